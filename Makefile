@@ -1,0 +1,69 @@
+# ECC: every task a developer needs, with nothing but Python (>= 3.10) and make.
+# Override on the command line: make test PYTHON=python3.12 JOBS=4
+
+PYTHON ?= python3
+JOBS   ?= 2
+
+VENV  := .venv
+PY    := $(VENV)/bin/python
+STAMP := $(VENV)/.installed
+PIP   := $(PY) -m pip --disable-pip-version-check --quiet
+TESTS := $(PY) -m pytest -n $(JOBS) --dist worksteal
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help install demo test check lint types pytest format clean distclean
+
+help:  ## list these targets
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)$$/  make \1|\2/p' $(MAKEFILE_LIST) | \
+	while IFS='|' read -r target text; do printf '%-16s %s\n' "$$target" "$$text"; done
+
+install: $(STAMP)  ## make .venv and install ECC with its tools (done by itself when needed)
+
+demo: $(STAMP)  ## the main job on the embedded digits task
+	$(VENV)/bin/ecc inspect digits
+
+test: lint types pytest  ## lint, types and all tests that need no GPU
+
+check: lint types  ## as test, without the slow tests: for the minute before a commit
+	$(TESTS) -m "not gpu and not slow"
+
+lint: $(STAMP)  ## formatting and lint, changing nothing
+	$(PY) -m ruff format --check .
+	$(PY) -m ruff check .
+
+types: $(STAMP)  ## mypy --strict over src
+	$(PY) -m mypy
+
+pytest: $(STAMP)  ## the tests alone
+	$(TESTS)
+
+format: $(STAMP)  ## format, and fix what lint can fix by itself
+	$(PY) -m ruff format .
+	$(PY) -m ruff check --fix .
+
+clean:  ## remove caches and builds, keep .venv
+	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+distclean: clean  ## remove .venv as well
+	rm -rf $(VENV)
+
+# A torch that the base Python can import is used as it is: the environment is opened to it.
+# A half-made environment would be taken for a whole one next time, so it is removed.
+$(PY):
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+	{ echo "ECC needs Python 3.10 or newer; $(PYTHON) is not. Try: make PYTHON=python3.12"; exit 1; }
+	@if $(PYTHON) -c 'import torch' >/dev/null 2>&1; then open=--system-site-packages; else open=; fi; \
+	echo "making $(VENV) $$open"; \
+	$(PYTHON) -m venv $$open $(VENV) || { rm -rf $(VENV); exit 1; }
+
+# torch first and by itself, so that the pin binds only where there is none. Then the version that is there,
+# ours or not, becomes the constraint for everything else: pip either keeps it or stops and says why.
+$(STAMP): pyproject.toml constraints.txt | $(PY)
+	@$(PY) -c 'import torch' >/dev/null 2>&1 || \
+	{ echo "installing torch (once, some minutes)"; $(PIP) install -c constraints.txt torch; }
+	@$(PY) -c 'from importlib.metadata import version; print("torch==" + version("torch"))' > $(VENV)/torch.txt
+	@echo "installing ECC beside $$(cat $(VENV)/torch.txt)"
+	@$(PIP) install -c $(VENV)/torch.txt -e '.[dev]'
+	@touch $@

@@ -1,0 +1,38 @@
+"""Every error that ECC raises on purpose. Each message names the value, the limit and the way out."""
+
+from __future__ import annotations
+
+
+class EccError(Exception):
+    """Base of all errors that ECC raises on purpose, so that one `except` catches them."""
+
+
+class UntraceableModel(EccError):
+    """Raised when the channels of a model cannot be followed, before anything is measured or removed."""
+
+
+class BadTask(EccError):
+    """Raised when a task is unknown, cannot be built, or lacks what the called function needs."""
+
+
+class BadFile(EccError):
+    """Raised when a file that ECC wrote is missing, damaged, or belongs to another network or setting."""
+
+
+class BadWidths(EccError):
+    """Raised when channel counts do not fit the network: wrong group, below one, or above full width."""
+
+
+class NoMeter(EccError):
+    """Raised when no energy meter can be opened: wrong spec, missing device, library or permission.
+
+    The message lists each thing that was tried, exactly why it failed, and the ways forward.
+    """
+
+
+class BadMeasurement(EccError):
+    """Raised when a measurement must not be trusted, instead of averaging the fault away.
+
+    Among them: a counter that stands still, jumps, goes back or disagrees with the power reading; a device
+    that throttles or that another process shares; a window of too few counter ticks; an all-zero input.
+    """

@@ -1,0 +1,25 @@
+"""Room 1: a network becomes a channel graph."""
+
+from ecc.graph.channels import ChannelGraph, ChannelGroup, Place
+from ecc.graph.costs import Extent, Layer
+from ecc.graph.labels import Role
+from ecc.graph.proof import prove
+from ecc.graph.surgery import live_channels, live_masks, resized, slim, slim_optimizer, zero_channels_
+from ecc.graph.trace import trace_channels
+
+__all__ = [
+    "ChannelGraph",
+    "ChannelGroup",
+    "Extent",
+    "Layer",
+    "Place",
+    "Role",
+    "live_channels",
+    "live_masks",
+    "prove",
+    "resized",
+    "slim",
+    "slim_optimizer",
+    "trace_channels",
+    "zero_channels_",
+]

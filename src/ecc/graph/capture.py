@@ -1,0 +1,119 @@
+"""Running a network for a trace: on meta tensors, in eval and train mode, with nothing of the user's changed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.utils._pytree import tree_map_only
+
+from ecc.errors import UntraceableModel
+from ecc.graph.labels import LabelBook, frozen_labels
+from ecc.graph.surgery import named_tensors
+from ecc.graph.tracer import Tracer, tensors_in
+
+Inputs = Tensor | Sequence[Any] | Mapping[str, Any]
+"""An example input: one tensor, a sequence of positional arguments, or a mapping of keyword arguments."""
+
+
+def as_call(example_input: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """(args, kwargs) with which the network is called."""
+    if isinstance(example_input, Mapping):
+        return (), dict(example_input)
+    if isinstance(example_input, (list, tuple)):
+        return tuple(example_input), {}
+    return (example_input,), {}
+
+
+def one_pass(
+    model: nn.Module,
+    example_input: Inputs,
+    book: LabelBook,
+    *,
+    training: bool,
+    on_meta: bool,
+    choices: dict[str, int],
+    stops: dict[str, str],
+    recording: bool = False,
+    following_labels: bool = True,
+) -> Tracer:
+    """One forward pass in which every tensor carries channel labels."""
+    tracer = Tracer(book, following_labels, recording, on_meta, choices, stops)
+    stand_ins: dict[str, Tensor] = {}
+    for name, tensor in named_tensors(model).items():
+        stand_ins[name] = _stand_in(tensor, on_meta)
+        tracer.name(stand_ins[name], name)
+    args, kwargs = tree_map_only(Tensor, lambda t: _example(t, on_meta), as_call(example_input))
+    paths = tracer.following(model) if following_labels else nullcontext()
+    with mode(model, training), _quiet(), torch.inference_mode(), paths, tracer:
+        result = functional_call(model, stand_ins, args, kwargs, tie_weights=True)
+    for tensor in tensors_in(result):
+        labels = tracer.labels(tensor)
+        if labels is not None and following_labels:
+            book.freeze(labels, "it is a network output")
+    return tracer
+
+
+def _stand_in(tensor: Tensor, on_meta: bool) -> Tensor:
+    if not on_meta:
+        return tensor.detach().clone()
+    if tensor.device.type == "meta":
+        return tensor.detach()
+    if tensor.is_floating_point() or tensor.is_complex() or tensor.dim() == 0:
+        return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+    return tensor.detach().to("cpu", copy=True)  # an index or mask: its values say where channels go
+
+
+def _example(tensor: Tensor, on_meta: bool) -> Tensor:
+    copy = torch.empty_like(tensor, device="meta") if on_meta else tensor.detach().clone()
+    copy._ecc_state = frozen_labels(tensor.shape)  # type: ignore[attr-defined]
+    return copy
+
+
+@contextmanager
+def mode(model: nn.Module, training: bool) -> Iterator[None]:
+    """Train or eval mode for a while, as the model's own `train` understands it."""
+    before = [(module, module.training) for module in model.modules()]
+    model.train(training)
+    try:
+        yield
+    finally:
+        for module, flag in before:
+            module.training = flag
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep the random state, and the attention layers out of their fused kernels."""
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with torch.random.fork_rng(devices=[]):
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+
+
+def refuse_untraceable(model: nn.Module, example_input: Inputs) -> None:
+    """Say early and clearly what cannot be traced.
+
+    Raises:
+        UntraceableModel: compiled, scripted or lazy networks, and networks without an input.
+    """
+    if isinstance(model, torch.jit.ScriptModule):
+        raise UntraceableModel("the network is a TorchScript module. Trace the nn.Module it was made from.")
+    if not isinstance(model, nn.Module):
+        raise UntraceableModel(f"expected a torch.nn.Module, got {type(model).__name__}.")
+    if hasattr(model, "_orig_mod"):
+        raise UntraceableModel("the network was compiled. Trace the one given to torch.compile and compile later.")
+    for name, tensor in model.named_parameters():
+        if isinstance(tensor, nn.parameter.UninitializedParameter):
+            raise UntraceableModel(f"{name} is not initialised yet (a lazy module). Run the network once first.")
+        if tensor.is_quantized:
+            raise UntraceableModel(f"{name} is quantised. Cut the float network, then quantise.")
+    if not any(True for _ in tensors_in(as_call(example_input))):
+        raise UntraceableModel("the example input holds no tensor.")

@@ -1,0 +1,214 @@
+"""Channel labels: which elements of which tensors live and die together.
+
+Every tensor of a traced forward carries a *label tensor* of its own shape: an integer for each element, naming
+the channel that element belongs to. Labels are stride 0 along every axis on which they do not change (batch,
+height, width), so a label tensor of a 64 x 512 x 1024 activation holds 64 numbers.
+
+A label is the number of one index of one axis of one parameter or buffer (`LabelBook.axis`), or `FROZEN`.
+Rules *unite* labels that must be cut together and *freeze* labels that cannot be cut; connected components of
+the unions are the removable units.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+import torch
+from torch import Tensor
+
+FROZEN = 1
+"""The label of positions that can never be cut, such as the network's input."""
+
+_FIRST_FREE = 2
+
+
+class Role(str, Enum):
+    """What a parameter axis does to the channels it is labelled with."""
+
+    READ = "reads"
+    """Mixes the channel into others (input axis of a convolution): a zero slice makes the channel dead."""
+    WRITE = "writes"
+    """Makes the channel (output axis, bias)."""
+    CARRY = "carries"
+    """Transforms the channel into itself (batch norm, depthwise convolution, layer scale)."""
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One axis of one parameter or buffer whose indices are labelled `start .. start + size - 1`."""
+
+    tensor: str
+    axis: int
+    start: int
+    size: int
+
+
+class Misaligned(Exception):
+    """Labels of a cut network do not line up as they did in the dense one; `labels` are the culprits."""
+
+    def __init__(self, labels: Tensor, why: str) -> None:
+        super().__init__(why)
+        self.labels = labels
+
+
+@dataclass
+class LabelBook:
+    """All labels of one trace, with their unions and the reasons for freezing."""
+
+    axes: dict[tuple[str, int], Axis] = field(default_factory=dict)
+    roles: dict[tuple[str, int], set[Role]] = field(default_factory=dict)
+    pairs: list[tuple[Tensor, Tensor, str]] = field(default_factory=list)
+    """(labels, labels, where): equal positions live and die together; `FROZEN` on one side freezes the other."""
+    frozen: list[tuple[Tensor, str]] = field(default_factory=list)
+    """(labels, why): what shares a unit with these labels is never cut."""
+    size: int = _FIRST_FREE
+    _vectors: dict[tuple[str, int], Tensor] = field(default_factory=dict)
+    _cache: tuple[int, tuple[Tensor, Tensor, Tensor]] | None = None
+
+    def axis(self, tensor: str, axis: int, size: int, role: Role) -> Tensor:
+        """Labels of one axis of a parameter or buffer, made on first use. Shape (size,)."""
+        key = (tensor, axis)
+        if key not in self.axes:
+            self.axes[key] = Axis(tensor, axis, self.size, size)
+            self._vectors[key] = torch.arange(self.size, self.size + size)
+            self.size += size
+        self.roles.setdefault(key, set()).add(role)
+        return self._vectors[key]
+
+    def vector(self, tensor: str, axis: int) -> Tensor:
+        """Labels of an axis that is known already."""
+        return self._vectors[tensor, axis]
+
+    def unite(self, left: Tensor, right: Tensor, why: str) -> None:
+        """Labels at equal positions live and die together."""
+        try:
+            left, right = torch.broadcast_tensors(left, right)
+        except RuntimeError:
+            raise Misaligned(torch.cat([left.reshape(-1), right.reshape(-1)]), f"sizes differ in {why}") from None
+        self.pairs.append((left.reshape(-1), right.reshape(-1), why))
+
+    def freeze(self, labels: Tensor, why: str) -> None:
+        """Whatever shares a unit with these labels is never cut."""
+        self.frozen.append((compact(labels).reshape(-1), why))
+
+    def unions(self) -> tuple[Tensor, Tensor, Tensor]:
+        """All unions of two channels: labels, labels, and the number of the entry of `pairs` they come from."""
+        left, right, entry = self._flat()
+        loose = (left != FROZEN) & (right != FROZEN) & (left != right)
+        return left[loose], right[loose], entry[loose]
+
+    def freezes(self) -> list[tuple[Tensor, str]]:
+        """(labels, why) of everything frozen: by meeting something that cannot be cut, or outright."""
+        left, right, entry = self._flat()
+        stuck = (left == FROZEN) ^ (right == FROZEN)
+        labels, entry = torch.maximum(left, right)[stuck], entry[stuck]
+        number, counts = entry.unique_consecutive(return_counts=True)
+        met = zip(labels.split(counts.tolist()), number.tolist())
+        found = [(part, f"it meets something that cannot be cut in {self.pairs[n][2]}") for part, n in met]
+        return found + [(labels[labels != FROZEN], why) for labels, why in self.frozen]
+
+    def _flat(self) -> tuple[Tensor, Tensor, Tensor]:
+        if not self.pairs:
+            empty = torch.empty(0, dtype=torch.long)
+            return empty, empty, empty
+        if self._cache is None or self._cache[0] != len(self.pairs):
+            left, right = torch.cat([p[0] for p in self.pairs]), torch.cat([p[1] for p in self.pairs])
+            sizes = torch.tensor([p[0].numel() for p in self.pairs])
+            self._cache = (len(self.pairs), (left, right, torch.arange(len(sizes)).repeat_interleave(sizes)))
+        return self._cache[1]
+
+
+class CutBook(LabelBook):
+    """The labels of a cut network, to be checked against those of the dense one.
+
+    Axes carry the labels of the indices that were kept. A union that the dense network did not make, or a
+    freeze of something that was cut, shows that the network's code does not follow the cut.
+    """
+
+    def __init__(self, dense: LabelBook, kept: dict[tuple[str, int], Tensor], immovable: Tensor) -> None:
+        super().__init__(axes=dense.axes, roles=dense.roles, size=dense.size)
+        self._kept = kept
+        self._immovable = immovable  # by label: frozen in the dense trace
+        self._dense = dense
+
+    def axis(self, tensor: str, axis: int, size: int, role: Role) -> Tensor:
+        labels = self._kept.get((tensor, axis))
+        if labels is None or role not in self.roles[tensor, axis]:
+            nothing = torch.empty(0, dtype=torch.long)
+            raise Misaligned(nothing, f"{tensor} is used in another way than in the dense network")
+        if labels.numel() != size:
+            raise Misaligned(labels, f"axis {axis} of {tensor} has {size} entries, not {labels.numel()}")
+        return labels
+
+    def check(self) -> None:
+        """Compare everything seen so far with the dense network.
+
+        Raises:
+            Misaligned: at the first union or freeze that the dense network does not have.
+        """
+        left, right, entry = self.unions()
+        known_left, known_right, _ = self._dense.unions()
+        known = _pair_codes(known_left, known_right, self.size).sort().values
+        codes = _pair_codes(left, right, self.size)
+        found = torch.searchsorted(known, codes).clamp(max=max(len(known) - 1, 0))
+        stray = known[found] != codes if len(known) else torch.ones_like(codes, dtype=torch.bool)
+        if bool(stray.any()):
+            first = entry[stray][0]
+            here = stray & (entry == first)
+            why = self.pairs[int(first)][2]
+            raise Misaligned(torch.cat([left[here], right[here]]), f"channels slide past each other in {why}")
+        for labels, why in self.freezes():
+            loose = labels[~self._immovable[labels]]
+            if loose.numel():
+                raise Misaligned(loose, why)
+
+
+def _pair_codes(left: Tensor, right: Tensor, size: int) -> Tensor:
+    """One number for an unordered pair of labels."""
+    return torch.minimum(left, right) * size + torch.maximum(left, right)
+
+
+def frozen_labels(shape: torch.Size) -> Tensor:
+    """A label tensor of positions that can never be cut."""
+    return torch.tensor(FROZEN).expand(shape)
+
+
+def varies(labels: Tensor, axis: int) -> bool:
+    """Whether labels change along an axis."""
+    return labels.shape[axis] > 1 and labels.stride(axis) != 0
+
+
+def varying_axes(labels: Tensor) -> list[int]:
+    """The axes along which labels change."""
+    return [a for a, (n, step) in enumerate(zip(labels.shape, labels.stride())) if n > 1 and step != 0]
+
+
+def compact(labels: Tensor) -> Tensor:
+    """The same labels with every axis on which they do not change narrowed to one element."""
+    for axis, (size, step) in enumerate(zip(labels.shape, labels.stride())):
+        if size > 1 and step == 0:
+            labels = labels.narrow(axis, 0, 1)
+    return labels
+
+
+def settled(labels: Tensor) -> Tensor:
+    """The same labels, stride 0 again on the axes where a copy made equal labels distinct in memory."""
+    full = labels.shape
+    labels = compact(labels)
+    for axis in varying_axes(labels):
+        first = labels.narrow(axis, 0, 1)
+        if torch.equal(labels, first.expand_as(labels)):
+            labels = first
+    return labels.expand(full)
+
+
+def channel_vector(labels: Tensor | None, axis: int, size: int) -> Tensor:
+    """Labels along one axis, shape (size,); positions without a channel count as `FROZEN`."""
+    if labels is None:
+        return torch.tensor(FROZEN).expand(size)
+    axis %= labels.dim()
+    for other in range(labels.dim() - 1, -1, -1):
+        if other != axis:
+            labels = labels.select(other, 0)
+    return labels.expand(size)

@@ -1,0 +1,125 @@
+"""The table of operators: which rule follows channels through which torch operator.
+
+Names are those of ATen without overload and without the trailing underscore of in-place variants. Any operator
+that torch tags as pointwise needs no entry. To teach the tracer a new operator, add its name to the family whose
+description fits, and a case to `tests/graph/test_rules.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+
+from ecc.graph import movement, rules
+from ecc.graph.rules import Rule
+
+UNKNOWN: Rule = rules.unknown
+
+PERMUTES = frozenset({"t", "transpose", "permute", "movedim", "moveaxis", "swapaxes", "swapdims", "numpy_T", "mT"})
+_MOVES = PERMUTES | {"expand", "expand_as", "unsqueeze", "squeeze", "select", "unbind", "unfold", "diagonal", "repeat"}
+_MOVES |= {"tile", "narrow", "repeat_interleave", "broadcast_to", "adjoint"}
+
+_FAMILIES: dict[Rule, Iterable[str]] = {
+    rules.convolution: (
+        "conv1d conv2d conv3d convolution conv_transpose1d conv_transpose2d conv_transpose3d".split()
+    ),
+    rules.linear: ["linear"],
+    rules.matmul: ["matmul", "mm", "bmm"],
+    rules.addmm: ["addmm"],
+    rules.baddbmm: ["baddbmm"],
+    rules.attention: ["scaled_dot_product_attention"],
+    rules.embedding: ["embedding"],
+    rules.channel_norm: (
+        "batch_norm instance_norm native_batch_norm _native_batch_norm_legit "
+        "_native_batch_norm_legit_no_training cudnn_batch_norm".split()
+    ),
+    rules.layer_norm: ["layer_norm", "native_layer_norm", "rms_norm"],
+    rules.group_norm: ["group_norm", "native_group_norm"],
+    rules.prelu: ["prelu", "_prelu_kernel"],
+    rules.copy_into: ["copy"],
+    rules.pointwise: (
+        "hardswish hardsigmoid hardtanh mish silu celu selu elu rrelu relu6 leaky_relu log_sigmoid where clamp_min "
+        "clamp_max clamp masked_fill addcmul addcdiv lerp threshold softplus dropout_mask".split()
+    ),
+    rules.reduction: (
+        "mean sum amax amin max min prod var std var_mean std_mean norm linalg_vector_norm logsumexp any all argmax "
+        "argmin count_nonzero median nanmean".split()
+    ),
+    rules.along_axis: (
+        "softmax _softmax log_softmax _log_softmax cumsum cumprod sort argsort topk logcumsumexp _safe_softmax".split()
+    ),
+    rules.spatial: (
+        "max_pool1d max_pool2d max_pool3d avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d "
+        "adaptive_avg_pool3d adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d _adaptive_avg_pool2d "
+        "_adaptive_avg_pool3d max_pool2d_with_indices max_pool3d_with_indices max_pool1d_with_indices "
+        "upsample_nearest1d upsample_nearest2d upsample_nearest3d _upsample_nearest_exact1d _upsample_nearest_exact2d "
+        "_upsample_nearest_exact3d upsample_bilinear2d upsample_bicubic2d upsample_linear1d upsample_trilinear3d "
+        "_upsample_bilinear2d_aa _upsample_bicubic2d_aa reflection_pad1d reflection_pad2d reflection_pad3d "
+        "replication_pad1d replication_pad2d replication_pad3d grid_sampler_2d grid_sampler_3d".split()
+    ),
+    rules.same: (
+        "clone contiguous detach alias lift_fresh to _to_copy type_as dropout feature_dropout alpha_dropout "
+        "feature_alpha_dropout native_dropout positive requires_grad zero fill bernoulli normal uniform "
+        "resolve_conj resolve_neg view_as_real_copy float half double bfloat16 cpu cuda data".split()
+    ),
+    rules.constant: (
+        "zeros ones full empty zeros_like ones_like full_like empty_like new_zeros new_ones new_full new_empty "
+        "rand_like randn_like rand randn scalar_tensor empty_strided new_empty_strided empty_permuted "
+        "bernoulli_p".split()
+    ),
+    movement.moved: _MOVES,
+    movement.rolled: ["roll", "flip"],
+    movement.sliced: ["slice"],
+    movement.split: ["split", "split_with_sizes", "chunk", "tensor_split", "unsafe_chunk", "unsafe_split"],
+    movement.reshape: ["view", "reshape", "flatten", "unflatten", "_unsafe_view", "view_as", "reshape_as"],
+    movement.pixel_shuffle: ["pixel_shuffle"],
+    movement.pixel_unshuffle: ["pixel_unshuffle"],
+    movement.channel_shuffle: ["channel_shuffle", "native_channel_shuffle"],
+    movement.cat: ["cat", "concat", "concatenate"],
+    movement.stack: ["stack"],
+    movement.pad: ["constant_pad_nd"],
+    movement.indexed: ["index"],
+    movement.gathered: ["gather", "index_select", "take_along_dim"],
+}
+
+_RULES: dict[str, Rule] = {name: rule for rule, names in _FAMILIES.items() for name in names}
+
+MOVING = frozenset({movement.moved, movement.rolled, movement.sliced, movement.split, movement.reshape})
+"""Rules of operators that only show their argument in another arrangement."""
+FOLLOWING = MOVING | {rules.same, movement.indexed}
+"""Rules through which a parameter's elements can be followed one by one."""
+
+
+SHAPE_KEEPING = frozenset(
+    "batch_norm instance_norm layer_norm group_norm rms_norm relu relu6 hardswish hardsigmoid hardtanh silu gelu elu "
+    "sigmoid tanh leaky_relu mish dropout prelu".split()
+)
+"""Operators whose result looks like their first argument: a meta pass need not run them (meta kernels are slow)."""
+
+
+ARITHMETIC = frozenset({"add", "sub", "mul"})
+"""Operators of two tensors whose result shape is the broadcast one: likewise not run on meta tensors."""
+
+
+def rule_for(func: OpOverload, name: str) -> Rule | None:
+    """The rule of an operator; None when torch should take it apart (or it is unknown)."""
+    rule = _RULES.get(name) or _RULES.get(name.rstrip("_"))
+    pointwise = torch.Tag.pointwise in func.tags
+    if pointwise and (rule is None or rule is rules.reduction):  # torch.max of two tensors
+        return rules.pointwise
+    return rule
+
+
+def mixes_devices(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Whether meta tensors meet real ones (index buffers and constants keep their values in a meta trace)."""
+    real = meta = False
+    for value in (*args, *kwargs.values()):
+        for item in value if isinstance(value, (list, tuple)) else (value,):
+            if isinstance(item, Tensor):
+                meta |= item.device.type == "meta"
+                real |= item.device.type != "meta"
+    return real and meta

@@ -1,0 +1,88 @@
+"""The numeric proof of a trace: silence units in one copy of a network, remove them in another, compare.
+
+The comparison runs with weights that hide nothing: tensors that are constant (zero-initialised scales, fresh batch
+norm) get random values first, since a branch multiplied by zero would agree with anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
+
+from ecc.graph.capture import Inputs, as_call, mode
+from ecc.graph.channels import ChannelGraph, ChannelGroup
+from ecc.graph.surgery import named_tensors, resized, slim, zero_channels_
+from ecc.graph.tracer import tensors_in
+
+TOLERANCE = 1e-4
+"""Largest difference, relative to the largest output, that float32 arithmetic in another order explains."""
+
+
+def prove(model: nn.Module, graph: ChannelGraph, example_input: Inputs, *, seed: int = 0) -> ChannelGraph:
+    """The same graph with `proof` filled in; groups whose cut changes the outputs are frozen, if any.
+
+    Args:
+        model: the traced network.
+        graph: its channel graph.
+        example_input: what to run it on.
+        seed: which units are cut.
+    """
+    if not graph.prunable:
+        return replace(graph, proof=0.0)
+    worst = difference(model, graph, example_input, graph.prunable, seed=seed)
+    if worst <= TOLERANCE:
+        return replace(graph, proof=worst)
+    wrong = {g.name for g in graph.prunable if not difference(model, graph, example_input, [g], seed=seed) <= TOLERANCE}
+    reason = "cutting it changes the outputs"
+    groups = tuple(replace(g, frozen=reason) if g.name in wrong else g for g in graph.groups)
+    fixed = replace(graph, groups=groups)
+    rest = difference(model, fixed, example_input, fixed.prunable, seed=seed) if fixed.prunable else 0.0
+    if not rest <= TOLERANCE:
+        groups = tuple(g if g.frozen else replace(g, frozen=reason) for g in groups)
+        fixed, rest = replace(graph, groups=groups), 0.0
+    return replace(fixed, proof=rest)
+
+
+@torch.no_grad()
+def difference(
+    model: nn.Module, graph: ChannelGraph, example_input: Inputs, groups: Sequence[ChannelGroup], *, seed: int = 0
+) -> float:
+    """Largest relative difference of the outputs when a random part of the given groups is silenced or removed."""
+    generator = torch.Generator().manual_seed(seed)
+    masked = _copy_with_visible_weights(model, graph, generator)
+    dead = {}
+    for group in groups:
+        count = max(1, int(group.width * (0.3 + 0.3 * torch.rand((), generator=generator).item())))
+        dead[group.name] = torch.randperm(group.width, generator=generator)[:count]
+    zero_channels_(masked, graph, dead)
+    small = slim(masked, graph)
+    worst = 0.0
+    for left, right in zip(_outputs(masked, example_input), _outputs(small, example_input), strict=True):
+        if left.shape != right.shape:
+            return float("inf")
+        if left.is_floating_point() and left.numel():
+            scale = left.abs().max().clamp(min=1e-12)
+            worst = max(worst, float((left - right).abs().max() / scale)) if bool(scale.isfinite()) else worst
+    return worst
+
+
+def _outputs(model: nn.Module, example_input: Inputs) -> list[Tensor]:
+    args, kwargs = tree_map_only(Tensor, lambda t: t.detach().clone(), as_call(example_input))
+    with torch.random.fork_rng(devices=[]), mode(model, False):
+        torch.manual_seed(0)
+        return list(tensors_in(model(*args, **kwargs)))
+
+
+def _copy_with_visible_weights(model: nn.Module, graph: ChannelGraph, generator: torch.Generator) -> nn.Module:
+    copy = resized(model, graph, {})
+    for name, tensor in named_tensors(copy).items():
+        if not tensor.is_floating_point() or tensor.numel() < 2:
+            continue
+        if bool((tensor == tensor.flatten()[0]).all()):
+            noise = torch.rand(tensor.shape, generator=generator).to(tensor)
+            tensor.data.copy_(0.5 + noise if "mean" not in name and "bias" not in name else noise - 0.5)
+    return copy

@@ -1,0 +1,200 @@
+"""From labels to groups: connected components of the unions, sorted into groups of interchangeable units."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatch
+
+import numpy as np
+import torch
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
+from torch import Tensor, nn
+
+from ecc.graph.channels import ChannelGraph, ChannelGroup, Place
+from ecc.graph.costs import Extent, Layer, TensorShape
+from ecc.graph.labels import FROZEN, LabelBook, Role
+from ecc.graph.tracer import Record
+
+_ROLE_ORDER = (Role.WRITE, Role.CARRY, Role.READ)
+
+
+class Resolved:
+    """The units of a label book: for each label its unit, for each unit its group."""
+
+    def __init__(self, book: LabelBook, *, freeze: Sequence[str] = ()) -> None:
+        self.book = book
+        self.unit = _components(book)  # by label
+        self.count = int(self.unit.max()) + 1
+        self.reasons: list[str] = []
+        self.reason = np.zeros(self.count, dtype=np.int64)  # by unit: 0, or 1 + its place in `reasons`
+        self._extents: dict[tuple[int, int, int], tuple[int, np.ndarray, np.ndarray]] = {}
+        for labels, why in book.freezes():
+            self._freeze(self.unit[labels.numpy()], why)
+        self._freeze_unreadable(freeze)
+        self._make_groups()
+
+    @property
+    def frozen(self) -> np.ndarray:
+        """By unit: whether it can never be cut."""
+        return self.reason > 0
+
+    def immovable(self) -> Tensor:
+        """By label: whether it can never be cut."""
+        stuck = self.frozen[self.unit]
+        stuck[FROZEN] = True
+        return torch.from_numpy(stuck)
+
+    def why(self, unit: int) -> str | None:
+        """Why a unit cannot be cut."""
+        number = self.reason[unit]
+        return self.reasons[number - 1] if number else None
+
+    def _freeze(self, units: np.ndarray, why: str) -> None:
+        fresh = units[self.reason[units] == 0]
+        if len(fresh):
+            self.reasons.append(why)
+            self.reason[fresh] = len(self.reasons)
+
+    def _units_on(self, key: tuple[str, int]) -> np.ndarray:
+        axis = self.book.axes[key]
+        return self.unit[axis.start : axis.start + axis.size]
+
+    def _freeze_unreadable(self, patterns: Sequence[str]) -> None:
+        """A channel that nothing reads can have no zero slice; a user may also ask for layers to stay whole."""
+        read = np.zeros(self.count, dtype=bool)
+        for key, roles in self.book.roles.items():
+            if Role.READ in roles:
+                read[self._units_on(key)] = True
+            elif any(fnmatch(key[0].rpartition(".")[0], p) or fnmatch(key[0], p) for p in patterns):
+                self._freeze(self._units_on(key), "frozen on request")
+        self._freeze(np.flatnonzero(~read), "no layer reads it")
+
+    def _make_groups(self) -> None:
+        """Units with the same number of indices on the same axes, and the same fate, are interchangeable."""
+        sizes = [axis.size for axis in self.book.axes.values()]
+        axis_of = np.repeat(np.arange(len(sizes)), sizes)  # labels are numbered axis by axis
+        unit_of = self.unit[self.book.size - len(axis_of) :]
+        marks = np.random.default_rng(0).integers(1, 2**63, size=len(sizes), dtype=np.uint64)
+        signature = np.zeros(self.count, dtype=np.uint64)  # the sum of its marks identifies a multiset of axes
+        np.add.at(signature, unit_of, marks[axis_of])
+        units, first = np.unique(unit_of, return_index=True)
+        units = units[np.argsort(first, kind="stable")]  # in the order of the forward pass
+        keys = np.stack([signature[units], self.reason[units].astype(np.uint64)])
+        _, start, group = np.unique(keys, axis=1, return_index=True, return_inverse=True)
+        number = np.empty(len(start), dtype=np.int64)
+        number[np.argsort(start, kind="stable")] = np.arange(len(start))
+        group = number[group.reshape(-1)]
+        order = np.argsort(group, kind="stable")
+        bounds = np.flatnonzero(np.diff(group[order])) + 1
+        self.groups = np.split(units[order], bounds)
+        self.group_of = np.full(self.count, -1)
+        self.rank = np.zeros(self.count, dtype=np.int64)
+        for number_, members in enumerate(self.groups):
+            self.group_of[members] = number_
+            self.rank[members] = np.arange(len(members))
+
+    def extent(self, labels: Tensor, scale: int = 1) -> Extent:
+        """The size of a set of labels (repeated `scale` times) as a function of the widths."""
+        key = (labels.data_ptr(), labels.numel(), labels.stride(0) if labels.dim() else 0)
+        if key not in self._extents:
+            groups = self.group_of[self.unit[labels.reshape(-1).numpy()]]
+            found, counts = np.unique(groups[groups >= 0], return_counts=True)
+            self._extents[key] = (int((groups < 0).sum()), found, counts)
+        fixed, found, counts = self._extents[key]
+        multiples = []
+        for group, n in zip(found.tolist(), counts.tolist()):
+            multiple, rest = divmod(n * scale, len(self.groups[group]))
+            if rest:  # only some units of a group appear (a slice): then the whole group is frozen
+                fixed += n
+            else:
+                multiples.append((group, multiple))
+        return Extent(fixed * scale, tuple(multiples))
+
+
+def _components(book: LabelBook) -> np.ndarray:
+    left, right, _ = book.unions()
+    ones = np.ones(len(left), dtype=np.int8)
+    matrix = coo_array((ones, (left.numpy(), right.numpy())), shape=(book.size, book.size))
+    return np.asarray(connected_components(matrix, directed=False)[1], dtype=np.int64)
+
+
+def build_graph(resolved: Resolved, tensors: Mapping[str, Tensor]) -> ChannelGraph:
+    """The channel graph of resolved labels, still without layers."""
+    places = _places(resolved)
+    groups: list[ChannelGroup] = []
+    taken: dict[str, int] = {}
+    for number, units in enumerate(resolved.groups):
+        reason = resolved.why(units[0])
+        if reason is None and len(units) == 1:
+            reason = "it is a single unit"
+        name = _name(places[number])
+        taken[name] = taken.get(name, 0) + 1
+        if taken[name] > 1:
+            name = f"{name}#{taken[name]}"
+        groups.append(ChannelGroup(name, len(units), places[number], reason))
+    shapes = tuple(_tensor_shape(resolved, name, tensor) for name, tensor in tensors.items())
+    return ChannelGraph(tuple(groups), (), shapes)
+
+
+def build_layers(resolved: Resolved, records: Sequence[Record]) -> tuple[Layer, ...]:
+    """The layers of a recorded pass, their sizes as functions of the widths."""
+    return tuple(_layer(resolved, record) for record in records)
+
+
+def _places(resolved: Resolved) -> list[tuple[Place, ...]]:
+    """For each group, the axes its units stand on, writers first."""
+    found: list[list[tuple[int, Place]]] = [[] for _ in resolved.groups]
+    for key, axis in resolved.book.axes.items():
+        units = resolved.unit[axis.start : axis.start + axis.size]
+        roles = tuple(role for role in _ROLE_ORDER if role in resolved.book.roles[key])
+        groups = resolved.group_of[units]
+        for group in np.unique(groups):
+            where = np.flatnonzero(groups == group)
+            ranks = resolved.rank[units[where]]
+            index = torch.from_numpy(where[np.argsort(ranks, kind="stable")].reshape(len(resolved.groups[group]), -1))
+            found[group].append((_ROLE_ORDER.index(roles[0]), Place(axis.tensor, axis.axis, roles, index)))
+    return [tuple(place for _, place in sorted(group, key=lambda item: item[0])) for group in found]
+
+
+def _name(places: tuple[Place, ...]) -> str:
+    """The first module that makes the channels; what the network is fed with is named for its first reader."""
+    path = places[0].tensor.rpartition(".")[0] or places[0].tensor
+    return f"{path}:in" if places[0].roles == (Role.READ,) else path
+
+
+def _layer(resolved: Resolved, record: Record) -> Layer:
+    one = Extent(1)
+    extents = [resolved.extent(factor) for factor in record.factors]
+    incoming, outgoing = (extents + [one, one])[:2] if len(extents) != 1 else (one, extents[0])
+    return Layer(
+        path=record.path,
+        kind=record.kind,
+        macs=record.macs,
+        incoming=incoming,
+        outgoing=outgoing,
+        reads=_total(resolved, record.reads),
+        writes=_total(resolved, record.writes),
+        item_bytes=record.item_bytes,
+        tensors=tuple(record.tensors),
+    )
+
+
+def _total(resolved: Resolved, amounts: Sequence[tuple[Tensor, int]]) -> Extent:
+    fixed = 0
+    multiples: dict[int, int] = defaultdict(int)
+    for labels, scale in amounts:
+        extent = resolved.extent(labels, scale)
+        fixed += extent.fixed
+        for group, multiple in extent.multiples:
+            multiples[group] += multiple
+    return Extent(fixed, tuple(sorted(multiples.items())))
+
+
+def _tensor_shape(resolved: Resolved, name: str, tensor: Tensor) -> TensorShape:
+    axes = tuple(
+        resolved.extent(resolved.book.vector(name, number)) if (name, number) in resolved.book.axes else Extent(size)
+        for number, size in enumerate(tensor.shape)
+    )
+    return TensorShape(name, axes, tensor.element_size(), isinstance(tensor, nn.Parameter))

@@ -1,0 +1,284 @@
+"""Cutting networks: to given widths for profiling, or down to the channels that are still alive.
+
+Networks are rebuilt around new, smaller tensors without copying the dense ones: every module object is new, its
+tensors are slices, and everything else a module holds is copied as `copy.deepcopy` would.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from ecc.errors import BadWidths, UntraceableModel
+from ecc.graph.channels import ChannelGraph
+
+Net = TypeVar("Net", bound=nn.Module)
+_PLAIN = (int, float, bool, str, bytes, type(None), type, torch.dtype, torch.device, torch.Size)
+
+
+def resized(
+    model: Net, graph: ChannelGraph, widths: Mapping[str, int], *, device: torch.device | str | None = None
+) -> Net:
+    """A new network of the given widths whose weights are the first slices of `model`'s.
+
+    Args:
+        model: the network that was traced.
+        graph: its channel graph.
+        widths: width of each group by name; groups not named keep their full width.
+        device: where the new tensors live (`"meta"` allocates nothing); by default where the old ones do.
+
+    Raises:
+        BadWidths: an unknown or frozen group, or a width outside [1, full width].
+    """
+    whole = graph.widths(widths)
+    if bool((whole != whole.round()).any()):
+        raise BadWidths(f"widths must be whole numbers: {dict(widths)}.")
+    keep = {g.name: torch.arange(int(w)) for g, w in zip(graph.groups, whole.tolist()) if w < g.width}
+    return _cut(model, graph, keep, device)
+
+
+def slim(model: Net, graph: ChannelGraph) -> Net:
+    """A new network without the dead channels of `model`; its outputs are those of `model`.
+
+    A channel is dead when every layer that reads it has a zero slice for it. At least one unit of each group
+    stays.
+    """
+    return _cut(model, graph, _kept_units(model, graph), None)
+
+
+def _kept_units(model: nn.Module, graph: ChannelGraph) -> dict[str, Tensor]:
+    """The units that `slim` keeps, of the groups that lose some."""
+    keep = {}
+    for group, live in zip(graph.groups, live_masks(model, graph)):
+        if group.frozen is None and not bool(live.all()):
+            kept = live.nonzero().flatten().cpu()
+            keep[group.name] = kept if len(kept) else torch.tensor([0])
+    return keep
+
+
+def live_channels(model: nn.Module, graph: ChannelGraph) -> dict[str, int]:
+    """The paper's phi: how many units of each group some layer still reads."""
+    masks = live_masks(model, graph)
+    return {group.name: int(live.sum()) for group, live in zip(graph.groups, masks)}
+
+
+@torch.no_grad()
+def live_masks(model: nn.Module, graph: ChannelGraph) -> list[Tensor]:
+    """For each group, which of its units some layer reads with a slice that is not zero. Shapes (width,)."""
+    tensors = _tensors_of(model, graph)
+    masks = []
+    for group in graph.groups:
+        live: Tensor | None = None
+        for place in group.places:
+            if not place.reads:
+                continue
+            tensor = tensors[place.tensor]
+            others = [a for a in range(tensor.dim()) if a != place.axis]
+            touched = (tensor != 0).any(others) if others else tensor != 0
+            mine = touched[place.index.to(tensor.device)].any(1)
+            live = mine if live is None else live | mine
+        masks.append(torch.ones(group.width, dtype=torch.bool) if live is None else live)
+    return masks
+
+
+@torch.no_grad()
+def zero_channels_(model: nn.Module, graph: ChannelGraph, dead: Mapping[str, Tensor]) -> None:
+    """Silence units in place: zero the slices with which layers read them.
+
+    Args:
+        dead: for each group by name, the numbers of the units to silence, or a boolean mask of them.
+    """
+    tensors = _tensors_of(model, graph)
+    for name, units in dead.items():
+        group = graph[name]
+        if group.frozen is not None:
+            raise BadWidths(f"group {name!r} cannot be cut: {group.frozen}.")
+        for place in group.places:
+            if place.reads:
+                tensor = tensors[place.tensor]
+                index = place.index[units.cpu()].flatten().to(tensor.device)
+                tensor.index_fill_(place.axis, index, 0)
+
+
+def slim_optimizer(
+    optimizer: torch.optim.Optimizer, model: nn.Module, small: nn.Module, graph: ChannelGraph
+) -> torch.optim.Optimizer:
+    """An optimizer for `small` that goes on where `optimizer` stood for `model`: its state is cut along.
+
+    Call it before `model`'s dead channels change again, since they decide what was kept.
+    """
+    new = dict(small.named_parameters())
+    pairs = {id(old): new[name] for name, old in model.named_parameters()}
+    slices = _slices(graph, _kept_units(model, graph))
+    names = {id(old): name for name, old in model.named_parameters()}
+    settings = []
+    for settings_of_group in optimizer.param_groups:
+        mine = {key: value for key, value in settings_of_group.items() if key != "params"}
+        settings.append({**mine, "params": [pairs[id(p)] for p in settings_of_group["params"]]})
+    twin = type(optimizer)(settings, **{})
+    for old, state in optimizer.state.items():
+        name = names[id(old)]
+        twin.state[pairs[id(old)]] = {
+            key: _sliced(value, slices.get(name, {})) if _is_like(value, old) else copy.deepcopy(value)
+            for key, value in state.items()
+        }
+    return twin
+
+
+def _is_like(value: Any, parameter: Tensor) -> bool:
+    return isinstance(value, Tensor) and value.shape == parameter.shape
+
+
+# --- cutting ----------------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def _cut(model: Net, graph: ChannelGraph, keep: Mapping[str, Tensor], device: torch.device | str | None) -> Net:
+    """Rebuild the network with only the kept units (by group name; absent means all)."""
+    _refuse_uncopyable(model)
+    tensors = _tensors_of(model, graph)
+    on_meta = device is not None and torch.device(device).type == "meta"
+    if on_meta:
+        widths = [len(keep[g.name]) if g.name in keep else g.width for g in graph.groups]
+        shapes = {t.name: [round(axis.at(widths)) for axis in t.axes] for t in graph.tensors}
+        made = {id(t): _hollow(t, shapes.get(name, list(t.shape))) for name, t in tensors.items()}
+    else:
+        slices = _slices(graph, keep)
+        made = {id(t): _filled(t, slices.get(name, {}), device) for name, t in tensors.items()}
+    return _rebuilt(model, made)
+
+
+def _slices(graph: ChannelGraph, keep: Mapping[str, Tensor]) -> dict[str, dict[int, Tensor]]:
+    """For each tensor and axis that loses something, the indices it keeps, ascending."""
+    alive = torch.ones(graph.num_slots, dtype=torch.bool)
+    touched = set()
+    for name, kept in keep.items():
+        start, stop = graph.slots(name)
+        alive[start:stop] = False
+        alive[start + kept] = True
+        touched.update((place.tensor, place.axis) for place in graph[name].places)
+    slices: dict[str, dict[int, Tensor]] = {}
+    for tensor, axis in touched:
+        slices.setdefault(tensor, {})[axis] = alive[graph.slot_of_index[tensor, axis]].nonzero().flatten()
+    return slices
+
+
+def _sliced(tensor: Tensor, axes: Mapping[int, Tensor]) -> Tensor:
+    """A copy of selected indices of some axes, in the memory format of the original."""
+    result = tensor
+    for axis, index in sorted(axes.items(), key=lambda item: item[1].numel() / tensor.shape[item[0]]):
+        first, last = int(index[0]), int(index[-1])
+        if last - first + 1 == len(index):
+            result = result.narrow(axis, first, len(index))
+        else:
+            result = result.index_select(axis, index.to(tensor.device))
+    if tensor.dim() == 4 and not tensor.is_contiguous() and tensor.is_contiguous(memory_format=torch.channels_last):
+        return result.clone(memory_format=torch.channels_last)
+    return result.clone(memory_format=torch.contiguous_format) if result._is_view() or result is tensor else result
+
+
+def _filled(tensor: Tensor, axes: Mapping[int, Tensor], device: torch.device | str | None) -> Tensor:
+    new = _sliced(tensor.detach(), axes)
+    return _alike(tensor, new if device is None else new.to(device))
+
+
+def _hollow(tensor: Tensor, shape: list[int]) -> Tensor:
+    if shape == list(tensor.shape) and not tensor.is_floating_point() and not tensor.is_complex():
+        return tensor.detach()  # an index: its values matter even where nothing is computed
+    return _alike(tensor, torch.empty(shape, dtype=tensor.dtype, device="meta"))
+
+
+def _alike(old: Tensor, new: Tensor) -> Tensor:
+    return nn.Parameter(new, requires_grad=old.requires_grad) if isinstance(old, nn.Parameter) else new
+
+
+def _rebuilt(model: Net, made: Mapping[int, Tensor]) -> Net:
+    """A copy of a module tree in which tensors are replaced, and references to modules follow."""
+    modules = list(model.modules())
+    twins = {id(module): module.__class__.__new__(module.__class__) for module in modules}
+    memo: dict[int, Any] = {**twins, **made}
+    for module in modules:
+        state = module.__dict__.copy()
+        for key, value in state.items():
+            if key in ("_parameters", "_buffers"):
+                state[key] = {k: None if t is None else memo[id(t)] for k, t in value.items()}
+            elif key == "_modules":
+                state[key] = {k: None if m is None else twins[id(m)] for k, m in value.items()}
+            elif not _is_plain(value):
+                state[key] = type(value)() if isinstance(value, (dict, set)) and not value else copy.deepcopy(value, memo)
+        _update_sizes(module, state)
+        twins[id(module)].__dict__.update(state)
+    return twins[id(model)]  # type: ignore[return-value]
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a value can be shared between the old and the new network."""
+    return isinstance(value, _PLAIN) or (type(value) is tuple and all(isinstance(v, _PLAIN) for v in value))
+
+
+def _update_sizes(module: nn.Module, state: dict[str, Any]) -> None:
+    """Bring a module's own record of its sizes in line with its new tensors."""
+    weight = state["_parameters"].get("weight")
+    if isinstance(module, nn.modules.conv._ConvNd) and weight is not None:
+        rows, columns = weight.shape[:2]
+        leading = ("in_channels", "out_channels") if module.transposed else ("out_channels", "in_channels")
+        groups = rows * module.groups // getattr(module, leading[0]) if module.groups > 1 else 1
+        state["groups"], state[leading[0]], state[leading[1]] = groups, rows, columns * groups
+    elif isinstance(module, nn.Linear) and weight is not None:
+        state["out_features"], state["in_features"] = weight.shape
+    elif isinstance(module, nn.modules.batchnorm._NormBase):
+        known = weight if weight is not None else state["_buffers"].get("running_mean")
+        state["num_features"] = module.num_features if known is None else known.numel()
+    elif isinstance(module, nn.PReLU):
+        state["num_parameters"] = weight.numel()
+    elif isinstance(module, nn.Embedding):
+        state["num_embeddings"], state["embedding_dim"] = weight.shape
+
+
+def _tensors_of(model: nn.Module, graph: ChannelGraph) -> dict[str, Tensor]:
+    """The model's parameters and buffers, checked against the graph."""
+    tensors = named_tensors(model)
+    for name, shape in graph.full_shapes.items():
+        tensor = tensors.get(name)
+        if tensor is None or tensor.shape != shape:
+            have = "nothing" if tensor is None else list(tensor.shape)
+            raise BadWidths(
+                f"this graph belongs to another network: it expects {name} of shape {list(shape)}, found {have}. "
+                "Trace this network."
+            )
+    return tensors
+
+
+def named_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers by name, tied ones once."""
+    found: dict[str, Tensor] = {}
+    seen: set[int] = set()
+    for path, module in model.named_modules():
+        prefix = f"{path}." if path else ""
+        for table in (module._parameters, module._buffers):
+            for name, tensor in table.items():
+                if tensor is not None and id(tensor) not in seen:
+                    seen.add(id(tensor))
+                    found[prefix + name] = tensor
+    return found
+
+
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+def _refuse_uncopyable(model: nn.Module) -> None:
+    for name, module in model.named_modules():
+        where = name or "the network"
+        if "parametrizations" in module._modules and parametrize.is_parametrized(module):
+            raise UntraceableModel(
+                f"{where} has a parametrization. Make it permanent with "
+                "torch.nn.utils.parametrize.remove_parametrizations before cutting."
+            )
+        for kind in _HOOKS:
+            if getattr(module, kind):
+                raise UntraceableModel(f"{where} has hooks ({kind}). Remove them before cutting, add them after.")

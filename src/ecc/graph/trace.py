@@ -1,0 +1,228 @@
+"""`trace_channels`: from a network to its channel graph.
+
+1. Trace the network in eval and in train mode, with labels on every tensor (`tracer.py`).
+2. Resolve labels into groups (`resolve.py`).
+3. Cut a random part of every group and trace the cut network. Where its labels do not line up with the dense
+   ones, or its code refuses the new size, take another reading of that line of code or freeze what enters it,
+   and start again.
+4. Prove it in numbers: the masked and the cut network give the same outputs (`proof.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
+
+from ecc.errors import UntraceableModel
+from ecc.graph.capture import Inputs, as_call, one_pass, refuse_untraceable
+from ecc.graph.channels import ChannelGraph
+from ecc.graph.labels import CutBook, LabelBook, Misaligned
+from ecc.graph.proof import prove
+from ecc.graph.resolve import Resolved, build_graph, build_layers
+from ecc.graph.surgery import named_tensors, resized
+from ecc.graph.tracer import Tracer, tensors_in
+
+_MAX_ROUNDS = 200  # readings tried before everything left is frozen
+
+
+def trace_channels(
+    model: nn.Module, example_input: Inputs, *, freeze: Sequence[str] = (), proven: bool = True
+) -> ChannelGraph:
+    """Find out which channels of a network live and die together, and which can be cut.
+
+    The network runs as it is (any Python control flow), on meta tensors where it can. It is not changed.
+
+    Args:
+        model: any network.
+        example_input: a tensor, a sequence of positional or a mapping of keyword arguments. Costs refer to it.
+        freeze: patterns (`head*`, `features.0`) of modules whose outputs stay whole.
+        proven: compare the masked with the cut network in numbers, on the example input (two forward passes).
+            Without it the structure is still checked by tracing a cut network.
+
+    Raises:
+        UntraceableModel: the network cannot run on the example input, or cannot be followed.
+
+    Example:
+        >>> net = nn.Sequential(nn.Conv2d(3, 16, 3), nn.ReLU(), nn.Conv2d(16, 10, 3))
+        >>> graph = trace_channels(net, torch.randn(1, 3, 8, 8))
+        >>> {g.name: g.width for g in graph.prunable}
+        {'0': 16}
+    """
+    refuse_untraceable(model, example_input)
+    on_meta = any(t.device.type == "meta" for t in named_tensors(model).values())
+    search = _Search(model, example_input, list(freeze))
+    try:
+        graph = search.run()
+    except _NeedsValues as error:
+        if on_meta:
+            raise UntraceableModel(f"the network on meta tensors cannot run: {error}") from error.__cause__
+        search = _Search(model, example_input, list(freeze), on_meta=False)
+        try:
+            graph = search.run()
+        except _NeedsValues as again:
+            raise UntraceableModel(f"the network cannot run on the example input: {again}") from again.__cause__
+    if proven and not on_meta and not any(t.device.type == "meta" for t in tensors_in(as_call(example_input))):
+        graph = prove(model, graph, example_input)
+    return graph
+
+
+class _NeedsValues(Exception):
+    """The pass over meta tensors failed; real tensors may succeed."""
+
+
+@dataclass
+class _Search:
+    """Readings of the network's code, until the cut network lines up with the dense one."""
+
+    model: nn.Module
+    example_input: Inputs
+    freeze: list[str]
+    on_meta: bool = True
+    choices: dict[str, int] = field(default_factory=dict)
+    stops: dict[str, str] = field(default_factory=dict)
+    frozen: list[tuple[Tensor, str]] = field(default_factory=list)
+    """Labels frozen because a cut did not line up (labels are numbered alike in every round)."""
+    trains: bool = True
+    _train_example: Inputs | None = None
+
+    def run(self) -> ChannelGraph:
+        book, passes = self._dense()
+        for _ in range(_MAX_ROUNDS):
+            resolved = Resolved(book, freeze=self.freeze)
+            outline = build_graph(resolved, named_tensors(self.model))
+            mishap = self._cut(outline, resolved) if outline.prunable else None
+            if mishap is None:
+                layers = build_layers(resolved, passes[0].records)
+                return replace(outline, layers=layers, notes=self._notes(passes))
+            if self._learn(mishap, resolved, passes):
+                book, passes = self._dense()
+            else:
+                book.frozen.append(self.frozen[-1])
+        raise UntraceableModel(f"no consistent reading of the network after {_MAX_ROUNDS} rounds. Last: {mishap}.")
+
+    def _dense(self) -> tuple[LabelBook, list[Tracer]]:
+        """Eval mode, and train mode too where other operators run in it (auxiliary heads, stochastic depth)."""
+        book = LabelBook()
+        passes = [self._pass(self.model, book, training=False, recording=True)]
+        for example in self._train_examples() if self.trains else ():
+            try:
+                shadow = self._pass(self.model, LabelBook(), training=True, example=example, following_labels=False)
+            except _NeedsValues:  # for example batch norm over a single value: try the batch twice over
+                continue
+            self.trains = shadow.sequence != passes[0].sequence
+            if self.trains:
+                self._train_example = example
+                passes.append(self._pass(self.model, book, training=True, example=example))
+            break
+        else:
+            self.trains = False
+        book.frozen.extend(self.frozen)
+        return book, passes
+
+    def _train_examples(self) -> Iterator[Inputs]:
+        yield self.example_input
+        yield tree_map_only(Tensor, lambda t: torch.cat([t, t]) if t.dim() else t, self.example_input)
+
+    def _pass(
+        self,
+        model: nn.Module,
+        book: LabelBook,
+        *,
+        training: bool,
+        example: Inputs | None = None,
+        recording: bool = False,
+        following_labels: bool = True,
+    ) -> Tracer:
+        try:
+            return one_pass(
+                model,
+                self.example_input if example is None else example,
+                book,
+                training=training,
+                on_meta=self.on_meta,
+                choices=self.choices,
+                stops=self.stops,
+                recording=recording,
+                following_labels=following_labels,
+            )
+        except Misaligned as error:
+            if isinstance(book, CutBook):
+                raise
+            cause = getattr(error, "error", error)
+            raise _NeedsValues(f"{error}: {_first_line(cause)}") from cause
+        except Exception as error:
+            if isinstance(book, CutBook):
+                raise Misaligned(torch.empty(0, dtype=torch.long), _first_line(error)) from error
+            raise _NeedsValues(_first_line(error)) from error
+
+    def _notes(self, passes: list[Tracer]) -> tuple[str, ...]:
+        notes = []
+        names = {name for name, _ in self.model.named_parameters()}
+        unreached = sorted(names - set().union(*(p.reached for p in passes)))
+        if unreached:
+            notes.append(f"no pass reached {len(unreached)} parameters ({unreached[0]} ...): they stay whole")
+        if not self.on_meta:
+            notes.append("traced on real tensors, because the network's code asks for values")
+        return tuple(notes)
+
+    def _cut(self, graph: ChannelGraph, resolved: Resolved) -> Misaligned | None:
+        """Trace a network with a random half of every group cut; what went wrong, if anything did."""
+        rng = np.random.default_rng(0)
+        alive = np.ones(resolved.count, dtype=bool)
+        widths: dict[str, int] = {}
+        for group, units in zip(graph.groups, resolved.groups):
+            if group.frozen is None:
+                gone = rng.permutation(units)[: max(1, int(group.width * rng.uniform(0.3, 0.6)))]
+                alive[gone] = False
+                widths[group.name] = group.width - len(gone)
+        kept = {}
+        for key, axis in resolved.book.axes.items():
+            labels = np.arange(axis.start, axis.start + axis.size)
+            kept[key] = torch.from_numpy(labels[alive[resolved.unit[labels]]])
+        book = CutBook(resolved.book, kept, resolved.immovable())
+        small = resized(self.model, graph, widths, device="meta" if self.on_meta else None)
+        try:
+            self._pass(small, book, training=False)
+            if self.trains:
+                self._pass(small, book, training=True, example=self._train_example)
+        except Misaligned as mishap:
+            return _first_mishap(book) or mishap
+        return _first_mishap(book)
+
+    def _learn(self, mishap: Misaligned, resolved: Resolved, passes: list[Tracer]) -> bool:
+        """Take another reading, or freeze; True if the dense network must be traced anew."""
+        line = getattr(mishap, "line", None)
+        guilty = np.unique(resolved.unit[mishap.labels.numpy()]) if mishap.labels.numel() else np.array([], dtype=int)
+        guilty = guilty[~resolved.frozen[guilty]]
+        for guess_line, options, labels in reversed([g for p in passes for g in p.guesses]):
+            tried = self.choices.get(guess_line, 0)
+            involved = guess_line == line or np.isin(resolved.unit[labels.numpy()], guilty).any()
+            if involved and tried < options - 1:
+                self.choices[guess_line] = tried + 1
+                return True
+        if line is not None and line not in self.stops:
+            self.stops[line] = str(mishap)
+            return True
+        if not len(guilty):  # nothing to point at: give up the last group that can be cut
+            guilty = np.flatnonzero(~resolved.frozen)
+        labels = torch.from_numpy(np.flatnonzero(np.isin(resolved.unit, guilty)))
+        self.frozen.append((labels, str(mishap)))
+        return False
+
+
+def _first_mishap(book: CutBook) -> Misaligned | None:
+    try:
+        book.check()
+    except Misaligned as mishap:
+        return mishap
+    return None
+
+
+def _first_line(error: BaseException) -> str:
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__

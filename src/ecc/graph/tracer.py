@@ -1,0 +1,450 @@
+"""One forward pass with channel labels on every tensor.
+
+`Tracer` is a `TorchDispatchMode`: the network's own Python runs, on meta tensors where possible, and each
+operator that reaches torch is looked up in a table of rules. Composite operators without a rule are taken apart
+by torch; what then remains without a rule freezes whatever it touches.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields, is_dataclass
+from functools import cached_property, lru_cache
+from types import CodeType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._ops import OpOverload
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
+
+from ecc.graph import operators
+from ecc.graph.labels import (
+    LabelBook,
+    Misaligned,
+    Role,
+    compact,
+    frozen_labels,
+    varying_axes,
+)
+
+_TORCH = os.path.dirname(torch.__file__)
+_HERE = os.path.dirname(__file__)
+_MAX_DEFERRED = 1 << 22  # elements of a parameter whose elements we are willing to follow one by one
+
+
+@dataclass(frozen=True)
+class Deferred:
+    """A parameter of several axes outside its layer: which axis carries channels shows when it meets them."""
+
+    name: str
+    shape: torch.Size
+    order: tuple[int, ...]
+    """The parameter's axes in the order in which they now stand, while it was only permuted."""
+    index: Tensor | None = None
+    """The element of the parameter at each position, once it was moved otherwise."""
+
+    def elements(self) -> Tensor:
+        """The number of the parameter's element at each position."""
+        if self.index is not None:
+            return self.index
+        count = 1
+        for size in self.shape:
+            count *= size
+        return torch.arange(count).view(self.shape).permute(self.order)
+
+
+@dataclass
+class Record:
+    """One operator that does work: what it multiplies, what it reads and what it writes, in labels."""
+
+    path: str
+    kind: str
+    macs: int
+    factors: list[Tensor]
+    reads: list[tuple[Tensor, int]]
+    writes: list[tuple[Tensor, int]]
+    tensors: list[str]
+    item_bytes: int
+
+
+@dataclass
+class Call:
+    """One operator call, with its arguments by their schema names."""
+
+    func: OpOverload
+    name: str
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    result: Any
+    here: str
+    in_place: bool
+
+    def __getitem__(self, key: str) -> Any:
+        position, default = _parameters(self.func)[key]
+        if position is not None and position < len(self.args):
+            return self.args[position]
+        return self.kwargs.get(key, default)
+
+    def get(self, key: str, default: Any) -> Any:
+        """An argument, or `default` where the operator has no such parameter."""
+        return self[key] if key in _parameters(self.func) else default
+
+    @cached_property
+    def tensors(self) -> list[Tensor]:
+        """The tensor arguments in order, those inside lists too."""
+        found: list[Tensor] = []
+        for value in (*self.args, *self.kwargs.values()):
+            if isinstance(value, Tensor):
+                found.append(value)
+            elif isinstance(value, (list, tuple)):
+                found.extend(v for v in value if isinstance(v, Tensor))
+        return found
+
+    @cached_property
+    def outs(self) -> list[Tensor]:
+        """The tensors it returned."""
+        many = self.result if isinstance(self.result, (list, tuple)) else [self.result]
+        return [t for t in many if isinstance(t, Tensor)]
+
+    @property
+    def out(self) -> Tensor:
+        """Its first result."""
+        return self.outs[0]
+
+    def rerun(self, first: Tensor) -> Any:
+        """The same call with another first tensor argument."""
+        return self.func(first, *self.args[1:], **self.kwargs)
+
+
+@lru_cache(maxsize=None)
+def _parameters(func: OpOverload) -> dict[str, tuple[int | None, Any]]:
+    """Name -> (position or None if keyword-only, default) from the operator's schema."""
+    table: dict[str, tuple[int | None, Any]] = {}
+    for position, argument in enumerate(func._schema.arguments):
+        default = argument.default_value if argument.has_default_value() else None
+        table[argument.name] = (None if argument.kwarg_only else position, default)
+    return table
+
+
+@dataclass(eq=False)
+class Tracer(TorchDispatchMode):
+    """Runs a network once and writes down what its operators do to channels."""
+
+    book: LabelBook
+    """Where labels are kept."""
+    following_labels: bool = True
+    """Whether to follow labels, or only to note which operators run."""
+    recording: bool = False
+    on_meta: bool = True
+    choices: dict[str, int] = field(default_factory=dict)
+    """How often the guess at a line of the network's code was refuted so far."""
+    stops: dict[str, str] = field(default_factory=dict)
+    """Lines of code that do not follow a cut, with the reason: what enters them is frozen."""
+    records: list[Record] = field(default_factory=list)
+    guesses: list[tuple[str, int, Tensor]] = field(default_factory=list)
+    """(line, number of guesses, labels) of every guess made in this pass."""
+    sequence: list[tuple[Any, ...]] = field(default_factory=list)
+    """Operators in the order in which they ran, with their result shapes and the parameters they took."""
+    reached: set[str] = field(default_factory=set)
+    """Names of the parameters and buffers that some operator took as an argument."""
+    path: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        super().__init__()
+
+    # --- labels of tensors --------------------------------------------------------------------------------------
+
+    def name(self, tensor: Tensor, name: str) -> None:
+        """Declare a parameter or buffer."""
+        axes = [a for a, size in enumerate(tensor.shape) if size > 1]
+        state: Any = None
+        if len(axes) > 1 and tensor.is_floating_point():
+            state = Deferred(name, tensor.shape, tuple(range(tensor.dim())))
+        elif len(axes) == 1 and tensor.is_floating_point():
+            state = (name, axes[0])
+        elif axes:
+            state = frozen_labels(tensor.shape)
+        tensor._ecc_name, tensor._ecc_state = name, state  # type: ignore[attr-defined]
+
+    def labels(self, tensor: Tensor | None, role: Role = Role.CARRY, *, defer: bool = False) -> Tensor | None:
+        """The labels of a tensor, None if it belongs to no channel. Unheard-of tensors are frozen."""
+        if tensor is None:
+            return None
+        state = getattr(tensor, "_ecc_state", Ellipsis)
+        if state is Ellipsis:
+            return frozen_labels(tensor.shape) if tensor.numel() > 1 else None
+        if isinstance(state, Deferred):
+            return None if defer else frozen_labels(tensor.shape)
+        if isinstance(state, tuple):
+            name, axis = state
+            own = self.book.axis(name, axis, tensor.shape[axis], role)
+            return own.view([-1 if a == axis else 1 for a in range(tensor.dim())])
+        return state if state is None else state.expand(tensor.shape)
+
+    def movable(self, tensor: Tensor) -> Tensor | None:
+        """What moves with a tensor: its labels, or the element numbers of a deferred parameter."""
+        state = getattr(tensor, "_ecc_state", None)
+        if isinstance(state, Deferred):
+            return state.elements() if tensor.numel() <= _MAX_DEFERRED else frozen_labels(tensor.shape)
+        return self.labels(tensor)
+
+    def is_deferred(self, tensor: Tensor) -> bool:
+        """Whether a tensor is a parameter whose channel axis is not known yet."""
+        return isinstance(getattr(tensor, "_ecc_state", None), Deferred)
+
+    def is_view(self, tensor: Tensor) -> bool:
+        """Whether a tensor shows part of another one."""
+        return getattr(tensor, "_ecc_view", False)
+
+    def weight_name(self, tensor: Tensor) -> str | None:
+        """The name of a parameter passed as it is (or only permuted), None for anything computed."""
+        state = getattr(tensor, "_ecc_state", None)
+        if isinstance(state, Deferred) and state.index is None:
+            return state.name
+        if state is None or isinstance(state, tuple):
+            return getattr(tensor, "_ecc_name", None)
+        return None
+
+    def axis_order(self, weight: Tensor) -> tuple[int, ...]:
+        """The parameter's axes in the order in which they stand in `weight`."""
+        state = getattr(weight, "_ecc_state", None)
+        return state.order if isinstance(state, Deferred) else tuple(range(weight.dim()))
+
+    def bind(self, tensor: Tensor, labels: Tensor | None, call: Call) -> None:
+        """A deferred parameter meets channels elementwise: the axis on which they depend carries them."""
+        if labels is None or not varying_axes(labels):
+            return
+        state: Deferred = tensor._ecc_state  # type: ignore[attr-defined]
+        elements, labels = torch.broadcast_tensors(state.elements(), labels)
+        for axis in range(labels.dim()):
+            if labels.stride(axis) == 0 and elements.stride(axis) == 0:
+                elements, labels = elements.narrow(axis, 0, 1), labels.narrow(axis, 0, 1)
+        flat, wanted = elements.reshape(-1), labels.reshape(-1)
+        step = 1
+        for axis in range(len(state.shape) - 1, -1, -1):
+            size = state.shape[axis]
+            place = flat // step % size
+            step *= size
+            first = torch.zeros(size, dtype=torch.long).scatter_(0, place, wanted)
+            if size > 1 and bool((first[place] == wanted).all()) and bool((first > 0).all()):
+                self.book.unite(self.book.axis(state.name, axis, size, Role.CARRY), first, call.here)
+                return
+        self.freeze(labels, f"{call.here} meets {state.name} in a way that cannot be cut")
+
+    def freeze(self, labels: Tensor, why: str) -> Tensor:
+        """Freeze channels; from here on they need not be followed."""
+        self.book.freeze(labels, why)
+        return frozen_labels(labels.shape)
+
+    def freeze_all(self, many: Sequence[Tensor | None], why: str) -> None:
+        """Freeze the channels of several tensors."""
+        for labels in many:
+            if labels is not None:
+                self.book.freeze(labels, why)
+
+    def choose(self, call: Call, options: int) -> int:
+        """Which of several readings of a line of code to follow; later ones after earlier ones failed."""
+        line = f"{call.name}@{self.line()}"
+        labels = self.labels(call.tensors[0])
+        if labels is not None:
+            self.guesses.append((line, options, compact(labels).reshape(-1)))
+        return min(self.choices.get(line, 0), options - 1)
+
+    # --- records ------------------------------------------------------------------------------------------------
+
+    def elements(self, tensor: Tensor) -> Tensor:
+        """A stand-in vector for the number of elements of a tensor without channels."""
+        return frozen_labels(torch.Size([tensor.numel()]))
+
+    def record(
+        self, call: Call, kind: str, macs: int, factors: Sequence[Tensor], tensors: Sequence[Tensor | None]
+    ) -> None:
+        """Note an operator that does work: `macs` times the sizes of `factors` multiply-accumulates."""
+        if not self.recording:
+            return
+        names = [n for t in tensors if t is not None and (n := getattr(t, "_ecc_name", None)) is not None]
+        inputs = [t for t in call.tensors if getattr(t, "_ecc_name", None) is None]
+        self.records.append(
+            Record(
+                path=self.path[-1] if self.path else "",
+                kind=kind,
+                macs=macs,
+                factors=list(factors),
+                reads=[_amount(t, self.labels(t)) for t in inputs],
+                writes=[],
+                tensors=names,
+                item_bytes=call.out.element_size() if call.outs else 0,
+            )
+        )
+
+    # --- the pass -----------------------------------------------------------------------------------------------
+
+    def __torch_dispatch__(
+        self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        name = func._schema.name.removeprefix("aten::")
+        rule = operators.rule_for(func, name)
+        if rule is None:
+            with self:
+                result = func.decompose(*args, **kwargs)
+            if result is not NotImplemented:
+                return result
+            rule = operators.UNKNOWN
+        call = Call(func, name.rstrip("_"), args, kwargs, None, self.location(name), name.endswith("_"))
+        try:
+            call.result = self._run(call)
+        except Exception as error:
+            raise self._stopped(call, error) from error
+        if not call.outs:
+            return call.result
+        names = [n for t in call.tensors if (n := getattr(t, "_ecc_name", None)) is not None]
+        if not call.out.is_floating_point() and call.out.dim() == 0 and call.in_place:
+            return call.result  # batch norm counts its batches
+        self.reached.update(names)
+        self.sequence.append((func, [out.shape for out in call.outs], names))
+        if not self.following_labels:
+            return call.result
+        started = len(self.records)
+        self._label(call, rule)
+        for record in self.records[started:]:
+            record.writes = [_amount(t, self.labels(t)) for t in call.outs]
+        return call.result
+
+    def _run(self, call: Call) -> Any:
+        args, kwargs = call.args, call.kwargs
+        if self.on_meta and call.name in operators.SHAPE_KEEPING and args[0].device.type == "meta":
+            return args[0] if call.in_place else _like(args[0])
+        if self.on_meta and call.name in operators.ARITHMETIC and len(call.tensors) == 2:
+            left, right = call.tensors
+            if left.device == right.device and left.dtype == right.dtype:
+                shape = left.shape if left.shape == right.shape else torch.broadcast_shapes(left.shape, right.shape)
+                if not call.in_place:
+                    return torch.empty(shape, dtype=left.dtype, device="meta")
+                if shape == left.shape:
+                    return left
+        if self.on_meta and operators.mixes_devices(args, kwargs):
+
+            def to_meta(tensor: Tensor) -> Tensor:
+                return tensor if tensor.device.type == "meta" else tensor.to("meta")
+
+            args, kwargs = tree_map_only(Tensor, to_meta, (args, dict(kwargs)))
+        return call.func(*args, **kwargs)
+
+    def _label(self, call: Call, rule: operators.Rule) -> None:
+        stop = self.stops.get(f"{call.name}@{self.line()}") if self.stops else None
+        if stop is not None and rule in operators.MOVING:
+            for tensor in call.tensors:
+                if (labels := self.labels(tensor, defer=True)) is not None:
+                    tensor._ecc_state = self.freeze(labels, stop)  # type: ignore[attr-defined]
+        source = call.tensors[0] if call.tensors else None
+        state = getattr(source, "_ecc_state", None)
+        labels = rule(self, call)
+        many = labels if isinstance(labels, list) else [labels] * len(call.outs)
+        for out, label in zip(call.outs, many):
+            if out is source and not call.in_place:
+                continue
+            if isinstance(state, Deferred) and rule in operators.FOLLOWING and label is not None:
+                self._defer(call, out, state, label)
+            elif not hasattr(out, "_ecc_name"):
+                out._ecc_state = label  # type: ignore[attr-defined]
+            out._ecc_view = rule in operators.MOVING  # type: ignore[attr-defined]
+
+    def _defer(self, call: Call, out: Tensor, state: Deferred, index: Tensor) -> None:
+        order: tuple[int, ...] = ()
+        if state.index is None and call.name in operators.PERMUTES:
+            primes = torch.empty([2, 3, 5, 7, 11, 13][: len(state.shape)], device="meta")
+            sizes = list(call.rerun(primes).shape)
+            order = tuple(state.order[list(primes.shape).index(s)] for s in sizes)
+        out._ecc_state = Deferred(state.name, state.shape, order, None if order else index)  # type: ignore[attr-defined]
+        if order:
+            out._ecc_name = state.name  # type: ignore[attr-defined]
+
+    def _stopped(self, call: Call, error: Exception) -> Exception:
+        """An operator that cannot run: in a cut network, a sign that the code does not follow the cut."""
+        if isinstance(error, Misaligned):
+            return error
+        states = [getattr(t, "_ecc_state", None) for t in call.tensors]
+        flat = [compact(state).reshape(-1) for state in states if isinstance(state, Tensor)]
+        entering = torch.cat(flat) if flat else torch.empty(0, dtype=torch.long)
+        stop = Misaligned(entering, f"{call.here} has a fixed size")
+        stop.line = f"{call.name}@{self.line()}"  # type: ignore[attr-defined]
+        stop.error = error  # type: ignore[attr-defined]
+        return stop
+
+    # --- where we are -------------------------------------------------------------------------------------------
+
+    def location(self, name: str) -> str:
+        """The operator and the module it runs in, for people."""
+        path = self.path[-1] if self.path else ""
+        return f"{path} ({name.rstrip('_')})" if path else name.rstrip("_")
+
+    def line(self) -> str:
+        """File and line of the network's code that called the current operator."""
+        frame = sys._getframe(1)
+        while frame is not None and not _is_user_code(frame.f_code):
+            frame = frame.f_back  # type: ignore[assignment]
+        return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}" if frame is not None else ""
+
+    @contextmanager
+    def following(self, model: nn.Module) -> Iterator[None]:
+        """Keep `path` at the module that is running."""
+        names = {id(module): name for name, module in model.named_modules()}
+
+        def enter(module: nn.Module, _: Any) -> None:
+            self.path.append(names.get(id(module), self.path[-1] if self.path else ""))
+
+        def leave(module: nn.Module, _: Any, __: Any) -> None:
+            if self.path:
+                self.path.pop()
+
+        hooks = [
+            nn.modules.module.register_module_forward_pre_hook(enter),
+            nn.modules.module.register_module_forward_hook(leave, always_call=True),
+        ]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+            self.path.clear()
+
+
+def _like(tensor: Tensor) -> Tensor:
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+
+
+@lru_cache(maxsize=None)
+def _is_user_code(code: CodeType) -> bool:
+    return not code.co_filename.startswith((_TORCH, _HERE, "<"))
+
+
+def _amount(tensor: Tensor, labels: Tensor | None) -> tuple[Tensor, int]:
+    """(labels of one slice, how often it repeats): together the tensor's elements."""
+    if labels is None:
+        return frozen_labels(torch.Size([1])), tensor.numel()
+    small = compact(labels).reshape(-1)
+    return small, tensor.numel() // max(small.numel(), 1)
+
+
+def tensors_in(value: Any, depth: int = 0) -> Iterator[Tensor]:
+    """Every tensor inside a nested result: sequences, mappings, dataclasses, plain objects."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from tensors_in(item, depth + 1)
+    elif isinstance(value, (list, tuple, set)):
+        for item in value:
+            yield from tensors_in(item, depth + 1)
+    elif is_dataclass(value) and not isinstance(value, type):
+        for item in fields(value):
+            yield from tensors_in(getattr(value, item.name), depth + 1)
+    elif hasattr(value, "__dict__") and depth < 8 and not isinstance(value, (nn.Module, type, Callable)):  # type: ignore[arg-type]
+        for item in vars(value).values():
+            yield from tensors_in(item, depth + 1)

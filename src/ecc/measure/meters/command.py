@@ -1,0 +1,256 @@
+"""Any program that prints joules or watts: bench meters, smart plugs, boards behind adb or ssh.
+
+    command:read-joules --port 3            run anew for every reading; prints such as `1234.5 J`
+    command:mW:adb shell cat /sys/power     the unit is declared, because the program prints bare numbers
+    command:stream:joulescope --watch       started once; prints a line for every new value
+
+The value is the first number followed by a unit in the last line printed, or the first number where the unit
+is declared. Joules must be cumulative; watts are integrated here. No shell is involved: for pipes write
+`sh -c "..."` yourself.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import shlex
+import subprocess
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from ecc.errors import BadMeasurement, EccError, NoMeter
+from ecc.measure.meter import Measured, MeterInfo, PowerIntegrator
+
+_JOULES = {"kWh": 3.6e6, "Wh": 3600.0, "mWh": 3.6, "kJ": 1e3, "J": 1.0, "Ws": 1.0, "mJ": 1e-3, "uJ": 1e-6}
+_JOULES |= {"µJ": 1e-6, "uWs": 1e-6, "nJ": 1e-9}
+_WATTS = {"kW": 1e3, "W": 1.0, "mW": 1e-3, "uW": 1e-6, "µW": 1e-6}
+UNITS = {**_JOULES, **_WATTS}
+_NUMBER = r"(?<![\w.])([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)"
+_WITH_UNIT = re.compile(rf"{_NUMBER}\s*({'|'.join(sorted(UNITS, key=len, reverse=True))})(?![\w])")
+_BARE = re.compile(_NUMBER)
+TIMEOUT_SECONDS = 20.0
+
+
+def parse(text: str, unit: str | None) -> tuple[float, str]:
+    """The value in the last line that says something, and its unit.
+
+    Args:
+        text: What the program printed.
+        unit: The declared unit; None takes the one in the text.
+
+    Raises:
+        BadMeasurement: If there is no number, no unit, or another unit than declared.
+    """
+    line = next((line for line in reversed(text.splitlines()) if line.strip()), "")
+    found = _WITH_UNIT.search(line)
+    if unit is None:
+        if found is None:
+            raise BadMeasurement(
+                f"printed {line[:80]!r}, in which no number is followed by a unit of joules or watts; "
+                "declare the unit, as in command:W:PROGRAM."
+            )
+        return float(found[1]), found[2]
+    if found is not None and found[2] != unit:
+        raise BadMeasurement(
+            f"printed {line[:80]!r}, but the unit was declared as {unit}; say one of the two."
+        )
+    bare = found or _BARE.search(line)
+    if bare is None:
+        raise BadMeasurement(f"printed {line[:80]!r}, in which there is no number.")
+    return float(bare[1]), unit
+
+
+class CommandMeter:
+    """A joule counter behind a program.
+
+    Args:
+        argv: The program and its arguments.
+        unit: One of `UNITS`; None reads it from the text.
+        stream: The program runs on and prints a line for every value, instead of being run for each reading.
+        period_seconds: From one power sample to the next, for a program that prints watts once.
+
+    Raises:
+        NoMeter: If the program cannot be run or does not print a value.
+    """
+
+    def __init__(
+        self, argv: list[str], *, unit: str | None = None, stream: bool = False, period_seconds: float = 0.05
+    ) -> None:
+        self._argv = argv
+        self._unit = unit
+        self._counter: PowerIntegrator | _Latest | None = None
+        self._stream: _Stream | None = None
+        text = " ".join(argv)
+        try:
+            self._stream = _Stream(argv) if stream else None
+            _, first_unit = self._value()
+            self._unit = first_unit  # a program that changes its unit midway is refused from here on
+            if first_unit in _WATTS:
+                # A stream sets the pace itself: the integrator waits for its next line.
+                period = 0.0 if stream else period_seconds
+                self._counter = PowerIntegrator(self._scaled, period_seconds=period)
+            elif stream:
+                self._counter = _Latest(self._scaled)
+        except EccError as error:
+            self.close()
+            raise NoMeter(f"command {text!r} {error}") from error
+        self._reads = "energy counter" if first_unit in _JOULES else "integrated power"
+
+    def read(self) -> float:
+        """Joules: as printed, or integrated from watts.
+
+        Raises:
+            BadMeasurement: If the program failed or printed something else than before.
+        """
+        try:
+            return self._scaled() if self._counter is None else self._counter.read()
+        except BadMeasurement as error:
+            raise BadMeasurement(f"command {' '.join(self._argv)!r}: {error}") from error
+
+    def describe(self) -> MeterInfo:
+        """Scope is whatever the program meters; only its user knows."""
+        line = " ".join(self._argv)  # may hold host names and paths, so a digest stands for it in files
+        return MeterInfo(
+            name="command",
+            device=Path(self._argv[0]).name,
+            device_id=hashlib.sha256(line.encode()).hexdigest()[:12],
+            provenance=Measured(),
+            scope="as the command meters it",
+            reads=self._reads,
+            notes=(f"prints {self._unit}", "what it covers, and how well, is the user's word"),
+        )
+
+    def close(self) -> None:
+        """Ends the program and the thread that listens to it."""
+        if self._stream is not None:
+            self._stream.end()  # first, so that the thread that waits for its next line wakes up
+        if self._counter is not None:
+            self._counter.close()
+        if self._stream is not None:
+            self._stream.close()
+
+    def _value(self) -> tuple[float, str]:
+        text = self._stream.next_line() if self._stream is not None else _run(self._argv)
+        return parse(text, self._unit)
+
+    def _scaled(self) -> float:
+        value, unit = self._value()
+        return value * UNITS[unit]
+
+
+class _Stream:
+    """A program that runs on and prints lines."""
+
+    def __init__(self, argv: list[str]) -> None:
+        try:
+            self._process = subprocess.Popen(
+                argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL, text=True
+            )
+        except OSError as error:
+            raise BadMeasurement(f"cannot be run: {error}") from error
+
+    def next_line(self) -> str:
+        """Waits for the next line that is not blank."""
+        assert self._process.stdout is not None
+        silence = threading.Timer(TIMEOUT_SECONDS, self._process.kill)
+        silence.daemon = True
+        silence.start()
+        try:
+            for line in self._process.stdout:
+                if line.strip():
+                    return line
+        finally:
+            silence.cancel()
+        code = self._process.wait()
+        raise BadMeasurement(
+            f"ended with exit code {code} or printed nothing for {TIMEOUT_SECONDS:g} s; a stream must run on."
+        )
+
+    def end(self) -> None:
+        """Ends the program."""
+        self._process.terminate()
+        try:
+            self._process.wait(timeout=2.0)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def close(self) -> None:
+        """Closes the pipe, once nobody reads from it."""
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+
+
+class _Latest:
+    """Keeps the newest value of a stream of joules."""
+
+    def __init__(self, next_value: Callable[[], float]) -> None:
+        self._next_value = next_value
+        self._joules = next_value()
+        self._failure: EccError | None = None
+        self._thread = threading.Thread(target=self._run, name="ecc-command-stream", daemon=True)
+        self._thread.start()
+
+    def read(self) -> float:
+        """The newest value; the failure of the stream, once it has failed."""
+        if self._failure is not None:
+            raise BadMeasurement(str(self._failure)) from self._failure
+        return self._joules
+
+    def close(self) -> None:
+        """Waits for the thread, which ends with its stream."""
+        self._thread.join(timeout=5.0)
+
+    def _run(self) -> None:
+        try:
+            while True:
+                self._joules = self._next_value()
+        except EccError as failure:
+            self._failure = failure
+
+
+def _run(argv: list[str]) -> str:
+    try:
+        done = subprocess.run(
+            argv,
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_SECONDS,
+            stdin=subprocess.DEVNULL,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise BadMeasurement(
+            f"did not end within {TIMEOUT_SECONDS:g} s; if it prints on and on, say command:stream:PROGRAM."
+        ) from None
+    except OSError as error:
+        raise BadMeasurement(f"cannot be run: {error}") from error
+    if done.returncode != 0:
+        said = (done.stderr or done.stdout).strip().splitlines()
+        raise BadMeasurement(f"ended with exit code {done.returncode}: {said[-1] if said else 'no message'}")
+    return done.stdout
+
+
+def open_meter(argument: str) -> CommandMeter:
+    """Opens `command:[stream:][UNIT:]PROGRAM ARGUMENTS`.
+
+    Raises:
+        NoMeter: If no program is given, or it does not work.
+    """
+    unit, stream, rest = None, False, argument
+    while True:
+        word, colon, after = rest.partition(":")
+        if colon and word == "stream":
+            stream, rest = True, after
+        elif colon and word in UNITS:
+            unit, rest = word, after
+        else:
+            break
+    try:
+        argv = shlex.split(rest)
+    except ValueError as error:
+        raise NoMeter(f"command: {rest!r} cannot be split into words: {error}.") from error
+    if not argv:
+        raise NoMeter("command: no program is given; write command:PROGRAM, which prints joules or watts.")
+    return CommandMeter(argv, unit=unit, stream=stream)

@@ -1,0 +1,168 @@
+"""NVIDIA Jetson boards: the INA3221 power monitors, through sysfs, integrated to joules.
+
+Two layouts exist: `ina3221x/*/iio:device*` of JetPack 4 and older (TX1, TX2, Nano, Xavier), and
+`ina3221/*/hwmon/hwmon*` of JetPack 5 and newer (Xavier, Orin). Rails are fed from one another, so the total
+is the input rail where there is one, and never the sum of all rails there; only on AGX Xavier and AGX Orin,
+which have no input rail, is it the sum of the rails listed below.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from ecc.errors import NoMeter
+from ecc.measure.meter import DeviceState, Measured, MeterInfo, PowerIntegrator
+
+INPUT_RAILS = ("VDD_IN", "POM_5V_IN")  # TX1, TX2, Xavier NX, Orin NX and Nano; the first Nano
+SUMMED_RAILS = (
+    ("GPU", "CPU", "SOC", "CV", "VDDRQ", "SYS5V"),  # AGX Xavier
+    ("VDD_GPU_SOC", "VDD_CPU_CV", "VIN_SYS_5V0"),  # AGX Orin; VDDQ_VDD2_1V8AO is fed from VIN_SYS_5V0
+)
+_GPU_CLOCK = re.compile(r"gpu|gm20b|gp10b|gv11b|ga10b")
+
+
+@dataclass(frozen=True)
+class Rail:
+    """One channel of a power monitor."""
+
+    name: str
+    files: tuple[Path, ...]
+    """Either milliwatts, or millivolts and milliamperes."""
+
+    def watts(self) -> float:
+        """Power now. A channel near zero may read one step below it."""
+        values = [float(file.read_text()) for file in self.files]
+        return max(0.0, values[0] * 1e-3 if len(values) == 1 else values[0] * values[1] * 1e-6)
+
+
+class JetsonMeter:
+    """One rail, or several added up, integrated in a thread."""
+
+    def __init__(self, rails: list[Rail], *, scope: str, device: str, sys: Path = Path("/sys")) -> None:
+        self._rails = rails
+        self._scope = scope
+        self._device = device
+        self._sys = sys
+        self._integrator = PowerIntegrator(lambda: sum(rail.watts() for rail in rails), period_seconds=0.01)
+
+    def read(self) -> float:
+        """Joules since the meter was opened.
+
+        Raises:
+            BadMeasurement: If a rail can no longer be read.
+        """
+        return self._integrator.read()
+
+    def describe(self) -> MeterInfo:
+        """Scope is the rail or rails."""
+        return MeterInfo(
+            name="jetson",
+            device=self._device,
+            provenance=Measured(),
+            scope=self._scope,
+            reads="integrated power",
+            notes=("INA3221: 8 mV and 40 uV across the shunt a step; small loads read coarsely",),
+        )
+
+    def state(self) -> DeviceState:
+        """Temperature and clock of the GPU, where the board shows them."""
+        zones = self._sys.glob("class/thermal/thermal_zone*/type")
+        heat = [_number(zone.with_name("temp")) for zone in zones if "gpu" in _text(zone).lower()]
+        devices = self._sys.glob("class/devfreq/*/cur_freq")
+        clocks = [_number(file) for file in devices if _GPU_CLOCK.search(file.parent.name)]
+        return DeviceState(
+            temperature_celsius=max((h * 1e-3 for h in heat if h is not None), default=None),
+            clock_mhz=max((c * 1e-6 for c in clocks if c is not None), default=None),
+        )
+
+    def close(self) -> None:
+        """Stops the integrator."""
+        self._integrator.close()
+
+
+def find_rails(sys: Path = Path("/sys")) -> dict[str, Rail]:
+    """Every rail that carries a name and can be turned into watts, in both layouts."""
+    drivers = sys / "bus" / "i2c" / "drivers"
+    rails: dict[str, Rail] = {}
+    for label in sorted(drivers.glob("ina3221x/*/iio:device*/rail_name_*")):
+        n, here = label.name.removeprefix("rail_name_"), label.parent
+        power = (here / f"in_power{n}_input",)
+        pair = (here / f"in_voltage{n}_input", here / f"in_current{n}_input")
+        _add(rails, _text(label), power if power[0].is_file() else pair)
+    for label in sorted(drivers.glob("ina3221/*/hwmon/hwmon*/in*_label")):
+        n, here = label.name.removeprefix("in").removesuffix("_label"), label.parent
+        _add(rails, _text(label), (here / f"in{n}_input", here / f"curr{n}_input"))
+    return rails
+
+
+def _add(rails: dict[str, Rail], name: str, files: tuple[Path, ...]) -> None:
+    # `NC` is a channel that is not connected; "sum of shunt voltages" (in7) is no rail.
+    named = name and not name.upper().startswith("NC") and "sum of shunt" not in name.lower()
+    if named and all(file.is_file() for file in files):
+        rails[name] = Rail(name, files)
+
+
+def open_meter(argument: str = "", *, sys: Path = Path("/sys")) -> JetsonMeter:
+    """Opens `jetson` (the whole module), `jetson:VDD_SYS_GPU` (a rail) or `jetson:GPU+SOC` (rails added up).
+
+    Raises:
+        NoMeter: If this is no Jetson, a rail is unknown, or it may not be read.
+    """
+    rails = find_rails(sys)
+    if not rails:
+        raise NoMeter(
+            f"no INA3221 power monitor under {sys}/bus/i2c/drivers: not a Jetson with power rails. (AGX Thor "
+            "has an INA238 instead: read its power1_input, which is in microwatts, with command:uW:cat FILE.)"
+        )
+    names, scope = _chosen(argument, rails)
+    chosen = [rails[name] for name in names]
+    try:
+        for rail in chosen:
+            rail.watts()
+    except PermissionError as error:
+        raise NoMeter(
+            f"cannot read {error.filename}: only root may. Until the next boot: "
+            f"sudo chmod a+r {error.filename}"
+        ) from error
+    except (OSError, ValueError) as error:
+        raise NoMeter(f"a rail of {', '.join(names)} cannot be read: {error}") from error
+    board = _text(sys / "firmware" / "devicetree" / "base" / "model").strip("\0")
+    return JetsonMeter(chosen, scope=scope, device=board or "NVIDIA Jetson", sys=sys)
+
+
+def _chosen(argument: str, rails: dict[str, Rail]) -> tuple[tuple[str, ...], str]:
+    """Names of the rails to add up, and the scope in words."""
+    if argument:
+        by_upper = {name.upper(): name for name in rails}
+        wanted = [name.strip().upper() for name in argument.split("+")]
+        missing = [name for name in wanted if name not in by_upper]
+        if missing:
+            raise NoMeter(f"jetson: no rail {', '.join(missing)}; this board has {', '.join(rails)}.")
+        names = tuple(by_upper[name] for name in wanted)
+        return names, f"rail {'+'.join(names)}"
+    for name in INPUT_RAILS:
+        if name in rails:
+            return (name,), f"module (input rail {name})"
+    for names in SUMMED_RAILS:
+        if all(name in rails for name in names):
+            return names, f"module (sum of {'+'.join(names)})"
+    raise NoMeter(
+        f"jetson: none of the rails {', '.join(rails)} is known to be the input of the module, and adding up "
+        "rails that feed one another counts twice. Choose: jetson:RAIL, or jetson:RAIL+RAIL."
+    )
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text().strip()
+    except OSError:
+        return ""
+
+
+def _number(file: Path) -> float | None:
+    try:
+        return float(_text(file))
+    except ValueError:
+        return None

@@ -1,0 +1,149 @@
+"""Intel and AMD processors: the RAPL counters that Linux shows under /sys/class/powercap.
+
+Only packages are counted. `psys` and the `mmio` zones overlap them, and the subzones `core` and `uncore` lie
+inside them, so adding any of these would count joules twice; `dram` lies outside the package and is added on
+request. The hardware counters are 32 bits wide and wrap within minutes, and are unwrapped here.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ecc.errors import BadMeasurement, NoMeter
+from ecc.measure.meter import Measured, MeterInfo
+
+POWERCAP = Path("/sys/class/powercap")
+_PACKAGE = re.compile(r"package-\d+(-die-\d+)?")
+_PERMISSION = (
+    "only root may read it since CVE-2020-8694. Until the next boot: "
+    "sudo chmod a+r {root}/intel-rapl:*/energy_uj ; for good, put this line into "
+    "/etc/udev/rules.d/90-rapl.rules and reboot: "
+    'SUBSYSTEM=="powercap", KERNEL=="intel-rapl:*", ACTION=="add", RUN+="/bin/chmod a+r /sys%p/energy_uj" '
+    "(on a machine shared with strangers grant a group instead: the counter leaks what others compute)."
+)
+
+
+@dataclass
+class Zone:
+    """One counter of microjoules that wraps, and its unwrapped total."""
+
+    path: Path
+    name: str
+    wraps_at_uj: int
+    total_uj: int = 0
+    last_uj: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        self.last_uj = self._raw()
+
+    def advance(self) -> int:
+        """Microjoules since the zone was opened. Two wraps between two calls look like one."""
+        raw = self._raw()
+        step = raw - self.last_uj
+        self.total_uj += step if step >= 0 else step + self.wraps_at_uj
+        self.last_uj = raw
+        return self.total_uj
+
+    def _raw(self) -> int:
+        return int((self.path / "energy_uj").read_text())
+
+
+class RaplMeter:
+    """The sum of all processor packages, and of their memory if asked for."""
+
+    def __init__(self, zones: list[Zone]) -> None:
+        self._zones = zones
+        limits = [_power_limit(zone.path) for zone in zones]
+        self._max_watts = sum(limits) if all(limits) else None
+
+    def read(self) -> float:
+        """Joules since the meter was opened.
+
+        Raises:
+            BadMeasurement: If a counter can no longer be read.
+        """
+        try:
+            return sum(zone.advance() for zone in self._zones) * 1e-6
+        except (OSError, ValueError) as error:
+            raise BadMeasurement(f"a RAPL counter can no longer be read: {error}") from error
+
+    def describe(self) -> MeterInfo:
+        """Scope is the packages that were found."""
+        shortest = min(zone.wraps_at_uj for zone in self._zones) * 1e-6
+        return MeterInfo(
+            name="rapl",
+            device=_processor_name(),
+            provenance=Measured(),
+            scope=" + ".join(zone.name for zone in self._zones),
+            covers=("cpu",),
+            resolution_joules=2.0**-16,  # 15.3 uJ, the unit of most processors; some count in 61 uJ
+            max_watts=self._max_watts,
+            notes=(
+                "counts every process on the processor, not this one alone",
+                f"wraps every {shortest:.0f} J; unwrapped, so read it at least once per wrap",
+                "on AMD processors the counter is an on-chip model, not a shunt",
+            ),
+        )
+
+
+def open_meter(argument: str = "", *, root: Path = POWERCAP) -> RaplMeter:
+    """Opens `rapl` (packages) or `rapl:dram` (packages and memory).
+
+    Raises:
+        NoMeter: If there is no counter or it may not be read, with the line that grants the right.
+    """
+    if argument not in ("", "package", "dram"):
+        raise NoMeter(f"rapl:{argument} is unknown; give rapl (packages) or rapl:dram (packages and memory).")
+    if not root.is_dir():
+        raise NoMeter(
+            f"{root} does not exist: no RAPL here (a virtual machine, another system than Linux, or the "
+            "module is not loaded: sudo modprobe intel_rapl_msr)."
+        )
+    packages = [path for path in _zone_paths(root, "intel-rapl:*") if _PACKAGE.fullmatch(_name(path))]
+    if not packages:
+        found = ", ".join(f"{path.name} ({_name(path)})" for path in _zone_paths(root, "*")) or "nothing"
+        raise NoMeter(f"{root} holds no processor package; it holds {found}.")
+    paths = list(packages)
+    if argument == "dram":
+        memory = [
+            sub for path in packages for sub in _zone_paths(path, "intel-rapl:*") if _name(sub) == "dram"
+        ]
+        if not memory:
+            raise NoMeter("rapl:dram: this processor has no dram counter (AMD has none); give rapl.")
+        paths += memory
+    try:
+        zones = [Zone(path, _name(path), int((path / "max_energy_range_uj").read_text())) for path in paths]
+    except PermissionError as error:
+        raise NoMeter(f"cannot read {error.filename}: {_PERMISSION.format(root=root)}") from error
+    except (OSError, ValueError) as error:
+        raise NoMeter(f"cannot read the counters under {root}: {error}") from error
+    return RaplMeter(zones)
+
+
+def _zone_paths(folder: Path, pattern: str) -> list[Path]:
+    # `intel-rapl:0:0` stands beside `intel-rapl:0` as well as inside it: take names one level deeper only.
+    depth = folder.name.count(":") + 1
+    return sorted(p for p in folder.glob(pattern) if p.name.count(":") == depth and (p / "name").is_file())
+
+
+def _name(path: Path) -> str:
+    return (path / "name").read_text().strip()
+
+
+def _power_limit(path: Path) -> float:
+    """The highest of the zone's power limits, in watts; 0 when it names none."""
+    try:
+        limits = [int(file.read_text()) for file in path.glob("constraint_*_power_limit_uw")]
+    except (OSError, ValueError):
+        limits = []  # the counter is what matters; without a limit one check of it is left out
+    return max(limits, default=0) * 1e-6
+
+
+def _processor_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+    try:
+        match = re.search(r"^model name\s*:\s*(.+)$", cpuinfo.read_text(), re.MULTILINE)
+    except OSError:
+        match = None
+    return match[1].strip() if match else "processor"

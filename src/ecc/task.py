@@ -1,0 +1,93 @@
+"""`Task`: everything that a user supplies, in one frozen record."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from ecc.errors import BadTask
+
+Inputs = Tensor | tuple[Tensor, ...] | dict[str, Tensor]
+"""What a model is called with: one tensor, positional tensors, or tensors by argument name."""
+
+
+# eq=False: comparing tensors gives tensors, so two tasks are equal only when they are the same object.
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Task:
+    """A network together with the data to train and judge it.
+
+    A model and an example input are enough to trace, profile and slim. Training needs `loss` and
+    `train_batches`; reporting accuracy needs `evaluate`; choosing between candidates needs
+    `evaluate_held_out`.
+
+    Raises:
+        BadTask: If a field has the wrong type, or `train_batches` comes without `loss`.
+    """
+
+    name: str
+    """Short name for tables and file names."""
+
+    model: nn.Module
+    """The dense network, on any device; methods work on a copy of it."""
+
+    example_input: Inputs
+    """One batch as measured: a tensor, a tuple (positional arguments) or a dict (keyword arguments)."""
+
+    loss: Callable[[Any, Any], Tensor] | None = None
+    """Scalar training loss, called as `loss(outputs, targets)`."""
+
+    train_batches: Callable[[int], Iterable[tuple[Any, Any]]] | None = None
+    """`train_batches(epoch)` yields `(inputs, targets)`; the same epoch gives the same batches again."""
+
+    evaluate: Callable[[nn.Module], float] | None = None
+    """Score of a model on the test split, higher is better; for reports only."""
+
+    evaluate_held_out: Callable[[nn.Module], float] | None = None
+    """Score on a held-out part of the training split, higher is better; for every choice a method makes."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not self.name.strip():
+            raise BadTask(f"name of a task is {self.name!r}; give a non-empty string.")
+        if isinstance(self.model, type) and issubclass(self.model, nn.Module):
+            raise BadTask(
+                f"model of task {self.name!r} is the class {self.model.__name__}; "
+                f"give an instance: {self.model.__name__}(...)."
+            )
+        if not isinstance(self.model, nn.Module):
+            raise BadTask(
+                f"model of task {self.name!r} is {_type_name(self.model)}; give a torch.nn.Module instance."
+            )
+        _check_example_input(self.name, self.example_input)
+        for field in ("loss", "train_batches", "evaluate", "evaluate_held_out"):
+            value = getattr(self, field)
+            if value is not None and not callable(value):
+                raise BadTask(
+                    f"{field} of task {self.name!r} is {_type_name(value)}; give a function or leave it None."
+                )
+        if self.train_batches is not None and self.loss is None:
+            raise BadTask(f"task {self.name!r} has train_batches but no loss; training needs both.")
+
+
+def _check_example_input(task_name: str, example_input: object) -> None:
+    """Refuses an example input that no model could be called with."""
+    if isinstance(example_input, Tensor):
+        return
+    what = f"example_input of task {task_name!r}"
+    ways = "give a tensor, a tuple of tensors or a dict of tensors by argument name."
+    if not isinstance(example_input, (tuple, dict)):
+        raise BadTask(f"{what} is {_type_name(example_input)}; {ways}")
+    if not example_input:
+        raise BadTask(f"{what} is an empty {_type_name(example_input)}; {ways}")
+    entries = example_input.items() if isinstance(example_input, dict) else enumerate(example_input)
+    for key, value in entries:
+        if isinstance(example_input, dict) and not isinstance(key, str):
+            raise BadTask(f"{what} has the key {key!r}, which is no argument name; {ways}")
+        if not isinstance(value, Tensor):
+            raise BadTask(f"{what} holds {_type_name(value)} at {key!r}; {ways}")
+
+
+def _type_name(value: object) -> str:
+    return type(value).__name__

@@ -1,0 +1,26 @@
+"""The networks of the paper and a small task to try things on.
+
+`find_task` turns a name from the command line into a `Task`; the networks are here as classes as well.
+"""
+
+from __future__ import annotations
+
+from ecc.zoo.alexnet import AlexNet
+from ecc.zoo.digits import DigitsNet, digits
+from ecc.zoo.erfnet import ERFNet
+from ecc.zoo.find import BUNDLED_TASKS, find_task
+from ecc.zoo.mobilenet import MobileNetV1
+from ecc.zoo.resnet_cifar import CifarResNet, resnet20, resnet56
+
+__all__ = [
+    "BUNDLED_TASKS",
+    "AlexNet",
+    "CifarResNet",
+    "DigitsNet",
+    "ERFNet",
+    "MobileNetV1",
+    "digits",
+    "find_task",
+    "resnet20",
+    "resnet56",
+]

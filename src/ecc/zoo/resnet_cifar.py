@@ -1,0 +1,98 @@
+"""The CIFAR ResNets of He et al., "Deep Residual Learning for Image Recognition" (2016), Sec. 4.2."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+STAGE_CHANNELS = (16, 32, 64)
+
+
+def resnet20(num_classes: int = 10) -> CifarResNet:
+    """ResNet-20: 0.27 M parameters, 40.6 M MACs at 32x32."""
+    return CifarResNet(blocks_per_stage=3, num_classes=num_classes)
+
+
+def resnet56(num_classes: int = 10) -> CifarResNet:
+    """ResNet-56: 0.85 M parameters, 125.5 M MACs at 32x32."""
+    return CifarResNet(blocks_per_stage=9, num_classes=num_classes)
+
+
+class CifarResNet(nn.Module):
+    """A 3x3 stem, three stages of basic blocks, global pooling and a linear layer: 6n + 2 layers.
+
+    Args:
+        blocks_per_stage: n of the paper.
+        num_classes: Number of outputs.
+    """
+
+    def __init__(self, blocks_per_stage: int, num_classes: int = 10) -> None:
+        super().__init__()
+        first, second, third = STAGE_CHANNELS
+        self.conv1 = nn.Conv2d(3, first, kernel_size=3, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(first)
+        self.layer1 = _stage(first, first, blocks_per_stage, stride=1)
+        self.layer2 = _stage(first, second, blocks_per_stage, stride=2)
+        self.layer3 = _stage(second, third, blocks_per_stage, stride=2)
+        self.linear = nn.Linear(third, num_classes)
+        for layer in self.modules():
+            if isinstance(layer, (nn.Conv2d, nn.Linear)):
+                nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")  # as in the paper
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Class scores `(batch, num_classes)` of images `(batch, 3, height, width)`."""
+        x = F.relu(self.bn1(self.conv1(images)))
+        x = self.layer3(self.layer2(self.layer1(x)))
+        x = F.adaptive_avg_pool2d(x, 1).flatten(1)
+        scores: Tensor = self.linear(x)
+        return scores
+
+
+class BasicBlock(nn.Module):
+    """Two 3x3 convolutions and a shortcut without parameters.
+
+    Args:
+        in_channels: Channels of the input.
+        out_channels: Channels of the output, at least as many.
+        stride: Stride of the first convolution and of the shortcut.
+    """
+
+    def __init__(self, in_channels: int, out_channels: int, stride: int = 1) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(in_channels, out_channels, kernel_size=3, stride=stride, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(out_channels)
+        self.conv2 = nn.Conv2d(out_channels, out_channels, kernel_size=3, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(out_channels)
+        same_shape = stride == 1 and in_channels == out_channels
+        self.shortcut = nn.Identity() if same_shape else PadShortcut(in_channels, out_channels, stride)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Features after the addition and its ReLU."""
+        branch = F.relu(self.bn1(self.conv1(x)))
+        branch = self.bn2(self.conv2(branch))
+        return F.relu(branch + self.shortcut(x))
+
+
+class PadShortcut(nn.Module):
+    """Option A of the paper: keep every stride-th pixel and fill the new channels with zeros.
+
+    The input lands in the middle channels, half of the zeros before it and half behind; the paper leaves
+    the place open, and published weights expect this one.
+    """
+
+    def __init__(self, in_channels: int, out_channels: int, stride: int) -> None:
+        super().__init__()
+        self.stride = stride
+        self.zeros_before = (out_channels - in_channels) // 2
+        self.zeros_behind = out_channels - in_channels - self.zeros_before
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The input in the shape of the block's output."""
+        kept = x[:, :, :: self.stride, :: self.stride]
+        return F.pad(kept, (0, 0, 0, 0, self.zeros_before, self.zeros_behind))
+
+
+def _stage(in_channels: int, out_channels: int, blocks: int, stride: int) -> nn.Sequential:
+    """Blocks of one width; the first changes width and resolution."""
+    first = BasicBlock(in_channels, out_channels, stride)
+    return nn.Sequential(first, *(BasicBlock(out_channels, out_channels) for _ in range(blocks - 1)))

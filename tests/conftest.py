@@ -1,0 +1,47 @@
+"""What every test starts from: fixed seeds, one thread, and hypothesis profiles."""
+
+from __future__ import annotations
+
+import os
+import random
+from typing import Any
+
+import hypothesis
+import numpy
+import pytest
+import torch
+
+SEED = 20190613
+
+# One thread a process: the suite itself runs in parallel, and sums over threads differ from run to run.
+torch.set_num_threads(1)
+
+
+class _TorchRandom:
+    """torch's generator as hypothesis wants it, so that an example replays with the same weights."""
+
+    def seed(self, seed: int) -> None:
+        torch.manual_seed(seed)
+
+    def getstate(self) -> torch.Tensor:
+        return torch.get_rng_state()
+
+    def setstate(self, state: Any) -> None:
+        torch.set_rng_state(state)
+
+
+_TORCH_RANDOM = _TorchRandom()  # hypothesis holds it weakly
+hypothesis.register_random(_TORCH_RANDOM)
+
+# `ci`: the same examples on every run, so that a red build is red for everyone.
+# `explore`: new examples on every run, for a long look: HYPOTHESIS_PROFILE=explore make pytest
+hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
+hypothesis.settings.register_profile("explore", deadline=None, max_examples=5_000, print_blob=True)
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    random.seed(SEED)
+    numpy.random.seed(SEED)  # noqa: NPY002 - for libraries that draw from the global generator
+    torch.manual_seed(SEED)

@@ -1,0 +1,26 @@
+from __future__ import annotations
+
+import inspect
+
+import pytest
+
+from ecc import errors
+from ecc.errors import EccError
+
+ALL_ERRORS = [value for value in vars(errors).values() if inspect.isclass(value)]
+
+
+def test_there_are_few() -> None:
+    assert len(ALL_ERRORS) <= 10  # a caller tells them apart by type, a person by message
+
+
+@pytest.mark.parametrize("error", ALL_ERRORS)
+def test_one_except_catches_them_all(error: type[EccError]) -> None:
+    with pytest.raises(EccError, match="say what to do"):
+        raise error("say what to do")
+
+
+@pytest.mark.parametrize("error", [error for error in ALL_ERRORS if error is not EccError])
+def test_each_says_when_it_is_raised(error: type[EccError]) -> None:
+    assert error.__bases__ == (EccError,)
+    assert (error.__doc__ or "").startswith("Raised when ")
