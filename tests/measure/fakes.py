@@ -7,10 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ecc.measure import Clock, DeviceState, Measured, MeterInfo, Provenance
+from ecc.measure.load import QueuedLoad
 
 
 class FakeBoard:
-    """Draws `busy_watts` while it has work and `idle_watts` otherwise; the counter steps every `tick_seconds`.
+    """Draws `busy_watts` while it has work, else `idle_watts`; its counter steps every `tick_seconds`.
 
     Args:
         tick_seconds: Period of the counter.
@@ -83,6 +84,16 @@ class FakeBoard:
 
     def mark(self) -> FakeEvent:
         return FakeEvent(self, self._busy_until)
+
+    def queued(self, *, run_seconds: float, launch_seconds: float) -> QueuedLoad:
+        """Chunks of four runs in the device's queue."""
+        return QueuedLoad(
+            lambda: self.queue(run_seconds, launch_seconds),
+            4,
+            self.clock,
+            mark=self.mark,
+            synchronize=self.synchronize,
+        )
 
     def synchronize(self) -> None:
         self.wait(max(0.0, self._busy_until - self._now))

@@ -3,12 +3,12 @@ from __future__ import annotations
 import math
 
 import pytest
-from measure.fakes import FakeBoard, FakeMeter
 
 from ecc.errors import BadMeasurement
 from ecc.measure import CounterProbe, Declared, DeviceState, Reading, probe
 from ecc.measure.counter import CounterWatch, check_steps
 from ecc.measure.load import HostLoad
+from measure.fakes import FakeBoard, FakeMeter
 
 
 def watch_for(watch: CounterWatch, board: FakeBoard, seconds: float) -> list[Reading]:
@@ -57,7 +57,9 @@ def test_a_reading_belongs_to_the_middle_of_the_call() -> None:
 def test_a_counter_that_goes_back_is_refused() -> None:
     board = FakeBoard(fault=lambda joules, now: joules if now < 1000.5 else joules - 12_000)
     watch = CounterWatch(FakeMeter(board), board.clock)
-    with pytest.raises(BadMeasurement, match=r"fake went back from 123\d\d\.\d+ J to 3\d\d\.\d+ J.*reset.*wrapped"):
+    with pytest.raises(
+        BadMeasurement, match=r"fake went back from 123\d\d\.\d+ J to 3\d\d\.\d+ J.*reset.*wrapped"
+    ):
         watch_for(watch, board, 1.0)
 
 
@@ -90,7 +92,9 @@ def test_steady_steps_pass() -> None:
 def test_a_jump_is_refused() -> None:
     ticks = steady()
     ticks[6:] = [Reading(tick.joules + 70, tick.seconds) for tick in ticks[6:]]
-    with pytest.raises(BadMeasurement, match=r"jumped by 100\.000 J within 0\.100 s, as if by 1000 W, where 300 W is usual"):
+    with pytest.raises(
+        BadMeasurement, match=r"jumped by 100\.000 J within 0\.100 s, as if by 1000 W, where 300 W is usual"
+    ):
         check_steps("fake", ticks, 0.1)
 
 
@@ -173,7 +177,9 @@ def test_probe_waits_longer_for_a_slow_counter() -> None:
 
 def test_a_counter_that_always_moves_has_a_period_near_zero() -> None:
     board = FakeBoard(tick_seconds=1e-5, resolution_joules=1e-9)
-    found = probe(FakeMeter(board), HostLoad(lambda: board.work(0.004), 1, board.clock), 0.5, clock=board.clock)
+    found = probe(
+        FakeMeter(board), HostLoad(lambda: board.work(0.004), 1, board.clock), 0.5, clock=board.clock
+    )
     assert found.tick_seconds is not None
     assert found.tick_seconds < 0.001
 

@@ -1,19 +1,9 @@
 from __future__ import annotations
 
 import pytest
+
+from ecc.measure.load import CHUNK_SECONDS, HostLoad, Load, make_load
 from measure.fakes import FakeBoard
-
-from ecc.measure.load import CHUNK_SECONDS, HostLoad, Load, QueuedLoad, make_load
-
-
-def queued(board: FakeBoard, *, run_seconds: float, launch_seconds: float, num_runs: int = 4) -> QueuedLoad:
-    return QueuedLoad(
-        lambda: board.queue(run_seconds, launch_seconds),
-        num_runs,
-        board.clock,
-        mark=board.mark,
-        synchronize=board.synchronize,
-    )
 
 
 def test_host_work_is_counted_when_its_chunk_is_over() -> None:
@@ -38,7 +28,7 @@ def test_host_work_can_wait_for_a_device_after_each_chunk() -> None:
 
 def test_the_queue_is_kept_two_chunks_deep_and_no_deeper() -> None:
     board = FakeBoard()
-    load = queued(board, run_seconds=0.001, launch_seconds=1e-5)
+    load = board.queued(run_seconds=0.001, launch_seconds=1e-5)
     assert [load.advance() for _ in range(4)] == [True, True, False, False]
     board.wait(0.0042)  # the first chunk is over
     assert [load.advance() for _ in range(2)] == [True, False]
@@ -48,7 +38,7 @@ def test_the_queue_is_kept_two_chunks_deep_and_no_deeper() -> None:
 
 def test_queued_work_is_interpolated_within_its_chunk() -> None:
     board = FakeBoard()
-    load = queued(board, run_seconds=0.001, launch_seconds=0.0)
+    load = board.queued(run_seconds=0.001, launch_seconds=0.0)
     start = board.now()
     while load.chunks_done < 5:
         if not load.advance():
@@ -62,7 +52,7 @@ def test_queued_work_is_interpolated_within_its_chunk() -> None:
 
 def test_a_host_that_cannot_keep_up_is_noticed() -> None:
     board = FakeBoard()
-    load = queued(board, run_seconds=1e-4, launch_seconds=1e-3)  # launches take ten times as long
+    load = board.queued(run_seconds=1e-4, launch_seconds=1e-3)  # launches take ten times as long
     for _ in range(20):
         load.advance()
     assert load.chunks_host_bound >= 15
@@ -70,7 +60,7 @@ def test_a_host_that_cannot_keep_up_is_noticed() -> None:
 
 def test_drain_waits_for_what_is_queued() -> None:
     board = FakeBoard()
-    load = queued(board, run_seconds=0.01, launch_seconds=0.0)
+    load = board.queued(run_seconds=0.01, launch_seconds=0.0)
     load.advance()
     load.drain()
     assert load.chunks_done == 1

@@ -114,7 +114,12 @@ def test_a_measurement_gives_joules_per_item_and_power() -> None:
 
 def test_a_measurement_reports_its_worst_window() -> None:
     result = measurement(window(), window(ticks=9, edge_error=0.3, polling_share=0.4, host_bound_share=0.5))
-    assert (result.ticks, result.edge_error, result.polling_share, result.host_bound_share) == (9, 0.3, 0.4, 0.5)
+    assert (result.ticks, result.edge_error, result.polling_share, result.host_bound_share) == (
+        9,
+        0.3,
+        0.4,
+        0.5,
+    )
 
 
 def test_the_state_of_the_device_is_its_median() -> None:

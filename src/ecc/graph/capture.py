@@ -8,12 +8,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.utils._pytree import tree_map_only
 
 from ecc.errors import UntraceableModel
-from ecc.graph.labels import LabelBook, frozen_labels
-from ecc.graph.surgery import named_tensors
+from ecc.graph.labels import CutBook, LabelBook, Misaligned, frozen_labels
+from ecc.graph.rebuild import named_tensors, rebuilt
 from ecc.graph.tracer import Tracer, tensors_in
 
 Inputs = Tensor | Sequence[Any] | Mapping[str, Any]
@@ -38,19 +37,32 @@ def one_pass(
     on_meta: bool,
     choices: dict[str, int],
     stops: dict[str, str],
+    counts: dict[str, set[int]],
     recording: bool = False,
     following_labels: bool = True,
 ) -> Tracer:
     """One forward pass in which every tensor carries channel labels."""
-    tracer = Tracer(book, following_labels, recording, on_meta, choices, stops)
-    stand_ins: dict[str, Tensor] = {}
+    tracer = Tracer(book, following_labels, recording, on_meta, choices, stops, counts)
+    stand_ins: dict[int, Tensor] = {}
     for name, tensor in named_tensors(model).items():
-        stand_ins[name] = _stand_in(tensor, on_meta)
-        tracer.name(stand_ins[name], name)
+        stand_ins[id(tensor)] = _stand_in(tensor, on_meta)
+        tracer.name(stand_ins[id(tensor)], name)
+    twin = rebuilt(model, stand_ins)
+    twin.train(training)
     args, kwargs = tree_map_only(Tensor, lambda t: _example(t, on_meta), as_call(example_input))
-    paths = tracer.following(model) if following_labels else nullcontext()
-    with mode(model, training), _quiet(), torch.inference_mode(), paths, tracer:
-        result = functional_call(model, stand_ins, args, kwargs, tie_weights=True)
+    paths = tracer.following(twin) if following_labels else nullcontext()
+    try:
+        with _quiet(), torch.inference_mode(), paths, tracer:
+            result = twin(*args, **kwargs)
+    except Misaligned as stop:
+        stop.path = tracer.last_path
+        raise
+    except Exception as error:
+        if isinstance(book, CutBook):
+            raise Misaligned(
+                torch.empty(0, dtype=torch.long), first_line(error), path=tracer.last_path
+            ) from error
+        raise
     for tensor in tensors_in(result):
         labels = tracer.labels(tensor)
         if labels is not None and following_labels:
@@ -72,18 +84,6 @@ def _example(tensor: Tensor, on_meta: bool) -> Tensor:
     copy = torch.empty_like(tensor, device="meta") if on_meta else tensor.detach().clone()
     copy._ecc_state = frozen_labels(tensor.shape)  # type: ignore[attr-defined]
     return copy
-
-
-@contextmanager
-def mode(model: nn.Module, training: bool) -> Iterator[None]:
-    """Train or eval mode for a while, as the model's own `train` understands it."""
-    before = [(module, module.training) for module in model.modules()]
-    model.train(training)
-    try:
-        yield
-    finally:
-        for module, flag in before:
-            module.training = flag
 
 
 @contextmanager
@@ -109,11 +109,21 @@ def refuse_untraceable(model: nn.Module, example_input: Inputs) -> None:
     if not isinstance(model, nn.Module):
         raise UntraceableModel(f"expected a torch.nn.Module, got {type(model).__name__}.")
     if hasattr(model, "_orig_mod"):
-        raise UntraceableModel("the network was compiled. Trace the one given to torch.compile and compile later.")
+        raise UntraceableModel(
+            "the network was compiled. Trace the one given to torch.compile and compile later."
+        )
     for name, tensor in model.named_parameters():
         if isinstance(tensor, nn.parameter.UninitializedParameter):
-            raise UntraceableModel(f"{name} is not initialised yet (a lazy module). Run the network once first.")
+            raise UntraceableModel(
+                f"{name} is not initialised yet (a lazy module). Run the network once first."
+            )
         if tensor.is_quantized:
             raise UntraceableModel(f"{name} is quantised. Cut the float network, then quantise.")
     if not any(True for _ in tensors_in(as_call(example_input))):
         raise UntraceableModel("the example input holds no tensor.")
+
+
+def first_line(error: BaseException) -> str:
+    """The kind and the first line of an error."""
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__

@@ -79,7 +79,9 @@ class ChannelGraph:
         try:
             return self.groups[self._by_name[name]]
         except KeyError:
-            raise BadWidths(f"no channel group is called {name!r}. Groups: {_some(list(self._by_name))}.") from None
+            raise BadWidths(
+                f"no channel group is called {name!r}. Groups: {_some(list(self._by_name))}."
+            ) from None
 
     @cached_property
     def prunable(self) -> tuple[ChannelGroup, ...]:
@@ -210,7 +212,15 @@ class ChannelGraph:
             raise
         except OSError as error:
             raise BadFile(f"cannot read {path}: {error.strerror}.") from None
-        except (ValueError, KeyError, TypeError, IndexError, RuntimeError, RecursionError, OverflowError) as error:
+        except (
+            ValueError,
+            KeyError,
+            TypeError,
+            IndexError,
+            RuntimeError,
+            RecursionError,
+            OverflowError,
+        ) as error:
             raise BadFile(f"{path} is damaged ({type(error).__name__}). Trace the network again.") from None
         if graph.fingerprint != data.get("fingerprint"):
             raise BadFile(f"{path} was changed after it was written. Trace the network again.")
@@ -224,7 +234,12 @@ class ChannelGraph:
                     "width": g.width,
                     "frozen": g.frozen,
                     "places": [
-                        {"tensor": p.tensor, "axis": p.axis, "roles": [r.value for r in p.roles], **_pack(p.index)}
+                        {
+                            "tensor": p.tensor,
+                            "axis": p.axis,
+                            "roles": [r.value for r in p.roles],
+                            **_pack(p.index),
+                        }
                         for p in g.places
                     ],
                 }
@@ -244,7 +259,12 @@ class ChannelGraph:
                 width=int(g["width"]),
                 frozen=g["frozen"],
                 places=tuple(
-                    Place(str(p["tensor"]), int(p["axis"]), tuple(Role(r) for r in p["roles"]), _unpack(p, g["width"]))
+                    Place(
+                        str(p["tensor"]),
+                        int(p["axis"]),
+                        tuple(Role(r) for r in p["roles"]),
+                        _unpack(p, g["width"]),
+                    )
                     for p in g["places"]
                 ),
             )
@@ -259,7 +279,11 @@ class ChannelGraph:
         size = f"{int(self.parameters()):,} parameters, {int(self.macs()):,} MACs"
         lines = [f"ChannelGraph {self.fingerprint}: {cut}; {size}"]
         for group in self.groups:
-            state = f"frozen: {group.frozen}" if group.frozen else f"read by {_some(list(group.layers(Role.READ)))}"
+            state = (
+                f"frozen: {group.frozen}"
+                if group.frozen
+                else f"read by {_some(list(group.layers(Role.READ)))}"
+            )
             lines.append(f"  {group.name}: {group.width} units, {state}")
         return "\n".join(lines)
 

@@ -97,7 +97,12 @@ class TensorShape:
 
     def to_json(self) -> dict[str, Any]:
         axes = [axis.to_json() for axis in self.axes]
-        return {"name": self.name, "axes": axes, "item_bytes": self.item_bytes, "is_parameter": self.is_parameter}
+        return {
+            "name": self.name,
+            "axes": axes,
+            "item_bytes": self.item_bytes,
+            "is_parameter": self.is_parameter,
+        }
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> TensorShape:
@@ -112,7 +117,9 @@ class _Extents:
         self._fixed = torch.tensor([float(e.fixed) for e in extents], dtype=torch.float64)
         self._rows = torch.tensor([i for i, e in enumerate(extents) for _ in e.multiples], dtype=torch.long)
         self._groups = torch.tensor([g for e in extents for g, _ in e.multiples], dtype=torch.long)
-        self._multiples = torch.tensor([float(m) for e in extents for _, m in e.multiples], dtype=torch.float64)
+        self._multiples = torch.tensor(
+            [float(m) for e in extents for _, m in e.multiples], dtype=torch.float64
+        )
 
     def __call__(self, widths: Tensor) -> Tensor:
         parts = self._multiples * widths.to(torch.float64)[self._groups]

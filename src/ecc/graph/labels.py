@@ -45,11 +45,16 @@ class Axis:
 
 
 class Misaligned(Exception):
-    """Labels of a cut network do not line up as they did in the dense one; `labels` are the culprits."""
+    """A cut network does not run or does not line up as the dense one did."""
 
-    def __init__(self, labels: Tensor, why: str) -> None:
+    def __init__(self, labels: Tensor, why: str, *, line: str | None = None, path: str = "") -> None:
         super().__init__(why)
         self.labels = labels
+        """The channels at fault, as far as they are known."""
+        self.line = line
+        """The operator and line of code that could not run, if one could not."""
+        self.path = path
+        """The module that was running."""
 
 
 @dataclass
@@ -80,12 +85,18 @@ class LabelBook:
         """Labels of an axis that is known already."""
         return self._vectors[tensor, axis]
 
+    def is_grouped(self, tensor: str) -> bool:
+        """Whether a weight is known as one of a grouped convolution, whatever number of groups is left."""
+        return False
+
     def unite(self, left: Tensor, right: Tensor, why: str) -> None:
         """Labels at equal positions live and die together."""
         try:
             left, right = torch.broadcast_tensors(left, right)
         except RuntimeError:
-            raise Misaligned(torch.cat([left.reshape(-1), right.reshape(-1)]), f"sizes differ in {why}") from None
+            raise Misaligned(
+                torch.cat([left.reshape(-1), right.reshape(-1)]), f"sizes differ in {why}"
+            ) from None
         self.pairs.append((left.reshape(-1), right.reshape(-1), why))
 
     def freeze(self, labels: Tensor, why: str) -> None:
@@ -141,11 +152,14 @@ class CutBook(LabelBook):
             raise Misaligned(labels, f"axis {axis} of {tensor} has {size} entries, not {labels.numel()}")
         return labels
 
+    def is_grouped(self, tensor: str) -> bool:
+        return self.roles.get((tensor, 0)) == {Role.CARRY}
+
     def check(self) -> None:
         """Compare everything seen so far with the dense network.
 
         Raises:
-            Misaligned: at the first union or freeze that the dense network does not have.
+            Misaligned: there are unions or a freeze that the dense network does not have.
         """
         left, right, entry = self.unions()
         known_left, known_right, _ = self._dense.unions()
@@ -154,10 +168,10 @@ class CutBook(LabelBook):
         found = torch.searchsorted(known, codes).clamp(max=max(len(known) - 1, 0))
         stray = known[found] != codes if len(known) else torch.ones_like(codes, dtype=torch.bool)
         if bool(stray.any()):
-            first = entry[stray][0]
-            here = stray & (entry == first)
-            why = self.pairs[int(first)][2]
-            raise Misaligned(torch.cat([left[here], right[here]]), f"channels slide past each other in {why}")
+            why = self.pairs[int(entry[stray][0])][2]
+            raise Misaligned(
+                torch.cat([left[stray], right[stray]]), f"channels slide past each other in {why}"
+            )
         for labels, why in self.freezes():
             loose = labels[~self._immovable[labels]]
             if loose.numel():

@@ -61,6 +61,8 @@ def split(trace: Tracer, call: Call) -> Labels | list[Labels]:
     labels = trace.movable(x)
     axis = call.get("dim", 0) % x.dim()
     sizes = [out.shape[axis] for out in call.outs]
+    if labels is not None and varies(labels, axis):
+        trace.expect(call, labels, len(sizes))
     if labels is not None and not trace.is_deferred(x) and varies(labels, axis) and len(set(sizes)) == 1:
         _tie_parts(trace, call, labels, axis, sizes)
     return moved(trace, call)
@@ -77,7 +79,9 @@ def reshape(trace: Tracer, call: Call) -> Labels | list[Labels]:
     labels = trace.movable(call.tensors[0])
     if labels is None:
         return None
-    return _split_ties(trace, call, _reshaped(labels, call.out.shape), deferred=trace.is_deferred(call.tensors[0]))
+    return _split_ties(
+        trace, call, _reshaped(labels, call.out.shape), deferred=trace.is_deferred(call.tensors[0])
+    )
 
 
 def _reshaped(labels: Tensor, shape: torch.Size) -> Tensor:
@@ -166,7 +170,9 @@ def pixel_unshuffle(trace: Tracer, call: Call) -> Labels | list[Labels]:
     channel = x.dim() - 3
     if any(a > channel for a in varying_axes(labels)):
         labels = trace.freeze(labels, f"{call.here} moves it out of space")
-    many = labels.narrow(-1, 0, 1).narrow(-2, 0, 1).repeat_interleave(call["downscale_factor"] ** 2, dim=channel)
+    many = (
+        labels.narrow(-1, 0, 1).narrow(-2, 0, 1).repeat_interleave(call["downscale_factor"] ** 2, dim=channel)
+    )
     return settled(many).expand(call.out.shape)
 
 
@@ -192,9 +198,7 @@ def cat(trace: Tracer, call: Call) -> Labels:
     if all(label is None for label in labels):
         return None
     axis = call.get("dim", 0) % call.out.dim()
-    full = [
-        frozen_labels(piece.shape) if label is None else label for piece, label in zip(pieces, labels)
-    ]
+    full = [frozen_labels(piece.shape) if label is None else label for piece, label in zip(pieces, labels)]
     if any(varies(label, axis) for label in full) or not any(varying_axes(label) for label in full):
         return settled(_joined(full, axis)).expand(call.out.shape)
     return _tied(trace, call, [label.narrow(axis, 0, 1) for label in labels if label is not None], axis)

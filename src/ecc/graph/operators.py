@@ -19,8 +19,20 @@ from ecc.graph.rules import Rule
 
 UNKNOWN: Rule = rules.unknown
 
-PERMUTES = frozenset({"t", "transpose", "permute", "movedim", "moveaxis", "swapaxes", "swapdims", "numpy_T", "mT"})
-_MOVES = PERMUTES | {"expand", "expand_as", "unsqueeze", "squeeze", "select", "unbind", "unfold", "diagonal", "repeat"}
+PERMUTES = frozenset(
+    {"t", "transpose", "permute", "movedim", "moveaxis", "swapaxes", "swapdims", "numpy_T", "mT"}
+)
+_MOVES = PERMUTES | {
+    "expand",
+    "expand_as",
+    "unsqueeze",
+    "squeeze",
+    "select",
+    "unbind",
+    "unfold",
+    "diagonal",
+    "repeat",
+}
 _MOVES |= {"tile", "narrow", "repeat_interleave", "broadcast_to", "adjoint"}
 
 _FAMILIES: dict[Rule, Iterable[str]] = {
@@ -112,6 +124,11 @@ def rule_for(func: OpOverload, name: str) -> Rule | None:
     if pointwise and (rule is None or rule is rules.reduction):  # torch.max of two tensors
         return rules.pointwise
     return rule
+
+
+def is_moving(line: str) -> bool:
+    """Whether the operator of an `operator@file:line` only moves data."""
+    return _RULES.get(line.partition("@")[0]) in MOVING
 
 
 def mixes_devices(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:

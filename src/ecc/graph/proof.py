@@ -13,9 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from ecc.graph.capture import Inputs, as_call, mode
+from ecc.graph.capture import Inputs, as_call
 from ecc.graph.channels import ChannelGraph, ChannelGroup
-from ecc.graph.surgery import named_tensors, resized, slim, zero_channels_
+from ecc.graph.rebuild import named_tensors
+from ecc.graph.surgery import resized, slim, zero_channels_
 from ecc.graph.tracer import tensors_in
 
 TOLERANCE = 1e-4
@@ -36,7 +37,11 @@ def prove(model: nn.Module, graph: ChannelGraph, example_input: Inputs, *, seed:
     worst = difference(model, graph, example_input, graph.prunable, seed=seed)
     if worst <= TOLERANCE:
         return replace(graph, proof=worst)
-    wrong = {g.name for g in graph.prunable if not difference(model, graph, example_input, [g], seed=seed) <= TOLERANCE}
+    wrong = {
+        g.name
+        for g in graph.prunable
+        if not difference(model, graph, example_input, [g], seed=seed) <= TOLERANCE
+    }
     reason = "cutting it changes the outputs"
     groups = tuple(replace(g, frozen=reason) if g.name in wrong else g for g in graph.groups)
     fixed = replace(graph, groups=groups)
@@ -49,7 +54,12 @@ def prove(model: nn.Module, graph: ChannelGraph, example_input: Inputs, *, seed:
 
 @torch.no_grad()
 def difference(
-    model: nn.Module, graph: ChannelGraph, example_input: Inputs, groups: Sequence[ChannelGroup], *, seed: int = 0
+    model: nn.Module,
+    graph: ChannelGraph,
+    example_input: Inputs,
+    groups: Sequence[ChannelGroup],
+    *,
+    seed: int = 0,
 ) -> float:
     """Largest relative difference of the outputs when a random part of the given groups is silenced or removed."""
     generator = torch.Generator().manual_seed(seed)
@@ -72,12 +82,15 @@ def difference(
 
 def _outputs(model: nn.Module, example_input: Inputs) -> list[Tensor]:
     args, kwargs = tree_map_only(Tensor, lambda t: t.detach().clone(), as_call(example_input))
-    with torch.random.fork_rng(devices=[]), mode(model, False):
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
+        model.eval()
         return list(tensors_in(model(*args, **kwargs)))
 
 
-def _copy_with_visible_weights(model: nn.Module, graph: ChannelGraph, generator: torch.Generator) -> nn.Module:
+def _copy_with_visible_weights(
+    model: nn.Module, graph: ChannelGraph, generator: torch.Generator
+) -> nn.Module:
     copy = resized(model, graph, {})
     for name, tensor in named_tensors(copy).items():
         if not tensor.is_floating_point() or tensor.numel() < 2:

@@ -57,7 +57,8 @@ class Resolved:
             self.reasons.append(why)
             self.reason[fresh] = len(self.reasons)
 
-    def _units_on(self, key: tuple[str, int]) -> np.ndarray:
+    def units_on(self, key: tuple[str, int]) -> np.ndarray:
+        """The unit of each index of an axis."""
         axis = self.book.axes[key]
         return self.unit[axis.start : axis.start + axis.size]
 
@@ -66,9 +67,9 @@ class Resolved:
         read = np.zeros(self.count, dtype=bool)
         for key, roles in self.book.roles.items():
             if Role.READ in roles:
-                read[self._units_on(key)] = True
+                read[self.units_on(key)] = True
             elif any(fnmatch(key[0].rpartition(".")[0], p) or fnmatch(key[0], p) for p in patterns):
-                self._freeze(self._units_on(key), "frozen on request")
+                self._freeze(self.units_on(key), "frozen on request")
         self._freeze(np.flatnonzero(~read), "no layer reads it")
 
     def _make_groups(self) -> None:
@@ -77,9 +78,17 @@ class Resolved:
         axis_of = np.repeat(np.arange(len(sizes)), sizes)  # labels are numbered axis by axis
         unit_of = self.unit[self.book.size - len(axis_of) :]
         marks = np.random.default_rng(0).integers(1, 2**63, size=len(sizes), dtype=np.uint64)
-        signature = np.zeros(self.count, dtype=np.uint64)  # the sum of its marks identifies a multiset of axes
+        signature = np.zeros(
+            self.count, dtype=np.uint64
+        )  # the sum of its marks identifies a multiset of axes
         np.add.at(signature, unit_of, marks[axis_of])
-        units, first = np.unique(unit_of, return_index=True)
+        made = np.zeros(self.count, dtype=bool)
+        for key, roles in self.book.roles.items():
+            if roles != {Role.READ}:
+                made[self.units_on(key)] = True
+        # What no layer makes (the network's input) is no group: it is a fixed part of every size.
+        units, first = np.unique(unit_of[made[unit_of]], return_index=True)
+        first = np.flatnonzero(made[unit_of])[first]
         units = units[np.argsort(first, kind="stable")]  # in the order of the forward pass
         keys = np.stack([signature[units], self.reason[units].astype(np.uint64)])
         _, start, group = np.unique(keys, axis=1, return_index=True, return_inverse=True)
@@ -150,18 +159,19 @@ def _places(resolved: Resolved) -> list[tuple[Place, ...]]:
         units = resolved.unit[axis.start : axis.start + axis.size]
         roles = tuple(role for role in _ROLE_ORDER if role in resolved.book.roles[key])
         groups = resolved.group_of[units]
-        for group in np.unique(groups):
+        for group in np.unique(groups[groups >= 0]):
             where = np.flatnonzero(groups == group)
             ranks = resolved.rank[units[where]]
-            index = torch.from_numpy(where[np.argsort(ranks, kind="stable")].reshape(len(resolved.groups[group]), -1))
+            index = torch.from_numpy(
+                where[np.argsort(ranks, kind="stable")].reshape(len(resolved.groups[group]), -1)
+            )
             found[group].append((_ROLE_ORDER.index(roles[0]), Place(axis.tensor, axis.axis, roles, index)))
     return [tuple(place for _, place in sorted(group, key=lambda item: item[0])) for group in found]
 
 
 def _name(places: tuple[Place, ...]) -> str:
-    """The first module that makes the channels; what the network is fed with is named for its first reader."""
-    path = places[0].tensor.rpartition(".")[0] or places[0].tensor
-    return f"{path}:in" if places[0].roles == (Role.READ,) else path
+    """The first module that makes the channels."""
+    return places[0].tensor.rpartition(".")[0] or places[0].tensor
 
 
 def _layer(resolved: Resolved, record: Record) -> Layer:
@@ -194,7 +204,9 @@ def _total(resolved: Resolved, amounts: Sequence[tuple[Tensor, int]]) -> Extent:
 
 def _tensor_shape(resolved: Resolved, name: str, tensor: Tensor) -> TensorShape:
     axes = tuple(
-        resolved.extent(resolved.book.vector(name, number)) if (name, number) in resolved.book.axes else Extent(size)
+        resolved.extent(resolved.book.vector(name, number))
+        if (name, number) in resolved.book.axes
+        else Extent(size)
         for number, size in enumerate(tensor.shape)
     )
     return TensorShape(name, axes, tensor.element_size(), isinstance(tensor, nn.Parameter))

@@ -57,7 +57,7 @@ def convolution(trace: Tracer, call: Call) -> Labels:
     if transposed:
         positions = x.numel() // x.shape[channel]
     kernel = weight[0, 0].numel() * positions
-    if groups == 1:
+    if groups == 1 and not trace.book.is_grouped(name):
         in_axis, out_axis = (0, 1) if transposed else (1, 0)
         result = _mix(trace, call, labels, channel, name, weight, in_axis, out_axis, bias, kernel)
         return result.expand(call.out.shape)
@@ -154,7 +154,9 @@ def _mix(
     else:
         trace.book.unite(channel_vector(labels, channel, in_size), reads, call.here)
     _bind_bias(trace, call, writes, bias)
-    trace.record(call, "conv" if weight.dim() > 2 else "linear", macs_per_pair, [reads, writes], [weight, bias])
+    trace.record(
+        call, "conv" if weight.dim() > 2 else "linear", macs_per_pair, [reads, writes], [weight, bias]
+    )
     shape = [1] * call.out.dim()
     shape[channel] = out_size
     return writes.view(shape)
@@ -263,7 +265,12 @@ def pointwise(trace: Tracer, call: Call) -> Labels:
     for tensor in tensors:
         if trace.is_deferred(tensor):
             trace.bind(tensor, result, call)
-    if call.in_place and trace.labels(tensors[0]) is None and result is not None and trace.is_view(tensors[0]):
+    if (
+        call.in_place
+        and trace.labels(tensors[0]) is None
+        and result is not None
+        and trace.is_view(tensors[0])
+    ):
         result = trace.freeze(result, f"{call.here} writes it into part of another tensor")
     trace.record(call, "elementwise", 0, [], [])
     return result
@@ -376,7 +383,9 @@ def constant(trace: Tracer, call: Call) -> Labels | list[Labels]:
 
 def unknown(trace: Tracer, call: Call) -> list[Labels]:
     """An operator without a rule: nothing that reaches it is cut, and neither is what it makes."""
-    trace.freeze_all([trace.labels(t) for t in call.tensors], f"operator {call.name} ({call.here}) has no rule")
+    trace.freeze_all(
+        [trace.labels(t) for t in call.tensors], f"operator {call.name} ({call.here}) has no rule"
+    )
     trace.record(call, "other", 0, [], [])
     return [frozen_labels(out.shape) for out in call.outs]
 

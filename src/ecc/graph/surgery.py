@@ -1,7 +1,6 @@
 """Cutting networks: to given widths for profiling, or down to the channels that are still alive.
 
-Networks are rebuilt around new, smaller tensors without copying the dense ones: every module object is new, its
-tensors are slices, and everything else a module holds is copied as `copy.deepcopy` would.
+Networks are rebuilt around new, smaller tensors (`rebuild.py`); the dense ones are never copied whole.
 """
 
 from __future__ import annotations
@@ -16,9 +15,9 @@ from torch.nn.utils import parametrize
 
 from ecc.errors import BadWidths, UntraceableModel
 from ecc.graph.channels import ChannelGraph
+from ecc.graph.rebuild import named_tensors, rebuilt
 
 Net = TypeVar("Net", bound=nn.Module)
-_PLAIN = (int, float, bool, str, bytes, type(None), type, torch.dtype, torch.device, torch.Size)
 
 
 def resized(
@@ -138,7 +137,9 @@ def _is_like(value: Any, parameter: Tensor) -> bool:
 
 
 @torch.no_grad()
-def _cut(model: Net, graph: ChannelGraph, keep: Mapping[str, Tensor], device: torch.device | str | None) -> Net:
+def _cut(
+    model: Net, graph: ChannelGraph, keep: Mapping[str, Tensor], device: torch.device | str | None
+) -> Net:
     """Rebuild the network with only the kept units (by group name; absent means all)."""
     _refuse_uncopyable(model)
     tensors = _tensors_of(model, graph)
@@ -150,7 +151,7 @@ def _cut(model: Net, graph: ChannelGraph, keep: Mapping[str, Tensor], device: to
     else:
         slices = _slices(graph, keep)
         made = {id(t): _filled(t, slices.get(name, {}), device) for name, t in tensors.items()}
-    return _rebuilt(model, made)
+    return rebuilt(model, made)
 
 
 def _slices(graph: ChannelGraph, keep: Mapping[str, Tensor]) -> dict[str, dict[int, Tensor]]:
@@ -177,9 +178,17 @@ def _sliced(tensor: Tensor, axes: Mapping[int, Tensor]) -> Tensor:
             result = result.narrow(axis, first, len(index))
         else:
             result = result.index_select(axis, index.to(tensor.device))
-    if tensor.dim() == 4 and not tensor.is_contiguous() and tensor.is_contiguous(memory_format=torch.channels_last):
+    if (
+        tensor.dim() == 4
+        and not tensor.is_contiguous()
+        and tensor.is_contiguous(memory_format=torch.channels_last)
+    ):
         return result.clone(memory_format=torch.channels_last)
-    return result.clone(memory_format=torch.contiguous_format) if result._is_view() or result is tensor else result
+    return (
+        result.clone(memory_format=torch.contiguous_format)
+        if result._is_view() or result is tensor
+        else result
+    )
 
 
 def _filled(tensor: Tensor, axes: Mapping[int, Tensor], device: torch.device | str | None) -> Tensor:
@@ -197,49 +206,6 @@ def _alike(old: Tensor, new: Tensor) -> Tensor:
     return nn.Parameter(new, requires_grad=old.requires_grad) if isinstance(old, nn.Parameter) else new
 
 
-def _rebuilt(model: Net, made: Mapping[int, Tensor]) -> Net:
-    """A copy of a module tree in which tensors are replaced, and references to modules follow."""
-    modules = list(model.modules())
-    twins = {id(module): module.__class__.__new__(module.__class__) for module in modules}
-    memo: dict[int, Any] = {**twins, **made}
-    for module in modules:
-        state = module.__dict__.copy()
-        for key, value in state.items():
-            if key in ("_parameters", "_buffers"):
-                state[key] = {k: None if t is None else memo[id(t)] for k, t in value.items()}
-            elif key == "_modules":
-                state[key] = {k: None if m is None else twins[id(m)] for k, m in value.items()}
-            elif not _is_plain(value):
-                state[key] = type(value)() if isinstance(value, (dict, set)) and not value else copy.deepcopy(value, memo)
-        _update_sizes(module, state)
-        twins[id(module)].__dict__.update(state)
-    return twins[id(model)]  # type: ignore[return-value]
-
-
-def _is_plain(value: Any) -> bool:
-    """Whether a value can be shared between the old and the new network."""
-    return isinstance(value, _PLAIN) or (type(value) is tuple and all(isinstance(v, _PLAIN) for v in value))
-
-
-def _update_sizes(module: nn.Module, state: dict[str, Any]) -> None:
-    """Bring a module's own record of its sizes in line with its new tensors."""
-    weight = state["_parameters"].get("weight")
-    if isinstance(module, nn.modules.conv._ConvNd) and weight is not None:
-        rows, columns = weight.shape[:2]
-        leading = ("in_channels", "out_channels") if module.transposed else ("out_channels", "in_channels")
-        groups = rows * module.groups // getattr(module, leading[0]) if module.groups > 1 else 1
-        state["groups"], state[leading[0]], state[leading[1]] = groups, rows, columns * groups
-    elif isinstance(module, nn.Linear) and weight is not None:
-        state["out_features"], state["in_features"] = weight.shape
-    elif isinstance(module, nn.modules.batchnorm._NormBase):
-        known = weight if weight is not None else state["_buffers"].get("running_mean")
-        state["num_features"] = module.num_features if known is None else known.numel()
-    elif isinstance(module, nn.PReLU):
-        state["num_parameters"] = weight.numel()
-    elif isinstance(module, nn.Embedding):
-        state["num_embeddings"], state["embedding_dim"] = weight.shape
-
-
 def _tensors_of(model: nn.Module, graph: ChannelGraph) -> dict[str, Tensor]:
     """The model's parameters and buffers, checked against the graph."""
     tensors = named_tensors(model)
@@ -252,20 +218,6 @@ def _tensors_of(model: nn.Module, graph: ChannelGraph) -> dict[str, Tensor]:
                 "Trace this network."
             )
     return tensors
-
-
-def named_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters and buffers by name, tied ones once."""
-    found: dict[str, Tensor] = {}
-    seen: set[int] = set()
-    for path, module in model.named_modules():
-        prefix = f"{path}." if path else ""
-        for table in (module._parameters, module._buffers):
-            for name, tensor in table.items():
-                if tensor is not None and id(tensor) not in seen:
-                    seen.add(id(tensor))
-                    found[prefix + name] = tensor
-    return found
 
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -281,4 +233,6 @@ def _refuse_uncopyable(model: nn.Module) -> None:
             )
         for kind in _HOOKS:
             if getattr(module, kind):
-                raise UntraceableModel(f"{where} has hooks ({kind}). Remove them before cutting, add them after.")
+                raise UntraceableModel(
+                    f"{where} has hooks ({kind}). Remove them before cutting, add them after."
+                )

@@ -19,12 +19,14 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from ecc.errors import UntraceableModel
-from ecc.graph.capture import Inputs, as_call, one_pass, refuse_untraceable
+from ecc.graph.capture import Inputs, as_call, first_line, one_pass, refuse_untraceable
 from ecc.graph.channels import ChannelGraph
 from ecc.graph.labels import CutBook, LabelBook, Misaligned
+from ecc.graph.operators import is_moving
 from ecc.graph.proof import prove
 from ecc.graph.resolve import Resolved, build_graph, build_layers
-from ecc.graph.surgery import named_tensors, resized
+from ecc.graph.rebuild import named_tensors
+from ecc.graph.surgery import resized
 from ecc.graph.tracer import Tracer, tensors_in
 
 _MAX_ROUNDS = 200  # readings tried before everything left is frozen
@@ -65,8 +67,14 @@ def trace_channels(
         try:
             graph = search.run()
         except _NeedsValues as again:
-            raise UntraceableModel(f"the network cannot run on the example input: {again}") from again.__cause__
-    if proven and not on_meta and not any(t.device.type == "meta" for t in tensors_in(as_call(example_input))):
+            raise UntraceableModel(
+                f"the network cannot run on the example input: {again}"
+            ) from again.__cause__
+    if (
+        proven
+        and not on_meta
+        and not any(t.device.type == "meta" for t in tensors_in(as_call(example_input)))
+    ):
         graph = prove(model, graph, example_input)
     return graph
 
@@ -85,6 +93,7 @@ class _Search:
     on_meta: bool = True
     choices: dict[str, int] = field(default_factory=dict)
     stops: dict[str, str] = field(default_factory=dict)
+    counts: dict[str, set[int]] = field(default_factory=dict)
     frozen: list[tuple[Tensor, str]] = field(default_factory=list)
     """Labels frozen because a cut did not line up (labels are numbered alike in every round)."""
     trains: bool = True
@@ -103,7 +112,9 @@ class _Search:
                 book, passes = self._dense()
             else:
                 book.frozen.append(self.frozen[-1])
-        raise UntraceableModel(f"no consistent reading of the network after {_MAX_ROUNDS} rounds. Last: {mishap}.")
+        raise UntraceableModel(
+            f"no consistent reading of the network after {_MAX_ROUNDS} rounds. Last: {mishap}."
+        )
 
     def _dense(self) -> tuple[LabelBook, list[Tracer]]:
         """Eval mode, and train mode too where other operators run in it (auxiliary heads, stochastic depth)."""
@@ -111,7 +122,9 @@ class _Search:
         passes = [self._pass(self.model, book, training=False, recording=True)]
         for example in self._train_examples() if self.trains else ():
             try:
-                shadow = self._pass(self.model, LabelBook(), training=True, example=example, following_labels=False)
+                shadow = self._pass(
+                    self.model, LabelBook(), training=True, example=example, following_labels=False
+                )
             except _NeedsValues:  # for example batch norm over a single value: try the batch twice over
                 continue
             self.trains = shadow.sequence != passes[0].sequence
@@ -147,18 +160,19 @@ class _Search:
                 on_meta=self.on_meta,
                 choices=self.choices,
                 stops=self.stops,
+                counts=self.counts,
                 recording=recording,
                 following_labels=following_labels,
             )
         except Misaligned as error:
             if isinstance(book, CutBook):
                 raise
-            cause = getattr(error, "error", error)
-            raise _NeedsValues(f"{error}: {_first_line(cause)}") from cause
+            cause = error.__cause__ or error
+            raise _NeedsValues(f"{error}: {first_line(cause)}") from cause
+        except UntraceableModel:
+            raise
         except Exception as error:
-            if isinstance(book, CutBook):
-                raise Misaligned(torch.empty(0, dtype=torch.long), _first_line(error)) from error
-            raise _NeedsValues(_first_line(error)) from error
+            raise _NeedsValues(first_line(error)) from error
 
     def _notes(self, passes: list[Tracer]) -> tuple[str, ...]:
         notes = []
@@ -196,23 +210,39 @@ class _Search:
 
     def _learn(self, mishap: Misaligned, resolved: Resolved, passes: list[Tracer]) -> bool:
         """Take another reading, or freeze; True if the dense network must be traced anew."""
-        line = getattr(mishap, "line", None)
-        guilty = np.unique(resolved.unit[mishap.labels.numpy()]) if mishap.labels.numel() else np.array([], dtype=int)
+        guilty = np.unique(resolved.unit[mishap.labels.numpy()])
         guilty = guilty[~resolved.frozen[guilty]]
-        for guess_line, options, labels in reversed([g for p in passes for g in p.guesses]):
-            tried = self.choices.get(guess_line, 0)
-            involved = guess_line == line or np.isin(resolved.unit[labels.numpy()], guilty).any()
+        for line, options, labels in reversed([guess for p in passes for guess in p.guesses]):
+            tried = self.choices.get(line, 0)
+            involved = line == mishap.line or np.isin(resolved.unit[labels.numpy()], guilty).any()
             if involved and tried < options - 1:
-                self.choices[guess_line] = tried + 1
+                self.choices[line] = tried + 1
                 return True
-        if line is not None and line not in self.stops:
-            self.stops[line] = str(mishap)
+        if mishap.line is not None and is_moving(mishap.line) and mishap.line not in self.stops:
+            self.stops[mishap.line] = str(mishap)
             return True
-        if not len(guilty):  # nothing to point at: give up the last group that can be cut
-            guilty = np.flatnonzero(~resolved.frozen)
+        if not len(guilty):
+            guilty = _nearby(mishap.path, resolved)
+        # Only the units that were kept show up in a cut network; those that were cut share their fate.
+        guilty = np.flatnonzero(np.isin(resolved.group_of, resolved.group_of[guilty]) & ~resolved.frozen)
         labels = torch.from_numpy(np.flatnonzero(np.isin(resolved.unit, guilty)))
         self.frozen.append((labels, str(mishap)))
         return False
+
+
+def _nearby(path: str, resolved: Resolved) -> np.ndarray:
+    """The units that can be cut in a module, or in the smallest module around it that has any."""
+    while True:
+        found = [
+            resolved.units_on(key)
+            for key in resolved.book.axes
+            if not path or key[0] == path or key[0].startswith(path + ".")
+        ]
+        units = np.unique(np.concatenate(found)) if found else np.array([], dtype=np.int64)
+        units = units[~resolved.frozen[units]]
+        if len(units) or not path:
+            return units
+        path = path.rpartition(".")[0]
 
 
 def _first_mishap(book: CutBook) -> Misaligned | None:
@@ -221,8 +251,3 @@ def _first_mishap(book: CutBook) -> Misaligned | None:
     except Misaligned as mishap:
         return mishap
     return None
-
-
-def _first_line(error: BaseException) -> str:
-    text = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__

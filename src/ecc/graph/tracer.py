@@ -24,6 +24,7 @@ from torch.utils._pytree import tree_map_only
 
 from ecc.graph import operators
 from ecc.graph.labels import (
+    CutBook,
     LabelBook,
     Misaligned,
     Role,
@@ -145,6 +146,8 @@ class Tracer(TorchDispatchMode):
     """How often the guess at a line of the network's code was refuted so far."""
     stops: dict[str, str] = field(default_factory=dict)
     """Lines of code that do not follow a cut, with the reason: what enters them is frozen."""
+    counts: dict[str, set[int]] = field(default_factory=dict)
+    """Numbers of parts that the splits at each line of code gave in the dense network."""
     records: list[Record] = field(default_factory=list)
     guesses: list[tuple[str, int, Tensor]] = field(default_factory=list)
     """(line, number of guesses, labels) of every guess made in this pass."""
@@ -153,6 +156,9 @@ class Tracer(TorchDispatchMode):
     reached: set[str] = field(default_factory=set)
     """Names of the parameters and buffers that some operator took as an argument."""
     path: list[str] = field(default_factory=list)
+    """Paths of the modules that are running, innermost last."""
+    last_path: str = ""
+    """Where the latest operator ran."""
 
     def __post_init__(self) -> None:
         super().__init__()
@@ -255,6 +261,14 @@ class Tracer(TorchDispatchMode):
             self.guesses.append((line, options, compact(labels).reshape(-1)))
         return min(self.choices.get(line, 0), options - 1)
 
+    def expect(self, call: Call, labels: Tensor, count: int) -> None:
+        """In a cut network, a split at one line of code must give as many parts as it did in the dense one."""
+        line = f"{call.name}@{self.line()}"
+        if not isinstance(self.book, CutBook):
+            self.counts.setdefault(line, set()).add(count)
+        elif count not in self.counts.get(line, {count}):
+            raise Misaligned(compact(labels).reshape(-1), f"{call.here} has a fixed size", line=line)
+
     # --- records ------------------------------------------------------------------------------------------------
 
     def elements(self, tensor: Tensor) -> Tensor:
@@ -285,7 +299,11 @@ class Tracer(TorchDispatchMode):
     # --- the pass -----------------------------------------------------------------------------------------------
 
     def __torch_dispatch__(
-        self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+        self,
+        func: OpOverload,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
         name = func._schema.name.removeprefix("aten::")
@@ -323,7 +341,11 @@ class Tracer(TorchDispatchMode):
         if self.on_meta and call.name in operators.ARITHMETIC and len(call.tensors) == 2:
             left, right = call.tensors
             if left.device == right.device and left.dtype == right.dtype:
-                shape = left.shape if left.shape == right.shape else torch.broadcast_shapes(left.shape, right.shape)
+                shape = (
+                    left.shape
+                    if left.shape == right.shape
+                    else torch.broadcast_shapes(left.shape, right.shape)
+                )
                 if not call.in_place:
                     return torch.empty(shape, dtype=left.dtype, device="meta")
                 if shape == left.shape:
@@ -372,17 +394,14 @@ class Tracer(TorchDispatchMode):
         states = [getattr(t, "_ecc_state", None) for t in call.tensors]
         flat = [compact(state).reshape(-1) for state in states if isinstance(state, Tensor)]
         entering = torch.cat(flat) if flat else torch.empty(0, dtype=torch.long)
-        stop = Misaligned(entering, f"{call.here} has a fixed size")
-        stop.line = f"{call.name}@{self.line()}"  # type: ignore[attr-defined]
-        stop.error = error  # type: ignore[attr-defined]
-        return stop
+        return Misaligned(entering, f"{call.here} has a fixed size", line=f"{call.name}@{self.line()}")
 
     # --- where we are -------------------------------------------------------------------------------------------
 
     def location(self, name: str) -> str:
         """The operator and the module it runs in, for people."""
-        path = self.path[-1] if self.path else ""
-        return f"{path} ({name.rstrip('_')})" if path else name.rstrip("_")
+        self.last_path = self.path[-1] if self.path else ""
+        return f"{self.last_path} ({name.rstrip('_')})" if self.last_path else name.rstrip("_")
 
     def line(self) -> str:
         """File and line of the network's code that called the current operator."""

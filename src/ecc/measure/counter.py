@@ -136,8 +136,8 @@ def check_steps(
         if any(watts > JUMP_FACTOR * limit for limit in limits):
             raise BadMeasurement(
                 f"the counter of {name} jumped by {joules:.3f} J within {seconds:.3f} s, as if by "
-                f"{watts:.0f} W, where {min(limits):.0f} W is usual or allowed; {JUMP_FACTOR:g} times that is "
-                "the most believed. Measure again; if it recurs, choose another meter."
+                f"{watts:.0f} W, where {min(limits):.0f} W is usual or allowed; {JUMP_FACTOR:g} times that "
+                "is the most believed. Measure again; if it recurs, choose another meter."
             )
 
 

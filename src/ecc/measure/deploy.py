@@ -188,20 +188,33 @@ def _restore_training(was_training: dict[nn.Module, bool]) -> None:
 
 @contextmanager
 def _switches(*, tf32: bool, cudnn_autotune: bool) -> Iterator[None]:
-    """Sets TF32 and cuDNN autotuning, and puts them back."""
-    switches: list[tuple[Any, str, object]] = [(torch.backends.cudnn, "benchmark", cudnn_autotune)]
-    matmul, conv = torch.backends.cuda.matmul, getattr(torch.backends.cudnn, "conv", None)
-    if hasattr(matmul, "fp32_precision") and conv is not None:  # since torch 2.9; never mix it with the older
-        wanted = "tf32" if tf32 else "ieee"
-        places = (matmul, conv, getattr(torch.backends.cudnn, "rnn", None))
-        switches += [(place, "fp32_precision", wanted) for place in places if place is not None]
-    else:
-        switches += [(place, "allow_tf32", tf32) for place in (matmul, torch.backends.cudnn)]
-    before = [getattr(place, name) for place, name, _ in switches]
+    """Sets TF32 and cuDNN autotuning, and puts them back.
+
+    torch has two sets of TF32 switches: `fp32_precision` since 2.9, and the older `allow_tf32`, which raises
+    on reading when the two contradict each other. Both are set, so that they never do.
+    """
+    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    places = [matmul, getattr(cudnn, "conv", None), getattr(cudnn, "rnn", None)]
+    switches: list[tuple[Any, str, object]] = [
+        (cudnn, "benchmark", cudnn_autotune),
+        (matmul, "allow_tf32", tf32),
+        (cudnn, "allow_tf32", tf32),
+    ]
+    newer = "tf32" if tf32 else "ieee"
+    switches += [(place, "fp32_precision", newer) for place in places if hasattr(place, "fp32_precision")]
+    before = [_value(place, name) for place, name, _ in switches]
     try:
         for place, name, new in switches:
             setattr(place, name, new)
         yield
     finally:
         for (place, name, _), old in zip(switches, before, strict=True):
-            setattr(place, name, old)
+            if old is not None:
+                setattr(place, name, old)
+
+
+def _value(place: Any, name: str) -> object:
+    try:
+        return getattr(place, name)
+    except RuntimeError:  # the caller's own switches contradict each other; the newer ones count
+        return None

@@ -4,7 +4,7 @@
     command:mW:adb shell cat /sys/power     the unit is declared, because the program prints bare numbers
     command:stream:joulescope --watch       started once; prints a line for every new value
 
-The value is the first number followed by a unit in the last line printed, or the first number where the unit
+The value is the first number followed by a unit in the last line printed, or its only number where the unit
 is declared. Joules must be cumulative; watts are integrated here. No shell is involved: for pipes write
 `sh -c "..."` yourself.
 """
@@ -40,7 +40,7 @@ def parse(text: str, unit: str | None) -> tuple[float, str]:
         unit: The declared unit; None takes the one in the text.
 
     Raises:
-        BadMeasurement: If there is no number, no unit, or another unit than declared.
+        BadMeasurement: If it is not clear which number or which unit is meant.
     """
     line = next((line for line in reversed(text.splitlines()) if line.strip()), "")
     found = _WITH_UNIT.search(line)
@@ -55,10 +55,15 @@ def parse(text: str, unit: str | None) -> tuple[float, str]:
         raise BadMeasurement(
             f"printed {line[:80]!r}, but the unit was declared as {unit}; say one of the two."
         )
-    bare = found or _BARE.search(line)
-    if bare is None:
-        raise BadMeasurement(f"printed {line[:80]!r}, in which there is no number.")
-    return float(bare[1]), unit
+    if found is not None:
+        return float(found[1]), unit
+    numbers = _BARE.findall(line)
+    if len(numbers) != 1:
+        raise BadMeasurement(
+            f"printed {line[:80]!r}, in which there are {len(numbers)} numbers; "
+            "print one, or its unit behind it."
+        )
+    return float(numbers[0]), unit
 
 
 class CommandMeter:

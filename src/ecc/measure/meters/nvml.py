@@ -216,7 +216,7 @@ def _chosen(nvml: Any, argument: str, environ: Mapping[str, str]) -> int:
     handles = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]
     uuids = [_text(nvml.nvmlDeviceGetUUID(handle)) for handle in handles]
     if not uuids:
-        raise NoMeter("NVML starts but sees no GPU.")
+        raise NoMeter("NVML starts but sees no GPU: none is built in, or none is passed into this container.")
     if argument.startswith("MIG-"):
         raise NoMeter(f"nvml:{argument} is a MIG slice: {_MIG_REASON.format(index=0)}")
     if argument.startswith("GPU-"):

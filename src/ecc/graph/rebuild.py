@@ -1,0 +1,90 @@
+"""A network rebuilt around other tensors.
+
+Every module object of the copy is new, its tensors are the ones given, and everything else a module holds is
+copied as `copy.deepcopy` would, with references to modules and tensors following into the copy. Nothing of the
+original is copied whole, and nothing that the copy does in its forward pass reaches the original.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from ecc.errors import UntraceableModel
+
+Net = TypeVar("Net", bound=nn.Module)
+_PLAIN = (int, float, bool, str, bytes, type(None), type, torch.dtype, torch.device, torch.Size)
+
+
+def named_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers by name, tied ones once."""
+    found: dict[str, Tensor] = {}
+    seen: set[int] = set()
+    for path, module in model.named_modules():
+        prefix = f"{path}." if path else ""
+        for table in (module._parameters, module._buffers):
+            for name, tensor in table.items():
+                if tensor is not None and id(tensor) not in seen:
+                    seen.add(id(tensor))
+                    found[prefix + name] = tensor
+    return found
+
+
+def rebuilt(model: Net, made: Mapping[int, Tensor]) -> Net:
+    """A copy of a module tree in which tensors are replaced, and references to modules follow."""
+    modules = list(model.modules())
+    twins = {id(module): module.__class__.__new__(module.__class__) for module in modules}
+    memo: dict[int, Any] = {**twins, **made}
+    for module in modules:
+        state = module.__dict__.copy()
+        for key, value in state.items():
+            if key in ("_parameters", "_buffers"):
+                state[key] = {k: None if t is None else memo[id(t)] for k, t in value.items()}
+            elif key == "_modules":
+                state[key] = {k: None if m is None else twins[id(m)] for k, m in value.items()}
+            elif not _is_plain(value):
+                state[key] = _copied(value, memo, f"{type(module).__name__}.{key}")
+        _update_sizes(module, state)
+        twins[id(module)].__dict__.update(state)
+    return twins[id(model)]  # type: ignore[return-value]
+
+
+def _copied(value: Any, memo: dict[int, Any], where: str) -> Any:
+    if type(value) in (dict, OrderedDict, set) and not value:
+        return type(value)()
+    try:
+        return copy.deepcopy(value, memo)
+    except Exception as error:
+        raise UntraceableModel(
+            f"the network cannot be copied: attribute {where} is a {type(value).__name__} ({error}). "
+            "Keep such objects outside the modules."
+        ) from error
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a value can be shared between the old and the new network."""
+    return isinstance(value, _PLAIN) or (type(value) is tuple and all(isinstance(v, _PLAIN) for v in value))
+
+
+def _update_sizes(module: nn.Module, state: dict[str, Any]) -> None:
+    """Bring a module's own record of its sizes in line with its new tensors."""
+    weight = state["_parameters"].get("weight")
+    if isinstance(module, nn.modules.conv._ConvNd) and weight is not None:
+        rows, columns = weight.shape[:2]
+        leading = ("in_channels", "out_channels") if module.transposed else ("out_channels", "in_channels")
+        groups = rows * module.groups // getattr(module, leading[0]) if module.groups > 1 else 1
+        state["groups"], state[leading[0]], state[leading[1]] = groups, rows, columns * groups
+    elif isinstance(module, nn.Linear) and weight is not None:
+        state["out_features"], state["in_features"] = weight.shape
+    elif isinstance(module, nn.modules.batchnorm._NormBase):
+        known = weight if weight is not None else state["_buffers"].get("running_mean")
+        state["num_features"] = module.num_features if known is None else known.numel()
+    elif isinstance(module, nn.PReLU):
+        state["num_parameters"] = weight.numel()
+    elif isinstance(module, nn.Embedding):
+        state["num_embeddings"], state["embedding_dim"] = weight.shape

@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+import pytest
+
+from ecc.errors import NoMeter
+from ecc.measure import Declared
+from ecc.measure.meters.cputime import CpuTimeMeter, open_meter
+
+
+def test_cpu_time_times_declared_watts() -> None:
+    assert CpuTimeMeter(15.0, cpu_seconds=lambda: 3.0).read() == 45.0
+
+
+def test_it_says_that_the_watts_are_declared() -> None:
+    info = CpuTimeMeter(15.0).describe()
+    assert info.provenance == Declared(15.0)
+    assert info.label == "CPU time x declared 15 W"
+    assert info.covers == ("cpu",)
+
+
+@pytest.mark.parametrize(
+    ("argument", "watts"), [("15W", 15), ("15", 15), ("7.5 W", 7.5), ("250mW", 0.25), ("1e1W", 10)]
+)
+def test_watts_are_read_from_the_spec(argument: str, watts: float) -> None:
+    assert open_meter(argument).describe().provenance == Declared(pytest.approx(watts))
+
+
+@pytest.mark.parametrize(
+    ("argument", "said"),
+    [
+        ("", r"no watts are declared; say what one busy core draws, such as cputime:15W"),
+        ("lots", "'lots' is not a power"),
+        ("-5W", "'-5W' is not a power"),
+        ("1.2.3W", "'1.2.3W' is not a power"),
+        ("0W", r"declared 0\.0 W; give a positive number"),
+    ],
+)
+def test_watts_that_are_none_are_refused(argument: str, said: str) -> None:
+    with pytest.raises(NoMeter, match=said):
+        open_meter(argument)
+
+
+def test_real_cpu_time_grows() -> None:
+    meter = open_meter("15W")
+    before = meter.read()
+    while meter.read() <= before:
+        sum(range(1000))
+    assert meter.read() > before

@@ -1,0 +1,177 @@
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from ecc.errors import BadMeasurement
+from ecc.measure import deploy
+from ecc.measure.deploy import deployed
+
+
+class Spy(nn.Module):
+    """Keeps what it was called with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+        self.drop = nn.Dropout()
+        self.seen: list[tuple[Tensor, ...]] = []
+
+    def forward(self, image: Tensor, index: Tensor | None = None) -> Tensor:
+        self.seen.append((image,) if index is None else (image, index))
+        return self.drop(self.conv(image))
+
+
+def image(*, batch: int = 2) -> Tensor:
+    return torch.ones(batch, 3, 8, 8)
+
+
+def test_a_model_runs_in_eval_and_inference_mode_and_is_left_as_it_was() -> None:
+    model = Spy().train()
+    model.drop.eval()
+    before = copy.deepcopy(model.state_dict())
+    with deployed(model, image()) as ready:
+        assert not model.training
+        output = ready.run()
+        assert isinstance(output, Tensor)
+        assert output.is_inference()
+        assert (ready.device.type, ready.batch) == ("cpu", 2)
+    assert model.training
+    assert not model.drop.training
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_training_is_restored_after_a_failure() -> None:
+    model = Spy().train()
+    with pytest.raises(RuntimeError, match="boom"), deployed(model, image()):
+        raise RuntimeError("boom")
+    assert model.training
+    assert not torch.is_inference_mode_enabled()
+
+
+def test_inputs_are_normal_random_numbers_the_same_for_every_network() -> None:
+    first, second = Spy(), Spy()
+    for model in (first, second):
+        with deployed(model, image(batch=64)) as ready:
+            ready.run()
+    (seen,), (again,) = first.seen[0], second.seen[0]
+    assert abs(seen.mean().item()) < 0.05
+    assert seen.std().item() == pytest.approx(1, abs=0.05)
+    assert torch.equal(seen, again)
+
+
+def test_the_example_itself_can_be_measured() -> None:
+    model = Spy()
+    with deployed(model, image(), input_data="example") as ready:
+        ready.run()
+    assert torch.equal(model.seen[0][0], image())
+
+
+def test_integer_inputs_are_kept() -> None:
+    model, index = Spy(), torch.tensor([3, 1])
+    with deployed(model, (image(), index)) as ready:
+        ready.run()
+    assert torch.equal(model.seen[0][1], index)
+
+
+def test_inputs_by_name_are_passed_by_name() -> None:
+    model = Spy()
+    with deployed(model, {"index": torch.tensor([1]), "image": image()}) as ready:
+        ready.run()
+        assert ready.batch == 1  # of the first tensor
+    assert model.seen[0][0].shape == (2, 3, 8, 8)
+
+
+@pytest.mark.parametrize(
+    ("example", "said"),
+    [
+        (
+            torch.zeros(1, 3, 8, 8),
+            r"input 0 of shape \(1, 3, 8, 8\) is all zeros.*torch\.randn\(1, 3, 8, 8\)",
+        ),
+        ((image(), torch.zeros(2, dtype=torch.long)), "input 1"),
+        ({"image": torch.zeros(1)}, "input 'image'"),
+        (torch.empty(0, 3), "all zeros"),
+        ((), "holds no tensor"),
+    ],
+)
+def test_an_input_of_zeros_is_refused(example: object, said: str) -> None:
+    with pytest.raises(BadMeasurement, match=said), deployed(Spy(), example):  # type: ignore[arg-type]
+        pass
+
+
+@pytest.mark.parametrize(("precision", "dtype"), [("fp16", torch.float16), ("bf16", torch.bfloat16)])
+def test_half_precision_converts_a_copy(precision: deploy.Precision, dtype: torch.dtype) -> None:
+    model = nn.Linear(4, 4)
+    with deployed(model, torch.ones(2, 4), precision=precision) as ready:
+        output = ready.run()
+    assert isinstance(output, Tensor)
+    assert output.dtype == dtype
+    assert model.weight.dtype == torch.float32
+
+
+def test_channels_last_converts_a_copy_and_the_input() -> None:
+    strides = []
+
+    class Strides(nn.Conv2d):
+        def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - the name in the base class
+            strides.append((input.stride(), self.weight.stride()))
+            return super().forward(input)
+
+    model = Strides(3, 4, 3)
+    with deployed(model, image(), memory_format="channels_last") as ready:
+        ready.run()
+    assert strides == [((192, 1, 24, 3), (27, 1, 9, 3))]
+    assert model.weight.is_contiguous()
+
+
+@pytest.mark.parametrize(
+    ("option", "said"), [({"mode": "graph"}, "'graph'"), ({"precision": "tf32"}, "'tf32'")]
+)
+def test_what_needs_a_gpu_is_refused_on_the_cpu(option: dict[str, str], said: str) -> None:
+    with (
+        pytest.raises(BadMeasurement, match=f"{said} needs a CUDA device, and the model is on cpu"),
+        deployed(Spy(), image(), **option),  # type: ignore[arg-type]
+    ):
+        pass
+
+
+def test_compiling_starts_afresh_for_every_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[object] = []
+    monkeypatch.setattr(torch.compiler, "reset", lambda: calls.append("reset"))
+    monkeypatch.setattr(torch, "compile", lambda model, **options: (calls.append(options), model)[1])
+    model = Spy()
+    with deployed(model, image(), mode="compile") as ready:
+        ready.run()
+    assert calls == ["reset", {"dynamic": False}]
+    assert len(model.seen) == 1
+
+
+@pytest.mark.parametrize("tf32", [False, True])
+def test_the_switches_of_torch_are_set_and_put_back(tf32: bool) -> None:
+    def precisions() -> tuple[object, ...]:
+        cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+        return cudnn.benchmark, matmul.fp32_precision, cudnn.conv.fp32_precision, cudnn.rnn.fp32_precision
+
+    before = precisions()
+    wanted = "tf32" if tf32 else "ieee"
+    with deploy._switches(tf32=tf32, cudnn_autotune=True):
+        assert precisions() == (True, wanted, wanted, wanted)
+        assert torch.backends.cudnn.allow_tf32 is tf32  # the older switch agrees
+    assert precisions() == before
+
+
+def test_older_versions_of_torch_have_other_switches(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Switch:
+        allow_tf32 = True
+        benchmark = False
+
+    cudnn, matmul = Switch(), Switch()
+    monkeypatch.setattr(torch.backends, "cudnn", cudnn)
+    monkeypatch.setattr(torch.backends.cuda, "matmul", matmul)
+    with deploy._switches(tf32=False, cudnn_autotune=True):
+        assert (cudnn.allow_tf32, matmul.allow_tf32, cudnn.benchmark) == (False, False, True)
+    assert (cudnn.allow_tf32, matmul.allow_tf32, cudnn.benchmark) == (True, True, False)
