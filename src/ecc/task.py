@@ -57,9 +57,7 @@ class Task:
                 f"give an instance: {self.model.__name__}(...)."
             )
         if not isinstance(self.model, nn.Module):
-            raise BadTask(
-                f"model of task {self.name!r} is {_type_name(self.model)}; give a torch.nn.Module instance."
-            )
+            raise BadTask(f"model of task {self.name!r} is {_type_name(self.model)}; give a torch.nn.Module instance.")
         _check_example_input(self.name, self.example_input)
         for field in ("loss", "train_batches", "evaluate", "evaluate_held_out"):
             value = getattr(self, field)

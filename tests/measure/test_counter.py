@@ -57,9 +57,7 @@ def test_a_reading_belongs_to_the_middle_of_the_call() -> None:
 def test_a_counter_that_goes_back_is_refused() -> None:
     board = FakeBoard(fault=lambda joules, now: joules if now < 1000.5 else joules - 12_000)
     watch = CounterWatch(FakeMeter(board), board.clock)
-    with pytest.raises(
-        BadMeasurement, match=r"fake went back from 123\d\d\.\d+ J to 3\d\d\.\d+ J.*reset.*wrapped"
-    ):
+    with pytest.raises(BadMeasurement, match=r"fake went back from 123\d\d\.\d+ J to 3\d\d\.\d+ J.*reset.*wrapped"):
         watch_for(watch, board, 1.0)
 
 
@@ -177,9 +175,7 @@ def test_probe_waits_longer_for_a_slow_counter() -> None:
 
 def test_a_counter_that_always_moves_has_a_period_near_zero() -> None:
     board = FakeBoard(tick_seconds=1e-5, resolution_joules=1e-9)
-    found = probe(
-        FakeMeter(board), HostLoad(lambda: board.work(0.004), 1, board.clock), 0.5, clock=board.clock
-    )
+    found = probe(FakeMeter(board), HostLoad(lambda: board.work(0.004), 1, board.clock), 0.5, clock=board.clock)
     assert found.tick_seconds is not None
     assert found.tick_seconds < 0.001
 

@@ -106,9 +106,7 @@ def test_inferences_longer_than_a_period_get_longer_windows() -> None:
     board = FakeBoard(tick_seconds=0.1)
     load = HostLoad(lambda: board.work(0.313), 1, board.clock)
     windows = windows_of(board, repeats(20), load=load)
-    assert windows[0].window_seconds == pytest.approx(
-        0.41 * 0.1 / 0.005, rel=0.1
-    )  # edges blurred by a period
+    assert windows[0].window_seconds == pytest.approx(0.41 * 0.1 / 0.005, rel=0.1)  # edges blurred by a period
     assert relative_sd([window.joules for window in windows]) < 0.01
 
 
@@ -231,9 +229,7 @@ def test_throttling_that_begins_between_windows_is_refused() -> None:
 
     def state() -> DeviceState:
         hot = board.now() > 1006
-        return DeviceState(
-            temperature_celsius=91 if hot else 60, throttling=("hardware slowdown",) if hot else ()
-        )
+        return DeviceState(temperature_celsius=91 if hot else 60, throttling=("hardware slowdown",) if hot else ())
 
     with pytest.raises(BadMeasurement, match=r"fake board throttles at 91 C \(hardware slowdown\)"):
         windows_of(board, repeats(8), meter=FakeMeter(board, state=state))
@@ -250,9 +246,7 @@ def test_a_neighbour_is_refused_unless_allowed() -> None:
 def test_throttling_is_refused_unless_allowed() -> None:
     info = FakeMeter(FakeBoard()).describe()
     hot = DeviceState(throttling=("software thermal slowdown",))
-    with pytest.raises(
-        BadMeasurement, match=r"throttles \(software thermal slowdown\).*allow_throttling=True"
-    ):
+    with pytest.raises(BadMeasurement, match=r"throttles \(software thermal slowdown\).*allow_throttling=True"):
         check_state(hot, info, MeasureSettings())
     check_state(hot, info, MeasureSettings(allow_throttling=True))
 

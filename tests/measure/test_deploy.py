@@ -128,9 +128,7 @@ def test_channels_last_converts_a_copy_and_the_input() -> None:
     assert model.weight.is_contiguous()
 
 
-@pytest.mark.parametrize(
-    ("option", "said"), [({"mode": "graph"}, "'graph'"), ({"precision": "tf32"}, "'tf32'")]
-)
+@pytest.mark.parametrize(("option", "said"), [({"mode": "graph"}, "'graph'"), ({"precision": "tf32"}, "'tf32'")])
 def test_what_needs_a_gpu_is_refused_on_the_cpu(option: dict[str, str], said: str) -> None:
     with (
         pytest.raises(BadMeasurement, match=f"{said} needs a CUDA device, and the model is on cpu"),

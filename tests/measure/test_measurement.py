@@ -141,6 +141,4 @@ def test_a_measurement_is_plain_json_with_its_label() -> None:
 
 
 def test_a_measurement_reads_as_a_sentence() -> None:
-    assert str(measurement()) == (
-        "2 J +- 1.0% and 0.01 s an inference of 4, 200.0 W (measured: fake board, board)"
-    )
+    assert str(measurement()) == ("2 J +- 1.0% and 0.01 s an inference of 4, 200.0 W (measured: fake board, board)")

@@ -26,9 +26,7 @@ def test_parameters_are_those_of_the_paper(alexnet: AlexNet) -> None:
 
 def test_macs_are_those_of_the_paper(alexnet: AlexNet) -> None:
     convolutions = (
-        55 * 55 * 64 * (3 * 11 * 11)
-        + 27 * 27 * 192 * (64 * 5 * 5)
-        + 13 * 13 * (384 * 192 + 256 * 384 + 256 * 256) * 9
+        55 * 55 * 64 * (3 * 11 * 11) + 27 * 27 * 192 * (64 * 5 * 5) + 13 * 13 * (384 * 192 + 256 * 384 + 256 * 256) * 9
     )
     fully_connected = 9216 * 4096 + 4096 * 4096 + 4096 * 1000
     assert macs(alexnet, 1, 3, 224, 224) == convolutions + fully_connected == 714_188_480

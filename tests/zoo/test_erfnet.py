@@ -36,13 +36,9 @@ def test_macs_add_up_by_hand(on_meta: ERFNet) -> None:
     def block(channels: int) -> int:
         return 4 * 3 * channels**2  # four layers of three taps, per pixel
 
-    encoder = (
-        half * 13 * 3 * 9 + quarter * (48 * 16 * 9 + 5 * block(64)) + eighth * (64 * 64 * 9 + 8 * block(128))
-    )
+    encoder = half * 13 * 3 * 9 + quarter * (48 * 16 * 9 + 5 * block(64)) + eighth * (64 * 64 * 9 + 8 * block(128))
     # Transposed convolutions work at the resolution of their input.
-    decoder = (
-        eighth * 128 * 64 * 9 + quarter * (2 * block(64) + 64 * 16 * 9) + half * (2 * block(16) + 16 * 20 * 4)
-    )
+    decoder = eighth * 128 * 64 * 9 + quarter * (2 * block(64) + 64 * 16 * 9) + half * (2 * block(16) + 16 * 20 * 4)
     assert macs(on_meta, 1, 3, 512, 1024) == encoder + decoder == 26_612_727_808
 
 

@@ -250,16 +250,13 @@ def test_a_missing_function_lists_those_there(folder: Path) -> None:
         "task 'mine.py:pare': no function 'pare' (did you mean 'pair'?); the file defines pair, other."
     )
     write(folder, "x = 1\n", "empty.py")
-    assert (
-        refusal("empty.py:pair") == "task 'empty.py:pair': no function 'pair'; the file defines no function."
-    )
+    assert refusal("empty.py:pair") == "task 'empty.py:pair': no function 'pair'; the file defines no function."
 
 
 def test_what_is_no_function_is_refused(folder: Path) -> None:
     write(folder, "pair = 3\n")
     assert refusal("mine.py:pair") == (
-        "task 'mine.py:pair': pair is int; "
-        "make it a function that returns a Task or a pair (model, example_input)."
+        "task 'mine.py:pair': pair is int; make it a function that returns a Task or a pair (model, example_input)."
     )
 
 

@@ -55,9 +55,7 @@ def test_weights_without_batch_counts_load_strictly() -> None:
 
 def test_strides_and_batch_norms_are_those_of_the_published_weights(on_meta: MobileNetV1) -> None:
     layers = dict(on_meta.named_modules())
-    strided = [
-        name for name, layer in layers.items() if isinstance(layer, nn.Conv2d) and layer.stride == (2, 2)
-    ]
+    strided = [name for name, layer in layers.items() if isinstance(layer, nn.Conv2d) and layer.stride == (2, 2)]
     assert strided == ["conv1", "conv_dw_2", "conv_dw_4", "conv_dw_6", "conv_dw_12"]
     assert {layer.eps for layer in layers.values() if isinstance(layer, nn.BatchNorm2d)} == {1e-3}
 

@@ -32,9 +32,7 @@ def test_parameters_and_depth_are_those_of_the_paper(
     assert round(parameters / 1e6, 2) == paper_millions
 
 
-@pytest.mark.parametrize(
-    ("build", "blocks", "total"), [(resnet20, 3, 40_551_040), (resnet56, 9, 125_485_696)]
-)
+@pytest.mark.parametrize(("build", "blocks", "total"), [(resnet20, 3, 40_551_040), (resnet56, 9, 125_485_696)])
 def test_macs_add_up_by_hand(build: Callable[[], CifarResNet], blocks: int, total: int) -> None:
     with torch.device("meta"):
         model = build()

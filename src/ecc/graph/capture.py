@@ -1,4 +1,4 @@
-"""Running a network for a trace: on meta tensors, in eval and train mode, with nothing of the user's changed."""
+"""Running a network for a trace: on meta tensors, in eval or train mode, leaving the user's alone."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from ecc.errors import UntraceableModel
+from ecc.graph.call import tensors_in
 from ecc.graph.labels import CutBook, LabelBook, Misaligned, frozen_labels
 from ecc.graph.rebuild import named_tensors, rebuilt
-from ecc.graph.tracer import Tracer, tensors_in
+from ecc.graph.tracer import Tracer
 
 Inputs = Tensor | Sequence[Any] | Mapping[str, Any]
 """An example input: one tensor, a sequence of positional arguments, or a mapping of keyword arguments."""
@@ -59,9 +60,7 @@ def one_pass(
         raise
     except Exception as error:
         if isinstance(book, CutBook):
-            raise Misaligned(
-                torch.empty(0, dtype=torch.long), first_line(error), path=tracer.last_path
-            ) from error
+            raise Misaligned(torch.empty(0, dtype=torch.long), first_line(error), path=tracer.last_path) from error
         raise
     for tensor in tensors_in(result):
         labels = tracer.labels(tensor)
@@ -109,14 +108,10 @@ def refuse_untraceable(model: nn.Module, example_input: Inputs) -> None:
     if not isinstance(model, nn.Module):
         raise UntraceableModel(f"expected a torch.nn.Module, got {type(model).__name__}.")
     if hasattr(model, "_orig_mod"):
-        raise UntraceableModel(
-            "the network was compiled. Trace the one given to torch.compile and compile later."
-        )
+        raise UntraceableModel("the network was compiled. Trace the one given to torch.compile and compile later.")
     for name, tensor in model.named_parameters():
         if isinstance(tensor, nn.parameter.UninitializedParameter):
-            raise UntraceableModel(
-                f"{name} is not initialised yet (a lazy module). Run the network once first."
-            )
+            raise UntraceableModel(f"{name} is not initialised yet (a lazy module). Run the network once first.")
         if tensor.is_quantized:
             raise UntraceableModel(f"{name} is quantised. Cut the float network, then quantise.")
     if not any(True for _ in tensors_in(as_call(example_input))):

@@ -1,8 +1,8 @@
 """The channel graph: what may be cut from a network, and what everything costs at any widths.
 
 A *unit* is the smallest thing that can be cut: channels of several layers that live and die together. A
-`ChannelGroup` is a run of interchangeable units: they stand in the same places of the same tensors. The widths
-of the groups are the paper's s; a plain chain of layers has one group between each two layers.
+`ChannelGroup` is a run of interchangeable units: they stand in the same places of the same tensors. The
+widths of the groups are the paper's s; a plain chain of layers has one group between each two layers.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class ChannelGroup:
 
 @dataclass(frozen=True)
 class ChannelGraph:
-    """Groups, layers and tensors of one traced network. Widths are by group name, or in the order of `groups`."""
+    """Groups, layers and tensors of one traced network. Widths go by group name or in the order of `groups`."""
 
     groups: tuple[ChannelGroup, ...]
     layers: tuple[Layer, ...]
@@ -79,9 +79,7 @@ class ChannelGraph:
         try:
             return self.groups[self._by_name[name]]
         except KeyError:
-            raise BadWidths(
-                f"no channel group is called {name!r}. Groups: {_some(list(self._by_name))}."
-            ) from None
+            raise BadWidths(f"no channel group is called {name!r}. Groups: {_some(list(self._by_name))}.") from None
 
     @cached_property
     def prunable(self) -> tuple[ChannelGroup, ...]:
@@ -109,7 +107,7 @@ class ChannelGraph:
             vector[self._by_name[name]] = width
         return vector
 
-    # --- places -------------------------------------------------------------------------------------------------
+    # --- places ----------------------------------------------------------------------------------
 
     @cached_property
     def full_shapes(self) -> dict[str, torch.Size]:
@@ -135,7 +133,7 @@ class ChannelGraph:
     def slot_of_index(self) -> dict[tuple[str, int], Tensor]:
         """For each cuttable (tensor, axis), the slot that each index belongs to."""
         table: dict[tuple[str, int], Tensor] = {}
-        for group, start in zip(self.groups, self._slot_starts):
+        for group, start in zip(self.groups, self._slot_starts[:-1], strict=True):
             for place in group.places:
                 key = (place.tensor, place.axis)
                 if key not in table:
@@ -143,7 +141,7 @@ class ChannelGraph:
                 table[key][place.index] = start + torch.arange(group.width)[:, None]
         return table
 
-    # --- costs --------------------------------------------------------------------------------------------------
+    # --- costs -----------------------------------------------------------------------------------
 
     @cached_property
     def costs(self) -> CostTable:
@@ -180,7 +178,7 @@ class ChannelGraph:
         touched = torch.tensor([layer.touches(position) for layer in self.layers])
         return float(per_layer[touched].sum() / per_layer.sum().clamp(min=1))
 
-    # --- files --------------------------------------------------------------------------------------------------
+    # --- files -----------------------------------------------------------------------------------
 
     @cached_property
     def fingerprint(self) -> str:
@@ -279,11 +277,7 @@ class ChannelGraph:
         size = f"{int(self.parameters()):,} parameters, {int(self.macs()):,} MACs"
         lines = [f"ChannelGraph {self.fingerprint}: {cut}; {size}"]
         for group in self.groups:
-            state = (
-                f"frozen: {group.frozen}"
-                if group.frozen
-                else f"read by {_some(list(group.layers(Role.READ)))}"
-            )
+            state = f"frozen: {group.frozen}" if group.frozen else f"read by {_some(list(group.layers(Role.READ)))}"
             lines.append(f"  {group.name}: {group.width} units, {state}")
         return "\n".join(lines)
 

@@ -28,10 +28,12 @@ class Extent:
         return self.fixed + sum(multiple * widths[group] for group, multiple in self.multiples)
 
     def to_json(self) -> list[Any]:
+        """As plain JSON."""
         return [self.fixed, [list(pair) for pair in self.multiples]]
 
     @classmethod
     def from_json(cls, data: Sequence[Any]) -> Extent:
+        """From what `to_json` gave."""
         fixed, pairs = data
         return cls(int(fixed), tuple((int(g), int(m)) for g, m in pairs))
 
@@ -61,6 +63,7 @@ class Layer:
         return any(group == g for extent in (self.incoming, self.outgoing) for g, _ in extent.multiples)
 
     def to_json(self) -> dict[str, Any]:
+        """As plain JSON."""
         return {
             "path": self.path,
             "kind": self.kind,
@@ -75,6 +78,7 @@ class Layer:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Layer:
+        """From what `to_json` gave."""
         extents = {key: Extent.from_json(data[key]) for key in ("incoming", "outgoing", "reads", "writes")}
         return cls(
             path=str(data["path"]),
@@ -96,6 +100,7 @@ class TensorShape:
     is_parameter: bool
 
     def to_json(self) -> dict[str, Any]:
+        """As plain JSON."""
         axes = [axis.to_json() for axis in self.axes]
         return {
             "name": self.name,
@@ -106,6 +111,7 @@ class TensorShape:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> TensorShape:
+        """From what `to_json` gave."""
         axes = tuple(Extent.from_json(axis) for axis in data["axes"])
         return cls(str(data["name"]), axes, int(data["item_bytes"]), bool(data["is_parameter"]))
 
@@ -117,9 +123,7 @@ class _Extents:
         self._fixed = torch.tensor([float(e.fixed) for e in extents], dtype=torch.float64)
         self._rows = torch.tensor([i for i, e in enumerate(extents) for _ in e.multiples], dtype=torch.long)
         self._groups = torch.tensor([g for e in extents for g, _ in e.multiples], dtype=torch.long)
-        self._multiples = torch.tensor(
-            [float(m) for e in extents for _, m in e.multiples], dtype=torch.float64
-        )
+        self._multiples = torch.tensor([float(m) for e in extents for _, m in e.multiples], dtype=torch.float64)
 
     def __call__(self, widths: Tensor) -> Tensor:
         parts = self._multiples * widths.to(torch.float64)[self._groups]

@@ -22,6 +22,9 @@ FROZEN = 1
 
 _FIRST_FREE = 2
 
+Labels = Tensor | None
+"""Labels of one tensor; None for a value that belongs to no channel and no position (a constant, a scalar)."""
+
 
 class Role(str, Enum):
     """What a parameter axis does to the channels it is labelled with."""
@@ -85,7 +88,7 @@ class LabelBook:
         """Labels of an axis that is known already."""
         return self._vectors[tensor, axis]
 
-    def is_grouped(self, tensor: str) -> bool:
+    def is_grouped(self, tensor: str) -> bool:  # noqa: ARG002 - the cut network knows better
         """Whether a weight is known as one of a grouped convolution, whatever number of groups is left."""
         return False
 
@@ -94,9 +97,7 @@ class LabelBook:
         try:
             left, right = torch.broadcast_tensors(left, right)
         except RuntimeError:
-            raise Misaligned(
-                torch.cat([left.reshape(-1), right.reshape(-1)]), f"sizes differ in {why}"
-            ) from None
+            raise Misaligned(torch.cat([left.reshape(-1), right.reshape(-1)]), f"sizes differ in {why}") from None
         self.pairs.append((left.reshape(-1), right.reshape(-1), why))
 
     def freeze(self, labels: Tensor, why: str) -> None:
@@ -115,7 +116,7 @@ class LabelBook:
         stuck = (left == FROZEN) ^ (right == FROZEN)
         labels, entry = torch.maximum(left, right)[stuck], entry[stuck]
         number, counts = entry.unique_consecutive(return_counts=True)
-        met = zip(labels.split(counts.tolist()), number.tolist())
+        met = zip(labels.split(counts.tolist()), number.tolist(), strict=True)
         found = [(part, f"it meets something that cannot be cut in {self.pairs[n][2]}") for part, n in met]
         return found + [(labels[labels != FROZEN], why) for labels, why in self.frozen]
 
@@ -144,6 +145,7 @@ class CutBook(LabelBook):
         self._dense = dense
 
     def axis(self, tensor: str, axis: int, size: int, role: Role) -> Tensor:
+        """Labels of the indices that an axis kept."""
         labels = self._kept.get((tensor, axis))
         if labels is None or role not in self.roles[tensor, axis]:
             nothing = torch.empty(0, dtype=torch.long)
@@ -153,6 +155,7 @@ class CutBook(LabelBook):
         return labels
 
     def is_grouped(self, tensor: str) -> bool:
+        """Whether it was one in the dense network."""
         return self.roles.get((tensor, 0)) == {Role.CARRY}
 
     def check(self) -> None:
@@ -169,9 +172,7 @@ class CutBook(LabelBook):
         stray = known[found] != codes if len(known) else torch.ones_like(codes, dtype=torch.bool)
         if bool(stray.any()):
             why = self.pairs[int(entry[stray][0])][2]
-            raise Misaligned(
-                torch.cat([left[stray], right[stray]]), f"channels slide past each other in {why}"
-            )
+            raise Misaligned(torch.cat([left[stray], right[stray]]), f"channels slide past each other in {why}")
         for labels, why in self.freezes():
             loose = labels[~self._immovable[labels]]
             if loose.numel():
@@ -195,12 +196,12 @@ def varies(labels: Tensor, axis: int) -> bool:
 
 def varying_axes(labels: Tensor) -> list[int]:
     """The axes along which labels change."""
-    return [a for a, (n, step) in enumerate(zip(labels.shape, labels.stride())) if n > 1 and step != 0]
+    return [a for a, (n, step) in enumerate(zip(labels.shape, labels.stride(), strict=True)) if n > 1 and step != 0]
 
 
 def compact(labels: Tensor) -> Tensor:
     """The same labels with every axis on which they do not change narrowed to one element."""
-    for axis, (size, step) in enumerate(zip(labels.shape, labels.stride())):
+    for axis, (size, step) in enumerate(zip(labels.shape, labels.stride(), strict=True)):
         if size > 1 and step == 0:
             labels = labels.narrow(axis, 0, 1)
     return labels
@@ -226,3 +227,8 @@ def channel_vector(labels: Tensor | None, axis: int, size: int) -> Tensor:
         if other != axis:
             labels = labels.select(other, 0)
     return labels.expand(size)
+
+
+def loose(labels: Labels) -> Labels:
+    """Labels that may still be cut; None for positions that cannot."""
+    return None if labels is None or bool((compact(labels) == FROZEN).all()) else labels

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
+from ecc.graph.call import tensors_in
 from ecc.graph.capture import Inputs, as_call
 from ecc.graph.channels import ChannelGraph, ChannelGroup
 from ecc.graph.rebuild import named_tensors
 from ecc.graph.surgery import resized, slim, zero_channels_
-from ecc.graph.tracer import tensors_in
 
 TOLERANCE = 1e-4
 """Largest difference, relative to the largest output, that float32 arithmetic in another order explains."""
@@ -37,11 +37,7 @@ def prove(model: nn.Module, graph: ChannelGraph, example_input: Inputs, *, seed:
     worst = difference(model, graph, example_input, graph.prunable, seed=seed)
     if worst <= TOLERANCE:
         return replace(graph, proof=worst)
-    wrong = {
-        g.name
-        for g in graph.prunable
-        if not difference(model, graph, example_input, [g], seed=seed) <= TOLERANCE
-    }
+    wrong = {g.name for g in graph.prunable if not difference(model, graph, example_input, [g], seed=seed) <= TOLERANCE}
     reason = "cutting it changes the outputs"
     groups = tuple(replace(g, frozen=reason) if g.name in wrong else g for g in graph.groups)
     fixed = replace(graph, groups=groups)
@@ -88,9 +84,7 @@ def _outputs(model: nn.Module, example_input: Inputs) -> list[Tensor]:
         return list(tensors_in(model(*args, **kwargs)))
 
 
-def _copy_with_visible_weights(
-    model: nn.Module, graph: ChannelGraph, generator: torch.Generator
-) -> nn.Module:
+def _copy_with_visible_weights(model: nn.Module, graph: ChannelGraph, generator: torch.Generator) -> nn.Module:
     copy = resized(model, graph, {})
     for name, tensor in named_tensors(copy).items():
         if not tensor.is_floating_point() or tensor.numel() < 2:

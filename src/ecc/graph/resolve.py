@@ -12,10 +12,10 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 from torch import Tensor, nn
 
+from ecc.graph.call import Record
 from ecc.graph.channels import ChannelGraph, ChannelGroup, Place
 from ecc.graph.costs import Extent, Layer, TensorShape
 from ecc.graph.labels import FROZEN, LabelBook, Role
-from ecc.graph.tracer import Record
 
 _ROLE_ORDER = (Role.WRITE, Role.CARRY, Role.READ)
 
@@ -64,13 +64,19 @@ class Resolved:
 
     def _freeze_unreadable(self, patterns: Sequence[str]) -> None:
         """A channel that nothing reads can have no zero slice; a user may also ask for layers to stay whole."""
-        read = np.zeros(self.count, dtype=bool)
         for key, roles in self.book.roles.items():
-            if Role.READ in roles:
-                read[self.units_on(key)] = True
-            elif any(fnmatch(key[0].rpartition(".")[0], p) or fnmatch(key[0], p) for p in patterns):
+            path = key[0].rpartition(".")[0]
+            if Role.READ not in roles and any(fnmatch(path, p) or fnmatch(key[0], p) for p in patterns):
                 self._freeze(self.units_on(key), "frozen on request")
-        self._freeze(np.flatnonzero(~read), "no layer reads it")
+        self._freeze(np.flatnonzero(~self._with(Role.READ)), "no layer reads it")
+
+    def _with(self, role: Role) -> np.ndarray:
+        """By unit: whether some axis has it in this role."""
+        found = np.zeros(self.count, dtype=bool)
+        for key, roles in self.book.roles.items():
+            if role in roles:
+                found[self.units_on(key)] = True
+        return found
 
     def _make_groups(self) -> None:
         """Units with the same number of indices on the same axes, and the same fate, are interchangeable."""
@@ -78,14 +84,10 @@ class Resolved:
         axis_of = np.repeat(np.arange(len(sizes)), sizes)  # labels are numbered axis by axis
         unit_of = self.unit[self.book.size - len(axis_of) :]
         marks = np.random.default_rng(0).integers(1, 2**63, size=len(sizes), dtype=np.uint64)
-        signature = np.zeros(
-            self.count, dtype=np.uint64
-        )  # the sum of its marks identifies a multiset of axes
+        signature = np.zeros(self.count, dtype=np.uint64)  # the sum of its marks identifies a multiset of axes
         np.add.at(signature, unit_of, marks[axis_of])
-        made = np.zeros(self.count, dtype=bool)
-        for key, roles in self.book.roles.items():
-            if roles != {Role.READ}:
-                made[self.units_on(key)] = True
+        made, carried, read = (self._with(role) for role in (Role.WRITE, Role.CARRY, Role.READ))
+        made |= carried & read
         # What no layer makes (the network's input) is no group: it is a fixed part of every size.
         units, first = np.unique(unit_of[made[unit_of]], return_index=True)
         first = np.flatnonzero(made[unit_of])[first]
@@ -113,7 +115,7 @@ class Resolved:
             self._extents[key] = (int((groups < 0).sum()), found, counts)
         fixed, found, counts = self._extents[key]
         multiples = []
-        for group, n in zip(found.tolist(), counts.tolist()):
+        for group, n in zip(found.tolist(), counts.tolist(), strict=True):
             multiple, rest = divmod(n * scale, len(self.groups[group]))
             if rest:  # only some units of a group appear (a slice): then the whole group is frozen
                 fixed += n
@@ -162,9 +164,7 @@ def _places(resolved: Resolved) -> list[tuple[Place, ...]]:
         for group in np.unique(groups[groups >= 0]):
             where = np.flatnonzero(groups == group)
             ranks = resolved.rank[units[where]]
-            index = torch.from_numpy(
-                where[np.argsort(ranks, kind="stable")].reshape(len(resolved.groups[group]), -1)
-            )
+            index = torch.from_numpy(where[np.argsort(ranks, kind="stable")].reshape(len(resolved.groups[group]), -1))
             found[group].append((_ROLE_ORDER.index(roles[0]), Place(axis.tensor, axis.axis, roles, index)))
     return [tuple(place for _, place in sorted(group, key=lambda item: item[0])) for group in found]
 
@@ -177,7 +177,7 @@ def _name(places: tuple[Place, ...]) -> str:
 def _layer(resolved: Resolved, record: Record) -> Layer:
     one = Extent(1)
     extents = [resolved.extent(factor) for factor in record.factors]
-    incoming, outgoing = (extents + [one, one])[:2] if len(extents) != 1 else (one, extents[0])
+    incoming, outgoing = [*extents, one, one][:2] if len(extents) != 1 else (one, extents[0])
     return Layer(
         path=record.path,
         kind=record.kind,
@@ -204,9 +204,7 @@ def _total(resolved: Resolved, amounts: Sequence[tuple[Tensor, int]]) -> Extent:
 
 def _tensor_shape(resolved: Resolved, name: str, tensor: Tensor) -> TensorShape:
     axes = tuple(
-        resolved.extent(resolved.book.vector(name, number))
-        if (name, number) in resolved.book.axes
-        else Extent(size)
+        resolved.extent(resolved.book.vector(name, number)) if (name, number) in resolved.book.axes else Extent(size)
         for number, size in enumerate(tensor.shape)
     )
     return TensorShape(name, axes, tensor.element_size(), isinstance(tensor, nn.Parameter))

@@ -6,8 +6,8 @@ Networks are rebuilt around new, smaller tensors (`rebuild.py`); the dense ones 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -37,7 +37,7 @@ def resized(
     whole = graph.widths(widths)
     if bool((whole != whole.round()).any()):
         raise BadWidths(f"widths must be whole numbers: {dict(widths)}.")
-    keep = {g.name: torch.arange(int(w)) for g, w in zip(graph.groups, whole.tolist()) if w < g.width}
+    keep = {g.name: torch.arange(int(w)) for g, w in zip(graph.groups, whole.tolist(), strict=True) if w < g.width}
     return _cut(model, graph, keep, device)
 
 
@@ -53,7 +53,7 @@ def slim(model: Net, graph: ChannelGraph) -> Net:
 def _kept_units(model: nn.Module, graph: ChannelGraph) -> dict[str, Tensor]:
     """The units that `slim` keeps, of the groups that lose some."""
     keep = {}
-    for group, live in zip(graph.groups, live_masks(model, graph)):
+    for group, live in zip(graph.groups, live_masks(model, graph), strict=True):
         if group.frozen is None and not bool(live.all()):
             kept = live.nonzero().flatten().cpu()
             keep[group.name] = kept if len(kept) else torch.tensor([0])
@@ -63,7 +63,7 @@ def _kept_units(model: nn.Module, graph: ChannelGraph) -> dict[str, Tensor]:
 def live_channels(model: nn.Module, graph: ChannelGraph) -> dict[str, int]:
     """The paper's phi: how many units of each group some layer still reads."""
     masks = live_masks(model, graph)
-    return {group.name: int(live.sum()) for group, live in zip(graph.groups, masks)}
+    return {group.name: int(live.sum()) for group, live in zip(graph.groups, masks, strict=True)}
 
 
 @torch.no_grad()
@@ -90,6 +90,8 @@ def zero_channels_(model: nn.Module, graph: ChannelGraph, dead: Mapping[str, Ten
     """Silence units in place: zero the slices with which layers read them.
 
     Args:
+        model: the network that was traced.
+        graph: its channel graph.
         dead: for each group by name, the numbers of the units to silence, or a boolean mask of them.
     """
     tensors = _tensors_of(model, graph)
@@ -119,7 +121,7 @@ def slim_optimizer(
     for settings_of_group in optimizer.param_groups:
         mine = {key: value for key, value in settings_of_group.items() if key != "params"}
         settings.append({**mine, "params": [pairs[id(p)] for p in settings_of_group["params"]]})
-    twin = type(optimizer)(settings, **{})
+    twin = cast(Callable[..., torch.optim.Optimizer], type(optimizer))(settings)
     for old, state in optimizer.state.items():
         name = names[id(old)]
         twin.state[pairs[id(old)]] = {
@@ -133,13 +135,11 @@ def _is_like(value: Any, parameter: Tensor) -> bool:
     return isinstance(value, Tensor) and value.shape == parameter.shape
 
 
-# --- cutting ----------------------------------------------------------------------------------------------------
+# --- cutting ------------------------------------------------------------------------------------
 
 
 @torch.no_grad()
-def _cut(
-    model: Net, graph: ChannelGraph, keep: Mapping[str, Tensor], device: torch.device | str | None
-) -> Net:
+def _cut(model: Net, graph: ChannelGraph, keep: Mapping[str, Tensor], device: torch.device | str | None) -> Net:
     """Rebuild the network with only the kept units (by group name; absent means all)."""
     _refuse_uncopyable(model)
     tensors = _tensors_of(model, graph)
@@ -157,7 +157,7 @@ def _cut(
 def _slices(graph: ChannelGraph, keep: Mapping[str, Tensor]) -> dict[str, dict[int, Tensor]]:
     """For each tensor and axis that loses something, the indices it keeps, ascending."""
     alive = torch.ones(graph.num_slots, dtype=torch.bool)
-    touched = set()
+    touched: set[tuple[str, int]] = set()
     for name, kept in keep.items():
         start, stop = graph.slots(name)
         alive[start:stop] = False
@@ -178,17 +178,9 @@ def _sliced(tensor: Tensor, axes: Mapping[int, Tensor]) -> Tensor:
             result = result.narrow(axis, first, len(index))
         else:
             result = result.index_select(axis, index.to(tensor.device))
-    if (
-        tensor.dim() == 4
-        and not tensor.is_contiguous()
-        and tensor.is_contiguous(memory_format=torch.channels_last)
-    ):
+    if tensor.dim() == 4 and not tensor.is_contiguous() and tensor.is_contiguous(memory_format=torch.channels_last):
         return result.clone(memory_format=torch.channels_last)
-    return (
-        result.clone(memory_format=torch.contiguous_format)
-        if result._is_view() or result is tensor
-        else result
-    )
+    return result.clone(memory_format=torch.contiguous_format) if result._is_view() or result is tensor else result
 
 
 def _filled(tensor: Tensor, axes: Mapping[int, Tensor], device: torch.device | str | None) -> Tensor:
@@ -233,6 +225,4 @@ def _refuse_uncopyable(model: nn.Module) -> None:
             )
         for kind in _HOOKS:
             if getattr(module, kind):
-                raise UntraceableModel(
-                    f"{where} has hooks ({kind}). Remove them before cutting, add them after."
-                )
+                raise UntraceableModel(f"{where} has hooks ({kind}). Remove them before cutting, add them after.")

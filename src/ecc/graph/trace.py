@@ -19,15 +19,16 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from ecc.errors import UntraceableModel
+from ecc.graph.call import tensors_in
 from ecc.graph.capture import Inputs, as_call, first_line, one_pass, refuse_untraceable
 from ecc.graph.channels import ChannelGraph
 from ecc.graph.labels import CutBook, LabelBook, Misaligned
-from ecc.graph.operators import is_moving
 from ecc.graph.proof import prove
-from ecc.graph.resolve import Resolved, build_graph, build_layers
 from ecc.graph.rebuild import named_tensors
+from ecc.graph.resolve import Resolved, build_graph, build_layers
+from ecc.graph.rules.table import is_moving
 from ecc.graph.surgery import resized
-from ecc.graph.tracer import Tracer, tensors_in
+from ecc.graph.tracer import Tracer
 
 _MAX_ROUNDS = 200  # readings tried before everything left is frozen
 
@@ -67,14 +68,8 @@ def trace_channels(
         try:
             graph = search.run()
         except _NeedsValues as again:
-            raise UntraceableModel(
-                f"the network cannot run on the example input: {again}"
-            ) from again.__cause__
-    if (
-        proven
-        and not on_meta
-        and not any(t.device.type == "meta" for t in tensors_in(as_call(example_input)))
-    ):
+            raise UntraceableModel(f"the network cannot run on the example input: {again}") from again.__cause__
+    if proven and not on_meta and not any(t.device.type == "meta" for t in tensors_in(as_call(example_input))):
         graph = prove(model, graph, example_input)
     return graph
 
@@ -112,9 +107,7 @@ class _Search:
                 book, passes = self._dense()
             else:
                 book.frozen.append(self.frozen[-1])
-        raise UntraceableModel(
-            f"no consistent reading of the network after {_MAX_ROUNDS} rounds. Last: {mishap}."
-        )
+        raise UntraceableModel(f"no consistent reading of the network after {_MAX_ROUNDS} rounds. Last: {mishap}.")
 
     def _dense(self) -> tuple[LabelBook, list[Tracer]]:
         """Eval mode, and train mode too where other operators run in it (auxiliary heads, stochastic depth)."""
@@ -122,9 +115,7 @@ class _Search:
         passes = [self._pass(self.model, book, training=False, recording=True)]
         for example in self._train_examples() if self.trains else ():
             try:
-                shadow = self._pass(
-                    self.model, LabelBook(), training=True, example=example, following_labels=False
-                )
+                shadow = self._pass(self.model, LabelBook(), training=True, example=example, following_labels=False)
             except _NeedsValues:  # for example batch norm over a single value: try the batch twice over
                 continue
             self.trains = shadow.sequence != passes[0].sequence
@@ -189,7 +180,7 @@ class _Search:
         rng = np.random.default_rng(0)
         alive = np.ones(resolved.count, dtype=bool)
         widths: dict[str, int] = {}
-        for group, units in zip(graph.groups, resolved.groups):
+        for group, units in zip(graph.groups, resolved.groups, strict=True):
             if group.frozen is None:
                 gone = rng.permutation(units)[: max(1, int(group.width * rng.uniform(0.3, 0.6)))]
                 alive[gone] = False
@@ -233,13 +224,11 @@ class _Search:
 def _nearby(path: str, resolved: Resolved) -> np.ndarray:
     """The units that can be cut in a module, or in the smallest module around it that has any."""
     while True:
-        found = [
-            resolved.units_on(key)
-            for key in resolved.book.axes
-            if not path or key[0] == path or key[0].startswith(path + ".")
-        ]
-        units = np.unique(np.concatenate(found)) if found else np.array([], dtype=np.int64)
-        units = units[~resolved.frozen[units]]
+        here = np.zeros(resolved.count, dtype=bool)
+        for key in resolved.book.axes:
+            if not path or key[0].startswith(path + "."):
+                here[resolved.units_on(key)] = True
+        units = np.flatnonzero(here & ~resolved.frozen)
         if len(units) or not path:
             return units
         path = path.rpartition(".")[0]

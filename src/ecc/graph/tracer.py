@@ -7,12 +7,12 @@ by torch; what then remains without a rule freezes whatever it touches.
 
 from __future__ import annotations
 
-import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, is_dataclass
-from functools import cached_property, lru_cache
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
 from types import CodeType
 from typing import Any
 
@@ -22,7 +22,7 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
-from ecc.graph import operators
+from ecc.graph.call import Call, Record, amount, hollow_like
 from ecc.graph.labels import (
     CutBook,
     LabelBook,
@@ -32,9 +32,10 @@ from ecc.graph.labels import (
     frozen_labels,
     varying_axes,
 )
+from ecc.graph.rules import table
 
-_TORCH = os.path.dirname(torch.__file__)
-_HERE = os.path.dirname(__file__)
+_TORCH = str(Path(torch.__file__).parent)
+_HERE = str(Path(__file__).parent)
 _MAX_DEFERRED = 1 << 22  # elements of a parameter whose elements we are willing to follow one by one
 
 
@@ -57,79 +58,6 @@ class Deferred:
         for size in self.shape:
             count *= size
         return torch.arange(count).view(self.shape).permute(self.order)
-
-
-@dataclass
-class Record:
-    """One operator that does work: what it multiplies, what it reads and what it writes, in labels."""
-
-    path: str
-    kind: str
-    macs: int
-    factors: list[Tensor]
-    reads: list[tuple[Tensor, int]]
-    writes: list[tuple[Tensor, int]]
-    tensors: list[str]
-    item_bytes: int
-
-
-@dataclass
-class Call:
-    """One operator call, with its arguments by their schema names."""
-
-    func: OpOverload
-    name: str
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
-    result: Any
-    here: str
-    in_place: bool
-
-    def __getitem__(self, key: str) -> Any:
-        position, default = _parameters(self.func)[key]
-        if position is not None and position < len(self.args):
-            return self.args[position]
-        return self.kwargs.get(key, default)
-
-    def get(self, key: str, default: Any) -> Any:
-        """An argument, or `default` where the operator has no such parameter."""
-        return self[key] if key in _parameters(self.func) else default
-
-    @cached_property
-    def tensors(self) -> list[Tensor]:
-        """The tensor arguments in order, those inside lists too."""
-        found: list[Tensor] = []
-        for value in (*self.args, *self.kwargs.values()):
-            if isinstance(value, Tensor):
-                found.append(value)
-            elif isinstance(value, (list, tuple)):
-                found.extend(v for v in value if isinstance(v, Tensor))
-        return found
-
-    @cached_property
-    def outs(self) -> list[Tensor]:
-        """The tensors it returned."""
-        many = self.result if isinstance(self.result, (list, tuple)) else [self.result]
-        return [t for t in many if isinstance(t, Tensor)]
-
-    @property
-    def out(self) -> Tensor:
-        """Its first result."""
-        return self.outs[0]
-
-    def rerun(self, first: Tensor) -> Any:
-        """The same call with another first tensor argument."""
-        return self.func(first, *self.args[1:], **self.kwargs)
-
-
-@lru_cache(maxsize=None)
-def _parameters(func: OpOverload) -> dict[str, tuple[int | None, Any]]:
-    """Name -> (position or None if keyword-only, default) from the operator's schema."""
-    table: dict[str, tuple[int | None, Any]] = {}
-    for position, argument in enumerate(func._schema.arguments):
-        default = argument.default_value if argument.has_default_value() else None
-        table[argument.name] = (None if argument.kwarg_only else position, default)
-    return table
 
 
 @dataclass(eq=False)
@@ -161,9 +89,9 @@ class Tracer(TorchDispatchMode):
     """Where the latest operator ran."""
 
     def __post_init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
 
-    # --- labels of tensors --------------------------------------------------------------------------------------
+    # --- labels of tensors -----------------------------------------------------------------------
 
     def name(self, tensor: Tensor, name: str) -> None:
         """Declare a parameter or buffer."""
@@ -269,7 +197,7 @@ class Tracer(TorchDispatchMode):
         elif count not in self.counts.get(line, {count}):
             raise Misaligned(compact(labels).reshape(-1), f"{call.here} has a fixed size", line=line)
 
-    # --- records ------------------------------------------------------------------------------------------------
+    # --- records ---------------------------------------------------------------------------------
 
     def elements(self, tensor: Tensor) -> Tensor:
         """A stand-in vector for the number of elements of a tensor without channels."""
@@ -289,14 +217,14 @@ class Tracer(TorchDispatchMode):
                 kind=kind,
                 macs=macs,
                 factors=list(factors),
-                reads=[_amount(t, self.labels(t)) for t in inputs],
+                reads=[amount(t, self.labels(t)) for t in inputs],
                 writes=[],
                 tensors=names,
                 item_bytes=call.out.element_size() if call.outs else 0,
             )
         )
 
-    # --- the pass -----------------------------------------------------------------------------------------------
+    # --- the pass --------------------------------------------------------------------------------
 
     def __torch_dispatch__(
         self,
@@ -307,13 +235,13 @@ class Tracer(TorchDispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         name = func._schema.name.removeprefix("aten::")
-        rule = operators.rule_for(func, name)
+        rule = table.rule_for(func, name)
         if rule is None:
             with self:
                 result = func.decompose(*args, **kwargs)
             if result is not NotImplemented:
                 return result
-            rule = operators.UNKNOWN
+            rule = table.UNKNOWN
         call = Call(func, name.rstrip("_"), args, kwargs, None, self.location(name), name.endswith("_"))
         try:
             call.result = self._run(call)
@@ -331,26 +259,22 @@ class Tracer(TorchDispatchMode):
         started = len(self.records)
         self._label(call, rule)
         for record in self.records[started:]:
-            record.writes = [_amount(t, self.labels(t)) for t in call.outs]
+            record.writes = [amount(t, self.labels(t)) for t in call.outs]
         return call.result
 
     def _run(self, call: Call) -> Any:
         args, kwargs = call.args, call.kwargs
-        if self.on_meta and call.name in operators.SHAPE_KEEPING and args[0].device.type == "meta":
-            return args[0] if call.in_place else _like(args[0])
-        if self.on_meta and call.name in operators.ARITHMETIC and len(call.tensors) == 2:
+        if self.on_meta and call.name in table.SHAPE_KEEPING and args[0].device.type == "meta":
+            return args[0] if call.in_place else hollow_like(args[0])
+        if self.on_meta and call.name in table.ARITHMETIC and len(call.tensors) == 2:
             left, right = call.tensors
             if left.device == right.device and left.dtype == right.dtype:
-                shape = (
-                    left.shape
-                    if left.shape == right.shape
-                    else torch.broadcast_shapes(left.shape, right.shape)
-                )
+                shape = left.shape if left.shape == right.shape else torch.broadcast_shapes(left.shape, right.shape)
                 if not call.in_place:
                     return torch.empty(shape, dtype=left.dtype, device="meta")
                 if shape == left.shape:
                     return left
-        if self.on_meta and operators.mixes_devices(args, kwargs):
+        if self.on_meta and table.mixes_devices(args, kwargs):
 
             def to_meta(tensor: Tensor) -> Tensor:
                 return tensor if tensor.device.type == "meta" else tensor.to("meta")
@@ -358,28 +282,28 @@ class Tracer(TorchDispatchMode):
             args, kwargs = tree_map_only(Tensor, to_meta, (args, dict(kwargs)))
         return call.func(*args, **kwargs)
 
-    def _label(self, call: Call, rule: operators.Rule) -> None:
+    def _label(self, call: Call, rule: table.Rule) -> None:
         stop = self.stops.get(f"{call.name}@{self.line()}") if self.stops else None
-        if stop is not None and rule in operators.MOVING:
+        if stop is not None and rule in table.MOVING:
             for tensor in call.tensors:
                 if (labels := self.labels(tensor, defer=True)) is not None:
                     tensor._ecc_state = self.freeze(labels, stop)  # type: ignore[attr-defined]
         source = call.tensors[0] if call.tensors else None
         state = getattr(source, "_ecc_state", None)
-        labels = rule(self, call)
-        many = labels if isinstance(labels, list) else [labels] * len(call.outs)
-        for out, label in zip(call.outs, many):
+        found = rule(self, call)
+        many = found if isinstance(found, list) else [found] * len(call.outs)
+        for out, label in zip(call.outs, many, strict=True):
             if out is source and not call.in_place:
                 continue
-            if isinstance(state, Deferred) and rule in operators.FOLLOWING and label is not None:
+            if isinstance(state, Deferred) and rule in table.FOLLOWING and label is not None:
                 self._defer(call, out, state, label)
             elif not hasattr(out, "_ecc_name"):
                 out._ecc_state = label  # type: ignore[attr-defined]
-            out._ecc_view = rule in operators.MOVING  # type: ignore[attr-defined]
+            out._ecc_view = rule in table.MOVING  # type: ignore[attr-defined]
 
     def _defer(self, call: Call, out: Tensor, state: Deferred, index: Tensor) -> None:
         order: tuple[int, ...] = ()
-        if state.index is None and call.name in operators.PERMUTES:
+        if state.index is None and call.name in table.PERMUTES:
             primes = torch.empty([2, 3, 5, 7, 11, 13][: len(state.shape)], device="meta")
             sizes = list(call.rerun(primes).shape)
             order = tuple(state.order[list(primes.shape).index(s)] for s in sizes)
@@ -396,7 +320,7 @@ class Tracer(TorchDispatchMode):
         entering = torch.cat(flat) if flat else torch.empty(0, dtype=torch.long)
         return Misaligned(entering, f"{call.here} has a fixed size", line=f"{call.name}@{self.line()}")
 
-    # --- where we are -------------------------------------------------------------------------------------------
+    # --- where we are ----------------------------------------------------------------------------
 
     def location(self, name: str) -> str:
         """The operator and the module it runs in, for people."""
@@ -408,7 +332,7 @@ class Tracer(TorchDispatchMode):
         frame = sys._getframe(1)
         while frame is not None and not _is_user_code(frame.f_code):
             frame = frame.f_back  # type: ignore[assignment]
-        return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}" if frame is not None else ""
+        return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}" if frame is not None else ""
 
     @contextmanager
     def following(self, model: nn.Module) -> Iterator[None]:
@@ -418,7 +342,7 @@ class Tracer(TorchDispatchMode):
         def enter(module: nn.Module, _: Any) -> None:
             self.path.append(names.get(id(module), self.path[-1] if self.path else ""))
 
-        def leave(module: nn.Module, _: Any, __: Any) -> None:
+        def leave(*_: Any) -> None:
             if self.path:
                 self.path.pop()
 
@@ -434,36 +358,6 @@ class Tracer(TorchDispatchMode):
             self.path.clear()
 
 
-def _like(tensor: Tensor) -> Tensor:
-    return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
-
-
-@lru_cache(maxsize=None)
+@cache
 def _is_user_code(code: CodeType) -> bool:
     return not code.co_filename.startswith((_TORCH, _HERE, "<"))
-
-
-def _amount(tensor: Tensor, labels: Tensor | None) -> tuple[Tensor, int]:
-    """(labels of one slice, how often it repeats): together the tensor's elements."""
-    if labels is None:
-        return frozen_labels(torch.Size([1])), tensor.numel()
-    small = compact(labels).reshape(-1)
-    return small, tensor.numel() // max(small.numel(), 1)
-
-
-def tensors_in(value: Any, depth: int = 0) -> Iterator[Tensor]:
-    """Every tensor inside a nested result: sequences, mappings, dataclasses, plain objects."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from tensors_in(item, depth + 1)
-    elif isinstance(value, (list, tuple, set)):
-        for item in value:
-            yield from tensors_in(item, depth + 1)
-    elif is_dataclass(value) and not isinstance(value, type):
-        for item in fields(value):
-            yield from tensors_in(getattr(value, item.name), depth + 1)
-    elif hasattr(value, "__dict__") and depth < 8 and not isinstance(value, (nn.Module, type, Callable)):  # type: ignore[arg-type]
-        for item in vars(value).values():
-            yield from tensors_in(item, depth + 1)

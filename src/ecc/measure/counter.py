@@ -104,9 +104,7 @@ class CounterWatch:
         return Reading(joules, 0.5 * (before + after))
 
 
-def check_steps(
-    name: str, ticks: Sequence[Reading], tick_seconds: float, max_watts: float | None = None
-) -> None:
+def check_steps(name: str, ticks: Sequence[Reading], tick_seconds: float, max_watts: float | None = None) -> None:
     """Refuses a series of ticks in which the counter jumped, or drew more than its device can.
 
     Args:

@@ -101,9 +101,7 @@ def deployed(
         yield Deployed(run, device, _batch(tensors))
 
 
-def _runner(
-    model: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor], mode: Mode
-) -> Callable[[], object]:
+def _runner(model: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor], mode: Mode) -> Callable[[], object]:
     if mode == "compile":
         # After eight networks of one class torch would give up compiling and run eagerly, without a word.
         torch.compiler.reset()

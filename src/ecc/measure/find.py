@@ -148,9 +148,7 @@ def _attempts(specs: tuple[str, ...], runs_on: str | None) -> Iterator[Attempt]:
         if runs_on is not None and info.covers and runs_on not in info.covers:
             close_meter(meter)
             covers = " and ".join(info.covers)
-            yield Attempt(
-                spec, ok=False, reason=f"{info.device} works, but it meters {covers} and not {runs_on}."
-            )
+            yield Attempt(spec, ok=False, reason=f"{info.device} works, but it meters {covers} and not {runs_on}.")
             continue
         yield Attempt(spec, ok=True, reason=f"{info.device}, {info.scope}, {info.reads}", meter=meter)
 

@@ -103,20 +103,20 @@ def measure(
     settings, clock, device = settings or MeasureSettings(), clock or Clock(), torch.device(device)
     info = meter.describe()
     _check_device(info, device)
-    for _ in range(settings.warmup_runs):
-        run()
-    check_state(device_state(meter), info, settings)  # before any long work, but with our own context alive
-    # A slow reader gets longer chunks, so that the device is not idle before the host is back.
-    chunk_seconds = max(CHUNK_SECONDS, 3 * _time_of_a_reading(meter, clock))
-    load, chunk_seconds = make_load(run, device.type, clock, chunk_seconds=chunk_seconds)
-    try:
-        with _no_garbage_collection():
+    with _current(device), _no_garbage_collection():
+        for _ in range(settings.warmup_runs):
+            run()
+        check_state(device_state(meter), info, settings)  # before long work, but with our own context alive
+        # A slow reader gets longer chunks, so that the device is not idle before the host is back.
+        chunk_seconds = max(CHUNK_SECONDS, 3 * _time_of_a_reading(meter, clock))
+        load, chunk_seconds = make_load(run, device.type, clock, chunk_seconds=chunk_seconds)
+        try:
             counter = counter or probe(meter, load, settings.probe_seconds, clock=clock)
             cutter = WindowCutter(load, chunk_seconds, meter, counter, settings, clock)
             cutter.warm_up()
             windows = tuple(cutter.windows())
-    finally:
-        load.drain()
+        finally:
+            load.drain()
     if inferences_per_run != 1:
         windows = tuple(_per_inference(window, inferences_per_run) for window in windows)
     joules, seconds, rule = combine(windows, info.provenance)
@@ -187,6 +187,16 @@ def _per_inference(window: Window, inferences_per_run: int) -> Window:
             "inferences": window.inferences * inferences_per_run,
         }
     )
+
+
+@contextmanager
+def _current(device: torch.device) -> Iterator[None]:
+    """Marks go into the queue of the current GPU, so it must be the one that computes."""
+    if device.type != "cuda" or device.index is None:
+        yield
+        return
+    with torch.cuda.device(device):
+        yield
 
 
 @contextmanager

@@ -91,9 +91,7 @@ class Upsampler(nn.Module):
 
     def __init__(self, in_channels: int, out_channels: int) -> None:
         super().__init__()
-        self.conv = nn.ConvTranspose2d(
-            in_channels, out_channels, kernel_size=3, stride=2, padding=1, output_padding=1
-        )
+        self.conv = nn.ConvTranspose2d(in_channels, out_channels, kernel_size=3, stride=2, padding=1, output_padding=1)
         self.bn = nn.BatchNorm2d(out_channels, eps=BATCH_NORM_EPS)
 
     def forward(self, x: Tensor) -> Tensor:

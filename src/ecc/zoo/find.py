@@ -109,8 +109,7 @@ def _import_library(package: str, spec: str, module: str) -> Any:
         return importlib.import_module(module)
     except ImportError as error:
         raise BadTask(
-            f"task {spec!r} needs {package}, which cannot be imported ({_first_line(error)}); "
-            f"pip install {package}."
+            f"task {spec!r} needs {package}, which cannot be imported ({_first_line(error)}); pip install {package}."
         ) from error
     except RuntimeError as error:
         # A torchvision built for another torch misses its operators; timm imports torchvision.
@@ -129,9 +128,7 @@ def _from_file(path: Path, function_name: str) -> Task:
     if not function_name:
         raise BadTask(f"task {spec!r} names no function; write {path}:FUNCTION.")
     if not path.is_file():
-        raise BadTask(
-            f"task {spec!r}: there is no file {str(path)!r} in {str(Path.cwd())!r}; check the path."
-        )
+        raise BadTask(f"task {spec!r}: there is no file {str(path)!r} in {str(Path.cwd())!r}; check the path.")
     with _on_sys_path(path.resolve().parent):
         module = _execute(path, spec)
         function = _function_in(module, function_name, spec)
@@ -146,8 +143,7 @@ def _from_file(path: Path, function_name: str) -> Task:
         return Task(name=f"{path.stem}.{function_name}", model=model, example_input=example_input)
     size = f" of {len(result)}" if isinstance(result, (tuple, list)) else ""
     raise BadTask(
-        f"task {spec!r} returned {type(result).__name__}{size}; "
-        "return a Task or a pair (model, example_input)."
+        f"task {spec!r} returned {type(result).__name__}{size}; return a Task or a pair (model, example_input)."
     )
 
 
@@ -176,9 +172,7 @@ def _function_in(module: ModuleType, function_name: str, spec: str) -> Callable[
     ]
     if not hasattr(module, function_name):
         there = f"the file defines {', '.join(own)}" if own else "the file defines no function"
-        raise BadTask(
-            f"task {spec!r}: no function {function_name!r}{_did_you_mean(function_name, own)}; {there}."
-        )
+        raise BadTask(f"task {spec!r}: no function {function_name!r}{_did_you_mean(function_name, own)}; {there}.")
     function: Callable[[], object] = getattr(module, function_name)
     if not callable(function):
         raise BadTask(

@@ -153,9 +153,7 @@ def plant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Plant:
     return lambda text: (tmp_path / "amdsmi.py").write_text(text) and None
 
 
-def test_what_amdsmi_does_on_import_without_rocm_is_contained(
-    plant: Plant, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_amdsmi_does_on_import_without_rocm_is_contained(plant: Plant, capsys: pytest.CaptureFixture[str]) -> None:
     plant("print('Unable to find libamd_smi.so')\nraise KeyError('libamd_smi.so')\n")
     with pytest.raises(NoMeter, match=r"cannot be imported \(KeyError: 'libamd_smi.so'\): ROCm is missing"):
         open_meter()

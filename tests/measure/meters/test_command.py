@@ -155,9 +155,7 @@ def test_a_stream_that_ends_is_told_at_the_next_reading(
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_program_that_does_not_work_is_no_meter(
-    text: str, said: str, stream: bool, program: Program
-) -> None:
+def test_a_program_that_does_not_work_is_no_meter(text: str, said: str, stream: bool, program: Program) -> None:
     if stream and "exit" in text:
         said = "a stream must run on"
     with pytest.raises(NoMeter, match=said):
@@ -170,9 +168,7 @@ def test_a_program_that_is_not_there(stream: bool) -> None:
         CommandMeter(["no-such-program"], stream=stream)
 
 
-def test_a_program_that_never_ends_should_be_a_stream(
-    program: Program, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_program_that_never_ends_should_be_a_stream(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command, "TIMEOUT_SECONDS", 0.2)
     with pytest.raises(NoMeter, match=r"did not end within 0\.2 s.*command:stream:PROGRAM"):
         CommandMeter(program("time.sleep(60)"))
@@ -206,9 +202,7 @@ def test_a_spec_says_unit_and_stream(
     argument: str, call: tuple[list[str], str | None, bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = []
-    monkeypatch.setattr(
-        command, "CommandMeter", lambda argv, *, unit, stream: calls.append((argv, unit, stream))
-    )
+    monkeypatch.setattr(command, "CommandMeter", lambda argv, *, unit, stream: calls.append((argv, unit, stream)))
     open_meter(argument)
     assert calls == [call]
 

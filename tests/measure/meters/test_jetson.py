@@ -82,9 +82,7 @@ def test_without_a_power_file_voltage_times_current_is_taken(tmp_path: Path) -> 
 def test_rails_of_the_hwmon_layout_without_the_sum_and_the_unconnected(tmp_path: Path) -> None:
     orin_agx(tmp_path)
     watts = {name: rail.watts() for name, rail in find_rails(tmp_path).items()}
-    assert watts == pytest.approx(
-        {"VDD_GPU_SOC": 6.0, "VDD_CPU_CV": 2.0, "VIN_SYS_5V0": 4.0, "VDDQ_VDD2_1V8AO": 1.2}
-    )
+    assert watts == pytest.approx({"VDD_GPU_SOC": 6.0, "VDD_CPU_CV": 2.0, "VIN_SYS_5V0": 4.0, "VDDQ_VDD2_1V8AO": 1.2})
 
 
 def test_a_step_below_zero_is_zero(tmp_path: Path) -> None:
@@ -156,9 +154,7 @@ def test_an_unknown_rail_names_those_there_are(tmp_path: Path) -> None:
 
 def test_rails_of_an_unknown_board_are_not_added_up(tmp_path: Path) -> None:
     hwmon(tmp_path, "1-0040", ("VDD_NEW", 1000), ("VDD_OTHER", 2000))
-    with pytest.raises(
-        NoMeter, match=r"VDD_NEW, VDD_OTHER is known to be the input.*counts twice.*jetson:RAIL"
-    ):
+    with pytest.raises(NoMeter, match=r"VDD_NEW, VDD_OTHER is known to be the input.*counts twice.*jetson:RAIL"):
         open_meter(sys=tmp_path)
 
 
@@ -169,9 +165,7 @@ def test_a_rail_that_only_root_may_read(tmp_path: Path, monkeypatch: pytest.Monk
         raise PermissionError(13, "Permission denied", str(self.files[0]))
 
     monkeypatch.setattr(jetson.Rail, "watts", denied)
-    with pytest.raises(
-        NoMeter, match=r"only root may\. Until the next boot: sudo chmod a\+r .*in_power0_input"
-    ):
+    with pytest.raises(NoMeter, match=r"only root may\. Until the next boot: sudo chmod a\+r .*in_power0_input"):
         open_meter(sys=tmp_path)
 
 

@@ -127,9 +127,7 @@ class NewNvml(FakeNvml):
         return int(self._has(gpu.reasons))
 
 
-def opened(
-    library: FakeNvml, argument: str = "", proc: Path = Path("/proc"), **environ: str
-) -> nvml.NvmlMeter:
+def opened(library: FakeNvml, argument: str = "", proc: Path = Path("/proc"), **environ: str) -> nvml.NvmlMeter:
     return open_meter(argument, nvml=library, environ=environ, proc=proc)
 
 
@@ -173,9 +171,7 @@ def test_cards_before_volta_integrate_power(instant_mw: int | None, reads: str, 
 
 def test_a_jetson_starts_nvml_but_cannot_be_read() -> None:
     library = FakeNvml(FakeGpu("Orin (nvgpu)", energy_mj=None, instant_mw=None, usage_mw=None, mig=None))
-    with pytest.raises(
-        NoMeter, match=r"finds Orin .* energy \(Not Supported\) nor its power .* meter jetson"
-    ):
+    with pytest.raises(NoMeter, match=r"finds Orin .* energy \(Not Supported\) nor its power .* meter jetson"):
         opened(library)
     assert library.open == 0
 
@@ -193,9 +189,7 @@ def test_a_gpu_that_is_lost_is_a_bad_measurement(monkeypatch: pytest.MonkeyPatch
 
 
 def test_no_driver() -> None:
-    with pytest.raises(
-        NoMeter, match=r"NVML does not start \(NVML Shared Library Not Found\): no NVIDIA driver"
-    ):
+    with pytest.raises(NoMeter, match=r"NVML does not start \(NVML Shared Library Not Found\): no NVIDIA driver"):
         opened(FakeNvml(starts=LIBRARY_NOT_FOUND))
 
 
@@ -275,9 +269,7 @@ def test_a_card_from_before_mig_is_whole() -> None:
 
 def test_different_gpus_need_one_order() -> None:
     library = FakeNvml(A, FakeGpu("NVIDIA T4", uuid="GPU-t4"))
-    with pytest.raises(
-        NoMeter, match=r"different GPUs \(NVIDIA H200, NVIDIA T4\).*CUDA_DEVICE_ORDER=PCI_BUS_ID"
-    ):
+    with pytest.raises(NoMeter, match=r"different GPUs \(NVIDIA H200, NVIDIA T4\).*CUDA_DEVICE_ORDER=PCI_BUS_ID"):
         opened(library)
     assert opened(library, CUDA_DEVICE_ORDER="PCI_BUS_ID").describe().device_id == A.uuid
     assert opened(library, CUDA_VISIBLE_DEVICES="GPU-t4").describe().device_id == "GPU-t4"

@@ -71,9 +71,7 @@ def open_meter(argument: str = "", *, library: Any = None) -> AppleMeter:
         try:
             library = importlib.import_module("zeus_apple_silicon")
         except ImportError:
-            raise NoMeter(
-                "the package zeus-apple-silicon is not installed: pip install zeus-apple-silicon."
-            ) from None
+            raise NoMeter("the package zeus-apple-silicon is not installed: pip install zeus-apple-silicon.") from None
     try:
         return AppleMeter(library.AppleEnergyMonitor(), argument)
     except (RuntimeError, AttributeError) as error:

@@ -52,16 +52,13 @@ def parse(text: str, unit: str | None) -> tuple[float, str]:
             )
         return float(found[1]), found[2]
     if found is not None and found[2] != unit:
-        raise BadMeasurement(
-            f"printed {line[:80]!r}, but the unit was declared as {unit}; say one of the two."
-        )
+        raise BadMeasurement(f"printed {line[:80]!r}, but the unit was declared as {unit}; say one of the two.")
     if found is not None:
         return float(found[1]), unit
     numbers = _BARE.findall(line)
     if len(numbers) != 1:
         raise BadMeasurement(
-            f"printed {line[:80]!r}, in which there are {len(numbers)} numbers; "
-            "print one, or its unit behind it."
+            f"printed {line[:80]!r}, in which there are {len(numbers)} numbers; print one, or its unit behind it."
         )
     return float(numbers[0]), unit
 

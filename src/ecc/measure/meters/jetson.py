@@ -123,8 +123,7 @@ def open_meter(argument: str = "", *, sys: Path = Path("/sys")) -> JetsonMeter:
             rail.watts()
     except PermissionError as error:
         raise NoMeter(
-            f"cannot read {error.filename}: only root may. Until the next boot: "
-            f"sudo chmod a+r {error.filename}"
+            f"cannot read {error.filename}: only root may. Until the next boot: sudo chmod a+r {error.filename}"
         ) from error
     except (OSError, ValueError) as error:
         raise NoMeter(f"a rail of {', '.join(names)} cannot be read: {error}") from error

@@ -16,9 +16,7 @@ from typing import Any
 from ecc.errors import BadMeasurement, NoMeter
 from ecc.measure.meter import DeviceState, Measured, MeterInfo, PowerIntegrator
 
-POWER_INSTANT = (
-    186  # NVML_FI_DEV_POWER_INSTANT; nvmlDeviceGetPowerUsage averages over 1 s on Ampere and newer
-)
+POWER_INSTANT = 186  # NVML_FI_DEV_POWER_INSTANT; nvmlDeviceGetPowerUsage averages over 1 s on Ampere and newer
 _TEMPERATURE_GPU, _CLOCK_SM = 0, 1  # NVML_TEMPERATURE_GPU, NVML_CLOCK_SM
 _POWER_CAP = 0x4
 _THROTTLING = {  # nvmlClocksEventReason*; idle clocks and clocks set by the user are no throttling
@@ -117,9 +115,7 @@ class NvmlMeter:
             power = self._optional(self._instant_watts)
             power = self._optional(self._usage_watts) if power is None else power
         return DeviceState(
-            temperature_celsius=self._optional(
-                lambda: nvml.nvmlDeviceGetTemperature(handle, _TEMPERATURE_GPU)
-            ),
+            temperature_celsius=self._optional(lambda: nvml.nvmlDeviceGetTemperature(handle, _TEMPERATURE_GPU)),
             clock_mhz=self._optional(lambda: nvml.nvmlDeviceGetClockInfo(handle, _CLOCK_SM)),
             power_watts=power,
             throttling=tuple(text for bit, text in _THROTTLING.items() if reasons & bit),

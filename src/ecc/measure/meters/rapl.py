@@ -107,9 +107,7 @@ def open_meter(argument: str = "", *, root: Path = POWERCAP) -> RaplMeter:
         raise NoMeter(f"{root} holds no processor package; it holds {found}.")
     paths = list(packages)
     if argument == "dram":
-        memory = [
-            sub for path in packages for sub in _zone_paths(path, "intel-rapl:*") if _name(sub) == "dram"
-        ]
+        memory = [sub for path in packages for sub in _zone_paths(path, "intel-rapl:*") if _name(sub) == "dram"]
         if not memory:
             raise NoMeter("rapl:dram: this processor has no dram counter (AMD has none); give rapl.")
         paths += memory

@@ -2,26 +2,30 @@
 
 Names are those of ATen without overload and without the trailing underscore of in-place variants. Any operator
 that torch tags as pointwise needs no entry. To teach the tracer a new operator, add its name to the family whose
-description fits, and a case to `tests/graph/test_rules.py`.
+description fits, and a case to `tests/graph/rules/test_table.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from ecc.graph import movement, rules
-from ecc.graph.rules import Rule
+from ecc.graph.labels import Labels
+from ecc.graph.rules import carrying, mixing, moving, passing
 
-UNKNOWN: Rule = rules.unknown
+if TYPE_CHECKING:
+    from ecc.graph.call import Call
+    from ecc.graph.tracer import Tracer
 
-PERMUTES = frozenset(
-    {"t", "transpose", "permute", "movedim", "moveaxis", "swapaxes", "swapdims", "numpy_T", "mT"}
-)
+Rule = Callable[["Tracer", "Call"], "Labels | list[Labels]"]
+
+UNKNOWN: Rule = passing.unknown
+
+PERMUTES = frozenset({"t", "transpose", "permute", "movedim", "moveaxis", "swapaxes", "swapdims", "numpy_T", "mT"})
 _MOVES = PERMUTES | {
     "expand",
     "expand_as",
@@ -36,35 +40,33 @@ _MOVES = PERMUTES | {
 _MOVES |= {"tile", "narrow", "repeat_interleave", "broadcast_to", "adjoint"}
 
 _FAMILIES: dict[Rule, Iterable[str]] = {
-    rules.convolution: (
-        "conv1d conv2d conv3d convolution conv_transpose1d conv_transpose2d conv_transpose3d".split()
-    ),
-    rules.linear: ["linear"],
-    rules.matmul: ["matmul", "mm", "bmm"],
-    rules.addmm: ["addmm"],
-    rules.baddbmm: ["baddbmm"],
-    rules.attention: ["scaled_dot_product_attention"],
-    rules.embedding: ["embedding"],
-    rules.channel_norm: (
+    mixing.convolution: ("conv1d conv2d conv3d convolution conv_transpose1d conv_transpose2d conv_transpose3d".split()),
+    mixing.linear: ["linear"],
+    mixing.matmul: ["matmul", "mm", "bmm"],
+    mixing.addmm: ["addmm"],
+    mixing.baddbmm: ["baddbmm"],
+    mixing.attention: ["scaled_dot_product_attention"],
+    mixing.embedding: ["embedding"],
+    carrying.channel_norm: (
         "batch_norm instance_norm native_batch_norm _native_batch_norm_legit "
         "_native_batch_norm_legit_no_training cudnn_batch_norm".split()
     ),
-    rules.layer_norm: ["layer_norm", "native_layer_norm", "rms_norm"],
-    rules.group_norm: ["group_norm", "native_group_norm"],
-    rules.prelu: ["prelu", "_prelu_kernel"],
-    rules.copy_into: ["copy"],
-    rules.pointwise: (
+    carrying.layer_norm: ["layer_norm", "native_layer_norm", "rms_norm"],
+    carrying.group_norm: ["group_norm", "native_group_norm"],
+    carrying.prelu: ["prelu", "_prelu_kernel"],
+    carrying.copy_into: ["copy"],
+    carrying.pointwise: (
         "hardswish hardsigmoid hardtanh mish silu celu selu elu rrelu relu6 leaky_relu log_sigmoid where clamp_min "
         "clamp_max clamp masked_fill addcmul addcdiv lerp threshold softplus dropout_mask".split()
     ),
-    rules.reduction: (
+    passing.reduction: (
         "mean sum amax amin max min prod var std var_mean std_mean norm linalg_vector_norm logsumexp any all argmax "
         "argmin count_nonzero median nanmean".split()
     ),
-    rules.along_axis: (
+    passing.along_axis: (
         "softmax _softmax log_softmax _log_softmax cumsum cumprod sort argsort topk logcumsumexp _safe_softmax".split()
     ),
-    rules.spatial: (
+    passing.spatial: (
         "max_pool1d max_pool2d max_pool3d avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d "
         "adaptive_avg_pool3d adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d _adaptive_avg_pool2d "
         "_adaptive_avg_pool3d max_pool2d_with_indices max_pool3d_with_indices max_pool1d_with_indices "
@@ -73,36 +75,36 @@ _FAMILIES: dict[Rule, Iterable[str]] = {
         "_upsample_bilinear2d_aa _upsample_bicubic2d_aa reflection_pad1d reflection_pad2d reflection_pad3d "
         "replication_pad1d replication_pad2d replication_pad3d grid_sampler_2d grid_sampler_3d".split()
     ),
-    rules.same: (
+    passing.same: (
         "clone contiguous detach alias lift_fresh to _to_copy type_as dropout feature_dropout alpha_dropout "
         "feature_alpha_dropout native_dropout positive requires_grad zero fill bernoulli normal uniform "
         "resolve_conj resolve_neg view_as_real_copy float half double bfloat16 cpu cuda data".split()
     ),
-    rules.constant: (
+    passing.constant: (
         "zeros ones full empty zeros_like ones_like full_like empty_like new_zeros new_ones new_full new_empty "
         "rand_like randn_like rand randn scalar_tensor empty_strided new_empty_strided empty_permuted "
         "bernoulli_p".split()
     ),
-    movement.moved: _MOVES,
-    movement.rolled: ["roll", "flip"],
-    movement.sliced: ["slice"],
-    movement.split: ["split", "split_with_sizes", "chunk", "tensor_split", "unsafe_chunk", "unsafe_split"],
-    movement.reshape: ["view", "reshape", "flatten", "unflatten", "_unsafe_view", "view_as", "reshape_as"],
-    movement.pixel_shuffle: ["pixel_shuffle"],
-    movement.pixel_unshuffle: ["pixel_unshuffle"],
-    movement.channel_shuffle: ["channel_shuffle", "native_channel_shuffle"],
-    movement.cat: ["cat", "concat", "concatenate"],
-    movement.stack: ["stack"],
-    movement.pad: ["constant_pad_nd"],
-    movement.indexed: ["index"],
-    movement.gathered: ["gather", "index_select", "take_along_dim"],
+    moving.moved: _MOVES,
+    moving.rolled: ["roll", "flip"],
+    moving.sliced: ["slice"],
+    moving.split: ["split", "split_with_sizes", "chunk", "tensor_split", "unsafe_chunk", "unsafe_split"],
+    moving.reshape: ["view", "reshape", "flatten", "unflatten", "_unsafe_view", "view_as", "reshape_as"],
+    moving.pixel_shuffle: ["pixel_shuffle"],
+    moving.pixel_unshuffle: ["pixel_unshuffle"],
+    moving.channel_shuffle: ["channel_shuffle", "native_channel_shuffle"],
+    moving.cat: ["cat", "concat", "concatenate"],
+    moving.stack: ["stack"],
+    moving.pad: ["constant_pad_nd"],
+    moving.indexed: ["index"],
+    moving.gathered: ["gather", "index_select", "take_along_dim"],
 }
 
 _RULES: dict[str, Rule] = {name: rule for rule, names in _FAMILIES.items() for name in names}
 
-MOVING = frozenset({movement.moved, movement.rolled, movement.sliced, movement.split, movement.reshape})
+MOVING = frozenset({moving.moved, moving.rolled, moving.sliced, moving.split, moving.reshape})
 """Rules of operators that only show their argument in another arrangement."""
-FOLLOWING = MOVING | {rules.same, movement.indexed}
+FOLLOWING = MOVING | {passing.same, moving.indexed}
 """Rules through which a parameter's elements can be followed one by one."""
 
 
@@ -121,8 +123,8 @@ def rule_for(func: OpOverload, name: str) -> Rule | None:
     """The rule of an operator; None when torch should take it apart (or it is unknown)."""
     rule = _RULES.get(name) or _RULES.get(name.rstrip("_"))
     pointwise = torch.Tag.pointwise in func.tags
-    if pointwise and (rule is None or rule is rules.reduction):  # torch.max of two tensors
-        return rules.pointwise
+    if pointwise and (rule is None or rule is passing.reduction):  # torch.max of two tensors
+        return carrying.pointwise
     return rule
 
 

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ecc.graph.labels import FROZEN, compact, frozen_labels, settled, varies, varying_axes
-from ecc.graph.rules import Labels, united
+from ecc.graph.labels import FROZEN, Labels, compact, frozen_labels, settled, varies, varying_axes
+from ecc.graph.rules.carrying import united
 
 if TYPE_CHECKING:
-    from ecc.graph.tracer import Call, Tracer
+    from ecc.graph.call import Call
+    from ecc.graph.tracer import Tracer
 
 
 def moved(trace: Tracer, call: Call) -> Labels | list[Labels]:
@@ -27,7 +28,7 @@ def moved(trace: Tracer, call: Call) -> Labels | list[Labels]:
         return [None] * len(call.outs)
     out = call.rerun(labels)
     outs = list(out) if isinstance(out, (tuple, list)) else [out]
-    return [part.expand(real.shape) for part, real in zip(outs, call.outs)]
+    return [part.expand(real.shape) for part, real in zip(outs, call.outs, strict=True)]
 
 
 def rolled(trace: Tracer, call: Call) -> Labels | list[Labels]:
@@ -79,9 +80,7 @@ def reshape(trace: Tracer, call: Call) -> Labels | list[Labels]:
     labels = trace.movable(call.tensors[0])
     if labels is None:
         return None
-    return _split_ties(
-        trace, call, _reshaped(labels, call.out.shape), deferred=trace.is_deferred(call.tensors[0])
-    )
+    return _split_ties(trace, call, _reshaped(labels, call.out.shape), deferred=trace.is_deferred(call.tensors[0]))
 
 
 def _reshaped(labels: Tensor, shape: torch.Size) -> Tensor:
@@ -170,9 +169,7 @@ def pixel_unshuffle(trace: Tracer, call: Call) -> Labels | list[Labels]:
     channel = x.dim() - 3
     if any(a > channel for a in varying_axes(labels)):
         labels = trace.freeze(labels, f"{call.here} moves it out of space")
-    many = (
-        labels.narrow(-1, 0, 1).narrow(-2, 0, 1).repeat_interleave(call["downscale_factor"] ** 2, dim=channel)
-    )
+    many = labels.narrow(-1, 0, 1).narrow(-2, 0, 1).repeat_interleave(call["downscale_factor"] ** 2, dim=channel)
     return settled(many).expand(call.out.shape)
 
 
@@ -198,7 +195,7 @@ def cat(trace: Tracer, call: Call) -> Labels:
     if all(label is None for label in labels):
         return None
     axis = call.get("dim", 0) % call.out.dim()
-    full = [frozen_labels(piece.shape) if label is None else label for piece, label in zip(pieces, labels)]
+    full = [frozen_labels(piece.shape) if label is None else label for piece, label in zip(pieces, labels, strict=True)]
     if any(varies(label, axis) for label in full) or not any(varying_axes(label) for label in full):
         return settled(_joined(full, axis)).expand(call.out.shape)
     return _tied(trace, call, [label.narrow(axis, 0, 1) for label in labels if label is not None], axis)
@@ -260,7 +257,7 @@ def indexed(trace: Tracer, call: Call) -> Labels | list[Labels]:
         return frozen_labels(call.out.shape)
     known = [
         torch.zeros(i.shape, dtype=torch.long) if unknown else (i.cpu() if i is not None else None)
-        for i, unknown in zip(indices, hidden)
+        for i, unknown in zip(indices, hidden, strict=True)
     ]
     return settled(torch.ops.aten.index.Tensor(labels.contiguous(), known)).expand(call.out.shape)
 
@@ -274,7 +271,7 @@ def gathered(trace: Tracer, call: Call) -> Labels | list[Labels]:
         return None
     axis = call["dim"] % x.dim()
     if call.name == "index_select" and call["index"].device.type != "meta":
-        return call.rerun(labels)
+        return settled(call.rerun(labels.contiguous()))
     if varies(labels, axis):
         labels = trace.freeze(labels, f"{call.here} picks channels by index")
     labels = labels.narrow(axis, 0, 1)

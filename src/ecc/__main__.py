@@ -1,0 +1,5 @@
+"""`python -m ecc` is `ecc`."""
+
+from ecc.cli import main
+
+main()

@@ -1,0 +1,109 @@
+"""Operators that carry each channel to itself: what meets in them lives and dies together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from ecc.graph.labels import FROZEN, Labels, channel_vector, compact, frozen_labels, varying_axes
+
+if TYPE_CHECKING:
+    from ecc.graph.call import Call
+    from ecc.graph.tracer import Tracer
+
+
+def channel_norm(trace: Tracer, call: Call) -> Labels | list[Labels]:
+    """Batch and instance norm: statistics of each channel by itself."""
+    x = call["input"]
+    labels = trace.labels(x)
+    if labels is not None and any(a != 1 for a in varying_axes(labels)):
+        labels = trace.freeze(labels, f"{call.here} takes statistics across it")
+    vector = channel_vector(labels, 1, x.shape[1])
+    tensors = [call.get(k, None) for k in ("weight", "bias", "running_mean", "running_var")]
+    for tensor in tensors:
+        if tensor is not None and (own := trace.labels(tensor)) is not None:
+            trace.book.unite(vector, own.reshape(-1), call.here)
+    trace.record(call, "norm", 0, [], tensors)
+    return labels
+
+
+def layer_norm(trace: Tracer, call: Call) -> Labels | list[Labels]:
+    """Statistics over the last axes: a dead channel would still count in them."""
+    labels = trace.labels(call["input"])
+    first = call["input"].dim() - len(call["normalized_shape"])
+    if labels is not None and any(a >= first for a in varying_axes(labels)):
+        labels = trace.freeze(labels, f"{call.here} normalises over it, so a dead channel would leak")
+    trace.record(call, "norm", 0, [], [call["weight"], call.get("bias", None)])
+    return labels
+
+
+def group_norm(trace: Tracer, call: Call) -> Labels | list[Labels]:
+    """Statistics over groups of channels."""
+    labels = trace.labels(call["input"])
+    if labels is not None:
+        labels = trace.freeze(labels, f"{call.here} normalises over it, so a dead channel would leak")
+    trace.record(call, "norm", 0, [], [call.get("weight", None), call.get("bias", None)])
+    return labels
+
+
+def prelu(trace: Tracer, call: Call) -> Labels:
+    """One slope for each channel, or one for all."""
+    labels = trace.labels(call["self"])
+    slope = trace.labels(call["weight"])
+    if slope is not None and call["weight"].numel() > 1:
+        trace.book.unite(channel_vector(labels, 1, call["self"].shape[1]), slope.reshape(-1), call.here)
+    trace.record(call, "elementwise", 0, [], [call["weight"]])
+    return labels
+
+
+def pointwise(trace: Tracer, call: Call) -> Labels:
+    """Elements that meet in an elementwise operator live and die together."""
+    tensors = call.tensors
+    labels = [trace.labels(t, defer=True) for t in tensors]
+    result = united(trace, call, [label for label in labels if label is not None], call.out.shape)
+    for tensor in tensors:
+        if trace.is_deferred(tensor):
+            trace.bind(tensor, result, call)
+    if call.in_place and trace.labels(tensors[0]) is None and result is not None and trace.is_view(tensors[0]):
+        result = trace.freeze(result, f"{call.here} writes it into part of another tensor")
+    trace.record(call, "elementwise", 0, [], [])
+    return result
+
+
+def copy_into(trace: Tracer, call: Call) -> Labels:
+    """An assignment into an existing tensor."""
+    target, source = trace.labels(call["self"]), trace.labels(call["src"])
+    if target is None and source is not None:
+        trace.freeze(source, f"{call.here} writes it into part of another tensor")
+        return frozen_labels(call.out.shape)
+    return united(trace, call, [x for x in (target, source) if x is not None], call.out.shape)
+
+
+def united(trace: Tracer, call: Call, many: Sequence[Labels], shape: torch.Size) -> Labels:
+    """Labels of an elementwise result: those of its operands, united where they meet."""
+    result: Labels = None
+    for labels in many:
+        if labels is not None:
+            labels = labels[(None,) * (len(shape) - labels.dim())]
+            result = labels if result is None else _meet(trace, call, result, labels)
+    return None if result is None else result.expand(shape)
+
+
+def _meet(trace: Tracer, call: Call, left: Tensor, right: Tensor) -> Tensor:
+    """Unite the labels of two operands, or freeze the one that is used by many channels of the other."""
+    shape = torch.broadcast_shapes(left.shape, right.shape)
+    left_axes, right_axes = set(varying_axes(left)), set(varying_axes(right))
+    for mine, other, axes in ((left, right, right_axes - left_axes), (right, left, left_axes - right_axes)):
+        # A gate of width one, a value for each token: it belongs to no single channel and stays whole.
+        if any(mine.shape[a] == 1 for a in axes) or (axes and not bool((compact(mine) == FROZEN).any())):
+            trace.freeze(mine, f"{call.here} broadcasts it over other channels")
+            return other.expand(shape)
+    left, right = left.expand(shape), right.expand(shape)
+    wide = left if len(left_axes) >= len(right_axes) else right
+    for axis in set(range(len(shape))) - left_axes - right_axes:
+        left, right = left.narrow(axis, 0, 1), right.narrow(axis, 0, 1)
+    trace.book.unite(left, right, call.here)
+    return wide

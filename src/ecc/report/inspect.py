@@ -1,0 +1,87 @@
+"""A channel graph for people: which channels exist, who makes and who uses them, and what cannot be cut."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from ecc.graph import ChannelGraph, ChannelGroup, Role
+
+
+def graph_table(graph: ChannelGraph, title: str) -> RenderableType:
+    """The groups of a network as a table, named for their first writer, with a summary and notes below."""
+    table = Table(title=title, title_justify="left", header_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("group", overflow="fold")
+    table.add_column("width", justify="right")
+    table.add_column("also written by", overflow="fold")
+    table.add_column("read by", overflow="fold")
+    table.add_column("MACs", justify="right")
+    table.add_column("cut", overflow="fold")
+    for group in graph.groups:
+        table.add_row(
+            Text(group.name),
+            str(group.width) if _channels(group) == group.width else f"{group.width} ({_channels(group)} ch.)",
+            Text(_names([path for path in group.layers(Role.WRITE) if path != group.name.partition("#")[0]])),
+            Text(_names(list(group.layers(Role.READ)))),
+            f"{graph.share_of_macs(group):.1%}",
+            Text("yes" if group.frozen is None else f"no: {group.frozen}"),
+            style=None if group.frozen is None else "dim",
+        )
+    return Group(table, Text(_summary(graph)), *[Text(f"note: {note}") for note in graph.notes])
+
+
+def graph_facts(graph: ChannelGraph) -> dict[str, Any]:
+    """The same facts for programs."""
+    return {
+        "fingerprint": graph.fingerprint,
+        "macs": int(graph.macs()),
+        "parameters": int(graph.parameters()),
+        "weight_bytes": int(graph.weight_bytes()),
+        "activation_bytes": int(graph.activation_bytes()),
+        "prunable_share_of_parameters": prunable_share(graph),
+        "proof": graph.proof,
+        "notes": list(graph.notes),
+        "groups": [
+            {
+                "name": group.name,
+                "width": group.width,
+                "written_by": list(group.layers(Role.WRITE)),
+                "carried_by": list(group.layers(Role.CARRY)),
+                "read_by": list(group.layers(Role.READ)),
+                "share_of_macs": graph.share_of_macs(group),
+                "frozen": group.frozen,
+            }
+            for group in graph.groups
+        ],
+    }
+
+
+def prunable_share(graph: ChannelGraph) -> float:
+    """The part of the parameters that goes when every group that can be cut is at width one."""
+    least = graph.parameters({group.name: 1 for group in graph.prunable})
+    return float(1 - least / graph.parameters().clamp(min=1))
+
+
+def _summary(graph: ChannelGraph) -> str:
+    macs, parameters = float(graph.macs()), float(graph.parameters())
+    proof = "not compared in numbers"
+    if graph.proof is not None:
+        proof = f"masked and cut outputs agree to {graph.proof:.0e}"
+    return (
+        f"{len(graph.prunable)} of {len(graph.groups)} groups can be cut; {macs / 1e6:,.1f} M MACs, "
+        f"{parameters / 1e6:,.2f} M parameters, {prunable_share(graph):.0%} of them prunable; {proof}."
+    )
+
+
+def _channels(group: ChannelGroup) -> int:
+    """Output channels of the group's first writer: more than its width where channels are tied."""
+    return group.places[0].index.numel()
+
+
+def _names(paths: list[str], limit: int = 2) -> str:
+    shown = ", ".join(paths[:limit])
+    return f"{shown} and {len(paths) - limit} more" if len(paths) > limit else shown
