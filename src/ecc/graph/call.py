@@ -87,11 +87,6 @@ def _parameters(func: OpOverload) -> dict[str, tuple[int | None, Any]]:
     return table
 
 
-def hollow_like(tensor: Tensor) -> Tensor:
-    """An empty meta tensor of the same shape."""
-    return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
-
-
 def amount(tensor: Tensor, labels: Tensor | None) -> tuple[Tensor, int]:
     """(labels of one slice, how often it repeats): together the tensor's elements."""
     if labels is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from torch.utils._pytree import tree_map_only
 
 from ecc.errors import UntraceableModel
 from ecc.graph.call import tensors_in
-from ecc.graph.labels import CutBook, LabelBook, Misaligned, frozen_labels
+from ecc.graph.labels import CutBook, Misaligned, frozen_labels
 from ecc.graph.rebuild import named_tensors, rebuilt
 from ecc.graph.tracer import Tracer
 
@@ -29,32 +30,44 @@ def as_call(example_input: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return (example_input,), {}
 
 
-def one_pass(
-    model: nn.Module,
-    example_input: Inputs,
-    book: LabelBook,
-    *,
-    training: bool,
-    on_meta: bool,
-    choices: dict[str, int],
-    stops: dict[str, str],
-    counts: dict[str, set[int]],
-    recording: bool = False,
-    following_labels: bool = True,
-) -> Tracer:
-    """One forward pass in which every tensor carries channel labels."""
-    tracer = Tracer(book, following_labels, recording, on_meta, choices, stops, counts)
-    stand_ins: dict[int, Tensor] = {}
-    for name, tensor in named_tensors(model).items():
-        stand_ins[id(tensor)] = _stand_in(tensor, on_meta)
-        tracer.name(stand_ins[id(tensor)], name)
-    twin = rebuilt(model, stand_ins)
-    twin.train(training)
-    args, kwargs = tree_map_only(Tensor, lambda t: _example(t, on_meta), as_call(example_input))
-    paths = tracer.following(twin) if following_labels else nullcontext()
+@dataclass(frozen=True)
+class Twin:
+    """A network that is ours to run: what its forward pass stores or changes reaches nobody else."""
+
+    model: nn.Module
+    tensors: Mapping[str, Tensor]
+    paths: Mapping[int, str]
+    """Module paths by module id."""
+
+    @classmethod
+    def of(cls, model: nn.Module, *, on_meta: bool) -> Twin:
+        """A copy of a user's network, on meta tensors or on copies of its own."""
+        tensors = named_tensors(model)
+        stand_ins = {name: _stand_in(tensor, on_meta) for name, tensor in tensors.items()}
+        made = {id(tensor): stand_ins[name] for name, tensor in tensors.items()}
+        return cls._named(rebuilt(model, made), stand_ins)
+
+    @classmethod
+    def itself(cls, model: nn.Module) -> Twin:
+        """A network that was built for tracing."""
+        return cls._named(model, named_tensors(model))
+
+    @classmethod
+    def _named(cls, model: nn.Module, tensors: Mapping[str, Tensor]) -> Twin:
+        return cls(model, tensors, {id(module): path for path, module in model.named_modules()})
+
+
+def one_pass(twin: Twin, example_input: Inputs, tracer: Tracer, *, training: bool) -> Tracer:
+    """One forward pass under a tracer; outputs are frozen."""
+    book = tracer.book
+    for name, tensor in twin.tensors.items():
+        tracer.name(tensor, name)
+    twin.model.train(training)
+    args, kwargs = tree_map_only(Tensor, lambda t: _example(t, tracer.on_meta), as_call(example_input))
+    paths = tracer.following(twin.paths) if tracer.following_labels else nullcontext()
     try:
         with _quiet(), torch.inference_mode(), paths, tracer:
-            result = twin(*args, **kwargs)
+            result = twin.model(*args, **kwargs)
     except Misaligned as stop:
         stop.path = tracer.last_path
         raise
@@ -62,9 +75,8 @@ def one_pass(
         if isinstance(book, CutBook):
             raise Misaligned(torch.empty(0, dtype=torch.long), first_line(error), path=tracer.last_path) from error
         raise
-    for tensor in tensors_in(result):
-        labels = tracer.labels(tensor)
-        if labels is not None and following_labels:
+    for tensor in tensors_in(result) if tracer.following_labels else ():
+        if (labels := tracer.labels(tensor)) is not None:
             book.freeze(labels, "it is a network output")
     return tracer
 

@@ -18,7 +18,9 @@ from torch import Tensor, nn
 from ecc.errors import UntraceableModel
 
 Net = TypeVar("Net", bound=nn.Module)
-_PLAIN = (int, float, bool, str, bytes, type(None), type, torch.dtype, torch.device, torch.Size)
+_PLAIN = frozenset({int, float, bool, str, bytes, type(None), type, torch.dtype, torch.device, torch.Size})
+_CONTAINERS = frozenset({dict, OrderedDict, set, list})
+_TABLES = frozenset({"_parameters", "_buffers", "_modules"})
 
 
 def named_tensors(model: nn.Module) -> dict[str, Tensor]:
@@ -43,11 +45,13 @@ def rebuilt(model: Net, made: Mapping[int, Tensor]) -> Net:
     for module in modules:
         state = module.__dict__.copy()
         for key, value in state.items():
-            if key in ("_parameters", "_buffers"):
-                state[key] = {k: None if t is None else memo[id(t)] for k, t in value.items()}
-            elif key == "_modules":
-                state[key] = {k: None if m is None else twins[id(m)] for k, m in value.items()}
-            elif not _is_plain(value):
+            if type(value) in _PLAIN:
+                continue
+            if key in _TABLES:
+                state[key] = {k: None if v is None else memo[id(v)] for k, v in value.items()}
+            elif type(value) in _CONTAINERS and not value:
+                state[key] = type(value)()
+            elif type(value) is not tuple or not all(type(v) in _PLAIN for v in value):
                 state[key] = _copied(value, memo, f"{type(module).__name__}.{key}")
         _update_sizes(module, state)
         twins[id(module)].__dict__.update(state)
@@ -55,8 +59,6 @@ def rebuilt(model: Net, made: Mapping[int, Tensor]) -> Net:
 
 
 def _copied(value: Any, memo: dict[int, Any], where: str) -> Any:
-    if type(value) in (dict, OrderedDict, set) and not value:
-        return type(value)()
     try:
         return copy.deepcopy(value, memo)
     except Exception as error:
@@ -64,11 +66,6 @@ def _copied(value: Any, memo: dict[int, Any], where: str) -> Any:
             f"the network cannot be copied: attribute {where} is a {type(value).__name__} ({error}). "
             "Keep such objects outside the modules."
         ) from error
-
-
-def _is_plain(value: Any) -> bool:
-    """Whether a value can be shared between the old and the new network."""
-    return isinstance(value, _PLAIN) or (type(value) is tuple and all(isinstance(v, _PLAIN) for v in value))
 
 
 def _update_sizes(module: nn.Module, state: dict[str, Any]) -> None:

@@ -34,6 +34,7 @@ class Resolved:
             self._freeze(self.unit[labels.numpy()], why)
         self._freeze_unreadable(freeze)
         self._make_groups()
+        self._count_axes()
 
     @property
     def frozen(self) -> np.ndarray:
@@ -106,9 +107,21 @@ class Resolved:
             self.group_of[members] = number_
             self.rank[members] = np.arange(len(members))
 
+    def _count_axes(self) -> None:
+        """How many indices of each axis belong to each group: the extents of all parameters at once."""
+        axis_of = np.repeat(np.arange(len(self.book.axes)), [axis.size for axis in self.book.axes.values()])
+        group_of = self.group_of[self.unit[self.book.size - len(axis_of) :]] + 1  # 0: no group
+        codes, counts = np.unique(axis_of * (len(self.groups) + 1) + group_of, return_counts=True)
+        axis_of, group_of = np.divmod(codes, len(self.groups) + 1)
+        parts = np.split(np.arange(len(codes)), np.flatnonzero(np.diff(axis_of)) + 1)
+        for key, part in zip(self.book.axes, parts, strict=True):
+            fixed = int(counts[part[0]]) if group_of[part[0]] == 0 else 0
+            part = part[group_of[part] > 0]
+            self._extents[_key(self.book.vector(*key))] = (fixed, group_of[part] - 1, counts[part])
+
     def extent(self, labels: Tensor, scale: int = 1) -> Extent:
         """The size of a set of labels (repeated `scale` times) as a function of the widths."""
-        key = (labels.data_ptr(), labels.numel(), labels.stride(0) if labels.dim() else 0)
+        key = _key(labels)
         if key not in self._extents:
             groups = self.group_of[self.unit[labels.reshape(-1).numpy()]]
             found, counts = np.unique(groups[groups >= 0], return_counts=True)
@@ -122,6 +135,11 @@ class Resolved:
             else:
                 multiples.append((group, multiple))
         return Extent(fixed * scale, tuple(multiples))
+
+
+def _key(labels: Tensor) -> tuple[int, int, int]:
+    """Identifies a vector of labels that lives as long as its trace."""
+    return labels.data_ptr(), labels.numel(), labels.stride(0) if labels.dim() else 0
 
 
 def _components(book: LabelBook) -> np.ndarray:

@@ -190,7 +190,7 @@ def _filled(tensor: Tensor, axes: Mapping[int, Tensor], device: torch.device | s
 
 def _hollow(tensor: Tensor, shape: list[int]) -> Tensor:
     if shape == list(tensor.shape) and not tensor.is_floating_point() and not tensor.is_complex():
-        return tensor.detach()  # an index: its values matter even where nothing is computed
+        return tensor.detach().clone()  # an index: its values matter even where nothing is computed
     return _alike(tensor, torch.empty(shape, dtype=tensor.dtype, device="meta"))
 
 

@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_map_only
 
 from ecc.errors import UntraceableModel
 from ecc.graph.call import tensors_in
-from ecc.graph.capture import Inputs, as_call, first_line, one_pass, refuse_untraceable
+from ecc.graph.capture import Inputs, Twin, as_call, first_line, one_pass, refuse_untraceable
 from ecc.graph.channels import ChannelGraph
 from ecc.graph.labels import CutBook, LabelBook, Misaligned
 from ecc.graph.proof import prove
@@ -112,16 +112,18 @@ class _Search:
     def _dense(self) -> tuple[LabelBook, list[Tracer]]:
         """Eval mode, and train mode too where other operators run in it (auxiliary heads, stochastic depth)."""
         book = LabelBook()
-        passes = [self._pass(self.model, book, training=False, recording=True)]
+        twin = Twin.of(self.model, on_meta=self.on_meta)
+        passes = [self._pass(twin, self._tracer(book, recording=True), training=False)]
         for example in self._train_examples() if self.trains else ():
             try:
-                shadow = self._pass(self.model, LabelBook(), training=True, example=example, following_labels=False)
+                shadow = self._tracer(LabelBook(), following_labels=False)
+                self._pass(twin, shadow, training=True, example=example)
             except _NeedsValues:  # for example batch norm over a single value: try the batch twice over
                 continue
             self.trains = shadow.sequence != passes[0].sequence
             if self.trains:
                 self._train_example = example
-                passes.append(self._pass(self.model, book, training=True, example=example))
+                passes.append(self._pass(twin, self._tracer(book), training=True, example=example))
             break
         else:
             self.trains = False
@@ -132,31 +134,14 @@ class _Search:
         yield self.example_input
         yield tree_map_only(Tensor, lambda t: torch.cat([t, t]) if t.dim() else t, self.example_input)
 
-    def _pass(
-        self,
-        model: nn.Module,
-        book: LabelBook,
-        *,
-        training: bool,
-        example: Inputs | None = None,
-        recording: bool = False,
-        following_labels: bool = True,
-    ) -> Tracer:
+    def _tracer(self, book: LabelBook, *, recording: bool = False, following_labels: bool = True) -> Tracer:
+        return Tracer(book, following_labels, recording, self.on_meta, self.choices, self.stops, self.counts)
+
+    def _pass(self, twin: Twin, tracer: Tracer, *, training: bool, example: Inputs | None = None) -> Tracer:
         try:
-            return one_pass(
-                model,
-                self.example_input if example is None else example,
-                book,
-                training=training,
-                on_meta=self.on_meta,
-                choices=self.choices,
-                stops=self.stops,
-                counts=self.counts,
-                recording=recording,
-                following_labels=following_labels,
-            )
+            return one_pass(twin, self.example_input if example is None else example, tracer, training=training)
         except Misaligned as error:
-            if isinstance(book, CutBook):
+            if isinstance(tracer.book, CutBook):
                 raise
             cause = error.__cause__ or error
             raise _NeedsValues(f"{error}: {first_line(cause)}") from cause
@@ -190,11 +175,11 @@ class _Search:
             labels = np.arange(axis.start, axis.start + axis.size)
             kept[key] = torch.from_numpy(labels[alive[resolved.unit[labels]]])
         book = CutBook(resolved.book, kept, resolved.immovable())
-        small = resized(self.model, graph, widths, device="meta" if self.on_meta else None)
+        small = Twin.itself(resized(self.model, graph, widths, device="meta" if self.on_meta else None))
         try:
-            self._pass(small, book, training=False)
+            self._pass(small, self._tracer(book), training=False)
             if self.trains:
-                self._pass(small, book, training=True, example=self._train_example)
+                self._pass(small, self._tracer(book), training=True, example=self._train_example)
         except Misaligned as mishap:
             return _first_mishap(book) or mishap
         return _first_mishap(book)

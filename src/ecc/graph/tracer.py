@@ -22,7 +22,7 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
-from ecc.graph.call import Call, Record, amount, hollow_like
+from ecc.graph.call import Call, Record, amount
 from ecc.graph.labels import (
     CutBook,
     LabelBook,
@@ -33,6 +33,7 @@ from ecc.graph.labels import (
     varying_axes,
 )
 from ecc.graph.rules import table
+from ecc.graph.shapes import quick_result
 
 _TORCH = str(Path(torch.__file__).parent)
 _HERE = str(Path(__file__).parent)
@@ -264,16 +265,8 @@ class Tracer(TorchDispatchMode):
 
     def _run(self, call: Call) -> Any:
         args, kwargs = call.args, call.kwargs
-        if self.on_meta and call.name in table.SHAPE_KEEPING and args[0].device.type == "meta":
-            return args[0] if call.in_place else hollow_like(args[0])
-        if self.on_meta and call.name in table.ARITHMETIC and len(call.tensors) == 2:
-            left, right = call.tensors
-            if left.device == right.device and left.dtype == right.dtype:
-                shape = left.shape if left.shape == right.shape else torch.broadcast_shapes(left.shape, right.shape)
-                if not call.in_place:
-                    return torch.empty(shape, dtype=left.dtype, device="meta")
-                if shape == left.shape:
-                    return left
+        if self.on_meta and (quick := quick_result(call)) is not None:
+            return quick
         if self.on_meta and table.mixes_devices(args, kwargs):
 
             def to_meta(tensor: Tensor) -> Tensor:
@@ -335,9 +328,8 @@ class Tracer(TorchDispatchMode):
         return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}" if frame is not None else ""
 
     @contextmanager
-    def following(self, model: nn.Module) -> Iterator[None]:
-        """Keep `path` at the module that is running."""
-        names = {id(module): name for name, module in model.named_modules()}
+    def following(self, names: Mapping[int, str]) -> Iterator[None]:
+        """Keep `path` at the module that is running; `names` are paths by module id."""
 
         def enter(module: nn.Module, _: Any) -> None:
             self.path.append(names.get(id(module), self.path[-1] if self.path else ""))

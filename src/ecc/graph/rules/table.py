@@ -108,17 +108,6 @@ FOLLOWING = MOVING | {passing.same, moving.indexed}
 """Rules through which a parameter's elements can be followed one by one."""
 
 
-SHAPE_KEEPING = frozenset(
-    "batch_norm instance_norm layer_norm group_norm rms_norm relu relu6 hardswish hardsigmoid hardtanh silu gelu elu "
-    "sigmoid tanh leaky_relu mish dropout prelu".split()
-)
-"""Operators whose result looks like their first argument: a meta pass need not run them (meta kernels are slow)."""
-
-
-ARITHMETIC = frozenset({"add", "sub", "mul"})
-"""Operators of two tensors whose result shape is the broadcast one: likewise not run on meta tensors."""
-
-
 def rule_for(func: OpOverload, name: str) -> Rule | None:
     """The rule of an operator; None when torch should take it apart (or it is unknown)."""
     rule = _RULES.get(name) or _RULES.get(name.rstrip("_"))
