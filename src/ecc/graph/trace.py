@@ -174,7 +174,7 @@ class _Search:
         for key, axis in resolved.book.axes.items():
             labels = np.arange(axis.start, axis.start + axis.size)
             kept[key] = torch.from_numpy(labels[alive[resolved.unit[labels]]])
-        book = CutBook(resolved.book, kept, resolved.immovable())
+        book = CutBook(resolved.book, kept, torch.from_numpy(resolved.unit), resolved.immovable())
         small = Twin.itself(resized(self.model, graph, widths, device="meta" if self.on_meta else None))
         try:
             self._pass(small, self._tracer(book), training=False)
