@@ -26,6 +26,10 @@ Labels = Tensor | None
 """Labels of one tensor; None for a value that belongs to no channel and no position (a constant, a scalar)."""
 
 
+Indices = tuple[tuple[str, int], Tensor]
+"""((tensor, axis), indices along it)."""
+
+
 class Role(str, Enum):
     """What a parameter axis does to the channels it is labelled with."""
 
@@ -103,6 +107,21 @@ class LabelBook:
     def freeze(self, labels: Tensor, why: str) -> None:
         """Whatever shares a unit with these labels is never cut."""
         self.frozen.append((compact(labels).reshape(-1), why))
+
+    def indices(self, labels: Tensor) -> list[Indices]:
+        """Labels as indices of axes, which mean the same in another trace of the same network."""
+        found = []
+        for key, axis in self.axes.items():
+            here = (labels >= axis.start) & (labels < axis.start + axis.size)
+            if bool(here.any()):
+                found.append((key, labels[here] - axis.start))
+        return found
+
+    def freeze_indices(self, indices: list[Indices], why: str) -> None:
+        """Freeze what `indices` gave, as far as this trace knows those axes."""
+        for key, index in indices:
+            if key in self.axes:
+                self.freeze(self._vectors[key][index], why)
 
     def unions(self) -> tuple[Tensor, Tensor, Tensor]:
         """All unions of two channels: labels, labels, and the number of the entry of `pairs` they come from."""

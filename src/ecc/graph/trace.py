@@ -22,7 +22,7 @@ from ecc.errors import UntraceableModel
 from ecc.graph.call import tensors_in
 from ecc.graph.capture import Inputs, Twin, as_call, first_line, one_pass, refuse_untraceable
 from ecc.graph.channels import ChannelGraph
-from ecc.graph.labels import CutBook, LabelBook, Misaligned
+from ecc.graph.labels import CutBook, Indices, LabelBook, Misaligned
 from ecc.graph.proof import prove
 from ecc.graph.rebuild import named_tensors
 from ecc.graph.resolve import Resolved, build_graph, build_layers
@@ -89,8 +89,8 @@ class _Search:
     choices: dict[str, int] = field(default_factory=dict)
     stops: dict[str, str] = field(default_factory=dict)
     counts: dict[str, set[int]] = field(default_factory=dict)
-    frozen: list[tuple[Tensor, str]] = field(default_factory=list)
-    """Labels frozen because a cut did not line up (labels are numbered alike in every round)."""
+    frozen: list[tuple[list[Indices], str]] = field(default_factory=list)
+    """What was frozen because a cut did not line up, and why."""
     trains: bool = True
     _train_example: Inputs | None = None
 
@@ -106,7 +106,7 @@ class _Search:
             if self._learn(mishap, resolved, passes):
                 book, passes = self._dense()
             else:
-                book.frozen.append(self.frozen[-1])
+                book.freeze_indices(*self.frozen[-1])
         raise UntraceableModel(f"no consistent reading of the network after {_MAX_ROUNDS} rounds. Last: {mishap}.")
 
     def _dense(self) -> tuple[LabelBook, list[Tracer]]:
@@ -127,7 +127,8 @@ class _Search:
             break
         else:
             self.trains = False
-        book.frozen.extend(self.frozen)
+        for indices, why in self.frozen:
+            book.freeze_indices(indices, why)
         return book, passes
 
     def _train_examples(self) -> Iterator[Inputs]:
@@ -202,7 +203,7 @@ class _Search:
         # Only the units that were kept show up in a cut network; those that were cut share their fate.
         guilty = np.flatnonzero(np.isin(resolved.group_of, resolved.group_of[guilty]) & ~resolved.frozen)
         labels = torch.from_numpy(np.flatnonzero(np.isin(resolved.unit, guilty)))
-        self.frozen.append((labels, str(mishap)))
+        self.frozen.append((resolved.book.indices(labels), str(mishap)))
         return False
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from types import CodeType
@@ -26,6 +26,7 @@ from ecc.graph.call import Call, Record, amount
 from ecc.graph.labels import (
     CutBook,
     LabelBook,
+    Labels,
     Misaligned,
     Role,
     compact,
@@ -283,16 +284,34 @@ class Tracer(TorchDispatchMode):
                     tensor._ecc_state = self.freeze(labels, stop)  # type: ignore[attr-defined]
         source = call.tensors[0] if call.tensors else None
         state = getattr(source, "_ecc_state", None)
-        found = rule(self, call)
+        found = self._follow(call, rule)
         many = found if isinstance(found, list) else [found] * len(call.outs)
         for out, label in zip(call.outs, many, strict=True):
             if out is source and not call.in_place:
                 continue
             if isinstance(state, Deferred) and rule in table.FOLLOWING and label is not None:
                 self._defer(call, out, state, label)
+            elif isinstance(state, Deferred) and rule is table.POINTWISE and out.shape == call.tensors[0].shape:
+                out._ecc_state = label if label is not None else self._scaled(out, state)  # type: ignore[attr-defined]
             elif not hasattr(out, "_ecc_name"):
                 out._ecc_state = label  # type: ignore[attr-defined]
             out._ecc_view = rule in table.MOVING  # type: ignore[attr-defined]
+
+    def _follow(self, call: Call, rule: table.Rule) -> Labels | list[Labels]:
+        """Apply a rule. One that fails must not stop a trace: it counts as no rule, which freezes."""
+        try:
+            return rule(self, call)
+        except Misaligned as stop:
+            if isinstance(self.book, CutBook):
+                raise
+            reason = str(stop)
+        except Exception as error:
+            if isinstance(self.book, CutBook):
+                raise self._stopped(call, error) from error
+            reason = f"{type(error).__name__}: {error}"
+        known = [labels for t in call.tensors if (labels := self.labels(t)) is not None]
+        self.freeze_all(known, f"the rule of {call.here} failed ({reason})")
+        return [frozen_labels(out.shape) for out in call.outs]
 
     def _defer(self, call: Call, out: Tensor, state: Deferred, index: Tensor) -> None:
         order: tuple[int, ...] = ()
@@ -303,6 +322,10 @@ class Tracer(TorchDispatchMode):
         out._ecc_state = Deferred(state.name, state.shape, order, None if order else index)  # type: ignore[attr-defined]
         if order:
             out._ecc_name = state.name  # type: ignore[attr-defined]
+
+    def _scaled(self, out: Tensor, state: Deferred) -> Deferred | None:
+        """A parameter changed element by element: its elements can still be followed, but it is no raw weight."""
+        return replace(state, index=state.elements(), order=()) if out.numel() <= _MAX_DEFERRED else None
 
     def _stopped(self, call: Call, error: Exception) -> Exception:
         """An operator that cannot run: in a cut network, a sign that the code does not follow the cut."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import torch
@@ -42,7 +43,7 @@ def convolution(trace: Tracer, call: Call) -> Labels:
     positions = call.out.numel() // call.out.shape[channel]
     if transposed:
         positions = x.numel() // x.shape[channel]
-    kernel = weight[0, 0].numel() * positions
+    kernel = math.prod(weight.shape[2:]) * positions
     if groups == 1 and not trace.book.is_grouped(name):
         in_axis, out_axis = (0, 1) if transposed else (1, 0)
         result = _mix(trace, call, labels, channel, name, weight, in_axis, out_axis, bias, kernel)
@@ -81,7 +82,7 @@ def matmul(trace: Tracer, call: Call) -> Labels | list[Labels]:
 
 def addmm(trace: Tracer, call: Call) -> Labels | list[Labels]:
     """bias + left @ right, the form `F.linear` takes in older torch versions."""
-    if trace.weight_name(call["mat2"]) is not None:
+    if trace.weight_name(call["mat2"]) is not None and call["self"].dim() == 1:
         return _dense(trace, call, call["mat1"], call["mat2"], call["self"], in_axis=0)
     return unknown(trace, call)
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 Rule = Callable[["Tracer", "Call"], "Labels | list[Labels]"]
 
 UNKNOWN: Rule = passing.unknown
+POINTWISE: Rule = carrying.pointwise
 
 PERMUTES = frozenset({"t", "transpose", "permute", "movedim", "moveaxis", "swapaxes", "swapdims", "numpy_T", "mT"})
 _MOVES = PERMUTES | {
