@@ -130,15 +130,20 @@ class ChannelGraph:
         return self._slot_starts[number], self._slot_starts[number + 1]
 
     @cached_property
-    def slot_of_index(self) -> dict[tuple[str, int], Tensor]:
-        """For each cuttable (tensor, axis), the slot that each index belongs to."""
-        table: dict[tuple[str, int], Tensor] = {}
-        for group, start in zip(self.groups, self._slot_starts[:-1], strict=True):
+    def axis_spans(self) -> dict[tuple[str, int], tuple[int, int]]:
+        """For each cuttable (tensor, axis), where its indices lie in `slot_of_index`: start and size."""
+        keys = dict.fromkeys((place.tensor, place.axis) for group in self.groups for place in group.places)
+        sizes = [self.full_shapes[tensor][axis] for tensor, axis in keys]
+        return dict(zip(keys, zip(accumulate(sizes, initial=0), sizes, strict=False), strict=True))
+
+    @cached_property
+    def slot_of_index(self) -> Tensor:
+        """The slot that each index of each cuttable axis belongs to, axis behind axis (see `axis_spans`)."""
+        table = torch.zeros(sum(size for _, size in self.axis_spans.values()), dtype=torch.long)
+        for group, first in zip(self.groups, self._slot_starts[:-1], strict=True):
             for place in group.places:
-                key = (place.tensor, place.axis)
-                if key not in table:
-                    table[key] = torch.zeros(self.full_shapes[place.tensor][place.axis], dtype=torch.long)
-                table[key][place.index] = start + torch.arange(group.width)[:, None]
+                start, _ = self.axis_spans[place.tensor, place.axis]
+                table[start + place.index] = first + torch.arange(group.width)[:, None]
         return table
 
     # --- costs -----------------------------------------------------------------------------------

@@ -157,15 +157,17 @@ def _cut(model: Net, graph: ChannelGraph, keep: Mapping[str, Tensor], device: to
 def _slices(graph: ChannelGraph, keep: Mapping[str, Tensor]) -> dict[str, dict[int, Tensor]]:
     """For each tensor and axis that loses something, the indices it keeps, ascending."""
     alive = torch.ones(graph.num_slots, dtype=torch.bool)
-    touched: set[tuple[str, int]] = set()
     for name, kept in keep.items():
         start, stop = graph.slots(name)
         alive[start:stop] = False
         alive[start + kept] = True
-        touched.update((place.tensor, place.axis) for place in graph[name].places)
+    stays = alive[graph.slot_of_index].nonzero().flatten()  # all axes of all tensors, one behind the other
+    starts = torch.tensor([start for start, _ in graph.axis_spans.values()] + [len(graph.slot_of_index)])
+    bounds = torch.searchsorted(stays, starts).tolist()
     slices: dict[str, dict[int, Tensor]] = {}
-    for tensor, axis in touched:
-        slices.setdefault(tensor, {})[axis] = alive[graph.slot_of_index[tensor, axis]].nonzero().flatten()
+    for number, ((tensor, axis), (start, size)) in enumerate(graph.axis_spans.items()):
+        if bounds[number + 1] - bounds[number] < size:
+            slices.setdefault(tensor, {})[axis] = stays[bounds[number] : bounds[number + 1]] - start
     return slices
 
 
