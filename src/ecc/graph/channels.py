@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from ecc.errors import BadFile, BadWidths
+from ecc.files import write_text
 from ecc.graph.costs import CostTable, Extent, Layer, TensorShape
 from ecc.graph.labels import Role
 
@@ -195,9 +196,13 @@ class ChannelGraph:
         return hashlib.sha256(json.dumps(structure, sort_keys=True).encode()).hexdigest()[:16]
 
     def save(self, path: str | Path) -> None:
-        """Write the graph as JSON."""
+        """Write the graph as JSON.
+
+        Raises:
+            BadFile: the file cannot be written.
+        """
         data = {"format": FORMAT, "fingerprint": self.fingerprint, **self._to_json()}
-        Path(path).write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+        write_text(path, json.dumps(data, indent=1) + "\n")
 
     @classmethod
     def load(cls, path: str | Path) -> ChannelGraph:

@@ -1,0 +1,34 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from ecc.errors import BadFile
+from ecc.files import write_text
+
+
+def test_a_file_is_written_whole_and_leaves_nothing_beside_it(tmp_path: Path) -> None:
+    write_text(tmp_path / "a.json", "old")
+    write_text(tmp_path / "a.json", "new ü\n")
+    assert (tmp_path / "a.json").read_text(encoding="utf-8") == "new ü\n"
+    assert os.listdir(tmp_path) == ["a.json"]
+
+
+def test_a_failed_write_keeps_the_old_file_and_no_temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_text(tmp_path / "a.json", "old")
+
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(BadFile, match=r"cannot write .*a\.json: No space left on device\.$"):
+        write_text(tmp_path / "a.json", "new")
+    assert (tmp_path / "a.json").read_text() == "old"
+    assert os.listdir(tmp_path) == ["a.json"]
+
+
+def test_a_missing_folder_is_one_clear_line(tmp_path: Path) -> None:
+    with pytest.raises(BadFile, match=r"cannot write .*missing.*: No such file or directory\.$"):
+        write_text(tmp_path / "missing" / "a.json", "text")
