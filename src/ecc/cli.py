@@ -12,23 +12,37 @@ from typer.core import TyperGroup
 
 import ecc
 from ecc.errors import EccError
-from ecc.graph import trace_channels
+from ecc.graph import prove, trace_channels
+from ecc.measure import close_meter, find_meter
+from ecc.measure import merge as merge_profiles
+from ecc.measure import profile as measure_profile
+from ecc.measure.bench import default_device
+from ecc.measure.doctor import examine
+from ecc.measure.learning import parse_share
+from ecc.measure.merging import missing_rows
+from ecc.measure.profiling import chosen_settings
+from ecc.measure.sampling import parse_shard
+from ecc.report.doctor import doctor_view
 from ecc.report.inspect import graph_facts, graph_table
+from ecc.report.live_profile import ProfileView, profile_facts, profile_summary
+from ecc.task import with_batch
 from ecc.zoo.find import BUNDLED_TASKS, find_task
 
 PIPELINE = f"""
 Make a neural network fit an energy budget.
 
 \b
-    model --> channel graph --> profile --> energy model --> compressed network
-              ecc inspect       (coming)    (coming)         (coming)
+    model --> channel graph --> profile --> energy model --> small network
+              ecc inspect       ecc profile (coming)         (coming)
+
+ecc doctor tells what can be measured on this machine.
 
 \b
 TASK names what to work on:
     {", ".join(BUNDLED_TASKS)}
     torchvision:NAME or timm:NAME, where those are installed
-    file.py:function, a function of yours that returns a model and an example input;
-        the file is run like any Python program
+    file.py:function, a function of yours that returns a model and an
+        example input; the file is run like any Python program
 """
 
 
@@ -69,6 +83,36 @@ def options(
 
 
 @app.command()
+def doctor(
+    meter: Annotated[
+        str, typer.Option(metavar="METER", help="Examine this one alone, such as nvml:1 or file.py:MyMeter.")
+    ] = "auto",
+    seconds: Annotated[float, typer.Option(min=1, help="Length of the self-test of each meter, about.")] = 10.0,
+    quick: Annotated[bool, typer.Option("--quick", help="Leave the self-test out.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print facts for programs.")] = False,
+) -> None:
+    """Show what can be measured on this machine, how well, and why the rest cannot.
+
+    Every meter is tried. One that works is watched at rest and at work, and
+    a small network is measured again and again to see how far its joules
+    repeat. Where no meter works, the ways forward are named.
+
+    \b
+    Examples:
+      ecc doctor
+      ecc doctor --quick
+      ecc doctor --meter 'command:read-joules --port 3' --seconds 30
+      ecc doctor --json
+    """
+    with Console(stderr=True).status("looking for meters") as status:
+        found = examine(meter, seconds=seconds, quick=quick, say=status.update)
+    if as_json:
+        typer.echo(json.dumps(found.to_dict(), indent=1))
+    else:
+        Console(highlight=False).print(doctor_view(found))
+
+
+@app.command()
 def inspect(
     task: Annotated[str, typer.Argument(metavar="TASK", help="What to look at.", show_default=False)],
     freeze: Annotated[
@@ -76,7 +120,7 @@ def inspect(
         typer.Option(metavar="PATTERN", help="Keep the outputs of these modules whole, e.g. 'layer1.*'. Repeatable."),
     ] = None,
     proof: Annotated[
-        bool, typer.Option(help="Compare the masked with the cut network in numbers (two forward passes).")
+        bool, typer.Option(help="Compare the masked with the cut network in numbers (four forward passes).")
     ] = True,
     save: Annotated[Path | None, typer.Option("-o", "--save", metavar="FILE", help="Write the graph as JSON.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print facts for programs.")] = False,
@@ -97,6 +141,133 @@ def inspect(
         typer.echo(json.dumps(graph_facts(graph), indent=1))
     else:
         Console().print(graph_table(graph, f"Channel groups of {job.name}"))
+
+
+@app.command()
+def profile(
+    task: Annotated[str, typer.Argument(metavar="TASK", help="Whose widths to measure.", show_default=False)],
+    output: Annotated[
+        Path, typer.Option("-o", "--output", metavar="FILE", help="Append to this file.", show_default=False)
+    ],
+    meter: Annotated[
+        str, typer.Option(metavar="METER", help="Where joules come from: auto, nvml, platform:jetson-tx2, ...")
+    ] = "auto",
+    rows: Annotated[int, typer.Option(help="Networks in the design; more than before extends a file.")] = 250,
+    design: Annotated[str, typer.Option(help="mixed, or uniform as in the paper.")] = "mixed",
+    seed: Annotated[int, typer.Option(help="Of the design and its order.")] = 0,
+    multiple_of: Annotated[int | None, typer.Option(metavar="N", help="Widths in multiples of N.")] = None,
+    rounds: Annotated[int, typer.Option(help="How often each network is measured, far apart in time.")] = 1,
+    until: Annotated[
+        str | None,
+        typer.Option(metavar="SHARE", help="Stop when a quick fit errs by less, e.g. 2%, or no longer learns."),
+    ] = None,
+    shard: Annotated[str | None, typer.Option(metavar="K/N", help="Rows for the K-th of N equal devices.")] = None,
+    batch: Annotated[
+        int | None, typer.Option(metavar="N", help="Items in one inference; the task's own if not given.")
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option(help="cuda, cuda:1, cpu, ...; one that the meter sees if not given.")
+    ] = None,
+    mode: Annotated[str | None, typer.Option(help="eager, graph (CUDA graph) or compile.")] = None,
+    precision: Annotated[str | None, typer.Option(help="fp32, tf32, fp16 or bf16.")] = None,
+    memory_format: Annotated[str | None, typer.Option(help="contiguous or channels_last.")] = None,
+    autotune: Annotated[bool | None, typer.Option(help="Let cuDNN choose its algorithms by trying them.")] = None,
+    window: Annotated[float | None, typer.Option(metavar="SECONDS", help="Least length of a window.")] = None,
+    allow_shared: Annotated[
+        bool | None, typer.Option("--allow-shared", help="Measure although others use the device.")
+    ] = None,
+    allow_throttling: Annotated[
+        bool | None, typer.Option("--allow-throttling", help="Measure although the device is too hot.")
+    ] = None,
+    freeze: Annotated[
+        list[str] | None, typer.Option(metavar="PATTERN", help="Keep the outputs of these modules whole. Repeatable.")
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print facts for programs.")] = False,
+) -> None:
+    """Measure many widths of a network. The same command again goes on where the last one ended.
+
+    \b
+    Examples:
+      ecc profile digits --meter platform:jetson-tx2 -o digits.profile
+      ecc profile mobilenet_v1 --meter nvml --mode graph --precision tf32 --multiple-of 8 -o mobilenet.profile
+      ecc profile net.py:build --rounds 2 --until 2% -o net.profile
+      ecc profile alexnet --shard 3/8 -o alexnet-3.profile       (then: ecc merge alexnet-*.profile -o alexnet.profile)
+
+    \b
+    The file is opened by pandas in one line:
+      pandas.read_json("digits.profile", lines=True).dropna(subset="row")
+    """
+    job = find_task(task)
+    source = find_meter(meter, runs_on=device and device.partition(":")[0])
+    console = None if quiet or as_json else Console(stderr=True)
+    view = ProfileView(console)
+    try:
+        settings = chosen_settings(
+            source,
+            device=device,
+            mode=mode,
+            precision=precision,
+            memory_format=memory_format,
+            cudnn_autotune=autotune,
+            window_seconds=window,
+            allow_shared=allow_shared,
+            allow_throttling=allow_throttling,
+        )
+        example_input = job.example_input if batch is None else with_batch(job.example_input, batch)
+        graph = trace_channels(job.model, example_input, freeze=freeze or [], proven=False)
+        graph = prove(job.model, graph, job.example_input)
+        with view:
+            result = measure_profile(
+                job.model,
+                graph,
+                example_input,
+                source,
+                output,
+                rows=rows,
+                design=design,
+                seed=seed,
+                multiple_of=multiple_of,
+                settings=settings,
+                device=device or default_device(source),
+                rounds=rounds,
+                until=None if until is None else parse_share(until),
+                shard=None if shard is None else parse_shard(shard),
+                progress=view,
+            )
+    except KeyboardInterrupt:
+        typer.echo(f"\nstopped; {view.so_far(output)}", err=True)
+        raise typer.Exit(130) from None
+    finally:
+        close_meter(source)
+    if as_json:
+        typer.echo(json.dumps({"file": str(output), **profile_facts(result, graph)}, indent=1))
+    elif not quiet:
+        typer.echo(profile_summary(result, output, graph))
+
+
+@app.command()
+def merge(
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Shards of one design.", show_default=False)],
+    output: Annotated[
+        Path, typer.Option("-o", "--output", metavar="FILE", help="The joined profile.", show_default=False)
+    ],
+    rescale: Annotated[
+        bool, typer.Option("--rescale", help="Scale devices that differ to one another by their reference.")
+    ] = False,
+) -> None:
+    """Join profiles that equal devices measured in shards, after checking that they agree.
+
+    \b
+    Examples:
+      ecc merge alexnet-1.profile alexnet-2.profile -o alexnet.profile
+      ecc merge alexnet-*.profile -o alexnet.profile.gz --rescale
+    """
+    result = merge_profiles(files, output, rescale=rescale)
+    typer.echo(profile_summary(result, output))
+    missing = missing_rows(result)
+    if missing:
+        typer.echo(f"{len(missing)} rows of the design are in none of the files, such as row {missing[0]}.")
 
 
 def main() -> None:

@@ -27,7 +27,15 @@ class NoMeter(EccError):
     """Raised when no energy meter can be opened: wrong spec, missing device, library or permission.
 
     The message lists each thing that was tried, exactly why it failed, and the ways forward.
+
+    Args:
+        message: Why, and what to do.
+        remedy: The command that would make this very meter work, where there is one; `ecc doctor` shows it.
     """
+
+    def __init__(self, message: str, *, remedy: str = "") -> None:
+        super().__init__(message)
+        self.remedy = remedy
 
 
 class BadMeasurement(EccError):

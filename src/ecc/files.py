@@ -10,19 +10,22 @@ from ecc.errors import BadFile
 
 
 def write_text(path: str | Path, text: str) -> None:
-    """Write a file whole or not at all: an older one stays until the new one is complete on disk.
+    """Write a text file whole or not at all: an older one stays until the new one is complete on disk.
 
     Raises:
         BadFile: the folder is missing, may not be written, or the disk is full.
     """
+    write_bytes(path, text.encode("utf-8"))
+
+
+def write_bytes(path: str | Path, data: bytes) -> None:
+    """As `write_text`, for bytes."""
     path = Path(path)
     temporary = ""
     try:
-        with NamedTemporaryFile(
-            "w", encoding="utf-8", dir=path.parent, prefix=f".{path.name}.", suffix=".tmp", delete=False
-        ) as file:
+        with NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp", delete=False) as file:
             temporary = file.name
-            file.write(text)
+            file.write(data)
             file.flush()
             os.fsync(file.fileno())
         Path(temporary).replace(path)

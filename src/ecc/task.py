@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from ecc.errors import BadTask
@@ -67,6 +68,39 @@ class Task:
                 )
         if self.train_batches is not None and self.loss is None:
             raise BadTask(f"task {self.name!r} has train_batches but no loss; training needs both.")
+
+
+def with_batch(example_input: Inputs, batch: int) -> Inputs:
+    """The example input at another batch size: its items over and over, or the first of them.
+
+    Args:
+        example_input: Its first tensor tells the batch size; tensors with another first axis are left alone.
+        batch: Items in the new batch.
+
+    Raises:
+        BadTask: If `batch` is below 1, or the input has no axis for it.
+    """
+    if batch < 1:
+        raise BadTask(f"batch {batch} is below 1, the least a network can be run on.")
+    first = _first_tensor(example_input)
+    if first.dim() == 0 or len(first) == 0:
+        raise BadTask(f"the example input has shape {tuple(first.shape)}: no batch can be made of it.")
+    index = torch.arange(batch) % len(first)
+
+    def changed(tensor: Tensor) -> Tensor:
+        return tensor[index.to(tensor.device)] if tensor.dim() and len(tensor) == len(first) else tensor
+
+    if isinstance(example_input, Tensor):
+        return changed(example_input)
+    if isinstance(example_input, tuple):
+        return tuple(changed(tensor) for tensor in example_input)
+    return {name: changed(tensor) for name, tensor in example_input.items()}
+
+
+def _first_tensor(example_input: Inputs) -> Tensor:
+    if isinstance(example_input, Tensor):
+        return example_input
+    return example_input[0] if isinstance(example_input, tuple) else next(iter(example_input.values()))
 
 
 def _check_example_input(task_name: str, example_input: object) -> None:

@@ -53,6 +53,8 @@ class ChannelGroup:
     places: tuple[Place, ...]
     frozen: str | None = None
     """Why it cannot be cut; None if it can."""
+    least: int = 1
+    """The smallest width it may have: 2 where code drops axes of size one."""
 
     def layers(self, role: Role) -> tuple[str, ...]:
         """Paths of the modules that read, write or carry the group, in the order of the forward pass."""
@@ -67,6 +69,8 @@ class ChannelGraph:
     groups: tuple[ChannelGroup, ...]
     layers: tuple[Layer, ...]
     tensors: tuple[TensorShape, ...]
+    features: tuple[tuple[str, Extent], ...] = ()
+    """Paths of norm modules without tensors, whose `num_features` follows the widths all the same."""
     notes: tuple[str, ...] = ()
     """What a user should know about this trace, such as parameters that no pass reached."""
     proof: float | None = None
@@ -96,13 +100,13 @@ class ChannelGraph:
         """All widths in the order of `groups`, float64; groups not named keep their full width.
 
         Raises:
-            BadWidths: an unknown group, a frozen group changed, or a width outside [1, full width].
+            BadWidths: an unknown group, a frozen group changed, or a width outside its range.
         """
         vector = torch.tensor([float(g.width) for g in self.groups], dtype=torch.float64)
         for name, width in (widths or {}).items():
             group = self[name]
-            if not 1 <= width <= group.width:
-                raise BadWidths(f"width {width} of group {name!r} is outside 1..{group.width}.")
+            if not group.least <= width <= group.width:
+                raise BadWidths(f"width {width} of group {name!r} is outside {group.least}..{group.width}.")
             if group.frozen is not None and width != group.width:
                 raise BadWidths(f"group {name!r} cannot be cut: {group.frozen}.")
             vector[self._by_name[name]] = width
@@ -241,6 +245,7 @@ class ChannelGraph:
                     "name": g.name,
                     "width": g.width,
                     "frozen": g.frozen,
+                    "least": g.least,
                     "places": [
                         {
                             "tensor": p.tensor,
@@ -255,6 +260,7 @@ class ChannelGraph:
             ],
             "layers": [layer.to_json() for layer in self.layers],
             "tensors": [tensor.to_json() for tensor in self.tensors],
+            "features": [[path, extent.to_json()] for path, extent in self.features],
             "notes": list(self.notes),
             "proof": self.proof,
         }
@@ -266,6 +272,7 @@ class ChannelGraph:
                 name=str(g["name"]),
                 width=int(g["width"]),
                 frozen=g["frozen"],
+                least=int(g["least"]),
                 places=tuple(
                     Place(
                         str(p["tensor"]),
@@ -280,7 +287,8 @@ class ChannelGraph:
         )
         layers = tuple(Layer.from_json(item) for item in data["layers"])
         tensors = tuple(TensorShape.from_json(item) for item in data["tensors"])
-        return cls(groups, layers, tensors, tuple(data["notes"]), data["proof"])
+        features = tuple((str(path), Extent.from_json(extent)) for path, extent in data["features"])
+        return cls(groups, layers, tensors, features, tuple(data["notes"]), data["proof"])
 
     def __str__(self) -> str:
         cut = f"{len(self.prunable)} of {len(self.groups)} channel groups can be cut"

@@ -145,6 +145,10 @@ class CostTable:
         self._axes = [_Extents([axes[k] for axes in padded]) for k in range(rank)]
         self._tensor_bytes = torch.tensor([float(t.item_bytes) for t in tensors], dtype=torch.float64)
         self._is_parameter = torch.tensor([float(t.is_parameter) for t in tensors], dtype=torch.float64)
+        position = {t.name: i for i, t in enumerate(tensors)}
+        used = [(row, position[name]) for row, layer in enumerate(layers) for name in layer.tensors]
+        self._using_layer = torch.tensor([row for row, _ in used], dtype=torch.long)
+        self._used_tensor = torch.tensor([tensor for _, tensor in used], dtype=torch.long)
 
     def macs_per_layer(self, widths: Tensor) -> Tensor:
         """Multiply-accumulates of each layer."""
@@ -172,6 +176,11 @@ class CostTable:
     def parameters(self, widths: Tensor) -> Tensor:
         """Number of parameters."""
         return (self.elements_per_tensor(widths) * self._is_parameter).sum()
+
+    def weight_bytes_per_layer(self, widths: Tensor) -> Tensor:
+        """Bytes of the parameters and buffers that each layer uses; a shared one counts for each that uses it."""
+        bytes_per_tensor = self.elements_per_tensor(widths) * self._tensor_bytes
+        return torch.zeros_like(self._macs).index_add(0, self._using_layer, bytes_per_tensor[self._used_tensor])
 
     def weight_bytes(self, widths: Tensor) -> Tensor:
         """Bytes of parameters and buffers."""

@@ -74,6 +74,8 @@ class LabelBook:
     """(labels, labels, where): equal positions live and die together; `FROZEN` on one side freezes the other."""
     frozen: list[tuple[Tensor, str]] = field(default_factory=list)
     """(labels, why): what shares a unit with these labels is never cut."""
+    paired: list[Tensor] = field(default_factory=list)
+    """Labels of channels of which two must stay, because code drops axes of size one."""
     size: int = _FIRST_FREE
     _vectors: dict[tuple[str, int], Tensor] = field(default_factory=dict)
     _cache: tuple[int, tuple[Tensor, Tensor, Tensor]] | None = None
@@ -130,14 +132,14 @@ class LabelBook:
         return left[loose], right[loose], entry[loose]
 
     def freezes(self) -> list[tuple[Tensor, str]]:
-        """(labels, why) of everything frozen: by meeting something that cannot be cut, or outright."""
+        """(labels, why) of everything frozen: outright, or by meeting something that cannot be cut."""
         left, right, entry = self._flat()
         stuck = (left == FROZEN) ^ (right == FROZEN)
         labels, entry = torch.maximum(left, right)[stuck], entry[stuck]
         number, counts = entry.unique_consecutive(return_counts=True)
         met = zip(labels.split(counts.tolist()), number.tolist(), strict=True)
-        found = [(part, f"it meets something that cannot be cut in {self.pairs[n][2]}") for part, n in met]
-        return found + [(labels[labels != FROZEN], why) for labels, why in self.frozen]
+        outright = [(labels[labels != FROZEN], why) for labels, why in self.frozen]
+        return outright + [(part, f"it meets something that cannot be cut in {self.pairs[n][2]}") for part, n in met]
 
     def _flat(self) -> tuple[Tensor, Tensor, Tensor]:
         if not self.pairs:
@@ -157,19 +159,23 @@ class CutBook(LabelBook):
     freeze of something that was cut, shows that the network's code does not follow the cut.
     """
 
-    def __init__(self, dense: LabelBook, kept: dict[tuple[str, int], Tensor], unit: Tensor, immovable: Tensor) -> None:
+    def __init__(self, dense: LabelBook, alive: Tensor, unit: Tensor, immovable: Tensor) -> None:
         super().__init__(axes=dense.axes, roles=dense.roles, size=dense.size)
         self._dense = dense
-        self._kept = kept
+        self.alive = alive  # by label: kept in the cut network
         self._unit = unit  # by label
         self._immovable = immovable  # by label: frozen in the dense trace
 
     def axis(self, tensor: str, axis: int, size: int, role: Role) -> Tensor:
         """Labels of the indices that an axis kept."""
-        labels = self._kept.get((tensor, axis))
-        if labels is None or role not in self.roles[tensor, axis]:
+        key = (tensor, axis)
+        if role not in self.roles.get(key, ()):
             nothing = torch.empty(0, dtype=torch.long)
             raise Misaligned(nothing, f"{tensor} is used in another way than in the dense network")
+        if key not in self._vectors:
+            dense = self._dense.vector(tensor, axis)
+            self._vectors[key] = dense[self.alive[dense]]
+        labels = self._vectors[key]
         if labels.numel() != size:
             raise Misaligned(labels, f"axis {axis} of {tensor} has {size} entries, not {labels.numel()}")
         return labels

@@ -6,7 +6,8 @@ norm) get random values first, since a branch multiplied by zero would agree wit
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -50,20 +51,27 @@ def prove(model: nn.Module, graph: ChannelGraph, example_input: Inputs, *, seed:
 
 @torch.no_grad()
 def difference(
-    model: nn.Module,
-    graph: ChannelGraph,
-    example_input: Inputs,
-    groups: Sequence[ChannelGroup],
-    *,
-    seed: int = 0,
+    model: nn.Module, graph: ChannelGraph, example_input: Inputs, groups: Sequence[ChannelGroup], *, seed: int = 0
 ) -> float:
-    """Largest relative difference of the outputs when a random part of the given groups is silenced or removed."""
+    """Largest relative difference of the outputs when units of the given groups are silenced, or removed.
+
+    Two cuts, so that every unit is dead in one of them: a random part of each group, then all the others (at
+    least one unit always lives).
+    """
     generator = torch.Generator().manual_seed(seed)
-    masked = _copy_with_visible_weights(model, graph, generator)
-    dead = {}
+    whole = _copy_with_visible_weights(model, graph, generator)
+    first, second = {}, {}
     for group in groups:
-        count = max(1, int(group.width * (0.3 + 0.3 * torch.rand((), generator=generator).item())))
-        dead[group.name] = torch.randperm(group.width, generator=generator)[:count]
+        order = torch.randperm(group.width, generator=generator)
+        count = int(group.width * (0.3 + 0.3 * torch.rand((), generator=generator).item()))
+        count = min(max(count, 1), group.width - group.least)
+        first[group.name] = order[:count]
+        second[group.name] = order[count:][: group.width - group.least]
+    return max(_difference(whole, graph, example_input, dead) for dead in (first, second))
+
+
+def _difference(model: nn.Module, graph: ChannelGraph, example_input: Inputs, dead: Mapping[str, Tensor]) -> float:
+    masked = resized(model, graph, {})
     zero_channels_(masked, graph, dead)
     small = slim(masked, graph)
     worst = 0.0
@@ -72,7 +80,8 @@ def difference(
             return float("inf")
         if left.is_floating_point() and left.numel():
             scale = left.abs().max().clamp(min=1e-12)
-            worst = max(worst, float((left - right).abs().max() / scale)) if bool(scale.isfinite()) else worst
+            gap = float((left - right).abs().max() / scale)
+            worst = max(worst, gap if math.isfinite(gap) else float("inf"))
     return worst
 
 

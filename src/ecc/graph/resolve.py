@@ -33,6 +33,9 @@ class Resolved:
         for labels, why in book.freezes():
             self._freeze(self.unit[labels.numpy()], why)
         self._freeze_unreadable(freeze)
+        self.paired = np.zeros(self.count, dtype=bool)  # by unit: two must stay
+        for labels in book.paired:
+            self.paired[self.unit[labels.numpy()]] = True
         self._make_groups()
         self._count_axes()
 
@@ -149,22 +152,26 @@ def _components(book: LabelBook) -> np.ndarray:
     return np.asarray(connected_components(matrix, directed=False)[1], dtype=np.int64)
 
 
-def build_graph(resolved: Resolved, tensors: Mapping[str, Tensor]) -> ChannelGraph:
+def build_graph(
+    resolved: Resolved, tensors: Mapping[str, Tensor], attributes: Mapping[str, Tensor] | None = None
+) -> ChannelGraph:
     """The channel graph of resolved labels, still without layers."""
     places = _places(resolved)
     groups: list[ChannelGroup] = []
     taken: dict[str, int] = {}
     for number, units in enumerate(resolved.groups):
         reason = resolved.why(units[0])
-        if reason is None and len(units) == 1:
-            reason = "it is a single unit"
         name = _name(places[number])
         taken[name] = taken.get(name, 0) + 1
         if taken[name] > 1:
             name = f"{name}#{taken[name]}"
-        groups.append(ChannelGroup(name, len(units), places[number], reason))
+        least = min(2, len(units)) if resolved.paired[units].any() else 1
+        if reason is None and len(units) == least:
+            reason = "it cannot be any smaller"
+        groups.append(ChannelGroup(name, len(units), places[number], reason, least))
     shapes = tuple(_tensor_shape(resolved, name, tensor) for name, tensor in tensors.items())
-    return ChannelGraph(tuple(groups), (), shapes)
+    features = tuple((path, resolved.extent(labels)) for path, labels in (attributes or {}).items())
+    return ChannelGraph(tuple(groups), (), shapes, features)
 
 
 def build_layers(resolved: Resolved, records: Sequence[Record]) -> tuple[Layer, ...]:

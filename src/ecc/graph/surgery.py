@@ -44,8 +44,8 @@ def resized(
 def slim(model: Net, graph: ChannelGraph) -> Net:
     """A new network without the dead channels of `model`; its outputs are those of `model`.
 
-    A channel is dead when every layer that reads it has a zero slice for it. At least one unit of each group
-    stays.
+    A channel is dead when every layer that reads it has a zero slice for it. A group never falls below its
+    least width.
     """
     return _cut(model, graph, _kept_units(model, graph), None)
 
@@ -55,8 +55,8 @@ def _kept_units(model: nn.Module, graph: ChannelGraph) -> dict[str, Tensor]:
     keep = {}
     for group, live in zip(graph.groups, live_masks(model, graph), strict=True):
         if group.frozen is None and not bool(live.all()):
-            kept = live.nonzero().flatten().cpu()
-            keep[group.name] = kept if len(kept) else torch.tensor([0])
+            spare = (~live).nonzero().flatten()[: max(group.least - int(live.sum()), 0)]
+            keep[group.name] = torch.cat([live.nonzero().flatten(), spare]).sort().values.cpu()
     return keep
 
 
@@ -143,15 +143,17 @@ def _cut(model: Net, graph: ChannelGraph, keep: Mapping[str, Tensor], device: to
     """Rebuild the network with only the kept units (by group name; absent means all)."""
     _refuse_uncopyable(model)
     tensors = _tensors_of(model, graph)
-    on_meta = device is not None and torch.device(device).type == "meta"
-    if on_meta:
-        widths = [len(keep[g.name]) if g.name in keep else g.width for g in graph.groups]
+    widths = [len(keep[g.name]) if g.name in keep else g.width for g in graph.groups]
+    if device is not None and torch.device(device).type == "meta":
         shapes = {t.name: [round(axis.at(widths)) for axis in t.axes] for t in graph.tensors}
         made = {id(t): _hollow(t, shapes.get(name, list(t.shape))) for name, t in tensors.items()}
     else:
         slices = _slices(graph, keep)
         made = {id(t): _filled(t, slices.get(name, {}), device) for name, t in tensors.items()}
-    return rebuilt(model, made)
+    small = rebuilt(model, made)
+    for path, extent in graph.features:
+        small.get_submodule(path).num_features = round(extent.at(widths))  # type: ignore[assignment]
+    return small
 
 
 def _slices(graph: ChannelGraph, keep: Mapping[str, Tensor]) -> dict[str, dict[int, Tensor]]:

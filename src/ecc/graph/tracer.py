@@ -76,11 +76,19 @@ class Tracer(TorchDispatchMode):
     """How often the guess at a line of the network's code was refuted so far."""
     stops: dict[str, str] = field(default_factory=dict)
     """Lines of code that do not follow a cut, with the reason: what enters them is frozen."""
-    counts: dict[str, set[int]] = field(default_factory=dict)
-    """Numbers of parts that the splits at each line of code gave in the dense network."""
+    dense: Tracer | None = None
+    """In a cut network, the same pass over the dense one."""
     records: list[Record] = field(default_factory=list)
     guesses: list[tuple[str, int, Tensor]] = field(default_factory=list)
     """(line, number of guesses, labels) of every guess made in this pass."""
+    landmarks: list[tuple[str, Tensor]] = field(default_factory=list)
+    """(operator, labels) of everything that took part of the channels, in order."""
+    numbers: list[tuple[OpOverload, tuple[float, ...]]] = field(default_factory=list)
+    """Plain numbers among the arguments of elementwise operators, in order."""
+    doubts: list[Tensor] = field(default_factory=list)
+    """Labels that were frozen on an axis where channels are odd."""
+    attributes: dict[str, Tensor] = field(default_factory=dict)
+    """Labels of the channels of norm modules that have no tensors, by module path."""
     sequence: list[tuple[Any, ...]] = field(default_factory=list)
     """Operators in the order in which they ran, with their result shapes and the parameters they took."""
     reached: set[str] = field(default_factory=set)
@@ -172,9 +180,14 @@ class Tracer(TorchDispatchMode):
                 return
         self.freeze(labels, f"{call.here} meets {state.name} in a way that cannot be cut")
 
-    def freeze(self, labels: Tensor, why: str) -> Tensor:
-        """Freeze channels; from here on they need not be followed."""
+    def freeze(self, labels: Tensor, why: str, *, doubt: bool = False) -> Tensor:
+        """Freeze channels; from here on they need not be followed.
+
+        `doubt` says that channels on this axis are odd, so that a guess at a reshape before it may be wrong.
+        """
         self.book.freeze(labels, why)
+        if doubt:
+            self.doubts.append(compact(labels).reshape(-1))
         return frozen_labels(labels.shape)
 
     def freeze_all(self, many: Sequence[Tensor | None], why: str) -> None:
@@ -191,13 +204,28 @@ class Tracer(TorchDispatchMode):
             self.guesses.append((line, options, compact(labels).reshape(-1)))
         return min(self.choices.get(line, 0), options - 1)
 
-    def expect(self, call: Call, labels: Tensor, count: int) -> None:
-        """In a cut network, a split at one line of code must give as many parts as it did in the dense one."""
-        line = f"{call.name}@{self.line()}"
-        if not isinstance(self.book, CutBook):
-            self.counts.setdefault(line, set()).add(count)
-        elif count not in self.counts.get(line, {count}):
-            raise Misaligned(compact(labels).reshape(-1), f"{call.here} has a fixed size", line=line)
+    def landmark(self, call: Call, found: Sequence[Tensor | None]) -> None:
+        """Which channels a slice, split or index took. A cut network must take those that are left of them."""
+        vectors = [compact(labels).reshape(-1) for labels in found if labels is not None]
+        vector = torch.cat(vectors) if vectors else torch.empty(0, dtype=torch.long)
+        self.landmarks.append((call.name, vector))
+        if self.dense is None or not isinstance(self.book, CutBook):
+            return
+        name, whole = (*self.dense.landmarks, *[("", vector)] * len(self.landmarks))[len(self.landmarks) - 1]
+        wanted = whole[self.book.alive[whole]]
+        if name != call.name or not torch.equal(vector, wanted):
+            line = f"{call.name}@{self.line()}"
+            raise Misaligned(torch.cat([vector, whole]), f"{call.here} takes fixed channels", line=line)
+
+    def _check_numbers(self, call: Call) -> None:
+        """Numbers in the network's arithmetic must not depend on its widths (x / x.shape[1])."""
+        numbers = tuple(v for v in (*call.args, *call.kwargs.values()) if isinstance(v, (int, float)))
+        self.numbers.append((call.func, numbers))
+        if self.dense is None or len(self.numbers) > len(self.dense.numbers):
+            return
+        func, before = self.dense.numbers[len(self.numbers) - 1]
+        if func == call.func and before != numbers:
+            raise self._stopped(call, ValueError(f"{before} became {numbers}"), "depends on its width")
 
     # --- records ---------------------------------------------------------------------------------
 
@@ -250,6 +278,7 @@ class Tracer(TorchDispatchMode):
         except Exception as error:
             raise self._stopped(call, error) from error
         if not call.outs:
+            self._read_by_code(call)
             return call.result
         names = [n for t in call.tensors if (n := getattr(t, "_ecc_name", None)) is not None]
         if not call.out.is_floating_point() and call.out.dim() == 0 and call.in_place:
@@ -263,6 +292,12 @@ class Tracer(TorchDispatchMode):
         for record in self.records[started:]:
             record.writes = [amount(t, self.labels(t)) for t in call.outs]
         return call.result
+
+    def _read_by_code(self, call: Call) -> None:
+        """A value that leaves the tensors (`.item()`) may do anything in the network's code."""
+        if self.following_labels:
+            known = [labels for t in call.tensors if (labels := self.labels(t)) is not None]
+            self.freeze_all(known, f"the network's code reads its value in {call.here}")
 
     def _run(self, call: Call) -> Any:
         args, kwargs = call.args, call.kwargs
@@ -284,6 +319,8 @@ class Tracer(TorchDispatchMode):
                     tensor._ecc_state = self.freeze(labels, stop)  # type: ignore[attr-defined]
         source = call.tensors[0] if call.tensors else None
         state = getattr(source, "_ecc_state", None)
+        if rule not in table.USES_WEIGHTS:
+            self._freeze_weights(call)
         found = self._follow(call, rule)
         many = found if isinstance(found, list) else [found] * len(call.outs)
         for out, label in zip(call.outs, many, strict=True):
@@ -297,9 +334,21 @@ class Tracer(TorchDispatchMode):
                 out._ecc_state = label  # type: ignore[attr-defined]
             out._ecc_view = rule in table.MOVING  # type: ignore[attr-defined]
 
+    def _freeze_weights(self, call: Call) -> None:
+        """A parameter whose values are looked at as a whole (its mean, its norm) must stay whole."""
+        for tensor in call.tensors:
+            state = getattr(tensor, "_ecc_state", None)
+            if isinstance(state, Deferred):
+                for axis, size in enumerate(state.shape):
+                    if size > 1:
+                        labels = self.book.axis(state.name, axis, size, Role.CARRY)
+                        self.book.freeze(labels, f"{call.here} looks at all of {state.name}")
+
     def _follow(self, call: Call, rule: table.Rule) -> Labels | list[Labels]:
         """Apply a rule. One that fails must not stop a trace: it counts as no rule, which freezes."""
         try:
+            if rule is table.POINTWISE:
+                self._check_numbers(call)
             return rule(self, call)
         except Misaligned as stop:
             if isinstance(self.book, CutBook):
@@ -327,14 +376,14 @@ class Tracer(TorchDispatchMode):
         """A parameter changed element by element: its elements can still be followed, but it is no raw weight."""
         return replace(state, index=state.elements(), order=()) if out.numel() <= _MAX_DEFERRED else None
 
-    def _stopped(self, call: Call, error: Exception) -> Exception:
+    def _stopped(self, call: Call, error: Exception, why: str = "has a fixed size") -> Exception:
         """An operator that cannot run: in a cut network, a sign that the code does not follow the cut."""
         if isinstance(error, Misaligned):
             return error
         states = [getattr(t, "_ecc_state", None) for t in call.tensors]
         flat = [compact(state).reshape(-1) for state in states if isinstance(state, Tensor)]
         entering = torch.cat(flat) if flat else torch.empty(0, dtype=torch.long)
-        return Misaligned(entering, f"{call.here} has a fixed size", line=f"{call.name}@{self.line()}")
+        return Misaligned(entering, f"{call.here} {why}", line=f"{call.name}@{self.line()}")
 
     # --- where we are ----------------------------------------------------------------------------
 

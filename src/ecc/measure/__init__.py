@@ -3,7 +3,9 @@
 from .counter import CounterProbe, probe
 from .find import Attempt, find_meter, tried
 from .measurement import Measurement, MeasureSettings, Window
+from .merging import merge
 from .meter import (
+    Analytic,
     Clock,
     Declared,
     DeviceState,
@@ -14,11 +16,18 @@ from .meter import (
     PowerIntegrator,
     Provenance,
     Reading,
+    Source,
     close_meter,
 )
+from .profile import Profile, Sample
+from .profiling import PROFILE_SETTINGS, Progress, profile
+from .rows import Row
+from .sampling import design
 from .window import measure, measure_model
 
 __all__ = [
+    "PROFILE_SETTINGS",
+    "Analytic",
     "Attempt",
     "Clock",
     "CounterProbe",
@@ -31,13 +40,21 @@ __all__ = [
     "Meter",
     "MeterInfo",
     "PowerIntegrator",
+    "Profile",
+    "Progress",
     "Provenance",
     "Reading",
+    "Row",
+    "Sample",
+    "Source",
     "Window",
     "close_meter",
+    "design",
     "find_meter",
     "measure",
     "measure_model",
+    "merge",
     "probe",
+    "profile",
     "tried",
 ]

@@ -8,24 +8,29 @@ apple           Apple silicon; apple:gpu for the GPU alone
 rapl            Intel or AMD processor; rapl:dram adds the memory
 command:...     any program that prints joules or watts
 cputime:15W     CPU time of this process x watts that you declare
-file.py:MyMeter your own class with read() and describe()
+platform:NAME   no meter but an estimate from published constants: jetson-tx2, gtx-1080-ti, eyeriss
+replay:FILE     no meter but the numbers that a profile holds
+file.py:MyMeter your own class with read() and describe(), or cost() and describe() for an estimate
 """
 
 from __future__ import annotations
 
+import difflib
 import importlib.util
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal, overload
 
 from ecc.errors import EccError, NoMeter
 
-from .meter import Meter, MeterInfo, close_meter
+from .meter import Analytic, Estimated, Meter, MeterInfo, Source, close_meter
 
 # ---------------------------------------------------------------- the table of specs
 # One entry a spec `NAME` or `NAME:ARGUMENT`. An opener gets the argument ("" when there is none), reads its
 # device once, and raises NoMeter with the reason if that fails. Device libraries are imported on opening.
+# The last two need no device: they are no meters, and `measure` refuses them.
 
 
 def _open_nvml(argument: str) -> Meter:
@@ -70,7 +75,19 @@ def _open_cputime(argument: str) -> Meter:
     return cputime.open_meter(argument)
 
 
-OPENERS: dict[str, Callable[[str], Meter]] = {
+def _open_platform(argument: str) -> Analytic:
+    from .meters import platform
+
+    return platform.open_meter(argument)
+
+
+def _open_replay(argument: str) -> Analytic:
+    from .meters import replay
+
+    return replay.open_meter(argument)
+
+
+OPENERS: dict[str, Callable[[str], Source]] = {
     "nvml": _open_nvml,
     "jetson": _open_jetson,
     "amd": _open_amd,
@@ -78,17 +95,22 @@ OPENERS: dict[str, Callable[[str], Meter]] = {
     "rapl": _open_rapl,
     "command": _open_command,
     "cputime": _open_cputime,
+    "platform": _open_platform,
+    "replay": _open_replay,
 }
 
 AUTO = ("nvml", "jetson", "amd", "apple", "rapl")
 """What `auto` tries, in this order: meters that read the device, and none that estimates."""
 
 WAYS_FORWARD = (
-    "repair one of the above, as its line says",
-    "read an external meter with any program that prints joules or watts: command:PROGRAM",
-    "count CPU time of this process at watts that you declare: cputime:15W",
-    "write a class with read() and describe() and name it: file.py:MyMeter",
+    ("", "repair one of the above, as its line says"),
+    ("command:PROGRAM", "read an external meter with any program that prints joules or watts"),
+    ("cputime:15W", "count CPU time of this process at watts that you declare"),
+    ("platform:jetson-tx2", "estimate from the published constants of another device"),
+    ("replay:FILE", "take the numbers of a profile that was measured elsewhere"),
+    ("file.py:MyMeter", "write a class with read() and describe() and name it"),
 )
+"""What to do where no meter works: (spec, in words)."""
 
 
 # ---------------------------------------------------------------- trying
@@ -110,9 +132,20 @@ class Attempt:
     meter: Meter | None = None
     """The open meter, when it works."""
 
+    remedy: str = ""
+    """The command that would make it work, where there is one."""
 
-def find_meter(spec: str = "auto", *, runs_on: str | None = None) -> Meter:
-    """Opens the meter that `spec` names.
+
+@overload
+def find_meter(spec: Literal["auto"] = "auto", *, runs_on: str | None = None) -> Meter: ...
+
+
+@overload
+def find_meter(spec: str, *, runs_on: str | None = None) -> Source: ...
+
+
+def find_meter(spec: str = "auto", *, runs_on: str | None = None) -> Source:
+    """Opens the meter that `spec` names; `auto` never gives an `Analytic`.
 
     Args:
         spec: A line of the table at the top of this file.
@@ -142,8 +175,9 @@ def _attempts(specs: tuple[str, ...], runs_on: str | None) -> Iterator[Attempt]:
         try:
             meter = _open(spec)
         except EccError as error:
-            yield Attempt(spec, ok=False, reason=str(error))
+            yield Attempt(spec, ok=False, reason=str(error), remedy=getattr(error, "remedy", ""))
             continue
+        assert isinstance(meter, Meter), f"{spec} reads no device, so it has no place in AUTO"
         info = meter.describe()
         if runs_on is not None and info.covers and runs_on not in info.covers:
             close_meter(meter)
@@ -159,26 +193,32 @@ def _complaint(failed: list[Attempt]) -> Iterator[str]:
     for attempt in failed:
         yield f"  {attempt.name:<{width}}  {attempt.reason}"
     yield "Ways forward:"
-    yield from (f"  - {way}" for way in WAYS_FORWARD)
+    yield from (f"  - {way}: {spec}" if spec else f"  - {way}" for spec, way in WAYS_FORWARD)
 
 
-def _open(spec: str) -> Meter:
+def _open(spec: str) -> Source:
     if ".py:" in spec:
-        return _proved(_from_file(spec), spec)
+        source = _proved(_from_file(spec), spec)
+        if isinstance(source, Meter) or isinstance(source.describe().provenance, Estimated):
+            return source
+        raise NoMeter(f"meter {spec!r} has cost() and no read(), so its provenance must be Estimated(source=...).")
     name, _, argument = spec.partition(":")
     if name not in OPENERS:
         known = ", ".join(("auto", *OPENERS))
-        raise NoMeter(f"meter {spec!r} is unknown; give one of {known}, or file.py:MyMeter.")
+        close = difflib.get_close_matches(name.lower(), OPENERS, n=1)
+        suggestion = f" (did you mean {close[0]!r}?)" if close else ""
+        raise NoMeter(f"meter {spec!r} is unknown{suggestion}; give one of {known}, or file.py:MyMeter.")
     return _proved(OPENERS[name](argument.strip()), spec)
 
 
-def _proved(meter: Meter, spec: str) -> Meter:
+def _proved(source: object, spec: str) -> Source:
     """Returns the meter once it has been read: a device that opens but cannot be read is no meter."""
-    for method in ("read", "describe"):
-        if not callable(getattr(meter, method, None)):
-            raise NoMeter(f"meter {spec!r} has no method {method}(); a meter needs read() and describe().")
+    if not isinstance(source, Meter | Analytic):
+        missing = next(name for name in ("read", "describe") if not callable(getattr(source, name, None)))
+        raise NoMeter(f"meter {spec!r} has no method {missing}(); a meter needs read() and describe().")
     try:
-        joules, info = meter.read(), meter.describe()
+        info = source.describe()
+        joules = source.read() if isinstance(source, Meter) else 0.0
     except EccError:
         raise
     except Exception as error:
@@ -187,10 +227,10 @@ def _proved(meter: Meter, spec: str) -> Meter:
         raise NoMeter(f"describe() of meter {spec!r} gave {type(info).__name__}; it must give a MeterInfo.")
     if isinstance(joules, bool) or not isinstance(joules, int | float) or not math.isfinite(joules):
         raise NoMeter(f"read() of meter {spec!r} gave {joules!r}; it must give cumulative joules, a number.")
-    return meter
+    return source
 
 
-def _from_file(spec: str) -> Meter:
+def _from_file(spec: str) -> object:
     """The meter `file.py:MyMeter`: a class or function called without arguments, or a ready instance."""
     path_text, _, attribute = spec.rpartition(":")
     path = Path(path_text)
@@ -206,9 +246,9 @@ def _from_file(spec: str) -> Meter:
         if found is None:
             names = [name for name in vars(module) if not name.startswith("_")]
             raise NoMeter(f"meter {spec!r}: {path_text} has no {attribute}; it has {', '.join(names)}.")
-        meter: Meter = found if isinstance(found, Meter) and not isinstance(found, type) else found()
+        ready = isinstance(found, Meter | Analytic) and not isinstance(found, type)
+        return found if ready else found()
     except EccError:
         raise
     except Exception as error:
         raise NoMeter(f"meter {spec!r} cannot be made: {type(error).__name__}: {error}") from error
-    return meter

@@ -257,16 +257,19 @@ _DERIVED = tuple(name for name, value in vars(Measurement).items() if isinstance
 
 
 def combine(windows: Sequence[Window], provenance: Provenance) -> tuple[float, float, str]:
-    """Joules and seconds per inference over all windows, and the name of the rule.
+    """Joules and seconds per inference over all windows, and the name of the rule."""
+    rule = "lower quartile" if isinstance(provenance, Declared) else "median"
+    joules = combined([window.joules for window in windows], provenance)
+    return joules, combined([window.seconds for window in windows], provenance), rule
+
+
+def combined(values: Sequence[float], provenance: Provenance) -> float:
+    """One number for repeats of one measurement.
 
     The median shrugs off a disturbed window. Where CPU time is metered, disturbances only ever add, so the
     lower quartile repeats better.
     """
-    joules = [window.joules for window in windows]
-    seconds = [window.seconds for window in windows]
-    if isinstance(provenance, Declared):
-        return _lower_quartile(joules), _lower_quartile(seconds), "lower quartile"
-    return statistics.median(joules), statistics.median(seconds), "median"
+    return _lower_quartile(values) if isinstance(provenance, Declared) else statistics.median(values)
 
 
 def relative_interval(values: Sequence[float]) -> float | None:

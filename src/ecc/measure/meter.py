@@ -9,7 +9,8 @@ A meter of your own is a class with two methods, passed as an instance or named 
         def describe(self) -> MeterInfo:
             return MeterInfo(name="shunt", device="my board", provenance=Measured(), scope="board")
 
-A source of watts instead of joules becomes such a counter with `PowerIntegrator`.
+A source of watts instead of joules becomes such a counter with `PowerIntegrator`. What tells joules without
+running anything, such as a platform of published constants, is no meter but an `Analytic`.
 """
 
 from __future__ import annotations
@@ -19,9 +20,12 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 from ecc.errors import BadMeasurement
+
+if TYPE_CHECKING:
+    from ecc.graph import ChannelGraph
 
 # ---------------------------------------------------------------- where joules come from
 
@@ -148,13 +152,13 @@ class MeterInfo:
 
 @dataclass(frozen=True)
 class Reading:
-    """One look at a counter."""
+    """Joules and seconds: one look at a counter, or what an `Analytic` says one inference takes."""
 
     joules: float
-    """Cumulative joules."""
+    """Cumulative joules; of an `Analytic`, those of one inference."""
 
     seconds: float
-    """The monotonic time they belong to."""
+    """The monotonic time they belong to; of an `Analytic`, how long one inference takes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,7 +196,26 @@ class HasState(Protocol):
         """Temperature, clock, throttling and neighbours, now."""
 
 
-def close_meter(meter: Meter) -> None:
+@runtime_checkable
+class Analytic(Protocol):
+    """A source that needs no run: it tells what a network costs at given widths, and nothing is built.
+
+    An analytic source is never a `Meter`: it has no counter that could be read while something runs, its
+    provenance is `Estimated`, and `measure` refuses it. Profiles take either. A replayed recording answers in
+    the same way and keeps the provenance of what was recorded.
+    """
+
+    def cost(self, graph: ChannelGraph, widths: Mapping[str, int]) -> Reading:
+        """Joules and seconds of one inference of the graph's example input; widths go by group name."""
+
+    def describe(self) -> MeterInfo:
+        """Whose joules they are, and where the constants come from."""
+
+
+Source: TypeAlias = Meter | Analytic
+
+
+def close_meter(meter: Source) -> None:
     """Ends the meter's threads and handles, if it has any."""
     close = getattr(meter, "close", None)
     if callable(close):

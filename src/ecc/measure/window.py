@@ -23,7 +23,7 @@ from .cutter import WindowCutter, check_state, device_state
 from .deploy import deployed
 from .load import CHUNK_SECONDS, make_load
 from .measurement import Measurement, MeasureSettings, Window, combine, relative_interval
-from .meter import Clock, Meter, MeterInfo
+from .meter import Analytic, Clock, Meter, MeterInfo
 
 MAX_POWER_DISAGREEMENT = 1.5
 """The counter and the device's own power reading may differ by this factor over the windows."""
@@ -53,6 +53,7 @@ def measure_model(
     Raises:
         BadMeasurement: If the measurement must not be trusted.
     """
+    refuse_analytic(meter)
     settings = settings or MeasureSettings()
     with deployed(
         model,
@@ -100,9 +101,10 @@ def measure(
     Raises:
         BadMeasurement: If the measurement must not be trusted.
     """
+    refuse_analytic(meter)
     settings, clock, device = settings or MeasureSettings(), clock or Clock(), torch.device(device)
     info = meter.describe()
-    _check_device(info, device)
+    check_device(info, device)
     with _current(device), _no_garbage_collection():
         for _ in range(settings.warmup_runs):
             run()
@@ -142,8 +144,26 @@ def measure(
 # ---------------------------------------------------------------- what is refused
 
 
-def _check_device(info: MeterInfo, device: torch.device) -> None:
-    """Refuses a meter that does not see what the device does."""
+def refuse_analytic(meter: object) -> None:
+    """Refuses a source that reads nothing off a device: its joules must not pass for measured ones.
+
+    Raises:
+        BadMeasurement: If it is an `Analytic`.
+    """
+    if isinstance(meter, Analytic) and not isinstance(meter, Meter):
+        info = meter.describe()
+        raise BadMeasurement(
+            f"{info.name} ({info.device}) tells joules without running anything, so there is nothing to measure "
+            "with it. Ask for its cost(graph, widths), give it to a profile, or choose a meter with find_meter()."
+        )
+
+
+def check_device(info: MeterInfo, device: torch.device) -> None:
+    """Refuses a meter that does not see what the device does.
+
+    Raises:
+        BadMeasurement: If the meter covers another kind of device, or another specimen.
+    """
     if info.covers and device.type not in info.covers:
         raise BadMeasurement(
             f"the network runs on {device}, but meter {info.name} ({info.device}) only sees "

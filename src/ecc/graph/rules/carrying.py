@@ -20,12 +20,14 @@ def channel_norm(trace: Tracer, call: Call) -> Labels | list[Labels]:
     x = call["input"]
     labels = trace.labels(x)
     if labels is not None and any(a != 1 for a in varying_axes(labels)):
-        labels = trace.freeze(labels, f"{call.here} takes statistics across it")
+        labels = trace.freeze(labels, f"{call.here} takes statistics across it", doubt=True)
     vector = channel_vector(labels, 1, x.shape[1])
     tensors = [call.get(k, None) for k in ("weight", "bias", "running_mean", "running_var")]
     for tensor in tensors:
         if tensor is not None and (own := trace.labels(tensor)) is not None:
             trace.book.unite(vector, own.reshape(-1), call.here)
+    if not any(tensor is not None for tensor in tensors):
+        trace.attributes[trace.last_path] = vector  # no tensor tells the module its new size
     trace.record(call, "norm", 0, [], tensors)
     return labels
 

@@ -12,6 +12,7 @@ from ecc.graph.labels import (
     Labels,
     Role,
     channel_vector,
+    compact,
     frozen_labels,
     loose,
     settled,
@@ -35,15 +36,12 @@ def convolution(trace: Tracer, call: Call) -> Labels:
     channel = x.dim() - spatial - 1
     labels = trace.labels(x)
     name = trace.weight_name(weight)
-    if name is None:
-        trace.freeze_all([labels, trace.labels(weight)], f"the weight of {call.here} is computed")
-        return frozen_labels(call.out.shape)
-    if labels is not None and any(varies(labels, a) for a in range(channel + 1, x.dim())):
-        labels = trace.freeze(labels, f"{call.here} slides over its axis")
-    positions = call.out.numel() // call.out.shape[channel]
-    if transposed:
-        positions = x.numel() // x.shape[channel]
+    positions = x.numel() // x.shape[channel] if transposed else call.out.numel() // call.out.shape[channel]
     kernel = math.prod(weight.shape[2:]) * positions
+    if name is None:
+        return _computed(trace, call, x, weight, kernel * weight.shape[0] * weight.shape[1])
+    if labels is not None and any(varies(labels, a) for a in range(channel + 1, x.dim())):
+        labels = trace.freeze(labels, f"{call.here} slides over its axis", doubt=True)
     if groups == 1 and not trace.book.is_grouped(name):
         in_axis, out_axis = (0, 1) if transposed else (1, 0)
         result = _mix(trace, call, labels, channel, name, weight, in_axis, out_axis, bias, kernel)
@@ -98,12 +96,18 @@ def _dense(trace: Tracer, call: Call, x: Tensor, weight: Tensor, bias: Tensor | 
     labels = trace.labels(x)
     name = trace.weight_name(weight)
     if name is None or weight.dim() != 2:
-        trace.freeze_all([labels, trace.labels(weight)], f"the weight of {call.here} is computed")
-        return frozen_labels(call.out.shape)
+        return _computed(trace, call, x, weight, call.out.numel() * x.shape[-1])
     order = trace.axis_order(weight)
     positions = call.out.numel() // weight.shape[1 - in_axis]
     result = _mix(trace, call, labels, x.dim() - 1, name, weight, order[in_axis], order[1 - in_axis], bias, positions)
     return result.expand(call.out.shape)
+
+
+def _computed(trace: Tracer, call: Call, x: Tensor, weight: Tensor, macs: int) -> Tensor:
+    """A layer whose weight is no parameter but made by the network: nothing in it can be cut."""
+    trace.freeze_all([trace.labels(x), trace.labels(weight)], f"the weight of {call.here} is computed")
+    trace.record(call, "conv" if weight.dim() > 2 else "linear", macs, [], [])
+    return frozen_labels(call.out.shape)
 
 
 def _mix(
@@ -130,7 +134,9 @@ def _mix(
         # The layer runs along another axis than the channels (token mixing): they pass through, it stays whole.
         trace.book.freeze(reads, f"{call.here} runs along another axis than the channels")
         trace.book.freeze(writes, f"{call.here} runs along another axis than the channels")
-        trace.record(call, "linear", macs_per_pair, [reads, writes], [weight, bias])
+        beside = compact(labels).reshape(-1)
+        macs = macs_per_pair // beside.numel() * in_size * out_size
+        trace.record(call, "linear", macs, [beside], [weight, bias])
         return labels.narrow(channel, 0, 1)
     if loose(labels) is None:
         trace.book.freeze(reads, "no layer that can be cut writes it")

@@ -21,14 +21,23 @@ if TYPE_CHECKING:
     from ecc.graph.tracer import Tracer
 
 
+_TAKES = frozenset("slice narrow split split_with_sizes chunk tensor_split select unbind unfold diagonal".split())
+"""Operators that take some of the positions of their argument."""
+
+
 def moved(trace: Tracer, call: Call) -> Labels | list[Labels]:
     """Permute, expand, slice, flip, repeat, roll ...: run the operator on the labels."""
     labels = trace.movable(call.tensors[0])
     if labels is None:
         return [None] * len(call.outs)
+    if call.name == "squeeze" and call.get("dim", None) is None and varying_axes(labels):
+        trace.book.paired.append(compact(labels).reshape(-1))
     out = call.rerun(labels)
-    outs = list(out) if isinstance(out, (tuple, list)) else [out]
-    return [part.expand(real.shape) for part, real in zip(outs, call.outs, strict=True)]
+    outs = list(out) if isinstance(out, (tuple, list)) else [settled(out)]
+    found = [part.expand(real.shape) for part, real in zip(outs, call.outs, strict=True)]
+    if call.name in _TAKES and not trace.is_deferred(call.tensors[0]) and varying_axes(labels):
+        trace.landmark(call, found)
+    return found
 
 
 def rolled(trace: Tracer, call: Call) -> Labels | list[Labels]:
@@ -36,8 +45,8 @@ def rolled(trace: Tracer, call: Call) -> Labels | list[Labels]:
     labels = trace.movable(call.tensors[0])
     dims = call["dims"]
     axes = [dims] if isinstance(dims, int) else list(dims)
-    if labels is not None and axes and not any(varies(labels, a) for a in axes):
-        return labels
+    if labels is not None and axes:
+        return call.rerun(compact(labels)).expand(call.out.shape)  # type: ignore[no-any-return]
     return moved(trace, call)
 
 
@@ -62,10 +71,12 @@ def split(trace: Tracer, call: Call) -> Labels | list[Labels]:
     labels = trace.movable(x)
     axis = call.get("dim", 0) % x.dim()
     sizes = [out.shape[axis] for out in call.outs]
-    if labels is not None and varies(labels, axis):
-        trace.expect(call, labels, len(sizes))
-    if labels is not None and not trace.is_deferred(x) and varies(labels, axis) and len(set(sizes)) == 1:
-        _tie_parts(trace, call, labels, axis, sizes)
+    if labels is not None and not trace.is_deferred(x) and varies(labels, axis):
+        if len(set(sizes)) == 1:
+            _tie_parts(trace, call, labels, axis, sizes)
+        elif call.name in ("chunk", "unsafe_chunk", "tensor_split"):  # where it splits depends on what is left
+            trace.freeze(labels, f"{call.here} splits it into unequal parts")
+            return [frozen_labels(part.shape) for part in call.outs]
     return moved(trace, call)
 
 
@@ -151,7 +162,7 @@ def pixel_shuffle(trace: Tracer, call: Call) -> Labels | list[Labels]:
     channel = x.dim() - 3
     square = call["upscale_factor"] ** 2
     if any(a > channel for a in varying_axes(labels)):
-        trace.freeze(labels, f"{call.here} moves it into space")
+        trace.freeze(labels, f"{call.here} moves it into space", doubt=True)
         return frozen_labels(call.out.shape)
     fine = compact(labels).expand(*compact(labels).shape[:channel], x.shape[channel], 1, 1)
     parts = fine.reshape(*fine.shape[:channel], -1, square)
@@ -168,7 +179,7 @@ def pixel_unshuffle(trace: Tracer, call: Call) -> Labels | list[Labels]:
         return None
     channel = x.dim() - 3
     if any(a > channel for a in varying_axes(labels)):
-        labels = trace.freeze(labels, f"{call.here} moves it out of space")
+        labels = trace.freeze(labels, f"{call.here} moves it out of space", doubt=True)
     many = labels.narrow(-1, 0, 1).narrow(-2, 0, 1).repeat_interleave(call["downscale_factor"] ** 2, dim=channel)
     return settled(many).expand(call.out.shape)
 
@@ -192,8 +203,8 @@ def cat(trace: Tracer, call: Call) -> Labels:
     pieces = [t for t in call.tensors if not (t.dim() == 1 and t.numel() == 0)]
     trace.record(call, "move", 0, [], [])
     labels = [trace.labels(t) for t in pieces]
-    if all(label is None for label in labels):
-        return None
+    if all(label is None for label in labels):  # ones beside zeros differ from position to position
+        return frozen_labels(call.out.shape) if len(pieces) > 1 else None
     axis = call.get("dim", 0) % call.out.dim()
     full = [frozen_labels(piece.shape) if label is None else label for piece, label in zip(pieces, labels, strict=True)]
     if any(varies(label, axis) for label in full) or not any(varying_axes(label) for label in full):
@@ -259,7 +270,10 @@ def indexed(trace: Tracer, call: Call) -> Labels | list[Labels]:
         torch.zeros(i.shape, dtype=torch.long) if unknown else (i.cpu() if i is not None else None)
         for i, unknown in zip(indices, hidden, strict=True)
     ]
-    return settled(torch.ops.aten.index.Tensor(labels.contiguous(), known)).expand(call.out.shape)
+    found = settled(torch.ops.aten.index.Tensor(labels.contiguous(), known)).expand(call.out.shape)
+    if not trace.is_deferred(x) and varying_axes(labels):
+        trace.landmark(call, [found])
+    return found
 
 
 def gathered(trace: Tracer, call: Call) -> Labels | list[Labels]:
@@ -271,7 +285,9 @@ def gathered(trace: Tracer, call: Call) -> Labels | list[Labels]:
         return None
     axis = call["dim"] % x.dim()
     if call.name == "index_select" and call["index"].device.type != "meta":
-        return settled(call.rerun(labels.contiguous()))
+        found = settled(call.rerun(labels.contiguous()))
+        trace.landmark(call, [found])
+        return found
     if varies(labels, axis):
         labels = trace.freeze(labels, f"{call.here} picks channels by index")
     labels = labels.narrow(axis, 0, 1)

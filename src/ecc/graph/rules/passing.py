@@ -21,7 +21,7 @@ def reduction(trace: Tracer, call: Call) -> Labels | list[Labels]:
         return None
     axes = _axes(call.get("dim", None), x.dim())
     if any(varies(labels, a) for a in axes):
-        labels = trace.freeze(labels, f"{call.here} reduces over it")
+        labels = trace.freeze(labels, f"{call.here} reduces over it", doubt=True)
     for axis in sorted(axes, reverse=True):
         labels = labels.narrow(axis, 0, 1) if call.get("keepdim", False) else labels.select(axis, 0)
     return [labels.expand(out.shape) for out in call.outs]
@@ -32,8 +32,8 @@ def along_axis(trace: Tracer, call: Call) -> Labels | list[Labels]:
     x = call.tensors[0]
     labels = trace.labels(x)
     trace.record(call, "reduction", 0, [], [])
-    if labels is None:
-        return None
+    if labels is None:  # a running sum of ones differs from position to position
+        return [frozen_labels(out.shape) for out in call.outs]
     axes = _axes(call.get("dim", -1), x.dim())
     if any(varies(labels, a) for a in axes):
         labels = trace.freeze(labels, f"{call.here} mixes along it")
@@ -52,7 +52,7 @@ def spatial(trace: Tracer, call: Call) -> Labels | list[Labels]:
     digit = re.search(r"([123])d", call.name)
     first = x.dim() - (int(digit.group(1)) if digit else 2)
     if any(a >= first for a in varying_axes(labels)):
-        labels = trace.freeze(labels, f"{call.here} slides over its axis")
+        labels = trace.freeze(labels, f"{call.here} slides over its axis", doubt=True)
     for axis in range(first, x.dim()):
         labels = labels.narrow(axis, 0, 1)
     return [labels.expand(out.shape) for out in call.outs]

@@ -109,6 +109,19 @@ FOLLOWING = MOVING | {passing.same, moving.indexed}
 """Rules through which a parameter's elements can be followed one by one."""
 
 
+USES_WEIGHTS = FOLLOWING | {
+    mixing.convolution,
+    mixing.linear,
+    mixing.matmul,
+    mixing.addmm,
+    mixing.embedding,
+    carrying.pointwise,
+    carrying.layer_norm,
+    carrying.group_norm,
+}
+"""Rules that know what a parameter of several axes means to them."""
+
+
 def rule_for(func: OpOverload, name: str) -> Rule | None:
     """The rule of an operator; None when torch should take it apart (or it is unknown)."""
     rule = _RULES.get(name) or _RULES.get(name.rstrip("_"))

@@ -122,9 +122,9 @@ def open_meter(argument: str = "", *, sys: Path = Path("/sys")) -> JetsonMeter:
         for rail in chosen:
             rail.watts()
     except PermissionError as error:
-        raise NoMeter(
-            f"cannot read {error.filename}: only root may. Until the next boot: sudo chmod a+r {error.filename}"
-        ) from error
+        remedy = f"sudo chmod a+r {error.filename}"
+        said = f"cannot read {error.filename}: only root may. Until the next boot: {remedy}"
+        raise NoMeter(said, remedy=remedy) from error
     except (OSError, ValueError) as error:
         raise NoMeter(f"a rail of {', '.join(names)} cannot be read: {error}") from error
     board = _text(sys / "firmware" / "devicetree" / "base" / "model").strip("\0")

@@ -16,9 +16,9 @@ from ecc.measure.meter import Measured, MeterInfo
 
 POWERCAP = Path("/sys/class/powercap")
 _PACKAGE = re.compile(r"package-\d+(-die-\d+)?")
+_REMEDY = "sudo chmod a+r {root}/intel-rapl:*/energy_uj"
 _PERMISSION = (
-    "only root may read it since CVE-2020-8694. Until the next boot: "
-    "sudo chmod a+r {root}/intel-rapl:*/energy_uj ; for good, put this line into "
+    "only root may read it since CVE-2020-8694. Until the next boot: {remedy} ; for good, put this line into "
     "/etc/udev/rules.d/90-rapl.rules and reboot: "
     'SUBSYSTEM=="powercap", KERNEL=="intel-rapl:*", ACTION=="add", RUN+="/bin/chmod a+r /sys%p/energy_uj" '
     "(on a machine shared with strangers grant a group instead: the counter leaks what others compute)."
@@ -74,7 +74,7 @@ class RaplMeter:
         shortest = min(zone.wraps_at_uj for zone in self._zones) * 1e-6
         return MeterInfo(
             name="rapl",
-            device=_processor_name(),
+            device=processor_name(),
             provenance=Measured(),
             scope=" + ".join(zone.name for zone in self._zones),
             covers=("cpu",),
@@ -114,7 +114,8 @@ def open_meter(argument: str = "", *, root: Path = POWERCAP) -> RaplMeter:
     try:
         zones = [Zone(path, _name(path), int((path / "max_energy_range_uj").read_text())) for path in paths]
     except PermissionError as error:
-        raise NoMeter(f"cannot read {error.filename}: {_PERMISSION.format(root=root)}") from error
+        remedy = _REMEDY.format(root=root)
+        raise NoMeter(f"cannot read {error.filename}: {_PERMISSION.format(remedy=remedy)}", remedy=remedy) from error
     except (OSError, ValueError) as error:
         raise NoMeter(f"cannot read the counters under {root}: {error}") from error
     return RaplMeter(zones)
@@ -139,7 +140,8 @@ def _power_limit(path: Path) -> float:
     return max(limits, default=0) * 1e-6
 
 
-def _processor_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+def processor_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+    """As Linux tells it; `processor` where it does not."""
     try:
         match = re.search(r"^model name\s*:\s*(.+)$", cpuinfo.read_text(), re.MULTILINE)
     except OSError:

@@ -1,0 +1,42 @@
+"""The software that a network is measured under: as much a part of its energy as the device."""
+
+from __future__ import annotations
+
+import platform
+from pathlib import Path
+
+import torch
+
+
+def environment(device_type: str | None, *, proc: Path = Path("/proc")) -> dict[str, str]:
+    """Versions of what computes; neither host nor user.
+
+    Args:
+        device_type: torch's name of the device: its libraries are told too. None where nothing runs.
+        proc: Where Linux tells the version of NVIDIA's driver.
+    """
+    from ecc import __version__
+
+    found = {
+        "ecc": __version__,
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "system": f"{platform.system()} {platform.machine()}",
+    }
+    if device_type == "cpu":
+        found["threads"] = str(torch.get_num_threads())
+    if device_type == "cuda":
+        found["cuda"] = str(torch.version.cuda)
+        found["cudnn"] = str(torch.backends.cudnn.version())
+        found["driver"] = _nvidia_driver(proc)
+    return found
+
+
+def _nvidia_driver(proc: Path) -> str:
+    """From the first line, such as `NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar ...`."""
+    try:
+        words = (proc / "driver" / "nvidia" / "version").read_text(encoding="utf-8").split()
+    except OSError:
+        return "unknown"
+    versions = (word for word in words if word[:1].isdigit() and word.replace(".", "").isdigit() and "." in word)
+    return next(versions, "unknown")

@@ -1,0 +1,294 @@
+"""Devices that are computed instead of measured: published constants and the counts of a channel graph.
+
+    platform:jetson-tx2                          NVIDIA Jetson TX2, GPU rail
+    platform:gtx-1080-ti                         NVIDIA GeForce GTX 1080 Ti, board
+    platform:eyeriss                             an accelerator in the manner of Eyeriss, chip and DRAM
+    platform:jetson-tx2,tile=8                   widths cost as much as the next multiple of 8
+    platform:jetson-tx2,noise=0.03,seed=1        joules and seconds scatter by 3 %, the same for the same seed
+
+Each layer of the graph is one kernel:
+
+    seconds = max(launch, FLOPs / (share of peak * peak), bytes / (share of bandwidth * bandwidth))
+    joules  = pJ per MAC * MACs + pJ per byte * bytes + joules per kernel + static watts * seconds
+
+So a network costs something at any widths, in a fraction of a millisecond, without being built. The numbers are
+estimates and are labelled so wherever they go. Since the truth behind them is known (`Platform.truth`), they
+also serve to test all that comes after: sampling, fitting, compressing.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import math
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import torch
+from torch import Tensor
+
+from ecc.errors import NoMeter
+from ecc.graph import ChannelGraph
+from ecc.measure.meter import Estimated, MeterInfo, Reading
+
+# ---------------------------------------------------------------- the constants
+
+
+@dataclass(frozen=True, kw_only=True)
+class Constants:
+    """What a device spends on work, on waiting and on being switched on."""
+
+    device: str
+    scope: str
+    """What the joules cover."""
+    joules_per_mac: float
+    joules_per_weight_byte: float
+    joules_per_activation_byte: float
+    joules_per_kernel: float
+    static_watts: float
+    """Drawn all the time, whatever is computed."""
+    peak_flops: float
+    """Each second; a multiply-accumulate is two."""
+    peak_share: float
+    """Of the peak that a layer reaches."""
+    bandwidth: float
+    """Bytes a second."""
+    bandwidth_share: float
+    """Of the bandwidth that a layer reaches."""
+    launch_seconds: float
+    """The least time from one kernel to the next."""
+    value_bytes: int | None = None
+    """Size of a stored number; None: as the network was traced."""
+    folded: tuple[str, ...] = ()
+    """Kinds of layers that cost nothing, because they are done on the way out of the layer before."""
+    source: str
+    """Where the constants were published, or what they were solved from."""
+
+
+# Energy per MAC, byte and kernel of the two GPUs are solved from what Yang, Zhu and Liu, "ECC" (CVPR 2019),
+# measured at batch 1 in fp32: dense AlexNet, MobileNet v1 and ERFNet (512 x 1024). They hold the losses of that
+# software too, and no more of physics than that. `tests/measure/meters/test_platform.py` has the comparison.
+#
+# Eyeriss counts in the energy of one 16-bit MAC, to which one access of a register file is 1, of the global
+# buffer 6 and of DRAM 200 (Chen et al., ISCA 2016). On the chip a MAC takes itself, four accesses of
+# the register file (weight, input, sum in and out) and about 1/6 access of the buffer, together 6. The chip
+# draws 278 mW at 34.7 frames/s of AlexNet's 666 M convolution MACs (JSSC 2017): 12 pJ a MAC, so the unit is 2 pJ.
+_EYERISS_UNIT = 0.278 / 34.7 / 666e6 / (1 + 4 * 1 + 6 / 6)
+_EYERISS_BYTE = (200 + 6) * _EYERISS_UNIT / 2  # from DRAM through the buffer, 16 bits at a time
+
+PLATFORMS: Mapping[str, Constants] = MappingProxyType(
+    {
+        "jetson-tx2": Constants(
+            device="NVIDIA Jetson TX2",
+            scope="GPU rail",
+            # The bilinear fit that the authors publish for AlexNet amounts to 31.8 to 34.9 pJ a MAC in the
+            # convolutions and 107 to 119 pJ a weight byte in the fully connected layers; so it does here, once
+            # bytes, and time at static power, are added to the MACs.
+            joules_per_mac=30.5e-12,
+            joules_per_weight_byte=96e-12,
+            joules_per_activation_byte=160e-12,
+            joules_per_kernel=75e-6,
+            static_watts=0.153,  # idle VDD_SYS_GPU in tegrastats
+            peak_flops=256 * 2 * 1.30e9,  # cores, FLOPs of a fused multiply-add, clock
+            peak_share=0.5,  # assumed
+            bandwidth=58.4e9,  # TX2 datasheet
+            bandwidth_share=0.7,  # assumed
+            launch_seconds=100e-6,  # assumed: eager mode, launched by an Arm core
+            source="solved from dense energies in ECC (CVPR 2019) and the authors' fit for AlexNet; TX2 datasheet",
+        ),
+        "gtx-1080-ti": Constants(
+            device="NVIDIA GeForce GTX 1080 Ti",
+            scope="board",
+            joules_per_mac=30.5e-12,  # of the TX2, a chip of the same generation; the next three are solved for
+            joules_per_weight_byte=595e-12,
+            joules_per_activation_byte=167e-12,
+            joules_per_kernel=2.31e-3,
+            static_watts=13.0,  # idle board: Tom's Hardware, review of the GTX 1080 Ti
+            peak_flops=3584 * 2 * 1.582e9,  # NVIDIA's specification, as the next
+            peak_share=0.5,  # assumed
+            bandwidth=484e9,
+            bandwidth_share=0.75,  # assumed
+            launch_seconds=30e-6,  # assumed: eager mode
+            source="solved from dense energies in ECC (CVPR 2019); NVIDIA specification; Tom's Hardware review",
+        ),
+        "eyeriss": Constants(
+            device="Eyeriss-like accelerator, 65 nm, 16 bit",
+            scope="chip and DRAM",
+            joules_per_mac=6 * _EYERISS_UNIT,
+            joules_per_weight_byte=_EYERISS_BYTE,
+            joules_per_activation_byte=_EYERISS_BYTE,
+            joules_per_kernel=0.0,
+            static_watts=0.0,  # within the energy of a MAC
+            peak_flops=168 * 2 * 200e6,  # processing elements, clock
+            peak_share=0.69,  # 34.7 frames/s of AlexNet's convolutions
+            bandwidth=0.5e9,  # assumed
+            bandwidth_share=1.0,
+            launch_seconds=100e-6,  # assumed: the time to configure a layer
+            value_bytes=2,
+            folded=("norm", "elementwise"),
+            source="coarse stand-in: Chen et al., Eyeriss, ISCA 2016 and JSSC 2017; one fetch of each value",
+        ),
+    }
+)
+
+
+# ---------------------------------------------------------------- the device
+
+
+class Platform:
+    """A device of constants: an `Analytic`, never a meter.
+
+    Without noise it gives the same bits on every machine. With noise it depends on seed, widths and repeat
+    alone, so that a run that is taken up again sees the numbers of one that never stopped.
+
+    Args:
+        name: One of `PLATFORMS`.
+        noise: Standard deviation of the logarithm of joules, and of seconds.
+        seed: Of the noise.
+        tile: Widths cost as much as the next multiple of this: the staircase of real devices.
+
+    Raises:
+        NoMeter: If there is no such platform, or a value is out of its range.
+    """
+
+    def __init__(self, name: str, *, noise: float = 0.0, seed: int = 0, tile: int = 1) -> None:
+        if name not in PLATFORMS:
+            known = ", ".join(PLATFORMS)
+            raise NoMeter(f"platform {name!r} is unknown{_did_you_mean(name, list(PLATFORMS))}; known are {known}.")
+        if not 0 <= noise <= 1:
+            raise NoMeter(f"platform:{name}: noise={noise:g} is outside 0..1; 0.03 scatters by 3 %.")
+        if tile < 1:
+            raise NoMeter(f"platform:{name}: tile={tile} is below 1, which stands for any width.")
+        self.name = name
+        self.constants = PLATFORMS[name]
+        self.noise = noise
+        self.seed = seed
+        self.tile = tile
+
+    def cost(self, graph: ChannelGraph, widths: Mapping[str, int], *, repeat: int = 0) -> Reading:
+        """Joules and seconds of one inference of the graph's example input, with the noise, if any.
+
+        Args:
+            graph: The network.
+            widths: By group name; groups not named keep their full width.
+            repeat: Which measurement of these widths this stands for; each has a noise of its own.
+
+        Raises:
+            BadWidths: If the widths do not fit the graph.
+        """
+        vector = graph.widths(widths)
+        truth = self._total(graph, vector)
+        if not self.noise:
+            return truth
+        joules, seconds = self._deviations(vector, repeat)
+        return Reading(truth.joules * math.exp(self.noise * joules), truth.seconds * math.exp(self.noise * seconds))
+
+    def truth(self, graph: ChannelGraph, widths: Mapping[str, int]) -> Reading:
+        """What `cost` scatters around.
+
+        Raises:
+            BadWidths: If the widths do not fit the graph.
+        """
+        return self._total(graph, graph.widths(widths))
+
+    def per_layer(self, graph: ChannelGraph, widths: Mapping[str, int]) -> tuple[Reading, ...]:
+        """The truth, layer by layer, in the order of `graph.layers`.
+
+        Raises:
+            BadWidths: If the widths do not fit the graph.
+        """
+        joules, seconds = self._layers(graph, graph.widths(widths))
+        return tuple(Reading(*pair) for pair in zip(joules.tolist(), seconds.tolist(), strict=True))
+
+    def describe(self) -> MeterInfo:
+        """Provenance is `Estimated`, with the sources of the constants."""
+        constants, options = self.constants, []
+        notes = ["computed, not measured: read differences between networks rather than absolute joules"]
+        if self.tile > 1:
+            options.append(f"tile={self.tile}")
+            notes.append(f"widths are rounded up to multiples of {self.tile}")
+        if self.noise:
+            options.append(f"noise={self.noise:g},seed={self.seed}")
+            notes.append(f"artificial noise of {self.noise:.3g}, seed {self.seed}")
+        return MeterInfo(
+            name="platform",
+            device=constants.device,
+            device_id=",".join([self.name, *options]),  # files of other options must not be mixed with these
+            provenance=Estimated(constants.source),
+            scope=constants.scope,
+            reads="analytic model",
+            notes=tuple(notes),
+        )
+
+    # ------------------------------------------------------------ arithmetic
+
+    def _total(self, graph: ChannelGraph, widths: Tensor) -> Reading:
+        joules, seconds = self._layers(graph, widths)
+        return Reading(math.fsum(joules.tolist()), math.fsum(seconds.tolist()))  # fsum: in any order the same bits
+
+    def _layers(self, graph: ChannelGraph, widths: Tensor) -> tuple[Tensor, Tensor]:
+        """Joules and seconds of each layer."""
+        c, costs = self.constants, graph.costs
+        if self.tile > 1:
+            widths = torch.ceil(widths / self.tile) * self.tile
+        macs = costs.macs_per_layer(widths)
+        weights, activations = costs.weight_bytes_per_layer(widths), costs.activation_bytes_per_layer(widths)
+        if c.value_bytes is not None:
+            scale = torch.tensor([c.value_bytes / layer.item_bytes for layer in graph.layers], dtype=torch.float64)
+            weights, activations = scale * weights, scale * activations
+        compute = 2 * macs / (c.peak_share * c.peak_flops)
+        memory = (weights + activations) / (c.bandwidth_share * c.bandwidth)
+        seconds = torch.maximum(compute, memory).clamp(min=c.launch_seconds)
+        moved = c.joules_per_weight_byte * weights + c.joules_per_activation_byte * activations
+        joules = c.joules_per_mac * macs + moved + c.joules_per_kernel + c.static_watts * seconds
+        if c.folded:
+            runs = torch.tensor([float(layer.kind not in c.folded) for layer in graph.layers], dtype=torch.float64)
+            joules, seconds = runs * joules, runs * seconds
+        return joules, seconds
+
+    def _deviations(self, widths: Tensor, repeat: int) -> tuple[float, float]:
+        """Two standard normal numbers, a function of seed, widths and repeat."""
+        key = f"{self.seed} {repeat} {[int(width) for width in widths.tolist()]}"
+        digest = hashlib.sha256(key.encode()).digest()
+        normal = statistics.NormalDist()
+        shares = ((int.from_bytes(digest[k : k + 6], "big") + 0.5) / 2**48 for k in (0, 8))
+        joules, seconds = (normal.inv_cdf(share) for share in shares)
+        return joules, seconds
+
+
+# ---------------------------------------------------------------- from the command line
+
+
+def open_meter(argument: str) -> Platform:
+    """Opens `platform:NAME` or `platform:NAME,noise=0.03,seed=1,tile=8`.
+
+    Raises:
+        NoMeter: If the platform or an option is unknown, with those that are known.
+    """
+    name, *parts = [part.strip() for part in argument.split(",")]
+    if not name:
+        raise NoMeter(f"platform: none is named; give one of {', '.join(f'platform:{key}' for key in PLATFORMS)}.")
+    options: dict[str, str] = {}
+    for part in parts:
+        option, equals, value = part.partition("=")
+        if option not in ("noise", "seed", "tile"):
+            raise NoMeter(f"platform:{name}: option {part!r} is unknown; known are noise=0.03, seed=1 and tile=8.")
+        if not equals or option in options:
+            raise NoMeter(f"platform:{name}: give option {option} once, as {option}=NUMBER.")
+        options[option] = value
+    try:
+        noise, seed, tile = float(options.get("noise", 0)), int(options.get("seed", 0)), int(options.get("tile", 1))
+    except ValueError:
+        said = ",".join(parts)
+        raise NoMeter(
+            f"platform:{name}: {said!r} holds no number where one is due; write as noise=0.03,seed=1."
+        ) from None
+    return Platform(name, noise=noise, seed=seed, tile=tile)
+
+
+def _did_you_mean(name: str, known: list[str]) -> str:
+    parts = [key for key in known if name and name.lower().replace("_", "-") in key]
+    close = parts or difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.5)
+    return f" (did you mean {close[0]!r}?)" if close else ""

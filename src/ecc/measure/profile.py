@@ -1,0 +1,259 @@
+"""`Profile`: the energy of many widths of one network, and the file it is kept in.
+
+The file holds JSON lines: a header, then one line a measurement, appended and never changed. The networks of
+the design are read by pandas in one line, compressed (.gz) or not:
+
+    pandas.read_json("digits.profile", lines=True).dropna(subset="row")
+
+`dropna` leaves out the header and the measurements of the dense reference, which have no `row`. The widths of a
+row stand in the order of `network.groups` of the header, which is the first value of the column `header`:
+
+    pandas.read_json("digits.profile", lines=True).header[0]["network"]["groups"]
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+import statistics
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ecc.errors import BadFile, BadMeasurement, EccError
+from ecc.files import write_bytes
+from ecc.graph import ChannelGraph
+
+from .drift import MAX_CV, Drift, Point, drift_of, log_drift
+from .header import ProfileHeader
+from .measurement import combined, relative_interval
+from .rows import Row, row_line
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """One network of a profile: drift divided out, rounds combined."""
+
+    row: int
+    """Number of the network in the design."""
+
+    widths: tuple[int, ...]
+    """Of the groups that can be cut, in the order of the header."""
+
+    joules: float
+    """Per inference of the whole batch, gross."""
+
+    seconds: float
+    """Per inference of the whole batch."""
+
+    relative_ci: float | None
+    """Half the 95 % interval of the mean over rounds; None for a single one."""
+
+
+@dataclass(frozen=True)
+class Profile:
+    """A header, and measurements in the order in which they were made."""
+
+    header: ProfileHeader
+    rows: tuple[Row, ...]
+
+    @property
+    def label(self) -> str:
+        """Measured, estimated or declared: belongs beside every number."""
+        return self.header.label
+
+    @cached_property
+    def networks(self) -> tuple[Row, ...]:
+        """The measurements of the design: without the references."""
+        return tuple(row for row in self.rows if not row.is_reference)
+
+    @cached_property
+    def references(self) -> tuple[Row, ...]:
+        """The measurements of the dense reference."""
+        return tuple(row for row in self.rows if row.is_reference)
+
+    @cached_property
+    def drift(self) -> Drift | None:
+        """How the dense reference varied; None if it was never measured."""
+        return drift_of([Point(row.session, row.joules, row.is_reference) for row in self.rows])
+
+    @property
+    def repeat_noise(self) -> float | None:
+        """Relative standard deviation of one measurement of a network, from its rounds; None with one round."""
+        squares, freedom = 0.0, 0
+        for rows in self._by_network(self._without_drift("joules")).values():
+            logs = [math.log(joules) for _, joules in rows]
+            if len(logs) > 1:
+                squares += statistics.variance(logs) * (len(logs) - 1)
+                freedom += len(logs) - 1
+        return math.sqrt(squares / freedom) if freedom else None
+
+    def corrected(self, *, allow_unsteady: bool = False) -> tuple[Sample, ...]:
+        """One sample a network, in the order of the design: drift divided out, rounds combined.
+
+        Raises:
+            BadMeasurement: If the reference varied by more than 3 %, unless `allow_unsteady`.
+        """
+        if self.drift is not None and not self.drift.is_steady and not allow_unsteady:
+            raise BadMeasurement(
+                f"the dense reference varied by {self.drift.cv:.1%} (standard deviation) over this profile; "
+                f"{MAX_CV:.0%} is the most that is trusted. Measure again on a quieter, warmer device, or say "
+                "allow_unsteady=True."
+            )
+        joules = self._by_network(self._without_drift("joules"))
+        seconds = self._by_network(self._without_drift("seconds"))
+        return tuple(
+            Sample(
+                row=number,
+                widths=joules[number][0][0].widths,
+                joules=combined([value for _, value in joules[number]], self.header.meter.provenance),
+                seconds=combined([value for _, value in seconds[number]], self.header.meter.provenance),
+                relative_ci=relative_interval([value for _, value in joules[number]]),
+            )
+            for number in sorted(joules)
+        )
+
+    def named(self, widths: Sequence[int]) -> dict[str, int]:
+        """The widths of a row or sample by group name, as the graph takes them."""
+        return dict(zip(self.header.groups, widths, strict=True))
+
+    def first(self, count: int) -> Profile:
+        """The profile as it was when it had that many networks."""
+        ends = [end for end, row in enumerate(self.rows, start=1) if not row.is_reference]
+        return Profile(self.header, self.rows[: ends[count - 1]] if 0 < count <= len(ends) else ())
+
+    def _without_drift(self, name: str) -> list[float]:
+        values = [float(getattr(row, name)) for row in self.rows]
+        points = [Point(row.session, value, row.is_reference) for row, value in zip(self.rows, values, strict=True)]
+        return [value / math.exp(drift) for value, drift in zip(values, log_drift(points), strict=True)]
+
+    def _by_network(self, values: Sequence[float]) -> dict[int, list[tuple[Row, float]]]:
+        found: dict[int, list[tuple[Row, float]]] = {}
+        for row, value in zip(self.rows, values, strict=True):
+            if row.row is not None:
+                found.setdefault(row.row, []).append((row, value))
+        return found
+
+    # ------------------------------------------------------------ files
+
+    @classmethod
+    def load(cls, path: str | Path, graph: ChannelGraph | None = None) -> Profile:
+        """Reads a profile. A last line that was cut off by a crash is left out.
+
+        Args:
+            path: The file, compressed if its name ends in .gz.
+            graph: If given, the network that the profile must belong to.
+
+        Raises:
+            BadFile: If anything else is wrong; the message names the line.
+        """
+        profile = parsed(read_text(path), path)
+        if graph is not None:
+            expected = graph.fingerprint
+            if profile.header.fingerprint != expected:
+                raise BadFile(
+                    f"{path} belongs to network {profile.header.fingerprint}, and this one is {expected}. "
+                    "Profile this network, with this input shape, into a file of its own."
+                )
+        return profile
+
+    def save(self, path: str | Path) -> None:
+        """Writes the whole profile, compressed if the name ends in .gz.
+
+        Raises:
+            BadFile: If it cannot be written.
+        """
+        text = "".join([header_line(self.header), *map(row_line, self.rows)])
+        data = text.encode("utf-8")
+        # Without a time stamp, equal profiles give equal files.
+        write_bytes(path, gzip.compress(data, mtime=0) if Path(path).suffix == ".gz" else data)
+
+
+# ---------------------------------------------------------------- lines
+
+HEADER_START = '{"header": {"format": "ecc profile"'
+"""How every profile begins."""
+
+
+def header_line(header: ProfileHeader) -> str:
+    """The first line. All under one key, so that pandas keeps it to one column."""
+    return json.dumps({"header": header.to_dict()}) + "\n"
+
+
+def read_text(path: str | Path) -> str:
+    """The text of a profile, up to the last complete line.
+
+    Raises:
+        BadFile: If it cannot be read, or is no text.
+    """
+    try:
+        data = Path(path).read_bytes()
+        if Path(path).suffix == ".gz":
+            data = gzip.decompress(data)
+        return data[: data.rfind(b"\n") + 1].decode("utf-8")
+    except (gzip.BadGzipFile, zlib.error, EOFError) as error:
+        raise BadFile(f"{path} is not a whole gzip file ({error}).") from None
+    except OSError as error:
+        raise BadFile(f"cannot read {path}: {error.strerror}.") from None
+    except UnicodeDecodeError:
+        raise BadFile(f"{path} is not a profile: it is not text.") from None
+
+
+def parsed(text: str, path: str | Path) -> Profile:
+    """The profile that a text holds.
+
+    Args:
+        text: Complete lines.
+        path: For messages.
+
+    Raises:
+        BadFile: If anything is wrong; the message names the line.
+    """
+    lines = text.split("\n")[:-1]
+    if not lines:
+        raise BadFile(f"{path} holds no profile yet: its header is missing.")
+    header = _checked(path, 1, lines[0], _header)
+    rows: list[Row] = []
+    seen: dict[tuple[int, int], int] = {}
+    for number, line in enumerate(lines[1:], start=2):
+        row = _checked(path, number, line, lambda data: Row.from_dict(data, header.full_widths))
+        if row.row is not None:
+            first = seen.setdefault((row.row, row.round), number)
+            if first != number:
+                raise BadFile(
+                    f"{path}:{number}: row {row.row} of round {row.round} stands in line {first} already. "
+                    "Remove one of the two."
+                )
+        rows.append(row)
+    return Profile(header, tuple(rows))
+
+
+def _header(data: dict[str, Any]) -> ProfileHeader:
+    if "header" not in data:
+        raise BadFile("this is not the header of a profile.")
+    return ProfileHeader.from_dict(data["header"])
+
+
+def _checked(path: str | Path, number: int, line: str, build: Callable[[dict[str, Any]], _T]) -> _T:
+    """What a line holds, or an error that names it."""
+    try:
+        data = json.loads(line, parse_constant=_refuse_constant)
+        if not isinstance(data, dict):
+            raise BadFile("this is not a line of a profile.")
+        return build(data)
+    except EccError as error:
+        raise BadFile(f"{path}:{number}: {error}") from None
+    except json.JSONDecodeError as error:
+        raise BadFile(f"{path}:{number}: this is not JSON ({error.msg}).") from None
+    except (KeyError, ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        raise BadFile(f"{path}:{number}: damaged ({type(error).__name__}: {error}).") from None
+
+
+def _refuse_constant(name: str) -> float:
+    raise BadFile(f"{name} is not a number.")
