@@ -136,7 +136,7 @@ def difference(expected: list[Tensor], found: list[Tensor]) -> float:
     if [t.shape for t in expected] != [t.shape for t in found]:
         return math.inf
     worst = 0.0
-    for left, right in zip(expected, found):
+    for left, right in zip(expected, found, strict=True):
         if not left.is_floating_point() or not left.numel():
             continue
         if not bool(left.isfinite().all()):

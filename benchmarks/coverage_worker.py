@@ -52,7 +52,7 @@ class Stages:
 
     def __init__(self, channel: Connection, limit_seconds: float) -> None:
         self._channel = channel
-        self._limit = limit_seconds
+        self.limit_seconds = limit_seconds
         self.tool = ""
         self.name = ""
         signal.signal(signal.SIGALRM, self._stop)
@@ -63,7 +63,7 @@ class Stages:
         self.name = name
         self._channel.send(("stage", (self.tool, name)))
         # Again every five seconds: a bare `except` in the measured code may swallow the first.
-        signal.setitimer(signal.ITIMER_REAL, self._limit, 5.0)
+        signal.setitimer(signal.ITIMER_REAL, stage_limit(self.tool, self.limit_seconds), 5.0)
         try:
             yield
         finally:
@@ -71,6 +71,11 @@ class Stages:
 
     def _stop(self, *_: object) -> None:
         raise OutOfTime
+
+
+def stage_limit(tool: str, limit_seconds: float) -> float:
+    """Seconds for a stage; building the network is no tool's fault and has more time."""
+    return 5 * limit_seconds if tool == "network" else limit_seconds
 
 
 @dataclass
@@ -105,17 +110,18 @@ def measure(network: Network, settings: Settings, channel: Connection) -> None:
         sys.path.append(settings.vendor)
     stages = Stages(channel, settings.limit_seconds)
     stages.tool = "network"
-    with stages("build"):
-        _limit_memory(network.memory_gib)
-        model, example = build(network, settings.seed)
-        _warm_up(settings)
-    facts = {"parameters": sum(p.numel() for p in model.parameters()), "input": list(example.shape)}
-    channel.send(("network", facts))
-    with stages("dense forward"):
-        dense = outputs(model, example)
-    measured = _guarded(
-        stages, "ecc", network, lambda out: measure_ours(model, example, dense, settings, stages, out)
-    )
+    try:
+        with stages("build"):
+            _limit_memory(network.memory_gib)
+            model, example = build(network, settings.seed)
+            _warm_up(settings)
+        with stages("dense forward"):
+            dense = outputs(model, example)
+    except (Exception, OutOfTime) as error:  # noqa: BLE001 - then no tool is to blame
+        channel.send(("unbuilt", f"in {stages.name}: {_first_line(error)}"))
+        return
+    channel.send(("network", {"parameters": sum(p.numel() for p in model.parameters()), "input": list(example.shape)}))
+    measured = _guarded(stages, "ecc", network, lambda out: measure_ours(model, example, dense, settings, stages, out))
     channel.send(("ecc", measured))
     if settings.with_rival:
         measured = _guarded(
@@ -125,7 +131,6 @@ def measure(network: Network, settings: Settings, channel: Connection) -> None:
             lambda out: measure_rival(model, example, dense, settings.ratio, stages, timed, out),
         )
         channel.send(("torch_pruning", measured))
-    channel.send(("done", None))
 
 
 def measure_ours(
@@ -157,8 +162,7 @@ def measure_ours(
         masked = copy.deepcopy(model)
         generator = torch.Generator().manual_seed(settings.seed)
         dead = {
-            g.name: torch.randperm(g.width, generator=generator)[: g.width - widths[g.name]]
-            for g in graph.prunable
+            g.name: torch.randperm(g.width, generator=generator)[: g.width - widths[g.name]] for g in graph.prunable
         }
         ecc.zero_channels_(masked, graph, dead)
         small, seconds = timed(lambda: ecc.slim(masked, graph))
@@ -187,6 +191,8 @@ def _guarded(stages: Stages, tool: str, network: Network, run: Callable[[Result]
         run(out)
     except OutOfTime:
         out.update(status="time limit", detail=f"in {stages.name}")
+        if stages.name in ("trace", "graph") and "trace_seconds" not in out:
+            out["trace_seconds_at_least"] = stages.limit_seconds
     except ecc.EccError as error:
         out.update(status="refused", detail=_first_line(error))
     except NeedsAnswer as answer:

@@ -24,3 +24,8 @@ def test_one_except_catches_them_all(error: type[EccError]) -> None:
 def test_each_says_when_it_is_raised(error: type[EccError]) -> None:
     assert error.__bases__ == (EccError,)
     assert (error.__doc__ or "").startswith("Raised when ")
+
+
+def test_a_missing_meter_may_come_with_the_command_that_repairs_it() -> None:
+    assert errors.NoMeter("only root may read it").remedy == ""
+    assert errors.NoMeter("only root may read it", remedy="sudo chmod a+r counter").remedy == "sudo chmod a+r counter"

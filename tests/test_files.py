@@ -13,7 +13,7 @@ def test_a_file_is_written_whole_and_leaves_nothing_beside_it(tmp_path: Path) ->
     write_text(tmp_path / "a.json", "old")
     write_text(tmp_path / "a.json", "new ü\n")
     assert (tmp_path / "a.json").read_text(encoding="utf-8") == "new ü\n"
-    assert os.listdir(tmp_path) == ["a.json"]
+    assert [file.name for file in tmp_path.iterdir()] == ["a.json"]
 
 
 def test_a_failed_write_keeps_the_old_file_and_no_temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -26,7 +26,7 @@ def test_a_failed_write_keeps_the_old_file_and_no_temporary(tmp_path: Path, monk
     with pytest.raises(BadFile, match=r"cannot write .*a\.json: No space left on device\.$"):
         write_text(tmp_path / "a.json", "new")
     assert (tmp_path / "a.json").read_text() == "old"
-    assert os.listdir(tmp_path) == ["a.json"]
+    assert [file.name for file in tmp_path.iterdir()] == ["a.json"]
 
 
 def test_a_missing_folder_is_one_clear_line(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from ecc.errors import BadTask
-from ecc.task import Task
+from ecc.task import Task, with_batch
 
 MODEL = nn.Linear(2, 3)
 INPUT = torch.zeros(1, 2)
@@ -111,3 +111,34 @@ def test_every_field_has_its_line_of_documentation() -> None:
     source = inspect.getsource(Task)
     for field in dataclasses.fields(Task):
         assert re.search(rf'\n    {field.name}: .*\n    """.+"""\n', source), field.name
+
+
+# ---------------------------------------------------------------- another batch size
+
+
+def test_items_are_repeated_or_cut_to_a_batch() -> None:
+    two = torch.tensor([[1.0], [2.0]])
+    assert with_batch(two, 5).flatten().tolist() == [1, 2, 1, 2, 1]  # type: ignore[union-attr]
+    assert with_batch(two, 1).flatten().tolist() == [1]  # type: ignore[union-attr]
+
+
+def test_only_tensors_with_the_same_first_axis_are_batched() -> None:
+    first, table, scalar = torch.ones(2, 3), torch.ones(7, 3), torch.tensor(1.0)
+    changed = with_batch((first, table, scalar), 4)
+    assert [tuple(tensor.shape) for tensor in changed] == [(4, 3), (7, 3), ()]
+    named = with_batch({"x": first, "table": table}, 4)
+    assert isinstance(named, dict)
+    assert {name: len(tensor) for name, tensor in named.items()} == {"x": 4, "table": 7}
+
+
+@pytest.mark.parametrize(
+    ("example_input", "batch", "text"),
+    [
+        (torch.ones(2, 3), 0, "batch 0 is below 1"),
+        (torch.tensor(1.0), 4, r"has shape \(\): no batch can be made of it"),
+        (torch.ones(0, 3), 4, r"has shape \(0, 3\)"),
+    ],
+)
+def test_an_impossible_batch_is_refused(example_input: torch.Tensor, batch: int, text: str) -> None:
+    with pytest.raises(BadTask, match=text):
+        with_batch(example_input, batch)

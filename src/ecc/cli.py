@@ -157,6 +157,9 @@ def profile(
     seed: Annotated[int, typer.Option(help="Of the design and its order.")] = 0,
     multiple_of: Annotated[int | None, typer.Option(metavar="N", help="Widths in multiples of N.")] = None,
     rounds: Annotated[int, typer.Option(help="How often each network is measured, far apart in time.")] = 1,
+    reference_every: Annotated[
+        int, typer.Option(metavar="N", help="Networks between two measurements of the dense reference.")
+    ] = 10,
     until: Annotated[
         str | None,
         typer.Option(metavar="SHARE", help="Stop when a quick fit errs by less, e.g. 2%, or no longer learns."),
@@ -173,6 +176,7 @@ def profile(
     memory_format: Annotated[str | None, typer.Option(help="contiguous or channels_last.")] = None,
     autotune: Annotated[bool | None, typer.Option(help="Let cuDNN choose its algorithms by trying them.")] = None,
     window: Annotated[float | None, typer.Option(metavar="SECONDS", help="Least length of a window.")] = None,
+    min_ticks: Annotated[int | None, typer.Option(metavar="N", help="Least counter ticks in a window.")] = None,
     allow_shared: Annotated[
         bool | None, typer.Option("--allow-shared", help="Measure although others use the device.")
     ] = None,
@@ -211,6 +215,7 @@ def profile(
             memory_format=memory_format,
             cudnn_autotune=autotune,
             window_seconds=window,
+            min_ticks=min_ticks,
             allow_shared=allow_shared,
             allow_throttling=allow_throttling,
         )
@@ -231,6 +236,7 @@ def profile(
                 settings=settings,
                 device=device or default_device(source),
                 rounds=rounds,
+                reference_every=reference_every,
                 until=None if until is None else parse_share(until),
                 shard=None if shard is None else parse_shard(shard),
                 progress=view,

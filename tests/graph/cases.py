@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ecc.graph import ChannelGraph, trace_channels
 from ecc.zoo.erfnet import Downsampler
 
 Inputs = Any
@@ -316,6 +317,11 @@ def softmax() -> nn.Sequential:
     return named(conv1=conv(3, 8), softmax=nn.Softmax(dim=1), conv2=conv(8, 6), head=conv(6, 4, 1))
 
 
+def instance_norm() -> nn.Sequential:
+    """A norm without tensors: nothing but the graph knows how many channels it has."""
+    return named(conv1=conv(3, 8), norm=nn.InstanceNorm2d(8), head=conv(8, 4, 1))
+
+
 # ---------------------------------------------------------------- shared and tied
 
 
@@ -331,7 +337,7 @@ class Shared(nn.Module):
 
 
 class Tied(nn.Module):
-    """An auto-encoder whose decoder is the encoder transposed, as one parameter under two names."""
+    """One parameter under two names: what fc2 writes and reads, fc3 does too."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -369,7 +375,7 @@ class DictOutput(nn.Module):
 
 
 class UnknownOperator(nn.Module):
-    """An inverse along no axis that a channel could pass: the tracer has no rule for it."""
+    """A QR decomposition of every channel: the tracer has no rule for it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -392,18 +398,28 @@ class HardCodedView(nn.Module):
         return self.fc(x.view(-1, 384))
 
 
+class Squeezes(nn.Module):
+    """Drops every axis of size one: with a single channel it would drop the channels too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.fc = conv(3, 8), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(F.adaptive_avg_pool2d(self.stem(x), 1).squeeze())
+
+
 class ValueDependent(nn.Module):
     """Python asks for a value: the trace needs real tensors."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.conv1, self.conv2, self.head = conv(3, 8), conv(8, 8), conv(8, 4, 1)
+        self.conv1, self.conv2, self.head = conv(3, 8), conv(8, 6), conv(6, 4, 1)
 
     def forward(self, x: Tensor) -> Tensor:
+        bright = float(x.abs().mean()) > 0.1
         x = self.conv1(x)
-        if x.abs().sum() > 0:
-            x = F.relu(x)
-        return self.head(self.conv2(x))
+        return self.head(self.conv2(F.relu(x) if bright else x))
 
 
 class AuxiliaryHead(nn.Module):
@@ -451,8 +467,8 @@ CASES: dict[str, Case] = {
         {"value": 4, "fc1": 12},
         {
             "embed": (8, "norm1 (layer_norm) normalises over it"),
-            "query": (8, "sums it away"),
-            "key": (8, "sums it away"),
+            "query": (4, "sums it away"),  # 4 units: the two heads are tied
+            "key": (4, "sums it away"),
             "head": (3, OUTPUT),
         },
     ),
@@ -468,6 +484,7 @@ CASES: dict[str, Case] = {
     "softmax": Case(
         softmax, image(), {"conv2": 6}, {"conv1": (8, "softmax (softmax) mixes along it"), "head": (4, OUTPUT)}
     ),
+    "instance norm": Case(instance_norm, image(), {"conv1": 8}, {"head": (4, OUTPUT)}),
     "shared module": Case(Shared, image(), {"stem": 8}, {"head": (4, OUTPUT)}),
     "tied weights": Case(Tied, lambda: torch.randn(2, 5), {"fc1": 8}, {"head": (4, OUTPUT)}),
     "two inputs": Case(
@@ -483,14 +500,18 @@ CASES: dict[str, Case] = {
         {"head": (4, OUTPUT)},
     ),
     "dict output": Case(DictOutput, image(), {"stem": 8}, {"features": (6, OUTPUT), "head": (4, OUTPUT)}),
-    "unknown operator": Case(
-        UnknownOperator, image(), {"body": 6}, {"stem": (8, "linalg_qr"), "head": (4, OUTPUT)}
-    ),
+    "unknown operator": Case(UnknownOperator, image(), {"body": 6}, {"stem": (8, "linalg_qr"), "head": (4, OUTPUT)}),
     "hard-coded view": Case(HardCodedView, image(), {"stem": 8}, {"body": (6, "fixed size"), "fc": (4, OUTPUT)}),
+    "squeeze": Case(Squeezes, image(), {"stem": 8}, {"fc": (4, OUTPUT)}),
     "value-dependent code": Case(
-        ValueDependent, image(), {"conv1": 8, "conv2": 8}, {"head": (4, OUTPUT)}, notes=("real tensors",)
+        ValueDependent, image(), {"conv1": 8, "conv2": 6}, {"head": (4, OUTPUT)}, notes=("real tensors",)
     ),
-    "auxiliary head": Case(
-        AuxiliaryHead, image(), {"stem": 8, "body": 6}, {"head": (4, OUTPUT), "aux": (4, OUTPUT)}
-    ),
+    "auxiliary head": Case(AuxiliaryHead, image(), {"stem": 8, "body": 6}, {"head": (4, OUTPUT), "aux": (4, OUTPUT)}),
 }
+
+
+def traced(name: str, **settings: Any) -> tuple[nn.Module, Inputs, ChannelGraph]:
+    """A fresh network of a case, its input and its graph; without the proof in numbers unless asked for."""
+    case = CASES[name]
+    net, inputs = case.build(), case.inputs()
+    return net, inputs, trace_channels(net, inputs, **{"proven": False, **settings})

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from ecc.errors import BadMeasurement
 from ecc.measure import deploy
-from ecc.measure.deploy import deployed
+from ecc.measure.deploy import deployed, random_inputs
 
 
 class Spy(nn.Module):
@@ -135,6 +135,23 @@ def test_what_needs_a_gpu_is_refused_on_the_cpu(option: dict[str, str], said: st
         deployed(Spy(), image(), **option),  # type: ignore[arg-type]
     ):
         pass
+
+
+def test_inputs_drawn_once_are_those_that_would_be_drawn_each_time() -> None:
+    model = Spy()
+    with deployed(model, image()) as ready:
+        ready.run()
+    with deployed(model, random_inputs(image(), "cpu"), input_data="example") as ready:
+        ready.run()
+    assert torch.equal(model.seen[0], model.seen[1])
+    pair = random_inputs((image(), torch.tensor([3])), "cpu")
+    assert isinstance(pair, tuple)
+    assert pair[1].tolist() == [3]
+    named = random_inputs({"x": image()}, "cpu")
+    assert isinstance(named, dict)
+    assert torch.equal(named["x"], model.seen[0])
+    with pytest.raises(BadMeasurement, match="all zeros"):
+        random_inputs(torch.zeros(1, 3), "cpu")
 
 
 def test_compiling_starts_afresh_for_every_network(monkeypatch: pytest.MonkeyPatch) -> None:

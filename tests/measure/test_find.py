@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from ecc.errors import NoMeter
-from ecc.measure import Attempt, Meter, close_meter, find, find_meter, tried
+from ecc.measure import Analytic, Attempt, Meter, close_meter, find, find_meter, tried
 from ecc.measure.meters.cputime import CpuTimeMeter
+from ecc.measure.meters.platform import Platform
 from measure.fakes import FakeBoard, FakeMeter
 
 
@@ -53,6 +54,8 @@ def test_auto_never_falls_back_in_silence(nothing_works: None) -> None:
           - repair one of the above, as its line says
           - read an external meter with any program that prints joules or watts: command:PROGRAM
           - count CPU time of this process at watts that you declare: cputime:15W
+          - estimate from the published constants of another device: platform:jetson-tx2
+          - take the numbers of a profile that was measured elsewhere: replay:FILE
           - write a class with read() and describe() and name it: file.py:MyMeter""")
 
 
@@ -114,11 +117,31 @@ def test_every_entry_of_the_table_reaches_its_file() -> None:
         find_meter("apple:nonsense")
     with pytest.raises(NoMeter, match="rapl:nonsense is unknown"):
         find_meter("rapl:nonsense")
+    assert isinstance(find_meter("platform:eyeriss,tile=4"), Platform)
+    with pytest.raises(NoMeter, match="replay: no file is named"):
+        find_meter("replay:")
+
+
+def test_what_needs_no_run_is_no_meter_and_never_found_by_auto() -> None:
+    platform = find_meter("platform:jetson-tx2")
+    assert isinstance(platform, Analytic)
+    assert not isinstance(platform, Meter)
+    assert not {"platform", "replay", "cputime", "command"} & set(find.AUTO)
 
 
 def test_an_unknown_spec_names_the_known_ones() -> None:
     with pytest.raises(NoMeter, match=r"meter 'wattmeter' is unknown; give one of auto, nvml, .*cputime"):
         find_meter("wattmeter")
+    with pytest.raises(NoMeter, match=r"'Platforms:tx2' is unknown \(did you mean 'platform'\?\)"):
+        find_meter("Platforms:tx2")
+
+
+def test_a_remedy_reaches_the_attempt(nothing_works: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(argument: str) -> Meter:
+        raise NoMeter("only root may read it", remedy="sudo chmod a+r counter")
+
+    monkeypatch.setitem(find.OPENERS, "rapl", refused)
+    assert [attempt.remedy for attempt in tried()] == ["", "", "", "", "sudo chmod a+r counter"]
 
 
 @pytest.mark.parametrize(
@@ -143,7 +166,7 @@ def test_a_meter_that_cannot_be_read_is_no_meter(
 # ---------------------------------------------------------------- from a file
 
 MINE = """
-from ecc.measure import Measured, MeterInfo
+from ecc.measure import Estimated, Measured, MeterInfo, Reading
 
 class MyMeter:
     def read(self):
@@ -164,6 +187,18 @@ class Vague(MyMeter):
 class Broken(MyMeter):
     def __init__(self):
         raise OSError("no such port")
+
+class MyDevice:
+    def cost(self, graph, widths):
+        return Reading(1.0, 2.0)
+    def describe(self):
+        return MeterInfo(name="mine", device="my chip", provenance=Estimated("my table"), scope="chip")
+
+ready_device = MyDevice()
+
+class Pretender(MyDevice):
+    def describe(self):
+        return MeterInfo(name="mine", device="my chip", provenance=Measured(), scope="chip")
 """
 
 
@@ -181,9 +216,17 @@ def test_a_meter_from_a_file(file: str, name: str) -> None:
     assert meter.describe().device == "my board"
 
 
+@pytest.mark.parametrize("name", ["MyDevice", "ready_device"])
+def test_an_analytic_device_from_a_file(file: str, name: str) -> None:
+    device = find_meter(f"{file}:{name}")
+    assert isinstance(device, Analytic)
+    assert device.describe().label == "estimated"
+
+
 @pytest.mark.parametrize(
     ("name", "said"),
     [
+        ("Pretender", r"has cost\(\) and no read\(\), so its provenance must be Estimated"),
         ("Missing", "has no Missing; it has .*MyMeter"),
         ("Deaf", r"has no method read\(\)"),
         ("Vague", "gave str; it must give a MeterInfo"),

@@ -9,6 +9,7 @@ import pytest
 
 from ecc.errors import BadMeasurement
 from ecc.measure import (
+    Analytic,
     Declared,
     Estimated,
     Measured,
@@ -16,6 +17,7 @@ from ecc.measure import (
     MeterInfo,
     PowerIntegrator,
     Provenance,
+    Reading,
     close_meter,
 )
 from ecc.measure.meter import HasState
@@ -145,3 +147,21 @@ def test_a_failure_in_the_thread_is_raised_at_the_next_reading() -> None:
 def test_power_that_cannot_be_is_refused_at_once(watts: float) -> None:
     with pytest.raises(BadMeasurement, match="at least 0"):
         PowerIntegrator(lambda: watts, start=False)
+
+
+# ---------------------------------------------------------------- what needs no run
+
+
+class Table:
+    def cost(self, graph: object, widths: object) -> Reading:
+        return Reading(1.0, 2.0)
+
+    def describe(self) -> MeterInfo:
+        return MeterInfo(name="table", device="chip", provenance=Estimated("a table"), scope="chip")
+
+
+def test_an_analytic_source_is_never_a_meter() -> None:
+    assert isinstance(Table(), Analytic)
+    assert not isinstance(Table(), Meter)
+    assert not isinstance(FakeMeter(FakeBoard()), Analytic)
+    close_meter(Table())  # there is nothing to end

@@ -281,3 +281,15 @@ def test_a_real_gpu_repeats_within_a_percent() -> None:
     finally:
         close_meter(meter)
     assert statistics.stdev(joules[1:]) / statistics.fmean(joules[1:]) < 0.01, joules
+
+
+# ---------------------------------------------------------------- what is no meter
+
+
+def test_an_analytic_source_is_refused_before_anything_runs() -> None:
+    platform = find_meter("platform:jetson-tx2")
+    said = r"platform \(NVIDIA Jetson TX2\) tells joules without running anything.*cost\(graph, widths\)"
+    with pytest.raises(BadMeasurement, match=said):
+        measure(lambda: pytest.fail("it ran"), platform)  # type: ignore[arg-type]
+    with pytest.raises(BadMeasurement, match=said):
+        measure_model(nn.Linear(2, 2), torch.zeros(1, 2), platform)  # type: ignore[arg-type]

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from ecc.errors import UntraceableModel
+from ecc.errors import BadWidths, UntraceableModel
 from ecc.graph.call import tensors_in
 from ecc.graph.labels import CutBook, Misaligned, frozen_labels
 from ecc.graph.rebuild import named_tensors, rebuilt
@@ -121,13 +122,26 @@ def refuse_untraceable(model: nn.Module, example_input: Inputs) -> None:
         raise UntraceableModel(f"expected a torch.nn.Module, got {type(model).__name__}.")
     if hasattr(model, "_orig_mod"):
         raise UntraceableModel("the network was compiled. Trace the one given to torch.compile and compile later.")
-    for name, tensor in model.named_parameters():
-        if isinstance(tensor, nn.parameter.UninitializedParameter):
+    for name, tensor in named_tensors(model).items():
+        if nn.parameter.is_lazy(tensor):
             raise UntraceableModel(f"{name} is not initialised yet (a lazy module). Run the network once first.")
         if tensor.is_quantized:
             raise UntraceableModel(f"{name} is quantised. Cut the float network, then quantise.")
     if not any(True for _ in tensors_in(as_call(example_input))):
         raise UntraceableModel("the example input holds no tensor.")
+
+
+def refuse_unknown_patterns(model: nn.Module, patterns: Sequence[str]) -> None:
+    """A pattern that matches nothing is a slip of the pen.
+
+    Raises:
+        BadWidths: naming the pattern.
+    """
+    names = [*(path for path, _ in model.named_modules()), *named_tensors(model)]
+    for pattern in patterns:
+        if not any(fnmatch(name, pattern) for name in names):
+            some = ", ".join(path for path, _ in list(model.named_modules())[1:6])
+            raise BadWidths(f"freeze pattern {pattern!r} matches no module. Modules are {some}, ...")
 
 
 def first_line(error: BaseException) -> str:

@@ -185,7 +185,7 @@ class ChannelGraph:
         """The part of all multiply-accumulates done by layers that read, write or carry a group."""
         position = self._by_name[group.name]
         per_layer = self.costs.macs_per_layer(self.widths())
-        touched = torch.tensor([layer.touches(position) for layer in self.layers])
+        touched = torch.tensor([layer.touches(position) for layer in self.layers], dtype=torch.bool)
         return float(per_layer[touched].sum() / per_layer.sum().clamp(min=1))
 
     # --- files -----------------------------------------------------------------------------------
@@ -271,7 +271,7 @@ class ChannelGraph:
             ChannelGroup(
                 name=str(g["name"]),
                 width=int(g["width"]),
-                frozen=g["frozen"],
+                frozen=None if g["frozen"] is None else _text(g["frozen"]),
                 least=int(g["least"]),
                 places=tuple(
                     Place(
@@ -288,7 +288,8 @@ class ChannelGraph:
         layers = tuple(Layer.from_json(item) for item in data["layers"])
         tensors = tuple(TensorShape.from_json(item) for item in data["tensors"])
         features = tuple((str(path), Extent.from_json(extent)) for path, extent in data["features"])
-        return cls(groups, layers, tensors, features, tuple(data["notes"]), data["proof"])
+        proof = None if data["proof"] is None else float(data["proof"])
+        return cls(groups, layers, tensors, features, tuple(_text(note) for note in data["notes"]), proof)
 
     def __str__(self) -> str:
         cut = f"{len(self.prunable)} of {len(self.groups)} channel groups can be cut"
@@ -298,6 +299,12 @@ class ChannelGraph:
             state = f"frozen: {group.frozen}" if group.frozen else f"read by {_some(list(group.layers(Role.READ)))}"
             lines.append(f"  {group.name}: {group.width} units, {state}")
         return "\n".join(lines)
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is no text")
+    return value
 
 
 def _pack(index: Tensor) -> dict[str, Any]:

@@ -103,7 +103,7 @@ class Resolved:
         group = number[group.reshape(-1)]
         order = np.argsort(group, kind="stable")
         bounds = np.flatnonzero(np.diff(group[order])) + 1
-        self.groups = np.split(units[order], bounds)
+        self.groups = np.split(units[order], bounds) if len(units) else []
         self.group_of = np.full(self.count, -1)
         self.rank = np.zeros(self.count, dtype=np.int64)
         for number_, members in enumerate(self.groups):
@@ -112,6 +112,8 @@ class Resolved:
 
     def _count_axes(self) -> None:
         """How many indices of each axis belong to each group: the extents of all parameters at once."""
+        if not self.book.axes:
+            return
         axis_of = np.repeat(np.arange(len(self.book.axes)), [axis.size for axis in self.book.axes.values()])
         group_of = self.group_of[self.unit[self.book.size - len(axis_of) :]] + 1  # 0: no group
         codes, counts = np.unique(axis_of * (len(self.groups) + 1) + group_of, return_counts=True)

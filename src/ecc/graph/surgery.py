@@ -47,6 +47,7 @@ def slim(model: Net, graph: ChannelGraph) -> Net:
     A channel is dead when every layer that reads it has a zero slice for it. A group never falls below its
     least width.
     """
+    _refuse_uncopyable(model)
     return _cut(model, graph, _kept_units(model, graph), None)
 
 
@@ -99,6 +100,13 @@ def zero_channels_(model: nn.Module, graph: ChannelGraph, dead: Mapping[str, Ten
         group = graph[name]
         if group.frozen is not None:
             raise BadWidths(f"group {name!r} cannot be cut: {group.frozen}.")
+        mask = units.dtype == torch.bool
+        if (mask and len(units) != group.width) or (
+            not mask and len(units) and not 0 <= units.min() <= units.max() < group.width
+        ):
+            raise BadWidths(
+                f"units of group {name!r} are numbered 0 to {group.width - 1}, a mask has {group.width} entries."
+            )
         for place in group.places:
             if place.reads:
                 tensor = tensors[place.tensor]
@@ -120,11 +128,11 @@ def slim_optimizer(
     settings = []
     for settings_of_group in optimizer.param_groups:
         mine = {key: value for key, value in settings_of_group.items() if key != "params"}
-        settings.append({**mine, "params": [pairs[id(p)] for p in settings_of_group["params"]]})
+        settings.append({**mine, "params": [pairs.get(id(p), p) for p in settings_of_group["params"]]})
     twin = cast(Callable[..., torch.optim.Optimizer], type(optimizer))(settings)
     for old, state in optimizer.state.items():
-        name = names[id(old)]
-        twin.state[pairs[id(old)]] = {
+        name = names.get(id(old), "")  # parameters from elsewhere keep their state
+        twin.state[pairs.get(id(old), old)] = {
             key: _sliced(value, slices.get(name, {})) if _is_like(value, old) else copy.deepcopy(value)
             for key, value in state.items()
         }
@@ -158,7 +166,7 @@ def _cut(model: Net, graph: ChannelGraph, keep: Mapping[str, Tensor], device: to
 
 def _slices(graph: ChannelGraph, keep: Mapping[str, Tensor]) -> dict[str, dict[int, Tensor]]:
     """For each tensor and axis that loses something, the indices it keeps, ascending."""
-    alive = torch.ones(graph.num_slots, dtype=torch.bool)
+    alive = torch.ones(graph.num_slots, dtype=torch.bool, device="cpu")
     for name, kept in keep.items():
         start, stop = graph.slots(name)
         alive[start:stop] = False

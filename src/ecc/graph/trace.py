@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from types import CodeType, FunctionType
 
 import numpy as np
 import torch
@@ -20,7 +21,7 @@ from torch.utils._pytree import tree_map_only
 
 from ecc.errors import UntraceableModel
 from ecc.graph.call import tensors_in
-from ecc.graph.capture import Inputs, Twin, as_call, first_line, one_pass, refuse_untraceable
+from ecc.graph.capture import Inputs, Twin, as_call, first_line, one_pass, refuse_unknown_patterns, refuse_untraceable
 from ecc.graph.channels import ChannelGraph
 from ecc.graph.labels import CutBook, Indices, LabelBook, Misaligned
 from ecc.graph.proof import prove
@@ -34,7 +35,7 @@ _MAX_ROUNDS = 200  # readings tried before everything left is frozen
 
 
 def trace_channels(
-    model: nn.Module, example_input: Inputs, *, freeze: Sequence[str] = (), proven: bool = True
+    model: nn.Module, example_input: Inputs, *, freeze: str | Sequence[str] = (), proven: bool = True
 ) -> ChannelGraph:
     """Find out which channels of a network live and die together, and which can be cut.
 
@@ -57,14 +58,16 @@ def trace_channels(
         {'0': 16}
     """
     refuse_untraceable(model, example_input)
+    freeze = [freeze] if isinstance(freeze, str) else list(freeze)
+    refuse_unknown_patterns(model, freeze)
     on_meta = any(t.device.type == "meta" for t in named_tensors(model).values())
-    search = _Search(model, example_input, list(freeze), proven)
+    search = _Search(model, example_input, freeze, proven)
     try:
         graph = search.run()
     except _NeedsValues as error:
         if on_meta:
             raise UntraceableModel(f"the network on meta tensors cannot run: {error}") from error.__cause__
-        search = _Search(model, example_input, list(freeze), proven, on_meta=False)
+        search = _Search(model, example_input, freeze, proven, on_meta=False)
         try:
             graph = search.run()
         except _NeedsValues as again:
@@ -95,6 +98,11 @@ class _Search:
     _train_example: Inputs | None = None
 
     def run(self) -> ChannelGraph:
+        """Trace, cut and trace again until they agree."""
+        with torch.device("cpu"):  # labels live on the CPU, whatever device the caller made the default
+            return self._run()
+
+    def _run(self) -> ChannelGraph:
         book, passes = self._dense()
         for _ in range(_MAX_ROUNDS):
             resolved = Resolved(book, freeze=self.freeze)
@@ -117,6 +125,7 @@ class _Search:
         book = LabelBook()
         twin = Twin.of(self.model, on_meta=self.on_meta)
         passes = [self._pass(twin, self._tracer(book, recording=True), training=False)]
+        self.trains = self.trains and _asks_for_mode(self.model)
         for example in self._train_examples() if self.trains else ():
             try:
                 shadow = self._tracer(LabelBook(), following_labels=False)
@@ -256,6 +265,19 @@ class _Search:
         labels = torch.from_numpy(np.flatnonzero(np.isin(resolved.unit, guilty)))
         self.frozen.append((resolved.book.indices(labels), str(mishap)))
         return False
+
+
+def _asks_for_mode(model: nn.Module) -> bool:
+    """Whether the code of some module looks at `training`. Torch's own layers run the same operators in both."""
+    classes = {base for module in model.modules() for base in type(module).__mro__}
+    own = [kind for kind in classes if not kind.__module__.startswith("torch.nn.")]
+    codes = [f.__code__ for kind in own for f in vars(kind).values() if isinstance(f, FunctionType)]
+    while codes:
+        code = codes.pop()
+        if "training" in code.co_names or "training" in code.co_consts:
+            return True
+        codes.extend(constant for constant in code.co_consts if isinstance(constant, CodeType))
+    return False
 
 
 def _nearby(path: str, resolved: Resolved) -> np.ndarray:

@@ -10,11 +10,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from types import CodeType
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 from ecc.graph.call import Call, Record, amount
+from ecc.graph.deferred import Deferred
 from ecc.graph.labels import (
     CutBook,
     LabelBook,
@@ -31,35 +32,12 @@ from ecc.graph.labels import (
     Role,
     compact,
     frozen_labels,
-    varying_axes,
 )
 from ecc.graph.rules import table
 from ecc.graph.shapes import quick_result
 
 _TORCH = str(Path(torch.__file__).parent)
 _HERE = str(Path(__file__).parent)
-_MAX_DEFERRED = 1 << 22  # elements of a parameter whose elements we are willing to follow one by one
-
-
-@dataclass(frozen=True)
-class Deferred:
-    """A parameter of several axes outside its layer: which axis carries channels shows when it meets them."""
-
-    name: str
-    shape: torch.Size
-    order: tuple[int, ...]
-    """The parameter's axes in the order in which they now stand, while it was only permuted."""
-    index: Tensor | None = None
-    """The element of the parameter at each position, once it was moved otherwise."""
-
-    def elements(self) -> Tensor:
-        """The number of the parameter's element at each position."""
-        if self.index is not None:
-            return self.index
-        count = 1
-        for size in self.shape:
-            count *= size
-        return torch.arange(count).view(self.shape).permute(self.order)
 
 
 @dataclass(eq=False)
@@ -128,13 +106,16 @@ class Tracer(TorchDispatchMode):
             name, axis = state
             own = self.book.axis(name, axis, tensor.shape[axis], role)
             return own.view([-1 if a == axis else 1 for a in range(tensor.dim())])
-        return state if state is None else state.expand(tensor.shape)
+        if state is None or state.shape == tensor.shape:
+            return cast(Labels, state)
+        self.book.freeze(state, "it was reshaped in place")  # transpose_, squeeze_
+        return frozen_labels(tensor.shape)
 
     def movable(self, tensor: Tensor) -> Tensor | None:
         """What moves with a tensor: its labels, or the element numbers of a deferred parameter."""
         state = getattr(tensor, "_ecc_state", None)
         if isinstance(state, Deferred):
-            return state.elements() if tensor.numel() <= _MAX_DEFERRED else frozen_labels(tensor.shape)
+            return state.elements()
         return self.labels(tensor)
 
     def is_deferred(self, tensor: Tensor) -> bool:
@@ -143,7 +124,7 @@ class Tracer(TorchDispatchMode):
 
     def is_view(self, tensor: Tensor) -> bool:
         """Whether a tensor shows part of another one."""
-        return getattr(tensor, "_ecc_view", False)
+        return hasattr(tensor, "_ecc_base")
 
     def weight_name(self, tensor: Tensor) -> str | None:
         """The name of a parameter passed as it is (or only permuted), None for anything computed."""
@@ -158,27 +139,6 @@ class Tracer(TorchDispatchMode):
         """The parameter's axes in the order in which they stand in `weight`."""
         state = getattr(weight, "_ecc_state", None)
         return state.order if isinstance(state, Deferred) else tuple(range(weight.dim()))
-
-    def bind(self, tensor: Tensor, labels: Tensor | None, call: Call) -> None:
-        """A deferred parameter meets channels elementwise: the axis on which they depend carries them."""
-        if labels is None or not varying_axes(labels):
-            return
-        state: Deferred = tensor._ecc_state  # type: ignore[attr-defined]
-        elements, labels = torch.broadcast_tensors(state.elements(), labels)
-        for axis in range(labels.dim()):
-            if labels.stride(axis) == 0 and elements.stride(axis) == 0:
-                elements, labels = elements.narrow(axis, 0, 1), labels.narrow(axis, 0, 1)
-        flat, wanted = elements.reshape(-1), labels.reshape(-1)
-        step = 1
-        for axis in range(len(state.shape) - 1, -1, -1):
-            size = state.shape[axis]
-            place = flat // step % size
-            step *= size
-            first = torch.zeros(size, dtype=torch.long).scatter_(0, place, wanted)
-            if size > 1 and bool((first[place] == wanted).all()) and bool((first > 0).all()):
-                self.book.unite(self.book.axis(state.name, axis, size, Role.CARRY), first, call.here)
-                return
-        self.freeze(labels, f"{call.here} meets {state.name} in a way that cannot be cut")
 
     def freeze(self, labels: Tensor, why: str, *, doubt: bool = False) -> Tensor:
         """Freeze channels; from here on they need not be followed.
@@ -229,18 +189,24 @@ class Tracer(TorchDispatchMode):
 
     # --- records ---------------------------------------------------------------------------------
 
-    def elements(self, tensor: Tensor) -> Tensor:
-        """A stand-in vector for the number of elements of a tensor without channels."""
-        return frozen_labels(torch.Size([tensor.numel()]))
-
     def record(
-        self, call: Call, kind: str, macs: int, factors: Sequence[Tensor], tensors: Sequence[Tensor | None]
+        self,
+        call: Call,
+        kind: str,
+        macs: int,
+        factors: Sequence[Tensor],
+        tensors: Sequence[Tensor | None],
+        *,
+        traffic: bool = True,
     ) -> None:
-        """Note an operator that does work: `macs` times the sizes of `factors` multiply-accumulates."""
+        """Note an operator that does work: `macs` times the sizes of `factors` multiply-accumulates.
+
+        `traffic=False` for a second note about the same call, whose activations were noted before.
+        """
         if not self.recording:
             return
         names = [n for t in tensors if t is not None and (n := getattr(t, "_ecc_name", None)) is not None]
-        inputs = [t for t in call.tensors if getattr(t, "_ecc_name", None) is None]
+        inputs = [t for t in call.tensors if getattr(t, "_ecc_name", None) is None] if traffic else []
         self.records.append(
             Record(
                 path=self.path[-1] if self.path else "",
@@ -284,12 +250,13 @@ class Tracer(TorchDispatchMode):
         if not call.out.is_floating_point() and call.out.dim() == 0 and call.in_place:
             return call.result  # batch norm counts its batches
         self.reached.update(names)
-        self.sequence.append((func, [out.shape for out in call.outs], names))
+        if not _is_scaling(call, rule):
+            self.sequence.append((func, [out.shape for out in call.outs], names))
         if not self.following_labels:
             return call.result
         started = len(self.records)
         self._label(call, rule)
-        for record in self.records[started:]:
+        for record in self.records[started : started + 1]:
             record.writes = [amount(t, self.labels(t)) for t in call.outs]
         return call.result
 
@@ -312,37 +279,40 @@ class Tracer(TorchDispatchMode):
         return call.func(*args, **kwargs)
 
     def _label(self, call: Call, rule: table.Rule) -> None:
-        stop = self.stops.get(f"{call.name}@{self.line()}") if self.stops else None
-        if stop is not None and rule in table.MOVING:
-            for tensor in call.tensors:
-                if (labels := self.labels(tensor, defer=True)) is not None:
-                    tensor._ecc_state = self.freeze(labels, stop)  # type: ignore[attr-defined]
+        """Give the results of a call their labels."""
+        self._stop(call, rule)
         source = call.tensors[0] if call.tensors else None
         state = getattr(source, "_ecc_state", None)
         if rule not in table.USES_WEIGHTS:
-            self._freeze_weights(call)
+            for parameter in filter(self.is_deferred, call.tensors):
+                parameter._ecc_state.freeze(self.book, call.here)  # type: ignore[attr-defined]
         found = self._follow(call, rule)
         many = found if isinstance(found, list) else [found] * len(call.outs)
         for out, label in zip(call.outs, many, strict=True):
-            if out is source and not call.in_place:
-                continue
             if isinstance(state, Deferred) and rule in table.FOLLOWING and label is not None:
-                self._defer(call, out, state, label)
+                state.move(call, out, label)
             elif isinstance(state, Deferred) and rule is table.POINTWISE and out.shape == call.tensors[0].shape:
-                out._ecc_state = label if label is not None else self._scaled(out, state)  # type: ignore[attr-defined]
+                out._ecc_state = label if label is not None else state.scaled()  # type: ignore[attr-defined]
             elif not hasattr(out, "_ecc_name"):
                 out._ecc_state = label  # type: ignore[attr-defined]
-            out._ecc_view = rule in table.MOVING  # type: ignore[attr-defined]
+            if call.in_place:
+                self._written(out)
+            elif rule in table.MOVING:
+                out._ecc_base = source  # type: ignore[attr-defined]
 
-    def _freeze_weights(self, call: Call) -> None:
-        """A parameter whose values are looked at as a whole (its mean, its norm) must stay whole."""
-        for tensor in call.tensors:
-            state = getattr(tensor, "_ecc_state", None)
-            if isinstance(state, Deferred):
-                for axis, size in enumerate(state.shape):
-                    if size > 1:
-                        labels = self.book.axis(state.name, axis, size, Role.CARRY)
-                        self.book.freeze(labels, f"{call.here} looks at all of {state.name}")
+    def _stop(self, call: Call, rule: table.Rule) -> None:
+        """At a line of code that was seen not to follow a cut, freeze what enters it."""
+        stop = self.stops.get(f"{call.name}@{self.line()}") if self.stops and rule in table.MOVING else None
+        for tensor in call.tensors if stop is not None else ():
+            if (labels := self.labels(tensor, defer=True)) is not None:
+                tensor._ecc_state = self.freeze(labels, str(stop))  # type: ignore[attr-defined]
+
+    def _written(self, tensor: Tensor) -> None:
+        """Part of a constant was written to: it is no longer the same at every position."""
+        while (base := getattr(tensor, "_ecc_base", None)) is not None:
+            if getattr(base, "_ecc_state", None) is None and base.numel() > 1:
+                base._ecc_state = frozen_labels(base.shape)
+            tensor = base
 
     def _follow(self, call: Call, rule: table.Rule) -> Labels | list[Labels]:
         """Apply a rule. One that fails must not stop a trace: it counts as no rule, which freezes."""
@@ -361,20 +331,6 @@ class Tracer(TorchDispatchMode):
         known = [labels for t in call.tensors if (labels := self.labels(t)) is not None]
         self.freeze_all(known, f"the rule of {call.here} failed ({reason})")
         return [frozen_labels(out.shape) for out in call.outs]
-
-    def _defer(self, call: Call, out: Tensor, state: Deferred, index: Tensor) -> None:
-        order: tuple[int, ...] = ()
-        if state.index is None and call.name in table.PERMUTES:
-            primes = torch.empty([2, 3, 5, 7, 11, 13][: len(state.shape)], device="meta")
-            sizes = list(call.rerun(primes).shape)
-            order = tuple(state.order[list(primes.shape).index(s)] for s in sizes)
-        out._ecc_state = Deferred(state.name, state.shape, order, None if order else index)  # type: ignore[attr-defined]
-        if order:
-            out._ecc_name = state.name  # type: ignore[attr-defined]
-
-    def _scaled(self, out: Tensor, state: Deferred) -> Deferred | None:
-        """A parameter changed element by element: its elements can still be followed, but it is no raw weight."""
-        return replace(state, index=state.elements(), order=()) if out.numel() <= _MAX_DEFERRED else None
 
     def _stopped(self, call: Call, error: Exception, why: str = "has a fixed size") -> Exception:
         """An operator that cannot run: in a cut network, a sign that the code does not follow the cut."""
@@ -420,6 +376,16 @@ class Tracer(TorchDispatchMode):
             for hook in hooks:
                 hook.remove()
             self.path.clear()
+
+
+def _is_scaling(call: Call, rule: table.Rule) -> bool:
+    """Whether an operator only makes constants, or changes one tensor element by element (dropout of paths)."""
+    moving = [t for t in call.tensors if not getattr(t, "_ecc_constant", False)]
+    if rule is table.CONSTANT or (call.tensors and not moving):
+        for out in call.outs:
+            out._ecc_constant = True  # type: ignore[attr-defined]
+        return True
+    return rule is table.POINTWISE and len(moving) == 1 and call.out.shape == moving[0].shape
 
 
 @cache

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import datetime, timezone
 from functools import cached_property
 
@@ -18,7 +19,7 @@ from ecc.graph import ChannelGraph, resized
 from ecc.task import Inputs
 
 from .counter import CounterProbe, probe
-from .deploy import deployed
+from .deploy import deployed, random_inputs
 from .environment import environment
 from .header import Design, ProfileHeader, input_of, network_of
 from .load import make_load
@@ -62,6 +63,7 @@ class Bench:
         here = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
         self._device = _existing(device) if device is not None else here
         self._counter: CounterProbe | None = None
+        self._each = replace(settings, input_data="example")  # of `_inputs`, which are drawn once
         check_device(meter.describe(), self._device)
 
     def header(self, design: Design) -> ProfileHeader:
@@ -92,6 +94,9 @@ class Bench:
                     f"{first_line(error)}"
                 ) from error
             self.clear()
+        # What was before must be gone from the counter: one period at least.
+        warmup_seconds = max(self._settings.warmup_seconds, counter.tick_seconds or 0.0)
+        self._each = replace(self._each, warmup_seconds=warmup_seconds)
         self._counter = counter
         return counter
 
@@ -136,17 +141,21 @@ class Bench:
         here = next((parameter.device for parameter in self._model.parameters()), self._device)
         return self._model if here == self._device else resized(self._model, self._graph, {}, device=self._device)
 
+    @cached_property
+    def _inputs(self) -> Inputs:
+        if self._settings.input_data == "random":
+            return random_inputs(self._example_input, self._device)
+        return self._example_input
+
     def _measured(self, widths: Mapping[str, int]) -> Measurement:
         network = resized(self._source, self._graph, widths, device=self._device)
-        return measure_model(
-            network, self._example_input, self._meter, self._settings, counter=self._counter, clock=self._clock
-        )
+        return measure_model(network, self._inputs, self._meter, self._each, counter=self._counter, clock=self._clock)
 
     def _probed(self) -> CounterProbe:
-        settings = self._settings
+        settings = self._each
         with deployed(
             self._source,
-            self._example_input,
+            self._inputs,
             mode=settings.mode,
             precision=settings.precision,
             memory_format=settings.memory_format,

@@ -129,6 +129,24 @@ def _captured(run: Callable[[], object]) -> Callable[[], object]:
 # ---------------------------------------------------------------- inputs
 
 
+def random_inputs(example_input: Inputs, device: torch.device | str) -> Inputs:
+    """Normal random numbers of an example's shapes, on a device: what `input_data="random"` runs on.
+
+    Drawing a large batch takes longer than a window. Drawn once, it serves many networks as their example.
+
+    Raises:
+        BadMeasurement: If an input is all zeros.
+    """
+    tensors = _tensors(example_input)
+    _refuse_zeros(tensors)
+    ready = _ready(tensors, torch.device(device), None, False, "random")
+    if isinstance(example_input, Tensor):
+        return ready[0]
+    if isinstance(example_input, tuple):
+        return tuple(ready.values())
+    return {str(name): tensor for name, tensor in ready.items()}
+
+
 def _tensors(example_input: Inputs) -> dict[int | str, Tensor]:
     """By position or by argument name."""
     if isinstance(example_input, Tensor):

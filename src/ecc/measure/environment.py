@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import platform
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -33,10 +35,20 @@ def environment(device_type: str | None, *, proc: Path = Path("/proc")) -> dict[
 
 
 def _nvidia_driver(proc: Path) -> str:
-    """From the first line, such as `NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar ...`."""
+    """From Linux, which says `NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar ...`, or NVML."""
     try:
         words = (proc / "driver" / "nvidia" / "version").read_text(encoding="utf-8").split()
     except OSError:
-        return "unknown"
-    versions = (word for word in words if word[:1].isdigit() and word.replace(".", "").isdigit() and "." in word)
+        words = [_driver_by_nvml()]
+    versions = (word for word in words if "." in word and word.replace(".", "").isdecimal())
     return next(versions, "unknown")
+
+
+def _driver_by_nvml() -> str:
+    try:
+        nvml: Any = importlib.import_module("pynvml")
+        nvml.nvmlInit()
+        version = nvml.nvmlSystemGetDriverVersion()
+    except Exception:  # noqa: BLE001 - no library, no driver, no permission: then it is not known
+        return ""
+    return version.decode() if isinstance(version, bytes) else str(version)

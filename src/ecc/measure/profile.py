@@ -20,7 +20,9 @@ import statistics
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -93,6 +95,17 @@ class Profile:
                 squares += statistics.variance(logs) * (len(logs) - 1)
                 freedom += len(logs) - 1
         return math.sqrt(squares / freedom) if freedom else None
+
+    @property
+    def seconds_per_network(self) -> float | None:
+        """How long one measurement takes in all, building and warming up among it; None where it is not known."""
+        times = [datetime.fromisoformat(row.measured_at) if row.measured_at else None for row in self.rows]
+        gaps = [
+            (later - earlier).total_seconds()
+            for (earlier, later), (first, second) in zip(pairwise(times), pairwise(self.rows), strict=True)
+            if earlier is not None and later is not None and first.session == second.session
+        ]
+        return statistics.median(gaps) if gaps else None
 
     def corrected(self, *, allow_unsteady: bool = False) -> tuple[Sample, ...]:
         """One sample a network, in the order of the design: drift divided out, rounds combined.

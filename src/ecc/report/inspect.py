@@ -14,7 +14,7 @@ from ecc.graph import ChannelGraph, ChannelGroup, Role
 
 def graph_table(graph: ChannelGraph, title: str) -> RenderableType:
     """The groups of a network as a table, named for their first writer, with a summary and notes below."""
-    table = Table(title=title, title_justify="left", header_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(title=Text(title), title_justify="left", header_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("group", overflow="fold")
     table.add_column("width", justify="right")
     table.add_column("also written by", overflow="fold")
@@ -61,8 +61,8 @@ def graph_facts(graph: ChannelGraph) -> dict[str, Any]:
 
 
 def prunable_share(graph: ChannelGraph) -> float:
-    """The part of the parameters that goes when every group that can be cut is at width one."""
-    least = graph.parameters({group.name: 1 for group in graph.prunable})
+    """The part of the parameters that goes when every group is at its least width."""
+    least = graph.parameters({group.name: group.least for group in graph.prunable})
     return float(1 - least / graph.parameters().clamp(min=1))
 
 

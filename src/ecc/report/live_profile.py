@@ -126,6 +126,7 @@ def profile_facts(profile: Profile, graph: ChannelGraph | None = None) -> dict[s
         "dense_joules": dense[len(dense) // 2] if dense else None,
         "least_joules": min((sample.joules for sample in samples), default=None),
         "most_joules": max((sample.joules for sample in samples), default=None),
+        "seconds_per_network": profile.seconds_per_network,
         "repeat_noise": profile.repeat_noise,
         "reference_cv": None if drift is None else drift.cv,
         "drift_divided_out": drift is not None and drift.is_significant,
@@ -146,6 +147,8 @@ def profile_summary(profile: Profile, path: str | Path, graph: ChannelGraph | No
         if facts["dense_joules"] is not None and facts["least_joules"] > FLOOR_SHARE * facts["dense_joules"]:
             share = facts["least_joules"] / facts["dense_joules"]
             lines.append(f"even the least network takes {share:.0%} of the dense one: a lower budget cannot be reached")
+    if facts["seconds_per_network"] is not None:
+        lines.append(f"{facts['seconds_per_network']:.2f} s a network in all")
     if facts["repeat_noise"] is not None:
         lines.append(f"repeats differ by {facts['repeat_noise']:.2%} (standard deviation)")
     if facts["quick_fit_error"] is not None:

@@ -165,8 +165,11 @@ def test_a_rail_that_only_root_may_read(tmp_path: Path, monkeypatch: pytest.Monk
         raise PermissionError(13, "Permission denied", str(self.files[0]))
 
     monkeypatch.setattr(jetson.Rail, "watts", denied)
-    with pytest.raises(NoMeter, match=r"only root may\. Until the next boot: sudo chmod a\+r .*in_power0_input"):
+    with pytest.raises(
+        NoMeter, match=r"only root may\. Until the next boot: sudo chmod a\+r .*in_power0_input"
+    ) as caught:
         open_meter(sys=tmp_path)
+    assert caught.value.remedy.startswith("sudo chmod a+r ")
 
 
 def test_a_rail_that_gives_no_number(tmp_path: Path) -> None:

@@ -127,6 +127,7 @@ def test_a_counter_that_only_root_may_read(root: Path, monkeypatch: pytest.Monke
     said = str(caught.value)
     assert said.startswith(f"cannot read {root}/intel-rapl:0/energy_uj: only root may read it")
     assert f"sudo chmod a+r {root}/intel-rapl:*/energy_uj" in said
+    assert caught.value.remedy == f"sudo chmod a+r {root}/intel-rapl:*/energy_uj"
     assert "/etc/udev/rules.d/90-rapl.rules" in said
     assert 'SUBSYSTEM=="powercap", KERNEL=="intel-rapl:*", ACTION=="add", RUN+="/bin/chmod a+r' in said
 
@@ -152,5 +153,5 @@ def test_a_counter_that_goes_away(tmp_path: Path) -> None:
 )
 def test_the_processor_is_named(text: str, name: str, tmp_path: Path) -> None:
     (tmp_path / "cpuinfo").write_text(text)
-    assert rapl._processor_name(tmp_path / "cpuinfo") == name
-    assert rapl._processor_name(tmp_path / "missing") == "processor"
+    assert rapl.processor_name(tmp_path / "cpuinfo") == name
+    assert rapl.processor_name(tmp_path / "missing") == "processor"

@@ -68,7 +68,7 @@ def pointwise(trace: Tracer, call: Call) -> Labels:
     result = united(trace, call, [label for label in labels if label is not None], call.out.shape)
     for tensor in tensors:
         if trace.is_deferred(tensor):
-            trace.bind(tensor, result, call)
+            tensor._ecc_state.bind(trace.book, result, call.here)  # type: ignore[attr-defined]
     if call.in_place and trace.labels(tensors[0]) is None and result is not None and trace.is_view(tensors[0]):
         result = trace.freeze(result, f"{call.here} writes it into part of another tensor")
     trace.record(call, "elementwise", 0, [], [])

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from ecc.graph.call import amount
 from ecc.graph.labels import (
     Labels,
     Role,
@@ -58,7 +59,7 @@ def convolution(trace: Tracer, call: Call) -> Labels:
     lead = incoming.view(groups, -1)[:, :1]
     trace.book.unite(lead, incoming.view(groups, -1), call.here)
     trace.book.unite(lead, rows.view(groups, -1), call.here)
-    _bind_bias(trace, call, outgoing, bias)
+    _bind_bias(trace, call, outgoing, bias, Role.CARRY)
     trace.record(call, "grouped conv", kernel * (x.shape[channel] // groups), [outgoing], [weight, bias])
     return _along(outgoing, channel, call.out.shape)
 
@@ -149,8 +150,8 @@ def _mix(
     return writes.view(shape)
 
 
-def _bind_bias(trace: Tracer, call: Call, outgoing: Tensor, bias: Tensor | None) -> None:
-    if bias is not None and (labels := trace.labels(bias, Role.WRITE)) is not None:
+def _bind_bias(trace: Tracer, call: Call, outgoing: Tensor, bias: Tensor | None, role: Role = Role.WRITE) -> None:
+    if bias is not None and (labels := trace.labels(bias, role)) is not None:
         trace.book.unite(outgoing, labels.reshape(-1), f"the bias of {call.here}")
 
 
@@ -162,30 +163,35 @@ def _product(trace: Tracer, call: Call, left: Tensor, right: Tensor) -> Labels:
         first = trace.freeze(first, why)
     if second is not None and varies(second, right.dim() - 2):
         second = trace.freeze(second, why)
-    trace.record(call, "matmul", left.shape[-1], [trace.elements(call.out)], [])
     first, second = loose(first), loose(second)
     if first is not None and second is not None:
         trace.freeze(first, why)
         first = None
+    result = frozen_labels(call.out.shape)
     if second is not None:
-        return second.narrow(-2, 0, 1).expand(call.out.shape)
-    if first is not None:
-        return first.narrow(-1, 0, 1).expand(call.out.shape)
-    return frozen_labels(call.out.shape)
+        result = second.narrow(-2, 0, 1).expand(call.out.shape)
+    elif first is not None:
+        result = first.narrow(-1, 0, 1).expand(call.out.shape)
+    elements, repeats = amount(call.out, result)
+    trace.record(call, "matmul", left.shape[-1] * repeats, [elements], [])
+    return result
 
 
 def attention(trace: Tracer, call: Call) -> Labels:
     """softmax(q k') v: the channels of q and k are summed away, those of v pass through to the output."""
     query, key, value = (trace.labels(call[k]) for k in ("query", "key", "value"))
     trace.freeze_all([query, key, trace.labels(call.get("attn_mask", None))], f"{call.here} sums it away")
-    length = call["query"].shape[-1] + call["value"].shape[-1]
-    pairs = call["query"].numel() // call["query"].shape[-1] * call["key"].shape[-2]
-    trace.record(call, "matmul", pairs * length, [], [])
+    result = frozen_labels(call.out.shape)
     value = loose(value)
-    if value is None or varies(value, value.dim() - 2):
-        trace.freeze_all([value], f"{call.here} sums it away")
-        return frozen_labels(call.out.shape)
-    return value.narrow(-2, 0, 1).expand(call.out.shape)
+    if value is not None and varies(value, value.dim() - 2):
+        trace.freeze(value, f"{call.here} sums it away")
+    elif value is not None:
+        result = value.narrow(-2, 0, 1).expand(call.out.shape)
+    keys = call["key"].shape[-2]
+    trace.record(call, "matmul", call["query"].numel() * keys, [], [])
+    elements, repeats = amount(call.out, result)
+    trace.record(call, "matmul", keys * repeats, [elements], [], traffic=False)
+    return result
 
 
 def embedding(trace: Tracer, call: Call) -> Labels:
@@ -193,6 +199,7 @@ def embedding(trace: Tracer, call: Call) -> Labels:
     name = trace.weight_name(call["weight"])
     if name is None:
         return unknown_labels(trace, call)
+    trace.record(call, "move", 0, [], [call["weight"]])
     writes = trace.book.axis(name, 1, call["weight"].shape[1], Role.WRITE)
     return writes.expand(call.out.shape)
 

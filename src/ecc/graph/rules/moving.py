@@ -223,6 +223,8 @@ def _joined(labels: list[Tensor], axis: int) -> Tensor:
 
 def _tied(trace: Tracer, call: Call, labels: list[Tensor], axis: int) -> Labels:
     """Pieces side by side on an axis without channels: their channels live and die together."""
+    if not labels:
+        return frozen_labels(call.out.shape)
     shape = torch.Size([1 if a == axis else n for a, n in enumerate(call.out.shape)])
     result = united(trace, call, labels, shape)
     return None if result is None else result.expand(call.out.shape)
@@ -241,7 +243,7 @@ def pad(trace: Tracer, call: Call) -> Labels:
     labels = trace.labels(call.tensors[0])
     trace.record(call, "move", 0, [], [])
     if labels is None:
-        return None
+        return frozen_labels(call.out.shape)
     amounts = list(call["pad"])
     dims = labels.dim()
     for axis in range(dims):

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
+from ecc.graph.deferred import PERMUTES
 from ecc.graph.labels import Labels
 from ecc.graph.rules import carrying, mixing, moving, passing
 
@@ -25,8 +26,8 @@ Rule = Callable[["Tracer", "Call"], "Labels | list[Labels]"]
 
 UNKNOWN: Rule = passing.unknown
 POINTWISE: Rule = carrying.pointwise
+CONSTANT: Rule = passing.constant
 
-PERMUTES = frozenset({"t", "transpose", "permute", "movedim", "moveaxis", "swapaxes", "swapdims", "numpy_T", "mT"})
 _MOVES = PERMUTES | {
     "expand",
     "expand_as",
@@ -58,7 +59,7 @@ _FAMILIES: dict[Rule, Iterable[str]] = {
     carrying.copy_into: ["copy"],
     carrying.pointwise: (
         "hardswish hardsigmoid hardtanh mish silu celu selu elu rrelu relu6 leaky_relu log_sigmoid where clamp_min "
-        "clamp_max clamp masked_fill addcmul addcdiv lerp threshold softplus dropout_mask".split()
+        "clamp_max clamp masked_fill addcmul addcdiv lerp threshold softplus".split()
     ),
     passing.reduction: (
         "mean sum amax amin max min prod var std var_mean std_mean norm linalg_vector_norm logsumexp any all argmax "
@@ -79,12 +80,12 @@ _FAMILIES: dict[Rule, Iterable[str]] = {
     passing.same: (
         "clone contiguous detach alias lift_fresh to _to_copy type_as dropout feature_dropout alpha_dropout "
         "feature_alpha_dropout native_dropout positive requires_grad zero fill bernoulli normal uniform "
-        "resolve_conj resolve_neg view_as_real_copy float half double bfloat16 cpu cuda data".split()
+        "resolve_conj resolve_neg view_as_real_copy".split()
     ),
     passing.constant: (
         "zeros ones full empty zeros_like ones_like full_like empty_like new_zeros new_ones new_full new_empty "
         "rand_like randn_like rand randn scalar_tensor empty_strided new_empty_strided empty_permuted "
-        "bernoulli_p".split()
+        "".split()
     ),
     moving.moved: _MOVES,
     moving.rolled: ["roll", "flip"],

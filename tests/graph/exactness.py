@@ -1,0 +1,95 @@
+"""What cutting must keep: outputs, counts, shapes, and the network it was cut from."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from itertools import chain, combinations, islice, product
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten
+from torch.utils.flop_counter import FlopCounterMode
+
+import ecc
+from ecc import ChannelGraph, ChannelGroup
+
+TOLERANCE = 1e-4
+"""Of the largest output: what float32 sums in another order may differ by."""
+
+
+def run(net: nn.Module, example: Any, *, training: bool = False) -> list[Tensor]:
+    """All tensors of the output."""
+    args = example if isinstance(example, tuple) else (example,)
+    args, kwargs = ((), example) if isinstance(example, dict) else (args, {})
+    torch.manual_seed(0)
+    net.train(training)
+    with torch.no_grad():
+        result = net(*[a.clone() for a in args], **{k: v.clone() for k, v in kwargs.items()})
+    return [leaf for leaf in tree_flatten(result)[0] if isinstance(leaf, Tensor)]
+
+
+def assert_close(left: list[Tensor], right: list[Tensor], what: str) -> None:
+    assert [t.shape for t in left] == [t.shape for t in right], what
+    for a, b in zip(left, right, strict=True):
+        assert bool(a.isfinite().all()), what
+        scale = a.abs().max().clamp(min=1e-3)
+        assert float((a - b).abs().max() / scale) <= TOLERANCE, f"{what} differ"
+
+
+def assert_same_state(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> None:
+    assert list(left) == list(right)
+    assert all(torch.equal(left[name], right[name]) for name in left)
+
+
+def without_dropout(net: nn.Module) -> None:
+    for module in net.modules():
+        if isinstance(module, nn.modules.dropout._DropoutNd):
+            module.p = 0.0
+
+
+def masked_and_cut(net: nn.Module, graph: ChannelGraph, dead: Mapping[str, list[int]]) -> tuple[nn.Module, nn.Module]:
+    """The network with some units silenced, and the one without them."""
+    masked = copy.deepcopy(net)
+    ecc.zero_channels_(masked, graph, {name: torch.tensor(units) for name, units in dead.items() if units})
+    return masked, ecc.slim(masked, graph)
+
+
+def assert_cutting_is_exact(
+    net: nn.Module, example: Any, graph: ChannelGraph, dead: Mapping[str, list[int]], *, macs: bool
+) -> None:
+    """Compare the masked and the cut network in outputs, size and work, and with one built at those widths."""
+    masked, small = masked_and_cut(net, graph, dead)
+    widths = {name: graph[name].width - len(units) for name, units in dead.items()}
+    assert_close(run(masked, example), run(small, example), "outputs")
+
+    assert sum(p.numel() for p in small.parameters()) == graph.parameters(widths)
+    if macs:
+        with FlopCounterMode(display=False) as counter:
+            run(small, example)
+        assert counter.get_total_flops() == 2 * graph.macs(widths)
+
+    built = ecc.resized(net, graph, widths)
+    shapes = {name: tensor.shape for name, tensor in small.state_dict().items()}
+    assert {name: tensor.shape for name, tensor in built.state_dict().items()} == shapes
+    built.load_state_dict(small.state_dict(), strict=True)
+    assert_close(run(small, example), run(built, example), "outputs of a loaded network")
+
+    without_dropout(masked)
+    without_dropout(small)
+    trained, cut = run(masked, example, training=True), run(small, example, training=True)
+    assert_close(trained, cut, "outputs in training")
+
+
+def checked_groups(graph: ChannelGraph) -> list[ChannelGroup]:
+    """The groups that can be cut; of those with two units a trace without proof says that it did not check them."""
+    return [group for group in graph.prunable if group.width > 2 or graph.proof is not None]
+
+
+def all_masks(graph: ChannelGraph, limit: int = 300) -> Iterator[dict[str, list[int]]]:
+    """Every choice of dead units that leaves one in each group, as far as `limit` goes."""
+    groups = checked_groups(graph)
+    choices = [list(chain.from_iterable(combinations(range(g.width), n) for n in range(g.width))) for g in groups]
+    for dead in islice(product(*choices), limit):
+        yield {group.name: list(units) for group, units in zip(groups, dead, strict=True)}

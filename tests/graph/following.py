@@ -1,0 +1,111 @@
+"""One operator at a time under the tracer, on tensors whose labels are given by hand."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ecc.graph.call import Record
+from ecc.graph.labels import FROZEN, CutBook, LabelBook, Role
+from ecc.graph.resolve import Resolved
+from ecc.graph.tracer import Tracer
+
+
+class Following:
+    """A trace in which tests make the tensors and call the operators."""
+
+    def __init__(self) -> None:
+        self.book = LabelBook()
+        self.tracer = Tracer(self.book, recording=True)
+
+    # --- tensors --------------------------------------------------------------------------------
+
+    def activation(self, labels: Tensor | None) -> Tensor:
+        """A meta tensor with these labels; None for one that belongs to no channel."""
+        shape = torch.Size([]) if labels is None else labels.shape
+        tensor = torch.empty(shape, device="meta")
+        tensor._ecc_state = labels  # type: ignore[attr-defined]
+        return tensor
+
+    def channels(self, *shape: int, axis: int = 1, name: str = "x") -> Tensor:
+        """An activation whose labels change along one axis, as those of a layer's output do."""
+        vector = self.book.axis(name, 0, shape[axis], Role.WRITE)
+        return self.activation(vector.view([-1 if a == axis else 1 for a in range(len(shape))]).expand(shape))
+
+    def distinct(self, *shape: int, name: str = "x") -> Tensor:
+        """An activation with another label at every position: what an operator does to it hides nothing."""
+        count = torch.Size(shape).numel()
+        return self.activation(self.book.axis(name, 0, count, Role.WRITE).view(shape))
+
+    def input(self, *shape: int) -> Tensor:
+        """What the network was called with."""
+        return self.activation(torch.tensor(FROZEN).expand(shape))
+
+    def parameter(self, name: str, *shape: int) -> Tensor:
+        tensor = torch.empty(shape, device="meta")
+        self.tracer.name(tensor, name)
+        return tensor
+
+    # --- operators and what they did ------------------------------------------------------------
+
+    def run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        with torch.inference_mode(), self.tracer:
+            return function(*args, **kwargs)
+
+    def labels(self, tensor: Tensor) -> Tensor | None:
+        """The labels of every element."""
+        found = self.tracer.labels(tensor)
+        return None if found is None else found.expand(tensor.shape)
+
+    def along(self, tensor: Tensor, axis: int = 1) -> list[int]:
+        """The labels along one axis of a tensor on whose other axes they do not change."""
+        labels = self.labels(tensor)
+        assert labels is not None
+        lines = labels.movedim(axis, 0).reshape(labels.shape[axis], -1)
+        assert torch.equal(lines, lines[:, :1].expand_as(lines))
+        return lines[:, 0].tolist()
+
+    def axis(self, name: str, axis: int) -> list[int]:
+        """The labels of an axis of a parameter, as far as some operator asked for it."""
+        return self.book.vector(name, axis).tolist()
+
+    def roles(self, name: str) -> dict[int, set[Role]]:
+        return {axis: roles for (tensor, axis), roles in self.book.roles.items() if tensor == name}
+
+    def tied(self) -> list[list[int]]:
+        """Labels that live and die together, the lonely ones left out."""
+        together = defaultdict(list)
+        for label, unit in enumerate(Resolved(self.book).unit.tolist()):
+            together[unit].append(label)
+        return sorted(labels for labels in together.values() if len(labels) > 1)
+
+    def frozen(self) -> dict[int, str]:
+        """The first reason why each label was frozen, before unions spread it."""
+        reasons: dict[int, str] = {}
+        for labels, why in self.book.freezes():
+            for label in labels.tolist():
+                reasons.setdefault(label, why)
+        return reasons
+
+    @property
+    def record(self) -> Record:
+        (only,) = self.tracer.records
+        return only
+
+
+def cut_book(dense: LabelBook, *kept: Tensor) -> CutBook:
+    """The book of a network that kept these labels of a dense one."""
+    resolved = Resolved(dense)
+    alive = torch.zeros(dense.size, dtype=torch.bool)
+    for labels in kept:
+        alive[labels] = True
+    return CutBook(dense, alive, torch.from_numpy(resolved.unit), resolved.immovable())
+
+
+def merged(*parts: list[int]) -> list[list[int]]:
+    """[[a, c], [b, d]] from [a, b] and [c, d]: position by position."""
+    return sorted(sorted(set(labels)) for labels in zip(*parts, strict=True))

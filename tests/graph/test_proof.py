@@ -1,0 +1,214 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from ecc.graph import ChannelGraph, Place, prove, trace_channels
+from ecc.graph.proof import TOLERANCE, difference
+from graph.cases import conv, image, traced
+
+WRONG = "cutting it changes the outputs"
+
+
+def planted(graph: ChannelGraph, group: str, tensor: str, index: Any) -> ChannelGraph:
+    """The graph with another index in one place of one group; None takes the place away."""
+
+    def change(place: Place) -> Place | None:
+        if place.tensor != tensor:
+            return place
+        return None if index is None else replace(place, index=index(place.index))
+
+    changed = tuple(place for p in graph[group].places if (place := change(p)) is not None)
+    groups = tuple(replace(g, places=changed) if g.name == group else g for g in graph.groups)
+    return replace(graph, groups=groups)
+
+
+def rolled(index: Tensor) -> Tensor:
+    return index.roll(1, 0)
+
+
+# ---------------------------------------------------------------- right graphs
+
+
+def test_a_right_graph_is_proven_as_it_is() -> None:
+    net, inputs, graph = traced("residual")
+    proven = prove(net, graph, inputs)
+    assert proven.groups == graph.groups
+    assert proven.proof is not None
+    assert proven.proof <= 1e-6 <= TOLERANCE
+
+
+def test_other_seeds_cut_other_units_and_agree() -> None:
+    net, inputs, graph = traced("unet")
+    for seed in range(5):
+        assert difference(net, graph, inputs, graph.prunable, seed=seed) <= TOLERANCE
+
+
+def test_a_graph_with_nothing_to_cut_is_proven() -> None:
+    net, inputs, graph = traced("chain", freeze=["*"])
+    assert prove(net, graph, inputs).proof == 0
+
+
+def test_the_network_is_left_alone() -> None:
+    net, inputs, graph = traced("residual")
+    net.train()
+    before, state = {k: v.clone() for k, v in net.state_dict().items()}, torch.get_rng_state()
+    prove(net, graph, inputs)
+    assert all(torch.equal(v, before[k]) for k, v in net.state_dict().items())
+    assert net.training
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_outputs_of_every_nesting_are_compared() -> None:
+    net, inputs, graph = traced("dict output")
+    assert difference(net, graph, inputs, graph.prunable) <= TOLERANCE
+    wrong = planted(graph, "stem", "features.weight", rolled)
+    assert difference(net, wrong, inputs, wrong.prunable) > TOLERANCE
+
+
+# ---------------------------------------------------------------- wrong graphs
+
+
+@pytest.mark.parametrize("tensor", ["conv1.weight", "conv1.bias", "conv2.weight"])
+def test_a_permuted_place_is_caught_and_only_its_group_frozen(tensor: str) -> None:
+    net, inputs, graph = traced("chain")
+    wrong = planted(graph, "conv1", tensor, rolled)
+    fixed = prove(net, wrong, inputs)
+    assert {g.name: g.frozen for g in fixed.groups} == {
+        "conv1": WRONG,
+        "conv2": None,
+        "conv3": "it is a network output",
+    }
+    assert fixed.proof is not None
+    assert fixed.proof <= TOLERANCE
+
+
+@pytest.mark.parametrize("tensor", ["bn1.weight", "bn1.bias", "bn1.running_mean", "bn1.running_var"])
+def test_a_permuted_batch_norm_is_caught_although_fresh_ones_are_all_alike(tensor: str) -> None:
+    net, inputs, graph = traced("chain")
+    assert len(net.bn1.weight.unique()) == 1
+    assert prove(net, planted(graph, "conv1", tensor, rolled), inputs)["conv1"].frozen == WRONG
+
+
+class Raises(nn.Module):
+    """One channel, meant by its number, is another one after a cut."""
+
+    def __init__(self, unit: int) -> None:
+        super().__init__()
+        self.stem, self.head, self.unit = conv(3, 8), conv(8, 4, 1), unit
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        offset = torch.zeros_like(x)
+        offset[:, min(self.unit, x.shape[1] - 1)] = 5.0
+        return self.head(x + offset)
+
+
+@pytest.mark.parametrize("unit", range(8))
+def test_an_error_at_a_single_unit_is_caught_whichever_it_is(unit: int) -> None:
+    net, images = Raises(unit), image()()
+    graph = trace_channels(net, images, proven=False)
+    assert prove(net, graph, images)["stem"].frozen is not None
+
+
+def test_an_error_behind_a_scale_of_zero_is_caught() -> None:
+    net, inputs, graph = traced("layer scale")
+    nn.init.zeros_(net.scale)
+    assert prove(net, planted(graph, "stem", "conv.weight", lambda i: i), inputs)["stem"].frozen is None
+    conv_bias = planted(graph, "stem", "conv.bias", rolled)
+    assert prove(net, conv_bias, inputs)["stem"].frozen == WRONG
+
+
+def test_a_forgotten_place_is_caught() -> None:
+    net, inputs, graph = traced("chain")
+    assert prove(net, planted(graph, "conv1", "bn1.bias", None), inputs)["conv1"].frozen == WRONG
+
+
+def test_two_groups_that_are_wrong_only_together_are_both_frozen() -> None:
+    """Each group alone keeps the code's equation; both cut at once break it."""
+    net = Together()
+    graph = trace_channels(net, torch.randn(2, 3, 8, 8))
+    assert graph["left"].frozen == graph["right"].frozen == WRONG
+    assert graph.proof == 0
+
+
+class Together(nn.Module):
+    """Arithmetic with the numbers of channels that shows only when both branches shrink."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = conv(3, 6), conv(3, 6)
+        self.first, self.second = conv(6, 4, 1), conv(6, 4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        left, right = self.left(x), self.right(x)
+        both = torch.tensor(float((6 - left.shape[1]) * (6 - right.shape[1])))
+        return self.first(left) + self.second(right) + both
+
+
+class Shrinks(nn.Module):
+    """Its output has another shape when a channel is missing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.head = conv(3, 8), conv(8, 4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        return self.head(x)[:, :, : x.shape[1]]
+
+
+def test_outputs_of_another_shape_differ_without_bound() -> None:
+    net, images = Shrinks(), image()()
+    graph = trace_channels(net, images, proven=False)
+    assert difference(net, graph, images, [graph["stem"]]) == float("inf")
+    assert prove(net, graph, images)["stem"].frozen == WRONG
+
+
+class Breaks(Shrinks):
+    """The cut network gives no numbers where the dense one does."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        return self.head(x) * torch.tensor(x.shape[1] - 7.0).log()
+
+
+def test_outputs_that_are_no_numbers_any_more_differ() -> None:
+    net, images = Breaks(), image()()
+    graph = trace_channels(net, images, proven=False)
+    assert not difference(net, graph, images, [graph["stem"]]) <= TOLERANCE
+    assert prove(net, graph, images)["stem"].frozen == WRONG
+
+
+class Refuses(Shrinks):
+    """The cut network raises, in a way that no pass over shapes can see."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        if x.shape[1] < 8 and x.device.type != "meta":
+            raise ValueError("8 channels, please")
+        return self.head(x)
+
+
+def test_a_cut_network_that_raises_is_no_proof() -> None:
+    net, images = Refuses(), image()()
+    graph = trace_channels(net, images, proven=False)
+    assert prove(net, graph, images)["stem"].frozen == WRONG
+
+
+class Nothing(Shrinks):
+    """Its outputs are no numbers, dense or cut."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.stem(x)) * float("nan")
+
+
+def test_outputs_without_numbers_prove_nothing() -> None:
+    net, images = Nothing(), image()()
+    graph = trace_channels(net, images, proven=False)
+    proven = prove(net, graph, images)
+    assert proven.proof != 0 or proven["stem"].frozen is not None

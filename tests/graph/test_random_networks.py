@@ -1,0 +1,97 @@
+"""Cutting is exact: on random networks, the masked and the cut network give the same outputs.
+
+The proof that `trace_channels` can run itself is switched off where nothing else is said, so that the structure
+alone must be right.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+from hypothesis import Phase, given, note, settings
+from hypothesis import strategies as st
+
+import ecc
+from ecc import ChannelGraph
+from graph.exactness import assert_cutting_is_exact, assert_same_state, checked_groups
+from graph.networks import BLOCKS, HARD, LEAKS, Drawn, block_of, networks, networks_with
+
+
+def examples(of_a_hundred: int) -> Any:
+    """A share of the profile's examples, so that `explore` looks longer at everything."""
+    count = max(1, settings.default.max_examples * of_a_hundred // 100)
+    return settings(max_examples=count, phases=set(Phase) - {Phase.explain})
+
+
+@st.composite
+def dead_units(draw: Any, graph: ChannelGraph) -> dict[str, list[int]]:
+    """For each group that can be cut, any units but all; often all but one."""
+    dead = {}
+    for group in checked_groups(graph):
+        units = range(group.width)
+        some = st.sets(st.sampled_from(units), max_size=group.width - 1)
+        all_but_one = st.sampled_from(units).map(lambda kept, units=units: set(units) - {kept})
+        dead[group.name] = sorted(draw(some | all_but_one))
+    return dead
+
+
+def traced(drawn: Drawn, *, proven: bool = False) -> ChannelGraph:
+    """The graph of a drawn network, which the trace leaves as it was."""
+    note(str(drawn.plan))
+    before, mode = copy.deepcopy(drawn.net.state_dict()), drawn.net.training
+    graph = ecc.trace_channels(drawn.net, drawn.example, proven=proven)
+    note(str(graph))
+    assert_same_state(before, drawn.net.state_dict())
+    assert drawn.net.training == mode
+    return graph
+
+
+def assert_exact(drawn: Drawn, graph: ChannelGraph, data: st.DataObject) -> None:
+    dead = data.draw(dead_units(graph), "dead units")
+    assert_cutting_is_exact(drawn.net, drawn.example, graph, dead, macs=drawn.net.is_plain)
+
+
+def assert_found(graph: ChannelGraph, tensor: str, expected: int | str) -> None:
+    """That so many units of a parameter's axis can be cut, or none for the reason expected."""
+    name, _, axis = tensor.partition(":")
+    groups = [g for g in graph.groups for p in g.places if (p.tensor, p.axis) == (name, int(axis or 0))]
+    loose = sum(g.width for g in groups if g.frozen is None)
+    if isinstance(expected, int):
+        assert loose == (expected if expected > 1 else 0), f"{tensor}: {loose} units can be cut"
+    else:
+        assert loose == 0, f"{tensor} can be cut, though it meets {expected}"
+        assert any(expected in str(g.frozen) for g in groups), [g.frozen for g in groups]
+
+
+@pytest.mark.parametrize("kind", sorted(BLOCKS))
+def test_a_block_between_two_convolutions(kind: str) -> None:
+    @examples(10)
+    @given(networks_with(kind), st.data())
+    def check(drawn: Drawn, data: st.DataObject) -> None:
+        graph = traced(drawn)
+        path, block = block_of(drawn.net)
+        for tensor, expected in block.expects.items():
+            assert_found(graph, "blocks.0.layer.weight" if tensor == "in" else f"{path}.{tensor}", expected)
+        assert_exact(drawn, graph, data)
+
+    check()
+
+
+@examples(80)
+@given(networks(without=[*LEAKS, *HARD]), st.data())
+def test_networks_of_blocks_that_can_be_cut(drawn: Drawn, data: st.DataObject) -> None:
+    assert_exact(drawn, traced(drawn), data)
+
+
+@examples(60)
+@given(networks(), st.data())
+def test_networks_of_all_blocks(drawn: Drawn, data: st.DataObject) -> None:
+    assert_exact(drawn, traced(drawn), data)
+
+
+@examples(60)
+@given(networks(), st.data())
+def test_networks_of_all_blocks_with_proof(drawn: Drawn, data: st.DataObject) -> None:
+    assert_exact(drawn, traced(drawn, proven=True), data)

@@ -1,0 +1,567 @@
+"""Small networks that were once cut wrongly, or not cut at all. Most were found by `test_random_networks.py`.
+
+Each is a convolution, a piece of code, and a convolution. Where the code can be cut, every mask must be exact, and
+not only those that the trace tries for itself.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+import ecc
+from graph.exactness import all_masks, assert_close, masked_and_cut, run
+from graph.networks import randomise_
+
+Middle = Callable[[Tensor], Any]
+
+
+class Sandwich(nn.Module):
+    """A convolution of some width, a piece of code, and a convolution that reads the result."""
+
+    def __init__(self, middle: Middle, width: int) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, width, 1)
+        self.middle = middle() if isinstance(middle, type) else middle
+        with torch.no_grad():
+            channels = self.middle(self.first(image())).shape[1]
+        self.last = nn.Conv2d(channels, 3, 1)
+        randomise_(self, 0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.middle(self.first(x)))
+
+
+def image() -> Tensor:
+    return torch.randn(2, 3, 6, 6, generator=torch.Generator().manual_seed(0))
+
+
+EXACT: dict[str, tuple[Middle, int]] = {}
+"""Code that may or may not be cut, but never wrongly, with the width of what it gets."""
+LIVELY: dict[str, tuple[Middle, int, int]] = {}
+"""Code that can be cut, with the width of what it gets, and with the number of units of that."""
+
+
+def exact(width: int) -> Callable[[Any], Any]:
+    def register(middle: Any) -> Any:
+        EXACT[middle.__name__] = (middle, width)
+        return middle
+
+    return register
+
+
+def lively(width: int, units: int) -> Callable[[Any], Any]:
+    def register(middle: Any) -> Any:
+        LIVELY[middle.__name__] = (middle, width, units)
+        return exact(width)(middle)
+
+    return register
+
+
+# --- channels by number: which ones an operator touches must not change with a cut -------------------------------
+
+
+@exact(6)
+def some_are_set_in_place(x: Tensor) -> Tensor:
+    x[:, :3] = 0
+    return x
+
+
+@exact(4)
+def one_is_set_in_place(x: Tensor) -> Tensor:
+    x[:, 0] = 0
+    return x
+
+
+@exact(4)
+def one_is_changed_in_place(x: Tensor) -> Tensor:
+    x[:, 1] += 1
+    return x
+
+
+@exact(6)
+def some_are_scaled_in_place(x: Tensor) -> Tensor:
+    x[:, :3] *= 0.5
+    return x
+
+
+@exact(6)
+def some_are_activated_in_place(x: Tensor) -> Tensor:
+    F.relu(x[:, :3], inplace=True)
+    return x
+
+
+@exact(6)
+def the_first_two_are_activated(x: Tensor) -> Tensor:
+    return torch.cat([F.relu(x[:, :2]), x[:, 2:]], 1)
+
+
+@exact(5)
+def the_last_is_activated(x: Tensor) -> Tensor:
+    return torch.cat([x[:, :-1], F.relu(x[:, -1:])], 1)
+
+
+@exact(4)
+def each_is_scaled_by_its_number(x: Tensor) -> Tensor:
+    return torch.cat([x[:, i : i + 1] * (i + 1) for i in range(x.shape[1])], 1)
+
+
+@exact(6)
+def some_are_shifted_in_space(x: Tensor) -> Tensor:
+    y = x.clone()
+    y[:, :2, :, 1:] = x[:, :2, :, :-1]
+    return y
+
+
+@exact(5)
+def rotated_by_one(x: Tensor) -> Tensor:
+    return torch.cat([x[:, 1:], x[:, :1]], 1)
+
+
+@exact(6)
+def rotated_by_half(x: Tensor) -> Tensor:
+    return torch.cat([x[:, 3:], x[:, :3]], 1)
+
+
+@exact(4)
+def rotated_by_half_of_four(x: Tensor) -> Tensor:
+    return torch.cat([x[:, 2:], x[:, :2]], 1)
+
+
+@exact(5)
+class EvenAndOdd(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.even, self.odd = nn.Conv2d(3, 2, 1), nn.Conv2d(2, 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.even(x[:, ::2]) - self.odd(x[:, 1::2])
+
+
+@exact(4)
+class EvenAndOddOfFour(EvenAndOdd):
+    def __init__(self) -> None:
+        super().__init__()
+        self.even = nn.Conv2d(2, 2, 1)
+
+
+@exact(5)
+class UnequalChunks(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Conv2d(3, 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        first, second = x.chunk(2, 1)
+        return torch.cat([self.layer(first), second], 1)
+
+
+@exact(4)
+class PartsOfTwo(nn.Module):
+    """A group of two units, cut to one: then there is one part instead of two."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Conv2d(2, 2, 1)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        first, *rest = x.split(2, 1)
+        return torch.cat([first, *(layer(part + first) for layer, part in zip(self.layers, rest, strict=False))], 1)
+
+
+@exact(6)
+class PartsOfThree(PartsOfTwo):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Conv2d(3, 3, 1)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        first, *rest = x.split(3, 1)
+        return torch.cat([first, *(layer(part + first) for layer, part in zip(self.layers, rest, strict=False))], 1)
+
+
+# --- the number of channels as a number --------------------------------------------------------------------------
+
+
+@exact(4)
+def divided_by_the_width(x: Tensor) -> Tensor:
+    return x * x.shape[1] ** -0.5
+
+
+@exact(4)
+def divided_by_a_tensor_of_the_width(x: Tensor) -> Tensor:
+    return x / torch.tensor(float(x.shape[1]))
+
+
+@exact(4)
+def divided_by_a_sum_of_ones(x: Tensor) -> Tensor:
+    return x / torch.ones_like(x).sum(1, keepdim=True)
+
+
+@exact(4)
+def divided_by_the_number_of_elements(x: Tensor) -> Tensor:
+    return x / x[0].numel()
+
+
+@exact(4)
+def branch_on_the_width(x: Tensor) -> Tensor:
+    return F.relu(x) if x.shape[1] == 4 else x
+
+
+# --- constants that are not the same everywhere -------------------------------------------------------------------
+
+
+@exact(5)
+def mask_by_cumsum(x: Tensor) -> Tensor:
+    return x * x.new_ones(x.shape[1]).cumsum(0).view(-1, 1, 1)
+
+
+@exact(5)
+def mask_by_cat(x: Tensor) -> Tensor:
+    return x * torch.cat([x.new_zeros(1), x.new_ones(x.shape[1] - 1)]).view(-1, 1, 1)
+
+
+@exact(5)
+def mask_by_pad(x: Tensor) -> Tensor:
+    return x * F.pad(x.new_ones(x.shape[1] - 1), (1, 0)).view(-1, 1, 1)
+
+
+@exact(5)
+def mask_by_assignment(x: Tensor) -> Tensor:
+    mask = x.new_ones(x.shape[1])
+    mask[:1] = 0
+    return x * mask.view(-1, 1, 1)
+
+
+@exact(4)
+class WrittenIntoZeros(nn.Module):
+    """The zeros are as wide as what they are added to, and no longer zeros."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Conv2d(4, 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        zeros = torch.zeros_like(x)
+        zeros.narrow(1, 0, 2).copy_(self.layer(x))
+        return x + zeros
+
+
+@exact(4)
+class AddedIntoZeros(WrittenIntoZeros):
+    def forward(self, x: Tensor) -> Tensor:
+        zeros = torch.zeros_like(x)
+        part = zeros[:, :2]
+        part += self.layer(x)
+        return x + zeros
+
+
+# --- one channel decides for all ----------------------------------------------------------------------------------
+
+
+@exact(4)
+def scaled_by_the_value_of_one(x: Tensor) -> Tensor:
+    return x * x[:, 0].mean().item()
+
+
+@exact(4)
+def branch_on_the_value_of_one(x: Tensor) -> Tensor:
+    return x if x[:, 1].mean() > 0 else -x
+
+
+@exact(4)
+def gathered_by_one(x: Tensor) -> Tensor:
+    order = x[:, :1].flatten(2).argsort(2).expand(-1, x.shape[1], -1)
+    return x.flatten(2).gather(2, order).view(x.shape)
+
+
+@exact(4)
+def indexed_by_one(x: Tensor) -> Tensor:
+    return x.flatten(2)[:, :, x[0, 0].flatten().argsort()].view(x.shape)
+
+
+@exact(4)
+def sampled_by_one(x: Tensor) -> Tensor:
+    grid = torch.tanh(x[:, 0])[..., None].expand(-1, -1, -1, 2)
+    return F.grid_sample(x, grid, align_corners=False)
+
+
+@exact(4)
+class EmbeddedByOne(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(2, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.table((x[:, 0] > 0).long()).movedim(-1, 1)
+
+
+# --- weights outside their layer ----------------------------------------------------------------------------------
+
+
+@exact(4)
+class TransposedKernel(nn.Module):
+    """The axis that reads is the first one of the parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kernel = nn.Parameter(torch.empty(4, 4, 1, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + F.conv2d(x, self.kernel.transpose(0, 1))
+
+
+@exact(3)
+class NormOfTheWeight(nn.Module):
+    """A sum over a weight hears the rows of dead channels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Conv2d(3, 4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) / self.layer.weight.norm()
+
+
+@exact(4)
+class Squeezed(nn.Module):
+    """`squeeze` takes the channels away as well, once there is only one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(F.adaptive_avg_pool2d(x, 1).squeeze())[..., None, None]
+
+
+# --- training -----------------------------------------------------------------------------------------------------
+
+
+@exact(4)
+class ModeKeptUnderAnotherName(nn.Module):
+    """A branch that runs in training, in code that does not say so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.slow, self.layer = False, nn.Conv2d(4, 4, 1)
+
+    def train(self, mode: bool = True) -> ModeKeptUnderAnotherName:
+        self.slow = mode
+        return super().train(mode)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.layer(x.mean(1, keepdim=True).expand_as(x)) if self.slow else x
+
+
+def with_noise_in_training(module: nn.Module, x: Tensor) -> Tensor:
+    return x - x.mean(1, keepdim=True) if module.training else x
+
+
+@exact(4)
+class ModeReadElsewhere(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return with_noise_in_training(self, x)
+
+
+# --- what can be cut ----------------------------------------------------------------------------------------------
+
+
+@lively(4, 4)
+def flipped(x: Tensor) -> Tensor:
+    return x.flip(1)
+
+
+@lively(4, 4)
+def enlarged_by_repeating(x: Tensor) -> Tensor:
+    return x.repeat_interleave(2, 2).repeat_interleave(2, 3)
+
+
+@lively(8, 4)
+def folded_to_the_maximum_of_two(x: Tensor) -> Tensor:
+    return x.view(x.shape[0], -1, 2, *x.shape[2:]).amax(2)
+
+
+@lively(8, 2)
+def pixel_shuffle_by_hand(x: Tensor) -> Tensor:
+    n, _, h, w = x.shape
+    return x.view(n, -1, 2, 2, h, w).permute(0, 1, 4, 2, 5, 3).reshape(n, -1, 2 * h, 2 * w)
+
+
+@lively(12, 3)
+class FeaturesFoldedIntoChannels(nn.Module):
+    """A generator: `view(n, -1, 2, 2)` of what a linear layer made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(12, 12)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.adaptive_avg_pool2d(x, 1).flatten(1).view(x.shape[0], -1, 2, 2)
+
+
+@lively(2, 2)
+def two_channels_padded_with_zeros(x: Tensor) -> Tensor:
+    return F.pad(x, (0, 0, 0, 0, 0, 1))
+
+
+@lively(4, 2)
+def two_channels_in_each_group_shuffled(x: Tensor) -> Tensor:
+    n, c, h, w = x.shape
+    return x.view(n, 2, c // 2, h, w).transpose(1, 2).reshape(n, c, h, w)
+
+
+@lively(2, 2)
+class TwoChannelsBesideAGate(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = nn.Conv2d(2, 1, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.sigmoid(self.gate(x))
+
+
+@lively(2, 2)
+class TwoChannelsBesideAMixerOfTokens(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(36, 36)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x.flatten(2)).view(x.shape)
+
+
+@lively(2, 2)
+class TwoChannelsWithPositions(nn.Module):
+    """Cut to one channel, the parameter has a single axis of more than one element, that of the positions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.positions = nn.Parameter(torch.empty(1, 2, 36))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x.flatten(2) + self.positions).view(x.shape)
+
+
+@lively(4, 4)
+class AValueForEachRow(nn.Module):
+    """A parameter beside the channels: it belongs to none of them, and keeps none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = nn.Parameter(torch.empty(6, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.rows
+
+
+@lively(4, 4)
+class InstanceNormWithoutParameters(nn.Module):
+    """It has no tensor that tells its width, and warns (here: fails) when its record of it is wrong."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.InstanceNorm2d(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(x)
+
+
+@lively(4, 4)
+def moved_in_place(x: Tensor) -> Tensor:
+    x = x.transpose_(1, 3).transpose_(1, 3)
+    return x.unsqueeze_(1).squeeze_(1)
+
+
+# --- tests --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("proven", [False, True], ids=["by structure", "by proof"])
+@pytest.mark.parametrize("name", EXACT)
+def test_every_cut_is_exact(name: str, proven: bool) -> None:
+    middle, width = EXACT[name]
+    net = Sandwich(middle, width)
+    graph = ecc.trace_channels(net, image(), proven=proven)
+    for dead in all_masks(graph):
+        masked, small = masked_and_cut(net, graph, dead)
+        for training in (False, True):
+            left = run(masked, image(), training=training)
+            assert_close(left, run(small, image(), training=training), f"outputs without {dead}")
+
+
+@pytest.mark.parametrize("name", LIVELY)
+def test_it_can_be_cut(name: str) -> None:
+    middle, width, units = LIVELY[name]
+    graph = ecc.trace_channels(Sandwich(middle, width), image(), proven=False)
+    assert graph["first"].frozen is None
+    assert graph["first"].width == units
+
+
+class StandardisedWeight(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Conv2d(4, 5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.conv2d(x, self.layer.weight - self.layer.weight.mean())
+
+
+@pytest.mark.parametrize(
+    ("middle", "width"), [(StandardisedWeight, {}), (TwoChannelsBesideAMixerOfTokens, {"first": 1})]
+)
+def test_multiply_accumulates_are_counted(middle: Middle, width: dict[str, int]) -> None:
+    net = Sandwich(middle, 4 if middle is StandardisedWeight else 2)
+    graph = ecc.trace_channels(net, image(), proven=False)
+    with FlopCounterMode(display=False) as counter:
+        run(ecc.resized(net, graph, width), image())
+    assert counter.get_total_flops() == 2 * graph.macs(width)
+
+
+def test_the_reason_names_the_operator_that_leaks_rather_than_one_behind_it() -> None:
+    graph = ecc.trace_channels(Sandwich(lambda x: F.normalize(x, dim=1), 4), image(), proven=False)
+    assert "norm" in str(graph["first"].frozen)
+
+
+def test_a_cut_instance_norm_runs_without_a_warning() -> None:
+    net = Sandwich(InstanceNormWithoutParameters, 4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        graph = ecc.trace_channels(net, image(), proven=False)
+    run(ecc.resized(net, graph, {"first": 2}), image())
+
+
+def split(x: Tensor, first: int, second: int) -> Tensor:
+    return x.view(x.shape[0], first, second, *x.shape[2:])
+
+
+class OneLineReadInTwoWays(nn.Module):
+    """As with einops: all reshapes of a network come from the same line of code."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Conv2d(8, 8, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = split(x, 2, -1).transpose(1, 2).flatten(1, 2)  # a shuffle: the second factor shrinks
+        return split(self.layer(x), -1, 2).amax(2)  # the larger of two: the first factor shrinks
+
+
+def test_one_line_of_code_may_be_read_in_two_ways() -> None:
+    graph = ecc.trace_channels(Sandwich(OneLineReadInTwoWays, 8), image(), proven=False)
+    assert {group.name: group.width for group in graph.prunable} == {"first": 4, "middle.layer": 4}
+
+
+def test_a_size_written_in_the_code_freezes_what_it_holds_and_nothing_else() -> None:
+    net = nn.Sequential(
+        nn.Conv2d(3, 4, 1), nn.ReLU(), nn.Conv2d(4, 6, 1), nn.Unflatten(1, (3, 2)), nn.Flatten(1, 2), nn.Conv2d(6, 5, 1)
+    )
+    net.append(nn.Conv2d(5, 3, 1))
+    graph = ecc.trace_channels(net, image(), proven=False)
+    assert {group.name for group in graph.prunable} == {"0", "5"}

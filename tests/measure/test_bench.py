@@ -1,0 +1,219 @@
+from __future__ import annotations
+
+import gc
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from ecc.errors import BadMeasurement
+from ecc.measure import CounterProbe, DeviceState, Estimated, MeasureSettings, MeterInfo, Reading, bench
+from ecc.measure.bench import Bench, Desk, default_device, first_line
+from ecc.measure.profiling import PROFILE_SETTINGS
+from measure.fakes import FakeBoard, FakeMeter
+from measure.profile_cases import EXAMPLE, Prices, SmallNet, header, run_seconds, small_graph
+
+PLAN = header().design
+
+
+def bench_on(board: FakeBoard, meter: FakeMeter | None = None, **settings: Any) -> Bench:
+    chosen = MeasureSettings(**{**vars(PROFILE_SETTINGS), **settings})
+    return Bench(SmallNet(board), small_graph(), EXAMPLE, meter or FakeMeter(board), chosen, None, board.clock)
+
+
+# ---------------------------------------------------------------- the bench
+
+
+def test_a_network_of_given_widths_is_measured() -> None:
+    board = FakeBoard()
+    place = bench_on(board, FakeMeter(board, state=DeviceState(temperature_celsius=50, clock_mhz=1980)))
+    counter = place.ready(None)
+    assert counter.tick_seconds == pytest.approx(0.1, rel=0.05)
+    row = place.row(7, 1, 2, {"first": 4, "second": 3})
+    assert row.joules == pytest.approx(300 * run_seconds(4, 3), rel=0.01)
+    assert row.seconds == pytest.approx(run_seconds(4, 3), rel=0.01)
+    assert (row.row, row.round, row.session, row.widths) == (7, 1, 2, (4, 3))
+    assert (row.ticks, row.temperature_celsius, row.clock_mhz, row.power_capped) == (5, 50, 1980, False)
+    assert row.relative_ci is None
+    assert row.edge_error is not None
+    assert row.measured_at is not None
+    assert row.measured_at.endswith("+00:00")
+
+
+def test_a_network_takes_less_than_a_second_on_a_counter_of_100_ms() -> None:
+    board = FakeBoard(tick_seconds=0.1)
+    place = bench_on(board)
+    place.ready(None)
+    started = board.now()
+    for _ in range(5):
+        place.row(0, 0, 0, {"first": 16, "second": 12})
+    assert (board.now() - started) / 5 < 0.85
+
+
+def test_the_warm_up_lasts_a_period_of_the_counter_at_least() -> None:
+    board = FakeBoard(tick_seconds=0.4, idle_watts=0.0)
+    place = bench_on(board)
+    place.ready(None)
+    board.wait(0.39)  # of a period without any load
+    row = place.row(0, 0, 0, {"first": 16, "second": 12})
+    assert row.joules == pytest.approx(300 * run_seconds(16, 12), rel=0.01)
+    assert place._each.warmup_seconds == pytest.approx(0.4, rel=0.05)
+
+
+def test_inputs_are_drawn_once_and_as_a_single_measurement_draws_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    board = FakeBoard()
+    place = bench_on(board)
+    place.ready(None)
+    seen = []
+    monkeypatch.setattr(
+        bench, "measure_model", lambda network, inputs, *args, **kwargs: seen.append(inputs) or failing()
+    )
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="enough"):
+            place.row(0, 0, 0, {"first": 16, "second": 12})
+    assert seen[0] is seen[1]
+    assert seen[0].shape == EXAMPLE.shape
+    assert not torch.equal(seen[0], EXAMPLE)
+    own = bench_on(board, input_data="example")
+    assert own._inputs is EXAMPLE
+
+
+def failing() -> None:
+    raise RuntimeError("enough")
+
+
+def test_a_counter_that_is_known_is_not_probed_again() -> None:
+    board = FakeBoard()
+    place = bench_on(board)
+    started = board.now()
+    place.ready(CounterProbe(moves=True, tick_seconds=0.1, read_seconds=1e-4, idle_watts=80.0))
+    assert board.now() == started
+
+
+def test_networks_are_gone_before_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    board = FakeBoard()
+    place = bench_on(board)
+    place.ready(None)
+    alive: list[weakref.ref[nn.Module]] = []
+    left = []
+    build = bench.resized
+
+    def resized(*args: Any, **kwargs: Any) -> nn.Module:
+        left.append(sum(one() is not None for one in alive))
+        network = build(*args, **kwargs)
+        alive.append(weakref.ref(network))
+        return network
+
+    monkeypatch.setattr(bench, "resized", resized)
+    gc.disable()
+    try:
+        for _ in range(3):
+            place.row(0, 0, 0, {"first": 16, "second": 12})
+    finally:
+        gc.enable()
+    assert left == [0, 0, 0]
+
+
+def test_memory_of_a_gpu_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    cleared = []
+    board = FakeBoard()
+    place = bench_on(board)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: cleared.append(True))
+    place.clear()
+    assert cleared == []
+    place._device = torch.device("cuda", 0)
+    place.clear()
+    assert cleared == [True]
+
+
+def test_the_header_tells_how_it_is_measured() -> None:
+    made = bench_on(FakeBoard(), memory_format="channels_last").header(PLAN)
+    assert made.device_type == "cpu"
+    assert made.label == "measured"
+    assert made.settings is not None
+    assert made.settings.memory_format == "channels_last"
+    assert made.environment["threads"] == str(torch.get_num_threads())
+    assert made.created is not None
+
+
+def test_a_meter_that_does_not_see_the_device_is_refused_at_once() -> None:
+    board = FakeBoard()
+    with pytest.raises(BadMeasurement, match="only sees cuda"):
+        bench_on(board, FakeMeter(board, covers=("cuda",)))
+
+
+@pytest.mark.parametrize("device", ["warp", "cuda:77", "xpu"])
+def test_a_device_that_is_not_there_is_refused(device: str) -> None:
+    board = FakeBoard()
+    with pytest.raises(BadMeasurement, match=rf"device '{device}' cannot be used here: "):
+        Bench(SmallNet(), small_graph(), EXAMPLE, FakeMeter(board), PROFILE_SETTINGS, device, board.clock)
+
+
+def test_networks_are_built_on_the_device_that_is_named() -> None:
+    board = FakeBoard()
+    model = SmallNet(board).to("meta")
+    place = Bench(model, small_graph(), EXAMPLE, FakeMeter(board), PROFILE_SETTINGS, "meta", board.clock)
+    assert place._source is model
+    place = Bench(SmallNet(), small_graph(), EXAMPLE, FakeMeter(board), PROFILE_SETTINGS, "meta", board.clock)
+    assert {parameter.device.type for parameter in place._source.parameters()} == {"meta"}
+
+
+def test_a_network_that_cannot_run_is_told_before_anything_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forward(self: SmallNet, x: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("out of memory\nand many more lines")
+
+    place = bench_on(FakeBoard())
+    monkeypatch.setattr(SmallNet, "forward", forward)
+    with pytest.raises(BadMeasurement, match=r"cannot be run on cpu in mode 'eager': out of memory\.$"):
+        place.ready(None)
+
+
+# ---------------------------------------------------------------- the desk
+
+
+def test_an_analytic_source_is_asked_and_nothing_volatile_is_kept() -> None:
+    desk = Desk(small_graph(), EXAMPLE, Prices())
+    desk.ready(None)
+    desk.clear()
+    row = desk.row(3, 0, 0, {"first": 4, "second": 3})
+    assert row.joules == 1e-3 + 1e-6 * float(small_graph().macs({"first": 4, "second": 3}))
+    assert set(row.to_dict()) == {"row", "reference", "round", "session", "widths", "joules", "seconds"}
+    made = desk.header(PLAN)
+    assert (made.created, made.settings, made.device_type, made.label) == (None, None, None, "estimated")
+
+
+@pytest.mark.parametrize("joules", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_source_must_give_positive_numbers(joules: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Prices, "cost", lambda *_: Reading(joules, 1.0))
+    with pytest.raises(BadMeasurement, match=f"prices gave {joules} joules"):
+        Desk(small_graph(), EXAMPLE, Prices()).row(0, 0, 0, {"first": 4, "second": 3})
+
+
+# ---------------------------------------------------------------- small things
+
+
+def test_the_default_device_is_one_that_the_meter_sees(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Source(Prices):
+        covers: tuple[str, ...] = ()
+
+        def describe(self) -> MeterInfo:
+            return MeterInfo(name="a", device="b", provenance=Estimated("c"), scope="d", covers=self.covers)
+
+    source = Source()
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert default_device(source) == "cpu"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert default_device(source) == "cuda"
+    source.covers = ("cpu",)
+    assert default_device(source) == "cpu"
+    source.covers = ("cuda",)
+    assert default_device(source) == "cuda"
+
+
+def test_an_error_becomes_a_sentence() -> None:
+    assert first_line(RuntimeError("too big\nstack")) == "too big."
+    assert first_line(RuntimeError("Done.")) == "Done."
+    assert first_line(MemoryError()) == "MemoryError."

@@ -1,0 +1,320 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from ecc.errors import BadMeasurement, NoMeter
+from ecc.graph import trace_channels
+from ecc.measure import DeviceState, Meter, MeterInfo, doctor, find
+from ecc.measure.deploy import Deployed
+from ecc.measure.doctor import Examination, Finding, examine
+from measure.fakes import FakeBoard, FakeMeter
+
+RUN_SECONDS = 0.004
+
+
+def failing(reason: str, remedy: str = "") -> Callable[[str], Meter]:
+    def open_meter(argument: str) -> Meter:
+        raise NoMeter(reason, remedy=remedy)
+
+    return open_meter
+
+
+@pytest.fixture(autouse=True)
+def _nothing_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in find.AUTO:
+        monkeypatch.setitem(find.OPENERS, name, failing(f"no {name} here"))
+
+
+Works = Callable[..., FakeMeter]
+
+
+@pytest.fixture
+def works(monkeypatch: pytest.MonkeyPatch) -> Works:
+    """Makes a meter of `auto` work: on a fake board, which the self-test's network runs on."""
+
+    def make(name: str, board: FakeBoard, **info: Any) -> FakeMeter:
+        meter = FakeMeter(board, **{"name": name, "covers": ("cpu",), **info})
+        monkeypatch.setitem(find.OPENERS, name, lambda argument: meter)
+
+        @contextmanager
+        def on_the_board(model: torch.nn.Module, inputs: torch.Tensor) -> Iterator[Deployed]:
+            yield Deployed(lambda: board.work(RUN_SECONDS), torch.device("cpu"), inputs.shape[0])
+
+        monkeypatch.setattr(doctor, "deployed", on_the_board)
+        return meter
+
+    return make
+
+
+def only(examination: Examination) -> Finding:
+    (finding,) = examination.working
+    return finding
+
+
+# ---------------------------------------------------------------- nothing works
+
+
+def test_a_machine_with_nothing_to_measure_with() -> None:
+    examination = examine(clock=FakeBoard().clock)
+    assert [finding.spec for finding in examination.findings] == list(find.AUTO)
+    assert [finding.reason for finding in examination.findings] == [f"no {name} here" for name in find.AUTO]
+    assert not examination.working
+    assert not examination.can_measure
+
+
+def test_the_machine_is_described_without_its_name() -> None:
+    machine = examine(clock=FakeBoard().clock).machine
+    assert {"ecc", "python", "torch", "system", "processor", "cores", "cuda"} <= set(machine)
+    assert machine["torch"] == torch.__version__
+
+
+def test_a_remedy_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(find.OPENERS, "rapl", failing("only root", remedy="sudo chmod a+r counter"))
+    assert examine(clock=FakeBoard().clock).findings[-1].remedy == "sudo chmod a+r counter"
+
+
+# ---------------------------------------------------------------- a meter that works
+
+
+def test_a_meter_is_watched_and_tested(works: Works) -> None:
+    board = FakeBoard(tick_seconds=0.1, idle_watts=80, busy_watts=300, noise=0.005)
+    state = DeviceState(temperature_celsius=34, clock_mhz=345)
+    works("jetson", board, state=state, resolution_joules=1e-3)
+    started = board.now()
+    examination = examine(clock=board.clock)
+    assert examination.can_measure
+    finding = only(examination)
+    assert finding.spec == "jetson"
+    assert finding.is_meter
+    assert not finding.trouble
+    assert finding.counter is not None
+    assert finding.counter.tick_seconds == pytest.approx(0.1, rel=0.02)
+    assert finding.counter.idle_watts == pytest.approx(80, rel=0.02)
+    assert finding.counter.idle_state == state
+    assert finding.self_test is not None
+    result = finding.self_test.measurement
+    assert finding.self_test.device == "cpu"
+    assert result.joules == pytest.approx(300 * RUN_SECONDS, rel=0.01)
+    assert result.temperature_celsius == 34
+    assert len(result.windows) >= 5
+    assert all(window.ticks >= 10 for window in result.windows)
+    assert 0.0003 < finding.self_test.repeatability < 0.005  # ten ticks of 0.5 % each
+    assert board.now() - started == pytest.approx(10, abs=1.5)  # about as long as was asked for
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.1, 0.2])
+def test_repeatability_follows_the_noise(works: Works, noise: float) -> None:
+    board = FakeBoard(tick_seconds=0.01, noise=noise, seed=3)
+    works("rapl", board)
+    test = only(examine(seconds=20, clock=board.clock)).self_test
+    assert test is not None
+    assert test.repeatability == pytest.approx(noise / 50**0.5, rel=0.3, abs=0.006)  # 50 ticks a window
+
+
+@pytest.mark.parametrize(("seconds", "windows"), [(1, 5), (8, 10), (120, 30)])
+def test_a_longer_test_has_more_windows(works: Works, seconds: float, windows: int) -> None:
+    board = FakeBoard(tick_seconds=0.01)
+    works("rapl", board)
+    test = only(examine(seconds=seconds, clock=board.clock)).self_test
+    assert test is not None
+    assert len(test.measurement.windows) == pytest.approx(windows, abs=2)
+
+
+def test_quick_watches_the_counter_and_runs_nothing(works: Works, monkeypatch: pytest.MonkeyPatch) -> None:
+    board = FakeBoard()
+    works("rapl", board)
+    monkeypatch.setattr(doctor, "deployed", lambda *_: pytest.fail("it ran"))
+    started = board.now()
+    finding = only(examine(quick=True, clock=board.clock))
+    assert finding.counter is not None
+    assert finding.counter.idle_watts == pytest.approx(80, rel=0.02)
+    assert finding.self_test is None
+    assert not finding.trouble
+    assert board.now() - started < 3
+
+
+def test_every_meter_that_works_is_examined_and_closed(works: Works) -> None:
+    board, closed = FakeBoard(), []
+    for name in ("jetson", "rapl"):
+        works(name, board).close = lambda name=name: closed.append(name)  # type: ignore[attr-defined]
+    examination = examine(clock=board.clock)
+    assert [finding.spec for finding in examination.working] == ["jetson", "rapl"]
+    assert all(finding.self_test is not None for finding in examination.working)
+    assert closed == ["jetson", "rapl"]
+
+
+def test_it_says_what_it_does(works: Works) -> None:
+    board = FakeBoard()
+    works("rapl", board)
+    said: list[str] = []
+    examine(say=said.append, clock=board.clock)
+    assert said[0] == "looking for meters"
+    assert said[1] == "rapl: watching the counter, at rest and at work"
+    assert said[2].startswith("rapl: measuring a small network ")
+
+
+# ---------------------------------------------------------------- trouble is told, not raised
+
+
+def test_a_counter_that_stands_still(works: Works) -> None:
+    board = FakeBoard(fault=lambda joules, now: 7.0)
+    works("rapl", board)
+    finding = only(examine(clock=board.clock))
+    assert finding.trouble == "its counter stood still while a network ran: it does not count what runs on cpu."
+    assert finding.self_test is None
+
+
+def test_a_counter_that_goes_back(works: Works) -> None:
+    board = FakeBoard(fault=lambda joules, now: joules - (1e4 if now > 1003 else 0))
+    works("rapl", board)
+    assert "went back" in only(examine(clock=board.clock)).trouble
+
+
+def test_a_device_that_is_shared(works: Works) -> None:
+    board = FakeBoard()
+    works("rapl", board, state=DeviceState(other_processes=("process 42",)))
+    finding = only(examine(clock=board.clock))
+    assert "process 42" in finding.trouble
+    assert finding.counter is not None  # what was seen before is kept
+
+
+def test_a_device_that_fails(works: Works, monkeypatch: pytest.MonkeyPatch) -> None:
+    board = FakeBoard()
+    works("rapl", board)
+
+    def broken(*_: object) -> object:
+        raise RuntimeError("CUDA error: out of memory\nCompile with TORCH_USE_CUDA_DSA")
+
+    monkeypatch.setattr(doctor, "deployed", broken)
+    assert only(examine(clock=board.clock)).trouble == "RuntimeError: CUDA error: out of memory"
+
+
+def test_a_meter_for_a_device_that_torch_cannot_use(works: Works, monkeypatch: pytest.MonkeyPatch) -> None:
+    board = FakeBoard()
+    works("nvml", board, covers=("cuda",))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    finding = only(examine(clock=board.clock))
+    assert finding.trouble.startswith("no self-test: the meter sees cuda, and torch ")
+    assert finding.counter is not None  # at rest, it was watched all the same
+
+
+# ---------------------------------------------------------------- one meter by name
+
+
+def test_a_named_meter_is_examined_alone() -> None:
+    examination = examine("cputime:15W", quick=True)
+    (finding,) = examination.findings
+    assert finding.spec == "cputime:15W"
+    assert finding.reason == "CPU, this process, process CPU time"
+    assert examination.can_measure
+
+
+def test_a_named_meter_that_does_not_work_is_an_error() -> None:
+    with pytest.raises(NoMeter, match="no rapl here"):
+        examine("rapl")
+
+
+def test_an_estimate_is_no_measurement() -> None:
+    examination = examine("platform:eyeriss")
+    finding = only(examination)
+    assert not finding.is_meter
+    assert not examination.can_measure
+    assert (finding.counter, finding.self_test, finding.trouble) == (None, None, "")
+
+
+def test_a_test_of_no_time_is_refused() -> None:
+    with pytest.raises(BadMeasurement, match=r"seconds=0\.5 is below 1"):
+        examine(seconds=0.5)
+
+
+@pytest.mark.slow
+def test_a_real_self_test_on_the_cpu() -> None:
+    finding = only(examine("cputime:15W", seconds=1))
+    assert finding.self_test is not None, finding.trouble
+    assert finding.self_test.measurement.joules > 0
+
+
+# ---------------------------------------------------------------- the network and its device
+
+
+def test_the_network_is_small_and_leaves_random_numbers_alone() -> None:
+    state = torch.get_rng_state()
+    model, images = doctor._small_network(torch.device("cpu"))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert int(trace_channels(model, images, proven=False).macs()) == 29_196_288
+    assert images.shape[0] == 1
+    _, images = doctor._small_network(torch.device("meta"))
+    assert images.shape[0] == 256
+
+
+@pytest.fixture
+def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda k: SimpleNamespace(uuid=f"uuid-{k}"))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda k: f"GPU {k}")
+
+
+@pytest.mark.parametrize(
+    ("covers", "device_id", "device"),
+    [
+        (("cuda",), "GPU-uuid-1", "cuda:1"),
+        (("cuda",), "", "cuda"),
+        ((), "", "cuda"),
+        (("cpu",), "", "cpu"),
+        (("cpu", "mps"), "", "cpu"),
+        (("xpu",), "", None),
+    ],
+)
+def test_the_network_runs_where_the_meter_looks(
+    two_gpus: None, covers: tuple[str, ...], device_id: str, device: str | None
+) -> None:
+    info = FakeMeter(FakeBoard(), covers=covers, device_id=device_id).describe()
+    found = doctor._device_of(info)
+    assert found == (None if device is None else torch.device(device))
+
+
+def test_gpus_are_part_of_the_machine(two_gpus: None) -> None:
+    machine = doctor._machine()
+    assert machine["gpus"] == "GPU 0, GPU 1"
+    assert {"cudnn", "driver"} <= set(machine)
+
+
+# ---------------------------------------------------------------- for programs
+
+
+def test_facts_for_programs(works: Works) -> None:
+    board = FakeBoard()
+    works("rapl", board)
+    facts = json.loads(json.dumps(examine(clock=board.clock).to_dict()))
+    assert facts["can_measure"] is True
+    *failed, rapl = facts["meters"]
+    assert [meter["works"] for meter in failed] == [False] * 4
+    assert failed[0] == {
+        "spec": "nvml",
+        "works": False,
+        "is_meter": False,
+        "reason": "no nvml here",
+        "remedy": "",
+        "info": None,
+        "counter": None,
+        "self_test": None,
+        "trouble": "",
+    }
+    assert MeterInfo.from_dict(rapl["info"]).label == "measured"
+    assert rapl["self_test"]["repeatability"] >= 0
+    assert rapl["self_test"]["measurement"]["joules"] > 0
+    assert {way["spec"] for way in facts["ways_forward"]} == {
+        "command:PROGRAM",
+        "cputime:15W",
+        "platform:jetson-tx2",
+        "replay:FILE",
+        "file.py:MyMeter",
+    }

@@ -1,0 +1,151 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from ecc.errors import BadFile, BadMeasurement
+from ecc.measure import CounterProbe, Declared, Measured, MeasureSettings, MeterInfo
+from ecc.measure.header import Design, ProfileHeader, disagreement, input_of, network_of
+from measure.profile_cases import header, small_graph
+
+PLAN = Design(kind="uniform", seed=3, multiple_of=8, rows=20, rounds=2, reference_every=5, shard=(3, 8))
+METER = MeterInfo(name="nvml", device="GPU", device_id="GPU-1", provenance=Measured(), scope="board", covers=("cuda",))
+MEASURED = header(
+    meter=METER,
+    device_type="cuda",
+    settings=MeasureSettings(mode="graph", precision="tf32"),
+    design=PLAN,
+    counter=CounterProbe(moves=True, tick_seconds=0.1, read_seconds=1e-4, idle_watts=80.0),
+    environment={"torch": "2.9", "python": "3.12", "ecc": "1", "driver": "550"},
+    created="2026-01-01T00:00:00.000+00:00",
+)
+
+
+@pytest.mark.parametrize("one", [header(), MEASURED], ids=["estimated", "measured"])
+def test_a_header_comes_back_as_it_was(one: ProfileHeader) -> None:
+    back = ProfileHeader.from_dict(json.loads(json.dumps(one.to_dict())))
+    assert back == one
+    assert disagreement(one, back) is None
+
+
+def test_a_header_says_what_the_numbers_are() -> None:
+    data = MEASURED.to_dict()
+    assert list(data)[:4] == ["format", "version", "created", "label"]
+    assert data["label"] == "measured"
+    assert data["units"]["joules"] == "gross, one inference of the whole batch"
+    assert data["network"]["groups"] == ["first", "second"]
+    assert data["network"]["full_widths"] == [16, 12]
+    assert data["input"] == {"batch": 2, "shapes": {"0": [2, 3, 6, 6]}}
+
+
+def test_inputs_are_told_by_name_or_position() -> None:
+    first, second = torch.ones(4, 3), torch.ones(4)
+    assert input_of((first, second)) == {"input_shapes": {"0": (4, 3), "1": (4,)}, "batch": 4}
+    assert input_of({"ids": first}) == {"input_shapes": {"ids": (4, 3)}, "batch": 4}
+    assert input_of(torch.tensor(1.0)) == {"input_shapes": {"0": ()}, "batch": 1}
+
+
+def test_the_graph_gives_the_groups_that_can_be_cut() -> None:
+    assert network_of(small_graph()) == {
+        "fingerprint": small_graph().fingerprint,
+        "groups": ("first", "second"),
+        "full_widths": (16, 12),
+    }
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"fingerprint": "0" * 16}, "network.fingerprint"),
+        ({"groups": ("first", "other")}, "network.groups"),
+        ({"full_widths": (16, 7)}, "network.full_widths"),
+        ({"batch": 64}, "input.batch"),
+        ({"input_shapes": {"0": (2, 3, 8, 8)}}, "input.shapes.0"),
+        ({"input_shapes": {"0": (2, 3, 6, 6), "1": (2,)}}, "input.shapes.1"),
+        ({"device_type": "cpu"}, "device"),
+        ({"meter": replace(METER, name="rapl")}, "meter.name"),
+        ({"meter": replace(METER, device="another GPU")}, "meter.device"),
+        ({"meter": replace(METER, device_id="GPU-2")}, "meter.device_id"),
+        ({"meter": replace(METER, scope="module")}, "meter.scope"),
+        ({"meter": replace(METER, reads="integrated power")}, "meter.reads"),
+        ({"meter": replace(METER, max_watts=300.0)}, "meter.max_watts"),
+        ({"meter": replace(METER, provenance=Declared(15))}, "label"),
+        ({"settings": replace(MEASURED.settings, mode="eager")}, "settings.mode"),  # type: ignore[type-var]
+        ({"settings": replace(MEASURED.settings, precision="fp16")}, "settings.precision"),  # type: ignore[type-var]
+        ({"settings": replace(MEASURED.settings, memory_format="channels_last")}, "settings.memory_format"),  # type: ignore[type-var]
+        ({"settings": replace(MEASURED.settings, cudnn_autotune=False)}, "settings.cudnn_autotune"),  # type: ignore[type-var]
+        ({"settings": replace(MEASURED.settings, window_seconds=0.7)}, "settings.window_seconds"),  # type: ignore[type-var]
+        ({"settings": None}, "settings.mode"),
+        ({"design": replace(PLAN, kind="mixed")}, "design.kind"),
+        ({"design": replace(PLAN, seed=4)}, "design.seed"),
+        ({"design": replace(PLAN, multiple_of=None)}, "design.multiple_of"),
+        ({"design": replace(PLAN, reference_every=7)}, "design.reference_every"),
+        ({"design": replace(PLAN, shard=(4, 8))}, "design.shard"),
+        ({"environment": {**MEASURED.environment, "torch": "2.10"}}, "environment.torch"),
+        ({"environment": {**MEASURED.environment, "driver": "560"}}, "environment.driver"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_changes_joules_is_a_disagreement(change: dict[str, Any], field: str) -> None:
+    other = replace(MEASURED, **change)
+    found = disagreement(MEASURED, other)
+    assert found is not None
+    assert found[0] == field
+    assert found[1] != found[2]
+    back = disagreement(other, MEASURED)
+    assert back is not None
+    assert (back[1], back[2]) == (found[2], found[1]) or back[0].startswith("settings")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"created": None},
+        {"counter": None},
+        {"design": replace(PLAN, rows=200, rounds=3)},
+        {"environment": {**MEASURED.environment, "python": "3.13", "ecc": "2"}},
+        {"meter": replace(METER, notes=("said better",))},
+    ],
+)
+def test_what_changes_no_joule_is_not(change: dict[str, Any]) -> None:
+    assert disagreement(MEASURED, replace(MEASURED, **change)) is None
+
+
+def test_arithmetic_does_not_depend_on_what_computed_it() -> None:
+    assert disagreement(header(), header(environment={"torch": "3"})) is None
+    assert disagreement(header(), header(environment={})) is None
+
+
+def test_fields_can_be_passed_over() -> None:
+    other = replace(MEASURED, design=replace(PLAN, shard=None))
+    assert disagreement(MEASURED, other, may_differ=frozenset({"design.shard"})) is None
+
+
+def broken(**changes: Any) -> dict[str, Any]:
+    return {**json.loads(json.dumps(MEASURED.to_dict())), **changes}
+
+
+@pytest.mark.parametrize(
+    ("data", "error", "text"),
+    [
+        (broken(format="ecc channel graph"), BadFile, "not the header of a profile"),
+        (broken(version=2), BadFile, "has version 2; this ecc reads version 1"),
+        (broken(network={"fingerprint": "0", "groups": ["a"], "full_widths": [1, 2]}), ValueError, "1 groups but 2"),
+        (broken(design={"kind": "mixed"}), KeyError, "shard"),
+        (broken(settings={"mode": "warp"}), BadMeasurement, "mode='warp' is unknown"),
+    ],
+)
+def test_a_damaged_header_is_refused(data: dict[str, Any], error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=text):
+        ProfileHeader.from_dict(data)
+
+
+def test_what_a_later_version_adds_is_passed_over() -> None:
+    data = broken()
+    data["settings"]["warp"] = 9
+    data["later"] = True
+    assert ProfileHeader.from_dict(data) == MEASURED

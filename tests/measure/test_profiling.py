@@ -1,0 +1,473 @@
+from __future__ import annotations
+
+import gc
+import json
+import os
+import statistics
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ecc.errors import BadFile, BadMeasurement, BadWidths
+from ecc.graph import ChannelGraph
+from ecc.measure import PROFILE_SETTINGS, Profile, Progress, Reading, design, profile
+from ecc.measure.profiling import chosen_settings
+from measure.fakes import FakeBoard, FakeMeter
+from measure.profile_cases import EXAMPLE, DriftingBoard, Prices, SmallNet, run_seconds, small_graph
+
+TESTS = Path(__file__).parent.parent
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "a.profile"
+
+
+def computed(path: Path, source: Prices | None = None, **options: Any) -> Profile:
+    options = {"rows": 25, "reference_every": 10, **options}
+    return profile(SmallNet(), small_graph(), EXAMPLE, source or Prices(), path, **options)
+
+
+def measured(path: Path, board: FakeBoard, meter: FakeMeter | None = None, **options: Any) -> Profile:
+    options = {"rows": 12, "reference_every": 4, "clock": board.clock, **options}
+    return profile(SmallNet(board), small_graph(), EXAMPLE, meter or FakeMeter(board), path, **options)
+
+
+class Stop(Exception):
+    pass
+
+
+def stop_after(count: int) -> Any:
+    """Ends a profile after that many lines, references among them."""
+    seen: list[Progress] = []
+
+    def progress(step: Progress) -> None:
+        seen.extend([step] if step.row is not None else [])
+        if len(seen) == count:
+            raise Stop
+
+    return progress
+
+
+# ---------------------------------------------------------------- what is measured
+
+
+def test_every_row_of_the_design_is_there_once(path: Path) -> None:
+    made = computed(path)
+    networks = design(small_graph(), 25)
+    assert sorted(row.row for row in made.networks if row.row is not None) == list(range(25))
+    for row in made.networks:
+        assert row.row is not None
+        assert made.named(row.widths) == networks[row.row]
+        assert row.joules == 1e-3 + 1e-6 * float(small_graph().macs(made.named(row.widths)))
+    assert made == Profile.load(path, small_graph())
+
+
+def test_the_reference_comes_first_last_and_in_between(path: Path) -> None:
+    kinds = "".join("R" if row.is_reference else "." for row in computed(path).rows)
+    assert kinds == "R..........R..........R.....R"
+    kinds = "".join("R" if row.is_reference else "." for row in computed(path.with_suffix(".2"), rows=20).rows)
+    assert kinds == "R..........R..........R"
+    assert all(row.widths == (16, 12) for row in Profile.load(path).references)
+
+
+def test_the_order_is_shuffled_and_seeded(path: Path) -> None:
+    order = [row.row for row in computed(path).networks]
+    assert order != sorted(order, key=str)
+    assert order == [row.row for row in computed(path.with_suffix(".again")).networks]
+    assert order != [row.row for row in computed(path.with_suffix(".other"), seed=1).networks]
+
+
+def test_rounds_follow_one_another_in_orders_of_their_own(path: Path) -> None:
+    made = computed(path, rounds=2)
+    assert [row.round for row in made.networks] == [0] * 25 + [1] * 25
+    first, second = [[row.row for row in made.networks if row.round == r] for r in (0, 1)]
+    assert sorted(map(str, first)) == sorted(map(str, second))
+    assert first != second
+    assert len(made.corrected()) == 25
+
+
+def test_arithmetic_gives_the_same_bytes_each_time(path: Path) -> None:
+    computed(path)
+    computed(path.with_suffix(".again"))
+    assert path.read_bytes() == path.with_suffix(".again").read_bytes()
+
+
+def test_networks_are_measured_on_their_device(path: Path) -> None:
+    made = measured(path, FakeBoard())
+    for row in made.rows:
+        assert row.joules == pytest.approx(300 * run_seconds(*row.widths), rel=0.01)
+        assert row.ticks == 5
+        assert row.measured_at is not None
+    assert made.header.counter is not None
+    assert made.header.counter.tick_seconds == pytest.approx(0.1, rel=0.05)
+    assert made.header.settings == PROFILE_SETTINGS
+    assert made.label == "measured"
+
+
+def test_a_network_takes_at_most_a_second_in_all(path: Path) -> None:
+    board = FakeBoard()
+    measured(path, board, rows=10)
+    probing = 0.5 + 2 + 2
+    assert (board.now() - 1000.0 - probing) / 14 < 0.9  # ten networks and four references
+
+
+def test_garbage_is_collected_quickly_and_thawed_after(path: Path) -> None:
+    frozen = []
+    board = FakeBoard()
+    measured(path, board, rows=3, progress=lambda step: frozen.append(gc.get_freeze_count()))
+    assert min(frozen) > 1_000
+    assert gc.get_freeze_count() == 0
+    gc.freeze()
+    try:
+        measured(path, board, rows=4)
+        assert gc.get_freeze_count() > 0  # the caller's, left alone
+    finally:
+        gc.unfreeze()
+
+
+# ---------------------------------------------------------------- going on
+
+
+@pytest.mark.parametrize("rounds", [1, 2])
+def test_a_profile_that_was_interrupted_ends_up_the_same(path: Path, rounds: int) -> None:
+    total = len(computed(path, rounds=rounds).rows)
+    whole = path.read_bytes()
+    for lines in (1, 2, 11, 12, 13, total // 2, total - 2, total - 1):
+        part = path.with_suffix(".part")
+        part.unlink(missing_ok=True)
+        with pytest.raises(Stop):
+            computed(part, rounds=rounds, progress=stop_after(lines))
+        assert len(Profile.load(part).rows) == lines
+        computed(part, rounds=rounds)
+        assert part.read_bytes() == whole
+
+
+KILLED = """
+import os, random, signal, sys, time
+import torch
+torch.set_num_threads(1)
+from ecc.measure import profile
+from measure.profile_cases import EXAMPLE, Prices, SmallNet, small_graph
+
+path, rows = sys.argv[1], 120
+graph = small_graph()
+rng = random.Random(0)
+kills = 0
+while True:
+    child = os.fork()
+    if child == 0:
+        profile(SmallNet(), graph, EXAMPLE, Prices(wait_seconds=0.003), path, rows=rows)
+        os._exit(0)
+    time.sleep(rng.uniform(0.0, 0.12))
+    if kills < 15:
+        os.kill(child, signal.SIGKILL)
+    _, status = os.waitpid(child, 0)
+    if status == 0:
+        break
+    assert os.WIFSIGNALED(status), status
+    kills += 1
+print(kills)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_killed_at_random_moments_the_file_ends_up_the_same(path: Path) -> None:
+    computed(path, rows=120)
+    killed = path.with_suffix(".killed")
+    run = subprocess.run(
+        [sys.executable, "-c", KILLED, str(killed)],
+        cwd=TESTS,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert run.returncode == 0, run.stderr
+    assert int(run.stdout) >= 10
+    assert killed.read_bytes() == path.read_bytes()
+
+
+def test_a_finished_profile_asks_for_nothing(path: Path) -> None:
+    computed(path)
+    source = Prices()
+    before = path.read_bytes()
+    computed(path, source)
+    computed(path, source, rows=5)
+    assert source.calls == 0
+    assert path.read_bytes() == before
+
+
+def test_more_rows_and_rounds_extend_a_profile(path: Path) -> None:
+    computed(path, rows=10)
+    before = path.read_bytes()
+    made = computed(path, rows=25, rounds=2)
+    assert path.read_bytes().startswith(before)
+    assert len(made.networks) == 50
+    assert made.corrected() == computed(path.with_suffix(".once")).corrected() or len(made.corrected()) == 25
+    assert [s.widths for s in made.corrected()] == [tuple(n.values()) for n in design(small_graph(), 25)]
+    assert made.rows[-1].is_reference
+
+
+def test_a_measured_profile_goes_on_with_a_new_session(path: Path) -> None:
+    board = FakeBoard()
+    with pytest.raises(Stop):
+        measured(path, board, progress=stop_after(7))
+    probes = board.now()
+    made = measured(path, board)
+    assert "".join(("R" if row.is_reference else ".") + str(row.session) for row in made.rows) == (
+        "R0.0.0.0.0R0.0" + "R1.1.1.1.1R1.1.1.1R1"
+    )
+    assert sorted(row.row for row in made.networks if row.row is not None) == list(range(12))
+    assert board.now() - probes < 0.9 * 10  # the counter was not probed again
+
+
+def test_a_finished_measured_profile_is_not_touched(path: Path) -> None:
+    board = FakeBoard()
+    measured(path, board)
+    at, before = board.now(), path.read_bytes()
+    measured(path, board)
+    assert (board.now(), path.read_bytes()) == (at, before)
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"seed": 5}, "its design.seed is 0, and now it is 5"),
+        ({"design": "uniform"}, "its design.kind is 'mixed', and now it is 'uniform'"),
+        ({"multiple_of": 2}, "its design.multiple_of is None, and now it is 2"),
+        ({"shard": (1, 2)}, r"its design.shard is None, and now it is \[1, 2\]"),
+        ({"reference_every": 7}, "its design.reference_every is 4, and now it is 7"),
+        (
+            {"settings": replace(PROFILE_SETTINGS, memory_format="channels_last")},
+            "its settings.memory_format is 'contiguous', and now it is 'channels_last'",
+        ),
+        ({"settings": replace(PROFILE_SETTINGS, precision="bf16")}, "its settings.precision is 'fp32'"),
+        ({"settings": replace(PROFILE_SETTINGS, mode="compile")}, "its settings.mode is 'eager'"),
+    ],
+)
+def test_another_way_of_measuring_is_not_appended(path: Path, change: dict[str, Any], text: str) -> None:
+    board = FakeBoard()
+    with pytest.raises(Stop):
+        measured(path, board, progress=stop_after(2))
+    before = path.read_bytes()
+    with pytest.raises(BadFile, match=rf"a\.profile cannot be continued: {text}.* Measure as before, or give another"):
+        measured(path, board, **change)
+    assert path.read_bytes() == before
+
+
+def test_another_device_batch_meter_or_network_is_not_appended(path: Path) -> None:
+    board = FakeBoard()
+    with pytest.raises(Stop):
+        measured(path, board, progress=stop_after(2))
+    with pytest.raises(BadFile, match=r"its meter\.device is 'fake board', and now it is 'a newer board'"):
+        measured(path, board, FakeMeter(board, device="a newer board"))
+    with pytest.raises(BadFile, match=r"its meter\.device_id is '', and now it is 'two'"):
+        measured(path, board, FakeMeter(board, device_id="two"))
+    with pytest.raises(BadFile, match="its label is 'measured', and now it is 'estimated'"):
+        computed(path)
+    with pytest.raises(BadFile, match=r"its input\.batch is 2, and now it is 4"):
+        profile(SmallNet(board), small_graph(), torch.ones(4, 3, 6, 6), FakeMeter(board), path, rows=12)
+    other = replace(small_graph(), tensors=small_graph().tensors[:-1])
+    with pytest.raises(BadFile, match=rf"its network\.fingerprint is '{small_graph().fingerprint}', and now"):
+        profile(SmallNet(board), other, EXAMPLE, FakeMeter(board), path, rows=12)
+
+
+def test_rows_that_the_design_does_not_give_are_refused(path: Path) -> None:
+    computed(path, rows=5)
+    lines = path.read_text().splitlines(keepends=True)
+    changed = json.loads(lines[2])
+    changed["widths"] = [1, 2]
+    path.write_text("".join([*lines[:2], json.dumps(changed) + "\n", *lines[3:]]))
+    with pytest.raises(BadFile, match=r"a\.profile:3: row \d has widths \[1, 2\], and its design gives \["):
+        computed(path, rows=5)
+
+
+# ---------------------------------------------------------------- drift
+
+
+def test_drift_is_seen_and_divided_out(path: Path) -> None:
+    board = DriftingBoard()
+    board.drift_per_second = 0.002  # 4 % over this profile
+    made = measured(path, board, rows=20)
+    raw = {row.row: row.joules for row in made.networks}
+    truth = {row.row: run_seconds(*row.widths) for row in made.networks}
+    assert made.drift is not None
+    assert made.drift.is_significant
+    assert made.drift.span > 0.03
+
+    def spread(joules: dict[int | None, float]) -> float:
+        ratios = [joules[number] / truth[number] for number in truth]
+        return statistics.stdev(ratios) / statistics.fmean(ratios)
+
+    # A window on the host's own work scatters by some 0.3 % here.
+    assert spread(raw) > 0.009
+    assert spread({sample.row: sample.joules for sample in made.corrected()}) < 0.005
+    assert Profile.load(path).corrected() == made.corrected()
+
+
+# ---------------------------------------------------------------- failures
+
+
+class Moody(Prices):
+    """Fails at the given calls."""
+
+    def __init__(self, *fails: int, error: Exception | None = None) -> None:
+        super().__init__()
+        self.fails = fails
+        self.error = error or torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20 GiB\nmore")
+
+    def cost(self, *args: Any) -> Reading:
+        reading = super().cost(*args)
+        if self.calls - 1 in self.fails:
+            raise self.error
+        return reading
+
+
+@pytest.mark.parametrize("error", [None, BadMeasurement("the counter jumped."), MemoryError()])
+def test_a_row_that_fails_once_is_tried_again(path: Path, error: Exception | None) -> None:
+    messages: list[str] = []
+    computed(path, Moody(3, 9, error=error), progress=lambda step: messages.append(step.message))
+    computed(path.with_suffix(".smooth"))
+    assert path.read_bytes() == path.with_suffix(".smooth").read_bytes()
+    said = [message for message in messages if message]
+    assert len(said) == 2
+    assert all(message.startswith("row ") and message.endswith("Trying once more.") for message in said)
+
+
+def test_a_row_that_fails_twice_ends_the_run_and_nothing_is_lost(path: Path) -> None:
+    with pytest.raises(
+        BadMeasurement, match=r"^row \d+ failed twice: CUDA out of memory\. Tried .* 20 GiB\. The 5 rows"
+    ):
+        computed(path, Moody(6, 7))
+    assert len(Profile.load(path).networks) == 5
+    computed(path)
+    computed(path.with_suffix(".smooth"))
+    assert path.read_bytes() == path.with_suffix(".smooth").read_bytes()
+
+
+def test_a_reference_that_fails_at_once_leaves_no_file(path: Path) -> None:
+    with pytest.raises(BadMeasurement, match="the dense reference failed twice"):
+        computed(path, Moody(0, 1))
+    assert not path.exists()
+
+
+def test_a_fault_of_the_program_is_not_taken_for_one_of_the_device(path: Path) -> None:
+    with pytest.raises(ZeroDivisionError):
+        computed(path, Moody(6, error=ZeroDivisionError()))
+    assert len(Profile.load(path).networks) == 5
+
+
+def test_ctrl_c_leaves_a_file_that_goes_on(path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        computed(path, Moody(6, error=KeyboardInterrupt()))  # type: ignore[arg-type]
+    computed(path)
+    computed(path.with_suffix(".smooth"))
+    assert path.read_bytes() == path.with_suffix(".smooth").read_bytes()
+
+
+def test_two_profiles_into_one_file_are_kept_apart(path: Path) -> None:
+    def second(step: Progress) -> None:
+        with pytest.raises(BadFile, match="is being written by another process"):
+            computed(path)
+        raise Stop
+
+    with pytest.raises(Stop):
+        computed(path, progress=second)
+
+
+# ---------------------------------------------------------------- early stop
+
+
+def test_it_stops_early_and_says_why(path: Path) -> None:
+    steps: list[Progress] = []
+    made = computed(path, rows=80, until=0.02, progress=steps.append)
+    assert len(made.networks) == 50
+    assert made.rows[-1].is_reference
+    messages = [step.message for step in steps if step.message]
+    assert messages == ["stopped early: the error of the fit is 0.00%, below 2.00%, with 50 networks."]
+
+
+def test_a_model_of_another_room_can_decide(path: Path) -> None:
+    def error_of(graph: ChannelGraph, made: Profile) -> float:
+        return 0.01 if len(made.networks) >= 50 else 0.5
+
+    steps: list[Progress] = []
+    made = computed(path, rows=80, until=0.02, error_of=error_of, progress=steps.append)
+    assert len(made.networks) == 60
+    assert steps[-1].error == 0.01
+    before = path.read_bytes()
+    computed(path, rows=80, until=0.02, error_of=error_of)
+    assert path.read_bytes() == before  # asked again it stops again
+    with pytest.raises(Stop):
+        computed(path.with_suffix(".part"), rows=80, until=0.02, error_of=error_of, progress=stop_after(33))
+    computed(path.with_suffix(".part"), rows=80, until=0.02, error_of=error_of)
+    assert path.with_suffix(".part").read_bytes() == before
+    assert len(computed(path, rows=80).networks) == 80  # and goes on without a target
+
+
+# ---------------------------------------------------------------- shards, arguments, progress
+
+
+def test_a_shard_measures_its_rows_and_the_reference(path: Path) -> None:
+    made = computed(path, shard=(3, 8))
+    assert sorted(row.row for row in made.networks if row.row is not None) == [3, 11, 19]
+    assert [row.is_reference for row in made.rows] == [True, False, False, False, True]
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"rows": 0}, "rows=0"),
+        ({"rounds": 0}, "rounds=0 is below 1"),
+        ({"reference_every": 0}, "reference_every=0 is below 1"),
+        ({"until": 2.0}, r"until=2\.0 is not a share between 0 and 1"),
+        ({"shard": (9, 8)}, "shard 9/8 does not exist"),
+        ({"shard": (7, 8), "rows": 3}, "shard 7/8 of a design of 3 rows holds no row"),
+        ({"design": "corners"}, "design 'corners' is unknown"),
+    ],
+)
+def test_arguments_out_of_range_are_refused_before_anything_is_done(
+    path: Path, options: dict[str, Any], text: str
+) -> None:
+    with pytest.raises(BadMeasurement, match=text):
+        computed(path, **options)
+    assert not path.exists()
+
+
+def test_a_network_with_too_few_widths_is_refused(path: Path) -> None:
+    with pytest.raises(BadWidths, match="has only 192 different widths"):
+        computed(path, rows=193)
+
+
+def test_progress_tells_rows_error_and_drift(path: Path) -> None:
+    steps: list[Progress] = []
+    measured(path, FakeBoard(), progress=steps.append)
+    assert (steps[0].done, steps[0].total, steps[0].row) == (0, 12, None)
+    assert (steps[-1].done, steps[-1].total) == (12, 12)
+    assert steps[-1].error is not None
+    assert steps[-1].drift is not None
+    assert steps[-1].drift.references == 4
+    assert {step.label for step in steps} == {"measured"}
+    steps.clear()
+    computed(path.with_suffix(".c"), progress=steps.append)
+    assert steps[-1].drift is None  # arithmetic does not drift
+    steps.clear()
+    computed(path.with_suffix(".c"), rows=30, progress=steps.append)
+    assert steps[0].message == "25 of 30 networks are there already."
+
+
+def test_settings_are_chosen_one_by_one() -> None:
+    meter = FakeMeter(FakeBoard())
+    assert chosen_settings(meter, mode=None, device="cpu") == PROFILE_SETTINGS
+    assert chosen_settings(meter, mode="compile").mode == "compile"
+    with pytest.raises(BadMeasurement, match="mode='warp' is unknown"):
+        chosen_settings(meter, mode="warp")
+    assert chosen_settings(Prices(), mode=None) == PROFILE_SETTINGS
+    with pytest.raises(BadMeasurement, match=r"precision was chosen, but prices runs nothing here: .* estimated"):
+        chosen_settings(Prices(), precision="fp16")

@@ -1,0 +1,158 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ecc.errors import BadMeasurement, BadWidths
+from ecc.graph import ChannelGraph, ChannelGroup
+from ecc.measure.sampling import DESIGNS, design, parse_shard, rows_of
+
+FULL = (64, 192, 384, 256, 100)
+
+
+def graph_of(*widths: int, frozen: tuple[int, ...] = ()) -> ChannelGraph:
+    groups = [ChannelGroup(f"g{i}", width, ()) for i, width in enumerate(widths)]
+    groups += [ChannelGroup(f"f{i}", width, (), frozen="an output") for i, width in enumerate(frozen)]
+    return ChannelGraph(tuple(groups), (), ())
+
+
+widths = st.lists(st.integers(1, 600), min_size=1, max_size=8)
+kinds = st.sampled_from(DESIGNS)
+seeds = st.integers(0, 2**32 - 1)
+multiples = st.none() | st.integers(1, 64)
+
+
+def drawn(full: list[int], rows: int, kind: str, seed: int, multiple_of: int | None) -> tuple[dict[str, int], ...]:
+    """A design, or none where the network is too small for it."""
+    try:
+        return design(graph_of(*full), rows, kind, seed, multiple_of)
+    except BadWidths:
+        return ()
+
+
+@given(full=widths, rows=st.integers(1, 40), kind=kinds, seed=seeds, multiple_of=multiples)
+def test_widths_are_possible_and_no_two_rows_are_equal(
+    full: list[int], rows: int, kind: str, seed: int, multiple_of: int | None
+) -> None:
+    made = drawn(full, rows, kind, seed, multiple_of)
+    for network in made:
+        assert list(network) == [f"g{i}" for i in range(len(full))]
+        for width, most in zip(network.values(), full, strict=True):
+            assert type(width) is int
+            assert 1 <= width <= most
+            assert width == most or width % (multiple_of or 1) == 0
+    assert len({tuple(network.values()) for network in made}) == len(made)
+    assert len(made) in (0, rows)
+
+
+@given(full=widths, rows=st.integers(2, 40), shorter=st.integers(1, 40), kind=kinds, seed=seeds, multiple_of=multiples)
+def test_a_longer_design_begins_with_the_shorter(
+    full: list[int], rows: int, shorter: int, kind: str, seed: int, multiple_of: int | None
+) -> None:
+    made = drawn(full, rows, kind, seed, multiple_of)
+    short = min(shorter, len(made))
+    assert not short or made[:short] == design(graph_of(*full), short, kind, seed, multiple_of)
+
+
+@given(rows=st.integers(1, 60), count=st.integers(1, 9))
+def test_shards_are_disjoint_and_together_the_whole(rows: int, count: int) -> None:
+    shards = [rows_of(rows, (number, count)) for number in range(1, count + 1)]
+    assert sorted(row for shard in shards for row in shard) == list(range(rows))
+
+
+def test_a_shard_takes_its_number_modulo_the_count() -> None:
+    assert rows_of(30, (3, 8)) == (3, 11, 19, 27)
+    assert rows_of(30, (8, 8)) == (0, 8, 16, 24)
+    assert rows_of(3, None) == (0, 1, 2)
+
+
+@pytest.mark.parametrize(("shard", "text"), [((0, 8), "shard 0/8"), ((9, 8), "1/8 to 8/8"), ((1, 0), "shard 1/0")])
+def test_a_shard_that_does_not_exist_is_refused(shard: tuple[int, int], text: str) -> None:
+    with pytest.raises(BadMeasurement, match=text):
+        rows_of(10, shard)
+
+
+def test_shards_are_written_with_a_slash() -> None:
+    assert parse_shard("3/8") == (3, 8)
+    for text in ("3", "3/", "/8", "a/8", "-1/8", "1/8/2", "1.5/8"):
+        with pytest.raises(BadMeasurement, match=r"K/N, such as 3/8"):
+            parse_shard(text)
+
+
+def test_designs_are_the_same_on_every_machine() -> None:
+    """Literal values: neither hash seeds nor versions of Python or numpy may change them."""
+    made = design(graph_of(*FULL), 6, "mixed", 7)
+    assert [tuple(network.values()) for network in made[3:]] == [
+        (50, 85, 278, 251, 54),
+        (11, 17, 90, 52, 13),
+        (59, 41, 174, 239, 3),
+    ]
+    made = design(graph_of(*FULL), 2, "uniform", 7, multiple_of=8)
+    assert [tuple(network.values()) for network in made] == [(8, 152, 168, 184, 96), (32, 96, 32, 72, 48)]
+
+
+def test_mixed_begins_with_dense_minimum_and_half() -> None:
+    dense, least, half = design(graph_of(*FULL), 3)
+    assert tuple(dense.values()) == FULL
+    assert tuple(least.values()) == (1,) * 5
+    assert tuple(half.values()) == (32, 96, 192, 128, 50)
+    dense, least, half = design(graph_of(*FULL, 3), 3, multiple_of=8)
+    assert tuple(dense.values()) == (*FULL, 3)
+    assert tuple(least.values()) == (8, 8, 8, 8, 8, 3)
+    assert tuple(half.values()) == (32, 96, 192, 128, 48, 3)
+
+
+def test_uniform_is_uniform() -> None:
+    made = design(graph_of(10, 10_000), 4_000, "uniform", 1)
+    counts = [sum(network["g0"] == width for network in made) for width in range(1, 11)]
+    assert all(abs(count - 400) < 5 * math.sqrt(400) for count in counts)
+
+
+def test_two_thirds_of_mixed_are_scaled_copies() -> None:
+    full = [512] * 40
+    made = design(graph_of(*full), 3_003, "mixed", 1)[3:]
+    # Widths of a scaled network agree on their scale; the mean of many uniform ones is near a half.
+    shares = [sum(network.values()) / sum(full) for network in made]
+    near_half = sum(0.4 < share < 0.6 for share in shares) / len(shares)
+    assert near_half == pytest.approx(1 / 3 + 2 / 3 * 0.24, abs=0.05)
+    assert min(shares) < 0.15
+    assert max(shares) > 0.85
+
+
+def test_frozen_groups_are_left_out() -> None:
+    made = design(graph_of(5, frozen=(7,)), 3)
+    assert all(list(network) == ["g0"] for network in made)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"rows": 0}, "rows=0 is below 1"),
+        ({"kind": "corners"}, "design 'corners' is unknown; give one of uniform, mixed"),
+        ({"seed": -1}, "seed=-1 is outside"),
+        ({"multiple_of": 0}, "multiple_of=0 is below 1"),
+    ],
+)
+def test_arguments_out_of_range_are_refused(arguments: dict[str, int], text: str) -> None:
+    with pytest.raises(BadMeasurement, match=text):
+        design(graph_of(5), **{"rows": 3, **arguments})  # type: ignore[arg-type]
+
+
+def test_a_network_with_too_few_widths_is_refused() -> None:
+    assert len(design(graph_of(3, 4), 12, "uniform")) == 12
+    with pytest.raises(BadWidths, match=r"13 rows was asked for, but this network has only 12 different widths\. Ask"):
+        design(graph_of(3, 4), 13)
+    with pytest.raises(
+        BadWidths, match=r"has only 4 different widths in multiples of 8\. Ask for fewer rows or a smal"
+    ):
+        design(graph_of(16, 12), 13, multiple_of=8)
+    with pytest.raises(BadWidths, match=r"3000 rows was asked for, but this network has hardly more than 29\d\d"):
+        design(graph_of(3000), 3000)  # the last few would take for ever to be drawn
+
+
+def test_a_network_without_a_group_to_cut_is_refused() -> None:
+    with pytest.raises(BadWidths, match="no group of this network can be cut"):
+        design(graph_of(frozen=(7,)), 3)
