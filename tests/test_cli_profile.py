@@ -76,6 +76,16 @@ def test_a_profile_is_made_told_and_found_finished(folder: Path) -> None:
     assert (folder / "a.profile").read_bytes() == before
 
 
+def test_the_promise_of_the_readme(folder: Path) -> None:
+    words = ["profile", "digits", "--meter", "platform:jetson-tx2", "-o", "digits.profile", "--json"]
+    facts = json.loads(ecc(*words).stdout)
+    assert (facts["networks"], facts["label"], facts["device"]) == (250, "estimated", "NVIDIA Jetson TX2")
+    whole = (folder / "digits.profile").read_bytes()
+    (folder / "digits.profile").write_bytes(whole[: len(whole) // 2])  # as if the power had gone
+    assert json.loads(ecc(*words).stdout) == facts
+    assert (folder / "digits.profile").read_bytes() == whole
+
+
 def test_facts_come_as_json_alone(folder: Path) -> None:
     result = profiled("--rows", "12", "--json")
     facts = json.loads(result.stdout)

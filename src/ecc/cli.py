@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
@@ -13,7 +14,7 @@ from typer.core import TyperGroup
 import ecc
 from ecc.errors import EccError
 from ecc.graph import prove, trace_channels
-from ecc.measure import close_meter, find_meter
+from ecc.measure import Analytic, close_meter, find_meter
 from ecc.measure import merge as merge_profiles
 from ecc.measure import profile as measure_profile
 from ecc.measure.bench import default_device
@@ -47,15 +48,27 @@ TASK names what to work on:
 
 
 class _Verbs(TyperGroup):
-    """Turns our errors into one line and exit code 2."""
+    """Turns our errors, and slips at the command line, into one line and exit code 2."""
 
-    def invoke(self, ctx: Any) -> Any:
-        """Run a verb."""
+    def main(self, *args: Any, **settings: Any) -> Any:
+        """Run the command line."""
+        if not settings.get("standalone_mode", True):
+            return super().main(*args, **settings)
         try:
-            return super().invoke(ctx)
+            code = super().main(*args, **{**settings, "standalone_mode": False})
         except EccError as error:
-            Console(stderr=True, soft_wrap=True, highlight=False).print(f"error: {error}", markup=False)
-            raise typer.Exit(2) from None
+            _complain(str(error))
+        except Exception as error:
+            if not hasattr(error, "format_message"):  # typer's own errors have one
+                raise
+            _complain(error.format_message())
+        sys.exit(code if isinstance(code, int) else 0)
+
+
+def _complain(message: str) -> NoReturn:
+    line = " ".join(message.split()) if "Usage:" not in message else message  # without arguments, help is shown
+    Console(stderr=True, soft_wrap=True, highlight=False).print(f"error: {line}", markup=False)
+    sys.exit(2)
 
 
 app = typer.Typer(
@@ -194,9 +207,9 @@ def profile(
     \b
     Examples:
       ecc profile digits --meter platform:jetson-tx2 -o digits.profile
-      ecc profile mobilenet_v1 --meter nvml --mode graph --precision tf32 --multiple-of 8 -o mobilenet.profile
+      ecc profile mobilenet_v1 --mode graph --precision tf32 -o mobile.profile
       ecc profile net.py:build --rounds 2 --until 2% -o net.profile
-      ecc profile alexnet --shard 3/8 -o alexnet-3.profile       (then: ecc merge alexnet-*.profile -o alexnet.profile)
+      ecc profile alexnet --shard 3/8 -o alexnet-3.profile
 
     \b
     The file is opened by pandas in one line:
@@ -219,6 +232,8 @@ def profile(
             allow_shared=allow_shared,
             allow_throttling=allow_throttling,
         )
+        device = None if isinstance(source, Analytic) else device or default_device(source)
+        view.announce(source.describe(), device)
         example_input = job.example_input if batch is None else with_batch(job.example_input, batch)
         graph = trace_channels(job.model, example_input, freeze=freeze or [], proven=False)
         graph = prove(job.model, graph, job.example_input)
@@ -234,7 +249,7 @@ def profile(
                 seed=seed,
                 multiple_of=multiple_of,
                 settings=settings,
-                device=device or default_device(source),
+                device=device,
                 rounds=rounds,
                 reference_every=reference_every,
                 until=None if until is None else parse_share(until),

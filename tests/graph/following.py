@@ -103,7 +103,7 @@ def cut_book(dense: LabelBook, *kept: Tensor) -> CutBook:
     alive = torch.zeros(dense.size, dtype=torch.bool)
     for labels in kept:
         alive[labels] = True
-    return CutBook(dense, alive, torch.from_numpy(resolved.unit), resolved.immovable())
+    return CutBook(dense, alive, torch.from_numpy(resolved.unit), resolved.immovable(), resolved.manifold())
 
 
 def merged(*parts: list[int]) -> list[list[int]]:

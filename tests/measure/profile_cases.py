@@ -5,16 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ecc.graph import ChannelGraph, trace_channels
-from ecc.measure import Estimated, MeterInfo, Profile, Reading
+from ecc.measure import Estimated, MeterInfo, Profile, Progress, Reading, profile
 from ecc.measure.header import Design, ProfileHeader, input_of, network_of
 from ecc.measure.rows import Row
-from measure.fakes import FakeBoard
+from measure.fakes import FakeBoard, FakeMeter
 
 EXAMPLE = torch.ones(2, 3, 6, 6)
 
@@ -114,3 +115,32 @@ def row(number: int, joules: float = 1.0, widths: tuple[int, ...] = (4, 3), **va
 
 def profile_of(*rows: Row, **changes: Any) -> Profile:
     return Profile(header(**changes), rows)
+
+
+# ---------------------------------------------------------------- profiles in a line
+
+
+def computed(path: Path, source: Prices | None = None, **options: Any) -> Profile:
+    options = {"rows": 25, "reference_every": 10, **options}
+    return profile(SmallNet(), small_graph(), EXAMPLE, source or Prices(), path, **options)
+
+
+def measured(path: Path, board: FakeBoard, meter: FakeMeter | None = None, **options: Any) -> Profile:
+    options = {"rows": 12, "reference_every": 4, "clock": board.clock, **options}
+    return profile(SmallNet(board), small_graph(), EXAMPLE, meter or FakeMeter(board), path, **options)
+
+
+class Stop(Exception):
+    pass
+
+
+def stop_after(count: int) -> Any:
+    """Ends a profile after that many lines, references among them."""
+    seen: list[Progress] = []
+
+    def progress(step: Progress) -> None:
+        seen.extend([step] if step.row is not None else [])
+        if len(seen) == count:
+            raise Stop
+
+    return progress

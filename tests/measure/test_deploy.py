@@ -143,13 +143,13 @@ def test_inputs_drawn_once_are_those_that_would_be_drawn_each_time() -> None:
         ready.run()
     with deployed(model, random_inputs(image(), "cpu"), input_data="example") as ready:
         ready.run()
-    assert torch.equal(model.seen[0], model.seen[1])
+    assert torch.equal(model.seen[0][0], model.seen[1][0])
     pair = random_inputs((image(), torch.tensor([3])), "cpu")
     assert isinstance(pair, tuple)
     assert pair[1].tolist() == [3]
     named = random_inputs({"x": image()}, "cpu")
     assert isinstance(named, dict)
-    assert torch.equal(named["x"], model.seen[0])
+    assert torch.equal(named["x"], model.seen[0][0])
     with pytest.raises(BadMeasurement, match="all zeros"):
         random_inputs(torch.zeros(1, 3), "cpu")
 

@@ -1,57 +1,44 @@
 from __future__ import annotations
 
 import gc
-import json
-import os
 import statistics
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from ecc.errors import BadFile, BadMeasurement, BadWidths
-from ecc.graph import ChannelGraph
-from ecc.measure import PROFILE_SETTINGS, Profile, Progress, Reading, design, profile
+from ecc.graph import ChannelGraph, trace_channels
+from ecc.measure import (
+    PROFILE_SETTINGS,
+    Profile,
+    Progress,
+    Reading,
+    close_meter,
+    design,
+    find_meter,
+    profile,
+)
 from ecc.measure.profiling import chosen_settings
 from measure.fakes import FakeBoard, FakeMeter
-from measure.profile_cases import EXAMPLE, DriftingBoard, Prices, SmallNet, run_seconds, small_graph
-
-TESTS = Path(__file__).parent.parent
+from measure.profile_cases import (
+    DriftingBoard,
+    Prices,
+    Stop,
+    computed,
+    measured,
+    run_seconds,
+    small_graph,
+    stop_after,
+)
 
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "a.profile"
-
-
-def computed(path: Path, source: Prices | None = None, **options: Any) -> Profile:
-    options = {"rows": 25, "reference_every": 10, **options}
-    return profile(SmallNet(), small_graph(), EXAMPLE, source or Prices(), path, **options)
-
-
-def measured(path: Path, board: FakeBoard, meter: FakeMeter | None = None, **options: Any) -> Profile:
-    options = {"rows": 12, "reference_every": 4, "clock": board.clock, **options}
-    return profile(SmallNet(board), small_graph(), EXAMPLE, meter or FakeMeter(board), path, **options)
-
-
-class Stop(Exception):
-    pass
-
-
-def stop_after(count: int) -> Any:
-    """Ends a profile after that many lines, references among them."""
-    seen: list[Progress] = []
-
-    def progress(step: Progress) -> None:
-        seen.extend([step] if step.row is not None else [])
-        if len(seen) == count:
-            raise Stop
-
-    return progress
 
 
 # ---------------------------------------------------------------- what is measured
@@ -129,163 +116,6 @@ def test_garbage_is_collected_quickly_and_thawed_after(path: Path) -> None:
         assert gc.get_freeze_count() > 0  # the caller's, left alone
     finally:
         gc.unfreeze()
-
-
-# ---------------------------------------------------------------- going on
-
-
-@pytest.mark.parametrize("rounds", [1, 2])
-def test_a_profile_that_was_interrupted_ends_up_the_same(path: Path, rounds: int) -> None:
-    total = len(computed(path, rounds=rounds).rows)
-    whole = path.read_bytes()
-    for lines in (1, 2, 11, 12, 13, total // 2, total - 2, total - 1):
-        part = path.with_suffix(".part")
-        part.unlink(missing_ok=True)
-        with pytest.raises(Stop):
-            computed(part, rounds=rounds, progress=stop_after(lines))
-        assert len(Profile.load(part).rows) == lines
-        computed(part, rounds=rounds)
-        assert part.read_bytes() == whole
-
-
-KILLED = """
-import os, random, signal, sys, time
-import torch
-torch.set_num_threads(1)
-from ecc.measure import profile
-from measure.profile_cases import EXAMPLE, Prices, SmallNet, small_graph
-
-path, rows = sys.argv[1], 120
-graph = small_graph()
-rng = random.Random(0)
-kills = 0
-while True:
-    child = os.fork()
-    if child == 0:
-        profile(SmallNet(), graph, EXAMPLE, Prices(wait_seconds=0.003), path, rows=rows)
-        os._exit(0)
-    time.sleep(rng.uniform(0.0, 0.12))
-    if kills < 15:
-        os.kill(child, signal.SIGKILL)
-    _, status = os.waitpid(child, 0)
-    if status == 0:
-        break
-    assert os.WIFSIGNALED(status), status
-    kills += 1
-print(kills)
-"""
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_killed_at_random_moments_the_file_ends_up_the_same(path: Path) -> None:
-    computed(path, rows=120)
-    killed = path.with_suffix(".killed")
-    run = subprocess.run(
-        [sys.executable, "-c", KILLED, str(killed)],
-        cwd=TESTS,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
-    assert run.returncode == 0, run.stderr
-    assert int(run.stdout) >= 10
-    assert killed.read_bytes() == path.read_bytes()
-
-
-def test_a_finished_profile_asks_for_nothing(path: Path) -> None:
-    computed(path)
-    source = Prices()
-    before = path.read_bytes()
-    computed(path, source)
-    computed(path, source, rows=5)
-    assert source.calls == 0
-    assert path.read_bytes() == before
-
-
-def test_more_rows_and_rounds_extend_a_profile(path: Path) -> None:
-    computed(path, rows=10)
-    before = path.read_bytes()
-    made = computed(path, rows=25, rounds=2)
-    assert path.read_bytes().startswith(before)
-    assert len(made.networks) == 50
-    assert made.corrected() == computed(path.with_suffix(".once")).corrected() or len(made.corrected()) == 25
-    assert [s.widths for s in made.corrected()] == [tuple(n.values()) for n in design(small_graph(), 25)]
-    assert made.rows[-1].is_reference
-
-
-def test_a_measured_profile_goes_on_with_a_new_session(path: Path) -> None:
-    board = FakeBoard()
-    with pytest.raises(Stop):
-        measured(path, board, progress=stop_after(7))
-    probes = board.now()
-    made = measured(path, board)
-    assert "".join(("R" if row.is_reference else ".") + str(row.session) for row in made.rows) == (
-        "R0.0.0.0.0R0.0" + "R1.1.1.1.1R1.1.1.1R1"
-    )
-    assert sorted(row.row for row in made.networks if row.row is not None) == list(range(12))
-    assert board.now() - probes < 0.9 * 10  # the counter was not probed again
-
-
-def test_a_finished_measured_profile_is_not_touched(path: Path) -> None:
-    board = FakeBoard()
-    measured(path, board)
-    at, before = board.now(), path.read_bytes()
-    measured(path, board)
-    assert (board.now(), path.read_bytes()) == (at, before)
-
-
-@pytest.mark.parametrize(
-    ("change", "text"),
-    [
-        ({"seed": 5}, "its design.seed is 0, and now it is 5"),
-        ({"design": "uniform"}, "its design.kind is 'mixed', and now it is 'uniform'"),
-        ({"multiple_of": 2}, "its design.multiple_of is None, and now it is 2"),
-        ({"shard": (1, 2)}, r"its design.shard is None, and now it is \[1, 2\]"),
-        ({"reference_every": 7}, "its design.reference_every is 4, and now it is 7"),
-        (
-            {"settings": replace(PROFILE_SETTINGS, memory_format="channels_last")},
-            "its settings.memory_format is 'contiguous', and now it is 'channels_last'",
-        ),
-        ({"settings": replace(PROFILE_SETTINGS, precision="bf16")}, "its settings.precision is 'fp32'"),
-        ({"settings": replace(PROFILE_SETTINGS, mode="compile")}, "its settings.mode is 'eager'"),
-    ],
-)
-def test_another_way_of_measuring_is_not_appended(path: Path, change: dict[str, Any], text: str) -> None:
-    board = FakeBoard()
-    with pytest.raises(Stop):
-        measured(path, board, progress=stop_after(2))
-    before = path.read_bytes()
-    with pytest.raises(BadFile, match=rf"a\.profile cannot be continued: {text}.* Measure as before, or give another"):
-        measured(path, board, **change)
-    assert path.read_bytes() == before
-
-
-def test_another_device_batch_meter_or_network_is_not_appended(path: Path) -> None:
-    board = FakeBoard()
-    with pytest.raises(Stop):
-        measured(path, board, progress=stop_after(2))
-    with pytest.raises(BadFile, match=r"its meter\.device is 'fake board', and now it is 'a newer board'"):
-        measured(path, board, FakeMeter(board, device="a newer board"))
-    with pytest.raises(BadFile, match=r"its meter\.device_id is '', and now it is 'two'"):
-        measured(path, board, FakeMeter(board, device_id="two"))
-    with pytest.raises(BadFile, match="its label is 'measured', and now it is 'estimated'"):
-        computed(path)
-    with pytest.raises(BadFile, match=r"its input\.batch is 2, and now it is 4"):
-        profile(SmallNet(board), small_graph(), torch.ones(4, 3, 6, 6), FakeMeter(board), path, rows=12)
-    other = replace(small_graph(), tensors=small_graph().tensors[:-1])
-    with pytest.raises(BadFile, match=rf"its network\.fingerprint is '{small_graph().fingerprint}', and now"):
-        profile(SmallNet(board), other, EXAMPLE, FakeMeter(board), path, rows=12)
-
-
-def test_rows_that_the_design_does_not_give_are_refused(path: Path) -> None:
-    computed(path, rows=5)
-    lines = path.read_text().splitlines(keepends=True)
-    changed = json.loads(lines[2])
-    changed["widths"] = [1, 2]
-    path.write_text("".join([*lines[:2], json.dumps(changed) + "\n", *lines[3:]]))
-    with pytest.raises(BadFile, match=r"a\.profile:3: row \d has widths \[1, 2\], and its design gives \["):
-        computed(path, rows=5)
 
 
 # ---------------------------------------------------------------- drift
@@ -471,3 +301,38 @@ def test_settings_are_chosen_one_by_one() -> None:
     assert chosen_settings(Prices(), mode=None) == PROFILE_SETTINGS
     with pytest.raises(BadMeasurement, match=r"precision was chosen, but prices runs nothing here: .* estimated"):
         chosen_settings(Prices(), precision="fp16")
+
+
+# ---------------------------------------------------------------- on real hardware
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("mode", ["eager", "graph"])
+def test_a_real_gpu_is_profiled(path: Path, mode: str) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 64, 3), nn.ReLU(), nn.Conv2d(64, 96, 3), nn.ReLU(), nn.Conv2d(96, 8, 1))
+    example = torch.ones(64, 3, 64, 64)
+    meter = find_meter("nvml")
+    try:
+        made = profile(
+            model,
+            trace_channels(model, example, proven=False),
+            example,
+            meter,
+            path,
+            rows=15,
+            rounds=2,
+            reference_every=5,
+            device="cuda",
+            settings=replace(PROFILE_SETTINGS, mode=mode),  # type: ignore[arg-type]
+        )
+    finally:
+        close_meter(meter)
+    assert len(made.corrected()) == 15
+    assert made.repeat_noise is not None
+    assert made.repeat_noise < 0.01, made.drift
+    assert made.seconds_per_network is not None
+    assert made.seconds_per_network < 1.0
+    assert made.drift is not None
+    assert made.drift.is_steady
+    assert next(model.parameters()).device.type == "cpu"
+    assert torch.cuda.memory_allocated() < 64e6  # networks are gone

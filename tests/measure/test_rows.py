@@ -72,6 +72,7 @@ def test_references_have_no_number_but_say_what_they_are() -> None:
         ("ticks", 0, "ticks is 0; it must be a whole number of at least 1"),
         ("power_capped", 1, "power_capped is 1; it must be a bool"),
         ("measured_at", 5, "measured_at is 5; it must be a str"),
+        ("measured_at", "noon", "measured_at is 'noon'; it must be a time such as"),
         ("temperature_celsius", "hot", "temperature_celsius is 'hot'; it must be a number"),
     ],
 )

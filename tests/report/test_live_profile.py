@@ -72,6 +72,16 @@ def test_a_terminal_shows_a_bar() -> None:
     assert "0.02471 J (measured), fit error 2.3%" in screen.text.getvalue()
 
 
+def test_the_meter_is_told_before_anything_is_measured() -> None:
+    for device, place in ((None, "no network is run"), ("cuda", "networks run on cuda")):
+        screen = Screen(terminal=False)
+        screen.view.announce(Prices().describe(), device)
+        assert screen.text.getvalue() == ""  # an error, if there is one, comes alone
+        screen.show(0)
+        screen.show(1, message="hello")
+        assert screen.text.getvalue() == f"prices: paper, all, energy counter (estimated); {place}\nhello\n"
+
+
 def test_without_a_console_nothing_is_shown() -> None:
     view = ProfileView(None)
     with view:
@@ -118,7 +128,7 @@ def test_the_summary_carries_the_label() -> None:
 def test_drift_and_repeats_of_measured_profiles_are_told() -> None:
     profile = profile_of(
         reference(2.0, measured_at="2026-01-01T00:00:01+00:00"),
-        row(0, measured_at="2026-01-01T00:00:01.75+00:00"),
+        row(0, measured_at="2026-01-01T00:00:01.750+00:00"),
         row(0, 1.01, round=1),
         reference(2.3),
         device_type="cpu",

@@ -102,7 +102,7 @@ class ChannelGraph:
         Raises:
             BadWidths: an unknown group, a frozen group changed, or a width outside its range.
         """
-        vector = torch.tensor([float(g.width) for g in self.groups], dtype=torch.float64)
+        vector = torch.tensor([float(g.width) for g in self.groups], dtype=torch.float64, device="cpu")
         for name, width in (widths or {}).items():
             group = self[name]
             if not group.least <= width <= group.width:
@@ -144,11 +144,11 @@ class ChannelGraph:
     @cached_property
     def slot_of_index(self) -> Tensor:
         """The slot that each index of each cuttable axis belongs to, axis behind axis (see `axis_spans`)."""
-        table = torch.zeros(sum(size for _, size in self.axis_spans.values()), dtype=torch.long)
+        table = torch.zeros(sum(size for _, size in self.axis_spans.values()), dtype=torch.long, device="cpu")
         for group, first in zip(self.groups, self._slot_starts[:-1], strict=True):
             for place in group.places:
                 start, _ = self.axis_spans[place.tensor, place.axis]
-                table[start + place.index] = first + torch.arange(group.width)[:, None]
+                table[start + place.index] = first + torch.arange(group.width, device="cpu")[:, None]
         return table
 
     # --- costs -----------------------------------------------------------------------------------
@@ -185,7 +185,7 @@ class ChannelGraph:
         """The part of all multiply-accumulates done by layers that read, write or carry a group."""
         position = self._by_name[group.name]
         per_layer = self.costs.macs_per_layer(self.widths())
-        touched = torch.tensor([layer.touches(position) for layer in self.layers], dtype=torch.bool)
+        touched = torch.tensor([layer.touches(position) for layer in self.layers], dtype=torch.bool, device="cpu")
         return float(per_layer[touched].sum() / per_layer.sum().clamp(min=1))
 
     # --- files -----------------------------------------------------------------------------------
@@ -319,7 +319,9 @@ def _pack(index: Tensor) -> dict[str, Any]:
 
 
 def _regular(offset: int, step: int, units: int, size: int, inner: int) -> Tensor:
-    return offset + step * torch.arange(units)[:, None] + inner * torch.arange(size)[None, :]
+    return (
+        offset + step * torch.arange(units, device="cpu")[:, None] + inner * torch.arange(size, device="cpu")[None, :]
+    )
 
 
 def _unpack(place: Mapping[str, Any], units: int) -> Tensor:
@@ -328,7 +330,7 @@ def _unpack(place: Mapping[str, Any], units: int) -> Tensor:
         if not 0 < units * size <= 1 << 28:
             raise ValueError("impossible size")
         return _regular(offset, step, units, size, inner)
-    return torch.tensor(place["index"], dtype=torch.long).view(units, -1)
+    return torch.tensor(place["index"], dtype=torch.long, device="cpu").view(units, -1)
 
 
 def _some(names: list[str], limit: int = 6) -> str:

@@ -120,10 +120,14 @@ class _Extents:
     """Many extents evaluated at once, in time linear in the number of their terms."""
 
     def __init__(self, extents: Sequence[Extent]) -> None:
-        self._fixed = torch.tensor([float(e.fixed) for e in extents], dtype=torch.float64)
-        self._rows = torch.tensor([i for i, e in enumerate(extents) for _ in e.multiples], dtype=torch.long)
-        self._groups = torch.tensor([g for e in extents for g, _ in e.multiples], dtype=torch.long)
-        self._multiples = torch.tensor([float(m) for e in extents for _, m in e.multiples], dtype=torch.float64)
+        self._fixed = torch.tensor([float(e.fixed) for e in extents], dtype=torch.float64, device="cpu")
+        self._rows = torch.tensor(
+            [i for i, e in enumerate(extents) for _ in e.multiples], dtype=torch.long, device="cpu"
+        )
+        self._groups = torch.tensor([g for e in extents for g, _ in e.multiples], dtype=torch.long, device="cpu")
+        self._multiples = torch.tensor(
+            [float(m) for e in extents for _, m in e.multiples], dtype=torch.float64, device="cpu"
+        )
 
     def __call__(self, widths: Tensor) -> Tensor:
         parts = self._multiples * widths.to(torch.float64)[self._groups]
@@ -134,21 +138,21 @@ class CostTable:
     """The costs of a channel graph as functions of the vector of widths."""
 
     def __init__(self, layers: Sequence[Layer], tensors: Sequence[TensorShape]) -> None:
-        self._macs = torch.tensor([float(layer.macs) for layer in layers], dtype=torch.float64)
+        self._macs = torch.tensor([float(layer.macs) for layer in layers], dtype=torch.float64, device="cpu")
         self._incoming = _Extents([layer.incoming for layer in layers])
         self._outgoing = _Extents([layer.outgoing for layer in layers])
         self._reads = _Extents([layer.reads for layer in layers])
         self._writes = _Extents([layer.writes for layer in layers])
-        self._item = torch.tensor([float(layer.item_bytes) for layer in layers], dtype=torch.float64)
+        self._item = torch.tensor([float(layer.item_bytes) for layer in layers], dtype=torch.float64, device="cpu")
         rank = max([len(t.axes) for t in tensors], default=0)
         padded = [(*t.axes, *[Extent(1)] * (rank - len(t.axes))) for t in tensors]
         self._axes = [_Extents([axes[k] for axes in padded]) for k in range(rank)]
-        self._tensor_bytes = torch.tensor([float(t.item_bytes) for t in tensors], dtype=torch.float64)
-        self._is_parameter = torch.tensor([float(t.is_parameter) for t in tensors], dtype=torch.float64)
+        self._tensor_bytes = torch.tensor([float(t.item_bytes) for t in tensors], dtype=torch.float64, device="cpu")
+        self._is_parameter = torch.tensor([float(t.is_parameter) for t in tensors], dtype=torch.float64, device="cpu")
         position = {t.name: i for i, t in enumerate(tensors)}
         used = [(row, position[name]) for row, layer in enumerate(layers) for name in layer.tensors]
-        self._using_layer = torch.tensor([row for row, _ in used], dtype=torch.long)
-        self._used_tensor = torch.tensor([tensor for _, tensor in used], dtype=torch.long)
+        self._using_layer = torch.tensor([row for row, _ in used], dtype=torch.long, device="cpu")
+        self._used_tensor = torch.tensor([tensor for _, tensor in used], dtype=torch.long, device="cpu")
 
     def macs_per_layer(self, widths: Tensor) -> Tensor:
         """Multiply-accumulates of each layer."""

@@ -159,12 +159,13 @@ class CutBook(LabelBook):
     freeze of something that was cut, shows that the network's code does not follow the cut.
     """
 
-    def __init__(self, dense: LabelBook, alive: Tensor, unit: Tensor, immovable: Tensor) -> None:
+    def __init__(self, dense: LabelBook, alive: Tensor, unit: Tensor, immovable: Tensor, manifold: Tensor) -> None:
         super().__init__(axes=dense.axes, roles=dense.roles, size=dense.size)
         self._dense = dense
         self.alive = alive  # by label: kept in the cut network
         self._unit = unit  # by label
         self._immovable = immovable  # by label: frozen in the dense trace
+        self._manifold = manifold  # by label: its unit stands more than once on its axis
 
     def axis(self, tensor: str, axis: int, size: int, role: Role) -> Tensor:
         """Labels of the indices that an axis kept."""
@@ -191,11 +192,12 @@ class CutBook(LabelBook):
             Misaligned: there are unions or a freeze that the dense network does not have.
         """
         left, right, entry = self.unions()
+        loose = ~self._immovable[left]
+        left, right, entry = left[loose], right[loose], entry[loose]
         stray = self._unit[left] != self._unit[right]
         # Where a unit stands several times on one axis (36 columns of a flattened channel), its indices may still
         # be shuffled among themselves: those unions must be ones that the dense network made.
-        manifold = self._manifold()
-        check = ~stray & (left != right) & (manifold[left] | manifold[right])
+        check = ~stray & (left != right) & (self._manifold[left] | self._manifold[right])
         if bool(check.any()):
             known = _pair_codes(*self._dense.unions()[:2], self.size)
             stray[check] = ~torch.isin(_pair_codes(left[check], right[check], self.size), known)
@@ -206,15 +208,6 @@ class CutBook(LabelBook):
             loose = labels[~self._immovable[labels]]
             if loose.numel():
                 raise Misaligned(loose, why)
-
-    def _manifold(self) -> Tensor:
-        """By label: whether its unit stands more than once on its axis."""
-        axes = list(self.axes.values())
-        axis_of = torch.arange(len(axes)).repeat_interleave(torch.tensor([axis.size for axis in axes]))
-        skipped = self.size - len(axis_of)
-        codes = axis_of * self.size + self._unit[skipped:]
-        _, inverse, counts = codes.unique(return_inverse=True, return_counts=True)
-        return torch.cat([torch.zeros(skipped, dtype=torch.bool), counts[inverse] > 1])
 
 
 def _pair_codes(left: Tensor, right: Tensor, size: int) -> Tensor:
@@ -239,10 +232,9 @@ def varying_axes(labels: Tensor) -> list[int]:
 
 def compact(labels: Tensor) -> Tensor:
     """The same labels with every axis on which they do not change narrowed to one element."""
-    for axis, (size, step) in enumerate(zip(labels.shape, labels.stride(), strict=True)):
-        if size > 1 and step == 0:
-            labels = labels.narrow(axis, 0, 1)
-    return labels
+    shape, steps = labels.shape, labels.stride()
+    small = [1 if step == 0 else size for size, step in zip(shape, steps, strict=True)]
+    return labels if small == list(shape) else labels.as_strided(small, steps)
 
 
 def settled(labels: Tensor) -> Tensor:

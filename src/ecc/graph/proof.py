@@ -58,12 +58,12 @@ def difference(
     Two cuts, so that every unit is dead in one of them: a random part of each group, then all the others (at
     least one unit always lives).
     """
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator("cpu").manual_seed(seed)
     whole = _copy_with_visible_weights(model, graph, generator)
     first, second = {}, {}
     for group in groups:
-        order = torch.randperm(group.width, generator=generator)
-        count = int(group.width * (0.3 + 0.3 * torch.rand((), generator=generator).item()))
+        order = torch.randperm(group.width, generator=generator, device="cpu")
+        count = int(group.width * (0.3 + 0.3 * torch.rand((), generator=generator, device="cpu").item()))
         count = min(max(count, 1), group.width - group.least)
         first[group.name] = order[:count]
         second[group.name] = order[count:][: group.width - group.least]
@@ -103,6 +103,6 @@ def _copy_with_visible_weights(model: nn.Module, graph: ChannelGraph, generator:
         if not tensor.is_floating_point() or tensor.numel() < 2:
             continue
         if bool((tensor == tensor.flatten()[0]).all()):
-            noise = torch.rand(tensor.shape, generator=generator).to(tensor)
+            noise = torch.rand(tensor.shape, generator=generator, device="cpu").to(tensor)
             tensor.data.copy_(0.5 + noise if "mean" not in name and "bias" not in name else noise - 0.5)
     return copy

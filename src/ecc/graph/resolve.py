@@ -50,6 +50,16 @@ class Resolved:
         stuck[FROZEN] = True
         return torch.from_numpy(stuck)
 
+    def manifold(self) -> Tensor:
+        """By label: whether its unit stands more than once on its axis."""
+        found = torch.zeros(self.book.size, dtype=torch.bool)
+        for key in self.book.axes:
+            labels = self.book.vector(*key)
+            _, groups, counts = self._extents[_key(labels)]
+            if any(count > len(self.groups[group]) for group, count in zip(groups, counts, strict=True)):
+                found[labels] = True
+        return found
+
     def why(self, unit: int) -> str | None:
         """Why a unit cannot be cut."""
         number = self.reason[unit]
@@ -187,11 +197,16 @@ def _places(resolved: Resolved) -> list[tuple[Place, ...]]:
     for key, axis in resolved.book.axes.items():
         units = resolved.unit[axis.start : axis.start + axis.size]
         roles = tuple(role for role in _ROLE_ORDER if role in resolved.book.roles[key])
-        groups = resolved.group_of[units]
-        for group in np.unique(groups[groups >= 0]):
-            where = np.flatnonzero(groups == group)
-            ranks = resolved.rank[units[where]]
-            index = torch.from_numpy(where[np.argsort(ranks, kind="stable")].reshape(len(resolved.groups[group]), -1))
+        groups, ranks = resolved.group_of[units], resolved.rank[units]
+        alone = bool((groups == groups[0]).all())
+        for group in groups[:1] if alone else np.unique(groups):
+            if group < 0:
+                continue
+            where = np.arange(axis.size) if alone else np.flatnonzero(groups == group)
+            mine = ranks if alone else ranks[where]
+            if bool((mine[1:] < mine[:-1]).any()):
+                where = where[np.argsort(mine, kind="stable")]
+            index = torch.from_numpy(where.reshape(len(resolved.groups[group]), -1))
             found[group].append((_ROLE_ORDER.index(roles[0]), Place(axis.tensor, axis.axis, roles, index)))
     return [tuple(place for _, place in sorted(group, key=lambda item: item[0])) for group in found]
 

@@ -37,7 +37,11 @@ def resized(
     whole = graph.widths(widths)
     if bool((whole != whole.round()).any()):
         raise BadWidths(f"widths must be whole numbers: {dict(widths)}.")
-    keep = {g.name: torch.arange(int(w)) for g, w in zip(graph.groups, whole.tolist(), strict=True) if w < g.width}
+    keep = {
+        g.name: torch.arange(int(w), device="cpu")
+        for g, w in zip(graph.groups, whole.tolist(), strict=True)
+        if w < g.width
+    }
     return _cut(model, graph, keep, device)
 
 
@@ -82,7 +86,7 @@ def live_masks(model: nn.Module, graph: ChannelGraph) -> list[Tensor]:
             touched = (tensor != 0).any(others) if others else tensor != 0
             mine = touched[place.index.to(tensor.device)].any(1)
             live = mine if live is None else live | mine
-        masks.append(torch.ones(group.width, dtype=torch.bool) if live is None else live)
+        masks.append(torch.ones(group.width, dtype=torch.bool, device="cpu") if live is None else live)
     return masks
 
 
@@ -172,7 +176,7 @@ def _slices(graph: ChannelGraph, keep: Mapping[str, Tensor]) -> dict[str, dict[i
         alive[start:stop] = False
         alive[start + kept] = True
     stays = alive[graph.slot_of_index].nonzero().flatten()  # all axes of all tensors, one behind the other
-    starts = torch.tensor([start for start, _ in graph.axis_spans.values()] + [len(graph.slot_of_index)])
+    starts = torch.tensor([start for start, _ in graph.axis_spans.values()] + [len(graph.slot_of_index)], device="cpu")
     bounds = torch.searchsorted(stays, starts).tolist()
     slices: dict[str, dict[int, Tensor]] = {}
     for number, ((tensor, axis), (start, size)) in enumerate(graph.axis_spans.items()):

@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from types import CodeType, FunctionType
 
@@ -99,7 +100,8 @@ class _Search:
 
     def run(self) -> ChannelGraph:
         """Trace, cut and trace again until they agree."""
-        with torch.device("cpu"):  # labels live on the CPU, whatever device the caller made the default
+        default = torch.get_default_device()
+        with nullcontext() if default.type == "cpu" else torch.device("cpu"):  # where labels live
             return self._run()
 
     def _run(self) -> ChannelGraph:
@@ -204,7 +206,8 @@ class _Search:
             return None
         # One cut tells a size that follows from one that is written down. Where code splits or slices channels,
         # a single cut could line up by chance.
-        risky = any(p.landmarks for p in passes)
+        immovable = resolved.immovable()
+        risky = any(bool((~immovable[labels]).any()) for p in passes for _, labels in p.landmarks)
         for seed in range(3 if risky else 1):
             mishap = self._cut(graph, resolved, passes, np.random.default_rng(seed))
             if mishap is not None:
@@ -227,7 +230,8 @@ class _Search:
                 alive[rng.permutation(units)[:count]] = False
                 widths[group.name] = group.width - count
         by_label = torch.from_numpy(alive[resolved.unit])
-        book = CutBook(resolved.book, by_label, torch.from_numpy(resolved.unit), resolved.immovable())
+        unit = torch.from_numpy(resolved.unit)
+        book = CutBook(resolved.book, by_label, unit, resolved.immovable(), resolved.manifold())
         small = self._small(graph, widths)
         try:
             self._pass(small, self._tracer(book, dense=passes[0]), training=False)

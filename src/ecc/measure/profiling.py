@@ -197,12 +197,11 @@ class _Run:
         """Measures what the file lacks: networks, and the reference before, between and after them."""
         if not self._pending and self._since_reference == 0:
             return
-        there = f"{self._done} of {self._total} networks are there already." if self._done else ""
-        self._say(message=there)
         if self._file.header is None:
             self._file.start(replace(self._header, counter=self._place.ready(None)))
         else:
             self._place.ready(self._file.header.counter)
+        self._say(message=f"{self._done} of {self._total} networks are there already." if self._done else "")
         while self._pending or self._since_reference:
             if self._since_reference >= self._plan.reference_every or not self._pending:
                 row = self._measured(None, self._pending[0][0] if self._pending else self._file.rows[-1].round)

@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from datetime import datetime
 from typing import Any, TypeVar
 
 from ecc.errors import BadFile
@@ -86,7 +87,7 @@ class Row:
             ticks=_whole(data, "ticks", least=1) if "ticks" in known else None,
             temperature_celsius=_real(data, "temperature_celsius") if "temperature_celsius" in known else None,
             power_capped=_of_type(data, "power_capped", bool) if "power_capped" in known else None,
-            measured_at=_of_type(data, "measured_at", str) if "measured_at" in known else None,
+            measured_at=_moment(data, "measured_at") if "measured_at" in known else None,
             **{name: _real(data, name, least=0) for name in _NOT_NEGATIVE if name in known},
         )
 
@@ -122,6 +123,15 @@ def _of_type(data: Mapping[str, Any], name: str, kind: type[_T]) -> _T:
     value = data.get(name)
     if not isinstance(value, kind):
         raise BadFile(f"{name} is {value!r}; it must be a {kind.__name__}.")
+    return value
+
+
+def _moment(data: Mapping[str, Any], name: str) -> str:
+    value = _of_type(data, name, str)
+    try:
+        datetime.fromisoformat(value)
+    except ValueError:
+        raise BadFile(f"{name} is {value!r}; it must be a time such as 2026-01-01T00:00:00.000+00:00.") from None
     return value
 
 

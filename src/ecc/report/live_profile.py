@@ -14,6 +14,7 @@ from rich.progress import Progress as RichProgress
 
 from ecc.graph import ChannelGraph
 from ecc.measure.learning import quick_error
+from ecc.measure.meter import MeterInfo
 from ecc.measure.profile import Profile
 from ecc.measure.profiling import Progress
 
@@ -35,6 +36,7 @@ class ProfileView:
     def __init__(self, console: Console | None, *, now: Callable[[], float] = time.monotonic) -> None:
         self._console = console
         self._now = now
+        self._first_line = ""
         self._last: Progress | None = None
         self._started: tuple[float, int] | None = None
         self._bar: RichProgress | None = None
@@ -59,6 +61,11 @@ class ProfileView:
         if self._bar is not None:
             self._bar.stop()
 
+    def announce(self, meter: MeterInfo, device: str | None) -> None:
+        """What to say first, once all is in order: which meter was taken, and where networks run (None: nowhere)."""
+        place = "no network is run" if device is None else f"networks run on {device}"
+        self._first_line = f"{meter.name}: {meter.device}, {meter.scope}, {meter.reads} ({meter.label}); {place}"
+
     def __call__(self, progress: Progress) -> None:
         """Shows one step."""
         self._last = progress
@@ -66,8 +73,9 @@ class ProfileView:
             self._started = self._now(), progress.done
         if self._console is None:
             return
-        if progress.message:
-            self._console.print(progress.message, markup=False, highlight=False)
+        for text in filter(None, (self._first_line, progress.message)):
+            self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+        self._first_line = ""
         if self._bar is not None:
             self._bar.update(
                 self._bar_task, completed=progress.done, total=progress.total, description=_facts(progress)

@@ -87,6 +87,7 @@ _FAMILIES: dict[Rule, Iterable[str]] = {
         "rand_like randn_like rand randn scalar_tensor empty_strided new_empty_strided empty_permuted "
         "".split()
     ),
+    passing.unknown: ["fill_diagonal", "triu", "tril"],
     moving.moved: _MOVES,
     moving.rolled: ["roll", "flip"],
     moving.sliced: ["slice"],
