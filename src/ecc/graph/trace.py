@@ -33,6 +33,7 @@ from ecc.graph.surgery import resized
 from ecc.graph.tracer import Tracer
 
 _MAX_ROUNDS = 200  # readings tried before everything left is frozen
+_PARTS = 3  # cuts of a network that slices its channels: together they cut every unit
 
 
 def trace_channels(
@@ -207,47 +208,60 @@ class _Search:
         # One cut tells a size that follows from one that is written down. Where code splits or slices channels,
         # a single cut could line up by chance.
         immovable = resolved.immovable()
-        risky = any(bool((~immovable[labels]).any()) for p in passes for _, labels in p.landmarks)
-        for seed in range(3 if risky else 1):
-            mishap = self._cut(graph, resolved, passes, np.random.default_rng(seed))
+        risky = any(bool((~immovable[labels]).any()) for p in passes for labels in p.handled)
+        for part in range(_PARTS if risky else 1):
+            mishap = self._cut(graph, resolved, passes, part)
             if mishap is not None:
                 return mishap
-        pairs = {group.name: 1 for group in graph.prunable if group.width == 2}
-        return self._dry_run(graph, pairs) if pairs else None
+        if risky or any(group.width == 2 for group in graph.prunable):
+            return self._dry_run(graph, {group.name: group.least for group in graph.prunable})
+        return None
 
-    def _cut(
-        self, graph: ChannelGraph, resolved: Resolved, passes: list[Tracer], rng: np.random.Generator
-    ) -> Misaligned | None:
-        """Trace the network with a random part of every group cut.
+    def _cut(self, graph: ChannelGraph, resolved: Resolved, passes: list[Tracer], part: int) -> Misaligned | None:
+        """Trace the network with a random part of every group cut; the parts together are the whole group.
 
         Two units stay at least: an axis with one channel left would look like an axis without channels.
         """
+        rng = np.random.default_rng(0)  # the same order of units for every part
         alive = np.ones(resolved.count, dtype=bool)
         widths: dict[str, int] = {}
         for group, units in zip(graph.groups, resolved.groups, strict=True):
             if group.frozen is None and group.width > 2:
-                count = min(max(1, int(group.width * rng.uniform(0.3, 0.6))), group.width - 2)
-                alive[rng.permutation(units)[:count]] = False
-                widths[group.name] = group.width - count
+                order = rng.permutation(units)
+                bounds = [
+                    0,
+                    *np.sort(np.rint(group.width * rng.uniform((0.25, 0.6), (0.4, 0.75)))).astype(int),
+                    group.width,
+                ]
+                gone = order[bounds[part] : bounds[part + 1]][: group.width - 2]
+                alive[gone] = False
+                widths[group.name] = group.width - len(gone)
         by_label = torch.from_numpy(alive[resolved.unit])
         unit = torch.from_numpy(resolved.unit)
         book = CutBook(resolved.book, by_label, unit, resolved.immovable(), resolved.manifold())
         small = self._small(graph, widths)
         try:
-            self._pass(small, self._tracer(book, dense=passes[0]), training=False)
+            done = [self._pass(small, self._tracer(book, dense=passes[0]), training=False)]
             if self.trains:
-                self._pass(small, self._tracer(book, dense=passes[1]), training=True, example=self._train_example)
+                tracer = self._tracer(book, dense=passes[1])
+                done.append(self._pass(small, tracer, training=True, example=self._train_example))
         except Misaligned as mishap:
             return _misaligned(book) or mishap
+        if any(len(a.numbers) != len(b.numbers) for a, b in zip(done, passes, strict=True)):
+            nothing = torch.empty(0, dtype=torch.long)
+            return Misaligned(nothing, "the network runs other operators at other widths", path=done[0].last_path)
         return _misaligned(book)
 
     def _dry_run(self, graph: ChannelGraph, widths: dict[str, int]) -> Misaligned | None:
-        """Run the network at the given widths; labels are not followed."""
-        tracer = self._tracer(LabelBook(), following_labels=False)
+        """Run the network at the given widths; its labels, with one channel left here and there, say nothing."""
+        tracer = self._tracer(LabelBook())
+        nothing = torch.empty(0, dtype=torch.long)
         try:
-            self._pass(self._small(graph, widths), tracer, training=False)
-        except _NeedsValues as error:
-            return Misaligned(torch.empty(0, dtype=torch.long), str(error), path=tracer.last_path)
+            one_pass(self._small(graph, widths), self.example_input, tracer, training=False)
+        except Misaligned as stop:
+            return Misaligned(nothing, str(stop), line=stop.line, path=tracer.last_path)
+        except Exception as error:  # noqa: BLE001 - whatever a network's code raises
+            return Misaligned(nothing, first_line(error), path=tracer.last_path)
         return None
 
     def _small(self, graph: ChannelGraph, widths: dict[str, int]) -> Twin:
@@ -272,15 +286,29 @@ class _Search:
 
 
 def _asks_for_mode(model: nn.Module) -> bool:
-    """Whether the code of some module looks at `training`. Torch's own layers run the same operators in both."""
+    """Whether the code of some module looks at `training`. Torch's own layers run the same operators in both.
+
+    Code means the methods of its classes and the functions they name; a class with a `train` of its own counts.
+    """
     classes = {base for module in model.modules() for base in type(module).__mro__}
-    own = [kind for kind in classes if not kind.__module__.startswith("torch.nn.")]
-    codes = [f.__code__ for kind in own for f in vars(kind).values() if isinstance(f, FunctionType)]
-    while codes:
-        code = codes.pop()
-        if "training" in code.co_names or "training" in code.co_consts:
-            return True
-        codes.extend(constant for constant in code.co_consts if isinstance(constant, CodeType))
+    own = [kind for kind in classes if not kind.__module__.startswith("torch.nn.") and kind is not object]
+    if any(name in vars(kind) for kind in own for name in ("train", "eval")):
+        return True
+    functions = [f for kind in own for f in vars(kind).values() if isinstance(f, FunctionType)]
+    seen: set[CodeType] = set()
+    while functions:
+        function = functions.pop()
+        codes = [function.__code__]
+        while codes:
+            code = codes.pop()
+            if code in seen:
+                continue
+            seen.add(code)
+            if "training" in code.co_names or "training" in code.co_consts:
+                return True
+            codes.extend(constant for constant in code.co_consts if isinstance(constant, CodeType))
+            named = (function.__globals__.get(name) for name in code.co_names)
+            functions.extend(f for f in named if isinstance(f, FunctionType) and not f.__module__.startswith("torch."))
     return False
 
 

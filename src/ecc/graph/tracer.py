@@ -23,6 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 from ecc.graph.call import Call, Record, amount
+from ecc.graph.comparing import check_numbers, check_way
 from ecc.graph.deferred import Deferred
 from ecc.graph.labels import (
     CutBook,
@@ -61,6 +62,8 @@ class Tracer(TorchDispatchMode):
     """(line, number of guesses, labels) of every guess made in this pass."""
     landmarks: list[tuple[str, Tensor]] = field(default_factory=list)
     """(operator, labels) of everything that took part of the channels, in order."""
+    handled: list[Tensor] = field(default_factory=list)
+    """Labels of everything that channels were taken from."""
     numbers: list[tuple[OpOverload, tuple[float, ...]]] = field(default_factory=list)
     """Plain numbers among the arguments of elementwise operators, in order."""
     doubts: list[Tensor] = field(default_factory=list)
@@ -156,6 +159,11 @@ class Tracer(TorchDispatchMode):
             if labels is not None:
                 self.book.freeze(labels, why)
 
+    def freeze_others(self, call: Call, but: Tensor) -> None:
+        """Freeze the channels of every argument but one: they say where, not what (indices, grids)."""
+        others = [labels for t in call.tensors if t is not but and (labels := self.labels(t)) is not None]
+        self.freeze_all(others, f"{call.here} takes positions from it")
+
     def choose(self, call: Call, options: int) -> int:
         """Which of several readings of a line of code to follow; later ones after earlier ones failed."""
         line = f"{call.name}@{self.line()}"
@@ -163,29 +171,6 @@ class Tracer(TorchDispatchMode):
         if labels is not None:
             self.guesses.append((line, options, compact(labels).reshape(-1)))
         return min(self.choices.get(line, 0), options - 1)
-
-    def landmark(self, call: Call, found: Sequence[Tensor | None]) -> None:
-        """Which channels a slice, split or index took. A cut network must take those that are left of them."""
-        vectors = [compact(labels).reshape(-1) for labels in found if labels is not None]
-        vector = torch.cat(vectors) if vectors else torch.empty(0, dtype=torch.long)
-        self.landmarks.append((call.name, vector))
-        if self.dense is None or not isinstance(self.book, CutBook):
-            return
-        name, whole = (*self.dense.landmarks, *[("", vector)] * len(self.landmarks))[len(self.landmarks) - 1]
-        wanted = whole[self.book.alive[whole]]
-        if name != call.name or not torch.equal(vector, wanted):
-            line = f"{call.name}@{self.line()}"
-            raise Misaligned(torch.cat([vector, whole]), f"{call.here} takes fixed channels", line=line)
-
-    def _check_numbers(self, call: Call) -> None:
-        """Numbers in the network's arithmetic must not depend on its widths (x / x.shape[1])."""
-        numbers = tuple(v for v in (*call.args, *call.kwargs.values()) if isinstance(v, (int, float)))
-        self.numbers.append((call.func, numbers))
-        if self.dense is None or len(self.numbers) > len(self.dense.numbers):
-            return
-        func, before = self.dense.numbers[len(self.numbers) - 1]
-        if func == call.func and before != numbers:
-            raise self._stopped(call, ValueError(f"{before} became {numbers}"), "depends on its width")
 
     # --- records ---------------------------------------------------------------------------------
 
@@ -242,7 +227,7 @@ class Tracer(TorchDispatchMode):
         try:
             call.result = self._run(call)
         except Exception as error:
-            raise self._stopped(call, error) from error
+            raise self.stopped(call, error) from error
         if not call.outs:
             self._read_by_code(call)
             return call.result
@@ -252,6 +237,7 @@ class Tracer(TorchDispatchMode):
         self.reached.update(names)
         if not _is_scaling(call, rule):
             self.sequence.append((func, [out.shape for out in call.outs], names))
+            check_way(self, call)
         if not self.following_labels:
             return call.result
         started = len(self.records)
@@ -271,6 +257,8 @@ class Tracer(TorchDispatchMode):
         if self.on_meta and (quick := quick_result(call)) is not None:
             return quick
         if self.on_meta and table.mixes_devices(args, kwargs):
+            if call.in_place:  # into a constant that the code made itself: only its labels matter from here on
+                return args[0]
 
             def to_meta(tensor: Tensor) -> Tensor:
                 return tensor if tensor.device.type == "meta" else tensor.to("meta")
@@ -318,7 +306,7 @@ class Tracer(TorchDispatchMode):
         """Apply a rule. One that fails must not stop a trace: it counts as no rule, which freezes."""
         try:
             if rule is table.POINTWISE:
-                self._check_numbers(call)
+                check_numbers(self, call)
             return rule(self, call)
         except Misaligned as stop:
             if isinstance(self.book, CutBook):
@@ -326,13 +314,13 @@ class Tracer(TorchDispatchMode):
             reason = str(stop)
         except Exception as error:
             if isinstance(self.book, CutBook):
-                raise self._stopped(call, error) from error
+                raise self.stopped(call, error) from error
             reason = f"{type(error).__name__}: {error}"
         known = [labels for t in call.tensors if (labels := self.labels(t)) is not None]
         self.freeze_all(known, f"the rule of {call.here} failed ({reason})")
         return [frozen_labels(out.shape) for out in call.outs]
 
-    def _stopped(self, call: Call, error: Exception, why: str = "has a fixed size") -> Exception:
+    def stopped(self, call: Call, error: Exception, why: str = "has a fixed size") -> Exception:
         """An operator that cannot run: in a cut network, a sign that the code does not follow the cut."""
         if isinstance(error, Misaligned):
             return error

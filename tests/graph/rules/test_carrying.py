@@ -208,7 +208,7 @@ def test_a_tensor_that_was_written_into_keeps_its_new_labels() -> None:
     x = following.channels(2, 4, 5)
 
     def fill(x: Tensor) -> Tensor:
-        out = torch.empty_like(x)
+        out = torch.empty(x.shape)
         out.copy_(x)
         return out + 0
 

@@ -170,11 +170,20 @@ def test_copies_and_dropout_pass_channels(function: Any) -> None:
 
 @pytest.mark.parametrize(
     "function",
-    [torch.zeros_like, torch.ones_like, torch.rand_like, lambda x: x.new_zeros(2, 3), lambda x: torch.zeros(4)],
+    [lambda x: x.new_zeros(2, 3), lambda x: torch.zeros(4)],
 )
 def test_fresh_constants_belong_to_no_channel(function: Any) -> None:
     following = Following()
     assert following.labels(following.run(function, following.channels(2, 4, 5))) is None
+
+
+@pytest.mark.parametrize("like", [torch.zeros_like, torch.ones_like, torch.rand_like], ids=lambda f: f.__name__)
+def test_a_constant_like_a_tensor_has_its_channels(like: Any) -> None:
+    following = Following()
+    out = following.run(like, following.channels(2, 4, 5))
+    labels = following.labels(out)
+    assert labels is not None
+    assert labels[0, :, 0].tolist() == following.axis("x", 0)
 
 
 def test_a_constant_that_differs_from_place_to_place_cannot_be_cut() -> None:

@@ -67,7 +67,7 @@ def test_every_rule_of_moving_and_following_is_in_the_table() -> None:
         (aten.softmax.int, passing.along_axis),
         (aten.max_pool2d.default, passing.spatial),
         (aten.clone.default, passing.same),
-        (aten.zeros_like.default, passing.constant),
+        (aten.zeros_like.default, passing.same),
         (aten.permute.default, moving.moved),
         (aten.view.default, moving.reshape),
         (aten.cat.default, moving.cat),

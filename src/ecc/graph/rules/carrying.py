@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -65,7 +65,8 @@ def pointwise(trace: Tracer, call: Call) -> Labels:
     """Elements that meet in an elementwise operator live and die together."""
     tensors = call.tensors
     labels = [trace.labels(t, defer=True) for t in tensors]
-    result = united(trace, call, [label for label in labels if label is not None], call.out.shape)
+    bare = {number for number, t in enumerate(tensors) if hasattr(t, "_ecc_name")}
+    result = united(trace, call, labels, call.out.shape, bare)
     for tensor in tensors:
         if trace.is_deferred(tensor):
             tensor._ecc_state.bind(trace.book, result, call.here)  # type: ignore[attr-defined]
@@ -84,18 +85,23 @@ def copy_into(trace: Tracer, call: Call) -> Labels:
     return united(trace, call, [x for x in (target, source) if x is not None], call.out.shape)
 
 
-def united(trace: Tracer, call: Call, many: Sequence[Labels], shape: torch.Size) -> Labels:
-    """Labels of an elementwise result: those of its operands, united where they meet."""
+def united(trace: Tracer, call: Call, many: Sequence[Labels], shape: torch.Size, bare: Collection[int] = ()) -> Labels:
+    """Labels of an elementwise result: those of its operands, united where they meet.
+
+    `bare` are the numbers of operands that are parameters: where two axes of channels cross, they stay whole.
+    """
     result: Labels = None
-    for labels in many:
+    for number, labels in enumerate(many):
         if labels is not None:
             labels = labels[(None,) * (len(shape) - labels.dim())]
-            result = labels if result is None else _meet(trace, call, result, labels)
+            result = labels if result is None else _meet(trace, call, result, labels, number in bare)
     return None if result is None else result.expand(shape)
 
 
-def _meet(trace: Tracer, call: Call, left: Tensor, right: Tensor) -> Tensor:
+def _meet(trace: Tracer, call: Call, left: Tensor, right: Tensor, right_is_bare: bool) -> Tensor:
     """Unite the labels of two operands, or freeze the one that is used by many channels of the other."""
+    if right_is_bare:
+        left, right = right, left
     shape = torch.broadcast_shapes(left.shape, right.shape)
     left_axes, right_axes = set(varying_axes(left)), set(varying_axes(right))
     for mine, other, axes in ((left, right, right_axes - left_axes), (right, left, left_axes - right_axes)):
@@ -104,7 +110,8 @@ def _meet(trace: Tracer, call: Call, left: Tensor, right: Tensor) -> Tensor:
             trace.freeze(mine, f"{call.here} broadcasts it over other channels")
             return other.expand(shape)
     left, right = left.expand(shape), right.expand(shape)
-    wide = left if len(left_axes) >= len(right_axes) else right
+    first, second = (right, left) if right_is_bare else (left, right)
+    wide = first if len(varying_axes(first)) >= len(varying_axes(second)) else second
     for axis in set(range(len(shape))) - left_axes - right_axes:
         left, right = left.narrow(axis, 0, 1), right.narrow(axis, 0, 1)
     trace.book.unite(left, right, call.here)

@@ -44,9 +44,12 @@ def convolution(trace: Tracer, call: Call) -> Labels:
     if labels is not None and any(varies(labels, a) for a in range(channel + 1, x.dim())):
         labels = trace.freeze(labels, f"{call.here} slides over its axis", doubt=True)
     if groups == 1 and not trace.book.is_grouped(name):
-        in_axis, out_axis = (0, 1) if transposed else (1, 0)
+        order = trace.axis_order(weight)
+        in_axis, out_axis = (order[0], order[1]) if transposed else (order[1], order[0])
         result = _mix(trace, call, labels, channel, name, weight, in_axis, out_axis, bias, kernel)
         return result.expand(call.out.shape)
+    if trace.axis_order(weight)[0] != 0:
+        return _computed(trace, call, x, weight, kernel * weight.shape[0] * weight.shape[1])
     incoming = channel_vector(labels, channel, x.shape[channel])
     out_size = call.out.shape[channel]
     rows = trace.book.axis(name, 0, weight.shape[0], Role.CARRY)
@@ -199,6 +202,7 @@ def embedding(trace: Tracer, call: Call) -> Labels:
     name = trace.weight_name(call["weight"])
     if name is None:
         return unknown_labels(trace, call)
+    trace.freeze_others(call, call["weight"])
     trace.record(call, "move", 0, [], [call["weight"]])
     writes = trace.book.axis(name, 1, call["weight"].shape[1], Role.WRITE)
     return writes.expand(call.out.shape)

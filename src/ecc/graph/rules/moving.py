@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from ecc.graph.comparing import note_taken
 from ecc.graph.labels import FROZEN, Labels, compact, frozen_labels, settled, varies, varying_axes
 from ecc.graph.rules.carrying import united
 
@@ -36,7 +37,7 @@ def moved(trace: Tracer, call: Call) -> Labels | list[Labels]:
     outs = list(out) if isinstance(out, (tuple, list)) else [settled(out)]
     found = [part.expand(real.shape) for part, real in zip(outs, call.outs, strict=True)]
     if call.name in _TAKES and not trace.is_deferred(call.tensors[0]) and varying_axes(labels):
-        trace.landmark(call, found)
+        note_taken(trace, call, labels, found)
     return found
 
 
@@ -45,9 +46,12 @@ def rolled(trace: Tracer, call: Call) -> Labels | list[Labels]:
     labels = trace.movable(call.tensors[0])
     dims = call["dims"]
     axes = [dims] if isinstance(dims, int) else list(dims)
-    if labels is not None and axes:
-        return call.rerun(compact(labels)).expand(call.out.shape)  # type: ignore[no-any-return]
-    return moved(trace, call)
+    if labels is None or not axes or not any(varies(labels, a) for a in axes):
+        return labels if axes else moved(trace, call)
+    found: Tensor = call.rerun(compact(labels)).expand(call.out.shape)
+    if not trace.is_deferred(call.tensors[0]):
+        note_taken(trace, call, labels, [found])
+    return found
 
 
 def sliced(trace: Tracer, call: Call) -> Labels | list[Labels]:
@@ -263,6 +267,7 @@ def indexed(trace: Tracer, call: Call) -> Labels | list[Labels]:
     trace.record(call, "move", 0, [], [])
     if labels is None:
         return None
+    trace.freeze_others(call, x)
     indices = list(call["indices"])
     hidden = [i is not None and i.device.type == "meta" for i in indices]
     if any(varies(labels, a) for a, unknown in enumerate(hidden) if unknown):
@@ -274,7 +279,7 @@ def indexed(trace: Tracer, call: Call) -> Labels | list[Labels]:
     ]
     found = settled(torch.ops.aten.index.Tensor(labels.contiguous(), known)).expand(call.out.shape)
     if not trace.is_deferred(x) and varying_axes(labels):
-        trace.landmark(call, [found])
+        note_taken(trace, call, labels, [found])
     return found
 
 
@@ -285,10 +290,11 @@ def gathered(trace: Tracer, call: Call) -> Labels | list[Labels]:
     trace.record(call, "move", 0, [], [])
     if labels is None:
         return None
+    trace.freeze_others(call, x)
     axis = call["dim"] % x.dim()
     if call.name == "index_select" and call["index"].device.type != "meta":
         found = settled(call.rerun(labels.contiguous()))
-        trace.landmark(call, [found])
+        note_taken(trace, call, labels, [found])
         return found
     if varies(labels, axis):
         labels = trace.freeze(labels, f"{call.here} picks channels by index")

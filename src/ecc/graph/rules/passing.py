@@ -49,6 +49,7 @@ def spatial(trace: Tracer, call: Call) -> Labels | list[Labels]:
     trace.record(call, "pool", 0, [], [])
     if labels is None:
         return None
+    trace.freeze_others(call, x)
     digit = re.search(r"([123])d", call.name)
     first = x.dim() - (int(digit.group(1)) if digit else 2)
     if any(a >= first for a in varying_axes(labels)):

@@ -78,13 +78,14 @@ _FAMILIES: dict[Rule, Iterable[str]] = {
         "replication_pad1d replication_pad2d replication_pad3d grid_sampler_2d grid_sampler_3d".split()
     ),
     passing.same: (
-        "clone contiguous detach alias lift_fresh to _to_copy type_as dropout feature_dropout alpha_dropout "
-        "feature_alpha_dropout native_dropout positive requires_grad zero fill bernoulli normal uniform "
-        "resolve_conj resolve_neg view_as_real_copy".split()
+        "clone contiguous detach alias lift_fresh to _to_copy type_as dropout feature_dropout "
+        "alpha_dropout feature_alpha_dropout native_dropout positive requires_grad zero fill bernoulli "
+        "normal uniform zeros_like ones_like full_like empty_like rand_like randn_like resolve_conj "
+        "resolve_neg view_as_real_copy".split()
     ),
     passing.constant: (
-        "zeros ones full empty zeros_like ones_like full_like empty_like new_zeros new_ones new_full new_empty "
-        "rand_like randn_like rand randn scalar_tensor empty_strided new_empty_strided empty_permuted "
+        "zeros ones full empty new_zeros new_ones new_full new_empty "
+        "rand randn scalar_tensor empty_strided new_empty_strided empty_permuted "
         "".split()
     ),
     passing.unknown: ["fill_diagonal", "triu", "tril"],
