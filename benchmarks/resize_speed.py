@@ -18,16 +18,14 @@ from __future__ import annotations
 import argparse
 import copy
 import json
-import os
-import platform
 import statistics
 import time
 from collections.abc import Callable
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 import torch
+from machine import machine
 from torch import nn
 
 import ecc
@@ -90,15 +88,7 @@ def main() -> None:
     torch.manual_seed(0)
     rows = [measure(name, args.repeats) for name in NETWORKS]
     data = {
-        "environment": {
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "ecc": ecc.__version__,
-            "cores": os.cpu_count(),
-            "threads": 1,
-            "date": datetime.now(timezone.utc).date().isoformat(),
-            "repeats": args.repeats,
-        },
+        "environment": machine(repeats=args.repeats),
         "rows": rows,
     }
     args.out.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")

@@ -54,6 +54,7 @@ os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 
 from coverage_networks import KINDS, Network, all_networks  # noqa: E402 - after the lines above
 from coverage_worker import Settings, measure, stage_limit  # noqa: E402
+from machine import cpu_name  # noqa: E402 - as above
 
 Row = dict[str, Any]
 TOOLS = ("ecc", "torch_pruning")
@@ -180,7 +181,7 @@ def _plain(value: Any) -> Any:
 def environment(args: argparse.Namespace) -> dict[str, Any]:
     words = [Path(word).name if Path(word).is_absolute() else word for word in sys.argv[1:]]
     return {
-        "cpu": _cpu_name(),
+        "cpu": cpu_name(),
         "cores": os.cpu_count(),
         "python": platform.python_version(),
         **{name: _version(name) for name in ("torch", "torchvision", "timm", "torch_pruning")},
@@ -191,15 +192,6 @@ def environment(args: argparse.Namespace) -> dict[str, Any]:
         "jobs": args.jobs,
         "limit_seconds": args.limit,
     }
-
-
-def _cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor()
 
 
 def _version(package: str) -> str | None:

@@ -22,17 +22,15 @@ import gc
 import json
 import math
 import multiprocessing
-import os
-import platform
 import statistics
 import tempfile
 import time
 from collections.abc import Callable
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 import torch
+from machine import machine
 from torch import Tensor, nn
 
 import ecc
@@ -254,14 +252,7 @@ def main() -> None:
             print(f"{point['trace_seconds']:.3f} s", flush=True)
     exponents = slopes(points)
     data = {
-        "environment": {
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "ecc": ecc.__version__,
-            "cores": os.cpu_count(),
-            "threads": 1,
-            "date": datetime.now(timezone.utc).date().isoformat(),
-        },
+        "environment": machine(),
         "exponents": exponents,
         "points": points,
     }

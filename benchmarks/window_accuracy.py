@@ -16,17 +16,16 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import signal
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable
-from datetime import datetime, timezone
 from pathlib import Path
 
 import torch
+from machine import machine
 
 from ecc.measure import MeasureSettings, Meter, find_meter, measure, probe
 from ecc.measure.deploy import deployed
@@ -152,10 +151,8 @@ def main() -> None:
     record = {
         "what": "bias and spread of short measuring windows against 20 s references",
         "network": f"MobileNet v1, 224 px, batch {options.batch}, CUDA graph, tf32",
-        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "command": " ".join(["python3", *sys.argv]),
+        "environment": machine(),
         "device": torch.cuda.get_device_name(),
-        "versions": {"python": platform.python_version(), "torch": torch.__version__},
         "meter": meter.describe().to_dict(),
         "tick_seconds": counter.tick_seconds,
         "idle_watts": counter.idle_watts,

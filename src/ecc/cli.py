@@ -98,7 +98,7 @@ def options(
 @app.command()
 def doctor(
     meter: Annotated[
-        str, typer.Option(metavar="METER", help="Examine this one alone, such as nvml:1 or file.py:MyMeter.")
+        str, typer.Option("--meter", metavar="METER", help="Examine this one alone, such as nvml:1 or file.py:MyMeter.")
     ] = "auto",
     seconds: Annotated[float, typer.Option(min=1, help="Length of the self-test of each meter, about.")] = 10.0,
     quick: Annotated[bool, typer.Option("--quick", help="Leave the self-test out.")] = False,
@@ -163,7 +163,8 @@ def profile(
         Path, typer.Option("-o", "--output", metavar="FILE", help="Append to this file.", show_default=False)
     ],
     meter: Annotated[
-        str, typer.Option(metavar="METER", help="Where joules come from: auto, nvml, platform:jetson-tx2, ...")
+        str,
+        typer.Option("--meter", metavar="METER", help="Where joules come from: auto, nvml, platform:jetson-tx2, ..."),
     ] = "auto",
     rows: Annotated[int, typer.Option(help="Networks in the design; more than before extends a file.")] = 250,
     design: Annotated[str, typer.Option(help="mixed, or uniform as in the paper.")] = "mixed",
