@@ -108,7 +108,8 @@ def resizing() -> str:
 def page() -> str:
     totals = load("trace_coverage.json")["totals"]["all"]
     exact, count = totals["ecc"]["exact"], totals["networks"]
-    rival = load("trace_coverage.json")["environment"]["torch_pruning"]
+    environment = load("trace_coverage.json")["environment"]
+    rival, limit = environment["torch_pruning"], environment["limit_seconds"]
     return f"""# Results
 
 Made by `benchmarks/write_results.py` from the files in `results/`; nothing here was typed by hand.
@@ -118,9 +119,9 @@ Made by `benchmarks/write_results.py` from the files in `results/`; nothing here
 {exact} of {count} networks are cut exactly: 40 % of the units of every group that can be cut are silenced in one
 copy and removed in another, and the outputs agree to 1e-4 of their largest value. Torch-Pruning {rival} is
 measured in the same processes, the way its documentation says; *differs by nature* means that it cut through a
-normalisation over channels, which changes any network, and a row that ran into the time limit counts with that
-limit in the medians. *Step* is its own unit of work, with ranking and group search; *removal alone* leaves those
-out.
+normalisation over channels, which changes any network, and a row that ran into the time limit ({limit:g} s for each
+stage, for both tools) counts with that limit in the medians. *Step* is its own unit of work, with ranking and
+group search; *removal alone* leaves those out.
 
 {coverage()}
 
