@@ -70,11 +70,20 @@ def _summary(graph: ChannelGraph) -> str:
     macs, parameters = float(graph.macs()), float(graph.parameters())
     proof = "not compared in numbers"
     if graph.proof is not None:
-        proof = f"masked and cut outputs agree to {graph.proof:.0e}"
+        agreement = f"agree to {graph.proof:.0e} of the largest" if graph.proof else "are the same"
+        proof = f"masked and cut outputs {agreement}"
     return (
-        f"{len(graph.prunable)} of {len(graph.groups)} groups can be cut; {macs / 1e6:,.1f} M MACs, "
-        f"{parameters / 1e6:,.2f} M parameters, {prunable_share(graph):.0%} of them prunable; {proof}."
+        f"{len(graph.prunable)} of {len(graph.groups)} groups can be cut; {_short(macs)} MACs, "
+        f"{_short(parameters)} parameters, {prunable_share(graph):.0%} of them prunable; {proof}."
     )
+
+
+def _short(count: float) -> str:
+    """Three digits and a letter: 714 M."""
+    for size, letter in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
+        if count >= size:
+            return f"{count / size:.3g}{letter}"
+    return f"{count:.0f}"
 
 
 def _channels(group: ChannelGroup) -> int:
