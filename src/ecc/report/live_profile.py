@@ -89,7 +89,9 @@ class ProfileView:
         """What an interrupted profile leaves behind."""
         if self._last is None or self._last.done == 0:
             return "nothing was measured yet."
-        return f"{self._last.done} of {self._last.total} networks are in {path}; the same command goes on from there."
+        # The file knows of a row that was written at the last moment.
+        done = len(Profile.load(path).networks) if Path(path).exists() else self._last.done
+        return f"{done} of {self._last.total} networks are in {path}; the same command goes on from there."
 
     def _is_due(self, done: int, total: int) -> bool:
         return done % LINE_EVERY == 0 or done == total
