@@ -123,6 +123,7 @@ def test_it_stops_early(folder: Path) -> None:
     assert len(Profile.load("a.profile").networks) == 50
 
 
+@pytest.mark.gpu  # a real meter: CPU time on a loaded machine may be refused
 def test_this_machine_is_measured_by_cpu_time(folder: Path) -> None:
     words = "--rows 2 --device cpu --window 0.05 --memory-format channels_last --no-autotune"
     result = profiled(*words.split(), meter="cputime:15W")

@@ -235,6 +235,7 @@ def test_a_test_of_no_time_is_refused() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.gpu  # a real meter: CPU time on a loaded machine may be refused
 def test_a_real_self_test_on_the_cpu() -> None:
     finding = only(examine("cputime:15W", seconds=1))
     assert finding.self_test is not None, finding.trouble

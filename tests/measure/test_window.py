@@ -233,6 +233,7 @@ def test_a_model_fed_with_zeros_is_refused() -> None:
         measure_model(Ticking(board), torch.zeros(1, 3), FakeMeter(board), clock=board.clock)
 
 
+@pytest.mark.gpu  # a real meter: CPU time on a loaded machine may be refused
 def test_a_real_model_on_this_machine_by_cpu_time() -> None:
     """No clock is injected: the whole path runs for real, and only what cannot vary is asserted."""
     settings = MeasureSettings(
