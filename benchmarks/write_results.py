@@ -118,10 +118,10 @@ Made by `benchmarks/write_results.py` from the files in `results/`; nothing here
 
 {exact} of {count} networks are cut exactly: 40 % of the units of every group that can be cut are silenced in one
 copy and removed in another, and the outputs agree to 1e-4 of their largest value. Torch-Pruning {rival} is
-measured in the same processes, the way its documentation says; *differs by nature* means that it cut through a
-normalisation over channels, which changes any network, and a row that ran into the time limit ({limit:g} s for each
-stage, for both tools) counts with that limit in the medians. *Step* is its own unit of work, with ranking and
-group search; *removal alone* leaves those out.
+measured in the same processes, through its high-level pruner with head counts given. *Differs by nature* means
+that it cut through a normalisation over channels, which changes any network. A row that ran into the time limit
+({limit:g} s for each stage, for both tools) counts with that limit in the medians. *Step* is its own unit of work,
+with ranking and group search; *removal alone* leaves those out.
 
 {coverage()}
 

@@ -184,7 +184,7 @@ def test_a_counter_that_agrees_with_power_passes() -> None:
 
 def test_small_powers_may_differ() -> None:
     board = FakeBoard(idle_watts=0.5, busy_watts=2.0)
-    measured(board, FakeMeter(board, state=DeviceState(power_watts=5.0)))
+    assert measured(board, FakeMeter(board, state=DeviceState(power_watts=5.0))).sensor_watts == 5.0
 
 
 def test_a_meter_that_does_not_see_the_device_is_refused() -> None:

@@ -126,6 +126,7 @@ def test_a_stream_of_joules_gives_its_newest_value(
     text = "for i in range(3):\n    print(i, 'J', flush=True)\ntime.sleep(60)"
     meter = close(CommandMeter(program(text), stream=True))
     until(lambda: meter.read() == 2)
+    assert meter.read() == 2
 
 
 def test_a_stream_of_watts_is_integrated_line_by_line(
@@ -136,6 +137,7 @@ def test_a_stream_of_watts_is_integrated_line_by_line(
     until(lambda: meter.read() > 0)
     first = meter.read()
     until(lambda: meter.read() > first)
+    assert meter.read() > first
 
 
 def test_a_stream_that_ends_is_told_at_the_next_reading(
