@@ -106,7 +106,7 @@ def test_a_meter_is_watched_and_tested(works: Works) -> None:
     assert len(result.windows) >= 5
     assert all(window.ticks >= 10 for window in result.windows)
     assert 0.0003 < finding.self_test.repeatability < 0.005  # ten ticks of 0.5 % each
-    assert board.now() - started == pytest.approx(10, abs=1.5)  # about as long as was asked for
+    assert board.now() - started == pytest.approx(10, abs=3)  # about as long as was asked for
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.1, 0.2])

@@ -24,7 +24,7 @@ from .environment import environment
 from .header import Design, ProfileHeader, input_of, network_of
 from .load import make_load
 from .measurement import Measurement, MeasureSettings
-from .meter import Analytic, Clock, Meter
+from .meter import Analytic, Clock, Meter, Scatters
 from .rows import Row
 from .window import check_device, measure_model
 
@@ -94,9 +94,6 @@ class Bench:
                     f"{first_line(error)}"
                 ) from error
             self.clear()
-        # What was before must be gone from the counter: one period at least.
-        warmup_seconds = max(self._settings.warmup_seconds, counter.tick_seconds or 0.0)
-        self._each = replace(self._each, warmup_seconds=warmup_seconds)
         self._counter = counter
         return counter
 
@@ -204,7 +201,10 @@ class Desk:
         Raises:
             BadMeasurement: If the source gives no positive numbers.
         """
-        cost = self._source.cost(self._graph, widths)
+        if isinstance(self._source, Scatters):
+            cost = self._source.cost(self._graph, widths, repeat=round_)
+        else:
+            cost = self._source.cost(self._graph, widths)
         for name, value in (("joules", cost.joules), ("seconds", cost.seconds)):
             if not (math.isfinite(value) and value > 0):
                 raise BadMeasurement(f"{self._source.describe().name} gave {value} {name}; it must give more than 0.")

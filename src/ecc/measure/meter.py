@@ -212,6 +212,16 @@ class Analytic(Protocol):
         """Whose joules they are, and where the constants come from."""
 
 
+@runtime_checkable
+class Scatters(Analytic, Protocol):
+    """An `Analytic` with artificial noise, which is another each time that a network is asked for."""
+
+    noise: float
+
+    def cost(self, graph: ChannelGraph, widths: Mapping[str, int], *, repeat: int = 0) -> Reading:
+        """Joules and seconds of one inference, the `repeat`-th time."""
+
+
 Source: TypeAlias = Meter | Analytic
 
 

@@ -37,9 +37,10 @@ from .profile import Profile
 from .rows import Row
 from .sampling import Shard
 
-PROFILE_SETTINGS = MeasureSettings(min_ticks=5, min_repeats=1, max_repeats=1, warmup_seconds=0.1, warmup_runs=3)
+PROFILE_SETTINGS = MeasureSettings(min_ticks=5, min_repeats=1, max_repeats=1, warmup_seconds=0.03, warmup_runs=3)
 """One short window a network: below a second each on a counter of 100 ms. Repeats belong into other rounds,
-where noise is another. The device comes from the network before, so that a period of its counter warms it up."""
+where noise is another. The device comes warm from the network before, and what was counted before the first tick of a
+window is not in it, so that the warm-up can be short."""
 
 _FAILURES = (BadMeasurement, RuntimeError, MemoryError)  # RuntimeError: torch is out of memory
 

@@ -108,9 +108,11 @@ def measure(
     with _current(device), _no_garbage_collection():
         for _ in range(settings.warmup_runs):
             run()
-        check_state(device_state(meter), info, settings)  # before long work, but with our own context alive
+        if counter is None:
+            check_state(device_state(meter), info, settings)  # before long work, but with our own context alive
         # A slow reader gets longer chunks, so that the device is not idle before the host is back.
-        chunk_seconds = max(CHUNK_SECONDS, 3 * _time_of_a_reading(meter, clock))
+        read_seconds = _time_of_a_reading(meter, clock) if counter is None else counter.read_seconds
+        chunk_seconds = max(CHUNK_SECONDS, 3 * read_seconds)
         load, chunk_seconds = make_load(run, device.type, clock, chunk_seconds=chunk_seconds)
         try:
             counter = counter or probe(meter, load, settings.probe_seconds, clock=clock)
@@ -223,7 +225,7 @@ def _current(device: torch.device) -> Iterator[None]:
 def _no_garbage_collection() -> Iterator[None]:
     """A collection can stop the host for longer than the queue lasts."""
     was_enabled = gc.isenabled()
-    gc.collect()
+    gc.collect(1)  # the young: a full collection of torch's own objects takes a fifth of a second
     gc.disable()
     try:
         yield

@@ -43,6 +43,7 @@ class NvmlMeter:
         self._handle = handle
         self._proc = proc
         self._integrator: PowerIntegrator | None = None
+        self._info: MeterInfo | None = None  # every reading of NVML takes milliseconds
         self._settle_seconds = 0.0
         self._reads = "energy counter"
         try:
@@ -84,7 +85,12 @@ class NvmlMeter:
         return float(millijoules) * 1e-3
 
     def describe(self) -> MeterInfo:
-        """Names the card, and its power limit as the most it may draw."""
+        """Names the card, and its power limit as the most it may draw; both as they were when first asked."""
+        if self._info is None:
+            self._info = self._described()
+        return self._info
+
+    def _described(self) -> MeterInfo:
         limit = self._optional(lambda: self._nvml.nvmlDeviceGetEnforcedPowerLimit(self._handle))
         name = self._name()
         return MeterInfo(
