@@ -44,3 +44,11 @@ class BadMeasurement(EccError):
     Among them: a counter that stands still, jumps, goes back or disagrees with the power reading; a device
     that throttles or that another process shares; a window of too few counter ticks; an all-zero input.
     """
+
+
+class InfeasibleBudget(EccError):
+    """Raised when no allowed widths meet a budget, before any training step is spent on it."""
+
+
+class BadBudget(EccError):
+    """Raised when a budget cannot be read: no number, another unit, not above 0."""

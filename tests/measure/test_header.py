@@ -51,7 +51,7 @@ def test_inputs_are_told_by_name_or_position() -> None:
 
 def test_the_graph_gives_the_groups_that_can_be_cut() -> None:
     assert network_of(small_graph()) == {
-        "fingerprint": small_graph().fingerprint,
+        "skeleton": small_graph().skeleton,
         "groups": ("first", "second"),
         "full_widths": (16, 12),
     }
@@ -60,7 +60,7 @@ def test_the_graph_gives_the_groups_that_can_be_cut() -> None:
 @pytest.mark.parametrize(
     ("change", "field"),
     [
-        ({"fingerprint": "0" * 16}, "network.fingerprint"),
+        ({"skeleton": replace(small_graph().skeleton, fingerprint="0" * 16)}, "network.fingerprint"),
         ({"groups": ("first", "other")}, "network.groups"),
         ({"full_widths": (16, 7)}, "network.full_widths"),
         ({"batch": 64}, "input.batch"),
@@ -129,12 +129,18 @@ def broken(**changes: Any) -> dict[str, Any]:
     return {**json.loads(json.dumps(MEASURED.to_dict())), **changes}
 
 
+def network(**changes: Any) -> dict[str, Any]:
+    return {**MEASURED.to_dict()["network"], **changes}
+
+
 @pytest.mark.parametrize(
     ("data", "error", "text"),
     [
         (broken(format="ecc channel graph"), BadFile, "not the header of a profile"),
-        (broken(version=2), BadFile, "has version 2; this ecc reads version 1"),
-        (broken(network={"fingerprint": "0", "groups": ["a"], "full_widths": [1, 2]}), ValueError, "1 groups but 2"),
+        (broken(version=7), BadFile, "has version 7; this ecc reads version 2"),
+        (broken(network=network(groups=["first"])), ValueError, "do not fit the skeleton"),
+        (broken(network=network(full_widths=[16, 7])), ValueError, "do not fit the skeleton"),
+        (broken(network=network(fingerprint="0")), ValueError, "network 0 with the skeleton of"),
         (broken(design={"kind": "mixed"}), KeyError, "shard"),
         (broken(settings={"mode": "warp"}), BadMeasurement, "mode='warp' is unknown"),
     ],

@@ -92,7 +92,7 @@ def test_devices_that_differ_can_be_scaled_and_the_header_says_so(tmp_path: Path
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        ({"fingerprint": "0" * 16}, "network.fingerprint"),
+        ({"skeleton": replace(small_graph().skeleton, fingerprint="0" * 16)}, "network.fingerprint"),
         ({"batch": 64}, "their input.batch is 2 and 64"),
         ({"meter": replace(header().meter, device="another")}, "their meter.device is 'paper' and 'another'"),
         ({"design": replace(header().design, seed=9)}, "their design.seed is 0 and 9"),

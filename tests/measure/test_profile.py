@@ -142,7 +142,8 @@ def test_a_tail_of_zeros_is_left_out(saved: Path) -> None:
 
 def test_the_network_is_checked_if_it_is_given(saved: Path) -> None:
     assert Profile.load(saved, small_graph()).rows == ROWS
-    profile_of(*ROWS, fingerprint="0123456789abcdef").save(saved)
+    skeleton = replace(small_graph().skeleton, fingerprint="0123456789abcdef")
+    profile_of(*ROWS, skeleton=skeleton).save(saved)
     with pytest.raises(
         BadFile, match=f"belongs to network 0123456789abcdef, and this one is {small_graph().fingerprint}"
     ):
@@ -185,7 +186,7 @@ def test_a_damaged_header_is_refused_with_its_line(saved: Path) -> None:
         ({"row": 1}, "not the header of a profile"),
         ({"header": {"format": "other"}}, "not the header of a profile, whose format is 'ecc profile'"),
         ({"header": {**data["header"], "version": 7}}, "has version 7"),
-        ({"header": {"format": "ecc profile", "version": 1}}, r"damaged \(KeyError"),
+        ({"header": {"format": "ecc profile", "version": 2}}, r"damaged \(KeyError"),
         ({"header": 5}, r"damaged \(AttributeError"),
     ]:
         saved.write_text(json.dumps(header_data) + "\n")

@@ -4,6 +4,7 @@ from ecc.graph.channels import ChannelGraph, ChannelGroup, Place
 from ecc.graph.costs import Extent, Layer
 from ecc.graph.labels import Role
 from ecc.graph.proof import prove
+from ecc.graph.skeleton import Skeleton
 from ecc.graph.surgery import live_channels, live_masks, resized, slim, slim_optimizer, zero_channels_
 from ecc.graph.trace import trace_channels
 
@@ -14,6 +15,7 @@ __all__ = [
     "Layer",
     "Place",
     "Role",
+    "Skeleton",
     "live_channels",
     "live_masks",
     "prove",

@@ -23,6 +23,7 @@ from ecc.errors import BadFile, BadWidths
 from ecc.files import write_text
 from ecc.graph.costs import CostTable, Extent, Layer, TensorShape
 from ecc.graph.labels import Role
+from ecc.graph.skeleton import Skeleton
 
 FORMAT = "ecc channel graph, version 1"
 
@@ -157,6 +158,18 @@ class ChannelGraph:
     def costs(self) -> CostTable:
         """Costs as differentiable functions of the widths vector."""
         return CostTable(self.layers, self.tensors)
+
+    @cached_property
+    def skeleton(self) -> Skeleton:
+        """What its costs are counted from, without the weights' places."""
+        return Skeleton(
+            fingerprint=self.fingerprint,
+            groups=tuple(group.name for group in self.groups),
+            full_widths=tuple(group.width for group in self.groups),
+            least_widths=tuple(group.width if group.frozen is not None else group.least for group in self.groups),
+            layers=self.layers,
+            tensors=self.tensors,
+        )
 
     def macs(self, widths: Tensor | Mapping[str, float] | None = None) -> Tensor:
         """Multiply-accumulates of one forward pass of the example input."""

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from ecc.errors import BadFile
-from ecc.graph import ChannelGraph
+from ecc.graph import ChannelGraph, Skeleton
 from ecc.task import Inputs
 
 from .counter import CounterProbe
@@ -21,7 +21,7 @@ from .meter import MeterInfo
 from .sampling import Shard
 
 FORMAT = "ecc profile"
-VERSION = 1
+VERSION = 2
 UNITS = {
     "joules": "gross, one inference of the whole batch",
     "seconds": "one inference of the whole batch",
@@ -62,8 +62,8 @@ class Design:
 class ProfileHeader:
     """Network, input, device, meter, settings, design and software of a profile."""
 
-    fingerprint: str
-    """Of the channel graph."""
+    skeleton: Skeleton
+    """The network, as far as costs are counted from it: with it, a profile can be fitted by itself."""
     groups: tuple[str, ...]
     """The groups that can be cut: the order of the widths in each row."""
     full_widths: tuple[int, ...]
@@ -87,6 +87,11 @@ class ProfileHeader:
     """The shards that were joined: their device, the median of their reference, and its factor if rescaled."""
 
     @property
+    def fingerprint(self) -> str:
+        """Of the channel graph."""
+        return self.skeleton.fingerprint
+
+    @property
     def label(self) -> str:
         """Measured, estimated or declared: belongs beside every number."""
         return self.meter.label
@@ -106,6 +111,7 @@ class ProfileHeader:
                 "fingerprint": self.fingerprint,
                 "groups": list(self.groups),
                 "full_widths": list(self.full_widths),
+                "skeleton": self.skeleton.to_json(),
             },
             "input": {
                 "batch": self.batch,
@@ -135,7 +141,7 @@ class ProfileHeader:
         network, planned = data["network"], _known(Design, data["design"])
         planned["shard"] = planned["shard"] and tuple(planned["shard"])
         header = cls(
-            fingerprint=str(network["fingerprint"]),
+            skeleton=Skeleton.from_json(network["skeleton"]),
             groups=tuple(str(name) for name in network["groups"]),
             full_widths=tuple(int(width) for width in network["full_widths"]),
             input_shapes={str(name): tuple(shape) for name, shape in data["input"]["shapes"].items()},
@@ -149,15 +155,18 @@ class ProfileHeader:
             created=data["created"],
             merged_from=tuple(data["merged_from"]),
         )
-        if len(header.groups) != len(header.full_widths):
-            raise ValueError(f"{len(header.groups)} groups but {len(header.full_widths)} full widths")
+        if network["fingerprint"] != header.fingerprint:
+            raise ValueError(f"network {network['fingerprint']} with the skeleton of {header.fingerprint}")
+        whole = dict(zip(header.skeleton.groups, header.skeleton.full_widths, strict=True))
+        if [whole.get(name) for name in header.groups] != list(header.full_widths):
+            raise ValueError("groups and full widths do not fit the skeleton")
         return header
 
 
 def network_of(graph: ChannelGraph) -> dict[str, Any]:
     """The part of a header that a graph decides."""
     return {
-        "fingerprint": graph.fingerprint,
+        "skeleton": graph.skeleton,
         "groups": tuple(group.name for group in graph.prunable),
         "full_widths": tuple(group.width for group in graph.prunable),
     }
@@ -199,6 +208,8 @@ def disagreement(
 
 def _leaves(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for name, value in data.items():
+        if name == "skeleton":
+            continue  # its fingerprint stands for it
         if isinstance(value, dict):
             yield from _leaves(value, f"{prefix}{name}.")
         else:

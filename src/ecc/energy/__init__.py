@@ -1,0 +1,18 @@
+"""Room 3: a profile becomes a model of what any widths cost."""
+
+from .budget import Budget, parse_budget, parse_budgets
+from .cost import Cost
+from .counted import Counted, counted
+from .fitting import fit
+from .model import EnergyModel
+
+__all__ = [
+    "Budget",
+    "Cost",
+    "Counted",
+    "EnergyModel",
+    "counted",
+    "fit",
+    "parse_budget",
+    "parse_budgets",
+]

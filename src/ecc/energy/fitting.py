@@ -1,0 +1,114 @@
+"""`fit`: from a profile to an energy model, with an honest account of how well it predicts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ecc.errors import BadMeasurement
+from ecc.measure.profile import Profile
+
+from .families import Family, Priced, bilinear, physical
+from .model import EnergyModel, Origin
+from .quality import LEAST_ROWS, Quality, check_rows, cross_validated, learning_curve, quality_of
+from .samples import Samples, samples_of
+
+FAMILIES: dict[str, Family] = {"bilinear": bilinear, "physical": physical}
+"""Sums of priced products, by name."""
+
+CURVE_SIZES = (15, 20, 30, 40, 60, 80, 120, 160, 200, 300, 500, 1000, 2000, 5000)
+_MARGIN = 0.98  # a family must be better than the simpler one by this factor to be chosen
+
+
+def fit(
+    profile: Profile,
+    family: str = "auto",
+    *,
+    resource: str = "energy",
+    allow_unsteady: bool = False,
+    curve: bool = False,
+) -> EnergyModel:
+    """Learns what widths cost on the device of a profile.
+
+    Args:
+        profile: Of one network.
+        family: `bilinear` (the paper's), `physical`, or `auto`: the one that predicts best in cross-validation, where
+            whatever a family chooses for itself is chosen anew within each fold.
+        resource: `energy` or `latency`.
+        allow_unsteady: Takes a profile whose reference varied by more than is trusted.
+        curve: Also computes a learning curve, which tells whether more rows would help.
+
+    Raises:
+        BadFile: If a row is no measurement.
+        BadMeasurement: If there are too few rows, the device was not steady, or the family is unknown.
+    """
+    if family != "auto" and family not in FAMILIES:
+        raise BadMeasurement(f"there is no family {family!r} of models; there are auto, {', '.join(FAMILIES)}.")
+    samples = samples_of(profile, resource, allow_unsteady=allow_unsteady)
+    check_rows(samples)
+    noise = noise_of(profile)
+    names = list(FAMILIES) if family == "auto" else [family]
+    found = {name: quality_of(cross_validated(FAMILIES[name], samples), samples, noise) for name in names}
+    chosen = names[0]
+    for name in names[1:]:
+        if found[name].mean < _MARGIN * found[chosen].mean:
+            chosen = name
+    quality: dict[str, Any] = {
+        "chosen": chosen,
+        **found[chosen].to_dict(),
+        "families": {name: quality.to_dict() for name, quality in found.items()},
+    }
+    if curve:
+        sizes = [size for size in CURVE_SIZES if LEAST_ROWS <= size <= len(samples)]
+        quality["learning_curve"] = [list(point) for point in learning_curve(FAMILIES[chosen], samples, sizes).items()]
+    return model_of(FAMILIES[chosen](samples), samples, profile, resource, quality)
+
+
+def model_of(
+    priced: Priced, samples: Samples, profile: Profile, resource: str, quality: dict[str, Any] | None = None
+) -> EnergyModel:
+    """An energy model with the origin of the profile."""
+    header, skeleton = profile.header, samples.skeleton
+    return EnergyModel(
+        fingerprint=skeleton.fingerprint,
+        groups=skeleton.groups,
+        full_widths=skeleton.full_widths,
+        least_widths=skeleton.least_widths,
+        layers=tuple(layer.path for layer in skeleton.layers),
+        resource=resource,
+        origin=Origin(
+            meter=header.meter,
+            batch=header.batch,
+            device_type=header.device_type,
+            settings=header.settings,
+            rows=len(samples),
+        ),
+        priced=priced,
+        quality=quality or {},
+    )
+
+
+def noise_of(profile: Profile) -> float | None:
+    """Relative standard deviation of one measurement: from rounds if there were several, else from the reference."""
+    noise = profile.repeat_noise
+    if noise is None and profile.drift is not None and profile.drift.references > 2:
+        noise = profile.drift.noise
+    return noise
+
+
+def worth_more_rows(quality: dict[str, Any]) -> str:
+    """A sentence about whether more rows would help; empty without a learning curve."""
+    curve = {int(size): float(error) for size, error in quality.get("learning_curve", [])}
+    if len(curve) < 3:
+        return ""
+    sizes = sorted(curve)
+    before, last = curve[sizes[-3]], curve[sizes[-1]]
+    trend = f"{before:.1%} with {sizes[-3]} rows, {last:.1%} with {sizes[-1]}"
+    noise = quality.get("noise")
+    if noise is not None and last < 1.25 * noise:
+        return f"More rows will not help: the error ({trend}) is at the noise of the measurements, {noise:.1%}."
+    if last < 0.9 * before:
+        return f"More rows would help: the error still falls ({trend})."
+    return f"More rows will hardly help: the error has stopped falling ({trend})."
+
+
+__all__ = ["FAMILIES", "Quality", "fit", "model_of", "noise_of", "worth_more_rows"]

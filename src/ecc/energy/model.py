@@ -1,0 +1,289 @@
+"""`EnergyModel`: joules, or seconds, of a network at any widths, learnt from a profile; and its file.
+
+The file is JSON that a person can read: prices with their units, the terms they belong to, the device they were
+learnt on and how well they predict.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ecc.errors import BadFile, EccError
+from ecc.files import write_text
+from ecc.graph import ChannelGraph, Extent
+from ecc.measure import MeasureSettings, MeterInfo
+
+from .families import Priced
+from .features import AMOUNTS, Term
+from .products import Products
+from .samples import RESOURCES
+
+FORMAT = "ecc energy model, version 1"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Origin:
+    """Whose joules they are: the meter and its device, and how networks were run on it."""
+
+    meter: MeterInfo
+    batch: int
+    """Items in one inference."""
+    device_type: str | None = None
+    """Where networks ran: cuda, cpu, ...; None where none was run."""
+    settings: MeasureSettings | None = None
+    """How they ran and were measured; None where none was run."""
+    rows: int = 0
+    """Networks that the model was fitted to."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        settings = None if self.settings is None else asdict(self.settings)
+        return {**vars(self), "meter": self.meter.to_dict(), "settings": settings}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Origin:
+        """The reverse of `to_dict`."""
+        settings = data["settings"]
+        return cls(
+            meter=MeterInfo.from_dict(data["meter"]),
+            batch=int(data["batch"]),
+            device_type=data["device_type"],
+            settings=None if settings is None else MeasureSettings(**settings),
+            rows=int(data["rows"]),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnergyModel:
+    """A `Cost` that is a sum of priced products of widths.
+
+    Prices are at least 0, so that the model is too, and removing a channel never raises it.
+    """
+
+    fingerprint: str
+    """Of the channel graph that it belongs to."""
+    groups: tuple[str, ...]
+    full_widths: tuple[int, ...]
+    least_widths: tuple[int, ...]
+    layers: tuple[str, ...]
+    """Paths, for telling what each costs."""
+    resource: str
+    origin: Origin
+    priced: Priced
+    quality: dict[str, Any] = field(default_factory=dict)
+    """How well it predicts, as `fit` found it."""
+    device: torch.device | str = "cpu"
+    """Where it computes."""
+
+    @property
+    def unit(self) -> str:
+        """J or s, of one inference of the whole batch."""
+        return RESOURCES[self.resource][1]
+
+    @property
+    def label(self) -> str:
+        """Measured, estimated or declared: belongs beside every number."""
+        return self.origin.meter.label
+
+    @property
+    def kind(self) -> str:
+        """bilinear or physical."""
+        return self.priced.kind
+
+    def value(self, widths: Tensor) -> Tensor:
+        """The cost at one vector of widths, or at each row of a matrix."""
+        return self._products.value(widths)
+
+    def gradient(self, widths: Tensor) -> Tensor:
+        """Derivative at one vector of widths."""
+        return self._products.gradient(widths)
+
+    def to(self, device: torch.device | str) -> EnergyModel:
+        """The same model, computing on a device."""
+        return replace(self, device=device)
+
+    def at(self, widths: Mapping[str, float] | None = None) -> float:
+        """The cost of a network by the names of its groups; those not named keep their full width."""
+        vector = torch.tensor(self.full_widths, dtype=torch.float64, device="cpu")
+        for name, width in (widths or {}).items():
+            vector[self.groups.index(name)] = float(width)
+        return float(self.value(vector.to(self.device)))
+
+    @property
+    def dense(self) -> float:
+        """At full widths."""
+        return self.at()
+
+    @property
+    def least(self) -> float:
+        """With every group at the smallest width it may have: no budget below this can be met."""
+        return self.at(dict(zip(self.groups, self.least_widths, strict=True)))
+
+    def per_layer(self, widths: Mapping[str, float] | None = None) -> dict[str, float]:
+        """What each layer costs, by its path; under the empty name what belongs to none.
+
+        A term of a group is shared among the layers that use the group, by the amounts that each brings.
+        """
+        vector = torch.tensor(self.full_widths, dtype=torch.float64, device="cpu")
+        for name, width in (widths or {}).items():
+            vector[self.groups.index(name)] = float(width)
+        costs = self._products.terms(vector.to(self.device)).tolist()
+        found = dict.fromkeys(("", *self.layers), 0.0)
+        found[""] = self.priced.base  # operators in the root's own forward have the empty path too
+        unit_prices = self.priced.unit_prices or (1.0,) * len(AMOUNTS)
+        for term, cost in zip(self.priced.terms, costs, strict=True):
+            parts = [sum(a * p for a, p in zip(amounts, unit_prices, strict=True)) for _, amounts in term.layers]
+            parts = parts if sum(parts) > 0 else [1.0] * len(parts)
+            for (number, _), part in zip(term.layers, parts, strict=True):
+                found[self.layers[number]] += cost * part / sum(parts)
+        return found
+
+    def check(self, graph: ChannelGraph) -> None:
+        """Refuses another network.
+
+        Raises:
+            BadFile: If the model was fitted to another one.
+        """
+        if graph.fingerprint != self.fingerprint:
+            raise BadFile(
+                f"the energy model belongs to network {self.fingerprint}, and this one is {graph.fingerprint}. "
+                "Profile and fit this network, with this input shape."
+            )
+
+    @cached_property
+    def _products(self) -> Products:
+        terms = self.priced.terms
+        lefts, rights = tuple(term.left for term in terms), tuple(term.right for term in terms)
+        return Products(self.priced.base, self.priced.prices, lefts, rights, len(self.groups), self.device)
+
+    # ------------------------------------------------------------ files
+
+    def save(self, path: str | Path) -> None:
+        """Writes the model as JSON.
+
+        Raises:
+            BadFile: If it cannot be written.
+        """
+        write_text(path, json.dumps(self._to_json(), indent=1) + "\n")
+
+    @classmethod
+    def load(cls, path: str | Path, graph: ChannelGraph | None = None) -> EnergyModel:
+        """Reads what `save` wrote.
+
+        Args:
+            path: The file.
+            graph: If given, the network that the model must belong to.
+
+        Raises:
+            BadFile: If it is no energy model, is damaged, or belongs to another network.
+        """
+        try:
+            data = json.loads(Path(path).read_text(encoding="utf-8"), parse_constant=_refuse_constant)
+            if not isinstance(data, dict) or data.get("format") != FORMAT:
+                raise BadFile(f"{path} is not an energy model of this version ({FORMAT!r}).")
+            model = cls._from_json(data)
+        except OSError as error:
+            raise BadFile(f"cannot read {path}: {error.strerror}.") from None
+        except EccError as error:
+            raise BadFile(str(error)) from None
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+            raise BadFile(f"{path} is damaged ({type(error).__name__}: {error}). Fit the profile again.") from None
+        if graph is not None:
+            model.check(graph)
+        return model
+
+    def _to_json(self) -> dict[str, Any]:
+        priced = self.priced
+        return {
+            "format": FORMAT,
+            "resource": self.resource,
+            "unit": f"{self.unit} for one inference of the whole batch",
+            "label": self.label,
+            "origin": self.origin.to_dict(),
+            "network": {
+                "fingerprint": self.fingerprint,
+                "groups": list(self.groups),
+                "full_widths": list(self.full_widths),
+                "least_widths": list(self.least_widths),
+                "layers": list(self.layers),
+            },
+            "quality": self.quality,
+            "model": {
+                "kind": priced.kind,
+                "formula": "base + sum of price * left * right; a size is [fixed, [[group, multiple], ...]]",
+                "common_prices": dict(zip(AMOUNTS, priced.unit_prices, strict=True)) if priced.unit_prices else None,
+                "strength": "inf" if priced.strength == math.inf else priced.strength,  # JSON knows no infinity
+                "base": priced.base,
+                "terms": [
+                    {
+                        "name": term.name,
+                        "price": price,
+                        "left": term.left.to_json(),
+                        "right": term.right.to_json(),
+                        "amounts": list(term.amounts),
+                        "layers": [[number, list(amounts)] for number, amounts in term.layers],
+                    }
+                    for term, price in zip(priced.terms, priced.prices, strict=True)
+                ],
+            },
+        }
+
+    @classmethod
+    def _from_json(cls, data: Mapping[str, Any]) -> EnergyModel:
+        network, model = data["network"], data["model"]
+        common = model["common_prices"]
+        groups = tuple(str(name) for name in network["groups"])
+        layers = tuple(str(path) for path in network["layers"])
+        found = cls(
+            fingerprint=str(network["fingerprint"]),
+            groups=groups,
+            full_widths=tuple(int(width) for width in network["full_widths"]),
+            least_widths=tuple(int(width) for width in network["least_widths"]),
+            layers=layers,
+            resource=str(data["resource"]),
+            origin=Origin.from_dict(data["origin"]),
+            priced=Priced(
+                kind=str(model["kind"]),
+                base=_price(model["base"]),
+                terms=tuple(_term(term, len(groups), len(layers)) for term in model["terms"]),
+                prices=tuple(_price(term["price"]) for term in model["terms"]),
+                unit_prices=() if common is None else tuple(_price(common[name]) for name in AMOUNTS),
+                strength=None if model["strength"] is None else float(model["strength"]),
+            ),
+            quality=dict(data["quality"]),
+        )
+        if not len(groups) == len(found.full_widths) == len(found.least_widths):
+            raise ValueError("groups and widths differ in number")
+        if found.resource not in RESOURCES:
+            raise ValueError(f"resource {found.resource!r} is unknown")
+        return found
+
+
+def _term(data: Mapping[str, Any], num_groups: int, num_layers: int) -> Term:
+    left, right = Extent.from_json(data["left"]), Extent.from_json(data["right"])
+    for extent in (left, right):
+        if extent.fixed < 0 or any(not 0 <= g < num_groups or m < 0 for g, m in extent.multiples):
+            raise ValueError(f"a size of term {data['name']!r} is negative or of no group")
+    layers = tuple((int(number), tuple(float(a) for a in amounts)) for number, amounts in data["layers"])
+    if any(not 0 <= number < num_layers for number, _ in layers):
+        raise ValueError(f"term {data['name']!r} belongs to no layer")
+    return Term(str(data["name"]), left, right, tuple(float(a) for a in data["amounts"]), layers)
+
+
+def _price(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not (math.isfinite(value) and value >= 0):
+        raise ValueError(f"price {value!r} is no number of at least 0")
+    return float(value)
+
+
+def _refuse_constant(name: str) -> float:
+    raise ValueError(f"{name} is not a number")

@@ -1,0 +1,84 @@
+"""Sums of products of widths: the form that MACs, bytes, parameters and the paper's energy model have in common.
+
+    value(s) = base + sum over terms k of  price_k * left_k(s) * right_k(s)
+
+where left and right are `Extent`s, affine in the widths with coefficients of at least 0. With prices of at least 0
+such a sum is nonnegative, and it never grows when a channel is removed. It is a quadratic form in the widths, and is
+computed as one: the gradient takes a single product of a matrix and a vector, whatever the number of terms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from ecc.graph.costs import Extent
+
+
+@dataclass(frozen=True)
+class Products:
+    """base + sum of price * left * right, on one device.
+
+    Args:
+        base: What is spent at any widths.
+        prices: One a term, at least 0.
+        lefts: One a term.
+        rights: One a term; `Extent(1)` for a term that is affine.
+        num_groups: Length of the vectors of widths.
+    """
+
+    base: float
+    prices: tuple[float, ...]
+    lefts: tuple[Extent, ...]
+    rights: tuple[Extent, ...]
+    num_groups: int
+    device: torch.device | str = "cpu"
+    parts: tuple[Tensor, ...] = field(init=False, repr=False, compare=False)
+    """Prices, the left matrix and what is fixed in it, the right matrix and what is fixed in it; on the device."""
+
+    _form: tuple[Tensor, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        left, left_fixed = _matrix(self.lefts, self.num_groups)
+        right, right_fixed = _matrix(self.rights, self.num_groups)
+        prices = torch.tensor(self.prices, dtype=torch.float64, device="cpu")
+        half = left.T @ (prices[:, None] * right)
+        linear = (prices * right_fixed) @ left + (prices * left_fixed) @ right
+        constant = (prices * left_fixed * right_fixed).sum() + self.base
+        parts = (prices, left, left_fixed, right, right_fixed)
+        object.__setattr__(self, "parts", tuple(part.to(self.device) for part in parts))
+        form = (half + half.T, linear, constant)
+        object.__setattr__(self, "_form", tuple(part.to(self.device) for part in form))
+
+    def terms(self, widths: Tensor) -> Tensor:
+        """price * left * right of every term, along the last axis."""
+        prices, left, left_fixed, right, right_fixed = self.parts
+        widths = widths.to(torch.float64)
+        return prices * (widths @ left.T + left_fixed) * (widths @ right.T + right_fixed)
+
+    def value(self, widths: Tensor) -> Tensor:
+        """At one vector of widths, or at each row of a matrix."""
+        quadratic, linear, constant = self._form
+        widths = widths.to(torch.float64)
+        return (widths * (0.5 * (widths @ quadratic) + linear)).sum(-1) + constant
+
+    def gradient(self, widths: Tensor) -> Tensor:
+        """Derivative at one vector of widths."""
+        quadratic, linear, _ = self._form
+        return torch.addmv(linear, quadratic, widths.to(torch.float64))
+
+    def to(self, device: torch.device | str) -> Products:
+        """The same sum on another device."""
+        return Products(self.base, self.prices, self.lefts, self.rights, self.num_groups, device)
+
+
+def _matrix(extents: Sequence[Extent], num_groups: int) -> tuple[Tensor, Tensor]:
+    """Extents as a matrix to multiply widths with, and what is fixed in them."""
+    matrix = torch.zeros(len(extents), num_groups, dtype=torch.float64, device="cpu")
+    for row, extent in enumerate(extents):
+        for group, multiple in extent.multiples:
+            matrix[row, group] += multiple
+    return matrix, torch.tensor([float(extent.fixed) for extent in extents], dtype=torch.float64, device="cpu")

@@ -1,0 +1,97 @@
+"""`Samples`: what a model is fitted to. Widths of all groups, and what they cost on the device."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ecc.errors import BadFile
+from ecc.graph import Skeleton
+from ecc.measure.profile import Profile
+
+Array = NDArray[np.float64]
+
+RESOURCES = {"energy": ("joules", "J"), "latency": ("seconds", "s")}
+"""What a profile knows of each network, by the name of the resource: the field of a row, and the unit."""
+
+
+@dataclass(frozen=True)
+class Samples:
+    """One row a network."""
+
+    skeleton: Skeleton
+    widths: Array
+    """(networks, groups), all groups in the order of the skeleton."""
+    values: Array
+    """Of one inference of the whole batch, above 0."""
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    @property
+    def is_dense(self) -> NDArray[np.bool_]:
+        """Which rows are the dense network."""
+        return np.asarray((self.widths == np.asarray(self.skeleton.full_widths)).all(axis=1))
+
+    @property
+    def mean_share(self) -> Array:
+        """Mean of width / full width over the groups that can be cut, for each row."""
+        positions = list(self.skeleton.prunable)
+        shares = self.widths[:, positions] / np.asarray(self.skeleton.full_widths)[positions]
+        return np.asarray(shares.mean(axis=1))
+
+    def take(self, rows: Sequence[int] | NDArray[np.intp] | NDArray[np.bool_]) -> Samples:
+        """Some of the rows."""
+        return replace(self, widths=self.widths[rows], values=self.values[rows])
+
+
+def samples_of(profile: Profile, resource: str = "energy", *, allow_unsteady: bool = False) -> Samples:
+    """The networks of a profile and its dense reference, drift divided out and rounds combined.
+
+    The dense reference stands among the rows once, as its median, unless the design holds the dense network itself.
+
+    Args:
+        profile: Of one network on one device.
+        resource: `energy` or `latency`.
+        allow_unsteady: Takes a profile whose reference varied by more than is trusted.
+
+    Raises:
+        BadFile: If a row holds no positive number, or widths that are not the network's, or stands there twice.
+        BadMeasurement: If the device was not steady.
+    """
+    if resource not in RESOURCES:
+        raise BadFile(f"a profile knows nothing of {resource!r}; it knows {' and '.join(RESOURCES)}.")
+    field, _ = RESOURCES[resource]
+    header = profile.header
+    _check_rows(profile)
+    found = [
+        (sample.widths, float(getattr(sample, field))) for sample in profile.corrected(allow_unsteady=allow_unsteady)
+    ]
+    if profile.references and all(widths != header.full_widths for widths, _ in found):
+        values = sorted(float(getattr(row, field)) for row in profile.references)
+        found.append((header.full_widths, values[len(values) // 2]))
+    positions = [header.skeleton.groups.index(name) for name in header.groups]
+    full = np.asarray(header.skeleton.full_widths, dtype=np.float64)
+    widths = np.tile(full, (len(found), 1))
+    for number, (kept, _) in enumerate(found):
+        widths[number, positions] = kept
+    return Samples(header.skeleton, widths, np.array([value for _, value in found], dtype=np.float64))
+
+
+def _check_rows(profile: Profile) -> None:
+    """Refuses rows that are no measurements of the network; those of a file were checked as they were read."""
+    full, seen = profile.header.full_widths, set()
+    for row in profile.rows:
+        name = "the dense reference" if row.row is None else f"row {row.row}"
+        for field, value in (("joules", row.joules), ("seconds", row.seconds)):
+            if not (math.isfinite(value) and value > 0):
+                raise BadFile(f"{name} of the profile has {value} {field}; it must be above 0. Remove the row.")
+        if len(row.widths) != len(full) or any(not 1 <= w <= f for w, f in zip(row.widths, full, strict=True)):
+            raise BadFile(f"{name} of the profile has widths {list(row.widths)}, outside 1..{list(full)}.")
+        if row.row is not None and (row.row, row.round) in seen:
+            raise BadFile(f"{name} of the profile stands there twice for round {row.round}. Remove one of the two.")
+        seen.add((row.row, row.round))

@@ -1,0 +1,135 @@
+"""The two ways in which widths move, behind one face: `Paced` on schedule, `Literal` as in Algorithm 1."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from ecc.methods.ecc.ladder import Ladder
+from ecc.methods.ecc.limits import Limits
+from ecc.methods.ecc.pace import Cut, Pace
+from ecc.methods.ecc.paper import PaperDynamics, PaperSettings, PaperState
+from ecc.methods.ecc.schedule import Schedule
+
+
+class Dynamics(Protocol):
+    """What the solver asks of its dynamics. State is a tuple of tensors, replaced and never changed in place."""
+
+    name: str
+
+    @property
+    def state(self) -> tuple[Tensor, ...]:
+        """All that is needed to go on."""
+
+    @property
+    def alive(self) -> Tensor:
+        """(channels,) bool."""
+
+    def is_due(self, schedule: Schedule, step: int) -> bool:
+        """Whether widths move at this step."""
+
+    def advance(self, scores: Tensor, schedule: Schedule, step: int, weight_lr: float) -> None:
+        """Moves them."""
+
+    def duals(self, weight_lr: float) -> tuple[list[float], float]:
+        """y of each group, and z."""
+
+    def load(self, tensors: Sequence[Tensor]) -> None:
+        """Puts a state back."""
+
+
+class Paced:
+    """`Pace` at the updates of the schedule."""
+
+    name = "pace"
+
+    def __init__(self, ladder: Ladder, limits: Limits, floors: Tensor, round_to: int, alive: Tensor) -> None:
+        self._pace = Pace(ladder, limits, floors, round_to)
+        self._unit = limits.dense[0] if len(limits.costs) == 1 else 1.0
+        self.state = self._pace.start(alive)
+
+    @property
+    def alive(self) -> Tensor:
+        """(channels,) bool."""
+        return self.state.alive
+
+    def is_due(self, schedule: Schedule, step: int) -> bool:
+        """At the updates of the schedule."""
+        return schedule.updates_at(step)
+
+    def advance(self, scores: Tensor, schedule: Schedule, step: int, weight_lr: float) -> None:
+        """Down to what the schedule allows; the order of removal does not depend on alpha."""
+        del weight_lr
+        self.state = self._pace.update(self.state, scores, schedule.shares(step), schedule.end)
+
+    def duals(self, weight_lr: float) -> tuple[list[float], float]:
+        """Read off the margin, see `pace.py`."""
+        width_dual = self.state.next_energies / (2 * weight_lr)
+        return width_dual.tolist(), float(self.state.margin / (2 * weight_lr * self._unit))
+
+    def load(self, tensors: Sequence[Tensor]) -> None:
+        """Puts a state back."""
+        self.state = Cut(*_like(tensors, self.state))
+
+
+class Literal:
+    """`PaperDynamics` at every step; of the schedule it takes the final budget alone.
+
+    Raises:
+        ValueError: Several costs, or rounding, which the paper does not have.
+    """
+
+    name = "paper"
+
+    def __init__(
+        self,
+        settings: str | PaperSettings,
+        ladder: Ladder,
+        limits: Limits,
+        floors: Tensor,
+        round_to: int,
+        alive: Tensor,
+    ) -> None:
+        settings = PaperSettings() if settings == "paper" else settings
+        if isinstance(settings, str):
+            raise ValueError(f"dynamics={settings!r} is unknown; give 'pace', 'paper' or PaperSettings.")
+        if len(limits.costs) > 1 or round_to > 1:
+            raise ValueError("the paper's dynamics know one cost and no rounding; dynamics='pace' knows both.")
+        self._paper = PaperDynamics(ladder, limits.costs[0], floors, settings)
+        self._dense = limits.dense[0]
+        self.state = self._paper.start(alive)
+
+    @property
+    def alive(self) -> Tensor:
+        """(channels,) bool."""
+        return self.state.alive
+
+    def is_due(self, schedule: Schedule, step: int) -> bool:
+        """Always: widths move a little each step."""
+        del schedule, step
+        return True
+
+    def advance(self, scores: Tensor, schedule: Schedule, step: int, weight_lr: float) -> None:
+        """One iteration of Algorithm 1."""
+        del step
+        budget = schedule.end[0] * self._dense
+        self.state = self._paper.step(self.state, scores, weight_lr=weight_lr, budget=budget)
+
+    def duals(self, weight_lr: float) -> tuple[list[float], float]:
+        """The variables themselves."""
+        del weight_lr
+        return self.state.width_dual.tolist(), float(self.state.energy_dual)
+
+    def load(self, tensors: Sequence[Tensor]) -> None:
+        """Puts a state back."""
+        self.state = PaperState(*_like(tensors, self.state))
+
+
+def _like(tensors: Sequence[Tensor], old: Sequence[Tensor]) -> list[Tensor]:
+    return [
+        torch.as_tensor(new).to(device=mine.device, dtype=mine.dtype, copy=True)
+        for new, mine in zip(tensors, old, strict=True)
+    ]

@@ -1,0 +1,45 @@
+"""Where a solve starts and where it must stop: the live channels and the least width of each group."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from ecc.graph import ChannelGraph, live_masks
+
+MIN_SHARE = 0.1  # of a group's channels; the paper's floor of one channel lets whole layers collapse
+
+
+def alive_and_floors(
+    model: nn.Module, graph: ChannelGraph, min_share: float, round_to: int, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Which channels live at the start, as Algorithm 1 has it (s = phi(W)), and the least width of each group.
+
+    A group of which less than the floor is read has not been trained yet, such as one before a head of zeros. It
+    counts as whole. Groups that are frozen, or that no layer reads with weights of its own, keep their width.
+
+    Args:
+        model: The network that was traced.
+        graph: Its channel graph.
+        min_share: Floors are at least this share of the full width, and at least the group's `least`.
+        round_to: Floors are multiples of this; a group that is no wider stays.
+        device: Where the result lives.
+
+    Returns:
+        (channels,) bool and (groups,) int64.
+    """
+    if not 0 <= min_share <= 1:
+        raise ValueError(f"min_share={min_share} is a share of a group's channels, from 0 to 1.")
+    if round_to < 1:
+        raise ValueError(f"round_to={round_to} is below 1; 1 allows any width.")
+    alive, floors = [], []
+    for group, mask in zip(graph.groups, live_masks(model, graph), strict=True):
+        least = min(group.width, max(group.least, math.ceil(min_share * group.width - 1e-9)))
+        stays = group.frozen is not None or not any(place.reads for place in group.places)
+        mask = torch.ones_like(mask) if stays or int(mask.sum()) < least else mask
+        live = int(mask.sum())
+        alive.append(mask.to(device))
+        floors.append(live if stays else min(live, -(-least // round_to) * round_to))
+    return torch.cat(alive), torch.tensor(floors, dtype=torch.long, device=device)

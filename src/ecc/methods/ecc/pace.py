@@ -1,0 +1,149 @@
+"""The default dynamics: where Algorithm 1 goes, reached on schedule and without constants to search for.
+
+Why this is the solver of the paper. With the trim of Sec. 3.3.3, y_u = a_u / (2 alpha) where a_u is the energy of the
+next channel that group u would lose. With the projection of z, z is the least number that moves some width in Eq. (10),
+so z = min over u of y_u / (dE/ds_u): the group that moves is the one with the least a_u per joule, it loses that
+channel (Algorithm 2), its y_u rises to the next one, and so on until E <= E_budget. At that point no width moves:
+z dE/ds_u <= y_u in all groups, with equality at the margin, which is stationarity of Eq. (4) in s, and a channel i of
+group u is alive exactly if
+
+    a_i / (dE/ds_u)  >=  2 alpha z,
+
+one threshold for the whole network. So an update ranks all channels by a_i / (dE/ds_u), removes them in this order
+until the energy is what the schedule allows now, and reads the duals off: 2 alpha z is the ratio at the margin and
+2 alpha y_u the energy of the next channel. alpha, beta, rho and epsilon set the pace of the paper's walk along this
+order but not the order; the schedule takes their place.
+
+dE/ds is taken at the widths before the update and is exact in the limit of many small updates, as in Eq. (10).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ecc.methods.ecc.ladder import Ladder, Rungs
+from ecc.methods.ecc.limits import Limits
+
+FANOUT = 64  # candidates a level of the search: two levels find one of 4,096 prefixes, three one of 262,144
+
+
+class Cut(NamedTuple):
+    """What an update decided."""
+
+    alive: Tensor
+    """(channels,) bool."""
+    next_energies: Tensor
+    """2 alpha y: energy of the next channel that each group would lose."""
+    margin: Tensor
+    """2 alpha z: energy per share of the dense cost of the last channel removed."""
+
+
+class _Items(NamedTuple):
+    """What can be removed, in ascending order of energy per cost."""
+
+    groups: Tensor
+    counts: Tensor
+    """Channels in each, int64; 0 for what must stay."""
+    ratios: Tensor
+
+
+class Pace:
+    """Removal in the order of energy per cost.
+
+    Channels leave in blocks, so that a group's width is a multiple of `round_to` from its first block on (that one
+    takes what is too much), and a block counts with its mean. What cannot be rounded stays: a group that is no wider
+    than `round_to` keeps its width.
+
+    Args:
+        ladder: The layout of the channels.
+        limits: The costs.
+        floors: (groups,) int64, least widths: multiples of `round_to`, or the width at the start of those that stay.
+        round_to: Widths are multiples of this.
+    """
+
+    def __init__(self, ladder: Ladder, limits: Limits, floors: Tensor, round_to: int = 1) -> None:
+        self._ladder, self._limits, self._floors, self._round_to = ladder, limits, floors, round_to
+        device = ladder.group.device
+        blocks = Ladder([-(-width // round_to) for width in ladder.full_widths], device)
+        self._item_group = blocks.group
+        # First place of each block, were the width a multiple of round_to; `_items` shifts it.
+        self._item_start = blocks.place * round_to
+        self._within = torch.arange(round_to, device=device)
+        self._levels = 1
+        while FANOUT**self._levels <= len(self._item_group):
+            self._levels += 1
+
+    def start(self, alive: Tensor) -> Cut:
+        """Before the first update: nothing removed, duals zero."""
+        groups = len(self._ladder.full_widths)
+        zeros = torch.zeros(groups, dtype=torch.float64, device=alive.device)
+        return Cut(alive, zeros, zeros.new_zeros(()))
+
+    def update(self, before: Cut, scores: Tensor, shares: Sequence[float], ends: Sequence[float]) -> Cut:
+        """Removes channels until every cost is within its share; none if they are already.
+
+        Args:
+            before: The last update.
+            scores: a of each channel.
+            shares: What each cost may be now, as a share of the dense network's.
+            ends: What it may be in the end; decides the mix of several costs.
+        """
+        rungs = self._ladder.sort(scores, before.alive)
+        items = self._items(rungs, ends)
+        removed, position = self._search(items, rungs.widths, shares)
+        # Not `ratios[position]`: an index without dimensions is read on the host.
+        last = items.ratios.index_select(0, (position - 1).clamp(min=0).view(1)).squeeze(0)
+        return Cut(
+            self._ladder.without_least(rungs, removed),
+            self._ladder.least(rungs, removed).to(torch.float64),
+            torch.where(position > 0, last, before.margin),
+        )
+
+    def _items(self, rungs: Rungs, ends: Sequence[float]) -> _Items:
+        """All blocks, sorted by mean energy per cost."""
+        group, step = self._item_group, self._round_to
+        slope = self._limits.slope(rungs.widths.to(torch.float64), ends)
+        # Where the model sees no saving (a plateau), channels go last: division by a little, not by nothing.
+        slope = torch.maximum(slope, 1e-9 * slope.amax()).clamp(min=1e-300)
+        missing = (-rungs.widths) % step  # the first block is shorter by this
+        removable = (rungs.widths - self._floors).clamp(min=0)
+        places = (self._item_start - missing[group])[:, None] + self._within
+        inside = (places >= 0) & (places < removable[group, None])
+        positions = (self._ladder.first[group, None] + places).clamp(0, len(rungs.scores) - 1)
+        # In float64 the sums of float32 energies keep the order of the blocks, ties among them.
+        energies = torch.where(inside, rungs.scores[positions].to(torch.float64), 0.0).sum(1)
+        counts = inside.sum(1)
+        ratios = torch.where(counts > 0, energies / counts.clamp(min=1) / slope[group], torch.inf)
+        ratios, order = ratios.sort(stable=True)
+        return _Items(group[order], counts[order], ratios)
+
+    def _search(self, items: _Items, widths: Tensor, shares: Sequence[float]) -> tuple[Tensor, Tensor]:
+        """The shortest prefix of the items without which all costs are within their shares.
+
+        Costs never rise when channels go, so the prefixes that exceed come before those that do not, and each level
+        of the search looks at 64 prefixes at once and goes on between two of them.
+
+        Returns:
+            Channels removed from each group, int64, and the number of items, 0-dimensional.
+        """
+        groups = len(widths)
+        position = torch.arange(len(items.groups), device=widths.device)
+        low = torch.zeros((), dtype=torch.long, device=widths.device)
+        removed = torch.zeros_like(widths)
+        for level in reversed(range(self._levels)):
+            stride = FANOUT**level
+            bucket = torch.div(position - low, stride, rounding_mode="floor")
+            counted = torch.where((bucket >= 0) & (bucket < FANOUT), items.counts, 0)
+            cell = bucket.clamp(0, FANOUT - 1) * groups + items.groups
+            # In whole numbers the order of summing does not matter, which on a GPU is any.
+            table = widths.new_zeros((FANOUT + 1) * groups).index_add(0, cell + groups, counted)
+            candidates = removed + table.view(FANOUT + 1, groups).cumsum(0)  # row k: k strides removed beyond `low`
+            exceeding = self._limits.exceeded((widths - candidates).to(torch.float64), shares).sum()
+            chosen = exceeding.clamp(max=FANOUT) if level == 0 else (exceeding - 1).clamp(0, FANOUT - 1)
+            low = low + chosen * stride
+            removed = candidates.index_select(0, chosen.view(1)).squeeze(0)
+        return removed, torch.minimum(low, (items.counts > 0).sum())

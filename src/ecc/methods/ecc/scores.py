@@ -1,0 +1,154 @@
+"""Channel energies a_i = ||w_i||_B^2, and the masks that keep dead channels dead.
+
+`Readers` collects the parameters (and axes of them) that read channels. A channel read by several layers has the sum
+of its slices. All sums go in a fixed order, so that every process of a distributed run decides alike: no atomic
+additions, which a GPU performs in any order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ecc.graph import ChannelGraph
+from ecc.graph.rebuild import named_tensors
+
+
+class Readers:
+    """The slices of a model with which layers read its cuttable channels.
+
+    Args:
+        model: The network that was traced.
+        graph: Its channel graph; channels are numbered as its slots, less slot 0.
+        device: Where scores and masks of channels live.
+    """
+
+    def __init__(self, model: nn.Module, graph: ChannelGraph, device: torch.device) -> None:
+        tensors = named_tensors(model)
+        places = [(group, place) for group in graph.prunable for place in group.places if place.reads]
+        self._axes = list(dict.fromkeys((place.tensor, place.axis) for _, place in places))
+        self.tensors = [tensors[name] for name, _ in self._axes]
+        """One for each axis that reads; a tensor that reads along two axes comes twice."""
+        self._device = device
+        self._sizes = [tensor.shape[axis] for tensor, (_, axis) in zip(self.tensors, self._axes, strict=True)]
+        starts = dict(zip(self._axes, accumulate(self._sizes, initial=0), strict=False))
+
+        # All reading axes one behind the other: the channel that each index belongs to, the last one meaning none.
+        channels = graph.num_slots - 1
+        channel_of = torch.full((sum(self._sizes),), channels, dtype=torch.long, device="cpu")
+        columns: dict[str, list[Tensor]] = {}  # of each group: where the slices of its units lie
+        for group, place in places:
+            flat = starts[place.tensor, place.axis] + place.index
+            channel_of[flat] = graph.slots(group.name)[0] - 1 + torch.arange(group.width, device="cpu")[:, None]
+            columns.setdefault(group.name, []).append(flat)
+        self._channel_of = channel_of.to(device)
+        self._sums, self._order = _by_degree(graph, columns, device)
+        self._rounds: list[tuple[list[Tensor], list[Tensor]]] = []
+
+    @torch.no_grad()
+    def scores(self, metrics: Iterable[Tensor | None]) -> Tensor:
+        """a of all channels, float32; 0 for those that no layer reads.
+
+        Args:
+            metrics: B for each of `tensors`; None for the identity.
+        """
+        columns = [
+            _column_sums(tensor, axis, metric).to(self._device)
+            for tensor, (_, axis), metric in zip(self.tensors, self._axes, metrics, strict=True)
+        ]
+        if not columns:
+            return torch.zeros(len(self._order), device=self._device)
+        flat = torch.cat(columns)
+        parts = [flat[index].sum(1) for index in self._sums]
+        return torch.cat([*parts, flat.new_zeros(1)])[self._order]
+
+    def set_mask(self, alive: Tensor) -> None:
+        """Prepares the masks that `apply_mask_` multiplies with."""
+        kept = torch.cat([alive, alive.new_ones(1)])[self._channel_of].to(torch.float32)
+        self._rounds = []
+        seen: dict[int, int] = {}
+        for tensor, (_, axis), mask in zip(self.tensors, self._axes, kept.split(self._sizes), strict=True):
+            turn = seen[id(tensor)] = seen.get(id(tensor), -1) + 1  # a tensor at most once a round
+            if turn == len(self._rounds):
+                self._rounds.append(([], []))
+            shape = [-1 if k == axis else 1 for k in range(tensor.dim())]
+            self._rounds[turn][0].append(tensor)
+            self._rounds[turn][1].append(mask.view(shape).to(tensor.device, tensor.dtype))
+
+    @torch.no_grad()
+    def apply_mask_(self) -> None:
+        """Zeroes the slices of dead channels, which the optimizer's step has moved."""
+        for tensors, masks in self._rounds:
+            torch._foreach_mul_(tensors, masks)
+
+
+def _by_degree(
+    graph: ChannelGraph, columns: Mapping[str, list[Tensor]], device: torch.device
+) -> tuple[list[Tensor], Tensor]:
+    """How to sum slices into channels without atomics.
+
+    Returns:
+        Matrices of indices (channels, slices each), one for each number of slices that occurs; and for each channel
+        the row it has in all of them together, one past the last where it has none.
+    """
+    by_degree: dict[int, list[tuple[str, Tensor]]] = {}
+    for name, parts in columns.items():
+        index = torch.cat(parts, 1)
+        by_degree.setdefault(index.shape[1], []).append((name, index))
+    count = sum(graph[name].width for name in columns)
+    order = torch.full((graph.num_slots - 1,), count, dtype=torch.long, device="cpu")
+    row = 0
+    for same in by_degree.values():
+        for name, index in same:
+            first, stop = graph.slots(name)
+            order[first - 1 : stop - 1] = torch.arange(row, row + len(index), device="cpu")
+            row += len(index)
+    return [torch.cat([index for _, index in same]).to(device) for same in by_degree.values()], order.to(device)
+
+
+def _column_sums(tensor: Tensor, axis: int, metric: Tensor | None) -> Tensor:
+    """Sums of w^2 B over all axes but one."""
+    energies = tensor.detach().to(torch.float32).square()
+    if metric is not None:
+        energies = energies.mul_(metric)
+    others = [k for k in range(tensor.dim()) if k != axis]
+    return energies.sum(others) if others else energies
+
+
+# ---------------------------------------------------------------- the metric
+
+
+def adam_metrics(optimizer: Optimizer, tensors: Sequence[Tensor]) -> Iterator[Tensor | None]:
+    """B of each tensor, Eq. (7): sqrt(v_hat) + eps of Adam and its kin; None where the optimizer has no such state.
+
+    Paper: as in Adam. Authors' code: no bias correction, so about 32 times too small at first. We: corrected. A tensor
+    that never had a gradient (frozen, or a buffer) has no B of its own and takes the mean of the others', so that its
+    channels are neither sacred nor free. One after the other, since together they are as large as the network.
+    """
+    settings = {id(p): group for group in optimizer.param_groups for p in group["params"]}
+    states = [optimizer.state.get(tensor, {}) for tensor in tensors]
+    known = [k for k, state in enumerate(states) if _SQUARES in state]
+    mean: Tensor | None = None
+    if 0 < len(known) < len(states):
+        sums = [_metric(states[k], settings[id(tensors[k])]).sum().to(tensors[known[0]].device) for k in known]
+        mean = torch.stack(sums).sum() / sum(tensors[k].numel() for k in known)
+    for tensor, state in zip(tensors, states, strict=True):
+        if _SQUARES in state:
+            yield _metric(state, settings[id(tensor)])
+        else:
+            yield None if mean is None else mean.to(tensor.device)
+
+
+_SQUARES = "exp_avg_sq"  # v, in the state of Adam, AdamW, NAdam and RAdam
+
+
+def _metric(state: Mapping[str, Any], settings: Mapping[str, Any]) -> Tensor:
+    """sqrt(v_hat) + eps in float32. Adam counts steps in a tensor on the CPU: using it as such waits for no device."""
+    second: Tensor = state["max_exp_avg_sq" if settings.get("amsgrad") else _SQUARES].to(torch.float32)
+    correction: Tensor = 1 - settings["betas"][1] ** state["step"]
+    return (second / correction).sqrt_().add_(settings["eps"])

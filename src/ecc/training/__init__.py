@@ -1,0 +1,45 @@
+"""Room 4: the one counted loop over batches; run folders; resuming."""
+
+from .batches import BatchStream
+from .checkpoint import load_state, save_state
+from .distillation import Distillation, Teacher, distillation_loss
+from .distributed import World, find_world
+from .loop import Diverged, OnStep, OptimizerLike, Trained, train
+from .progress import Histories, History, TensorBoard
+from .rundir import RunDir, open_run
+from .schedules import PAPER_FINE_TUNING_LR, Constant, Cosine, Schedule
+from .seeding import derived_seed, isolated, rng_state, seed_everything, set_rng_state
+from .settings import TrainSettings
+from .signals import Interrupted
+
+__all__ = [
+    "PAPER_FINE_TUNING_LR",
+    "BatchStream",
+    "Constant",
+    "Cosine",
+    "Distillation",
+    "Diverged",
+    "Histories",
+    "History",
+    "Interrupted",
+    "OnStep",
+    "OptimizerLike",
+    "RunDir",
+    "Schedule",
+    "Teacher",
+    "TensorBoard",
+    "TrainSettings",
+    "Trained",
+    "World",
+    "derived_seed",
+    "distillation_loss",
+    "find_world",
+    "isolated",
+    "load_state",
+    "open_run",
+    "rng_state",
+    "save_state",
+    "seed_everything",
+    "set_rng_state",
+    "train",
+]

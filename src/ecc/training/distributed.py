@@ -1,0 +1,95 @@
+"""The processes that train together: one, unless `torchrun` started several.
+
+Hugging Face Accelerate sets up the process group and wraps the network, and is imported only then.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ecc.errors import EccError
+
+
+class World:
+    """All processes of one training. This one is process `rank` of `size`; process 0 writes the files.
+
+    Every process must call the same methods in the same order.
+    """
+
+    def __init__(self, device: torch.device | str, accelerator: Any = None) -> None:
+        self.device = torch.device(device)
+        self.rank: int = 0 if accelerator is None else accelerator.process_index
+        self.size: int = 1 if accelerator is None else accelerator.num_processes
+        self._accelerator = accelerator
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this process writes the files."""
+        return self.rank == 0
+
+    def wrapped(self, model: nn.Module) -> nn.Module:
+        """The network to run forward: gradients of its parameters become means over all processes."""
+        if self._accelerator is None:
+            return model
+        wrapped: nn.Module = self._accelerator.prepare_model(model)
+        return wrapped
+
+    def without_sync(self, wrapped: nn.Module) -> AbstractContextManager[Any]:
+        """A block in which gradients only add up, to be averaged by the next pass outside of it."""
+        if self._accelerator is None:
+            return nullcontext()
+        block: AbstractContextManager[Any] = self._accelerator.no_sync(wrapped)
+        return block
+
+    def gathered(self, tensor: Tensor) -> Tensor:
+        """The tensors of all processes, stacked in the order of ranks; they must have one shape."""
+        if self._accelerator is None:
+            return tensor[None]
+        every: Tensor = self._accelerator.gather(tensor[None].to(self.device))
+        return every
+
+    def largest(self, numbers: Sequence[int]) -> list[int]:
+        """The largest of each number over all processes: what one wants, all do."""
+        if self._accelerator is None:
+            return list(numbers)
+        return [int(number) for number in self.gathered(torch.tensor(numbers)).amax(dim=0).tolist()]
+
+    def share_buffers_(self, model: nn.Module) -> None:
+        """Gives every process the buffers of process 0, whose batch norm statistics are the ones saved."""
+        if self._accelerator is None:
+            return
+        broadcast = importlib.import_module("accelerate.utils").broadcast
+        for buffer in model.buffers():
+            buffer.copy_(broadcast(buffer.clone()))
+
+    def close(self) -> None:
+        """Takes the process group down; without it NCCL complains at the end."""
+        if self._accelerator is not None:
+            self._accelerator.end_training()
+
+
+def find_world(device: torch.device | str = "cpu") -> World:
+    """One process on `device`, or those that `torchrun` started, each on its own device of that type.
+
+    Raises:
+        EccError: If torchrun started several and Accelerate is not installed.
+    """
+    device = torch.device(device)
+    if int(os.environ.get("WORLD_SIZE", "1")) <= 1 or "RANK" not in os.environ:
+        return World(device)
+    try:
+        accelerate: Any = importlib.import_module("accelerate")
+    except ImportError as error:
+        raise EccError(
+            f"training in {os.environ['WORLD_SIZE']} processes needs Accelerate, which cannot be imported ({error}); "
+            "pip install 'ecc-compress[distributed]', or start without torchrun."
+        ) from None
+    accelerator = accelerate.Accelerator(cpu=device.type == "cpu", mixed_precision="no")  # the loop's own is used
+    return World(accelerator.device, accelerator)

@@ -1,0 +1,346 @@
+"""`train`: the one loop in which every method and every fine-tuning spends its batches.
+
+    batch ─► forward (autocast) ─► loss, distilled ─► backward ─► clip ─► optimizer.step ─► on_step
+                                                                               │
+                every log_every steps: wait for the device, note the loss, stop if it is not finite
+                every checkpoint: network, optimizer, place in the stream, random states, in one file
+
+On a CPU, a run that was stopped anywhere and taken up again equals one that was not, bit for bit.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from ecc.errors import BadFile, EccError
+
+from .batches import BatchStream, mapped, micro_batches
+from .distillation import Teacher, call_model
+from .distributed import World
+from .progress import History
+from .rundir import RunDir
+from .seeding import derived_seed, isolated, rng_state, set_rng_state
+from .settings import TrainSettings
+from .signals import Interrupted, StopRequests
+
+
+class Diverged(EccError):
+    """Raised when the loss or the weights are no longer finite numbers."""
+
+
+class OptimizerLike(Protocol):
+    """What the loop asks of an optimizer; torch's have it, and a method's solver takes their place with it."""
+
+    param_groups: list[dict[str, Any]]
+
+    def step(self) -> Any:
+        """One update from the gradients that are there."""
+
+    def zero_grad(self) -> None:
+        """Forgets the gradients."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain values and tensors."""
+
+    def load_state_dict(self, state: Any) -> Any:
+        """The reverse."""
+
+
+OnStep = Callable[[int, Mapping[str, Any]], object]
+"""Called after every step with its number and facts (`loss`, a tensor on the device, `lr`, `total`, `lineage`).
+To return True ends the training; with several processes, all must return the same."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trained:
+    """How a training went."""
+
+    steps: int
+    """Steps taken, those of earlier sessions included."""
+    resumed_at: int
+    """Steps that earlier sessions had taken."""
+    stopped: bool
+    """Whether `on_step` ended it."""
+    loss: float | None
+    """Mean over the last steps that were noted in this session."""
+
+
+def train(
+    model: nn.Module,
+    optimizer: OptimizerLike,
+    stream: BatchStream,
+    *,
+    loss: Callable[[Any, Any], Tensor],
+    settings: TrainSettings,
+    teacher: Teacher | None = None,
+    world: World | None = None,
+    run: RunDir | None = None,
+    history: History | None = None,
+    on_step: OnStep | None = None,
+    extra: Callable[[], Any] | None = None,
+    phase: str = "train",
+) -> Trained:
+    """Trains a network in place, from where the checkpoint of the run left it.
+
+    Args:
+        model: On its device. It is in train mode meanwhile, and its modes are put back after.
+        optimizer: Of the model's parameters.
+        stream: Gives the batches, on the same device.
+        loss: Called as `loss(outputs, targets)`: a mean over the items of a batch.
+        settings: How.
+        teacher: Adds its term to the loss.
+        world: The processes that train together; None for this one alone.
+        run: Where checkpoints and history go. None keeps nothing.
+        history: Is told the same lines as the run.
+        on_step: See `OnStep`.
+        extra: Gives a method's own state at each checkpoint, which finds it there under `extra`.
+        phase: Names this training within the run. A checkpoint of another phase is not taken up; which phase a run
+            has reached stands in `run.checkpoint()["phase"]`.
+
+    Raises:
+        Diverged: If the loss is not finite; the message names the step and the last good checkpoint.
+        Interrupted: If SIGTERM or Ctrl-C came; the state was saved before.
+        BadFile: If the checkpoint does not fit.
+    """
+    loop = _Loop(model, optimizer, stream, loss, settings, teacher, world or World(stream.device), run)
+    loop.history, loop.on_step, loop.extra, loop.phase = history, on_step, extra, phase
+    modes = [(module, module.training) for module in model.modules()]
+    seed = derived_seed(settings.seed, f"{phase} of process {loop.world.rank}")
+    try:
+        with isolated(seed, stream.device), StopRequests() as loop.requests:
+            return loop.go()
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
+class _Loop:
+    history: History | None
+    on_step: OnStep | None
+    extra: Callable[[], Any] | None
+    phase: str
+    requests: StopRequests
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: OptimizerLike,
+        stream: BatchStream,
+        loss: Callable[[Any, Any], Tensor],
+        settings: TrainSettings,
+        teacher: Teacher | None,
+        world: World,
+        run: RunDir | None,
+    ) -> None:
+        _check_places(model, stream, world)
+        self.model, self.optimizer, self.stream, self.loss = model, optimizer, stream, loss
+        self.settings, self.teacher, self.world, self.run = settings, teacher, world, run
+        self.device = stream.device
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=settings.precision == "fp16")
+        self.base_lrs = [float(group["lr"]) if "lr" in group else None for group in optimizer.param_groups]
+        self.step = self.resumed_at = 0
+        self.stopped = False
+        self.saved_step: int | None = None
+        self.saved_at = time.monotonic()
+        # On the device, so that adding to them waits for nothing.
+        self.loss_sum = torch.zeros((), device=self.device)
+        self.loss_count = 0
+        self.first_bad = torch.full((), -1, dtype=torch.int64, device=self.device)
+        self.last_loss: float | None = None
+
+    # ---------------------------------------------------------------- the loop
+
+    def go(self) -> Trained:
+        if self.settings.channels_last:
+            for model in [self.model, *([] if self.teacher is None else [self.teacher.model])]:
+                model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # not in torch's stubs
+        self._restore()
+        self.model.train()
+        net = self.world.wrapped(self.model)
+        while self.step < self.settings.steps and not self.stopped:
+            loss, lr = self._update(net)
+            self.step += 1
+            self._add(loss)
+            if self.on_step is not None:
+                facts = {"loss": loss, "lr": lr, "total": self.stream.total, "lineage": self.stream.lineage}
+                self.stopped = self.on_step(self.step, facts) is True
+            self._after_step(lr)
+        self.world.share_buffers_(self.model)
+        return Trained(steps=self.step, resumed_at=self.resumed_at, stopped=self.stopped, loss=self.last_loss)
+
+    def _update(self, net: nn.Module) -> tuple[Tensor, float | None]:
+        """One step of the optimizer; the loss, still on the device, and the learning rate."""
+        settings = self.settings
+        lr = self._set_lr()
+        self.optimizer.zero_grad()
+        parts = list(micro_batches(next(self.stream), settings.micro_batch))
+        total = torch.zeros((), device=self.device)
+        for number, ((inputs, targets), share) in enumerate(parts, start=1):
+            with nullcontext() if number == len(parts) else self.world.without_sync(net):
+                loss = self._forward(net, inputs, targets)
+                self.scaler.scale(loss * share).backward()
+            total += loss.detach() * share
+        if settings.clip_norm is not None:
+            self.scaler.unscale_(self.optimizer)  # type: ignore[arg-type]  # it asks for param_groups only
+            torch.nn.utils.clip_grad_norm_(self._parameters(), settings.clip_norm)
+        self.scaler.step(self.optimizer)  # type: ignore[arg-type]  # as above
+        self.scaler.update()
+        return total, lr
+
+    def _forward(self, net: nn.Module, inputs: Any, targets: Any) -> Tensor:
+        if self.settings.channels_last:
+            inputs = mapped(inputs, _channels_last)
+        dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.settings.precision)
+        with torch.autocast(self.device.type, dtype=dtype, enabled=dtype is not None):
+            outputs = call_model(net, inputs)
+            loss = self.loss(outputs, targets)
+            return loss if self.teacher is None else self.teacher.loss(outputs, inputs, targets, loss)
+
+    def _set_lr(self) -> float | None:
+        for group, base in zip(self.optimizer.param_groups, self.base_lrs, strict=True):
+            if self.settings.schedule is not None and base is not None:
+                group["lr"] = self.settings.schedule.lr(base, self.step, self.settings.steps)
+        lr = self.optimizer.param_groups[0].get("lr")
+        return None if lr is None else float(lr)
+
+    def _add(self, loss: Tensor) -> None:
+        self.loss_sum += loss
+        self.loss_count += 1
+        is_first = (self.first_bad < 0) & ~torch.isfinite(loss)
+        self.first_bad = torch.where(is_first, self.step, self.first_bad)
+
+    def _after_step(self, lr: float | None) -> None:
+        """Looks, notes, saves and stops, where it is time to."""
+        settings = self.settings
+        ended = self.step == settings.steps or self.stopped
+        looks = ended or self.step % settings.log_every == 0
+        if looks:
+            self._refuse_divergence()
+            self._log(lr)
+        number, due = 0, 0
+        if looks or self.world.size == 1:  # several must agree, which takes time
+            old = settings.checkpoint_seconds is not None and self._age() >= settings.checkpoint_seconds
+            number, due = self.world.largest([self.requests.number, int(old)])
+        every = settings.checkpoint_steps
+        if ended or number or due or (every is not None and self.step % every == 0):
+            self._save()
+        if number:
+            raise Interrupted(self._farewell(number), number)
+
+    def _log(self, lr: float | None) -> None:
+        self.last_loss = float(self.world.gathered(self.loss_sum).mean()) / self.loss_count
+        self.loss_sum.zero_()
+        self.loss_count = 0
+        facts = {"phase": self.phase, "step": self.step, "loss": self.last_loss, "lr": lr}
+        facts |= {"total": self.stream.total, "lineage": self.stream.lineage}
+        for history in (self.run, self.history):
+            if history is not None and self.world.is_main:
+                history.log(facts)
+
+    # ---------------------------------------------------------------- states
+
+    def _save(self) -> None:
+        self._refuse_divergence()
+        if self.run is None:
+            return
+        self.world.share_buffers_(self.model)
+        random = {name: self.world.gathered(state).cpu() for name, state in rng_state(self.device).items()}
+        if self.world.is_main:
+            self.run.save(
+                {
+                    "phase": self.phase,
+                    "step": self.step,
+                    "stopped": self.stopped,
+                    "world_size": self.world.size,
+                    "model": self.model.state_dict(),
+                    "optimizer": self.optimizer.state_dict(),
+                    "base_lrs": self.base_lrs,
+                    "scaler": self.scaler.state_dict(),
+                    "stream": self.stream.state(),
+                    "random": random,
+                    "loss_sum": self.loss_sum,
+                    "loss_count": self.loss_count,
+                    "extra": None if self.extra is None else self.extra(),
+                }
+            )
+        self.saved_step, self.saved_at = self.step, time.monotonic()
+
+    def _restore(self) -> None:
+        state = None if self.run is None else self.run.checkpoint()
+        if self.run is None or state is None or state.get("phase") != self.phase:
+            return
+        where = self.run.checkpoint_path
+        if state.get("world_size") != self.world.size:
+            raise BadFile(
+                f"{where} was written by {state.get('world_size')} processes, and this is one of {self.world.size}; "
+                "go on with as many as before, or start anew."
+            )
+        try:
+            self.model.load_state_dict(state["model"])
+            self.optimizer.load_state_dict(state["optimizer"])
+            self.scaler.load_state_dict(state["scaler"])
+            self.base_lrs = list(state["base_lrs"])
+            self.loss_sum.copy_(state["loss_sum"])
+            self.loss_count, self.stopped = int(state["loss_count"]), bool(state["stopped"])
+            self.step = self.resumed_at = self.saved_step = int(state["step"])
+            random = {name: states[self.world.rank] for name, states in state["random"].items()}
+        except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
+            first = " ".join(str(error).split())[:200]
+            raise BadFile(f"{where} does not fit this network and optimizer ({first}); start anew.") from None
+        self.stream.restore(state["stream"])
+        set_rng_state(random, self.device)
+
+    def _refuse_divergence(self) -> None:
+        """Waits for the device. A checkpoint is written only after this, so that the last one is good."""
+        bad = int(self.first_bad)
+        if bad < 0:
+            finite = [torch.isfinite(parameter.detach()).all() for parameter in self._parameters()]
+            bad = -1 if not finite or bool(torch.stack(finite).all()) else self.step
+        (bad,) = self.world.largest([bad])
+        if bad >= 0:
+            raise Diverged(
+                f"the loss or a weight is not finite at step {bad}; {self._last_checkpoint()}. "
+                "Lower the learning rate, limit gradients by clip_norm, or use bf16 or fp32 in place of fp16."
+            )
+
+    def _last_checkpoint(self) -> str:
+        if self.run is None or self.saved_step is None:
+            return "there is no checkpoint before it"
+        return f"the last good checkpoint is {self.run.checkpoint_path}, at step {self.saved_step}"
+
+    def _farewell(self, number: int) -> str:
+        if self.run is None:
+            return f"stopped by signal {number} after step {self.step}; without a run folder nothing was saved."
+        return (
+            f"stopped by signal {number} after step {self.step}, which {self.run.checkpoint_path} holds. "
+            "Give the same command again to go on."
+        )
+
+    def _age(self) -> float:
+        return time.monotonic() - self.saved_at
+
+    def _parameters(self) -> list[Tensor]:
+        return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+
+
+def _channels_last(tensor: Tensor) -> Tensor:
+    return tensor.contiguous(memory_format=torch.channels_last) if tensor.dim() == 4 else tensor
+
+
+def _check_places(model: nn.Module, stream: BatchStream, world: World) -> None:
+    if (stream.rank, stream.world_size) != (world.rank, world.size):
+        raise EccError(
+            f"the stream is that of process {stream.rank} of {stream.world_size}, and this is {world.rank} of "
+            f"{world.size}; make it with rank=world.rank, world_size=world.size."
+        )
+    for name, parameter in model.named_parameters():
+        here, there = parameter.device, stream.device
+        if here.type != there.type or (there.index is not None and here.index != there.index):
+            raise EccError(f"{name} is on {here} and the batches come on {there}; move the network, or the stream.")

@@ -1,0 +1,173 @@
+"""Small networks, costs of them with known prices, and slow twins that add term by term."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import torch
+from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
+from torch import Tensor
+
+from ecc.energy import EnergyModel
+from ecc.energy.families import Priced
+from ecc.energy.features import Array, Term, bilinear_terms, physical_terms
+from ecc.energy.model import Origin
+from ecc.energy.samples import Samples
+from ecc.graph import ChannelGraph, Extent, Skeleton, trace_channels
+from ecc.measure import Estimated, MeasureSettings, MeterInfo, Profile, find_meter, profile
+from ecc.task import with_batch
+from ecc.zoo import find_task
+from graph.cases import traced
+
+NETWORKS = ("chain", "residual", "depthwise", "concat", "grouped", "flattened chain", "shared module", "digits")
+"""One for each way in which channels are tied."""
+
+DIGITS_BATCH = 64
+
+
+@cache
+def network(name: str) -> tuple[Any, Any, ChannelGraph]:
+    """A model, its input and its graph: a case of the graph room, or a bundled task."""
+    if name in ("digits", "mobilenet_v1", "alexnet"):
+        task = find_task(name)
+        inputs = with_batch(task.example_input, DIGITS_BATCH) if name == "digits" else task.example_input
+        return task.model, inputs, trace_channels(task.model, inputs, proven=False)
+    return traced(name)
+
+
+def graph_of(name: str) -> ChannelGraph:
+    return network(name)[2]
+
+
+def skeleton_of(name: str) -> Skeleton:
+    return graph_of(name).skeleton
+
+
+@cache
+def computed(name: str, platform: str, rows: int = 60, **options: Any) -> Profile:
+    """What `ecc profile` gives for a platform."""
+    model, inputs, graph = network(name)
+    with TemporaryDirectory() as folder:
+        return profile(
+            model, graph, inputs, find_meter(f"platform:{platform}"), Path(folder) / "a.profile", rows=rows, **options
+        )
+
+
+# ---------------------------------------------------------------- widths
+
+
+def random_widths(skeleton: Skeleton, count: int, seed: int = 0) -> Array:
+    """(networks, groups), each group anywhere between its least and its full width."""
+    generator = np.random.default_rng(seed)
+    least, full = np.array(skeleton.least_widths), np.array(skeleton.full_widths)
+    return generator.integers(least, full + 1, (count, len(full))).astype(np.float64)
+
+
+def named(skeleton: Skeleton, widths: Sequence[float]) -> dict[str, int]:
+    return {name: int(width) for name, width in zip(skeleton.groups, widths, strict=True)}
+
+
+def widths_of(skeleton: Skeleton) -> SearchStrategy[Tensor]:
+    """Whole widths, and widths between them as a solver has them."""
+    ranges = [
+        st.one_of(st.integers(least, full).map(float), st.floats(least, full))
+        for least, full in zip(skeleton.least_widths, skeleton.full_widths, strict=True)
+    ]
+    return st.tuples(*ranges).map(lambda widths: torch.tensor(widths, dtype=torch.float64))
+
+
+def pairs_of(skeleton: Skeleton) -> SearchStrategy[tuple[Tensor, Tensor]]:
+    """Two vectors of widths, the first nowhere above the second."""
+    return st.tuples(widths_of(skeleton), widths_of(skeleton)).map(
+        lambda pair: (torch.minimum(*pair), torch.maximum(*pair))
+    )
+
+
+# ---------------------------------------------------------------- models
+
+TERMS = {"bilinear": bilinear_terms, "physical": physical_terms}
+
+
+def random_priced(kind: str, skeleton: Skeleton, seed: int = 0) -> Priced:
+    """Prices of any size, some of them 0."""
+    generator = np.random.default_rng(seed)
+    terms = TERMS[kind](skeleton)
+    if kind == "physical":
+        terms = terms[1:]  # the constant is the base
+    prices = 10 ** generator.uniform(-9, -3, len(terms)) * (generator.random(len(terms)) > 0.2)
+    return Priced(kind, float(generator.random()), terms, tuple(prices.tolist()))
+
+
+def model_of(priced: Priced, skeleton: Skeleton, **changes: Any) -> EnergyModel:
+    values: dict[str, Any] = {
+        "fingerprint": skeleton.fingerprint,
+        "groups": skeleton.groups,
+        "full_widths": skeleton.full_widths,
+        "least_widths": skeleton.least_widths,
+        "layers": tuple(layer.path for layer in skeleton.layers),
+        "resource": "energy",
+        "origin": origin(),
+        "priced": priced,
+    }
+    return EnergyModel(**{**values, **changes})
+
+
+def origin() -> Origin:
+    meter = MeterInfo(name="made up", device="paper", provenance=Estimated("a test"), scope="all")
+    return Origin(meter=meter, batch=2, device_type="cpu", settings=MeasureSettings(), rows=7)
+
+
+def random_model(kind: str, name: str, seed: int = 0) -> EnergyModel:
+    return model_of(random_priced(kind, skeleton_of(name), seed), skeleton_of(name))
+
+
+def samples_from(priced: Priced, skeleton: Skeleton, rows: int, *, seed: int = 0, noise: float = 0.0) -> Samples:
+    """Uniform random widths, and what the model says of them."""
+    widths = random_widths(skeleton, rows, seed)
+    scatter = np.exp(noise * np.random.default_rng(seed + 1).standard_normal(rows))
+    return Samples(skeleton, widths, np.array([slow_value(priced, row) for row in widths]) * scatter)
+
+
+# ---------------------------------------------------------------- twins
+
+
+def slow_extent(extent: Extent, widths: Sequence[float]) -> float:
+    total = float(extent.fixed)
+    for group, multiple in extent.multiples:
+        total += multiple * float(widths[group])
+    return total
+
+
+def slow_value(priced: Priced, widths: Sequence[float]) -> float:
+    """The model term by term."""
+    total = priced.base
+    for term, price in zip(priced.terms, priced.prices, strict=True):
+        total += price * slow_extent(term.left, widths) * slow_extent(term.right, widths)
+    return total
+
+
+def slow_amounts(terms: Sequence[Term], widths: Sequence[float]) -> list[float]:
+    """What all terms together stand for at some widths: one number for each of `AMOUNTS`."""
+    totals = [0.0] * 4
+    for term in terms:
+        size = slow_extent(term.left, widths) * slow_extent(term.right, widths)
+        totals = [total + size * amount for total, amount in zip(totals, term.amounts, strict=True)]
+    return totals
+
+
+def finite_differences(cost: Any, widths: Tensor, step: float = 0.25) -> Tensor:
+    """Central ones: exact for polynomials of degree two, but for rounding."""
+    steps = step * torch.eye(len(widths), dtype=torch.float64)
+    return torch.stack([(cost.value(widths + e) - cost.value(widths - e)) / (2 * step) for e in steps])
+
+
+def autograd(cost: Any, widths: Tensor) -> Tensor:
+    point = widths.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(cost.value(point), point)
+    return gradient

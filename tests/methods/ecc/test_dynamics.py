@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ecc.methods.ecc.dynamics import Dynamics, Literal, Paced
+from ecc.methods.ecc.ladder import Ladder
+from ecc.methods.ecc.limits import Limits
+from ecc.methods.ecc.paper import PaperSettings
+from ecc.methods.ecc.schedule import Schedule
+from methods.nets import bare_graph, pair_cost
+
+FULL = [6, 8]
+LADDER, FLOORS, ALIVE = Ladder(FULL), torch.tensor([1, 1]), torch.ones(14, dtype=torch.bool)
+COST = pair_cost(FULL, [(0, 1)], [0.5], linear=[1.0, 1.0])
+LIMITS = Limits([COST], bare_graph(FULL), "cpu")
+SCHEDULE = Schedule((1.0,), (0.5,), 10, warm_up=0.2, ramp=0.5)
+SCORES = torch.rand(14, generator=torch.Generator().manual_seed(0))
+
+
+def made(name: str) -> Dynamics:
+    if name == "pace":
+        return Paced(LADDER, LIMITS, FLOORS, 1, ALIVE)
+    return Literal(PaperSettings(width_lr=50.0), LADDER, LIMITS, FLOORS, 1, ALIVE)
+
+
+@pytest.mark.parametrize("name", ["pace", "paper"])
+def test_a_state_put_back_goes_on_the_same(name: str) -> None:
+    first, second = made(name), made(name)
+    assert isinstance(first, Paced | Literal)
+    for step in range(1, 6):
+        first.advance(SCORES, SCHEDULE, step, 1e-2)
+    second.load([tensor.clone() for tensor in first.state])
+    for step in range(6, 8):
+        for dynamics in (first, second):
+            dynamics.advance(SCORES, SCHEDULE, step, 1e-2)
+    assert not first.alive.all()
+    assert all(torch.equal(a, b) for a, b in zip(first.state, second.state, strict=True))
+    assert first.duals(1e-2) == second.duals(1e-2)
+
+
+def test_pace_moves_at_updates_and_the_paper_always() -> None:
+    assert [made("pace").is_due(SCHEDULE, step) for step in (1, 2, 3, 7, 8)] == [False, False, True, True, False]
+    assert all(made("paper").is_due(SCHEDULE, step) for step in range(10))
+
+
+def test_duals_of_pace_are_in_units_of_the_loss_and_of_the_cost() -> None:
+    """y_u >= z dE/ds_u with dE/ds in joules per channel, and y_u = a_next / (2 alpha)."""
+    dynamics, alpha = made("pace"), 0.1
+    before = COST.gradient(torch.tensor(FULL, dtype=torch.float64))
+    dynamics.advance(SCORES, SCHEDULE, 7, alpha)
+    width_dual, energy_dual = dynamics.duals(alpha)
+    parts = zip(SCORES.split(FULL), dynamics.alive.split(FULL), strict=True)
+    assert width_dual == pytest.approx([float(scores[alive].min()) / (2 * alpha) for scores, alive in parts])
+    assert energy_dual > 0
+    assert all(y >= energy_dual * float(slope) for y, slope in zip(width_dual, before, strict=True))
+    assert dynamics.duals(0.0)[1] == float("inf")
+
+
+def test_what_the_paper_does_not_have_is_refused() -> None:
+    with pytest.raises(ValueError, match="dynamics='greedy' is unknown"):
+        Literal("greedy", LADDER, LIMITS, FLOORS, 1, ALIVE)
+    with pytest.raises(ValueError, match="one cost and no rounding"):
+        Literal("paper", LADDER, LIMITS, FLOORS, 8, ALIVE)
+    with pytest.raises(ValueError, match="one cost and no rounding"):
+        Literal("paper", LADDER, Limits([COST, COST], bare_graph(FULL), "cpu"), FLOORS, 1, ALIVE)

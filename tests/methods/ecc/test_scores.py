@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from ecc.graph import ChannelGraph, live_masks
+from ecc.graph.rebuild import named_tensors
+from ecc.methods.ecc.scores import Readers, adam_metrics
+from methods.nets import NETS, traced, train
+
+CPU = torch.device("cpu")
+
+
+def slow_scores(net: nn.Module, graph: ChannelGraph, metrics: dict[int, Tensor | float]) -> Tensor:
+    """One channel after another: all slices that read it, squared, times B."""
+    tensors = named_tensors(net)
+    scores = torch.zeros(graph.num_slots - 1)
+    for group in graph.prunable:
+        first, _ = graph.slots(group.name)
+        for place in group.places:
+            if place.reads:
+                weighted = tensors[place.tensor].detach() ** 2 * metrics[id(tensors[place.tensor])]
+                for unit in range(group.width):
+                    for index in place.index[unit].tolist():
+                        scores[first - 1 + unit] += weighted.select(place.axis, index).sum()
+    return scores
+
+
+def adam_by_hand(optimizer: torch.optim.Optimizer, tensor: Tensor) -> Tensor:
+    state, group = optimizer.state[tensor], optimizer.param_groups[0]
+    return (state["exp_avg_sq"] / (1 - group["betas"][1] ** int(state["step"]))).sqrt() + group["eps"]
+
+
+@pytest.mark.parametrize("name", NETS)
+@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD])
+def test_scores_are_sums_over_all_reading_slices(name: str, kind: type[torch.optim.Optimizer]) -> None:
+    net, example, graph = traced(name)
+    optimizer = kind(net.parameters(), lr=1e-3)  # type: ignore[call-arg]
+    train(net, optimizer, example, range(3))
+    readers = Readers(net, graph, CPU)
+    metrics: dict[int, Tensor | float] = {
+        id(t): 1.0 if kind is torch.optim.SGD else adam_by_hand(optimizer, t) for t in readers.tensors
+    }
+    scores = readers.scores(adam_metrics(optimizer, readers.tensors))
+    torch.testing.assert_close(scores, slow_scores(net, graph, metrics), rtol=1e-5, atol=1e-12)
+    assert (scores > 0).sum() == sum(group.width for group in graph.prunable)
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_masks_silence_exactly_the_dead_channels(name: str) -> None:
+    net, _, graph = traced(name)
+    before = {key: tensor.clone() for key, tensor in named_tensors(net).items()}
+    alive = torch.rand(graph.num_slots - 1) > 0.4
+    readers = Readers(net, graph, CPU)
+    readers.apply_mask_()  # no mask yet
+    assert all(torch.equal(tensor, before[key]) for key, tensor in named_tensors(net).items())
+    readers.set_mask(alive)
+    readers.apply_mask_()
+    for group, live in zip(graph.groups, live_masks(net, graph), strict=True):
+        first, stop = graph.slots(group.name)
+        if group.frozen is None:
+            assert torch.equal(live, alive[first - 1 : stop - 1])
+    for key, tensor in named_tensors(net).items():
+        assert ((tensor == before[key]) | (tensor == 0)).all()
+    scores = readers.scores([None] * len(readers.tensors))
+    assert (scores[~alive] == 0).all()
+
+
+def test_amsgrad_takes_its_own_square() -> None:
+    weight = nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.Adam([weight], lr=0.0, amsgrad=True, betas=(0.9, 0.5), eps=0.0)
+    for gradient in (4.0, 0.0, 0.0):
+        weight.grad = torch.full((3,), gradient)
+        optimizer.step()
+    (metric,) = adam_metrics(optimizer, [weight])
+    assert metric is not None
+    torch.testing.assert_close(metric, torch.full((3,), (8 / (1 - 0.5**3)) ** 0.5))
+
+
+def test_a_frozen_parameter_takes_the_mean_metric_of_the_others() -> None:
+    first, second, frozen = (nn.Parameter(torch.ones(size), requires_grad=False) for size in (2, 6, 5))
+    optimizer = torch.optim.Adam([first, second], eps=0.0)
+    for parameter, gradient in ((first, 1.0), (second, 3.0)):
+        parameter.grad = torch.full_like(parameter, gradient)
+    optimizer.step()
+    *_, borrowed = adam_metrics(optimizer, [first, second, frozen])
+    assert borrowed is not None
+    assert float(borrowed) == pytest.approx((2 * 1.0 + 6 * 3.0) / 8, rel=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_other_precisions_are_scored_in_single_and_masked_in_their_own(dtype: torch.dtype) -> None:
+    net, _, graph = traced("residual")
+    net = net.to(dtype)
+    readers = Readers(net, graph, CPU)
+    assert readers.scores([None] * len(readers.tensors)).dtype == torch.float32
+    alive = torch.rand(graph.num_slots - 1) > 0.5
+    readers.set_mask(alive)
+    readers.apply_mask_()
+    assert all(parameter.dtype == dtype for parameter in net.parameters())
+    first, stop = graph.slots("stem")
+    assert torch.equal(live_masks(net, graph)[0], alive[first - 1 : stop - 1])
+
+
+def test_sums_do_not_depend_on_other_networks_of_the_same_weights() -> None:
+    """The same weights give the same bits, as two processes of a distributed run need."""
+    results = []
+    for _ in range(2):
+        net, _, graph = traced("digits", seed=3)
+        readers = Readers(net, graph, CPU)
+        results.append(readers.scores([None] * len(readers.tensors)))
+    assert torch.equal(*results)

@@ -1,0 +1,237 @@
+"""Toy networks with one kind of coupling each, costs counted from their graphs, and a loop that trains them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ecc.energy.products import Products
+from ecc.graph import ChannelGraph, ChannelGroup, Extent, trace_channels
+from ecc.zoo.digits import DigitsNet
+from graph.cases import conv, named
+
+
+@dataclass(frozen=True)
+class ProductCost:
+    """A `Cost` that is a sum of products of widths."""
+
+    products: Products
+    groups: tuple[str, ...]
+    full_widths: tuple[int, ...]
+    resource: str = "energy"
+    unit: str = "J"
+    label: str = "counted"
+
+    def value(self, widths: Tensor) -> Tensor:
+        return self.products.value(widths)
+
+    def gradient(self, widths: Tensor) -> Tensor:
+        return self.products.gradient(widths)
+
+    def to(self, device: torch.device | str) -> ProductCost:
+        products = self.products.to(device)
+        return ProductCost(products, self.groups, self.full_widths, self.resource, self.unit, self.label)
+
+
+def macs_cost(graph: ChannelGraph, *, joules_per_mac: float = 1e-9) -> ProductCost:
+    """Multiply-accumulates as joules."""
+    layers = [layer for layer in graph.layers if layer.macs]
+    products = Products(
+        0.0,
+        tuple(joules_per_mac * layer.macs for layer in layers),
+        tuple(layer.incoming for layer in layers),
+        tuple(layer.outgoing for layer in layers),
+        len(graph.groups),
+    )
+    return ProductCost(products, tuple(graph.full_widths), tuple(graph.full_widths.values()))
+
+
+def bytes_cost(graph: ChannelGraph) -> ProductCost:
+    """Activations that are read and written: linear in the widths."""
+    products = Products(
+        0.0,
+        tuple(float(layer.item_bytes) for layer in graph.layers for _ in range(2)),
+        tuple(extent for layer in graph.layers for extent in (layer.reads, layer.writes)),
+        (Extent(1),) * (2 * len(graph.layers)),
+        len(graph.groups),
+    )
+    full = graph.full_widths
+    return ProductCost(products, tuple(full), tuple(full.values()), "activation_bytes", "B")
+
+
+def pair_cost(
+    full_widths: Sequence[int],
+    pairs: Sequence[tuple[int, int]],
+    prices: Sequence[float],
+    linear: Sequence[float] = (),
+    base: float = 0.0,
+) -> ProductCost:
+    """base + sum of prices * s_i * s_j + sum of linear * s_i, in units of one channel."""
+    width = [Extent(0, ((k, 1),)) for k in range(len(full_widths))]
+    products = Products(
+        base,
+        (*prices, *linear),
+        tuple([width[i] for i, _ in pairs] + width[: len(linear)]),
+        tuple([width[j] for _, j in pairs] + [Extent(1)] * len(linear)),
+        len(full_widths),
+    )
+    return ProductCost(products, tuple(f"g{k}" for k in range(len(full_widths))), tuple(full_widths))
+
+
+# ---------------------------------------------------------------- networks
+
+
+def chain() -> nn.Module:
+    return named(
+        conv1=conv(3, 16),
+        bn1=nn.BatchNorm2d(16),
+        relu1=nn.ReLU(),
+        conv2=conv(16, 24),
+        relu2=nn.ReLU(),
+        head=conv(24, 4),
+    )
+
+
+def flattened() -> nn.Module:
+    return named(
+        conv=conv(3, 12),
+        relu=nn.ReLU(),
+        pool=nn.MaxPool2d(4),
+        flatten=nn.Flatten(),
+        fc1=nn.Linear(12 * 4, 20),
+        relu2=nn.ReLU(),
+        fc2=nn.Linear(20, 5),
+    )
+
+
+class Residual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.conv1, self.conv2 = conv(3, 16), conv(16, 12), conv(12, 16)
+        self.bn1, self.bn2 = nn.BatchNorm2d(12), nn.BatchNorm2d(16)
+        self.head = nn.Linear(16, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.stem(x))
+        x = F.relu(x + self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x))))))
+        return self.head(x.mean((2, 3)))
+
+
+def depthwise() -> nn.Module:
+    return named(
+        conv1=conv(3, 12),
+        relu1=nn.ReLU6(),
+        dw=conv(12, 12, groups=12),
+        bn=nn.BatchNorm2d(12),
+        pw=conv(12, 20, 1),
+        relu2=nn.ReLU6(),
+        head=conv(20, 4, 1),
+    )
+
+
+class Concat(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right, self.mix, self.head = conv(3, 10), conv(3, 14), conv(24, 12), conv(12, 4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(F.relu(self.mix(torch.cat([self.left(x), F.relu(self.right(x))], dim=1))))
+
+
+def grouped() -> nn.Module:
+    return named(conv1=conv(3, 32), relu=nn.ReLU(), conv2=conv(32, 32, groups=16), relu2=nn.ReLU(), head=conv(32, 4, 1))
+
+
+def transposed() -> nn.Module:
+    return named(
+        conv1=conv(3, 16),
+        up=nn.ConvTranspose2d(16, 12, 2, stride=2),
+        bn=nn.BatchNorm2d(12),
+        relu=nn.ReLU(),
+        head=nn.ConvTranspose2d(12, 4, 2, stride=2),
+    )
+
+
+class TransformerMlp(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.norm, self.head = nn.Linear(6, 8), nn.LayerNorm(8), nn.Linear(8, 3)
+        self.fc1, self.fc2 = nn.Linear(8, 48), nn.Linear(48, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.embed(x)
+        return self.head(x + self.fc2(F.gelu(self.fc1(self.norm(x)))))
+
+
+class Tied(nn.Module):
+    """One matrix read along both of its axes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.weight = nn.Linear(6, 16), nn.Parameter(torch.randn(16, 16) / 4)
+        self.head = nn.Linear(16, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.first(x))
+        x = F.relu(F.linear(x, self.weight))
+        return self.head(F.linear(x, self.weight.t()))
+
+
+def _image() -> Tensor:
+    return torch.randn(2, 3, 8, 8)
+
+
+def _tokens() -> Tensor:
+    return torch.randn(2, 5, 6)
+
+
+NETS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
+    "chain": (chain, _image),
+    "flattened": (flattened, _image),
+    "residual": (Residual, _image),
+    "depthwise": (depthwise, _image),
+    "concat": (Concat, _image),
+    "grouped": (grouped, _image),
+    "transposed": (transposed, _image),
+    "transformer MLP": (TransformerMlp, _tokens),
+    "tied": (Tied, _tokens),
+    "digits": (DigitsNet, lambda: torch.randn(2, 1, 8, 8)),
+}
+
+_GRAPHS: dict[str, ChannelGraph] = {}
+
+
+def traced(name: str, seed: int = 0) -> tuple[nn.Module, Tensor, ChannelGraph]:
+    """A network with fresh weights, its example input and its graph."""
+    torch.manual_seed(seed)
+    build, inputs = NETS[name]
+    net, example = build(), inputs()
+    if name not in _GRAPHS:  # a trace takes longer than all else a test does
+        _GRAPHS[name] = trace_channels(net.eval(), example, proven=False)
+    return net.train(), example, _GRAPHS[name]
+
+
+def train(
+    net: nn.Module, solver: Any, example: Tensor, steps: range, after: Callable[[int], None] | None = None
+) -> None:
+    """Fits the mean square of a fixed random target; batch and target depend on the number of the step alone."""
+    for step in steps:
+        generator = torch.Generator().manual_seed(step)
+        batch = torch.randn(example.shape, generator=generator)
+        output = net(batch)
+        loss = (output - torch.randn(output.shape, generator=generator)).square().mean()
+        loss.backward()
+        solver.step()
+        solver.zero_grad()
+        if after is not None:
+            after(step)
+
+
+def bare_graph(full_widths: Sequence[int]) -> ChannelGraph:
+    """Groups g0, g1, ... of given widths and nothing else, for costs of `pair_cost`."""
+    return ChannelGraph(tuple(ChannelGroup(f"g{k}", width, ()) for k, width in enumerate(full_widths)), (), ())

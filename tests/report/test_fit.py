@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+import io
+from functools import cache
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from ecc.energy import EnergyModel, fit, parse_budget
+from ecc.measure import Profile
+from ecc.report.fit import budget_warning, fit_facts, fit_view, reach, si
+
+H200 = Path(__file__).resolve().parent.parent.parent / "profiles" / "h200"
+
+
+@cache
+def model() -> EnergyModel:
+    return fit(Profile.load(H200 / "mobilenet_v1-b64.profile.gz"), curve=True)
+
+
+def shown() -> str:
+    file = io.StringIO()
+    Console(width=120, file=file).print(fit_view(model(), "mobile: energy"))
+    return file.getvalue()
+
+
+def test_the_view_has_the_numbers_of_the_model() -> None:
+    text = shown()
+    for name, found in model().quality["families"].items():
+        line = next(line for line in text.splitlines() if line.startswith(name))
+        assert f"{found['mean']:.2%}" in line
+        assert f"{found['bias']:+.2%}" in line
+        assert f"{found['dense']:+.2%}" in line
+    assert text.count("<- chosen") == 1
+    assert f"scatters by {model().quality['noise']:.2%}" in text
+    assert "More rows will" in text
+    assert "What costs most in the dense network (measured)" in text
+
+
+def test_the_layers_of_the_view_add_up_to_the_dense_network() -> None:
+    assert sum(model().per_layer().values()) == pytest.approx(model().dense)
+    assert "others" in shown()
+
+
+def test_the_range_that_can_be_met_is_told() -> None:
+    text = reach(model())
+    assert f"Budgets from {model().least / model().dense:.0%} to 100% can be met." in text
+    assert "measured on NVIDIA H200, batch 64" in text
+    assert "an item)" in text
+
+
+@pytest.mark.parametrize(
+    ("budget", "words"),
+    [("1%", "is below"), ("1 mJ", "is below"), ("100%", "met by the dense"), ("50%", ""), ("20 mJ/image", "")],
+)
+def test_a_budget_out_of_reach_gets_a_warning(budget: str, words: str) -> None:
+    warning = budget_warning(model(), parse_budget(budget))
+    assert words in warning
+    assert bool(warning) == bool(words)
+
+
+def test_facts_are_plain_values() -> None:
+    facts = fit_facts(model())
+    assert facts["label"] == "measured"
+    assert facts["dense"] == model().dense
+    assert facts["quality"]["mean"] == model().quality["mean"]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(2.296, "2.3 J"), (0.0247, "24.7 mJ"), (1e-7, "100 nJ"), (3.2e4, "32 kJ"), (0.0, "0 J"), (-0.5, "-500 mJ")],
+)
+def test_numbers_are_readable(value: float, text: str) -> None:
+    assert si(value, "J") == text

@@ -1,0 +1,66 @@
+"""`ecc fit`, run as a user runs it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from ecc.cli import app
+from ecc.energy import EnergyModel
+
+PROFILE = Path(__file__).resolve().parent.parent / "profiles" / "h200" / "mobilenet_v1-b1.profile.gz"
+
+
+def run(*words: str) -> tuple[int, str]:
+    result = CliRunner().invoke(app, ["fit", *words])
+    return result.exit_code, result.output
+
+
+def test_a_profile_is_fitted_and_the_model_written(tmp_path: Path) -> None:
+    code, text = run(str(PROFILE), "-o", str(tmp_path / "energy.json"), "--budget", "5%")
+    assert code == 0
+    assert "<- chosen" in text
+    assert "is below" in text  # the budget
+    model = EnergyModel.load(tmp_path / "energy.json")
+    assert model.origin.meter.device == "NVIDIA H200"
+    assert json.loads((tmp_path / "energy.json").read_text())["label"] == "measured"
+
+
+def test_facts_for_programs(tmp_path: Path) -> None:
+    code, text = run(str(PROFILE), "--json", "--resource", "latency", "--family", "bilinear")
+    assert code == 0
+    facts = json.loads(text)
+    assert (facts["resource"], facts["kind"]) == ("latency", "bilinear")
+
+
+def test_figures_and_their_data_are_written(tmp_path: Path) -> None:
+    code, text = run(str(PROFILE), "--figures", str(tmp_path / "figures"))
+    assert code == 0
+    assert sorted(path.name for path in (tmp_path / "figures").iterdir()) == [
+        "mobilenet_v1-b1-fit.json",
+        "mobilenet_v1-b1-prediction.svg",
+    ]
+    assert "wrote" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["missing.profile"], "cannot read missing.profile"),
+        ([str(PROFILE), "--family", "magic"], "there is no family 'magic' of models; there are auto, bilinear"),
+        ([str(PROFILE), "--resource", "money"], "a profile knows nothing of 'money'; it knows energy and latency"),
+        ([str(PROFILE), "--budget", "sixty"], "budget 'sixty' starts with no number"),
+        ([str(PROFILE), "--budget", "-5%"], "is not above 0"),
+        ([str(PROFILE), "--budget", "5 kg"], "has the unit 'kg'"),
+        ([str(PROFILE), "-o", "/no/such/folder/e.json"], "cannot write"),
+        ([__file__], "is not"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line(words: list[str], message: str) -> None:
+    code, text = run(*words)
+    assert code == 2
+    assert message in " ".join(text.split())
+    assert "Traceback" not in text

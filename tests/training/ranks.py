@@ -1,0 +1,59 @@
+"""What each of two processes does under torchrun: trains the toy, is interrupted, and goes on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ecc.training.checkpoint import save_state
+from ecc.training.distributed import find_world
+from ecc.training.rundir import open_run
+from ecc.training.signals import Interrupted
+from training.toys import Net, fit, toy_task
+
+STEPS = 6
+
+
+def stop_one(rank: int, step: int, facts: Any) -> None:
+    """Only the second process is asked to stop; both must."""
+    if rank == 1 and step == 2:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def main(folder: Path) -> None:
+    torch.set_num_threads(1)
+    world = find_world("cpu")
+
+    def weights(name: str, model: torch.nn.Module) -> None:
+        save_state(folder / f"{name}-{world.rank}.safetensors", model.state_dict())
+
+    torch.manual_seed(0)
+    plain = toy_task(model=Net(norm=False, dropout=0.0))
+    weights("joint", fit(STEPS, task=plain, world=world)[0])
+    torch.manual_seed(0)
+    plain = toy_task(model=Net(norm=False, dropout=0.0))
+    weights("micro", fit(STEPS, task=plain, world=world, micro_batch=2)[0])
+
+    weights("whole", fit(STEPS, world=world, log_every=3)[0])
+    stopped = 0
+    with open_run(folder / "run", {}, writes=world.is_main) as run:
+        try:
+            fit(STEPS, world=world, run=run, log_every=3, on_step=lambda *facts: stop_one(world.rank, *facts))
+        except Interrupted:
+            stopped = 1
+    assert world.largest([stopped, -stopped]) == [1, -1], "both stopped"
+    with open_run(folder / "run", {}, writes=world.is_main) as run:
+        model, outcome = fit(STEPS, world=world, run=run, log_every=3)
+    assert outcome.resumed_at == 3, outcome
+    weights("resumed", model)
+    save_state(folder / f"facts-{world.rank}.safetensors", {"rank": world.rank, "size": world.size})
+    world.close()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

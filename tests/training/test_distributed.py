@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from ecc.errors import EccError
+from ecc.training.batches import BatchStream
+from ecc.training.checkpoint import load_state
+from ecc.training.distributed import World, find_world
+from training.toys import Net, toy_task
+
+TESTS = Path(__file__).resolve().parent.parent
+PATHS = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
+
+
+def test_one_process_is_a_world_of_its_own() -> None:
+    world = World("cpu")
+    model = torch.nn.Linear(1, 1)
+    assert (world.rank, world.size, world.is_main) == (0, 1, True)
+    assert world.wrapped(model) is model
+    assert world.largest([3, -1]) == [3, -1]
+    assert torch.equal(world.gathered(torch.tensor(2.0)), torch.tensor([2.0]))
+    with world.without_sync(model):
+        world.share_buffers_(model)
+    world.close()
+
+
+ALONE = """
+import sys, torch
+import ecc.training.loop
+from ecc.training.distributed import find_world
+assert find_world("cpu").size == 1
+assert "accelerate" not in sys.modules, "accelerate was imported"
+"""
+
+
+@pytest.mark.parametrize("variables", [{}, {"RANK": "0", "WORLD_SIZE": "1"}])
+def test_without_other_processes_accelerate_is_not_imported(variables: dict[str, str]) -> None:
+    clean = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
+    done = subprocess.run([sys.executable, "-c", ALONE], env=clean | variables, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_missing_accelerate_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "accelerate", None)
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(EccError, match=r"in 2 processes needs Accelerate.*pip install 'ecc-compress\[distributed\]'"):
+        find_world("cpu")
+
+
+# ---------------------------------------------------------------- two processes
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What two processes left behind; see `ranks.py`."""
+    pytest.importorskip("accelerate")
+    folder = tmp_path_factory.mktemp("ranks")
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = subprocess.run(
+        [*torchrun, str(TESTS / "training" / "ranks.py"), str(folder)],
+        env={**os.environ, "PYTHONPATH": PATHS, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["joint", "micro", "whole", "resumed"])
+def test_both_processes_end_with_the_same_network(folder: Path, name: str) -> None:
+    first, second = (load_state(folder / f"{name}-{rank}.safetensors") for rank in (0, 1))
+    assert first
+    assert all(torch.equal(first[key], second[key]) for key in first)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["joint", "micro"])
+def test_two_processes_are_one_with_the_joint_batch(folder: Path, name: str) -> None:
+    torch.manual_seed(0)
+    model = Net(norm=False, dropout=0.0)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    stream = BatchStream(toy_task(), seed=3)
+    for _ in range(6):
+        (images, labels), (more_images, more_labels) = next(stream), next(stream)
+        optimizer.zero_grad()
+        F.cross_entropy(model(torch.cat([images, more_images])), torch.cat([labels, more_labels])).backward()
+        optimizer.step()
+    found = load_state(folder / f"{name}-0.safetensors")
+    for key, weight in model.state_dict().items():
+        torch.testing.assert_close(found[key], weight, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_two_processes_resume_bit_for_bit(folder: Path) -> None:
+    whole, resumed = (load_state(folder / f"{name}-0.safetensors") for name in ("whole", "resumed"))
+    assert all(torch.equal(whole[key], resumed[key]) for key in whole)
+
+
+@pytest.mark.slow
+def test_only_one_process_writes_and_batches_of_both_count(folder: Path) -> None:
+    history = [json.loads(line) for line in (folder / "run" / "history.jsonl").read_text().splitlines()]
+    assert [(facts["step"], facts["total"]) for facts in history] == [(3, 6), (6, 12)]
+    facts = [load_state(folder / f"facts-{rank}.safetensors") for rank in (0, 1)]
+    assert facts == [{"rank": 0, "size": 2}, {"rank": 1, "size": 2}]

@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+import signal
+import threading
+
+import pytest
+
+from ecc.errors import EccError
+from ecc.training.signals import Interrupted, StopRequests
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_is_noted_and_the_next_acts_as_before(number: signal.Signals) -> None:
+    before = signal.getsignal(number)
+    came = []
+    signal.signal(number, lambda *_: came.append("second"))
+    try:
+        with StopRequests() as requests:
+            assert requests.number == 0
+            signal.raise_signal(number)
+            assert requests.number == number
+            assert came == []
+            signal.raise_signal(number)
+            assert came == ["second"]
+    finally:
+        signal.signal(number, before)
+
+
+def test_handlers_are_put_back() -> None:
+    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+    with StopRequests():
+        assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] != before
+    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
+
+
+def test_in_another_thread_nothing_is_touched() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    seen = []
+
+    def work() -> None:
+        with StopRequests() as requests:
+            seen.append((requests.number, signal.getsignal(signal.SIGTERM)))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert seen == [(0, before)]
+
+
+def test_an_interruption_is_an_error_of_ours_and_knows_its_signal() -> None:
+    error = Interrupted("stopped", signal.SIGTERM)
+    assert isinstance(error, EccError)
+    assert (str(error), error.number) == ("stopped", 15)
