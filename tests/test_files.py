@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from pathlib import Path
 
 import pytest
@@ -32,3 +33,17 @@ def test_a_failed_write_keeps_the_old_file_and_no_temporary(tmp_path: Path, monk
 def test_a_missing_folder_is_one_clear_line(tmp_path: Path) -> None:
     with pytest.raises(BadFile, match=r"cannot write .*missing.*: No such file or directory\.$"):
         write_text(tmp_path / "missing" / "a.json", "text")
+
+
+@pytest.mark.parametrize("mask", [0o022, 0o077, 0o002, 0o000])
+def test_a_written_file_gets_the_permissions_of_the_umask(tmp_path: Path, mask: int) -> None:
+    """As any file that is opened and written; a temporary one would be for its owner alone."""
+    before = os.umask(mask)
+    try:
+        write_text(tmp_path / "a.json", "text")
+        (tmp_path / "b.json").write_text("text")
+        assert os.umask(mask) == mask  # it is left as it was
+    finally:
+        os.umask(before)
+    modes = [stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ("a.json", "b.json")]
+    assert modes == [0o666 & ~mask] * 2

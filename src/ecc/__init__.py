@@ -5,10 +5,22 @@
 
 `trace_channels` finds which channels live and die together, `resized` builds the network at any widths, and
 `slim` removes dead channels so that the outputs stay the same. `find_meter` opens what counts joules here,
-`measure_model` reads them off one network, and `profile` off many widths of it.
+`measure_model` reads them off one network, and `profile` off many widths of it. `fit` learns from a profile what any
+widths cost, `EccSolver` takes an optimizer's place and prunes to a budget, and `Compression` does all of it.
 """
 
-from ecc.errors import BadFile, BadMeasurement, BadTask, BadWidths, EccError, NoMeter, UntraceableModel
+from ecc.energy import Cost, EnergyModel, counted, fit, parse_budgets
+from ecc.errors import (
+    BadBudget,
+    BadFile,
+    BadMeasurement,
+    BadTask,
+    BadWidths,
+    EccError,
+    InfeasibleBudget,
+    NoMeter,
+    UntraceableModel,
+)
 from ecc.graph import (
     ChannelGraph,
     ChannelGroup,
@@ -21,27 +33,39 @@ from ecc.graph import (
     zero_channels_,
 )
 from ecc.measure import Measurement, MeasureSettings, Profile, find_meter, measure_model, profile
+from ecc.methods import Compressed, Compression, CompressSettings, EccSolver
 from ecc.task import Task
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "BadBudget",
     "BadFile",
     "BadMeasurement",
     "BadTask",
     "BadWidths",
     "ChannelGraph",
     "ChannelGroup",
+    "CompressSettings",
+    "Compressed",
+    "Compression",
+    "Cost",
     "EccError",
+    "EccSolver",
+    "EnergyModel",
+    "InfeasibleBudget",
     "MeasureSettings",
     "Measurement",
     "NoMeter",
     "Profile",
     "Task",
     "UntraceableModel",
+    "counted",
     "find_meter",
+    "fit",
     "live_channels",
     "measure_model",
+    "parse_budgets",
     "profile",
     "prove",
     "resized",

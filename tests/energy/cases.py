@@ -123,6 +123,7 @@ def origin() -> Origin:
     return Origin(meter=meter, batch=2, device_type="cpu", settings=MeasureSettings(), rows=7)
 
 
+@cache
 def random_model(kind: str, name: str, seed: int = 0) -> EnergyModel:
     return model_of(random_priced(kind, skeleton_of(name), seed), skeleton_of(name))
 
@@ -171,3 +172,31 @@ def autograd(cost: Any, widths: Tensor) -> Tensor:
     point = widths.clone().requires_grad_()
     (gradient,) = torch.autograd.grad(cost.value(point), point)
     return gradient
+
+
+# ---------------------------------------------------------------- what the authors publish
+
+AUTHORS_COEFFICIENTS = (
+    0.0022337078116834164,
+    0.0075399503111839294,
+    0.003909255377948284,
+    0.004940669517964125,
+    0.0033930998761206865,
+    0.0161565151065588,
+    0.00721406377851963,
+    0.0019541799556463957,
+)
+"""Joules of each product of shares of widths, conv1 to conv5 and fc6 to fc8 of AlexNet at batch 1 on a Jetson TX2."""
+AUTHORS_BIAS = 0.0024820673279464245
+AUTHORS_DENSE_JOULES = 0.04982350906357169
+
+
+def authors_alexnet() -> Priced:
+    """The authors' model of AlexNet over our channel graph: a price is a coefficient for each unit of in * out."""
+    skeleton = skeleton_of("alexnet")
+    terms = bilinear_terms(skeleton)
+    dense = [
+        slow_extent(term.left, skeleton.full_widths) * slow_extent(term.right, skeleton.full_widths) for term in terms
+    ]
+    prices = tuple(coefficient / size for coefficient, size in zip(AUTHORS_COEFFICIENTS, dense, strict=True))
+    return Priced("bilinear", AUTHORS_BIAS, terms, prices)

@@ -81,6 +81,7 @@ def model_of(
             device_type=header.device_type,
             settings=header.settings,
             rows=len(samples),
+            multiple_of=header.design.multiple_of,
         ),
         priced=priced,
         quality=quality or {},

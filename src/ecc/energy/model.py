@@ -43,6 +43,8 @@ class Origin:
     """How they ran and were measured; None where none was run."""
     rows: int = 0
     """Networks that the model was fitted to."""
+    multiple_of: int | None = None
+    """Their widths were multiples of this: of others the model knows little."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -59,6 +61,7 @@ class Origin:
             device_type=data["device_type"],
             settings=None if settings is None else MeasureSettings(**settings),
             rows=int(data["rows"]),
+            multiple_of=None if data["multiple_of"] is None else int(data["multiple_of"]),
         )
 
 

@@ -3,7 +3,7 @@
 from ecc.graph.channels import ChannelGraph, ChannelGroup, Place
 from ecc.graph.costs import Extent, Layer
 from ecc.graph.labels import Role
-from ecc.graph.proof import prove
+from ecc.graph.proof import gap, prove
 from ecc.graph.skeleton import Skeleton
 from ecc.graph.surgery import live_channels, live_masks, resized, slim, slim_optimizer, zero_channels_
 from ecc.graph.trace import trace_channels
@@ -16,6 +16,7 @@ __all__ = [
     "Place",
     "Role",
     "Skeleton",
+    "gap",
     "live_channels",
     "live_masks",
     "prove",

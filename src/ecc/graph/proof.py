@@ -73,22 +73,29 @@ def difference(
 def _difference(model: nn.Module, graph: ChannelGraph, example_input: Inputs, dead: Mapping[str, Tensor]) -> float:
     masked = resized(model, graph, {})
     zero_channels_(masked, graph, dead)
-    wanted = _outputs(masked, example_input)
     try:
-        found = _outputs(slim(masked, graph), example_input)
+        return gap(masked, slim(masked, graph), example_input)
     except Exception:  # noqa: BLE001 - a cut network that cannot run is as wrong as one that differs
         return float("inf")
+
+
+def gap(one: nn.Module, other: nn.Module, example_input: Inputs) -> float:
+    """Largest difference between the outputs of two networks, relative to the largest output of the first.
+
+    Both are in evaluation mode afterwards.
+    """
     worst = 0.0
-    for left, right in zip(wanted, found, strict=True):
+    for left, right in zip(_outputs(one, example_input), _outputs(other, example_input), strict=True):
         if left.shape != right.shape:
             return float("inf")
         if left.is_floating_point() and left.numel():
             scale = left.abs().max().clamp(min=1e-12)
-            gap = float((left - right).abs().max() / scale)
-            worst = max(worst, gap if math.isfinite(gap) else float("inf"))
+            found = float((left - right).abs().max() / scale)
+            worst = max(worst, found if math.isfinite(found) else float("inf"))
     return worst
 
 
+@torch.no_grad()
 def _outputs(model: nn.Module, example_input: Inputs) -> list[Tensor]:
     args, kwargs = tree_map_only(Tensor, lambda t: t.detach().clone(), as_call(example_input))
     with torch.random.fork_rng(devices=[]):

@@ -1,5 +1,8 @@
-"""Room 5: a network, its costs and a budget become a network that fits."""
+"""Room 5: methods that bring a network down to a budget; ECC first."""
 
-from ecc.methods.ecc import Duals, EccSolver, PaperSettings
+from .compress import Compressed, Compression
+from .ecc import EccSolver, PaperSettings
+from .feasibility import Reach, reaches
+from .settings import CompressSettings
 
-__all__ = ["Duals", "EccSolver", "PaperSettings"]
+__all__ = ["CompressSettings", "Compressed", "Compression", "EccSolver", "PaperSettings", "Reach", "reaches"]

@@ -25,7 +25,7 @@ def fit_view(model: EnergyModel, title: str) -> RenderableType:
     )
     if sentence := worth_more_rows(quality):
         parts.append(sentence)
-    parts += [_layers(model), reach(model)]
+    parts += [f"What costs most in the dense network ({model.label}):", _layers(model), reach(model)]
     return Group(*parts)
 
 
@@ -46,7 +46,7 @@ def _layers(model: EnergyModel) -> Table:
     """The layers that cost most, dense."""
     costs = model.per_layer()
     total = sum(costs.values())
-    table = Table(title=f"What costs most in the dense network ({model.label})", title_justify="left", box=None)
+    table = Table(box=None, pad_edge=False)
     table.add_column("layer")
     table.add_column(model.unit, justify="right")
     table.add_column("share", justify="right")
@@ -64,8 +64,8 @@ def reach(model: EnergyModel) -> str:
     dense, least, batch = model.dense, model.least, model.origin.batch
     each = f" ({si(dense / batch, model.unit)} an item)" if batch > 1 else ""
     return (
-        f"Dense: {si(dense, model.unit)}{each}, {model.label} on {model.origin.meter.device}, batch {batch}. With every "
-        f"group at its least: {si(least, model.unit)}. Budgets from {least / dense:.0%} to 100% can be met."
+        f"Dense: {si(dense, model.unit)}{each}, {model.label} on {model.origin.meter.device}, batch {batch}. "
+        f"With every group at its least: {si(least, model.unit)}. Budgets from {least / dense:.0%} to 100% can be met."
     )
 
 

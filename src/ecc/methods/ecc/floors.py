@@ -7,9 +7,42 @@ import math
 import torch
 from torch import Tensor, nn
 
-from ecc.graph import ChannelGraph, live_masks
+from ecc.graph import ChannelGraph, ChannelGroup, live_masks
 
 MIN_SHARE = 0.1  # of a group's channels; the paper's floor of one channel lets whole layers collapse
+
+
+def floor_widths(graph: ChannelGraph, min_share: float, round_to: int) -> list[int]:
+    """The least width of each group of a network whose channels are all alive.
+
+    Args:
+        graph: The network.
+        min_share: Floors are at least this share of the full width, and at least the group's `least`.
+        round_to: Floors are multiples of this; a group that is no wider stays.
+    """
+    _check(min_share, round_to)
+    return [_floor(group, group.width, min_share, round_to) for group in graph.groups]
+
+
+def _floor(group: ChannelGroup, live: int, min_share: float, round_to: int) -> int:
+    if _stays(group):
+        return live
+    return min(live, -(-_least(group, min_share) // round_to) * round_to)
+
+
+def _least(group: ChannelGroup, min_share: float) -> int:
+    return min(group.width, max(group.least, math.ceil(min_share * group.width - 1e-9)))
+
+
+def _stays(group: ChannelGroup) -> bool:
+    return group.frozen is not None or not any(place.reads for place in group.places)
+
+
+def _check(min_share: float, round_to: int) -> None:
+    if not 0 <= min_share <= 1:
+        raise ValueError(f"min_share={min_share} is a share of a group's channels, from 0 to 1.")
+    if round_to < 1:
+        raise ValueError(f"round_to={round_to} is below 1; 1 allows any width.")
 
 
 def alive_and_floors(
@@ -30,16 +63,10 @@ def alive_and_floors(
     Returns:
         (channels,) bool and (groups,) int64.
     """
-    if not 0 <= min_share <= 1:
-        raise ValueError(f"min_share={min_share} is a share of a group's channels, from 0 to 1.")
-    if round_to < 1:
-        raise ValueError(f"round_to={round_to} is below 1; 1 allows any width.")
+    _check(min_share, round_to)
     alive, floors = [], []
     for group, mask in zip(graph.groups, live_masks(model, graph), strict=True):
-        least = min(group.width, max(group.least, math.ceil(min_share * group.width - 1e-9)))
-        stays = group.frozen is not None or not any(place.reads for place in group.places)
-        mask = torch.ones_like(mask) if stays or int(mask.sum()) < least else mask
-        live = int(mask.sum())
+        mask = torch.ones_like(mask) if _stays(group) or int(mask.sum()) < _least(group, min_share) else mask
         alive.append(mask.to(device))
-        floors.append(live if stays else min(live, -(-least // round_to) * round_to))
+        floors.append(_floor(group, int(mask.sum()), min_share, round_to))
     return torch.cat(alive), torch.tensor(floors, dtype=torch.long, device=device)

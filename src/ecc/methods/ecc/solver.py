@@ -8,6 +8,7 @@ optimizer state alone, so that the processes of a distributed run decide alike.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -217,7 +218,23 @@ class EccSolver(Optimizer):
         y, z = self._dynamics.duals(self.inner.param_groups[0]["lr"])
         return Duals(dict(zip(self._graph.full_widths, y, strict=True)), z)
 
-    def set_limit(self, limit: Limit | Sequence[Limit], steps: int | None = None) -> None:
+    @property
+    def descent(self) -> float:
+        """How much of the present descent is done, from 0 to 1; its budget is met at 1."""
+        schedule = self._schedule
+        return min(max(self._steps - schedule.ramp_start, 0) / schedule.ramp_steps, 1.0)
+
+    def aim(self, limit: Limit | Sequence[Limit]) -> None:
+        """Corrects where the present descent ends, as after a measurement on the way. Its pace stays.
+
+        Raises:
+            InfeasibleBudget: As at construction.
+        """
+        ends = self._limits.parse(limit)
+        self._check(ends)
+        self._schedule = replace(self._schedule, end=ends)
+
+    def set_limit(self, limit: Limit | Sequence[Limit], steps: int | None = None, *, ramp: float | None = None) -> None:
         """Begins a new descent from here, as after a measurement that missed the budget. There is no warm-up again.
 
         Dead channels do not come back: a limit above what is spent now removes nothing more.
@@ -225,6 +242,7 @@ class EccSolver(Optimizer):
         Args:
             limit: As `budget`.
             steps: Steps of the new descent and of the training after it; by default those that are left.
+            ramp: Share of them in which channels are removed; by default as before.
 
         Raises:
             InfeasibleBudget: As at construction.
@@ -233,7 +251,8 @@ class EccSolver(Optimizer):
         self._check(ends)
         left = max(1, self._schedule.steps - self._steps)
         start = self._schedule.shares(self._steps)
-        self._schedule = Schedule(start, ends, left if steps is None else steps, 0.0, self._schedule.ramp)
+        ramp = self._schedule.ramp if ramp is None else ramp
+        self._schedule = Schedule(start, ends, left if steps is None else steps, 0.0, ramp)
         self._steps = 0
 
     def mask_(self, model: nn.Module) -> None:

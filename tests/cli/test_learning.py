@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from ecc.cli import app
 from ecc.energy import EnergyModel
 
-PROFILE = Path(__file__).resolve().parent.parent / "profiles" / "h200" / "mobilenet_v1-b1.profile.gz"
+PROFILE = Path(__file__).resolve().parent.parent.parent / "profiles" / "h200" / "mobilenet_v1-b1.profile.gz"
 
 
 def run(*words: str) -> tuple[int, str]:

@@ -1,0 +1,75 @@
+"""`ecc fit`: from a profile to an energy model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from ecc.energy import fit as fit_profile
+from ecc.energy import parse_budgets
+from ecc.energy.study import study
+from ecc.files import write_text
+from ecc.measure import Profile
+from ecc.report.fit import budget_warning, fit_facts, fit_view
+from ecc.report.fit_figures import draw_fit
+
+from .app import app
+
+
+@app.command()
+def fit(
+    file: Annotated[Path, typer.Argument(metavar="PROFILE", help="From `ecc profile`.", show_default=False)],
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write the model, as JSON.")
+    ] = None,
+    family: Annotated[
+        str, typer.Option("--family", metavar="NAME", help="auto, physical, or bilinear as in the paper.")
+    ] = "auto",
+    resource: Annotated[str, typer.Option("--resource", metavar="NAME", help="energy or latency.")] = "energy",
+    budget: Annotated[
+        list[str] | None, typer.Option("--budget", metavar="BUDGET", help="Tell whether it can be met. Repeatable.")
+    ] = None,
+    figures: Annotated[
+        Path | None, typer.Option("--figures", metavar="FOLDER", help="Draw errors, learning curves, and the data.")
+    ] = None,
+    iterations: Annotated[
+        int, typer.Option("--paper", metavar="N", help="With figures: N iterations of the paper's Adam; it took 10000.")
+    ] = 0,
+    allow_unsteady: Annotated[
+        bool, typer.Option("--allow-unsteady", help="Take a profile whose reference varied by more than 3 %.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print facts for programs.")] = False,
+) -> None:
+    """Learn from a profile what any widths of its network cost, and tell honestly how well.
+
+    \b
+    Examples:
+      ecc fit digits.profile -o energy.json
+      ecc fit mobile.profile -o energy.json --budget 60% --figures figures
+      ecc fit mobile.profile -o latency.json --resource latency
+      ecc fit mobile.profile --figures figures --paper 10000
+    """
+    profile = Profile.load(file)
+    budgets = parse_budgets(budget) if budget else ()
+    model = fit_profile(profile, family, resource=resource, allow_unsteady=allow_unsteady, curve=True)
+    if output is not None:
+        model.save(output)
+    drawn: list[Path] = []
+    if figures is not None:
+        found = study(profile, resource=resource, allow_unsteady=allow_unsteady, iterations=iterations)
+        drawn = draw_fit(found, file.name.partition(".")[0], figures, file.name.partition(".")[0])
+        data = figures / f"{file.name.partition('.')[0]}-fit.json"
+        write_text(data, json.dumps(found) + "\n")
+        drawn.append(data)
+    warnings = [line for one in budgets if one.resource == resource and (line := budget_warning(model, one))]
+    if as_json:
+        typer.echo(json.dumps({**fit_facts(model), "warnings": warnings}, indent=1))
+        return
+    console = Console()
+    console.print(fit_view(model, f"{file.name}: {resource} of {model.origin.rows} networks ({model.label})"))
+    for line in [*warnings, *(f"wrote {path}" for path in [*([output] if output else []), *drawn])]:
+        typer.echo(line)

@@ -1,0 +1,161 @@
+"""`ecc profile` and `ecc merge`: from a network to what its widths cost."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from ecc.graph import prove, trace_channels
+from ecc.measure import Analytic, close_meter, find_meter
+from ecc.measure import merge as merge_profiles
+from ecc.measure import profile as measure_profile
+from ecc.measure.bench import default_device
+from ecc.measure.learning import parse_share
+from ecc.measure.merging import missing_rows
+from ecc.measure.profiling import chosen_settings
+from ecc.measure.sampling import parse_shard
+from ecc.report.live_profile import ProfileView, profile_facts, profile_summary
+from ecc.task import with_batch
+from ecc.zoo.find import find_task
+
+from .app import app
+
+
+@app.command()
+def profile(
+    task: Annotated[str, typer.Argument(metavar="TASK", help="Whose widths to measure.", show_default=False)],
+    output: Annotated[
+        Path, typer.Option("-o", "--output", metavar="FILE", help="Append to this file.", show_default=False)
+    ],
+    meter: Annotated[
+        str,
+        typer.Option("--meter", metavar="METER", help="Where joules come from: auto, nvml, platform:jetson-tx2, ..."),
+    ] = "auto",
+    rows: Annotated[int, typer.Option(help="Networks in the design; more than before extends a file.")] = 250,
+    design: Annotated[str, typer.Option(help="mixed, or uniform as in the paper.")] = "mixed",
+    seed: Annotated[int, typer.Option(help="Of the design and its order.")] = 0,
+    multiple_of: Annotated[int | None, typer.Option(metavar="N", help="Widths in multiples of N.")] = None,
+    rounds: Annotated[int, typer.Option(help="How often each network is measured, far apart in time.")] = 1,
+    reference_every: Annotated[
+        int, typer.Option(metavar="N", help="Networks between two measurements of the dense reference.")
+    ] = 10,
+    until: Annotated[
+        str | None,
+        typer.Option(metavar="SHARE", help="Stop when a quick fit errs by less, e.g. 2%, or no longer learns."),
+    ] = None,
+    shard: Annotated[str | None, typer.Option(metavar="K/N", help="Rows for the K-th of N equal devices.")] = None,
+    batch: Annotated[
+        int | None, typer.Option(metavar="N", help="Items in one inference; the task's own if not given.")
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option(help="cuda, cuda:1, cpu, ...; one that the meter sees if not given.")
+    ] = None,
+    mode: Annotated[str | None, typer.Option(help="eager, graph (CUDA graph) or compile.")] = None,
+    precision: Annotated[str | None, typer.Option(help="fp32, tf32, fp16 or bf16.")] = None,
+    memory_format: Annotated[str | None, typer.Option(help="contiguous or channels_last.")] = None,
+    autotune: Annotated[bool | None, typer.Option(help="Let cuDNN choose its algorithms by trying them.")] = None,
+    window: Annotated[float | None, typer.Option(metavar="SECONDS", help="Least length of a window.")] = None,
+    min_ticks: Annotated[int | None, typer.Option(metavar="N", help="Least counter ticks in a window.")] = None,
+    allow_shared: Annotated[
+        bool | None, typer.Option("--allow-shared", help="Measure although others use the device.")
+    ] = None,
+    allow_throttling: Annotated[
+        bool | None, typer.Option("--allow-throttling", help="Measure although the device is too hot.")
+    ] = None,
+    freeze: Annotated[
+        list[str] | None, typer.Option(metavar="PATTERN", help="Keep the outputs of these modules whole. Repeatable.")
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print facts for programs.")] = False,
+) -> None:
+    """Measure many widths of a network. The same command again goes on where the last one ended.
+
+    \b
+    Examples:
+      ecc profile digits --meter platform:jetson-tx2 -o digits.profile
+      ecc profile mobilenet_v1 --mode graph --precision tf32 -o mobile.profile
+      ecc profile net.py:build --rounds 2 --until 2% -o net.profile
+      ecc profile alexnet --shard 3/8 -o alexnet-3.profile
+
+    \b
+    The file is opened by pandas in one line:
+      pandas.read_json("digits.profile", lines=True).dropna(subset="row")
+    """
+    job = find_task(task)
+    source = find_meter(meter, runs_on=device and device.partition(":")[0])
+    console = None if quiet or as_json else Console(stderr=True)
+    view = ProfileView(console)
+    try:
+        settings = chosen_settings(
+            source,
+            device=device,
+            mode=mode,
+            precision=precision,
+            memory_format=memory_format,
+            cudnn_autotune=autotune,
+            window_seconds=window,
+            min_ticks=min_ticks,
+            allow_shared=allow_shared,
+            allow_throttling=allow_throttling,
+        )
+        device = None if isinstance(source, Analytic) else device or default_device(source)
+        view.announce(source.describe(), device)
+        example_input = job.example_input if batch is None else with_batch(job.example_input, batch)
+        graph = trace_channels(job.model, example_input, freeze=freeze or [], proven=False)
+        graph = prove(job.model, graph, job.example_input)
+        with view:
+            result = measure_profile(
+                job.model,
+                graph,
+                example_input,
+                source,
+                output,
+                rows=rows,
+                design=design,
+                seed=seed,
+                multiple_of=multiple_of,
+                settings=settings,
+                device=device,
+                rounds=rounds,
+                reference_every=reference_every,
+                until=None if until is None else parse_share(until),
+                shard=None if shard is None else parse_shard(shard),
+                progress=view,
+            )
+    except KeyboardInterrupt:
+        typer.echo(f"\nstopped; {view.so_far(output)}", err=True)
+        raise typer.Exit(130) from None
+    finally:
+        close_meter(source)
+    if as_json:
+        typer.echo(json.dumps({"file": str(output), **profile_facts(result, graph)}, indent=1))
+    elif not quiet:
+        typer.echo(profile_summary(result, output, graph))
+
+
+@app.command()
+def merge(
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Shards of one design.", show_default=False)],
+    output: Annotated[
+        Path, typer.Option("-o", "--output", metavar="FILE", help="The joined profile.", show_default=False)
+    ],
+    rescale: Annotated[
+        bool, typer.Option("--rescale", help="Scale devices that differ to one another by their reference.")
+    ] = False,
+) -> None:
+    """Join profiles that equal devices measured in shards, after checking that they agree.
+
+    \b
+    Examples:
+      ecc merge alexnet-1.profile alexnet-2.profile -o alexnet.profile
+      ecc merge alexnet-*.profile -o alexnet.profile.gz --rescale
+    """
+    result = merge_profiles(files, output, rescale=rescale)
+    typer.echo(profile_summary(result, output))
+    missing = missing_rows(result)
+    if missing:
+        typer.echo(f"{len(missing)} rows of the design are in none of the files, such as row {missing[0]}.")

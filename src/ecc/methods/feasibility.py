@@ -1,0 +1,103 @@
+"""What can be reached at all, told before any training step is spent."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ecc.energy import Budget, Cost, EnergyModel, counted
+from ecc.errors import BadBudget
+from ecc.graph import ChannelGraph
+
+from .ecc.floors import floor_widths
+
+
+@dataclass(frozen=True)
+class Reach:
+    """One budget, and what the network could do about it; in the unit of the cost."""
+
+    resource: str
+    unit: str
+    label: str
+    """Of the cost: measured, estimated, counted, ..."""
+    dense: float
+    least: float
+    """With every group at its floor."""
+    limit: float
+    even_share: float | None
+    """The share of all widths, cut evenly, at which the limit is met; None if it is not even at the floors."""
+
+    @property
+    def is_feasible(self) -> bool:
+        """Whether some widths meet it."""
+        return self.least <= self.limit
+
+
+def costs_of(
+    graph: ChannelGraph, budgets: Sequence[Budget], energies: Mapping[str, EnergyModel]
+) -> tuple[list[Cost], list[float]]:
+    """The cost of each budget, and its limit in the unit of the cost.
+
+    Raises:
+        BadBudget: If a budget is about something that must be measured, and no model of it was given.
+    """
+    costs: list[Cost] = []
+    limits = []
+    batch = next(iter(energies.values())).origin.batch
+    for budget in budgets:
+        cost: Cost
+        if budget.resource in ("energy", "latency"):
+            if budget.resource not in energies:
+                raise BadBudget(
+                    f"there is a budget of {budget.resource} but no model of it. Fit one: "
+                    f"ecc fit PROFILE --resource {budget.resource} -o {budget.resource}.json"
+                )
+            cost = energies[budget.resource]
+        else:
+            cost = counted(graph, budget.resource)
+        costs.append(cost)
+        limits.append(budget.limit(cost, batch))
+    return costs, limits
+
+
+def reaches(
+    graph: ChannelGraph, costs: Sequence[Cost], limits: Sequence[float], *, min_share: float, round_to: int
+) -> list[Reach]:
+    """What each budget asks of the network.
+
+    Args:
+        graph: The network.
+        costs: One for each budget.
+        limits: In the units of the costs.
+        min_share: Floor of each group, as a share of its width.
+        round_to: Widths are multiples of this.
+    """
+    full = graph.widths()
+    floors = torch.tensor(floor_widths(graph, min_share, round_to), dtype=torch.float64)
+    found = []
+    for cost, limit in zip(costs, limits, strict=True):
+        cost = cost.to("cpu")
+        dense, least = float(cost.value(full)), float(cost.value(floors))
+        found.append(
+            Reach(cost.resource, cost.unit, cost.label, dense, least, limit, _even_share(cost, full, floors, limit))
+        )
+    return found
+
+
+def _even_share(cost: Cost, full: Tensor, floors: Tensor, limit: float) -> float | None:
+    """By bisection: costs never fall when widths grow."""
+    if float(cost.value(floors)) > limit:
+        return None
+    low, high = 0.0, 1.0
+    if float(cost.value(full)) <= limit:
+        return 1.0
+    for _ in range(40):
+        middle = 0.5 * (low + high)
+        if float(cost.value(torch.maximum(middle * full, floors))) <= limit:
+            low = middle
+        else:
+            high = middle
+    return low

@@ -1,0 +1,71 @@
+"""What came out of a compression, as plain values: for the run's summary.json, for tables and for pages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ecc.energy import Budget, Cost
+from ecc.graph import ChannelGraph
+
+from .landing import BAND, Landing
+from .weighing import Weighed
+
+
+def summary_of(
+    graph: ChannelGraph,
+    budgets: Sequence[Budget],
+    costs: Sequence[Cost],
+    limits: Sequence[float],
+    widths: dict[str, int],
+    dense: Weighed,
+    landing: Landing,
+) -> dict[str, Any]:
+    """Budgets and whether they are met, what was weighed, and the widths.
+
+    Args:
+        graph: Of the dense network.
+        budgets: As they were asked for.
+        costs: One for each budget.
+        limits: In the units of the costs.
+        widths: That are left.
+        dense: The dense network on the scales.
+        landing: How the descent went.
+    """
+    last = landing.weighings[-1] if landing.weighings else None
+    found = {cost.resource: float(cost.to("cpu").value(graph.widths(widths))) for cost in costs}  # counted, predicted
+    found |= {} if last is None else last.weighed
+    rows = {}
+    for budget, cost, limit in zip(budgets, costs, limits, strict=True):
+        full = torch.tensor(cost.full_widths, dtype=torch.float64)
+        weighed = last is not None and cost.resource in last.weighed
+        rows[cost.resource] = {
+            "budget": str(budget),
+            "limit": limit,
+            "unit": cost.unit,
+            "dense": dense.amounts.get(cost.resource, float(cost.to("cpu").value(full))),
+            "result": found[cost.resource],
+            "label": last.label
+            if last is not None and weighed
+            else cost.label
+            if cost.label == "counted"
+            else "predicted",
+            "met": found[cost.resource] <= limit,
+        }
+    return {
+        "label": "predicted" if last is None else last.label,
+        "budgets": rows,
+        "met": all(row["met"] for row in rows.values()),
+        "landed": landing.landed,
+        "band": list(BAND),
+        "note": landing.note,
+        "weighed": {"dense": dense.amounts, "result": {} if last is None else last.weighed},
+        "relative_ci": None if last is None else last.relative_ci,
+        "weighings": len(landing.weighings),
+        "widths": widths,
+        "full_widths": graph.full_widths,
+        "macs": {"dense": float(graph.macs()), "result": float(graph.macs(widths))},
+        "parameters": {"dense": float(graph.parameters()), "result": float(graph.parameters(widths))},
+    }

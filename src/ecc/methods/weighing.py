@@ -1,0 +1,137 @@
+"""`Scales`: what a network of given widths really costs, asked while it is being compressed.
+
+The optimiser seeks out the errors of its energy model, so what counts is weighed: by the meter that the model was
+profiled with, or by the analytic platform. With neither there is only the model's own word, and it is called that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import nn
+
+from ecc.energy import EnergyModel
+from ecc.errors import BadMeasurement
+from ecc.graph import ChannelGraph
+from ecc.measure import Analytic, Clock, Meter, Source
+from ecc.measure.bench import Bench
+from ecc.task import Inputs
+from ecc.training import World
+
+REPEATS = (3, 8)
+"""Least and most windows: what decides about a budget is measured more carefully than one row of a profile."""
+
+_TARGET_CI = 0.005
+
+
+@dataclass(frozen=True)
+class Weighed:
+    """Amounts by resource, and where they come from."""
+
+    amounts: dict[str, float]
+    """energy in J and latency in s, of one inference of the whole batch."""
+    label: str
+    """Measured, estimated, declared, or predicted: by the energy model itself."""
+    relative_ci: float | None = None
+    """Half the 95 % interval of the energy; None where it was computed."""
+
+
+class Scales:
+    """Weighs networks of one graph.
+
+    Args:
+        model: The dense network; weights do not matter for what it costs.
+        graph: Its channels.
+        example_input: One batch, as large as that of the profile.
+        energies: Energy models of the graph, by resource; the first one's origin says how networks are run.
+        source: The meter or platform; None trusts the models.
+        device: Where networks are run; by default where the profile ran them.
+        clock: The time.
+
+    Raises:
+        BadMeasurement: If the source is another device than that of the profile.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        graph: ChannelGraph,
+        example_input: Inputs,
+        energies: Mapping[str, EnergyModel],
+        source: Source | None,
+        device: torch.device | str | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self._graph, self._energies, self._source = graph, dict(energies), source
+        self._bench: Bench | None = None
+        origin = next(iter(self._energies.values())).origin
+        here = None if source is None else source.describe().device
+        if here is not None and here != origin.meter.device:
+            raise BadMeasurement(
+                f"the energy model was fitted on {origin.meter.device}, and the meter reads {here}. "
+                "Profile and fit this device, or choose the meter of that one."
+            )
+        if source is not None and not isinstance(source, Analytic):
+            self._bench = self._made_ready(model, example_input, source, device or origin.device_type, clock)
+
+    def _made_ready(
+        self,
+        model: nn.Module,
+        example_input: Inputs,
+        meter: Meter,
+        device: torch.device | str | None,
+        clock: Clock | None,
+    ) -> Bench:
+        settings = next(iter(self._energies.values())).origin.settings
+        if settings is None:
+            raise BadMeasurement(
+                f"the energy model is computed, and {meter.describe().name} measures. Give its platform as the meter."
+            )
+        least, most = REPEATS
+        careful = replace(settings, min_repeats=least, max_repeats=most, target_relative_ci=_TARGET_CI)
+        bench = Bench(model, self._graph, example_input, meter, careful, device, clock or Clock())
+        bench.ready(None)
+        return bench
+
+    def __call__(self, widths: Mapping[str, int]) -> Weighed:
+        """Weighs one network.
+
+        Args:
+            widths: By group; groups not named keep their full width.
+
+        Raises:
+            BadMeasurement: If the measurement must not be trusted.
+        """
+        if self._bench is not None:
+            kept = {group.name: int(widths.get(group.name, group.width)) for group in self._graph.prunable}
+            row = self._bench.row(None, 0, 0, kept)
+            label = next(iter(self._energies.values())).label
+            return Weighed({"energy": row.joules, "latency": row.seconds}, label, row.relative_ci)
+        if isinstance(self._source, Analytic):
+            cost = self._source.cost(self._graph, {name: int(width) for name, width in widths.items()})
+            return Weighed({"energy": cost.joules, "latency": cost.seconds}, self._source.describe().label)
+        return Weighed({name: energy.at(widths) for name, energy in self._energies.items()}, "predicted")
+
+
+class SharedScales:
+    """Scales that the first process reads and all believe.
+
+    Args:
+        scales: Of this process; where it is not the first, they may know nothing.
+        world: All processes.
+    """
+
+    def __init__(self, scales: Scales, world: World) -> None:
+        self._scales, self._world = scales, world
+
+    def __call__(self, widths: Mapping[str, int]) -> Weighed:
+        """Weighs one network."""
+        found = self._scales(widths)
+        if self._world.size == 1:
+            return found
+        mine = torch.tensor([found.amounts.get(name, 0.0) for name in ("energy", "latency")], dtype=torch.float64)
+        amounts = self._world.gathered(mine)[0].tolist()
+        known = {name: amount for name, amount in zip(("energy", "latency"), amounts, strict=True) if amount}
+        return Weighed(known, found.label, found.relative_ci)

@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.optimize import minimize
+
+from ecc.energy import regression
+from ecc.energy.regression import Array, prices_of
+
+SEEDS = st.integers(0, 10_000)
+
+
+def problem(seed: int, rows: int = 30, terms: int = 5) -> tuple[Array, Array, Array]:
+    """Features of very different sizes, true prices (some 0), and what they give."""
+    generator = np.random.default_rng(seed)
+    features = generator.random((rows, terms)) * 10 ** generator.uniform(-3, 6, terms)
+    prices = generator.random(terms) * 10 ** generator.uniform(-9, 0, terms) * (generator.random(terms) > 0.3)
+    prices[0] += 1e-3
+    return features, prices, features @ prices
+
+
+def objective(c: Array, features: Array, values: Array, relative: bool, prior: Array, slack: Array, s: float) -> float:
+    errors = features @ c - values
+    errors = errors / values if relative else errors / values.mean()
+    return float((errors**2).mean() + s * (((c - prior) / slack) ** 2).sum())
+
+
+@given(SEEDS, st.booleans())
+def test_true_prices_are_found_where_there_is_no_noise(seed: int, relative: bool) -> None:
+    features, prices, values = problem(seed)
+    found = prices_of(features, values, relative=relative)
+    assert features @ found == pytest.approx(values, rel=1e-8)
+    contribution = features.mean(axis=0) * prices
+    clear = contribution > 1e-6 * contribution.sum()
+    assert found[clear] == pytest.approx(prices[clear], rel=1e-5)
+
+
+@given(SEEDS, st.booleans(), st.sampled_from([0.0, 1e-3, 1.0]))
+def test_no_other_prices_fit_better(seed: int, relative: bool, strength: float) -> None:
+    """At the least of a convex function, under c >= 0, no step lowers it: neither a random one nor along an axis."""
+    generator = np.random.default_rng(seed)
+    features, prior, values = problem(seed)
+    values = values * np.exp(0.3 * generator.standard_normal(len(values)))
+    scale = values.mean() / features.mean(axis=0)
+    slack = scale * generator.uniform(0.1, 2, len(prior))
+    found = prices_of(features, values, relative=relative, prior=prior, slack=slack, strength=strength)
+    assert (found >= 0).all()
+    least = objective(found, features, values, relative, prior, slack, strength)
+    steps = [*(generator.standard_normal((20, len(found))) * 1e-3), *(1e-3 * np.eye(5)), *(-1e-3 * np.eye(5))]
+    for step in steps:
+        other = (found + step * scale).clip(min=0)
+        assert objective(other, features, values, relative, prior, slack, strength) >= least - 1e-12
+
+
+def test_a_general_minimiser_finds_the_same() -> None:
+    features, prior, values = problem(3)
+    values = values * np.exp(0.2 * np.random.default_rng(0).standard_normal(len(values)))
+    scale = values.mean() / features.mean(axis=0)
+    features, prior = features * scale, prior / scale  # so that all prices are about one
+    slack = np.full(5, 0.5)
+    found = prices_of(features, values, prior=prior, slack=slack, strength=0.01)
+    twin = minimize(
+        objective, np.ones(5), (features, values, True, prior, slack, 0.01), bounds=[(0, None)] * 5, tol=1e-14
+    )
+    assert found == pytest.approx(twin.x, abs=1e-5)
+
+
+def test_relative_errors_weigh_a_cheap_network_as_much_as_a_dear_one() -> None:
+    features, values = np.array([[1.0], [1.0]]), np.array([1.0, 100.0])
+    assert prices_of(features, values, relative=False) == pytest.approx([50.5])  # the mean
+    assert prices_of(features, values) == pytest.approx([(1 + 1e-2) / (1 + 1e-4)])  # sum of 1/v over sum of 1/v^2
+
+
+def test_a_strong_pull_gives_the_prior_and_a_weak_one_the_fit() -> None:
+    features, prices, values = problem(1)
+    prior, slack = 2 * prices + 1e-9, 1 / features.mean(axis=0) * values.mean()
+    strong = prices_of(features, values, prior=prior, slack=slack, strength=1e8)
+    weak = prices_of(features, values, prior=prior, slack=slack, strength=1e-14)
+    assert features @ strong == pytest.approx(features @ prior, rel=1e-5)
+    assert features @ weak == pytest.approx(values, rel=1e-4)
+
+
+def test_a_price_without_rows_is_its_prior() -> None:
+    features = np.array([[1.0, 0.0], [2.0, 0.0]])
+    values = np.array([3.0, 6.0])
+    assert prices_of(features, values).tolist() == pytest.approx([3, 0])
+    pulled = prices_of(features, values, prior=np.array([3.0, 7.0]), slack=np.ones(2), strength=1e-3)
+    assert pulled.tolist() == pytest.approx([3, 7])
+
+
+@given(SEEDS)
+def test_units_do_not_matter(seed: int) -> None:
+    """Prices of millijoules are a thousand times those of joules, and MMACs cost a million times a MAC."""
+    features, _, values = problem(seed)
+    values = values * np.exp(0.1 * np.random.default_rng(seed).standard_normal(len(values)))
+    units = 10.0 ** np.arange(5)
+    assert prices_of(features / units, 1e3 * values) == pytest.approx(
+        1e3 * units * prices_of(features, values), rel=1e-6, abs=1e-12
+    )
+
+
+def test_where_the_active_set_does_not_end_another_way_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    features, _, values = problem(2)
+
+    def endless(*_: object, **__: object) -> None:
+        raise RuntimeError("Maximum number of iterations reached.")
+
+    expected = prices_of(features, values)
+    monkeypatch.setattr(regression, "nnls", endless)
+    found = prices_of(features, values)
+    assert (found >= 0).all()
+    assert features @ found == pytest.approx(features @ expected, rel=1e-4)

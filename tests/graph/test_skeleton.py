@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from ecc.errors import BadWidths
+from ecc.graph import ChannelGraph, Extent, Skeleton
+from ecc.graph.skeleton import affine
+from graph.cases import CASES, traced
+
+
+@pytest.fixture(scope="module")
+def graph() -> ChannelGraph:
+    return traced("residual")[2]  # stem 8 and conv1 6 can be cut; head 5 cannot
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_it_counts_what_its_graph_counts(name: str) -> None:
+    graph = traced(name)[2]
+    skeleton = graph.skeleton
+    assert skeleton.fingerprint == graph.fingerprint
+    assert skeleton.groups == tuple(graph.full_widths)
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(3):
+        widths = {g.name: int(torch.randint(g.least, g.width + 1, (), generator=generator)) for g in graph.prunable}
+        vector = skeleton.widths(widths)
+        assert vector.tolist() == graph.widths(widths).tolist()
+        for cost in ("macs", "parameters", "weight_bytes", "activation_bytes"):
+            assert float(getattr(skeleton.costs, cost)(vector)) == float(getattr(graph, cost)(widths))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_it_comes_back_from_json(name: str) -> None:
+    skeleton = traced(name)[2].skeleton
+    again = Skeleton.from_json(json.loads(json.dumps(skeleton.to_json())))
+    assert again == skeleton
+    assert hash(again) == hash(skeleton)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_frozen_groups_have_no_smaller_width(name: str) -> None:
+    graph = traced(name)[2]
+    skeleton = graph.skeleton
+    assert [skeleton.groups[position] for position in skeleton.prunable] == [
+        group.name for group in graph.prunable if group.least < group.width
+    ]
+    for group, least, full in zip(graph.groups, skeleton.least_widths, skeleton.full_widths, strict=True):
+        assert least == (full if group.frozen is not None else group.least)
+
+
+def test_groups_not_named_keep_their_full_width(graph: ChannelGraph) -> None:
+    skeleton = graph.skeleton
+    assert skeleton.widths().tolist() == [8, 6, 5]
+    assert skeleton.widths({"conv1": 2.5}).tolist() == [8, 2.5, 5]
+    assert skeleton.widths({}).dtype == torch.float64
+
+
+@pytest.mark.parametrize(
+    ("widths", "said"),
+    [
+        ({"nothing": 1}, "no channel group is called 'nothing'"),
+        ({"stem": 0}, r"width 0 of group 'stem' is outside 1\.\.8"),
+        ({"stem": 9}, r"width 9 of group 'stem' is outside 1\.\.8"),
+        ({"stem": float("nan")}, r"width nan of group 'stem' is outside 1\.\.8"),
+        ({"head": 4}, r"width 4 of group 'head' is outside 5\.\.5"),
+    ],
+)
+def test_widths_that_do_not_fit_are_refused(graph: ChannelGraph, widths: dict[str, float], said: str) -> None:
+    with pytest.raises(BadWidths, match=said):
+        graph.skeleton.widths(widths)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"full_widths": (8, 6)}, "3 groups need as many full and least widths"),
+        ({"least_widths": (1, 1, 5, 1)}, "3 groups need as many full and least widths"),
+        ({"least_widths": (0, 1, 5)}, r"group 'stem' has the least width 0, outside 1\.\.8"),
+        ({"least_widths": (1, 7, 5)}, r"group 'conv1' has the least width 7, outside 1\.\.6"),
+        ({"groups": ("a", "b"), "full_widths": (8, 6), "least_widths": (1, 1)}, "a size names a group that is none of"),
+    ],
+)
+def test_parts_that_do_not_fit_together_are_refused(graph: ChannelGraph, changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(BadWidths, match=said):
+        replace(graph.skeleton, **changes)
+
+
+@pytest.mark.parametrize("key", ["fingerprint", "groups", "full_widths", "least_widths", "layers", "tensors"])
+def test_damaged_json_is_refused(graph: ChannelGraph, key: str) -> None:
+    data = graph.skeleton.to_json()
+    del data[key]
+    with pytest.raises(KeyError, match=key):
+        Skeleton.from_json(data)
+    if key != "fingerprint":
+        with pytest.raises((TypeError, ValueError)):
+            Skeleton.from_json({**data, key: None})
+
+
+def test_a_width_is_an_extent() -> None:
+    assert affine(3) == Extent(0, ((3, 1),))
+    assert affine(1).at([10, 20]) == 20
