@@ -18,7 +18,7 @@ Make a neural network fit an energy budget.
 
 \b
     model --> channel graph --> profile --> energy model --> small network
-              ecc inspect       ecc profile ecc fit          (coming)
+              ecc inspect       ecc profile ecc fit          ecc compress
 
 ecc doctor tells what can be measured on this machine.
 

@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 
 from ecc.energy import EnergyModel, parse_budgets
-from ecc.errors import BadMeasurement, EccError, InfeasibleBudget
+from ecc.errors import BadMeasurement, EccError
 from ecc.measure import Source, close_meter, find_meter
 from ecc.methods import Compression, CompressSettings, reaches
 from ecc.report.compress import CompressView, compress_view, feasibility_table
@@ -103,7 +103,7 @@ def compress(
         seed=seed,
         checkpoint_seconds=checkpoint_seconds,
     )
-    world = find_world(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    world = find_world(_usable(device or ("cuda" if torch.cuda.is_available() else "cpu")))
     source = _source(meter, models[0])
     view = CompressView(None if quiet or as_json or not world.is_main else Console(stderr=True))
     try:
@@ -112,13 +112,6 @@ def compress(
         )
         found = reaches(job.graph, job.costs, job.limits, min_share=settings.min_share, round_to=job.round_to)
         view.show(feasibility_table(found))
-        impossible = next((one for one in found if not one.is_feasible), None)
-        if impossible is not None:
-            raise InfeasibleBudget(
-                f"budget {impossible.limit:.4g} {impossible.unit} of {impossible.resource} is below "
-                f"{impossible.least:.4g} {impossible.unit}, the least this network can use with every group at its "
-                "floor. Raise the budget, lower --min-share, or shrink the input."
-            )
         with view:
             result = job.run(output, world=world, history=view, progress=view.tell)
     except Interrupted as stop:
@@ -136,6 +129,16 @@ def compress(
         Console().print(compress_view(result.summary, output))
     if not result.summary["met"]:
         raise EccError(f"the budget is not met: {result.summary['note']}")
+
+
+def _usable(device: str) -> str:
+    """The same name, if torch can compute there."""
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:  # torch asserts that it was built for the device
+        reason = str(error).strip().splitlines()[0].rstrip(".")
+        raise EccError(f"device {device!r} cannot be used here: {reason}. Give --device cpu, or leave it out.") from None
+    return device
 
 
 def _source(spec: str, energy: EnergyModel) -> Source | None:

@@ -41,11 +41,11 @@ from ecc.training import (
 from ecc.training.batches import moved
 
 from .ecc.solver import EccSolver
-from .feasibility import costs_of
+from .feasibility import costs_of, reaches, refuse_infeasible
 from .landing import Landing, Weighing
 from .settings import PHASES, CompressSettings
 from .summary import summary_of
-from .weighing import Scales, SharedScales, Weighed
+from .weighing import Scales, SharedScales, Weighed, check_source
 
 
 @dataclass(frozen=True)
@@ -76,6 +76,7 @@ class Compression:
     Raises:
         BadBudget: If a budget has no energy model.
         BadFile: If the energy model belongs to another network.
+        BadMeasurement: If the source is another device than that of an energy model.
         BadTask: If the task cannot be trained.
     """
 
@@ -96,6 +97,9 @@ class Compression:
         if not models:
             raise BadBudget("no energy model was given; fit one with `ecc fit PROFILE -o energy.json`.")
         self.energies = {model.resource: model for model in models}
+        if len(self.energies) < len(models):
+            raise BadBudget("two of the energy models are about the same resource; give one of each.")
+        check_source(source, self.energies.values())
         self.task, self.source, self.device = task, source, torch.device(device)
         self.settings = settings = settings or CompressSettings()
         self.example_input = with_batch(task.example_input, models[0].origin.batch)
@@ -135,6 +139,10 @@ class Compression:
         """
         self.world = world or self.world
         self.history, self.tell = history, progress or self.tell
+        self.scores, self.weighed_dense, self.slim_gap = {}, None, None
+        self.costs, self.limits = costs_of(self.graph, self.budgets, self.energies)  # an earlier run weighed its own
+        least, multiple = self.settings.min_share, self.round_to
+        refuse_infeasible(reaches(self.graph, self.costs, self.limits, min_share=least, round_to=multiple))
         with open_run(run_dir, self.config(), device_type=self.device.type, writes=self.world.is_main) as run:
             return self._go(run)
 
@@ -226,7 +234,7 @@ class Compression:
     ) -> tuple[dict[str, int], Landing]:
         """Prunes the network in place; the widths that are left."""
         settings = self.settings
-        scales = SharedScales(self._scales(model), self.world)
+        scales = SharedScales(self._scales(), self.world)
         if self.weighed_dense is None:
             self.weighed_dense = scales({})
         self._resolve_shares()
@@ -263,8 +271,6 @@ class Compression:
                 self._log(run, _solver_facts(solver, self.costs, step))
 
         self._train(run, model, solver, stream, "solve", teacher, landing, on_step)
-        if not landing.landed and not landing.note:
-            landing.note = "the steps ended before the descent did; give more steps."
         return solver.widths, landing
 
     def _tuned(
@@ -322,9 +328,9 @@ class Compression:
 
     # ------------------------------------------------------------ numbers
 
-    def _scales(self, model: nn.Module) -> Scales:
-        source = self.source if self.world.is_main else None
-        return Scales(model, self.graph, self.example_input, self.energies, source)
+    def _scales(self) -> Scales:
+        source = self.source if self.world.is_main else None  # the task's network: zeros of a pruned one draw less
+        return Scales(self.task.model, self.graph, self.example_input, self.energies, source)
 
     def _resolve_shares(self) -> None:
         """Budgets in percent are shares of what the dense network weighs here and now."""

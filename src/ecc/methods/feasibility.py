@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ecc.energy import Budget, Cost, EnergyModel, counted
-from ecc.errors import BadBudget
+from ecc.errors import BadBudget, InfeasibleBudget
 from ecc.graph import ChannelGraph
 
 from .ecc.floors import floor_widths
@@ -85,6 +85,21 @@ def reaches(
             Reach(cost.resource, cost.unit, cost.label, dense, least, limit, _even_share(cost, full, floors, limit))
         )
     return found
+
+
+def refuse_infeasible(found: Sequence[Reach]) -> None:
+    """Refuses budgets that no widths meet.
+
+    Raises:
+        InfeasibleBudget: Names the first of them, and the least that can be spent.
+    """
+    for one in found:
+        if not one.is_feasible:
+            limit, least = (f"{amount:.4g} {one.unit}".rstrip() for amount in (one.limit, one.least))
+            raise InfeasibleBudget(
+                f"budget {limit} of {one.resource} is below {least}, the least this network can use with every group "
+                "at its floor. Raise the budget, lower min_share (--min-share), or shrink the input."
+            )
 
 
 def _even_share(cost: Cost, full: Tensor, floors: Tensor, limit: float) -> float | None:

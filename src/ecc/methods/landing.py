@@ -83,21 +83,22 @@ class Landing:
         Raises:
             InfeasibleBudget: If the network cannot get as small as it would have to.
         """
-        if self.landed or self.note or self._solver.descent < MARKS[self._next_mark]:
+        descent, is_last = self._solver.descent, step >= self._steps
+        if self.landed or self.note or (descent < MARKS[self._next_mark] and not is_last):
             return None
         widths = self._solver.widths
         weighed = self._scales(widths)
         predicted = {cost.resource: float(spent) for cost, spent in zip(self._costs, self._solver.spent, strict=True)}
         aims = self._aims(weighed, predicted)
-        is_end = MARKS[self._next_mark] == 1.0
-        self._next_mark = min(self._next_mark + 1, len(MARKS) - 1)
-        if not is_end:
+        while self._next_mark < len(MARKS) - 1 and descent >= MARKS[self._next_mark]:  # a short one passes several
+            self._next_mark += 1
+        if descent < 1.0 and not is_last:
             self._solver.aim(list(aims.values()))
         else:
             self._judge(weighed, predicted, aims, step)
         found = Weighing(
             step=step,
-            descent=self._solver.descent,
+            descent=descent,
             widths=widths,
             predicted=predicted,
             weighed=weighed.amounts,
@@ -135,7 +136,9 @@ class Landing:
         tightest = max(shares, key=shares.__getitem__)
         if shares[tightest] <= self._band[1]:
             self.landed = True
-            if shares[tightest] < self._band[0]:
+            if self._solver.widths == dict(zip(self._costs[0].groups, self._costs[0].full_widths, strict=True)):
+                self.note = f"the dense network is at {shares[tightest]:.1%} of the budget of {tightest} as it is."
+            elif shares[tightest] < self._band[0]:
                 self.note = (
                     f"the result lies at {shares[tightest]:.1%} of the budget of {tightest}, below "
                     f"{self._band[0]:.0%}: channels leave in steps, and removed ones do not come back."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from ecc.errors import EccError
@@ -54,11 +55,16 @@ class CompressSettings:
     checkpoint_seconds: float | None = 300.0
 
     def __post_init__(self) -> None:
-        if self.steps < 1:
-            raise EccError(f"steps={self.steps} is below 1, the least a solve can have.")
+        for name, least_steps in (("train_steps", 0), ("steps", 1), ("tune_steps", 0)):
+            if getattr(self, name) < least_steps:
+                raise EccError(f"{name}={getattr(self, name)} is below {least_steps}, the least it may be.")
         for name in ("lr", "train_lr"):
             if not 0 < getattr(self, name) < 1:
                 raise EccError(f"{name}={getattr(self, name)} is outside 0..1.")
+        if not 0 <= self.weight_decay < math.inf:
+            raise EccError(f"weight_decay={self.weight_decay} is not a number of at least 0.")
+        if not 0 <= self.min_share <= 1:
+            raise EccError(f"min_share={self.min_share} is a share of a group's channels, from 0 to 1.")
         if self.round_to is not None and self.round_to < 1:
             raise EccError(f"round_to={self.round_to} is below 1; 1 allows any width.")
         for phase in PHASES:

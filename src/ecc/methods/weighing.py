@@ -6,7 +6,7 @@ profiled with, or by the analytic platform. With neither there is only the model
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -38,6 +38,31 @@ class Weighed:
     """Half the 95 % interval of the energy; None where it was computed."""
 
 
+LABELS = ("measured", "estimated", "declared", "predicted")
+
+
+def check_source(source: Source | None, energies: Iterable[EnergyModel]) -> None:
+    """Refuses scales that cannot weigh what the models predict.
+
+    Raises:
+        BadMeasurement: If the source is another device than that of a model, or measures where one was computed.
+    """
+    if source is None:
+        return
+    info = source.describe()
+    for energy in energies:
+        origin = energy.origin
+        if info.device != origin.meter.device:
+            raise BadMeasurement(
+                f"the {energy.resource} model was fitted on {origin.meter.device}, and the meter reads {info.device}. "
+                "Profile and fit this device, or choose the meter of that one."
+            )
+        if origin.settings is None and not isinstance(source, Analytic):
+            raise BadMeasurement(
+                f"the {energy.resource} model is computed, and {info.name} measures. Give its platform as the meter."
+            )
+
+
 class Scales:
     """Weighs networks of one graph.
 
@@ -66,13 +91,8 @@ class Scales:
     ) -> None:
         self._graph, self._energies, self._source = graph, dict(energies), source
         self._bench: Bench | None = None
+        check_source(source, self._energies.values())
         origin = next(iter(self._energies.values())).origin
-        here = None if source is None else source.describe().device
-        if here is not None and here != origin.meter.device:
-            raise BadMeasurement(
-                f"the energy model was fitted on {origin.meter.device}, and the meter reads {here}. "
-                "Profile and fit this device, or choose the meter of that one."
-            )
         if source is not None and not isinstance(source, Analytic):
             self._bench = self._made_ready(model, example_input, source, device or origin.device_type, clock)
 
@@ -85,10 +105,7 @@ class Scales:
         clock: Clock | None,
     ) -> Bench:
         settings = next(iter(self._energies.values())).origin.settings
-        if settings is None:
-            raise BadMeasurement(
-                f"the energy model is computed, and {meter.describe().name} measures. Give its platform as the meter."
-            )
+        assert settings is not None  # check_source
         least, most = REPEATS
         careful = replace(settings, min_repeats=least, max_repeats=most, target_relative_ci=_TARGET_CI)
         bench = Bench(model, self._graph, example_input, meter, careful, device, clock or Clock())
@@ -131,7 +148,9 @@ class SharedScales:
         found = self._scales(widths)
         if self._world.size == 1:
             return found
-        mine = torch.tensor([found.amounts.get(name, 0.0) for name in ("energy", "latency")], dtype=torch.float64)
-        amounts = self._world.gathered(mine)[0].tolist()
-        known = {name: amount for name, amount in zip(("energy", "latency"), amounts, strict=True) if amount}
-        return Weighed(known, found.label, found.relative_ci)
+        known = [found.amounts.get(name, 0.0) for name in ("energy", "latency")]
+        ci = -1.0 if found.relative_ci is None else found.relative_ci  # decides about aims, so all must have the same
+        mine = torch.tensor([*known, ci, LABELS.index(found.label)], dtype=torch.float64)
+        energy, latency, ci, label = self._world.gathered(mine)[0].tolist()
+        amounts = {name: amount for name, amount in (("energy", energy), ("latency", latency)) if amount}
+        return Weighed(amounts, LABELS[int(label)], None if ci < 0 else ci)

@@ -107,8 +107,8 @@ def compress_view(summary: Mapping[str, Any], folder: str | Path) -> RenderableT
         amounts = [si(row[name], row["unit"]) for name in ("dense", "result", "limit")]
         verdict = "met" if row["met"] else "NOT MET"
         table.add_row(f"{resource} ({row['label']})", *amounts, f"{row['result'] / row['limit']:.1%}", verdict)
-    for resource in ("macs", "parameters"):
-        if resource not in summary["budgets"]:
+    for resource, budget in (("macs", "macs"), ("parameters", "params")):
+        if budget not in summary["budgets"]:
             counts = summary[resource]
             table.add_row(f"{resource} (counted)", si(counts["dense"], ""), si(counts["result"], ""), "", "", "")
     scores = summary["scores"]
