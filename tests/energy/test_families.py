@@ -147,7 +147,7 @@ def test_prices_of_macs_and_bytes_are_told() -> None:
 
 
 def test_a_chosen_strength_is_kept() -> None:
-    assert physical(samples_of(computed("digits", "jetson-tx2")), strength=0.01).strength == 0.01
+    assert physical(samples_of(computed("digits", "jetson-tx2")), strengths=(0.01,)).strength == 0.01
 
 
 def test_a_term_that_costs_alone_is_learnt_in_spite_of_the_common_prices() -> None:

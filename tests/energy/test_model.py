@@ -98,7 +98,9 @@ def test_a_term_of_a_group_is_shared_by_what_each_layer_brings(fitted: EnergyMod
     term, price = next(
         (t, p) for t, p in zip(fitted.priced.terms, fitted.priced.prices, strict=True) if len(t.layers) > 1 and p
     )
-    alone = replace(fitted, priced=replace(fitted.priced, base=0.0, terms=(term,), prices=(price,)))
+    alone = replace(
+        fitted, priced=replace(fitted.priced, base=0.0, terms=(term,), prices=(price,), steps=(), heights=())
+    )
     worth = [sum(a * u for a, u in zip(part, fitted.priced.unit_prices, strict=True)) for _, part in term.layers]
     expected = dict.fromkeys(("", *fitted.layers), 0.0)
     for (number, _), share in zip(term.layers, worth, strict=True):

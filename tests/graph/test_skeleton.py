@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from ecc.errors import BadWidths
-from ecc.graph import ChannelGraph, Extent, Skeleton
+from ecc.graph import ChannelGraph, Extent, Skeleton, trace_channels
 from ecc.graph.skeleton import affine
 from graph.cases import CASES, traced
 
@@ -103,3 +105,23 @@ def test_damaged_json_is_refused(graph: ChannelGraph, key: str) -> None:
 def test_a_width_is_an_extent() -> None:
     assert affine(3) == Extent(0, ((3, 1),))
     assert affine(1).at([10, 20]) == 20
+
+
+def test_joined_groups_are_cut_so_that_their_sum_stays_a_multiple() -> None:
+    class Joined(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.wide = nn.Conv2d(3, 13, 3, stride=2, padding=1)
+            self.after = nn.Conv2d(16, 20, 1)
+            self.head = nn.Conv2d(20, 4, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            joined = torch.cat([self.wide(x), F.max_pool2d(x, 2)], 1)
+            y: Tensor = self.head(torch.relu(self.after(joined)))
+            return y
+
+    skeleton = trace_channels(Joined().eval(), torch.randn(1, 3, 8, 8)).skeleton
+    left = dict(zip(skeleton.groups, skeleton.lattice(8), strict=True))
+    assert left["wide"] == 5  # 13 and 5, with 3 beside them, make 16 and 8
+    assert left["after"] == 0  # 20 stands alone: 16 and 8
+    assert set(skeleton.lattice(1)) == {0}

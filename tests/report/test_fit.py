@@ -32,9 +32,10 @@ def test_the_view_has_the_numbers_of_the_model() -> None:
         assert f"{found['mean']:.2%}" in line
         assert f"{found['bias']:+.2%}" in line
         assert f"{found['dense']:+.2%}" in line
+        assert f"{found['dense_fitted']:+.2%}" in line
     assert text.count("<- chosen") == 1
     assert f"scatters by {model().quality['noise']:.2%}" in text
-    assert "More rows will" in text
+    assert "More rows w" in text
     assert "What costs most in the dense network (measured)" in text
 
 

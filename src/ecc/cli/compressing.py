@@ -137,7 +137,7 @@ def _usable(device: str) -> str:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:  # torch asserts that it was built for the device
         reason = str(error).strip().splitlines()[0].rstrip(".")
-        raise EccError(f"device {device!r} cannot be used here: {reason}. Give --device cpu, or leave it out.") from None
+        raise EccError(f"device {device!r} cannot be used here: {reason}. Give --device cpu or leave it out.") from None
     return device
 
 

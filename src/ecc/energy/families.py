@@ -1,4 +1,4 @@
-"""The two families of energy models that are sums of priced terms: the paper's, and ours.
+"""The two families of energy models that are sums of priced terms: the paper's, and ours, which also has steps.
 
 A family is a function from samples to a `Priced`; `fitting` chooses between them. The third, `Mlp`, is the paper's
 ablation and is no such sum.
@@ -6,15 +6,16 @@ ablation and is no such sum.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
 
 from .features import AMOUNTS, Array, Term, bilinear_terms, physical_terms
-from .regression import prices_of
+from .regression import left_out_errors, prices_of
 from .samples import Samples
+from .steps import Step, steps_of
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,9 @@ class Priced:
     """Of one of each of `AMOUNTS`, where terms were drawn to common prices."""
     strength: float | None = None
     """Of the pull to the common prices; None where there was none."""
+    steps: tuple[Step, ...] = ()
+    heights: tuple[float, ...] = ()
+    """One a step, at least 0."""
 
     def at(self, widths: Array) -> Array:
         """The cost at each row of widths."""
@@ -36,6 +40,8 @@ class Priced:
         for term, price in zip(self.terms, self.prices, strict=True):
             if price:
                 total += price * term.at(widths)
+        for step, height in zip(self.steps, self.heights, strict=True):
+            total += height * step.at(widths)
         return total
 
 
@@ -60,63 +66,100 @@ def _with_constant(terms: tuple[Term, ...], samples: Samples, relative: bool) ->
     return base, tuple(prices)
 
 
-STRENGTHS = (1e-4, 1e-3, 1e-2, 1e-1, np.inf)
-"""Pulls to the common prices that are tried; the last gives the common prices themselves."""
+STRENGTHS = (1e-4, 1e-3, 0.01, 0.1, 1.0)
+"""Pulls to the common prices that are tried, for `REFERENCE_ROWS` rows."""
 
-_LEAST_SHARE = 0.02  # of the mean contribution: how far a term may rise that has no price before
-_INNER_FOLDS = 5
+REFERENCE_ROWS = 250
+"""The pull does not grow with the rows: a short profile leans on physics, a long one on itself."""
+
+_LEAST_SHARE = 0.02  # of the mean contribution: the least that the scale of a term is taken for
 
 
-def physical(samples: Samples, *, strength: float | None = None) -> Priced:
-    """Common prices for MACs and bytes; and each term has its own, drawn to what the common ones give.
+def physical(samples: Samples, *, strengths: Sequence[float] = STRENGTHS) -> Priced:
+    """Common prices for MACs and bytes; each term has a price of its own, drawn to them; and steps, drawn to none.
 
-    A kernel costs what its MACs and bytes cost, more or less: which kernels a library picks at which shapes is
-    known to no formula. With few rows the terms stay near the common prices, with more they move away from them.
+    A kernel costs what its MACs and bytes cost, more or less; which kernels a library picks at which shapes is known to
+    no formula, and shows in prices of layers and in steps of sizes. With few rows the terms stay near the common
+    prices, with more they move away from them. How far a term may move goes with the root of what it contributes.
 
     Args:
         samples: To fit to.
-        strength: Of the pull; chosen by cross-validation within the samples if None.
+        strengths: Of the pull; the one with the least error on left-out rows is taken. None gives the common prices.
     """
-    terms = physical_terms(samples.skeleton)
-    if strength is None:
-        strength = _chosen_strength(terms, samples)
-    return _physical(terms, samples, strength)
+    terms, steps = physical_terms(samples.skeleton), steps_of(samples.skeleton)
+    columns = [*(term.at(samples.widths) for term in terms), *(step.at(samples.widths) for step in steps)]
+    features = np.stack(columns, axis=1)
+    common = _common_prices(terms, features[:, : len(terms)], samples)
+    amounts = np.array([term.amounts for term in terms])
+    prior = np.concatenate([amounts @ common[1:], np.zeros(len(steps))])
+    prior[0] += common[0]  # the constant term also pays for being switched on and for launching kernels
+    best, prices, strength = np.inf, prior, np.inf
+    slack = _slack(terms, steps, prior, features, samples)
+    for tried in strengths:
+        pull = tried * REFERENCE_ROWS / len(samples)
+        found = prices_of(features, samples.values, importance=samples.weights, prior=prior, slack=slack, strength=pull)
+        errors = left_out_errors(
+            features, samples.values, found, importance=samples.weights, slack=slack, strength=pull
+        )
+        error = float(np.abs(errors).mean())
+        if error < best:
+            best, prices, strength = error, found, tried
+    kept = [(step, height) for step, height in zip(steps, prices[len(terms) :].tolist(), strict=True) if height > 0]
+    return Priced(
+        kind="physical",
+        base=float(prices[0]),
+        terms=terms[1:],
+        prices=tuple(prices[1 : len(terms)].tolist()),
+        unit_prices=tuple(common[1:].tolist()),
+        strength=float(strength),
+        steps=tuple(step for step, _ in kept),
+        heights=tuple(height for _, height in kept),
+    )
 
 
-def _physical(terms: tuple[Term, ...], samples: Samples, strength: float) -> Priced:
-    features = np.stack([term.at(samples.widths) for term in terms], axis=1)
+def _common_prices(terms: Sequence[Term], features: Array, samples: Samples) -> Array:
+    """Of being switched on, and of each of `AMOUNTS`."""
     amounts = np.array([term.amounts for term in terms])
     pooled = np.column_stack([np.ones(len(samples)), features @ amounts])
     used = pooled.max(axis=0) > 0
     common = np.zeros(1 + len(AMOUNTS))
-    common[used] = prices_of(pooled[:, used], samples.values)
-    prior = amounts @ common[1:]
-    prior[0] += common[0]  # the constant term also pays for being switched on and for launching kernels
-    if np.isinf(strength):
-        prices = prior
-    else:
-        reach = np.sqrt(((features / samples.values[:, None]) ** 2).mean(axis=0)).clip(min=1e-300)
-        contribution = prior * reach
-        least = _LEAST_SHARE * contribution.sum() / len(terms)
-        slack = np.sqrt(contribution.clip(min=least)) / reach
-        prices = prices_of(features, samples.values, prior=prior, slack=slack, strength=strength)
-    base, rest = float(prices[0]), tuple(prices[1:].tolist())
-    return Priced("physical", base, terms[1:], rest, tuple(common[1:].tolist()), strength)
+    common[used] = prices_of(pooled[:, used], samples.values, importance=samples.weights)
+    return common
 
 
-def _chosen_strength(terms: tuple[Term, ...], samples: Samples) -> float:
-    """The pull that predicts best, five-fold; the stronger of two that do equally well."""
-    fold = folds(len(samples), _INNER_FOLDS)
-    errors = []
-    for strength in STRENGTHS:
-        squares = 0.0
-        for number in range(_INNER_FOLDS):
-            here = fold == number
-            model = _physical(terms, samples.take(~here), strength)
-            squares += float(np.abs(model.at(samples.widths[here]) / samples.values[here] - 1).sum())
-        errors.append(squares)
-    best = min(errors)
-    return float(next(s for s, error in reversed(list(zip(STRENGTHS, errors, strict=True))) if error <= 1.01 * best))
+def _slack(terms: Sequence[Term], steps: Sequence[Step], prior: Array, features: Array, samples: Samples) -> Array:
+    """How far each price may be from its prior: in contributions, by the root of what physics expects of it.
+
+    A step may be as high as the terms of its size and its layers let expect.
+    """
+    reach = np.sqrt(((features / samples.values[:, None]) ** 2).mean(axis=0))
+    reach[reach == 0] = 1.0
+    expected = prior * reach
+    scale = np.empty(len(prior))
+    scale[: len(terms)] = _scale(expected[: len(terms)])
+    if steps:
+        by_layer: dict[int, float] = {}
+        by_group: dict[int, float] = {}
+        for term, amount in zip(terms, expected, strict=False):
+            groups = {group for extent in (term.left, term.right) for group, _ in extent.multiples}
+            if term.right.multiples:
+                by_layer[term.layers[0][0]] = by_layer.get(term.layers[0][0], 0.0) + float(amount)
+            elif len(groups) == 1:
+                by_group[groups.pop()] = float(amount)
+        of_steps = np.array(
+            [
+                sum(by_group.get(group, 0.0) for group, _ in step.size.multiples)
+                + sum(by_layer.get(layer, 0.0) for layer in step.layers)
+                for step in steps
+            ]
+        )
+        scale[len(terms) :] = _scale(of_steps)
+    return np.asarray(scale / reach)
+
+
+def _scale(contributions: Array) -> Array:
+    scale = np.sqrt(contributions.clip(min=max(_LEAST_SHARE * float(contributions.mean()), 1e-300)))
+    return np.asarray(scale / scale.mean())
 
 
 def folds(count: int, number: int) -> np.ndarray[tuple[int], np.dtype[np.intp]]:

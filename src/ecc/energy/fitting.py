@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from ecc.errors import BadMeasurement
 from ecc.measure.profile import Profile
 
 from .families import Family, Priced, bilinear, physical
+from .features import Array
 from .model import EnergyModel, Origin
 from .quality import LEAST_ROWS, Quality, check_rows, cross_validated, learning_curve, quality_of
 from .samples import Samples, samples_of
@@ -47,7 +49,7 @@ def fit(
     check_rows(samples)
     noise = noise_of(profile)
     names = list(FAMILIES) if family == "auto" else [family]
-    found = {name: quality_of(cross_validated(FAMILIES[name], samples), samples, noise) for name in names}
+    found = {name: judged(name, samples, noise) for name in names}
     chosen = names[0]
     for name in names[1:]:
         if found[name].mean < _MARGIN * found[chosen].mean:
@@ -61,6 +63,24 @@ def fit(
         sizes = [size for size in CURVE_SIZES if LEAST_ROWS <= size <= len(samples)]
         quality["learning_curve"] = [list(point) for point in learning_curve(FAMILIES[chosen], samples, sizes).items()]
     return model_of(FAMILIES[chosen](samples), samples, profile, resource, quality)
+
+
+def judged(name: str, samples: Samples, noise: float | None, errors: Array | None = None) -> Quality:
+    """How well a family predicts.
+
+    Args:
+        name: Of the family.
+        samples: To fit to.
+        noise: Of one measurement.
+        errors: Cross-validated ones, if at hand.
+    """
+    errors = cross_validated(FAMILIES[name], samples) if errors is None else errors
+    quality = quality_of(errors, samples, noise)
+    if not samples.is_dense.any():
+        return quality
+    dense = samples.take(samples.is_dense)
+    fitted = FAMILIES[name](samples).at(dense.widths) / dense.values - 1
+    return replace(quality, dense_fitted=float(fitted.mean()))
 
 
 def model_of(

@@ -26,6 +26,7 @@ from .families import Priced
 from .features import AMOUNTS, Term
 from .products import Products
 from .samples import RESOURCES
+from .steps import Stairs, Step
 
 FORMAT = "ecc energy model, version 1"
 
@@ -104,11 +105,13 @@ class EnergyModel:
 
     def value(self, widths: Tensor) -> Tensor:
         """The cost at one vector of widths, or at each row of a matrix."""
-        return self._products.value(widths)
+        value = self._products.value(widths)
+        return value + self._stairs.value(widths) if self.priced.steps else value
 
     def gradient(self, widths: Tensor) -> Tensor:
-        """Derivative at one vector of widths."""
-        return self._products.gradient(widths)
+        """Derivative at one vector of widths; where it jumps, that of cutting."""
+        gradient = self._products.gradient(widths)
+        return gradient + self._stairs.gradient(widths) if self.priced.steps else gradient
 
     def to(self, device: torch.device | str) -> EnergyModel:
         """The same model, computing on a device."""
@@ -134,7 +137,8 @@ class EnergyModel:
     def per_layer(self, widths: Mapping[str, float] | None = None) -> dict[str, float]:
         """What each layer costs, by its path; under the empty name what belongs to none.
 
-        A term of a group is shared among the layers that use the group, by the amounts that each brings.
+        A term of a group is shared among the layers that use the group, by the amounts that each brings; a step equally
+        among those that read or write its channels.
         """
         vector = torch.tensor(self.full_widths, dtype=torch.float64, device="cpu")
         for name, width in (widths or {}).items():
@@ -148,6 +152,11 @@ class EnergyModel:
             parts = parts if sum(parts) > 0 else [1.0] * len(parts)
             for (number, _), part in zip(term.layers, parts, strict=True):
                 found[self.layers[number]] += cost * part / sum(parts)
+        if self.priced.steps:
+            raised = self._stairs.terms(vector.to(self.device)).tolist()
+            for step, cost in zip(self.priced.steps, raised, strict=True):
+                for number in step.layers:
+                    found[self.layers[number]] += cost / len(step.layers)
         return found
 
     def check(self, graph: ChannelGraph) -> None:
@@ -167,6 +176,12 @@ class EnergyModel:
         terms = self.priced.terms
         lefts, rights = tuple(term.left for term in terms), tuple(term.right for term in terms)
         return Products(self.priced.base, self.priced.prices, lefts, rights, len(self.groups), self.device)
+
+    @cached_property
+    def _stairs(self) -> Stairs:
+        steps = self.priced.steps
+        sizes, levels = tuple(step.size for step in steps), tuple(step.level for step in steps)
+        return Stairs(self.priced.heights, sizes, levels, len(self.groups), self.device)
 
     # ------------------------------------------------------------ files
 
@@ -222,7 +237,8 @@ class EnergyModel:
             "quality": self.quality,
             "model": {
                 "kind": priced.kind,
-                "formula": "base + sum of price * left * right; a size is [fixed, [[group, multiple], ...]]",
+                "formula": "base + sum of price * left * right + sum of height * clip((size - level) / 8, 0, 1); "
+                "a size is [fixed, [[group, multiple], ...]]",
                 "common_prices": dict(zip(AMOUNTS, priced.unit_prices, strict=True)) if priced.unit_prices else None,
                 "strength": "inf" if priced.strength == math.inf else priced.strength,  # JSON knows no infinity
                 "base": priced.base,
@@ -236,6 +252,16 @@ class EnergyModel:
                         "layers": [[number, list(amounts)] for number, amounts in term.layers],
                     }
                     for term, price in zip(priced.terms, priced.prices, strict=True)
+                ],
+                "steps": [
+                    {
+                        "name": step.name,
+                        "height": height,
+                        "size": step.size.to_json(),
+                        "level": step.level,
+                        "layers": list(step.layers),
+                    }
+                    for step, height in zip(priced.steps, priced.heights, strict=True)
                 ],
             },
         }
@@ -261,6 +287,8 @@ class EnergyModel:
                 prices=tuple(_price(term["price"]) for term in model["terms"]),
                 unit_prices=() if common is None else tuple(_price(common[name]) for name in AMOUNTS),
                 strength=None if model["strength"] is None else float(model["strength"]),
+                steps=tuple(_step(step, len(groups), len(layers)) for step in model["steps"]),
+                heights=tuple(_price(step["height"]) for step in model["steps"]),
             ),
             quality=dict(data["quality"]),
         )
@@ -280,6 +308,15 @@ def _term(data: Mapping[str, Any], num_groups: int, num_layers: int) -> Term:
     if any(not 0 <= number < num_layers for number, _ in layers):
         raise ValueError(f"term {data['name']!r} belongs to no layer")
     return Term(str(data["name"]), left, right, tuple(float(a) for a in data["amounts"]), layers)
+
+
+def _step(data: Mapping[str, Any], num_groups: int, num_layers: int) -> Step:
+    size, layers = Extent.from_json(data["size"]), tuple(int(number) for number in data["layers"])
+    if size.fixed < 0 or any(not 0 <= g < num_groups or m < 0 for g, m in size.multiples):
+        raise ValueError(f"the size of step {data['name']!r} is negative or of no group")
+    if not layers or any(not 0 <= number < num_layers for number in layers):
+        raise ValueError(f"step {data['name']!r} belongs to no layer")
+    return Step(str(data["name"]), size, int(data["level"]), layers)
 
 
 def _price(value: Any) -> float:

@@ -45,6 +45,8 @@ class Quality:
     """Mean of the errors themselves."""
     dense: float | None
     """At the dense network, left out of the fit; None if no row is dense."""
+    dense_fitted: float | None = None
+    """At the dense network in the final fit, which knows it: it is measured in every profile."""
     near_dense: float | None
     """Mean absolute error of networks near dense; None if there is none."""
     path: float | None

@@ -14,30 +14,29 @@ def prices_of(
     values: Array,
     *,
     relative: bool = True,
+    importance: Array | None = None,
     prior: Array | None = None,
     slack: Array | None = None,
     strength: float = 0.0,
 ) -> Array:
     """Prices c >= 0 that make features @ c fit the values, drawn towards prior ones.
 
-    They minimise  mean(((features @ c - values) / values)^2) + strength * sum(((c - prior) / slack)^2),
+    They minimise  mean(importance * ((features @ c - values) / values)^2) + strength * sum(((c - prior) / slack)^2),
     or the same without the division by the values.
 
     Args:
         features: (networks, terms), at least 0.
         values: (networks,), above 0.
         relative: Whether relative or absolute errors are squared.
+        importance: Of each network; 1 if None.
         prior: Prices to be drawn to; 0 if None.
         slack: How far a price may be from its prior at a cost of one; needed with a strength.
         strength: Of that pull.
     """
-    weights = 1 / values if relative else np.full(len(values), 1 / values.mean())
-    rows = features * weights[:, None]
-    goal = values * weights
-    scale = np.sqrt((rows**2).mean(axis=0))
-    scale[scale == 0] = 1.0  # a term that is always 0 gets the price 0
-    rows = rows / scale / np.sqrt(len(values))
-    goal = goal / np.sqrt(len(values))
+    rows, goal = _scaled(features, values, relative, importance)
+    scale = np.sqrt((rows**2).sum(axis=0))
+    scale[scale == 0] = 1.0  # a term that is always 0 keeps its prior price
+    rows = rows / scale
     if strength > 0:
         assert slack is not None
         pull = np.sqrt(strength) / (slack * scale)
@@ -45,6 +44,45 @@ def prices_of(
         rows = np.vstack([rows, np.diag(pull)])
         goal = np.concatenate([goal, pull * towards])
     return np.asarray(_nonnegative(rows, goal) / scale)
+
+
+def left_out_errors(
+    features: Array,
+    values: Array,
+    prices: Array,
+    *,
+    importance: Array | None = None,
+    slack: Array,
+    strength: float,
+) -> Array:
+    """The relative error of each network under prices fitted without it, in closed form.
+
+    Exact as long as the same prices stay above 0: a fit without one row is then linear in that row (leverage).
+
+    Args:
+        features: As for `prices_of`.
+        values: As for `prices_of`.
+        prices: What that gave.
+        importance: As for `prices_of`.
+        slack: As for `prices_of`.
+        strength: As for `prices_of`.
+    """
+    rows, goal = _scaled(features, values, True, importance)
+    used = prices > 0
+    kept = rows[:, used] * slack[used]
+    inner = kept.T @ kept + strength * np.eye(int(used.sum()))
+    leverage = np.einsum("ij,ji->i", kept, np.linalg.solve(inner, kept.T))
+    errors = (rows @ prices - goal) / (1 - leverage).clip(min=1e-6)
+    return np.asarray(errors / goal)
+
+
+def _scaled(features: Array, values: Array, relative: bool, importance: Array | None) -> tuple[Array, Array]:
+    """Rows and goal whose plain least squares are the weighted ones."""
+    weights = 1 / values if relative else np.full(len(values), 1 / values.mean())
+    if importance is not None:
+        weights = weights * np.sqrt(importance)
+    weights = weights / np.sqrt(len(values))
+    return features * weights[:, None], values * weights
 
 
 def _nonnegative(rows: Array, goal: Array) -> Array:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import statistics
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -28,6 +30,8 @@ class Samples:
     """(networks, groups), all groups in the order of the skeleton."""
     values: Array
     """Of one inference of the whole batch, above 0."""
+    weights: Array | None = None
+    """How often each was measured; None for once each."""
 
     def __len__(self) -> int:
         return len(self.values)
@@ -46,13 +50,15 @@ class Samples:
 
     def take(self, rows: Sequence[int] | NDArray[np.intp] | NDArray[np.bool_]) -> Samples:
         """Some of the rows."""
-        return replace(self, widths=self.widths[rows], values=self.values[rows])
+        weights = None if self.weights is None else self.weights[rows]
+        return replace(self, widths=self.widths[rows], values=self.values[rows], weights=weights)
 
 
 def samples_of(profile: Profile, resource: str = "energy", *, allow_unsteady: bool = False) -> Samples:
     """The networks of a profile and its dense reference, drift divided out and rounds combined.
 
-    The dense reference stands among the rows once, as its median, unless the design holds the dense network itself.
+    The dense network was measured again and again as the reference: it stands among the rows once, as the median, with
+    the weight of all these measurements.
 
     Args:
         profile: Of one network on one device.
@@ -68,18 +74,23 @@ def samples_of(profile: Profile, resource: str = "energy", *, allow_unsteady: bo
     field, _ = RESOURCES[resource]
     header = profile.header
     _check_rows(profile)
+    rounds = Counter(row.row for row in profile.rows)
     found = [
-        (sample.widths, float(getattr(sample, field))) for sample in profile.corrected(allow_unsteady=allow_unsteady)
+        (sample.widths, float(getattr(sample, field)), float(rounds[sample.row]))
+        for sample in profile.corrected(allow_unsteady=allow_unsteady)
     ]
-    if profile.references and all(widths != header.full_widths for widths, _ in found):
-        values = sorted(float(getattr(row, field)) for row in profile.references)
-        found.append((header.full_widths, values[len(values) // 2]))
+    if profile.references:
+        dense = sorted(float(getattr(row, field)) for row in profile.references)
+        dense += [value for widths, value, _ in found if widths == header.full_widths]
+        found = [row for row in found if row[0] != header.full_widths]
+        found.append((header.full_widths, statistics.median(dense), float(len(dense))))
     positions = [header.skeleton.groups.index(name) for name in header.groups]
     full = np.asarray(header.skeleton.full_widths, dtype=np.float64)
     widths = np.tile(full, (len(found), 1))
-    for number, (kept, _) in enumerate(found):
+    for number, (kept, _, _) in enumerate(found):
         widths[number, positions] = kept
-    return Samples(header.skeleton, widths, np.array([value for _, value in found], dtype=np.float64))
+    values, weights = (np.array([row[k] for row in found], dtype=np.float64) for k in (1, 2))
+    return Samples(header.skeleton, widths, values, weights)
 
 
 def _check_rows(profile: Profile) -> None:

@@ -10,9 +10,9 @@ from typing import Any
 
 from ecc.measure.profile import Profile
 
-from .fitting import CURVE_SIZES, FAMILIES, noise_of
+from .fitting import CURVE_SIZES, FAMILIES, judged, noise_of
 from .paper import ITERATIONS, fit_as_paper
-from .quality import cross_validated, learning_curve, quality_of
+from .quality import cross_validated, learning_curve
 from .samples import RESOURCES, samples_of
 
 HIDDEN_LAYERS = (0, 1, 2, 3)
@@ -44,7 +44,7 @@ def study(
     for name, family in FAMILIES.items():
         errors = cross_validated(family, samples)
         families[name] = {
-            **quality_of(errors, samples, noise).to_dict(),
+            **judged(name, samples, noise, errors).to_dict(),
             "errors": [round(error, 6) for error in errors.tolist()],
             "learning_curve": [list(point) for point in learning_curve(family, samples, sizes).items()],
         }

@@ -75,6 +75,23 @@ class Skeleton:
             vector[position] = width
         return vector
 
+    def lattice(self, multiple_of: int) -> tuple[int, ...]:
+        """For each group, what its widths leave over when divided, so that hardware meets multiples of a number.
+
+        That is nothing, as a rule. But where a group is joined with other channels to a sum that is such a multiple (13
+        and 3 make 16), cutting it to a multiple of its own would spoil the sum; such a group is cut in whole steps from
+        its full width (13, 5).
+        """
+        left = [0] * len(self.groups)
+        for layer in self.layers:
+            for size in (layer.incoming, layer.outgoing):
+                joined = len(size.multiples) > 1 or size.fixed > 0
+                if not joined or round(size.at(self.full_widths)) % multiple_of:
+                    continue
+                for group, _ in size.multiples:
+                    left[group] = self.full_widths[group] % multiple_of
+        return tuple(left)
+
     @cached_property
     def _positions(self) -> dict[str, int]:
         return {name: position for position, name in enumerate(self.groups)}

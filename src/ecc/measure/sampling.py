@@ -48,7 +48,7 @@ def design(
         kind: `uniform` or `mixed`.
         seed: The same seed gives the same design on every machine.
         multiple_of: Rounds each width to the nearest multiple of this, at least one multiple; the full width
-            is always allowed.
+            is always allowed. Groups that are joined with others are cut in such steps, see `Skeleton.lattice`.
 
     Raises:
         BadMeasurement: If an argument is out of its range.
@@ -58,13 +58,17 @@ def design(
     groups = graph.prunable
     if not groups:
         raise BadWidths("no group of this network can be cut, so there is no width to vary. See `ecc inspect`.")
-    room = math.prod(len(_allowed(group, multiple_of)) for group in groups)
+    left = dict(zip(graph.skeleton.groups, graph.skeleton.lattice(multiple_of or 1), strict=True))
+    room = math.prod(len(_allowed(group, multiple_of, left[group.name])) for group in groups)
     if rows > room:
         raise BadWidths(_too_small(rows, f"only {room}", multiple_of))
     drawn: dict[tuple[int, ...], None] = {}  # a set that keeps its order
     redraws = 0
     for values in _endless(groups, kind, seed):
-        widths = tuple(_rounded(value, group, multiple_of) for value, group in zip(values, groups, strict=True))
+        widths = tuple(
+            _rounded(value, group, multiple_of or 1, left[group.name])
+            for value, group in zip(values, groups, strict=True)
+        )
         redraws = redraws + 1 if widths in drawn else 0
         drawn[widths] = None
         if len(drawn) == rows:
@@ -137,18 +141,17 @@ def _endless(groups: Sequence[ChannelGroup], kind: str, seed: int) -> Iterator[l
             yield (scale * full * np.exp(SCALE_SPREAD * random.standard_normal(len(full)))).tolist()
 
 
-def _rounded(value: float, group: ChannelGroup, multiple_of: int | None) -> int:
-    step = multiple_of or 1
+def _rounded(value: float, group: ChannelGroup, step: int, left: int) -> int:
     if value >= group.width:
         return group.width
-    nearest = step * max(1, math.floor(value / step + 0.5))
-    return min(nearest, group.width)
+    nearest = left + step * math.floor((value - left) / step + 0.5)
+    return min(max(nearest, left or step), group.width)
 
 
-def _allowed(group: ChannelGroup, multiple_of: int | None) -> range | set[int]:
+def _allowed(group: ChannelGroup, multiple_of: int | None, left: int) -> range | set[int]:
     if multiple_of is None:
         return range(1, group.width + 1)
-    return {*range(multiple_of, group.width + 1, multiple_of), group.width}
+    return {*range(left or multiple_of, group.width + 1, multiple_of), group.width}
 
 
 def _too_small(rows: int, room: str, multiple_of: int | None) -> str:

@@ -38,7 +38,7 @@ class Weighed:
     """Half the 95 % interval of the energy; None where it was computed."""
 
 
-LABELS = ("measured", "estimated", "declared", "predicted")
+_LABEL_BYTES = 64  # of a label on its way to the other processes
 
 
 def check_source(source: Source | None, energies: Iterable[EnergyModel]) -> None:
@@ -150,7 +150,9 @@ class SharedScales:
             return found
         known = [found.amounts.get(name, 0.0) for name in ("energy", "latency")]
         ci = -1.0 if found.relative_ci is None else found.relative_ci  # decides about aims, so all must have the same
-        mine = torch.tensor([*known, ci, LABELS.index(found.label)], dtype=torch.float64)
-        energy, latency, ci, label = self._world.gathered(mine)[0].tolist()
+        label = found.label.encode()[:_LABEL_BYTES].ljust(_LABEL_BYTES)
+        mine = torch.tensor([*known, ci, *label], dtype=torch.float64)
+        energy, latency, ci, *letters = self._world.gathered(mine)[0].tolist()
         amounts = {name: amount for name, amount in (("energy", energy), ("latency", latency)) if amount}
-        return Weighed(amounts, LABELS[int(label)], None if ci < 0 else ci)
+        text = bytes(map(int, letters)).decode(errors="ignore").rstrip()
+        return Weighed(amounts, text, None if ci < 0 else ci)

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from rich.console import Console, Group, RenderableType
 from rich.status import Status
 from rich.table import Table
+from rich.text import Text
 
 from .fit import si
 
@@ -100,7 +101,8 @@ def sparkline(values: Any) -> str:
 
 def compress_view(summary: Mapping[str, Any], folder: str | Path) -> RenderableType:
     """What came out."""
-    table = Table(title=f"{summary['task']} on {summary['device']}", title_justify="left", box=None, pad_edge=False)
+    title = Text(f"{summary['task']} on {summary['device']}")  # names and paths are no markup, here and below
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
     for name in ("", "dense", "result", "budget", "of budget", ""):
         table.add_column(name, justify="left" if not name else "right")
     for resource, row in summary["budgets"].items():
@@ -116,12 +118,12 @@ def compress_view(summary: Mapping[str, Any], folder: str | Path) -> RenderableT
         final = scores.get("after tuning", scores.get("before tuning"))
         score = [f"{scores['dense']:.4f}" if "dense" in scores else "", "" if final is None else f"{final:.4f}"]
         table.add_row("score", *score, "", "", "")
-    lines: list[RenderableType] = [table, _widths(summary)]
+    lines: list[RenderableType] = [table, Text(_widths(summary))]
     if summary["slim_gap"] is not None:
         lines.append(f"Cut and masked networks agree to {summary['slim_gap']:.1g} of the largest output.")
     if summary["note"]:
-        lines.append(f"Note: {summary['note']}")
-    lines.append(f"{Path(folder)}: slim.safetensors, widths.json, summary.json, history.jsonl")
+        lines.append(Text(f"Note: {summary['note']}"))
+    lines.append(Text(f"{Path(folder)}: slim.safetensors, widths.json, summary.json, history.jsonl"))
     return Group(*lines)
 
 

@@ -20,7 +20,8 @@ def fit_view(model: EnergyModel, title: str) -> RenderableType:
     quality = model.quality
     noise = quality.get("noise")
     parts.append(
-        "Errors are relative, on networks that the model had not seen (10-fold). "
+        "Errors are relative, on networks that the model had not seen (10-fold); the dense network once in the fit, "
+        "and once held out. "
         + ("Repeats were not measured." if noise is None else f"One measurement alone scatters by {noise:.2%}.")
     )
     if sentence := worth_more_rows(quality):
@@ -31,11 +32,11 @@ def fit_view(model: EnergyModel, title: str) -> RenderableType:
 
 def _errors(model: EnergyModel, title: str) -> Table:
     table = Table(title=title, title_justify="left", box=None, pad_edge=False)
-    for name in ("model", "mean", "9 in 10", "largest", "bias", "dense", "near dense", "scaled"):
+    for name in ("model", "mean", "9 in 10", "largest", "bias", "dense", "held out", "near dense", "scaled"):
         table.add_column(name, justify="left" if name == "model" else "right")
     for name, found in model.quality.get("families", {}).items():
         cells = [_percent(found[key]) for key in ("mean", "ninetieth", "largest")]
-        cells += [_percent(found["bias"], sign=True), _percent(found["dense"], sign=True)]
+        cells += [_percent(found[key], sign=True) for key in ("bias", "dense_fitted", "dense")]
         cells += [_percent(found[key]) for key in ("near_dense", "path")]
         mark = " <- chosen" if name == model.kind and len(model.quality["families"]) > 1 else ""
         table.add_row(name + mark, *cells)

@@ -46,8 +46,16 @@ class Paced:
 
     name = "pace"
 
-    def __init__(self, ladder: Ladder, limits: Limits, floors: Tensor, round_to: int, alive: Tensor) -> None:
-        self._pace = Pace(ladder, limits, floors, round_to)
+    def __init__(
+        self,
+        ladder: Ladder,
+        limits: Limits,
+        floors: Tensor,
+        round_to: int,
+        alive: Tensor,
+        left: Tensor | None = None,
+    ) -> None:
+        self._pace = Pace(ladder, limits, floors, round_to, left)
         self._unit = limits.dense[0] if len(limits.costs) == 1 else 1.0
         self.state = self._pace.start(alive)
 

@@ -21,13 +21,15 @@ def floor_widths(graph: ChannelGraph, min_share: float, round_to: int) -> list[i
         round_to: Floors are multiples of this; a group that is no wider stays.
     """
     _check(min_share, round_to)
-    return [_floor(group, group.width, min_share, round_to) for group in graph.groups]
+    left = graph.skeleton.lattice(round_to)
+    return [_floor(g, g.width, min_share, round_to, rest) for g, rest in zip(graph.groups, left, strict=True)]
 
 
-def _floor(group: ChannelGroup, live: int, min_share: float, round_to: int) -> int:
+def _floor(group: ChannelGroup, live: int, min_share: float, round_to: int, left: int) -> int:
+    """The least width on the lattice `left + k * round_to` that the share allows."""
     if _stays(group):
         return live
-    return min(live, -(-_least(group, min_share) // round_to) * round_to)
+    return min(live, left + max(0, -((left - _least(group, min_share)) // round_to)) * round_to)
 
 
 def _least(group: ChannelGroup, min_share: float) -> int:
@@ -65,8 +67,9 @@ def alive_and_floors(
     """
     _check(min_share, round_to)
     alive, floors = [], []
-    for group, mask in zip(graph.groups, live_masks(model, graph), strict=True):
+    left = graph.skeleton.lattice(round_to)
+    for group, mask, rest in zip(graph.groups, live_masks(model, graph), left, strict=True):
         mask = torch.ones_like(mask) if _stays(group) or int(mask.sum()) < _least(group, min_share) else mask
         alive.append(mask.to(device))
-        floors.append(_floor(group, int(mask.sum()), min_share, round_to))
+        floors.append(_floor(group, int(mask.sum()), min_share, round_to, rest))
     return torch.cat(alive), torch.tensor(floors, dtype=torch.long, device=device)

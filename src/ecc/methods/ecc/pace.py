@@ -63,12 +63,16 @@ class Pace:
         limits: The costs.
         floors: (groups,) int64, least widths: multiples of `round_to`, or the width at the start of those that stay.
         round_to: Widths are multiples of this.
+        left: (groups,) int64, what widths leave over when divided by it, see `Skeleton.lattice`; nothing if None.
     """
 
-    def __init__(self, ladder: Ladder, limits: Limits, floors: Tensor, round_to: int = 1) -> None:
+    def __init__(
+        self, ladder: Ladder, limits: Limits, floors: Tensor, round_to: int = 1, left: Tensor | None = None
+    ) -> None:
         self._ladder, self._limits, self._floors, self._round_to = ladder, limits, floors, round_to
         device = ladder.group.device
-        blocks = Ladder([-(-width // round_to) for width in ladder.full_widths], device)
+        self._left = torch.zeros_like(floors) if left is None else left
+        blocks = Ladder([width // round_to + 1 for width in ladder.full_widths], device)
         self._item_group = blocks.group
         # First place of each block, were the width a multiple of round_to; `_items` shifts it.
         self._item_start = blocks.place * round_to
@@ -109,7 +113,7 @@ class Pace:
         slope = self._limits.slope(rungs.widths.to(torch.float64), ends)
         # Where the model sees no saving (a plateau), channels go last: division by a little, not by nothing.
         slope = torch.maximum(slope, 1e-9 * slope.amax()).clamp(min=1e-300)
-        missing = (-rungs.widths) % step  # the first block is shorter by this
+        missing = (self._left - rungs.widths) % step  # the first block is shorter by this
         removable = (rungs.widths - self._floors).clamp(min=0)
         places = (self._item_start - missing[group])[:, None] + self._within
         inside = (places >= 0) & (places < removable[group, None])

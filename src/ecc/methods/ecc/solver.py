@@ -62,7 +62,8 @@ class EccSolver(Optimizer):
             B; with any other optimizer, SGD among them, B is the identity.
         lr: Of the default optimizer.
         min_share: No group falls below this share of its channels.
-        round_to: Widths become multiples of this, 8 for most GPUs; a group no wider than this stays.
+        round_to: Widths become multiples of this, 8 for most GPUs; a group no wider than this stays, and one that is
+            joined with others is cut in such steps (`Skeleton.lattice`).
         warm_up: Share of the steps before channels are removed.
         ramp: Share of the steps in which they are.
         dynamics: `"pace"` meets the budget on schedule (see `pace.py`). `"paper"`, or its settings, walks by the
@@ -110,7 +111,8 @@ class EccSolver(Optimizer):
         self._steps = 0  # of the present schedule
         self._dynamics: Dynamics
         if dynamics == "pace":
-            self._dynamics = Paced(self._ladder, self._limits, self._floors, round_to, alive)
+            left = torch.tensor(graph.skeleton.lattice(round_to), dtype=torch.long, device=device)
+            self._dynamics = Paced(self._ladder, self._limits, self._floors, round_to, alive, left)
         else:
             self._dynamics = Literal(dynamics, self._ladder, self._limits, self._floors, round_to, alive)
         self._set_masks(alive, masked=not bool(alive.all()))

@@ -1,0 +1,246 @@
+"""What compressions are tested with: networks wide enough to land, models that err by a known amount, small jobs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ecc.energy import EnergyModel, fit, parse_budgets
+from ecc.energy.families import Priced
+from ecc.energy.features import bilinear_terms
+from ecc.graph import ChannelGraph, trace_channels
+from ecc.measure import MeterInfo, Profile, Reading, Source, find_meter, profile
+from ecc.methods import Compression, CompressSettings
+from ecc.methods.compress import Compressed
+from ecc.task import Task, with_batch
+from ecc.zoo import find_task
+from energy.cases import model_of, origin, slow_extent
+from graph.cases import conv, named
+
+BATCH = 256  # of digits: with one item, starting the kernels is most of what a platform spends
+
+# ---------------------------------------------------------------- networks of which one channel is less than the band
+
+
+def chain() -> nn.Module:
+    return named(conv1=conv(3, 96), bn1=nn.BatchNorm2d(96), relu1=nn.ReLU(), conv2=conv(96, 64), head=conv(64, 4))
+
+
+class Residual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.conv1, self.conv2 = conv(3, 64), conv(64, 72), conv(72, 64)
+        self.bn1, self.bn2 = nn.BatchNorm2d(72), nn.BatchNorm2d(64)
+        self.head = nn.Linear(64, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.stem(x))
+        x = F.relu(x + self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x))))))
+        out: Tensor = self.head(x.mean((2, 3)))
+        return out
+
+
+def depthwise() -> nn.Module:
+    return named(
+        conv1=conv(3, 96), relu1=nn.ReLU6(), dw=conv(96, 96, groups=96), pw=conv(96, 80, 1), head=conv(80, 4, 1)
+    )
+
+
+class Concat(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right, self.mix, self.head = conv(3, 60), conv(3, 70), conv(130, 64), conv(64, 4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(F.relu(self.mix(torch.cat([self.left(x), F.relu(self.right(x))], dim=1))))
+        return out
+
+
+def grouped() -> nn.Module:
+    return named(conv1=conv(3, 128), relu=nn.ReLU(), conv2=conv(128, 128, groups=64), head=conv(128, 32, 1))
+
+
+def transposed() -> nn.Module:
+    return named(
+        conv1=conv(3, 96),
+        up=nn.ConvTranspose2d(96, 80, 2, stride=2),
+        relu=nn.ReLU(),
+        head=nn.ConvTranspose2d(80, 4, 2, stride=2),
+    )
+
+
+class TransformerMlp(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.norm, self.head = nn.Linear(6, 8), nn.LayerNorm(8), nn.Linear(8, 3)
+        self.fc1, self.fc2 = nn.Linear(8, 320), nn.Linear(320, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.embed(x)
+        out: Tensor = self.head(x + self.fc2(F.gelu(self.fc1(self.norm(x)))))
+        return out
+
+
+WIDE: dict[str, Callable[[], nn.Module]] = {
+    "chain": chain,
+    "residual": Residual,
+    "depthwise": depthwise,
+    "concat": Concat,
+    "grouped": grouped,
+    "transposed": transposed,
+    "transformer MLP": TransformerMlp,
+}
+
+
+@cache
+def _graph(name: str) -> ChannelGraph:
+    net = WIDE[name]()
+    return trace_channels(net.eval(), example_of(name), proven=False)
+
+
+def example_of(name: str) -> Tensor:
+    shape = (2, 5, 6) if name == "transformer MLP" else (2, 3, 4, 4)
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0))
+
+
+def wide(name: str) -> tuple[nn.Module, Tensor, ChannelGraph]:
+    """A network with fresh weights, its example input and its graph."""
+    torch.manual_seed(0)
+    return WIDE[name]().train(), example_of(name), _graph(name)
+
+
+# ---------------------------------------------------------------- what networks really cost, and who errs about it
+
+
+@cache
+def true_model(graph: ChannelGraph, resource: str = "energy") -> EnergyModel:
+    """Prices that are the same for each unit of work, and a base of a twentieth."""
+    skeleton = graph.skeleton
+    terms = bilinear_terms(skeleton)
+    price = 1e-9 if resource == "energy" else 3e-7
+    prices = tuple(price * (1 + number % 3) for number in range(len(terms)))
+    dense = sum(
+        one * slow_extent(term.left, skeleton.full_widths) * slow_extent(term.right, skeleton.full_widths)
+        for one, term in zip(prices, terms, strict=True)
+    )
+    return model_of(Priced("bilinear", dense / 20, terms, prices), skeleton, resource=resource)
+
+
+def wrong_model(graph: ChannelGraph, factor: float, resource: str = "energy") -> EnergyModel:
+    """Errs by a factor on two of three layers."""
+    true = true_model(graph, resource)
+    prices = tuple(price * (factor if number % 3 else 1.0) for number, price in enumerate(true.priced.prices))
+    return replace(true, priced=replace(true.priced, prices=prices))
+
+
+class Truth:
+    """An analytic source: the true model, and a count of how often it was asked."""
+
+    def __init__(self, energy: EnergyModel, latency: EnergyModel | None = None, device: str = "paper") -> None:
+        self.energy, self.latency, self.device, self.calls = energy, latency, device, 0
+
+    def cost(self, graph: ChannelGraph, widths: Mapping[str, int]) -> Reading:
+        self.calls += 1
+        return Reading(self.energy.at(widths), 1e-3 if self.latency is None else self.latency.at(widths))
+
+    def describe(self) -> MeterInfo:
+        return replace(origin().meter, device=self.device)
+
+
+# ---------------------------------------------------------------- a task of a wide network
+
+
+def noise_batches(shape: tuple[int, ...], epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Four batches an epoch; what is to be learnt is the mean of the input."""
+    for _ in range(4):
+        batch = torch.randn((8, *shape))
+        yield batch, batch.flatten(1).mean(1)
+
+
+def squared(outputs: Tensor, targets: Tensor) -> Tensor:
+    return (outputs.flatten(1).mean(1) - targets).square().mean()
+
+
+def wide_task(name: str = "chain", **fields: Any) -> Task:
+    torch.manual_seed(0)
+    example = example_of(name)
+    values: dict[str, Any] = {
+        "model": WIDE[name](),
+        "example_input": example,
+        "train_batches": lambda epoch: noise_batches(tuple(example.shape[1:]), epoch),
+        "loss": squared,
+    }
+    return Task(name=name, **(values | fields))
+
+
+def wide_job(
+    *budgets: str, name: str = "chain", factor: float = 0.8, task: Task | None = None, **settings: Any
+) -> Compression:
+    """A compression of a wide network by a model that errs, on scales that do not."""
+    graph = _graph(name)
+    values = {"steps": 24, "tune_steps": 4, "lr": 1e-3, "log_every": 5} | settings
+    return Compression(
+        task or wide_task(name),
+        parse_budgets(budgets or ("50%",)),
+        wrong_model(graph, factor),
+        source=Truth(true_model(graph)),
+        settings=CompressSettings(**values),
+    )
+
+
+# ---------------------------------------------------------------- digits on a platform
+
+
+@cache
+def digits_profile(platform: str = "jetson-tx2") -> Profile:
+    task = find_task("digits")
+    inputs = with_batch(task.example_input, BATCH)
+    graph = trace_channels(task.model, inputs, proven=False)
+    with TemporaryDirectory() as folder:
+        return profile(
+            task.model, graph, inputs, find_meter(f"platform:{platform}"), Path(folder) / "a.profile", rows=50
+        )
+
+
+@cache
+def digits_model(platform: str = "jetson-tx2", resource: str = "energy") -> EnergyModel:
+    return fit(digits_profile(platform), resource=resource)
+
+
+def platform(name: str = "jetson-tx2") -> Source:
+    return find_meter(f"platform:{name}")
+
+
+def digits_job(*budgets: str, **settings: Any) -> Compression:
+    values = {"train_steps": 6, "steps": 16, "tune_steps": 4, "lr": 1e-3, "log_every": 5} | settings
+    models = [digits_model(), *([digits_model(resource="latency")] if any("latency" in b for b in budgets) else [])]
+    return Compression(
+        find_task("digits"), parse_budgets(budgets), models, source=platform(), settings=CompressSettings(**values)
+    )
+
+
+# ---------------------------------------------------------------- what a run left behind
+
+
+def history_of(folder: Path) -> list[dict[str, Any]]:
+    """The lines of a run, without what differs from run to run."""
+    lines = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
+    return [{name: value for name, value in facts.items() if name != "wall"} for facts in lines]
+
+
+def same_result(one: Compressed, other: Compressed) -> bool:
+    first, second = one.model.state_dict(), other.model.state_dict()
+    return (
+        one.widths == other.widths
+        and list(first) == list(second)
+        and all(torch.equal(first[name], second[name]) for name in first)
+    )

@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ecc.energy import counted, parse_budgets
+from ecc.errors import BadBudget, InfeasibleBudget
+from ecc.graph import ChannelGraph
+from ecc.methods.ecc.floors import floor_widths
+from ecc.methods.feasibility import Reach, costs_of, reaches, refuse_infeasible
+from methods.jobs import WIDE, digits_model, true_model, wide
+
+
+def graph_of(name: str = "residual") -> ChannelGraph:
+    return wide(name)[2]
+
+
+# ---------------------------------------------------------------- costs of budgets
+
+
+def test_each_budget_gets_its_cost_and_its_limit_in_that_unit() -> None:
+    graph = graph_of()
+    energies = {name: true_model(graph, name) for name in ("energy", "latency")}
+    texts = ["60%", "latency=2 us/image", "params=2k", "macs=50%"]
+    costs, limits = costs_of(graph, parse_budgets(texts), energies)
+    assert [cost.resource for cost in costs] == ["energy", "latency", "params", "macs"]
+    assert costs[:2] == [energies["energy"], energies["latency"]]
+    batch = energies["energy"].origin.batch
+    expected = [0.6 * energies["energy"].dense, 2e-6 * batch, 2000.0, 0.5 * float(graph.macs())]
+    assert limits == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("text", "resource"), [("latency=12ms", "latency"), ("60%", "energy")])
+def test_a_budget_of_what_must_be_measured_needs_a_model(text: str, resource: str) -> None:
+    graph = graph_of()
+    other = "energy" if resource == "latency" else "latency"
+    advice = f"budget of {resource} but no model of it.*ecc fit PROFILE --resource {resource}"
+    with pytest.raises(BadBudget, match=advice):
+        costs_of(graph, parse_budgets([text]), {other: true_model(graph, other)})
+
+
+# ---------------------------------------------------------------- what can be reached
+
+
+@pytest.mark.parametrize(("min_share", "round_to"), [(0.1, 1), (0.3, 8), (0.0, 1)])
+@pytest.mark.parametrize("name", ["residual", "grouped", "transformer MLP"])
+def test_the_numbers_are_those_of_the_networks_themselves(name: str, min_share: float, round_to: int) -> None:
+    graph = graph_of(name)
+    energy, params = true_model(graph), counted(graph, "params")
+    limits = [0.5 * energy.dense, 0.7 * float(graph.parameters())]
+    found = reaches(graph, [energy, params], limits, min_share=min_share, round_to=round_to)
+    floors = dict(zip(graph.full_widths, floor_widths(graph, min_share, round_to), strict=True))
+    assert [(one.resource, one.unit, one.label) for one in found] == [
+        ("energy", "J", "estimated"),
+        ("params", "", "counted"),
+    ]
+    assert [one.dense for one in found] == pytest.approx([energy.at(), float(graph.parameters())])
+    assert [one.least for one in found] == pytest.approx([energy.at(floors), float(graph.parameters(floors))])
+    assert [one.limit for one in found] == limits
+
+
+@pytest.mark.parametrize("name", WIDE)
+def test_the_even_share_is_the_largest_that_meets_the_limit(name: str) -> None:
+    graph = graph_of(name)
+    energy = true_model(graph)
+    full, floors = graph.widths(), torch.tensor(floor_widths(graph, 0.1, 1), dtype=torch.float64)
+
+    def cost(share: float) -> float:
+        return float(energy.value(torch.maximum(share * full, floors)))
+
+    limit = 0.5 * (cost(0.0) + cost(1.0))
+    (found,) = reaches(graph, [energy], [limit], min_share=0.1, round_to=1)
+    assert found.even_share is not None
+    assert cost(found.even_share) <= limit < cost(found.even_share + 1e-6)
+    shares = [step / 2000 for step in range(2001)]  # the slow way
+    assert found.even_share == pytest.approx(max(share for share in shares if cost(share) <= limit), abs=1 / 2000)
+
+
+def test_the_even_share_ends_at_both_ends() -> None:
+    graph = graph_of()
+    energy = true_model(graph)
+
+    def reach(limit: float) -> Reach:
+        return reaches(graph, [energy], [limit], min_share=0.1, round_to=1)[0]
+
+    least = reach(1.0).least
+    assert reach(energy.dense).even_share == 1.0
+    assert reach(2 * energy.dense).even_share == 1.0
+    assert reach(0.999 * least).even_share is None
+    assert not reach(0.999 * least).is_feasible
+    assert reach(1.001 * least).is_feasible
+    at_floor = reach(1.001 * least).even_share
+    assert at_floor is not None
+    assert at_floor < 0.12
+
+
+def test_digits_on_a_tx2_can_fall_to_a_sixth() -> None:
+    model = digits_model()
+    least = model.at({name: max(1, width // 10) for name, width in zip(model.groups, model.full_widths, strict=True)})
+    assert 0.08 < least / model.dense < 0.25
+
+
+def test_the_first_budget_out_of_reach_is_refused_with_the_least_that_can_be() -> None:
+    graph = graph_of()
+    energy, params = true_model(graph), counted(graph, "params")
+    good = reaches(graph, [energy, params], [energy.dense, 1e6], min_share=0.1, round_to=1)
+    refuse_infeasible(good)
+    bad = reaches(graph, [energy, params], [energy.dense, 100.0], min_share=0.1, round_to=1)
+    least = f"{bad[1].least:.4g}"
+    with pytest.raises(InfeasibleBudget, match=rf"budget 100 of params is below {least}, the least .*--min-share"):
+        refuse_infeasible(bad)
+    worse = reaches(graph, [energy, params], [1e-9, 100.0], min_share=0.1, round_to=1)
+    with pytest.raises(InfeasibleBudget, match=rf"budget 1e-09 J of energy is below {bad[0].least:.4g} J"):
+        refuse_infeasible(worse)

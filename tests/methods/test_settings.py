@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+import math
+from dataclasses import fields
+from typing import Any
+
+import pytest
+
+from ecc.errors import EccError
+from ecc.methods import CompressSettings
+from ecc.methods.settings import PHASES
+from ecc.training import Cosine
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"steps": 0}, "steps=0 is below 1"),
+    ({"train_steps": -1}, "train_steps=-1 is below 0"),
+    ({"tune_steps": -5}, "tune_steps=-5 is below 0"),
+    ({"steps": 2.5}, "steps is 2.5; give a whole number"),
+    ({"lr": 0.0}, "lr=0.0 is outside 0..1"),
+    ({"lr": math.nan}, "lr=nan is outside 0..1"),
+    ({"train_lr": 1.0}, "train_lr=1.0 is outside 0..1"),
+    ({"weight_decay": -1e-4}, "weight_decay=-0.0001 is not a number of at least 0"),
+    ({"weight_decay": math.nan}, "weight_decay=nan"),
+    ({"distill": 1.5}, "weight of distillation is 1.5"),
+    ({"distill": -0.1}, "weight of distillation is -0.1"),
+    ({"temperature": 0.0}, "temperature of distillation is 0.0"),
+    ({"min_share": -0.1}, "min_share=-0.1 is a share"),
+    ({"min_share": 1.1}, "min_share=1.1 is a share"),
+    ({"min_share": math.nan}, "min_share=nan is a share"),
+    ({"round_to": 0}, "round_to=0 is below 1"),
+    ({"precision": "fp8"}, "precision is 'fp8'; choose one of fp32, bf16, fp16"),
+    ({"clip_norm": 0.0}, "clip_norm is 0.0"),
+    ({"micro_batch": 0}, "micro_batch is 0"),
+    ({"log_every": 0}, "log_every is 0"),
+    ({"checkpoint_steps": 0}, "checkpoint_steps is 0"),
+    ({"checkpoint_seconds": 0.0}, "checkpoint_seconds is 0.0"),
+]
+
+
+@pytest.mark.parametrize(("values", "message"), REFUSED)
+def test_a_value_out_of_its_range_is_refused_by_name(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(EccError) as error:
+        CompressSettings(**values)
+    assert message in str(error.value)
+
+
+def test_every_number_is_checked_somewhere() -> None:
+    free = {"ignore_index", "seed", "channels_last"}  # any value does
+    refused = {name for values, _ in REFUSED for name in values}
+    assert {field.name for field in fields(CompressSettings)} - free == refused
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {},
+        {"train_steps": 0, "steps": 1, "tune_steps": 0},
+        {"min_share": 0.0},
+        {"min_share": 1.0, "round_to": 1, "distill": 1.0},
+        {"checkpoint_seconds": None, "weight_decay": 0.0},
+    ],
+)
+def test_what_lies_at_the_edge_is_allowed(values: dict[str, Any]) -> None:
+    made = CompressSettings(**values)
+    assert all(getattr(made, name) == value for name, value in values.items())
+
+
+def test_each_phase_has_its_own_steps_and_rate_and_all_else_in_common() -> None:
+    settings = CompressSettings(
+        train_steps=3, steps=5, tune_steps=7, lr=1e-4, train_lr=1e-2, seed=9, clip_norm=2.0, micro_batch=4, log_every=6
+    )
+    phases = {phase: settings.training(phase) for phase in PHASES}
+    assert {phase: one.steps for phase, one in phases.items()} == {"dense": 3, "solve": 5, "tune": 7}
+    assert phases["solve"].schedule is None  # the solver's metric is that of a steady rate
+    for phase, start in (("dense", 1e-2), ("tune", 1e-4)):
+        schedule = phases[phase].schedule
+        assert schedule == Cosine(start_lr=start)
+        assert schedule.lr(start, 0, 100) == pytest.approx(start)
+        assert schedule.lr(start, 100, 100) == pytest.approx(0, abs=1e-9)
+    assert {(one.seed, one.clip_norm, one.micro_batch, one.log_every) for one in phases.values()} == {(9, 2.0, 4, 6)}

@@ -1,0 +1,188 @@
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from ecc.energy import EnergyModel, fit
+from ecc.errors import BadMeasurement
+from ecc.measure import Measured, Profile
+from ecc.methods.weighing import REPEATS, Scales, SharedScales, Weighed, check_source
+from ecc.training import World
+from energy.cases import origin
+from measure.fakes import FakeBoard, FakeMeter
+from measure.profile_cases import EXAMPLE, Prices, SmallNet, measured, run_seconds, small_graph
+from measure.profile_cases import computed as computed_profile
+from methods.jobs import Truth, example_of, true_model, wide, wrong_model
+
+
+@cache
+def board_profile() -> Profile:
+    """Of a fake board, read by a meter."""
+    with TemporaryDirectory() as folder:
+        return measured(Path(folder) / "a.profile", FakeBoard())
+
+
+@cache
+def board_model(resource: str = "energy") -> EnergyModel:
+    return fit(board_profile(), resource=resource)
+
+
+# ---------------------------------------------------------------- three ways to weigh
+
+
+def test_a_platform_is_asked_for_what_it_knows() -> None:
+    net, example, graph = wide("residual")
+    true, wrong = true_model(graph), wrong_model(graph, 0.8)
+    source = Truth(true, true_model(graph, "latency"))
+    scales = Scales(net, graph, example, {"energy": wrong}, source)
+    widths = {"stem": 20, "conv1": 7}
+    found = scales(widths)
+    assert found.amounts == {"energy": true.at(widths), "latency": true_model(graph, "latency").at(widths)}
+    assert (found.label, found.relative_ci) == ("estimated", None)
+    assert scales({}).amounts["energy"] == pytest.approx(true.dense)
+    assert source.calls == 2
+
+
+def test_without_a_source_the_model_has_the_word_and_is_called_so() -> None:
+    net, example, graph = wide("residual")
+    energies = {name: wrong_model(graph, 0.8, name) for name in ("energy", "latency")}
+    found = Scales(net, graph, example, energies, None)({"stem": 20})
+    assert found == Weighed({name: model.at({"stem": 20}) for name, model in energies.items()}, "predicted", None)
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.03])
+def test_a_meter_measures_the_network_of_these_widths(noise: float) -> None:
+    board = FakeBoard(noise=noise, seed=4)
+    meter = FakeMeter(board)
+    scales = Scales(SmallNet(board), small_graph(), EXAMPLE, {"energy": board_model()}, meter, clock=board.clock)
+    for widths in ({}, {"first": 8}, {"first": 5, "second": 3}):
+        found = scales(widths)
+        seconds = run_seconds(widths.get("first", 16), widths.get("second", 12))
+        assert found.label == "measured"
+        assert found.amounts["latency"] == pytest.approx(seconds, rel=0.02)
+        assert found.amounts["energy"] == pytest.approx(board.busy_watts * seconds, rel=0.02)
+        assert found.relative_ci is not None
+        assert 0 < found.relative_ci < 0.05
+
+
+def test_what_decides_is_measured_more_often_than_a_row_of_a_profile() -> None:
+    board = FakeBoard(noise=0.2)
+    scales = Scales(
+        SmallNet(board), small_graph(), EXAMPLE, {"energy": board_model()}, FakeMeter(board), clock=board.clock
+    )
+    settings = board_model().origin.settings
+    assert settings is not None
+    assert scales._bench is not None
+    careful = scales._bench._settings
+    assert (careful.min_repeats, careful.max_repeats) == REPEATS
+    assert careful.target_relative_ci < settings.target_relative_ci
+    assert careful == replace(
+        settings,
+        min_repeats=careful.min_repeats,
+        max_repeats=careful.max_repeats,
+        target_relative_ci=careful.target_relative_ci,
+    )  # all else as in the profile
+    assert max(REPEATS) > settings.min_repeats
+
+
+def test_a_measurement_that_must_not_be_trusted_is_refused() -> None:
+    board = FakeBoard()
+    scales = Scales(
+        SmallNet(board), small_graph(), EXAMPLE, {"energy": board_model()}, FakeMeter(board), clock=board.clock
+    )
+    board.fault = lambda joules, now: 7.0  # the counter stands still from now on
+    with pytest.raises(BadMeasurement):
+        scales({"first": 8})
+
+
+# ---------------------------------------------------------------- refused before anything is run
+
+
+def test_another_device_is_refused_by_name() -> None:
+    net, example, graph = wide("residual")
+    source = Truth(true_model(graph), device="other paper")
+    with pytest.raises(BadMeasurement, match="energy model was fitted on paper, and the meter reads other paper"):
+        Scales(net, graph, example, {"energy": true_model(graph)}, source)
+    assert source.calls == 0
+
+
+def test_every_model_must_be_of_the_device() -> None:
+    _, _, graph = wide("residual")
+    energy, latency = true_model(graph), true_model(graph, "latency")
+    elsewhere = replace(origin(), meter=replace(origin().meter, device="stone"))
+    source = Truth(energy, latency)
+    check_source(source, [energy, latency])
+    check_source(None, [energy, replace(latency, origin=elsewhere)])
+    with pytest.raises(BadMeasurement, match="latency model was fitted on stone, and the meter reads paper"):
+        check_source(source, [energy, replace(latency, origin=elsewhere)])
+
+
+def test_a_computed_model_is_not_weighed_by_a_meter(tmp_path: Path) -> None:
+    model = fit(computed_profile(tmp_path / "a.profile"))
+    board = FakeBoard()
+    with pytest.raises(BadMeasurement, match="energy model is computed, and fake measures"):
+        Scales(SmallNet(board), small_graph(), EXAMPLE, {"energy": model}, FakeMeter(board, device="paper"))
+    assert board.num_reads == 0
+    assert Scales(SmallNet(), small_graph(), EXAMPLE, {"energy": model}, Prices())({}).label == "estimated"
+
+
+# ---------------------------------------------------------------- several processes
+
+
+class TwoWorlds(World):
+    """The second of two processes; what the first one holds is known."""
+
+    def __init__(self, rank: int, first: list[Tensor]) -> None:
+        super().__init__("cpu")
+        self.rank, self.size, self.first = rank, 2, first
+
+    def gathered(self, tensor: Tensor) -> Tensor:
+        if self.rank == 0:
+            self.first.append(tensor)
+        return torch.stack([self.first[-1], tensor])
+
+
+class Said:
+    """Scales that say what they were given."""
+
+    def __init__(self, weighed: Weighed) -> None:
+        self.weighed = weighed
+
+    def __call__(self, widths: Mapping[str, int]) -> Weighed:
+        return self.weighed
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        Weighed({"energy": 1.25, "latency": 0.5}, "measured (on-chip model)", 0.0123),
+        Weighed({"energy": 1.25, "latency": 0.5}, "estimated"),
+        Weighed({"latency": 0.1}, "CPU time x declared 15 W", 0.0),
+        Weighed({"energy": 3.0}, "predicted"),
+    ],
+)
+def test_all_processes_believe_the_first_in_every_field(first: Weighed) -> None:
+    second = Weighed({"energy": 9.0, "latency": 9.0}, "predicted")
+    shelf: list[Tensor] = []
+    scales: Any = [Said(first), Said(second)]
+    found = [SharedScales(one, TwoWorlds(rank, shelf))({}) for rank, one in enumerate(scales)]
+    assert found == [first, first]
+
+
+def test_one_process_believes_itself() -> None:
+    net, example, graph = wide("chain")
+    scales = Scales(net, graph, example, {"energy": true_model(graph)}, Truth(true_model(graph)))
+    assert SharedScales(scales, World("cpu"))({"conv1": 9}) == scales({"conv1": 9})
+    assert example_of("chain").shape == example.shape
+
+
+def test_labels_of_meters_fit_on_the_way() -> None:
+    assert len(Measured("an on-chip model of activity counters").label) <= 64

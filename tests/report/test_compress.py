@@ -1,0 +1,178 @@
+from __future__ import annotations
+
+import io
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from rich.console import Console, RenderableType
+
+from ecc.report.compress import BARS, CompressView, compress_view, feasibility_table, sparkline
+from ecc.report.fit import si
+
+
+def shown(what: RenderableType, width: int = 140) -> str:
+    file = io.StringIO()
+    Console(width=width, file=file).print(what)
+    return file.getvalue()
+
+
+def cells(line: str) -> list[str]:
+    return re.split(r"\s{2,}", line.strip())
+
+
+@dataclass(frozen=True)
+class Reach:
+    resource: str = "energy"
+    unit: str = "J"
+    label: str = "estimated"
+    dense: float = 0.01898
+    least: float = 0.0029
+    limit: float = 0.00949
+    even_share: float | None = 0.613
+
+
+def summary(**changes: Any) -> dict[str, Any]:
+    energy = {"limit": 0.0095, "unit": "J", "dense": 0.019, "result": 0.00931, "label": "estimated", "met": True}
+    found = {
+        "task": "digits",
+        "device": "NVIDIA Jetson TX2",
+        "budgets": {"energy": energy},
+        "note": "",
+        "widths": {"stem": 12, "head": 10},
+        "full_widths": {"stem": 16, "head": 10},
+        "macs": {"dense": 236_576_768.0, "result": 47_992_832.0},
+        "parameters": {"dense": 42_474.0, "result": 6_661.0},
+        "scores": {"dense": 0.98123, "before tuning": 0.7, "after tuning": 0.97654},
+    }
+    return found | changes
+
+
+# ---------------------------------------------------------------- before
+
+
+def test_the_table_of_reach_has_the_numbers() -> None:
+    latency = Reach("latency", "s", "measured", 0.0036, 0.0027, 0.0018, None)
+    _, _, *lines = shown(feasibility_table([Reach(), latency])).splitlines()
+    assert cells(lines[0]) == ["energy (estimated)", "19 mJ", "2.9 mJ", "9.49 mJ", "50%", "61%"]
+    assert cells(lines[1]) == ["latency (measured)", "3.6 ms", "2.7 ms", "1.8 ms", "50%", "out of reach"]
+    assert len(lines) == 2
+
+
+# ---------------------------------------------------------------- after
+
+
+def test_the_view_has_the_numbers_of_the_summary() -> None:
+    facts = summary()
+    lines = shown(compress_view(facts, "runs/a")).splitlines()
+    assert lines[0].strip() == "digits on NVIDIA Jetson TX2"
+    row = facts["budgets"]["energy"]
+    amounts = [si(row[name], "J") for name in ("dense", "result", "limit")]
+    assert cells(lines[2]) == ["energy (estimated)", *amounts, "98.0%", "met"]
+    assert cells(lines[3]) == ["macs (counted)", "237 M", "48 M"]
+    assert cells(lines[4]) == ["parameters (counted)", "42.5 k", "6.66 k"]
+    assert cells(lines[5]) == ["score", "0.9812", "0.9765"]
+    assert lines[6] == "Widths: stem 12/16."
+    assert lines[7] == "runs/a: slim.safetensors, widths.json, summary.json, history.jsonl"
+    assert len(lines) == 8
+
+
+def test_a_budget_that_is_missed_is_hard_to_overlook() -> None:
+    facts = summary(note="the result lies at 105.0% of the budget of energy after 6 descents.")
+    facts["budgets"]["energy"] |= {"result": 0.009975, "met": False}
+    text = shown(compress_view(facts, "run"))
+    assert "105.0%  NOT MET" in text
+    assert "Note: the result lies at 105.0% of the budget of energy after 6 descents." in text
+
+
+def test_a_budget_of_parameters_is_shown_once() -> None:
+    facts = summary()
+    counts = {"limit": 7000.0, "unit": "", "dense": 42474.0, "result": 6661.0, "label": "counted", "met": True}
+    facts["budgets"]["params"] = counts
+    text = shown(compress_view(facts, "run"))
+    assert text.count("6.66 k") == 1
+    assert text.count("macs (counted)") == 1
+
+
+@pytest.mark.parametrize(
+    ("scores", "line"),
+    [
+        ({}, None),
+        ({"dense": 0.5}, ["score", "0.5000"]),
+        ({"dense": 0.5, "before tuning": 0.25}, ["score", "0.5000", "0.2500"]),
+    ],
+)
+def test_scores_that_are_not_there_are_left_out(scores: dict[str, float], line: list[str] | None) -> None:
+    lines = shown(compress_view(summary(scores=scores), "run")).splitlines()
+    found = [cells(text) for text in lines if text.startswith("score")]
+    assert found == ([] if line is None else [line])
+
+
+def test_many_widths_are_cut_short_and_none_is_said() -> None:
+    full = {f"layer{number}": 8 for number in range(15)}
+    many = summary(widths=dict.fromkeys(full, 4), full_widths=full)
+    text = " ".join(shown(compress_view(many, "run")).split())
+    assert "layer11 4/8 and 3 more." in text
+    assert "layer12" not in text
+    assert "Widths: all as before." in shown(compress_view(summary(widths=full, full_widths=full), "run"))
+
+
+def test_names_and_paths_are_no_markup() -> None:
+    facts = summary(task="net[b]", note="see [red]this[/red]", widths={"a[i]": 3}, full_widths={"a[i]": 4})
+    text = shown(compress_view(facts, "run[bold]"))
+    for word in ("net[b] on", "see [red]this[/red]", "a[i] 3/4", "run[bold]:"):
+        assert word in text
+
+
+# ---------------------------------------------------------------- meanwhile
+
+
+@pytest.mark.parametrize(
+    ("values", "bars"),
+    [
+        ([], ""),
+        ([0, 0], BARS[0] * 2),
+        ([1, 2, 3, 4, 5, 6, 7, 8], "▂▃▄▅▆▇██"),
+        ([16, 8, 1], "█▅▁"),
+        ((7,), "█"),
+    ],
+)
+def test_a_sparkline_is_as_high_as_its_values(values: Any, bars: str) -> None:
+    assert sparkline(values) == bars
+
+
+SOLVER = {"phase": "solver", "step": 5, "spent": {"energy": 0.0125}, "target": 0.013, "widths": {"a": 8, "b": 4}}
+LOSS = {"phase": "solve", "step": 5, "loss": 1.25}
+
+
+def test_outside_a_terminal_only_whole_lines_are_printed() -> None:
+    file = io.StringIO()
+    with CompressView(Console(file=file, width=80)) as view:
+        view.tell("solving for [the] budget, 5 steps")
+        view.log(SOLVER)
+        view.log(LOSS)
+        view.show("a table")
+    assert file.getvalue() == "solving for [the] budget, 5 steps\na table\n"
+
+
+def test_in_a_terminal_there_is_one_live_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    file = io.StringIO()
+    with CompressView(Console(file=file, width=120, force_terminal=True, color_system=None)) as view:
+        view.log(LOSS)
+        view.log(SOLVER)
+        view.log(LOSS)
+        assert view._status is not None
+        live = str(view._status.status)
+    assert live == "solve step 5, loss 1.2500, energy 0.0125 (schedule 0.013) █▅"
+    assert "loss 1.2500" in file.getvalue()
+
+
+def test_without_a_console_nothing_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    with CompressView(None) as view:
+        view.tell("a line")
+        view.show("a table")
+        view.log(SOLVER)
+        view.log(LOSS)
+    assert capsys.readouterr() == ("", "")
