@@ -45,7 +45,7 @@ def attempt(job: Compression, folder: Path) -> int:
 
 def main(folder: Path, seed: int) -> None:
     torch.set_num_threads(1)
-    task = wide_task(train_batches=slow_batches, evaluate=lambda model: float(next(model.parameters()).sum()))
+    task = wide_task(train_batches=slow_batches, evaluate=lambda model: float(next(model.parameters()).detach().sum()))
     job = wide_job("45%", task=task, train_steps=TRAIN, steps=SOLVE, tune_steps=TUNE, log_every=2, checkpoint_steps=3)
     assert os.waitpid(attempt(job, folder / "peace"), 0)[1] == 0
     chance = random.Random(seed)

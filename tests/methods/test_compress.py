@@ -21,7 +21,6 @@ from ecc.graph import live_channels, resized
 from ecc.methods import Compression, CompressSettings, compress
 from ecc.methods.compress import Compressed
 from ecc.methods.landing import BAND
-from ecc.task import Task
 from ecc.training import Interrupted, load_state
 from ecc.zoo import find_task
 from methods import jobs
@@ -351,15 +350,8 @@ def test_bad_jobs_are_refused() -> None:
         Compression(job.task, parse_budgets(["latency=1ms"]), energy)
     with pytest.raises(BadFile, match="the energy model belongs to network"):
         Compression(wide_task("residual"), job.budgets, energy)
-    frozen = Task(
-        name="chain",
-        model=job.task.model,
-        example_input=job.task.example_input,
-        loss=job.task.loss,
-        train_batches=job.task.train_batches,
-    )
     with pytest.raises(BadFile, match="the energy model belongs to network"):
-        Compression(frozen, job.budgets, energy, freeze=["conv1"])
+        Compression(job.task, job.budgets, energy, freeze=["conv1"])
 
 
 def test_a_file_in_place_of_the_folder_is_refused(tmp_path: Path) -> None:

@@ -82,7 +82,7 @@ def test_it_is_met_only_if_all_budgets_are() -> None:
 
 def test_before_anything_was_weighed_it_is_the_models_word() -> None:
     given = solved("60%", "params=80%", steps=1)
-    graph, _, costs, _, widths, _, landing = given
+    _, _, costs, _, widths, _, landing = given
     assert landing.weighings == []
     found = summary_of(*given)
     assert found["label"] == "predicted"

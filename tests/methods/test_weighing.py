@@ -13,14 +13,14 @@ from torch import Tensor
 
 from ecc.energy import EnergyModel, fit
 from ecc.errors import BadMeasurement
-from ecc.measure import Measured, Profile
+from ecc.measure import Profile
 from ecc.methods.weighing import REPEATS, Scales, SharedScales, Weighed, check_source
 from ecc.training import World
 from energy.cases import origin
 from measure.fakes import FakeBoard, FakeMeter
 from measure.profile_cases import EXAMPLE, Prices, SmallNet, measured, run_seconds, small_graph
 from measure.profile_cases import computed as computed_profile
-from methods.jobs import Truth, example_of, true_model, wide, wrong_model
+from methods.jobs import Truth, true_model, wide, wrong_model
 
 
 @cache
@@ -181,8 +181,3 @@ def test_one_process_believes_itself() -> None:
     net, example, graph = wide("chain")
     scales = Scales(net, graph, example, {"energy": true_model(graph)}, Truth(true_model(graph)))
     assert SharedScales(scales, World("cpu"))({"conv1": 9}) == scales({"conv1": 9})
-    assert example_of("chain").shape == example.shape
-
-
-def test_labels_of_meters_fit_on_the_way() -> None:
-    assert len(Measured("an on-chip model of activity counters").label) <= 64

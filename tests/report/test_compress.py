@@ -44,6 +44,7 @@ def summary(**changes: Any) -> dict[str, Any]:
         "full_widths": {"stem": 16, "head": 10},
         "macs": {"dense": 236_576_768.0, "result": 47_992_832.0},
         "parameters": {"dense": 42_474.0, "result": 6_661.0},
+        "slim_gap": 6.9e-08,
         "scores": {"dense": 0.98123, "before tuning": 0.7, "after tuning": 0.97654},
     }
     return found | changes
@@ -74,8 +75,9 @@ def test_the_view_has_the_numbers_of_the_summary() -> None:
     assert cells(lines[4]) == ["parameters (counted)", "42.5 k", "6.66 k"]
     assert cells(lines[5]) == ["score", "0.9812", "0.9765"]
     assert lines[6] == "Widths: stem 12/16."
-    assert lines[7] == "runs/a: slim.safetensors, widths.json, summary.json, history.jsonl"
-    assert len(lines) == 8
+    assert lines[7] == "Cut and masked networks agree to 7e-08 of the largest output."
+    assert lines[8] == "runs/a: slim.safetensors, widths.json, summary.json, history.jsonl"
+    assert len(lines) == 9
 
 
 def test_a_budget_that_is_missed_is_hard_to_overlook() -> None:
@@ -84,6 +86,10 @@ def test_a_budget_that_is_missed_is_hard_to_overlook() -> None:
     text = shown(compress_view(facts, "run"))
     assert "105.0%  NOT MET" in text
     assert "Note: the result lies at 105.0% of the budget of energy after 6 descents." in text
+
+
+def test_what_was_not_compared_is_not_claimed() -> None:
+    assert "agree" not in shown(compress_view(summary(slim_gap=None), "run"))
 
 
 def test_a_budget_of_parameters_is_shown_once() -> None:

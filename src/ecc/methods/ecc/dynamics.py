@@ -1,4 +1,4 @@
-"""The two ways in which widths move, behind one face: `Paced` on schedule, `Literal` as in Algorithm 1."""
+"""The ways in which widths move, behind one face: `Paced` on schedule, `Literal` as in Algorithm 1, `Held` not at all."""
 
 from __future__ import annotations
 
@@ -81,6 +81,17 @@ class Paced:
     def load(self, tensors: Sequence[Tensor]) -> None:
         """Puts a state back."""
         self.state = Cut(*_like(tensors, self.state))
+
+
+class Held(Paced):
+    """What is dead stays dead, and nothing else is removed."""
+
+    name = "held"
+
+    def is_due(self, schedule: Schedule, step: int) -> bool:
+        """Never."""
+        del schedule, step
+        return False
 
 
 class Literal:

@@ -5,19 +5,27 @@ With shares, costs of different units can be mixed and scheduled alike. Units co
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from ecc.energy.cost import Cost
 from ecc.errors import BadWidths, InfeasibleBudget
-from ecc.graph import ChannelGraph
 
 Limit = str | float
 """`"60%"` of the dense network's cost, or a number in the cost's unit."""
 
 TOLERANCE = 1e-9  # relative; one sum of floats may differ from the same sum in another order
+
+
+class Grouped(Protocol):
+    """A network whose parts are counted by group, such as a `ChannelGraph`."""
+
+    @property
+    def full_widths(self) -> Mapping[str, int]:
+        """Parts of each group when nothing is removed."""
 
 
 class Limits:
@@ -32,7 +40,7 @@ class Limits:
         BadWidths: A cost of another network.
     """
 
-    def __init__(self, costs: Sequence[Cost], graph: ChannelGraph, device: torch.device | str) -> None:
+    def __init__(self, costs: Sequence[Cost], graph: Grouped, device: torch.device | str) -> None:
         if not costs:
             raise ValueError("no cost was given; give one, such as an energy model, for each budget.")
         for cost in costs:
@@ -42,7 +50,7 @@ class Limits:
                     "Fit it to a profile of this network."
                 )
         self.costs = tuple(cost.to(device) for cost in costs)
-        full = graph.widths().to(device)
+        full = torch.tensor(list(graph.full_widths.values()), dtype=torch.float64, device=device)
         self.dense = tuple(float(cost.value(full)) for cost in self.costs)
         """What the dense network spends, in each cost's unit."""
 

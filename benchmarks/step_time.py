@@ -1,0 +1,189 @@
+"""What a step of `EccSolver` costs beside a plain step of Adam, in one run, on whatever device is here.
+
+    PYTHONPATH=src python3 benchmarks/step_time.py --out results/step_time.json
+
+For each network: forward, backward and step with (a) torch's fused Adam, (b) `EccSolver` around the same Adam, in the
+ramp of a solve of 20,000 steps, updates included, (c) a literal implementation: after Adam, each layer by itself gets
+its channel norms, sorts them on the host and zeroes channels, every step. Blocks of steps of all three alternate, and the
+median of the ratios of neighbouring blocks is what is reported.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from machine import machine
+from torch import Tensor, nn
+
+from ecc.energy import counted
+from ecc.graph import ChannelGraph, trace_channels
+from ecc.methods import EccSolver
+from ecc.zoo import ERFNet, MobileNetV1
+
+SOLVE_STEPS = 20_000
+
+
+class MlpStack(nn.Module):
+    """The feed-forward half of a transformer: 300 M parameters at the default size."""
+
+    def __init__(self, width: int = 1536, hidden: int = 6144, depth: int = 16) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.LayerNorm(width), nn.Linear(width, hidden), nn.GELU(), nn.Linear(hidden, width))
+            for _ in range(depth)
+        )
+        self.head = nn.Linear(width, 100)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Scores of tokens."""
+        for block in self.blocks:
+            x = x + block(x)
+        scores: Tensor = self.head(x)
+        return scores
+
+
+def networks(device: str) -> dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]]:
+    big = device == "cuda"
+    found: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+        "MobileNet v1": (MobileNetV1, (128, 3, 224, 224) if big else (8, 3, 128, 128)),
+        "ERFNet": (ERFNet, (4, 3, 512, 1024) if big else (1, 3, 128, 256)),
+        "MLP stack": (MlpStack if big else lambda: MlpStack(256, 1024, 8), (4096, 1536) if big else (64, 256)),
+    }
+    if big:
+        import torchvision
+
+        found["ResNet-50"] = (torchvision.models.resnet50, (64, 3, 224, 224))
+    return found
+
+
+class LiteralSolver:
+    """Adam, then each reading layer by itself: norms, a sort on the host, zeroes."""
+
+    def __init__(self, model: nn.Module, graph: ChannelGraph, optimizer: torch.optim.Optimizer) -> None:
+        parameters = dict(model.named_parameters())
+        self._readers = [
+            (parameters[place.tensor], place.axis)
+            for group in graph.prunable
+            for place in group.places
+            if place.reads and place.tensor in parameters
+        ]
+        self._optimizer = optimizer
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Adam, and the layers one by one."""
+        self._optimizer.step()
+        for weight, axis in self._readers:
+            second = self._optimizer.state[weight]["exp_avg_sq"]
+            metric = second.sqrt().add_(1e-8)
+            others = [k for k in range(weight.dim()) if k != axis]
+            norms = (weight * weight * metric).sum(others)
+            threshold = sorted(norms.tolist())[len(norms) // 10]
+            keep = (norms >= threshold).to(weight.dtype)
+            weight.mul_(keep.view([-1 if k == axis else 1 for k in range(weight.dim())]))
+
+    def zero_grad(self) -> None:
+        """Forgets the gradients."""
+        self._optimizer.zero_grad()
+
+
+def loop(model: nn.Module, inputs: Tensor, optimizer: Any, precision: str | None) -> Callable[[int], float]:
+    """A function that takes some training steps and tells the seconds of one."""
+    cuda = inputs.is_cuda
+    with torch.no_grad():
+        shape = model(inputs).shape
+    targets = torch.randint(shape[1], (shape[0], *shape[2:]), device=inputs.device)
+
+    def run(steps: int) -> float:
+        if cuda:
+            torch.cuda.synchronize()
+        started = time.perf_counter()
+        for _ in range(steps):
+            with torch.autocast(inputs.device.type, torch.bfloat16, enabled=precision == "bf16"):
+                loss = F.cross_entropy(model(inputs), targets)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        if cuda:
+            torch.cuda.synchronize()
+        return (time.perf_counter() - started) / steps
+
+    return run
+
+
+def compared(
+    build: Callable[[], nn.Module], shape: tuple[int, ...], device: str, blocks: int, steps: int
+) -> dict[str, Any]:
+    inputs = torch.randn(shape, device=device)
+    runs: dict[str, Callable[[int], float]] = {}
+    for way in ("adam", "ecc", "literal"):
+        torch.manual_seed(0)
+        model = build().to(device).train()
+        graph = trace_channels(model, inputs[:1], proven=False)
+        adam = torch.optim.Adam(model.parameters(), lr=1e-5, fused=True)
+        optimizer: Any = adam
+        if way == "ecc":
+            optimizer = EccSolver(model, graph, counted(graph, "macs"), "60%", SOLVE_STEPS, optimizer=adam, warm_up=0.0)
+        elif way == "literal":
+            optimizer = LiteralSolver(model, graph, adam)
+        runs[way] = loop(model, inputs, optimizer, "bf16" if device == "cuda" else None)
+    for run in runs.values():
+        run(max(3, steps // 3))
+    times: dict[str, list[float]] = {way: [] for way in runs}
+    for _ in range(blocks):
+        for way, run in runs.items():
+            times[way].append(run(steps))
+    ratio = {
+        way: statistics.median(t / a for t, a in zip(times[way], times["adam"], strict=True))
+        for way in ("ecc", "literal")
+    }
+    return {
+        "shape": list(shape),
+        "groups": len(graph.prunable),
+        "parameters": float(graph.parameters()),
+        "milliseconds": {way: 1e3 * statistics.median(found) for way, found in times.items()},
+        "ratio_to_adam": ratio,
+        "blocks": blocks,
+        "steps_of_a_block": steps,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--blocks", type=int, default=7)
+    parser.add_argument("--steps", type=int, default=30, help="of a block; 30 holds one update of the solve")
+    parser.add_argument("--only", help="one network")
+    options = parser.parse_args()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    torch.set_num_threads(1 if device == "cpu" else torch.get_num_threads())
+    torch.set_float32_matmul_precision("high")
+    rows = {}
+    for name, (build, shape) in networks(device).items():
+        if options.only in (None, name):
+            rows[name] = compared(build, shape, device, options.blocks, options.steps)
+            ms, ratio = rows[name]["milliseconds"], rows[name]["ratio_to_adam"]
+            print(
+                f"{name:14} adam {ms['adam']:8.2f} ms  ecc {ratio['ecc']:.3f}x  literal {ratio['literal']:.3f}x",
+                flush=True,
+            )
+    record = {
+        "what": "training step with EccSolver, and with a literal per-layer solver, relative to fused Adam",
+        "environment": machine(),
+        "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
+        "networks": rows,
+    }
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    options.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
