@@ -4,8 +4,8 @@
 
 For each network: forward, backward and step with (a) torch's fused Adam, (b) `EccSolver` around the same Adam, in the
 ramp of a solve of 20,000 steps, updates included, (c) a literal implementation: after Adam, each layer by itself gets
-its channel norms, sorts them on the host and zeroes channels, every step. Blocks of steps of all three alternate, and the
-median of the ratios of neighbouring blocks is what is reported.
+its channel norms, sorts them on the host and zeroes channels, every step. Blocks of steps of all three alternate; the
+median of the ratios of neighbouring blocks is reported.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from ecc.errors import BadTask
-from ecc.task import Task, with_batch
+from ecc.task import Task, batch_of, with_batch
 
 MODEL = nn.Linear(2, 3)
 INPUT = torch.zeros(1, 2)
@@ -142,3 +142,9 @@ def test_only_tensors_with_the_same_first_axis_are_batched() -> None:
 def test_an_impossible_batch_is_refused(example_input: torch.Tensor, batch: int, text: str) -> None:
     with pytest.raises(BadTask, match=text):
         with_batch(example_input, batch)
+
+
+def test_the_batch_of_an_input() -> None:
+    assert batch_of(torch.ones(5, 3)) == batch_of((torch.ones(5, 3), torch.ones(7))) == 5
+    assert batch_of({"x": torch.ones(2, 3)}) == 2
+    assert batch_of(torch.tensor(1.0)) == 1

@@ -9,7 +9,7 @@
 widths cost, `EccSolver` takes an optimizer's place and prunes to a budget, and `Compression` does all of it.
 """
 
-from ecc.energy import Cost, EnergyModel, counted, fit, parse_budgets
+from ecc.energy import Cost, EnergyModel, counted, fit, nonzero_cost, parse_budgets
 from ecc.errors import (
     BadBudget,
     BadFile,
@@ -33,7 +33,7 @@ from ecc.graph import (
     zero_channels_,
 )
 from ecc.measure import Measurement, MeasureSettings, Profile, find_meter, measure_model, profile
-from ecc.methods import Compressed, Compression, CompressSettings, EccSolver
+from ecc.methods import Compressed, Compression, CompressSettings, EccSolver, WeightCompression, WeightSolver
 from ecc.task import Task
 
 __version__ = "0.1.0"
@@ -60,11 +60,14 @@ __all__ = [
     "Profile",
     "Task",
     "UntraceableModel",
+    "WeightCompression",
+    "WeightSolver",
     "counted",
     "find_meter",
     "fit",
     "live_channels",
     "measure_model",
+    "nonzero_cost",
     "parse_budgets",
     "profile",
     "prove",

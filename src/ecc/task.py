@@ -97,6 +97,12 @@ def with_batch(example_input: Inputs, batch: int) -> Inputs:
     return {name: changed(tensor) for name, tensor in example_input.items()}
 
 
+def batch_of(example_input: Inputs) -> int:
+    """Items in the example input, by the first axis of its first tensor; 1 if it has none."""
+    first = _first_tensor(example_input)
+    return len(first) if first.dim() else 1
+
+
 def _first_tensor(example_input: Inputs) -> Tensor:
     if isinstance(example_input, Tensor):
         return example_input

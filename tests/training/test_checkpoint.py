@@ -110,7 +110,7 @@ def test_a_shared_tensor_is_stored_once_and_is_one_again(path: Path) -> None:
 
 def test_other_programs_can_read_the_tensors(path: Path) -> None:
     state = {"a": torch.arange(3, dtype=torch.int16), "b": torch.randn(2, 2, dtype=torch.float64), "c": torch.ones(1)}
-    save_state(path, state)
+    save_state(path, {"nested": state})
     read = safetensors.torch.load_file(path)
     assert len(read) == 3
     assert all(same(read[name], tensor) for name, tensor in zip("012", state.values(), strict=True))
@@ -199,3 +199,14 @@ def test_large_tensors_go_through_in_parts(path: Path, monkeypatch: pytest.Monke
     state = torch.randn(999)
     save_state(path, state)
     assert same(load_state(path), state)
+
+
+def test_the_state_of_a_network_keeps_its_names_for_other_programs(tmp_path: Path) -> None:
+    network = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4))
+    save_state(tmp_path / "a.safetensors", network.state_dict())
+    plain = pytest.importorskip("safetensors.torch").load_file(tmp_path / "a.safetensors")
+    twin = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4))
+    twin.load_state_dict(plain)
+    for name, tensor in network.state_dict().items():
+        assert torch.equal(twin.state_dict()[name], tensor)
+        assert torch.equal(load_state(tmp_path / "a.safetensors")[name], tensor)

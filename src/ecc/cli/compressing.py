@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -13,8 +14,10 @@ from rich.console import Console
 from ecc.energy import EnergyModel, parse_budgets
 from ecc.errors import BadMeasurement, EccError
 from ecc.measure import Source, close_meter, find_meter
-from ecc.methods import Compression, CompressSettings, reaches
+from ecc.methods import Compression, CompressSettings, WeightCompression, reaches
+from ecc.methods.fine import zero_skipping_platform
 from ecc.report.compress import CompressView, compress_view, feasibility_table
+from ecc.report.weights import weights_view
 from ecc.training import Interrupted, find_world
 from ecc.zoo.find import find_task
 
@@ -24,14 +27,18 @@ from .app import app
 @app.command()
 def compress(
     task: Annotated[str, typer.Argument(metavar="TASK", help="What to compress.", show_default=False)],
-    energy: Annotated[
-        list[Path], typer.Option("--energy", metavar="FILE", help="From `ecc fit`. Repeatable: energy, latency.")
-    ],
     budget: Annotated[
         list[str],
         typer.Option("--budget", metavar="BUDGET", help="60%, 24 mJ, latency=12ms, params=2M. Repeatable."),
     ],
     output: Annotated[Path, typer.Option("-o", "--output", metavar="FOLDER", help="The folder of the run.")],
+    energy: Annotated[
+        list[Path] | None,
+        typer.Option("--energy", metavar="FILE", help="From `ecc fit`. Repeatable: energy, latency."),
+    ] = None,
+    granularity: Annotated[
+        str, typer.Option("--granularity", metavar="WHAT", help="What is removed: channel, or weight (see below).")
+    ] = "channel",
     meter: Annotated[
         str,
         typer.Option("--meter", metavar="METER", help="Weighs the result: auto, nvml, platform:..., none."),
@@ -78,14 +85,20 @@ def compress(
     First a table tells what can be reached. The same command again goes on
     where the last one ended; a finished run is shown again.
 
+    With --granularity weight, single weights go instead of channels. Only
+    a device that skips zeros saves energy so; --meter names its platform,
+    and --energy is not needed.
+
     \b
     Examples:
       ecc compress digits --energy energy.json --budget 50% -o run --train-steps 300
+      ecc compress digits --granularity weight --meter platform:eyeriss --budget 40% -o fine
       ecc compress net.py:build --energy energy.json --budget 24mJ --budget params=2M -o run
       torchrun --nproc-per-node 4 -m ecc compress net.py:build --energy e.json --budget 60% -o run
     """
     budgets = parse_budgets(budget)
-    models = [EnergyModel.load(path) for path in energy]
+    is_fine = _is_fine(granularity, energy or [], freeze or [])
+    models = [EnergyModel.load(path) for path in energy or []]
     settings = CompressSettings(
         train_steps=train_steps,
         steps=steps,
@@ -104,13 +117,25 @@ def compress(
         checkpoint_seconds=checkpoint_seconds,
     )
     world = find_world(_usable(device or ("cuda" if torch.cuda.is_available() else "cpu")))
-    source = _source(meter, models[0])
+    source = zero_skipping_platform(meter) if is_fine else _source(meter, models[0])
     view = CompressView(None if quiet or as_json or not world.is_main else Console(stderr=True))
+    job: Compression | WeightCompression
     try:
-        job = Compression(
-            find_task(task), budgets, models, source=source, settings=settings, device=world.device, freeze=freeze or ()
-        )
-        found = reaches(job.graph, job.costs, job.limits, min_share=settings.min_share, round_to=job.round_to)
+        if is_fine:
+            assert source is not None
+            job = WeightCompression(find_task(task), budgets, source, settings=settings, device=world.device)
+            found = [job.reach()]
+        else:
+            job = Compression(
+                find_task(task),
+                budgets,
+                models,
+                source=source,
+                settings=settings,
+                device=world.device,
+                freeze=freeze or (),
+            )
+            found = reaches(job.graph, job.costs, job.limits, min_share=settings.min_share, round_to=job.round_to)
         view.show(feasibility_table(found))
         with view:
             result = job.run(output, world=world, history=view, progress=view.tell)
@@ -126,9 +151,26 @@ def compress(
     if as_json:
         typer.echo(json.dumps(result.summary, indent=1))
     elif not quiet:
-        Console().print(compress_view(result.summary, output))
+        shown = weights_view if is_fine else compress_view
+        Console().print(shown(result.summary, output))
     if not result.summary["met"]:
-        raise EccError(f"the budget is not met: {result.summary['note']}")
+        raise EccError(f"the budget is not met: {result.summary.get('note', '')}")
+
+
+def _is_fine(granularity: str, energy: Sequence[Path], freeze: Sequence[str]) -> bool:
+    """Whether single weights are pruned; refuses options that do not go together."""
+    if granularity not in ("channel", "weight"):
+        raise EccError(f"granularity {granularity!r} is unknown; there are channel and weight.")
+    if granularity == "channel":
+        if not energy:
+            raise EccError(
+                "--energy is missing: channels are pruned by an energy model. Fit one: ecc fit PROFILE -o energy.json"
+            )
+        return False
+    for option, given in (("--energy", energy), ("--freeze", freeze)):
+        if given:
+            raise EccError(f"{option} is for channels; with --granularity weight leave it out.")
+    return True
 
 
 def _usable(device: str) -> str:

@@ -5,14 +5,17 @@ from .cost import Cost
 from .counted import Counted, counted
 from .fitting import fit
 from .model import EnergyModel
+from .nonzeros import NonzeroCost, nonzero_cost
 
 __all__ = [
     "Budget",
     "Cost",
     "Counted",
     "EnergyModel",
+    "NonzeroCost",
     "counted",
     "fit",
+    "nonzero_cost",
     "parse_budget",
     "parse_budgets",
 ]

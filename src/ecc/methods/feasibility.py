@@ -75,16 +75,22 @@ def reaches(
         min_share: Floor of each group, as a share of its width.
         round_to: Widths are multiples of this.
     """
-    full = graph.widths()
-    floors = torch.tensor(floor_widths(graph, min_share, round_to), dtype=torch.float64)
-    found = []
-    for cost, limit in zip(costs, limits, strict=True):
-        cost = cost.to("cpu")
-        dense, least = float(cost.value(full)), float(cost.value(floors))
-        found.append(
-            Reach(cost.resource, cost.unit, cost.label, dense, least, limit, _even_share(cost, full, floors, limit))
-        )
-    return found
+    floors = floor_widths(graph, min_share, round_to)
+    return [reach(cost, limit, floors) for cost, limit in zip(costs, limits, strict=True)]
+
+
+def reach(cost: Cost, limit: float, floors: Sequence[int]) -> Reach:
+    """What one budget asks of the network.
+
+    Args:
+        cost: Of the network.
+        limit: In the unit of the cost.
+        floors: Least width of each group.
+    """
+    cost = cost.to("cpu")
+    full, low = (torch.tensor(widths, dtype=torch.float64) for widths in (cost.full_widths, floors))
+    dense, least = float(cost.value(full)), float(cost.value(low))
+    return Reach(cost.resource, cost.unit, cost.label, dense, least, limit, _even_share(cost, full, low, limit))
 
 
 def refuse_infeasible(found: Sequence[Reach]) -> None:

@@ -87,7 +87,8 @@ class CompressView:
         """Shows the last line of the history."""
         if facts.get("phase") == "solver":
             self._spent = f", {', '.join(f'{name} {value:.4g}' for name, value in facts['spent'].items())}"
-            self._spent += f" (schedule {facts['target']:.4g}) {sparkline(facts['widths'].values())}"
+            left = facts["widths"] if "widths" in facts else facts["nonzeros"]  # channels, or single weights
+            self._spent += f" (schedule {facts['target']:.4g}) {sparkline(left.values())}"
         elif "loss" in facts and self._status is not None:
             self._status.update(f"{facts['phase']} step {facts['step']}, loss {facts['loss']:.4f}{self._spent}")
 

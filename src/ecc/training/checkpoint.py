@@ -43,7 +43,8 @@ def save_state(path: str | Path, state: Any) -> None:
     Args:
         path: The file; one that is there stays until the new one is complete.
         state: Dicts, lists, tuples, strings, numbers, booleans, None and dense tensors, nested as they come. A
-            tensor that occurs twice is stored once, and is one tensor again when it is read.
+            tensor that occurs twice is stored once, and is one tensor again when it is read. The tensors of a plain
+            dict of tensors, such as a network's state, keep their names in the file.
 
     Raises:
         BadFile: If the state holds anything else, or the file cannot be written.
@@ -51,14 +52,20 @@ def save_state(path: str | Path, state: Any) -> None:
     tree, tensors = tree_of(state)
     # Wide types first, as safetensors does it: then every tensor is aligned to its own size.
     order = sorted(range(len(tensors)), key=lambda number: -_stored_type(tensors[number]).itemsize)
-    header: dict[str, Any] = {"__metadata__": {"format": FORMAT, "crc32": _NO_CHECKSUM, "tree": json.dumps(tree)}}
+    names = _names(state, len(tensors))
+    metadata = {"format": FORMAT, "crc32": _NO_CHECKSUM, "tree": json.dumps(tree), "names": json.dumps(names)}
+    header: dict[str, Any] = {"__metadata__": metadata}
     start = 0
     for number in order:
         tensor = tensors[number]
         native = tensor.dtype in FILE_TYPES
         end = start + tensor.numel() * tensor.element_size()
         shape = list(tensor.shape) if native else [end - start]
-        header[str(number)] = {"dtype": FILE_TYPES[_stored_type(tensor)], "shape": shape, "data_offsets": [start, end]}
+        header[names[number]] = {
+            "dtype": FILE_TYPES[_stored_type(tensor)],
+            "shape": shape,
+            "data_offsets": [start, end],
+        }
         start = end
     text = json.dumps(header, separators=(",", ":")).encode("ascii")
     text += b" " * (-len(text) % 8)
@@ -77,6 +84,14 @@ def save_state(path: str | Path, state: Any) -> None:
                 file.write(part)
         file.seek(8)
         file.write(text.replace(b'"crc32":"00000000"', b'"crc32":"%08x"' % checksum, 1))
+
+
+def _names(state: Any, count: int) -> list[str]:
+    """What each tensor is called in the file: its key in a plain dict of different tensors, otherwise its number."""
+    is_plain = isinstance(state, Mapping) and len(state) == count and "__metadata__" not in state
+    if is_plain and all(isinstance(key, str) and isinstance(value, Tensor) for key, value in state.items()):
+        return list(state)
+    return [str(number) for number in range(count)]
 
 
 def load_state(path: str | Path) -> Any:
@@ -112,11 +127,12 @@ def _read(file: BufferedReader, size: int) -> Any:
         raise BadFile("is cut off or too long; restore it from a copy or start anew.")
     checksum = zlib.crc32(text[: found.start(1)] + _NO_CHECKSUM.encode() + text[found.end(1) :])
     tensors = {}
+    numbers = {name: number for number, name in enumerate(json.loads(header["__metadata__"]["names"]))}
     for name, entry in entries.items():
         start, end = entry["data_offsets"]
         if math.prod(entry["shape"]) * _TYPES[entry["dtype"]].itemsize != end - start:
             raise ValueError(name)
-        tensors[int(name)] = tensor = torch.empty(entry["shape"], dtype=_TYPES[entry["dtype"]])
+        tensors[numbers[name]] = tensor = torch.empty(entry["shape"], dtype=_TYPES[entry["dtype"]])
         data = _bytes_of(tensor)
         if file.readinto(data) != len(data):
             raise ValueError(name)

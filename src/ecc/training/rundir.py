@@ -38,7 +38,16 @@ VERSION = 1
 
 _LOCK = ".ecc-lock"
 _HELD: set[int] = set()  # descriptors of the locks of this process
-_FILES = ("config.json", "environment.json", "history.jsonl", "checkpoint.safetensors", "summary.json")
+_FILES = (
+    "config.json",
+    "environment.json",
+    "history.jsonl",
+    "checkpoint.safetensors",
+    "summary.json",
+    "dense.safetensors",  # the rest belongs to methods
+    "slim.safetensors",
+    "widths.json",
+)
 
 
 class RunDir:

@@ -300,6 +300,10 @@ def test_it_is_an_estimate_and_no_meter(name: str) -> None:
     assert info.device_id == name
 
 
+def test_no_gpu_skips_zeros() -> None:
+    assert [name for name, constants in PLATFORMS.items() if constants.skips_zeros] == ["eyeriss"]
+
+
 def test_options_are_part_of_what_it_is() -> None:
     info = open_meter("jetson-tx2, noise=0.03,seed=1 ,tile=8").describe()
     assert info.device_id == "jetson-tx2,tile=8,noise=0.03,seed=1"

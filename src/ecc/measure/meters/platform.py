@@ -61,6 +61,8 @@ class Constants:
     """The least time from one kernel to the next."""
     value_bytes: int | None = None
     """Size of a stored number; None: as the network was traced."""
+    skips_zeros: bool = False
+    """Whether a multiplication by a weight of zero costs nothing, wherever the weight stands."""
     folded: tuple[str, ...] = ()
     """Kinds of layers that cost nothing, because they are done on the way out of the layer before."""
     source: str
@@ -127,6 +129,7 @@ PLATFORMS: Mapping[str, Constants] = MappingProxyType(
             bandwidth_share=1.0,
             launch_seconds=100e-6,  # assumed: the time to configure a layer
             value_bytes=2,
+            skips_zeros=True,  # as its successor does: Chen et al., Eyeriss v2, JETCAS 2019
             folded=("norm", "elementwise"),
             source="coarse stand-in: Chen et al., Eyeriss, ISCA 2016 and JSSC 2017; one fetch of each value",
         ),

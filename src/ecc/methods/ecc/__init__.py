@@ -1,6 +1,7 @@
-"""The solver of the paper: an optimizer that prunes channels to a budget while it trains."""
+"""The solver of the paper: an optimizer that prunes channels, or weights, to a budget while it trains."""
 
 from ecc.methods.ecc.paper import PaperSettings
 from ecc.methods.ecc.solver import Duals, EccSolver
+from ecc.methods.ecc.weights import WeightSolver
 
-__all__ = ["Duals", "EccSolver", "PaperSettings"]
+__all__ = ["Duals", "EccSolver", "PaperSettings", "WeightSolver"]

@@ -1,4 +1,4 @@
-"""The ways in which widths move, behind one face: `Paced` on schedule, `Literal` as in Algorithm 1, `Held` not at all."""
+"""How widths move, behind one face: `Paced` on schedule, `Literal` as in Algorithm 1, `Held` not at all."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ class WeightSolver(BudgetedOptimizer):
         least = floor_counts(cost.full_widths, min_share)
         floors = torch.tensor(least, dtype=torch.long, device=device)
         ladder, limits = Ladder(cost.full_widths, device), Limits([cost], weights, device)
-        alive = weights.alive(least)
+        alive = weights.alive([0] * len(least) if budget is None else least)
         start = shares_of(limits, ladder.widths(alive))
         ends = start if budget is None else checked_ends(limits, budget, floors, "min_share")
         kind = Held if budget is None else Paced
@@ -152,7 +152,7 @@ class Weights:
         """Prepares the masks that `apply_mask_` multiplies with."""
         parts = alive.split(list(self.full_widths.values()))
         self._masks = [
-            part.view(tensor.shape).to(tensor.device, tensor.dtype)
+            part.view(tensor.shape).to(tensor.dtype).to(tensor.device)
             for part, tensor in zip(parts, self.tensors, strict=True)
         ]
 

@@ -1,0 +1,61 @@
+"""How well energy models predict, on every recorded profile: the table of RESULTS.md and the figures of the README.
+
+    python3 benchmarks/energy_fit.py --out results/energy_fit.json --figures results/figures
+
+For each profile in profiles/: ten-fold cross-validated errors of the paper's bilinear model and of ours, at random
+widths, at the dense network (in the fit, and held out) and near dense; noise of one measurement; learning curves. For
+MobileNet also the paper's Figures 2 and 3: the error over iterations of Adam, of the bilinear model and of perceptrons.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from machine import machine
+
+from ecc.energy.study import study
+from ecc.measure import Profile
+from ecc.report.fit_figures import draw_fit, draw_paper
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--figures", type=Path)
+    parser.add_argument("--iterations", type=int, default=10_000)
+    options = parser.parse_args()
+    found: dict[str, Any] = {}
+    for path in sorted((ROOT / "profiles").glob("*/*.profile.gz")):
+        name = f"{path.parent.name}/{path.name.partition('.')[0]}"
+        profile = Profile.load(path)
+        found[name] = study(profile, iterations=options.iterations if "mobilenet" in name else 0)
+        families = found[name]["families"]
+        print(
+            f"{name:24} {found[name]['rows']} rows, noise {found[name]['noise']:.2%}: "
+            + ", ".join(
+                f"{kind} {one['mean']:.2%} (dense {one['dense_fitted']:+.1%})" for kind, one in families.items()
+            ),
+            flush=True,
+        )
+        if options.figures:
+            title = path.name.partition(".")[0]
+            draw_fit({**found[name], "paper": {}}, title, options.figures, title)
+    if options.figures:
+        chosen = [(name.partition("/")[2], one) for name, one in found.items() if "mobilenet" in name]
+        draw_paper(chosen, options.figures / "paper-figures-2-3.svg")
+    record = {
+        "what": "cross-validated relative errors of energy models on recorded profiles",
+        "environment": machine(),
+        "profiles": found,
+    }
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    options.out.write_text(json.dumps(record) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
