@@ -119,7 +119,7 @@ def test_pandas_reads_it_in_the_line_that_the_docs_give(saved: Path) -> None:
     pandas = pytest.importorskip("pandas")
     assert len(pandas.read_json(saved, lines=True)) == 5
     frame = pandas.read_json(str(saved), lines=True).dropna(subset="row")
-    assert frame.joules.tolist() == [0.5, 0.7]
+    assert frame.joules.tolist() == pytest.approx([0.5, 0.7])
     assert frame.row.tolist() == [1, 0]
     assert frame.widths.tolist() == [[4, 3], [16, 12]]
     groups = pandas.read_json(str(saved), lines=True).header[0]["network"]["groups"]

@@ -47,6 +47,8 @@ _FILES = (
     "dense.safetensors",  # the rest belongs to methods
     "slim.safetensors",
     "widths.json",
+    "sparse.safetensors",
+    "nonzeros.json",
 )
 
 
