@@ -98,8 +98,8 @@ def main() -> None:
         path.unlink()
         noise = "-" if found.repeat_noise is None else f"{found.repeat_noise:.2%}"
         print(
-            f"{name:18} {len(found.networks)} measurements, {found.seconds_per_network:.2f} s each, repeat noise {noise}; "
-            f"{found.drift}; {time.perf_counter() - started:.0f} s",
+            f"{name:18} {len(found.networks)} measurements, {found.seconds_per_network:.2f} s each, repeat noise "
+            f"{noise}; {found.drift}; {time.perf_counter() - started:.0f} s",
             flush=True,
         )
 

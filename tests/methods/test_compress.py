@@ -18,7 +18,7 @@ from torch import nn
 from ecc.energy import parse_budgets
 from ecc.errors import BadBudget, BadFile, BadMeasurement, BadTask, InfeasibleBudget
 from ecc.graph import live_channels, resized
-from ecc.methods import Compression, CompressSettings, compress
+from ecc.methods import Compression, CompressSettings, compress, phases
 from ecc.methods.compress import Compressed
 from ecc.methods.landing import BAND
 from ecc.training import Interrupted, load_state
@@ -166,7 +166,7 @@ def test_a_finished_run_is_shown_again_without_training(digits: Digits, monkeypa
     def refuse(*args: Any, **options: Any) -> None:
         raise AssertionError("it trains")
 
-    monkeypatch.setattr(compress, "train", refuse)
+    monkeypatch.setattr(phases, "train", refuse)
     before = {path.name: path.read_bytes() for path in digits.folder.iterdir() if path.name != "environment.json"}
     fresh = digits_job("50%").run(digits.folder)
     same = digits.job.run(digits.folder)  # the very object that made it

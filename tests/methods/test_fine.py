@@ -17,7 +17,7 @@ from ecc.energy import nonzero_cost, parse_budgets
 from ecc.errors import BadBudget, BadFile, BadMeasurement, BadTask, BadWidths, EccError, InfeasibleBudget, NoMeter
 from ecc.measure import find_meter
 from ecc.measure.meters.platform import Platform
-from ecc.methods import CompressSettings, Thinned, WeightCompression, fine
+from ecc.methods import CompressSettings, Thinned, WeightCompression, phases
 from ecc.methods.ecc.weights import count_nonzeros
 from ecc.methods.fine import zero_skipping_platform
 from ecc.task import Task, with_batch
@@ -121,7 +121,7 @@ def test_files_hold_what_was_returned(digits: Digits) -> None:
 
 
 def test_a_finished_run_is_shown_again_without_training(digits: Digits, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fine, "train", untrainable)
+    monkeypatch.setattr(phases, "train", untrainable)
     again = digits.job.run(digits.folder)
     assert same(again, digits.result)
     assert again.summary == json.loads(json.dumps(digits.summary))

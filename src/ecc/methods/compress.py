@@ -12,38 +12,27 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
 from ecc.energy import Budget, Cost, EnergyModel
-from ecc.errors import BadBudget, BadTask
+from ecc.errors import BadBudget
 from ecc.files import write_text
 from ecc.graph import ChannelGraph, gap, prove, resized, slim, trace_channels
 from ecc.measure import Source
 from ecc.task import Task, with_batch
-from ecc.training import (
-    BatchStream,
-    Distillation,
-    History,
-    RunDir,
-    Teacher,
-    World,
-    load_state,
-    open_run,
-    save_state,
-    train,
-)
+from ecc.training import BatchStream, RunDir, Teacher, load_state, save_state
 from ecc.training.batches import moved
 
 from .ecc.solver import EccSolver
 from .feasibility import costs_of, reaches, refuse_infeasible
 from .landing import Landing, Weighing
-from .settings import PHASES, CompressSettings
+from .phases import Phases
+from .settings import CompressSettings
 from .summary import summary_of
 from .weighing import Scales, SharedScales, Weighed, check_source
 
@@ -61,7 +50,7 @@ class Compressed:
     """As in the run's summary.json."""
 
 
-class Compression:
+class Compression(Phases[Compressed]):
     """One network, its budgets, and how they are to be met.
 
     Args:
@@ -91,8 +80,7 @@ class Compression:
         device: torch.device | str = "cpu",
         freeze: Sequence[str] = (),
     ) -> None:
-        if task.train_batches is None or task.loss is None:
-            raise BadTask(f"task {task.name!r} has no train_batches and loss; compressing needs both.")
+        super().__init__(task, settings, device)
         models = [energy] if isinstance(energy, EnergyModel) else list(energy)
         if not models:
             raise BadBudget("no energy model was given; fit one with `ecc fit PROFILE -o energy.json`.")
@@ -100,8 +88,7 @@ class Compression:
         if len(self.energies) < len(models):
             raise BadBudget("two of the energy models are about the same resource; give one of each.")
         check_source(source, self.energies.values())
-        self.task, self.source, self.device = task, source, torch.device(device)
-        self.settings = settings = settings or CompressSettings()
+        self.source = source
         self.example_input = with_batch(task.example_input, models[0].origin.batch)
         graph = trace_channels(task.model, self.example_input, freeze=freeze, proven=False)
         self.graph = prove(task.model, graph, task.example_input)
@@ -109,125 +96,56 @@ class Compression:
             model.check(self.graph)
         self.budgets = tuple(budgets)
         self.costs, self.limits = costs_of(self.graph, budgets, self.energies)
-        self.round_to = settings.round_to or models[0].origin.multiple_of or 1
-        self.scores: dict[str, float] = {}
+        self.round_to = self.settings.round_to or models[0].origin.multiple_of or 1
         self.weighed_dense: Weighed | None = None
         self.slim_gap: float | None = None
-        self.world = World(self.device)
-        self.history: History | None = None
-        self.tell: Callable[[str], None] = lambda _: None
+        self.landing: Landing | None = None
 
-    def run(
-        self,
-        run_dir: str | Path,
-        *,
-        world: World | None = None,
-        history: History | None = None,
-        progress: Callable[[str], None] | None = None,
-    ) -> Compressed:
-        """Compresses, or goes on with a run that was begun in the folder.
+    # ------------------------------------------------------------ phases
 
-        Args:
-            run_dir: The folder of the run.
-            world: The processes that train together; None for this one alone.
-            history: Is told what the run's history is told.
-            progress: Is told each phase, in words.
-
-        Raises:
-            BadFile: If the folder holds another run, or something else.
-            InfeasibleBudget: If no widths meet a budget.
-        """
-        self.world = world or self.world
-        self.history, self.tell = history, progress or self.tell
-        self.scores, self.weighed_dense, self.slim_gap = {}, None, None
+    def _begin(self) -> None:
+        self.weighed_dense = self.slim_gap = self.landing = None
         self.costs, self.limits = costs_of(self.graph, self.budgets, self.energies)  # an earlier run weighed its own
         least, multiple = self.settings.min_share, self.round_to
         refuse_infeasible(reaches(self.graph, self.costs, self.limits, min_share=least, round_to=multiple))
-        with open_run(run_dir, self.config(), device_type=self.device.type, writes=self.world.is_main) as run:
-            return self._go(run)
 
-    def config(self) -> dict[str, Any]:
-        """What makes this run this run; a run of another config is another run."""
-        run_only = ("log_every", "checkpoint_steps", "checkpoint_seconds")
+    def _asked(self) -> dict[str, Any]:
         return {
-            "verb": "compress",
-            "task": self.task.name,
             "network": self.graph.fingerprint,
             "budgets": [str(budget) for budget in self.budgets],
             "limits": list(self.limits),
             "energy": {name: [model.kind, model.dense] for name, model in self.energies.items()},
             "meter": None if self.source is None else self.source.describe().device,
             "round_to": self.round_to,
-            "settings": {name: value for name, value in asdict(self.settings).items() if name not in run_only},
         }
 
-    # ------------------------------------------------------------ phases
-
-    def _go(self, run: RunDir) -> Compressed:
-        model = copy.deepcopy(self.task.model).to(self.device)
-        finished = run.summary()
-        if finished is not None:
-            return self._as_it_was(run, model, finished)
-        reached = self._restored(run)
-        stream = BatchStream(
-            self.task, device=self.device, seed=self.settings.seed, rank=self.world.rank, world_size=self.world.size
-        )
-        self._dense(run, model, stream, reached)
-        teacher = self._teacher(model)
-        self._score("dense", model)
-        widths, landing = self._solved(run, model, stream, teacher, reached)
-        small = self._tuned(run, model, stream, teacher, widths, landing)
-        return self._finished(run, small, widths, landing, stream)
-
-    def _as_it_was(self, run: RunDir, model: nn.Module, summary: dict[str, Any]) -> Compressed:
-        """What an earlier session finished."""
+    def _as_it_was(self, run: RunDir, summary: dict[str, Any]) -> Compressed:
         widths = {name: int(width) for name, width in summary["widths"].items()}
-        small = resized(model, self.graph, {group.name: widths[group.name] for group in self.graph.prunable})
+        small = self._hollow(copy.deepcopy(self.task.model).to(self.device), widths)
         small.load_state_dict(load_state(run.path / "slim.safetensors"))
         return Compressed(small, self.graph, widths, summary)
 
-    def _restored(self, run: RunDir) -> str:
-        """What an earlier session found out; the phase that it was in."""
-        saved = run.checkpoint()
-        if saved is None:
-            return PHASES[0]
-        extra = saved["extra"]
-        self.scores = {name: float(score) for name, score in extra["scores"].items()}
-        self.slim_gap = extra["slim_gap"]
-        if extra["weighed_dense"] is not None:
-            self.weighed_dense = Weighed(**extra["weighed_dense"])
-        return str(saved["phase"])
-
-    def _extra(self, landing: Landing | None) -> dict[str, Any]:
+    def _extra(self) -> dict[str, Any]:
         return {
-            "scores": dict(self.scores),
+            **super()._extra(),
             "weighed_dense": None if self.weighed_dense is None else asdict(self.weighed_dense),
-            "landing": None if landing is None else landing.state(),
+            "landing": None if self.landing is None else self.landing.state(),
             "slim_gap": self.slim_gap,
         }
 
-    def _dense(self, run: RunDir, model: nn.Module, stream: BatchStream, reached: str) -> None:
-        """Trains the dense network, or takes what an earlier session trained."""
-        file = run.path / "dense.safetensors"
-        if self.settings.train_steps == 0:
-            return
-        if reached == "dense" or not file.exists():
-            self.tell(f"training the dense network, {self.settings.train_steps} steps")
-            optimizer = torch.optim.Adam(model.parameters(), lr=self.settings.train_lr)
-            self._train(run, model, optimizer, stream, "dense", None, None)
-            if self.world.is_main:
-                save_state(file, model.state_dict())
-        else:
-            model.load_state_dict(load_state(file))
+    def _restore(self, extra: Mapping[str, Any]) -> None:
+        super()._restore(extra)
+        self.slim_gap = extra["slim_gap"]
+        if extra["weighed_dense"] is not None:
+            self.weighed_dense = Weighed(**extra["weighed_dense"])
 
-    def _teacher(self, model: nn.Module) -> Teacher | None:
-        settings = self.settings
-        if settings.distill == 0:
-            return None
-        return Teacher(
-            model,
-            Distillation(weight=settings.distill, temperature=settings.temperature, ignore_index=settings.ignore_index),
-        )
+    def _go(self, run: RunDir) -> Compressed:
+        model = copy.deepcopy(self.task.model).to(self.device)
+        reached, stream = self._reached(run), self._stream()
+        teacher = self._dense(run, model, stream, reached)
+        widths, landing = self._solved(run, model, stream, teacher, reached)
+        small = self._tuned(run, model, stream, teacher, widths)
+        return self._finished(run, small, widths, landing, stream)
 
     def _solved(
         self, run: RunDir, model: nn.Module, stream: BatchStream, teacher: Teacher | None, reached: str
@@ -238,22 +156,17 @@ class Compression:
         if self.weighed_dense is None:
             self.weighed_dense = scales({})
         self._resolve_shares()
-        inner = torch.optim.Adam(
-            [parameter for parameter in model.parameters() if parameter.requires_grad],
-            lr=settings.lr,
-            weight_decay=settings.weight_decay,
-        )
         solver = EccSolver(
             model,
             self.graph,
             self.costs,
             list(self.limits),
             settings.steps,
-            optimizer=inner,
+            optimizer=self._adam(model),
             min_share=settings.min_share,
             round_to=self.round_to,
         )
-        landing = Landing(solver, self.costs, self.limits, scales, settings.steps)
+        landing = self.landing = Landing(solver, self.costs, self.limits, scales, settings.steps)
         saved = run.checkpoint()
         if saved is not None and saved["extra"]["landing"] is not None:
             landing.restore(saved["extra"]["landing"])
@@ -270,7 +183,7 @@ class Compression:
             elif step % settings.log_every == 0:
                 self._log(run, _solver_facts(solver, self.costs, step))
 
-        self._train(run, model, solver, stream, "solve", teacher, landing, on_step)
+        self._train(run, model, solver, stream, "solve", teacher, on_step)
         return solver.widths, landing
 
     def _tuned(
@@ -280,12 +193,11 @@ class Compression:
         stream: BatchStream,
         teacher: Teacher | None,
         widths: dict[str, int],
-        landing: Landing,
     ) -> nn.Module:
         """Cuts the dead channels off and trains what is left."""
         saved = run.checkpoint()
         if saved is not None and saved["phase"] == "tune":
-            small = resized(model, self.graph, {group.name: widths[group.name] for group in self.graph.prunable})
+            small = self._hollow(model, widths)
         else:
             small = slim(model, self.graph)
             self.slim_gap = gap(model, small, moved(self.task.example_input, self.device))
@@ -293,38 +205,12 @@ class Compression:
             self._score("before tuning", small)
         if self.settings.tune_steps:
             self.tell(f"tuning the slim network, {self.settings.tune_steps} steps")
-            optimizer = torch.optim.Adam(
-                small.parameters(), lr=self.settings.lr, weight_decay=self.settings.weight_decay
-            )
-            self._train(run, small, optimizer, stream, "tune", teacher, landing)
+            self._train(run, small, self._adam(small), stream, "tune", teacher)
         return small
 
-    def _train(
-        self,
-        run: RunDir,
-        model: nn.Module,
-        optimizer: Any,
-        stream: BatchStream,
-        phase: str,
-        teacher: Teacher | None,
-        landing: Landing | None,
-        on_step: Callable[[int, Mapping[str, Any]], None] | None = None,
-    ) -> None:
-        assert self.task.loss is not None  # checked at the start
-        train(
-            model,
-            optimizer,
-            stream,
-            loss=self.task.loss,
-            settings=self.settings.training(phase),
-            teacher=teacher,
-            world=self.world,
-            run=run,
-            history=self.history,
-            on_step=on_step,
-            extra=lambda: self._extra(landing),
-            phase=phase,
-        )
+    def _hollow(self, model: nn.Module, widths: Mapping[str, int]) -> nn.Module:
+        """A network of these widths, whose weights are to be loaded."""
+        return resized(model, self.graph, {group.name: widths[group.name] for group in self.graph.prunable})
 
     # ------------------------------------------------------------ numbers
 
@@ -338,18 +224,6 @@ class Compression:
         for number, budget in enumerate(self.budgets):
             if budget.is_share and budget.resource in self.weighed_dense.amounts:
                 self.limits[number] = budget.amount * self.weighed_dense.amounts[budget.resource]
-
-    def _score(self, name: str, model: nn.Module) -> None:
-        if name in self.scores or self.task.evaluate is None:
-            return
-        self.scores[name] = float(self.task.evaluate(model))
-        self.tell(f"score {name}: {self.scores[name]:.4f}")
-
-    def _log(self, run: RunDir, facts: Mapping[str, Any]) -> None:
-        if self.world.is_main:
-            run.log(facts)
-            if self.history is not None:
-                self.history.log(facts)
 
     def _finished(
         self, run: RunDir, small: nn.Module, widths: dict[str, int], landing: Landing, stream: BatchStream

@@ -1,0 +1,199 @@
+"""`Phases`: what every compression shares. The run folder, the dense network before, training, scores.
+
+    dense    train the dense network, if asked
+    solve    bring it down to its budget: what a method is about
+    tune     train what is left
+
+Each phase draws from one counted stream of batches and writes into one run folder; the same call goes on where the
+last one ended, bit for bit on a CPU.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import nn
+
+from ecc.errors import BadTask
+from ecc.task import Task
+from ecc.training import (
+    BatchStream,
+    Distillation,
+    History,
+    RunDir,
+    Teacher,
+    World,
+    load_state,
+    open_run,
+    save_state,
+    train,
+)
+
+from .settings import PHASES, CompressSettings
+
+Result = TypeVar("Result")
+
+_RUN_ONLY = ("log_every", "checkpoint_steps", "checkpoint_seconds")  # settings that change no result
+
+
+class Phases(ABC, Generic[Result]):
+    """A compression of one task, phase after phase.
+
+    Args:
+        task: With batches and a loss; it is left as it is.
+        settings: How.
+        device: Where to train.
+
+    Raises:
+        BadTask: If the task cannot be trained.
+    """
+
+    def __init__(self, task: Task, settings: CompressSettings | None, device: torch.device | str) -> None:
+        if task.train_batches is None or task.loss is None:
+            raise BadTask(f"task {task.name!r} has no train_batches and loss; compressing needs both.")
+        self.task, self.settings, self.device = task, settings or CompressSettings(), torch.device(device)
+        self.scores: dict[str, float] = {}
+        self.world = World(self.device)
+        self.history: History | None = None
+        self.tell: Callable[[str], None] = lambda _: None
+
+    def run(
+        self,
+        run_dir: str | Path,
+        *,
+        world: World | None = None,
+        history: History | None = None,
+        progress: Callable[[str], None] | None = None,
+    ) -> Result:
+        """Compresses, or goes on with a run that was begun in the folder.
+
+        Args:
+            run_dir: The folder of the run.
+            world: The processes that train together; None for this one alone.
+            history: Is told what the run's history is told.
+            progress: Is told each phase, in words.
+
+        Raises:
+            BadFile: If the folder holds another run, or something else.
+            InfeasibleBudget: If a budget cannot be met.
+        """
+        self.world = world or self.world
+        self.history, self.tell = history, progress or self.tell
+        self.scores = {}
+        self._begin()
+        with open_run(run_dir, self.config(), device_type=self.device.type, writes=self.world.is_main) as run:
+            finished = run.summary()
+            return self._go(run) if finished is None else self._as_it_was(run, finished)
+
+    def config(self) -> dict[str, Any]:
+        """What makes this run this run; a run of another config is another run."""
+        settings = {name: value for name, value in asdict(self.settings).items() if name not in _RUN_ONLY}
+        return {"verb": "compress", "task": self.task.name, **self._asked(), "settings": settings}
+
+    # ------------------------------------------------------------ what a compression adds
+
+    @abstractmethod
+    def _begin(self) -> None:
+        """Forgets an earlier run, and refuses what cannot be done, before anything is written."""
+
+    @abstractmethod
+    def _asked(self) -> dict[str, Any]:
+        """Its part of the config."""
+
+    @abstractmethod
+    def _go(self, run: RunDir) -> Result:
+        """All phases."""
+
+    @abstractmethod
+    def _as_it_was(self, run: RunDir, summary: dict[str, Any]) -> Result:
+        """What an earlier session finished."""
+
+    def _extra(self) -> dict[str, Any]:
+        """What a checkpoint holds beside network, optimizer and stream."""
+        return {"scores": dict(self.scores)}
+
+    def _restore(self, extra: Mapping[str, Any]) -> None:
+        """The reverse."""
+        self.scores = {name: float(score) for name, score in extra["scores"].items()}
+
+    # ------------------------------------------------------------ what they share
+
+    def _reached(self, run: RunDir) -> str:
+        """Takes over what an earlier session found out; the phase that it was in."""
+        saved = run.checkpoint()
+        if saved is None:
+            return PHASES[0]
+        self._restore(saved["extra"])
+        return str(saved["phase"])
+
+    def _stream(self) -> BatchStream:
+        world = self.world
+        return BatchStream(
+            self.task, device=self.device, seed=self.settings.seed, rank=world.rank, world_size=world.size
+        )
+
+    def _dense(self, run: RunDir, model: nn.Module, stream: BatchStream, reached: str) -> Teacher | None:
+        """Trains the dense network, or takes what an earlier session trained; it is the teacher from then on."""
+        file = run.path / "dense.safetensors"
+        if self.settings.train_steps and (reached == "dense" or not file.exists()):
+            self.tell(f"training the dense network, {self.settings.train_steps} steps")
+            optimizer = torch.optim.Adam(model.parameters(), lr=self.settings.train_lr)
+            self._train(run, model, optimizer, stream, "dense")
+            if self.world.is_main:
+                save_state(file, model.state_dict())
+        elif self.settings.train_steps:
+            model.load_state_dict(load_state(file))
+        self._score("dense", model)
+        how = self.settings
+        if how.distill == 0:
+            return None
+        return Teacher(
+            model, Distillation(weight=how.distill, temperature=how.temperature, ignore_index=how.ignore_index)
+        )
+
+    def _adam(self, model: nn.Module) -> torch.optim.Adam:
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        return torch.optim.Adam(trained, lr=self.settings.lr, weight_decay=self.settings.weight_decay)
+
+    def _train(
+        self,
+        run: RunDir,
+        model: nn.Module,
+        optimizer: Any,
+        stream: BatchStream,
+        phase: str,
+        teacher: Teacher | None = None,
+        on_step: Callable[[int, Mapping[str, Any]], None] | None = None,
+    ) -> None:
+        assert self.task.loss is not None  # checked at the start
+        train(
+            model,
+            optimizer,
+            stream,
+            loss=self.task.loss,
+            settings=self.settings.training(phase),
+            teacher=teacher,
+            world=self.world,
+            run=run,
+            history=self.history,
+            on_step=on_step,
+            extra=self._extra,
+            phase=phase,
+        )
+
+    def _score(self, name: str, model: nn.Module) -> None:
+        if name in self.scores or self.task.evaluate is None:
+            return
+        self.scores[name] = float(self.task.evaluate(model))
+        self.tell(f"score {name}: {self.scores[name]:.4f}")
+
+    def _log(self, run: RunDir, facts: Mapping[str, Any]) -> None:
+        if self.world.is_main:
+            run.log(facts)
+            if self.history is not None:
+                self.history.log(facts)

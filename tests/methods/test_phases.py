@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from ecc.errors import BadFile, BadTask
+from ecc.methods import CompressSettings
+from ecc.methods.phases import Phases
+from ecc.training import RunDir, load_state, save_state
+from ecc.zoo import find_task
+
+
+class Halving(Phases[dict[str, Any]]):
+    """The least that a compression can be: it halves all weights and trains on."""
+
+    began = 0
+
+    def _begin(self) -> None:
+        self.began += 1
+
+    def _asked(self) -> dict[str, Any]:
+        return {"factor": 0.5}
+
+    def _go(self, run: RunDir) -> dict[str, Any]:
+        model = self.task.model
+        reached, stream = self._reached(run), self._stream()
+        teacher = self._dense(run, model, stream, reached)
+        self.had_teacher = teacher is not None
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(0.5)
+        self._train(run, model, self._adam(model), stream, "solve", teacher)
+        self._log(run, {"phase": "halving", "total": stream.total})
+        save_state(run.path / "slim.safetensors", model.state_dict())
+        run.finish({"scores": self.scores, "total": stream.total})
+        return {"scores": self.scores, "total": stream.total}
+
+    def _as_it_was(self, run: RunDir, summary: dict[str, Any]) -> dict[str, Any]:
+        return {**summary, "again": True}
+
+
+def halving(**changes: Any) -> Halving:
+    settings = CompressSettings(**{"train_steps": 3, "steps": 2, "tune_steps": 1, "train_lr": 1e-3, **changes})
+    return Halving(find_task("digits"), settings, "cpu")
+
+
+class Notes:
+    """A history."""
+
+    def __init__(self) -> None:
+        self.lines: list[dict[str, Any]] = []
+
+    def log(self, facts: Any) -> None:
+        self.lines.append(dict(facts))
+
+
+def test_phases_share_stream_scores_and_history(tmp_path: Path) -> None:
+    job, notes, told = halving(), Notes(), []
+    result = job.run(tmp_path / "run", history=notes, progress=told.append)
+    assert result["total"] == 5  # three batches before, two of the solve
+    assert list(result["scores"]) == ["dense"]
+    assert told[0] == "training the dense network, 3 steps"
+    assert {"phase": "halving", "total": 5} in notes.lines
+    assert {line["phase"] for line in notes.lines} == {"dense", "solve", "halving"}
+    assert set(load_state(tmp_path / "run" / "dense.safetensors")) == set(job.task.model.state_dict())
+    assert job.had_teacher
+
+
+def test_a_finished_run_is_shown_again(tmp_path: Path) -> None:
+    first = halving().run(tmp_path / "run")
+    again = halving().run(tmp_path / "run")
+    assert again == {**first, "again": True}
+
+
+def test_what_changes_no_result_may_change_between_sessions(tmp_path: Path) -> None:
+    halving().run(tmp_path / "run")
+    assert halving(log_every=1, checkpoint_steps=7).run(tmp_path / "run")["again"]
+    with pytest.raises(BadFile, match=r"settings\.lr"):
+        halving(lr=0.5).run(tmp_path / "run")
+
+
+def test_refusals_come_before_anything_is_written(tmp_path: Path) -> None:
+    class Refusing(Halving):
+        def _begin(self) -> None:
+            raise BadFile("no")
+
+    with pytest.raises(BadFile, match="no"):
+        Refusing(find_task("digits"), None, "cpu").run(tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_without_distillation_there_is_no_teacher(tmp_path: Path) -> None:
+    job = halving(distill=0.0, train_steps=0)
+    job.run(tmp_path / "run")
+    assert not job.had_teacher
+    assert not (tmp_path / "run" / "dense.safetensors").exists()
+
+
+def test_a_task_that_cannot_be_trained_is_refused() -> None:
+    task = replace(find_task("digits"), train_batches=None, loss=None)
+    with pytest.raises(BadTask, match="has no train_batches and loss; compressing needs both"):
+        Halving(task, None, "cpu")
+
+
+def test_frozen_parameters_are_not_trained() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    model[0].requires_grad_(False)
+    adam = halving(lr=0.25)._adam(model)
+    assert [id(p) for group in adam.param_groups for p in group["params"]] == [id(p) for p in model[1].parameters()]
+    assert adam.param_groups[0]["lr"] == 0.25
