@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from ecc.energy import Budget, Cost, EnergyModel
-from ecc.errors import BadBudget
+from ecc.errors import BadBudget, BadTask
 from ecc.files import write_text
 from ecc.graph import ChannelGraph, gap, prove, resized, slim, trace_channels
 from ecc.measure import Source
@@ -28,6 +28,8 @@ from ecc.task import Task, with_batch
 from ecc.training import BatchStream, RunDir, Teacher, load_state, save_state
 from ecc.training.batches import moved
 
+from .base import Method, Work
+from .driving import Drive, first_aims, trainer
 from .ecc.solver import EccSolver
 from .feasibility import costs_of, reaches, refuse_infeasible
 from .landing import Landing, Weighing
@@ -61,6 +63,7 @@ class Compression(Phases[Compressed]):
         settings: How.
         device: Where to train.
         freeze: Modules whose outputs are kept whole, as for `trace_channels`.
+        method: A rival to ECC, which solves in its place; everything else stays the same.
 
     Raises:
         BadBudget: If a budget has no energy model.
@@ -79,8 +82,10 @@ class Compression(Phases[Compressed]):
         settings: CompressSettings | None = None,
         device: torch.device | str = "cpu",
         freeze: Sequence[str] = (),
+        method: Method | None = None,
     ) -> None:
         super().__init__(task, settings, device)
+        self.method = method
         models = [energy] if isinstance(energy, EnergyModel) else list(energy)
         if not models:
             raise BadBudget("no energy model was given; fit one with `ecc fit PROFILE -o energy.json`.")
@@ -99,7 +104,7 @@ class Compression(Phases[Compressed]):
         self.round_to = self.settings.round_to or models[0].origin.multiple_of or 1
         self.weighed_dense: Weighed | None = None
         self.slim_gap: float | None = None
-        self.landing: Landing | None = None
+        self.landing: Landing | Drive | None = None
 
     # ------------------------------------------------------------ phases
 
@@ -117,6 +122,7 @@ class Compression(Phases[Compressed]):
             "energy": {name: [model.kind, model.dense] for name, model in self.energies.items()},
             "meter": None if self.source is None else self.source.describe().device,
             "round_to": self.round_to,
+            "method": None if self.method is None else {"name": self.method.name, **self.method.asked()},
         }
 
     def _as_it_was(self, run: RunDir, summary: dict[str, Any]) -> Compressed:
@@ -143,19 +149,16 @@ class Compression(Phases[Compressed]):
         model = copy.deepcopy(self.task.model).to(self.device)
         reached, stream = self._reached(run), self._stream()
         teacher = self._dense(run, model, stream, reached)
-        widths, landing = self._solved(run, model, stream, teacher, reached)
+        solve = self._solved if self.method is None else self._driven
+        widths, landing = solve(run, model, stream, teacher, reached)
         small = self._tuned(run, model, stream, teacher, widths)
         return self._finished(run, small, widths, landing, stream)
 
     def _solved(
         self, run: RunDir, model: nn.Module, stream: BatchStream, teacher: Teacher | None, reached: str
     ) -> tuple[dict[str, int], Landing]:
-        """Prunes the network in place; the widths that are left."""
-        settings = self.settings
-        scales = SharedScales(self._scales(), self.world)
-        if self.weighed_dense is None:
-            self.weighed_dense = scales({})
-        self._resolve_shares()
+        """Prunes the network in place, by ECC; the widths that are left."""
+        settings, scales = self.settings, self._ready_scales()
         solver = EccSolver(
             model,
             self.graph,
@@ -186,6 +189,50 @@ class Compression(Phases[Compressed]):
         self._train(run, model, solver, stream, "solve", teacher, on_step)
         return solver.widths, landing
 
+    def _driven(
+        self, run: RunDir, model: nn.Module, stream: BatchStream, teacher: Teacher | None, reached: str
+    ) -> tuple[dict[str, int], Drive]:
+        """Prunes the network in place, by another method; the widths that are left."""
+        method, scales = self.method, self._ready_scales()
+        assert method is not None  # or ECC would solve
+        assert self.task.loss is not None  # checked at the start
+        assert self.weighed_dense is not None  # by the scales
+        work = Work(
+            model=model,
+            graph=self.graph,
+            costs=tuple(self.costs),
+            aims=first_aims(self.costs, self.limits, self.weighed_dense),
+            settings=self.settings,
+            round_to=self.round_to,
+            stream=stream,
+            teacher=teacher,
+            held_out=self.task.evaluate_held_out or _no_held_out,
+            train=trainer(self.graph, self.task.loss, teacher, self.settings, self.world),
+            log=lambda facts: self._log(run, facts),
+        )
+        method.start(work)
+        drive = self.landing = Drive(method, work, self.limits, scales)
+        saved = run.checkpoint()
+        if saved is not None and saved["extra"]["landing"] is not None:
+            drive.restore(saved["extra"]["landing"])
+        if reached == "tune":
+            return drive.weighings[-1].widths, drive
+        if reached == "solve" and saved is not None:
+            model.load_state_dict(saved["model"])
+            stream.restore(saved["stream"])
+        self.tell(f"solving for the budget by {method.name}")
+
+        def save() -> None:
+            if self.world.is_main:
+                state = {"phase": "solve", "model": model.state_dict(), "stream": stream.state()}
+                run.save({**state, "extra": self._extra()})
+
+        drive.go(save)
+        for weighing in drive.weighings:
+            self._log(run, {"phase": "weighing", **asdict(weighing)})
+            self.tell(_told(weighing, self.limits, self.costs))
+        return drive.weighings[-1].widths, drive
+
     def _tuned(
         self,
         run: RunDir,
@@ -214,6 +261,14 @@ class Compression(Phases[Compressed]):
 
     # ------------------------------------------------------------ numbers
 
+    def _ready_scales(self) -> SharedScales:
+        """Scales on which the dense network was weighed, so that shares of it are amounts."""
+        scales = SharedScales(self._scales(), self.world)
+        if self.weighed_dense is None:
+            self.weighed_dense = scales({})
+        self._resolve_shares()
+        return scales
+
     def _scales(self) -> Scales:
         source = self.source if self.world.is_main else None  # the task's network: zeros of a pruned one draw less
         return Scales(self.task.model, self.graph, self.example_input, self.energies, source)
@@ -226,12 +281,13 @@ class Compression(Phases[Compressed]):
                 self.limits[number] = budget.amount * self.weighed_dense.amounts[budget.resource]
 
     def _finished(
-        self, run: RunDir, small: nn.Module, widths: dict[str, int], landing: Landing, stream: BatchStream
+        self, run: RunDir, small: nn.Module, widths: dict[str, int], landing: Landing | Drive, stream: BatchStream
     ) -> Compressed:
         self._score("after tuning", small)
         assert self.weighed_dense is not None
         summary = {
             "task": self.task.name,
+            "method": "ecc" if self.method is None else self.method.name,
             "device": next(iter(self.energies.values())).origin.meter.device,
             "batch": next(iter(self.energies.values())).origin.batch,
             **summary_of(self.graph, self.budgets, self.costs, self.limits, widths, self.weighed_dense, landing),
@@ -245,6 +301,11 @@ class Compression(Phases[Compressed]):
             write_text(run.path / "widths.json", json.dumps(widths, indent=1) + "\n")
         run.finish(summary)
         return Compressed(small, self.graph, widths, summary)
+
+
+def _no_held_out(model: nn.Module) -> float:
+    del model
+    raise BadTask("this method chooses between candidates, and the task has no evaluate_held_out to judge them by.")
 
 
 def _solver_facts(solver: EccSolver, costs: Sequence[Cost], step: int) -> dict[str, Any]:

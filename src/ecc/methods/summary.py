@@ -10,6 +10,7 @@ import torch
 from ecc.energy import Budget, Cost
 from ecc.graph import ChannelGraph
 
+from .driving import Drive
 from .landing import BAND, Landing
 from .weighing import Weighed
 
@@ -21,7 +22,7 @@ def summary_of(
     limits: Sequence[float],
     widths: dict[str, int],
     dense: Weighed,
-    landing: Landing,
+    landing: Landing | Drive,
 ) -> dict[str, Any]:
     """Budgets and whether they are met, what was weighed, and the widths.
 

@@ -1,0 +1,133 @@
+"""`Method`: what a rival of ECC has to be. One file each; an instance is passed to `Compression`.
+
+A method is given its work, takes steps of its natural size (a round, an episode, a layer), and says when it is done:
+when its predictions are within the aims. Between two steps its state can be saved. What it leaves is the dense network
+with channels silenced, so that all methods are cut, weighed and tuned alike.
+
+The aims may change after it was done: the scales found that the energy model errs there. A method that is asked again
+goes on from where it is, or begins anew where that is cheap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from ecc.energy import Cost
+from ecc.graph import ChannelGraph, live_masks, zero_channels_
+from ecc.training import BatchStream, Teacher
+
+from .ecc.floors import floor_widths
+from .ecc.scores import Readers
+from .settings import CompressSettings
+
+
+@dataclass
+class Work:
+    """A network, what it may cost, and what there is to work with."""
+
+    model: nn.Module
+    """The dense network, trained; a method silences channels of it in place."""
+    graph: ChannelGraph
+    costs: tuple[Cost, ...]
+    aims: list[float]
+    """What each cost may be at most, as the cost itself predicts it."""
+    settings: CompressSettings
+    round_to: int
+    stream: BatchStream
+    """Of training batches; candidates that are given up are trained on forks of it."""
+    teacher: Teacher | None
+    held_out: Callable[[nn.Module], float]
+    """Score on data that no choice of a method may go beyond; higher is better."""
+    train: Callable[[nn.Module, int, float, BatchStream], None]
+    """`train(model, steps, lr, stream)`: trains in place, and silent channels stay silent."""
+    log: Callable[[Mapping[str, Any]], None]
+    """A line for the history."""
+
+    def widths(self, model: nn.Module | None = None) -> list[int]:
+        """Live channels of each group, in the order of the graph."""
+        masks = live_masks(self.model if model is None else model, self.graph)
+        return [
+            group.width if group.frozen is not None else int(mask.sum())
+            for group, mask in zip(self.graph.groups, masks, strict=True)
+        ]
+
+    def excess(self, widths: Sequence[float]) -> float:
+        """The largest of cost / aim - 1 at some widths: not above 0 where all aims are met."""
+        vector = torch.tensor(widths, dtype=torch.float64)
+        spent = (float(cost.to("cpu").value(vector)) for cost in self.costs)
+        return max(cost / aim - 1 for cost, aim in zip(spent, self.aims, strict=True))
+
+    def floors(self) -> list[int]:
+        """The least width of each group."""
+        return floor_widths(self.graph, self.settings.min_share, self.round_to)
+
+    def rounded(self, widths: Sequence[float]) -> list[int]:
+        """Widths on the lattice that the hardware likes, none larger than given and none below its floor."""
+        left = self.graph.skeleton.lattice(self.round_to)
+        found = []
+        for group, width, floor, rest in zip(self.graph.groups, widths, self.floors(), left, strict=True):
+            on_lattice = rest + int((width - rest + 1e-9) // self.round_to) * self.round_to
+            found.append(group.width if width >= group.width else max(floor, on_lattice))
+        return found
+
+    def keep_(self, model: nn.Module, scores: Mapping[str, Tensor], widths: Sequence[int]) -> None:
+        """Silences all but the channels of highest score.
+
+        Args:
+            model: Changed in place.
+            scores: One for each channel of each group that can be cut.
+            widths: How many stay, in the order of the graph.
+        """
+        dead = {}
+        for group, width in zip(self.graph.groups, widths, strict=True):
+            if group.frozen is None and width < group.width:
+                order = scores[group.name].argsort(descending=True, stable=True).cpu()
+                mask = torch.zeros(group.width, dtype=torch.bool)
+                mask[order[width:]] = True
+                dead[group.name] = mask
+        zero_channels_(model, self.graph, dead)
+
+
+class Method(Protocol):
+    """A way to bring a network down to its aims."""
+
+    @property
+    def name(self) -> str:
+        """Short, for tables."""
+
+    def asked(self) -> dict[str, Any]:
+        """Its settings as plain values; a run with other settings is another run."""
+
+    def start(self, work: Work) -> None:
+        """Takes on a work. Called once, before anything else."""
+
+    def step(self) -> None:
+        """One step of its natural size; must bring it nearer to being done."""
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the network in the work is within the aims."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that is needed to go on later, beside the network's weights: tensors and plain values."""
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """The reverse, after `start`."""
+
+
+def magnitudes(work: Work, model: nn.Module | None = None) -> dict[str, Tensor]:
+    """For each channel that can be cut, the sum of squares of the weights that read it."""
+    model = work.model if model is None else model
+    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+    readers = Readers(model, work.graph, device)
+    flat = readers.scores([None] * len(readers.tensors))
+    found = {}
+    for group in work.graph.prunable:
+        first, stop = work.graph.slots(group.name)
+        found[group.name] = flat[first - 1 : stop - 1]
+    return found

@@ -1,0 +1,80 @@
+"""Greedy: the channel of least magnitude per joule goes first, all at once and without training in between.
+
+The control that shows what ECC's training on the way is worth: its order is that of ECC (see `ecc/pace.py`) with the
+plain norm in the place of Adam's.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .base import Work
+from .ecc.floors import alive_and_floors
+from .ecc.ladder import Ladder
+from .ecc.limits import Limits
+from .ecc.pace import Pace
+from .ecc.scores import Readers
+
+UPDATES = 50
+"""The derivative of the cost is taken anew so often on the way down."""
+
+
+class Greedy:
+    """Removes channels in the order of magnitude per joule."""
+
+    name = "greedy"
+
+    def asked(self) -> dict[str, Any]:
+        """Nothing can be set."""
+        return {}
+
+    def start(self, work: Work) -> None:
+        """Remembers the dense weights, from which it cuts whenever it is asked."""
+        self._work = work
+        self._dense = copy.deepcopy(work.model.state_dict())
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the aims are met."""
+        return self._work.excess(self._work.widths()) <= 0
+
+    def step(self) -> None:
+        """Cuts the dense network to the aims."""
+        work = self._work
+        work.model.load_state_dict(self._dense)
+        alive = self._alive()
+        masks = alive.split([group.width for group in work.graph.groups])
+        scores = {group.name: mask.double() for group, mask in zip(work.graph.groups, masks, strict=True)}
+        widths = [int(mask.sum()) for mask in masks]
+        work.keep_(work.model, scores, widths)
+        work.log({"phase": "greedy", "widths": widths})
+
+    def _alive(self) -> Tensor:
+        work = self._work
+        device = next((parameter.device for parameter in work.model.parameters()), torch.device("cpu"))
+        ladder = Ladder([group.width for group in work.graph.groups], device)
+        limits = Limits(work.costs, work.graph, device)
+        alive, floors = alive_and_floors(work.model, work.graph, work.settings.min_share, work.round_to, device)
+        left = torch.tensor(work.graph.skeleton.lattice(work.round_to), dtype=torch.long, device=device)
+        pace = Pace(ladder, limits, floors, work.round_to, left)
+        readers = Readers(work.model, work.graph, device)
+        scores = readers.scores([None] * len(readers.tensors))
+        ends = limits.parse(work.aims)
+        cut = pace.start(alive)
+        for update in range(1, UPDATES + 1):
+            shares = [1 - (1 - end) * update / UPDATES if end < 1 else end for end in ends]
+            cut = pace.update(cut, scores, shares, ends)
+        return cut.alive
+
+    def state_dict(self) -> dict[str, Any]:
+        """The dense weights."""
+        return {"dense": self._dense}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Puts them back."""
+        self._dense = dict(state["dense"])
