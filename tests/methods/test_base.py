@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ecc.methods.base import magnitudes
+from methods.jobs import WIDE
+from methods.works import work_of
+
+
+@pytest.mark.parametrize("name", WIDE)
+def test_a_work_counts_live_channels_and_its_excess(name: str) -> None:
+    work = work_of(name, share=0.5)
+    full = [group.width for group in work.graph.groups]
+    assert work.widths() == full
+    assert work.excess(full) == pytest.approx(1.0)  # twice the aim
+    assert work.excess(work.floors()) < 1.0
+
+
+def test_widths_are_rounded_down_to_the_lattice_and_not_below_floors() -> None:
+    work = work_of("chain", round_to=8)
+    full = [group.width for group in work.graph.groups]
+    assert work.rounded(full) == full
+    halves = work.rounded([0.49 * width for width in full])
+    for group, width, floor in zip(work.graph.groups, halves, work.floors(), strict=True):
+        if group.frozen is None:
+            assert width % 8 == 0
+            assert floor <= width <= max(floor, 0.49 * group.width)
+    assert work.rounded([1.0] * len(full)) == work.floors()
+
+
+@pytest.mark.parametrize("name", WIDE)
+def test_the_channels_of_highest_score_are_kept(name: str) -> None:
+    work = work_of(name)
+    scores = magnitudes(work)
+    widths = work.rounded([0.5 * group.width for group in work.graph.groups])
+    work.keep_(work.model, scores, widths)
+    assert work.widths() == widths
+    after = magnitudes(work)
+    for group, width in zip(work.graph.groups, widths, strict=True):
+        if group.frozen is None:
+            kept = after[group.name] > 0
+            assert int(kept.sum()) == width
+            assert width == group.width or scores[group.name][kept].min() >= scores[group.name][~kept].max()
+
+
+def test_magnitudes_are_sums_of_squares_of_what_reads_a_channel() -> None:
+    work = work_of("chain")
+    weight = dict(work.model.named_parameters())["conv2.weight"]
+    torch.testing.assert_close(magnitudes(work)["conv1"], weight.detach().square().sum((0, 2, 3)))

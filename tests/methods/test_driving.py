@@ -1,0 +1,158 @@
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ecc.energy import Cost
+from ecc.errors import BadTask
+from ecc.methods import Uniform, Work
+from ecc.methods.base import magnitudes
+from ecc.methods.driving import MAX_CORRECTIONS, Drive, SilentAdam, first_aims
+from ecc.methods.landing import BAND
+from ecc.methods.weighing import Weighed
+from methods.jobs import WIDE, history_of, same_result, wide_job
+from methods.works import work_of
+
+
+class OneByOne:
+    """A method of many steps: each takes the least channel of the widest group."""
+
+    name = "one by one"
+
+    def asked(self) -> dict[str, Any]:
+        return {"count": 1}
+
+    def start(self, work: Work) -> None:
+        self.work, self.steps = work, 0
+
+    @property
+    def is_done(self) -> bool:
+        return self.work.excess(self.work.widths()) <= 0
+
+    def step(self) -> None:
+        self.steps += 1
+        widths = self.work.widths()
+        widest = max(
+            (width, number) for number, width in enumerate(widths) if self.work.graph.groups[number].frozen is None
+        )[1]
+        widths[widest] -= 1
+        self.work.keep_(self.work.model, magnitudes(self.work), widths)
+        self.work.train(self.work.model, 1, 1e-3, self.work.stream)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"steps": self.steps}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.steps = int(state["steps"])
+
+
+class Stop(Exception):
+    pass
+
+
+def erring(work: Work, factor: float, relative_ci: float | None = None) -> Any:
+    cost: Cost = work.costs[0]
+
+    def scales(widths: Mapping[str, int]) -> Weighed:
+        true = factor * float(cost.value(work.graph.widths(widths)))
+        return Weighed({"energy": true}, "measured", relative_ci)
+
+    return scales
+
+
+@pytest.mark.parametrize("factor", [0.8, 1.0, 1.3])
+def test_a_method_is_asked_until_the_scales_agree(factor: float) -> None:
+    work, method = work_of(share=0.5), Uniform()
+    limit = work.aims[0]
+    method.start(work)
+    drive, saves = Drive(method, work, [limit], erring(work, factor)), []
+    drive.go(lambda: saves.append(drive.state()))
+    assert drive.landed
+    assert drive.weighings[-1].weighed["energy"] <= limit
+    assert drive.weighings[0].weighed["energy"] == pytest.approx(factor * drive.weighings[0].predicted["energy"])
+    assert bool(drive.note) == (drive.weighings[-1].weighed["energy"] < BAND[0] * limit)
+    assert len(saves) >= 2
+
+
+def test_scales_that_scatter_make_it_aim_lower() -> None:
+    aims = []
+    for ci in (None, 0.01):
+        work, method = work_of(share=0.5), Uniform()
+        method.start(work)
+        drive = Drive(method, work, list(work.aims), erring(work, 1.3, ci))
+        drive.go(lambda: None)
+        aims.append(drive.weighings[0].aims["energy"])
+    assert aims[1] < aims[0]
+
+
+def test_scales_that_never_agree_end_it_with_a_note() -> None:
+    work, method = work_of(share=0.9), Uniform()
+    method.start(work)
+    drive = Drive(method, work, list(work.aims), lambda _: Weighed({"energy": 1.01 * work_limit}, "measured"))
+    work_limit = work.aims[0]
+    drive.go(lambda: None)
+    assert not drive.landed
+    assert f"after {MAX_CORRECTIONS} corrections" in drive.note
+
+
+def test_the_first_aims_take_the_error_at_the_dense_network() -> None:
+    work = work_of(share=0.5)
+    cost = work.costs[0]
+    dense = float(cost.value(work.graph.widths()))
+    assert first_aims([cost], [0.3], Weighed({"energy": 2 * dense}, "measured")) == pytest.approx([0.15])
+    assert first_aims([cost], [0.3], Weighed({}, "measured")) == pytest.approx([0.3])
+
+
+@pytest.mark.parametrize("name", WIDE)
+def test_silent_channels_stay_silent_while_others_train(name: str) -> None:
+    work = work_of(name)
+    widths = work.rounded([0.5 * group.width for group in work.graph.groups])
+    work.keep_(work.model, magnitudes(work), widths)
+    before = copy.deepcopy(work.model.state_dict())
+    work.train(work.model, 3, 1e-2, work.stream)
+    assert work.widths() == widths
+    assert any(not torch.equal(before[key], value) for key, value in work.model.state_dict().items())
+    assert work.stream.total == 3
+    assert isinstance(SilentAdam(work.model, work.graph, 1e-3, 0.0), torch.optim.Adam)
+
+
+def test_a_run_that_was_stopped_between_steps_ends_as_one_that_was_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def job() -> Any:
+        made = wide_job("70%", factor=0.9)
+        made.method = OneByOne()
+        return made
+
+    whole = job().run(tmp_path / "whole")
+    with monkeypatch.context() as patched:
+        real = OneByOne.step
+
+        def dies(self: OneByOne) -> None:
+            if self.steps == 5:
+                raise Stop
+            real(self)
+
+        patched.setattr(OneByOne, "step", dies)
+        with pytest.raises(Stop):
+            job().run(tmp_path / "parts")
+    again = job().run(tmp_path / "parts")
+    assert same_result(whole, again)
+    assert again.summary == whole.summary
+    assert history_of(tmp_path / "parts") == history_of(tmp_path / "whole")
+
+
+def test_a_method_that_needs_held_out_data_says_so(tmp_path: Path) -> None:
+    class Choosing(Uniform):
+        def step(self) -> None:
+            self._work.held_out(self._work.model)
+
+    job = wide_job("50%")
+    job.method = Choosing()
+    with pytest.raises(BadTask, match="has no evaluate_held_out"):
+        job.run(tmp_path / "run")
