@@ -15,6 +15,7 @@ from ecc.energy import EnergyModel, parse_budgets
 from ecc.errors import BadMeasurement, EccError
 from ecc.measure import Source, close_meter, find_meter
 from ecc.methods import Compression, CompressSettings, WeightCompression, reaches
+from ecc.methods.find import METHODS, find_method
 from ecc.methods.fine import zero_skipping_platform
 from ecc.report.compress import CompressView, compress_view, feasibility_table
 from ecc.report.weights import weights_view
@@ -36,6 +37,9 @@ def compress(
         list[Path] | None,
         typer.Option("--energy", metavar="FILE", help="From `ecc fit`. Repeatable: energy, latency."),
     ] = None,
+    method: Annotated[
+        str, typer.Option("--method", metavar="NAME", help=f"How: {', '.join(METHODS)}. All get the same batches.")
+    ] = "ecc",
     granularity: Annotated[
         str, typer.Option("--granularity", metavar="WHAT", help="What is removed: channel, or weight (see below).")
     ] = "channel",
@@ -98,6 +102,9 @@ def compress(
     """
     budgets = parse_budgets(budget)
     is_fine = _is_fine(granularity, energy or [], freeze or [])
+    rival = find_method(method)
+    if is_fine and rival is not None:
+        raise EccError(f"--method {method} prunes channels; with --granularity weight leave it out.")
     models = [EnergyModel.load(path) for path in energy or []]
     settings = CompressSettings(
         train_steps=train_steps,
@@ -134,6 +141,7 @@ def compress(
                 settings=settings,
                 device=world.device,
                 freeze=freeze or (),
+                method=rival,
             )
             found = reaches(job.graph, job.costs, job.limits, min_share=settings.min_share, round_to=job.round_to)
         view.show(feasibility_table(found))

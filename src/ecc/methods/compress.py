@@ -105,11 +105,14 @@ class Compression(Phases[Compressed]):
         self.weighed_dense: Weighed | None = None
         self.slim_gap: float | None = None
         self.landing: Landing | Drive | None = None
+        self.left_over = 0
+        """Steps that the solve was given and did not take; tuning takes them, so that methods compare at equal ones."""
 
     # ------------------------------------------------------------ phases
 
     def _begin(self) -> None:
         self.weighed_dense = self.slim_gap = self.landing = None
+        self.left_over = 0
         self.costs, self.limits = costs_of(self.graph, self.budgets, self.energies)  # an earlier run weighed its own
         least, multiple = self.settings.min_share, self.round_to
         refuse_infeasible(reaches(self.graph, self.costs, self.limits, min_share=least, round_to=multiple))
@@ -137,11 +140,12 @@ class Compression(Phases[Compressed]):
             "weighed_dense": None if self.weighed_dense is None else asdict(self.weighed_dense),
             "landing": None if self.landing is None else self.landing.state(),
             "slim_gap": self.slim_gap,
+            "left_over": self.left_over,
         }
 
     def _restore(self, extra: Mapping[str, Any]) -> None:
         super()._restore(extra)
-        self.slim_gap = extra["slim_gap"]
+        self.slim_gap, self.left_over = extra["slim_gap"], int(extra["left_over"])
         if extra["weighed_dense"] is not None:
             self.weighed_dense = Weighed(**extra["weighed_dense"])
 
@@ -151,6 +155,9 @@ class Compression(Phases[Compressed]):
         teacher = self._dense(run, model, stream, reached)
         solve = self._solved if self.method is None else self._driven
         widths, landing = solve(run, model, stream, teacher, reached)
+        if reached != "tune":
+            taken = stream.total // self.world.size - self.settings.train_steps
+            self.left_over = max(0, self.settings.steps - taken)
         small = self._tuned(run, model, stream, teacher, widths)
         return self._finished(run, small, widths, landing, stream)
 
@@ -250,9 +257,10 @@ class Compression(Phases[Compressed]):
             self.slim_gap = gap(model, small, moved(self.task.example_input, self.device))
             self.tell(f"cut and masked networks agree to {self.slim_gap:.1g} of the largest output")
             self._score("before tuning", small)
-        if self.settings.tune_steps:
-            self.tell(f"tuning the slim network, {self.settings.tune_steps} steps")
-            self._train(run, small, self._adam(small), stream, "tune", teacher)
+        steps = self.settings.tune_steps + self.left_over
+        if steps:
+            self.tell(f"tuning the slim network, {steps} steps")
+            self._train(run, small, self._adam(small), stream, "tune", teacher, steps=steps)
         return small
 
     def _hollow(self, model: nn.Module, widths: Mapping[str, int]) -> nn.Module:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -169,14 +169,16 @@ class Phases(ABC, Generic[Result]):
         phase: str,
         teacher: Teacher | None = None,
         on_step: Callable[[int, Mapping[str, Any]], None] | None = None,
+        steps: int | None = None,
     ) -> None:
         assert self.task.loss is not None  # checked at the start
+        settings = self.settings.training(phase)
         train(
             model,
             optimizer,
             stream,
             loss=self.task.loss,
-            settings=self.settings.training(phase),
+            settings=settings if steps is None else replace(settings, steps=steps),
             teacher=teacher,
             world=self.world,
             run=run,

@@ -1,0 +1,32 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ecc.errors import EccError
+from ecc.methods.find import METHODS, find_method
+from methods.jobs import wide_job
+
+
+def test_each_name_gives_a_method_of_that_name() -> None:
+    for name in METHODS:
+        method = find_method(name)
+        assert (method is None) if name == "ecc" else (method is not None and method.name == name)
+
+
+def test_an_unknown_method_is_refused_with_those_that_are_known() -> None:
+    with pytest.raises(EccError, match=r"there is no method 'magic'; there are ecc, .*uniform"):
+        find_method("magic")
+
+
+@pytest.mark.parametrize("share", ["65%", "35%"])
+@pytest.mark.parametrize("name", ["uniform", "greedy", "ecc"])
+def test_every_method_meets_its_budget_with_the_batches_it_was_given(name: str, share: str, tmp_path: Path) -> None:
+    job = wide_job(share, name="residual", factor=0.9)
+    job.method = find_method(name)
+    summary = job.run(tmp_path / "run").summary
+    assert summary["met"]
+    assert summary["method"] == name
+    assert summary["batches"]["total"] == 28  # 24 to solve, 4 to tune
+    assert summary["slim_gap"] < 1e-4
