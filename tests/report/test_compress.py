@@ -67,7 +67,7 @@ def test_the_table_of_reach_has_the_numbers() -> None:
 def test_the_view_has_the_numbers_of_the_summary() -> None:
     facts = summary()
     lines = shown(compress_view(facts, "runs/a")).splitlines()
-    assert lines[0].strip() == "digits on NVIDIA Jetson TX2"
+    assert lines[0].strip() == "digits by ecc on NVIDIA Jetson TX2"
     row = facts["budgets"]["energy"]
     amounts = [si(row[name], "J") for name in ("dense", "result", "limit")]
     assert cells(lines[2]) == ["energy (estimated)", *amounts, "98.0%", "met"]

@@ -102,7 +102,9 @@ def sparkline(values: Any) -> str:
 
 def compress_view(summary: Mapping[str, Any], folder: str | Path) -> RenderableType:
     """What came out."""
-    title = Text(f"{summary['task']} by {summary.get('method', 'ecc')} on {summary['device']}")  # names and paths are no markup, here and below
+    title = Text(
+        f"{summary['task']} by {summary.get('method', 'ecc')} on {summary['device']}"
+    )  # names and paths are no markup, here and below
     table = Table(title=title, title_justify="left", box=None, pad_edge=False)
     for name in ("", "dense", "result", "budget", "of budget", ""):
         table.add_column(name, justify="left" if not name else "right")

@@ -28,22 +28,22 @@ def draw_fit(found: Mapping[str, Any], title: str, folder: str | Path, stem: str
     Raises:
         BadFile: If matplotlib is not installed, or the folder cannot be written to.
     """
-    plots = _pyplot()
+    plots = pyplot()
     folder = Path(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise BadFile(f"cannot write to {folder}: {error.strerror}.") from None
-    drawn = [_save(_prediction(plots, found, title), folder / f"{stem}-prediction.svg", plots)]
+    drawn = [save_figure(_prediction(plots, found, title), folder / f"{stem}-prediction.svg", plots)]
     if found["paper"]:
-        drawn.append(_save(_paper(plots, [(title, found)]), folder / f"{stem}-paper.svg", plots))
+        drawn.append(save_figure(_paper(plots, [(title, found)]), folder / f"{stem}-paper.svg", plots))
     return drawn
 
 
 def draw_paper(found: Sequence[tuple[str, Mapping[str, Any]]], path: Path) -> Path:
     """The paper's Figures 2 and 3 for several profiles side by side."""
-    plots = _pyplot()
-    return _save(_paper(plots, found), path, plots)
+    plots = pyplot()
+    return save_figure(_paper(plots, found), path, plots)
 
 
 def _prediction(plots: Any, found: Mapping[str, Any], title: str) -> Any:
@@ -87,7 +87,12 @@ def _paper(plots: Any, found: Sequence[tuple[str, Mapping[str, Any]]]) -> Any:
     return figure
 
 
-def _save(figure: Any, path: Path, plots: Any) -> Path:
+def save_figure(figure: Any, path: Path, plots: Any) -> Path:
+    """Writes a figure and lets go of it.
+
+    Raises:
+        BadFile: If it cannot be written.
+    """
     # Without a date, and with ids that depend on the figure alone, equal figures give equal files.
     try:
         figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
@@ -98,7 +103,12 @@ def _save(figure: Any, path: Path, plots: Any) -> Path:
     return path
 
 
-def _pyplot() -> Any:
+def pyplot() -> Any:
+    """matplotlib without a screen, in the house's style.
+
+    Raises:
+        BadFile: If it is not installed.
+    """
     try:
         matplotlib = importlib.import_module("matplotlib")
     except ImportError:

@@ -1,0 +1,217 @@
+"""`Comparison`: methods, budgets and seeds in one grid of run folders, at equal batches.
+
+    RUNS/seed-0/dense/            the dense network of each seed, trained once and given to all methods
+    RUNS/seed-0/ecc-50/           one cell: the run folder of a compression
+    RUNS/grid.json                what was asked
+
+A cell that is finished is not run again, one that was interrupted goes on, and one that failed is written down with its
+reason, never left out. Tables and figures are made from the folders alone (`ecc.report.compare`).
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import resource
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ecc.energy import EnergyModel
+from ecc.energy.budget import parse_budget
+from ecc.errors import BadFile, EccError
+from ecc.files import write_text
+from ecc.measure import Source
+from ecc.task import Task
+from ecc.training import BatchStream, load_state, open_run, save_state, train
+
+from .compress import Compression
+from .find import METHODS, find_method
+from .settings import CompressSettings
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One method, one budget, one seed."""
+
+    method: str
+    budget: str
+    seed: int
+
+    def folder(self, root: Path) -> Path:
+        """Where its run is."""
+        budget = "".join(letter if letter.isalnum() or letter in ".-" else "_" for letter in self.budget.rstrip("%"))
+        return root / f"seed-{self.seed}" / f"{self.method}-{budget}"
+
+
+class Comparison:
+    """A grid of compressions of one task.
+
+    Args:
+        task: With batches, a loss, and scores on test and held-out data.
+        energy: Models of the costs that budgets are about.
+        methods: Names, see `METHODS`.
+        budgets: As for `parse_budget`.
+        seeds: How many; from 0 on.
+        source: Weighs every result; None trusts the models, and says so.
+        settings: The same for all cells, but for the seed.
+        device: Where to train.
+
+    Raises:
+        EccError: If a method or a budget is unknown, or there is none.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        energy: EnergyModel | Sequence[EnergyModel],
+        *,
+        methods: Sequence[str],
+        budgets: Sequence[str],
+        seeds: int = 3,
+        source: Source | None = None,
+        settings: CompressSettings | None = None,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        if not methods or not budgets or seeds < 1:
+            raise EccError("a comparison needs at least one method, one budget and one seed.")
+        for name in methods:
+            if name not in METHODS:
+                raise EccError(f"there is no method {name!r}; there are {', '.join(METHODS)}.")
+        for text in budgets:
+            parse_budget(text)
+        self.task, self.energy, self.source, self.device = task, energy, source, torch.device(device)
+        self.settings = settings or CompressSettings()
+        self.methods, self.budgets, self.seeds = tuple(methods), tuple(budgets), seeds
+
+    @property
+    def cells(self) -> list[Cell]:
+        """All of them, seed by seed, so that an interrupted grid has whole seeds."""
+        return [
+            Cell(method, budget, seed)
+            for seed in range(self.seeds)
+            for budget in self.budgets
+            for method in self.methods
+        ]
+
+    def run(self, root: str | Path, progress: Callable[[str], None] | None = None) -> list[Cell]:
+        """Runs the cells that are not finished.
+
+        Args:
+            root: The folder of the grid.
+            progress: Is told about each cell.
+
+        Returns:
+            The cells that failed; their folders hold the reason.
+
+        Raises:
+            BadFile: If the folder holds another grid.
+        """
+        root, tell = Path(root), progress or (lambda _: None)
+        self._check(root)
+        failed = []
+        for cell in self.cells:
+            folder = cell.folder(root)
+            if (folder / "summary.json").exists() and (folder / "cell.json").exists():
+                continue
+            try:
+                self._run(cell, root)
+                tell(f"{cell.method} {cell.budget} seed {cell.seed}: done")
+            except EccError as error:
+                if isinstance(error, BadFile):
+                    raise
+                folder.parent.mkdir(parents=True, exist_ok=True)
+                write_text(_failure(folder), json.dumps({**asdict(cell), "error": str(error)}) + "\n")
+                failed.append(cell)
+                tell(f"{cell.method} {cell.budget} seed {cell.seed}: failed: {error}")
+        return failed
+
+    def _run(self, cell: Cell, root: Path) -> None:
+        task = self._trained(cell.seed, root)
+        started = time.monotonic()
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)
+        job = Compression(
+            task,
+            [parse_budget(cell.budget)],
+            self.energy,
+            source=self.source,
+            settings=replace(self.settings, train_steps=0, seed=cell.seed),
+            device=self.device,
+            method=find_method(cell.method),
+        )
+        job.run(cell.folder(root))
+        facts = {**asdict(cell), "seconds": round(time.monotonic() - started, 3), "peak_bytes": self._peak_bytes()}
+        write_text(cell.folder(root) / "cell.json", json.dumps(facts) + "\n")
+        _failure(cell.folder(root)).unlink(missing_ok=True)
+
+    def _trained(self, seed: int, root: Path) -> Task:
+        """The task with the dense network of a seed, which all methods start from."""
+        model = copy.deepcopy(self.task.model)
+        if self.settings.train_steps:
+            folder = root / f"seed-{seed}" / "dense"
+            file = folder / "dense.safetensors"
+            if not file.exists():
+                self._train_dense(model.to(self.device), seed, folder)
+            model.load_state_dict(load_state(file))
+        return replace(self.task, model=model.cpu())
+
+    def _train_dense(self, model: torch.nn.Module, seed: int, folder: Path) -> None:
+        settings = replace(self.settings, seed=seed)
+        assert self.task.loss is not None  # Compression checks it as well
+        with open_run(folder, {"verb": "dense", "task": self.task.name, "settings": asdict(settings)}) as run:
+            optimizer = torch.optim.Adam(model.parameters(), lr=settings.train_lr)
+            stream = BatchStream(self.task, device=self.device, seed=seed)
+            train(
+                model,
+                optimizer,
+                stream,
+                loss=self.task.loss,
+                settings=settings.training("dense"),
+                run=run,
+                phase="dense",
+            )
+            save_state(folder / "dense.safetensors", model.cpu().state_dict())
+            run.finish({"batches": stream.total})
+
+    def _peak_bytes(self) -> int:
+        if self.device.type == "cuda":
+            return int(torch.cuda.max_memory_allocated(self.device))
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+    def _check(self, root: Path) -> None:
+        """Writes down what is asked, or compares it with what was asked before: only more cells may be asked for."""
+        asked = {
+            "task": self.task.name,
+            "settings": {name: value for name, value in asdict(self.settings).items() if name != "seed"},
+        }
+        file = root / "grid.json"
+        if not file.exists():
+            if root.exists() and (root.is_file() or any(root.iterdir())):
+                raise BadFile(f"{root} is no grid of runs and is left as it is. Give an empty or a new folder.")
+            root.mkdir(parents=True, exist_ok=True)
+            write_text(file, json.dumps(asked, indent=1) + "\n")
+            return
+        try:
+            before = json.loads(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            raise BadFile(f"{file} cannot be read; restore it from a copy or start anew.") from None
+        for name in ("task", *(f"settings.{key}" for key in asked["settings"])):
+            then, now = _at(before, name), _at(asked, name)
+            if then != now:
+                raise BadFile(f"{root} was begun with {name} = {then}, and now it is {now}. Give another folder.")
+
+
+def _failure(folder: Path) -> Path:
+    """Beside the run's folder, which may not even have been made."""
+    return folder.with_name(f"{folder.name}.failed.json")
+
+
+def _at(data: Any, name: str) -> Any:
+    for key in name.split("."):
+        data = data.get(key) if isinstance(data, dict) else None
+    return data

@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ecc.errors import BadFile, EccError
+from ecc.methods import CompressSettings
+from ecc.methods.compare import Cell, Comparison
+from methods.jobs import Truth, _graph, true_model, wide_task, wrong_model
+
+
+def grid(**changes: Any) -> Comparison:
+    graph = _graph("chain")
+    values: dict[str, Any] = {
+        "methods": ["uniform", "ecc"],
+        "budgets": ["65%", "50%"],
+        "seeds": 2,
+        "source": Truth(true_model(graph)),
+        "settings": CompressSettings(train_steps=3, steps=20, tune_steps=2, lr=1e-3, log_every=5),
+    }
+    task = wide_task("chain", evaluate=lambda net: float(next(net.parameters()).detach().abs().sum()))
+    return Comparison(task, wrong_model(graph, 0.9), **(values | changes))
+
+
+def test_every_cell_is_a_run_at_equal_batches_from_one_dense_network_a_seed(tmp_path: Path) -> None:
+    assert grid().run(tmp_path / "runs") == []
+    summaries = {}
+    for cell in grid().cells:
+        folder = cell.folder(tmp_path / "runs")
+        summary = json.loads((folder / "summary.json").read_text())
+        facts = json.loads((folder / "cell.json").read_text())
+        assert summary["met"]
+        assert summary["batches"]["total"] == 22
+        assert facts["seconds"] > 0
+        assert facts["peak_bytes"] > 0
+        summaries[cell] = summary
+    assert len(summaries) == 8
+    by_seed = {
+        seed: {summary["scores"]["dense"] for cell, summary in summaries.items() if cell.seed == seed}
+        for seed in (0, 1)
+    }
+    assert all(len(scores) == 1 for scores in by_seed.values())  # all methods start from the same network
+    assert by_seed[0] != by_seed[1]
+
+
+def test_a_finished_grid_is_left_as_it_is_and_can_be_extended(tmp_path: Path) -> None:
+    root, told = tmp_path / "runs", []
+    grid(methods=["uniform"], seeds=1).run(root, told.append)
+    before = {path: path.read_bytes() for path in root.rglob("summary.json")}
+    grid(methods=["uniform"], seeds=1).run(root, told.append)
+    assert len(told) == 2
+    grid(methods=["uniform", "ecc"], seeds=1, budgets=["65%"]).run(root, told.append)
+    assert told[2:] == ["ecc 65% seed 0: done"]
+    assert all(path.read_bytes() == data for path, data in before.items())
+
+
+def test_a_cell_that_fails_is_written_down_and_the_others_go_on(tmp_path: Path) -> None:
+    root = tmp_path / "runs"
+    failed = grid(methods=["uniform"], budgets=["1%", "65%"], seeds=1).run(root)
+    assert failed == [Cell("uniform", "1%", 0)]
+    reason = json.loads((root / "seed-0" / "uniform-1.failed.json").read_text())
+    assert "is below" in reason["error"]
+    assert (root / "seed-0" / "uniform-65" / "summary.json").exists()
+
+
+def test_what_cannot_be_compared_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(EccError, match="there is no method 'magic'"):
+        grid(methods=["magic"])
+    with pytest.raises(EccError, match="at least one method"):
+        grid(methods=[])
+    with pytest.raises(EccError, match="starts with no number"):
+        grid(budgets=["sixty"])
+    grid(methods=["uniform"], budgets=["65%"], seeds=1).run(tmp_path / "runs")
+    with pytest.raises(BadFile, match=r"was begun with settings\.lr = 0\.001, and now it is 0\.5"):
+        grid(settings=CompressSettings(train_steps=3, steps=20, tune_steps=2, lr=0.5, log_every=5)).run(
+            tmp_path / "runs"
+        )
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "file").write_text("")
+    with pytest.raises(BadFile, match="is no grid of runs and is left as it is"):
+        grid().run(tmp_path / "other")
