@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ecc.energy import Cost
-from ecc.errors import BadTask
+from ecc.errors import BadTask, InfeasibleBudget
 from ecc.methods import Uniform, Work
 from ecc.methods.base import magnitudes
 from ecc.methods.driving import MAX_CORRECTIONS, Drive, SilentAdam, first_aims
@@ -98,6 +98,20 @@ def test_scales_that_never_agree_end_it_with_a_note() -> None:
     drive.go(lambda: None)
     assert not drive.landed
     assert f"after {MAX_CORRECTIONS} corrections" in drive.note
+
+
+def test_aims_below_the_floors_end_it() -> None:
+    work, method = work_of(share=0.5, min_share=0.6), Uniform()
+    method.start(work)
+    least = float(work.costs[0].value(torch.tensor(work.floors(), dtype=torch.float64)))
+    work.aims = [0.9 * least]
+    with pytest.raises(InfeasibleBudget, match="cannot meet the budget"):
+        Drive(method, work, [0.9 * least], erring(work, 1.0)).go(lambda: None)
+    work.aims = [1.01 * least]
+    drive = Drive(method, work, [1.01 * least], erring(work, 1.5))
+    drive.go(lambda: None)
+    assert "the floors allow no less" in drive.note
+    assert not drive.landed
 
 
 def test_the_first_aims_take_the_error_at_the_dense_network() -> None:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ecc.energy import Cost
+from ecc.errors import InfeasibleBudget
 from ecc.graph import ChannelGraph, live_masks
 from ecc.training import BatchStream, Teacher, TrainSettings, World, train
 
@@ -58,7 +59,15 @@ class Drive:
 
         Args:
             save: Called after each step, when the state is whole.
+
+        Raises:
+            InfeasibleBudget: If the aims cannot be met with every group at its floor.
         """
+        if not self.weighings and self._work.excess(self._work.floors()) > 0:
+            raise InfeasibleBudget(
+                "weighed against its energy model, the network cannot meet the budget with every group at its floor. "
+                "Raise the budget, lower min_share, or shrink the input."
+            )
         while not self.landed and not self.note:
             while not self._method.is_done:
                 self._method.step()
@@ -99,6 +108,8 @@ class Drive:
             self.note = f"after {MAX_CORRECTIONS} corrections the result lies at {shares[tightest]:.1%} of the budget."
         else:
             work.aims = list(aims.values())
+            if work.excess(work.floors()) > 0:
+                self.note = f"the result lies at {shares[tightest]:.1%} of the budget, and the floors allow no less."
 
     def _aims(self, weighed: Weighed, predicted: Mapping[str, float]) -> dict[str, float]:
         """What the model must predict for the scales to show the budget, or a little less where they scatter."""
