@@ -66,6 +66,18 @@ def test_a_cell_that_fails_is_written_down_and_the_others_go_on(tmp_path: Path) 
     assert (root / "seed-0" / "uniform-65" / "summary.json").exists()
 
 
+def test_scratch_trains_the_widths_that_ecc_found(tmp_path: Path) -> None:
+    grid(methods=["scratch", "ecc"], budgets=["65%"], seeds=1).run(tmp_path / "runs")
+    one, other = (
+        json.loads((tmp_path / "runs" / "seed-0" / f"{name}-65" / "summary.json").read_text())
+        for name in ("ecc", "scratch")
+    )
+    assert one["widths"] == other["widths"]
+    assert one["batches"]["total"] == other["batches"]["total"]
+    with pytest.raises(EccError, match="compare ecc as well"):
+        grid(methods=["scratch"])
+
+
 def test_what_cannot_be_compared_is_refused(tmp_path: Path) -> None:
     with pytest.raises(EccError, match="there is no method 'magic'"):
         grid(methods=["magic"])

@@ -29,9 +29,13 @@ from ecc.measure import Source
 from ecc.task import Task
 from ecc.training import BatchStream, load_state, open_run, save_state, train
 
+from .base import Method
 from .compress import Compression
 from .find import METHODS, find_method
+from .scratch import Scratch
 from .settings import CompressSettings
+
+SCRATCH = "scratch"
 
 
 @dataclass(frozen=True)
@@ -54,7 +58,7 @@ class Comparison:
     Args:
         task: With batches, a loss, and scores on test and held-out data.
         energy: Models of the costs that budgets are about.
-        methods: Names, see `METHODS`.
+        methods: Names, see `METHODS`; and `scratch`, which trains the widths that `ecc` found from random weights.
         budgets: As for `parse_budget`.
         seeds: How many; from 0 on.
         source: Weighs every result; None trusts the models, and says so.
@@ -80,13 +84,17 @@ class Comparison:
         if not methods or not budgets or seeds < 1:
             raise EccError("a comparison needs at least one method, one budget and one seed.")
         for name in methods:
-            if name not in METHODS:
-                raise EccError(f"there is no method {name!r}; there are {', '.join(METHODS)}.")
+            if name not in METHODS and name != SCRATCH:
+                raise EccError(f"there is no method {name!r}; there are {', '.join((*METHODS, SCRATCH))}.")
+        if SCRATCH in methods and "ecc" not in methods:
+            raise EccError("scratch trains the widths that ecc found; compare ecc as well.")
         for text in budgets:
             parse_budget(text)
         self.task, self.energy, self.source, self.device = task, energy, source, torch.device(device)
         self.settings = settings or CompressSettings()
-        self.methods, self.budgets, self.seeds = tuple(methods), tuple(budgets), seeds
+        # What others build on comes first.
+        self.methods = tuple(sorted(methods, key=lambda name: name == SCRATCH))
+        self.budgets, self.seeds = tuple(budgets), seeds
 
     @property
     def cells(self) -> list[Cell]:
@@ -142,12 +150,20 @@ class Comparison:
             source=self.source,
             settings=replace(self.settings, train_steps=0, seed=cell.seed),
             device=self.device,
-            method=find_method(cell.method),
+            method=self._method(cell, root),
         )
         job.run(cell.folder(root))
         facts = {**asdict(cell), "seconds": round(time.monotonic() - started, 3), "peak_bytes": self._peak_bytes()}
         write_text(cell.folder(root) / "cell.json", json.dumps(facts) + "\n")
         _failure(cell.folder(root)).unlink(missing_ok=True)
+
+    def _method(self, cell: Cell, root: Path) -> Method | None:
+        if cell.method != SCRATCH:
+            return find_method(cell.method)
+        file = replace(cell, method="ecc").folder(root) / "widths.json"
+        if not file.exists():
+            raise EccError(f"ecc found no widths for {cell.budget} of seed {cell.seed}, so there is nothing to train.")
+        return Scratch(json.loads(file.read_text(encoding="utf-8")))
 
     def _trained(self, seed: int, root: Path) -> Task:
         """The task with the dense network of a seed, which all methods start from."""
