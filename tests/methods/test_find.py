@@ -1,12 +1,17 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from ecc.errors import EccError
+from ecc.methods import Greedy, Method, Uniform
+from ecc.methods.eap import Eap
 from ecc.methods.find import METHODS, find_method
-from methods.jobs import wide_job
+from ecc.methods.lcp import Lcp, LcpSettings
+from ecc.methods.netadapt import NetAdapt, NetAdaptSettings
+from methods.jobs import WIDE, wide_job, wide_task
 
 
 def test_each_name_gives_a_method_of_that_name() -> None:
@@ -20,11 +25,32 @@ def test_an_unknown_method_is_refused_with_those_that_are_known() -> None:
         find_method("magic")
 
 
+SMALL: dict[str, Callable[[], Method | None]] = {
+    "ecc": lambda: None,
+    "netadapt": lambda: NetAdapt(NetAdaptSettings(rounds=4)),
+    "eap": Eap,
+    "lcp": lambda: Lcp(LcpSettings(candidates=6, population=4, tournament=2)),
+    "uniform": Uniform,
+    "greedy": Greedy,
+}
+"""Each with as little search as it can have. A new method is a row here."""
+
+
+def test_no_method_is_left_out_of_the_matrix() -> None:
+    assert set(SMALL) == set(METHODS)
+
+
 @pytest.mark.parametrize("share", ["65%", "35%"])
-@pytest.mark.parametrize("name", ["uniform", "greedy", "ecc"])
-def test_every_method_meets_its_budget_with_the_batches_it_was_given(name: str, share: str, tmp_path: Path) -> None:
-    job = wide_job(share, name="residual", factor=0.9)
-    job.method = find_method(name)
+@pytest.mark.parametrize("network", WIDE)
+@pytest.mark.parametrize("name", SMALL)
+def test_every_method_meets_its_budget_with_the_batches_it_was_given(
+    name: str, network: str, share: str, tmp_path: Path
+) -> None:
+    task = wide_task(
+        network, evaluate_held_out=lambda net: -float(sum(p.detach().square().sum() for p in net.parameters()))
+    )
+    job = wide_job(share, name=network, factor=0.9, task=task)
+    job.method = SMALL[name]()
     summary = job.run(tmp_path / "run").summary
     assert summary["met"]
     assert summary["method"] == name

@@ -7,10 +7,20 @@ from collections.abc import Callable
 from ecc.errors import EccError
 
 from .base import Method
+from .eap import Eap
 from .greedy import Greedy
+from .lcp import Lcp
+from .netadapt import NetAdapt
 from .uniform import Uniform
 
-METHODS: dict[str, Callable[[], Method] | None] = {"ecc": None, "uniform": Uniform, "greedy": Greedy}
+METHODS: dict[str, Callable[[], Method] | None] = {
+    "ecc": None,
+    "netadapt": NetAdapt,
+    "eap": Eap,
+    "lcp": Lcp,
+    "uniform": Uniform,
+    "greedy": Greedy,
+}
 """With the settings of their papers. ECC itself is what `Compression` does when it is given no method."""
 
 
