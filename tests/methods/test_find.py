@@ -7,6 +7,7 @@ import pytest
 
 from ecc.errors import EccError
 from ecc.methods import Greedy, Method, Uniform
+from ecc.methods.amc import Amc, AmcSettings
 from ecc.methods.eap import Eap
 from ecc.methods.find import METHODS, find_method
 from ecc.methods.lcp import Lcp, LcpSettings
@@ -28,6 +29,7 @@ def test_an_unknown_method_is_refused_with_those_that_are_known() -> None:
 SMALL: dict[str, Callable[[], Method | None]] = {
     "ecc": lambda: None,
     "netadapt": lambda: NetAdapt(NetAdaptSettings(rounds=4)),
+    "amc": lambda: Amc(AmcSettings(episodes=6, chunk=3)),
     "eap": Eap,
     "lcp": lambda: Lcp(LcpSettings(candidates=6, population=4, tournament=2)),
     "uniform": Uniform,

@@ -268,7 +268,7 @@ def test_the_winner_is_the_proposal_trained_by_itself() -> None:
 
 
 def test_total_counts_all_candidates_and_lineage_the_winners() -> None:
-    work = work_of("residual", share=0.6)
+    work = work_of("residual", share=0.6, steps=100)
     method, seen = started(work, short_steps=3, initial_reduction=0.15), trainings(work)
     while not method.is_done:
         method.step()
@@ -278,6 +278,14 @@ def test_total_counts_all_candidates_and_lineage_the_winners() -> None:
         assert (facts["total"], facts["lineage"]) == (work.stream.total, work.stream.lineage)
     assert len(method.rounds) > 1
     assert len(seen) == sum(len(facts["scores"]) for facts in method.rounds) > len(method.rounds)
+
+
+def test_no_batch_is_taken_that_was_not_given() -> None:
+    work = work_of("residual", share=0.5, steps=7)
+    method = started(work, short_steps=3, initial_reduction=0.1)
+    while not method.is_done:
+        method.step()
+    assert work.stream.total == 7
 
 
 @pytest.mark.parametrize("share", [0.75, 0.5])
@@ -307,7 +315,7 @@ def test_digits_meet_their_budget_on_a_platform(tmp_path: Path) -> None:
         parse_budgets(("60%",)),
         digits_model(),
         source=platform(),
-        settings=CompressSettings(train_steps=6, steps=1, tune_steps=3, lr=1e-3),
+        settings=CompressSettings(train_steps=6, steps=40, tune_steps=3, lr=1e-3),
         method=NetAdapt(NetAdaptSettings(initial_reduction=0.2, short_steps=2)),
     )
     summary = job.run(tmp_path / "run").summary
@@ -316,7 +324,9 @@ def test_digits_meet_their_budget_on_a_platform(tmp_path: Path) -> None:
     rounds = [facts for facts in history_of(tmp_path / "run") if facts["phase"] == "netadapt"]
     candidates = sum(len(facts["scores"]) for facts in rounds)
     assert len(rounds) >= 2
-    assert summary["batches"] == {"total": 6 + 2 * candidates + 3, "lineage": 6 + 2 * len(rounds) + 3}
+    left = 40 - 2 * candidates  # goes into tuning
+    assert left >= 0
+    assert summary["batches"] == {"total": 6 + 40 + 3, "lineage": 6 + 2 * len(rounds) + left + 3}
     assert all(0 <= score <= 1 for facts in rounds for score in facts["scores"].values())
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from ecc.errors import EccError
 
+from .amc import Amc
 from .base import Method
 from .eap import Eap
 from .greedy import Greedy
@@ -16,6 +17,7 @@ from .uniform import Uniform
 METHODS: dict[str, Callable[[], Method] | None] = {
     "ecc": None,
     "netadapt": NetAdapt,
+    "amc": Amc,
     "eap": Eap,
     "lcp": Lcp,
     "uniform": Uniform,

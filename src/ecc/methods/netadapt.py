@@ -137,6 +137,7 @@ class NetAdapt:
         self.short_steps = self.settings.short_steps or max(1, work.settings.steps // max(1, candidates))
         """Training steps of each candidate."""
         self._score: float | None = None  # of the network as it is
+        self._begun = work.stream.total
         self.rounds = []
 
     @property
@@ -236,7 +237,9 @@ class NetAdapt:
         work = self._work
         model, stream = copy.deepcopy(work.model), work.stream.fork()
         work.keep_(model, magnitudes(work), proposal.widths)
-        work.train(model, self.short_steps, work.settings.lr, stream)
+        left = work.settings.steps - (stream.total - self._begun)  # none may be taken that was not given
+        if steps := max(0, min(self.short_steps, left)):
+            work.train(model, steps, work.settings.lr, stream)
         score = float(work.held_out(model))
         return _Candidate(proposal, score, self._rank(score, before, proposal.widths), model, stream)
 
@@ -279,11 +282,12 @@ class NetAdapt:
 
     def state_dict(self) -> dict[str, Any]:
         """The rounds so far, whose number tells the reduction, and the score of the network as it is."""
-        return {"score": self._score, "rounds": [dict(facts) for facts in self.rounds]}
+        return {"score": self._score, "begun": self._begun, "rounds": [dict(facts) for facts in self.rounds]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Puts them back."""
         self._score = None if state["score"] is None else float(state["score"])
+        self._begun = int(state["begun"])
         self.rounds = [dict(facts) for facts in state["rounds"]]
 
 
