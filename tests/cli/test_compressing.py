@@ -57,7 +57,7 @@ def test_a_run_is_told_shown_again_and_given_to_programs(folder: Path) -> None:
     assert first.exit_code == 0, first.output
     assert "What the budgets ask for" in first.stderr
     assert "solving for the budget, 12 steps" in first.stderr
-    assert "digits on NVIDIA Jetson TX2" in first.stdout
+    assert "digits by ecc on NVIDIA Jetson TX2" in first.stdout
     assert "energy (estimated)" in first.stdout
 
     again = ecc(*words)

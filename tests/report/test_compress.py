@@ -127,7 +127,7 @@ def test_many_widths_are_cut_short_and_none_is_said() -> None:
 def test_names_and_paths_are_no_markup() -> None:
     facts = summary(task="net[b]", note="see [red]this[/red]", widths={"a[i]": 3}, full_widths={"a[i]": 4})
     text = shown(compress_view(facts, "run[bold]"))
-    for word in ("net[b] on", "see [red]this[/red]", "a[i] 3/4", "run[bold]:"):
+    for word in ("net[b] by ecc on", "see [red]this[/red]", "a[i] 3/4", "run[bold]:"):
         assert word in text
 
 
