@@ -38,18 +38,6 @@ VERSION = 1
 
 _LOCK = ".ecc-lock"
 _HELD: set[int] = set()  # descriptors of the locks of this process
-_FILES = (
-    "config.json",
-    "environment.json",
-    "history.jsonl",
-    "checkpoint.safetensors",
-    "summary.json",
-    "dense.safetensors",  # the rest belongs to methods
-    "slim.safetensors",
-    "widths.json",
-    "sparse.safetensors",
-    "nonzeros.json",
-)
 
 
 class RunDir:
@@ -181,9 +169,8 @@ def open_run(
         _begin(path, config)
         run._open_history()
         _note_session(path, device_type)
-        for name in _FILES:  # what a process that died was writing
-            for leftover in path.glob(f".{name}.*.tmp"):
-                leftover.unlink(missing_ok=True)
+        for leftover in path.glob(".*.tmp"):  # what a process that died was writing; the lock says that it is dead
+            leftover.unlink(missing_ok=True)
         yield run
     finally:
         run._close()
