@@ -263,7 +263,7 @@ def test_a_power_cap_is_no_fault() -> None:
 
 
 def test_a_window_ends_where_its_ticks_have_seen_all_parts_of_the_network() -> None:
-    assert even_ticks(0.004068, 0.1, 5, 0.005) == 7  # dense MobileNet v1, batch 64: its watts beat over 6.3 ticks
+    assert even_ticks(0.004068, 0.1, 5, 0.005) == 7  # five ticks would see two parts of it more often than others
     assert even_ticks(0.0002, 0.1, 5, 0.005) == 5  # a short run is averaged out within each tick
     assert even_ticks(0.004, 0.1, 5, 0.005) == 5  # every tick sees the same part: longer windows would not help
 

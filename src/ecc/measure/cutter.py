@@ -3,10 +3,10 @@
 The edges of a window are where it errs: a tick is known to lie between two readings of the counter, so the
 counter is read closely when a tick is due, and a tick that was seen late is not taken for an edge.
 
-And it errs where the counter and the network beat. Many sensors look at a part of each period only (data centre
-GPUs of NVIDIA at 25 ms of 100: Yang et al., "Part-time power measurements", 2024), and a network of some
-milliseconds draws more in its first layers than in its last. So each tick sees another part of it, and the watts of
-successive ticks swing, by 5 % at 4 ms. A window therefore ends where its ticks have seen all parts about equally often.
+And it errs where the counter and the network beat. A network of some milliseconds draws more in its first layers than
+in its last. A sensor that looks at a part of each period only, which ours are not told, then sees another part of the
+network at each tick, and the watts of successive ticks swing. A window therefore ends where its ticks, were they such
+looks, have seen all parts about equally often; with a sensor that sees all the time, nothing is lost but that time.
 """
 
 from __future__ import annotations

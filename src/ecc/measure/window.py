@@ -225,7 +225,7 @@ def _current(device: torch.device) -> Iterator[None]:
 def _no_garbage_collection() -> Iterator[None]:
     """A collection can stop the host for longer than the queue lasts."""
     was_enabled = gc.isenabled()
-    gc.collect(1)  # the young: a full collection of torch's own objects takes a fifth of a second
+    gc.collect(1)  # the young: a full collection goes through all of torch's own objects
     gc.disable()
     try:
         yield
