@@ -16,8 +16,9 @@ from torch import Tensor
 
 from ecc.energy import EnergyModel
 from ecc.energy.families import Priced
-from ecc.energy.features import Array, Term, bilinear_terms, physical_terms
+from ecc.energy.features import Term, bilinear_terms, physical_terms
 from ecc.energy.model import Origin
+from ecc.energy.regression import Array
 from ecc.energy.samples import Samples
 from ecc.graph import ChannelGraph, Extent, Skeleton, trace_channels
 from ecc.measure import Estimated, MeasureSettings, MeterInfo, Profile, find_meter, profile

@@ -162,3 +162,9 @@ def test_limits_are_plain_numbers_whatever_is_the_default_dtype() -> None:
 )
 def test_a_budget_says_what_it_is(text: str, said: str) -> None:
     assert str(parse_budget(text)) == said
+
+
+def test_what_does_not_grow_with_the_batch_is_not_per_item() -> None:
+    with pytest.raises(BadBudget, match="params does not grow with the batch"):
+        parse_budget("params=2M/image")
+    assert parse_budget("macs=2M/image").per_item

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from ecc.energy import Cost
 from ecc.energy.families import Priced, bilinear, folds
-from ecc.energy.features import Array
 from ecc.energy.paper import HIDDEN_WIDTH, ITERATIONS, Mlp, PaperFit, fit_as_paper
+from ecc.energy.regression import Array
 from ecc.energy.samples import Samples
 from ecc.errors import BadFile, BadMeasurement
 from ecc.graph import Skeleton

@@ -18,6 +18,7 @@ from .samples import RESOURCES
 _PREFIXES = {"n": 1e-9, "u": 1e-6, "µ": 1e-6, "m": 1e-3, "": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 _BINARY = {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30}
 _NUMBER = re.compile(r"^\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*(.*?)\s*$")
+_WHOLE = ("params", "weight_bytes")  # the same for any batch
 _EXAMPLES = "60%, 0.0247 J, 0.4 mJ/image, latency=12ms, macs=300M, params=2M or weight_bytes=4MiB"
 
 
@@ -67,6 +68,8 @@ def parse_budget(text: str) -> Budget:
     stem, slash, item = unit.partition("/")
     if slash and item.strip() not in ("image", "item", "sample"):
         raise BadBudget(f"budget {text!r} is per {item.strip()!r}; write /image, or leave it out for the whole batch.")
+    if slash and resource in _WHOLE:
+        raise BadBudget(f"budget {text!r} is per item, but {resource} does not grow with the batch; leave out /{item}.")
     factor = _factor(stem.strip(), _unit(resource))
     if factor is None:
         wanted = _unit(resource) or "a plain number, or one with k, M or G"

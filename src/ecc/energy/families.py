@@ -12,8 +12,8 @@ from typing import TypeAlias
 
 import numpy as np
 
-from .features import AMOUNTS, Array, Term, bilinear_terms, physical_terms
-from .regression import left_out_errors, prices_of
+from .features import AMOUNTS, Term, bilinear_terms, physical_terms
+from .regression import Array, left_out_errors, prices_of
 from .samples import Samples
 from .steps import Step, steps_of
 

@@ -16,12 +16,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ecc.graph import Extent, Layer, Skeleton
 from ecc.graph.skeleton import affine
 
-Array = NDArray[np.float64]
+from .regression import Array
 
 AMOUNTS = ("MACs", "grouped MACs", "activation bytes", "weight bytes")
 """What a term may stand for. Grouped convolutions reuse little of what they fetch, so their MACs have a price of
@@ -75,7 +74,7 @@ def physical_terms(skeleton: Skeleton) -> tuple[Term, ...]:
         table.add(number, layer.writes, ONE, moved)
         for name in layer.tensors:
             tensor = table.tensors[name]
-            left, right, size = _factors(tensor.axes)
+            left, right, size = _factors(tensor.axes, skeleton.full_widths)
             table.add(number, left, right, (0.0, 0.0, 0.0, size * tensor.item_bytes))
     return table.terms()
 
@@ -85,14 +84,15 @@ def _macs(layer: Layer) -> tuple[float, ...]:
     return (0.0 if grouped else float(layer.macs), float(layer.macs) if grouped else 0.0, 0.0, 0.0)
 
 
-def _factors(axes: Sequence[Extent]) -> tuple[Extent, Extent, float]:
+def _factors(axes: Sequence[Extent], full_widths: Sequence[int]) -> tuple[Extent, Extent, float]:
     """The size of a tensor as left * right * a number. A third axis that varies counts at its largest."""
-    size, varying = 1.0, []
+    size = 1.0
+    varying: list[Extent] = []
     for axis in axes:
-        if axis.multiples:
+        if axis.multiples and len(varying) < 2:
             varying.append(axis)
         else:
-            size *= axis.fixed
+            size *= axis.at(full_widths)
     left, right = [*varying, ONE, ONE][:2]
     return left, right, size
 

@@ -9,9 +9,9 @@ from ecc.errors import BadMeasurement
 from ecc.measure.profile import Profile
 
 from .families import Family, Priced, bilinear, physical
-from .features import Array
 from .model import EnergyModel, Origin
 from .quality import LEAST_ROWS, Quality, check_rows, cross_validated, learning_curve, quality_of
+from .regression import Array
 from .samples import Samples, samples_of
 
 FAMILIES: dict[str, Family] = {"bilinear": bilinear, "physical": physical}
@@ -111,7 +111,8 @@ def model_of(
 def noise_of(profile: Profile) -> float | None:
     """Relative standard deviation of one measurement: from rounds if there were several, else from the reference."""
     noise = profile.repeat_noise
-    if noise is None and profile.drift is not None and profile.drift.references > 2:
+    is_run = profile.header.device_type is not None  # an analytic reference is the same each time
+    if noise is None and is_run and profile.drift is not None and profile.drift.references > 2:
         noise = profile.drift.noise
     return noise
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ecc.errors import BadFile, EccError
+from ecc.errors import BadFile, BadWidths, EccError
 from ecc.files import write_text
 from ecc.graph import ChannelGraph, Extent
 from ecc.measure import MeasureSettings, MeterInfo
@@ -118,11 +118,20 @@ class EnergyModel:
         return replace(self, device=device)
 
     def at(self, widths: Mapping[str, float] | None = None) -> float:
-        """The cost of a network by the names of its groups; those not named keep their full width."""
+        """The cost of a network by the names of its groups; those not named keep their full width.
+
+        Raises:
+            BadWidths: If there is no such group.
+        """
+        return float(self.value(self._vector(widths)))
+
+    def _vector(self, widths: Mapping[str, float] | None) -> Tensor:
         vector = torch.tensor(self.full_widths, dtype=torch.float64, device="cpu")
         for name, width in (widths or {}).items():
+            if name not in self.groups:
+                raise BadWidths(f"no channel group is called {name!r}.")
             vector[self.groups.index(name)] = float(width)
-        return float(self.value(vector.to(self.device)))
+        return vector.to(self.device)
 
     @property
     def dense(self) -> float:
@@ -140,10 +149,8 @@ class EnergyModel:
         A term of a group is shared among the layers that use the group, by the amounts that each brings; a step equally
         among those that read or write its channels.
         """
-        vector = torch.tensor(self.full_widths, dtype=torch.float64, device="cpu")
-        for name, width in (widths or {}).items():
-            vector[self.groups.index(name)] = float(width)
-        costs = self._products.terms(vector.to(self.device)).tolist()
+        vector = self._vector(widths)
+        costs = self._products.terms(vector).tolist()
         found = dict.fromkeys(("", *self.layers), 0.0)
         found[""] = self.priced.base  # operators in the root's own forward have the empty path too
         unit_prices = self.priced.unit_prices or (1.0,) * len(AMOUNTS)
@@ -153,7 +160,7 @@ class EnergyModel:
             for (number, _), part in zip(term.layers, parts, strict=True):
                 found[self.layers[number]] += cost * part / sum(parts)
         if self.priced.steps:
-            raised = self._stairs.terms(vector.to(self.device)).tolist()
+            raised = self._stairs.terms(vector).tolist()
             for step, cost in zip(self.priced.steps, raised, strict=True):
                 for number in step.layers:
                     found[self.layers[number]] += cost / len(step.layers)

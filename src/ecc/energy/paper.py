@@ -26,9 +26,10 @@ from ecc.files import write_text
 from ecc.graph import Extent
 
 from .families import Priced, folds
-from .features import Array, Term, bilinear_terms
+from .features import Term, bilinear_terms
 from .products import Products
 from .quality import check_rows
+from .regression import Array
 from .samples import RESOURCES, Samples
 
 HIDDEN_WIDTH = 128  # Section 4.2
@@ -112,6 +113,7 @@ def fit_as_paper(
             rights=tuple(term.right for term in terms),
             dense_products=tuple(dense[0].tolist()),
             mean=mean,
+            label=samples.label,
             layers=tuple(
                 (layer.weight.detach().clone(), layer.bias.detach().clone())
                 for layer in network
@@ -162,8 +164,9 @@ class Mlp:
     rights: tuple[Extent, ...]
     dense_products: tuple[float, ...]
     mean: float
+    label: str
+    """Of the samples: measured, estimated or declared."""
     layers: tuple[tuple[Tensor, Tensor], ...] = field(compare=False)
-    label: str = "measured"
     device: torch.device | str = "cpu"
 
     @property

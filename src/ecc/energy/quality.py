@@ -16,7 +16,7 @@ import numpy as np
 from ecc.errors import BadMeasurement
 
 from .families import Family, folds
-from .features import Array
+from .regression import Array
 from .samples import Samples
 
 FOLDS = 10

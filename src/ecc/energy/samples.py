@@ -15,7 +15,7 @@ from ecc.errors import BadFile
 from ecc.graph import Skeleton
 from ecc.measure.profile import Profile
 
-Array = NDArray[np.float64]
+from .regression import Array
 
 RESOURCES = {"energy": ("joules", "J"), "latency": ("seconds", "s")}
 """What a profile knows of each network, by the name of the resource: the field of a row, and the unit."""
@@ -32,6 +32,8 @@ class Samples:
     """Of one inference of the whole batch, above 0."""
     weights: Array | None = None
     """How often each was measured; None for once each."""
+    label: str = "unknown"
+    """Measured, estimated or declared, as the profile says."""
 
     def __len__(self) -> int:
         return len(self.values)
@@ -90,7 +92,7 @@ def samples_of(profile: Profile, resource: str = "energy", *, allow_unsteady: bo
     for number, (kept, _, _) in enumerate(found):
         widths[number, positions] = kept
     values, weights = (np.array([row[k] for row in found], dtype=np.float64) for k in (1, 2))
-    return Samples(header.skeleton, widths, values, weights)
+    return Samples(header.skeleton, widths, values, weights, header.label)
 
 
 def _check_rows(profile: Profile) -> None:

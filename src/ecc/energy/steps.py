@@ -17,7 +17,8 @@ from torch import Tensor
 
 from ecc.graph import Extent, Skeleton
 
-from .features import Array, extent_at
+from .features import extent_at
+from .regression import Array
 
 RISE = 8
 """Channels over which a step rises: hardware likes multiples of 8, and profiles of GPUs are made of them."""
