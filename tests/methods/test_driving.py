@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ecc.energy import Cost
-from ecc.errors import BadTask, InfeasibleBudget
+from ecc.errors import BadTask, EccError, InfeasibleBudget
 from ecc.methods import Uniform, Work
 from ecc.methods.base import magnitudes
 from ecc.methods.driving import MAX_CORRECTIONS, Drive, SilentAdam, first_aims
@@ -170,3 +170,12 @@ def test_a_method_that_needs_held_out_data_says_so(tmp_path: Path) -> None:
     job.method = Choosing()
     with pytest.raises(BadTask, match="has no evaluate_held_out"):
         job.run(tmp_path / "run")
+
+
+def test_several_processes_are_refused_before_anything_is_written(tmp_path: Path) -> None:
+    job = wide_job("50%")
+    job.method = Uniform()
+    job.world.size = 2
+    with pytest.raises(EccError, match="uniform chooses in one process, and this is one of 2"):
+        job.run(tmp_path / "run")
+    assert not (tmp_path / "run").exists()

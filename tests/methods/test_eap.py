@@ -296,6 +296,7 @@ def test_held_out_data_are_not_asked_without_a_threshold() -> None:
 
     work.held_out = refuse
     done(started(work))
+    assert work.excess(work.widths()) <= 0
 
 
 def test_training_after_each_pass_keeps_the_silent_silent() -> None:

@@ -13,7 +13,7 @@ from ecc.energy import Cost, EnergyModel, counted
 from ecc.errors import InfeasibleBudget
 from ecc.graph import ChannelGraph, live_channels, slim
 from ecc.methods import EccSolver
-from ecc.methods.landing import BAND, MARKS, MAX_DESCENTS, Landing
+from ecc.methods.landing import BAND, MARKS, MAX_DESCENTS, Landing, shares_of
 from ecc.methods.weighing import Weighed
 from methods.jobs import WIDE, true_model, wide, wrong_model
 from methods.nets import train
@@ -244,7 +244,8 @@ def test_energy_and_parameters_both_hold(energy_share: float, params_share: floa
     small = slim(solve.net, graph)
     assert sum(parameter.numel() for parameter in small.parameters()) <= limits[1]
     last = landing.weighings[-1]
-    assert landing.shares(Weighed(last.weighed, last.label), last.predicted) == pytest.approx(shares)
+    weighed = Weighed(last.weighed, last.label)
+    assert shares_of(weighed, last.predicted, [wrong, params], limits) == pytest.approx(shares)
 
 
 def test_energy_and_latency_are_corrected_each_by_its_own_error() -> None:

@@ -19,7 +19,7 @@ from ecc.report.compare import draw_grid, grid_facts, grid_view, load_grid
 from ecc.zoo.find import find_task
 
 from .app import app
-from .compressing import _source, _usable
+from .choosing import source_of, usable_device
 
 QUICK = {"train_steps": 60, "steps": 40, "tune_steps": 20, "lr": 1e-3, "train_lr": 3e-3}
 
@@ -66,7 +66,7 @@ def compare(
     chosen = [text.strip() for text in budgets.split(",") if text.strip()]
     if quick:
         settings, seeds, chosen = CompressSettings(**QUICK), 1, ["65%", "40%"]  # type: ignore[arg-type]
-    source = _source(meter, models[0])
+    source = source_of(meter, models[0])
     console = Console(stderr=True)
     try:
         grid = Comparison(
@@ -77,7 +77,7 @@ def compare(
             seeds=seeds,
             source=source,
             settings=settings,
-            device=_usable(device or ("cuda" if torch.cuda.is_available() else "cpu")),
+            device=usable_device(device or ("cuda" if torch.cuda.is_available() else "cpu")),
         )
         grid.run(output, None if as_json else lambda line: console.print(line, markup=False, highlight=False))
     finally:

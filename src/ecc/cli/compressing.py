@@ -12,8 +12,8 @@ import typer
 from rich.console import Console
 
 from ecc.energy import EnergyModel, parse_budgets
-from ecc.errors import BadMeasurement, EccError
-from ecc.measure import Source, close_meter, find_meter
+from ecc.errors import EccError
+from ecc.measure import close_meter
 from ecc.methods import Compression, CompressSettings, WeightCompression, reaches
 from ecc.methods.find import METHODS, find_method
 from ecc.methods.fine import zero_skipping_platform
@@ -23,6 +23,7 @@ from ecc.training import Interrupted, find_world
 from ecc.zoo.find import find_task
 
 from .app import app
+from .choosing import source_of, usable_device
 
 
 @app.command()
@@ -123,8 +124,8 @@ def compress(
         seed=seed,
         checkpoint_seconds=checkpoint_seconds,
     )
-    world = find_world(_usable(device or ("cuda" if torch.cuda.is_available() else "cpu")))
-    source = zero_skipping_platform(meter) if is_fine else _source(meter, models[0])
+    world = find_world(usable_device(device or ("cuda" if torch.cuda.is_available() else "cpu")))
+    source = zero_skipping_platform(meter) if is_fine else source_of(meter, models[0])
     view = CompressView(None if quiet or as_json or not world.is_main else Console(stderr=True))
     job: Compression | WeightCompression
     try:
@@ -179,31 +180,3 @@ def _is_fine(granularity: str, energy: Sequence[Path], freeze: Sequence[str]) ->
         if given:
             raise EccError(f"{option} is for channels; with --granularity weight leave it out.")
     return True
-
-
-def _usable(device: str) -> str:
-    """The same name, if torch can compute there."""
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:  # torch asserts that it was built for the device
-        reason = str(error).strip().splitlines()[0].rstrip(".")
-        raise EccError(f"device {device!r} cannot be used here: {reason}. Give --device cpu or leave it out.") from None
-    return device
-
-
-def _source(spec: str, energy: EnergyModel) -> Source | None:
-    """The meter or platform of the energy model; None if the model's word must do."""
-    if spec == "none":
-        return None
-    origin = energy.origin
-    if spec == "auto" and origin.meter.name == "platform":
-        return find_meter(f"platform:{origin.meter.device_id}")
-    try:
-        return find_meter(spec if spec != "auto" else origin.meter.name, runs_on=origin.device_type)
-    except EccError as error:
-        if spec != "auto":
-            raise
-        raise BadMeasurement(
-            f"the energy model was measured by {origin.meter.name} on {origin.meter.device}, which cannot be read "
-            f"here: {error} Compress on that device, or say --meter none to trust the model's predictions."
-        ) from None

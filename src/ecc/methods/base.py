@@ -10,6 +10,7 @@ goes on from where it is, or begins anew where that is cheap.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -118,6 +119,32 @@ class Method(Protocol):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """The reverse, after `start`."""
+
+
+class FromDense:
+    """What methods share that cut the dense network anew whenever they are asked, and can be set in nothing."""
+
+    def asked(self) -> dict[str, Any]:
+        """Nothing can be set."""
+        return {}
+
+    def start(self, work: Work) -> None:
+        """Remembers the dense weights."""
+        self._work = work
+        self._dense = copy.deepcopy(work.model.state_dict())
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the aims are met."""
+        return self._work.excess(self._work.widths()) <= 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """The dense weights."""
+        return {"dense": self._dense}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Puts them back."""
+        self._dense = dict(state["dense"])
 
 
 def magnitudes(work: Work, model: nn.Module | None = None) -> dict[str, Tensor]:

@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import copy
 import json
-import resource
+import os
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,7 @@ from .scratch import Scratch
 from .settings import CompressSettings
 
 SCRATCH = "scratch"
+_CLEAR = Path("/proc/self/clear_refs")
 
 
 @dataclass(frozen=True)
@@ -141,8 +143,7 @@ class Comparison:
     def _run(self, cell: Cell, root: Path) -> None:
         task = self._trained(cell.seed, root)
         started = time.monotonic()
-        if self.device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(self.device)
+        self._forget_peak()
         job = Compression(
             task,
             [parse_budget(cell.budget)],
@@ -194,10 +195,21 @@ class Comparison:
             save_state(folder / "dense.safetensors", model.cpu().state_dict())
             run.finish({"batches": stream.total})
 
-    def _peak_bytes(self) -> int:
+    def _forget_peak(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)
+        else:
+            with suppress(OSError):
+                _CLEAR.write_text("5", encoding="ascii")  # resets VmHWM of this process, see proc(5)
+
+    def _peak_bytes(self) -> int | None:
+        """The most memory since `_forget_peak`: of the GPU, or of the process; None where the system does not tell."""
         if self.device.type == "cuda":
             return int(torch.cuda.max_memory_allocated(self.device))
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        if not os.access(_CLEAR, os.W_OK):
+            return None
+        lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+        return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:")), None)
 
     def _check(self, root: Path) -> None:
         """Writes down what is asked, or compares it with what was asked before: only more cells may be asked for."""

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from ecc.energy import Budget, Cost, EnergyModel
-from ecc.errors import BadBudget, BadTask
+from ecc.errors import BadBudget, BadTask, EccError
 from ecc.files import write_text
 from ecc.graph import ChannelGraph, gap, prove, resized, slim, trace_channels
 from ecc.measure import Source
@@ -111,6 +111,11 @@ class Compression(Phases[Compressed]):
     # ------------------------------------------------------------ phases
 
     def _begin(self) -> None:
+        if self.method is not None and self.world.size > 1:
+            raise EccError(
+                f"{self.method.name} chooses in one process, and this is one of {self.world.size}: they would choose "
+                "differently. Start it without torchrun; ecc itself runs in several."
+            )
         self.weighed_dense = self.slim_gap = self.landing = None
         self.left_over = 0
         self.costs, self.limits = costs_of(self.graph, self.budgets, self.energies)  # an earlier run weighed its own

@@ -7,8 +7,8 @@ As in AMC: two hidden layers of 300, targets that follow softly, one reward for 
 baseline that is taken from it, and noise from a normal distribution that is cut off at the bounds of the action.
 
 Why no library: stable-baselines3, which is no dependency of this package, owns the loop over a gym environment and
-clips noise instead of truncating its distribution; it has no baseline, no reward that is given back to a whole episode,
-and saves its replay by pickle, which the house rules forbid.
+clips noise instead of truncating its distribution; it has no baseline and no reward that is given back to a
+whole episode, and its replay is kept in files that run code when they are read.
 """
 
 from __future__ import annotations

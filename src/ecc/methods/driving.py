@@ -19,12 +19,11 @@ from ecc.training import BatchStream, Teacher, TrainSettings, World, train
 
 from .base import Method, Work
 from .ecc.scores import Readers
-from .landing import BAND, Weighing
+from .landing import BAND, Weighing, aims_after, shares_of
 from .settings import CompressSettings
 from .weighing import Weighed
 
 MAX_CORRECTIONS = 6
-_MARGIN = (0.002, 0.015)  # least and most below the budget, as a share of it: as much as the scales may err
 
 
 class Drive:
@@ -82,11 +81,8 @@ class Drive:
         vector = work.graph.widths(widths)
         predicted = {cost.resource: float(cost.to("cpu").value(vector)) for cost in work.costs}
         weighed = self._scales(widths)
-        aims = self._aims(weighed, predicted)
-        shares = {
-            cost.resource: weighed.amounts.get(cost.resource, predicted[cost.resource]) / limit
-            for cost, limit in zip(work.costs, self._limits, strict=True)
-        }
+        aims = aims_after(weighed, predicted, work.costs, self._limits, self._band[1])
+        shares = shares_of(weighed, predicted, work.costs, self._limits)
         tightest = max(shares, key=shares.__getitem__)
         self.weighings.append(
             Weighing(
@@ -110,17 +106,6 @@ class Drive:
             work.aims = list(aims.values())
             if work.excess(work.floors()) > 0:
                 self.note = f"the result lies at {shares[tightest]:.1%} of the budget, and the floors allow no less."
-
-    def _aims(self, weighed: Weighed, predicted: Mapping[str, float]) -> dict[str, float]:
-        """What the model must predict for the scales to show the budget, or a little less where they scatter."""
-        least, most = _MARGIN
-        margin = min(most, max(least, weighed.relative_ci or 0.0))
-        return {
-            cost.resource: (self._band[1] - margin) * limit * predicted[cost.resource] / weighed.amounts[cost.resource]
-            if cost.resource in weighed.amounts
-            else limit
-            for cost, limit in zip(self._work.costs, self._limits, strict=True)
-        }
 
     def state(self) -> dict[str, Any]:
         """Plain values and tensors: the method's own state among them."""

@@ -6,14 +6,10 @@ plain norm in the place of Adam's.
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Mapping
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from .base import Work
+from .base import FromDense
 from .ecc.floors import alive_and_floors
 from .ecc.ladder import Ladder
 from .ecc.limits import Limits
@@ -24,24 +20,10 @@ UPDATES = 50
 """The derivative of the cost is taken anew so often on the way down."""
 
 
-class Greedy:
+class Greedy(FromDense):
     """Removes channels in the order of magnitude per joule."""
 
     name = "greedy"
-
-    def asked(self) -> dict[str, Any]:
-        """Nothing can be set."""
-        return {}
-
-    def start(self, work: Work) -> None:
-        """Remembers the dense weights, from which it cuts whenever it is asked."""
-        self._work = work
-        self._dense = copy.deepcopy(work.model.state_dict())
-
-    @property
-    def is_done(self) -> bool:
-        """Whether the aims are met."""
-        return self._work.excess(self._work.widths()) <= 0
 
     def step(self) -> None:
         """Cuts the dense network to the aims."""
@@ -70,11 +52,3 @@ class Greedy:
             shares = [1 - (1 - end) * update / UPDATES if end < 1 else end for end in ends]
             cut = pace.update(cut, scores, shares, ends)
         return cut.alive
-
-    def state_dict(self) -> dict[str, Any]:
-        """The dense weights."""
-        return {"dense": self._dense}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Puts them back."""
-        self._dense = dict(state["dense"])

@@ -92,7 +92,7 @@ class Landing:
         widths = self._solver.widths
         weighed = self._scales(widths)
         predicted = {cost.resource: float(spent) for cost, spent in zip(self._costs, self._solver.spent, strict=True)}
-        aims = self._aims(weighed, predicted)
+        aims = aims_after(weighed, predicted, self._costs, self._limits, self._band[1])
         while self._next_mark < len(MARKS) - 1 and descent >= MARKS[self._next_mark]:  # a short one passes several
             self._next_mark += 1
         if descent < 1.0 and not is_last:
@@ -112,30 +112,9 @@ class Landing:
         self.weighings.append(found)
         return found
 
-    def shares(self, weighed: Weighed, predicted: Mapping[str, float]) -> dict[str, float]:
-        """Each cost as a share of its budget: weighed where it can be, counted where it is exact."""
-        return {
-            cost.resource: weighed.amounts.get(cost.resource, predicted[cost.resource]) / limit
-            for cost, limit in zip(self._costs, self._limits, strict=True)
-        }
-
-    def _aims(self, weighed: Weighed, predicted: Mapping[str, float]) -> dict[str, float]:
-        """What the model must predict for the scales to show the budget, or a little less where they scatter."""
-        least, most = _MARGIN
-        margin = min(most, max(least, weighed.relative_ci or 0.0))
-        aims = {}
-        for cost, limit in zip(self._costs, self._limits, strict=True):
-            name = cost.resource
-            if name in weighed.amounts:
-                error = weighed.amounts[name] / predicted[name]
-                aims[name] = (self._band[1] - margin) * limit / error
-            else:
-                aims[name] = limit
-        return aims
-
     def _judge(self, weighed: Weighed, predicted: Mapping[str, float], aims: Mapping[str, float], step: int) -> None:
         """At the end of a descent: landed, or one more descent, or why not."""
-        shares = self.shares(weighed, predicted)
+        shares = shares_of(weighed, predicted, self._costs, self._limits)
         tightest = max(shares, key=shares.__getitem__)
         if shares[tightest] <= self._band[1]:
             self.landed = True
@@ -176,3 +155,30 @@ class Landing:
         self._next_mark, self._descents = int(state["next_mark"]), int(state["descents"])
         self.landed, self.note = bool(state["landed"]), str(state["note"])
         self.weighings = [Weighing(**weighing) for weighing in state["weighings"]]
+
+
+# ---------------------------------------------------------------- what a weighing says, for every method
+
+
+def shares_of(
+    weighed: Weighed, predicted: Mapping[str, float], costs: Sequence[Cost], limits: Sequence[float]
+) -> dict[str, float]:
+    """Each cost as a share of its budget: weighed where it can be, counted where it is exact."""
+    return {
+        cost.resource: weighed.amounts.get(cost.resource, predicted[cost.resource]) / limit
+        for cost, limit in zip(costs, limits, strict=True)
+    }
+
+
+def aims_after(
+    weighed: Weighed, predicted: Mapping[str, float], costs: Sequence[Cost], limits: Sequence[float], top: float
+) -> dict[str, float]:
+    """What the model must predict for the scales to show `top` of the budget, or a little less where they scatter."""
+    least, most = _MARGIN
+    margin = min(most, max(least, weighed.relative_ci or 0.0))
+    aims = {}
+    for cost, limit in zip(costs, limits, strict=True):
+        name = cost.resource
+        error = weighed.amounts[name] / predicted[name] if name in weighed.amounts else None
+        aims[name] = limit if error is None else (top - margin) * limit / error
+    return aims

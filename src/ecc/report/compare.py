@@ -103,7 +103,7 @@ def grid_facts(entries: Sequence[Entry], reference: str = "ecc") -> list[dict[st
                 "batches_total": _mean(cell["summary"]["batches"]["total"] for cell in entry.cells),
                 "batches_lineage": _mean(cell["summary"]["batches"]["lineage"] for cell in entry.cells),
                 "seconds": _mean(cell["seconds"] for cell in entry.cells),
-                "peak_bytes": max((cell["peak_bytes"] for cell in entry.cells), default=None),
+                "peak_bytes": max((c["peak_bytes"] for c in entry.cells if c["peak_bytes"] is not None), default=None),
                 "p_value": None if against is None or entry.method == reference else p_value(against.scores(), after),
             }
         )

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 WARM_UP = 0.02
 RAMP = 0.6
-MAX_UPDATES = 400  # finer steps change the result less than the noise of the scores
+MAX_UPDATES = 400  # so that updates stay a small part of the training
 
 
 @dataclass(frozen=True)

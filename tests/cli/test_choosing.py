@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+import pytest
+
+from ecc.cli.choosing import source_of, usable_device
+from ecc.errors import BadMeasurement, EccError, NoMeter
+from methods.jobs import digits_model
+
+
+def test_a_device_is_named_back_if_torch_can_use_it() -> None:
+    assert usable_device("cpu") == "cpu"
+    with pytest.raises(EccError, match=r"device 'warp' cannot be used here: .* Give --device cpu or leave it out"):
+        usable_device("warp")
+
+
+def test_results_are_weighed_by_what_the_model_was_fitted_on() -> None:
+    model = digits_model()
+    found = source_of("auto", model)
+    assert found is not None
+    assert found.describe() == model.origin.meter
+    assert source_of("none", model) is None
+    with pytest.raises(NoMeter):
+        source_of("magic", model)
+
+
+def test_a_meter_that_is_not_here_is_no_reason_to_trust_the_model_in_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    from dataclasses import replace
+
+    model = digits_model()
+    meter = replace(model.origin.meter, name="nvml", device="NVIDIA H200")
+    elsewhere = replace(model, origin=replace(model.origin, meter=meter, device_type="cuda"))
+
+    def missing(spec: str, **_: object) -> None:
+        raise NoMeter(f"{spec} is not here.")
+
+    monkeypatch.setattr("ecc.cli.choosing.find_meter", missing)
+    with pytest.raises(BadMeasurement, match=r"was measured by nvml on NVIDIA H200, .*--meter none"):
+        source_of("auto", elsewhere)
