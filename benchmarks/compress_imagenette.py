@@ -39,6 +39,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=2500)
     parser.add_argument("--tune-steps", type=int, default=1500)
     parser.add_argument("--lr", type=float, default=3e-4)
+    parser.add_argument("--metric", default=CompressSettings.metric)
+    parser.add_argument("--min-share", type=float, default=CompressSettings.min_share)
     parser.add_argument("--precision", default="bf16")
     parser.add_argument("--limit", type=int, help="photos of each split; all by default")
     parser.add_argument("--profile", type=Path, help="keep the profile here")
@@ -84,6 +86,8 @@ def main() -> None:
                 tune_steps=options.tune_steps,
                 lr=options.lr,
                 train_lr=1e-3,
+                metric=options.metric,
+                min_share=options.min_share,
                 precision=options.precision,
                 channels_last=device == "cuda",
                 checkpoint_seconds=None,

@@ -180,6 +180,7 @@ class Compression(Phases[Compressed]):
             optimizer=self._adam(model),
             min_share=settings.min_share,
             round_to=self.round_to,
+            metric=settings.metric,
         )
         landing = self.landing = Landing(solver, self.costs, self.limits, scales, settings.steps)
         saved = run.checkpoint()

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from ecc.graph import ChannelGraph, live_masks
 from ecc.graph.rebuild import named_tensors
-from ecc.methods.ecc.scores import Readers, adam_metrics
+from ecc.methods.ecc.scores import Readers, metrics_of
 from methods.nets import NETS, traced, train
 
 CPU = torch.device("cpu")
@@ -42,7 +42,7 @@ def test_scores_are_sums_over_all_reading_slices(name: str, kind: type[torch.opt
     metrics: dict[int, Tensor | float] = {
         id(t): 1.0 if kind is torch.optim.SGD else adam_by_hand(optimizer, t) for t in readers.tensors
     }
-    scores = readers.scores(adam_metrics(optimizer, readers.tensors))
+    scores = readers.scores(metrics_of(optimizer, readers.tensors))
     torch.testing.assert_close(scores, slow_scores(net, graph, metrics), rtol=1e-5, atol=1e-12)
     assert (scores > 0).sum() == sum(group.width for group in graph.prunable)
 
@@ -73,7 +73,7 @@ def test_amsgrad_takes_its_own_square() -> None:
     for gradient in (4.0, 0.0, 0.0):
         weight.grad = torch.full((3,), gradient)
         optimizer.step()
-    (metric,) = adam_metrics(optimizer, [weight])
+    (metric,) = metrics_of(optimizer, [weight])
     assert metric is not None
     torch.testing.assert_close(metric, torch.full((3,), (8 / (1 - 0.5**3)) ** 0.5))
 
@@ -84,7 +84,7 @@ def test_a_frozen_parameter_takes_the_mean_metric_of_the_others() -> None:
     for parameter, gradient in ((first, 1.0), (second, 3.0)):
         parameter.grad = torch.full_like(parameter, gradient)
     optimizer.step()
-    *_, borrowed = adam_metrics(optimizer, [first, second, frozen])
+    *_, borrowed = metrics_of(optimizer, [first, second, frozen])
     assert borrowed is not None
     assert float(borrowed) == pytest.approx((2 * 1.0 + 6 * 3.0) / 8, rel=1e-4)
 

@@ -20,7 +20,7 @@ from ecc.methods.ecc.dynamics import Dynamics
 from ecc.methods.ecc.ladder import Ladder
 from ecc.methods.ecc.limits import TOLERANCE, Limit, Limits
 from ecc.methods.ecc.schedule import Schedule
-from ecc.methods.ecc.scores import adam_metrics
+from ecc.methods.ecc.scores import METRICS, metrics_of
 
 
 class Duals(NamedTuple):
@@ -61,7 +61,11 @@ class BudgetedOptimizer(Optimizer):
         schedule: When.
         names: Of the groups.
         network: Whose state this is; a state of another one is refused.
+        metric: What a weight counts for, see `metrics_of`.
         advice: What lowers the floors.
+
+    Raises:
+        ValueError: If there is no such metric.
     """
 
     def __init__(
@@ -76,15 +80,18 @@ class BudgetedOptimizer(Optimizer):
         *,
         names: Sequence[str],
         network: str,
+        metric: str,
         advice: str = "min_share",
     ) -> None:
+        if metric not in METRICS:
+            raise ValueError(f"metric={metric!r} is unknown; give one of {', '.join(METRICS)}.")
         self.inner = inner
         """The optimizer that steps the weights."""
         super().__init__(inner.param_groups, inner.defaults)
         self._share_state()
         self._parts, self._ladder, self._limits, self._floors = parts, ladder, limits, floors
         self._dynamics, self._schedule = dynamics, schedule
-        self._names, self._network, self._advice = tuple(names), network, advice
+        self._names, self._network, self._metric, self._advice = tuple(names), network, metric, advice
         self._steps = 0  # of the present schedule
         self._set_masks(masked=not bool(dynamics.alive.all()))
 
@@ -96,7 +103,7 @@ class BudgetedOptimizer(Optimizer):
         self._steps += 1
         if self._dynamics.is_due(self._schedule, self._steps):
             with torch.no_grad():
-                scores = self._parts.scores(adam_metrics(self.inner, self._parts.tensors))
+                scores = self._parts.scores(metrics_of(self.inner, self._parts.tensors, self._metric))
                 self._dynamics.advance(scores, self._schedule, self._steps, self.inner.param_groups[0]["lr"])
             self._set_masks(masked=True)
         if self._is_masked:
@@ -116,6 +123,7 @@ class BudgetedOptimizer(Optimizer):
             "steps": self._steps,
             "schedule": [list(schedule.start), list(schedule.end), schedule.steps, schedule.warm_up, schedule.ramp],
             "dynamics": self._dynamics.name,
+            "metric": self._metric,
             "tensors": list(self._dynamics.state),
             "masked": self._is_masked,
         }
@@ -133,10 +141,12 @@ class BudgetedOptimizer(Optimizer):
                 f"this state has no entry 'ecc': it is not a state of {type(self).__name__}. "
                 "Load it into a plain optimizer."
             )
-        if own["graph"] != self._network or own["dynamics"] != self._dynamics.name:
+        then = tuple(own[name] for name in ("graph", "dynamics", "metric"))
+        now = (self._network, self._dynamics.name, self._metric)
+        if then != now:
             raise BadFile(
-                f"this state belongs to network {own['graph']} and dynamics {own['dynamics']!r}, the solver to "
-                f"{self._network} and {self._dynamics.name!r}. Make the solver as it was made then."
+                f"this state belongs to network {then[0]}, dynamics {then[1]!r} and metric {then[2]!r}, the solver to "
+                f"{now[0]}, {now[1]!r} and {now[2]!r}. Make the solver as it was made then."
             )
         self.inner.load_state_dict({key: value for key, value in state_dict.items() if key != "ecc"})
         self._share_state()

@@ -18,6 +18,9 @@ from torch.optim import Optimizer
 from ecc.graph import ChannelGraph
 from ecc.graph.rebuild import named_tensors
 
+_SMALL = 2**20
+"""Elements up to which starting a kernel costs more than reading a mask of full size."""
+
 
 class Readers:
     """The slices of a model with which layers read its cuttable channels.
@@ -48,7 +51,8 @@ class Readers:
             columns.setdefault(group.name, []).append(flat)
         self._channel_of = channel_of.to(device)
         self._sums, self._order = _by_degree(graph, columns, device)
-        self._rounds: list[tuple[list[Tensor], list[Tensor]]] = []
+        self._masked: list[Tensor] = []
+        self._masks: list[Tensor] = []
 
     @torch.no_grad()
     def scores(self, metrics: Iterable[Tensor | None]) -> Tensor:
@@ -70,21 +74,23 @@ class Readers:
     def set_mask(self, alive: Tensor) -> None:
         """Prepares the masks that `apply_mask_` multiplies with."""
         kept = torch.cat([alive, alive.new_ones(1)])[self._channel_of].to(torch.float32)
-        self._rounds = []
-        seen: dict[int, int] = {}
-        for tensor, (_, axis), mask in zip(self.tensors, self._axes, kept.split(self._sizes), strict=True):
-            turn = seen[id(tensor)] = seen.get(id(tensor), -1) + 1  # a tensor at most once a round
-            if turn == len(self._rounds):
-                self._rounds.append(([], []))
-            shape = [-1 if k == axis else 1 for k in range(tensor.dim())]
-            self._rounds[turn][0].append(tensor)
-            self._rounds[turn][1].append(mask.view(shape).to(tensor.device, tensor.dtype))
+        masks: dict[int, tuple[Tensor, Tensor]] = {}
+        for tensor, (_, axis), part in zip(self.tensors, self._axes, kept.split(self._sizes), strict=True):
+            mask = part.view([-1 if k == axis else 1 for k in range(tensor.dim())]).to(tensor.device, tensor.dtype)
+            masks[id(tensor)] = (tensor, masks[id(tensor)][1] * mask if id(tensor) in masks else mask)
+        self._masked = [tensor for tensor, _ in masks.values()]
+        self._masks = [_spread(mask, tensor) for tensor, mask in masks.values()]
 
     @torch.no_grad()
     def apply_mask_(self) -> None:
         """Zeroes the slices of dead channels, which the optimizer's step has moved."""
-        for tensors, masks in self._rounds:
-            torch._foreach_mul_(tensors, masks)
+        if self._masked:
+            torch._foreach_mul_(self._masked, self._masks)
+
+
+def _spread(mask: Tensor, tensor: Tensor) -> Tensor:
+    """A mask of the tensor's own shape and strides if that is small: then one kernel multiplies many at once."""
+    return torch.empty_like(tensor).copy_(mask) if tensor.numel() <= _SMALL else mask
 
 
 def _by_degree(
@@ -122,24 +128,33 @@ def _column_sums(tensor: Tensor, axis: int, metric: Tensor | None) -> Tensor:
 
 # ---------------------------------------------------------------- the metric
 
+METRICS = ("adam", "fisher")
+"""What a weight counts for, see `metrics_of`."""
 
-def adam_metrics(optimizer: Optimizer, tensors: Sequence[Tensor]) -> Iterator[Tensor | None]:
-    """B of each tensor, Eq. (7): sqrt(v_hat) + eps of Adam and its kin; None where the optimizer has no such state.
 
-    Paper: as in Adam. Authors' code: no bias correction, so about 32 times too small at first. We: corrected. A tensor
-    that never had a gradient (frozen, or a buffer) has no B of its own and takes the mean of the others', so that its
-    channels are neither sacred nor free. One after the other, since together they are as large as the network.
+def metrics_of(optimizer: Optimizer, tensors: Sequence[Tensor], kind: str = "adam") -> Iterator[Tensor | None]:
+    """B of each tensor; None where the optimizer has no second moments of gradients, such as SGD.
+
+    `"adam"` is Eq. (7): sqrt(v_hat) + eps of Adam and its kin. Paper: as in Adam. Authors' code: no bias correction, so
+    about 32 times too small at first. We: corrected.
+
+    `"fisher"` is its square, v_hat. Then a = sum of w^2 E[g^2], the rise of the loss to second order if the channel
+    goes, with the diagonal of the Fisher information as the curvature (Optimal Brain Damage, LeCun et al.). Unlike
+    the paper's it does not depend on the scale of a layer's weights, which means nothing before a batch norm.
+
+    A tensor that never had a gradient (frozen, or a buffer) has no B of its own and takes the mean of the others', so
+    that its channels are neither sacred nor free. One after the other, since together they are as large as the network.
     """
     settings = {id(p): group for group in optimizer.param_groups for p in group["params"]}
     states = [optimizer.state.get(tensor, {}) for tensor in tensors]
     known = [k for k, state in enumerate(states) if _SQUARES in state]
     mean: Tensor | None = None
     if 0 < len(known) < len(states):
-        sums = [_metric(states[k], settings[id(tensors[k])]).sum().to(tensors[known[0]].device) for k in known]
+        sums = [_metric(states[k], settings[id(tensors[k])], kind).sum().to(tensors[known[0]].device) for k in known]
         mean = torch.stack(sums).sum() / sum(tensors[k].numel() for k in known)
     for tensor, state in zip(tensors, states, strict=True):
         if _SQUARES in state:
-            yield _metric(state, settings[id(tensor)])
+            yield _metric(state, settings[id(tensor)], kind)
         else:
             yield None if mean is None else mean.to(tensor.device)
 
@@ -147,8 +162,9 @@ def adam_metrics(optimizer: Optimizer, tensors: Sequence[Tensor]) -> Iterator[Te
 _SQUARES = "exp_avg_sq"  # v, in the state of Adam, AdamW, NAdam and RAdam
 
 
-def _metric(state: Mapping[str, Any], settings: Mapping[str, Any]) -> Tensor:
-    """sqrt(v_hat) + eps in float32. Adam counts steps in a tensor on the CPU: using it as such waits for no device."""
+def _metric(state: Mapping[str, Any], settings: Mapping[str, Any], kind: str) -> Tensor:
+    """In float32. Adam counts steps in a tensor on the CPU: using it as such waits for no device."""
     second: Tensor = state["max_exp_avg_sq" if settings.get("amsgrad") else _SQUARES].to(torch.float32)
     correction: Tensor = 1 - settings["betas"][1] ** state["step"]
-    return (second / correction).sqrt_().add_(settings["eps"])
+    squared = second / correction
+    return squared.sqrt_().add_(settings["eps"]) if kind == "adam" else squared

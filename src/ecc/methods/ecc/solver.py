@@ -54,6 +54,8 @@ class EccSolver(BudgetedOptimizer):
         ramp: Share of the steps in which they are.
         dynamics: `"pace"` meets the budget on schedule (see `pace.py`). `"paper"`, or its settings, walks by the
             paper's constants, and arrives when it arrives.
+        metric: What a weight counts for: `"adam"`, the paper's, or `"fisher"`, see `metrics_of`. Optimizers without
+            second moments, such as SGD, give neither: every weight counts alike.
 
     Raises:
         InfeasibleBudget: The network spends more with every group at its floor.
@@ -75,6 +77,7 @@ class EccSolver(BudgetedOptimizer):
         warm_up: float = WARM_UP,
         ramp: float = RAMP,
         dynamics: str | PaperSettings = "pace",
+        metric: str = "adam",
     ) -> None:
         inner = adam_of(model, lr) if optimizer is None else optimizer
         device = device_of(model)
@@ -101,6 +104,7 @@ class EccSolver(BudgetedOptimizer):
             schedule,
             names=tuple(graph.full_widths),
             network=graph.fingerprint,
+            metric=metric,
             advice=advice,
         )
         self._graph = graph

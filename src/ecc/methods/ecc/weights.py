@@ -91,6 +91,7 @@ class WeightSolver(BudgetedOptimizer):
             Schedule(start, ends, steps, warm_up, ramp),
             names=cost.groups,
             network=f"weights of {cost.network}",
+            metric="adam",
         )
 
     @property
