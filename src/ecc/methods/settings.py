@@ -71,11 +71,15 @@ class CompressSettings:
             self.training(phase)  # which checks the rest
         Distillation(weight=self.distill, temperature=self.temperature)
 
+    @property
+    def phase_steps(self) -> dict[str, int]:
+        """Steps of each phase, in their order. Steps that a solve leaves over go to the tuning: the sum stays."""
+        return dict(zip(PHASES, (self.train_steps, self.steps, self.tune_steps), strict=True))
+
     def training(self, phase: str) -> TrainSettings:
         """The settings of one phase."""
-        steps = {"dense": self.train_steps, "solve": self.steps, "tune": self.tune_steps}[phase]
         return TrainSettings(
-            steps=steps,
+            steps=self.phase_steps[phase],
             schedule=None if phase == "solve" else Cosine(start_lr=self.train_lr if phase == "dense" else self.lr),
             precision=self.precision,  # type: ignore[arg-type]  # checked there
             clip_norm=self.clip_norm,
