@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ecc.methods import Compression
-from ecc.training import find_world, save_state
+from ecc.training import World, find_world, save_state
 from methods.jobs import noise_batches, wide_job, wide_task
 
 SETTINGS: dict[str, Any] = {"train_steps": 4, "steps": 16, "tune_steps": 8, "log_every": 2, "checkpoint_steps": 3}
@@ -36,16 +36,18 @@ def deadly_batches(folder: Path, rank: int, epoch: int) -> Iterator[tuple[Tensor
         yield batch
 
 
-def job(**fields: Any) -> Compression:
+def job(world: World, **fields: Any) -> Compression:
     task = wide_task(evaluate=lambda model: float(next(model.parameters()).detach().sum()), **fields)
-    return wide_job("45%", task=task, **SETTINGS)
+    made = wide_job("45%", task=task, **SETTINGS)
+    made.device = world.device  # as the command line does it
+    return made
 
 
 def main(folder: Path) -> None:
     torch.set_num_threads(1)
     world = find_world("cpu")
-    job().run(folder / "peace", world=world)
-    result = job(train_batches=partial(deadly_batches, folder, world.rank)).run(folder / "war", world=world)
+    job(world).run(folder / "peace", world=world)
+    result = job(world, train_batches=partial(deadly_batches, folder, world.rank)).run(folder / "war", world=world)
     save_state(folder / f"war-{world.rank}.safetensors", {"slim": result.model.state_dict()})
     world.close()
 

@@ -32,6 +32,10 @@ def test_one_process_is_a_world_of_its_own() -> None:
     world.close()
 
 
+def test_a_cpu_has_no_number() -> None:
+    assert World(torch.device("cpu", 1)).device == torch.device("cpu")
+
+
 ALONE = """
 import sys, torch
 import ecc.training.loop

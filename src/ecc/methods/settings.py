@@ -16,7 +16,7 @@ PHASES = ("dense", "solve", "tune")
 
 @dataclass(frozen=True, kw_only=True)
 class CompressSettings:
-    """How to compress.
+    """How to compress. What has no words here is explained in `TrainSettings`, and the same in all phases.
 
     Raises:
         EccError: If a value is out of its range.
@@ -45,7 +45,6 @@ class CompressSettings:
     round_to: int | None = None
     """Widths become multiples of this; by default as in the profile."""
     precision: str = "fp32"
-    """Of the forward pass in training: fp32, bf16 or fp16."""
     clip_norm: float | None = None
     micro_batch: int | None = None
     channels_last: bool = False

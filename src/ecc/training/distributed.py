@@ -26,7 +26,8 @@ class World:
     """
 
     def __init__(self, device: torch.device | str, accelerator: Any = None) -> None:
-        self.device = torch.device(device)
+        # Accelerate numbers the CPU by rank, and networks and batches would seem to be in different places.
+        self.device = torch.device("cpu") if torch.device(device).type == "cpu" else torch.device(device)
         self.rank: int = 0 if accelerator is None else accelerator.process_index
         self.size: int = 1 if accelerator is None else accelerator.num_processes
         self._accelerator = accelerator
