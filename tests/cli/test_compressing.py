@@ -80,6 +80,25 @@ def test_a_run_is_told_shown_again_and_given_to_programs(folder: Path) -> None:
     assert (quiet.exit_code, quiet.output) == (0, "")
 
 
+def test_curves_for_tensorboard_are_those_of_the_history(folder: Path) -> None:
+    loading = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    words = ("digits", "--energy", "energy.json", "--budget", "50%", "-o", "run", *SHORT, "--quiet")
+    for _ in range(2):  # the second time, the run is finished
+        assert ecc(*words, "--tensorboard", "board").exit_code == 0
+        found = loading.EventAccumulator("board").Reload()
+        lines = [json.loads(line) for line in (folder / "run" / "history.jsonl").read_text().splitlines()]
+        for phase in ("dense", "solve", "tune"):
+            told = [(facts["total"], facts["loss"]) for facts in lines if facts["phase"] == phase]
+            shown = [(point.step, point.value) for point in found.Scalars(f"{phase}/loss")]
+            assert shown == [(step, pytest.approx(loss)) for step, loss in told]
+        (score,) = found.Scalars("score/after tuning")
+        summary = json.loads((folder / "run" / "summary.json").read_text())
+        assert (score.step, score.value) == (17, pytest.approx(summary["scores"]["after tuning"]))
+        assert found.Scalars("weighing/weighed/energy")[-1].value == pytest.approx(
+            summary["budgets"]["energy"]["result"]
+        )
+
+
 def test_energy_latency_and_parameters_at_once(folder: Path) -> None:
     budgets = ("--budget", "60%", "--budget", "latency=80%", "--budget", "params=30k")
     result = ecc(
@@ -146,6 +165,7 @@ BAD: dict[str, tuple[list[str], str]] = {
     "unknown meter": (["digits", *E, *B, *O, "--meter", "sundial"], "sundial"),
     "unknown platform": (["digits", *E, *B, *O, "--meter", "platform:jetson-tx1"], "did you mean 'jetson-tx2'?"),
     "meter of another device": (["digits", *E, *B, *O, "--meter", "platform:eyeriss"], "fitted on NVIDIA Jetson TX2"),
+    "curves into a file": (["digits", *E, *B, *O, "--tensorboard", "file"], "cannot make the folder file for Tensor"),
     "run folder that is a file": (["digits", *E, *B, "-o", "file"], "file is a file; a run needs a folder"),
     "run folder of something else": (["digits", *E, *B, "-o", "."], "and is no run; it is left as it is"),
 }

@@ -10,12 +10,13 @@ import torch
 
 from ecc.energy import Cost
 from ecc.errors import BadTask, EccError, InfeasibleBudget
-from ecc.methods import Uniform, Work
+from ecc.methods import Amc, Eap, EapSettings, Greedy, Lcp, NetAdapt, Uniform, Work
 from ecc.methods.base import magnitudes
 from ecc.methods.driving import MAX_CORRECTIONS, Drive, SilentAdam, first_aims
 from ecc.methods.landing import BAND
 from ecc.methods.weighing import Weighed
-from methods.jobs import WIDE, history_of, same_result, wide_job
+from ecc.training.tree import tree_of
+from methods.jobs import WIDE, history_of, same_result, wide_job, wide_task
 from methods.works import work_of
 
 
@@ -23,6 +24,7 @@ class OneByOne:
     """A method of many steps: each takes the least channel of the widest group."""
 
     name = "one by one"
+    needs_held_out = False
 
     def asked(self) -> dict[str, Any]:
         return {"count": 1}
@@ -161,15 +163,38 @@ def test_a_run_that_was_stopped_between_steps_ends_as_one_that_was_not(
     assert history_of(tmp_path / "parts") == history_of(tmp_path / "whole")
 
 
-def test_a_method_that_needs_held_out_data_says_so(tmp_path: Path) -> None:
-    class Choosing(Uniform):
-        def step(self) -> None:
-            self._work.held_out(self._work.model)
+class Choosing(Uniform):
+    def step(self) -> None:
+        self._work.held_out(self._work.model)
 
+
+@pytest.mark.parametrize("method", [NetAdapt(), Amc(), Lcp(), Eap(EapSettings(max_drop=0.1))])
+def test_missing_held_out_data_are_refused_before_anything_is_trained(tmp_path: Path, method: Any) -> None:
+    def untrainable(epoch: int) -> Any:
+        raise AssertionError("it trains")
+
+    job = wide_job("50%", task=wide_task(train_batches=untrainable), train_steps=5)
+    job.method = method
+    with pytest.raises(BadTask, match=f"{method.name} chooses .*'chain' has no evaluate_held_out.* such as ecc"):
+        job.run(tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_method_that_does_not_say_that_it_judges_is_found_out(tmp_path: Path) -> None:
     job = wide_job("50%")
     job.method = Choosing()
-    with pytest.raises(BadTask, match="has no evaluate_held_out"):
+    with pytest.raises(BadTask, match="its needs_held_out must be True"):
         job.run(tmp_path / "run")
+
+
+@pytest.mark.parametrize("method", [Uniform(), Greedy(), Amc(), Eap(), Lcp(), NetAdapt()])
+def test_a_checkpoint_holds_the_network_once(method: Any) -> None:
+    """The dense weights never change, and `start` has them."""
+    work = work_of(share=0.5)
+    method.start(work)
+    _, tensors = tree_of(method.state_dict())
+    dense = {tensor.shape for tensor in work.model.state_dict().values() if tensor.dim() > 1}
+    assert not [tensor.shape for tensor in tensors if tensor.shape in dense]
 
 
 def test_several_processes_are_refused_before_anything_is_written(tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import os
+import signal
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,7 @@ from torch import nn
 from ecc.errors import BadFile, BadTask
 from ecc.methods import CompressSettings
 from ecc.methods.phases import Phases
-from ecc.training import RunDir, load_state, save_state
+from ecc.training import Interrupted, RunDir, load_state, save_state
 from ecc.zoo import find_task
 
 
@@ -66,9 +68,47 @@ def test_phases_share_stream_scores_and_history(tmp_path: Path) -> None:
     assert list(result["scores"]) == ["dense"]
     assert told[0] == "training the dense network, 3 steps"
     assert {"phase": "halving", "total": 5} in notes.lines
-    assert {line["phase"] for line in notes.lines} == {"dense", "solve", "halving"}
+    assert {line["phase"] for line in notes.lines} == {"dense", "score", "solve", "halving"}
+    assert {"phase": "score", "dense": result["scores"]["dense"], "total": 3} in notes.lines
     assert set(load_state(tmp_path / "run" / "dense.safetensors")) == set(job.task.model.state_dict())
     assert job.had_teacher
+
+
+class Curves:
+    """A logger."""
+
+    def __init__(self) -> None:
+        self.points: list[tuple[int, str, float]] = []
+
+    def log(self, facts: Any, step: int) -> None:
+        self.points += [(step, name, value) for name, value in facts.items()]
+
+    def close(self) -> None:
+        raise AssertionError("it belongs to the caller")
+
+
+def test_a_logger_of_a_run_that_was_stopped_has_each_point_once(tmp_path: Path) -> None:
+    whole, first, second, late = (Curves() for _ in range(4))
+    halving(log_every=1).run(tmp_path / "whole", loggers=[whole])
+    drawn = [0]
+
+    def stopping(epoch: int) -> Any:
+        for batch in find_task("digits").train_batches(epoch):  # type: ignore[misc]  # digits have some
+            drawn[0] += 1
+            if drawn[0] == 4:
+                os.kill(os.getpid(), signal.SIGTERM)
+            yield batch
+
+    job = halving(log_every=1)
+    job.task = replace(job.task, train_batches=stopping)
+    with pytest.raises(Interrupted):
+        job.run(tmp_path / "run", loggers=[first])
+    halving(log_every=1).run(tmp_path / "run", loggers=[second])
+    halving(log_every=1).run(tmp_path / "run", loggers=[late])  # it is finished
+    assert 0 < len(first.points) < len(whole.points)
+    assert second.points == late.points == whole.points
+    assert [step for step, name, _ in whole.points if name.endswith("/loss")] == [1, 2, 3, 4, 5]
+    assert (3, "score/dense") in [(step, name) for step, name, _ in whole.points]
 
 
 def test_a_finished_run_is_shown_again(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from rich.console import Console, RenderableType
 
-from ecc.report.compress import BARS, CompressView, compress_view, feasibility_table, sparkline
+from ecc.report.compress import compress_view, feasibility_table
 from ecc.report.fit import si
 
 
@@ -129,56 +129,3 @@ def test_names_and_paths_are_no_markup() -> None:
     text = shown(compress_view(facts, "run[bold]"))
     for word in ("net[b] by ecc on", "see [red]this[/red]", "a[i] 3/4", "run[bold]:"):
         assert word in text
-
-
-# ---------------------------------------------------------------- meanwhile
-
-
-@pytest.mark.parametrize(
-    ("values", "bars"),
-    [
-        ([], ""),
-        ([0, 0], BARS[0] * 2),
-        ([1, 2, 3, 4, 5, 6, 7, 8], "▂▃▄▅▆▇██"),
-        ([16, 8, 1], "█▅▁"),
-        ((7,), "█"),
-    ],
-)
-def test_a_sparkline_is_as_high_as_its_values(values: Any, bars: str) -> None:
-    assert sparkline(values) == bars
-
-
-SOLVER = {"phase": "solver", "step": 5, "spent": {"energy": 0.0125}, "target": 0.013, "widths": {"a": 8, "b": 4}}
-LOSS = {"phase": "solve", "step": 5, "loss": 1.25}
-
-
-def test_outside_a_terminal_only_whole_lines_are_printed() -> None:
-    file = io.StringIO()
-    with CompressView(Console(file=file, width=80)) as view:
-        view.tell("solving for [the] budget, 5 steps")
-        view.log(SOLVER)
-        view.log(LOSS)
-        view.show("a table")
-    assert file.getvalue() == "solving for [the] budget, 5 steps\na table\n"
-
-
-def test_in_a_terminal_there_is_one_live_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TERM", "xterm")
-    file = io.StringIO()
-    with CompressView(Console(file=file, width=120, force_terminal=True, color_system=None)) as view:
-        view.log(LOSS)
-        view.log(SOLVER)
-        view.log(LOSS)
-        assert view._status is not None
-        live = str(view._status.status)
-    assert live == "solve step 5, loss 1.2500, energy 0.0125 (schedule 0.013) █▅"
-    assert "loss 1.2500" in file.getvalue()
-
-
-def test_without_a_console_nothing_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    with CompressView(None) as view:
-        view.tell("a line")
-        view.show("a table")
-        view.log(SOLVER)
-        view.log(LOSS)
-    assert capsys.readouterr() == ("", "")

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from ecc.errors import EccError
 from ecc.training.batches import BatchStream
 from ecc.training.checkpoint import load_state
-from ecc.training.distributed import World, find_world
+from ecc.training.distributed import World, _meet_anew, find_world
 from training.toys import Net, toy_task
 
 TESTS = Path(__file__).resolve().parent.parent
@@ -30,6 +30,10 @@ def test_one_process_is_a_world_of_its_own() -> None:
     with world.without_sync(model):
         world.share_buffers_(model)
     world.close()
+
+
+def test_a_cpu_has_no_number() -> None:
+    assert World(torch.device("cpu", 1)).device == torch.device("cpu")
 
 
 ALONE = """
@@ -54,6 +58,20 @@ def test_a_missing_accelerate_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(EccError, match=r"in 2 processes needs Accelerate.*pip install 'ecc-compress\[distributed\]'"):
         find_world("cpu")
+
+
+@pytest.mark.parametrize(
+    "changes", [{"TORCHELASTIC_RESTART_COUNT": "0"}, {"LOCAL_WORLD_SIZE": "1"}, {"TORCHELASTIC_USE_AGENT_STORE": "no"}]
+)
+def test_only_a_restart_on_one_machine_makes_a_group_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, changes: dict[str, str]
+) -> None:
+    """That it does so then is seen in methods/test_restarting.py."""
+    alike = {"TORCHELASTIC_RESTART_COUNT": "1", "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    for name, value in {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", **alike, **changes}.items():
+        monkeypatch.setenv(name, value)
+    _meet_anew(torch.device("cpu"))
+    assert not torch.distributed.is_initialized()
 
 
 # ---------------------------------------------------------------- two processes

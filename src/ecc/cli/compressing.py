@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Annotated
 
@@ -17,9 +18,10 @@ from ecc.measure import close_meter
 from ecc.methods import Compression, CompressSettings, WeightCompression, reaches
 from ecc.methods.find import METHODS, find_method
 from ecc.methods.fine import zero_skipping_platform
-from ecc.report.compress import CompressView, compress_view, feasibility_table
+from ecc.report.compress import compress_view, feasibility_table
+from ecc.report.live_compress import CompressView
 from ecc.report.weights import weights_view
-from ecc.training import Interrupted, find_world
+from ecc.training import Interrupted, TensorBoardLogger, find_world
 from ecc.zoo.find import find_task
 
 from .app import app
@@ -82,6 +84,10 @@ def compress(
     checkpoint_seconds: Annotated[
         float, typer.Option("--checkpoint-seconds", metavar="S", help="Between two checkpoints.")
     ] = 300.0,
+    tensorboard: Annotated[
+        Path | None,
+        typer.Option("--tensorboard", metavar="FOLDER", help="Curves for TensorBoard, in a folder for this run alone."),
+    ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary for programs.")] = False,
 ) -> None:
@@ -127,12 +133,13 @@ def compress(
     world = find_world(usable_device(device or ("cuda" if torch.cuda.is_available() else "cpu")))
     source = zero_skipping_platform(meter) if is_fine else source_of(meter, models[0])
     view = CompressView(None if quiet or as_json or not world.is_main else Console(stderr=True))
+    loggers = [TensorBoardLogger(tensorboard)] if tensorboard is not None and world.is_main else []
     job: Compression | WeightCompression
     try:
         if is_fine:
             assert source is not None
             job = WeightCompression(find_task(task), budgets, source, settings=settings, device=world.device)
-            found = [job.reach()]
+            found, groups, full = [job.reach()], job.cost.groups, job.cost.full_widths
         else:
             job = Compression(
                 find_task(task),
@@ -145,13 +152,18 @@ def compress(
                 method=rival,
             )
             found = reaches(job.graph, job.costs, job.limits, min_share=settings.min_share, round_to=job.round_to)
+            groups, full = job.costs[0].groups, job.costs[0].full_widths
         view.show(feasibility_table(found))
+        ends = dict(zip(settings.phase_steps, accumulate(settings.phase_steps.values()), strict=True))
+        view.plan(ends, found, dict(zip(groups, full, strict=True)), world.size)
         with view:
-            result = job.run(output, world=world, history=view, progress=view.tell)
+            result = job.run(output, world=world, history=view, loggers=loggers, progress=view.tell)
     except Interrupted as stop:
         typer.echo(f"\n{stop}", err=True)
         raise typer.Exit(128 + stop.number) from None
     finally:
+        for logger in loggers:
+            logger.close()
         if source is not None:
             close_meter(source)
         world.close()

@@ -86,6 +86,7 @@ class Amc:
     """
 
     name = "amc"
+    needs_held_out = True
 
     def __init__(self, settings: AmcSettings | None = None) -> None:
         self.settings = settings or AmcSettings()
@@ -173,9 +174,8 @@ class Amc:
         work.log({"phase": "amc", "episodes": len(self._tried), "best": reward, "widths": widths})
 
     def state_dict(self) -> dict[str, Any]:
-        """The dense weights, the agent, and what was tried."""
+        """The agent, and what was tried."""
         return {
-            "dense": self._dense,
             "agent": self._agent.state_dict(),
             "wanted": self._wanted,
             "rewards": [reward for reward, _ in self._tried],
@@ -184,9 +184,6 @@ class Amc:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Puts them back."""
-        self._dense = dict(state["dense"])
-        self._trial.load_state_dict(self._dense)
-        self._scores = magnitudes(self._work, self._trial)
         self._agent.load_state_dict(state["agent"])
         self._wanted = int(state["wanted"])
         rewards = [float(reward) for reward in state["rewards"]]

@@ -19,7 +19,9 @@ import torch
 from torch import Tensor, nn
 
 from ecc.energy import Cost
+from ecc.errors import BadTask
 from ecc.graph import ChannelGraph, live_masks, zero_channels_
+from ecc.task import Task
 from ecc.training import BatchStream, Teacher
 
 from .ecc.floors import floor_widths
@@ -101,11 +103,15 @@ class Method(Protocol):
     def name(self) -> str:
         """Short, for tables."""
 
+    @property
+    def needs_held_out(self) -> bool:
+        """Whether it judges by `Work.held_out`; a task without held-out data is then refused before any training."""
+
     def asked(self) -> dict[str, Any]:
         """Its settings as plain values; a run with other settings is another run."""
 
     def start(self, work: Work) -> None:
-        """Takes on a work. Called once, before anything else."""
+        """Takes on a work. Called once, before anything else, and with the dense weights in any case."""
 
     def step(self) -> None:
         """One step of its natural size; must bring it nearer to being done."""
@@ -115,14 +121,29 @@ class Method(Protocol):
         """Whether the network in the work is within the aims."""
 
     def state_dict(self) -> dict[str, Any]:
-        """All that is needed to go on later, beside the network's weights: tensors and plain values."""
+        """All that is needed to go on later, beside the weights of the network and those that `start` was given."""
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """The reverse, after `start`."""
 
 
+def refuse_unjudged(method: Method | None, task: Task) -> None:
+    """Refuses a task without held-out data where the method needs them.
+
+    Raises:
+        BadTask: With the way out.
+    """
+    if method is not None and method.needs_held_out and task.evaluate_held_out is None:
+        raise BadTask(
+            f"{method.name} chooses between candidates, and task {task.name!r} has no evaluate_held_out to judge them "
+            "by. Give it one, or take a method that needs none, such as ecc."
+        )
+
+
 class FromDense:
     """What methods share that cut the dense network anew whenever they are asked, and can be set in nothing."""
+
+    needs_held_out = False
 
     def asked(self) -> dict[str, Any]:
         """Nothing can be set."""
@@ -139,12 +160,11 @@ class FromDense:
         return self._work.excess(self._work.widths()) <= 0
 
     def state_dict(self) -> dict[str, Any]:
-        """The dense weights."""
-        return {"dense": self._dense}
+        """Nothing: it begins anew."""
+        return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Puts them back."""
-        self._dense = dict(state["dense"])
+        """Nothing."""
 
 
 def magnitudes(work: Work, model: nn.Module | None = None) -> dict[str, Tensor]:

@@ -30,7 +30,7 @@ from ecc.measure import Source
 from ecc.task import Task
 from ecc.training import BatchStream, load_state, open_run, save_state, train
 
-from .base import Method
+from .base import Method, refuse_unjudged
 from .compress import Compression
 from .find import METHODS, find_method
 from .scratch import Scratch
@@ -68,6 +68,7 @@ class Comparison:
         device: Where to train.
 
     Raises:
+        BadTask: If a method needs held-out data, and the task has none.
         EccError: If a method or a budget is unknown, or there is none.
     """
 
@@ -90,6 +91,8 @@ class Comparison:
                 raise EccError(f"there is no method {name!r}; there are {', '.join((*METHODS, SCRATCH))}.")
         if SCRATCH in methods and "ecc" not in methods:
             raise EccError("scratch trains the widths that ecc found; compare ecc as well.")
+        for name in methods:
+            refuse_unjudged(None if name == SCRATCH else find_method(name), task)
         for text in budgets:
             parse_budget(text)
         self.task, self.energy, self.source, self.device = task, energy, source, torch.device(device)

@@ -28,7 +28,7 @@ from ecc.task import Task, with_batch
 from ecc.training import BatchStream, RunDir, Teacher, load_state, save_state
 from ecc.training.batches import moved
 
-from .base import Method, Work
+from .base import Method, Work, refuse_unjudged
 from .driving import Drive, first_aims, trainer
 from .ecc.solver import EccSolver
 from .feasibility import costs_of, reaches, refuse_infeasible
@@ -116,6 +116,7 @@ class Compression(Phases[Compressed]):
                 f"{self.method.name} chooses in one process, and this is one of {self.world.size}: they would choose "
                 "differently. Start it without torchrun; ecc itself runs in several."
             )
+        refuse_unjudged(self.method, self.task)
         self.weighed_dense = self.slim_gap = self.landing = None
         self.left_over = 0
         self.costs, self.limits = costs_of(self.graph, self.budgets, self.energies)  # an earlier run weighed its own
@@ -262,7 +263,7 @@ class Compression(Phases[Compressed]):
             small = slim(model, self.graph)
             self.slim_gap = gap(model, small, moved(self.task.example_input, self.device))
             self.tell(f"cut and masked networks agree to {self.slim_gap:.1g} of the largest output")
-            self._score("before tuning", small)
+            self._score(run, "before tuning", small)
         steps = self.settings.tune_steps + self.left_over
         if steps:
             self.tell(f"tuning the slim network, {steps} steps")
@@ -297,7 +298,7 @@ class Compression(Phases[Compressed]):
     def _finished(
         self, run: RunDir, small: nn.Module, widths: dict[str, int], landing: Landing | Drive, stream: BatchStream
     ) -> Compressed:
-        self._score("after tuning", small)
+        self._score(run, "after tuning", small)
         assert self.weighed_dense is not None
         summary = {
             "task": self.task.name,
@@ -319,7 +320,7 @@ class Compression(Phases[Compressed]):
 
 def _no_held_out(model: nn.Module) -> float:
     del model
-    raise BadTask("this method chooses between candidates, and the task has no evaluate_held_out to judge them by.")
+    raise BadTask("the method judges by held-out data and does not say so: its needs_held_out must be True.")
 
 
 def _solver_facts(solver: EccSolver, costs: Sequence[Cost], step: int) -> dict[str, Any]:

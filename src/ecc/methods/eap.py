@@ -96,6 +96,11 @@ class Eap:
     def __init__(self, settings: EapSettings | None = None) -> None:
         self.settings = settings or EapSettings()
 
+    @property
+    def needs_held_out(self) -> bool:
+        """Where there is a threshold."""
+        return self.settings.max_drop is not None
+
     def asked(self) -> dict[str, Any]:
         """Its settings."""
         return asdict(self.settings)
@@ -287,9 +292,8 @@ class Eap:
     # ------------------------------------------------------------ state
 
     def state_dict(self) -> dict[str, Any]:
-        """The dense weights, and where it is in its pass."""
+        """Where it is in its pass."""
         return {
-            "dense": self._dense.state_dict(),
             "place": self._place,
             "passes": self._passes,
             "share": self._share,
@@ -300,8 +304,7 @@ class Eap:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Puts them back."""
-        self._dense.load_state_dict(state["dense"])
+        """Puts it back."""
         self._batches = None
         self._place = None if state["place"] is None else {name: int(value) for name, value in state["place"].items()}
         self._passes, self._share = int(state["passes"]), float(state["share"])

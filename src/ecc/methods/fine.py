@@ -140,7 +140,7 @@ class WeightCompression(Phases[Thinned]):
         teacher = self._dense(run, model, stream, reached)
         if reached != "tune":
             self._solve(run, model, stream, teacher)
-            self._score("before tuning", model)
+            self._score(run, "before tuning", model)
         if self.settings.tune_steps:
             self.tell(f"tuning the nonzero weights, {self.settings.tune_steps} steps")
             solver = WeightSolver(model, self.cost, None, self.settings.tune_steps, optimizer=self._adam(model))
@@ -178,7 +178,7 @@ class WeightCompression(Phases[Thinned]):
     # ------------------------------------------------------------ numbers
 
     def _finished(self, run: RunDir, model: nn.Module, stream: BatchStream) -> Thinned:
-        self._score("after tuning", model)
+        self._score(run, "after tuning", model)
         nonzeros = count_nonzeros(model, self.cost)
         if self.world.is_main:
             save_state(run.path / "sparse.safetensors", model.state_dict())

@@ -193,6 +193,11 @@ class Lcp:
         """By whether norms are scaled."""
         return "legr" if self.settings.scale else "lcp"
 
+    @property
+    def needs_held_out(self) -> bool:
+        """Where it searches."""
+        return self._found is None
+
     def asked(self) -> dict[str, Any]:
         """The settings, and what was found before."""
         found = None if self._found is None else {name: list(pair) for name, pair in self._found.items()}
@@ -289,12 +294,11 @@ class Lcp:
         return self._work if self._search_aims is None else replace(self._work, aims=self._search_aims)
 
     def state_dict(self) -> dict[str, Any]:
-        """The dense weights, their norms, and where the search stands."""
-        return {"dense": self._dense, "norms": dict(self._norms), "evolution": self._evolution.state()}
+        """The norms of the dense weights, and where the search stands."""
+        return {"norms": dict(self._norms), "evolution": self._evolution.state()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Puts them back; every bit of a norm counts in a ranking, so they are not computed again."""
-        self._dense = dict(state["dense"])
         self._begin({name: norms.cpu() for name, norms in state["norms"].items()})
         self._evolution.restore(state["evolution"])
 

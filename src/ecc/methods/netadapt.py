@@ -116,6 +116,7 @@ class NetAdapt:
     """
 
     name = "netadapt"
+    needs_held_out = True
 
     def __init__(self, settings: NetAdaptSettings | None = None) -> None:
         self.settings = settings or NetAdaptSettings()

@@ -11,7 +11,7 @@ last one ended, bit for bit on a CPU.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -24,7 +24,10 @@ from ecc.task import Task
 from ecc.training import (
     BatchStream,
     Distillation,
+    Histories,
     History,
+    Logger,
+    Loggers,
     RunDir,
     Teacher,
     World,
@@ -59,7 +62,8 @@ class Phases(ABC, Generic[Result]):
         self.task, self.settings, self.device = task, settings or CompressSettings(), torch.device(device)
         self.scores: dict[str, float] = {}
         self.world = World(self.device)
-        self.history: History | None = None
+        self.history: History = Histories()
+        self.stream: BatchStream | None = None
         self.tell: Callable[[str], None] = lambda _: None
 
     def run(
@@ -68,6 +72,7 @@ class Phases(ABC, Generic[Result]):
         *,
         world: World | None = None,
         history: History | None = None,
+        loggers: Sequence[Logger] = (),
         progress: Callable[[str], None] | None = None,
     ) -> Result:
         """Compresses, or goes on with a run that was begun in the folder.
@@ -75,7 +80,8 @@ class Phases(ABC, Generic[Result]):
         Args:
             run_dir: The folder of the run.
             world: The processes that train together; None for this one alone.
-            history: Is told what the run's history is told.
+            history: Is told what the run's history is told in this session.
+            loggers: Are told the numbers in the run's history, those of earlier sessions before. They stay open.
             progress: Is told each phase, in words.
 
         Raises:
@@ -83,11 +89,15 @@ class Phases(ABC, Generic[Result]):
             InfeasibleBudget: If a budget cannot be met.
         """
         self.world = world or self.world
-        self.history, self.tell = history, progress or self.tell
+        curves = Loggers(*loggers)
+        self.history = Histories(curves) if history is None else Histories(history, curves)
+        self.stream, self.tell = None, progress or self.tell
         self.scores = {}
         self._begin()
         with open_run(run_dir, self.config(), device_type=self.device.type, writes=self.world.is_main) as run:
             finished = run.summary()
+            for facts in run.history() if loggers and run.writes else ():
+                curves.log(facts)
             return self._go(run) if finished is None else self._as_it_was(run, finished)
 
     def config(self) -> dict[str, Any]:
@@ -133,9 +143,10 @@ class Phases(ABC, Generic[Result]):
 
     def _stream(self) -> BatchStream:
         world = self.world
-        return BatchStream(
+        self.stream = BatchStream(
             self.task, device=self.device, seed=self.settings.seed, rank=world.rank, world_size=world.size
         )
+        return self.stream
 
     def _dense(self, run: RunDir, model: nn.Module, stream: BatchStream, reached: str) -> Teacher | None:
         """Trains the dense network, or takes what an earlier session trained; it is the teacher from then on."""
@@ -148,7 +159,7 @@ class Phases(ABC, Generic[Result]):
                 save_state(file, model.state_dict())
         elif self.settings.train_steps:
             model.load_state_dict(load_state(file))
-        self._score("dense", model)
+        self._score(run, "dense", model)
         how = self.settings
         if how.distill == 0:
             return None
@@ -188,14 +199,16 @@ class Phases(ABC, Generic[Result]):
             phase=phase,
         )
 
-    def _score(self, name: str, model: nn.Module) -> None:
+    def _score(self, run: RunDir, name: str, model: nn.Module) -> None:
         if name in self.scores or self.task.evaluate is None:
             return
         self.scores[name] = float(self.task.evaluate(model))
+        self._log(run, {"phase": "score", name: self.scores[name]})
         self.tell(f"score {name}: {self.scores[name]:.4f}")
 
     def _log(self, run: RunDir, facts: Mapping[str, Any]) -> None:
+        """A line for the history, with the batches that were drawn so far."""
         if self.world.is_main:
-            run.log(facts)
-            if self.history is not None:
-                self.history.log(facts)
+            line = {**facts, "total": 0 if self.stream is None else self.stream.total}
+            run.log(line)
+            self.history.log(line)

@@ -47,6 +47,7 @@ class Scratch:
     """
 
     name = "scratch"
+    needs_held_out = False
 
     def __init__(self, widths: Mapping[str, int], build: Callable[[], nn.Module] | None = None) -> None:
         self._asked = {name: int(width) for name, width in widths.items()}

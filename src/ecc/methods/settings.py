@@ -17,7 +17,7 @@ PHASES = ("dense", "solve", "tune")
 
 @dataclass(frozen=True, kw_only=True)
 class CompressSettings:
-    """How to compress.
+    """How to compress. What has no words here is explained in `TrainSettings`, and the same in all phases.
 
     Raises:
         EccError: If a value is out of its range.
@@ -48,7 +48,6 @@ class CompressSettings:
     round_to: int | None = None
     """Widths become multiples of this; by default as in the profile."""
     precision: str = "fp32"
-    """Of the forward pass in training: fp32, bf16 or fp16."""
     clip_norm: float | None = None
     micro_batch: int | None = None
     channels_last: bool = False
@@ -76,11 +75,15 @@ class CompressSettings:
             self.training(phase)  # which checks the rest
         Distillation(weight=self.distill, temperature=self.temperature)
 
+    @property
+    def phase_steps(self) -> dict[str, int]:
+        """Steps of each phase, in their order. Steps that a solve leaves over go to the tuning: the sum stays."""
+        return dict(zip(PHASES, (self.train_steps, self.steps, self.tune_steps), strict=True))
+
     def training(self, phase: str) -> TrainSettings:
         """The settings of one phase."""
-        steps = {"dense": self.train_steps, "solve": self.steps, "tune": self.tune_steps}[phase]
         return TrainSettings(
-            steps=steps,
+            steps=self.phase_steps[phase],
             schedule=None if phase == "solve" else Cosine(start_lr=self.train_lr if phase == "dense" else self.lr),
             precision=self.precision,  # type: ignore[arg-type]  # checked there
             clip_norm=self.clip_norm,

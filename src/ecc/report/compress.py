@@ -1,20 +1,16 @@
-"""A compression: what can be reached, how it goes, and what came out."""
+"""A compression: what can be reached, and what came out. How it goes is in `live_compress.py`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Protocol
 
-from rich.console import Console, Group, RenderableType
-from rich.status import Status
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from .fit import si
-
-BARS = "▁▂▃▄▅▆▇█"
 
 
 class Reachable(Protocol):
@@ -46,58 +42,6 @@ def feasibility_table(found: Sequence[Reachable]) -> Table:
         amounts = [si(amount, one.unit) for amount in (one.dense, one.least, one.limit)]
         table.add_row(f"{one.resource} ({one.label})", *amounts, f"{one.limit / one.dense:.0%}", share)
     return table
-
-
-class CompressView:
-    """Says what a run does: a live line in a terminal, plain lines elsewhere. It is a `History`, too.
-
-    Args:
-        console: Where to; nothing is shown without one.
-    """
-
-    def __init__(self, console: Console | None) -> None:
-        self._console = console
-        self._status: Status | None = None
-        if console is not None and console.is_terminal:
-            self._status = console.status("")
-        self._spent = ""
-
-    def __enter__(self) -> CompressView:
-        if self._status is not None:
-            self._status.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._status is not None:
-            self._status.stop()
-
-    def show(self, what: RenderableType) -> None:
-        """Prints something."""
-        if self._console is not None:
-            self._console.print(what)
-
-    def tell(self, sentence: str) -> None:
-        """Prints a line."""
-        if self._console is not None:
-            self._console.print(sentence, markup=False, highlight=False)
-
-    def log(self, facts: Mapping[str, Any]) -> None:
-        """Shows the last line of the history."""
-        if facts.get("phase") == "solver":
-            self._spent = f", {', '.join(f'{name} {value:.4g}' for name, value in facts['spent'].items())}"
-            left = facts["widths"] if "widths" in facts else facts["nonzeros"]  # channels, or single weights
-            self._spent += f" (schedule {facts['target']:.4g}) {sparkline(left.values())}"
-        elif "loss" in facts and self._status is not None:
-            self._status.update(f"{facts['phase']} step {facts['step']}, loss {facts['loss']:.4f}{self._spent}")
-
-
-def sparkline(values: Any) -> str:
-    """Small bars, as high as the values are to the largest."""
-    numbers = [float(value) for value in values]
-    top = max(numbers, default=0.0) or 1.0
-    return "".join(BARS[min(len(BARS) - 1, int(number / top * len(BARS)))] for number in numbers)
 
 
 def compress_view(summary: Mapping[str, Any], folder: str | Path) -> RenderableType:

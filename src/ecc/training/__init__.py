@@ -4,8 +4,9 @@ from .batches import BatchStream
 from .checkpoint import load_state, save_state
 from .distillation import Distillation, Teacher, distillation_loss
 from .distributed import World, find_world
+from .loggers import Logger, Loggers, TensorBoardLogger
 from .loop import Diverged, OnStep, OptimizerLike, Trained, train
-from .progress import Histories, History, TensorBoard
+from .progress import Histories, History
 from .rundir import RunDir, open_run
 from .schedules import PAPER_FINE_TUNING_LR, Constant, Cosine, Schedule
 from .seeding import derived_seed, isolated, rng_state, seed_everything, set_rng_state
@@ -22,12 +23,14 @@ __all__ = [
     "Histories",
     "History",
     "Interrupted",
+    "Logger",
+    "Loggers",
     "OnStep",
     "OptimizerLike",
     "RunDir",
     "Schedule",
     "Teacher",
-    "TensorBoard",
+    "TensorBoardLogger",
     "TrainSettings",
     "Trained",
     "World",

@@ -16,6 +16,8 @@ from torch import Tensor, nn
 
 from ecc.errors import EccError
 
+_BACKENDS = {"cpu": "gloo", "cuda": "nccl"}  # as Accelerate chooses them
+
 
 class World:
     """All processes of one training. This one is process `rank` of `size`; process 0 writes the files.
@@ -24,7 +26,8 @@ class World:
     """
 
     def __init__(self, device: torch.device | str, accelerator: Any = None) -> None:
-        self.device = torch.device(device)
+        # Accelerate numbers the CPU by rank, and networks and batches would seem to be in different places.
+        self.device = torch.device("cpu") if torch.device(device).type == "cpu" else torch.device(device)
         self.rank: int = 0 if accelerator is None else accelerator.process_index
         self.size: int = 1 if accelerator is None else accelerator.num_processes
         self._accelerator = accelerator
@@ -91,5 +94,27 @@ def find_world(device: torch.device | str = "cpu") -> World:
             f"training in {os.environ['WORLD_SIZE']} processes needs Accelerate, which cannot be imported ({error}); "
             "pip install 'ecc-compress[distributed]', or start without torchrun."
         ) from None
+    _meet_anew(device)
     accelerator = accelerate.Accelerator(cpu=device.type == "cpu", mixed_precision="no")  # the loop's own is used
     return World(accelerator.device, accelerator)
+
+
+def _meet_anew(device: torch.device) -> None:
+    """Makes the process group of a job that torchrun has restarted (`--max-restarts`) on one machine.
+
+    The torchrun of torch 2.13 keeps one store for all attempts, so that a new process may find the address of a dead
+    one there. Each attempt therefore gets a part of the store for itself. Across machines nothing tells all processes
+    the same number of the attempt, and torch is left to its own way.
+    """
+    attempt, backend = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), _BACKENDS.get(device.type)
+    has_store = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    on_one_machine = os.environ.get("LOCAL_WORLD_SIZE") == os.environ["WORLD_SIZE"]
+    if attempt == "0" or backend is None or not has_store or not on_one_machine:
+        return
+    distributed: Any = importlib.import_module("torch.distributed")
+    if device.type == "cuda":
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    store = distributed.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    apart = distributed.PrefixStore(f"attempt {attempt}", store)
+    distributed.init_process_group(backend, store=apart, rank=rank, world_size=size)

@@ -252,6 +252,7 @@ class _Loop:
             return
         self.world.share_buffers_(self.model)
         random = {name: self.world.gathered(state).cpu() for name, state in rng_state(self.device).items()}
+        losses = self.world.gathered(self.loss_sum).cpu()  # each process has seen other batches
         if self.world.is_main:
             self.run.save(
                 {
@@ -265,7 +266,7 @@ class _Loop:
                     "scaler": self.scaler.state_dict(),
                     "stream": self.stream.state(),
                     "random": random,
-                    "loss_sum": self.loss_sum,
+                    "loss_sums": losses,
                     "loss_count": self.loss_count,
                     "extra": None if self.extra is None else self.extra(),
                 }
@@ -287,7 +288,7 @@ class _Loop:
             self.optimizer.load_state_dict(state["optimizer"])
             self.scaler.load_state_dict(state["scaler"])
             self.base_lrs = list(state["base_lrs"])
-            self.loss_sum.copy_(state["loss_sum"])
+            self.loss_sum.copy_(state["loss_sums"][self.world.rank])
             self.loss_count, self.stopped = int(state["loss_count"]), bool(state["stopped"])
             self.step = self.resumed_at = self.saved_step = int(state["step"])
             random = {name: states[self.world.rank] for name, states in state["random"].items()}

@@ -1,0 +1,56 @@
+"""What each of two processes does under `torchrun --max-restarts`: compresses a toy in peace, and one in war.
+
+In the war one process dies of SIGKILL in the solve, and after the restart the other one in the tuning. A marker in
+the folder says that a death has happened.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ecc.methods import Compression
+from ecc.training import World, find_world, save_state
+from methods.jobs import noise_batches, wide_job, wide_task
+
+SETTINGS: dict[str, Any] = {"train_steps": 4, "steps": 16, "tune_steps": 8, "log_every": 2, "checkpoint_steps": 3}
+DEATHS = {0: 4 + 11, 1: 4 + 16 + 5}
+"""By rank, the step at which it dies, of all phases together: between two checkpoints."""
+
+
+def deadly_batches(folder: Path, rank: int, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """The batches of every toy; the first time that the place of a death is reached, this process dies there."""
+    for index, batch in enumerate(noise_batches((3, 4, 4), epoch)):
+        marker = folder / f"rank {rank} died"
+        if 4 * epoch + index == 2 * (DEATHS[rank] - 1) + rank and not marker.exists():  # each step takes two batches
+            marker.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        yield batch
+
+
+def job(world: World, **fields: Any) -> Compression:
+    task = wide_task(evaluate=lambda model: float(next(model.parameters()).detach().sum()), **fields)
+    made = wide_job("45%", task=task, **SETTINGS)
+    made.device = world.device  # as the command line does it
+    return made
+
+
+def main(folder: Path) -> None:
+    torch.set_num_threads(1)
+    world = find_world("cpu")
+    job(world).run(folder / "peace", world=world)
+    result = job(world, train_batches=partial(deadly_batches, folder, world.rank)).run(folder / "war", world=world)
+    save_state(folder / f"war-{world.rank}.safetensors", {"slim": result.model.state_dict()})
+    world.close()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
