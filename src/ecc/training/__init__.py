@@ -6,11 +6,11 @@ from .distillation import Distillation, Teacher, distillation_loss
 from .distributed import World, find_world
 from .loop import Diverged, OnStep, OptimizerLike, Trained, train
 from .progress import Histories, History, TensorBoard
-from .rundir import RunDir, open_run
+from .rundir import RunDir, RunInUse, open_run
 from .schedules import PAPER_FINE_TUNING_LR, Constant, Cosine, Schedule
 from .seeding import derived_seed, isolated, rng_state, seed_everything, set_rng_state
 from .settings import TrainSettings
-from .signals import Interrupted
+from .signals import Interrupted, StopRequests
 
 __all__ = [
     "PAPER_FINE_TUNING_LR",
@@ -25,7 +25,9 @@ __all__ = [
     "OnStep",
     "OptimizerLike",
     "RunDir",
+    "RunInUse",
     "Schedule",
+    "StopRequests",
     "Teacher",
     "TensorBoard",
     "TrainSettings",
