@@ -127,10 +127,15 @@ class Cluster:
         try:
             return Outcome(*self._ray.get(ticket))
         except errors.RayError as error:
-            if isinstance(error, errors.RayTaskError) and not isinstance(error.cause, errors.RayError):
-                raise  # of our code or the user's, with its traceback
-            lines = str(error).strip().splitlines() or [type(error).__name__]
-            return Outcome(f"its process or machine died {RETRIES + 1} times; Ray says: {lines[0]}")
+            last = (str(error).strip().splitlines() or [type(error).__name__])[-1]
+            reason = error.cause if isinstance(error, errors.RayTaskError) else error
+            if isinstance(reason, errors.RaySystemError) or "failed to import on the worker" in str(reason):
+                return Outcome(
+                    f"a worker cannot begin: {last}. Every machine needs the same ecc as here.", is_fatal=True
+                )
+            if isinstance(reason, errors.RayError):
+                return Outcome(f"its process or machine died {RETRIES + 1} times; Ray says: {last}")
+            raise  # an error of our code or the user's, with its traceback
 
 
 @contextmanager
