@@ -32,8 +32,8 @@ from .compare import Cell, Comparison, told
 
 LOCK_SECONDS = 240.0
 """How long a task waits for a folder that a dead machine may still hold."""
-GRACE_SECONDS = 60.0
-"""How long those who are asked to stop may take to save their state."""
+GRACE_SECONDS = 15.0
+"""How long those who are asked to stop may take to save their state; they are asked three times."""
 RETRIES = 3
 """Of a task whose process or machine died."""
 
@@ -117,10 +117,11 @@ class Cluster:
                             raise EccError(outcome.error)
                         yield ticket, outcome
         finally:
-            for ticket in left:
-                self._ray.cancel(ticket)
-            if left:
-                self._ray.wait(left, num_returns=len(left), timeout=GRACE_SECONDS)
+            for _ in range(3):  # one that had not quite begun does not hear the first call
+                for ticket in left:
+                    self._ray.cancel(ticket)
+                if left:
+                    _, left = self._ray.wait(left, num_returns=len(left), timeout=GRACE_SECONDS)
 
     def _outcome(self, ticket: Any) -> Outcome:
         errors = self._ray.exceptions
