@@ -127,17 +127,49 @@ def test_without_ray_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPat
         pass
 
 
+class Errors:
+    """Ray's, as far as we look at them."""
+
+    class RayError(Exception):
+        pass
+
+    class RaySystemError(RayError):
+        pass
+
+    class WorkerCrashedError(RayError):
+        pass
+
+    class RayTaskError(RayError):
+        def __init__(self, cause: Exception) -> None:
+            super().__init__(f"in a task: {cause}")
+            self.cause = cause
+
+
 class FakeRay:
-    """A cluster that has what it is told to have."""
+    """A cluster that has what it is told to have, and whose tickets are what comes of them."""
+
+    exceptions = Errors
 
     def __init__(self, **resources: float) -> None:
         self._resources = resources
+        self.cancelled: list[Any] = []
 
     def cluster_resources(self) -> dict[str, float]:
         return self._resources
 
     def nodes(self) -> list[dict[str, bool]]:
         return [{"Alive": True}, {"Alive": True}, {"Alive": False}]
+
+    def wait(self, tickets: list[Any], *, num_returns: int = 1, timeout: float) -> tuple[list[Any], list[Any]]:
+        return tickets[:num_returns], tickets[num_returns:]
+
+    def get(self, ticket: Any) -> Any:
+        if isinstance(ticket, Exception):
+            raise ticket
+        return ticket
+
+    def cancel(self, ticket: Any) -> None:
+        self.cancelled.append(ticket)
 
 
 @pytest.mark.parametrize(("device", "gpus", "needed"), [(None, 8, 1), (None, 0, 0), ("cpu", 8, 0), ("cuda", 8, 1)])
@@ -152,6 +184,44 @@ def test_what_ray_can_never_give_is_refused() -> None:
         Cluster(FakeRay(CPU=16), "cuda")
     with pytest.raises(EccError, match="a GPU of its own; say cuda"):
         Cluster(FakeRay(CPU=16, GPU=2), "cuda:1")
+
+
+def test_what_dies_again_and_again_is_told_and_the_others_go_on() -> None:
+    crash = Errors.WorkerCrashedError("out of\nmemory")
+    tickets = [
+        crash,
+        Errors.RayTaskError(crash),
+        Outcome(),
+        Outcome("infeasible"),
+    ]  # the second had waited for the first
+    found = [outcome for _, outcome in Cluster(FakeRay(CPU=1), "cpu").outcomes(tickets)]
+    assert all("its process or machine died 4 times; Ray says: memory" in outcome.error for outcome in found[:2])
+    assert found[2:] == [Outcome(), Outcome("infeasible")]
+    assert not any(outcome.is_fatal for outcome in found)
+
+
+def test_what_ends_the_whole_cancels_what_is_left() -> None:
+    for last, error, match in (
+        (Outcome("no meter", is_fatal=True), EccError, "no meter"),
+        (Errors.RaySystemError("No module named 'ecc'"), EccError, "Every machine needs the same ecc as here"),
+        (Errors.RayTaskError(RuntimeError("of the user's code")), Errors.RayTaskError, "of the user's code"),
+    ):
+        ray = FakeRay(CPU=1)
+        left = Outcome("not looked at")
+        with pytest.raises(error, match=match):
+            list(Cluster(ray, "cpu").outcomes([Outcome(), last, left]))
+        assert ray.cancelled == [left]
+
+
+def test_asked_to_stop_it_cancels_and_says_how_to_go_on() -> None:
+    ray = FakeRay(CPU=1)
+    outcomes = Cluster(ray, "cpu").outcomes([Outcome("a"), Outcome("b"), Outcome("c")])
+    assert next(outcomes) == (Outcome("a"), Outcome("a"))
+    os.kill(os.getpid(), signal.SIGTERM)
+    with pytest.raises(Interrupted, match=r"stopped with 1 of 3 tasks done\. The same command goes on") as stop:
+        next(outcomes)
+    assert stop.value.number == signal.SIGTERM
+    assert sorted(ray.cancelled) == [Outcome("b"), Outcome("c")]
 
 
 def busy(tries: list[int]) -> Outcome:
