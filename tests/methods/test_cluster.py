@@ -7,6 +7,8 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -15,10 +17,12 @@ import pytest
 
 import ecc
 from ecc.errors import EccError
+from ecc.methods import CompressSettings
 from ecc.methods import cluster as clusters
-from ecc.methods.cluster import Cluster, Outcome, open_cluster
+from ecc.methods.cluster import Cluster, Outcome, open_cluster, run_on_cluster
+from ecc.methods.compare import Cell, Comparison
 from ecc.training import Interrupted, RunInUse
-from methods.jobs import digits_model, history_of
+from methods.jobs import _graph, digits_model, history_of, true_model, wide_task
 
 TESTS = Path(__file__).resolve().parent.parent
 
@@ -222,6 +226,60 @@ def test_asked_to_stop_it_cancels_and_says_how_to_go_on() -> None:
         next(outcomes)
     assert stop.value.number == signal.SIGTERM
     assert sorted(ray.cancelled) == [Outcome("b"), Outcome("c")]
+
+
+class Ticket:
+    pass
+
+
+class Inline:
+    """A cluster that does everything at once, here."""
+
+    def __init__(self) -> None:
+        self.started: list[Any] = []
+        self.results: dict[Ticket, Outcome] = {}
+
+    def start(self, work: Callable[..., Outcome], *values: Any) -> Ticket:
+        self.started.append(values[2])
+        ticket = Ticket()
+        self.results[ticket] = work(*(self.results[one] if isinstance(one, Ticket) else one for one in values))
+        return ticket
+
+    def outcomes(self, tickets: list[Ticket]) -> Iterator[tuple[Ticket, Outcome]]:
+        yield from ((ticket, self.results[ticket]) for ticket in tickets)
+
+
+def small_grid(**changes: Any) -> Comparison:
+    graph = _graph("chain")
+    values: dict[str, Any] = {"methods": ["scratch", "uniform", "ecc"], "budgets": ["65%"], "seeds": 1} | changes
+    settings = CompressSettings(train_steps=3, steps=20, tune_steps=2, lr=1e-3)
+    return Comparison(wide_task("chain"), true_model(graph), settings=settings, **values)
+
+
+def test_what_others_build_on_comes_first_and_what_is_finished_is_not_run_again(tmp_path: Path) -> None:
+    grid, told = small_grid(methods=["uniform"]), list[str]()
+    assert grid.run(tmp_path / "runs") == []
+    grid, cluster = small_grid(seeds=2), Inline()
+    assert run_on_cluster(grid, lambda: nullcontext(grid), tmp_path / "runs", cluster, told.append) == []
+    first = [Cell("ecc", "65%", 0), Cell("scratch", "65%", 0)]
+    second = [Cell("uniform", "65%", 1), Cell("ecc", "65%", 1), Cell("scratch", "65%", 1)]
+    assert cluster.started == [1, *first, *second]  # the dense network of seed 1 first
+    assert len(told) == 5
+    assert not grid.missing(tmp_path / "runs")
+
+
+def test_a_cell_without_result_is_written_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    grid = small_grid(budgets=["1%", "65%"], methods=["uniform"])
+    failed = run_on_cluster(grid, lambda: nullcontext(grid), tmp_path / "some", Inline())
+    assert failed == [Cell("uniform", "1%", 0)]
+    assert "is below" in json.loads((tmp_path / "some" / "seed-0" / "uniform-1.failed.json").read_text())["error"]
+
+    monkeypatch.setattr(Comparison, "train_dense", lambda self, seed, root: raises(EccError("the loss is nan")))
+    failed = run_on_cluster(grid, lambda: nullcontext(grid), tmp_path / "none", Inline())
+    assert failed == grid.cells
+    for cell in failed:
+        file = cell.folder(tmp_path / "none").with_name(f"{cell.folder(tmp_path).name}.failed.json")
+        assert json.loads(file.read_text())["error"] == "the loss is nan"
 
 
 def busy(tries: list[int]) -> Outcome:

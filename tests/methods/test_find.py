@@ -16,6 +16,16 @@ def test_each_name_gives_a_method_of_that_name() -> None:
         assert (method is None) if name == "ecc" else (method is not None and method.name == name)
 
 
+def test_quick_methods_search_less() -> None:
+    for name in METHODS:
+        method, quick = find_method(name), find_method(name, quick=True)
+        assert type(method) is type(quick)
+        if name in ("amc", "lcp"):
+            assert method is not None
+            assert quick is not None
+            assert method.asked() != quick.asked()  # so a run of one is not taken for the other
+
+
 def test_an_unknown_method_is_refused_with_those_that_are_known() -> None:
     with pytest.raises(EccError, match=r"there is no method 'magic'; there are ecc, .*uniform"):
         find_method("magic")

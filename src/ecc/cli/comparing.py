@@ -48,7 +48,9 @@ def compare(
     lr: Annotated[float, typer.Option("--lr", metavar="RATE", help="Of Adam in solving and tuning.")] = 1e-4,
     train_lr: Annotated[float, typer.Option("--train-lr", metavar="RATE", help="Of Adam before.")] = 1e-3,
     device: Annotated[str | None, typer.Option("--device", help="Where to train; a GPU if there is one.")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="A few steps, one seed, two budgets: to see it work.")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Few steps, short searches, one seed, two budgets: to see it work.")
+    ] = False,
     figure: Annotated[Path | None, typer.Option("--figure", metavar="FILE", help="Draw score against cost.")] = None,
     on: Annotated[
         str, typer.Option("--on", metavar="PLACE", help="here, or ray: on all machines of a Ray cluster.")
@@ -85,6 +87,7 @@ def compare(
         meter=meter,
         settings=settings,
         device=device,
+        quick=quick,
     )
     console = Console(stderr=True)
 

@@ -31,6 +31,8 @@ class GridSpec:
     meter: str = "auto"
     device: str | None = None
     """Where to train; None for a GPU, if the process sees one."""
+    quick: bool = False
+    """Whether methods search for a tenth of their time."""
 
     @contextmanager
     def opened(self) -> Iterator[Comparison]:
@@ -51,6 +53,7 @@ class GridSpec:
                 source=source,
                 settings=self.settings,
                 device=usable_device(self.device or ("cuda" if torch.cuda.is_available() else "cpu")),
+                quick=self.quick,
             )
         finally:
             if source is not None:

@@ -66,6 +66,7 @@ class Comparison:
         source: Weighs every result; None trusts the models, and says so.
         settings: The same for all cells, but for the seed.
         device: Where to train.
+        quick: Whether methods search for a tenth of their time: to see it work, not to compare.
 
     Raises:
         EccError: If a method or a budget is unknown, or there is none.
@@ -82,6 +83,7 @@ class Comparison:
         source: Source | None = None,
         settings: CompressSettings | None = None,
         device: torch.device | str = "cpu",
+        quick: bool = False,
     ) -> None:
         if not methods or not budgets or seeds < 1:
             raise EccError("a comparison needs at least one method, one budget and one seed.")
@@ -96,7 +98,7 @@ class Comparison:
         self.settings = settings or CompressSettings()
         # What others build on comes first.
         self.methods = tuple(sorted(methods, key=lambda name: name == SCRATCH))
-        self.budgets, self.seeds = tuple(budgets), seeds
+        self.budgets, self.seeds, self.quick = tuple(budgets), seeds, quick
 
     @property
     def cells(self) -> list[Cell]:
@@ -194,15 +196,21 @@ class Comparison:
             device=self.device,
             method=self._method(cell, root),
         )
-        job.run(cell.folder(root))
-        facts = {**asdict(cell), "seconds": round(time.monotonic() - started, 3), "peak_bytes": self._peak_bytes()}
-        write_text(cell.folder(root) / "cell.json", json.dumps(facts) + "\n")
-        _failure(cell.folder(root)).unlink(missing_ok=True)
+        folder = cell.folder(root)
+        job.run(folder)
+        facts = {
+            **asdict(cell),
+            "seconds": round(time.monotonic() - started, 3),  # of this session
+            "sessions": len(json.loads((folder / "environment.json").read_text(encoding="utf-8"))["sessions"]),
+            "peak_bytes": self._peak_bytes(),
+        }
+        write_text(folder / "cell.json", json.dumps(facts) + "\n")
+        _failure(folder).unlink(missing_ok=True)
 
     def _method(self, cell: Cell, root: Path) -> Method | None:
         foundation = self.built_on(cell)
         if foundation is None:
-            return find_method(cell.method)
+            return find_method(cell.method, quick=self.quick)
         file = foundation.folder(root) / "widths.json"
         if not file.exists():
             raise EccError(f"ecc found no widths for {cell.budget} of seed {cell.seed}, so there is nothing to train.")
@@ -258,8 +266,9 @@ class Comparison:
         Raises:
             BadFile: If the folder holds another grid, or something else.
         """
-        asked = {
+        asked: dict[str, Any] = {
             "task": self.task.name,
+            "quick": self.quick,
             "settings": {name: value for name, value in asdict(self.settings).items() if name != "seed"},
         }
         file = root / "grid.json"
@@ -273,7 +282,7 @@ class Comparison:
             before = json.loads(file.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             raise BadFile(f"{file} cannot be read; restore it from a copy or start anew.") from None
-        for name in ("task", *(f"settings.{key}" for key in asked["settings"])):
+        for name in ("task", "quick", *(f"settings.{key}" for key in asked["settings"])):
             then, now = _at(before, name), _at(asked, name)
             if then != now:
                 raise BadFile(f"{root} was begun with {name} = {then}, and now it is {now}. Give another folder.")
