@@ -159,7 +159,7 @@ def draw_grid(entries: Sequence[Entry], path: str | Path) -> Path:
         axis.plot([x for x, _ in pairs], [y for _, y in pairs], "--", lw=0.8, color=colour)
     labels = sorted({label for row in facts for label in row["label"]})
     axis.set(xlabel=f"cost, % of dense ({', '.join(labels)})", ylabel="score; dashed: before tuning")
-    axis.legend(frameon=False)
+    figure.legend(loc="outside right upper", frameon=False)
     return save_figure(figure, Path(path), plots)
 
 
