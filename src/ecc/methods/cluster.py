@@ -17,6 +17,7 @@ import importlib
 import os
 import platform
 import signal
+import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -156,16 +157,27 @@ def open_cluster(device: str | None = None) -> Iterator[Cluster]:
     if ray.is_initialized():
         yield Cluster(ray, device)
         return
+    where = os.environ.get("RAY_ADDRESS", "")
     try:
+        _knock(where)
         ray.init(log_to_driver=False, logging_level="warning")
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        where = os.environ.get("RAY_ADDRESS", "this machine")
+    except (OSError, RuntimeError, ValueError) as error:  # ConnectionError is an OSError
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise EccError(f"the Ray cluster at {where} does not answer: {first} Start it: ray start --head") from None
+        raise EccError(
+            f"the Ray cluster at {where or 'this machine'} does not answer ({first}); start it: `ray start --head`, "
+            "or set RAY_ADDRESS to one that runs."
+        ) from None
     try:
         yield Cluster(ray, device)
     finally:
         ray.shutdown()
+
+
+def _knock(address: str) -> None:
+    """Whether anyone is there: Ray itself would try for minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if host and port.isdecimal():
+        socket.create_connection((host, int(port)), timeout=5.0).close()
 
 
 def _at_home(folder: str, work: Callable[..., Outcome], *values: Any) -> Outcome:
