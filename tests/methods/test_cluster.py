@@ -192,6 +192,7 @@ class FakeRay:
 def test_a_task_asks_for_a_gpu_where_it_computes_on_one(device: str | None, gpus: int, needed: int) -> None:
     cluster = Cluster(FakeRay(CPU=16, GPU=gpus), device)
     assert cluster._needs == {"num_cpus": 1, "num_gpus": needed}
+    assert cluster.device == ("cuda" if needed else "cpu")
     assert str(cluster) == f"2 machines, 16 CPUs and {gpus} GPUs"
 
 

@@ -103,7 +103,7 @@ def compare(
             # The meter is read by the workers; this machine may have none.
             with replace(spec, meter="none", device="cpu").opened() as grid, open_cluster(device) as cluster:
                 tell(f"Ray: {cluster}")
-                run_on_cluster(grid, spec.opened, output, cluster, tell)
+                run_on_cluster(grid, replace(spec, device=cluster.device).opened, output, cluster, tell)
     except Interrupted as stop:
         typer.echo(f"\n{stop}", err=True)
         raise typer.Exit(128 + stop.number) from None

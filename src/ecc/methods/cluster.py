@@ -74,7 +74,9 @@ class Cluster:
             raise EccError(f"device {device} was asked for, but Ray gives each task a GPU of its own; say cuda.")
         if device == "cuda" and not self.gpus:
             raise EccError("no machine of the Ray cluster has a GPU that Ray knows of; say --device cpu, or add one.")
-        self._needs = {"num_cpus": 1, "num_gpus": int(bool(self.gpus) if device is None else device == "cuda")}
+        self.device = device or ("cuda" if self.gpus else "cpu")
+        """Where tasks are to compute."""
+        self._needs = {"num_cpus": 1, "num_gpus": int(self.device == "cuda")}
 
     def __str__(self) -> str:
         """What there is."""
