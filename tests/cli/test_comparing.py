@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import io
 import json
+import re
+import signal
+import sys
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from ecc.cli import app
+from ecc.methods.compare import Cell, Comparison
+from ecc.methods.find import METHODS
+from ecc.report.compare import draw_grid, grid_facts, grid_view, load_grid
+from ecc.training import Interrupted
 from methods.jobs import digits_model
 
 
@@ -24,19 +33,59 @@ def run(*words: str) -> tuple[int, str]:
     return result.exit_code, result.output
 
 
-def test_a_quick_comparison_of_two_methods(energy: Path, tmp_path: Path) -> None:
-    words = ("digits", "--energy", str(energy), "--quick", "--methods", "ecc,uniform", "-o", str(tmp_path / "runs"))
+@pytest.mark.slow
+def test_a_quick_comparison_of_all_methods(energy: Path, tmp_path: Path) -> None:
+    words = ("digits", "--energy", str(energy), "--quick", "-o", str(tmp_path / "runs"))
     code, text = run(*words, "--figure", str(tmp_path / "grid.svg"))
     assert code == 0
     assert "cost estimated" in text
     assert (tmp_path / "grid.svg").stat().st_size > 5000
+    moved = (tmp_path / "runs").rename(tmp_path / "moved")  # table and figure come out of the folders alone
+    file = io.StringIO()
+    Console(file=file, width=80).print(grid_view(load_grid(moved)))
+    assert file.getvalue().strip() in text
+    draw_grid(load_grid(moved), tmp_path / "again.svg")
+    assert drawn(tmp_path / "again.svg") == drawn(tmp_path / "grid.svg")
+    rows = grid_facts(load_grid(moved))
+    assert {(row["method"], row["budget"]) for row in rows} == {(m, b) for m in METHODS for b in ("65%", "40%")}
+    assert all(row["met"] and row["batches_total"] == 60 and row["batches_lineage"] <= 60 for row in rows)
+    assert all(row["seconds"] > 0 and row["peak_bytes"] > 0 for row in rows)
+
+
+def drawn(figure: Path) -> str:
+    """A figure, without its date and the random names in it."""
+    return re.sub(r"<dc:date>.*?</dc:date>|id=\"[^\"]*\"|url\([^)]*\)|href=\"[^\"]*\"", "", figure.read_text())
+
+
+def test_a_finished_grid_is_shown_again(energy: Path, tmp_path: Path) -> None:
+    words = ("digits", "--energy", str(energy), "--quick", "--methods", "uniform", "-o", str(tmp_path / "runs"))
+    assert run(*words)[0] == 0
     code, text = run(*words, "--json")
     assert code == 0
     rows = json.loads(text)
-    assert {(row["method"], row["budget"]) for row in rows} == {
-        (m, b) for m in ("ecc", "uniform") for b in ("65%", "40%")
-    }
+    assert {(row["method"], row["budget"]) for row in rows} == {("uniform", "65%"), ("uniform", "40%")}
     assert all(row["met"] and row["batches_total"] == 60 for row in rows)
+
+
+def test_asked_to_stop_it_says_how_to_go_on(energy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(self: Comparison, cell: Cell, root: Path) -> None:
+        raise Interrupted("stopped at step 3. The same command goes on from here.", signal.SIGTERM)
+
+    monkeypatch.setattr(Comparison, "_run", stopped)
+    code, text = run("digits", "--energy", str(energy), "--quick", "-o", str(tmp_path / "runs"))
+    assert code == 128 + signal.SIGTERM
+    assert "The same command goes on" in text
+    assert not list((tmp_path / "runs").glob("seed-*/*.failed.json"))  # which it has not
+
+
+def test_without_ray_one_line_says_what_to_install(
+    energy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    code, text = run("digits", "--energy", str(energy), "--quick", "--on", "ray", "-o", str(tmp_path / "runs"))
+    assert code == 2
+    assert "pip install ray" in text
+    assert "Traceback" not in text
 
 
 @pytest.mark.parametrize(
@@ -47,6 +96,7 @@ def test_a_quick_comparison_of_two_methods(energy: Path, tmp_path: Path) -> None
         (["--budgets", "sixty"], "starts with no number"),
         (["--seeds", "0"], "at least one method, one budget and one seed"),
         (["--meter", "magic"], "magic"),
+        (["--on", "mars"], "--on mars is unknown; there are here and ray"),
     ],
 )
 def test_what_is_wrong_is_said_in_one_line(words: list[str], message: str, energy: Path, tmp_path: Path) -> None:

@@ -15,19 +15,30 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ecc.methods import Compression
+from ecc.training import load_state
 from methods.jobs import noise_batches, wide_job, wide_task
+from methods.small import SMALL
 
 TRAIN, SOLVE, TUNE = 6, 20, 6
+PAUSE = 0.004  # time enough to be killed in
 
 
 def slow_batches(epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Time enough to be killed in."""
     for batch in noise_batches((3, 4, 4), epoch):
-        time.sleep(0.004)
+        time.sleep(PAUSE)
         yield batch
+
+
+def score(model: nn.Module) -> float:
+    return float(next(model.parameters()).detach().sum())
+
+
+def slow_score(model: nn.Module) -> float:
+    time.sleep(PAUSE)
+    return -sum(float(parameter.detach().square().sum()) for parameter in model.parameters())
 
 
 def attempt(job: Compression, folder: Path) -> int:
@@ -43,30 +54,44 @@ def attempt(job: Compression, folder: Path) -> int:
         os._exit(status)
 
 
-def main(folder: Path, seed: int) -> None:
+def place(folder: Path) -> list[object]:
+    """Where a run is: the phase, the steps of its method, and the lines of its history."""
+    file, lines = folder / "checkpoint.safetensors", folder / "history.jsonl"
+    state = load_state(file)["state"] if file.exists() else {"phase": None, "extra": {}}
+    landing = state["extra"].get("landing") or {}
+    return [state["phase"], landing.get("steps"), lines.read_bytes().count(b"\n") if lines.exists() else 0]
+
+
+def wait_for_solve(folder: Path) -> None:
+    until = time.monotonic() + 30
+    while time.monotonic() < until:
+        if place(folder)[0] == "solve":
+            return
+        time.sleep(0.001)
+
+
+def main(folder: Path, method: str, seed: int) -> None:
     torch.set_num_threads(1)
-    task = wide_task(train_batches=slow_batches, evaluate=lambda model: float(next(model.parameters()).detach().sum()))
+    task = wide_task(train_batches=slow_batches, evaluate=score, evaluate_held_out=slow_score)
     job = wide_job("45%", task=task, train_steps=TRAIN, steps=SOLVE, tune_steps=TUNE, log_every=2, checkpoint_steps=3)
+    job.method = SMALL[method]()
     assert os.waitpid(attempt(job, folder / "peace"), 0)[1] == 0
+    war = folder / "war"
     chance = random.Random(seed)
-    killed = []
+    killed: list[list[object]] = []
     while True:
-        process = attempt(job, folder / "war")
-        time.sleep(chance.uniform(0.02, 0.08 + 0.04 * len(killed)))
+        process = attempt(job, war)
+        if not killed:
+            wait_for_solve(war)
+        time.sleep(chance.uniform(0.0, 0.04 * 2 ** len(killed)))
         done, status = os.waitpid(process, os.WNOHANG)
         if done:
             break
         os.kill(process, signal.SIGKILL)
         os.waitpid(process, 0)
-        lines = folder / "war" / "history.jsonl"
-        last = lines.read_text().splitlines()[-1:] if lines.exists() else []
-        try:
-            facts = json.loads(last[0]) if last else {}
-        except ValueError:  # torn
-            facts = {}
-        killed.append([facts.get("phase"), facts.get("step")])
+        killed.append(place(war))
     print(json.dumps({"killed": killed, "status": status}))  # noqa: T201 - read by the test
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+    main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]))

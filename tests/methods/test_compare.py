@@ -35,6 +35,7 @@ def test_every_cell_is_a_run_at_equal_batches_from_one_dense_network_a_seed(tmp_
         assert summary["met"]
         assert summary["batches"]["total"] == 22
         assert facts["seconds"] > 0
+        assert facts["sessions"] == 1
         assert facts["peak_bytes"] > 0
         summaries[cell] = summary
     assert len(summaries) == 8
@@ -90,6 +91,8 @@ def test_what_cannot_be_compared_is_refused(tmp_path: Path) -> None:
         grid(settings=CompressSettings(train_steps=3, steps=20, tune_steps=2, lr=0.5, log_every=5)).run(
             tmp_path / "runs"
         )
+    with pytest.raises(BadFile, match="was begun with quick = False, and now it is True"):
+        grid(quick=True).run(tmp_path / "runs")
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "file").write_text("")
     with pytest.raises(BadFile, match="is no grid of runs and is left as it is"):

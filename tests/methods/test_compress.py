@@ -269,7 +269,7 @@ def test_widths_are_rounded_as_the_profile_was(tmp_path: Path) -> None:
 
 
 def test_what_is_stopped_goes_on_bit_for_bit(tmp_path: Path) -> None:
-    """By a signal in each of the three phases; see also the test with kill -9."""
+    """By a signal in each of the three phases; see also `test_resume.py`, with kill -9."""
     settings: dict[str, Any] = {"train_steps": 5, "steps": 16, "tune_steps": 5, "log_every": 2}
     peace = wide_job("50%", **settings).run(tmp_path / "peace")
     told: list[str] = []
@@ -291,27 +291,6 @@ def test_what_is_stopped_goes_on_bit_for_bit(tmp_path: Path) -> None:
     assert war.summary == peace.summary
     assert history_of(tmp_path / "war") == history_of(tmp_path / "peace")
     assert sum("training the dense network" in line for line in told) == 1 + 1  # not again once it was trained
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs processes that can be forked and killed")
-@pytest.mark.slow
-def test_kill_9_at_random_moments_changes_nothing(tmp_path: Path) -> None:
-    command = [sys.executable, str(TESTS / "methods" / "killed.py"), str(tmp_path), "1"]
-    environment = {**os.environ, "PYTHONPATH": PATHS, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr
-    outcome = json.loads(done.stdout)
-    assert outcome["status"] == 0, done.stderr
-    assert len({tuple(place) for place in outcome["killed"]}) > 2, "it was killed at several different places"
-    peace, war = (load_state(tmp_path / name / "slim.safetensors") for name in ("peace", "war"))
-    assert peace
-    assert list(peace) == list(war)
-    assert all(torch.equal(peace[name], war[name]) for name in peace)
-    for file in ("widths.json", "summary.json", "config.json"):
-        assert (tmp_path / "war" / file).read_bytes() == (tmp_path / "peace" / file).read_bytes()
-    histories = [history_of(tmp_path / name) for name in ("peace", "war")]
-    assert len(histories[0]) > 15
-    assert histories[0] == histories[1]
 
 
 # ---------------------------------------------------------------- refused before the long work

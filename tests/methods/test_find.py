@@ -1,18 +1,13 @@
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from ecc.errors import EccError
-from ecc.methods import Greedy, Method, Uniform
-from ecc.methods.amc import Amc, AmcSettings
-from ecc.methods.eap import Eap
 from ecc.methods.find import METHODS, find_method
-from ecc.methods.lcp import Lcp, LcpSettings
-from ecc.methods.netadapt import NetAdapt, NetAdaptSettings
 from methods.jobs import WIDE, wide_job, wide_task
+from methods.small import SMALL
 
 
 def test_each_name_gives_a_method_of_that_name() -> None:
@@ -21,21 +16,19 @@ def test_each_name_gives_a_method_of_that_name() -> None:
         assert (method is None) if name == "ecc" else (method is not None and method.name == name)
 
 
+def test_quick_methods_search_less() -> None:
+    for name in METHODS:
+        method, quick = find_method(name), find_method(name, quick=True)
+        assert type(method) is type(quick)
+        if name in ("amc", "lcp"):
+            assert method is not None
+            assert quick is not None
+            assert method.asked() != quick.asked()  # so a run of one is not taken for the other
+
+
 def test_an_unknown_method_is_refused_with_those_that_are_known() -> None:
     with pytest.raises(EccError, match=r"there is no method 'magic'; there are ecc, .*uniform"):
         find_method("magic")
-
-
-SMALL: dict[str, Callable[[], Method | None]] = {
-    "ecc": lambda: None,
-    "netadapt": lambda: NetAdapt(NetAdaptSettings(rounds=4)),
-    "amc": lambda: Amc(AmcSettings(episodes=6, chunk=3)),
-    "eap": Eap,
-    "lcp": lambda: Lcp(LcpSettings(candidates=6, population=4, tournament=2)),
-    "uniform": Uniform,
-    "greedy": Greedy,
-}
-"""Each with as little search as it can have. A new method is a row here."""
 
 
 def test_no_method_is_left_out_of_the_matrix() -> None:

@@ -49,6 +49,22 @@ def test_numbers_are_means_over_seeds_and_a_paired_test(runs: Path) -> None:
     assert rows["amc"]["after"] is None
 
 
+def test_seconds_are_of_cells_that_ran_in_one_go(runs: Path) -> None:
+    file = runs / "seed-2" / "ecc-50" / "cell.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "sessions": 2}))
+    rows = {row["method"]: row for row in grid_facts(load_grid(runs))}
+    assert rows["ecc"]["seconds"] == 2.5
+    assert rows["uniform"]["seconds"] == 3.0
+
+
+def test_the_table_fits_a_terminal(runs: Path) -> None:
+    file = io.StringIO()
+    Console(file=file, width=80).print(grid_view(load_grid(runs)))
+    lines = [line.split() for line in file.getvalue().splitlines()]
+    assert "budget method after before of dense batches seconds peak MB p".split() in lines
+    assert any(line[:4] == ["50%", "uniform", "0.910±0.010", "0.810±0.010"] for line in lines)
+
+
 def test_the_table_has_every_cell_and_names_what_failed(runs: Path) -> None:
     file = io.StringIO()
     Console(file=file, width=120).print(grid_view(load_grid(runs)))
@@ -57,6 +73,7 @@ def test_the_table_has_every_cell_and_names_what_failed(runs: Path) -> None:
     assert "0.910±0.010" in text
     assert "cost estimated" in text
     assert "failed: amc 50% seed 1: no" in text
+    assert "90/100" in text  # batches
 
 
 def test_the_figure_is_drawn_from_the_folders(runs: Path, tmp_path: Path) -> None:

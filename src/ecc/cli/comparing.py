@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
-import torch
 import typer
 from rich.console import Console
 
-from ecc.energy import EnergyModel
-from ecc.measure import close_meter
+from ecc.errors import EccError
 from ecc.methods import CompressSettings
-from ecc.methods.compare import Comparison
+from ecc.methods.cluster import open_cluster, run_on_cluster
+from ecc.methods.compare import SCRATCH
 from ecc.methods.find import METHODS
 from ecc.report.compare import draw_grid, grid_facts, grid_view, load_grid
-from ecc.zoo.find import find_task
+from ecc.training import Interrupted
 
 from .app import app
-from .choosing import source_of, usable_device
+from .grids import GridSpec
 
+PLACES = ("here", "ray")
 QUICK = {"train_steps": 60, "steps": 40, "tune_steps": 20, "lr": 1e-3, "train_lr": 3e-3}
 
 
@@ -32,9 +33,9 @@ def compare(
     budgets: Annotated[
         str, typer.Option("--budgets", metavar="LIST", help="With commas between them.")
     ] = "80%,65%,50%,35%",
-    methods: Annotated[str, typer.Option("--methods", metavar="LIST", help=f"Of {', '.join(METHODS)}.")] = ",".join(
-        METHODS
-    ),
+    methods: Annotated[
+        str, typer.Option("--methods", metavar="LIST", help=f"Of {', '.join((*METHODS, SCRATCH))}.")
+    ] = ",".join(METHODS),
     seeds: Annotated[int, typer.Option("--seeds", metavar="N", help="Runs of each cell.")] = 3,
     meter: Annotated[
         str, typer.Option("--meter", metavar="METER", help="Weighs the results: auto, nvml, platform:..., none.")
@@ -47,8 +48,13 @@ def compare(
     lr: Annotated[float, typer.Option("--lr", metavar="RATE", help="Of Adam in solving and tuning.")] = 1e-4,
     train_lr: Annotated[float, typer.Option("--train-lr", metavar="RATE", help="Of Adam before.")] = 1e-3,
     device: Annotated[str | None, typer.Option("--device", help="Where to train; a GPU if there is one.")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="A few steps, one seed, two budgets: to see it work.")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Few steps, short searches, one seed, two budgets: to see it work.")
+    ] = False,
     figure: Annotated[Path | None, typer.Option("--figure", metavar="FILE", help="Draw score against cost.")] = None,
+    on: Annotated[
+        str, typer.Option("--on", metavar="PLACE", help="here, or ray: on all machines of a Ray cluster.")
+    ] = "here",
     as_json: Annotated[bool, typer.Option("--json", help="Print facts for programs.")] = False,
 ) -> None:
     """Compress one network by several methods, at equal budgets and equal batches.
@@ -56,33 +62,51 @@ def compare(
     Every cell of the grid is a run folder. The same command again goes on
     where the last one ended; more budgets, methods or seeds extend it.
 
-    \\b
+    With --on ray the cells run side by side, one a GPU (or CPU), on the
+    cluster that RAY_ADDRESS names or `ray start` began; without one, on
+    this machine. All machines must share this folder and that of the grid.
+
+    \b
     Examples:
       ecc compare digits --energy energy.json --quick -o runs
       ecc compare net.py:build --energy e.json --budgets 65%,35% --methods ecc,netadapt -o runs
+      ecc compare net.py:build --energy e.json -o /shared/runs --on ray
     """
-    models = [EnergyModel.load(path) for path in energy]
+    if on not in PLACES:
+        raise EccError(f"--on {on} is unknown; there are {' and '.join(PLACES)}.")
     settings = CompressSettings(train_steps=train_steps, steps=steps, tune_steps=tune_steps, lr=lr, train_lr=train_lr)
-    chosen = [text.strip() for text in budgets.split(",") if text.strip()]
+    chosen = _words(budgets)
     if quick:
-        settings, seeds, chosen = CompressSettings(**QUICK), 1, ["65%", "40%"]  # type: ignore[arg-type]
-    source = source_of(meter, models[0])
+        settings, seeds, chosen = CompressSettings(**QUICK), 1, ("65%", "40%")  # type: ignore[arg-type]
+    spec = GridSpec(
+        task=task,
+        energy=tuple(map(str, energy)),
+        methods=_words(methods),
+        budgets=chosen,
+        seeds=seeds,
+        meter=meter,
+        settings=settings,
+        device=device,
+        quick=quick,
+    )
     console = Console(stderr=True)
+
+    def tell(line: str) -> None:
+        if not as_json:
+            console.print(line, markup=False, highlight=False)
+
     try:
-        grid = Comparison(
-            find_task(task),
-            models,
-            methods=[name.strip() for name in methods.split(",") if name.strip()],
-            budgets=chosen,
-            seeds=seeds,
-            source=source,
-            settings=settings,
-            device=usable_device(device or ("cuda" if torch.cuda.is_available() else "cpu")),
-        )
-        grid.run(output, None if as_json else lambda line: console.print(line, markup=False, highlight=False))
-    finally:
-        if source is not None:
-            close_meter(source)
+        if on == "here":
+            with spec.opened() as grid:
+                grid.run(output, tell)
+        else:
+            # The meter is read by the workers; this machine may have none.
+            with replace(spec, meter="none", device="cpu").opened() as grid, open_cluster(device) as cluster:
+                tell(f"Ray: {cluster}")
+                run_on_cluster(grid, replace(spec, device=cluster.device).opened, output, cluster, tell)
+    except Interrupted as stop:
+        typer.echo(f"\n{stop}", err=True)
+        raise typer.Exit(128 + stop.number) from None
     entries = load_grid(output)
     if figure is not None:
         draw_grid(entries, figure)
@@ -90,3 +114,7 @@ def compare(
         typer.echo(json.dumps(grid_facts(entries), indent=1))
     else:
         Console().print(grid_view(entries))
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(word.strip() for word in text.split(",") if word.strip())

@@ -28,7 +28,7 @@ from ecc.errors import BadFile, EccError
 from ecc.files import write_text
 from ecc.measure import Source
 from ecc.task import Task
-from ecc.training import BatchStream, load_state, open_run, save_state, train
+from ecc.training import BatchStream, Interrupted, load_state, open_run, save_state, train
 
 from .base import Method, refuse_unjudged
 from .compress import Compression
@@ -66,6 +66,7 @@ class Comparison:
         source: Weighs every result; None trusts the models, and says so.
         settings: The same for all cells, but for the seed.
         device: Where to train.
+        quick: Whether methods search for a tenth of their time: to see it work, not to compare.
 
     Raises:
         BadTask: If a method needs held-out data, and the task has none.
@@ -83,6 +84,7 @@ class Comparison:
         source: Source | None = None,
         settings: CompressSettings | None = None,
         device: torch.device | str = "cpu",
+        quick: bool = False,
     ) -> None:
         if not methods or not budgets or seeds < 1:
             raise EccError("a comparison needs at least one method, one budget and one seed.")
@@ -99,7 +101,7 @@ class Comparison:
         self.settings = settings or CompressSettings()
         # What others build on comes first.
         self.methods = tuple(sorted(methods, key=lambda name: name == SCRATCH))
-        self.budgets, self.seeds = tuple(budgets), seeds
+        self.budgets, self.seeds, self.quick = tuple(budgets), seeds, quick
 
     @property
     def cells(self) -> list[Cell]:
@@ -123,25 +125,66 @@ class Comparison:
 
         Raises:
             BadFile: If the folder holds another grid.
+            Interrupted: If it was asked to stop; the same call goes on.
         """
         root, tell = Path(root), progress or (lambda _: None)
-        self._check(root)
+        self.begin(root)
         failed = []
-        for cell in self.cells:
-            folder = cell.folder(root)
-            if (folder / "summary.json").exists() and (folder / "cell.json").exists():
-                continue
-            try:
-                self._run(cell, root)
-                tell(f"{cell.method} {cell.budget} seed {cell.seed}: done")
-            except EccError as error:
-                if isinstance(error, BadFile):
-                    raise
-                folder.parent.mkdir(parents=True, exist_ok=True)
-                write_text(_failure(folder), json.dumps({**asdict(cell), "error": str(error)}) + "\n")
+        for cell in self.missing(root):
+            reason = self.run_cell(cell, root)
+            tell(told(cell, reason))
+            if reason is not None:
                 failed.append(cell)
-                tell(f"{cell.method} {cell.budget} seed {cell.seed}: failed: {error}")
         return failed
+
+    # ------------------------------------------------------------ one by one, as on several machines
+
+    def missing(self, root: Path) -> list[Cell]:
+        """The cells that are not finished; those that failed among them."""
+        return [
+            cell
+            for cell in self.cells
+            if not all((cell.folder(root) / name).exists() for name in ("summary.json", "cell.json"))
+        ]
+
+    def run_cell(self, cell: Cell, root: Path) -> str | None:
+        """Runs one cell, and the dense network of its seed if that is not trained yet.
+
+        Returns:
+            Why it failed, which is written down; None if it is done.
+
+        Raises:
+            BadFile: If its folder holds another run, or another process works in it.
+            Interrupted: If it was asked to stop; the same call goes on.
+        """
+        try:
+            self._run(cell, root)
+        except (BadFile, Interrupted):
+            raise
+        except EccError as error:
+            self.note_failure(cell, root, str(error))
+            return str(error)
+        return None
+
+    def note_failure(self, cell: Cell, root: Path, reason: str) -> None:
+        """Writes down why a cell has no result."""
+        file = _failure(cell.folder(root))
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_text(file, json.dumps({**asdict(cell), "error": reason}) + "\n")
+
+    def built_on(self, cell: Cell) -> Cell | None:
+        """The cell that must come first: `scratch` takes its widths from `ecc`."""
+        return replace(cell, method="ecc") if cell.method == SCRATCH else None
+
+    def needs_dense(self, seed: int, root: Path) -> bool:
+        """Whether the dense network of a seed is still to be trained."""
+        return self.settings.train_steps > 0 and not (_dense_folder(seed, root) / "dense.safetensors").exists()
+
+    def train_dense(self, seed: int, root: Path) -> None:
+        """Trains the dense network of a seed, which all its cells start from."""
+        self._trained(seed, root)
+
+    # ------------------------------------------------------------ a cell
 
     def _run(self, cell: Cell, root: Path) -> None:
         task = self._trained(cell.seed, root)
@@ -156,15 +199,22 @@ class Comparison:
             device=self.device,
             method=self._method(cell, root),
         )
-        job.run(cell.folder(root))
-        facts = {**asdict(cell), "seconds": round(time.monotonic() - started, 3), "peak_bytes": self._peak_bytes()}
-        write_text(cell.folder(root) / "cell.json", json.dumps(facts) + "\n")
-        _failure(cell.folder(root)).unlink(missing_ok=True)
+        folder = cell.folder(root)
+        job.run(folder)
+        facts = {
+            **asdict(cell),
+            "seconds": round(time.monotonic() - started, 3),  # of this session
+            "sessions": len(json.loads((folder / "environment.json").read_text(encoding="utf-8"))["sessions"]),
+            "peak_bytes": self._peak_bytes(),
+        }
+        write_text(folder / "cell.json", json.dumps(facts) + "\n")
+        _failure(folder).unlink(missing_ok=True)
 
     def _method(self, cell: Cell, root: Path) -> Method | None:
-        if cell.method != SCRATCH:
-            return find_method(cell.method)
-        file = replace(cell, method="ecc").folder(root) / "widths.json"
+        foundation = self.built_on(cell)
+        if foundation is None:
+            return find_method(cell.method, quick=self.quick)
+        file = foundation.folder(root) / "widths.json"
         if not file.exists():
             raise EccError(f"ecc found no widths for {cell.budget} of seed {cell.seed}, so there is nothing to train.")
         return Scratch(json.loads(file.read_text(encoding="utf-8")))
@@ -173,11 +223,10 @@ class Comparison:
         """The task with the dense network of a seed, which all methods start from."""
         model = copy.deepcopy(self.task.model)
         if self.settings.train_steps:
-            folder = root / f"seed-{seed}" / "dense"
-            file = folder / "dense.safetensors"
-            if not file.exists():
+            folder = _dense_folder(seed, root)
+            if self.needs_dense(seed, root):
                 self._train_dense(model.to(self.device), seed, folder)
-            model.load_state_dict(load_state(file))
+            model.load_state_dict(load_state(folder / "dense.safetensors"))
         return replace(self.task, model=model.cpu())
 
     def _train_dense(self, model: torch.nn.Module, seed: int, folder: Path) -> None:
@@ -214,10 +263,15 @@ class Comparison:
         lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
         return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:")), None)
 
-    def _check(self, root: Path) -> None:
-        """Writes down what is asked, or compares it with what was asked before: only more cells may be asked for."""
-        asked = {
+    def begin(self, root: Path) -> None:
+        """Writes down what is asked, or compares it with what was asked before: only more cells may be asked for.
+
+        Raises:
+            BadFile: If the folder holds another grid, or something else.
+        """
+        asked: dict[str, Any] = {
             "task": self.task.name,
+            "quick": self.quick,
             "settings": {name: value for name, value in asdict(self.settings).items() if name != "seed"},
         }
         file = root / "grid.json"
@@ -231,10 +285,20 @@ class Comparison:
             before = json.loads(file.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             raise BadFile(f"{file} cannot be read; restore it from a copy or start anew.") from None
-        for name in ("task", *(f"settings.{key}" for key in asked["settings"])):
+        for name in ("task", "quick", *(f"settings.{key}" for key in asked["settings"])):
             then, now = _at(before, name), _at(asked, name)
             if then != now:
                 raise BadFile(f"{root} was begun with {name} = {then}, and now it is {now}. Give another folder.")
+
+
+def told(cell: Cell, reason: str | None) -> str:
+    """What became of a cell, in words."""
+    name = f"{cell.method} {cell.budget} seed {cell.seed}"
+    return f"{name}: done" if reason is None else f"{name}: failed: {reason}"
+
+
+def _dense_folder(seed: int, root: Path) -> Path:
+    return root / f"seed-{seed}" / "dense"
 
 
 def _failure(folder: Path) -> Path:

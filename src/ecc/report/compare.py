@@ -83,7 +83,10 @@ def p_value(one: Mapping[int, float], other: Mapping[int, float]) -> float | Non
 
 
 def grid_facts(entries: Sequence[Entry], reference: str = "ecc") -> list[dict[str, Any]]:
-    """One row a method and budget, for programs and tables."""
+    """One row a method and budget, for programs and tables.
+
+    Seconds are of cells that ran in one go: of one that was interrupted, only the last session is known.
+    """
     base = {entry.budget: entry for entry in entries if entry.method == reference}
     rows = []
     for entry in entries:
@@ -102,7 +105,7 @@ def grid_facts(entries: Sequence[Entry], reference: str = "ecc") -> list[dict[st
                 "met": all(cell["summary"]["met"] for cell in entry.cells),
                 "batches_total": _mean(cell["summary"]["batches"]["total"] for cell in entry.cells),
                 "batches_lineage": _mean(cell["summary"]["batches"]["lineage"] for cell in entry.cells),
-                "seconds": _mean(cell["seconds"] for cell in entry.cells),
+                "seconds": _mean(cell["seconds"] for cell in entry.cells if cell.get("sessions", 1) == 1),
                 "peak_bytes": max((c["peak_bytes"] for c in entry.cells if c["peak_bytes"] is not None), default=None),
                 "p_value": None if against is None or entry.method == reference else p_value(against.scores(), after),
             }
@@ -114,9 +117,9 @@ def grid_view(entries: Sequence[Entry]) -> RenderableType:
     """The table, and what failed."""
     labels = ", ".join(sorted({label for row in grid_facts(entries) for label in row["label"]}))
     title = f"Score after and before tuning, mean and spread over seeds; cost {labels}"
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
-    for name in ("budget", "method", "after", "before", "of dense", "batches", "lineage", "seconds", "p to ecc"):
-        table.add_column(name, justify="left" if name in ("budget", "method") else "right")
+    table = Table(box=None, pad_edge=False, collapse_padding=True)
+    for name in ("budget", "method", "after", "before", "of dense", "batches", "seconds", "peak MB", "p"):
+        table.add_column(name, justify="left" if name in ("budget", "method") else "right", no_wrap=True)
     failed: list[str] = []
     for row in sorted(grid_facts(entries), key=lambda row: row["budget"], reverse=True):
         share = row["share_of_dense"]
@@ -126,14 +129,14 @@ def grid_view(entries: Sequence[Entry]) -> RenderableType:
             _shown(row["after"]),
             _shown(row["before"]),
             "-" if share is None else f"{share[0]:.1%}",
-            *(
-                "-" if row[key] is None else f"{row[key]:.0f}"
-                for key in ("batches_total", "batches_lineage", "seconds")
-            ),
+            "-" if row["batches_total"] is None else f"{row['batches_lineage']:.0f}/{row['batches_total']:.0f}",
+            "-" if row["seconds"] is None else f"{row['seconds']:.0f}",
+            "-" if row["peak_bytes"] is None else f"{row['peak_bytes'] / 1e6:.0f}",
             "" if row["p_value"] is None else f"{row['p_value']:.3f}",
         )
         failed += [f"{row['method']} {row['budget']} {reason}" for reason in row["failed"]]
-    return Group(table, *(f"failed: {line}" for line in failed))
+    legend = "batches: those that led to the result / all; p: paired t-test against ecc"
+    return Group(title, table, legend, *(f"failed: {line}" for line in failed))
 
 
 def draw_grid(entries: Sequence[Entry], path: str | Path) -> Path:
@@ -156,7 +159,7 @@ def draw_grid(entries: Sequence[Entry], path: str | Path) -> Path:
         axis.plot([x for x, _ in pairs], [y for _, y in pairs], "--", lw=0.8, color=colour)
     labels = sorted({label for row in facts for label in row["label"]})
     axis.set(xlabel=f"cost, % of dense ({', '.join(labels)})", ylabel="score; dashed: before tuning")
-    axis.legend(frameon=False)
+    figure.legend(loc="outside right upper", frameon=False)
     return save_figure(figure, Path(path), plots)
 
 

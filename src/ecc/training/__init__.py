@@ -7,11 +7,11 @@ from .distributed import World, find_world
 from .loggers import Logger, Loggers, TensorBoardLogger
 from .loop import Diverged, OnStep, OptimizerLike, Trained, train
 from .progress import Histories, History
-from .rundir import RunDir, open_run
+from .rundir import RunDir, RunInUse, open_run
 from .schedules import PAPER_FINE_TUNING_LR, Constant, Cosine, Schedule
 from .seeding import derived_seed, isolated, rng_state, seed_everything, set_rng_state
 from .settings import TrainSettings
-from .signals import Interrupted
+from .signals import Interrupted, StopRequests
 
 __all__ = [
     "PAPER_FINE_TUNING_LR",
@@ -28,7 +28,9 @@ __all__ = [
     "OnStep",
     "OptimizerLike",
     "RunDir",
+    "RunInUse",
     "Schedule",
+    "StopRequests",
     "Teacher",
     "TensorBoardLogger",
     "TrainSettings",

@@ -103,7 +103,7 @@ def load_state(path: str | Path) -> Any:
     path = Path(path)
     try:
         with path.open("rb") as file:
-            return _read(file, path.stat().st_size)
+            return _read(file, os.fstat(file.fileno()).st_size)  # of this file, though another may take its place
     except OSError as error:
         raise BadFile(f"cannot read {path}: {error.strerror}.") from None
     except BadFile as error:

@@ -40,6 +40,10 @@ _LOCK = ".ecc-lock"
 _HELD: set[int] = set()  # descriptors of the locks of this process
 
 
+class RunInUse(BadFile):
+    """Raised when another process works in the folder of a run; it may be free again later."""
+
+
 class RunDir:
     """The folder of a run that is at work. Made by `open_run`.
 
@@ -151,8 +155,9 @@ def open_run(
         writes: False on all processes of a run but one: these only read, and take no lock.
 
     Raises:
-        BadFile: If the folder holds something else, another process works in it, the run was asked for something
-            else, or a file is damaged. Nothing that was there is changed then.
+        BadFile: If the folder holds something else, the run was asked for something else, or a file is damaged.
+            Nothing that was there is changed then.
+        RunInUse: If another process works in it.
     """
     path, config = Path(path), plain(config)
     if not writes:
@@ -229,7 +234,7 @@ def _locked(path: Path) -> int:
         except OSError:
             holder = os.pread(descriptor, 32, 0).decode("ascii", errors="replace").strip() or "unknown"
             os.close(descriptor)
-            raise BadFile(f"{path} is in use by process {holder}. Wait for it, or give another folder.") from None
+            raise RunInUse(f"{path} is in use by process {holder}. Wait for it, or give another folder.") from None
     with suppress(OSError):  # a full disk: the lock holds all the same
         os.ftruncate(descriptor, 0)
         os.write(descriptor, f"{os.getpid()}\n".encode("ascii"))

@@ -1,0 +1,18 @@
+"""Every method, with as little search as it can have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ecc.methods import Amc, AmcSettings, Eap, Greedy, Lcp, LcpSettings, Method, NetAdapt, NetAdaptSettings, Uniform
+
+SMALL: dict[str, Callable[[], Method | None]] = {
+    "ecc": lambda: None,
+    "netadapt": lambda: NetAdapt(NetAdaptSettings(rounds=4)),
+    "amc": lambda: Amc(AmcSettings(episodes=6, chunk=3)),
+    "eap": Eap,
+    "lcp": lambda: Lcp(LcpSettings(candidates=6, population=4, tournament=2)),
+    "uniform": Uniform,
+    "greedy": Greedy,
+}
+"""A new method is a row here."""

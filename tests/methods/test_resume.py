@@ -1,0 +1,43 @@
+"""Killed at any moment, a compression that is taken up again ends as if nothing had happened, whatever its method."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from ecc.training import load_state
+from methods.jobs import history_of
+from methods.small import SMALL
+
+TESTS = Path(__file__).resolve().parent.parent
+PATHS = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs processes that can be forked and killed")
+@pytest.mark.slow
+@pytest.mark.parametrize("method", SMALL)
+def test_kill_9_at_random_moments_changes_nothing(method: str, tmp_path: Path) -> None:
+    command = [sys.executable, str(TESTS / "methods" / "killed.py"), str(tmp_path), method, "1"]
+    environment = {**os.environ, "PYTHONPATH": PATHS, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    outcome = json.loads(done.stdout)
+    assert outcome["status"] == 0, done.stderr
+    assert outcome["killed"][0][0] == "solve"
+    assert len({tuple(place) for place in outcome["killed"]}) > 1, "it was killed at several different places"
+    peace, war = (load_state(tmp_path / name / "slim.safetensors") for name in ("peace", "war"))
+    assert peace
+    assert list(peace) == list(war)
+    assert all(torch.equal(peace[name], war[name]) for name in peace)
+    for file in ("widths.json", "summary.json", "config.json"):
+        assert (tmp_path / "war" / file).read_bytes() == (tmp_path / "peace" / file).read_bytes()
+    histories = [history_of(tmp_path / name) for name in ("peace", "war")]
+    assert len(histories[0]) > 5
+    assert histories[0] == histories[1]
+    assert not list((tmp_path / "war").glob(".*.tmp"))
