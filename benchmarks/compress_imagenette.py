@@ -39,7 +39,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=2500)
     parser.add_argument("--tune-steps", type=int, default=1500)
     parser.add_argument("--lr", type=float, default=3e-4)
-    parser.add_argument("--metric", default=CompressSettings.metric)
+    parser.add_argument("--metric", choices=("taylor", "adam"))
     parser.add_argument("--min-share", type=float, default=CompressSettings.min_share)
     parser.add_argument("--precision", default="bf16")
     parser.add_argument("--limit", type=int, help="photos of each split; all by default")

@@ -41,8 +41,8 @@ class CompressSettings:
     """None compares logits, as the paper's code; a number compares probabilities softened by it."""
     ignore_index: int | None = None
     """A label of which the teacher says nothing."""
-    metric: str = "adam"
-    """What a weight counts for when ECC chooses channels: adam, as in the paper, or fisher; see `EccSolver`."""
+    metric: str | None = None
+    """What a channel counts for when ECC chooses: taylor, or adam, as in the paper; see `EccSolver`."""
     min_share: float = MIN_SHARE
     """No group falls below this share of its channels."""
     round_to: int | None = None
@@ -65,7 +65,7 @@ class CompressSettings:
                 raise EccError(f"{name}={getattr(self, name)} is outside 0..1.")
         if not 0 <= self.weight_decay < math.inf:
             raise EccError(f"weight_decay={self.weight_decay} is not a number of at least 0.")
-        if self.metric not in METRICS:
+        if self.metric not in (None, *METRICS):
             raise EccError(f"there is no metric {self.metric!r}; there are {', '.join(METRICS)}.")
         if not 0 <= self.min_share <= 1:
             raise EccError(f"min_share={self.min_share} is a share of a group's channels, from 0 to 1.")

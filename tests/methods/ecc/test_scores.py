@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from ecc.graph import ChannelGraph, live_masks
 from ecc.graph.rebuild import named_tensors
-from ecc.methods.ecc.scores import Readers, metrics_of
+from ecc.methods.ecc.scores import Readers, adam_metrics
 from methods.nets import NETS, traced, train
 
 CPU = torch.device("cpu")
@@ -42,7 +42,7 @@ def test_scores_are_sums_over_all_reading_slices(name: str, kind: type[torch.opt
     metrics: dict[int, Tensor | float] = {
         id(t): 1.0 if kind is torch.optim.SGD else adam_by_hand(optimizer, t) for t in readers.tensors
     }
-    scores = readers.scores(metrics_of(optimizer, readers.tensors))
+    scores = readers.scores(adam_metrics(optimizer, readers.tensors))
     torch.testing.assert_close(scores, slow_scores(net, graph, metrics), rtol=1e-5, atol=1e-12)
     assert (scores > 0).sum() == sum(group.width for group in graph.prunable)
 
@@ -73,7 +73,7 @@ def test_amsgrad_takes_its_own_square() -> None:
     for gradient in (4.0, 0.0, 0.0):
         weight.grad = torch.full((3,), gradient)
         optimizer.step()
-    (metric,) = metrics_of(optimizer, [weight])
+    (metric,) = adam_metrics(optimizer, [weight])
     assert metric is not None
     torch.testing.assert_close(metric, torch.full((3,), (8 / (1 - 0.5**3)) ** 0.5))
 
@@ -84,7 +84,7 @@ def test_a_frozen_parameter_takes_the_mean_metric_of_the_others() -> None:
     for parameter, gradient in ((first, 1.0), (second, 3.0)):
         parameter.grad = torch.full_like(parameter, gradient)
     optimizer.step()
-    *_, borrowed = metrics_of(optimizer, [first, second, frozen])
+    *_, borrowed = adam_metrics(optimizer, [first, second, frozen])
     assert borrowed is not None
     assert float(borrowed) == pytest.approx((2 * 1.0 + 6 * 3.0) / 8, rel=1e-4)
 
@@ -111,3 +111,43 @@ def test_sums_do_not_depend_on_other_networks_of_the_same_weights() -> None:
         readers = Readers(net, graph, CPU)
         results.append(readers.scores([None] * len(readers.tensors)))
     assert torch.equal(*results)
+
+
+# ---------------------------------------------------------------- w g
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_products_are_the_slopes_of_the_loss_in_the_scale_of_each_channel(name: str) -> None:
+    net, example, graph = traced(name)
+    net(example).square().mean().backward()
+    products = Readers(net, graph, CPU).products()
+    tensors = named_tensors(net)
+    expected = torch.zeros(graph.num_slots - 1)
+    for group in graph.prunable:
+        first, _ = graph.slots(group.name)
+        for place in (place for place in group.places if place.reads):
+            grad = tensors[place.tensor].grad
+            assert grad is not None
+            slopes = (tensors[place.tensor].detach() * grad).sum([k for k in range(grad.dim()) if k != place.axis])
+            for unit in range(group.width):
+                expected[first - 1 + unit] += slopes[place.index[unit]].sum()
+    torch.testing.assert_close(products, expected, rtol=1e-4, atol=1e-7)
+    assert products.abs().max() > 0
+
+
+def test_slices_without_a_gradient_count_by_their_norm() -> None:
+    net, example, graph = traced("chain")
+    readers = Readers(net, graph, CPU)
+    frozen = readers.tensors[-1]
+    net(example).square().mean().backward()
+    whole = readers.products()
+    frozen.grad = None
+    part = readers.products()
+    only = readers.scores([None if t is frozen else torch.zeros(()) for t in readers.tensors]) > 0
+    assert only.any()
+    assert not only.all()
+    torch.testing.assert_close(part[~only], whole[~only].abs())
+    assert (part[only] > 0).all()
+    norms = readers.scores([None] * len(readers.tensors))
+    ratio = part.square() / norms
+    torch.testing.assert_close(ratio[only], ratio[only][:1].expand(int(only.sum())), rtol=1e-4, atol=1e-12)

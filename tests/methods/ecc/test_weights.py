@@ -18,7 +18,7 @@ from ecc.errors import BadFile, BadWidths, InfeasibleBudget
 from ecc.graph import ChannelGraph
 from ecc.graph.rebuild import named_tensors
 from ecc.measure.meters.platform import Platform
-from ecc.methods.ecc.scores import metrics_of
+from ecc.methods.ecc.scores import adam_metrics
 from ecc.methods.ecc.weights import Weights, WeightSolver, count_nonzeros, floor_counts
 from methods.ecc.test_solver import Waits
 from methods.nets import NETS, traced, train
@@ -135,7 +135,7 @@ def test_every_update_is_the_greedy_one(kind: Any, budget: str) -> None:
         solver.step()
         twins.step()
         tensors = [named_tensors(copied)[name] for name in cost.groups]
-        metrics = metrics_of(twins, tensors)
+        metrics = adam_metrics(twins, tensors)
         scores = {
             name: tensor.detach().square() * (1 if metric is None else metric)
             for name, tensor, metric in zip(cost.groups, tensors, metrics, strict=True)

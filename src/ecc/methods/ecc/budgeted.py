@@ -1,8 +1,8 @@
 """`BudgetedOptimizer`: what solvers of channels and of single weights have in common.
 
 Each step is Algorithm 1: the optimizer's step on the weights, then, at some steps, something is removed, and what is
-dead is kept at zero. Nothing in a step waits for the device, and every decision is a function of weights and
-optimizer state alone, so that the processes of a distributed run decide alike.
+dead is kept at zero. Nothing in a step waits for the device, and every decision is a function of weights,
+gradients and optimizer state alone, so that the processes of a distributed run decide alike.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from ecc.methods.ecc.dynamics import Dynamics
 from ecc.methods.ecc.ladder import Ladder
 from ecc.methods.ecc.limits import TOLERANCE, Limit, Limits
 from ecc.methods.ecc.schedule import Schedule
-from ecc.methods.ecc.scores import METRICS, metrics_of
+from ecc.methods.ecc.scores import METRICS, adam_metrics
+from ecc.methods.ecc.taylor import Taylor
 
 
 class Duals(NamedTuple):
@@ -40,6 +41,9 @@ class Slices(Protocol):
 
     def scores(self, metrics: Iterable[Tensor | None]) -> Tensor:
         """a of each part, float32, given B for each of `tensors`."""
+
+    def products(self) -> Tensor:
+        """The sum of w g of each part, float32."""
 
     def set_mask(self, alive: Tensor) -> None:
         """Prepares the masks that `apply_mask_` multiplies with."""
@@ -61,7 +65,7 @@ class BudgetedOptimizer(Optimizer):
         schedule: When.
         names: Of the groups.
         network: Whose state this is; a state of another one is refused.
-        metric: What a weight counts for, see `metrics_of`.
+        metric: One of `METRICS`.
         advice: What lowers the floors.
 
     Raises:
@@ -92,6 +96,8 @@ class BudgetedOptimizer(Optimizer):
         self._parts, self._ladder, self._limits, self._floors = parts, ladder, limits, floors
         self._dynamics, self._schedule = dynamics, schedule
         self._names, self._network, self._metric, self._advice = tuple(names), network, metric, advice
+        alive = dynamics.alive
+        self._taylor = Taylor(len(alive), alive.device) if metric == "taylor" else None
         self._steps = 0  # of the present schedule
         self._set_masks(masked=not bool(dynamics.alive.all()))
 
@@ -101,9 +107,15 @@ class BudgetedOptimizer(Optimizer):
         """One step of the weights, and of what is removed when it is time."""
         loss: float | None = self.inner.step() if closure is None else self.inner.step(closure)
         self._steps += 1
+        if self._taylor is not None and self._taylor.is_due(self._steps):
+            self._taylor.look(self._parts.products())
         if self._dynamics.is_due(self._schedule, self._steps):
             with torch.no_grad():
-                scores = self._parts.scores(metrics_of(self.inner, self._parts.tensors, self._metric))
+                scores = (
+                    self._parts.scores(adam_metrics(self.inner, self._parts.tensors))
+                    if self._taylor is None
+                    else self._taylor.scores
+                )
                 self._dynamics.advance(scores, self._schedule, self._steps, self.inner.param_groups[0]["lr"])
             self._set_masks(masked=True)
         if self._is_masked:
@@ -124,6 +136,7 @@ class BudgetedOptimizer(Optimizer):
             "schedule": [list(schedule.start), list(schedule.end), schedule.steps, schedule.warm_up, schedule.ramp],
             "dynamics": self._dynamics.name,
             "metric": self._metric,
+            "taylor": None if self._taylor is None else list(self._taylor.state),
             "tensors": list(self._dynamics.state),
             "masked": self._is_masked,
         }
@@ -153,6 +166,8 @@ class BudgetedOptimizer(Optimizer):
         start, end, steps, warm_up, ramp = own["schedule"]
         self._schedule, self._steps = Schedule(tuple(start), tuple(end), steps, warm_up, ramp), own["steps"]
         self._dynamics.load(own["tensors"])
+        if self._taylor is not None:
+            self._taylor.load(own["taylor"])
         self._set_masks(masked=own["masked"])
 
     def _share_state(self) -> None:

@@ -61,13 +61,43 @@ class Readers:
         Args:
             metrics: B for each of `tensors`; None for the identity.
         """
-        columns = [
-            _column_sums(tensor, axis, metric).to(self._device)
+        return self._summed(
+            _column_sums(_energies(tensor, metric), axis)
             for tensor, (_, axis), metric in zip(self.tensors, self._axes, metrics, strict=True)
-        ]
-        if not columns:
+        )
+
+    @torch.no_grad()
+    def products(self) -> Tensor:
+        """The sum of w g of all channels, float32: how the loss answers when a channel is scaled.
+
+        A tensor without a gradient (frozen, or a buffer) tells nothing. Its slices count as much as the others' of the
+        same norm do on average, so that its channels are neither sacred nor free.
+        """
+        known = [tensor.grad is not None for tensor in self.tensors]
+        found = self._summed(
+            _column_sums(tensor.detach().float() * tensor.grad.float(), axis)
+            if tensor.grad is not None
+            else torch.zeros(tensor.shape[axis])
+            for tensor, (_, axis) in zip(self.tensors, self._axes, strict=True)
+        )
+        if all(known) or not any(known):
+            return found
+        zero = torch.zeros((), device=self._device)
+        seen, unseen = (
+            self.scores(
+                None if here == wanted else zero.to(t.device) for t, here in zip(self.tensors, known, strict=True)
+            )
+            for wanted in (True, False)
+        )
+        rate = found.square().sum() / seen.sum().clamp(min=torch.finfo(torch.float32).tiny)
+        return (found.square() + rate * unseen).sqrt()
+
+    def _summed(self, columns: Iterable[Tensor]) -> Tensor:
+        """What the reading axes have, one value an index, summed for each channel."""
+        found = [column.to(self._device) for column in columns]
+        if not found:
             return torch.zeros(len(self._order), device=self._device)
-        flat = torch.cat(columns)
+        flat = torch.cat(found)
         parts = [flat[index].sum(1) for index in self._sums]
         return torch.cat([*parts, flat.new_zeros(1)])[self._order]
 
@@ -117,44 +147,41 @@ def _by_degree(
     return [torch.cat([index for _, index in same]).to(device) for same in by_degree.values()], order.to(device)
 
 
-def _column_sums(tensor: Tensor, axis: int, metric: Tensor | None) -> Tensor:
-    """Sums of w^2 B over all axes but one."""
+def _energies(tensor: Tensor, metric: Tensor | None) -> Tensor:
+    """w^2 B of every weight."""
     energies = tensor.detach().to(torch.float32).square()
-    if metric is not None:
-        energies = energies.mul_(metric)
-    others = [k for k in range(tensor.dim()) if k != axis]
-    return energies.sum(others) if others else energies
+    return energies if metric is None else energies.mul_(metric)
+
+
+def _column_sums(values: Tensor, axis: int) -> Tensor:
+    """Sums over all axes but one."""
+    others = [k for k in range(values.dim()) if k != axis]
+    return values.sum(others) if others else values
 
 
 # ---------------------------------------------------------------- the metric
 
-METRICS = ("adam", "fisher")
-"""What a weight counts for, see `metrics_of`."""
+METRICS = ("taylor", "adam")
+"""What a channel counts for: what the loss says of it (`Taylor`), or the paper's norm of its weights."""
 
 
-def metrics_of(optimizer: Optimizer, tensors: Sequence[Tensor], kind: str = "adam") -> Iterator[Tensor | None]:
-    """B of each tensor; None where the optimizer has no second moments of gradients, such as SGD.
+def adam_metrics(optimizer: Optimizer, tensors: Sequence[Tensor]) -> Iterator[Tensor | None]:
+    """B of each tensor, Eq. (7): sqrt(v_hat) + eps of Adam and its kin; None where the optimizer has no such state.
 
-    `"adam"` is Eq. (7): sqrt(v_hat) + eps of Adam and its kin. Paper: as in Adam. Authors' code: no bias correction, so
-    about 32 times too small at first. We: corrected.
-
-    `"fisher"` is its square, v_hat. Then a = sum of w^2 E[g^2], the rise of the loss to second order if the channel
-    goes, with the diagonal of the Fisher information as the curvature (Optimal Brain Damage, LeCun et al.). Unlike
-    the paper's it does not depend on the scale of a layer's weights, which means nothing before a batch norm.
-
-    A tensor that never had a gradient (frozen, or a buffer) has no B of its own and takes the mean of the others', so
-    that its channels are neither sacred nor free. One after the other, since together they are as large as the network.
+    Paper: as in Adam. Authors' code: no bias correction, so about 32 times too small at first. We: corrected. A tensor
+    that never had a gradient (frozen, or a buffer) has no B of its own and takes the mean of the others', so that its
+    channels are neither sacred nor free. One after the other, since together they are as large as the network.
     """
     settings = {id(p): group for group in optimizer.param_groups for p in group["params"]}
     states = [optimizer.state.get(tensor, {}) for tensor in tensors]
     known = [k for k, state in enumerate(states) if _SQUARES in state]
     mean: Tensor | None = None
     if 0 < len(known) < len(states):
-        sums = [_metric(states[k], settings[id(tensors[k])], kind).sum().to(tensors[known[0]].device) for k in known]
+        sums = [_metric(states[k], settings[id(tensors[k])]).sum().to(tensors[known[0]].device) for k in known]
         mean = torch.stack(sums).sum() / sum(tensors[k].numel() for k in known)
     for tensor, state in zip(tensors, states, strict=True):
         if _SQUARES in state:
-            yield _metric(state, settings[id(tensor)], kind)
+            yield _metric(state, settings[id(tensor)])
         else:
             yield None if mean is None else mean.to(tensor.device)
 
@@ -162,9 +189,8 @@ def metrics_of(optimizer: Optimizer, tensors: Sequence[Tensor], kind: str = "ada
 _SQUARES = "exp_avg_sq"  # v, in the state of Adam, AdamW, NAdam and RAdam
 
 
-def _metric(state: Mapping[str, Any], settings: Mapping[str, Any], kind: str) -> Tensor:
-    """In float32. Adam counts steps in a tensor on the CPU: using it as such waits for no device."""
+def _metric(state: Mapping[str, Any], settings: Mapping[str, Any]) -> Tensor:
+    """sqrt(v_hat) + eps in float32. Adam counts steps in a tensor on the CPU: using it as such waits for no device."""
     second: Tensor = state["max_exp_avg_sq" if settings.get("amsgrad") else _SQUARES].to(torch.float32)
     correction: Tensor = 1 - settings["betas"][1] ** state["step"]
-    squared = second / correction
-    return squared.sqrt_().add_(settings["eps"]) if kind == "adam" else squared
+    return (second / correction).sqrt_().add_(settings["eps"])

@@ -45,7 +45,7 @@ class EccSolver(BudgetedOptimizer):
         steps: Calls of `step` that will be made. The budget is met after `warm_up + ramp` of them, and the rest train
             the final structure.
         optimizer: What steps the weights; Adam with the paper's settings by default. Adam's kin give the paper's metric
-            B; with any other optimizer, SGD among them, B is the identity.
+            B; with any other optimizer, SGD among them, B is the identity. Other metrics than the paper's need no B.
         lr: Of the default optimizer.
         min_share: No group falls below this share of its channels.
         round_to: Widths become multiples of this, 8 for most GPUs; a group no wider than this stays, and one that is
@@ -54,8 +54,8 @@ class EccSolver(BudgetedOptimizer):
         ramp: Share of the steps in which they are.
         dynamics: `"pace"` meets the budget on schedule (see `pace.py`). `"paper"`, or its settings, walks by the
             paper's constants, and arrives when it arrives.
-        metric: What a weight counts for: `"adam"`, the paper's, or `"fisher"`, see `metrics_of`. Optimizers without
-            second moments, such as SGD, give neither: every weight counts alike.
+        metric: What a channel counts for: `"taylor"`, what the loss says of it (see `taylor.py`), or `"adam"`, the
+            paper's norm of its weights. None for the paper's with the paper's dynamics, and for `"taylor"` otherwise.
 
     Raises:
         InfeasibleBudget: The network spends more with every group at its floor.
@@ -77,7 +77,7 @@ class EccSolver(BudgetedOptimizer):
         warm_up: float = WARM_UP,
         ramp: float = RAMP,
         dynamics: str | PaperSettings = "pace",
-        metric: str = "adam",
+        metric: str | None = None,
     ) -> None:
         inner = adam_of(model, lr) if optimizer is None else optimizer
         device = device_of(model)
@@ -104,7 +104,7 @@ class EccSolver(BudgetedOptimizer):
             schedule,
             names=tuple(graph.full_widths),
             network=graph.fingerprint,
-            metric=metric,
+            metric=metric or ("taylor" if dynamics == "pace" else "adam"),
             advice=advice,
         )
         self._graph = graph

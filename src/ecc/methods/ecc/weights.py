@@ -149,6 +149,16 @@ class Weights:
             parts.append((energies if metric is None else energies.mul_(metric)).flatten().to(self._device))
         return torch.cat(parts)
 
+    @torch.no_grad()
+    def products(self) -> Tensor:
+        """w g of all weights, float32; 0 where there is no gradient."""
+        return torch.cat(
+            [
+                (torch.zeros_like(tensor) if tensor.grad is None else tensor.detach() * tensor.grad).flatten().float()
+                for tensor in self.tensors
+            ]
+        ).to(self._device)
+
     def set_mask(self, alive: Tensor) -> None:
         """Prepares the masks that `apply_mask_` multiplies with."""
         parts = alive.split(list(self.full_widths.values()))
