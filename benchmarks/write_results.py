@@ -127,6 +127,41 @@ def energy_models() -> str:
     return table([*head, "near dense"], lines)
 
 
+def exports() -> str:
+    """Files for other programs: how far they are from the network, and what onnxruntime takes."""
+    found = load("export_roundtrip.json")
+    rows = []
+    for row in found["rows"]:
+        errors = [f"{row['formats'][kind]['error']:.1e}" for kind in ("safetensors", "pt2", "onnx", "torchscript")]
+        times = []
+        for step in ("8", "1"):
+            entry = row["latency"][step]
+            low, high = entry["ratio_range"]
+            times += [f"{entry['macs']:.1f}", f"{entry['ratio']:.2f} ({low:.2f} to {high:.2f})"]
+        rows.append([f"{row['network']}, {'x'.join(map(str, row['input']))}", *errors, *times])
+    head = ["network, input", "safetensors", "pt2", "onnx", "torchscript"]
+    head += ["MACs, 8s", "latency, 8s", "MACs, 1s", "latency, 1s"]
+    return table(head, rows)
+
+
+EXPORTS = """## Exports
+
+Networks cut at random to about half their widths, written in each format, and run by the format's own program at
+three batch sizes: the largest difference from the network's outputs, over the largest output (allowed: {tolerance:g}).
+Then dense over slim, in MACs and in onnxruntime's latency (measured on the CPU below, one thread, blocks in turns;
+median and range of the pairs), with widths in multiples of 8 and with widths as drawn.
+
+{table}
+
+{origin}
+"""
+
+
+def exports_section() -> str:
+    file = "export_roundtrip.json"
+    return EXPORTS.format(tolerance=load(file)["tolerance"], table=exports(), origin=origin(file))
+
+
 def page() -> str:
     totals = load("trace_coverage.json")["totals"]["all"]
     exact, count = totals["ecc"]["exact"], totals["networks"]

@@ -3,7 +3,8 @@
     pt2          `torch.export`: a graph as JSON, the weights as bytes. torch.export.load may unpickle parts of a
                  file that someone else made, so load only what you trust.
     onnx         for onnxruntime and many others: protobuf, nothing in it is run as Python
-    torchscript  `torch.jit.trace`: for C++ and older programs; torch calls it deprecated
+    torchscript  `torch.jit.trace`: for C++ and older programs; torch calls it deprecated. The file tells the paths
+                 of the source that it was made of.
 
 All three take any batch size: the axis that `with_batch` repeats along is left open.
 """
@@ -75,7 +76,11 @@ def program_of(model: nn.Module, example_input: Inputs) -> torch.export.Exported
 
     shapes: Any = tuple(map(axes, args)) if args else {name: axes(tensor) for name, tensor in kwargs.items()}
     with _one_line("torch.export cannot follow this network"):
-        return torch.export.export(model, args, kwargs, dynamic_shapes=shapes)
+        program = torch.export.export(model, args, kwargs, dynamic_shapes=shapes)
+    for part in program.graph_module.modules():
+        for node in part.graph.nodes if isinstance(part, torch.fx.GraphModule) else ():
+            node.meta.pop("stack_trace", None)  # lines of your code and paths of your machine, which files would hold
+    return program
 
 
 def _write_pt2(model: nn.Module, example_input: Inputs, path: Path) -> None:
