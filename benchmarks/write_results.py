@@ -28,7 +28,7 @@ def table(head: list[str], rows: list[list[str]]) -> str:
 
 def origin(name: str) -> str:
     found = load(name)["environment"]
-    keys = ("cpu", "cores", "python", "torch", "torchvision", "timm", "torch_pruning")
+    keys = ("cpu", "cores", "python", "torch", "torchvision", "timm", "torch_pruning", "onnx", "onnxruntime")
     facts = ", ".join(f"{key} {found[key]}" for key in keys if found.get(key))
     return f"`results/{name}`, {found['date']}: {facts}. `{found['command']}`"
 
