@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 from importlib.metadata import version
 from pathlib import Path
@@ -86,6 +87,7 @@ def row(name: str) -> dict[str, Any]:
                 "slim_seconds": time.slim_seconds,
                 "ratio": time.ratio,
                 "ratio_range": time.ratio_range,
+                "clock": time.clock,
             }
     return found
 
@@ -102,7 +104,12 @@ def main() -> None:
         times = ", ".join(f"in {step}s {entry['ratio']:.2f}" for step, entry in found["latency"].items())
         print(f"{name}: {errors}; dense / slim {times}", flush=True)
     libraries = {name: version(name) for name in ("onnx", "onnxruntime", "onnxscript")}
-    facts = {"environment": machine(**libraries), "tolerance": TOLERANCE, "rows": rows}
+    facts = {
+        "environment": machine(**libraries, load_average=[round(load, 1) for load in os.getloadavg()]),
+        "latency": "processor time of one thread, blocks in turns; median, second lowest and second highest of the pairs",
+        "tolerance": TOLERANCE,
+        "rows": rows,
+    }
     RESULT.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
 
 

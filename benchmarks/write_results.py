@@ -148,8 +148,9 @@ EXPORTS = """## Exports
 
 Networks cut at random to about half their widths, written in each format, and run by the format's own program at
 three batch sizes: the largest difference from the network's outputs, over the largest output (allowed: {tolerance:g}).
-Then dense over slim, in MACs and in onnxruntime's latency (measured on the CPU below, one thread, blocks in turns;
-median and range of the pairs), with widths in multiples of 8 and with widths as drawn.
+Then dense over slim, in MACs and in onnxruntime's latency, with widths in multiples of 8 and with widths as drawn.
+Latency is measured on the CPU below: {latency}.
+Other programs were running meanwhile: the load average was {load}.
 
 {table}
 
@@ -159,7 +160,11 @@ median and range of the pairs), with widths in multiples of 8 and with widths as
 
 def exports_section() -> str:
     file = "export_roundtrip.json"
-    return EXPORTS.format(tolerance=load(file)["tolerance"], table=exports(), origin=origin(file))
+    found = load(file)
+    busy = ", ".join(map(str, found["environment"]["load_average"]))
+    return EXPORTS.format(
+        tolerance=found["tolerance"], latency=found["latency"], load=busy, table=exports(), origin=origin(file)
+    )
 
 
 def page() -> str:

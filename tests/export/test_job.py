@@ -145,6 +145,29 @@ def test_a_damaged_summary_is_refused(text: str, tmp_path: Path) -> None:
         export_run(tmp_path / "run", small_task())
 
 
+def test_a_network_that_cannot_run_is_refused_first(tmp_path: Path) -> None:
+    class Fixed(SmallNet):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("scale", torch.ones(8), persistent=False)  # is not in the file, so it is not cut
+
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
+            return super().forward(images) + self.bn1(self.conv1(images)).mean((2, 3)) @ self.scale[:, None]  # type: ignore[no-any-return,index]
+
+    finished_run(tmp_path / "run", small_task())
+    with pytest.raises(BadFile, match=r"the slim network of .*run cannot be run on the task's example input: "):
+        export_run(tmp_path / "run", small_task(model=Fixed()))
+    assert not (tmp_path / "run" / "export").exists()
+
+
+def test_files_are_as_readable_as_any_new_file(tmp_path: Path) -> None:
+    task = small_task()
+    finished_run(tmp_path / "run", task)
+    (tmp_path / "new").write_text("")
+    folder = export_run(tmp_path / "run", task).folder
+    assert {entry.stat().st_mode for entry in folder.iterdir()} == {(tmp_path / "new").stat().st_mode}
+
+
 def test_a_batch_that_is_nonsense_is_not_followed(tmp_path: Path) -> None:
     task = small_task()
     for batch, timed in ((16, 16), (10**12, 2), (-1, 2), ("many", 2)):

@@ -16,6 +16,7 @@ LATENCY = {
     "ratio_range": [1.9, 2.1],
     "batch": 64,
     "threads": 1,
+    "clock": "processor time",
     "label": "measured here, on this CPU, by onnxruntime",
 }
 
@@ -38,6 +39,7 @@ def test_errors_and_times_are_shown_with_what_they_mean() -> None:
     assert "5,678             2.2e-07   0.0001" in text
     assert "20 ms  10 ms  2.00 (1.90 to 2.10)" in text
     assert "measured here, on this CPU, by onnxruntime, batch 64, 1 thread" in text
+    assert "processor time." in text
     assert "at batches of 1, 4" in " ".join(text.split())
     assert "[kept]" in text
     assert all(len(line) <= 80 for line in text.splitlines())

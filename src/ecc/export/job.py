@@ -21,6 +21,7 @@ from typing import Any
 from torch import nn
 
 from ecc.errors import BadFile, CannotExport
+from ecc.files import umask
 from ecc.graph.proof import outputs_of
 from ecc.task import Inputs, Task, batch_of, with_batch
 from ecc.training import load_state, save_state
@@ -134,7 +135,7 @@ def export_run(
     slim, dense = on_cpu(load_slim(task.model, run)), on_cpu(dense_of(task.model, run))
     example = _on_cpu(task.example_input)
     timed = with_batch(example, _batch(summary, example))
-    outputs_of(slim, example)  # a network that cannot run is refused before the long work
+    _refuse_unfit(slim, example, run)
     folder, files = Path(output or run / "export"), []
     with _workshop(folder) as shop:
         for name in dict.fromkeys(formats):
@@ -202,6 +203,15 @@ def _refuse_impossible(formats: Sequence[str], int8: str | None) -> None:
             library(module)
     if int8 is not None and "onnx" not in formats:
         raise CannotExport("int8 is made of the ONNX file; ask for --format onnx as well.")
+
+
+def _refuse_unfit(slim: nn.Module, example_input: Inputs, run: Path) -> None:
+    """A network that cannot run is refused before the long work."""
+    try:
+        outputs_of(slim, example_input)
+    except Exception as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise BadFile(f"the slim network of {run} cannot be run on the task's example input: {reason[:300]}") from error
 
 
 def _made(model: nn.Module, example_input: Inputs, path: Path, name: str) -> Exported:
@@ -302,6 +312,7 @@ def _publish(files: Sequence[Path], folder: Path, *, force: bool) -> None:
     for file in files:
         descriptor = os.open(file, os.O_RDONLY)
         try:
+            os.fchmod(descriptor, 0o666 & ~umask())  # as any other new file; some writers make private ones
             os.fsync(descriptor)
         finally:
             os.close(descriptor)

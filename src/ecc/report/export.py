@@ -27,7 +27,7 @@ def export_view(facts: Mapping[str, Any]) -> RenderableType:
             seconds = [si(latency[name], "s") for name in ("dense_seconds", "slim_seconds")]
             times.add_row(Text(file["file"]), *seconds, f"{latency['ratio']:.2f} ({low:.2f} to {high:.2f})")
             threads = f"{latency['threads']} thread" + ("s" if latency["threads"] > 1 else "")
-            notes[f"Latency is {latency['label']}, batch {latency['batch']}, {threads}, in turns."] = None
+            notes[f"Latency is {latency['label']}, batch {latency['batch']}, {threads}, {latency['clock']}."] = None
     for file in facts["files"]:
         if file["tolerance"] is None:
             score = "the task could not judge it" if file["score"] is None else f"score {file['score']:.4f}"
