@@ -106,7 +106,8 @@ def main() -> None:
     libraries = {name: version(name) for name in ("onnx", "onnxruntime", "onnxscript")}
     facts = {
         "environment": machine(**libraries, load_average=[round(load, 1) for load in os.getloadavg()]),
-        "latency": "processor time of one thread, blocks in turns; median, second lowest and second highest of the pairs",
+        "latency": "processor time of one thread, blocks in turns; "
+        "median, second lowest and second highest of the pairs",
         "tolerance": TOLERANCE,
         "rows": rows,
     }

@@ -1,10 +1,10 @@
 """Seconds of two ONNX files beside each other, measured here, on this CPU, by onnxruntime.
 
 Blocks of the one and the other alternate, and each pair of neighbours gives one ratio: what slows the machine down for
-a while slows both. Alternating does not help against other programs: on a machine with four times as much to do as it has
-cores, the ratio of one pair of files was 3.1 to 4.3 by the clock on the wall, also by the fastest runs, as a short run
-fits between two interruptions and a long one does not. So one thread is timed by its own processor time, which does
-not count waiting: 3.0 to 3.1. Several threads have no such clock. The ratio is the number to trust; seconds are of
+a while slows both. Alternating does not help against other programs. With four times as much to do as there were cores,
+one pair of files gave ratios from 3.1 to 4.3 by the clock on the wall, and 3.3 to 4.7 by the fastest runs: a short run
+fits between two interruptions, and a long one does not. So one thread is timed by its own processor time, which does
+not count waiting (3.0 to 3.1). Several threads have no such clock. The ratio is the number to trust; seconds are of
 this machine and this moment.
 """
 
