@@ -147,7 +147,7 @@ def exports() -> str:
 EXPORTS = """## Exports
 
 Networks cut at random to about half their widths, written in each format, and run by the format's own program at
-three batch sizes: the largest difference from the network's outputs, over the largest output (allowed: {tolerance:g}).
+several batch sizes: the largest difference from the network's outputs, over the largest output (allowed: {tolerance:g}).
 Then dense over slim, in MACs and in onnxruntime's latency, with widths in multiples of 8 and with widths as drawn.
 Latency is measured on the CPU below: {latency}.
 Other programs were running meanwhile: the load average was {load}.
