@@ -22,6 +22,7 @@ ORDER = (
     "methods",
     "zoo",
     "export",
+    "integrations",
     "report",
     "cli",
 )

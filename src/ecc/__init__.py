@@ -7,6 +7,7 @@
 `slim` removes dead channels so that the outputs stay the same. `find_meter` opens what counts joules here,
 `measure_model` reads them off one network, and `profile` off many widths of it. `fit` learns from a profile what any
 widths cost, `EccSolver` takes an optimizer's place and prunes to a budget, and `Compression` does all of it.
+`load_slim` brings the result back, and `export_run` writes it for other programs.
 """
 
 from ecc.energy import Cost, EnergyModel, counted, fit, nonzero_cost, parse_budgets
@@ -16,11 +17,13 @@ from ecc.errors import (
     BadMeasurement,
     BadTask,
     BadWidths,
+    CannotExport,
     EccError,
     InfeasibleBudget,
     NoMeter,
     UntraceableModel,
 )
+from ecc.export import export_model, export_run, load_slim
 from ecc.graph import (
     ChannelGraph,
     ChannelGroup,
@@ -44,6 +47,7 @@ __all__ = [
     "BadMeasurement",
     "BadTask",
     "BadWidths",
+    "CannotExport",
     "ChannelGraph",
     "ChannelGroup",
     "CompressSettings",
@@ -63,9 +67,12 @@ __all__ = [
     "WeightCompression",
     "WeightSolver",
     "counted",
+    "export_model",
+    "export_run",
     "find_meter",
     "fit",
     "live_channels",
+    "load_slim",
     "measure_model",
     "nonzero_cost",
     "parse_budgets",

@@ -52,3 +52,7 @@ class InfeasibleBudget(EccError):
 
 class BadBudget(EccError):
     """Raised when a budget cannot be read: no number, another unit, not above 0."""
+
+
+class CannotExport(EccError):
+    """Raised when a network cannot be written in a format, or what was written computes something else."""

@@ -25,7 +25,7 @@ def write_bytes(path: str | Path, data: bytes) -> None:
     try:
         with NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp", delete=False) as file:
             temporary = file.name
-            os.fchmod(file.fileno(), 0o666 & ~_umask())  # as any other new file; temporary ones are private
+            os.fchmod(file.fileno(), 0o666 & ~umask())  # as any other new file; temporary ones are private
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
@@ -36,7 +36,7 @@ def write_bytes(path: str | Path, data: bytes) -> None:
         raise BadFile(f"cannot write {path}: {error.strerror}.") from None
 
 
-def _umask() -> int:
+def umask() -> int:
     """The permissions that new files are made without; there is no way to read them but to set them."""
     mask = os.umask(0o022)
     os.umask(mask)

@@ -20,7 +20,8 @@ Make a neural network fit an energy budget.
     model --> channel graph --> profile --> energy model --> small network
               ecc inspect       ecc profile ecc fit          ecc compress
 
-ecc doctor tells what can be measured on this machine.
+ecc doctor tells what can be measured on this machine, and ecc export
+writes the small network for other programs.
 
 \b
 TASK names what to work on:

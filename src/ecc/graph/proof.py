@@ -84,19 +84,28 @@ def gap(one: nn.Module, other: nn.Module, example_input: Inputs) -> float:
 
     Both are in evaluation mode afterwards.
     """
+    return relative_error(outputs_of(one, example_input), outputs_of(other, example_input))
+
+
+def relative_error(wanted: Sequence[Tensor], found: Sequence[Tensor]) -> float:
+    """Largest difference between two lists of outputs, relative to the largest output of the first.
+
+    Infinite where shapes differ or a number is none. Only floating point is compared.
+    """
     worst = 0.0
-    for left, right in zip(_outputs(one, example_input), _outputs(other, example_input), strict=True):
+    for left, right in zip(wanted, found, strict=True):
         if left.shape != right.shape:
             return float("inf")
         if left.is_floating_point() and left.numel():
             scale = left.abs().max().clamp(min=1e-12)
-            found = float((left - right).abs().max() / scale)
-            worst = max(worst, found if math.isfinite(found) else float("inf"))
+            error = float((left - right).abs().max() / scale)
+            worst = max(worst, error if math.isfinite(error) else float("inf"))
     return worst
 
 
 @torch.no_grad()
-def _outputs(model: nn.Module, example_input: Inputs) -> list[Tensor]:
+def outputs_of(model: nn.Module, example_input: Inputs) -> list[Tensor]:
+    """Every tensor that comes out, in evaluation mode, with one seed for whatever is drawn."""
     args, kwargs = tree_map_only(Tensor, lambda t: t.detach().clone(), as_call(example_input))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)

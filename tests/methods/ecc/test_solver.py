@@ -108,26 +108,27 @@ def test_until_channels_go_it_is_the_optimizer_within() -> None:
     assert solver.is_met  # a budget above the dense network's cost is met at once
 
 
-def test_two_steps_by_hand() -> None:
-    """fc1 (1 -> 3), fc2 (3 -> 1), gradients given: SGD with lr 1, then the least w^2 leaves."""
+@pytest.mark.parametrize(("metric", "kept", "last"), [("adam", 2.5, 0.5), ("taylor", 2.5 * 0.5, 0.25 * 2.75)])
+def test_two_steps_by_hand(metric: str, kept: float, last: float) -> None:
+    """fc1 (1 -> 3), fc2 (3 -> 1), gradients given: SGD with lr 1, then the least w^2, or (w g)^2, leaves."""
     net = nn.Sequential(nn.Linear(1, 3, bias=False), nn.Linear(3, 1, bias=False))
     graph = trace_channels(net, torch.randn(1, 1), proven=False)
     with torch.no_grad():
         net[1].weight.copy_(torch.tensor([[1.0, -2.0, 3.0]]))
     optimizer = torch.optim.SGD(net.parameters(), lr=1.0)
-    solver = solver_for(net, graph, "40%", 2, optimizer=optimizer, warm_up=0.0, ramp=1.0, min_share=0.0)
+    solver = solver_for(net, graph, "40%", 2, optimizer=optimizer, warm_up=0.0, ramp=1.0, min_share=0.0, metric=metric)
     for parameter in net.parameters():
         parameter.grad = torch.zeros_like(parameter)
     assert net[1].weight.grad is not None
-    # e_1 = 0.4 + 0.6 / 8 = 0.475 of 6 MACs. fc2 steps to (0.5, -2.5, 0.25): 0.25 leaves, then 0.5. 2 MACs are left.
+    # e_1 = 0.4 + 0.6 / 8 = 0.475 of 6 MACs. fc2 steps to (0.5, -2.5, 0.25): two leave. 2 MACs are left.
     net[1].weight.grad.copy_(torch.tensor([[0.5, 0.5, 2.75]]))
     solver.step()
     assert net[1].weight.tolist() == [[0.0, -2.5, 0.0]]
     assert float(solver.energy) == pytest.approx(2e-9)
     assert solver.target == pytest.approx(0.475 * 6e-9)
     y, z = solver.duals
-    assert y["0"] == pytest.approx(2.5**2 / 2)
-    assert z == pytest.approx(0.5**2 / 2 / 2e-9)  # each channel costs 2e-9 J
+    assert y["0"] == pytest.approx(kept**2 / 2)
+    assert z == pytest.approx(last**2 / 2 / 2e-9)  # each channel costs 2e-9 J
     # The dead ones get gradients and stay dead.
     net[1].weight.grad.copy_(torch.tensor([[7.0, 1.0, -7.0]]))
     solver.step()

@@ -201,6 +201,11 @@ class BudgetedOptimizer(Optimizer):
         return all(float(cost) <= limit * (1 + TOLERANCE) for cost, limit in zip(self.spent, self.limits, strict=True))
 
     @property
+    def steps(self) -> int:
+        """Calls of `step` that the present schedule is made for."""
+        return self._schedule.steps
+
+    @property
     def progress(self) -> float:
         """Share of the steps that were made."""
         return min(1.0, self._steps / self._schedule.steps)

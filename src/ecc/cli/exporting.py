@@ -1,0 +1,95 @@
+"""`ecc export`: the slim network of a run as files for other programs."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from ecc.errors import BadTask
+from ecc.export.job import ALL_FORMATS, ExportedRun, export_run, read_json
+from ecc.report.export import export_view
+from ecc.task import Task
+from ecc.zoo.find import BUNDLED_TASKS, find_task
+
+from .app import app
+
+
+@app.command()
+def export(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run.", show_default=False)],
+    formats: Annotated[
+        list[str] | None,
+        typer.Option("--format", "-f", metavar="NAME", help=f"{', '.join(ALL_FORMATS)}. Repeatable."),
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", metavar="FOLDER", help="Of the files; by default RUN/export.")
+    ] = None,
+    task: Annotated[
+        str | None,
+        typer.Option("--task", metavar="TASK", help="The run's task, unless it is a bundled one. Its file is run."),
+    ] = None,
+    int8: Annotated[
+        str | None, typer.Option("--int8", metavar="MODE", help="dynamic or static: a further ONNX file of integers.")
+    ] = None,
+    licence: Annotated[
+        str, typer.Option("--license", metavar="NAME", help="For the model card, such as apache-2.0.")
+    ] = "unknown",
+    force: Annotated[bool, typer.Option("--force", help="Overwrite files that are there and differ.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print facts for programs.")] = False,
+) -> None:
+    """Write the slim network of a run for other programs, with a model card.
+
+    Each file is read back by its own program and compared with the network
+    at several batch sizes; one that differs is not kept. ONNX is also timed
+    beside the dense network. torchscript is deprecated by torch.
+
+    \b
+    Examples:
+      ecc export run --format safetensors
+      ecc export run --format onnx --format pt2 --license apache-2.0
+      ecc export run --format onnx --int8 static --task net.py:build
+    """
+    console = Console(stderr=True)
+    is_shown = not quiet and not as_json
+    result = export_run(
+        run,
+        _task_of(run, task),
+        formats=formats or ALL_FORMATS[:1],
+        output=output,
+        int8=int8,
+        licence=licence,
+        force=force,
+        tell=(lambda line: console.print(line, markup=False, highlight=False)) if is_shown else None,
+    )
+    facts = facts_of(result)
+    if as_json:
+        typer.echo(json.dumps(facts, indent=1))
+    elif not quiet:
+        Console().print(export_view(facts))
+
+
+def _task_of(run: Path, spec: str | None) -> Task:
+    """The task of a run. A file of yours is executed only if you name it: a run may come from someone else."""
+    if spec is not None:
+        return find_task(spec)
+    name = read_json(run / "summary.json").get("task")
+    if name in BUNDLED_TASKS:
+        return find_task(str(name))
+    raise BadTask(f"{run} is of the task {name!r}, which is not bundled; name it again: --task file.py:function.")
+
+
+def facts_of(result: ExportedRun) -> dict[str, Any]:
+    """Plain values, for programs and for the table."""
+    scores = result.summary.get("scores") or {}
+    return {
+        "folder": str(result.folder),
+        "files": [asdict(file) for file in result.files],
+        "score": scores.get("after tuning", scores.get("before tuning")),
+        "notes": list(result.notes),
+    }

@@ -1,0 +1,18 @@
+"""Room 7: the slim network as files for other programs, outputs compared before they are kept."""
+
+from .job import Exported, ExportedRun, export_model, export_run
+from .latency import Latency, compare_latency
+from .loading import load_slim
+from .proving import TOLERANCE, Proof
+
+__all__ = [
+    "TOLERANCE",
+    "Exported",
+    "ExportedRun",
+    "Latency",
+    "Proof",
+    "compare_latency",
+    "export_model",
+    "export_run",
+    "load_slim",
+]

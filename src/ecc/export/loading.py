@@ -1,0 +1,97 @@
+"""`load_slim`: a dense network and the file of a compression become the slim network, without tracing.
+
+The file holds each tensor at its final size, and a network of torch takes its sizes from its tensors (`rebuilt`). So
+neither a graph nor an example input is needed, and nothing in the file is run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from ecc.errors import BadFile
+from ecc.graph.rebuild import named_tensors, rebuilt
+from ecc.training import load_state
+
+Net = TypeVar("Net", bound=nn.Module)
+
+WEIGHTS = ("slim.safetensors", "sparse.safetensors")
+"""What a run calls its weights: with channels removed, or with single weights."""
+
+
+def load_slim(model: Net, path: str | Path) -> Net:
+    """The slim network that a run, or an export of it, left in a file.
+
+        model = ecc.load_slim(MyNet(), "run")
+
+    A buffer that is not saved (`persistent=False`) is taken from `model`. A norm that has no tensors keeps its
+    `num_features`, which torch does not compute with.
+
+    Args:
+        model: The dense network, built as it was for the run; its weights do not matter, so it may be on the
+            meta device. It is left as it is.
+        path: The folder of the run or of the export, or the safetensors file itself.
+
+    Raises:
+        BadFile: If the file is missing or damaged, or belongs to another network.
+    """
+    file = weights_file(path)
+    state = load_state(file)
+    if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
+        raise BadFile(f"{file} holds no weights of a network; give slim.safetensors of a finished run.")
+    _refuse_another(model, state, file)
+    made = {}
+    for name, tensor in named_tensors(model).items():
+        if name in state:
+            new = state[name] if tensor.is_meta else state[name].to(tensor.device)
+        else:
+            new = tensor.detach().clone()
+        is_weight = isinstance(tensor, nn.Parameter)
+        made[id(tensor)] = nn.Parameter(new, requires_grad=tensor.requires_grad) if is_weight else new
+    return rebuilt(model, made)
+
+
+def weights_file(path: str | Path) -> Path:
+    """The file of the weights in a folder, or the file itself.
+
+    Raises:
+        BadFile: If there is none.
+    """
+    path = Path(path)
+    if not path.is_dir():
+        return path
+    for name in WEIGHTS:
+        if (path / name).is_file():
+            return path / name
+    if (path / "config.json").exists():
+        raise BadFile(f"{path} is a run that is not finished: it has no {WEIGHTS[0]}. Repeat its command to go on.")
+    raise BadFile(f"{path} has no {WEIGHTS[0]}; give the folder of a finished run.")
+
+
+def _refuse_another(model: nn.Module, state: Mapping[str, Any], file: Path) -> None:
+    """Every tensor must be there, of its kind, with as many axes, none of them empty or longer than before."""
+    full = model.state_dict()
+    for name in [*full, *(name for name in state if name not in full)]:
+        if name not in state or name not in full:
+            side = "the file lacks" if name not in state else "this network has no"
+            raise BadFile(f"{file} belongs to another network: {side} {name}. Build the network as it was for the run.")
+        old, new = full[name], state[name]
+        fits = old.dim() == new.dim() and all(n == o or 1 <= n <= o for o, n in zip(old.shape, new.shape, strict=True))
+        if not fits or old.dtype != new.dtype:
+            raise BadFile(
+                f"{file} belongs to another network: {name} is {_told(new)} there, and {_told(old)} here. "
+                "Build the network as it was for the run."
+            )
+
+
+def _told(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+
+
+def on_cpu(model: Net) -> Net:
+    """The same network, ready to be run here: on the CPU, in evaluation mode, without gradients."""
+    return model.to(torch.device("cpu")).eval().requires_grad_(False)

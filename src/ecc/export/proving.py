@@ -1,0 +1,76 @@
+"""The proof of an export: the file is run by its own program, and its outputs are compared with the network's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from ecc.errors import CannotExport
+from ecc.graph.proof import TOLERANCE, outputs_of, relative_error
+from ecc.task import Inputs, batch_of, with_batch
+
+from .formats import Runner
+
+__all__ = ["TOLERANCE", "Proof", "prove_export"]
+
+
+@dataclass(frozen=True)
+class Proof:
+    """How far outputs were from the network's, at most."""
+
+    error: float
+    """Relative to the largest output; of integer outputs, the share that differs."""
+    batches: tuple[int, ...]
+    """Batch sizes that were compared."""
+
+
+def batches_of(example_input: Inputs) -> tuple[int, ...]:
+    """One item, the example, and a batch that it was not exported with."""
+    example = batch_of(example_input)
+    return tuple(sorted({1, example, example + 3}))
+
+
+def prove_export(
+    model: nn.Module, run: Runner, example_input: Inputs, *, tolerance: float | None = TOLERANCE, what: str = "the file"
+) -> Proof:
+    """Compares a file with the network that it was made of, at several batch sizes.
+
+    Args:
+        model: The network.
+        run: Runs the file.
+        example_input: At any batch size.
+        tolerance: Of the largest output; None where a difference is meant, as after quantising.
+        what: Is called so in the message.
+
+    Raises:
+        CannotExport: If the outputs are further apart, or the file cannot be run.
+    """
+    worst, batches = 0.0, batches_of(example_input)
+    for batch in batches:
+        inputs = with_batch(example_input, batch)
+        wanted = outputs_of(model, inputs)
+        try:
+            found = run(inputs)
+        except Exception as error:
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            raise CannotExport(f"{what} cannot be run at batch {batch}: {reason[:300]}") from error
+        worst = max(worst, _difference(wanted, found))
+    if tolerance is not None and not worst <= tolerance:
+        raise CannotExport(
+            f"{what} differs from the network by {worst:.2g} of the largest output, more than {tolerance:g}; "
+            "it is not kept."
+        )
+    return Proof(worst, batches)
+
+
+def _difference(wanted: list[Tensor], found: list[Tensor]) -> float:
+    if len(wanted) != len(found):
+        return float("inf")
+    whole = [(left, right) for left, right in zip(wanted, found, strict=True) if not left.is_floating_point()]
+    shares = [
+        float((left != right).double().mean()) if left.shape == right.shape else float("inf")
+        for left, right in whole
+        if left.numel()
+    ]
+    return max(relative_error(wanted, found), *shares, 0.0)

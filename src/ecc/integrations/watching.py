@@ -1,0 +1,81 @@
+"""What the callbacks share: the solver among a trainer's optimizers, what it has to tell, and the cut at the end."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable
+from typing import Any
+
+from torch import nn
+
+from ecc.errors import EccError
+from ecc.graph import ChannelGraph, slim
+from ecc.methods.ecc.solver import EccSolver
+
+_PATCHED = ("forward", "_original_forward")  # what accelerate puts on a network of mixed precision
+
+
+class Watch:
+    """Looks after a solver that is in a trainer's hands.
+
+    Args:
+        network: The very module that was traced.
+        graph: Its channel graph.
+    """
+
+    def __init__(self, network: nn.Module, graph: ChannelGraph) -> None:
+        self.network, self.graph = network, graph
+        self.solver: EccSolver | None = None
+        self.slim: nn.Module | None = None
+
+    def begin(self, optimizers: Iterable[Any], steps: float) -> None:
+        """Finds the solver, before the first step.
+
+        Args:
+            optimizers: Of the trainer, as it wraps them.
+            steps: Optimizer steps that the trainer will make in all.
+
+        Raises:
+            EccError: If there is no solver, or its schedule is longer than the training.
+        """
+        found = [solver for solver in map(_unwrapped, optimizers) if isinstance(solver, EccSolver)]
+        if len(found) != 1:
+            raise EccError(f"this training has {len(found)} EccSolvers among its optimizers; give it one.")
+        (self.solver,) = found
+        if self.solver.steps > steps:
+            raise EccError(
+                f"the EccSolver was made for {self.solver.steps} steps, and the trainer makes {steps:g}: it would end "
+                f"above its budget. Make it with steps={steps:g}."
+            )
+
+    def facts(self) -> dict[str, float]:
+        """What is alive now costs, what the schedule allows, and each width. Waits for the device."""
+        if self.solver is None:
+            return {}
+        widths = {f"ecc/width/{name}": float(width) for name, width in self.solver.widths.items()}
+        return {"ecc/energy": float(self.solver.energy), "ecc/target": self.solver.target, **widths}
+
+    def end(self) -> None:
+        """Cuts the dead channels off a copy; warns if the budget is not met, as after a training that was stopped."""
+        if self.solver is None:
+            return
+        if not self.solver.is_met:
+            spent, limits = float(self.solver.energy), self.solver.limits
+            warnings.warn(
+                f"the budget is not met: {spent:.4g} of {limits[0]:.4g} after {self.solver.progress:.0%} of the steps.",
+                stacklevel=2,
+            )
+        patched = {name: vars(self.network).pop(name) for name in _PATCHED if name in vars(self.network)}
+        try:
+            self.slim = slim(self.network, self.graph)
+        finally:
+            vars(self.network).update(patched)
+
+
+def _unwrapped(optimizer: Any) -> Any:
+    """The optimizer within what accelerate, or another trainer, wraps it into."""
+    for _ in range(4):
+        if isinstance(optimizer, EccSolver) or not hasattr(optimizer, "optimizer"):
+            break
+        optimizer = optimizer.optimizer
+    return optimizer

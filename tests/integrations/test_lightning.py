@@ -1,0 +1,85 @@
+"""The callback in Lightning's own Trainer."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from ecc.errors import EccError
+from ecc.graph import ChannelGraph, gap
+from ecc.methods import EccSolver
+from methods.nets import macs_cost, traced
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # of its dependencies at import
+    lightning = pytest.importorskip("lightning.pytorch", reason="the extra `lightning` is not installed")
+    from ecc.integrations.lightning import EccCallback
+
+EPOCHS, BATCHES = 2, 10
+# Advice about this machine and this loader, none of it about the callback.
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore::UserWarning:lightning", "ignore::FutureWarning", "ignore::DeprecationWarning"),
+]
+
+
+class Module(lightning.LightningModule):  # type: ignore[name-defined,misc]
+    def __init__(self, net: nn.Module, graph: ChannelGraph, steps: int | None = None) -> None:
+        super().__init__()
+        self.net, self.graph, self.steps = net, graph, steps
+
+    def training_step(self, batch: tuple[Tensor], number: int) -> Tensor:
+        loss: Tensor = self.net(batch[0]).square().mean()
+        return loss
+
+    def configure_optimizers(self) -> Any:
+        steps = self.steps or int(self.trainer.estimated_stepping_batches)
+        solver = EccSolver(self.net, self.graph, macs_cost(self.graph), "50%", steps, lr=1e-2)
+        return {"optimizer": solver, "lr_scheduler": torch.optim.lr_scheduler.ConstantLR(solver)}
+
+
+def fitted(module: Module, callback: EccCallback, example: Tensor, folder: Path) -> Any:
+    logger = lightning.loggers.CSVLogger(folder)
+    trainer = lightning.Trainer(
+        max_epochs=EPOCHS,
+        accelerator="cpu",
+        callbacks=[callback],
+        logger=logger,
+        log_every_n_steps=1,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        enable_checkpointing=False,
+        gradient_clip_val=1.0,
+        default_root_dir=folder,
+    )
+    trainer.fit(module, DataLoader(TensorDataset(example.repeat(BATCHES, 1, 1, 1)), batch_size=len(example)))
+    return Path(logger.log_dir) / "metrics.csv"
+
+
+def test_the_trainer_prunes_logs_and_leaves_a_small_network(tmp_path: Path) -> None:
+    net, example, graph = traced("digits")
+    callback = EccCallback(net, graph, every=2)
+    assert callback.slim is None
+    metrics = fitted(Module(net, graph), callback, example, tmp_path)
+    assert callback.slim is not None
+    assert gap(net, callback.slim, example) <= 1e-5
+    assert sum(p.numel() for p in callback.slim.parameters()) < sum(p.numel() for p in net.parameters())
+    head, *rows = metrics.read_text().splitlines()
+    column = head.split(",").index("ecc/energy")
+    energies = [float(row.split(",")[column]) for row in rows if row.split(",")[column]]
+    assert len(energies) == EPOCHS * BATCHES / 2
+    assert energies[-1] <= 0.5 * float(macs_cost(graph).value(torch.tensor(macs_cost(graph).full_widths)))
+
+
+def test_a_schedule_longer_than_the_training_is_refused_before_it(tmp_path: Path) -> None:
+    net, example, graph = traced("chain")
+    before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
+    with pytest.raises(EccError, match=r"made for 1000 steps, and the trainer makes 20\b"):
+        fitted(Module(net, graph, steps=1000), EccCallback(net, graph), example, tmp_path)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in net.state_dict().items())
