@@ -7,10 +7,8 @@ A run that is still at work has facts too, those of its last lines. What a folde
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +16,12 @@ from ecc.energy import EnergyModel
 from ecc.energy.fitting import worth_more_rows
 from ecc.errors import BadFile
 
+from .reading import read_json, read_lines, reading
+
 MOST_POINTS = 240
 """Of one curve; more cannot be told apart on a page."""
 
 _UNITS = {"energy": "J", "latency": "s"}
-_REPLACED = (KeyError, TypeError, ValueError, AttributeError, IndexError, ZeroDivisionError, OverflowError)
 
 
 def is_run(folder: Path) -> bool:
@@ -49,9 +48,10 @@ def cell_facts(folder: str | Path) -> dict[str, Any]:
             "what": "weights" if config.get("granularity") == "weight" else "channels",
             "missing": {},
         }
+        dense = float(config["energy"]["energy"][1]) if "energy" in config.get("energy", {}) else None
     history = read_lines(folder / "history.jsonl")
     with reading(folder / "history.jsonl"):
-        facts |= _over_time(history)
+        facts |= _over_time(history, dense)
     summary = folder / "summary.json"
     if summary.exists():
         found = read_json(summary)
@@ -66,66 +66,6 @@ def cell_facts(folder: str | Path) -> dict[str, Any]:
 
 
 # ---------------------------------------------------------------- files
-
-
-@contextmanager
-def reading(path: Path) -> Iterator[None]:
-    """Whatever is found wrong in here is wrong with this file.
-
-    Raises:
-        BadFile: Which names it.
-    """
-    try:
-        yield
-    except _REPLACED as error:
-        said = f"no field {error}" if isinstance(error, KeyError) else str(error)
-        raise BadFile(f"{path} is damaged ({said}); restore it from a copy or run again.") from None
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A file that holds one object.
-
-    Raises:
-        BadFile: If it does not.
-    """
-    try:
-        found = json.loads(path.read_bytes(), parse_constant=_nothing)
-    except OSError as error:
-        raise BadFile(f"cannot read {path}: {error.strerror}.") from None
-    except (ValueError, RecursionError):
-        raise BadFile(f"{path} is damaged: it is no JSON; restore it from a copy or run again.") from None
-    if not isinstance(found, dict):
-        raise BadFile(f"{path} is damaged: it holds no object; restore it from a copy or run again.")
-    return found
-
-
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The lines of a history; a last one without its end is still being written.
-
-    Raises:
-        BadFile: If another line is damaged.
-    """
-    if not path.exists():
-        return []
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise BadFile(f"cannot read {path}: {error.strerror}.") from None
-    lines = []
-    for number, line in enumerate(data[: data.rfind(b"\n") + 1].splitlines(), start=1):
-        try:
-            facts = json.loads(line, parse_constant=_nothing)
-        except (ValueError, RecursionError):
-            facts = None
-        if not isinstance(facts, dict):
-            raise BadFile(f"{path}:{number}: the line is damaged; restore the file from a copy or run again.")
-        lines.append(facts)
-    return lines
-
-
-def _nothing(name: str) -> None:
-    """NaN and the infinities are no numbers in JSON."""
-    del name
 
 
 def _config(folder: Path) -> dict[str, Any]:
@@ -245,7 +185,7 @@ def _number(value: Any) -> float | None:
 # ---------------------------------------------------------------- over time
 
 
-def _over_time(history: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _over_time(history: Sequence[Mapping[str, Any]], dense: float | None) -> dict[str, Any]:
     """Curves over the batches that led to the result, so that phases lie one behind the other."""
     loss = [
         {
@@ -260,7 +200,7 @@ def _over_time(history: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     solve = [(int(line["step"]), float(line["lineage"])) for line in history if line.get("phase") == "solve"]
     place = _places(solve)
     solver = [line for line in history if line.get("phase") == "solver"] if solve else []
-    descent = [
+    descent: list[dict[str, Any]] = [
         {
             "batches": place(line["step"]),
             "spent": float(line["spent"]["energy"]),
@@ -292,6 +232,16 @@ def _over_time(history: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         for line in history
         if line.get("phase") == "weighing" and "energy" in line["weighed"] and "energy" in line["predicted"]
     ]
+    if descent and dense is not None:
+        descent.append(
+            {"batches": place(0), "spent": dense, "target": dense}
+        )  # nothing is removed before the first step
+        descent += [
+            {"batches": row["batches"], "spent": row["predicted"], "target": None}
+            for row in weighings
+            if row["batches"] not in {one["batches"] for one in descent}
+        ]
+        descent.sort(key=lambda row: row["batches"])
     return {
         "loss": thinned(loss),
         "descent": thinned(descent),
@@ -355,7 +305,7 @@ def _priced(folder: Path, facts: dict[str, Any]) -> dict[str, Any]:
     if facts["batch"] is None:
         facts["batch"] = model.origin.batch
     layers = [
-        {"layer": name or "(no layer's own)", "dense": dense[name], "result": result[name]}
+        {"layer": name or "(outside any layer)", "dense": dense[name], "result": result[name]}
         for name in sorted(dense, key=lambda name: name == "")  # what belongs to none comes last
         if dense[name] > 0
     ]
@@ -377,7 +327,7 @@ def _priced_weights(facts: dict[str, Any]) -> list[dict[str, Any]]:
         }
         for row in facts["widths"]
     ]
-    return [*rows, {"layer": "(no weight's own)", "dense": facts["base"], "result": facts["base"]}]
+    return [*rows, {"layer": "(whatever the weights)", "dense": facts["base"], "result": facts["base"]}]
 
 
 def _model_facts(model: EnergyModel) -> dict[str, Any]:

@@ -7,6 +7,7 @@ drawing anew; for files they are replaced by their light values. No name from a 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -37,10 +38,10 @@ SHAPES = {"ecc": "circle", "netadapt": "square", "amc": "triangle-up", "eap": "c
 SHAPES |= {"uniform": "triangle-down", "greedy": "triangle-right", "scratch": "stroke"}
 OTHER = ("scratch", "square")  # colour and shape of a method that is not known here
 
-MOST_LAYERS = 40
 STEP = 22  # pixels a row of a chart with names
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, Helvetica, Arial, sans-serif"
 
+_FEW_TICKS = {"expr": "max(3, round(width / 110))"}  # as many as a phone, or a screen, has room for
 _PREFIXES = ((1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""), (1e-3, "m"), (1e-6, "µ"), (1e-9, "n"), (1e-12, "p"))
 
 
@@ -110,7 +111,7 @@ def _config() -> Spec:
             "ticks": False,
             "labelPadding": 6,
         },
-        "axisX": {"labelFlush": True, "labelOverlap": True, "tickCount": 6},
+        "axisX": {"labelFlush": True, "labelOverlap": "greedy", "labelSeparation": 8, "tickCount": _FEW_TICKS},
         "axisY": {"tickCount": 5, "minExtent": 40},
         "legend": {**text, "orient": "top", "title": None, "symbolSize": 80},
         "text": {"fill": var("soft"), "fontSize": 12},
@@ -136,9 +137,23 @@ def quantity(field: str, title: str, **more: Any) -> Spec:
     return {"field": field, "type": "quantitative", "axis": axis, **more}
 
 
+def logarithmic(values: Sequence[float], room: float = 0.0) -> Spec:
+    """Scale and axis for values above 0, with lines at round numbers only, and room at the top as a share of it."""
+    low, high = min(values), max(values)
+    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    steps = (1,) if high > 100 * low else (1, 2, 5) if high > 5 * low else (1, 1.5, 2, 3, 4, 5, 7)
+    ticks = [step * 10.0**decade for decade in decades for step in steps]
+    shown = [tick for tick in ticks if 0.8 * low <= tick <= 1.25 * high]
+    axis = {"values": shown, "format": "~g"}
+    return {
+        "scale": {"type": "log", "nice": False, "domain": [0.9 * low, 1.1 * high * (high / low) ** room]},
+        "axis": axis,
+    }
+
+
 def names(field: str, title: str | None, order: Sequence[str]) -> Spec:
     """Names down the left side, in this order."""
-    axis = {"title": title, "grid": False, "labelLimit": 150}
+    axis = {"title": title, "grid": False, "labelLimit": {"expr": "width < 320 ? 110 : 220"}}
     return {"field": field, "type": "nominal", "sort": list(order), "axis": axis}
 
 
@@ -152,12 +167,8 @@ def tip(*fields: tuple[str, str] | tuple[str, str, str]) -> list[Spec]:
     ]
 
 
-CHOSEN = [
-    {"name": "hidden", "value": []},
-    {"name": "when", "value": "after"},
-    {"name": "budget", "value": None},
-]
-"""What the page's filters set; every figure has all three, so that one call sets them everywhere."""
+CHOSEN: tuple[Spec, ...] = ({"name": "hidden", "value": []}, {"name": "when", "value": "after"})
+"""What the page's filters set, beside `budget`; every figure has all three, so that one call sets them everywhere."""
 
 SHOWN = {"filter": "indexof(hidden, datum.method) < 0"}
 AT_BUDGET = {"filter": "budget === null || datum.budget === budget"}

@@ -85,9 +85,7 @@ def embedded(data: Any) -> str:
 
 def style() -> str:
     """The style sheet, with the colours of the figures as variables."""
-    light, dark = (
-        "".join(f"--{name}:{pair[side]};" for name, pair in COLOURS.items()) for side in (0, 1)
-    )
+    light, dark = ("".join(f"--{name}:{pair[side]};" for name, pair in COLOURS.items()) for side in (0, 1))
     methods = "".join(f".m-{name}{{color:var(--{name})}}" for name in SHAPES)
     return (
         f":root{{color-scheme:light;{light}}}"

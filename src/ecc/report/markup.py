@@ -8,6 +8,9 @@ from collections.abc import Iterable, Sequence
 
 from .charts import scale_of
 
+NOTHING = "\N{EN DASH}"
+"""Stands where there is no number."""
+
 
 class Html(str):
     """Markup that was made here, and is not escaped again."""
@@ -41,7 +44,7 @@ def tag(name: str, *parts: object, **attributes: object) -> Html:
 def amount(value: float | None, unit: str) -> str:
     """Three digits and a prefix: 24.7 mJ."""
     if value is None:
-        return "–"
+        return NOTHING
     factor, shown = scale_of(abs(value), unit)
     return f"{three_digits(value / factor)}\N{NO-BREAK SPACE}{shown}".rstrip()
 
@@ -56,7 +59,7 @@ def three_digits(value: float) -> str:
 def percent(share: float | None, digits: int = 1, *, sign: bool = False) -> str:
     """49.5 %."""
     if share is None:
-        return "–"
+        return NOTHING
     shown = f"{100 * share:{'+' if sign else ''}.{digits}f}\N{NO-BREAK SPACE}%"
     if float(shown.split("\N{NO-BREAK SPACE}")[0]) == 0:
         shown = shown.replace("+", "±").replace("-", "±" if sign else "")
@@ -65,7 +68,7 @@ def percent(share: float | None, digits: int = 1, *, sign: bool = False) -> str:
 
 def score(value: float | None) -> str:
     """Four decimals."""
-    return "–" if value is None else f"{value:.4f}".replace("-", "\N{MINUS SIGN}")
+    return NOTHING if value is None else f"{value:.4f}".replace("-", "\N{MINUS SIGN}")
 
 
 def exact(value: float | None, shown: str) -> Html:
@@ -89,7 +92,7 @@ def table(caption: object, heads: Sequence[object], rows: Sequence[Sequence[obje
         )
         for row in rows
     )
-    whole = tag("table", tag("caption", caption), tag("thead", tag("tr", head)), tag("tbody", body))
+    whole = tag("table", tag("caption", tag("span", caption)), tag("thead", tag("tr", head)), tag("tbody", body))
     return tag("div", whole, class_="scroll", tabindex="0", role="region", aria_label=_plain(caption))
 
 

@@ -6,14 +6,15 @@ Everything on the page, its figures and its numbers, comes from here; the dict g
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ecc.errors import BadFile
 
-from .cell import cell_facts, is_run, read_json, reading
+from .cell import cell_facts, is_run
 from .compare import grid_facts, load_grid
+from .reading import read_json, reading
 
 _SHARE = re.compile(r"^(\w+) ([0-9.e+-]+) of dense$")
 _ENVIRONMENT = ("device", "ecc", "python", "torch", "system", "threads", "cuda", "cudnn", "driver")
@@ -86,6 +87,18 @@ def _page(kind: str, folder: Path, cells: list[dict[str, Any]]) -> dict[str, Any
         "environments": _environments(cells),
         "missing": {name: why for cell in cells for name, why in cell["missing"].items()},
     }
+
+
+def first_budget(facts: Mapping[str, Any]) -> str | None:
+    """The budget that is shown first: the middle one; None where there is no choice."""
+    budgets: list[str] = facts["budgets"]
+    return budgets[len(budgets) // 2] if len(budgets) > 1 else None
+
+
+def energy_row(cell: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Of its resources the energy, or what was asked for instead."""
+    rows: list[dict[str, Any]] = cell["resources"]
+    return next((row for row in rows if row["resource"] == "energy"), rows[0] if rows else None)
 
 
 def ordered(methods: Any) -> list[str]:

@@ -2,37 +2,56 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .charts import SHAPES
-from .figures import energy_row, first_budget
-from .markup import Html, amount, exact, join, more, pairs, percent, score, section, table, tag, text
+from .headline import headline_of_grid, headline_of_run
+from .markup import NOTHING, Html, amount, exact, join, more, pairs, percent, section, table, tag, text
+from .page import first_budget
 
 Facts = Mapping[str, Any]
 
 _GLYPHS = {"circle": "●", "square": "■", "triangle-up": "▲", "cross": "✚", "diamond": "◆", "triangle-down": "▼"}
 _GLYPHS |= {"triangle-right": "▶", "stroke": "━"}
-_SETTINGS = "settings of the run"
+_LINKS = {
+    "comparison": "Comparison",
+    "costs": "Before and after",
+    "widths": "Channels",
+    "layers": "Energy by layer",
+    "time": "Over time",
+    "model": "Energy model",
+    "environment": "Environment",
+    "reproduce": "Do it again",
+}
 
 
 def body_of(facts: Facts, figures: Sequence[Mapping[str, Any]]) -> Html:
     """Everything inside `main`."""
     drawn = {one["name"]: one for one in figures}
     parts = [
-        _headline_of_run(facts["cells"][0]) if facts["kind"] == "run" else _headline_of_grid(facts),
+        headline_of_run(facts["cells"][0]) if facts["kind"] == "run" else headline_of_grid(facts),
         _controls(facts),
         _tradeoff(facts, drawn),
         _resources(facts),
         _widths(facts, drawn),
         _layers(facts, drawn),
-        _time(facts, drawn),
+        _time(drawn),
         _model(facts, drawn),
         _environment(facts),
         _reproduce(facts),
     ]
-    return join(part for part in parts if part)
+    shown = [part for part in parts if part]
+    shown.insert(1, _contents(shown))
+    return join(shown)
+
+
+def _contents(parts: Sequence[Html]) -> Html:
+    """Links to the sections that there are."""
+    links = [
+        tag("a", words, href=f"#{name}") for name, words in _LINKS.items() if any(f' id="{name}">' in p for p in parts)
+    ]
+    return tag("nav", *links, aria_label="On this page")
 
 
 def _plot(drawn: Mapping[str, Mapping[str, Any]], *names: str) -> Html:
@@ -53,109 +72,6 @@ def _plot(drawn: Mapping[str, Mapping[str, Any]], *names: str) -> Html:
 
 def _lacking(why: str) -> Html:
     return tag("p", "Not shown: ", why, class_="lacking")
-
-
-# ---------------------------------------------------------------- headline
-
-
-def _card(name: str, big: object, *small: object, mood: str | None = None) -> Html:
-    words = [tag("p", line, class_="small") for line in small if line]
-    return tag("div", tag("h2", name), tag("p", big, class_="big"), *words, class_="card", data_mood=mood)
-
-
-def _arrow(before: Html, after: Html) -> Html:
-    return join([before, tag("span", "→", class_="arrow", aria_label="to"), after], " ")
-
-
-def _headline_of_run(cell: Facts) -> Html:
-    row = energy_row(cell)
-    device = " · ".join(
-        part for part in (cell["method"].upper() if cell["method"] == "ecc" else cell["method"], cell["device"]) if part
-    )
-    where = f"{device} · batch of {cell['batch']}" if cell["batch"] else device
-    running = cell["status"] == "running"
-    title = cell["task"]
-    if row is not None and row["result"] is not None and not running:
-        title = f"{cell['task']} at {percent(row['result'] / row['dense'])} of its {row['resource']}"
-    elif running:
-        title = f"{cell['task']}, still running"
-    cards = [] if row is None else [_energy_card(cell, row)]
-    cards += [_score_card(cell)] if not running else [_now_card(cell)]
-    cards += [] if row is None else [_budget_card(cell, row)]
-    lines = [tag("p", "Note: ", cell["note"], class_="note")] if cell["note"] else []
-    lines += [tag("p", "The estimate takes for granted that ", cell["assumes"], ".", class_="note")] if cell["assumes"] else []
-    return tag("section", tag("p", where, class_="eyebrow"), tag("h1", title), tag("div", *cards, class_="cards"),
-               *lines, class_="headline", id="headline")  # fmt: skip
-
-
-def _energy_card(cell: Facts, row: Facts) -> Html:
-    each = cell["batch"] if row["resource"] == "energy" and cell["batch"] else 1
-    before = exact(row["dense"] / each, amount(row["dense"] / each, row["unit"]))
-    name = f"{row['resource'].capitalize()} an item" if each > 1 else row["resource"].capitalize()
-    label = tag("span", row["label"], class_="label")
-    if row["result"] is None:
-        return _card(name, before, label)
-    after = exact(row["result"] / each, amount(row["result"] / each, row["unit"]))
-    change = exact(row["result"] / row["dense"] - 1, percent(row["result"] / row["dense"] - 1, sign=True))
-    sure = "" if cell["relative_ci"] is None else f"±{percent(cell['relative_ci'])} on the scales"
-    whole = f"{amount(row['dense'], row['unit'])} → {amount(row['result'], row['unit'])} a batch" if each > 1 else ""
-    return _card(name, _arrow(before, after), join([change, " ", label]), ", ".join(part for part in (whole, sure) if part))
-
-
-def _score_card(cell: Facts) -> Html:
-    scores = cell["scores"]
-    final = scores.get("after", scores.get("before"))
-    if final is None:
-        return _card("Test score", "–", "the task has no evaluation")
-    shown = exact(final, score(final))
-    if "dense" not in scores:
-        return _card("Test score", shown)
-    change = final - scores["dense"]
-    words = f"{change:+.4f}".replace("-", "\N{MINUS SIGN}") if abs(change) >= 5e-5 else "unchanged"
-    tuned = f"before fine-tuning {score(scores['before'])}" if {"before", "after"} <= set(scores) else ""
-    return _card("Test score", _arrow(exact(scores["dense"], score(scores["dense"])), shown), words, tuned)
-
-
-def _now_card(cell: Facts) -> Html:
-    now = cell["now"]
-    if now is None:
-        return _card("Now", "starting")
-    return _card("Now", f"{now['phase']}, step {now['step']}", "as far as the history tells")
-
-
-def _budget_card(cell: Facts, row: Facts) -> Html:
-    if row["limit"] is None:
-        return _card("Budget", "none", "nothing was asked of this resource")
-    asked = f"{amount(row['limit'], row['unit'])} a batch allowed" if cell["batch"] else amount(row["limit"], row["unit"])
-    if row["result"] is None or cell["met"] is None:
-        return _card("Budget", exact(row["limit"], amount(row["limit"], row["unit"])), f"asked for: {cell['budget']}")
-    spare = 1 - row["result"] / row["limit"]
-    words = f"{percent(abs(spare))} {'to spare' if spare >= 0 else 'over'}"
-    big = join([tag("span", "met" if cell["met"] else "not met", class_="verdict"), exact(spare, words)], ", ")
-    others = [one for one in cell["resources"] if one["limit"] is not None]
-    several = f"{sum(bool(one['met']) for one in others)} of {len(others)} budgets met" if len(others) > 1 else ""
-    return _card("Budget", big, f"{asked}, asked for: {cell['budget']}", several, mood="good" if cell["met"] else "bad")
-
-
-def _headline_of_grid(facts: Facts) -> Html:
-    done = [cell for cell in facts["cells"] if cell["status"] == "finished"]
-    counts = f"{len(facts['methods'])} methods at {len(facts['budgets'])} budgets"
-    where = " · ".join([*([facts["device"]] if facts["device"] else []), f"batch of {facts['batch']}"])
-    cards = []
-    if done and (row := energy_row(done[0])) is not None:
-        each = facts["batch"] if row["resource"] == "energy" and facts["batch"] else 1
-        dense = [cell["scores"]["dense"] for cell in done if "dense" in cell["scores"]]
-        words = f"test score {score(statistics.fmean(dense))}" if dense else ""
-        big = exact(row["dense"] / each, amount(row["dense"] / each, row["unit"]))
-        cards.append(_card("Dense network, an item", big, tag("span", row["label"], class_="label"), words))
-    met = sum(bool(cell["met"]) for cell in done)
-    cards.append(_card("Budget met", f"{met} of {len(done)}", "finished runs", mood="good" if met == len(done) else "bad"))
-    states = [f"{facts['running']} still running"] if facts["running"] else []
-    states += [f"{len(facts['failed'])} failed"] if facts["failed"] else []
-    seeds = f"{len(facts['seeds'])} seed{'s' if len(facts['seeds']) != 1 else ''}"
-    cards.append(_card("Runs", len(facts["cells"]) + len(facts["failed"]), seeds, ", ".join(states) or "all finished"))
-    return tag("section", tag("p", where, class_="eyebrow"), tag("h1", f"{facts['task']}: {counts}"),
-               tag("div", *cards, class_="cards"), class_="headline", id="headline")  # fmt: skip
 
 
 # ---------------------------------------------------------------- choosing
@@ -206,7 +122,9 @@ def _matrix(facts: Facts) -> Html:
     """Scores, methods down and budgets across; the best of each column stands out."""
     found = {(row["method"], row["budget"]): row for row in facts["rows"]}
     best = {
-        (when, budget): max((row[when][0] for key, row in found.items() if key[1] == budget and row[when]), default=None)
+        (when, budget): max(
+            (row[when][0] for key, row in found.items() if key[1] == budget and row[when]), default=None
+        )
         for when in ("before", "after")
         for budget in facts["budgets"]
     }
@@ -227,7 +145,7 @@ def _matrix(facts: Facts) -> Html:
 
 def _score_of(row: Mapping[str, Any] | None, when: str, best: float | None) -> Html:
     if row is None or row[when] is None:
-        return tag("span", "–", data_when=when)
+        return tag("span", NOTHING, data_when=when)
     mean, spread = row[when]
     shown = exact(mean, f"{mean:.4f}")
     over = "" if row["met"] else " over"
@@ -245,13 +163,13 @@ def _grid_table(facts: Facts) -> Html:
             (
                 join([swatch(row["method"]), row["method"]], " "),
                 row["budget"],
-                "–" if share is None else exact(share[0], percent(share[0])),
+                NOTHING if share is None else exact(share[0], percent(share[0])),
                 "yes" if row["met"] else "no",
                 row["seeds"],
-                "–" if row["batches_total"] is None else f"{row['batches_total']:,.0f}",
-                "–" if row["batches_lineage"] is None else f"{row['batches_lineage']:,.0f}",
-                "–" if seconds is None else f"{seconds:,.0f}",
-                "–" if row["p_value"] is None else exact(row["p_value"], f"{row['p_value']:.3f}"),
+                NOTHING if row["batches_total"] is None else f"{row['batches_total']:,.0f}",
+                NOTHING if row["batches_lineage"] is None else f"{row['batches_lineage']:,.0f}",
+                NOTHING if seconds is None else f"{seconds:,.0f}",
+                NOTHING if row["p_value"] is None else exact(row["p_value"], f"{row['p_value']:.3f}"),
             )
         )
     heads = ("method", "budget", "of dense", "met", "seeds", "batches", "of the winner", "seconds", "p to ecc")
@@ -272,10 +190,10 @@ def _resources(facts: Facts) -> Html | None:
                 row["label"],
                 exact(row["dense"], amount(row["dense"], row["unit"])),
                 exact(row["result"], amount(row["result"], row["unit"])),
-                "–" if change is None else exact(change, percent(change, sign=True)),
-                "–" if row["limit"] is None else exact(row["limit"], amount(row["limit"], row["unit"])),
-                "–" if of_budget is None else exact(of_budget, percent(of_budget)),
-                "–" if row["met"] is None else "met" if row["met"] else "not met",
+                NOTHING if change is None else exact(change, percent(change, sign=True)),
+                NOTHING if row["limit"] is None else exact(row["limit"], amount(row["limit"], row["unit"])),
+                NOTHING if of_budget is None else exact(of_budget, percent(of_budget)),
+                NOTHING if row["met"] is None else "met" if row["met"] else "not met",
             )
         )
     if not rows:
@@ -285,7 +203,9 @@ def _resources(facts: Facts) -> Html | None:
 
 
 def _widths(facts: Facts, drawn: Mapping[str, Any]) -> Html:
-    title = "Where channels went" if not facts["cells"] or facts["cells"][0]["what"] == "channels" else "Where weights went"
+    title = (
+        "Where channels went" if not facts["cells"] or facts["cells"][0]["what"] == "channels" else "Where weights went"
+    )
     if "widths" not in drawn:
         return section("widths", title, _lacking("no widths were written yet."))
     parts = [_plot(drawn, "widths")]
@@ -295,15 +215,24 @@ def _widths(facts: Facts, drawn: Mapping[str, Any]) -> Html:
             (row["group"], f"{row['full']:,}", f"{row['kept']:,}", percent(row["kept"] / row["full"]))
             for row in cell["widths"]
         ]
-        parts.append(more("Numbers", table(f"{cell['what'].capitalize()} of each group", ("group", "before", "after", "kept"), rows)))
+        parts.append(
+            more(
+                "Numbers",
+                table(f"{cell['what'].capitalize()} of each group", ("group", "before", "after", "kept"), rows),
+            )
+        )
         if cell["slim_gap"] is not None:
-            parts.append(tag("p", f"The cut and the masked network agree to {cell['slim_gap']:.1g} of the largest output."))
+            parts.append(
+                tag("p", f"The cut and the masked network agree to {cell['slim_gap']:.1g} of the largest output.")
+            )
     return section("widths", title, *parts)
 
 
 def _layers(facts: Facts, drawn: Mapping[str, Any]) -> Html:
     if "layers" not in drawn:
-        return section("layers", "Where the energy went", _lacking(facts["missing"].get("layers", "it is not known yet.")))
+        return section(
+            "layers", "Where the energy went", _lacking(facts["missing"].get("layers", "it is not known yet."))
+        )
     parts = [_plot(drawn, "layers")]
     if facts["kind"] == "run":
         rows = [
@@ -320,23 +249,14 @@ def _layers(facts: Facts, drawn: Mapping[str, Any]) -> Html:
     return section("layers", "Where the energy went", *parts)
 
 
-def _time(facts: Facts, drawn: Mapping[str, Any]) -> Html:
-    shown = [name for name in ("descent", "loss", "duals", "width-duals") if name in drawn]
+def _time(drawn: Mapping[str, Any]) -> Html:
+    shown = [name for name in ("descent", "loss", "score", "duals", "width-duals") if name in drawn]
     if not shown:
         return section("time", "The run over time", _lacking("the history has too few lines yet."))
     parts: list[Html] = []
     if "descent" not in drawn:
         parts.append(_lacking("the descent of the energy; this method takes its steps outside the training loop."))
-    return section("time", "The run over time", _plot(drawn, *shown), *parts, _scores(facts))
-
-
-def _scores(facts: Facts) -> Html:
-    cell = facts["cells"][0]
-    if facts["kind"] != "run" or not cell["scores"]:
-        return Html("")
-    names = {"dense": "dense network", "before": "cut, before fine-tuning", "after": "after fine-tuning"}
-    rows = [(names[name], exact(value, score(value))) for name, value in cell["scores"].items()]
-    return table("Test score along the run", ("when", "score"), rows)
+    return section("time", "The run over time", _plot(drawn, *shown), *parts)
 
 
 # ---------------------------------------------------------------- the energy model
@@ -362,7 +282,7 @@ def _model(facts: Facts, drawn: Mapping[str, Any]) -> Html:
                 exact(row["predicted"], amount(row["predicted"], "J")),
                 exact(row["weighed"], amount(row["weighed"], "J")),
                 exact(row["error"], percent(row["error"], 2, sign=True)),
-                "–" if row["relative_ci"] is None else f"±{percent(row['relative_ci'], 2)}",
+                NOTHING if row["relative_ci"] is None else f"±{percent(row['relative_ci'], 2)}",
             )
             for row in cell["weighings"]
         ]
@@ -381,7 +301,11 @@ def _families(model: Mapping[str, Any]) -> Html:
         )
         for name, found in model["families"].items()
     ]
-    noise = "repeats were not measured" if model["noise"] is None else f"one measurement scatters by {percent(model['noise'], 2)}"
+    noise = (
+        "repeats were not measured"
+        if model["noise"] is None
+        else f"one measurement scatters by {percent(model['noise'], 2)}"
+    )
     return table(f"Errors on networks that were not in the fit, of {model['rows']} ({noise})", heads, rows)
 
 
@@ -402,7 +326,7 @@ def _environment(facts: Facts) -> Html:
     parts = [pairs(items)]
     if facts["environments"]:
         heads = list(dict.fromkeys(key for one in facts["environments"] for key in one))
-        rows = [[one.get(key, "–") for key in heads] for one in facts["environments"]]
+        rows = [[one.get(key, NOTHING) for key in heads] for one in facts["environments"]]
         parts.append(table("Software of every session", heads, rows, left=len(heads)))
     else:
         parts.append(_lacking(facts["missing"].get("environment", "the sessions are not known.")))
@@ -419,7 +343,7 @@ def _reproduce(facts: Facts) -> Html:
         parts.append(_lacking(facts["missing"].get("command", "no command is known.")))
     settings = facts["cells"][0]["settings"] if facts["cells"] else {}
     items = [(name.replace("_", " "), "default" if value is None else value) for name, value in settings.items()]
-    parts.append(more(_SETTINGS.capitalize(), pairs(items)))
+    parts.append(more("Settings of the run", pairs(items)))
     words = "Everything on this page comes from the files of the folder; the same numbers are embedded as JSON."
     save = tag("button", "Save the facts as JSON", type="button", id="save-facts")
     return section("reproduce", "To do it again", *parts, tag("p", words), tag("p", save))
