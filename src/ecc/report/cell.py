@@ -204,10 +204,10 @@ def _over_time(history: Sequence[Mapping[str, Any]], dense: float | None) -> dic
         {
             "batches": place(line["step"]),
             "spent": float(line["spent"]["energy"]),
-            "target": float(line["target"]),
+            "target": float(line["target"]) if len(line["spent"]) == 1 else None,  # of several, it is no joules
         }
         for line in solver
-        if "energy" in line["spent"] and len(line["spent"]) == 1  # of several, the target is a share and no joules
+        if "energy" in line["spent"]
     ]
     duals = [
         {"batches": place(line["step"]), "dual": float(line["energy_dual"])}

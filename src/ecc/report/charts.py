@@ -35,7 +35,7 @@ COLOURS: dict[str, tuple[str, str]] = {
 """Light and dark; each is a CSS variable of the page."""
 
 SHAPES = {"ecc": "circle", "netadapt": "square", "amc": "triangle-up", "eap": "cross", "lcp": "diamond"}
-SHAPES |= {"uniform": "triangle-down", "greedy": "triangle-right", "scratch": "stroke"}
+SHAPES |= {"uniform": "triangle-down", "greedy": "triangle-right", "scratch": "triangle-left"}
 OTHER = ("scratch", "square")  # colour and shape of a method that is not known here
 
 STEP = 22  # pixels a row of a chart with names
@@ -76,6 +76,8 @@ def figure(name: str, title: str, caption: str, height: float, spec: Spec) -> di
         height: Of the plot, without axes; pages keep the place free, so that nothing jumps.
         spec: Vega-Lite, without size.
     """
+    if "layer" in spec:  # a layer without data would have no scale
+        spec = {**spec, "layer": [layer for layer in spec["layer"] if layer.get("data") != {"values": []}]}
     return {
         "name": name,
         "title": title,
@@ -113,7 +115,7 @@ def _config() -> Spec:
         },
         "axisX": {"labelFlush": True, "labelOverlap": "greedy", "labelSeparation": 8, "tickCount": _FEW_TICKS},
         "axisY": {"tickCount": 5, "minExtent": 40},
-        "legend": {**text, "orient": "top", "title": None, "symbolSize": 80},
+        "legend": {**text, "orient": "top", "title": None, "symbolSize": 80, "symbolOpacity": 1},
         "text": {"fill": var("soft"), "fontSize": 12},
         "rule": {"stroke": var("soft")},
     }

@@ -111,5 +111,5 @@ def section(name: str, title: str, *parts: object) -> Html:
 
 
 def more(title: str, *parts: object) -> Html:
-    """Shown on request, and in print."""
+    """Shown on request."""
     return tag("details", tag("summary", title), *parts)

@@ -49,7 +49,7 @@
       const spec = content.figures[name];
       try {
         const made = await window.vegaEmbed(place, spec, {
-          actions: false, ast: true, renderer: "svg", tooltip: { theme: "ecc", offsetY: 14 },
+          actions: false, ast: true, renderer: "svg", logLevel: 1, tooltip: { theme: "ecc", offsetY: 14 },
         });
         if (turn !== drawing) { made.finalize(); return; }
         views[name] = made.view;
@@ -128,15 +128,15 @@
     }
   });
 
-  // Closed details are opened for the printer, and closed again.
-  let opened = [];
-  window.addEventListener("beforeprint", function () {
-    opened = [...main.querySelectorAll("details:not([open])")];
-    for (const one of opened) one.open = true;
-  });
-  window.addEventListener("afterprint", function () {
-    for (const one of opened) one.open = false;
-  });
+  // Figures are as wide as the screen; a sheet is narrower, and a figure that is merely shrunk cannot be read.
+  function setWidths(widthOf) {
+    for (const place of main.querySelectorAll(".plot")) {
+      const view = views[place.dataset.figure];
+      if (view) view.signal("width", widthOf(place)).run();
+    }
+  }
+  window.addEventListener("beforeprint", function () { setWidths((place) => (place.closest(".pair") ? 320 : 660)); });
+  window.addEventListener("afterprint", function () { setWidths((place) => place.clientWidth); });
 
   // ---------------------------------------------------------------- while a run goes on
 

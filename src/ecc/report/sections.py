@@ -13,11 +13,11 @@ from .page import first_budget
 Facts = Mapping[str, Any]
 
 _GLYPHS = {"circle": "●", "square": "■", "triangle-up": "▲", "cross": "✚", "diamond": "◆", "triangle-down": "▼"}
-_GLYPHS |= {"triangle-right": "▶", "stroke": "━"}
+_GLYPHS |= {"triangle-right": "▶", "triangle-left": "◀"}
 _LINKS = {
     "comparison": "Comparison",
     "costs": "Before and after",
-    "widths": "Channels",
+    "widths": "Widths",
     "layers": "Energy by layer",
     "time": "Over time",
     "model": "Energy model",

@@ -200,7 +200,9 @@ def duals(facts: Facts) -> dict[str, Any] | None:
     )
     hover = tip(("method", "method"), ("batches", "batches", "d"), ("dual", "z", ".4~g"))
     layers = _curve(rows, {"x": x, "y": y, "color": by_method(facts["methods"])}, hover)
-    caption = f"z: what one more joule of budget would be worth, in units of the loss.{_seed(facts)}"
+    budgets = [row for row in facts["cells"][0]["resources"] if row["limit"] is not None]
+    more = "joule of budget" if len(budgets) < 2 else "share of the dense network's costs"
+    caption = f"z: what one more {more} would be worth, in units of the loss.{_seed(facts)}"
     return figure("duals", "Dual variable of the energy", caption, 170, {"layer": layers})
 
 
