@@ -1,13 +1,17 @@
 from __future__ import annotations
 
 import base64
+import copy
 import hashlib
 import json
+import random
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from ecc.errors import EccError
 from ecc.report.html import content_of, embedded, page_of, style
 from ecc.report.page import page_facts
 from report.folders import HOSTILE, write_run
@@ -57,3 +61,39 @@ def test_content_has_body_figures_and_facts(tmp_path: Path) -> None:
     content = content_of(facts)
     assert set(content) == {"body", "figures", "facts"}
     assert content["figures"]["widths"]["width"] == "container"
+
+
+FILES = ("summary.json", "config.json", "environment.json", "energy.json", "history.jsonl")
+WRONG = (None, "x", [], {}, 0, -1, 1e308, -1e308, True, float("nan"), "</script>", [1, 2], {"a": 1}, 1e-300)
+
+
+def places(value: Any) -> list[tuple[Any, Any]]:
+    """(container, key) of everything inside."""
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [place for key, item in items for place in [(value, key), *places(item)]]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_whatever_is_wrong_in_a_file_there_is_a_page_or_one_line(tmp_path: Path, seed: int) -> None:
+    folder = write_run(tmp_path / "run", finished=seed % 4 != 0)
+    dice = random.Random(seed)
+    whole = {name: (folder / name).read_text() for name in FILES if (folder / name).exists()}
+    pages, refused = 0, []
+    for _ in range(30):
+        name = dice.choice(list(whole))
+        lines = [json.loads(line) for line in (whole[name].splitlines() if name.endswith("l") else [whole[name]])]
+        container, key = dice.choice(places(lines))
+        if dice.random() < 0.25 and isinstance(container, dict):
+            del container[key]
+        else:
+            container[key] = copy.deepcopy(dice.choice(WRONG))
+        (folder / name).write_text("".join(json.dumps(line) + "\n" for line in lines))
+        try:
+            embedded(content_of(page_facts(folder)))
+            pages += 1
+        except EccError as error:
+            refused.append(str(error))
+        (folder / name).write_text(whole[name])
+    assert pages
+    assert refused
+    assert not any("\n" in line for line in refused)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from ecc.errors import BadFile
-from ecc.report.reading import read_json, read_lines, reading
+from ecc.report.reading import number, positive, read_json, read_lines, reading
 
 
 @pytest.mark.parametrize("data", [b"", b"{", b"[1]", b"\xff\xfe", b"[" * 100_000])
@@ -42,3 +42,15 @@ def test_whatever_goes_wrong_inside_is_wrong_with_the_file() -> None:
         _ = {}["x"]
     with pytest.raises(BadFile, match=r"a\.json is damaged"), reading(Path("a.json")):
         float("much")
+
+
+@pytest.mark.parametrize("value", [None, "1", True, [], float("nan"), float("inf"), 1e200])
+def test_what_cannot_be_computed_with_is_no_number(value: object) -> None:
+    with pytest.raises((TypeError, ValueError)):
+        number(value)
+
+
+def test_what_others_are_divided_by_is_above_zero() -> None:
+    assert (number(-3), number(0), positive(0.5)) == (-3.0, 0.0, 0.5)
+    with pytest.raises(ValueError, match="0 is not above 0"):
+        positive(0)

@@ -7,7 +7,6 @@ A run that is still at work has facts too, those of its last lines. What a folde
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from ecc.energy import EnergyModel
 from ecc.energy.fitting import worth_more_rows
 from ecc.errors import BadFile
 
-from .reading import read_json, read_lines, reading
+from .reading import number, positive, read_json, read_lines, reading
 
 MOST_POINTS = 240
 """Of one curve; more cannot be told apart on a page."""
@@ -48,7 +47,7 @@ def cell_facts(folder: str | Path) -> dict[str, Any]:
             "what": "weights" if config.get("granularity") == "weight" else "channels",
             "missing": {},
         }
-        dense = float(config["energy"]["energy"][1]) if "energy" in config.get("energy", {}) else None
+        dense = positive(config["energy"]["energy"][1]) if "energy" in config.get("energy", {}) else None
     history = read_lines(folder / "history.jsonl")
     with reading(folder / "history.jsonl"):
         facts |= _over_time(history, dense)
@@ -62,6 +61,7 @@ def cell_facts(folder: str | Path) -> dict[str, Any]:
             facts |= _running(config, history)
     facts["sessions"] = _sessions(folder, facts)
     facts |= _priced(folder, facts)
+    facts["widths"] = [row for row in facts["widths"] if row["full"]]  # of a run at work, the model tells them
     return facts
 
 
@@ -114,14 +114,16 @@ def _finished(summary: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "status": "finished",
         "device": str(summary["device"]),
-        "batch": int(summary["batch"]),
+        "batch": int(positive(summary["batch"])),
         "label": str(summary["label"]),
         "met": bool(summary["met"]),
         "note": str(summary.get("note", "")),
         "assumes": str(summary.get("assumes", "")),
         "resources": rows,
-        "scores": {names[name]: float(score) for name, score in summary["scores"].items() if name in names},
-        "widths": [{"group": str(name), "full": int(full[name]), "kept": int(kept[name])} for name in full],
+        "scores": {names[name]: number(score) for name, score in summary["scores"].items() if name in names},
+        "widths": [
+            {"group": str(name), "full": int(positive(full[name])), "kept": int(number(kept[name]))} for name in full
+        ],
         "relative_ci": _number(summary.get("relative_ci")),
         "slim_gap": _number(summary.get("slim_gap")),
         "batches": summary.get("batches"),
@@ -134,9 +136,9 @@ def _amounts(row: Mapping[str, Any]) -> dict[str, Any]:
     """A resource before and after; limit and met are None where there was no budget."""
     return {
         "unit": str(row["unit"]),
-        "dense": float(row["dense"]),
-        "result": None if row["result"] is None else float(row["result"]),
-        "limit": _number(row.get("limit")),
+        "dense": positive(row["dense"]),
+        "result": _number(row["result"]),
+        "limit": None if row.get("limit") is None else positive(row["limit"]),
         "asked": str(row.get("budget", "")),
         "label": str(row["label"]),
         "met": row.get("met"),
@@ -179,7 +181,7 @@ def _running(config: Mapping[str, Any], history: Sequence[Mapping[str, Any]]) ->
 
 
 def _number(value: Any) -> float | None:
-    return None if value is None or not math.isfinite(value) else float(value)
+    return None if value is None else number(value)
 
 
 # ---------------------------------------------------------------- over time
@@ -189,43 +191,43 @@ def _over_time(history: Sequence[Mapping[str, Any]], dense: float | None) -> dic
     """Curves over the batches that led to the result, so that phases lie one behind the other."""
     loss = [
         {
-            "batches": float(line["lineage"]),
+            "batches": number(line["lineage"]),
             "phase": str(line["phase"]),
-            "step": int(line["step"]),
-            "loss": float(line["loss"]),
+            "step": int(number(line["step"])),
+            "loss": number(line["loss"]),
         }
         for line in history
         if line.get("loss") is not None and "lineage" in line
     ]
-    solve = [(int(line["step"]), float(line["lineage"])) for line in history if line.get("phase") == "solve"]
+    solve = [(int(line["step"]), number(line["lineage"])) for line in history if line.get("phase") == "solve"]
     place = _places(solve)
     solver = [line for line in history if line.get("phase") == "solver"] if solve else []
     descent: list[dict[str, Any]] = [
         {
             "batches": place(line["step"]),
-            "spent": float(line["spent"]["energy"]),
-            "target": float(line["target"]) if len(line["spent"]) == 1 else None,  # of several, it is no joules
+            "spent": number(line["spent"]["energy"]),
+            "target": number(line["target"]) if len(line["spent"]) == 1 else None,  # of several, it is no joules
         }
         for line in solver
         if "energy" in line["spent"]
     ]
     duals = [
-        {"batches": place(line["step"]), "dual": float(line["energy_dual"])}
+        {"batches": place(line["step"]), "dual": number(line["energy_dual"])}
         for line in solver
         if line.get("energy_dual") is not None
     ]
     width_duals = [
-        {"batches": place(line["step"]), "group": str(name), "dual": float(value)}
+        {"batches": place(line["step"]), "group": str(name), "dual": number(value)}
         for line in thinned(solver)
         for name, value in line.get("width_duals", {}).items()
     ]
     weighings = [
         {
-            "step": int(line["step"]),
+            "step": int(number(line["step"])),
             "batches": place(line["step"]) if solve else None,
-            "predicted": float(line["predicted"]["energy"]),
-            "weighed": float(line["weighed"]["energy"]),
-            "error": float(line["predicted"]["energy"]) / float(line["weighed"]["energy"]) - 1,
+            "predicted": positive(line["predicted"]["energy"]),
+            "weighed": positive(line["weighed"]["energy"]),
+            "error": positive(line["predicted"]["energy"]) / positive(line["weighed"]["energy"]) - 1,
             "label": str(line["label"]),
             "relative_ci": _number(line.get("relative_ci")),
         }
@@ -256,10 +258,10 @@ def _places(solve: Sequence[tuple[int, float]]) -> Any:
     """Steps of the solve as batches: several processes draw several batches in one step."""
     if len(solve) < 2:
         start = solve[0][1] - solve[0][0] if solve else 0.0
-        return lambda step: start + step
+        return lambda step: start + number(step)
     (first, at_first), (last, at_last) = solve[0], solve[-1]
     each = (at_last - at_first) / (last - first)
-    return lambda step: at_first + (step - first) * each
+    return lambda step: at_first + (number(step) - first) * each
 
 
 def _phases(loss: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -290,7 +292,8 @@ def thinned(rows: Sequence[Any], most: int = MOST_POINTS) -> list[Any]:
 def _priced(folder: Path, facts: dict[str, Any]) -> dict[str, Any]:
     """Energy by layer, and how well the model predicts."""
     if facts["what"] == "weights":
-        return {"layers": _priced_weights(facts), "model": None}
+        with reading(folder / "summary.json"):
+            return {"layers": _priced_weights(facts), "model": None}
     file = folder / "energy.json"
     if not file.exists():
         why = "the run was made by an ecc that did not keep the energy model in the folder."
@@ -301,15 +304,15 @@ def _priced(folder: Path, facts: dict[str, Any]) -> dict[str, Any]:
     for row in facts["widths"]:
         row["full"] = full.get(row["group"], row["full"])
     kept = {row["group"]: row["kept"] for row in facts["widths"] if row["group"] in full}
-    dense, result = model.per_layer(), model.per_layer(kept)
     if facts["batch"] is None:
         facts["batch"] = model.origin.batch
-    layers = [
-        {"layer": name or "(outside any layer)", "dense": dense[name], "result": result[name]}
-        for name in sorted(dense, key=lambda name: name == "")  # what belongs to none comes last
-        if dense[name] > 0
-    ]
     with reading(file):
+        dense, result = model.per_layer(), model.per_layer(kept)
+        layers = [
+            {"layer": name or "(outside any layer)", "dense": number(dense[name]), "result": number(result[name])}
+            for name in sorted(dense, key=lambda name: name == "")  # what belongs to none comes last
+            if dense[name] > 0
+        ]
         return {"layers": layers, "model": _model_facts(model)}
 
 
@@ -322,12 +325,13 @@ def _priced_weights(facts: dict[str, Any]) -> list[dict[str, Any]]:
     rows = [
         {
             "layer": row["group"].removesuffix(".weight"),
-            "dense": prices[row["group"]] * row["full"],
-            "result": prices[row["group"]] * row["kept"],
+            "dense": number(prices[row["group"]] * row["full"]),
+            "result": number(prices[row["group"]] * row["kept"]),
         }
         for row in facts["widths"]
     ]
-    return [*rows, {"layer": "(whatever the weights)", "dense": facts["base"], "result": facts["base"]}]
+    rows.append({"layer": "(whatever the weights)", "dense": facts["base"], "result": facts["base"]})
+    return [row for row in rows if row["dense"] > 0]
 
 
 def _model_facts(model: EnergyModel) -> dict[str, Any]:
@@ -338,8 +342,8 @@ def _model_facts(model: EnergyModel) -> dict[str, Any]:
         "label": model.label,
         "rows": model.origin.rows,
         "batch": model.origin.batch,
-        "dense": model.dense,
-        "least": model.least,
+        "dense": number(model.dense),
+        "least": number(model.least),
         "meter": meter.name,
         "device": meter.device,
         "scope": meter.scope,
@@ -353,9 +357,9 @@ def _model_facts(model: EnergyModel) -> dict[str, Any]:
             for name, found in quality.get("families", {}).items()
         },
         "noise": _number(quality.get("noise")),
-        "learning_curve": [[int(rows), float(error)] for rows, error in quality.get("learning_curve", [])],
+        "learning_curve": [[int(rows), number(error)] for rows, error in quality.get("learning_curve", [])],
         "held_out": [
-            [float(value), float(predicted)] for value, predicted in thinned(quality.get("held_out", []), 2000)
+            [positive(value), positive(predicted)] for value, predicted in thinned(quality.get("held_out", []), 2000)
         ],
         "advice": worth_more_rows(quality),
     }

@@ -10,6 +10,7 @@ from typing import Any
 
 from ecc.errors import BadFile
 
+_LARGEST = 1e100
 _REPLACED = (KeyError, TypeError, ValueError, AttributeError, IndexError, ZeroDivisionError, OverflowError)
 
 
@@ -66,6 +67,26 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
             raise BadFile(f"{path}:{number}: the line is damaged; restore the file from a copy or run again.")
         lines.append(facts)
     return lines
+
+
+def number(value: Any) -> float:
+    """A number that can be computed with.
+
+    Raises:
+        ValueError: If it is none, or so large that it is none in this world.
+    """
+    found = float(value)
+    if isinstance(value, str | bool) or not abs(found) < _LARGEST:
+        raise ValueError(f"{value!r:.40} is no number")
+    return found
+
+
+def positive(value: Any) -> float:
+    """As `number`, and above 0: what others are divided by."""
+    found = number(value)
+    if found <= 0:
+        raise ValueError(f"{value!r:.40} is not above 0")
+    return found
 
 
 def _nothing(name: str) -> None:

@@ -140,7 +140,7 @@ def _dense(row: Mapping[str, Any], x: Spec, y: Spec, unit: str) -> list[Spec]:
 
 def widths(facts: Facts) -> dict[str, Any] | None:
     """What is left of each group: the paper's Figure 6."""
-    cells = [cell for cell in facts["cells"] if cell["widths"] and cell["widths"][0]["full"]]
+    cells = [cell for cell in facts["cells"] if cell["widths"]]
     if not cells:
         return None
     groups = [row["group"] for row in cells[0]["widths"]]
