@@ -128,6 +128,7 @@ def compress(
         channels_last=channels_last,
         clip_norm=clip_norm,
         seed=seed,
+        log_every=max(1, min(50, steps // 50)),  # a short run is drawn as finely as a long one
         checkpoint_seconds=checkpoint_seconds,
     )
     world = find_world(usable_device(device or ("cuda" if torch.cuda.is_available() else "cpu")))

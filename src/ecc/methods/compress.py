@@ -156,6 +156,9 @@ class Compression(Phases[Compressed]):
             self.weighed_dense = Weighed(**extra["weighed_dense"])
 
     def _go(self, run: RunDir) -> Compressed:
+        if self.world.is_main:
+            for resource, energy in self.energies.items():
+                energy.save(run.path / f"{resource}.json")  # so that a report needs the run's folder alone
         model = copy.deepcopy(self.task.model).to(self.device)
         reached, stream = self._reached(run), self._stream()
         teacher = self._dense(run, model, stream, reached)
@@ -331,6 +334,7 @@ def _solver_facts(solver: EccSolver, costs: Sequence[Cost], step: int) -> dict[s
         "spent": spent,
         "target": solver.target,
         "energy_dual": solver.duals.energy,
+        "width_duals": solver.duals.width,
         "widths": solver.widths,
     }
 
