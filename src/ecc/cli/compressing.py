@@ -20,10 +20,9 @@ from ecc.methods.fine import zero_skipping_platform
 from ecc.report.compress import CompressView, compress_view, feasibility_table
 from ecc.report.weights import weights_view
 from ecc.training import Interrupted, find_world
-from ecc.zoo.find import find_task
 
 from .app import app
-from .choosing import source_of, usable_device
+from .choosing import BatchSizeOption, DataOption, SizeOption, WeightsOption, source_of, task_of, usable_device
 
 
 @app.command()
@@ -38,6 +37,10 @@ def compress(
         list[Path] | None,
         typer.Option("--energy", metavar="FILE", help="From `ecc fit`. Repeatable: energy, latency."),
     ] = None,
+    data: DataOption = None,
+    weights: WeightsOption = None,
+    size: SizeOption = None,
+    batch_size: BatchSizeOption = None,
     method: Annotated[
         str, typer.Option("--method", metavar="NAME", help=f"How: {', '.join(METHODS)}. All get the same batches.")
     ] = "ecc",
@@ -98,6 +101,7 @@ def compress(
     Examples:
       ecc compress digits --energy energy.json --budget 50% -o run --train-steps 300
       ecc compress digits --granularity weight --meter platform:eyeriss --budget 40% -o fine
+      ecc compress mobilenet_v1 --data imagenet --weights mobilenet.safetensors --energy e.json --budget 60% -o run
       ecc compress net.py:build --energy energy.json --budget 24mJ --budget params=2M -o run
       torchrun --nproc-per-node 4 -m ecc compress net.py:build --energy e.json --budget 60% -o run
     """
@@ -129,13 +133,14 @@ def compress(
     view = CompressView(None if quiet or as_json or not world.is_main else Console(stderr=True))
     job: Compression | WeightCompression
     try:
+        job_task = task_of(task, data, weights, size, batch_size, world.device)
         if is_fine:
             assert source is not None
-            job = WeightCompression(find_task(task), budgets, source, settings=settings, device=world.device)
+            job = WeightCompression(job_task, budgets, source, settings=settings, device=world.device)
             found = [job.reach()]
         else:
             job = Compression(
-                find_task(task),
+                job_task,
                 budgets,
                 models,
                 source=source,
