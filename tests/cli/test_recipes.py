@@ -55,7 +55,8 @@ def test_a_bundled_recipe_runs_for_a_few_steps_on_a_tiny_tree(name: str, tmp_pat
     assert code == 0, text
     rows = json.loads(text)
     assert [(row["method"], row["budget"], row["batches_total"]) for row in rows] == [("ecc", "70%", 4)]
-    assert 0 <= rows[0]["after"] <= 1
+    assert rows[0]["failed"] == []
+    assert 0 <= rows[0]["after"][0] <= 1
     asked = json.loads((tmp_path / "runs" / "grid.json").read_text())
     assert asked["task"] == task.name
     assert asked["settings"]["precision"] == recipe.settings.precision
