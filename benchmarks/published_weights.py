@@ -28,6 +28,14 @@ from ecc.zoo.data.batches import Form, in_order
 from ecc.zoo.metrics import confusion, mean_iou, top_k
 from ecc.zoo.networks import NETWORKS
 
+# What the notes beside the packed data say of all items.
+STATED = {
+    "mobilenet_v1": "77.1 % top-1 of 1,000 at 224 px; whether from these 128 px copies or larger photos is not said",
+    "erfnet": "46.0 % mean IoU; by which map from 19 to 11 classes is not said",
+    "resnet20": "90.64 % top-1",
+    "resnet56": "92.46 % top-1",
+}
+
 # For each of Cityscapes' 19 classes and void, what CamVid calls it; -1 where it has no such class.
 TO_CAMVID = {
     "road": 3, "sidewalk": 4, "building": 1, "wall": 1, "fence": 7, "pole": 2, "traffic light": 6, "traffic sign": 6,
@@ -89,21 +97,22 @@ def erfnet(data: Path, limit: int | None, device: str) -> dict[str, Any]:
         "scenes": len(found.held_out),
         "mean_iou": mean_iou(counts),
         "iou": dict(zip(found.classes, shares, strict=True)),
-        "expected_mean_iou": 0.460,
+        "stated": STATED["erfnet"],
     }
 
 
-def resnet(name: str, expected: float, data: Path, limit: int | None, device: str) -> dict[str, Any]:
-    task = image_task(name, found := packed_data("cifar10", data, limit), weights=data / WEIGHTS[name])
+def resnet(name: str, data: Path, limit: int | None, device: str) -> dict[str, Any]:
+    del limit  # small images: all of them
+    task = image_task(name, found := packed_data("cifar10", data), weights=data / WEIGHTS[name])
     assert task.evaluate is not None
-    return {"images": len(found.test), "top1": task.evaluate(task.model.to(device)), "expected_top1": expected}
+    return {"images": len(found.test), "top1": task.evaluate(task.model.to(device)), "stated": STATED[name]}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--limit", type=int, help="images of each split, evenly spread; all by default")
+    parser.add_argument("--limit", type=int, help="photos and scenes of each split; all by default")
     options = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     record: dict[str, Any] = {
@@ -111,14 +120,14 @@ def main() -> None:
         "environment": machine(device=device, threads=torch.get_num_threads()),
         "subset": "all items of each split"
         if options.limit is None
-        else f"at most {options.limit} items of each split, evenly spread",
+        else f"at most {options.limit} photos and scenes, evenly spread; all of CIFAR-10",
         "networks": {},
     }
     jobs = {
         "MobileNet v1, Imagenette val, 128 px scaled to 224": mobilenet,
         "ERFNet, CamVid val, 360x480, untrained": erfnet,
-        "ResNet-20, CIFAR-10 test": partial(resnet, "resnet20", 0.9064),
-        "ResNet-56, CIFAR-10 test": partial(resnet, "resnet56", 0.9246),
+        "ResNet-20, CIFAR-10 test": partial(resnet, "resnet20"),
+        "ResNet-56, CIFAR-10 test": partial(resnet, "resnet56"),
     }
     for name, job in jobs.items():
         started = time.perf_counter()
