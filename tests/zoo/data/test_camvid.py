@@ -55,9 +55,10 @@ def test_what_is_missing_or_of_another_size_is_named(tmp_path: Path) -> None:
     with pytest.raises(BadTask, match=r"test holds no photo"):
         read_camvid(root)
     root = camvid(tmp_path / "c")
-    save(root / "test" / "0001TP_000000.png", noise(8, 8, 3))
-    with pytest.raises(BadTask, match=r"0001TP_000000\.png has 8x8 pixels; all photos of this set have 32x24"):
-        read_camvid(root)
+    for folder in ("testannot", "test"):
+        save(root / folder / "0001TP_000000.png", noise(8, 8, 3))
+        with pytest.raises(BadTask, match=rf"{folder}/0001TP_000000\.png has 8x8 pixels; all images of .* have 32x24"):
+            read_camvid(root)
     root = camvid(tmp_path / "d")
     Image.fromarray(np.full((24, 32), 12, np.uint8)).save(root / "testannot" / "0001TP_000000.png")
     data = read_camvid(root)

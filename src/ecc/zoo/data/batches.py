@@ -42,7 +42,9 @@ class Form:
 
     def normalised(self, images: Tensor) -> Tensor:
         """Floats from bytes `(batch, 3, height, width)`."""
-        mean, std = (torch.tensor(value, device=images.device).view(1, 3, 1, 1) for value in (self.mean, self.std))
+        mean, std = (
+            torch.tensor(value).view(1, 3, 1, 1).to(images.device, non_blocking=True) for value in (self.mean, self.std)
+        )
         return (images.float() / 255 - mean) / std
 
     def resized(self, images: Tensor) -> Tensor:
@@ -177,11 +179,11 @@ class _Drawn(_Batches):
         plan = self._plan
         assert isinstance(plan.split, Packed | Kept), "files are decoded"
         packed = plan.split.on(plan.device)
-        rows = plan.chunks[number].to(packed.images.device)
+        rows = plan.chunks[number].to(packed.images.device, non_blocking=True)
         images, labels = plan.form.normalised(packed.images[rows]), packed.labels[rows]
         if plan.seed is not None:
             draw = torch.Generator().manual_seed(derived_seed(plan.seed, f"batch {number}"))
-            where = _random_places(images.shape, labels.dim() > 1, draw).to(images.device)
+            where = _random_places(images.shape, labels.dim() > 1, draw).to(images.device, non_blocking=True)
             images = _sampled(images, where, "bilinear", "zeros")
             if labels.dim() > 1:
                 labels = _sampled(labels[:, None].float(), where, "nearest", "border")[:, 0]

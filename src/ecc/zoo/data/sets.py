@@ -85,10 +85,10 @@ class Kept:
 
     def __init__(self, scenes: Scenes, size: Size) -> None:
         self.scenes, self.size = scenes, size
-        for path in scenes.photos:
+        for path in (*scenes.photos, *scenes.maps):
             width, height = photo_size(path)
             if (height, width) != size:
-                raise BadTask(f"{path} has {width}x{height} pixels; all photos of this set have {size[1]}x{size[0]}.")
+                raise BadTask(f"{path} has {width}x{height} pixels; all images of this set have {size[1]}x{size[0]}.")
 
     def __len__(self) -> int:
         return len(self.scenes)
