@@ -101,7 +101,7 @@ def compress(
     Examples:
       ecc compress digits --energy energy.json --budget 50% -o run --train-steps 300
       ecc compress digits --granularity weight --meter platform:eyeriss --budget 40% -o fine
-      ecc compress mobilenet_v1 --data imagenet --weights mobilenet.safetensors --energy e.json --budget 60% -o run
+      ecc compress mobilenet_v1 --data imagenet --energy e.json --budget 60% -o run
       ecc compress net.py:build --energy energy.json --budget 24mJ --budget params=2M -o run
       torchrun --nproc-per-node 4 -m ecc compress net.py:build --energy e.json --budget 60% -o run
     """
