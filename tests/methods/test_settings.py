@@ -95,4 +95,4 @@ def test_the_papers_dynamics_have_the_papers_constants_and_all_steps() -> None:
     assert CompressSettings().solver() == {"metric": None}
     told = CompressSettings(dynamics="paper", penalty=1.0, width_lr=2.0).solver()
     constants = PaperSettings(width_lr=2.0, width_penalty=1.0, energy_penalty=1.0)
-    assert told == {"dynamics": constants, "warm_up": 0.0, "ramp": 1.0}
+    assert told == {"metric": None, "dynamics": constants, "warm_up": 0.0, "ramp": 1.0}
