@@ -14,6 +14,7 @@ row stand in the order of `network.groups` of the header, which is the first val
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import math
 import statistics
@@ -27,7 +28,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ecc.errors import BadFile, BadMeasurement, EccError
-from ecc.files import write_bytes
+from ecc.files import MOST_BYTES, read_bytes, write_bytes
 from ecc.graph import ChannelGraph
 
 from .drift import MAX_CV, Drift, Point, drift_of, log_drift
@@ -206,14 +207,15 @@ def read_text(path: str | Path) -> str:
         BadFile: If it cannot be read, or is no text.
     """
     try:
-        data = Path(path).read_bytes()
+        data = read_bytes(path)
         if Path(path).suffix == ".gz":
-            data = gzip.decompress(data)
+            with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
+                data = file.read(MOST_BYTES + 1)  # a thousand times as much may be in it
+            if len(data) > MOST_BYTES:
+                raise BadFile(f"{path} unfolds into more than {MOST_BYTES >> 20} MiB, so that it is no profile.")
         return data[: data.rfind(b"\n") + 1].decode("utf-8")
     except (gzip.BadGzipFile, zlib.error, EOFError) as error:
         raise BadFile(f"{path} is not a whole gzip file ({error}).") from None
-    except OSError as error:
-        raise BadFile(f"cannot read {path}: {error.strerror}.") from None
     except UnicodeDecodeError:
         raise BadFile(f"{path} is not a profile: it is not text.") from None
 
