@@ -16,6 +16,7 @@ from ecc.methods import CompressSettings
 from ecc.methods.compare import Comparison
 from ecc.methods.find import METHODS
 from ecc.report.compare import draw_grid, grid_facts, grid_view, load_grid
+from ecc.training import Interrupted
 from ecc.zoo.find import find_task
 
 from .app import app
@@ -80,6 +81,9 @@ def compare(
             device=usable_device(device or ("cuda" if torch.cuda.is_available() else "cpu")),
         )
         grid.run(output, None if as_json else lambda line: console.print(line, markup=False, highlight=False))
+    except Interrupted as stop:
+        typer.echo(f"\n{stop}", err=True)
+        raise typer.Exit(128 + stop.number) from None
     finally:
         if source is not None:
             close_meter(source)

@@ -25,10 +25,10 @@ import torch
 from ecc.energy import EnergyModel
 from ecc.energy.budget import parse_budget
 from ecc.errors import BadFile, EccError
-from ecc.files import write_text
+from ecc.files import read_text, write_text
 from ecc.measure import Source
 from ecc.task import Task
-from ecc.training import BatchStream, load_state, open_run, save_state, train
+from ecc.training import BatchStream, Interrupted, load_state, open_run, save_state, train
 
 from .base import Method, refuse_unjudged
 from .compress import Compression
@@ -135,7 +135,7 @@ class Comparison:
                 self._run(cell, root)
                 tell(f"{cell.method} {cell.budget} seed {cell.seed}: done")
             except EccError as error:
-                if isinstance(error, BadFile):
+                if isinstance(error, BadFile | Interrupted):
                     raise
                 folder.parent.mkdir(parents=True, exist_ok=True)
                 write_text(_failure(folder), json.dumps({**asdict(cell), "error": str(error)}) + "\n")
@@ -167,7 +167,7 @@ class Comparison:
         file = replace(cell, method="ecc").folder(root) / "widths.json"
         if not file.exists():
             raise EccError(f"ecc found no widths for {cell.budget} of seed {cell.seed}, so there is nothing to train.")
-        return Scratch(json.loads(file.read_text(encoding="utf-8")))
+        return Scratch(_widths(file))
 
     def _trained(self, seed: int, root: Path) -> Task:
         """The task with the dense network of a seed, which all methods start from."""
@@ -228,8 +228,8 @@ class Comparison:
             write_text(file, json.dumps(asked, indent=1) + "\n")
             return
         try:
-            before = json.loads(file.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+            before = json.loads(read_text(file))
+        except (ValueError, RecursionError):
             raise BadFile(f"{file} cannot be read; restore it from a copy or start anew.") from None
         for name in ("task", *(f"settings.{key}" for key in asked["settings"])):
             then, now = _at(before, name), _at(asked, name)
@@ -240,6 +240,16 @@ class Comparison:
 def _failure(folder: Path) -> Path:
     """Beside the run's folder, which may not even have been made."""
     return folder.with_name(f"{folder.name}.failed.json")
+
+
+def _widths(file: Path) -> dict[str, int]:
+    try:
+        found = json.loads(read_text(file))
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict) or not all(type(width) is int for width in found.values()):
+        raise BadFile(f"{file} holds no widths; restore it from a copy, or run its cell again.")
+    return found
 
 
 def _at(data: Any, name: str) -> Any:
