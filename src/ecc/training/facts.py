@@ -59,7 +59,7 @@ def parsed_lines(data: bytes, path: Path) -> list[tuple[dict[str, Any], int]]:
         end += len(line)
         try:
             facts = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             facts = None
         if not isinstance(facts, dict):
             raise BadFile(f"{path}:{number}: the line is damaged; restore the file from a copy or start anew.")
