@@ -387,7 +387,7 @@ def _replayed(path: Path) -> None:
 
 
 _RUN_FILES = {
-    "solving": ("solving", ("config.json", "history.jsonl", "environment.json", "dense.safetensors")),
+    "solving": ("solving", ("config.json", "history.jsonl", "environment.json")),
     "tuning": ("tuning", ("history.jsonl", "dense.safetensors")),
     "finished": (None, ("config.json", "summary.json", "history.jsonl", "slim.safetensors", "environment.json")),
 }

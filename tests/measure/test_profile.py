@@ -212,5 +212,5 @@ def test_files_that_are_no_profile_are_refused(tmp_path: Path) -> None:
 def test_a_gzip_bomb_is_refused_before_it_unfolds(tmp_path: Path) -> None:
     path = tmp_path / "x.gz"
     path.write_bytes(gzip.compress(b" " * (40 << 20)))  # 40 KiB
-    with pytest.raises(BadFile, match="unfolds into more than 32 MiB"):
+    with pytest.raises(BadFile, match="unfolds into more than 16 MiB"):
         Profile.load(path)
