@@ -211,6 +211,13 @@ def test_files_that_are_no_profile_are_refused(tmp_path: Path) -> None:
 
 def test_a_gzip_bomb_is_refused_before_it_unfolds(tmp_path: Path) -> None:
     path = tmp_path / "x.gz"
-    path.write_bytes(gzip.compress(b" " * (40 << 20)))  # 40 KiB
-    with pytest.raises(BadFile, match="unfolds into more than 16 MiB"):
+    path.write_bytes(gzip.compress(b" " * (20 << 20)) * 13)  # 20 KiB each, 260 MiB in all
+    with pytest.raises(BadFile, match="unfolds into more than 256 MiB"):
+        Profile.load(path)
+
+
+def test_a_line_without_end_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "x.profile"
+    path.write_bytes(b"[" * (17 << 20) + b"\n")
+    with pytest.raises(BadFile, match=r"x\.profile:1: the line is longer than 16 MiB"):
         Profile.load(path)

@@ -191,6 +191,9 @@ class Profile:
 
 # ---------------------------------------------------------------- lines
 
+MOST_PROFILE_BYTES = 256 << 20
+"""About a million rows. They are read line by line, so that they unfold into little more."""
+
 HEADER_START = '{"header": {"format": "ecc profile"'
 """How every profile begins."""
 
@@ -207,12 +210,13 @@ def read_text(path: str | Path) -> str:
         BadFile: If it cannot be read, or is no text.
     """
     try:
-        data = read_bytes(path)
+        data = read_bytes(path, MOST_PROFILE_BYTES)
         if Path(path).suffix == ".gz":
             with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
-                data = file.read(MOST_BYTES + 1)  # a thousand times as much may be in it
-            if len(data) > MOST_BYTES:
-                raise BadFile(f"{path} unfolds into more than {MOST_BYTES >> 20} MiB, so that it is no profile.")
+                data = file.read(MOST_PROFILE_BYTES + 1)  # a thousand times as much may be in it
+            if len(data) > MOST_PROFILE_BYTES:
+                size = f"{MOST_PROFILE_BYTES >> 20} MiB"
+                raise BadFile(f"{path} unfolds into more than {size}, so that it is no profile.")
         return data[: data.rfind(b"\n") + 1].decode("utf-8")
     except (gzip.BadGzipFile, zlib.error, EOFError) as error:
         raise BadFile(f"{path} is not a whole gzip file ({error}).") from None
@@ -258,6 +262,8 @@ def _header(data: dict[str, Any]) -> ProfileHeader:
 def _checked(path: str | Path, number: int, line: str, build: Callable[[dict[str, Any]], _T]) -> _T:
     """What a line holds, or an error that names it."""
     try:
+        if len(line) > MOST_BYTES:
+            raise BadFile(f"the line is longer than {MOST_BYTES >> 20} MiB.")
         data = json.loads(line, parse_constant=_refuse_constant)
         if not isinstance(data, dict):
             raise BadFile("this is not a line of a profile.")

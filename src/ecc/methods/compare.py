@@ -224,7 +224,10 @@ class Comparison:
         if not file.exists():
             if root.exists() and (root.is_file() or any(root.iterdir())):
                 raise BadFile(f"{root} is no grid of runs and is left as it is. Give an empty or a new folder.")
-            root.mkdir(parents=True, exist_ok=True)
+            try:
+                root.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise BadFile(f"cannot make the folder {root}: {error.strerror}.") from None
             write_text(file, json.dumps(asked, indent=1) + "\n")
             return
         try:

@@ -8,6 +8,7 @@ state itself, memory for the largest of them is enough.
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -195,12 +196,19 @@ def _replacing(path: Path) -> Iterator[IO[bytes]]:
 
 
 def sync_folder(folder: Path) -> None:
-    """Brings the names in a folder to the disk, where the system can do it."""
+    """Brings the names in a folder to the disk, where the system can do it.
+
+    Raises:
+        BadFile: If the disk is full or fails.
+    """
     try:
         descriptor = os.open(folder, os.O_RDONLY)
     except OSError:  # Windows cannot open folders
         return
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some file systems have no such thing for folders
+            raise BadFile(f"cannot write {folder}: {error.strerror}.") from None
     finally:
         os.close(descriptor)
