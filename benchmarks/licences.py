@@ -26,13 +26,12 @@ else:  # pytest brings it along
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "licences.md"
 
-# May be used by, and distributed beside, a program under Apache-2.0. We copy none of them into ours. The order matters:
-# the first that is found in what a package says of itself is its licence.
+# May be used by, and distributed beside, a program under Apache-2.0. We copy none of them into ours.
 COMPATIBLE = {
     "MPL-2.0": r"\bMPL[- ]?2|mozilla public license 2",
     "Apache-2.0": r"apache",
     "BSD": r"\bBSD",
-    "MIT": r"\bMIT\b|\bexpat\b",
+    "MIT": r"\bMIT\b(?!-CMU)|\bexpat\b",
     "MIT-CMU": r"\bMIT-CMU\b|\bHPND\b",
     "PSF-2.0": r"\bPSF|python software foundation",
     "ISC": r"\bISC\b",
@@ -68,12 +67,13 @@ def said_of(one: Distribution) -> str:
 
 
 def licence_of(name: str, said: str) -> str | None:
-    """The short name of a licence that fits; None if it does not, or is unknown."""
+    """The short names of the licences that a package names; None if one does not fit, or none is known."""
     if name in EXCEPTIONS:
         return EXCEPTIONS[name]
     if FORBIDDEN.search(said):
         return None
-    return next((short for short, sign in COMPATIBLE.items() if re.search(sign, said, re.IGNORECASE)), None)
+    found = [short for short, sign in COMPATIBLE.items() if re.search(sign, said, re.IGNORECASE)]
+    return ", ".join(sorted(found)) or None
 
 
 def collected() -> dict[str, dict[str, Any]]:

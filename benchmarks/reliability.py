@@ -27,14 +27,14 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "benchmarks")]
 
 import torch  # noqa: E402 - the tests' folder must be on the path first
-from faults import fuzz  # noqa: E402
-from faults.folder import filled  # noqa: E402
-from faults.invocations import TABLE  # noqa: E402
-from faults.loaders import TARGETS, attempt, good_bytes  # noqa: E402
 from machine import machine  # noqa: E402
 from typer.testing import CliRunner  # noqa: E402
 
 from ecc.cli import app  # noqa: E402
+from faults import fuzz  # noqa: E402
+from faults.folder import filled  # noqa: E402
+from faults.invocations import TABLE  # noqa: E402
+from faults.loaders import TARGETS, attempt, good_bytes  # noqa: E402
 
 
 def add(out: Path, kind: str, counts: dict[str, Any]) -> None:
