@@ -28,11 +28,13 @@ from ecc.errors import EccError
 from ecc.graph import ChannelGraph
 from ecc.measure import Profile, find_meter
 from ecc.measure.appending import open_profile
+from ecc.measure.merging import missing_rows
 from ecc.measure.meters.command import parse
 from ecc.methods import Compression, CompressSettings
 from ecc.methods.compare import Comparison
 from ecc.report.compare import grid_facts, grid_view, load_grid
 from ecc.report.fit import fit_facts
+from ecc.report.live_profile import profile_summary
 from ecc.training import load_state, save_state
 from faults import fuzz
 from measure import profile_cases
@@ -165,6 +167,8 @@ def _use_profile(path: Path) -> None:
     for resource in ("energy", "latency"):
         assert len(samples_of(profile, resource)) >= 0
     json.dumps(fit_facts(fit(profile, "bilinear")))
+    assert profile_summary(profile, path).replace("\n", " ").isprintable()  # no code for a terminal gets through
+    assert len(missing_rows(profile)) >= 0
 
 
 def _zipped(folder: Path) -> Path:

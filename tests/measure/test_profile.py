@@ -75,6 +75,8 @@ def test_the_time_of_a_network_is_told_by_when_rows_were_measured() -> None:
     rows = [row(i, measured_at=moment, session=int(i > 2)) for i, moment in enumerate(at)]
     assert profile_of(*rows).seconds_per_network == pytest.approx(0.8)
     assert profile_of(*ROWS).seconds_per_network is None
+    back = [replace(rows[0], measured_at=at[4]), *rows[1:3]]  # a clock that was set back by 49 s
+    assert profile_of(*back).seconds_per_network == pytest.approx(0.9)
 
 
 def test_drift_is_divided_out_of_joules_and_seconds_apart() -> None:

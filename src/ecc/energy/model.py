@@ -301,6 +301,10 @@ class EnergyModel:
             raise ValueError("groups and widths differ in number")
         if any(not 1 <= least <= full for least, full in zip(found.least_widths, found.full_widths, strict=True)):
             raise ValueError("a least width is outside 1 and the full width")
+        if not all(name.isprintable() for name in (*groups, *layers, found.fingerprint, found.kind)):
+            raise ValueError("a name cannot be shown")
+        if found.origin.batch < 1 or not isinstance(found.origin.device_type, str | None):
+            raise ValueError("the origin is none")
         if found.resource not in RESOURCES:
             raise ValueError(f"resource {found.resource!r} is unknown")
         if not (math.isfinite(found.dense) and found.dense > 0):

@@ -106,6 +106,7 @@ class Profile:
             for (earlier, later), (first, second) in zip(pairwise(times), pairwise(self.rows), strict=True)
             if earlier is not None and later is not None and first.session == second.session
         ]
+        gaps = [gap for gap in gaps if gap >= 0]  # a clock that was set back in between tells nothing
         return statistics.median(gaps) if gaps else None
 
     def corrected(self, *, allow_unsteady: bool = False) -> tuple[Sample, ...]:
