@@ -32,6 +32,7 @@ from typer.testing import CliRunner  # noqa: E402
 
 from ecc.cli import app  # noqa: E402
 from faults import fuzz  # noqa: E402
+from faults.bombs import MORE_BYTES  # noqa: E402
 from faults.folder import filled  # noqa: E402
 from faults.invocations import TABLE  # noqa: E402
 from faults.loaders import TARGETS, attempt, good_bytes  # noqa: E402
@@ -93,7 +94,7 @@ def bombs() -> dict[str, Any]:
     answers = json.loads(done.stdout)
     lost = [f"{name}: {one['said']}" for name, one in answers.items() if not one["said"].startswith("BadFile: ")]
     slowest = max(one["seconds"] for one in answers.values())
-    return {"tried": len(answers), "lost": lost, "slowest_seconds": slowest, "memory_bytes": 2 << 30}
+    return {"tried": len(answers), "lost": lost, "slowest_seconds": slowest, "memory_bytes": MORE_BYTES}
 
 
 def invocations() -> dict[str, Any]:

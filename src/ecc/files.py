@@ -9,8 +9,8 @@ from tempfile import NamedTemporaryFile
 
 from ecc.errors import BadFile
 
-MOST_BYTES = 16 << 20
-"""Of a file that is read at once. Ours have a few megabytes at most; JSON of this size fills half a gigabyte."""
+MOST_BYTES = 8 << 20
+"""Of a file that is read at once. Ours have a megabyte or two; the worst JSON of this size takes a second."""
 
 
 def read_bytes(path: str | Path, most: int = MOST_BYTES) -> bytes:

@@ -16,7 +16,7 @@ from typing import Any
 
 from faults import fuzz
 
-MORE_BYTES = 2 << 30
+MORE_BYTES = 1536 << 20
 """Beyond what the process has once everything is imported."""
 
 BOMBS: tuple[str, ...] = (*fuzz.bombs(), "gzip", "gzip of one line", "checkpoint header", "checkpoint tensor")
@@ -33,7 +33,7 @@ def contents(name: str) -> dict[str, bytes]:
     if name == "gzip of one line":
         return {"a.profile.gz": gzip.compress(b'{"header": ["' + b"x" * (200 << 20) + b'"]}\n')}
     if name == "checkpoint header":
-        many = b'{"format":"ecc state 1","crc32":"00000000","a":[' + b"[]," * 12_000_000 + b"[]]}"
+        many = b'{"format":"ecc state 1","crc32":"00000000","a":[' + b"[]," * 2_700_000 + b"[]]}"
         return {"a.safetensors": _state(many)}
     if name == "checkpoint tensor":
         entry = {"dtype": "F64", "shape": [1 << 20, 1 << 20], "data_offsets": [0, 8 << 40]}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import gzip
+import io
 import json
 import os
 import random
@@ -12,7 +13,7 @@ import signal
 import time
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -21,6 +22,7 @@ from tempfile import mkdtemp
 import torch
 from rich.console import Console
 
+from ecc.cli.compressing import show
 from ecc.energy import EnergyModel, fit
 from ecc.energy.paper import Mlp
 from ecc.energy.samples import samples_of
@@ -33,6 +35,7 @@ from ecc.measure.meters.command import parse
 from ecc.methods import Compression, CompressSettings
 from ecc.methods.compare import Comparison
 from ecc.report.compare import grid_facts, grid_view, load_grid
+from ecc.report.compress import compress_view
 from ecc.report.fit import fit_facts
 from ecc.report.live_profile import profile_summary
 from ecc.training import load_state, save_state
@@ -332,7 +335,9 @@ def _run_until(phase: str | None, file: str) -> Callable[[Path], Path]:
 
 def _go_on(path: Path) -> None:
     run = next(parent for parent in path.parents if parent.name == "run")
-    _chain().run(run, progress=lambda _: None)
+    result = _chain().run(run, progress=lambda _: None)
+    with redirect_stdout(io.StringIO()):
+        show(result.summary, run, compress_view)
 
 
 def _grid(name: str) -> Callable[[Path], Path]:

@@ -57,6 +57,7 @@ def load_grid(root: str | Path) -> list[Entry]:
         wanted = {"scores": dict, "budgets": dict, "batches": dict, "label": str, "met": bool}
         facts["summary"] = summary = _json(file.parent / "summary.json", **wanted)
         try:
+            Entry("", "", (facts,), ()).scores("before tuning")
             Entry("", "", (facts,), ()).scores()
             Entry("", "", (facts,), ()).amounts()
             _ = float(summary["batches"]["total"]), float(summary["batches"]["lineage"])
@@ -81,8 +82,8 @@ def _json(path: Path, **fields: type) -> dict[str, Any]:
     for name, kind in fields.items():
         value = found.get(name)
         allowed = (int, float) if kind is float else (int, type(None)) if name == "peak_bytes" else kind
-        long = isinstance(value, str) and len(value) > LONGEST  # which no table could show
-        if name not in found or not isinstance(value, allowed) or long:
+        odd = isinstance(value, str) and not (len(value) <= LONGEST and value.replace("\n", " ").isprintable())
+        if name not in found or not isinstance(value, allowed) or odd:  # what is odd, no table could show
             raise BadFile(f"{path} is damaged: its {name} is {value!r}; run its cell again.")
     return found
 
