@@ -35,7 +35,8 @@ from faults import fuzz  # noqa: E402
 from faults.bombs import MORE_BYTES  # noqa: E402
 from faults.folder import filled  # noqa: E402
 from faults.invocations import TABLE  # noqa: E402
-from faults.loaders import TARGETS, attempt, good_bytes  # noqa: E402
+from faults.loaders import TARGETS  # noqa: E402
+from faults.trying import attempt, good_bytes  # noqa: E402
 
 
 def add(out: Path, kind: str, counts: dict[str, Any]) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typer.testing import CliRunner
 
 from ecc.cli import app
-from faults.invocations import NET
+from faults.tasks import NET
 from methods.jobs import digits_model, digits_profile
 
 

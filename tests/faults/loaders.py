@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import atexit
 import gzip
 import io
 import json
 import os
 import random
 import shutil
-import signal
-import time
 import zlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stdout
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from contextlib import redirect_stdout
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from tempfile import mkdtemp
+from types import SimpleNamespace
 
 import torch
 from rich.console import Console
@@ -26,133 +23,22 @@ from ecc.cli.compressing import show
 from ecc.energy import EnergyModel, fit
 from ecc.energy.paper import Mlp
 from ecc.energy.samples import samples_of
-from ecc.errors import EccError
 from ecc.graph import ChannelGraph
 from ecc.measure import Profile, find_meter
 from ecc.measure.appending import open_profile
 from ecc.measure.merging import missing_rows
 from ecc.measure.meters.command import parse
 from ecc.methods import Compression, CompressSettings
-from ecc.methods.compare import Comparison
+from ecc.methods.compare import Cell, Comparison
 from ecc.report.compare import grid_facts, grid_view, load_grid
 from ecc.report.compress import compress_view
 from ecc.report.fit import fit_facts
 from ecc.report.live_profile import profile_summary
 from ecc.training import load_state, save_state
 from faults import fuzz
+from faults.trying import Target
 from measure import profile_cases
 from methods.jobs import Truth, example_of, true_model, wide_task
-
-HANG_SECONDS = 20
-"""Nothing may take so long; no limit of speed, but of patience."""
-LONGEST_MESSAGE = 4000
-
-
-@dataclass(frozen=True)
-class Target:
-    """One file. A run folder has several."""
-
-    name: str
-    make: Callable[[Path], Path]
-    """Writes what is good into an empty folder; the file to damage."""
-    use: Callable[[Path], object]
-    """Reads the file, and asks for all that follows from it."""
-    json_too: fuzz.BytesMutator | None = fuzz.json_changed
-    writes: bool = False
-    """Whether a use that succeeds may change files in the folder."""
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What became of one damaged file."""
-
-    kind: str
-    """`refused` with one clear error, `accepted` because the damage does no harm, or `lost`."""
-    message: str
-    seconds: float
-
-
-class Hang(Exception):
-    pass
-
-
-@contextmanager
-def patience(seconds: int = HANG_SECONDS) -> Iterator[None]:
-    """Raises `Hang` after that long; in the main thread of a system that has alarms."""
-
-    def ring(number: int, frame: object) -> None:
-        raise Hang(f"no answer within {seconds} s")
-
-    before = signal.signal(signal.SIGALRM, ring)
-    signal.alarm(seconds)
-    try:
-        yield
-    finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
-
-
-def attempt(target: Target, damaged: bytes | None, folder: Path) -> Outcome:
-    """Damages the file in a fresh copy, uses it, and looks at what is left. None leaves it whole."""
-    shutil.rmtree(folder, ignore_errors=True)
-    home = folder / "home"
-    shutil.copytree(_template(target.name), home)
-    (folder / "beside").write_text("mine")
-    file = home / _damaged_name(target.name)
-    if damaged is not None:
-        file.write_bytes(damaged)
-    before, here = _contents(home), Path.cwd()
-    started = time.monotonic()
-    os.chdir(home)
-    try:
-        with patience():
-            target.use(file)
-        kind, message = "accepted", ""
-    except EccError as error:
-        kind, message = "refused", str(error)
-    except (Exception, Hang) as error:  # noqa: BLE001 - whatever else comes out is what we look for
-        kind, message = "lost", f"{type(error).__name__}: {error}"[:300]
-    finally:
-        os.chdir(here)
-    seconds = time.monotonic() - started
-    after = _contents(home)
-    if (home / "EXECUTED").exists() or sorted(path.name for path in folder.iterdir()) != ["beside", "home"]:
-        kind, message = "lost", "something was run, or written outside"
-    elif kind == "refused" and any(after.get(name) != data for name, data in before.items()):
-        changed = [name for name, data in before.items() if after.get(name) != data]
-        kind, message = "lost", f"{changed} changed although it was refused: {message}"[:300]
-    elif kind == "refused" and (len(message) > LONGEST_MESSAGE or not message.replace("\n", " ").isprintable()):
-        kind, message = "lost", f"a message of {len(message)} characters: {message[:200]!r}"
-    elif kind == "accepted" and not target.writes and after != before:
-        kind, message = "lost", "reading changed a file"
-    return Outcome(kind, message, seconds)
-
-
-def _contents(folder: Path) -> dict[str, bytes]:
-    own = (".ecc-lock", "environment.json")  # a session is noted before its checkpoint is looked at
-    files = (path for path in folder.rglob("*") if path.is_file() and path.name not in own)
-    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
-
-
-@cache
-def _made(name: str) -> tuple[Path, str]:
-    folder = Path(mkdtemp(prefix="ecc-faults-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return folder, str(TARGETS[name].make(folder).relative_to(folder))
-
-
-def _template(name: str) -> Path:
-    return _made(name)[0]
-
-
-def _damaged_name(name: str) -> str:
-    return _made(name)[1]
-
-
-def good_bytes(target: Target) -> bytes:
-    """Of the file that is to be damaged."""
-    return (_template(target.name) / _damaged_name(target.name)).read_bytes()
-
 
 # ---------------------------------------------------------------- profiles, models, graphs
 
@@ -344,12 +230,12 @@ def _grid(name: str) -> Callable[[Path], Path]:
     def make(folder: Path) -> Path:
         run = folder / "grid" / "seed-0" / "ecc-60"
         _run_until(None, "summary.json")(folder)
+        _comparison()._check(folder / "grid")
         run.parent.mkdir(parents=True)
         shutil.move(folder / "run", run)
         facts = {"method": "ecc", "budget": "60%", "seed": 0}
         (run / "cell.json").write_text(json.dumps({**facts, "seconds": 1.0, "peak_bytes": 5}))
         (run.parent / "lcp-60.failed.json").write_text(json.dumps({**facts, "method": "lcp", "error": "why"}))
-        (folder / "grid" / "grid.json").write_text(json.dumps({"task": "chain", "settings": {}}))
         return folder / "grid" / name
 
     return make
@@ -362,19 +248,19 @@ def _use_grid(path: Path) -> None:
         Console(file=nowhere).print(grid_view(entries))
 
 
+def _comparison() -> Comparison:
+    return Comparison(
+        _chain().task, [_chain().energies["energy"]], methods=("ecc", "scratch"), budgets=("60%",), seeds=1
+    )
+
+
 def _asked(path: Path) -> None:
-    """As `ecc compare` does when it goes on: the grid, and the widths that scratch trains."""
-    task = replace(_chain().task, evaluate_held_out=lambda model: 0.5)
-    grid = Comparison(task, [_chain().energies["energy"]], methods=("ecc", "scratch"), budgets=("60%",), seeds=1)
-    grid._check(path.parent if path.name == "grid.json" else path.parents[2])
-    widths = path.parent / "widths.json"
-    if widths.exists():
-        cell = grid.cells[1]
-        folder = replace(cell, method="ecc").folder(path.parents[2])
-        if folder != path.parent:
-            shutil.copytree(path.parent, folder)
-        method = grid._method(cell, path.parents[2])
-        assert method is not None
+    """As `ecc compare` does when it goes on: what was asked, and the widths that scratch trains."""
+    root = next(parent for parent in path.parents if parent.name == "grid")
+    _comparison()._check(root)
+    method = _comparison()._method(Cell("scratch", "60%", 0), root)
+    assert method is not None
+    method.start(SimpleNamespace(graph=_chain().graph, model=_chain().task.model))  # type: ignore[arg-type]
 
 
 # ---------------------------------------------------------------- what programs print
@@ -424,6 +310,7 @@ _TARGETS: list[Target] = [
         Target(f"grid: {Path(file).name}", _grid(file), _use_grid)
         for file in ("seed-0/ecc-60/cell.json", "seed-0/ecc-60/summary.json", "seed-0/lcp-60.failed.json")
     ),
+    *(Target(f"grid: {Path(file).name}", _grid(file), _asked) for file in ("grid.json", "seed-0/ecc-60/widths.json")),
     Target("command meter", _printed, _use_printed, None),
 ]
 TARGETS: dict[str, Target] = {target.name: target for target in _TARGETS}

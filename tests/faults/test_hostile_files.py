@@ -23,7 +23,8 @@ from ecc.measure import Profile
 from ecc.training import load_state
 from faults import fuzz
 from faults.bombs import BOMBS
-from faults.loaders import TARGETS, attempt, good_bytes
+from faults.loaders import TARGETS
+from faults.trying import attempt, good_bytes
 
 COUNT = 240 if os.environ.get("ECC_FAULTS") == "full" else 40
 
