@@ -4,7 +4,8 @@
     python3 benchmarks/reliability.py --out results/reliability.json --only invocations --count 50
 
 A fault is survived if the answer is one clear error (or the damage does no harm), nothing is run, nothing outside is
-written, and nothing that was there is lost. Other scripts add their own kinds of faults, such as kills, by `add`:
+written, and nothing that was there is lost. What is `accepted` was read without an error: JSON has no checksum, so that
+a changed digit is another number. Other scripts add their own kinds of faults, such as kills, by `add`:
 kinds that a call does not try stay in the file as they were.
 """
 
@@ -49,7 +50,8 @@ def add(out: Path, kind: str, counts: dict[str, Any]) -> None:
     """
     record = json.loads(out.read_text(encoding="utf-8")) if out.exists() else {"kinds": {}}
     survived = counts["tried"] - len(counts["lost"])
-    kinds = {**record["kinds"], kind: {"tried": counts["tried"], "survived": survived, **counts}}
+    facts = {"tried": counts["tried"], "survived": survived, **counts, "environment": machine()}
+    kinds = {**record["kinds"], kind: facts}
     record = {
         "what": "faults tried and survived: one clear error, nothing run, nothing lost",
         "environment": machine(),

@@ -129,13 +129,15 @@ def test_out_of_memory_names_the_way_out_and_the_run_goes_on_with_smaller_micro_
     Path("trouble").touch()
     line = refused(run(*words("out_of_memory", "--train-steps", "2")))
     assert "step 3 ran out of memory on cpu (OutOfMemoryError: CUDA out of memory" in line
-    assert "the last good checkpoint" in line or "there is no checkpoint before it" in line
+    assert "the last good checkpoint is run/checkpoint.safetensors, at step 2" in line
     assert "Give the same command with --micro-batch N, N items at once (micro_batch), and it goes on" in line
-    assert load_state("run/checkpoint.safetensors")["state"]["phase"] == "dense"  # training it is not done again
+    saved = load_state("run/checkpoint.safetensors")["state"]
+    assert (saved["phase"], saved["step"], saved["stream"]["lineage"]) == ("solve", 2, 4)
     again = run(*words("out_of_memory", "--train-steps", "2", "--micro-batch", "2"))
     assert again.exit_code == 0, again.output
     facts = [json.loads(line) for line in Path("run/history.jsonl").read_text().splitlines()]
     assert {line.get("micro_batch") for line in facts if line["phase"] == "dense"} == {None}
+    assert [line["total"] for line in facts if line["phase"] in ("solve", "tune")][-1] == 12  # none drawn twice
     assert {line.get("micro_batch") for line in facts if line["phase"] == "tune"} == {2}
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -151,6 +151,7 @@ class _Loop:
         self.step = self.resumed_at = 0
         self.stopped = False
         self.saved_step: int | None = None
+        self.place: dict[str, int] | None = None  # of the stream before this step; None while weights change
         self.saved_at = time.monotonic()
         # On the device, so that adding to them waits for nothing.
         self.loss_sum = torch.zeros((), device=self.device)
@@ -173,6 +174,9 @@ class _Loop:
             except Exception as error:
                 if not is_out_of_memory(error):
                     raise
+                self.optimizer.zero_grad()  # which makes room
+                with suppress(RuntimeError):  # there may be too little for that, too
+                    self._keep()
                 raise OutOfMemory(self._too_large(error)) from error
             self.step += 1
             self._add(loss)
@@ -199,20 +203,28 @@ class _Loop:
         if settings.clip_norm is not None:
             self.scaler.unscale_(self.optimizer)  # type: ignore[arg-type]  # it asks for param_groups only
             torch.nn.utils.clip_grad_norm_(self._parameters(), settings.clip_norm)
+        self.place = None  # from here on, the weights are neither old nor new
         self.scaler.step(self.optimizer)  # type: ignore[arg-type]  # as above
         self.scaler.update()
         return total, lr
 
     def _next_batch(self) -> Batch:
         """Where the task's own code fails, nothing has been changed yet, and the state is kept."""
-        place = self.stream.state()
+        self.place = self.stream.state()
         try:
             return next(self.stream)
         except BadTask as error:
-            self.stream.restore(place)
-            if self.world.size == 1 and self.step > (self.saved_step or 0):  # several would have to agree
-                self._save()
+            self._keep()
             raise BadTask(f"{error} It is step {self.step + 1}; {self._last_checkpoint()}.") from error
+
+    def _keep(self) -> None:
+        """Saves the state before a step that failed, if its weights are whole.
+
+        After a pass that ran out of memory, batch norm has seen a part of the batch once more than it should.
+        """
+        if self.place is not None and self.world.size == 1 and self.step > (self.saved_step or 0):
+            self.stream.restore(self.place)  # several processes would have to agree
+            self._save()
 
     def _forward(self, net: nn.Module, inputs: Any, targets: Any) -> Tensor:
         if self.settings.channels_last:
