@@ -230,7 +230,7 @@ def _grid(name: str) -> Callable[[Path], Path]:
     def make(folder: Path) -> Path:
         run = folder / "grid" / "seed-0" / "ecc-60"
         _run_until(None, "summary.json")(folder)
-        _comparison()._check(folder / "grid")
+        _comparison().begin(folder / "grid")
         run.parent.mkdir(parents=True)
         shutil.move(folder / "run", run)
         facts = {"method": "ecc", "budget": "60%", "seed": 0}
@@ -257,7 +257,7 @@ def _comparison() -> Comparison:
 def _asked(path: Path) -> None:
     """As `ecc compare` does when it goes on: what was asked, and the widths that scratch trains."""
     root = next(parent for parent in path.parents if parent.name == "grid")
-    _comparison()._check(root)
+    _comparison().begin(root)
     method = _comparison()._method(Cell("scratch", "60%", 0), root)
     assert method is not None
     method.start(SimpleNamespace(graph=_chain().graph, model=_chain().task.model))  # type: ignore[arg-type]
