@@ -30,7 +30,7 @@ from ecc.zoo.networks import NETWORKS
 
 # What the notes beside the packed data say of all items.
 STATED = {
-    "mobilenet_v1": "77.1 % top-1 of 1,000 at 224 px; whether from these 128 px copies or larger photos is not said",
+    "mobilenet_v1": "77.1 % top-1 of 1,000, on the originals at 224 px",
     "erfnet": "46.0 % mean IoU; by which map from 19 to 11 classes is not said",
     "resnet20": "90.64 % top-1",
     "resnet56": "92.46 % top-1",

@@ -343,8 +343,8 @@ multiplied one by one; the CPU with `metric="taylor"` and masks multiplied toget
 
 ## Published weights and data
 
-Weights of others in our networks, on packed lossy copies of data: {weights_subset}. This checks that weights and network
-fit; it is no result on the originals.
+Weights of others in our networks, on packed lossy copies of data: {weights_subset}. This checks
+that weights and network fit; it is no result on the originals.
 
 {weights()}
 
@@ -358,8 +358,8 @@ Reading and augmenting training images, on a busy machine (load average {load_av
 
 ## Faults
 
-Damaged files of every kind that is read (cut off, bits flipped, values of other types and sizes), bombs under a limit of
-memory, and wrong commands. Survived: one clear line, or a file that still reads; nothing executed, nothing outside
+Damaged files of every kind that is read (cut off, bits flipped, values of other types and sizes), bombs under a limit
+of memory, and wrong commands. Survived: one clear line, or a file that still reads; nothing executed, nothing outside
 touched, nothing lost.
 
 {reliability()}
