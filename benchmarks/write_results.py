@@ -263,9 +263,9 @@ the reference.
 ## Predicting joules
 
 Ten-fold cross-validated relative errors on profiles measured on an NVIDIA H200 (NVML's counter, CUDA graphs, TF32,
-cuDNN's heuristics, widths in multiples of 8). *Noise* is the standard deviation of one measurement, from the dense
-reference that is measured again and again. *Ours* is `physical`, the default; whatever it chooses for itself is chosen
-anew within each fold. The dense network stands in every profile: its error is told in the fit, and when held out.
+widths in multiples of 8; cuDNN autotuned AlexNet at batch 1, and took its heuristics for the others).
+*Noise* is the standard deviation of one measurement, from the dense reference that is measured again and again. *Ours*
+is `physical`, the default; whatever it chooses for itself is chosen anew within each fold. The dense network stands in every profile: its error is told in the fit, and when held out.
 
 {energy_models()}
 

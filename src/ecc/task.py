@@ -41,7 +41,7 @@ class Task:
     """Scalar training loss, called as `loss(outputs, targets)`."""
 
     train_batches: Callable[[int], Iterable[tuple[Any, Any]]] | None = None
-    """`train_batches(epoch)` yields `(inputs, targets)`; the same epoch gives the same batches again."""
+    """`train_batches(epoch)` yields `(inputs, targets)`, always the same for an epoch; seed s begins at 100,000 s."""
 
     evaluate: Callable[[nn.Module], float] | None = None
     """Score of a model on the test split, higher is better; for reports only."""

@@ -65,6 +65,7 @@ Run = Callable[..., Result]
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
     """The `ecc` command, in a folder with net.py, on a terminal of 100 columns."""
     (tmp_path / "net.py").write_text(NET)
+    (tmp_path / "recipe.toml").write_text('task = "digits"\n')
     monkeypatch.chdir(tmp_path)
 
     def call(*args: str, columns: int = 100) -> Result:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from ecc.cli.choosing import source_of, usable_device
+from ecc.cli.choosing import parse_size, source_of, usable_device
 from ecc.errors import BadMeasurement, EccError, NoMeter
 from methods.jobs import digits_model
 
@@ -36,3 +36,14 @@ def test_a_meter_that_is_not_here_is_no_reason_to_trust_the_model_in_silence(mon
     monkeypatch.setattr("ecc.cli.choosing.find_meter", missing)
     with pytest.raises(BadMeasurement, match=r"was measured by nvml on NVIDIA H200, .*--meter none"):
         source_of("auto", elsewhere)
+
+
+@pytest.mark.parametrize(("text", "size"), [("128", (128, 128)), ("360x480", (360, 480)), (" 8x16 ", (8, 16))])
+def test_a_size_is_one_number_or_height_and_width(text: str, size: tuple[int, int]) -> None:
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "0", "12x", "x12", "1.5", "-3", "128x128x3", "999999"])
+def test_what_is_no_size_is_refused(text: str) -> None:
+    with pytest.raises(EccError, match=r"cannot be read; write 128, or height x width"):
+        parse_size(text)

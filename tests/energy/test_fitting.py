@@ -100,7 +100,7 @@ def test_a_family_that_is_asked_for_is_taken(family: str) -> None:
     model = fit(computed("digits", "jetson-tx2"), family)
     assert model.kind == model.quality["chosen"] == family
     assert set(model.quality["families"]) == {family}
-    assert "learning_curve" not in model.quality
+    assert not {"learning_curve", "held_out"} & set(model.quality)
 
 
 def test_the_model_says_where_it_comes_from() -> None:
@@ -211,6 +211,9 @@ def test_a_learning_curve_is_told_if_asked_for() -> None:
     curve = model.quality["learning_curve"]
     assert [size for size, _ in curve] == [15, 20, 30, 40, 60, 80]
     assert all(0 < error < 0.2 for _, error in curve)
+    errors = [abs(predicted / value - 1) for value, predicted in model.quality["held_out"]]
+    assert len(errors) == model.quality["rows"]
+    assert sum(errors) / len(errors) == pytest.approx(model.quality["mean"], rel=1e-3)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import safetensors.torch
 import torch
 from torch import nn
 
-from ecc.energy import parse_budgets
+from ecc.energy import EnergyModel, parse_budgets
 from ecc.errors import BadBudget, BadFile, BadMeasurement, BadTask, InfeasibleBudget
 from ecc.graph import live_channels, resized
 from ecc.methods import Compression, CompressSettings, compress, phases
@@ -200,6 +200,13 @@ def test_the_folder_of_another_run_is_refused_by_the_field(digits: Digits, chang
     with pytest.raises(BadFile, match=f"was begun with {field}"):
         job.run(digits.folder)
     assert (digits.folder / "summary.json").read_bytes() == before
+
+
+def test_the_folder_holds_the_energy_model_for_those_who_have_nothing_else(digits: Digits) -> None:
+    kept = EnergyModel.load(digits.folder / "energy.json")
+    assert kept == digits_model()
+    solver = [line for line in history_of(digits.folder) if line["phase"] == "solver"]
+    assert all(set(line["width_duals"]) <= set(kept.groups) and line["width_duals"] for line in solver)
 
 
 def test_how_often_it_looks_is_not_what_makes_a_run(digits: Digits) -> None:

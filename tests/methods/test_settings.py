@@ -8,6 +8,7 @@ import pytest
 
 from ecc.errors import EccError
 from ecc.methods import CompressSettings
+from ecc.methods.ecc.paper import PaperSettings
 from ecc.methods.settings import PHASES
 from ecc.training import Cosine
 
@@ -19,6 +20,11 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"lr": 0.0}, "lr=0.0 is outside 0..1"),
     ({"lr": math.nan}, "lr=nan is outside 0..1"),
     ({"train_lr": 1.0}, "train_lr=1.0 is outside 0..1"),
+    ({"tune_lr": 0.0}, "tune_lr=0.0 is outside 0..1"),
+    ({"dynamics": "magic"}, "dynamics='magic' is unknown; there are pace, paper"),
+    ({"metric": "magic"}, "metric='magic' is unknown; there are taylor, adam"),
+    ({"penalty": 0.0}, "penalty=0.0 is not a number above 0"),
+    ({"width_lr": math.inf}, "width_lr=inf is not a number above 0"),
     ({"weight_decay": -1e-4}, "weight_decay=-0.0001 is not a number of at least 0"),
     ({"weight_decay": math.nan}, "weight_decay=nan"),
     ({"distill": 1.5}, "weight of distillation is 1.5"),
@@ -78,3 +84,15 @@ def test_each_phase_has_its_own_steps_and_rate_and_all_else_in_common() -> None:
         assert schedule.lr(start, 0, 100) == pytest.approx(start)
         assert schedule.lr(start, 100, 100) == pytest.approx(0, abs=1e-9)
     assert {(one.seed, one.clip_norm, one.micro_batch, one.log_every) for one in phases.values()} == {(9, 2.0, 4, 6)}
+
+
+def test_tuning_may_start_at_a_rate_of_its_own() -> None:
+    schedule = CompressSettings(lr=1e-4, tune_lr=3e-5).training("tune").schedule
+    assert schedule == Cosine(start_lr=3e-5)
+
+
+def test_the_papers_dynamics_have_the_papers_constants_and_all_steps() -> None:
+    assert CompressSettings().solver() == {"metric": None}
+    told = CompressSettings(dynamics="paper", penalty=1.0, width_lr=2.0).solver()
+    constants = PaperSettings(width_lr=2.0, width_penalty=1.0, energy_penalty=1.0)
+    assert told == {"metric": None, "dynamics": constants, "warm_up": 0.0, "ramp": 1.0}

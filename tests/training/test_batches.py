@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 from ecc.errors import BadFile, BadTask, EccError
-from ecc.training.batches import BatchStream, micro_batches, moved
+from ecc.training.batches import SEED_EPOCHS, BatchStream, micro_batches, moved
 from ecc.zoo.digits import digits
 from training.toys import data, toy_task
 
@@ -98,6 +98,18 @@ def test_batches_depend_on_their_place_alone(train_batches: Any, before: int) ->
     for expected, found in zip(whole[before:], second, strict=False):
         assert torch.equal(expected[0], found[0])
         assert torch.equal(expected[1], found[1])
+
+
+def test_another_seed_walks_through_other_epochs() -> None:
+    asked: list[int] = []
+
+    def train_batches(epoch: int) -> list[tuple[Tensor, Tensor]]:
+        asked.append(epoch)
+        return [(torch.zeros(1), torch.tensor([epoch]))]
+
+    for seed in (0, 2):
+        list(islice(stream_of(train_batches, seed=seed), 2))
+    assert asked == [0, 1, 2 * SEED_EPOCHS, 2 * SEED_EPOCHS + 1]
 
 
 def test_the_seed_is_that_of_the_data() -> None:

@@ -59,6 +59,28 @@ def test_every_session_notes_its_software(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("argv", "world", "command"),
+    [
+        (["/home/me/bin/ecc", "compress", "a net.py:build"], {}, "ecc compress 'a net.py:build'"),
+        (["/site/ecc/__main__.py", "compress"], {}, "ecc compress"),
+        (["work/train.py", "--fast"], {}, "python train.py --fast"),
+        (["ecc", "x"], {"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4"}, "torchrun --nproc-per-node 4 -m ecc x"),
+        (["t.py"], {"WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4"}, "torchrun --nnodes 2 --nproc-per-node 4 t.py"),
+    ],
+)
+def test_every_session_notes_its_command(
+    path: Path, monkeypatch: pytest.MonkeyPatch, argv: list[str], world: dict[str, str], command: str
+) -> None:
+    monkeypatch.setattr("sys.argv", argv)
+    for name, value in world.items():
+        monkeypatch.setenv(name, value)
+    with open_run(path, CONFIG):
+        pass
+    (session,) = json.loads((path / "environment.json").read_text())["sessions"]
+    assert session["command"] == command
+
+
+@pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"task": "digits"}, 'was begun with task = "toy", and now task = "digits" is asked for'),

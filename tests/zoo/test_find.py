@@ -13,6 +13,7 @@ from torch import nn
 from ecc.errors import BadTask
 from ecc.task import Task
 from ecc.zoo.find import BUNDLED_TASKS, find_task
+from zoo.data.trees import cifar10
 
 
 def refusal(spec: str) -> str:
@@ -78,6 +79,23 @@ def test_an_unknown_name_lists_the_known_ones(spec: str, suggestion: str) -> Non
         f"unknown task {spec!r}{suggestion}; bundled are digits, alexnet, mobilenet_v1, erfnet, resnet20, "
         "resnet56; or write torchvision:NAME, timm:NAME or path/to/file.py:function."
     )
+
+
+@pytest.mark.parametrize(
+    ("spec", "option", "value"),
+    [("digits", "data", "."), ("timm:x", "weights", "w"), ("a.py:f", "size", (8, 8)), ("digits", "batch_size", 3)],
+)
+def test_data_and_weights_are_for_bundled_networks(spec: str, option: str, value: Any) -> None:
+    with pytest.raises(BadTask, match=f"takes no {option.replace('_', ' ')}: that is for the bundled networks alexnet"):
+        find_task(spec, **{option: value})
+
+
+def test_a_bundled_network_with_a_folder_of_data_can_be_trained(tmp_path: Path) -> None:
+    task = find_task("resnet20", cifar10(tmp_path), batch_size=4)
+    assert task.name == "resnet20-cifar10"
+    assert task.train_batches is not None
+    inputs, targets = next(iter(task.train_batches(0)))
+    assert (inputs.shape, targets.shape) == ((4, 3, 32, 32), (4,))
 
 
 # ---------------------------------------------------------------- networks of other libraries

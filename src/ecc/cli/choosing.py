@@ -1,12 +1,65 @@
-"""What several verbs choose alike: the device to train on, and what weighs the results."""
+"""What several verbs choose alike: the task and its data, the device to train on, and what weighs the results."""
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+from typing import Annotated
+
 import torch
+import typer
 
 from ecc.energy import EnergyModel
 from ecc.errors import BadMeasurement, EccError
 from ecc.measure import Source, find_meter
+from ecc.task import Task
+from ecc.zoo.find import find_task
+
+DataOption = Annotated[
+    Path | None,
+    typer.Option("--data", metavar="FOLDER", help="Of a bundled network: ImageNet, Cityscapes, CIFAR-10, CamVid, ..."),
+]
+WeightsOption = Annotated[
+    Path | None, typer.Option("--weights", metavar="FILE", help="Of a bundled network: published, as safetensors.")
+]
+SizeOption = Annotated[
+    str | None, typer.Option("--size", metavar="PIXELS", help="Of a bundled network's images: 128, or 360x480.")
+]
+BatchSizeOption = Annotated[
+    int | None, typer.Option("--batch-size", metavar="N", help="Images in a training batch; as the paper if not given.")
+]
+
+
+def task_of(
+    spec: str,
+    data: Path | None,
+    weights: Path | None,
+    size: str | None,
+    batch_size: int | None = None,
+    device: torch.device | str = "cpu",
+) -> Task:
+    """The task with its data, as the options above name them; what there is to know is told on stderr."""
+    return find_task(
+        spec,
+        data,
+        weights,
+        size=None if size is None else parse_size(size),
+        batch_size=batch_size,
+        device=device,
+        tell=lambda line: typer.echo(line, err=True),
+    )
+
+
+def parse_size(text: str) -> tuple[int, int]:
+    """(height, width) of "128" or "360x480".
+
+    Raises:
+        EccError: If it is neither.
+    """
+    found = re.fullmatch(r"([1-9]\d{0,4})(?:x([1-9]\d{0,4}))?", text.strip())
+    if found is None:
+        raise EccError(f"size {text!r} cannot be read; write 128, or height x width as 360x480.")
+    return int(found[1]), int(found[2] or found[1])
 
 
 def usable_device(device: str) -> str:

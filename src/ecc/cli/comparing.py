@@ -11,7 +11,6 @@ import typer
 from rich.console import Console
 
 from ecc.errors import EccError
-from ecc.methods import CompressSettings
 from ecc.methods.cluster import open_cluster, run_on_cluster
 from ecc.methods.compare import SCRATCH
 from ecc.methods.find import METHODS
@@ -19,17 +18,32 @@ from ecc.report.compare import draw_grid, grid_facts, grid_view, load_grid
 from ecc.training import Interrupted
 
 from .app import app
+from .choosing import BatchSizeOption, DataOption, SizeOption, WeightsOption
 from .grids import GridSpec
+from .recipes import settings_of, with_quick, with_recipe
 
 PLACES = ("here", "ray")
-QUICK = {"train_steps": 60, "steps": 40, "tune_steps": 20, "lr": 1e-3, "train_lr": 3e-3}
 
 
 @app.command()
 def compare(
-    task: Annotated[str, typer.Argument(metavar="TASK", help="What to compress.", show_default=False)],
+    context: typer.Context,
+    task: Annotated[
+        str,
+        typer.Argument(
+            metavar="TASK",
+            help="What to compress; or a recipe, FILE.toml, that says so and how.",
+            show_default=False,
+            is_eager=True,
+            callback=with_recipe,
+        ),
+    ],
     energy: Annotated[list[Path], typer.Option("--energy", metavar="FILE", help="From `ecc fit`. Repeatable.")],
     output: Annotated[Path, typer.Option("-o", "--output", metavar="FOLDER", help="The folder of the grid.")],
+    data: DataOption = None,
+    weights: WeightsOption = None,
+    size: SizeOption = None,
+    batch_size: BatchSizeOption = None,
     budgets: Annotated[
         str, typer.Option("--budgets", metavar="LIST", help="With commas between them.")
     ] = "80%,65%,50%,35%",
@@ -49,7 +63,13 @@ def compare(
     train_lr: Annotated[float, typer.Option("--train-lr", metavar="RATE", help="Of Adam before.")] = 1e-3,
     device: Annotated[str | None, typer.Option("--device", help="Where to train; a GPU if there is one.")] = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help="Few steps, short searches, one seed, two budgets: to see it work.")
+        bool,
+        typer.Option(
+            "--quick",
+            help="Few steps, short searches, one seed, two budgets: to see it work.",
+            is_eager=True,
+            callback=with_quick,
+        ),
     ] = False,
     figure: Annotated[Path | None, typer.Option("--figure", metavar="FILE", help="Draw score against cost.")] = None,
     on: Annotated[
@@ -66,26 +86,31 @@ def compare(
     cluster that RAY_ADDRESS names or `ray start` began; without one, on
     this machine. All machines must share this folder and that of the grid.
 
+    A recipe brings task, budgets, methods and settings; options that are
+    typed win over it.
+
     \b
     Examples:
       ecc compare digits --energy energy.json --quick -o runs
+      ecc compare recipe.toml --data imagenet --energy e.json -o runs
       ecc compare net.py:build --energy e.json --budgets 65%,35% --methods ecc,netadapt -o runs
       ecc compare net.py:build --energy e.json -o /shared/runs --on ray
     """
     if on not in PLACES:
         raise EccError(f"--on {on} is unknown; there are {' and '.join(PLACES)}.")
-    settings = CompressSettings(train_steps=train_steps, steps=steps, tune_steps=tune_steps, lr=lr, train_lr=train_lr)
-    chosen = _words(budgets)
-    if quick:
-        settings, seeds, chosen = CompressSettings(**QUICK), 1, ("65%", "40%")  # type: ignore[arg-type]
+    typed = {"train_steps": train_steps, "steps": steps, "tune_steps": tune_steps, "lr": lr, "train_lr": train_lr}
     spec = GridSpec(
         task=task,
+        data=None if data is None else str(data),
+        weights=None if weights is None else str(weights),
+        size=size,
+        batch_size=batch_size,
         energy=tuple(map(str, energy)),
         methods=_words(methods),
-        budgets=chosen,
+        budgets=_words(budgets),
         seeds=seeds,
         meter=meter,
-        settings=settings,
+        settings=settings_of(context, typed),
         device=device,
         quick=quick,
     )

@@ -22,10 +22,9 @@ from ecc.report.compress import compress_view, feasibility_table
 from ecc.report.live_compress import CompressView
 from ecc.report.weights import weights_view
 from ecc.training import Interrupted, TensorBoardLogger, find_world
-from ecc.zoo.find import find_task
 
 from .app import app
-from .choosing import source_of, usable_device
+from .choosing import BatchSizeOption, DataOption, SizeOption, WeightsOption, source_of, task_of, usable_device
 
 
 @app.command()
@@ -40,6 +39,10 @@ def compress(
         list[Path] | None,
         typer.Option("--energy", metavar="FILE", help="From `ecc fit`. Repeatable: energy, latency."),
     ] = None,
+    data: DataOption = None,
+    weights: WeightsOption = None,
+    size: SizeOption = None,
+    batch_size: BatchSizeOption = None,
     method: Annotated[
         str, typer.Option("--method", metavar="NAME", help=f"How: {', '.join(METHODS)}. All get the same batches.")
     ] = "ecc",
@@ -104,6 +107,7 @@ def compress(
     Examples:
       ecc compress digits --energy energy.json --budget 50% -o run --train-steps 300
       ecc compress digits --granularity weight --meter platform:eyeriss --budget 40% -o fine
+      ecc compress mobilenet_v1 --data imagenet --energy e.json --budget 60% -o run
       ecc compress net.py:build --energy energy.json --budget 24mJ --budget params=2M -o run
       torchrun --nproc-per-node 4 -m ecc compress net.py:build --energy e.json --budget 60% -o run
     """
@@ -128,6 +132,7 @@ def compress(
         channels_last=channels_last,
         clip_norm=clip_norm,
         seed=seed,
+        log_every=max(1, min(50, steps // 50)),  # a short run is drawn as finely as a long one
         checkpoint_seconds=checkpoint_seconds,
     )
     world = find_world(usable_device(device or ("cuda" if torch.cuda.is_available() else "cpu")))
@@ -136,13 +141,14 @@ def compress(
     loggers = [TensorBoardLogger(tensorboard)] if tensorboard is not None and world.is_main else []
     job: Compression | WeightCompression
     try:
+        job_task = task_of(task, data, weights, size, batch_size, world.device)
         if is_fine:
             assert source is not None
-            job = WeightCompression(find_task(task), budgets, source, settings=settings, device=world.device)
+            job = WeightCompression(job_task, budgets, source, settings=settings, device=world.device)
             found, groups, full = [job.reach()], job.cost.groups, job.cost.full_widths
         else:
             job = Compression(
-                find_task(task),
+                job_task,
                 budgets,
                 models,
                 source=source,

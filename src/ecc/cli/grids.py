@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 
@@ -12,9 +13,8 @@ from ecc.energy import EnergyModel
 from ecc.measure import close_meter
 from ecc.methods import CompressSettings
 from ecc.methods.compare import Comparison
-from ecc.zoo.find import find_task
 
-from .choosing import source_of, usable_device
+from .choosing import source_of, task_of, usable_device
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +27,12 @@ class GridSpec:
     methods: tuple[str, ...]
     budgets: tuple[str, ...]
     seeds: int
-    settings: CompressSettings
+    data: str | None = None
+    weights: str | None = None
+    size: str | None = None
+    """As the options of the same names."""
+    batch_size: int | None = None
+    settings: CompressSettings = field(default_factory=CompressSettings)
     meter: str = "auto"
     device: str | None = None
     """Where to train; None for a GPU, if the process sees one."""
@@ -42,17 +47,19 @@ class GridSpec:
             EccError: If the task cannot be built, a file or the meter not be read, or the device not be used.
         """
         models = [EnergyModel.load(path) for path in self.energy]
+        device = usable_device(self.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        data, weights = (None if path is None else Path(path) for path in (self.data, self.weights))
         source = source_of(self.meter, models[0])
         try:
             yield Comparison(
-                find_task(self.task),
+                task_of(self.task, data, weights, self.size, self.batch_size, device),
                 models,
                 methods=self.methods,
                 budgets=self.budgets,
                 seeds=self.seeds,
                 source=source,
                 settings=self.settings,
-                device=usable_device(self.device or ("cuda" if torch.cuda.is_available() else "cpu")),
+                device=device,
                 quick=self.quick,
             )
         finally:

@@ -13,9 +13,9 @@ from ecc.graph import trace_channels
 from ecc.measure.doctor import examine
 from ecc.report.doctor import doctor_view
 from ecc.report.inspect import graph_facts, graph_table
-from ecc.zoo.find import find_task
 
 from .app import app
+from .choosing import DataOption, SizeOption, WeightsOption, task_of
 
 
 @app.command()
@@ -51,6 +51,9 @@ def doctor(
 @app.command()
 def inspect(
     task: Annotated[str, typer.Argument(metavar="TASK", help="What to look at.", show_default=False)],
+    data: DataOption = None,
+    weights: WeightsOption = None,
+    size: SizeOption = None,
     freeze: Annotated[
         list[str] | None,
         typer.Option(metavar="PATTERN", help="Keep the outputs of these modules whole, e.g. 'layer1.*'. Repeatable."),
@@ -69,7 +72,7 @@ def inspect(
       ecc inspect mobilenet_v1 --freeze conv1
       ecc inspect net.py:build --json
     """
-    job = find_task(task)
+    job = task_of(task, data, weights, size)
     graph = trace_channels(job.model, job.example_input, freeze=freeze or [], proven=proof)
     if save is not None:
         graph.save(save)

@@ -20,9 +20,9 @@ from ecc.measure.profiling import chosen_settings
 from ecc.measure.sampling import parse_shard
 from ecc.report.live_profile import ProfileView, profile_facts, profile_summary
 from ecc.task import with_batch
-from ecc.zoo.find import find_task
 
 from .app import app
+from .choosing import DataOption, SizeOption, WeightsOption, task_of
 
 
 @app.command()
@@ -31,6 +31,9 @@ def profile(
     output: Annotated[
         Path, typer.Option("-o", "--output", metavar="FILE", help="Append to this file.", show_default=False)
     ],
+    data: DataOption = None,
+    weights: WeightsOption = None,
+    size: SizeOption = None,
     meter: Annotated[
         str,
         typer.Option("--meter", metavar="METER", help="Where joules come from: auto, nvml, platform:jetson-tx2, ..."),
@@ -85,7 +88,7 @@ def profile(
     The file is opened by pandas in one line:
       pandas.read_json("digits.profile", lines=True).dropna(subset="row")
     """
-    job = find_task(task)
+    job = task_of(task, data, weights, size)
     source = find_meter(meter, runs_on=device and device.partition(":")[0])
     console = None if quiet or as_json else Console(stderr=True)
     view = ProfileView(console)

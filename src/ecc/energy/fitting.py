@@ -37,7 +37,8 @@ def fit(
             whatever a family chooses for itself is chosen anew within each fold.
         resource: `energy` or `latency`.
         allow_unsteady: Takes a profile whose reference varied by more than is trusted.
-        curve: Also computes a learning curve, which tells whether more rows would help.
+        curve: Also keeps what is drawn about a fit: a learning curve, which tells whether more rows would help, and
+            each row's value beside what was predicted without it.
 
     Raises:
         BadFile: If a row is no measurement.
@@ -49,7 +50,8 @@ def fit(
     check_rows(samples)
     noise = noise_of(profile)
     names = list(FAMILIES) if family == "auto" else [family]
-    found = {name: judged(name, samples, noise) for name in names}
+    errors = {name: cross_validated(FAMILIES[name], samples) for name in names}
+    found = {name: judged(name, samples, noise, errors[name]) for name in names}
     chosen = names[0]
     for name in names[1:]:
         if found[name].mean < _MARGIN * found[chosen].mean:
@@ -62,6 +64,9 @@ def fit(
     if curve:
         sizes = [size for size in CURVE_SIZES if LEAST_ROWS <= size <= len(samples)]
         quality["learning_curve"] = [list(point) for point in learning_curve(FAMILIES[chosen], samples, sizes).items()]
+        predicted = samples.values * (1 + errors[chosen])
+        points = zip(samples.values.tolist(), predicted.tolist(), strict=True)
+        quality["held_out"] = [[float(f"{value:.6g}"), float(f"{guess:.6g}")] for value, guess in points]
     return model_of(FAMILIES[chosen](samples), samples, profile, resource, quality)
 
 

@@ -102,6 +102,11 @@ class Compression(Phases[Compressed]):
         self.budgets = tuple(budgets)
         self.costs, self.limits = costs_of(self.graph, budgets, self.energies)
         self.round_to = self.settings.round_to or models[0].origin.multiple_of or 1
+        if self.settings.dynamics == "paper" and method is None and (self.round_to > 1 or len(self.costs) > 1):
+            raise EccError(
+                "the paper's dynamics know one budget and no rounding; give one budget and round_to=1, or leave out "
+                "dynamics='paper'."
+            )
         self.weighed_dense: Weighed | None = None
         self.slim_gap: float | None = None
         self.landing: Landing | Drive | None = None
@@ -156,6 +161,9 @@ class Compression(Phases[Compressed]):
             self.weighed_dense = Weighed(**extra["weighed_dense"])
 
     def _go(self, run: RunDir) -> Compressed:
+        if self.world.is_main:
+            for resource, energy in self.energies.items():
+                energy.save(run.path / f"{resource}.json")  # so that a report needs the run's folder alone
         model = copy.deepcopy(self.task.model).to(self.device)
         reached, stream = self._reached(run), self._stream()
         teacher = self._dense(run, model, stream, reached)
@@ -181,7 +189,7 @@ class Compression(Phases[Compressed]):
             optimizer=self._adam(model),
             min_share=settings.min_share,
             round_to=self.round_to,
-            metric=settings.metric,
+            **settings.solver(),
         )
         landing = self.landing = Landing(solver, self.costs, self.limits, scales, settings.steps)
         saved = run.checkpoint()
@@ -331,6 +339,7 @@ def _solver_facts(solver: EccSolver, costs: Sequence[Cost], step: int) -> dict[s
         "spent": spent,
         "target": solver.target,
         "energy_dual": solver.duals.energy,
+        "width_duals": solver.duals.width,
         "widths": solver.widths,
     }
 

@@ -211,6 +211,7 @@ class WeightCompression(Phases[Thinned]):
             "budgets": {"energy": energy},
             "met": met,
             "base": cost.base,
+            "prices": dict(zip(cost.groups, cost.prices, strict=True)),
             "weights": full,
             "nonzeros": nonzeros,
             "sparsity": 1 - sum(nonzeros.values()) / sum(full.values()),

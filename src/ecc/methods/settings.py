@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 from ecc.errors import EccError
 from ecc.training import Cosine, Distillation, TrainSettings
 
 from .ecc.floors import MIN_SHARE
+from .ecc.paper import PaperSettings
 from .ecc.scores import METRICS
 
 PHASES = ("dense", "solve", "tune")
 """The parts of a run, in their order."""
+
+DYNAMICS = ("pace", "paper")
+"""How ECC walks down to its budget."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +36,8 @@ class CompressSettings:
     """Steps of the slim network after it was cut."""
     lr: float = 1e-4
     """Of Adam in the solve, and where tuning starts. The paper took 1e-5 over 300,000 steps."""
+    tune_lr: float | None = None
+    """Where tuning starts; None for `lr`. It falls to 0 along a cosine. The paper took 3e-5 for MobileNet."""
     train_lr: float = 1e-3
     """Of Adam while the dense network is trained; falls to 0 along a cosine."""
     weight_decay: float = 1e-4
@@ -47,6 +54,12 @@ class CompressSettings:
     """No group falls below this share of its channels."""
     round_to: int | None = None
     """Widths become multiples of this; by default as in the profile."""
+    dynamics: str = "pace"
+    """How ECC walks: `pace` is on time; `paper` takes the paper's constants below, and arrives when it arrives."""
+    penalty: float = 10.0
+    """rho_1 and rho_2 of the paper: 10 on ImageNet, 1 on Cityscapes."""
+    width_lr: float = 3.0
+    """beta of the paper, which gives no number: 3 is that of the authors' published command."""
     precision: str = "fp32"
     clip_norm: float | None = None
     micro_batch: int | None = None
@@ -60,13 +73,19 @@ class CompressSettings:
         for name, least_steps in (("train_steps", 0), ("steps", 1), ("tune_steps", 0)):
             if getattr(self, name) < least_steps:
                 raise EccError(f"{name}={getattr(self, name)} is below {least_steps}, the least it may be.")
-        for name in ("lr", "train_lr"):
-            if not 0 < getattr(self, name) < 1:
-                raise EccError(f"{name}={getattr(self, name)} is outside 0..1.")
-        if not 0 <= self.weight_decay < math.inf:
-            raise EccError(f"weight_decay={self.weight_decay} is not a number of at least 0.")
-        if self.metric not in (None, *METRICS):
-            raise EccError(f"there is no metric {self.metric!r}; there are {', '.join(METRICS)}.")
+        for name, rate in (("lr", self.lr), ("tune_lr", self.first_tune_lr), ("train_lr", self.train_lr)):
+            if not 0 < rate < 1:
+                raise EccError(f"{name}={rate} is outside 0..1.")
+        for name, holds, what in (
+            ("penalty", 0 < self.penalty < math.inf, "a number above 0"),
+            ("width_lr", 0 < self.width_lr < math.inf, "a number above 0"),
+            ("weight_decay", 0 <= self.weight_decay < math.inf, "a number of at least 0"),
+        ):
+            if not holds:
+                raise EccError(f"{name}={getattr(self, name)} is not {what}.")
+        for name, known in (("dynamics", DYNAMICS), ("metric", METRICS)):
+            if getattr(self, name) not in (None, *known):
+                raise EccError(f"{name}={getattr(self, name)!r} is unknown; there are {', '.join(known)}.")
         if not 0 <= self.min_share <= 1:
             raise EccError(f"min_share={self.min_share} is a share of a group's channels, from 0 to 1.")
         if self.round_to is not None and self.round_to < 1:
@@ -76,15 +95,28 @@ class CompressSettings:
         Distillation(weight=self.distill, temperature=self.temperature)
 
     @property
+    def first_tune_lr(self) -> float:
+        """Where tuning starts."""
+        return self.lr if self.tune_lr is None else self.tune_lr
+
+    @property
     def phase_steps(self) -> dict[str, int]:
         """Steps of each phase, in their order. Steps that a solve leaves over go to the tuning: the sum stays."""
         return dict(zip(PHASES, (self.train_steps, self.steps, self.tune_steps), strict=True))
 
+    def solver(self) -> dict[str, Any]:
+        """What `EccSolver` is told of the way down. The paper's has no schedule: it may take all steps."""
+        if self.dynamics == "pace":
+            return {"metric": self.metric}
+        constants = PaperSettings(width_lr=self.width_lr, width_penalty=self.penalty, energy_penalty=self.penalty)
+        return {"metric": self.metric, "dynamics": constants, "warm_up": 0.0, "ramp": 1.0}
+
     def training(self, phase: str) -> TrainSettings:
         """The settings of one phase."""
+        start = self.train_lr if phase == "dense" else self.first_tune_lr
         return TrainSettings(
             steps=self.phase_steps[phase],
-            schedule=None if phase == "solve" else Cosine(start_lr=self.train_lr if phase == "dense" else self.lr),
+            schedule=None if phase == "solve" else Cosine(start_lr=start),
             precision=self.precision,  # type: ignore[arg-type]  # checked there
             clip_norm=self.clip_norm,
             micro_batch=self.micro_batch,

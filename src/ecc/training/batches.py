@@ -24,6 +24,9 @@ from .seeding import derived_seed, isolated_host
 Batch = tuple[Any, Any]
 """(inputs, targets)"""
 
+SEED_EPOCHS = 100_000
+"""Epochs that a seed has for itself."""
+
 
 class Account:
     """How many batches were drawn by a stream and all that were forked from it."""
@@ -45,7 +48,8 @@ class BatchStream:
     Args:
         task: Gives the batches.
         device: Where tensors in the batches are moved to.
-        seed: Of the task's random numbers.
+        seed: Of the task's random numbers. A task may shuffle by the number of the epoch alone, so another seed walks
+            through other epochs: it begins with number `seed * SEED_EPOCHS`.
         rank: Which process this is.
         world_size: Of how many.
 
@@ -168,7 +172,7 @@ class BatchStream:
     def _open(self) -> None:
         """Begins the epoch at the place where the stream stands."""
         with isolated_host(derived_seed(self._seed, f"epoch {self._epoch}")):
-            batches = self._train_batches(self._epoch)
+            batches = self._train_batches(self._seed * SEED_EPOCHS + self._epoch)
             if isinstance(batches, Sequence):
                 self._sequence = batches
                 missing = self._index > len(batches)

@@ -1,7 +1,7 @@
 """`RunDir`: a run is a folder, and repeating its command continues it.
 
     config.json             what was asked; a run that asks for something else is refused
-    environment.json        the software of every session that worked on it
+    environment.json        the software and the command of every session that worked on it
     history.jsonl           one JSON object a line; what differs from run to run is in its field `wall`
     checkpoint.safetensors  the last state, whole
     summary.json            what came out; its presence says that the run is finished
@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -219,8 +221,21 @@ def _begin(path: Path, config: Any) -> None:
 def _note_session(path: Path, device_type: str) -> None:
     file = path / "environment.json"
     sessions = _json(file).get("sessions", []) if file.exists() else []
-    sessions.append({"started": _now(), "pid": os.getpid(), "device": device_type, **environment(device_type)})
+    session = {"started": _now(), "pid": os.getpid(), "device": device_type, "command": _command()}
+    sessions.append({**session, **environment(device_type)})
     write_text(file, json.dumps({"sessions": sessions}, indent=2) + "\n")
+
+
+def _command() -> str:
+    """What was typed, as far as a process can tell; a program is named without its folder."""
+    program = Path(sys.argv[0]).name
+    words = ["ecc"] if program in ("ecc", "__main__.py") else ["python", program]
+    processes = int(os.environ.get("WORLD_SIZE", "1"))
+    if processes > 1:
+        each = int(os.environ.get("LOCAL_WORLD_SIZE", processes))
+        nodes = ["--nnodes", str(processes // each)] if processes > each else []
+        words = ["torchrun", *nodes, "--nproc-per-node", str(each), *(["-m", "ecc"] if words == ["ecc"] else [program])]
+    return shlex.join([*words, *sys.argv[1:]])
 
 
 def _locked(path: Path) -> int:

@@ -20,46 +20,59 @@ from torch import Tensor, nn
 
 from ecc.errors import BadTask
 from ecc.task import Task
-from ecc.zoo.alexnet import AlexNet
+from ecc.zoo.data import find_data
 from ecc.zoo.digits import digits
-from ecc.zoo.erfnet import ERFNet
-from ecc.zoo.mobilenet import MobileNetV1
-from ecc.zoo.resnet_cifar import resnet20, resnet56
+from ecc.zoo.imaging import image_task
+from ecc.zoo.networks import NETWORKS
 
 SEED = 0
-# Network and (channels, height, width) of its example input, batch 1, as the paper measured them.
-_BUNDLED_NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, int, int]]] = {
-    "alexnet": (AlexNet, (3, 224, 224)),
-    "mobilenet_v1": (MobileNetV1, (3, 224, 224)),
-    "erfnet": (ERFNet, (3, 512, 1024)),
-    "resnet20": (resnet20, (3, 32, 32)),
-    "resnet56": (resnet56, (3, 32, 32)),
-}
-BUNDLED_TASKS = ("digits", *_BUNDLED_NETWORKS)
+BUNDLED_TASKS = ("digits", *NETWORKS)
 """The names that need no file and no other package."""
 
 
-def find_task(spec: str) -> Task:
+def find_task(
+    spec: str,
+    data: str | Path | None = None,
+    weights: str | Path | None = None,
+    *,
+    size: tuple[int, int] | None = None,
+    batch_size: int | None = None,
+    device: torch.device | str = "cpu",
+    tell: Callable[[str], None] = lambda _: None,
+) -> Task:
     """The task that a specification names.
 
     Args:
         spec: One of
 
             * a bundled name, see `BUNDLED_TASKS`: `digits` can be trained and judged; the others are networks
-              with seeded random weights and input, enough to trace and measure;
+              with seeded random weights and input, enough to trace and measure, and whole tasks with `data`;
             * `torchvision:NAME` or `timm:NAME`: a network of that library, with seeded random weights;
             * `path/to/file.py:function`: a function without arguments that returns a `Task` or a pair
               `(model, example_input)`. **The file is executed**, like any Python program: name only files
               that you trust. Its folder is on `sys.path` meanwhile, so it can import its neighbours.
+        data: A folder that holds a data set, see `find_data`.
+        weights: A safetensors file with published weights of a bundled network.
+        size: (height, width) of a bundled network's images.
+        batch_size: Items in a training batch.
+        device: Where data that fits into memory is kept.
+        tell: Is told in one line what a user should know.
 
     Raises:
         BadTask: If there is no such task or it cannot be built; the message says what to do.
+        BadFile: If the weights are not those of the network.
     """
+    if spec in NETWORKS:
+        found = None if data is None else find_data(data)
+        return image_task(spec, found, weights=weights, size=size, batch=batch_size, device=device, tell=tell)
+    for option, value in (("data", data), ("weights", weights), ("size", size), ("batch size", batch_size)):
+        if value is not None and (spec == "digits" or ":" in spec):
+            raise BadTask(
+                f"task {spec!r} takes no {option}: that is for the bundled networks {', '.join(NETWORKS)}. "
+                "A function of yours brings its own."
+            )
     if spec == "digits":
         return digits()
-    if spec in _BUNDLED_NETWORKS:
-        build, input_shape = _BUNDLED_NETWORKS[spec]
-        return Task(name=spec, model=_seeded(build), example_input=_seeded_input(input_shape))
     if spec.endswith(".py"):
         raise BadTask(f"task {spec!r} names a file but no function; write {spec}:FUNCTION.")
     # From the right, because a path may hold a colon of its own (C:\task.py).

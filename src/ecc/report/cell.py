@@ -1,0 +1,365 @@
+"""One run folder as plain facts: what a page shows of it, read from its files and nothing else.
+
+Numbers keep the units of the files, joules for the whole batch among them, and the label that they were written with.
+A run that is still at work has facts too, those of its last lines. What a folder of an older ecc lacks is named in
+`missing`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ecc.energy import EnergyModel
+from ecc.energy.fitting import worth_more_rows
+from ecc.errors import BadFile
+
+from .reading import number, positive, read_json, read_lines, reading
+
+MOST_POINTS = 240
+"""Of one curve; more cannot be told apart on a page."""
+
+_UNITS = {"energy": "J", "latency": "s"}
+
+
+def is_run(folder: Path) -> bool:
+    """Whether a compression was begun in the folder."""
+    return (folder / "config.json").is_file()
+
+
+def cell_facts(folder: str | Path) -> dict[str, Any]:
+    """What a run's folder says.
+
+    Raises:
+        BadFile: If it is no run of `ecc compress`, or a file in it is damaged; the file is named.
+    """
+    folder = Path(folder)
+    config = _config(folder)
+    with reading(folder / "config.json"):
+        facts: dict[str, Any] = {
+            "name": folder.name,
+            "task": str(config["task"]),
+            "method": str((config.get("method") or {}).get("name", "ecc")),
+            "budget": ", ".join(str(budget) for budget in config["budgets"]),
+            "seed": int(config["settings"]["seed"]),
+            "settings": dict(config["settings"]),
+            "what": "weights" if config.get("granularity") == "weight" else "channels",
+            "missing": {},
+        }
+        dense = positive(config["energy"]["energy"][1]) if "energy" in config.get("energy", {}) else None
+    history = read_lines(folder / "history.jsonl")
+    with reading(folder / "history.jsonl"):
+        facts |= _over_time(history, dense)
+    summary = folder / "summary.json"
+    if summary.exists():
+        found = read_json(summary)
+        with reading(summary):
+            facts |= _finished(found)
+    else:
+        with reading(folder / "history.jsonl"):
+            facts |= _running(config, history)
+    facts["sessions"] = _sessions(folder, facts)
+    facts |= _priced(folder, facts)
+    facts["widths"] = [row for row in facts["widths"] if row["full"]]  # of a run at work, the model tells them
+    return facts
+
+
+# ---------------------------------------------------------------- files
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    file = folder / "config.json"
+    if not file.is_file():
+        raise BadFile(f"{folder} holds no run; give the folder of `ecc compress` or `ecc compare`.")
+    config = read_json(file).get("config")
+    if not isinstance(config, dict) or config.get("verb") != "compress":
+        raise BadFile(f"{file} is no config of `ecc compress`; give the folder of a compression.")
+    return config
+
+
+def _sessions(folder: Path, facts: dict[str, Any]) -> list[dict[str, str]]:
+    file = folder / "environment.json"
+    if not file.exists():
+        facts["missing"]["environment"] = "the folder has no environment.json."
+        return []
+    found = read_json(file)
+    with reading(file):
+        sessions = [{str(key): str(value) for key, value in session.items()} for session in found["sessions"]]
+    if not any("command" in session for session in sessions):
+        facts["missing"]["command"] = "the run was made by an ecc that did not write its command down."
+    return sessions
+
+
+# ---------------------------------------------------------------- what came out
+
+
+def _finished(summary: Mapping[str, Any]) -> dict[str, Any]:
+    rows = [{"resource": str(name), **_amounts(row)} for name, row in summary["budgets"].items()]
+    known = {row["resource"] for row in rows}
+    weighed = summary.get("weighed", {"dense": {}, "result": {}})
+    for name, dense in weighed["dense"].items():
+        if name not in known and name in weighed["result"]:
+            row = {"unit": _UNITS.get(name, ""), "dense": dense, "result": weighed["result"][name]}
+            rows.append({"resource": str(name), **_amounts({**row, "label": summary["label"]})})
+    for name, budget in (("macs", "macs"), ("parameters", "params")):
+        if name in summary and budget not in known:
+            rows.append({"resource": name, **_amounts({**summary[name], "unit": "", "label": "counted"})})
+    names = {"dense": "dense", "before tuning": "before", "after tuning": "after"}
+    full, kept = (
+        (summary["weights"], summary["nonzeros"])
+        if "nonzeros" in summary
+        else (summary["full_widths"], summary["widths"])
+    )
+    return {
+        "status": "finished",
+        "device": str(summary["device"]),
+        "batch": int(positive(summary["batch"])),
+        "label": str(summary["label"]),
+        "met": bool(summary["met"]),
+        "note": str(summary.get("note", "")),
+        "assumes": str(summary.get("assumes", "")),
+        "resources": rows,
+        "scores": {names[name]: number(score) for name, score in summary["scores"].items() if name in names},
+        "widths": [
+            {"group": str(name), "full": int(positive(full[name])), "kept": int(number(kept[name]))} for name in full
+        ],
+        "relative_ci": _number(summary.get("relative_ci")),
+        "slim_gap": _number(summary.get("slim_gap")),
+        "batches": summary.get("batches"),
+        "prices": summary.get("prices"),
+        "base": _number(summary.get("base")),
+    }
+
+
+def _amounts(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A resource before and after; limit and met are None where there was no budget."""
+    return {
+        "unit": str(row["unit"]),
+        "dense": positive(row["dense"]),
+        "result": _number(row["result"]),
+        "limit": None if row.get("limit") is None else positive(row["limit"]),
+        "asked": str(row.get("budget", "")),
+        "label": str(row["label"]),
+        "met": row.get("met"),
+    }
+
+
+def _running(config: Mapping[str, Any], history: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What can be told before the end: the budget, and where the last lines say the run is."""
+    widths: dict[str, int] = {}
+    spent: dict[str, float] = {}
+    for line in history:
+        if line.get("phase") in ("solver", "weighing"):
+            widths = line.get("widths", widths)
+            spent = line.get("spent", line.get("predicted", spent))
+    rows = []
+    for text, limit in zip(config["budgets"], config["limits"], strict=True):
+        name = str(text).partition(" ")[0]
+        if name in config.get("energy", {}):
+            row = {"unit": _UNITS[name], "dense": config["energy"][name][1], "result": spent.get(name)}
+            rows.append({"resource": name, **_amounts({**row, "limit": limit, "budget": text, "label": "predicted"})})
+    last = next((line for line in reversed(history) if "loss" in line), None)
+    return {
+        "status": "running",
+        "device": str(config.get("meter") or ""),
+        "batch": None,
+        "label": "predicted",
+        "met": None,
+        "note": "",
+        "assumes": "",
+        "resources": rows,
+        "scores": {},
+        "widths": [{"group": name, "full": None, "kept": int(width)} for name, width in widths.items()],
+        "relative_ci": None,
+        "slim_gap": None,
+        "batches": None,
+        "prices": None,
+        "base": None,
+        "now": None if last is None else {"phase": str(last["phase"]), "step": int(last["step"])},
+    }
+
+
+def _number(value: Any) -> float | None:
+    return None if value is None else number(value)
+
+
+# ---------------------------------------------------------------- over time
+
+
+def _over_time(history: Sequence[Mapping[str, Any]], dense: float | None) -> dict[str, Any]:
+    """Curves over the batches that led to the result, so that phases lie one behind the other."""
+    loss = [
+        {
+            "batches": number(line["lineage"]),
+            "phase": str(line["phase"]),
+            "step": int(number(line["step"])),
+            "loss": number(line["loss"]),
+        }
+        for line in history
+        if line.get("loss") is not None and "lineage" in line
+    ]
+    solve = [(int(line["step"]), number(line["lineage"])) for line in history if line.get("phase") == "solve"]
+    place = _places(solve)
+    solver = [line for line in history if line.get("phase") == "solver"] if solve else []
+    descent: list[dict[str, Any]] = [
+        {
+            "batches": place(line["step"]),
+            "spent": number(line["spent"]["energy"]),
+            "target": number(line["target"]) if len(line["spent"]) == 1 else None,  # of several, it is no joules
+        }
+        for line in solver
+        if "energy" in line["spent"]
+    ]
+    duals = [
+        {"batches": place(line["step"]), "dual": number(line["energy_dual"])}
+        for line in solver
+        if line.get("energy_dual") is not None
+    ]
+    width_duals = [
+        {"batches": place(line["step"]), "group": str(name), "dual": number(value)}
+        for line in thinned(solver)
+        for name, value in line.get("width_duals", {}).items()
+    ]
+    weighings = [
+        {
+            "step": int(number(line["step"])),
+            "batches": place(line["step"]) if solve else None,
+            "predicted": positive(line["predicted"]["energy"]),
+            "weighed": positive(line["weighed"]["energy"]),
+            "error": positive(line["predicted"]["energy"]) / positive(line["weighed"]["energy"]) - 1,
+            "label": str(line["label"]),
+            "relative_ci": _number(line.get("relative_ci")),
+        }
+        for line in history
+        if line.get("phase") == "weighing" and "energy" in line["weighed"] and "energy" in line["predicted"]
+    ]
+    if descent and dense is not None:
+        descent.append(
+            {"batches": place(0), "spent": dense, "target": dense}
+        )  # nothing is removed before the first step
+        descent += [
+            {"batches": row["batches"], "spent": row["predicted"], "target": None}
+            for row in weighings
+            if row["batches"] not in {one["batches"] for one in descent}
+        ]
+        descent.sort(key=lambda row: row["batches"])
+    return {
+        "loss": thinned(loss),
+        "descent": thinned(descent),
+        "duals": thinned(duals),
+        "width_duals": width_duals,
+        "weighings": weighings,
+        "phases": _phases(loss),
+    }
+
+
+def _places(solve: Sequence[tuple[int, float]]) -> Any:
+    """Steps of the solve as batches: several processes draw several batches in one step."""
+    if len(solve) < 2:
+        start = solve[0][1] - solve[0][0] if solve else 0.0
+        return lambda step: start + number(step)
+    (first, at_first), (last, at_last) = solve[0], solve[-1]
+    each = (at_last - at_first) / (last - first)
+    return lambda step: at_first + (number(step) - first) * each
+
+
+def _phases(loss: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Where each phase begins and ends, in batches. Rivals of ECC log no loss while they solve."""
+    phases: list[dict[str, Any]] = []
+    for point in loss:
+        if not phases or phases[-1]["phase"] != point["phase"]:
+            start = phases[-1]["end"] if phases else 0.0
+            began = point["batches"] - point["step"]
+            if point["phase"] == "tune" and began > start and "solve" not in {phase["phase"] for phase in phases}:
+                phases.append({"phase": "solve", "start": start, "end": began})
+                start = began
+            phases.append({"phase": point["phase"], "start": start, "end": start})
+        phases[-1]["end"] = point["batches"]
+    return phases
+
+
+def thinned(rows: Sequence[Any], most: int = MOST_POINTS) -> list[Any]:
+    """Evenly chosen, the first and the last among them."""
+    if len(rows) <= most:
+        return list(rows)
+    return [rows[round(number * (len(rows) - 1) / (most - 1))] for number in range(most)]
+
+
+# ---------------------------------------------------------------- priced by the energy model
+
+
+def _priced(folder: Path, facts: dict[str, Any]) -> dict[str, Any]:
+    """Energy by layer, and how well the model predicts."""
+    if facts["what"] == "weights":
+        with reading(folder / "summary.json"):
+            return {"layers": _priced_weights(facts), "model": None}
+    file = folder / "energy.json"
+    if not file.exists():
+        why = "the run was made by an ecc that did not keep the energy model in the folder."
+        facts["missing"] |= {"layers": why, "model": why}
+        return {"layers": [], "model": None}
+    model = EnergyModel.load(file)
+    full = dict(zip(model.groups, model.full_widths, strict=True))
+    for row in facts["widths"]:
+        row["full"] = full.get(row["group"], row["full"])
+    kept = {row["group"]: row["kept"] for row in facts["widths"] if row["group"] in full}
+    if facts["batch"] is None:
+        facts["batch"] = model.origin.batch
+    with reading(file):
+        dense, result = model.per_layer(), model.per_layer(kept)
+        layers = [
+            {"layer": name or "(outside any layer)", "dense": number(dense[name]), "result": number(result[name])}
+            for name in sorted(dense, key=lambda name: name == "")  # what belongs to none comes last
+            if dense[name] > 0
+        ]
+        return {"layers": layers, "model": _model_facts(model)}
+
+
+def _priced_weights(facts: dict[str, Any]) -> list[dict[str, Any]]:
+    prices = facts["prices"]
+    if prices is None:
+        if facts["status"] == "finished":
+            facts["missing"]["layers"] = "the run was made by an ecc that did not write the prices of its weights down."
+        return []
+    rows = [
+        {
+            "layer": row["group"].removesuffix(".weight"),
+            "dense": number(prices[row["group"]] * row["full"]),
+            "result": number(prices[row["group"]] * row["kept"]),
+        }
+        for row in facts["widths"]
+    ]
+    rows.append({"layer": "(whatever the weights)", "dense": facts["base"], "result": facts["base"]})
+    return [row for row in rows if row["dense"] > 0]
+
+
+def _model_facts(model: EnergyModel) -> dict[str, Any]:
+    meter, quality = model.origin.meter, model.quality
+    settings = model.origin.settings
+    return {
+        "kind": model.kind,
+        "label": model.label,
+        "rows": model.origin.rows,
+        "batch": model.origin.batch,
+        "dense": number(model.dense),
+        "least": number(model.least),
+        "meter": meter.name,
+        "device": meter.device,
+        "scope": meter.scope,
+        "reads": meter.reads,
+        "source": str(getattr(meter.provenance, "source", "")),
+        "notes": list(meter.notes),
+        "device_type": model.origin.device_type,
+        "measuring": None if settings is None else {key: str(value) for key, value in vars(settings).items()},
+        "families": {
+            str(name): {key: _number(value) for key, value in found.items()}
+            for name, found in quality.get("families", {}).items()
+        },
+        "noise": _number(quality.get("noise")),
+        "learning_curve": [[int(rows), number(error)] for rows, error in quality.get("learning_curve", [])],
+        "held_out": [
+            [positive(value), positive(predicted)] for value, predicted in thinned(quality.get("held_out", []), 2000)
+        ],
+        "advice": worth_more_rows(quality),
+    }

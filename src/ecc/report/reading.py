@@ -1,0 +1,94 @@
+"""Reading files that may be damaged: whatever is wrong is said in one line that names the file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from ecc.errors import BadFile
+
+_LARGEST = 1e100
+_REPLACED = (KeyError, TypeError, ValueError, AttributeError, IndexError, ZeroDivisionError, OverflowError)
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Whatever is found wrong in here is wrong with this file.
+
+    Raises:
+        BadFile: Which names it.
+    """
+    try:
+        yield
+    except _REPLACED as error:
+        said = f"no field {error}" if isinstance(error, KeyError) else str(error)
+        raise BadFile(f"{path} is damaged ({said}); restore it from a copy or run again.") from None
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A file that holds one object.
+
+    Raises:
+        BadFile: If it does not.
+    """
+    try:
+        found = json.loads(path.read_bytes(), parse_constant=_nothing)
+    except OSError as error:
+        raise BadFile(f"cannot read {path}: {error.strerror}.") from None
+    except (ValueError, RecursionError):
+        raise BadFile(f"{path} is damaged: it is no JSON; restore it from a copy or run again.") from None
+    if not isinstance(found, dict):
+        raise BadFile(f"{path} is damaged: it holds no object; restore it from a copy or run again.")
+    return found
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The lines of a history; a last one without its end is still being written.
+
+    Raises:
+        BadFile: If another line is damaged.
+    """
+    if not path.exists():
+        return []
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise BadFile(f"cannot read {path}: {error.strerror}.") from None
+    lines = []
+    for number, line in enumerate(data[: data.rfind(b"\n") + 1].splitlines(), start=1):
+        try:
+            facts = json.loads(line, parse_constant=_nothing)
+        except (ValueError, RecursionError):
+            facts = None
+        if not isinstance(facts, dict):
+            raise BadFile(f"{path}:{number}: the line is damaged; restore the file from a copy or run again.")
+        lines.append(facts)
+    return lines
+
+
+def number(value: Any) -> float:
+    """A number that can be computed with.
+
+    Raises:
+        ValueError: If it is none, or so large that it is none in this world.
+    """
+    found = float(value)
+    if isinstance(value, str | bool) or not abs(found) < _LARGEST:
+        raise ValueError(f"{value!r:.40} is no number")
+    return found
+
+
+def positive(value: Any) -> float:
+    """As `number`, and above 0: what others are divided by."""
+    found = number(value)
+    if found <= 0:
+        raise ValueError(f"{value!r:.40} is not above 0")
+    return found
+
+
+def _nothing(name: str) -> None:
+    """NaN and the infinities are no numbers in JSON."""
+    del name

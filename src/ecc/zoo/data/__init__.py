@@ -1,0 +1,9 @@
+"""Data sets in their official layouts: `find_data` tells by its contents what a folder holds."""
+
+from __future__ import annotations
+
+from ecc.zoo.data.find import find_data
+from ecc.zoo.data.images import VOID
+from ecc.zoo.data.sets import ImageData, Packed, Photos, Scenes
+
+__all__ = ["VOID", "ImageData", "Packed", "Photos", "Scenes", "find_data"]
