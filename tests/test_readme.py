@@ -20,7 +20,24 @@ from typing import Literal
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = ("README.md", "CONTRIBUTING.md")
+NO_STEPS = ("docs/api.md", "docs/data.md", "docs/faq.md", "docs/how-it-works.md", "docs/rivals.md")
+"""Pages with nothing to do: a reference, words, or commands for data and machines that are not here (```text)."""
+LOUD = ("docs/own-model.md",)
+"""Pages that run trainers of others, which advise about this machine in warnings."""
+
+PAGES = [
+    pytest.param(
+        name,
+        marks=[pytest.mark.slow] * name.startswith("docs/")
+        + [pytest.mark.filterwarnings(f"ignore::{kind}Warning") for kind in ("User", "Future", "Deprecation")]
+        * (name in LOUD),
+    )
+    for name in (
+        "README.md",
+        "CONTRIBUTING.md",
+        *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md")) if f"docs/{path.name}" not in NO_STEPS),
+    )
+]
 
 FENCE = re.compile(r"^```(\w+)[^\n]*\n(.*?)^```[ ]*$", re.MULTILINE | re.DOTALL)
 FILE_NAME = re.compile(r"#\s*(\w+\.py)\s*")
@@ -119,6 +136,10 @@ def make_targets() -> set[str]:
 def test_a_page_keeps_its_promises(name: str, folder: Path, run_ecc: Callable[[list[str]], int]) -> None:
     taken = run(ROOT / name, folder, run_ecc, make_targets())
     assert taken, f"{name} has no step to take; was a fence renamed?"
+
+
+def test_pages_without_steps_have_none() -> None:
+    assert [name for name in NO_STEPS if list(steps((ROOT / name).read_text(encoding="utf-8")))] == []
 
 
 def test_the_readme_shows_both_the_library_and_the_command_line() -> None:

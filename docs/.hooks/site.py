@@ -37,8 +37,8 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     is_outside = (ROOT / page.file.src_uri).is_file()
     away = "](docs/" if is_outside else "](../"
     markdown = markdown.replace(away, "](").replace("](README.md", "](index.md")
-    markdown = _BLOCK.sub(lambda found: f"\n{_mathml(found[1], 'block')}\n", markdown)
-    return _INLINE.sub(lambda found: _mathml(found[1], "inline"), markdown)
+    markdown = _BLOCK.sub(lambda found: f"\n<p>{_mathml(found[1], 'block')}</p>\n", markdown)
+    return _INLINE.sub(lambda found: f"<span>{_mathml(found[1], 'inline')}</span>", markdown)
 
 
 def _mathml(latex: str, display: str) -> str:
