@@ -9,6 +9,7 @@ In order, in an empty folder, with one namespace a page:
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import sys
@@ -145,6 +146,17 @@ def test_pages_without_steps_have_none() -> None:
 def test_the_readme_shows_both_the_library_and_the_command_line() -> None:
     verbs = {step.verb for step in steps((ROOT / "README.md").read_text(encoding="utf-8"))}
     assert verbs == {"save", "python", "ecc", "make"}
+
+
+def test_the_readme_tells_what_the_files_say() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    totals = json.loads((ROOT / "results/trace_coverage.json").read_text(encoding="utf-8"))["totals"]["all"]
+    ours, theirs = totals["ecc"]["exact"], totals["torch_pruning"]
+    assert f"of {totals['networks']} networks | [{ours}](" in text
+    assert f"| {theirs['exact']}, and {theirs['differs by nature (norm)']} that differ by nature |" in text
+    run = json.loads((ROOT / "results/compress_imagenette.json").read_text(encoding="utf-8"))
+    assert run["summary"]["met"] is ("The budget is met on the\nmeter" in text)
+    assert (run["points_lost"] > 1.5) is ("more accuracy is lost than the goal allowed" in text)
 
 
 # ---------------------------------------------------------------- the reader of pages, on a planted page
