@@ -43,6 +43,7 @@ def build():
     return Task(name="net", model=net, example_input=torch.randn(64, 3, 12, 12), loss=F.cross_entropy,
                 train_batches=batches, evaluate=score, evaluate_held_out=score)
 """
+RECIPE = 'task = "mobilenet_v1"\nbudgets = ["60%"]\n'
 READ_JOULES = '#!/bin/sh\necho "$(date +%s%N) nJ"\n'  # a device that draws one watt
 
 PARSED = {
@@ -50,6 +51,13 @@ PARSED = {
     "torchrun --nproc-per-node 4 -m ecc compress net.py:build --energy e.json --budget 60% -o run": (
         "four processes; tests/methods/test_compress.py starts two"
     ),
+    "ecc compress mobilenet_v1 --data imagenet --energy e.json --budget 60% -o run": (
+        "a data set; tests/cli/test_data.py makes a tiny one"
+    ),
+    "ecc compare recipe.toml --data imagenet --energy e.json -o runs": (
+        "a data set; tests/cli/test_recipes.py runs a recipe"
+    ),
+    "ecc report --live run": "it serves until Ctrl-C; tests/cli/test_reporting.py asks the page",
     "ecc compare net.py:build --energy e.json -o /shared/runs --on ray": (
         "a cluster with a shared folder; tests/methods/test_cluster.py starts two nodes"
     ),
@@ -111,6 +119,7 @@ def stock(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "fit mobile.profile -o e.json",
             f"compress digits --energy energy.json --budget 60% -o digits-run {SHORT}",
             f"compress net.py:build --energy e.json --budget 60% -o net-run {SHORT}",
+            "compare digits --energy energy.json --quick --budgets 65% --methods uniform -o runs",
         ):
             run_ecc(shlex.split(line))
     finally:
@@ -129,7 +138,11 @@ def test_the_tables_above_name_real_examples() -> None:
 
 
 @pytest.mark.parametrize("line", PARSED)
-def test_an_example_that_cannot_be_run_here_is_parsed(line: str) -> None:
+def test_an_example_that_cannot_be_run_here_is_parsed(
+    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "recipe.toml").write_text(RECIPE)
+    monkeypatch.chdir(tmp_path)
     _, _, words = line.partition("ecc ")
     verb, *arguments = shlex.split(words)
     assert VERBS[verb].make_context(verb, arguments).params
@@ -146,6 +159,8 @@ def test_an_example_runs(line: str, stock: Path, tmp_path: Path, monkeypatch: py
     if line.startswith("ecc profile"):  # which makes them
         for profile in folder.glob("*.profile"):
             profile.unlink()
+    if line.startswith("ecc compare"):
+        shutil.rmtree(folder / "runs")
     if not line.startswith("ecc compress"):  # which makes its run
         (folder / ("net-run" if of_net else "digits-run")).rename(folder / "run")
     monkeypatch.chdir(folder)
