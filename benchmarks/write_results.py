@@ -265,7 +265,8 @@ the reference.
 Ten-fold cross-validated relative errors on profiles measured on an NVIDIA H200 (NVML's counter, CUDA graphs, TF32,
 widths in multiples of 8; cuDNN autotuned AlexNet at batch 1, and took its heuristics for the others).
 *Noise* is the standard deviation of one measurement, from the dense reference that is measured again and again. *Ours*
-is `physical`, the default; whatever it chooses for itself is chosen anew within each fold. The dense network stands in every profile: its error is told in the fit, and when held out.
+is `physical`, the default; whatever it chooses for itself is chosen anew within each fold. The dense network
+stands in every profile: its error is told in the fit, and when held out.
 
 {energy_models()}
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from rich.console import Console
 
-from ecc.report.compress import CompressView
+from ecc.report.live_compress import CompressView
 from ecc.report.weights import weights_view
 
 
@@ -57,6 +57,7 @@ def test_without_scores_and_with_many_tensors() -> None:
 def test_the_live_line_shows_weights_as_it_shows_channels() -> None:
     file = io.StringIO()
     view = CompressView(Console(width=140, file=file, force_terminal=True))
-    facts = {"phase": "solver", "step": 5, "spent": {"energy": 2e-5}, "target": 2.1e-5, "nonzeros": {"a": 1, "b": 2}}
-    view.log(facts)
-    assert view._spent.endswith("energy 2e-05 (schedule 2.1e-05) ▅█")
+    view.plan({"solve": 9}, [], {"a": 2, "b": 2})
+    view.log({"phase": "solver", "step": 5, "spent": {"energy": 2e-5}, "target": 2.1e-5, "nonzeros": {"a": 1, "b": 2}})
+    assert view._spent.startswith("energy 20 u (predicted), schedule 21 u")
+    assert view._bars == "▅█"
