@@ -148,6 +148,13 @@ def test_the_readme_shows_both_the_library_and_the_command_line() -> None:
     assert verbs == {"save", "python", "ecc", "make"}
 
 
+@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md"])  # `mkdocs build --strict` checks the others
+def test_links_lead_somewhere(name: str) -> None:
+    links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", (ROOT / name).read_text(encoding="utf-8"))
+    assert links
+    assert [link for link in links if not (ROOT / link).exists()] == []
+
+
 def test_the_readme_tells_what_the_files_say() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     totals = json.loads((ROOT / "results/trace_coverage.json").read_text(encoding="utf-8"))["totals"]["all"]
