@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ecc.errors import BadFile
-from ecc.files import write_text
+from ecc.files import read_bytes, read_text, write_text
 
 
 def test_a_file_is_written_whole_and_leaves_nothing_beside_it(tmp_path: Path) -> None:
@@ -47,3 +47,32 @@ def test_a_written_file_gets_the_permissions_of_the_umask(tmp_path: Path, mask: 
         os.umask(before)
     modes = [stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ("a.json", "b.json")]
     assert modes == [0o666 & ~mask] * 2
+
+
+def test_what_was_written_is_read(tmp_path: Path) -> None:
+    write_text(tmp_path / "a.json", "ü\n")
+    assert read_text(tmp_path / "a.json") == "ü\n"
+    assert read_bytes(tmp_path / "a.json", most=3) == "ü\n".encode()
+
+
+def test_what_is_too_large_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(bytes((1 << 20) + 1))
+    with pytest.raises(BadFile, match=r"a is larger than 1 MiB"):
+        read_bytes(tmp_path / "a", most=1 << 20)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs devices and pipes")
+def test_devices_and_pipes_are_refused_without_waiting(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", Path("/dev/zero")):
+        with pytest.raises(BadFile, match="is not a plain file"):
+            read_bytes(path)
+
+
+@pytest.mark.parametrize(("name", "words"), [("none", "No such file"), (".", "Is a directory"), ("a\0b", "null")])
+def test_what_cannot_be_read_is_one_clear_line(tmp_path: Path, name: str, words: str) -> None:
+    with pytest.raises(BadFile, match=f"^cannot read .*{words}"):
+        read_text(tmp_path / name)
+    if name != ".":
+        with pytest.raises(BadFile, match=r"^cannot write "):
+            write_text(tmp_path / name / "a", "text")

@@ -135,6 +135,7 @@ def test_only_tensors_with_the_same_first_axis_are_batched() -> None:
     ("example_input", "batch", "text"),
     [
         (torch.ones(2, 3), 0, "batch 0 is below 1"),
+        (torch.ones(2, 3), 10**12, "batch 1000000000000 is above 1048576"),
         (torch.tensor(1.0), 4, r"has shape \(\): no batch can be made of it"),
         (torch.ones(0, 3), 4, r"has shape \(0, 3\)"),
     ],

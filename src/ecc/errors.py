@@ -2,9 +2,27 @@
 
 from __future__ import annotations
 
+LONGEST = 4000
+"""Characters of a message. Values from files stand in messages, and a hostile file has long ones."""
+
 
 class EccError(Exception):
-    """Base of all errors that ECC raises on purpose, so that one `except` catches them."""
+    """Base of all errors that ECC raises on purpose, so that one `except` catches them.
+
+    Args:
+        message: Shortened in its middle if a value in it is very long. Characters that a terminal would obey instead
+            of showing them are written as escapes.
+    """
+
+    def __init__(self, message: str) -> None:
+        shown = message if message.isprintable() else "".join(map(_shown, message))
+        if len(shown) > LONGEST:
+            shown = f"{shown[: LONGEST // 2]} ... {shown[5 - LONGEST // 2 :]}"
+        super().__init__(shown)
+
+
+def _shown(character: str) -> str:
+    return character if character.isprintable() or character == "\n" else repr(character)[1:-1]
 
 
 class UntraceableModel(EccError):

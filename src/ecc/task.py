@@ -14,6 +14,9 @@ from ecc.errors import BadTask
 Inputs = Tensor | tuple[Tensor, ...] | dict[str, Tensor]
 """What a model is called with: one tensor, positional tensors, or tensors by argument name."""
 
+MOST_ITEMS = 1 << 20
+"""In one batch."""
+
 
 # eq=False: comparing tensors gives tensors, so two tasks are equal only when they are the same object.
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -82,6 +85,8 @@ def with_batch(example_input: Inputs, batch: int) -> Inputs:
     """
     if batch < 1:
         raise BadTask(f"batch {batch} is below 1, the least a network can be run on.")
+    if batch > MOST_ITEMS:
+        raise BadTask(f"batch {batch} is above {MOST_ITEMS}, more than is ever run at once.")
     first = _first_tensor(example_input)
     if first.dim() == 0 or len(first) == 0:
         raise BadTask(f"the example input has shape {tuple(first.shape)}: no batch can be made of it.")

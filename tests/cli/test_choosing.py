@@ -11,6 +11,8 @@ def test_a_device_is_named_back_if_torch_can_use_it() -> None:
     assert usable_device("cpu") == "cpu"
     with pytest.raises(EccError, match=r"device 'warp' cannot be used here: .* Give --device cpu or leave it out"):
         usable_device("warp")
+    with pytest.raises(EccError, match="device 'meta' cannot be used here"):
+        usable_device("meta")
 
 
 def test_results_are_weighed_by_what_the_model_was_fitted_on() -> None:

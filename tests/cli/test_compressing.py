@@ -234,3 +234,15 @@ def test_the_defaults_of_the_command_are_those_of_the_package() -> None:
     shared = [name for name in vars(settings) if name in defaults]
     assert len(shared) > 12
     assert {name: defaults[name] for name in shared} == {name: getattr(settings, name) for name in shared}
+
+
+@pytest.mark.parametrize("change", [{"budgets": 5}, {"budgets": {"energy": {}}}, {"widths": []}, {"device": "\x1b[2J"}])
+def test_a_damaged_summary_of_a_finished_run_is_one_line(folder: Path, change: dict[str, object]) -> None:
+    words = ("digits", *E, *B, *O, *SHORT)
+    assert ecc(*words).exit_code == 0
+    file = folder / "run" / "summary.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **change}))
+    result = ecc(*words)
+    assert isinstance(result.exception, SystemExit), repr(result.exception)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "summary.json" in result.stderr.splitlines()[-1]

@@ -230,7 +230,19 @@ def test_it_comes_back_bit_by_bit(hidden_layers: int, tmp_path: Path) -> None:
     assert (tmp_path / "a.mlp").read_bytes() == (tmp_path / "b.mlp").read_bytes()
 
 
-@pytest.mark.parametrize("changes", [{"format": "other"}, {"layers": 5}, {"lefts": [[1]]}, {"mean": None}])
+MISFITS: list[dict[str, Any]] = [
+    {"full_widths": [3]},
+    {"lefts": [], "rights": []},
+    {"lefts": [[0, [[99, 1]]]] * 8},
+    {"dense_products": [0] * 8},
+    {"layers": [[[[1.0]], [0.0]]]},
+    {"layers": [[[1.0], [0.0]]]},
+    {"mean": float("nan")},
+    {"resource": "money"},
+]
+
+
+@pytest.mark.parametrize("changes", [{"format": "other"}, {"layers": 5}, {"lefts": [[1]]}, {"mean": None}, *MISFITS])
 def test_a_damaged_file_is_refused(changes: dict[str, Any], tmp_path: Path) -> None:
     path = tmp_path / "a.mlp"
     mlp().save(path)

@@ -34,13 +34,15 @@ def by_hand(index: torch.Tensor = IRREGULAR, **changes: Any) -> ChannelGraph:
         "last", 2, (Place("last.weight", 0, (Role.WRITE,), torch.arange(2)[:, None]),), "it is a network output"
     )
     s, t = Extent(0, ((0, 1),)), Extent(0, ((1, 1),))
+    each = index.shape[1]
+    columns = Extent(each % 2, ((0, each),))  # with one for each unit, another column belongs to no group
     layers = (
         Layer("first", "linear", 1, Extent(5), s, Extent(5), s, 4, ("first.weight",)),
         Layer("last", "linear", 1, s, t, s, t, 4, ("last.weight",)),
     )
     tensors = (
         TensorShape("first.weight", (s, Extent(5)), 4, True),
-        TensorShape("last.weight", (t, Extent(1, ((0, 1),))), 4, True),  # one column belongs to no group
+        TensorShape("last.weight", (t, columns), 4, True),
     )
     fields: dict[str, Any] = {"groups": (middle, outputs), "layers": layers, "tensors": tensors, **changes}
     return ChannelGraph(**fields)
@@ -381,3 +383,39 @@ IMPOSSIBLE: dict[str, Callable[[dict[str, Any]], None]] = {
 def test_a_file_with_impossible_values_is_refused(name: str, tmp_path: Path) -> None:
     path = edited(saved(tmp_path), IMPOSSIBLE[name])
     assert "is damaged" in refusal(path)
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        set_at("groups", 0, "places", 0, "tensor", value="../../etc/passwd"),
+        set_at("groups", 0, "places", 0, "axis", value=2),
+        set_at("groups", 0, "places", 0, "axis", value=-1),
+        set_at("groups", 0, "places", 1, "index", value=[[3], [0], [4]]),
+        set_at("groups", 0, "places", 1, "index", value=[[3], [0], [-1]]),
+        set_at("groups", 0, "least", value=4),
+        set_at("groups", 1, "name", value="first"),
+        set_at("tensors", 1, "name", value="first.weight"),
+        set_at("tensors", 0, "axes", 1, value=[-5, []]),
+        set_at("layers", 0, "incoming", value=[5, [[2, 1]]]),
+        set_at("layers", 0, "macs", value=-1),
+        set_at("layers", 0, "tensors", value=["none"]),
+    ],
+)
+def test_parts_that_do_not_fit_are_refused_also_under_a_fingerprint_that_does(
+    edit: Callable[[dict[str, Any]], None], tmp_path: Path
+) -> None:
+    path = edited(saved(tmp_path), edit)
+    data = json.loads(path.read_text())
+    data["fingerprint"] = ChannelGraph._from_json(data).fingerprint
+    path.write_text(json.dumps(data))
+    assert "is damaged" in refusal(path)
+
+
+def test_many_large_places_are_refused_before_memory_is_taken(tmp_path: Path) -> None:
+    path = saved(tmp_path)
+    data = json.loads(path.read_text())
+    place = {"tensor": "first.weight", "axis": 0, "roles": [], "regular": [0, 0, 1 << 21, 0]}
+    data["groups"][0]["places"] = [place] * 1000  # 3 units each: 48 GiB in all
+    path.write_text(json.dumps(data))
+    assert "is damaged (ValueError)" in refusal(path)

@@ -84,11 +84,19 @@ def test_widths_that_do_not_fit_are_refused(graph: ChannelGraph, widths: dict[st
         ({"least_widths": (0, 1, 5)}, r"group 'stem' has the least width 0, outside 1\.\.8"),
         ({"least_widths": (1, 7, 5)}, r"group 'conv1' has the least width 7, outside 1\.\.6"),
         ({"groups": ("a", "b"), "full_widths": (8, 6), "least_widths": (1, 1)}, "a size names a group that is none of"),
+        ({"tensors": ()}, "layer 'stem' uses a tensor that is not there"),
     ],
 )
 def test_parts_that_do_not_fit_together_are_refused(graph: ChannelGraph, changes: dict[str, Any], said: str) -> None:
     with pytest.raises(BadWidths, match=said):
         replace(graph.skeleton, **changes)
+
+
+def test_negative_sizes_are_refused(graph: ChannelGraph) -> None:
+    first, *rest = graph.skeleton.layers
+    for changes in ({"macs": -1}, {"reads": Extent(-1)}, {"writes": Extent(1, ((0, -1),))}):
+        with pytest.raises(BadWidths, match=r"negative|fewer than no"):
+            replace(graph.skeleton, layers=(replace(first, **changes), *rest))
 
 
 @pytest.mark.parametrize("key", ["fingerprint", "groups", "full_widths", "least_widths", "layers", "tensors"])

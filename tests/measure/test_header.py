@@ -155,3 +155,25 @@ def test_what_a_later_version_adds_is_passed_over() -> None:
     data["settings"]["warp"] = 9
     data["later"] = True
     assert ProfileHeader.from_dict(data) == MEASURED
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"settings": 0},
+        {"settings": ""},
+        {"counter": []},
+        {"design": {**MEASURED.to_dict()["design"], "rows": 10**18}},
+        {"design": {**MEASURED.to_dict()["design"], "rows": "many"}},
+        {"design": {**MEASURED.to_dict()["design"], "shard": [1]}},
+        {"design": {**MEASURED.to_dict()["design"], "kind": 5}},
+        {"meter": {**MEASURED.to_dict()["meter"], "device": ["a"]}},
+        {"meter": {**MEASURED.to_dict()["meter"], "device": "\x1b[2J"}},
+        {"environment": 5},
+        {"merged_from": [5]},
+        {"device": 5},
+    ],
+)
+def test_values_of_another_kind_are_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises((BadFile, BadMeasurement, LookupError, TypeError, ValueError, AttributeError)):
+        ProfileHeader.from_dict(broken(**changes))

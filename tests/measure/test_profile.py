@@ -75,6 +75,8 @@ def test_the_time_of_a_network_is_told_by_when_rows_were_measured() -> None:
     rows = [row(i, measured_at=moment, session=int(i > 2)) for i, moment in enumerate(at)]
     assert profile_of(*rows).seconds_per_network == pytest.approx(0.8)
     assert profile_of(*ROWS).seconds_per_network is None
+    back = [replace(rows[0], measured_at=at[4]), *rows[1:3]]  # a clock that was set back by 49 s
+    assert profile_of(*back).seconds_per_network == pytest.approx(0.9)
 
 
 def test_drift_is_divided_out_of_joules_and_seconds_apart() -> None:
@@ -207,3 +209,17 @@ def test_files_that_are_no_profile_are_refused(tmp_path: Path) -> None:
         path.write_bytes(data)
         with pytest.raises(BadFile, match=text):
             Profile.load(path)
+
+
+def test_a_gzip_bomb_is_refused_before_it_unfolds(tmp_path: Path) -> None:
+    path = tmp_path / "x.gz"
+    path.write_bytes(gzip.compress(b" " * (20 << 20)) * 13)  # 20 KiB each, 260 MiB in all
+    with pytest.raises(BadFile, match="unfolds into more than 256 MiB"):
+        Profile.load(path)
+
+
+def test_a_line_without_end_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "x.profile"
+    path.write_bytes(b"[" * (9 << 20) + b"\n")
+    with pytest.raises(BadFile, match=r"x\.profile:1: the line is longer than 8 MiB"):
+        Profile.load(path)

@@ -255,6 +255,7 @@ def test_a_shard_measures_its_rows_and_the_reference(path: Path) -> None:
     [
         ({"rows": 0}, "rows=0"),
         ({"rounds": 0}, "rounds=0 is below 1"),
+        ({"rounds": 10**9}, "more than 1000000 measurements"),
         ({"reference_every": 0}, "reference_every=0 is below 1"),
         ({"until": 2.0}, r"until=2\.0 is not a share between 0 and 1"),
         ({"shard": (9, 8)}, "shard 9/8 does not exist"),

@@ -73,6 +73,7 @@ def test_references_have_no_number_but_say_what_they_are() -> None:
         ("power_capped", 1, "power_capped is 1; it must be a bool"),
         ("measured_at", 5, "measured_at is 5; it must be a str"),
         ("measured_at", "noon", "measured_at is 'noon'; it must be a time such as"),
+        ("measured_at", "2026-01-01T00:00:00", "it must be a time such as"),  # of no zone
         ("temperature_celsius", "hot", "temperature_celsius is 'hot'; it must be a number"),
     ],
 )

@@ -131,6 +131,7 @@ def test_frozen_groups_are_left_out() -> None:
     ("arguments", "text"),
     [
         ({"rows": 0}, "rows=0 is below 1"),
+        ({"rows": 10**30}, "is above 1000000, the most a design can have"),
         ({"kind": "corners"}, "design 'corners' is unknown; give one of uniform, mixed"),
         ({"seed": -1}, "seed=-1 is outside"),
         ({"multiple_of": 0}, "multiple_of=0 is below 1"),

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +12,8 @@ import pytest
 from ecc.errors import BadFile, EccError
 from ecc.methods import CompressSettings
 from ecc.methods.compare import Cell, Comparison
-from methods.jobs import Truth, _graph, true_model, wide_task, wrong_model
+from ecc.training import Interrupted
+from methods.jobs import Truth, _graph, noise_batches, true_model, wide_task, wrong_model
 
 
 def grid(**changes: Any) -> Comparison:
@@ -97,3 +101,25 @@ def test_what_cannot_be_compared_is_refused(tmp_path: Path) -> None:
     (tmp_path / "other" / "file").write_text("")
     with pytest.raises(BadFile, match="is no grid of runs and is left as it is"):
         grid().run(tmp_path / "other")
+
+
+def test_ctrl_c_ends_the_grid_and_not_only_a_cell(tmp_path: Path) -> None:
+    def stopping(epoch: int) -> Any:
+        os.kill(os.getpid(), signal.SIGINT)
+        yield from noise_batches((3, 4, 4), epoch)
+
+    job = grid(methods=["ecc"], seeds=1)
+    job.task = replace(job.task, train_batches=stopping)
+    with pytest.raises(Interrupted, match="Give the same command again"):
+        job.run(tmp_path / "runs")
+    assert not list((tmp_path / "runs").rglob("*.failed.json"))
+
+
+@pytest.mark.parametrize("text", ["{", "5", '{"stem": "8"}', '{"stem": true}', "[" * 100_000])
+def test_widths_that_are_none_are_refused(text: str, tmp_path: Path) -> None:
+    job = grid(methods=["scratch", "ecc"], budgets=["65%"], seeds=1)
+    file = Cell("ecc", "65%", 0).folder(tmp_path) / "widths.json"
+    file.parent.mkdir(parents=True)
+    file.write_text(text)
+    with pytest.raises(BadFile, match=r"widths\.json holds no widths"):
+        job._method(Cell("scratch", "65%", 0), tmp_path)

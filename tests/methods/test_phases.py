@@ -120,6 +120,7 @@ def test_a_finished_run_is_shown_again(tmp_path: Path) -> None:
 def test_what_changes_no_result_may_change_between_sessions(tmp_path: Path) -> None:
     halving().run(tmp_path / "run")
     assert halving(log_every=1, checkpoint_steps=7).run(tmp_path / "run")["again"]
+    assert halving(micro_batch=16).run(tmp_path / "run")["again"]  # as one does that is out of memory
     with pytest.raises(BadFile, match=r"settings\.lr"):
         halving(lr=0.5).run(tmp_path / "run")
 
@@ -153,3 +154,24 @@ def test_frozen_parameters_are_not_trained() -> None:
     adam = halving(lr=0.25)._adam(model)
     assert [id(p) for group in adam.param_groups for p in group["params"]] == [id(p) for p in model[1].parameters()]
     assert adam.param_groups[0]["lr"] == 0.25
+
+
+def test_a_network_that_cannot_be_trained_is_refused_at_once() -> None:
+    task = find_task("digits")
+    task.model.head.bias.data[0] = float("nan")  # type: ignore[union-attr,index]  # it has a head
+    with pytest.raises(BadTask, match=r"head\.bias of task 'digits' holds NaN"):
+        Halving(task, CompressSettings(), "cpu")
+    frozen = find_task("digits")
+    frozen.model.requires_grad_(False)
+    with pytest.raises(BadTask, match="no parameter of task 'digits' can be trained"):
+        Halving(frozen, CompressSettings(), "cpu")
+
+
+def test_an_evaluation_that_raises_is_one_line(tmp_path: Path) -> None:
+    def evaluate(model: Any) -> float:
+        raise FileNotFoundError("no test split")
+
+    job = halving()
+    job.task = replace(job.task, evaluate=evaluate)
+    with pytest.raises(BadTask, match="evaluate of task 'digits' raised FileNotFoundError: no test split"):
+        job.run(tmp_path / "run")

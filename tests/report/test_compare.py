@@ -93,3 +93,28 @@ def test_a_folder_that_is_no_grid_and_a_damaged_cell_are_refused(runs: Path, tmp
     (runs / "seed-0" / "ecc-50" / "cell.json").write_text("{")
     with pytest.raises(BadFile, match="run its cell again"):
         load_grid(runs)
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("cell.json", {"method": 5}),
+        ("cell.json", {"seed": None}),
+        ("cell.json", {"peak_bytes": "many"}),
+        ("cell.json", {"budget": "x" * 100_000}),
+        ("cell.json", {"budget": "\x1b[2J"}),
+        ("cell.json", {"budget": "\ud800"}),
+        ("summary.json", {"scores": {"before tuning": "bad"}}),
+        ("summary.json", {"scores": []}),
+        ("summary.json", {"scores": {"after tuning": "good"}}),
+        ("summary.json", {"budgets": {}}),
+        ("summary.json", {"budgets": {"energy": {"result": 1, "dense": 0}}}),
+        ("summary.json", {"batches": {"total": 5}}),
+        ("summary.json", {"label": None}),
+    ],
+)
+def test_facts_of_another_kind_are_refused_by_the_file(runs: Path, name: str, change: dict[str, object]) -> None:
+    file = runs / "seed-0" / "ecc-50" / name
+    file.write_text(json.dumps({**json.loads(file.read_text()), **change}))
+    with pytest.raises(BadFile, match=rf"{name} is damaged.*run its cell again"):
+        load_grid(runs)

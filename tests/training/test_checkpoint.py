@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
 import struct
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from ecc.errors import BadFile
-from ecc.training.checkpoint import load_state, save_state
+from ecc.training.checkpoint import load_state, save_state, sync_folder
 from ecc.training.seeding import rng_state
 
 DTYPES = [
@@ -210,3 +212,15 @@ def test_the_state_of_a_network_keeps_its_names_for_other_programs(tmp_path: Pat
     for name, tensor in network.state_dict().items():
         assert torch.equal(twin.state_dict()[name], tensor)
         assert torch.equal(load_state(tmp_path / "a.safetensors")[name], tensor)
+
+
+@pytest.mark.parametrize(("code", "refused"), [(errno.EIO, True), (errno.EINVAL, False)])
+def test_a_folder_that_cannot_be_synced_is_told_unless_the_system_has_no_such_thing(
+    code: int, refused: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(descriptor: int) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "fsync", failing)
+    with pytest.raises(BadFile, match="Input/output error") if refused else nullcontext():
+        sync_folder(tmp_path)

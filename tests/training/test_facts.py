@@ -63,3 +63,9 @@ def test_a_damaged_line_is_told_by_its_number(line: bytes) -> None:
 )
 def test_the_first_difference_is_named(then: Any, now: Any, difference: Any) -> None:
     assert first_difference(then, now) == difference
+
+
+@pytest.mark.parametrize("line", [b"{" * 100_000, b'{"a": [' + b"[]," * 400_000 + b"1]}"])
+def test_a_line_that_unfolds_into_much_is_damaged(line: bytes) -> None:
+    with pytest.raises(BadFile, match="x:2: the line is damaged"):
+        parsed_lines(b"{}\n" + line + b"\n", Path("x"))

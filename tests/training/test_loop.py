@@ -375,7 +375,7 @@ def test_a_checkpoint_of_another_network_is_refused_in_one_line(tmp_path: Path) 
     with open_run(tmp_path / "run", {}) as run:
         fit(2, run=run)
     with open_run(tmp_path / "run", {}) as run:
-        with pytest.raises(BadFile, match="does not fit this network and optimizer") as caught:
+        with pytest.raises(BadFile, match="does not fit this run") as caught:
             fit(2, run=run, task=toy_task(model=Net(norm=False)))
         assert "\n" not in str(caught.value)
 

@@ -175,11 +175,22 @@ def test_history_goes_back_to_the_checkpoint(path: Path) -> None:
         run.log({"step": 3})
     assert steps(path) == [1, 2, 3]
     with open_run(path, CONFIG) as run:
-        assert steps(path) == [1, 2]
+        assert [facts["step"] for facts in run.history()] == [1, 2]
         run.log({"step": 30})
         run.save({})
     with open_run(path, CONFIG) as run:
         assert steps(path) == [1, 2, 30]
+
+
+def test_a_run_that_is_refused_later_keeps_the_lines_that_would_be_made_again(path: Path) -> None:
+    with open_run(path, CONFIG) as run:
+        run.log({"step": 1})
+        run.save({})
+        run.log({"step": 2})
+    said = r"checkpoint\.safetensors does not fit this run \(KeyError: 'model'\)"
+    with pytest.raises(BadFile, match=said), open_run(path, CONFIG) as run, run.understood():
+        raise KeyError("model")
+    assert steps(path) == [1, 2]
 
 
 def test_history_without_a_checkpoint_begins_anew(path: Path) -> None:
@@ -330,3 +341,43 @@ def test_the_lock_ends_with_its_process(path: Path) -> None:
         holder.wait()
         with open_run(path, CONFIG) as run:
             assert run.writes
+
+
+# ---------------------------------------------------------------- folders from elsewhere
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs links")
+@pytest.mark.parametrize("name", ["history.jsonl", ".ecc-lock"])
+def test_a_link_that_leads_out_of_the_folder_is_not_written_through(name: str, path: Path, tmp_path: Path) -> None:
+    with open_run(path, CONFIG):
+        pass
+    (tmp_path / "diary").write_text("mine\n")
+    (path / name).unlink()
+    (path / name).symlink_to(tmp_path / "diary")
+    with pytest.raises(BadFile, match="cannot write"), open_run(path, CONFIG):
+        pass
+    assert (tmp_path / "diary").read_text() == "mine\n"
+
+
+@pytest.mark.parametrize("text", ["5", '{"sessions": 5}', "[" * 100_000, '{"a":' * 100_000])
+def test_a_damaged_list_of_sessions_is_one_clear_line(text: str, path: Path) -> None:
+    with open_run(path, CONFIG):
+        pass
+    (path / "environment.json").write_text(text)
+    said = r"environment\.json (cannot be read|is damaged|holds no list)"
+    with pytest.raises(BadFile, match=said), open_run(path, CONFIG):
+        pass
+
+
+@pytest.mark.parametrize("saved", [{"state": {}}, {"state": 5, "history_lines": 0}, {"state": {}, "history_lines": -1}])
+def test_a_checkpoint_that_is_none_is_refused(saved: Any, path: Path) -> None:
+    with open_run(path, CONFIG):
+        pass
+    save_state(path / "checkpoint.safetensors", saved)
+    with pytest.raises(BadFile, match="is no checkpoint of a run"), open_run(path, CONFIG):
+        pass
+
+
+def test_a_name_that_no_system_takes_is_one_clear_line(tmp_path: Path) -> None:
+    with pytest.raises(BadFile, match=r"cannot look into .*: File name too long"), open_run(tmp_path / ("a" * 300), {}):
+        pass

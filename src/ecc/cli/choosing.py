@@ -69,7 +69,7 @@ def usable_device(device: str) -> str:
         EccError: If it cannot, with torch's reason.
     """
     try:
-        torch.empty(0, device=device)
+        torch.zeros(1, device=device).item()  # the device `meta` makes tensors, but has no numbers
     except (RuntimeError, AssertionError) as error:  # torch asserts that it was built for the device
         reason = str(error).strip().splitlines()[0].rstrip(".")
         raise EccError(f"device {device!r} cannot be used here: {reason}. Give --device cpu or leave it out.") from None

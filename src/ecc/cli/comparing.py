@@ -50,7 +50,7 @@ def compare(
     methods: Annotated[
         str, typer.Option("--methods", metavar="LIST", help=f"Of {', '.join((*METHODS, SCRATCH))}.")
     ] = ",".join(METHODS),
-    seeds: Annotated[int, typer.Option("--seeds", metavar="N", help="Runs of each cell.")] = 3,
+    seeds: Annotated[int, typer.Option("--seeds", metavar="N", max=1000, help="Runs of each cell.")] = 3,
     meter: Annotated[
         str, typer.Option("--meter", metavar="METER", help="Weighs the results: auto, nvml, platform:..., none.")
     ] = "auto",

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import typer
-from rich.console import Console
+from rich.console import Console, RenderableType
+from rich.errors import NotRenderableError
 
 from ecc.energy import EnergyModel, parse_budgets
-from ecc.errors import EccError
+from ecc.errors import BadFile, EccError
 from ecc.measure import close_meter
 from ecc.methods import Compression, CompressSettings, WeightCompression, reaches
 from ecc.methods.find import METHODS, find_method
@@ -178,10 +179,28 @@ def compress(
     if as_json:
         typer.echo(json.dumps(result.summary, indent=1))
     elif not quiet:
-        shown = weights_view if is_fine else compress_view
-        Console().print(shown(result.summary, output))
-    if not result.summary["met"]:
+        show(result.summary, output, weights_view if is_fine else compress_view)
+    if not result.summary.get("met"):
         raise EccError(f"the budget is not met: {result.summary.get('note', '')}")
+
+
+def show(summary: dict[str, Any], folder: Path, view: Callable[[dict[str, Any], Path], RenderableType]) -> None:
+    """Prints the summary of a run, which may be that of a run that ended long ago.
+
+    Raises:
+        BadFile: If it is not one that can be shown.
+    """
+    console = Console()
+    try:
+        plain = json.dumps(summary, ensure_ascii=False)
+        if "\\u00" in plain or not plain.isprintable():
+            raise ValueError("codes for a terminal")
+        with console.capture() as text:
+            console.print(view(summary, folder))
+    except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, NotRenderableError) as error:
+        file = folder / "summary.json"
+        raise BadFile(f"{file} is damaged ({type(error).__name__}); restore it from a copy.") from None
+    typer.echo(text.get(), nl=False)
 
 
 def _is_fine(granularity: str, energy: Sequence[Path], freeze: Sequence[str]) -> bool:

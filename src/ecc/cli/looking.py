@@ -23,7 +23,9 @@ def doctor(
     meter: Annotated[
         str, typer.Option("--meter", metavar="METER", help="Examine this one alone, such as nvml:1 or file.py:MyMeter.")
     ] = "auto",
-    seconds: Annotated[float, typer.Option(min=1, help="Length of the self-test of each meter, about.")] = 10.0,
+    seconds: Annotated[
+        float, typer.Option(min=1, max=3600, help="Length of the self-test of each meter, about.")
+    ] = 10.0,
     quick: Annotated[bool, typer.Option("--quick", help="Leave the self-test out.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print facts for programs.")] = False,
 ) -> None:

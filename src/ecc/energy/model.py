@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ecc.errors import BadFile, BadWidths, EccError
-from ecc.files import write_text
+from ecc.files import read_text, write_text
 from ecc.graph import ChannelGraph, Extent
 from ecc.measure import MeasureSettings, MeterInfo
 
@@ -212,12 +212,10 @@ class EnergyModel:
             BadFile: If it is no energy model, is damaged, or belongs to another network.
         """
         try:
-            data = json.loads(Path(path).read_text(encoding="utf-8"), parse_constant=_refuse_constant)
+            data = json.loads(read_text(path), parse_constant=_refuse_constant)
             if not isinstance(data, dict) or data.get("format") != FORMAT:
                 raise BadFile(f"{path} is not an energy model of this version ({FORMAT!r}).")
             model = cls._from_json(data)
-        except OSError as error:
-            raise BadFile(f"cannot read {path}: {error.strerror}.") from None
         except EccError as error:
             raise BadFile(str(error)) from None
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
@@ -299,10 +297,18 @@ class EnergyModel:
             ),
             quality=dict(data["quality"]),
         )
-        if not len(groups) == len(found.full_widths) == len(found.least_widths):
+        if not len(set(groups)) == len(groups) == len(found.full_widths) == len(found.least_widths):
             raise ValueError("groups and widths differ in number")
+        if any(not 1 <= least <= full for least, full in zip(found.least_widths, found.full_widths, strict=True)):
+            raise ValueError("a least width is outside 1 and the full width")
+        if not all(name.isprintable() for name in (*groups, *layers, found.fingerprint, found.kind)):
+            raise ValueError("a name cannot be shown")
+        if found.origin.batch < 1 or not isinstance(found.origin.device_type, str | None):
+            raise ValueError("the origin is none")
         if found.resource not in RESOURCES:
             raise ValueError(f"resource {found.resource!r} is unknown")
+        if not (math.isfinite(found.dense) and found.dense > 0):
+            raise ValueError(f"the dense network would take {found.dense} {found.unit}")
         return found
 
 
@@ -311,10 +317,16 @@ def _term(data: Mapping[str, Any], num_groups: int, num_layers: int) -> Term:
     for extent in (left, right):
         if extent.fixed < 0 or any(not 0 <= g < num_groups or m < 0 for g, m in extent.multiples):
             raise ValueError(f"a size of term {data['name']!r} is negative or of no group")
-    layers = tuple((int(number), tuple(float(a) for a in amounts)) for number, amounts in data["layers"])
+    layers = tuple((int(number), _amounts(amounts)) for number, amounts in data["layers"])
     if any(not 0 <= number < num_layers for number, _ in layers):
         raise ValueError(f"term {data['name']!r} belongs to no layer")
-    return Term(str(data["name"]), left, right, tuple(float(a) for a in data["amounts"]), layers)
+    return Term(str(data["name"]), left, right, _amounts(data["amounts"]), layers)
+
+
+def _amounts(values: Sequence[Any]) -> tuple[float, ...]:
+    if len(values) != len(AMOUNTS):
+        raise ValueError(f"{len(values)} amounts where there are {len(AMOUNTS)}")
+    return tuple(_price(value) for value in values)
 
 
 def _step(data: Mapping[str, Any], num_groups: int, num_layers: int) -> Step:

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from ecc.errors import BadFile, BadMeasurement
-from ecc.files import write_text
+from ecc.files import read_text, write_text
 from ecc.graph import Extent
 
 from .families import Priced, folds
@@ -223,10 +223,10 @@ class Mlp:
             BadFile: If it is something else, or damaged.
         """
         try:
-            data: Mapping[str, Any] = json.loads(Path(path).read_text(encoding="utf-8"))
+            data: Mapping[str, Any] = json.loads(read_text(path))
             if not isinstance(data, dict) or data.get("format") != MLP_FORMAT:
                 raise BadFile(f"{path} is not an energy perceptron of this version ({MLP_FORMAT!r}).")
-            return cls(
+            found = cls(
                 groups=tuple(str(name) for name in data["groups"]),
                 full_widths=tuple(int(width) for width in data["full_widths"]),
                 resource=str(data["resource"]),
@@ -240,7 +240,10 @@ class Mlp:
                 ),
                 label=str(data["label"]),
             )
-        except OSError as error:
-            raise BadFile(f"cannot read {path}: {error.strerror}.") from None
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            dense = torch.tensor(found.full_widths, dtype=torch.float64)
+            flat = any(weight.dim() != 2 for weight, _ in found.layers)
+            if flat or len(dense) != len(found.groups) or found.gradient(dense).isnan().any() or not found.unit:
+                raise ValueError("its parts do not fit together")
+            return found
+        except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError) as error:
             raise BadFile(f"{path} is damaged ({type(error).__name__}). Fit the profile again.") from None

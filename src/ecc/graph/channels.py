@@ -20,12 +20,14 @@ import torch
 from torch import Tensor
 
 from ecc.errors import BadFile, BadWidths
-from ecc.files import write_text
+from ecc.files import read_text, write_text
 from ecc.graph.costs import CostTable, Extent, Layer, TensorShape
 from ecc.graph.labels import Role
 from ecc.graph.skeleton import Skeleton
 
 FORMAT = "ecc channel graph, version 1"
+MOST_INDICES = 1 << 24
+"""Of all places together, when a graph is read: many times those of the largest networks, and 128 MiB."""
 
 
 @dataclass(frozen=True)
@@ -229,23 +231,14 @@ class ChannelGraph:
             BadFile: not a channel graph, another version, or changed since it was written.
         """
         try:
-            data = json.loads(Path(path).read_text(encoding="utf-8"))
+            data = json.loads(read_text(path))
             if not isinstance(data, dict) or data.get("format") != FORMAT:
                 raise BadFile(f"{path} is not a channel graph of this version ({FORMAT!r}).")
             graph = cls._from_json(data)
+            graph._check()
         except BadFile:
             raise
-        except OSError as error:
-            raise BadFile(f"cannot read {path}: {error.strerror}.") from None
-        except (
-            ValueError,
-            KeyError,
-            TypeError,
-            IndexError,
-            RuntimeError,
-            RecursionError,
-            OverflowError,
-        ) as error:
+        except (BadWidths, ValueError, KeyError, TypeError, IndexError, RuntimeError, OverflowError) as error:
             raise BadFile(f"{path} is damaged ({type(error).__name__}). Trace the network again.") from None
         if graph.fingerprint != data.get("fingerprint"):
             raise BadFile(f"{path} was changed after it was written. Trace the network again.")
@@ -280,6 +273,9 @@ class ChannelGraph:
 
     @classmethod
     def _from_json(cls, data: Mapping[str, Any]) -> ChannelGraph:
+        sizes = [int(g["width"]) * _size(p) for g in data["groups"] for p in g["places"]]
+        if min(sizes, default=1) < 1 or sum(sizes) > MOST_INDICES:
+            raise ValueError("impossible size")
         groups = tuple(
             ChannelGroup(
                 name=str(g["name"]),
@@ -303,6 +299,19 @@ class ChannelGraph:
         features = tuple((str(path), Extent.from_json(extent)) for path, extent in data["features"])
         proof = None if data["proof"] is None else float(data["proof"])
         return cls(groups, layers, tensors, features, tuple(_text(note) for note in data["notes"]), proof)
+
+    def _check(self) -> None:
+        """Refuses parts that do not fit together, as only a file can hold them."""
+        if len(self._by_name) != len(self.groups) or len(self.full_shapes) != len(self.tensors):
+            raise ValueError("a name stands there twice")
+        if not all(axis < 1 << 60 for shape in self.full_shapes.values() for axis in shape):
+            raise ValueError("a size is beyond counting")
+        for group in self.groups:
+            for place in group.places:
+                end = self.full_shapes[place.tensor][place.axis]
+                if place.axis < 0 or int(place.index.min()) < 0 or int(place.index.max()) >= end:
+                    raise IndexError(place.tensor)
+        _ = self.skeleton  # which refuses sizes that are negative, or of no group
 
     def __str__(self) -> str:
         cut = f"{len(self.prunable)} of {len(self.groups)} channel groups can be cut"
@@ -337,11 +346,14 @@ def _regular(offset: int, step: int, units: int, size: int, inner: int) -> Tenso
     )
 
 
+def _size(place: Mapping[str, Any]) -> int:
+    """Indices of one unit."""
+    return int(place["regular"][2]) if "regular" in place else 1  # in full, they are as long as the file
+
+
 def _unpack(place: Mapping[str, Any], units: int) -> Tensor:
     if "regular" in place:
         offset, step, size, inner = (int(v) for v in place["regular"])
-        if not 0 < units * size <= 1 << 28:
-            raise ValueError("impossible size")
         return _regular(offset, step, units, size, inner)
     return torch.tensor(place["index"], dtype=torch.long, device="cpu").view(units, -1)
 

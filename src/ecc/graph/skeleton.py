@@ -46,6 +46,12 @@ class Skeleton:
         for size in sizes:
             if any(not 0 <= group < count for group, _ in size.multiples):
                 raise BadWidths(f"a size names a group that is none of the {count}.")
+            if size.fixed < 0 or any(multiple < 0 for _, multiple in size.multiples):
+                raise BadWidths(f"a size is negative: {size}.")
+        there = {tensor.name for tensor in self.tensors}
+        for layer in self.layers:
+            if not there.issuperset(layer.tensors) or layer.macs < 0:
+                raise BadWidths(f"layer {layer.path!r} uses a tensor that is not there, or fewer than no MACs.")
 
     @cached_property
     def costs(self) -> CostTable:

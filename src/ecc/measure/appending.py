@@ -12,9 +12,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ecc.errors import BadFile
+from ecc.files import read_bytes
 
 from .header import ProfileHeader
-from .profile import HEADER_START, Profile, header_line, parsed
+from .profile import HEADER_START, MOST_PROFILE_BYTES, Profile, header_line, parsed
 from .rows import Row, row_line
 
 try:
@@ -59,7 +60,7 @@ class ProfileFile:
         self.rows.append(row)
 
     def _read(self) -> None:
-        data = self.path.read_bytes()
+        data = read_bytes(self.path, MOST_PROFILE_BYTES)
         whole = data[: data.rfind(b"\n") + 1]
         start = HEADER_START.encode("utf-8")
         if data[: len(start)] != start[: len(data)]:

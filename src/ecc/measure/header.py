@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import Any
+from typing import Any, TypeVar
 
 from ecc.errors import BadFile
 from ecc.graph import ChannelGraph, Skeleton
@@ -18,7 +18,9 @@ from ecc.task import Inputs
 from .counter import CounterProbe
 from .measurement import MeasureSettings
 from .meter import MeterInfo
-from .sampling import Shard
+from .sampling import Shard, check_design
+
+_T = TypeVar("_T")
 
 FORMAT = "ecc profile"
 VERSION = 2
@@ -138,8 +140,7 @@ class ProfileHeader:
             raise BadFile(f"this is not the header of a profile, whose format is {FORMAT!r}.")
         if data["version"] != VERSION:
             raise BadFile(f"the profile has version {data['version']}; this ecc reads version {VERSION}.")
-        network, planned = data["network"], _known(Design, data["design"])
-        planned["shard"] = planned["shard"] and tuple(planned["shard"])
+        network = data["network"]
         header = cls(
             skeleton=Skeleton.from_json(network["skeleton"]),
             groups=tuple(str(name) for name in network["groups"]),
@@ -148,15 +149,19 @@ class ProfileHeader:
             batch=int(data["input"]["batch"]),
             meter=MeterInfo.from_dict(data["meter"]),
             device_type=data["device"],
-            settings=data["settings"] and MeasureSettings(**_known(MeasureSettings, data["settings"])),
-            design=Design(**planned),
-            counter=data["counter"] and CounterProbe(**_known(CounterProbe, data["counter"])),
-            environment=dict(data["environment"]),
+            settings=_maybe(MeasureSettings, data["settings"]),
+            design=_design(data["design"]),
+            counter=_maybe(CounterProbe, data["counter"]),
+            environment={str(name): str(value) for name, value in data["environment"].items()},
             created=data["created"],
-            merged_from=tuple(data["merged_from"]),
+            merged_from=tuple(dict(part) for part in data["merged_from"]),
         )
+        if not all(isinstance(text, str | None) for text in (header.device_type, header.created)) or header.batch < 1:
+            raise ValueError("device, time or batch")
         if network["fingerprint"] != header.fingerprint:
             raise ValueError(f"network {network['fingerprint']} with the skeleton of {header.fingerprint}")
+        if not all(name.isprintable() for name in header.skeleton.groups):
+            raise ValueError("a name of a group cannot be shown")
         whole = dict(zip(header.skeleton.groups, header.skeleton.full_widths, strict=True))
         if [whole.get(name) for name in header.groups] != list(header.full_widths):
             raise ValueError("groups and full widths do not fit the skeleton")
@@ -214,6 +219,21 @@ def _leaves(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
             yield from _leaves(value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", value
+
+
+def _maybe(cls: type[_T], data: Mapping[str, Any] | None) -> _T | None:
+    return None if data is None else cls(**_known(cls, data))
+
+
+def _design(data: Mapping[str, Any]) -> Design:
+    planned = _known(Design, data)
+    shard, multiple = planned["shard"], planned["multiple_of"]
+    planned["shard"] = None if shard is None else (int(shard[0]), int(shard[1]))
+    for name in ("seed", "rows", "rounds", "reference_every", *([] if multiple is None else ["multiple_of"])):
+        planned[name] = int(planned[name])
+    design = Design(**planned)
+    check_design(design.rows, design.kind, design.seed, design.multiple_of)
+    return design
 
 
 def _known(cls: type[Any], data: Mapping[str, Any]) -> dict[str, Any]:

@@ -137,14 +137,22 @@ class MeterInfo:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> MeterInfo:
-        """The reverse of `to_dict`; unknown keys of a later version are left out."""
+        """The reverse of `to_dict`; unknown keys of a later version are left out.
+
+        Raises:
+            KeyError, TypeError, ValueError: If it is damaged.
+        """
         known = {f.name for f in fields(cls)}
         kept: dict[str, Any] = {name: value for name, value in values.items() if name in known}
         for name in ("covers", "notes"):
             kept[name] = tuple(kept.get(name, ()))
         provenance = dict(kept["provenance"])
         kept["provenance"] = _KINDS[provenance.pop("kind")](**provenance)
-        return cls(**kept)
+        info = cls(**kept)
+        texts = [info.name, info.device, info.scope, info.device_id, info.reads, info.label, *info.covers, *info.notes]
+        if not all(isinstance(text, str) and text.isprintable() for text in texts):
+            raise ValueError("the meter is described by something that is no text")
+        return info
 
 
 # ---------------------------------------------------------------- the plug-in

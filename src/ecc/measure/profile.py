@@ -14,6 +14,7 @@ row stand in the order of `network.groups` of the header, which is the first val
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import math
 import statistics
@@ -27,7 +28,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ecc.errors import BadFile, BadMeasurement, EccError
-from ecc.files import write_bytes
+from ecc.files import MOST_BYTES, read_bytes, write_bytes
 from ecc.graph import ChannelGraph
 
 from .drift import MAX_CV, Drift, Point, drift_of, log_drift
@@ -105,6 +106,7 @@ class Profile:
             for (earlier, later), (first, second) in zip(pairwise(times), pairwise(self.rows), strict=True)
             if earlier is not None and later is not None and first.session == second.session
         ]
+        gaps = [gap for gap in gaps if gap >= 0]  # a clock that was set back in between tells nothing
         return statistics.median(gaps) if gaps else None
 
     def corrected(self, *, allow_unsteady: bool = False) -> tuple[Sample, ...]:
@@ -190,6 +192,9 @@ class Profile:
 
 # ---------------------------------------------------------------- lines
 
+MOST_PROFILE_BYTES = 256 << 20
+"""About a million rows. They are read line by line, so that they unfold into little more."""
+
 HEADER_START = '{"header": {"format": "ecc profile"'
 """How every profile begins."""
 
@@ -206,14 +211,16 @@ def read_text(path: str | Path) -> str:
         BadFile: If it cannot be read, or is no text.
     """
     try:
-        data = Path(path).read_bytes()
+        data = read_bytes(path, MOST_PROFILE_BYTES)
         if Path(path).suffix == ".gz":
-            data = gzip.decompress(data)
+            with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
+                data = file.read(MOST_PROFILE_BYTES + 1)  # a thousand times as much may be in it
+            if len(data) > MOST_PROFILE_BYTES:
+                size = f"{MOST_PROFILE_BYTES >> 20} MiB"
+                raise BadFile(f"{path} unfolds into more than {size}, so that it is no profile.")
         return data[: data.rfind(b"\n") + 1].decode("utf-8")
     except (gzip.BadGzipFile, zlib.error, EOFError) as error:
         raise BadFile(f"{path} is not a whole gzip file ({error}).") from None
-    except OSError as error:
-        raise BadFile(f"cannot read {path}: {error.strerror}.") from None
     except UnicodeDecodeError:
         raise BadFile(f"{path} is not a profile: it is not text.") from None
 
@@ -256,6 +263,8 @@ def _header(data: dict[str, Any]) -> ProfileHeader:
 def _checked(path: str | Path, number: int, line: str, build: Callable[[dict[str, Any]], _T]) -> _T:
     """What a line holds, or an error that names it."""
     try:
+        if len(line) > MOST_BYTES:
+            raise BadFile(f"the line is longer than {MOST_BYTES >> 20} MiB.")
         data = json.loads(line, parse_constant=_refuse_constant)
         if not isinstance(data, dict):
             raise BadFile("this is not a line of a profile.")

@@ -140,6 +140,8 @@ def profile(
     for name, value in (("rounds", rounds), ("reference_every", reference_every)):
         if value < 1:
             raise BadMeasurement(f"{name}={value} is below 1, the least it may be.")
+    if rounds * rows > sampling.MOST_ROWS:
+        raise BadMeasurement(f"rounds={rounds} of {rows} rows are more than {sampling.MOST_ROWS} measurements.")
     if until is not None and not 0 < until < 1:
         raise BadMeasurement(f"until={until} is not a share between 0 and 1, such as 0.02.")
     plan = Design(

@@ -129,9 +129,11 @@ def _of_type(data: Mapping[str, Any], name: str, kind: type[_T]) -> _T:
 def _moment(data: Mapping[str, Any], name: str) -> str:
     value = _of_type(data, name, str)
     try:
-        datetime.fromisoformat(value)
+        known = datetime.fromisoformat(value).tzinfo is not None  # or it could not be compared with the others
     except ValueError:
-        raise BadFile(f"{name} is {value!r}; it must be a time such as 2026-01-01T00:00:00.000+00:00.") from None
+        known = False
+    if not known:
+        raise BadFile(f"{name} is {value!r}; it must be a time such as 2026-01-01T00:00:00.000+00:00.")
     return value
 
 

@@ -30,6 +30,8 @@ UNIFORM_SHARE = 1 / 3  # of `mixed`, after its anchors
 SCALE_RANGE = (0.1, 1.0)  # g, the share of the full widths
 SCALE_SPREAD = 0.35  # standard deviation of the logarithm of each group's own factor
 _MAX_REDRAWS = 1_000
+MOST_ROWS = 1_000_000
+"""Of a design; it is made in memory before the first is measured."""
 _MAX_SEED = 2**32 - 1  # of numpy's RandomState
 
 
@@ -115,6 +117,8 @@ def check_design(rows: int, kind: str, seed: int, multiple_of: int | None) -> No
         raise BadMeasurement(f"design {kind!r} is unknown; give one of {', '.join(DESIGNS)}.")
     if rows < 1:
         raise BadMeasurement(f"rows={rows} is below 1, the least a design can have.")
+    if rows > MOST_ROWS:
+        raise BadMeasurement(f"rows={rows} is above {MOST_ROWS}, the most a design can have.")
     if not 0 <= seed <= _MAX_SEED:
         raise BadMeasurement(f"seed={seed} is outside 0..{_MAX_SEED}.")
     if multiple_of is not None and multiple_of < 1:

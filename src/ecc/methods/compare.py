@@ -25,7 +25,7 @@ import torch
 from ecc.energy import EnergyModel
 from ecc.energy.budget import parse_budget
 from ecc.errors import BadFile, EccError
-from ecc.files import write_text
+from ecc.files import read_text, write_text
 from ecc.measure import Source
 from ecc.task import Task
 from ecc.training import BatchStream, Interrupted, load_state, open_run, save_state, train
@@ -217,7 +217,7 @@ class Comparison:
         file = foundation.folder(root) / "widths.json"
         if not file.exists():
             raise EccError(f"ecc found no widths for {cell.budget} of seed {cell.seed}, so there is nothing to train.")
-        return Scratch(json.loads(file.read_text(encoding="utf-8")))
+        return Scratch(_widths(file))
 
     def _trained(self, seed: int, root: Path) -> Task:
         """The task with the dense network of a seed, which all methods start from."""
@@ -278,12 +278,15 @@ class Comparison:
         if not file.exists():
             if root.exists() and (root.is_file() or any(root.iterdir())):
                 raise BadFile(f"{root} is no grid of runs and is left as it is. Give an empty or a new folder.")
-            root.mkdir(parents=True, exist_ok=True)
+            try:
+                root.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise BadFile(f"cannot make the folder {root}: {error.strerror}.") from None
             write_text(file, json.dumps(asked, indent=1) + "\n")
             return
         try:
-            before = json.loads(file.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+            before = json.loads(read_text(file))
+        except (ValueError, RecursionError):
             raise BadFile(f"{file} cannot be read; restore it from a copy or start anew.") from None
         for name in ("task", "quick", *(f"settings.{key}" for key in asked["settings"])):
             then, now = _at(before, name), _at(asked, name)
@@ -304,6 +307,16 @@ def _dense_folder(seed: int, root: Path) -> Path:
 def _failure(folder: Path) -> Path:
     """Beside the run's folder, which may not even have been made."""
     return folder.with_name(f"{folder.name}.failed.json")
+
+
+def _widths(file: Path) -> dict[str, int]:
+    try:
+        found = json.loads(read_text(file))
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict) or not all(type(width) is int for width in found.values()):
+        raise BadFile(f"{file} holds no widths; restore it from a copy, or run its cell again.")
+    return found
 
 
 def _at(data: Any, name: str) -> Any:

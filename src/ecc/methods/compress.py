@@ -27,6 +27,7 @@ from ecc.measure import Source
 from ecc.task import Task, with_batch
 from ecc.training import BatchStream, RunDir, Teacher, load_state, save_state
 from ecc.training.batches import moved
+from ecc.training.failures import users_code
 
 from .base import Method, Work, refuse_unjudged
 from .driving import Drive, first_aims, trainer
@@ -194,9 +195,11 @@ class Compression(Phases[Compressed]):
         landing = self.landing = Landing(solver, self.costs, self.limits, scales, settings.steps)
         saved = run.checkpoint()
         if saved is not None and saved["extra"]["landing"] is not None:
-            landing.restore(saved["extra"]["landing"])
+            with run.understood():
+                landing.restore(saved["extra"]["landing"])
         if reached == "tune":
-            return landing.weighings[-1].widths, landing
+            with run.understood():
+                return landing.weighings[-1].widths, landing
         self.tell(f"solving for the budget, {settings.steps} steps")
 
         def on_step(step: int, facts: Mapping[str, Any]) -> None:
@@ -228,7 +231,7 @@ class Compression(Phases[Compressed]):
             round_to=self.round_to,
             stream=stream,
             teacher=teacher,
-            held_out=self.task.evaluate_held_out or _no_held_out,
+            held_out=self._held_out,
             train=trainer(self.graph, self.task.loss, teacher, self.settings, self.world),
             log=lambda facts: self._log(run, facts),
         )
@@ -236,12 +239,15 @@ class Compression(Phases[Compressed]):
         drive = self.landing = Drive(method, work, self.limits, scales)
         saved = run.checkpoint()
         if saved is not None and saved["extra"]["landing"] is not None:
-            drive.restore(saved["extra"]["landing"])
+            with run.understood():
+                drive.restore(saved["extra"]["landing"])
         if reached == "tune":
-            return drive.weighings[-1].widths, drive
+            with run.understood():
+                return drive.weighings[-1].widths, drive
         if reached == "solve" and saved is not None:
-            model.load_state_dict(saved["model"])
-            stream.restore(saved["stream"])
+            with run.understood():
+                model.load_state_dict(saved["model"])
+                stream.restore(saved["stream"])
         self.tell(f"solving for the budget by {method.name}")
 
         def save() -> None:
@@ -266,7 +272,8 @@ class Compression(Phases[Compressed]):
         """Cuts the dead channels off and trains what is left."""
         saved = run.checkpoint()
         if saved is not None and saved["phase"] == "tune":
-            small = self._hollow(model, widths)
+            with run.understood():
+                small = self._hollow(model, widths)
         else:
             small = slim(model, self.graph)
             self.slim_gap = gap(model, small, moved(self.task.example_input, self.device))
@@ -283,6 +290,12 @@ class Compression(Phases[Compressed]):
         return resized(model, self.graph, {group.name: widths[group.name] for group in self.graph.prunable})
 
     # ------------------------------------------------------------ numbers
+
+    def _held_out(self, model: nn.Module) -> float:
+        if self.task.evaluate_held_out is None:
+            raise BadTask("the method judges by held-out data and does not say so: its needs_held_out must be True.")
+        with users_code(f"evaluate_held_out of task {self.task.name!r}"):
+            return float(self.task.evaluate_held_out(model))
 
     def _ready_scales(self) -> SharedScales:
         """Scales on which the dense network was weighed, so that shares of it are amounts."""
@@ -324,11 +337,6 @@ class Compression(Phases[Compressed]):
             write_text(run.path / "widths.json", json.dumps(widths, indent=1) + "\n")
         run.finish(summary)
         return Compressed(small, self.graph, widths, summary)
-
-
-def _no_held_out(model: nn.Module) -> float:
-    del model
-    raise BadTask("the method judges by held-out data and does not say so: its needs_held_out must be True.")
 
 
 def _solver_facts(solver: EccSolver, costs: Sequence[Cost], step: int) -> dict[str, Any]:

@@ -36,12 +36,14 @@ from ecc.training import (
     save_state,
     train,
 )
+from ecc.training.failures import users_code
 
 from .settings import PHASES, CompressSettings
 
 Result = TypeVar("Result")
 
-_RUN_ONLY = ("log_every", "checkpoint_steps", "checkpoint_seconds")  # settings that change no result
+# Settings that change no result, and one that a run which is out of memory must be able to change.
+_RUN_ONLY = ("log_every", "checkpoint_steps", "checkpoint_seconds", "micro_batch")
 
 
 class Phases(ABC, Generic[Result]):
@@ -59,6 +61,7 @@ class Phases(ABC, Generic[Result]):
     def __init__(self, task: Task, settings: CompressSettings | None, device: torch.device | str) -> None:
         if task.train_batches is None or task.loss is None:
             raise BadTask(f"task {task.name!r} has no train_batches and loss; compressing needs both.")
+        _check_weights(task)
         self.task, self.settings, self.device = task, settings or CompressSettings(), torch.device(device)
         self.scores: dict[str, float] = {}
         self.world = World(self.device)
@@ -98,7 +101,10 @@ class Phases(ABC, Generic[Result]):
             finished = run.summary()
             for facts in run.history() if loggers and run.writes else ():
                 curves.log(facts)
-            return self._go(run) if finished is None else self._as_it_was(run, finished)
+            if finished is None:
+                return self._go(run)
+            with run.understood("summary.json"):
+                return self._as_it_was(run, finished)
 
     def config(self) -> dict[str, Any]:
         """What makes this run this run; a run of another config is another run."""
@@ -138,8 +144,9 @@ class Phases(ABC, Generic[Result]):
         saved = run.checkpoint()
         if saved is None:
             return PHASES[0]
-        self._restore(saved["extra"])
-        return str(saved["phase"])
+        with run.understood():
+            self._restore(saved["extra"])
+            return PHASES[PHASES.index(saved["phase"])]
 
     def _stream(self) -> BatchStream:
         world = self.world
@@ -158,7 +165,8 @@ class Phases(ABC, Generic[Result]):
             if self.world.is_main:
                 save_state(file, model.state_dict())
         elif self.settings.train_steps:
-            model.load_state_dict(load_state(file))
+            with run.understood(file.name):
+                model.load_state_dict(load_state(file))
         self._score(run, "dense", model)
         how = self.settings
         if how.distill == 0:
@@ -202,7 +210,8 @@ class Phases(ABC, Generic[Result]):
     def _score(self, run: RunDir, name: str, model: nn.Module) -> None:
         if name in self.scores or self.task.evaluate is None:
             return
-        self.scores[name] = float(self.task.evaluate(model))
+        with users_code(f"evaluate of task {self.task.name!r}"):
+            self.scores[name] = float(self.task.evaluate(model))
         self._log(run, {"phase": "score", name: self.scores[name]})
         self.tell(f"score {name}: {self.scores[name]:.4f}")
 
@@ -212,3 +221,12 @@ class Phases(ABC, Generic[Result]):
             line = {**facts, "total": 0 if self.stream is None else self.stream.total}
             run.log(line)
             self.history.log(line)
+
+
+def _check_weights(task: Task) -> None:
+    """Refuses a network that cannot be trained, before anything is spent on it."""
+    if not any(parameter.requires_grad for parameter in task.model.parameters()):
+        raise BadTask(f"no parameter of task {task.name!r} can be trained; call model.requires_grad_(True) first.")
+    for name, tensor in task.model.state_dict().items():
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            raise BadTask(f"{name} of task {task.name!r} holds NaN or infinite numbers; give a sound network.")

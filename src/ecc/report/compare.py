@@ -13,7 +13,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from scipy.stats import ttest_rel
 
-from ecc.errors import BadFile
+from ecc.errors import LONGEST, BadFile
+from ecc.files import read_text
 
 from .fit_figures import pyplot, save_figure
 
@@ -52,24 +53,38 @@ def load_grid(root: str | Path) -> list[Entry]:
     cells: dict[tuple[str, str], list[dict[str, Any]]] = {}
     failures: dict[tuple[str, str], list[str]] = {}
     for file in sorted(root.glob("seed-*/*/cell.json")):
-        facts = _json(file)
-        cells.setdefault((facts["method"], facts["budget"]), []).append(
-            {**facts, "summary": _json(file.parent / "summary.json")}
-        )
+        facts = _json(file, method=str, budget=str, seed=int, seconds=float, peak_bytes=int)
+        wanted = {"scores": dict, "budgets": dict, "batches": dict, "label": str, "met": bool}
+        facts["summary"] = summary = _json(file.parent / "summary.json", **wanted)
+        try:
+            Entry("", "", (facts,), ()).scores("before tuning")
+            Entry("", "", (facts,), ()).scores()
+            Entry("", "", (facts,), ()).amounts()
+            _ = float(summary["batches"]["total"]), float(summary["batches"]["lineage"])
+        except (LookupError, StopIteration, TypeError, ValueError, ArithmeticError) as error:
+            raise BadFile(f"{file.parent / 'summary.json'} is damaged ({error!r}); run its cell again.") from None
+        cells.setdefault((facts["method"], facts["budget"]), []).append(facts)
     for file in sorted(root.glob("seed-*/*.failed.json")):
-        facts = _json(file)
+        facts = _json(file, method=str, budget=str, seed=int, error=str)
         failures.setdefault((facts["method"], facts["budget"]), []).append(f"seed {facts['seed']}: {facts['error']}")
     keys = dict.fromkeys([*cells, *failures])
     return [Entry(*key, tuple(cells.get(key, ())), tuple(failures.get(key, ()))) for key in keys]
 
 
-def _json(path: Path) -> dict[str, Any]:
+def _json(path: Path, **fields: type) -> dict[str, Any]:
+    """The facts in a file, after a look at the types of some; whole numbers may be real, and bytes unknown."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        found = json.loads(read_text(path))
+    except (ValueError, RecursionError) as error:
         raise BadFile(f"{path} cannot be read ({type(error).__name__}); run its cell again.") from None
     if not isinstance(found, dict):
         raise BadFile(f"{path} is damaged; run its cell again.")
+    for name, kind in fields.items():
+        value = found.get(name)
+        allowed = (int, float) if kind is float else (int, type(None)) if name == "peak_bytes" else kind
+        odd = isinstance(value, str) and not (len(value) <= LONGEST and value.replace("\n", " ").isprintable())
+        if name not in found or not isinstance(value, allowed) or odd:  # what is odd, no table could show
+            raise BadFile(f"{path} is damaged: its {name} is {value!r}; run its cell again.")
     return found
 
 

@@ -10,6 +10,7 @@ on. Each counts the batches of all, so that the number means the same however ma
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
@@ -19,6 +20,7 @@ from torch import Tensor
 from ecc.errors import BadFile, BadTask, EccError
 from ecc.task import Task
 
+from .failures import users_code
 from .seeding import derived_seed, isolated_host
 
 Batch = tuple[Any, Any]
@@ -131,7 +133,9 @@ class BatchStream:
         """
         try:
             numbers = {name: int(state[name]) for name in ("epoch", "index", "lineage", "total")}
-        except (KeyError, TypeError, ValueError):
+            if min(numbers.values()) < 0:
+                raise ValueError("negative")
+        except (KeyError, TypeError, ValueError, OverflowError):
             raise BadFile(f"the place in the batch stream is {state!r}; it needs epoch, index and counts.") from None
         self._epoch, self._index = numbers["epoch"], numbers["index"]
         self.lineage, self._account.total = numbers["lineage"], numbers["total"]
@@ -142,7 +146,8 @@ class BatchStream:
         if self._batches is None and self._sequence is None:
             self._open()
         batch: Any = None
-        with isolated_host(derived_seed(self._seed, f"epoch {self._epoch} batch {self._index}")):
+        seed = derived_seed(self._seed, f"epoch {self._epoch} batch {self._index}")
+        with self._blamed(self._index), isolated_host(seed):
             if self._sequence is not None:
                 ended = self._index >= len(self._sequence)
                 batch = self._sequence[self._index] if wanted and not ended else None
@@ -171,7 +176,7 @@ class BatchStream:
 
     def _open(self) -> None:
         """Begins the epoch at the place where the stream stands."""
-        with isolated_host(derived_seed(self._seed, f"epoch {self._epoch}")):
+        with self._blamed(0), isolated_host(derived_seed(self._seed, f"epoch {self._epoch}")):
             batches = self._train_batches(self._seed * SEED_EPOCHS + self._epoch)
             if isinstance(batches, Sequence):
                 self._sequence = batches
@@ -188,6 +193,10 @@ class BatchStream:
                 f"epoch {self._epoch} of task {self._name!r} has fewer than the {self._index} batches that were drawn "
                 "from it before; resume with the same data, or start anew."
             )
+
+    def _blamed(self, index: int) -> AbstractContextManager[None]:
+        """Names the batch at which the task's own code failed."""
+        return users_code(f"train_batches({self._epoch}) of task {self._name!r}, at batch {index},")
 
     def _discard(self, count: int) -> bool:
         """Draws batches for nothing, each with the random numbers that it had."""

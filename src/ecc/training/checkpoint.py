@@ -8,6 +8,7 @@ state itself, memory for the largest of them is enough.
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -25,13 +26,14 @@ import torch
 from torch import Tensor
 
 from ecc.errors import BadFile
+from ecc.files import MOST_BYTES
 
 from .tree import FILE_TYPES, as_dtype, tree_of, value_of
 
 FORMAT = "ecc state 1"
 
 _TYPES = {name: dtype for dtype, name in FILE_TYPES.items()}
-_MAX_HEADER_BYTES = 100_000_000  # the limit of safetensors itself
+_MAX_HEADER_BYTES = MOST_BYTES  # safetensors itself allows 100 MB, which would unfold into gigabytes
 _CHUNK_BYTES = 1 << 24
 _NO_CHECKSUM = "00000000"
 _CHECKSUM = re.compile(rb'"crc32":"([0-9a-f]{8})"')  # quotes inside the tree are escaped, so this is the field
@@ -72,7 +74,7 @@ def save_state(path: str | Path, state: Any) -> None:
     if len(text) > _MAX_HEADER_BYTES:
         raise BadFile(
             f"the state for {path} has {len(text)} bytes around its tensors, more than the {_MAX_HEADER_BYTES} that "
-            "safetensors allows; keep long lists of numbers as tensors."
+            "are read back; keep long lists of numbers as tensors."
         )
     with _replacing(Path(path)) as file:
         file.write(struct.pack("<Q", len(text)))
@@ -102,13 +104,15 @@ def load_state(path: str | Path) -> Any:
     """
     path = Path(path)
     try:
+        if path.exists() and not path.is_file() and not path.is_dir():
+            raise BadFile("is not a plain file; give one.")
         with path.open("rb") as file:
             return _read(file, os.fstat(file.fileno()).st_size)  # of this file, though another may take its place
     except OSError as error:
         raise BadFile(f"cannot read {path}: {error.strerror}.") from None
     except BadFile as error:
         raise BadFile(f"{path} {error}") from None
-    except (KeyError, TypeError, ValueError, RuntimeError, RecursionError, AttributeError, IndexError) as error:
+    except (LookupError, TypeError, ValueError, RuntimeError, AttributeError, ArithmeticError) as error:
         raise BadFile(f"{path} is damaged ({type(error).__name__}); restore it from a copy or start anew.") from None
 
 
@@ -192,12 +196,19 @@ def _replacing(path: Path) -> Iterator[IO[bytes]]:
 
 
 def sync_folder(folder: Path) -> None:
-    """Brings the names in a folder to the disk, where the system can do it."""
+    """Brings the names in a folder to the disk, where the system can do it.
+
+    Raises:
+        BadFile: If the disk is full or fails.
+    """
     try:
         descriptor = os.open(folder, os.O_RDONLY)
     except OSError:  # Windows cannot open folders
         return
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some file systems have no such thing for folders
+            raise BadFile(f"cannot write {folder}: {error.strerror}.") from None
     finally:
         os.close(descriptor)

@@ -13,6 +13,8 @@ from torch import Tensor
 from ecc.errors import BadFile, EccError
 
 ABSENT = "(absent)"
+MOST_LINE_BYTES = 1 << 20
+"""Of a history; ours have some kilobytes."""
 
 
 def plain(value: Any, place: str = "config") -> Any:
@@ -58,8 +60,8 @@ def parsed_lines(data: bytes, path: Path) -> list[tuple[dict[str, Any], int]]:
     for number, line in enumerate(data[: data.rfind(b"\n") + 1].splitlines(keepends=True), start=1):
         end += len(line)
         try:
-            facts = json.loads(line)
-        except ValueError:
+            facts = json.loads(line) if len(line) <= MOST_LINE_BYTES else None
+        except (ValueError, RecursionError):
             facts = None
         if not isinstance(facts, dict):
             raise BadFile(f"{path}:{number}: the line is damaged; restore the file from a copy or start anew.")

@@ -12,18 +12,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from ecc.errors import BadFile, EccError
+from ecc.errors import BadFile, BadTask, EccError
 
-from .batches import BatchStream, mapped, micro_batches
+from .batches import Batch, BatchStream, mapped, micro_batches
 from .distillation import Teacher, call_model
 from .distributed import World
+from .failures import OutOfMemory, is_out_of_memory, told, users_code
 from .progress import History
 from .rundir import RunDir
 from .seeding import derived_seed, isolated, rng_state, set_rng_state
@@ -106,6 +107,8 @@ def train(
 
     Raises:
         Diverged: If the loss is not finite; the message names the step and the last good checkpoint.
+        OutOfMemory: If a batch does not fit into the device; with a smaller `micro_batch` it goes on.
+        BadTask: If the network, its loss or its batches raise something.
         Interrupted: If SIGTERM or Ctrl-C came; the state was saved before.
         BadFile: If the checkpoint does not fit.
     """
@@ -148,6 +151,7 @@ class _Loop:
         self.step = self.resumed_at = 0
         self.stopped = False
         self.saved_step: int | None = None
+        self.place: dict[str, int] | None = None  # of the stream before this step; None while weights change
         self.saved_at = time.monotonic()
         # On the device, so that adding to them waits for nothing.
         self.loss_sum = torch.zeros((), device=self.device)
@@ -165,7 +169,15 @@ class _Loop:
         self.model.train()
         net = self.world.wrapped(self.model)
         while self.step < self.settings.steps and not self.stopped:
-            loss, lr = self._update(net)
+            try:
+                loss, lr = self._update(net)
+            except Exception as error:
+                if not is_out_of_memory(error):
+                    raise
+                self.optimizer.zero_grad()  # which makes room
+                with suppress(RuntimeError):  # there may be too little for that, too
+                    self._keep()
+                raise OutOfMemory(self._too_large(error)) from error
             self.step += 1
             self._add(loss)
             if self.on_step is not None:
@@ -180,19 +192,39 @@ class _Loop:
         settings = self.settings
         lr = self._set_lr()
         self.optimizer.zero_grad()
-        parts = list(micro_batches(next(self.stream), settings.micro_batch))
+        parts = list(micro_batches(self._next_batch(), settings.micro_batch))
         total = torch.zeros((), device=self.device)
         for number, ((inputs, targets), share) in enumerate(parts, start=1):
-            with nullcontext() if number == len(parts) else self.world.without_sync(net):
+            blamed = users_code(f"at step {self.step + 1} the network or its loss")
+            with blamed, nullcontext() if number == len(parts) else self.world.without_sync(net):
                 loss = self._forward(net, inputs, targets)
                 self.scaler.scale(loss * share).backward()
             total += loss.detach() * share
         if settings.clip_norm is not None:
             self.scaler.unscale_(self.optimizer)  # type: ignore[arg-type]  # it asks for param_groups only
             torch.nn.utils.clip_grad_norm_(self._parameters(), settings.clip_norm)
+        self.place = None  # from here on, the weights are neither old nor new
         self.scaler.step(self.optimizer)  # type: ignore[arg-type]  # as above
         self.scaler.update()
         return total, lr
+
+    def _next_batch(self) -> Batch:
+        """Where the task's own code fails, nothing has been changed yet, and the state is kept."""
+        self.place = self.stream.state()
+        try:
+            return next(self.stream)
+        except BadTask as error:
+            self._keep()
+            raise BadTask(f"{error} It is step {self.step + 1}; {self._last_checkpoint()}.") from error
+
+    def _keep(self) -> None:
+        """Saves the state before a step that failed, if its weights are whole.
+
+        After a pass that ran out of memory, batch norm has seen a part of the batch once more than it should.
+        """
+        if self.place is not None and self.world.size == 1 and self.step > (self.saved_step or 0):
+            self.stream.restore(self.place)  # several processes would have to agree
+            self._save()
 
     def _forward(self, net: nn.Module, inputs: Any, targets: Any) -> Tensor:
         if self.settings.channels_last:
@@ -240,6 +272,8 @@ class _Loop:
         self.loss_count = 0
         facts = {"phase": self.phase, "step": self.step, "loss": self.last_loss, "lr": lr}
         facts |= {"total": self.stream.total, "lineage": self.stream.lineage}
+        if self.settings.micro_batch is not None:
+            facts["micro_batch"] = self.settings.micro_batch  # it may change within a run, and batch norm sees it
         for history in (self.run, self.history):
             if history is not None and self.world.is_main:
                 history.log(facts)
@@ -283,7 +317,7 @@ class _Loop:
                 f"{where} was written by {state.get('world_size')} processes, and this is one of {self.world.size}; "
                 "go on with as many as before, or start anew."
             )
-        try:
+        with self.run.understood():
             self.model.load_state_dict(state["model"])
             self.optimizer.load_state_dict(state["optimizer"])
             self.scaler.load_state_dict(state["scaler"])
@@ -291,12 +325,9 @@ class _Loop:
             self.loss_sum.copy_(state["loss_sums"][self.world.rank])
             self.loss_count, self.stopped = int(state["loss_count"]), bool(state["stopped"])
             self.step = self.resumed_at = self.saved_step = int(state["step"])
+            self.stream.restore(state["stream"])
             random = {name: states[self.world.rank] for name, states in state["random"].items()}
-        except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
-            first = " ".join(str(error).split())[:200]
-            raise BadFile(f"{where} does not fit this network and optimizer ({first}); start anew.") from None
-        self.stream.restore(state["stream"])
-        set_rng_state(random, self.device)
+            set_rng_state(random, self.device)
 
     def _refuse_divergence(self) -> None:
         """Waits for the device. A checkpoint is written only after this, so that the last one is good."""
@@ -315,6 +346,15 @@ class _Loop:
         if self.run is None or self.saved_step is None:
             return "there is no checkpoint before it"
         return f"the last good checkpoint is {self.run.checkpoint_path}, at step {self.saved_step}"
+
+    def _too_large(self, error: Exception) -> str:
+        now = self.settings.micro_batch
+        less = "--micro-batch N, N items at once" if now is None else f"a --micro-batch below {now}"
+        reason = told(error.__cause__ or error) if isinstance(error, OutOfMemory) else told(error)
+        return (
+            f"step {self.step + 1} ran out of memory on {self.device} ({reason}); {self._last_checkpoint()}. "
+            f"Give the same command with {less} (micro_batch), and it goes on from there."
+        )
 
     def _farewell(self, number: int) -> str:
         if self.run is None:

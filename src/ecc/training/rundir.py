@@ -18,13 +18,13 @@ import shlex
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 from ecc.errors import BadFile
-from ecc.files import write_text
+from ecc.files import read_bytes, write_text
 from ecc.measure.environment import environment
 
 from .checkpoint import load_state, save_state, sync_folder
@@ -38,7 +38,11 @@ except ImportError:  # Windows: two processes on one run are not noticed there
 FORMAT = "ecc run"
 VERSION = 1
 
+MOST_HISTORY_BYTES = 256 << 20
+"""Some hundred thousand lines."""
+
 _LOCK = ".ecc-lock"
+_NO_LINK = getattr(os, "O_NOFOLLOW", 0)  # a link in a folder from elsewhere could lead to any file of the user
 _HELD: set[int] = set()  # descriptors of the locks of this process
 
 
@@ -59,6 +63,7 @@ class RunDir:
         self.writes = writes
         self._started = time.monotonic()
         self._lines = 0
+        self._end: int | None = None  # of the lines that are kept; None once the others are gone
         self._descriptor = -1
 
     @property
@@ -77,10 +82,18 @@ class RunDir:
         state: dict[str, Any] = _saved(self.checkpoint_path)["state"]
         return state
 
+    def understood(self, file: str = "checkpoint.safetensors") -> AbstractContextManager[None]:
+        """A block in which what a file of the run holds is put to use: if it does not fit, the file is named.
+
+        Raises:
+            BadFile: In the place of what unforeseen values lead to.
+        """
+        return _understood(self.path / file)
+
     def save(self, state: Mapping[str, Any]) -> None:
         """Replaces the checkpoint; it is on the disk when this returns, and so is the history up to here."""
         if self.writes:
-            os.fsync(self._descriptor)
+            self._sync_history()
             save_state(self.checkpoint_path, {"history_lines": self._lines, "state": dict(state)})
 
     def log(self, facts: Mapping[str, Any]) -> None:
@@ -95,6 +108,7 @@ class RunDir:
         wall = {"time": _now(), "session_seconds": seconds, **facts.get("wall", {})}
         data = json_line({**facts, "wall": wall})
         try:
+            self._cut_back()
             while data:
                 data = data[os.write(self._descriptor, data) :]
         except OSError as error:
@@ -108,12 +122,13 @@ class RunDir:
             BadFile: If a line is damaged.
         """
         path = self.path / "history.jsonl"
-        return [facts for facts, _ in parsed_lines(path.read_bytes(), path)]
+        lines = parsed_lines(read_bytes(path, MOST_HISTORY_BYTES), path)
+        return [facts for facts, _ in (lines[: self._lines] if self.writes else lines)]
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Writes what came out; from now on the run counts as finished."""
         if self.writes:
-            os.fsync(self._descriptor)  # a finished run is not taken up again, so its history must be whole
+            self._sync_history()  # a finished run is not taken up again, so its history must be whole
             write_text(self.path / "summary.json", json.dumps(plain(summary), indent=2) + "\n")
 
     def summary(self) -> dict[str, Any] | None:
@@ -122,21 +137,34 @@ class RunDir:
         return _json(path) if path.exists() else None
 
     def _open_history(self) -> None:
-        """Drops a torn last line, and lines after the checkpoint of a run that is not finished."""
+        """Finds where to go on: without a torn last line, and after the checkpoint of a run that is not finished."""
         path = self.path / "history.jsonl"
-        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
-        lines = parsed_lines(path.read_bytes(), path)
+        try:
+            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | _NO_LINK, 0o666)
+        except OSError as error:
+            raise BadFile(f"cannot write {path}: {error.strerror}.") from None
+        lines = parsed_lines(read_bytes(path, MOST_HISTORY_BYTES), path)
         keep = len(lines)
         if self.summary() is None:
-            keep = 0
-            if self.checkpoint_path.exists():
-                keep = int(_saved(self.checkpoint_path)["history_lines"])
+            keep = _saved(self.checkpoint_path)["history_lines"] if self.checkpoint_path.exists() else 0
             if keep > len(lines):
                 raise BadFile(
                     f"{path} has {len(lines)} lines, but had {keep} at the checkpoint; restore it, or start anew."
                 )
-        os.ftruncate(self._descriptor, lines[keep - 1][1] if keep else 0)
-        self._lines = keep
+        self._lines, self._end = keep, lines[keep - 1][1] if keep else 0
+
+    def _cut_back(self) -> None:
+        """Drops what is to be done again, as late as possible: a run that is refused keeps its lines."""
+        if self._end is not None:
+            os.ftruncate(self._descriptor, self._end)
+            self._end = None
+
+    def _sync_history(self) -> None:
+        try:
+            self._cut_back()
+            os.fsync(self._descriptor)
+        except OSError as error:
+            raise BadFile(f"cannot write {self.path / 'history.jsonl'}: {error.strerror}.") from None
 
     def _close(self) -> None:
         if self._descriptor >= 0:
@@ -177,7 +205,8 @@ def open_run(
         run._open_history()
         _note_session(path, device_type)
         for leftover in path.glob(".*.tmp"):  # what a process that died was writing; the lock says that it is dead
-            leftover.unlink(missing_ok=True)
+            with suppress(OSError):  # a folder of that name is not ours
+                leftover.unlink(missing_ok=True)
         yield run
     finally:
         run._close()
@@ -186,6 +215,13 @@ def open_run(
 
 
 def _refuse_foreign(path: Path) -> None:
+    try:
+        _refuse_others(path)
+    except OSError as error:
+        raise BadFile(f"cannot look into {path}: {error.strerror}.") from None
+
+
+def _refuse_others(path: Path) -> None:
     if path.exists() and not path.is_dir():
         raise BadFile(f"{path} is a file; a run needs a folder. Give another path.")
     if not path.exists() or (path / "config.json").exists():
@@ -220,7 +256,9 @@ def _begin(path: Path, config: Any) -> None:
 
 def _note_session(path: Path, device_type: str) -> None:
     file = path / "environment.json"
-    sessions = _json(file).get("sessions", []) if file.exists() else []
+    sessions = _json(file).get("sessions") if file.exists() else []
+    if not isinstance(sessions, list):
+        raise BadFile(f"{file} holds no list of sessions; restore it from a copy, or delete it.")
     session = {"started": _now(), "pid": os.getpid(), "device": device_type, "command": _command()}
     sessions.append({**session, **environment(device_type)})
     write_text(file, json.dumps({"sessions": sessions}, indent=2) + "\n")
@@ -240,7 +278,7 @@ def _command() -> str:
 
 def _locked(path: Path) -> int:
     try:
-        descriptor = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT, 0o666)
+        descriptor = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | _NO_LINK, 0o666)
     except OSError as error:
         raise BadFile(f"cannot write into {path}: {error.strerror}.") from None
     if fcntl is not None:
@@ -268,17 +306,29 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_let_go)
 
 
+@contextmanager
+def _understood(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, ArithmeticError, RuntimeError, AttributeError) as error:
+        first = " ".join(str(error).split())[:200]
+        reason = f"{type(error).__name__}: {first}"
+        raise BadFile(f"{path} does not fit this run ({reason}); restore it from a copy or start anew.") from None
+
+
 def _saved(path: Path) -> dict[str, Any]:
     saved = load_state(path)
-    if not isinstance(saved, dict) or not {"history_lines", "state"} <= set(saved):
-        raise BadFile(f"{path} is no checkpoint of a run; restore it from a copy or start anew.")
-    return saved
+    if isinstance(saved, dict) and isinstance(saved.get("state"), dict):
+        lines = saved.get("history_lines")
+        if isinstance(lines, int) and lines >= 0:
+            return saved
+    raise BadFile(f"{path} is no checkpoint of a run; restore it from a copy or start anew.")
 
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
+        found = json.loads(read_bytes(path))
+    except (ValueError, RecursionError) as error:
         raise BadFile(
             f"{path} cannot be read ({type(error).__name__}); restore it from a copy or start anew."
         ) from None

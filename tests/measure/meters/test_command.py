@@ -216,3 +216,28 @@ def test_a_spec_says_unit_and_stream(
 def test_a_spec_without_a_program(argument: str, said: str) -> None:
     with pytest.raises(NoMeter, match=said):
         open_meter(argument)
+
+
+def test_a_number_without_end_is_refused_at_once() -> None:
+    """Tried in every way to cut it in two, half a million digits would take hours."""
+    with pytest.raises(BadMeasurement, match="no number is followed by a unit"):
+        parse("1" * 500_000, None)
+    with pytest.raises(BadMeasurement, match="there are 0 numbers"):
+        parse("x" * 500_000, "J")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("while True: print('1 J ' * 10_000)", "printed more than 1 MiB; print one value"),
+        ("while True: print('1' * 10_000, end='')", "printed more than 1 MiB; print one value"),
+        ("sys.stderr.write('x' * 3_000_000 + '\\nworn out'); sys.exit(5)", "ended with exit code 5: worn out"),
+    ],
+)
+def test_a_program_that_prints_without_end_is_ended(text: str, said: str, program: Program) -> None:
+    with pytest.raises(NoMeter, match=said):
+        CommandMeter(program(text))
+
+
+def test_bytes_that_are_no_text_do_no_harm(program: Program) -> None:
+    assert CommandMeter(program("sys.stdout.buffer.write(b'\\xff\\xfe 1.5 J')")).read() == 1.5

@@ -16,7 +16,9 @@ import re
 import shlex
 import subprocess
 import threading
+from collections import deque
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from ecc.errors import BadMeasurement, EccError, NoMeter
@@ -26,10 +28,13 @@ _JOULES = {"kWh": 3.6e6, "Wh": 3600.0, "mWh": 3.6, "kJ": 1e3, "J": 1.0, "Ws": 1.
 _JOULES |= {"µJ": 1e-6, "uWs": 1e-6, "nJ": 1e-9}
 _WATTS = {"kW": 1e3, "W": 1.0, "mW": 1e-3, "uW": 1e-6, "µW": 1e-6}
 UNITS = {**_JOULES, **_WATTS}
-_NUMBER = r"(?<![\w.])([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)"
+# Digits in one place only, so that a long number that fits nothing is not tried in every way to cut it in two.
+_NUMBER = r"(?<![\w.])([-+]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?)"
 _WITH_UNIT = re.compile(rf"{_NUMBER}\s*({'|'.join(sorted(UNITS, key=len, reverse=True))})(?![\w])")
 _BARE = re.compile(_NUMBER)
 TIMEOUT_SECONDS = 20.0
+MOST_BYTES = 1 << 20
+"""Of what a program prints for one value."""
 
 
 def parse(text: str, unit: str | None) -> tuple[float, str]:
@@ -147,7 +152,12 @@ class _Stream:
     def __init__(self, argv: list[str]) -> None:
         try:
             self._process = subprocess.Popen(
-                argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL, text=True
+                argv,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                stdin=subprocess.DEVNULL,
+                text=True,
+                errors="replace",
             )
         except OSError as error:
             raise BadMeasurement(f"cannot be run: {error}") from error
@@ -159,7 +169,7 @@ class _Stream:
         silence.daemon = True
         silence.start()
         try:
-            for line in self._process.stdout:
+            while line := self._process.stdout.readline(MOST_BYTES):
                 if line.strip():
                     return line
         finally:
@@ -213,25 +223,43 @@ class _Latest:
 
 
 def _run(argv: list[str]) -> str:
+    """What a program prints until it ends; one that goes on for too long, or prints too much, is ended."""
     try:
-        done = subprocess.run(
-            argv,
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT_SECONDS,
-            stdin=subprocess.DEVNULL,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        raise BadMeasurement(
-            f"did not end within {TIMEOUT_SECONDS:g} s; if it prints on and on, say command:stream:PROGRAM."
-        ) from None
+        process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL)
     except OSError as error:
         raise BadMeasurement(f"cannot be run: {error}") from error
-    if done.returncode != 0:
-        said = (done.stderr or done.stdout).strip().splitlines()
-        raise BadMeasurement(f"ended with exit code {done.returncode}: {said[-1] if said else 'no message'}")
-    return done.stdout
+    assert process.stdout is not None
+    assert process.stderr is not None
+    late = threading.Event()
+
+    def end() -> None:
+        late.set()
+        process.kill()
+
+    timer = threading.Timer(TIMEOUT_SECONDS, end)
+    last: deque[bytes] = deque(maxlen=64)  # of its complaints, only the end is told
+    chunks = iter(partial(process.stderr.read1, 4096), b"")  # type: ignore[attr-defined]  # it is buffered
+    listener = threading.Thread(target=last.extend, args=(chunks,), name="ecc-command-errors", daemon=True)
+    with process:
+        timer.start()
+        listener.start()
+        try:
+            data = process.stdout.read(MOST_BYTES + 1)
+            if len(data) > MOST_BYTES:
+                raise BadMeasurement(f"printed more than {MOST_BYTES >> 20} MiB; print one value.")
+            code = process.wait()
+        finally:
+            timer.cancel()
+            process.kill()  # if it still runs
+            listener.join()
+    if late.is_set():
+        raise BadMeasurement(
+            f"did not end within {TIMEOUT_SECONDS:g} s; if it prints on and on, say command:stream:PROGRAM."
+        )
+    if code != 0:
+        said = (b"".join(last) or data).decode("utf-8", errors="replace").strip().splitlines()
+        raise BadMeasurement(f"ended with exit code {code}: {said[-1] if said else 'no message'}")
+    return data.decode("utf-8", errors="replace")
 
 
 def open_meter(argument: str) -> CommandMeter:

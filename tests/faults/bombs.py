@@ -1,0 +1,108 @@
+"""Reads what unfolds into much, in a process whose memory is limited; run by `test_hostile_files.py`.
+
+python bombs.py NAME FOLDER     prints what each loader says to the bomb, as JSON
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import resource
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from faults import fuzz
+
+MORE_BYTES = 1536 << 20
+"""Beyond what the process has once everything is imported."""
+
+BOMBS: tuple[str, ...] = (*fuzz.bombs(), "gzip", "gzip of one line", "checkpoint header", "checkpoint tensor")
+
+
+def _state(header: bytes, claimed: int | None = None) -> bytes:
+    return (len(header) if claimed is None else claimed).to_bytes(8, "little") + header
+
+
+def contents(name: str) -> dict[str, bytes]:
+    """The bomb as each kind of file, by the end of its name."""
+    if name == "gzip":
+        return {"a.profile.gz": fuzz.gzip_bomb()}
+    if name == "gzip of one line":
+        return {"a.profile.gz": gzip.compress(b'{"header": ["' + b"x" * (200 << 20) + b'"]}\n')}
+    if name == "checkpoint header":
+        many = b'{"format":"ecc state 1","crc32":"00000000","a":[' + b"[]," * 2_700_000 + b"[]]}"
+        return {"a.safetensors": _state(many)}
+    if name == "checkpoint tensor":
+        entry = {"dtype": "F64", "shape": [1 << 20, 1 << 20], "data_offsets": [0, 8 << 40]}
+        facts = {"format": "ecc state 1", "crc32": "00000000", "tree": '{"tensor":0}', "names": '["a"]'}
+        text = json.dumps({"__metadata__": facts, "a": entry}, separators=(",", ":")).encode()
+        return {"a.safetensors": _state(text) + bytes(64)}
+    data = fuzz.bombs()[name]
+    names = ("a.profile", "a.json", "a.graph", "a.mlp", "a.safetensors", "run/config.json", "run/history.jsonl")
+    return {**dict.fromkeys(names, data), "a.profile.gz": gzip.compress(data)}
+
+
+def loaders() -> dict[str, Callable[[Path], Any]]:
+    """By the end of a file's name."""
+    from ecc.energy import EnergyModel
+    from ecc.energy.paper import Mlp
+    from ecc.graph import ChannelGraph
+    from ecc.measure import Profile
+    from ecc.training import load_state, open_run
+
+    def run(path: Path) -> None:
+        if path.name != "config.json":
+            data = path.read_bytes()
+            path.unlink()
+            with open_run(path.parent, {}):
+                pass
+            path.write_bytes(data + b"\n")  # without the end of a line, it would count as torn
+        with open_run(path.parent, {}):
+            pass
+
+    return {
+        "profile": Profile.load,
+        "gz": Profile.load,
+        "json": EnergyModel.load,
+        "graph": ChannelGraph.load,
+        "mlp": Mlp.load,
+        "safetensors": load_state,
+        "run": run,
+    }
+
+
+def answers_of(folder: Path) -> dict[str, dict[str, Any]]:
+    """What each loader says to each bomb, and how long that takes."""
+    ways, found = loaders(), {}
+    for bomb in BOMBS:
+        for number, (file, data) in enumerate(contents(bomb).items()):
+            path = folder / f"{BOMBS.index(bomb)}-{number}" / file
+            path.parent.mkdir(parents=True)
+            path.write_bytes(data)
+            del data
+            way = ways["run" if path.parent.name == "run" else path.suffix.removeprefix(".")]
+            started = time.monotonic()
+            try:
+                way(path)
+                said = "loaded"
+            except Exception as error:  # noqa: BLE001 - the test looks at it
+                said = f"{type(error).__name__}: {error}"[:200]
+            found[f"{bomb}/{file}"] = {"said": said, "seconds": round(time.monotonic() - started, 3)}
+            path.unlink()
+    return found
+
+
+def limit_memory() -> None:
+    """To what the process has, and some more."""
+    loaders()
+    lines = Path("/proc/self/status").read_text().splitlines()
+    now = int(next(line for line in lines if "VmSize" in line).split()[1]) * 1024
+    resource.setrlimit(resource.RLIMIT_AS, (now + MORE_BYTES, now + MORE_BYTES))
+
+
+if __name__ == "__main__":
+    limit_memory()
+    sys.stdout.write(json.dumps(answers_of(Path(sys.argv[1]))))

@@ -1,0 +1,316 @@
+"""Every file that ECC reads: how to make a good one, how to damage it, and what a user does with it."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import os
+import random
+import shutil
+import zlib
+from collections.abc import Callable
+from contextlib import redirect_stdout
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+
+import torch
+from rich.console import Console
+
+from ecc.cli.compressing import show
+from ecc.energy import EnergyModel, fit
+from ecc.energy.paper import Mlp
+from ecc.energy.samples import samples_of
+from ecc.graph import ChannelGraph
+from ecc.measure import Profile, find_meter
+from ecc.measure.appending import open_profile
+from ecc.measure.merging import missing_rows
+from ecc.measure.meters.command import parse
+from ecc.methods import Compression, CompressSettings
+from ecc.methods.compare import Cell, Comparison
+from ecc.report.compare import grid_facts, grid_view, load_grid
+from ecc.report.compress import compress_view
+from ecc.report.fit import fit_facts
+from ecc.report.live_profile import profile_summary
+from ecc.training import load_state, save_state
+from faults import fuzz
+from faults.trying import Target
+from measure import profile_cases
+from methods.jobs import Truth, example_of, true_model, wide_task
+
+# ---------------------------------------------------------------- profiles, models, graphs
+
+
+def _profile(folder: Path) -> Path:
+    profile_cases.computed(folder / "a.profile")
+    return folder / "a.profile"
+
+
+def _use_profile(path: Path) -> None:
+    profile = Profile.load(path)
+    _ = profile.drift, profile.repeat_noise, profile.seconds_per_network, profile.label
+    widths = profile.header.skeleton.widths()
+    assert profile.header.skeleton.costs.macs(widths) >= 0
+    for resource in ("energy", "latency"):
+        assert len(samples_of(profile, resource)) >= 0
+    json.dumps(fit_facts(fit(profile, "bilinear")))
+    assert profile_summary(profile, path).replace("\n", " ").isprintable()  # no code for a terminal gets through
+    assert len(missing_rows(profile)) >= 0
+
+
+def _zipped(folder: Path) -> Path:
+    (folder / "a.profile.gz").write_bytes(gzip.compress(_profile(folder).read_bytes()))
+    (folder / "a.profile").unlink()
+    return folder / "a.profile.gz"
+
+
+def _zipped_json(data: bytes, rng: random.Random) -> bytes:
+    return gzip.compress(fuzz.json_changed(gzip.decompress(data), rng))
+
+
+def _append(path: Path) -> None:
+    """As `ecc profile` does when it goes on."""
+    profile_cases.computed(path)
+    with open_profile(path) as file:
+        file.profile()
+
+
+def _energy(folder: Path) -> Path:
+    true_model(_chain().graph).save(folder / "energy.json")
+    return folder / "energy.json"
+
+
+def _use_energy(path: Path) -> None:
+    model = EnergyModel.load(path)
+    assert model.least <= model.dense
+    _ = model.label, model.unit, model.kind
+    model.gradient(torch.tensor(model.full_widths, dtype=torch.float64))
+    assert sum(model.per_layer().values()) >= 0
+    json.dumps(fit_facts(model))
+    Compression(wide_task("chain"), _chain().budgets, model, settings=CompressSettings(steps=2))._begin()
+
+
+def _fitted(folder: Path) -> Path:
+    fit(Profile.load(_profile(folder)), "physical").save(folder / "energy.json")
+    return folder / "energy.json"
+
+
+def _use_fitted(path: Path) -> None:
+    model = EnergyModel.load(path)
+    assert model.least <= model.dense
+    model.gradient(torch.tensor(model.full_widths, dtype=torch.float64))
+    assert sum(model.per_layer().values()) >= 0
+    json.dumps(fit_facts(model))
+    model.check(profile_cases.small_graph())
+
+
+def _graph(folder: Path) -> Path:
+    profile_cases.small_graph().save(folder / "net.graph")
+    return folder / "net.graph"
+
+
+def _use_graph(path: Path) -> None:
+    graph = ChannelGraph.load(path)
+    _ = str(graph), graph.skeleton, graph.full_shapes, graph.slot_of_index, graph.prunable
+    assert float(graph.macs()) >= 0
+    _ = graph.weight_bytes(), graph.activation_bytes(), [graph.share_of_macs(group) for group in graph.groups]
+
+
+def _signed_graph(data: bytes, rng: random.Random) -> bytes:
+    """Changed by someone who knows how the fingerprint is made."""
+    changed = fuzz.json_changed(data, rng)
+    try:
+        tree = json.loads(changed)
+        tree["fingerprint"] = ChannelGraph._from_json(tree).fingerprint
+    except Exception:  # noqa: BLE001 - then it stays unsigned
+        return changed
+    return json.dumps(tree).encode()
+
+
+def _perceptron(folder: Path) -> Path:
+    layers = ((torch.ones(2, 3, dtype=torch.float64), torch.zeros(2, dtype=torch.float64)),)
+    layers += ((torch.ones(1, 2, dtype=torch.float64), torch.zeros(1, dtype=torch.float64)),)
+    skeleton = profile_cases.small_graph().skeleton
+    pairs = [(layer.incoming, layer.outgoing) for layer in skeleton.layers if layer.macs][:3]
+    Mlp(
+        groups=skeleton.groups,
+        full_widths=skeleton.full_widths,
+        resource="energy",
+        lefts=tuple(left for left, _ in pairs),
+        rights=tuple(right for _, right in pairs),
+        dense_products=tuple(left.at(skeleton.full_widths) * right.at(skeleton.full_widths) for left, right in pairs),
+        mean=1.0,
+        layers=layers,
+        label="estimated",
+    ).save(folder / "mlp.json")
+    return folder / "mlp.json"
+
+
+def _use_perceptron(path: Path) -> None:
+    model = Mlp.load(path)
+    widths = torch.tensor(model.full_widths, dtype=torch.float64)
+    _ = model.value(widths), model.gradient(widths)
+
+
+# ---------------------------------------------------------------- states and runs
+
+
+def _state(folder: Path) -> Path:
+    state = {"a": torch.arange(6.0).reshape(2, 3), "b": [1, 2.5, None, ("x", True)], "c": {1: torch.ones(2).bfloat16()}}
+    save_state(folder / "a.safetensors", state | {"d": torch.ones(3, dtype=torch.complex64)})
+    return folder / "a.safetensors"
+
+
+def signed_state(data: bytes, rng: random.Random) -> bytes:
+    """The header or the tree in it changed, with a checksum that fits."""
+    length = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + length])
+    if rng.random() < 0.6:
+        part = rng.choice(("tree", "names"))
+        header["__metadata__"][part] = fuzz.as_json(
+            fuzz.changed_tree(json.loads(header["__metadata__"][part]), rng)
+        ).decode()
+        text = json.dumps(header, separators=(",", ":")).encode()
+    else:
+        text = fuzz.as_json(fuzz.changed_tree(header, rng)).replace(b'": ', b'":').replace(b", ", b",")
+    found = text.find(b'"crc32":"')
+    body = data[8 + length :]
+    if found >= 0:
+        start = found + 9
+        text = text[:start] + b"00000000" + text[start + 8 :]
+        text = text[:start] + b"%08x" % zlib.crc32(body, zlib.crc32(text)) + text[start + 8 :]
+    return len(text).to_bytes(8, "little") + text + body
+
+
+SETTINGS = CompressSettings(train_steps=1, steps=3, tune_steps=1, lr=1e-3, log_every=1, checkpoint_steps=1)
+
+
+@cache
+def _chain() -> Compression:
+    from ecc.energy import parse_budgets
+    from ecc.graph import trace_channels
+
+    task = replace(wide_task("chain"), evaluate=lambda model: 0.5)
+    graph = trace_channels(task.model.eval(), example_of("chain"), proven=False)
+    source = Truth(true_model(graph))
+    return Compression(task, parse_budgets(["60%"]), true_model(graph), source=source, settings=SETTINGS)
+
+
+class Enough(Exception):
+    pass
+
+
+def _run_until(phase: str | None, file: str) -> Callable[[Path], Path]:
+    """A run that was killed in a phase; None for one that ended."""
+
+    def make(folder: Path) -> Path:
+        def tell(text: str) -> None:
+            if phase is not None and text.startswith(phase):
+                raise Enough
+
+        try:
+            _chain().run(folder / "run", progress=tell)
+        except Enough:
+            assert phase is not None
+        return folder / "run" / file
+
+    return make
+
+
+def _go_on(path: Path) -> None:
+    run = next(parent for parent in path.parents if parent.name == "run")
+    result = _chain().run(run, progress=lambda _: None)
+    with redirect_stdout(io.StringIO()):
+        show(result.summary, run, compress_view)
+
+
+def _grid(name: str) -> Callable[[Path], Path]:
+    def make(folder: Path) -> Path:
+        run = folder / "grid" / "seed-0" / "ecc-60"
+        _run_until(None, "summary.json")(folder)
+        _comparison()._check(folder / "grid")
+        run.parent.mkdir(parents=True)
+        shutil.move(folder / "run", run)
+        facts = {"method": "ecc", "budget": "60%", "seed": 0}
+        (run / "cell.json").write_text(json.dumps({**facts, "seconds": 1.0, "peak_bytes": 5}))
+        (run.parent / "lcp-60.failed.json").write_text(json.dumps({**facts, "method": "lcp", "error": "why"}))
+        return folder / "grid" / name
+
+    return make
+
+
+def _use_grid(path: Path) -> None:
+    entries = load_grid(next(parent for parent in path.parents if parent.name == "grid"))
+    json.dumps(grid_facts(entries))
+    with Path(os.devnull).open("w") as nowhere:
+        Console(file=nowhere).print(grid_view(entries))
+
+
+def _comparison() -> Comparison:
+    return Comparison(
+        _chain().task, [_chain().energies["energy"]], methods=("ecc", "scratch"), budgets=("60%",), seeds=1
+    )
+
+
+def _asked(path: Path) -> None:
+    """As `ecc compare` does when it goes on: what was asked, and the widths that scratch trains."""
+    root = next(parent for parent in path.parents if parent.name == "grid")
+    _comparison()._check(root)
+    method = _comparison()._method(Cell("scratch", "60%", 0), root)
+    assert method is not None
+    method.start(SimpleNamespace(graph=_chain().graph, model=_chain().task.model))  # type: ignore[arg-type]
+
+
+# ---------------------------------------------------------------- what programs print
+
+
+def _printed(folder: Path) -> Path:
+    (folder / "out.txt").write_text("at 12:00 the plug counted 1234.5 J\n")
+    return folder / "out.txt"
+
+
+def _use_printed(path: Path) -> None:
+    text = path.read_bytes().decode("utf-8", errors="replace")
+    for unit in (None, "J"):
+        parse(text, unit)
+
+
+def _replayed(path: Path) -> None:
+    find_meter(f"replay:{path}").describe()
+
+
+_RUN_FILES = {
+    "solving": ("solving", ("config.json", "history.jsonl", "environment.json")),
+    "tuning": ("tuning", ("history.jsonl", "dense.safetensors")),
+    "finished": (None, ("config.json", "summary.json", "history.jsonl", "slim.safetensors", "environment.json")),
+}
+_TARGETS: list[Target] = [
+    Target("profile", _profile, _use_profile),
+    Target("profile, compressed", _zipped, _use_profile, _zipped_json),
+    Target("profile that goes on", _profile, _append, writes=True),
+    Target("replay meter", _profile, _replayed),
+    Target("energy model", _energy, _use_energy),
+    Target("energy model with steps", _fitted, _use_fitted),
+    Target("energy perceptron", _perceptron, _use_perceptron),
+    Target("channel graph", _graph, _use_graph, _signed_graph),
+    Target("state", _state, load_state, signed_state),
+    *(
+        Target(f"run, {state}: {file}", _run_until(phase, file), _go_on, mutator, writes=True)
+        for state, (phase, files) in _RUN_FILES.items()
+        for file in files
+        for mutator in [signed_state if file.endswith("safetensors") else fuzz.json_changed]
+    ),
+    *(
+        Target(f"run, {phase}: checkpoint", _run_until(phase, "checkpoint.safetensors"), _go_on, signed_state, True)
+        for phase in ("solving", "tuning")
+    ),
+    *(
+        Target(f"grid: {Path(file).name}", _grid(file), _use_grid)
+        for file in ("seed-0/ecc-60/cell.json", "seed-0/ecc-60/summary.json", "seed-0/lcp-60.failed.json")
+    ),
+    *(Target(f"grid: {Path(file).name}", _grid(file), _asked) for file in ("grid.json", "seed-0/ecc-60/widths.json")),
+    Target("command meter", _printed, _use_printed, None),
+]
+TARGETS: dict[str, Target] = {target.name: target for target in _TARGETS}

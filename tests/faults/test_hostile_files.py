@@ -1,0 +1,117 @@
+"""Every file that is read may have been damaged, or made by someone who means harm.
+
+The answer is one clear error; nothing is run, nothing outside is written, nothing that was there is lost. The quick
+form damages each file in forty ways; `ECC_FAULTS=full` in as many as `benchmarks/reliability.py` reports.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import ecc
+from ecc.energy import EnergyModel
+from ecc.errors import BadFile, EccError
+from ecc.measure import Profile
+from ecc.training import load_state
+from faults import fuzz
+from faults.bombs import BOMBS
+from faults.loaders import TARGETS
+from faults.trying import attempt, good_bytes
+
+COUNT = 240 if os.environ.get("ECC_FAULTS") == "full" else 40
+
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs alarms and limits")
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_a_damaged_file_is_refused_in_one_line_or_does_no_harm(name: str, tmp_path: Path) -> None:
+    target = TARGETS[name]
+    assert attempt(target, None, tmp_path / "x").kind == "accepted"  # or every damage would be refused for nothing
+    outcomes = {}
+    for what, damaged in fuzz.mutations(good_bytes(target), COUNT, json_too=target.json_too):
+        outcomes[what] = attempt(target, damaged, tmp_path / "x")
+    assert {what: one.message for what, one in outcomes.items() if one.kind == "lost"} == {}
+    assert sum(one.kind == "refused" for one in outcomes.values()) >= COUNT // 8
+
+
+@pytest.mark.slow
+def test_bombs_do_not_fill_the_memory(tmp_path: Path) -> None:
+    """In a process that may have little more than what it starts with."""
+    words = [sys.executable, str(Path(__file__).with_name("bombs.py")), str(tmp_path)]
+    path = os.pathsep.join([str(Path(ecc.__file__).parents[1]), str(Path(__file__).parents[1])])
+    done = subprocess.run(
+        words,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    answers = json.loads(done.stdout)
+    assert {name.partition("/")[0] for name in answers} == set(BOMBS)
+    assert {name: answer for name, answer in answers.items() if not answer["said"].startswith("BadFile: ")} == {}
+
+
+def test_a_name_that_climbs_out_of_the_folder_is_only_a_name(tmp_path: Path) -> None:
+    """Names of groups and tensors come from files; none of them is ever a path."""
+    target = TARGETS["state"]
+    data = good_bytes(target).replace(b'"0"', b'"../../../outside"')
+    assert attempt(target, data, tmp_path / "x").kind == "refused"
+
+
+@pytest.mark.parametrize("load", [load_state, Profile.load, EnergyModel.load])
+def test_a_pickle_is_not_even_looked_into(load: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both torch's own file format and a bare pickle, each of which would leave a file behind."""
+    monkeypatch.chdir(tmp_path)
+    assert callable(load)
+
+    class Evil:
+        def __reduce__(self) -> tuple[object, tuple[str, ...]]:
+            return os.mkdir, ("EXECUTED",)
+
+    torch.save({"weight": Evil()}, "evil.pt")
+    Path("evil.pickle").write_bytes(fuzz.PICKLE)
+    for name in ("evil.pt", "evil.pickle"):
+        with pytest.raises(BadFile):
+            load(name)
+    assert not Path("EXECUTED").exists()
+    torch.load("evil.pt", weights_only=False)
+    assert Path("EXECUTED").exists()  # the trap works
+
+
+def test_nothing_in_the_package_runs_what_it_reads() -> None:
+    """Beside the architecture test: not even the words."""
+    words = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib", "eval", "exec", "compile", "yaml"}
+    allowed = {("find.py", "compile"), ("deploy.py", "compile")}  # re.compile, torch.compile
+    found = []
+    for file in sorted(Path(ecc.__file__).parent.rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            names = [node.id] if isinstance(node, ast.Name) else []
+            names += [alias.name.split(".")[0] for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [str(node.module)] if isinstance(node, ast.ImportFrom) else []
+            found += [(file.name, name) for name in names if name in words and (file.name, name) not in allowed]
+    assert found == []
+
+
+@pytest.mark.parametrize("name", ["history.jsonl", ".ecc-lock", "config.json", "checkpoint.safetensors"])
+def test_links_in_a_run_folder_lead_to_nothing_that_is_written(name: str, tmp_path: Path) -> None:
+    """A run folder from elsewhere may hold links to any file of the user."""
+    target = TARGETS["run, tuning: checkpoint"]
+    attempt(target, good_bytes(target), tmp_path / "x")
+    run, mine = tmp_path / "x" / "home" / "run", tmp_path / "diary"
+    mine.write_text("dear diary\n")
+    (run / "summary.json").unlink(missing_ok=True)
+    (run / name).unlink(missing_ok=True)
+    (run / name).symlink_to(mine)
+    with pytest.raises(EccError):
+        target.use(run / "checkpoint.safetensors")
+    assert mine.read_text() == "dear diary\n"

@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ecc.errors import BadFile, BadTask
+from ecc.training.failures import OutOfMemory, is_out_of_memory, told, users_code
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
+        RuntimeError("CUDA error: out of memory"),
+        RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory: you tried 5 bytes"),
+        MemoryError(),
+        OutOfMemory("as told before"),
+    ],
+)
+def test_the_ways_to_say_that_memory_is_missing(error: Exception) -> None:
+    assert is_out_of_memory(error)
+    with pytest.raises(OutOfMemory), users_code("the network"):
+        raise error
+
+
+@pytest.mark.parametrize("error", [RuntimeError("shapes do not match"), ValueError("out of memory of mine")])
+def test_other_errors_are_none_of_memory(error: Exception) -> None:
+    assert not is_out_of_memory(error)
+
+
+def test_an_exception_of_the_user_is_one_line_with_its_type() -> None:
+    with pytest.raises(BadTask) as caught, users_code("evaluate of task 'a'"):
+        raise KeyError("split\nand more")
+    assert str(caught.value) == "evaluate of task 'a' raised KeyError: 'split\\nand more'."
+    assert isinstance(caught.value.__cause__, KeyError)
+
+
+def test_our_own_errors_and_interrupts_pass() -> None:
+    with pytest.raises(BadFile, match=r"^mine$"), users_code("x"):
+        raise BadFile("mine")
+    with pytest.raises(KeyboardInterrupt), users_code("x"):
+        raise KeyboardInterrupt
+
+
+def test_the_error_of_a_loading_process_is_told_as_it_was_there() -> None:
+    text = "Caught ValueError in DataLoader worker process 0.\nOriginal\n  File x\nValueError: bad image 7.\n"
+    assert told(ValueError(text)) == "ValueError: bad image 7"
+    assert told(ValueError()) == "ValueError: no message"
