@@ -12,7 +12,7 @@ TESTS := $(PY) -m pytest -n $(JOBS) --dist worksteal
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo test check lint types pytest format clean distclean
+.PHONY: help install demo docs test check lint types pytest format clean distclean
 
 help:  ## list these targets
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)$$/  make \1|\2/p' $(MAKEFILE_LIST) | \
@@ -28,6 +28,9 @@ demo: $(STAMP)  ## the whole job on the embedded digits task: profile, fit, comp
 	$(VENV)/bin/ecc compress digits --energy $(DEMO)/energy.json --budget 50% -o $(DEMO)/run \
 	  --train-steps 300 --train-lr 3e-3 --lr 1e-3 --steps 400 --tune-steps 200
 	$(VENV)/bin/ecc report $(DEMO)/run -o $(DEMO)/report.html
+
+docs: $(STAMP)  ## the documentation, strictly checked, into build/site
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --quiet
 
 test: lint types pytest  ## lint, types and all tests that need no GPU
 

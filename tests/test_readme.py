@@ -9,6 +9,7 @@ In order, in an empty folder, with one namespace a page:
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import sys
@@ -20,7 +21,24 @@ from typing import Literal
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = ("README.md", "CONTRIBUTING.md")
+NO_STEPS = ("docs/api.md", "docs/data.md", "docs/faq.md", "docs/how-it-works.md", "docs/rivals.md")
+"""Pages with nothing to do: a reference, words, or commands for data and machines that are not here (```text)."""
+LOUD = ("docs/own-model.md",)
+"""Pages that run trainers of others, which advise about this machine in warnings."""
+
+PAGES = [
+    pytest.param(
+        name,
+        marks=[pytest.mark.slow] * name.startswith("docs/")
+        + [pytest.mark.filterwarnings(f"ignore::{kind}Warning") for kind in ("User", "Future", "Deprecation")]
+        * (name in LOUD),
+    )
+    for name in (
+        "README.md",
+        "CONTRIBUTING.md",
+        *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md")) if f"docs/{path.name}" not in NO_STEPS),
+    )
+]
 
 FENCE = re.compile(r"^```(\w+)[^\n]*\n(.*?)^```[ ]*$", re.MULTILINE | re.DOTALL)
 FILE_NAME = re.compile(r"#\s*(\w+\.py)\s*")
@@ -121,9 +139,31 @@ def test_a_page_keeps_its_promises(name: str, folder: Path, run_ecc: Callable[[l
     assert taken, f"{name} has no step to take; was a fence renamed?"
 
 
+def test_pages_without_steps_have_none() -> None:
+    assert [name for name in NO_STEPS if list(steps((ROOT / name).read_text(encoding="utf-8")))] == []
+
+
 def test_the_readme_shows_both_the_library_and_the_command_line() -> None:
     verbs = {step.verb for step in steps((ROOT / "README.md").read_text(encoding="utf-8"))}
     assert verbs == {"save", "python", "ecc", "make"}
+
+
+@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md"])  # `mkdocs build --strict` checks the others
+def test_links_lead_somewhere(name: str) -> None:
+    links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", (ROOT / name).read_text(encoding="utf-8"))
+    assert links
+    assert [link for link in links if not (ROOT / link).exists()] == []
+
+
+def test_the_readme_tells_what_the_files_say() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    totals = json.loads((ROOT / "results/trace_coverage.json").read_text(encoding="utf-8"))["totals"]["all"]
+    ours, theirs = totals["ecc"]["exact"], totals["torch_pruning"]
+    assert f"of {totals['networks']} networks | [{ours}](" in text
+    assert f"| {theirs['exact']}, and {theirs['differs by nature (norm)']} that differ by nature |" in text
+    run = json.loads((ROOT / "results/compress_imagenette.json").read_text(encoding="utf-8"))
+    assert run["summary"]["met"] is ("The budget is met on the\nmeter" in text)
+    assert (run["points_lost"] > 1.5) is ("more accuracy is lost than the goal allowed" in text)
 
 
 # ---------------------------------------------------------------- the reader of pages, on a planted page

@@ -23,7 +23,7 @@ from ecc.errors import (
     NoMeter,
     UntraceableModel,
 )
-from ecc.export import export_model, export_run, load_slim
+from ecc.export import export_model, export_run, load_slim, save_slim
 from ecc.graph import (
     ChannelGraph,
     ChannelGroup,
@@ -79,6 +79,7 @@ __all__ = [
     "profile",
     "prove",
     "resized",
+    "save_slim",
     "slim",
     "slim_optimizer",
     "trace_channels",

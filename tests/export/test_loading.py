@@ -129,3 +129,16 @@ def test_a_network_on_the_cpu_neither_trains_nor_learns() -> None:
     model = on_cpu(SmallNet())
     assert not model.training
     assert not any(parameter.requires_grad for parameter in model.parameters())
+
+
+def test_a_network_cut_in_a_loop_of_ones_own_is_saved_and_comes_back(tmp_path: Path) -> None:
+    dense, example = SmallNet(), small_task().example_input
+    graph = trace_channels(dense, example, proven=False)
+    slim = resized(dense, graph, {group.name: max(group.least, group.width // 2) for group in graph.prunable})
+    ecc.save_slim(slim, tmp_path / "mine.safetensors")
+    assert gap(slim, ecc.load_slim(SmallNet(), tmp_path / "mine.safetensors"), example) == 0
+
+
+def test_a_network_that_cannot_be_saved_is_told(tmp_path: Path) -> None:
+    with pytest.raises(BadFile, match="mine"):
+        ecc.save_slim(SmallNet(), tmp_path / "no folder" / "mine.safetensors")

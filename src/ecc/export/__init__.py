@@ -2,7 +2,7 @@
 
 from .job import Exported, ExportedRun, export_model, export_run
 from .latency import Latency, compare_latency
-from .loading import load_slim
+from .loading import load_slim, save_slim
 from .proving import TOLERANCE, Proof
 
 __all__ = [
@@ -15,4 +15,5 @@ __all__ = [
     "export_model",
     "export_run",
     "load_slim",
+    "save_slim",
 ]

@@ -1,4 +1,4 @@
-"""`load_slim`: a dense network and the file of a compression become the slim network, without tracing.
+"""`save_slim` and `load_slim`: a dense network and the file of a compression become the slim network, without tracing.
 
 The file holds each tensor at its final size, and a network of torch takes its sizes from its tensors (`rebuilt`). So
 neither a graph nor an example input is needed, and nothing in the file is run.
@@ -15,12 +15,28 @@ from torch import Tensor, nn
 
 from ecc.errors import BadFile
 from ecc.graph.rebuild import named_tensors, rebuilt
-from ecc.training import load_state
+from ecc.training import load_state, save_state
 
 Net = TypeVar("Net", bound=nn.Module)
 
 WEIGHTS = ("slim.safetensors", "sparse.safetensors")
 """What a run calls its weights: with channels removed, or with single weights."""
+
+
+def save_slim(model: nn.Module, path: str | Path) -> None:
+    """Writes the slim network of a loop of your own, as a run does; the file is safetensors.
+
+        ecc.save_slim(ecc.slim(model, graph), "slim.safetensors")
+        model = ecc.load_slim(MyNet(), "slim.safetensors")
+
+    Args:
+        model: What `slim` gave.
+        path: The file; it is replaced whole, or not at all.
+
+    Raises:
+        BadFile: If the file cannot be written.
+    """
+    save_state(path, model.state_dict())
 
 
 def load_slim(model: Net, path: str | Path) -> Net:

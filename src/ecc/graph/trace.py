@@ -53,7 +53,7 @@ def trace_channels(
     Raises:
         UntraceableModel: the network cannot run on the example input, or cannot be followed.
 
-    Example:
+    Examples:
         >>> net = nn.Sequential(nn.Conv2d(3, 16, 3), nn.ReLU(), nn.Conv2d(16, 10, 3))
         >>> graph = trace_channels(net, torch.randn(1, 3, 8, 8))
         >>> {g.name: g.width for g in graph.prunable}

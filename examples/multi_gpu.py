@@ -1,0 +1,56 @@
+"""Several processes train one network, and cut the same channels in each.
+
+    torchrun --nproc-per-node 2 examples/multi_gpu.py [FOLDER]      # with GPUs, one each; without, on the CPU
+    python examples/multi_gpu.py                                    # one process
+
+Each process draws its own batches; gradients are averaged, so all of them decide alike. Process 0 weighs and writes.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from contextlib import nullcontext
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+import ecc
+from ecc.task import with_batch
+from ecc.training import find_world
+from ecc.zoo import digits
+
+
+def main(folder: Path) -> None:
+    world = find_world("cuda" if torch.cuda.is_available() else "cpu")
+    task, meter = digits(), ecc.find_meter("platform:jetson-tx2")
+    batch = with_batch(task.example_input, 256)
+    graph = ecc.trace_channels(task.model, batch)
+    # An estimate takes a moment, so each process makes its own. A measured profile is made once, before.
+    with tempfile.TemporaryDirectory() as own:
+        energy = ecc.fit(ecc.profile(task.model, graph, batch, meter, Path(own) / "digits.profile", rows=60))
+    settings = ecc.CompressSettings(train_steps=50, train_lr=3e-3, steps=60, tune_steps=20, lr=1e-3)
+    job = ecc.Compression(
+        task, ecc.parse_budgets(["50%"]), energy, source=meter, settings=settings, device=world.device
+    )
+    result = job.run(folder, world=world)
+
+    widths = list(result.widths.values())
+    everyone = [widths]
+    if world.size > 1:
+        everyone = [[] for _ in range(world.size)]
+        dist.all_gather_object(everyone, widths)
+    if world.is_main:
+        spent = result.summary["budgets"]["energy"]
+        print(f"{world.size} processes, {result.summary['batches']['total']} batches in all")
+        print(f"energy {spent['result'] / spent['limit']:.1%} of the budget ({spent['label']})")
+        print(f"widths {widths}, the same in all processes: {all(other == widths for other in everyone)}")
+    world.close()
+
+
+if __name__ == "__main__":
+    # All processes must name the same folder; alone, any will do.
+    given = nullcontext(sys.argv[1]) if len(sys.argv) > 1 else tempfile.TemporaryDirectory()
+    with given as chosen:
+        main(Path(chosen))

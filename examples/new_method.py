@@ -1,0 +1,66 @@
+"""A method of your own, beside ECC on the same scales: later groups keep more of their channels than earlier ones.
+
+python examples/new_method.py
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import ecc
+from ecc.methods.base import FromDense, magnitudes
+from ecc.task import with_batch
+from ecc.zoo import digits
+
+
+class Tapered(FromDense):
+    """The share that a group keeps rises from the first group to the last.
+
+    `FromDense` remembers the dense weights and says when the aims are met; a step is all that is left to write. The
+    aims may tighten after a weighing: then `step` is called again, and begins anew.
+    """
+
+    name = "tapered"
+
+    def step(self) -> None:
+        """Finds the least taper whose widths meet the aims, and silences the other channels."""
+        work = self._work
+        count = len(work.graph.groups)
+
+        def widths(taper: float) -> list[int]:
+            shares = (1 - taper * (1 - 0.5 * number / count) for number in range(count))
+            full = (group.width for group in work.graph.groups)
+            return work.rounded([max(0.0, share) * width for share, width in zip(shares, full, strict=True)])
+
+        low, high = 0.0, 2.0
+        for _ in range(40):
+            middle = 0.5 * (low + high)
+            low, high = (low, middle) if work.excess(widths(middle)) <= 0 else (middle, high)
+        work.model.load_state_dict(self._dense)
+        work.keep_(work.model, magnitudes(work), widths(high))  # the channels of largest magnitude stay
+
+
+def main() -> None:
+    task, meter = digits(), ecc.find_meter("platform:jetson-tx2")
+    batch = with_batch(task.example_input, 256)
+    graph = ecc.trace_channels(task.model, batch)
+    settings = ecc.CompressSettings(train_steps=80, train_lr=3e-3, steps=60, tune_steps=30, lr=1e-3)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        energy = ecc.fit(ecc.profile(task.model, graph, batch, meter, folder / "digits.profile", rows=60))
+        for method in (Tapered(), None):  # None is ECC
+            job = ecc.Compression(
+                task, ecc.parse_budgets(["50%"]), energy, source=meter, settings=settings, method=method
+            )
+            result = job.run(folder / (method.name if method else "ecc"))
+            spent, scores = result.summary["budgets"]["energy"], result.summary["scores"]
+            print(
+                f"{result.summary['method']:8} {spent['result'] / spent['limit']:.1%} of the budget "
+                f"({spent['label']}), accuracy {scores['dense']:.1%} -> {scores['after tuning']:.1%}, "
+                f"{result.summary['batches']['total']} batches"
+            )
+
+
+if __name__ == "__main__":
+    main()

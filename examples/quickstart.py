@@ -1,0 +1,44 @@
+"""The whole job on the bundled digits: profile, fit, compress to half the energy, and what came of it.
+
+    python examples/quickstart.py [FOLDER]
+
+Joules are estimates for a Jetson TX2 from published constants. On a machine with a meter, take `ecc.find_meter()`.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+
+import ecc
+from ecc.task import with_batch
+from ecc.zoo import digits
+
+
+def main(folder: Path) -> None:
+    task = digits()
+    meter = ecc.find_meter("platform:jetson-tx2")
+    batch = with_batch(task.example_input, 256)  # what one inference is, in every number below
+
+    graph = ecc.trace_channels(task.model, batch)
+    profile = ecc.profile(task.model, graph, batch, meter, folder / "digits.profile", rows=60)
+    energy = ecc.fit(profile)
+    print(f"the energy model errs by {energy.quality['mean']:.1%} on networks it has not seen")
+
+    settings = ecc.CompressSettings(train_steps=100, train_lr=3e-3, steps=100, tune_steps=50, lr=1e-3)
+    job = ecc.Compression(task, ecc.parse_budgets(["50%"]), energy, source=meter, settings=settings)
+    result = job.run(folder / "run", progress=print)
+
+    spent, scores = result.summary["budgets"]["energy"], result.summary["scores"]
+    print(f"energy   {spent['dense']:.5f} J -> {spent['result']:.5f} J of {spent['limit']:.5f} J ({spent['label']})")
+    print(f"accuracy {scores['dense']:.1%} -> {scores['after tuning']:.1%}")
+    print("widths   " + ", ".join(f"{name} {width}" for name, width in result.widths.items()))
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        main(Path(sys.argv[1]))
+    else:
+        with tempfile.TemporaryDirectory() as scratch:
+            main(Path(scratch))
