@@ -1,14 +1,14 @@
 """Kills each verb with -9 at random moments, gives the same command again, and compares with an undisturbed run.
 
     peace = undisturbed(folder / "peace")
-    tally = kill("fit", 3, peace, folder, random.Random(0))
+    tally = kill("fit", 3, peace, folder, random.Random(0), again=0.3)
 
 Everything is imported once; each attempt is a forked process. Half of the kills come after a random share of the time
 that the undisturbed run took, half just before a random one of the process's own changes to files: few moments of a
 run are those in which it writes, and they are the dangerous ones. Run it in a process of its own, as `test_killing.py`
 does: forking is safe only as long as there are no threads.
 
-    python killing.py FOLDER COUNT [SEED]     prints the tallies of COUNT kills a verb, as JSON
+    python killing.py FOLDER '{"profile": 2, "fit": 2}' 0.3     prints the tallies of so many kills, as JSON
 """
 
 from __future__ import annotations
@@ -61,13 +61,9 @@ RECIPES: dict[str, Recipe] = {
         "energy.json",
         "runs",
     ),
-    "export": Recipe(
-        "export run --format safetensors --format onnx -o out",
-        "run",
-        "out",
-        ("onnx", "onnxruntime", "onnxscript"),
-    ),
-    "report": Recipe("report runs -o page.html", "runs", "page.html"),
+    "export": Recipe("export run --format safetensors -o out", "run", "out"),
+    "export to ONNX": Recipe("export run --format onnx -o onnx", "run", "onnx", ("onnx", "onnxruntime", "onnxscript")),
+    "report": Recipe("report runs -o page.html", "runs", "page.html", ("vl_convert",)),
 }
 """In an order in which each finds what it reads. Fine-tuning is the last phase of `compress`, and of each cell."""
 
@@ -123,8 +119,10 @@ def undisturbed(folder: Path, verbs: tuple[str, ...] = tuple(RECIPES)) -> dict[s
     return found
 
 
-def kill(verb: str, count: int, peace: dict[str, Undisturbed], root: Path, rng: random.Random) -> Tally:
-    """Kills a verb `count` times or once more, in as many runs as that takes.
+def kill(
+    verb: str, count: int, peace: dict[str, Undisturbed], root: Path, rng: random.Random, *, again: float
+) -> Tally:
+    """Kills a verb `count` times, in as many runs as that takes.
 
     Args:
         verb: Of `RECIPES`.
@@ -132,6 +130,7 @@ def kill(verb: str, count: int, peace: dict[str, Undisturbed], root: Path, rng: 
         peace: From `undisturbed(root / "peace")`.
         root: A folder to work in.
         rng: Decides the moments.
+        again: The chance that a run that was killed is killed once more.
     """
     tally = Tally()
     while tally.kills < count:
@@ -140,7 +139,7 @@ def kill(verb: str, count: int, peace: dict[str, Undisturbed], root: Path, rng: 
         if RECIPES[verb].reads:
             _copy(root / "peace" / RECIPES[verb].reads, folder / RECIPES[verb].reads)
         moments = []
-        while not moments or rng.random() < 0.3:  # some runs are killed more than once
+        while tally.kills < count and (not moments or rng.random() < again):
             moment, was_killed = _killed(verb, folder, peace[verb], rng, while_writing=tally.kills % 2 == 1)
             if not was_killed:  # it was through before
                 break
@@ -291,12 +290,14 @@ def difference(before: Any, after: Any, where: str = "") -> str:
     return "" if before == after else f"{where} is {str(after)[:80]}, not {str(before)[:80]}"
 
 
-def main(folder: Path, count: int, seed: int = 0) -> None:
-    verbs = tuple(verb for verb in RECIPES if can_run(verb))
-    peace = undisturbed(folder / "peace", verbs)
-    tallies = {verb: kill(verb, count, peace, folder, random.Random(f"{seed} {verb}")) for verb in verbs}
-    print(json.dumps({verb: asdict(tally) for verb, tally in tallies.items()}))  # noqa: T201 - read by the test
+def main(folder: Path, counts: dict[str, int], again: float) -> None:
+    peace = undisturbed(folder / "peace", tuple(verb for verb in RECIPES if verb in counts and can_run(verb)))
+    tallies = {}
+    for verb in peace:
+        tallies[verb] = asdict(kill(verb, counts[verb], peace, folder, random.Random(verb), again=again))
+        print(verb, tallies[verb], file=sys.stderr, flush=True)  # noqa: T201 - for who waits
+    print(json.dumps(tallies))  # noqa: T201 - read by the test
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]).resolve(), *map(int, sys.argv[2:]))
+    main(Path(sys.argv[1]).resolve(), json.loads(sys.argv[2]), float(sys.argv[3]))
