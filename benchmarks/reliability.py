@@ -1,18 +1,20 @@
-"""How many faults were tried, and how many were survived: damaged files, bombs, and wrong invocations.
+"""How many faults were tried, and how many were survived: damaged files, bombs, wrong invocations, and kills.
 
     python3 benchmarks/reliability.py --out results/reliability.json
-    python3 benchmarks/reliability.py --out results/reliability.json --only invocations --count 50
+    python3 benchmarks/reliability.py --out results/reliability.json --only invocations
+    python3 benchmarks/reliability.py --out results/reliability.json --only kills --kills 100
 
 A fault is survived if the answer is one clear error (or the damage does no harm), nothing is run, nothing outside is
 written, and nothing that was there is lost. What is `accepted` was read without an error: JSON has no checksum, so that
-a changed digit is another number. Other scripts add their own kinds of faults, such as kills, by `add`:
-kinds that a call does not try stay in the file as they were.
+a changed digit is another number. A kill (-9) is survived if the same command again ends as an undisturbed run does,
+bit for bit, and no temporary file is left. Kinds that a call does not try stay in the file as they were.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import shlex
 import subprocess
@@ -116,16 +118,53 @@ def invocations() -> dict[str, Any]:
     return {"tried": len(TABLE), "lost": lost, "slowest_seconds": round(slowest, 3)}
 
 
+SHARES = {
+    "profile": 0.14,
+    "fit": 0.14,
+    "compress": 0.26,
+    "compare": 0.26,
+    "export": 0.08,
+    "export to ONNX": 0.04,
+    "report": 0.08,
+}
+"""Of the kills. Long work that goes on half-way has the most to lose; ONNX files take long to time."""
+
+
+def kills(count: int) -> dict[str, Any]:
+    """Each verb, killed at random moments and run again; in a process without threads, which forks."""
+    counts = {verb: math.ceil(count * share) for verb, share in SHARES.items()}
+    with TemporaryDirectory() as folder:
+        done = subprocess.run(
+            [sys.executable, str(ROOT / "tests" / "faults" / "killing.py"), folder, json.dumps(counts), "0.3"],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT / "tests")])},
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+        )
+    by_verb = json.loads(done.stdout)
+    print(f"{'verb':16}{'kills':>6}{'writing':>9}{'runs':>6}{'lost':>6}")
+    for verb, one in by_verb.items():
+        print(f"{verb:16}{one['kills']:6}{one['while_writing']:9}{one['runs']:6}{len(one['lost']):6}")
+    lost = [line for one in by_verb.values() for line in one.pop("lost")]
+    return {"tried": sum(one["kills"] for one in by_verb.values()), "lost": lost, "by_verb": by_verb}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--count", type=int, default=300, help="ways to damage each file")
-    parser.add_argument("--only", choices=("files", "bombs", "invocations"))
+    parser.add_argument("--kills", type=int, default=100, help="of all verbs together, at least")
+    parser.add_argument("--only", choices=("files", "bombs", "invocations", "kills"))
     options = parser.parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("error")  # as in the tests: a warning that a file brings about is a fault too
     out = options.out.resolve()
-    tried = {"files": lambda: files(options.count), "bombs": bombs, "invocations": invocations}
+    tried = {
+        "files": lambda: files(options.count),
+        "bombs": bombs,
+        "invocations": invocations,
+        "kills": lambda: kills(options.kills),
+    }
     for kind in [options.only] if options.only else tried:
         add(out, kind, tried[kind]())
     if json.loads(out.read_text(encoding="utf-8"))["totals"]["lost"]:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ecc.errors import BadFile
-from ecc.files import read_bytes, read_text, write_text
+from ecc.files import read_bytes, read_text, remove_abandoned, temporary, write_text
 
 
 def test_a_file_is_written_whole_and_leaves_nothing_beside_it(tmp_path: Path) -> None:
@@ -76,3 +76,39 @@ def test_what_cannot_be_read_is_one_clear_line(tmp_path: Path, name: str, words:
     if name != ".":
         with pytest.raises(BadFile, match=r"^cannot write "):
             write_text(tmp_path / name / "a", "text")
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs locks")
+def test_what_a_killed_writer_left_goes_with_the_next_write(tmp_path: Path) -> None:
+    for name in (".a.json.12345678.tmp", ".b.json.12345678.tmp", ".a.json.mine.tmp"):
+        (tmp_path / name).write_text("half")
+    write_text(tmp_path / "a.json", "new")
+    assert sorted(file.name for file in tmp_path.iterdir()) == [".a.json.mine.tmp", ".b.json.12345678.tmp", "a.json"]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs locks")
+def test_what_a_living_writer_makes_stays(tmp_path: Path) -> None:
+    def made() -> Path:
+        (tmp_path / ".shop.12345678").mkdir()
+        return tmp_path / ".shop.12345678"
+
+    with temporary(made) as shop:
+        remove_abandoned(tmp_path, ".shop.")
+        assert shop.is_dir()
+    remove_abandoned(tmp_path, ".shop.")
+    assert not shop.exists()
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs locks")
+def test_a_link_in_the_place_of_a_temporary_file_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "kept").mkdir()
+    (tmp_path / ".shop.12345678").symlink_to(tmp_path / "kept")
+    remove_abandoned(tmp_path, ".shop.")
+    assert (tmp_path / "kept").is_dir()
+
+
+def test_what_was_taken_for_abandoned_before_its_lock_is_made_again(tmp_path: Path) -> None:
+    made = [tmp_path / "gone", tmp_path / "there"]
+    made[1].touch()
+    with temporary(lambda: made.pop(0)) as path:
+        assert path == tmp_path / "there"

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import glob
 import os
+import shutil
 import stat
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from tempfile import NamedTemporaryFile
+from tempfile import mkstemp
 
 from ecc.errors import BadFile
+
+try:
+    import fcntl
+except ImportError:  # Windows: what a process leaves that is killed while it writes stays there
+    fcntl = None  # type: ignore[assignment]
 
 MOST_BYTES = 8 << 20
 """Of a file that is read at once. Ours have a megabyte or two; the worst JSON of this size takes a second."""
@@ -55,19 +64,74 @@ def write_text(path: str | Path, text: str) -> None:
 def write_bytes(path: str | Path, data: bytes) -> None:
     """As `write_text`, for bytes."""
     path = Path(path)
-    temporary = ""
+
+    def made() -> Path:
+        descriptor, name = mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+        os.close(descriptor)
+        return Path(name)
+
     try:
-        with NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp", delete=False) as file:
-            temporary = file.name
-            os.fchmod(file.fileno(), 0o666 & ~umask())  # as any other new file; temporary ones are private
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(temporary).replace(path)
+        remove_abandoned(path.parent, f".{path.name}.", ".tmp")
+        with temporary(made) as new:
+            try:
+                with new.open("wb") as file:
+                    os.fchmod(file.fileno(), 0o666 & ~umask())  # as any other new file; temporary ones are private
+                    file.write(data)
+                    file.flush()
+                    os.fsync(file.fileno())
+                new.replace(path)
+            finally:
+                new.unlink(missing_ok=True)
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
-        if temporary:
-            Path(temporary).unlink(missing_ok=True)
         raise BadFile(f"cannot write {path}: {getattr(error, 'strerror', error)}.") from None
+
+
+@contextmanager
+def temporary(make: Callable[[], Path]) -> Iterator[Path]:
+    """A new file or folder with a lock on it, so that others see that its maker lives; its maker removes it."""
+    while True:
+        path = make()
+        lock = _locked(path, wait=True)
+        if path.exists():
+            break
+        if lock >= 0:
+            os.close(lock)
+        # In the moment before the lock, another process took it for abandoned.
+    try:
+        yield path
+    finally:
+        if lock >= 0:
+            os.close(lock)
+
+
+def remove_abandoned(folder: Path, prefix: str, suffix: str = "") -> None:
+    """Removes temporary files and folders of processes that were killed; those of living ones are locked."""
+    for path in temporaries(folder, prefix, suffix):
+        lock = _locked(path)
+        if lock < 0:
+            continue
+        with suppress(OSError):  # someone else removed it
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        os.close(lock)
+
+
+def temporaries(folder: Path, prefix: str, suffix: str = "") -> list[Path]:
+    """Temporary files and folders by their name, in which eight characters are random; some may be in use."""
+    return list(folder.glob(f"{glob.escape(prefix)}????????{suffix}"))
+
+
+def _locked(path: Path, *, wait: bool = False) -> int:
+    """A descriptor that holds a lock until it is closed or the process dies; -1 if there is none to be had."""
+    descriptor = -1
+    if fcntl is not None:
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except OSError:  # gone, in use, or on a file system without locks
+            if descriptor >= 0:
+                os.close(descriptor)
+            return -1
+    return descriptor
 
 
 def umask() -> int:

@@ -12,7 +12,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import mkdtemp
@@ -21,7 +21,7 @@ from typing import Any
 from torch import nn
 
 from ecc.errors import BadFile, CannotExport
-from ecc.files import umask
+from ecc.files import remove_abandoned, temporary, umask
 from ecc.graph.proof import outputs_of
 from ecc.task import Inputs, Task, batch_of, with_batch
 from ecc.training import load_state, save_state
@@ -37,6 +37,7 @@ from .proving import TOLERANCE, Proof, prove_export
 SAFETENSORS = "safetensors"
 ALL_FORMATS = (SAFETENSORS, *FORMATS)
 CARD = "model_card.md"
+_SHOP = ".export."
 _MAX_JSON_BYTES = 64_000_000  # a summary has some kilobytes; no larger file of a run is read whole
 _MAX_BATCH = 4096
 
@@ -283,11 +284,12 @@ def _batch(summary: Mapping[str, Any], example_input: Inputs) -> int:
 
 @contextmanager
 def _workshop(folder: Path) -> Iterator[Path]:
-    """A folder beside the files to come, gone when this ends, whatever happens."""
-    was_there = folder.exists()
+    """A folder beside the files to come, gone when this ends; after a kill, when the next one begins."""
+    was_there, stack = folder.exists(), ExitStack()
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        shop = Path(mkdtemp(dir=folder, prefix=".export."))
+        remove_abandoned(folder, _SHOP)
+        shop = stack.enter_context(temporary(lambda: Path(mkdtemp(dir=folder, prefix=_SHOP))))
     except OSError as error:
         raise BadFile(f"cannot write into {folder}: {error.strerror}. Give another folder with -o.") from None
     try:
@@ -296,6 +298,7 @@ def _workshop(folder: Path) -> Iterator[Path]:
         raise BadFile(f"cannot write into {folder}: {error.strerror}.") from None
     finally:
         shutil.rmtree(shop, ignore_errors=True)
+        stack.close()
         if not was_there and not any(folder.iterdir()):
             folder.rmdir()
 

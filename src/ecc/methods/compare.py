@@ -25,7 +25,7 @@ import torch
 from ecc.energy import EnergyModel
 from ecc.energy.budget import parse_budget
 from ecc.errors import BadFile, EccError
-from ecc.files import read_text, write_text
+from ecc.files import read_text, temporaries, write_text
 from ecc.measure import Source
 from ecc.task import Task
 from ecc.training import BatchStream, Interrupted, load_state, open_run, save_state, train
@@ -178,7 +178,7 @@ class Comparison:
 
     def needs_dense(self, seed: int, root: Path) -> bool:
         """Whether the dense network of a seed is still to be trained."""
-        return self.settings.train_steps > 0 and not (_dense_folder(seed, root) / "dense.safetensors").exists()
+        return self.settings.train_steps > 0 and not (_dense_folder(seed, root) / "summary.json").exists()
 
     def train_dense(self, seed: int, root: Path) -> None:
         """Trains the dense network of a seed, which all its cells start from."""
@@ -207,8 +207,8 @@ class Comparison:
             "sessions": len(json.loads((folder / "environment.json").read_text(encoding="utf-8"))["sessions"]),
             "peak_bytes": self._peak_bytes(),
         }
+        _failure(folder).unlink(missing_ok=True)  # before the cell counts as finished, and is not come back to
         write_text(folder / "cell.json", json.dumps(facts) + "\n")
-        _failure(folder).unlink(missing_ok=True)
 
     def _method(self, cell: Cell, root: Path) -> Method | None:
         foundation = self.built_on(cell)
@@ -276,7 +276,8 @@ class Comparison:
         }
         file = root / "grid.json"
         if not file.exists():
-            if root.exists() and (root.is_file() or any(root.iterdir())):
+            own = temporaries(root, ".grid.json.", ".tmp")  # of a grid that was killed before it had begun
+            if root.exists() and (root.is_file() or any(entry not in own for entry in root.iterdir())):
                 raise BadFile(f"{root} is no grid of runs and is left as it is. Give an empty or a new folder.")
             try:
                 root.mkdir(parents=True, exist_ok=True)

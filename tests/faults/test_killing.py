@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from faults.killing import RECIPES, can_run, difference
+
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs fork and SIGKILL")
+ROOT = Path(__file__).parents[2]
+
+
+def test_every_verb_that_is_killed_ends_as_if_it_had_not_been(tmp_path: Path) -> None:
+    """A few kills; `benchmarks/reliability.py --only kills` has more than a hundred."""
+    counts = {verb: 2 for verb in RECIPES if can_run(verb) and verb != "export to ONNX"}  # which takes long
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "tests" / "faults" / "killing.py"), str(tmp_path), json.dumps(counts), "1"],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT / "tests")])},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    tallies = json.loads(done.stdout)
+    assert [lost for tally in tallies.values() for lost in tally["lost"]] == []
+    assert set(tallies) == set(counts) >= {"profile", "fit", "compress", "compare", "export"}
+    assert all(tally["kills"] == 2 and tally["while_writing"] == 1 for tally in tallies.values())
+
+
+@pytest.mark.parametrize(
+    ("after", "words"),
+    [
+        ({"a": [1, {"b": 2}]}, ""),
+        ({"a": [1, {"b": 3}]}, "/a/1/b is 3, not 2"),
+        ({"a": [1]}, "/a is [1], not [1, {'b': 2}]"),
+        ({}, "/a is missing"),
+        ({"a": [1, {"b": 2}], ".x.tmp": "folder"}, "/.x.tmp is left over"),
+    ],
+)
+def test_a_difference_is_found_and_named(after: dict[str, object], words: str) -> None:
+    assert difference({"a": [1, {"b": 2}]}, after) == words
