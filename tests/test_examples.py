@@ -20,7 +20,7 @@ ALONE = {
     "segmentation": (r"macs: (4\d|50)% of", r"params: (3\d|40)% of", r"mean IoU 0\.[89]\d* -> 0\.[89]\d*"),
     "custom_meter": (r"16 channels: .* mJ, .* ms \(estimated\)", r"64 channels: .* mJ"),
     "new_method": (r"tapered +9\d\.\d% of the budget", r"ecc +9\d\.\d% of the budget"),
-    "multi_gpu": (r"1 processes, 130 batches in all", r"the same in all processes: True"),
+    "multi_gpu": (r"2 processes, 260 batches in all", r"the same in all processes: True"),
 }
 """What each must print."""
 
@@ -51,7 +51,7 @@ def test_an_example_is_short_and_says_how_it_is_run(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ALONE)
+@pytest.mark.parametrize("name", [name for name in ALONE if name != "multi_gpu"])  # two processes run it below
 def test_an_example_runs_and_prints_what_it_promises(name: str, tmp_path: Path) -> None:
     output = printed([str(EXAMPLES / f"{name}.py")], tmp_path)
     for pattern in ALONE[name]:
@@ -62,8 +62,8 @@ def test_an_example_runs_and_prints_what_it_promises(name: str, tmp_path: Path) 
 def test_two_processes_cut_the_same_channels(tmp_path: Path) -> None:
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     output = printed([*torchrun, str(EXAMPLES / "multi_gpu.py"), str(tmp_path / "run")], tmp_path)
-    assert "2 processes, 260 batches in all" in output
-    assert "the same in all processes: True" in output
+    for pattern in ALONE["multi_gpu"]:
+        assert re.search(pattern, output), output
 
 
 @pytest.mark.slow

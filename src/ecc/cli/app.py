@@ -21,7 +21,7 @@ Make a neural network fit an energy budget.
               ecc inspect       ecc profile ecc fit          ecc compress
 
 ecc doctor tells what can be measured on this machine, and ecc export
-writes the small network for other programs.
+writes the small network for other programs; ecc report draws a page.
 
 \b
 TASK names what to work on:
