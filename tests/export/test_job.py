@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -182,3 +183,13 @@ def test_the_dense_network_has_the_weights_that_the_run_trained(tmp_path: Path) 
     save_state(tmp_path / "dense.safetensors", nn.Linear(2, 2).state_dict())
     with pytest.raises(BadFile, match="belongs to another network"):
         dense_of(fresh, tmp_path)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs locks")
+def test_the_workshop_of_an_export_that_was_killed_goes_with_the_next_one(tmp_path: Path) -> None:
+    task = small_task()
+    finished_run(tmp_path / "run", task)
+    (tmp_path / "out" / ".export.12345678").mkdir(parents=True)
+    (tmp_path / "out" / ".export.12345678" / "slim.safetensors").write_text("half")
+    export_run(tmp_path / "run", task, output=tmp_path / "out")
+    assert names(tmp_path / "out") == ["model_card.md", "slim.safetensors", "widths.json"]

@@ -123,3 +123,23 @@ def test_widths_that_are_none_are_refused(text: str, tmp_path: Path) -> None:
     file.write_text(text)
     with pytest.raises(BadFile, match=r"widths\.json holds no widths"):
         job._method(Cell("scratch", "65%", 0), tmp_path)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs locks")
+def test_a_grid_that_was_killed_at_its_first_write_begins_anew(tmp_path: Path) -> None:
+    (tmp_path / ".grid.json.12345678.tmp").write_text("{")
+    grid().begin(tmp_path)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["grid.json"]
+
+
+def test_a_dense_network_that_was_saved_and_then_killed_is_finished_first(tmp_path: Path) -> None:
+    small = grid(methods=["uniform"], budgets=["65%"], seeds=1)
+    small.train_dense(0, tmp_path)
+    dense = tmp_path / "seed-0" / "dense"
+    weights = (dense / "dense.safetensors").read_bytes()
+    (dense / "summary.json").rename(dense / ".summary.json.12345678.tmp")
+    assert small.needs_dense(0, tmp_path)
+    small.train_dense(0, tmp_path)
+    assert (dense / "dense.safetensors").read_bytes() == weights
+    assert (dense / "summary.json").exists()
+    assert not list(dense.glob(".*.tmp"))
