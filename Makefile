@@ -2,7 +2,7 @@
 # Override on the command line: make test PYTHON=python3.12 JOBS=4
 
 PYTHON ?= python3
-JOBS   ?= 2
+JOBS   ?= 3
 
 VENV  := .venv
 PY    := $(VENV)/bin/python
@@ -12,7 +12,7 @@ TESTS := $(PY) -m pytest -n $(JOBS) --dist worksteal
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo docs test check lint types pytest format clean distclean
+.PHONY: thorough help install demo docs test check lint types pytest format clean distclean
 
 help:  ## list these targets
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)$$/  make \1|\2/p' $(MAKEFILE_LIST) | \
@@ -35,7 +35,7 @@ docs: $(STAMP)  ## the documentation, strictly checked, into build/site
 test: lint types pytest  ## lint, types and all tests that need no GPU
 
 check: lint types  ## as test, without the slow tests: for the minute before a commit
-	$(TESTS) -m "not gpu and not slow"
+	$(TESTS) -m "not gpu and not slow and not thorough"
 
 lint: $(STAMP)  ## formatting and lint, changing nothing
 	$(PY) -m ruff format --check .
@@ -46,6 +46,9 @@ types: $(STAMP)  ## mypy --strict over src
 
 pytest: $(STAMP)  ## the tests alone
 	$(TESTS)
+
+thorough: $(STAMP)  ## more cases of what test shows on few: minutes
+	$(TESTS) -m thorough
 
 format: $(STAMP)  ## format, and fix what lint can fix by itself
 	$(PY) -m ruff format .

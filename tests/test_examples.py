@@ -66,7 +66,7 @@ def test_two_processes_cut_the_same_channels(tmp_path: Path) -> None:
         assert re.search(pattern, output), output
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_the_meter_of_the_example_reads_the_file_that_it_is_given(tmp_path: Path) -> None:
     (tmp_path / "power1_input").write_text("9000000\n")
     output = printed([str(EXAMPLES / "custom_meter.py"), "power1_input"], tmp_path)

@@ -21,7 +21,7 @@ from typing import Literal
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-NO_STEPS = ("docs/api.md", "docs/data.md", "docs/faq.md", "docs/how-it-works.md", "docs/rivals.md")
+NO_STEPS = ("docs/api.md", "docs/data.md", "docs/faq.md", "docs/how-it-works.md", "docs/licences.md", "docs/rivals.md")
 """Pages with nothing to do: a reference, words, or commands for data and machines that are not here (```text)."""
 LOUD = ("docs/own-model.md",)
 """Pages that run trainers of others, which advise about this machine in warnings."""

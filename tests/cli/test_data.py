@@ -54,7 +54,7 @@ def energy(tmp_path: Path, name: str, tree: Path, size: tuple[int, int]) -> Path
     [
         ("mobilenet_v1", trees.folders, (32, 32), "fc.bias"),
         ("erfnet", trees.cityscapes, (16, 32), "decoder.output_conv.bias"),
-        ("alexnet", trees.folders, (63, 63), "classifier.6.bias"),
+        pytest.param("alexnet", trees.folders, (63, 63), "classifier.6.bias", marks=pytest.mark.thorough),
     ],
 )
 def test_the_papers_networks_are_compressed_on_their_data(

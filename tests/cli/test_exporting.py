@@ -78,7 +78,7 @@ def test_slips_are_one_line(words: tuple[str, ...], complaint: str, folder: Path
     assert not (folder / "run" / "export").exists()
 
 
-@pytest.mark.slow  # a real run, and a real ONNX file
+@pytest.mark.thorough  # a real run, and a real ONNX file; the examples in the help do both as well
 def test_digits_from_compress_to_two_lines_of_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")

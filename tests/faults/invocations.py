@@ -66,7 +66,7 @@ DOCTOR: Table = {
     "class not there": ("doctor --quick --meter net.py:Prizes", "Prizes"),
     "class that is no meter": ("doctor --quick --meter net.py:Prices", "Prices"),
     "file of a meter not there": ("doctor --quick --meter none.py:Prices", "none.py"),
-    "GPU that is not there": ("doctor --quick --meter nvml:99", "NVML"),
+    "GPU that is not there": ("doctor --quick --meter nvml:99", "NVIDIA"),
     "seconds below one": ("doctor --seconds 0.1", "--seconds"),
     "negative seconds": ("doctor --seconds -1", "--seconds"),
     "seconds in words": ("doctor --seconds long", "--seconds"),

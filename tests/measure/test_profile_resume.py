@@ -165,7 +165,7 @@ def test_another_device_batch_meter_or_network_is_not_appended(path: Path) -> No
         computed(path)
     with pytest.raises(BadFile, match=r"its input\.batch is 2, and now it is 4"):
         profile(SmallNet(board), small_graph(), torch.ones(4, 3, 6, 6), FakeMeter(board), path, rows=12)
-    other = replace(small_graph(), tensors=small_graph().tensors[:-1])
+    other = replace(small_graph(), layers=small_graph().layers[:-1])
     with pytest.raises(BadFile, match=rf"its network\.fingerprint is '{small_graph().fingerprint}', and now"):
         profile(SmallNet(board), other, EXAMPLE, FakeMeter(board), path, rows=12)
 

@@ -365,7 +365,7 @@ def test_names_and_what_was_asked() -> None:
 # ---------------------------------------------------------------- digits, from end to end
 
 
-class Stop(Exception):
+class Stop(BaseException):
     pass
 
 

@@ -21,7 +21,10 @@ PATHS = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs processes that can be forked and killed")
 @pytest.mark.slow
-@pytest.mark.parametrize("method", SMALL)
+@pytest.mark.parametrize(
+    "method",
+    [pytest.param(name, marks=[] if name in ("ecc", "netadapt") else [pytest.mark.thorough]) for name in SMALL],
+)
 def test_kill_9_at_random_moments_changes_nothing(method: str, tmp_path: Path) -> None:
     command = [sys.executable, str(TESTS / "methods" / "killed.py"), str(tmp_path), method, "1"]
     environment = {**os.environ, "PYTHONPATH": PATHS, "OMP_NUM_THREADS": "1"}

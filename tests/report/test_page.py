@@ -62,7 +62,7 @@ def test_a_grid_without_runs_and_a_damaged_cell(tmp_path: Path) -> None:
         page_facts(root)
     root = write_grid(tmp_path / "more")
     (root / "seed-0" / "ecc-40" / "cell.json").write_text('{"budget": "40%"}')
-    with pytest.raises(BadFile, match=r"grid\.json is damaged \(no field 'method'\)"):
+    with pytest.raises(BadFile, match=r"cell\.json is damaged: its method is"):
         page_facts(root)
 
 

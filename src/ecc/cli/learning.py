@@ -12,6 +12,7 @@ from rich.console import Console
 from ecc.energy import fit as fit_profile
 from ecc.energy import parse_budgets
 from ecc.energy.study import study
+from ecc.errors import BadFile
 from ecc.files import write_text
 from ecc.measure import Profile
 from ecc.report.fit import budget_warning, fit_facts, fit_view
@@ -55,6 +56,8 @@ def fit(
     """
     profile = Profile.load(file)
     budgets = parse_budgets(budget) if budget else ()
+    if output is not None and not output.parent.is_dir():
+        raise BadFile(f"cannot write {output}: there is no folder {output.parent}.")
     model = fit_profile(profile, family, resource=resource, allow_unsteady=allow_unsteady, curve=True)
     if output is not None:
         model.save(output)
