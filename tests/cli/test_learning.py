@@ -36,6 +36,7 @@ def test_facts_for_programs(tmp_path: Path) -> None:
     assert (facts["resource"], facts["kind"]) == ("latency", "bilinear")
 
 
+@pytest.mark.thorough  # the help's own example draws them as well
 def test_figures_and_their_data_are_written(tmp_path: Path) -> None:
     code, text = run(str(PROFILE), "--figures", str(tmp_path / "figures"))
     assert code == 0

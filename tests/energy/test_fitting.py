@@ -259,7 +259,10 @@ def test_there_are_recorded_profiles() -> None:
     assert len(RECORDED) >= 5
 
 
-@pytest.fixture(params=RECORDED, ids=lambda path: path.name.removesuffix(".profile.gz"))
+@pytest.fixture(
+    params=[pytest.param(path, marks=[pytest.mark.thorough] * ("erfnet-b4" in path.name)) for path in RECORDED],
+    ids=lambda path: path.name.removesuffix(".profile.gz"),
+)
 def recorded(request: pytest.FixtureRequest) -> Path:
     path = request.param
     assert isinstance(path, Path)

@@ -12,6 +12,7 @@ from ecc.measure import Profile
 H200 = Path(__file__).resolve().parent.parent.parent / "profiles" / "h200"
 
 
+@pytest.mark.thorough
 def test_a_study_says_what_the_fit_says() -> None:
     profile = Profile.load(H200 / "mobilenet_v1-b1.profile.gz").first(60)
     found = study(profile, iterations=200)

@@ -249,7 +249,7 @@ def test_a_disk_that_is_full_at_any_moment_loses_nothing(
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.parametrize("limit", [0, 300, 3000] if os.environ.get("ECC_FAULTS") == "full" else [300])
 def test_a_file_system_that_takes_no_more_bytes_is_one_line(folder: Path, limit: int) -> None:
     """For real: the system refuses to let a file grow beyond the limit."""

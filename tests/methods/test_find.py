@@ -35,7 +35,7 @@ def test_no_method_is_left_out_of_the_matrix() -> None:
     assert set(SMALL) == set(METHODS)
 
 
-@pytest.mark.parametrize("share", ["65%", "35%"])
+@pytest.mark.parametrize("share", [pytest.param("65%", marks=pytest.mark.thorough), "35%"])
 @pytest.mark.parametrize("network", WIDE)
 @pytest.mark.parametrize("name", SMALL)
 def test_every_method_meets_its_budget_with_the_batches_it_was_given(
