@@ -33,7 +33,7 @@ def run(*words: str) -> tuple[int, str]:
     return result.exit_code, result.output
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_quick_comparison_of_all_methods(energy: Path, tmp_path: Path) -> None:
     words = ("digits", "--energy", str(energy), "--quick", "-o", str(tmp_path / "runs"))
     code, text = run(*words, "--figure", str(tmp_path / "grid.svg"))

@@ -14,6 +14,7 @@ pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs fork and SIGKI
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.thorough
 def test_every_verb_that_is_killed_ends_as_if_it_had_not_been(tmp_path: Path) -> None:
     """A few kills; `benchmarks/reliability.py --only kills` has more than a hundred."""
     counts = {
