@@ -94,9 +94,10 @@ def examples() -> Iterator[str]:
 LINES = list(examples())
 
 
-def run_ecc(words: list[str]) -> None:
+def failure_of(words: list[str]) -> str:
+    """What the command line says and raises if it does not exit with 0; nothing if it does."""
     result = CliRunner().invoke(app, words)
-    assert result.exit_code == 0, f"ecc {' '.join(words)}: {result.output} {result.exception!r}"
+    return "" if result.exit_code == 0 else f"ecc {' '.join(words)}: {result.output} {result.exception!r}"
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +122,7 @@ def stock(tmp_path_factory: pytest.TempPathFactory) -> Path:
             f"compress net.py:build --energy e.json --budget 60% -o net-run {SHORT}",
             "compare digits --energy energy.json --quick --budgets 65% --methods uniform -o runs",
         ):
-            run_ecc(shlex.split(line))
+            assert failure_of(shlex.split(line)) == ""
     finally:
         os.chdir(before)
     return folder
@@ -166,4 +167,5 @@ def test_an_example_runs(line: str, stock: Path, tmp_path: Path, monkeypatch: py
     monkeypatch.chdir(folder)
     monkeypatch.setenv("PATH", str(folder / "bin"), prepend=os.pathsep)
     words = shlex.split(f"{line} {SMALLER.get(line, '')}")[1:]
-    run_ecc([found for word in words for found in (sorted(map(str, Path().glob(word))) if "*" in word else [word])])
+    typed = [found for word in words for found in (sorted(map(str, Path().glob(word))) if "*" in word else [word])]
+    assert failure_of(typed) == ""

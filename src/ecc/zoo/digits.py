@@ -125,7 +125,7 @@ def digits() -> Task:
         model=model,
         example_input=splits.train.images[:1].clone(),
         loss=F.cross_entropy,
-        # Partials of plain functions, not closures: they can be pickled to worker processes.
+        # Partials of plain functions, not closures: worker processes can be given them.
         train_batches=partial(shuffled_batches, splits.train),
         evaluate=partial(accuracy, splits.test),
         evaluate_held_out=partial(accuracy, splits.held_out),

@@ -76,7 +76,7 @@ def image_task(
         model=model,
         example_input=example,
         loss=PixelLoss(data.train, outputs) if network.for_pixels else F.cross_entropy,
-        # Partials of plain functions, not closures: they can be pickled to worker processes.
+        # Partials of plain functions, not closures: worker processes can be given them.
         train_batches=partial(epoch_of, data.train, form, count, str(device)),
         evaluate=partial(score, data.test),
         evaluate_held_out=partial(score, data.held_out),

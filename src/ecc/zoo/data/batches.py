@@ -9,6 +9,7 @@ Bytes go to the device, and become numbers there.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -116,8 +117,9 @@ class _Batches(Sequence[Batch]):
             raise IndexError(f"batch {number} of {len(self)}")
         return self._made(place)
 
+    @abstractmethod
     def _made(self, number: int) -> Batch:
-        raise NotImplementedError
+        """The batch with that number, which exists."""
 
 
 # ---------------------------------------------------------------- from files

@@ -1,6 +1,6 @@
 """Threads that decode. Pillow leaves Python's lock alone while it decodes and resizes, so threads use all cores.
 
-Compared with processes they need no copies of what they made, no second interpreter each, and nothing to pickle.
+Compared with processes they need no copies of what they made, and no second interpreter each.
 """
 
 from __future__ import annotations
