@@ -16,8 +16,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from imagenette import imagenette
 from machine import machine
+from packed import packed_task
 
 from ecc.energy import fit, parse_budgets
 from ecc.graph import trace_channels
@@ -39,7 +39,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=2500)
     parser.add_argument("--tune-steps", type=int, default=1500)
     parser.add_argument("--lr", type=float, default=3e-4)
-    parser.add_argument("--metric", choices=("taylor", "adam"))
+    parser.add_argument("--metric", choices=("taylor", "adam"), default="taylor")
     parser.add_argument("--min-share", type=float, default=CompressSettings.min_share)
     parser.add_argument("--precision", default="bf16")
     parser.add_argument("--limit", type=int, help="photos of each split; all by default")
@@ -48,7 +48,9 @@ def main() -> None:
     started = time.perf_counter()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     source = find_meter(options.meter, runs_on=device)
-    task = imagenette(options.data, device, limit=options.limit)
+    task = packed_task(
+        "mobilenet_v1", "imagenette", options.data, device=device, size=(128, 128), batch=128, limit=options.limit
+    )
     example = with_batch(task.example_input, options.batch)
     graph = trace_channels(task.model, example, proven=False)
     settings = replace(
@@ -104,6 +106,7 @@ def main() -> None:
         "environment": machine(),
         "device": summary["device"],
         "label": row["label"],
+        "metric": options.metric,
         "budget_share_reached": row["result"] / row["limit"],
         "energy_share_of_dense": row["result"] / row["dense"],
         "points_lost": 100 * drop,
