@@ -93,7 +93,7 @@ def worker(options: argparse.Namespace, number: int) -> None:
     grid = the_grid(options, recipe, the_task(options.name, recipe, options.data, options.device, options.limit))
     runs = options.root / "runs"
     with suppress(Interrupted):
-        while left := [cell for cell in grid.missing(runs) if not failure_of(cell, runs).exists()]:
+        while left := [cell for cell in grid.missing(runs) if failure(grid, cell, runs) is None]:
             ready = [cell for cell in left if can_begin(grid, cell, runs)]
             turned = ready[number % len(ready) :] + ready[: number % len(ready)] if ready else []
             if not any(took(grid, cell, runs) for cell in turned):
@@ -115,6 +115,16 @@ def took(grid: Comparison, cell: Cell, runs: Path) -> bool:
 def failure_of(cell: Cell, runs: Path) -> Path:
     folder = cell.folder(runs)
     return folder.with_name(f"{folder.name}.failed.json")
+
+
+def failure(grid: Comparison, cell: Cell, runs: Path) -> str | None:
+    """Why a cell will never be finished, if so: it failed, or that which it builds on."""
+    first = grid.built_on(cell)
+    for one in (cell, first):
+        if one is not None and (file := failure_of(one, runs)).exists():
+            reason = str(json.loads(file.read_text(encoding="utf-8"))["error"])
+            return reason if one is cell else f"builds on {one.method}, which failed: {reason}"
+    return None
 
 
 def can_begin(grid: Comparison, cell: Cell, runs: Path) -> bool:
@@ -172,7 +182,6 @@ def rows_of(grid: Comparison, runs: Path) -> list[dict[str, Any]]:
     for cell in grid.cells:
         folder = cell.folder(runs)
         row: dict[str, Any] = {"method": cell.method, "budget": cell.budget, "seed": cell.seed}
-        failed = failure_of(cell, runs)
         if cell not in grid.missing(runs):
             summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
             facts = json.loads((folder / "cell.json").read_text(encoding="utf-8"))
@@ -182,7 +191,7 @@ def rows_of(grid: Comparison, runs: Path) -> list[dict[str, Any]]:
             if (folder / "weighed.json").exists():
                 row["weighed"] = json.loads((folder / "weighed.json").read_text(encoding="utf-8"))
         else:
-            row["missing"] = json.loads(failed.read_text())["error"] if failed.exists() else "not finished"
+            row["missing"] = failure(grid, cell, runs) or "not finished"
         rows.append(row)
     return rows
 
@@ -231,6 +240,7 @@ def main() -> None:
         "measured_batch": batch,
         "meter": source.describe().to_dict(),
         "settings": {key: value for key, value in vars(grid.settings).items() if key != "seed"},
+        "full_widths": trace_channels(task.model, task.example_input, proven=False).full_widths,
         "fit": {key: value for key, value in energy.quality.items() if key != "families"},
         "rows": rows_of(grid, runs),
     }

@@ -15,7 +15,7 @@ from latex2mathml.converter import convert
 from mkdocs.structure.files import File
 
 ROOT = Path(__file__).resolve().parents[2]
-OUTSIDE = ("*.md", "LICENSE", "examples/*.py", "results/*.json", "results/**/*.svg")
+OUTSIDE = ("*.md", "LICENSE", "examples/*.py", "results/*.md", "results/**/*.json", "results/**/*.svg")
 """What joins the site; README.md does not, as index.md takes its place."""
 
 _BLOCK = re.compile(r"^```math\n(.*?)^```$", re.MULTILINE | re.DOTALL)

@@ -1,0 +1,247 @@
+"""What the records of benchmarks/evidence.py say: cells, their means over seeds, and whether the goals hold.
+
+A goal is held, missed, or open: open is what cannot be said because a cell is missing.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+TITLES = {
+    "e1": "E1: MobileNet v1 on Imagenette",
+    "e2": "E2: ERFNet on CamVid",
+    "e3": "E3: AlexNet on Imagenette",
+    "e4": "E4: ResNet-56 on CIFAR-10",
+}
+SCORES = {"e2": "mean IoU"}  # top-1 for the others
+BAND = (0.97, 1.0)  # of the budget, in which a result should be weighed
+OURS = "ecc"
+AFTER, BEFORE = "after tuning", "before tuning"
+ALIKE = 1e-9  # what the order of a sum can do to a mean
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One method at one budget with one seed."""
+
+    method: str
+    budget: str
+    seed: int
+    scores: dict[str, float] = field(default_factory=dict)
+    widths: dict[str, int] = field(default_factory=dict)
+    weighed: dict[str, Any] | None = None
+    row: dict[str, Any] = field(default_factory=dict)
+    missing: str | None = None
+
+    @property
+    def share(self) -> float | None:
+        """Joules on the scales, of those of the dense network."""
+        return None if self.weighed is None else self.weighed["joules"] / self.weighed["dense_joules"]
+
+    @property
+    def of_budget(self) -> float | None:
+        """Joules on the scales, of those that were allowed."""
+        return None if self.share is None else self.share / share_of(self.budget)
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One network on one data set, from one file or several."""
+
+    name: str
+    files: dict[str, dict[str, Any]]
+    cells: tuple[Cell, ...]
+
+    @property
+    def title(self) -> str:
+        """Number, network and data."""
+        return TITLES[self.name]
+
+    @property
+    def score_name(self) -> str:
+        """What is scored."""
+        return SCORES.get(self.name, "top-1")
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """Of the first file."""
+        return next(iter(self.files.values()))
+
+    @property
+    def methods(self) -> list[str]:
+        """In the order of the files."""
+        return list(dict.fromkeys(cell.method for cell in self.cells))
+
+    @property
+    def rivals(self) -> list[str]:
+        """All that is no form of ECC."""
+        return [name for name in self.methods if name.split(" ")[0] != OURS]
+
+    @property
+    def budgets(self) -> list[str]:
+        """From wide to narrow."""
+        return sorted({cell.budget for cell in self.cells}, key=share_of, reverse=True)
+
+    @property
+    def labels(self) -> str:
+        """How the joules are known."""
+        return ", ".join(sorted({cell.weighed["label"] for cell in self.cells if cell.weighed})) or "not weighed"
+
+    def at(self, method: str, budget: str) -> list[Cell]:
+        """Finished cells, seed by seed."""
+        found = [cell for cell in self.cells if (cell.method, cell.budget) == (method, budget)]
+        return sorted((cell for cell in found if cell.missing is None), key=lambda cell: cell.seed)
+
+    def by_seed(self, method: str, budget: str, when: str) -> dict[int, float]:
+        """Scores of the seeds that have one."""
+        return {cell.seed: cell.scores[when] for cell in self.at(method, budget) if when in cell.scores}
+
+    def dense(self) -> list[float]:
+        """Scores of the dense networks, one a seed."""
+        return list({cell.seed: cell.scores["dense"] for cell in self.cells if "dense" in cell.scores}.values())
+
+
+def share_of(budget: str) -> float:
+    """Of the dense network's joules: 0.5 for "50%"."""
+    return float(budget.rstrip("% ")) / 100
+
+
+def experiments(folder: Path) -> list[Experiment]:
+    """Those whose file is there: e1.json, and e1-NAME.json whose methods are told as "method (NAME)"."""
+    found = []
+    for name in TITLES:
+        paths = [path for path in (folder / f"{name}.json", *sorted(folder.glob(f"{name}-*.json"))) if path.exists()]
+        files = {path.name: json.loads(path.read_text(encoding="utf-8")) for path in paths}
+        if files:
+            cells = [cell for path in paths for cell in _cells(files[path.name]["rows"], path.stem.partition("-")[2])]
+            found.append(Experiment(name, files, tuple(cells)))
+    return found
+
+
+def _cells(rows: list[dict[str, Any]], form: str) -> Iterator[Cell]:
+    for row in rows:
+        method = f"{row['method']} ({form})" if form else row["method"]
+        scores, widths = row.get("scores", {}), row.get("widths", {})
+        yield Cell(
+            method, row["budget"], row["seed"], scores, widths, row.get("weighed"), row, missing=row.get("missing")
+        )
+
+
+def mean_and_spread(values: list[float]) -> tuple[float, float] | None:
+    """Mean and standard deviation; the latter is 0 for one value."""
+    if not values:
+        return None
+    return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else 0.0
+
+
+# ---------------------------------------------------------------- ECC beside its best rival
+
+
+@dataclass(frozen=True)
+class Match:
+    """ECC against the best of its rivals at one budget, over the seeds that both have."""
+
+    budget: str
+    ours: float | None
+    rival: str | None
+    theirs: float | None
+    absent: tuple[str, ...]
+    """Methods without a score here."""
+    seeds: int = 0
+    """That both have."""
+
+    @property
+    def points(self) -> float | None:
+        """By how many points ECC is ahead."""
+        return None if self.ours is None or self.theirs is None else 100 * (self.ours - self.theirs)
+
+
+def match(found: Experiment, budget: str, when: str) -> Match:
+    """The rival that is best against ECC, which may be ahead of it or not."""
+    ours, pairs, absent = found.by_seed(OURS, budget, when), [], []
+    for rival in found.rivals:
+        theirs = found.by_seed(rival, budget, when)
+        seeds = sorted(ours.keys() & theirs.keys())
+        if seeds:
+            means = [statistics.fmean(one[seed] for seed in seeds) for one in (ours, theirs)]
+            pairs.append((means[0] - means[1], rival, *means, len(seeds)))
+        else:
+            absent.append(rival)
+    if not ours:
+        return Match(budget, None, None, None, (OURS,))
+    if not pairs:
+        return Match(budget, statistics.fmean(ours.values()), None, None, tuple(absent) or ("any rival",))
+    _, rival, mine, theirs, count = min(pairs)
+    return Match(budget, mine, rival, theirs, tuple(absent), count)
+
+
+# ---------------------------------------------------------------- goals
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A goal, and what became of it."""
+
+    goal: str
+    where: str
+    verdict: str
+    numbers: str
+
+
+def ahead(one: Match, least: float) -> str:
+    """Whether ECC leads the best rival by so many points."""
+    if one.points is not None and one.points < least - ALIKE:
+        return "missed"
+    return "open" if one.points is None or one.absent else "held"
+
+
+def told(one: Match) -> str:
+    """A match in words."""
+    if one.points is None:
+        return f"{one.budget}: no score of {', '.join(one.absent)}"
+    without = f", without {', '.join(one.absent)}" if one.absent else ""
+    over = f", {one.seeds} seed{'s' * (one.seeds > 1)}"
+    ours, theirs = (f"{100 * score:.2f} %" for score in (one.ours or 0.0, one.theirs or 0.0))
+    return f"{one.budget}: {one.points:+.2f} (ECC {ours}, {one.rival} {theirs}{over}{without})"
+
+
+def worst_of(verdicts: list[str]) -> str:
+    """One goal over several parts: missed if any is, else open if any is."""
+    return next((word for word in ("missed", "open") if word in verdicts), "held")
+
+
+def verdicts(found: list[Experiment]) -> list[Verdict]:
+    """Every goal of the comparison on every experiment that it is about."""
+    rows = []
+    for one in found:
+        matches = [match(one, budget, AFTER) for budget in one.budgets]
+        behind = [row for row in matches if ahead(row, 0.0) != "held"]
+        least = min((row for row in matches if row.points is not None), key=lambda row: row.points or 0.0, default=None)
+        numbers = "; ".join(told(row) for row in behind) if behind else f"least at {told(least)}" if least else "none"
+        word = worst_of([ahead(row, 0.0) for row in matches])
+        rows.append(Verdict("at or above every rival at every budget, after tuning", one.title, word, numbers))
+    rows += [_margin(one, "35%", AFTER, 1.0) for one in found if one.name in ("e1", "e2")]
+    rows += [_margin(one, "50%", BEFORE, 5.0) for one in found]
+    rows += [_near_dense(one, "50%", 0.3) for one in found if one.name == "e4"]
+    return rows
+
+
+def _margin(found: Experiment, budget: str, when: str, least: float) -> Verdict:
+    one = match(found, budget, when)
+    return Verdict(
+        f"{least:g} point{'s' * (least != 1)} ahead at {budget}, {when}", found.title, ahead(one, least), told(one)
+    )
+
+
+def _near_dense(found: Experiment, budget: str, most: float) -> Verdict:
+    goal, cells = f"within {most:g} points of dense at {budget}, after tuning", found.at(OURS, budget)
+    lost = [100 * (cell.scores["dense"] - cell.scores[AFTER]) for cell in cells if {"dense", AFTER} <= set(cell.scores)]
+    if not lost:
+        return Verdict(goal, found.title, "open", f"no score of {OURS}")
+    mean = statistics.fmean(lost)
+    return Verdict(goal, found.title, "held" if mean <= most + ALIKE else "missed", f"{mean:.2f} points below dense")

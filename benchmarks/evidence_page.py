@@ -1,0 +1,254 @@
+"""Accuracy against joules, in markdown: a section of RESULTS.md and the long tables of results/evidence.md.
+
+Both come from results/evidence/e1.json to e4.json (see evidence.py), those that are there. An e1-paper.json beside
+e1.json adds the method "ecc (paper)". benchmarks/write_results.py writes and checks the pages, and has the figures
+drawn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from evidence_facts import (
+    AFTER,
+    BAND,
+    BEFORE,
+    OURS,
+    Cell,
+    Experiment,
+    ahead,
+    experiments,
+    match,
+    mean_and_spread,
+    share_of,
+    verdicts,
+)
+from result_tables import RESULTS, origin_of, table
+
+FOLDER, FIGURES, LONG = RESULTS / "evidence", RESULTS / "figures", RESULTS / "evidence.md"
+
+INTRODUCTION = """## Accuracy against joules
+
+All methods start from the same dense networks, prune the same groups of channels and get the same number of batches;
+see [the rivals](docs/rivals.md). They aim at budgets in joules by the energy model of the card; then every result is
+put on the scales beside the dense network. *scratch* trains the widths that `ecc` found from random weights. Scores are
+on test data, which no method sees, in per cent: mean over seeds ± standard deviation between them. The copies of the
+data are lossy: numbers compare methods with each other, and are no results on the originals. Every cell stands in
+[results/evidence.md](results/evidence.md)."""
+
+
+def section(folder: Path = FOLDER) -> str:
+    """The section of RESULTS.md; empty without records."""
+    found = experiments(folder)
+    if not found:
+        return ""
+    parts = [INTRODUCTION, goals(found), *(one_experiment(one) for one in found)]
+    return "\n\n".join(parts) + "\n\n"
+
+
+def long_page(folder: Path = FOLDER) -> str:
+    """All cells, one by one; empty without records."""
+    found = experiments(folder)
+    if not found:
+        return ""
+    parts = ["# Accuracy against joules, cell by cell"]
+    parts += ["Made by `benchmarks/write_results.py` from `results/evidence/`; nothing here was typed by hand."]
+    for one in found:
+        parts += [f"## {one.title}", _about(one), cells_table(one), missing(one), *_origins(one)]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def goals(found: list[Experiment]) -> str:
+    """What was wanted before anything was run, and what became of it."""
+    rows = [[one.goal, one.where, f"**{one.verdict}**", one.numbers] for one in verdicts(found)]
+    words = [row[2].strip("*") for row in rows]
+    counts = ", ".join(f"{words.count(word)} {word}" for word in ("held", "missed", "open") if word in words)
+    head = f"The goals, set before the runs: {counts}. Numbers are points, by which ECC leads its best rival."
+    return f"{head}\n\n" + table(["goal", "experiment", "", "numbers"], rows)
+
+
+def one_experiment(found: Experiment) -> str:
+    """Title, figures, tables and origin."""
+    parts = [f"### {found.title}", _about(found)]
+    parts += [f"![{found.score_name} against joules](results/figures/{accuracy_figure(found)})"]
+    parts += [f"{found.score_name} after tuning:", scores_table(found, AFTER)]
+    parts += [f"{found.score_name} before tuning:", scores_table(found, BEFORE)]
+    if found.score_name == "mean IoU":
+        parts += [f"As the paper's Table 2: mean IoU in per cent, and joules a batch, {found.labels}:", table_2(found)]
+    parts += ["ECC beside the best rival, after tuning, over the seeds that both have:", matches_table(found)]
+    parts += [_within(found), joules_table(found)]
+    parts += [f"![channels kept](results/figures/{widths_figure(found)})", missing(found), *_origins(found)]
+    return "\n\n".join(part for part in parts if part)
+
+
+def accuracy_figure(found: Experiment) -> str:
+    return f"evidence-{found.name}-accuracy.svg"
+
+
+def widths_figure(found: Experiment) -> str:
+    return f"evidence-{found.name}-widths.svg"
+
+
+def _about(found: Experiment) -> str:
+    record, dense = found.record, mean_and_spread(found.dense())
+    joules = [cell.weighed["dense_joules"] for cell in found.cells if cell.weighed]
+    weight = mean_and_spread(joules)
+    facts = [f"{record['device']}, batches of {record['measured_batch']}"]
+    facts += [f"dense: {shown(dense)}" if dense else "no dense score"]
+    facts += [f"{weight[0]:.4g} J a batch, {found.labels}"] if weight else []
+    facts += [f"mean error of the energy model: {record['fit']['mean']:.2%}"] if "mean" in record.get("fit", {}) else []
+    return "; ".join(facts) + "."
+
+
+def _origins(found: Experiment) -> list[str]:
+    return [origin_of(f"evidence/{name}", record["environment"]) for name, record in found.files.items()]
+
+
+# ---------------------------------------------------------------- tables
+
+
+def shown(pair: tuple[float, float] | None) -> str:
+    """In per cent; no spread where there is one seed."""
+    if pair is None:
+        return "missing"
+    return f"{100 * pair[0]:.2f}" + (f" ± {100 * pair[1]:.2f}" if pair[1] else "")
+
+
+def _grid(found: Experiment, cell: Callable[[str, str], str]) -> str:
+    """One row a method, one column a budget."""
+    rows = [[method, *(cell(method, budget) for budget in found.budgets)] for method in found.methods]
+    return table(["method", *found.budgets], rows)
+
+
+def scores_table(found: Experiment, when: str) -> str:
+    """Mean and spread over seeds, the best of each budget in bold; how many seeds, where some are missing."""
+    asked = len({cell.seed for cell in found.cells})
+
+    def mean(method: str, budget: str) -> float:
+        pair = mean_and_spread(list(found.by_seed(method, budget, when).values()))
+        return -1.0 if pair is None else pair[0]
+
+    def one(method: str, budget: str) -> str:
+        scores = list(found.by_seed(method, budget, when).values())
+        text = shown(mean_and_spread(scores)) + (f" ({len(scores)} of {asked})" if 0 < len(scores) < asked else "")
+        best = max(mean(name, budget) for name in found.methods)
+        return f"**{text}**" if scores and mean(method, budget) == best else text
+
+    return _grid(found, one)
+
+
+def table_2(found: Experiment) -> str:
+    """Score and joules of every method at each budget."""
+
+    def one(method: str, budget: str) -> str:
+        cells = found.at(method, budget)
+        score = mean_and_spread([cell.scores[AFTER] for cell in cells if AFTER in cell.scores])
+        joules = mean_and_spread([cell.weighed["joules"] for cell in cells if cell.weighed])
+        if score is None:
+            return "missing"
+        return f"{100 * score[0]:.1f}, " + ("not weighed" if joules is None else f"{joules[0]:.3g} J")
+
+    return _grid(found, one)
+
+
+def matches_table(found: Experiment) -> str:
+    """The verdict of each budget."""
+    rows = []
+    for budget in found.budgets:
+        one = match(found, budget, AFTER)
+        ours = "missing" if one.ours is None else f"{100 * one.ours:.2f}"
+        rival = "missing" if one.theirs is None else f"{one.rival}, {100 * one.theirs:.2f}"
+        points = "" if one.points is None else f"{one.points:+.2f}"
+        above = {"held": "yes", "missed": "no"}.get(ahead(one, 0.0), "open")
+        shares = [_share(found.at(name, budget)) for name in (OURS, one.rival or "")]
+        rows.append([budget, ours, rival, points, above, *shares, ", ".join(one.absent)])
+    head = ["budget", "ECC", "best rival", "points ahead", "at or above", "joules of dense, ECC", "and rival"]
+    return table([*head, "without a score"], rows)
+
+
+def _share(cells: list[Cell]) -> str:
+    pair = mean_and_spread([cell.share for cell in cells if cell.share is not None])
+    return "" if pair is None else f"{pair[0]:.1%}"
+
+
+def joules_table(found: Experiment) -> str:
+    """How near to their budgets the networks of each method came on the scales."""
+    rows = []
+    for method in found.methods:
+        shares = _of_budgets([cell for cell in found.cells if cell.method == method])
+        inside = sum(BAND[0] <= share <= BAND[1] for share in shares)
+        over = sum(share > BAND[1] for share in shares)
+        ends = [f"{min(shares):.1%}", f"{max(shares):.1%}"] if shares else ["", ""]
+        rows.append([method, str(len(shares)), str(inside), str(over), *ends])
+    return table(["method", "weighed", "within", "over", "least of budget", "most of budget"], rows)
+
+
+def _of_budgets(cells: list[Cell]) -> list[float]:
+    return [cell.of_budget for cell in cells if cell.of_budget is not None]
+
+
+def _within(found: Experiment) -> str:
+    shares = _of_budgets(list(found.cells))
+    finished = sum(cell.missing is None for cell in found.cells)
+    if not shares:
+        return f"None of {finished} networks was weighed."
+    inside = sum(BAND[0] <= share <= BAND[1] for share in shares)
+    worst = max(shares, key=lambda share: max(share - BAND[1], BAND[0] - share))
+    unweighed = f" Not weighed: {finished - len(shares)}." if finished > len(shares) else ""
+    return (
+        f"On the scales ({found.labels}), {inside} of {len(shares)} networks are within {BAND[0]:.0%} and "
+        f"{BAND[1]:.0%} of their budget; the farthest is at {worst:.1%}.{unweighed}"
+    )
+
+
+def cells_table(found: Experiment) -> str:
+    """Every finished cell."""
+    rows = []
+    for cell in sorted(found.cells, key=lambda one: (-share_of(one.budget), found.methods.index(one.method), one.seed)):
+        if cell.missing is not None:
+            continue
+        predicted, batches = cell.row.get("predicted"), cell.row.get("batches", {})
+        weighed = ["", "", ""]
+        if cell.weighed:
+            weighed = [f"{cell.weighed['joules']:.4g}", f"{cell.share:.1%}", f"{cell.of_budget:.1%}"]
+        rows.append(
+            [
+                cell.method,
+                cell.budget,
+                str(cell.seed),
+                *(f"{100 * cell.scores[when]:.2f}" if when in cell.scores else "" for when in ("dense", BEFORE, AFTER)),
+                "" if predicted is None else f"{predicted['result'] / predicted['limit']:.1%}",
+                *weighed,
+                _counted(cell, "parameters", 1e6),
+                _counted(cell, "macs", 1e9),
+                f"{batches['total']:,.0f}" if "total" in batches else "",
+                f"{cell.row['cell_seconds']:.0f}" if "cell_seconds" in cell.row else "",
+            ]
+        )
+    head = [
+        "method",
+        "budget",
+        "seed",
+        "dense",
+        "before",
+        "after",
+        "of budget, predicted",
+        f"J a batch, {found.labels}",
+    ]
+    head += ["of dense", "of budget", "parameters, M", "MACs, G", "batches", "seconds"]
+    return table(head, rows)
+
+
+def _counted(cell: Cell, what: str, unit: float) -> str:
+    return f"{cell.row[what]['result'] / unit:.2f}" if what in cell.row else ""
+
+
+def missing(found: Experiment) -> str:
+    """The cells without a network, with their reasons."""
+    rows = [cell for cell in found.cells if cell.missing is not None]
+    seeds: dict[tuple[str, str, str | None], list[str]] = {}
+    for cell in rows:
+        seeds.setdefault((cell.method, cell.budget, cell.missing), []).append(str(cell.seed))
+    lines = [f"- {name} at {budget}, seed {', '.join(which)}: {why}" for (name, budget, why), which in seeds.items()]
+    return "\n".join([f"Missing, {len(rows)} of {len(found.cells)} cells:\n", *lines]) if rows else ""

@@ -1,0 +1,241 @@
+"""The tables of RESULTS.md, each from one JSON file in results/."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "results"
+KINDS = ("torchvision classification", "torchvision segmentation", "timm", "all")
+
+
+def load(name: str) -> dict[str, Any]:
+    return json.loads((RESULTS / name).read_text(encoding="utf-8"))  # type: ignore[no-any-return]
+
+
+def table(head: list[str], rows: list[list[str]]) -> str:
+    lines = [head, ["---"] + ["---:"] * (len(head) - 1), *rows]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
+
+
+def origin(name: str) -> str:
+    return origin_of(name, load(name)["environment"])
+
+
+def origin_of(name: str, found: dict[str, Any]) -> str:
+    """Which file says so, and where its numbers were measured."""
+    keys = ("cpu", "cores", "python", "torch", "torchvision", "timm", "torch_pruning", "onnx", "onnxruntime")
+    facts = ", ".join(f"{key} {found[key]}" for key in keys if found.get(key))
+    return f"`results/{name}`, {found['date']}: {facts}. `{found['command']}`"
+
+
+def coverage() -> str:
+    totals = load("trace_coverage.json")["totals"]
+    rows = load("trace_coverage.json")["rows"]
+    statuses = sorted({s for t in totals.values() for tool in ("ecc", "torch_pruning") for s in t[tool]})
+    lines = [["networks", *[str(totals[k]["networks"]) for k in KINDS]]]
+    for tool, title in (("ecc", "ECC"), ("torch_pruning", "Torch-Pruning")):
+        for status in statuses:
+            counts = [totals[k][tool].get(status, 0) for k in KINDS]
+            if any(counts):
+                lines += [[f"{title}: {status}", *map(str, counts)]]
+        lines.append(
+            [f"{title}: median seconds to trace", *[f"{totals[k]['median_trace_seconds'][tool]:.2f}" for k in KINDS]]
+        )
+    lines.append(["trace, theirs / ours, median", *[f"{totals[k]['median_trace_ratio']:.2f}" for k in KINDS]])
+    lines.append(["cut, their step / ours, median", *[f"{totals[k]['median_cut_ratio']:.1f}" for k in KINDS]])
+    lines.append(["removal alone, theirs / ours, median", *[f"{totals[k]['median_removal_ratio']:.1f}" for k in KINDS]])
+    missed = [row for row in rows if row["ecc"]["status"] != "exact"]
+    slow = sorted(rows, key=lambda row: -row["ecc"]["trace_seconds"])[:5]
+    return "\n".join(
+        [
+            table(["", *KINDS], lines),
+            "",
+            "Not exact with ECC: "
+            + "; ".join(f"{row['name']}: {row['ecc']['status']}" for row in missed)
+            + ". Slowest to trace: "
+            + ", ".join(f"{row['name']} {row['ecc']['trace_seconds']:.1f} s" for row in slow)
+            + ".",
+        ]
+    )
+
+
+def failures() -> str:
+    rows = load("trace_coverage.json")["rows"]
+    lines = [
+        [
+            row["name"],
+            row["torch_pruning"]["status"],
+            str(row["torch_pruning"].get("detail") or "")[:90].replace("|", " "),
+        ]
+        for row in rows
+        if row["torch_pruning"]["status"] != "exact"
+    ]
+    return table(["network", "Torch-Pruning", "detail"], lines)
+
+
+def scaling() -> str:
+    data = load("trace_scaling.json")
+    lines = [
+        [
+            f"{p['family']}, depth {p['depth']}, width {p['width']}",
+            f"{p['trace_seconds']:.3f}",
+            f"{p['resized_seconds'] * 1e3:.1f}",
+            "-" if p.get("slim_seconds") is None else f"{p['slim_seconds'] * 1e3:.1f}",
+            f"{p['file_bytes'] / 1e3:.0f}",
+        ]
+        for p in data["points"]
+    ]
+    exponents = [
+        f"{e['family']} over {e['over']}: trace {e['trace_seconds']:.2f}, resized {e['resized_seconds']:.2f}"
+        for e in data["exponents"]
+    ]
+    head = ["network", "trace, s", "resized on meta, ms", "slim, ms", "graph file, kB"]
+    return table(head, lines) + "\n\nExponents over the last decade (1 is linear): " + "; ".join(exponents) + "."
+
+
+def resizing() -> str:
+    rows = load("resize_speed.json")["rows"]
+    keys = list(rows[0]["milliseconds"])
+    lines = [[row["network"], *[f"{row['milliseconds'][key]:.2f}" for key in keys]] for row in rows]
+    return table(["CPU milliseconds at half widths", *keys], lines)
+
+
+def energy_models() -> str:
+    lines = []
+    for name, one in load("energy_fit.json")["profiles"].items():
+        bilinear, physical = one["families"]["bilinear"], one["families"]["physical"]
+        lines.append(
+            [
+                name,
+                str(one["rows"]),
+                f"{one['seconds_per_network']:.2f}",
+                f"{one['noise']:.2%}",
+                f"{bilinear['mean']:.2%}",
+                f"**{physical['mean']:.2%}**",
+                f"{physical['ninetieth']:.2%}",
+                f"{physical['bias']:+.2%}",
+                f"{physical['dense_fitted']:+.1%} / {physical['dense']:+.1%}",
+                f"{physical['near_dense']:.2%}",
+            ]
+        )
+    head = ["profile", "rows", "s a row", "noise", "bilinear", "ours", "9 in 10", "bias", "dense: fitted / held out"]
+    return table([*head, "near dense"], lines)
+
+
+def windows() -> str:
+    lines = [
+        [
+            f"{length} s, {way}",
+            f"{row['bias']:+.2%}",
+            f"{row['spread']:.2%}",
+            f"{(row['bias'] ** 2 + row['spread'] ** 2) ** 0.5:.2%}",
+            f"{row['mean_window_seconds']:.2f}",
+        ]
+        for length, ways in load("window_accuracy.json")["windows"].items()
+        for way, row in ways.items()
+    ]
+    return table(["window", "bias", "spread", "both (r.m.s.)", "really took, s"], lines)
+
+
+def step_times() -> str:
+    lines = []
+    for name in ("step_time.json", "step_time_cpu.json"):
+        data = load(name)
+        for network, one in data["networks"].items():
+            lines.append(
+                [
+                    f"{network}, {data['device']}",
+                    f"{one['parameters'] / 1e6:.1f} M",
+                    "x".join(map(str, one["shape"])),
+                    f"{one['milliseconds']['adam']:.1f}",
+                    f"**{one['ratio_to_adam']['ecc']:.3f}**",
+                    f"{one['ratio_to_adam']['literal']:.3f}",
+                ]
+            )
+    return table(["network", "parameters", "batch", "Adam, ms", "EccSolver / Adam", "literal / Adam"], lines)
+
+
+def exports() -> str:
+    """Files for other programs: how far they are from the network, and what onnxruntime takes."""
+    found = load("export_roundtrip.json")
+    rows = []
+    for row in found["rows"]:
+        errors = [f"{row['formats'][kind]['error']:.1e}" for kind in ("safetensors", "pt2", "onnx", "torchscript")]
+        times = []
+        for step in ("8", "1"):
+            entry = row["latency"][step]
+            low, high = entry["ratio_range"]
+            times += [f"{entry['macs']:.1f}", f"{entry['ratio']:.2f} ({low:.2f} to {high:.2f})"]
+        rows.append([f"{row['network']}, {'x'.join(map(str, row['input']))}", *errors, *times])
+    head = ["network, input", "safetensors", "pt2", "onnx", "torchscript"]
+    head += ["MACs, 8s", "latency, 8s", "MACs, 1s", "latency, 1s"]
+    return table(head, rows)
+
+
+def weights() -> str:
+    lines = []
+    for name, one in load("published_weights.json")["networks"].items():
+        found = ", ".join(
+            f"{what} {one[key]:.1%}"
+            for key, what in (
+                ("top1", "top-1"),
+                ("top1_of_1000", "top-1 of 1,000"),
+                ("top5_of_1000", "top-5 of 1,000"),
+                ("top1_of_10", "top-1 of ten"),
+                ("mean_iou", "mean IoU"),
+            )
+            if key in one
+        )
+        lines.append([name, found, one["stated"]])
+    return table(["network and data", "here", "stated for the files"], lines)
+
+
+def data_speeds() -> str:
+    lines = []
+    for name, one in load("data_speed.json")["speed"].items():
+        best = one.get("threads_2", one)
+        lines.append([name, f"{best['images_per_core_second']:,.0f}", f"{best['images_per_second']:,.0f}"])
+    return table(["training images", "a second of one core", "a second here"], lines)
+
+
+def reliability() -> str:
+    found = load("reliability.json")
+    lines = [
+        [kind, f"{one['tried']:,}", f"{one['survived']:,}", str(len(one["lost"]))]
+        for kind, one in found["kinds"].items()
+    ]
+    totals = found["totals"]
+    lines.append(["all", f"{totals['tried']:,}", f"{totals['survived']:,}", str(totals["lost"])])
+    return table(["faults", "tried", "survived", "lost"], lines)
+
+
+def compressed(points_goal: float) -> str:
+    found = load("compress_imagenette.json")
+    summary = found["summary"]
+    scores, energy = summary["scores"], summary["budgets"]["energy"]
+    lines = [
+        [
+            "dense",
+            f"{energy['dense']:.4f}",
+            "100 %",
+            f"{scores['dense']:.2%}",
+            f"{summary['parameters']['dense'] / 1e6:.2f} M",
+        ],
+        [
+            "compressed",
+            f"{energy['result']:.4f}",
+            f"{found['energy_share_of_dense']:.1%}",
+            f"{scores['before tuning']:.2%} / {scores['after tuning']:.2%}",
+            f"{summary['parameters']['result'] / 1e6:.2f} M",
+        ],
+    ]
+    widths = ", ".join(f"{w} of {summary['full_widths'][n]}" for n, w in summary["widths"].items())
+    return (
+        table(["", f"J a batch, {energy['label']}", "share", "accuracy before / after tuning", "parameters"], lines)
+        + f"\n\nThe budget of {energy['limit']:.4f} J is reached to {found['budget_share_reached']:.1%}, after "
+        + f"{summary['weighings']} weighings; {found['points_lost']:.1f} points are lost, where the goal was "
+        + f"{points_goal:g}. Widths, from the input on: {widths}."
+    )
