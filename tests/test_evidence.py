@@ -205,3 +205,20 @@ def test_figures_are_drawn_of_what_there_is(facts: ModuleType, tmp_path: Path, k
     assert figures._point(found, "ecc", "65%", "after tuning") == pytest.approx((64.35, 81, 1, 1))
     assert figures._point(found, "lcp", "65%", "after tuning") is None  # never weighed
     assert [path.stat().st_size > 0 for path in figures.draw(found, tmp_path / "new")] == [True, True]
+
+
+# ---------------------------------------------------------------- the run itself
+
+
+def test_what_builds_on_a_failure_is_given_up(tmp_path: Path) -> None:
+    """Otherwise the workers wait for a cell that can never begin, until their time is over."""
+    pytest.importorskip("PIL")
+    evidence, compare = importlib.import_module("evidence"), importlib.import_module("ecc.methods.compare")
+    scratch, ours = compare.Cell("scratch", "1%", 0), compare.Cell("ecc", "1%", 0)
+    grid = object.__new__(compare.Comparison)
+    assert evidence.failure(grid, scratch, tmp_path) is None
+    file = evidence.failure_of(ours, tmp_path)
+    file.parent.mkdir(parents=True)
+    file.write_text('{"error": "too little"}', encoding="utf-8")
+    assert evidence.failure(grid, ours, tmp_path) == "too little"
+    assert evidence.failure(grid, scratch, tmp_path) == "builds on ecc, which failed: too little"
