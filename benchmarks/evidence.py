@@ -1,11 +1,13 @@
 """Accuracy against measured joules on real data: all methods, budgets and seeds of one experiment, on one GPU.
 
-    PYTHONPATH=src python3 benchmarks/evidence.py mobilenet-imagenette --data DATA --root WORK --out results/e1.json
+    PYTHONPATH=src python3 benchmarks/evidence.py mobilenet-imagenette --data DATA --root WORK --out OUT.json
 
 1. The network is profiled on this machine's meter, and the energy model fitted.
 2. The cells of the grid run side by side in processes, as the recipe says, aiming by the energy model: nobody may
    measure while others use the card.
 3. When the card is quiet, every final network, and the dense one between them, is put on the scales.
+
+OUT is results/evidence/e1.json to e4.json for the pages of results; e1-paper.json beside e1.json adds a form of ECC.
 
 The same command goes on where the last one ended, as long as WORK is there. `--seconds` ends it in time; the JSON tells
 what is finished, with the cells that failed and those that are missing.
