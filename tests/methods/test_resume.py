@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from ecc.training import load_state
-from methods.jobs import history_of
+from ecc.training import RunDir, load_state
+from methods.jobs import history_of, wide_job, wide_task
 from methods.small import SMALL
 
 TESTS = Path(__file__).resolve().parent.parent
@@ -44,3 +44,21 @@ def test_kill_9_at_random_moments_changes_nothing(method: str, tmp_path: Path) -
     assert len(histories[0]) > 5
     assert histories[0] == histories[1]
     assert not list((tmp_path / "war").glob(".*.tmp"))
+
+
+@pytest.mark.parametrize(("settings", "each"), [({"checkpoint_seconds": None}, False), ({"checkpoint_steps": 5}, True)])
+def test_a_rival_saves_when_it_is_time(
+    settings: dict[str, int | None], each: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps of a search take milliseconds: a checkpoint after each would take longer than the search."""
+    phases: list[str] = []
+    save = RunDir.save
+    monkeypatch.setattr(RunDir, "save", lambda run, state: (phases.append(state["phase"]), save(run, state)))
+    job = wide_job("45%", task=wide_task(evaluate_held_out=lambda _: 0.0), **settings)
+    job.method = SMALL["lcp"]()
+    job.run(tmp_path / "run")
+    history = history_of(tmp_path / "run")
+    searched = sum(line["phase"] == "lcp" for line in history)
+    weighed = sum(line["phase"] == "weighing" for line in history)
+    assert searched > 2 * weighed
+    assert phases.count("solve") == (searched + weighed if each else weighed)

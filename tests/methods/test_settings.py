@@ -38,6 +38,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"clip_norm": 0.0}, "clip_norm is 0.0"),
     ({"micro_batch": 0}, "micro_batch is 0"),
     ({"log_every": 0}, "log_every is 0"),
+    ({"cuda_graph": True, "precision": "fp16"}, "cuda_graph does not go with precision fp16"),
     ({"checkpoint_steps": 0}, "checkpoint_steps is 0"),
     ({"checkpoint_seconds": 0.0}, "checkpoint_seconds is 0.0"),
 ]

@@ -79,6 +79,7 @@ def compress(
         int | None, typer.Option("--micro-batch", metavar="N", help="Items at once, where a batch does not fit.")
     ] = None,
     channels_last: Annotated[bool, typer.Option("--channels-last", help="Faster on most GPUs.")] = False,
+    cuda_graph: Annotated[bool, typer.Option("--cuda-graph", help="Faster for small networks on large GPUs.")] = False,
     clip_norm: Annotated[float | None, typer.Option("--clip-norm", metavar="NORM", help="Of the gradient.")] = None,
     seed: Annotated[int, typer.Option("--seed")] = 0,
     freeze: Annotated[
@@ -131,6 +132,7 @@ def compress(
         precision=precision,
         micro_batch=micro_batch,
         channels_last=channels_last,
+        cuda_graph=cuda_graph,
         clip_norm=clip_norm,
         seed=seed,
         log_every=max(1, min(50, steps // 50)),  # a short run is drawn as finely as a long one

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import copy
 import json
+import math
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -250,8 +252,14 @@ class Compression(Phases[Compressed]):
                 stream.restore(saved["stream"])
         self.tell(f"solving for the budget by {method.name}")
 
+        saved_at, weighed = time.monotonic(), len(drive.weighings)
+
         def save() -> None:
-            if self.world.is_main:
+            nonlocal saved_at, weighed
+            how, age = self.settings, time.monotonic() - saved_at
+            old = how.checkpoint_steps is not None or (how.checkpoint_seconds or math.inf) <= age
+            if self.world.is_main and (old or len(drive.weighings) > weighed):
+                saved_at, weighed = time.monotonic(), len(drive.weighings)
                 state = {"phase": "solve", "model": model.state_dict(), "stream": stream.state()}
                 run.save({**state, "extra": self._extra()})
 

@@ -57,7 +57,7 @@ class Drive:
         """Works until the budget is met on the scales, or cannot be.
 
         Args:
-            save: Called after each step, when the state is whole.
+            save: Called after each step and each weighing, when the state is whole; it may save or not.
 
         Raises:
             InfeasibleBudget: If the aims cannot be met with every group at its floor.
@@ -149,7 +149,7 @@ class SilentAdam(torch.optim.Adam):
         self._readers = Readers(model, graph, device)
         masks = zip(graph.groups, live_masks(model, graph), strict=True)
         alive = [torch.ones_like(mask) if group.frozen is not None else mask for group, mask in masks]
-        self._readers.set_mask(torch.cat(alive).to(device))
+        self._readers.set_mask(torch.cat([mask.to(device) for mask in alive]))
 
     def step(self, closure: Any = None) -> Any:
         """One step; what was silent is silent after it."""
@@ -179,6 +179,7 @@ def trainer(
                 clip_norm=settings.clip_norm,
                 micro_batch=settings.micro_batch,
                 channels_last=settings.channels_last,
+                cuda_graph=settings.cuda_graph,
                 seed=settings.seed + stream.lineage,
                 log_every=settings.log_every,
                 checkpoint_seconds=None,

@@ -43,7 +43,7 @@ from .settings import PHASES, CompressSettings
 Result = TypeVar("Result")
 
 # Settings that change no result, and one that a run which is out of memory must be able to change.
-_RUN_ONLY = ("log_every", "checkpoint_steps", "checkpoint_seconds", "micro_batch")
+_RUN_ONLY = ("log_every", "checkpoint_steps", "checkpoint_seconds", "micro_batch", "cuda_graph")
 
 
 class Phases(ABC, Generic[Result]):

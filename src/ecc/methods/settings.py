@@ -64,6 +64,7 @@ class CompressSettings:
     clip_norm: float | None = None
     micro_batch: int | None = None
     channels_last: bool = False
+    cuda_graph: bool = False
     seed: int = 0
     log_every: int = 50
     checkpoint_steps: int | None = None
@@ -121,6 +122,7 @@ class CompressSettings:
             clip_norm=self.clip_norm,
             micro_batch=self.micro_batch,
             channels_last=self.channels_last,
+            cuda_graph=self.cuda_graph,
             seed=self.seed,
             log_every=self.log_every,
             checkpoint_steps=self.checkpoint_steps,

@@ -228,7 +228,7 @@ def micro_batches(batch: Batch, size: int | None) -> Iterator[tuple[Batch, float
     if size is None:
         yield batch, 1.0
         return
-    count = next((len(tensor) for tensor in _tensors(batch) if tensor.dim()), 0)
+    count = next((len(tensor) for tensor in tensors_in(batch) if tensor.dim()), 0)
     if count == 0:
         raise EccError(f"a batch without a tensor of items cannot be cut into {size} at a time; leave out micro_batch.")
     for start in range(0, count, size):
@@ -261,12 +261,13 @@ def mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
     return value
 
 
-def _tensors(value: Any) -> Iterator[Tensor]:
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """All tensors in a nest of tuples, lists and dicts, in their order."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, Mapping):
         for item in value.values():
-            yield from _tensors(item)
+            yield from tensors_in(item)
     elif isinstance(value, tuple | list):
         for item in value:
-            yield from _tensors(item)
+            yield from tensors_in(item)

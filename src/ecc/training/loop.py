@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -25,6 +26,7 @@ from .batches import Batch, BatchStream, mapped, micro_batches
 from .distillation import Teacher, call_model
 from .distributed import World
 from .failures import OutOfMemory, is_out_of_memory, told, users_code
+from .graphed import WORTH_IT, GraphedPass
 from .progress import History
 from .rundir import RunDir
 from .seeding import derived_seed, isolated, rng_state, set_rng_state
@@ -142,7 +144,7 @@ class _Loop:
         world: World,
         run: RunDir | None,
     ) -> None:
-        _check_places(model, stream, world)
+        _check_places(model, stream, settings, world)
         self.model, self.optimizer, self.stream, self.loss = model, optimizer, stream, loss
         self.settings, self.teacher, self.world, self.run = settings, teacher, world, run
         self.device = stream.device
@@ -158,6 +160,7 @@ class _Loop:
         self.loss_count = 0
         self.first_bad = torch.full((), -1, dtype=torch.int64, device=self.device)
         self.last_loss: float | None = None
+        self.graphed: GraphedPass | None = None
 
     # ---------------------------------------------------------------- the loop
 
@@ -168,6 +171,8 @@ class _Loop:
         self._restore()
         self.model.train()
         net = self.world.wrapped(self.model)
+        if self.settings.cuda_graph and self.device.type == "cuda" and self.settings.steps - self.step >= WORTH_IT:
+            self.graphed = GraphedPass(self.model, partial(self._pass, net))
         while self.step < self.settings.steps and not self.stopped:
             try:
                 loss, lr = self._update(net)
@@ -189,24 +194,29 @@ class _Loop:
 
     def _update(self, net: nn.Module) -> tuple[Tensor, float | None]:
         """One step of the optimizer; the loss, still on the device, and the learning rate."""
-        settings = self.settings
         lr = self._set_lr()
-        self.optimizer.zero_grad()
-        parts = list(micro_batches(self._next_batch(), settings.micro_batch))
-        total = torch.zeros((), device=self.device)
-        for number, ((inputs, targets), share) in enumerate(parts, start=1):
-            blamed = users_code(f"at step {self.step + 1} the network or its loss")
-            with blamed, nullcontext() if number == len(parts) else self.world.without_sync(net):
-                loss = self._forward(net, inputs, targets)
-                self.scaler.scale(loss * share).backward()
-            total += loss.detach() * share
-        if settings.clip_norm is not None:
+        batch = self._next_batch()
+        with users_code(f"at step {self.step + 1} the network or its loss"):
+            total = self._pass(net, batch) if self.graphed is None else self.graphed(batch)
+        if self.settings.clip_norm is not None:
             self.scaler.unscale_(self.optimizer)  # type: ignore[arg-type]  # it asks for param_groups only
-            torch.nn.utils.clip_grad_norm_(self._parameters(), settings.clip_norm)
+            torch.nn.utils.clip_grad_norm_(self._parameters(), self.settings.clip_norm)
         self.place = None  # from here on, the weights are neither old nor new
         self.scaler.step(self.optimizer)  # type: ignore[arg-type]  # as above
         self.scaler.update()
         return total, lr
+
+    def _pass(self, net: nn.Module, batch: Batch) -> Tensor:
+        """New gradients from one batch, and its loss."""
+        self.optimizer.zero_grad()
+        parts = list(micro_batches(batch, self.settings.micro_batch))
+        total = torch.zeros((), device=self.device)
+        for number, ((inputs, targets), share) in enumerate(parts, start=1):
+            with nullcontext() if number == len(parts) else self.world.without_sync(net):
+                loss = self._forward(net, inputs, targets)
+                self.scaler.scale(loss * share).backward()
+            total += loss.detach() * share
+        return total
 
     def _next_batch(self) -> Batch:
         """Where the task's own code fails, nothing has been changed yet, and the state is kept."""
@@ -375,7 +385,9 @@ def _channels_last(tensor: Tensor) -> Tensor:
     return tensor.contiguous(memory_format=torch.channels_last) if tensor.dim() == 4 else tensor
 
 
-def _check_places(model: nn.Module, stream: BatchStream, world: World) -> None:
+def _check_places(model: nn.Module, stream: BatchStream, settings: TrainSettings, world: World) -> None:
+    if settings.cuda_graph and world.size > 1:
+        raise EccError(f"cuda_graph is for one process, and this is one of {world.size}; leave it out.")
     if (stream.rank, stream.world_size) != (world.rank, world.size):
         raise EccError(
             f"the stream is that of process {stream.rank} of {stream.world_size}, and this is {world.rank} of "

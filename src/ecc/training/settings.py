@@ -42,6 +42,10 @@ class TrainSettings:
     channels_last: bool = False
     """Images with their channels innermost: faster on GPUs."""
 
+    cuda_graph: bool = False
+    """Forward and backward as one CUDA graph: several times faster for small networks on large GPUs. Not for networks
+    that look at values, such as those that choose their way by them. On other devices it changes nothing."""
+
     seed: int = 0
     """Of dropout and whatever else the network draws."""
 
@@ -57,6 +61,8 @@ class TrainSettings:
     def __post_init__(self) -> None:
         if self.precision not in PRECISIONS:
             raise EccError(f"precision is {self.precision!r}; choose one of {', '.join(PRECISIONS)}.")
+        if self.cuda_graph and self.precision == "fp16":
+            raise EccError("cuda_graph does not go with precision fp16, whose loss is scaled anew; take bf16.")
         for name, least in (("steps", 0), ("log_every", 1), ("micro_batch", 1), ("checkpoint_steps", 1)):
             number = getattr(self, name)
             optional = name in ("micro_batch", "checkpoint_steps")

@@ -22,7 +22,7 @@ from ecc.zoo.networks import NETWORKS
 from ecc.zoo.weights import load_weights_
 
 SEED = 0
-JUDGED_AT_ONCE = 64  # images; scenes are judged one batch of training at a time
+JUDGED_AT_ONCE = 2**22  # pixels of images; scenes are judged one batch of training at a time
 
 
 def image_task(
@@ -92,7 +92,8 @@ def _checked(name: str, size: Size) -> Size:
 
 
 def _score(form: Form, classes: int | None, batch: int, split: Split, model: nn.Module) -> float:
-    batches = partial(in_order, split, form, JUDGED_AT_ONCE if classes is None else batch)
+    at_once = max(1, JUDGED_AT_ONCE // (form.size[0] * form.size[1])) if classes is None else batch
+    batches = partial(in_order, split, form, at_once)
     if classes is None:
         return top_k(model, batches, (1,))[0]
     return mean_iou(confusion(model, batches, classes))
@@ -110,6 +111,7 @@ class PixelLoss:
 
     def __init__(self, split: Split, classes: int) -> None:
         self._split, self._classes = split, classes
+        self._copies: dict[torch.device, Tensor] = {}
 
     @cached_property
     def weights(self) -> Tensor:
@@ -119,7 +121,9 @@ class PixelLoss:
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """The loss of scores `(batch, classes, height, width)`."""
-        weights = self.weights.to(outputs.device)
+        if outputs.device not in self._copies:  # a copy at each call would wait for the device
+            self._copies[outputs.device] = self.weights.to(outputs.device)
+        weights = self._copies[outputs.device]
         # A batch of void pixels alone would be 0 / 0.
         total = F.cross_entropy(outputs.float(), targets, weights, ignore_index=VOID, reduction="sum")
         known = targets != VOID

@@ -11,11 +11,16 @@ from ecc.methods.ecc.schedule import MAX_UPDATES, Schedule
 
 def test_a_schedule_by_hand() -> None:
     schedule = Schedule((1.0,), (0.6,), 1000)
-    assert (schedule.ramp_start, schedule.ramp_end, schedule.every) == (20, 620, 1)
+    assert (schedule.ramp_start, schedule.ramp_end, schedule.every) == (20, 620, 4)
     assert schedule.shares(0) == schedule.shares(20) == (1.0,)
     assert schedule.shares(320) == pytest.approx((0.6 + 0.4 / 8,))
     assert schedule.shares(620) == schedule.shares(1000) == (0.6,)
-    assert [step for step in range(1001) if schedule.updates_at(step)] == list(range(21, 621))
+    assert [step for step in range(1001) if schedule.updates_at(step)] == list(range(24, 621, 4))
+
+
+def test_short_runs_update_at_every_step() -> None:
+    schedule = Schedule((1.0,), (0.6,), 100)
+    assert [step for step in range(101) if schedule.updates_at(step)] == list(range(3, 63))
 
 
 def test_long_runs_update_at_most_about_four_hundred_times() -> None:

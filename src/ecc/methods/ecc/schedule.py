@@ -12,9 +12,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ecc.methods.ecc.taylor import EVERY
+
 WARM_UP = 0.02
 RAMP = 0.6
 MAX_UPDATES = 400  # so that updates stay a small part of the training
+ENOUGH_UPDATES = 100  # beyond these, a look at the gradients (every few steps, see `taylor.py`) comes before the next
 
 
 @dataclass(frozen=True)
@@ -62,7 +65,7 @@ class Schedule:
     @property
     def every(self) -> int:
         """Steps from one update to the next."""
-        return max(1, self.ramp_steps // MAX_UPDATES)
+        return max(1, self.ramp_steps // MAX_UPDATES, min(EVERY, self.ramp_steps // ENOUGH_UPDATES))
 
     def updates_at(self, step: int) -> bool:
         """Whether channels are removed at this step; the last step of the ramp is always among them."""

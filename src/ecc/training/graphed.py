@@ -1,0 +1,90 @@
+"""`GraphedPass`: forward and backward of a step as one CUDA graph, replayed batch after batch.
+
+A small network starves a large GPU: its kernels end before the host has started the next ones. A graph starts all of
+them at once. Data, optimizer and everything a method does between two passes stay outside of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ecc.errors import EccError
+
+from .batches import Batch, mapped, tensors_in
+
+WARM_UP = 3
+"""Passes before the capture, in which libraries choose their kernels; what they did to the network is undone."""
+WORTH_IT = 20
+"""Steps from which on a graph saves more time than its making takes."""
+
+
+class GraphedPass:
+    """Runs a pass by its graph, made at the first batch. A batch of another shape runs without.
+
+    Args:
+        model: Whose parameters get gradients, and whose buffers the pass may change.
+        run: One pass: forgets the old gradients, computes the new ones, returns the loss. It may not wait for the
+            device, nor depend on values it finds there.
+    """
+
+    def __init__(self, model: nn.Module, run: Callable[[Batch], Tensor]) -> None:
+        self._model, self._run = model, run
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._batch: Any = None
+        self._loss = torch.empty(0)
+        self._gradients: list[tuple[Tensor, Tensor | None]] = []
+
+    def __call__(self, batch: Batch) -> Tensor:
+        """The loss; gradients are in place after.
+
+        Raises:
+            EccError: If the network or its loss cannot be captured.
+        """
+        if self._graph is None:
+            self._capture(batch)
+        if _shapes(batch) != _shapes(self._batch):
+            return self._run(batch)
+        assert self._graph is not None, "it was captured above"
+        for mine, new in zip(tensors_in(self._batch), tensors_in(batch), strict=True):
+            mine.copy_(new)
+        for parameter, gradient in self._gradients:
+            parameter.grad = gradient  # which a pass without the graph may have replaced
+        self._graph.replay()
+        return self._loss.clone()
+
+    def _capture(self, batch: Batch) -> None:
+        self._batch = mapped(batch, torch.clone)
+        buffers = [(buffer, buffer.clone()) for buffer in self._model.buffers()]
+        device = next(tensors_in(self._batch)).device
+        random = torch.cuda.get_rng_state(device)
+        aside = torch.cuda.Stream(device)
+        aside.wait_stream(torch.cuda.current_stream(device))
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.stream(aside):
+                for _ in range(WARM_UP):
+                    self._run(self._batch)
+            torch.cuda.current_stream(device).wait_stream(aside)
+            with torch.cuda.graph(graph):
+                self._loss = self._run(self._batch)
+        except RuntimeError as error:
+            if isinstance(error, torch.OutOfMemoryError):
+                raise
+            raise EccError(
+                f"the training step cannot be captured as a CUDA graph ({str(error).splitlines()[0]}); "
+                "leave out cuda_graph (--cuda-graph)."
+            ) from error
+        self._gradients = [(parameter, parameter.grad) for parameter in self._model.parameters()]
+        self._graph = graph
+        with torch.no_grad():
+            for buffer, before in buffers:
+                buffer.copy_(before)
+        torch.cuda.set_rng_state(random, device)
+
+
+def _shapes(batch: Batch) -> list[tuple[torch.Size, torch.dtype]]:
+    return [(tensor.shape, tensor.dtype) for tensor in tensors_in(batch)]

@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ecc.errors import EccError
+from ecc.training.batches import BatchStream
+from ecc.training.distillation import Teacher
+from ecc.training.distributed import World
+from ecc.training.graphed import WORTH_IT, GraphedPass
+from ecc.training.loop import Trained, train
+from ecc.training.settings import TrainSettings
+from training.toys import Net, fit, same_weights, toy_task
+
+
+def test_elsewhere_than_on_a_gpu_it_changes_nothing() -> None:
+    graphed, _ = fit(WORTH_IT + 2, cuda_graph=True)
+    plain, _ = fit(WORTH_IT + 2)
+    assert same_weights(graphed, plain)
+
+
+def test_a_scaled_loss_is_refused() -> None:
+    with pytest.raises(EccError, match="precision fp16"):
+        TrainSettings(steps=1, precision="fp16", cuda_graph=True)
+
+
+def test_several_processes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(torch.device("cpu"))
+    monkeypatch.setattr(world, "size", 2)
+    task = toy_task()
+    stream = BatchStream(task, rank=world.rank, world_size=2)
+    optimizer = torch.optim.Adam(task.model.parameters())
+    settings = TrainSettings(steps=1, cuda_graph=True)
+    with pytest.raises(EccError, match="for one process, and this is one of 2"):
+        train(task.model, optimizer, stream, loss=F.cross_entropy, settings=settings, world=world)
+
+
+def on_gpu(cuda_graph: bool, steps: int = 40, **settings: Any) -> tuple[Net, Trained, list[float]]:
+    torch.manual_seed(0)
+    model = Net(norm=True, dropout=settings.pop("dropout", 0.0)).cuda()
+    task = toy_task(model=model)
+    losses: list[float] = []
+    outcome = train(
+        model,
+        torch.optim.Adam(model.parameters(), lr=0.01),
+        BatchStream(task, device="cuda"),
+        loss=F.cross_entropy,
+        settings=TrainSettings(steps=steps, cuda_graph=cuda_graph, log_every=10, **settings),
+        teacher=Teacher(model),
+        on_step=lambda _, facts: losses.append(float(facts["loss"])),
+    )
+    return model, outcome, losses
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("settings", [{}, {"precision": "bf16", "channels_last": True}, {"micro_batch": 3}])
+def test_a_graph_trains_as_the_plain_loop_does(settings: dict[str, Any]) -> None:
+    """Statistics of batch norm among it: what the capture's own passes did to them is undone."""
+    graphed, _, losses = on_gpu(True, **settings)
+    plain, _, plain_losses = on_gpu(False, **settings)
+    tolerance = 0.05 if "precision" in settings else 1e-3
+    assert losses == pytest.approx(plain_losses, rel=tolerance, abs=tolerance)
+    for (name, mine), theirs in zip(graphed.state_dict().items(), plain.state_dict().values(), strict=True):
+        torch.testing.assert_close(
+            mine, theirs, rtol=tolerance, atol=tolerance, msg=lambda m, name=name: f"{name}: {m}"
+        )
+
+
+@pytest.mark.gpu
+def test_dropout_is_drawn_anew_at_every_replay() -> None:
+    model = Net(norm=False, dropout=0.5).cuda().train()
+    batch = next(BatchStream(toy_task(model=model), device="cuda"))
+    graphed = GraphedPass(model, lambda found: _pass(model, found))
+    assert len({float(graphed(batch)) for _ in range(6)}) > 1
+
+
+@pytest.mark.gpu
+def test_a_batch_of_another_shape_runs_without() -> None:
+    model = Net(norm=False, dropout=0.0).cuda().train()
+    images, labels = next(BatchStream(toy_task(model=model), device="cuda"))
+    graphed = GraphedPass(model, lambda found: _pass(model, found))
+    first = graphed((images, labels))
+    short = (images[:2], labels[:2])
+    assert float(graphed(short)) == pytest.approx(float(_pass(model, short)))
+    assert float(graphed((images, labels))) == pytest.approx(float(first))
+    gradients = [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
+    _pass(model, (images, labels))
+    for mine, parameter in zip(gradients, model.parameters(), strict=True):
+        assert parameter.grad is not None
+        torch.testing.assert_close(mine, parameter.grad)
+
+
+@pytest.mark.gpu
+def test_a_network_that_looks_at_values_is_refused() -> None:
+    model = Net(norm=False, dropout=0.0).cuda().train()
+    batch = next(BatchStream(toy_task(model=model), device="cuda"))
+
+    def nosy(found: Any) -> Tensor:
+        loss = _pass(model, found)
+        return loss if float(loss) > 0 else -loss
+
+    with pytest.raises(EccError, match=r"cannot be captured as a CUDA graph .*leave out cuda_graph"):
+        GraphedPass(model, nosy)(batch)
+
+
+def _pass(model: Net, batch: Any) -> Tensor:
+    model.zero_grad()
+    loss = F.cross_entropy(model(batch[0]), batch[1])
+    loss.backward()
+    return loss.detach()
