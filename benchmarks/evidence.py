@@ -5,7 +5,7 @@
 1. The network is profiled on this machine's meter, and the energy model fitted.
 2. The cells of the grid run side by side in processes, as the recipe says, aiming by the energy model: nobody may
    measure while others use the card.
-3. When the card is quiet, every final network, and the dense one between them, is put on the scales.
+3. When the card is quiet, every final network, and now and then the dense one, is put on the scales.
 
 OUT is results/evidence/e1.json to e4.json for the pages of results; e1-paper.json beside e1.json adds a form of ECC.
 
@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
 import os
 import signal
 import sys
@@ -28,8 +27,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.multiprocessing
 from machine import machine
-from packed import packed_task
+from packed import packed_data, packed_task
 
 from ecc.energy import EnergyModel, fit
 from ecc.errors import BadFile
@@ -39,6 +39,7 @@ from ecc.methods.compare import Cell, Comparison
 from ecc.methods.weighing import Scales
 from ecc.task import Task, with_batch
 from ecc.training import Interrupted
+from ecc.zoo.data import ImageData, Packed
 from ecc.zoo.recipe import Recipe, read_recipe
 
 RECIPES = Path(__file__).resolve().parent.parent / "recipes"
@@ -48,10 +49,23 @@ MEASURED_BATCH = {"mobilenet-imagenette": 64, "alexnet-imagenette": 128, "erfnet
 """Items of one measured inference: large enough that the floor of the device is below a quarter of the dense joules."""
 
 
-def the_task(name: str, recipe: Recipe, data: Path, device: str, limit: int | None) -> Task:
+DENSE_EVERY = 10
+"""Networks on the scales until the dense one comes again."""
+
+
+def the_task(options: argparse.Namespace, recipe: Recipe, data: ImageData) -> Task:
     height, width = recipe.size or (None, None)
     size = None if height is None or width is None else (height, width)
-    return packed_task(recipe.task, DATA[name], data, device=device, size=size, batch=recipe.batch_size, limit=limit)
+    return packed_task(
+        recipe.task, DATA[options.name], options.data, device=options.device, size=size, batch=recipe.batch_size,
+        data=data, tell=lambda _: None,
+    )  # fmt: skip
+
+
+def for_all(data: ImageData) -> ImageData:
+    """The same in memory that processes share."""
+    splits = {name: getattr(data, name) for name in ("train", "held_out", "test")}
+    return replace(data, **{name: Packed(s.images.share_memory_(), s.labels) for name, s in splits.items()})
 
 
 def profiled(task: Task, batch: int, source: Source, root: Path, rows: int, device: str) -> EnergyModel:
@@ -88,11 +102,11 @@ def the_grid(options: argparse.Namespace, recipe: Recipe, task: Task) -> Compari
 # ---------------------------------------------------------------- cells, side by side
 
 
-def worker(options: argparse.Namespace, number: int) -> None:
+def worker(options: argparse.Namespace, data: ImageData, number: int) -> None:
     """Takes cells that nobody has, until there are none."""
-    torch.set_num_threads(2)
+    torch.set_num_threads(1)
     recipe = read_recipe(RECIPES / f"{options.name}.toml")
-    grid = the_grid(options, recipe, the_task(options.name, recipe, options.data, options.device, options.limit))
+    grid = the_grid(options, recipe, the_task(options, recipe, data))
     runs = options.root / "runs"
     with suppress(Interrupted):
         while left := [cell for cell in grid.missing(runs) if failure(grid, cell, runs) is None]:
@@ -134,10 +148,10 @@ def can_begin(grid: Comparison, cell: Cell, runs: Path) -> bool:
     return first is None or first not in grid.missing(runs)
 
 
-def run_cells(options: argparse.Namespace, until: float) -> None:
+def run_cells(options: argparse.Namespace, data: ImageData, until: float) -> None:
     """All workers until they are done, or asked to stop in time for the scales."""
-    spawn = multiprocessing.get_context("spawn")
-    workers = [spawn.Process(target=worker, args=(options, number)) for number in range(options.processes)]
+    spawn = torch.multiprocessing.get_context("spawn")
+    workers = [spawn.Process(target=worker, args=(options, data, number)) for number in range(options.processes)]
     for process in workers:
         process.start()
     for process in workers:
@@ -155,18 +169,21 @@ def run_cells(options: argparse.Namespace, until: float) -> None:
 
 
 def weigh(grid: Comparison, task: Task, batch: int, source: Source, runs: Path, until: float) -> None:
-    """Every finished network that has not been weighed, each beside the dense one, in the cell's weighed.json."""
+    """Every finished network that has not been weighed, and the dense one among them, in the cell's weighed.json."""
     energy = grid.energy if isinstance(grid.energy, EnergyModel) else grid.energy[0]
     example = with_batch(task.example_input, batch)
     graph = trace_channels(task.model, example, proven=False)
     scales = Scales(task.model, graph, example, {energy.resource: energy}, source)
     missing = grid.missing(runs)
-    for cell in grid.cells:
+    cells = [cell for cell in grid.cells if cell not in missing and not (cell.folder(runs) / "weighed.json").exists()]
+    dense = scales({})
+    for number, cell in enumerate(cells, start=1):
+        if time.monotonic() > until:
+            break
+        if number % DENSE_EVERY == 0:
+            dense = scales({})
         file = cell.folder(runs) / "weighed.json"
-        if cell in missing or file.exists() or time.monotonic() > until:
-            continue
-        widths = json.loads((cell.folder(runs) / "widths.json").read_text(encoding="utf-8"))
-        dense, found = scales({}), scales(widths)
+        found = scales(json.loads((cell.folder(runs) / "widths.json").read_text(encoding="utf-8")))
         facts = {
             "joules": found.amounts["energy"],
             "dense_joules": dense.amounts["energy"],
@@ -218,7 +235,8 @@ def main() -> None:
     started = time.monotonic()
     options.root.mkdir(parents=True, exist_ok=True)
     recipe = read_recipe(RECIPES / f"{options.name}.toml")
-    task = the_task(options.name, recipe, options.data, options.device, options.limit)
+    data = for_all(packed_data(DATA[options.name], options.data, options.limit))
+    task = the_task(options, recipe, for_all(data))  # its copies on the GPU are not for the workers
     batch, runs = MEASURED_BATCH[options.name], options.root / "runs"
     source = find_meter(options.meter, runs_on=options.device)
     try:
@@ -229,8 +247,8 @@ def main() -> None:
         for seed in range(grid.seeds):
             grid.train_dense(seed, runs)
         print(f"{time.monotonic() - started:.0f} s: dense networks", flush=True)
-        # One weighing takes about two seconds with that of the dense network beside it.
-        run_cells(options, started + options.seconds - 30 - 2.0 * min(len(grid.cells), options.seconds / 10))
+        # One weighing takes about a second.
+        run_cells(options, data, started + options.seconds - 20 - 1.2 * min(len(grid.cells), options.seconds / 8))
         print(f"{time.monotonic() - started:.0f} s: {len(grid.missing(runs))} cells missing", flush=True)
         weigh(grid, task, batch, source, runs, started + options.seconds - 5)
     finally:

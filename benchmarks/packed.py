@@ -51,11 +51,12 @@ def packed_task(
     size: tuple[int, int] | None = None,
     batch: int | None = None,
     limit: int | None = None,
+    data: ImageData | None = None,
     tell: Callable[[str], None] = print,
 ) -> Task:
-    """A network with its published weights, where there are any, on packed data."""
+    """A network with its published weights, where there are any, on packed data; `data` if they are read already."""
     file = WEIGHTS.get(network)
-    data = packed_data(name, folder, limit)
+    data = packed_data(name, folder, limit) if data is None else data
     weights = None if file is None else folder / file
     task = image_task(network, data, weights=weights, size=size, batch=batch, device=device, tell=tell)
     if network == "erfnet" and task.train_batches is not None:
