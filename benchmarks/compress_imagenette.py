@@ -36,14 +36,15 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=64, help="items in one measured inference")
     parser.add_argument("--rows", type=int, default=100, help="networks in the profile")
     parser.add_argument("--train-steps", type=int, default=600)
-    parser.add_argument("--steps", type=int, default=2500)
-    parser.add_argument("--tune-steps", type=int, default=1500)
-    parser.add_argument("--lr", type=float, default=3e-4)
+    parser.add_argument("--steps", type=int, default=1500)
+    parser.add_argument("--tune-steps", type=int, default=1000)
+    parser.add_argument("--lr", type=float, default=1e-3)
+    parser.add_argument("--temperature", type=float, default=4.0, help="of the teacher's probabilities; 0 for logits")
     parser.add_argument("--metric", choices=("taylor", "adam"), default="taylor")
     parser.add_argument("--min-share", type=float, default=CompressSettings.min_share)
     parser.add_argument("--precision", default="bf16")
     parser.add_argument("--limit", type=int, help="photos of each split; all by default")
-    parser.add_argument("--profile", type=Path, help="keep the profile here")
+    parser.add_argument("--profile", type=Path, help="keep the profile here, or take it from here")
     options = parser.parse_args()
     started = time.perf_counter()
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -88,10 +89,12 @@ def main() -> None:
                 tune_steps=options.tune_steps,
                 lr=options.lr,
                 train_lr=1e-3,
+                temperature=options.temperature or None,
                 metric=options.metric,
                 min_share=options.min_share,
                 precision=options.precision,
                 channels_last=device == "cuda",
+                cuda_graph=True,
                 checkpoint_seconds=None,
             ),
             device=device,
@@ -107,6 +110,7 @@ def main() -> None:
         "device": summary["device"],
         "label": row["label"],
         "metric": options.metric,
+        "temperature": options.temperature or None,
         "budget_share_reached": row["result"] / row["limit"],
         "energy_share_of_dense": row["result"] / row["dense"],
         "points_lost": 100 * drop,

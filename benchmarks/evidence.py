@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import signal
 import sys
 import time
@@ -32,7 +33,6 @@ from machine import machine
 from packed import packed_data, packed_task
 
 from ecc.energy import EnergyModel, fit
-from ecc.errors import BadFile
 from ecc.graph import trace_channels
 from ecc.measure import PROFILE_SETTINGS, Analytic, Source, close_meter, find_meter, profile
 from ecc.methods.compare import Cell, Comparison
@@ -102,7 +102,7 @@ def the_grid(options: argparse.Namespace, recipe: Recipe, task: Task) -> Compari
 # ---------------------------------------------------------------- cells, side by side
 
 
-def worker(options: argparse.Namespace, data: ImageData, number: int) -> None:
+def worker(options: argparse.Namespace, data: ImageData) -> None:
     """Takes cells that nobody has, until there are none."""
     torch.set_num_threads(1)
     recipe = read_recipe(RECIPES / f"{options.name}.toml")
@@ -110,21 +110,22 @@ def worker(options: argparse.Namespace, data: ImageData, number: int) -> None:
     runs = options.root / "runs"
     with suppress(Interrupted):
         while left := [cell for cell in grid.missing(runs) if failure(grid, cell, runs) is None]:
-            ready = [cell for cell in left if can_begin(grid, cell, runs)]
-            turned = ready[number % len(ready) :] + ready[: number % len(ready)] if ready else []
-            if not any(took(grid, cell, runs) for cell in turned):
+            mine = next((cell for cell in left if can_begin(grid, cell, runs) and claimed(cell, options.root)), None)
+            if mine is None:
                 time.sleep(1.0)
+                continue
+            started = time.monotonic()
+            reason = grid.run_cell(mine, runs) or "done"
+            seconds = time.monotonic() - started
+            print(f"{mine.method} {mine.budget} seed {mine.seed}: {reason}, {seconds:.0f} s", flush=True)
 
 
-def took(grid: Comparison, cell: Cell, runs: Path) -> bool:
-    """Runs a cell, unless another worker has it."""
-    if cell not in grid.missing(runs):
-        return False
+def claimed(cell: Cell, root: Path) -> bool:
+    """Whether the cell is ours from now on; it is another worker's if the file is there."""
     try:
-        reason = grid.run_cell(cell, runs)
-    except BadFile:
+        (root / "claims" / f"{cell.method}-{cell.budget}-{cell.seed}").touch(exist_ok=False)
+    except FileExistsError:
         return False
-    print(f"{cell.method} {cell.budget} seed {cell.seed}: {reason or 'done'}", flush=True)
     return True
 
 
@@ -150,8 +151,10 @@ def can_begin(grid: Comparison, cell: Cell, runs: Path) -> bool:
 
 def run_cells(options: argparse.Namespace, data: ImageData, until: float) -> None:
     """All workers until they are done, or asked to stop in time for the scales."""
+    shutil.rmtree(options.root / "claims", ignore_errors=True)  # of workers that are no more
+    (options.root / "claims").mkdir()
     spawn = torch.multiprocessing.get_context("spawn")
-    workers = [spawn.Process(target=worker, args=(options, data, number)) for number in range(options.processes)]
+    workers = [spawn.Process(target=worker, args=(options, data)) for _ in range(options.processes)]
     for process in workers:
         process.start()
     for process in workers:

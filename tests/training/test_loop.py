@@ -426,6 +426,7 @@ def test_the_device_is_waited_for_only_when_looking(monkeypatch: pytest.MonkeyPa
     assert set(reads) - {0} == {5, 10}
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 @pytest.mark.gpu
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])  # the scaler of fp16 waits by itself
 def test_a_gpu_is_waited_for_only_when_looking(precision: Any) -> None:

@@ -6,7 +6,9 @@ them at once. Data, optimizer and everything a method does between two passes st
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -68,6 +70,8 @@ class GraphedPass:
             with torch.cuda.stream(aside):
                 for _ in range(WARM_UP):
                     self._run(self._batch)
+                with _nothing_waits():  # a capture that fails half-way would leave the random generator unusable
+                    self._run(self._batch)
             torch.cuda.current_stream(device).wait_stream(aside)
             with torch.cuda.graph(graph):
                 self._loss = self._run(self._batch)
@@ -84,6 +88,19 @@ class GraphedPass:
             for buffer, before in buffers:
                 buffer.copy_(before)
         torch.cuda.set_rng_state(random, device)
+
+
+@contextmanager
+def _nothing_waits() -> Iterator[None]:
+    """A block in which it is an error to wait for the device."""
+    before = torch.cuda.get_sync_debug_mode()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # that it does not see everything
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
 
 
 def _shapes(batch: Batch) -> list[tuple[torch.Size, torch.dtype]]:
