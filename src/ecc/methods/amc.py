@@ -20,6 +20,7 @@ Changed for energy, and why:
   is what lets the budget hold.
 - Channels go by magnitude alone. The authors' code refits 1x1 convolutions by least squares, which is not defined for
   every layer that may read a group; all methods here are tuned alike instead.
+- Batch norms get statistics of their own before a network is judged (`recalibration.py`), as for all methods here.
 - When the scales lower the aims, the trained agent searches on for a few episodes.
 """
 

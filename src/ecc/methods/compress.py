@@ -16,6 +16,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import islice
 from typing import Any
 
 import torch
@@ -37,6 +38,7 @@ from .ecc.solver import EccSolver
 from .feasibility import costs_of, reaches, refuse_infeasible
 from .landing import Landing, Weighing
 from .phases import Phases
+from .recalibration import BATCHES, recalibrate_, recalibrated
 from .settings import CompressSettings
 from .summary import summary_of
 from .weighing import Scales, SharedScales, Weighed, check_source
@@ -113,6 +115,7 @@ class Compression(Phases[Compressed]):
         self.weighed_dense: Weighed | None = None
         self.slim_gap: float | None = None
         self.landing: Landing | Drive | None = None
+        self._calibrating: list[Any] | None = None
         self.left_over = 0
         """Steps that the solve was given and did not take; tuning takes them, so that methods compare at equal ones."""
 
@@ -286,6 +289,8 @@ class Compression(Phases[Compressed]):
             small = slim(model, self.graph)
             self.slim_gap = gap(model, small, moved(self.task.example_input, self.device))
             self.tell(f"cut and masked networks agree to {self.slim_gap:.1g} of the largest output")
+            if self.method is not None:
+                recalibrate_(small, self._calibration())
             self._score(run, "before tuning", small)
         steps = self.settings.tune_steps + self.left_over
         if steps:
@@ -302,8 +307,18 @@ class Compression(Phases[Compressed]):
     def _held_out(self, model: nn.Module) -> float:
         if self.task.evaluate_held_out is None:
             raise BadTask("the method judges by held-out data and does not say so: its needs_held_out must be True.")
-        with users_code(f"evaluate_held_out of task {self.task.name!r}"):
+        with (
+            recalibrated(model, self._calibration()),
+            users_code(f"evaluate_held_out of task {self.task.name!r}"),
+        ):
             return float(self.task.evaluate_held_out(model))
+
+    def _calibration(self) -> list[Any]:
+        """The first inputs of the task, for batch norms of networks that were cut; the same for all methods."""
+        if self._calibrating is None:
+            stream = BatchStream(self.task, device=self.device, seed=self.settings.seed)
+            self._calibrating = [inputs for inputs, _ in islice(stream, BATCHES)]
+        return self._calibrating
 
     def _ready_scales(self) -> SharedScales:
         """Scales on which the dense network was weighed, so that shares of it are amounts."""

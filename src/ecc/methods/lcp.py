@@ -18,6 +18,7 @@ Changed besides, and why:
     - Layers are channel groups of the graph, and the norm is that of the weights that read a channel, as for all
       methods here, not of the filter that writes it: so a channel that many layers share counts once, with all of them.
     - Candidates are judged by the score on held-out data, never on test data, as the published scripts do.
+    - Batch norms get statistics of their own before a candidate is judged (`recalibration.py`), as for all methods.
     - At least one group is mutated. The authors' tenth of fewer than ten layers is none, and the search would stand.
     - Widths are rounded down to the lattice that the hardware likes.
     - `short_steps` is 0, as in their CIFAR-10 table. Their 200 for ImageNet are 80,000 batches with 400 candidates,

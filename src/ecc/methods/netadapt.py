@@ -18,6 +18,7 @@ Changed for energy:
   end. Different groups then often propose the same network, which is trained once.
 - Held out is what the task holds out; the authors' code selects on training images. It also divides the loss of
   accuracy by the saved resource, which the paper does not; `selection` has both.
+- Batch norms get statistics of their own before a candidate is judged (`recalibration.py`), as for all methods here.
 - Short trainings take Adam and the teacher as everything here does, and all of a round see the same batches. They run
   one after the other: the batches are counted either way, and with one device nothing would be gained.
 """
