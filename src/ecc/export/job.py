@@ -21,7 +21,7 @@ from typing import Any
 from torch import nn
 
 from ecc.errors import BadFile, CannotExport
-from ecc.files import remove_abandoned, temporary, umask
+from ecc.files import read_bytes, remove_abandoned, temporary, umask
 from ecc.graph.proof import outputs_of
 from ecc.task import Inputs, Task, batch_of, with_batch
 from ecc.training import load_state, save_state
@@ -38,7 +38,6 @@ SAFETENSORS = "safetensors"
 ALL_FORMATS = (SAFETENSORS, *FORMATS)
 CARD = "model_card.md"
 _SHOP = ".export."
-_MAX_JSON_BYTES = 64_000_000  # a summary has some kilobytes; no larger file of a run is read whole
 _MAX_BATCH = 4096
 
 Tell = Callable[[str], None]
@@ -133,6 +132,7 @@ def export_run(
     summary, config = read_json(run / "summary.json"), read_json(run / "config.json").get("config", {})
     if summary.get("task") != task.name:
         raise BadFile(f"{run} compressed the task {summary.get('task')!r}, and this is {task.name!r}.")
+    card = _card(run, summary, config, licence)
     slim, dense = on_cpu(load_slim(task.model, run)), on_cpu(dense_of(task.model, run))
     example = _on_cpu(task.example_input)
     timed = with_batch(example, _batch(summary, example))
@@ -152,13 +152,22 @@ def export_run(
         if int8 is not None:
             say(f"quantising, {int8}")
             files.append(_quantised(task, slim, example, timed, shop, int8))
-        (shop / CARD).write_text(model_card(summary, config, licence=licence), encoding="utf-8")
+        (shop / CARD).write_bytes(card)
         kept = _is_another(shop / CARD, folder / CARD) and not force
         if kept:  # someone may have written in it
             (shop / CARD).unlink()
         _publish(sorted(shop.iterdir()), folder, force=force)
     notes = (f"{CARD} was there and differs: it is kept as it is; --force writes it anew.",) if kept else ()
     return ExportedRun(folder, tuple(files), summary, notes)
+
+
+def _card(run: Path, summary: Mapping[str, Any], config: Any, licence: str) -> bytes:
+    """The model card; a run of someone else's may say what no card can show, and that is told before the long work."""
+    try:
+        return model_card(summary, config, licence=licence).encode("utf-8")
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        why = type(error).__name__
+        raise BadFile(f"{run}: summary.json or config.json is damaged ({why}); restore it from a copy.") from None
 
 
 def dense_of(model: nn.Module, run: Path) -> nn.Module:
@@ -179,12 +188,9 @@ def read_json(path: Path) -> dict[str, Any]:
         BadFile: If it is missing, too large or damaged.
     """
     try:
-        if path.stat().st_size > _MAX_JSON_BYTES:
-            raise BadFile(f"{path} has {path.stat().st_size} bytes, more than the {_MAX_JSON_BYTES} of a run's files.")
-        found = json.loads(path.read_bytes())
-    except OSError as error:
-        reason = error.strerror
-        raise BadFile(f"cannot read {path}: {reason}. Give the folder of a finished run of `ecc compress`.") from None
+        found = json.loads(read_bytes(path))
+    except BadFile as error:
+        raise BadFile(f"{error} Give the folder of a finished run of `ecc compress`.") from None
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
