@@ -32,7 +32,7 @@ def read_bytes(path: str | Path, most: int = MOST_BYTES) -> bytes:
         if not stat.S_ISREG(Path(path).stat().st_mode) and not Path(path).is_dir():  # a folder has its own error below
             raise BadFile(f"{path} is not a plain file; give one.")
         with Path(path).open("rb") as file:
-            data = file.read(most + 1)
+            data = file.read(min(most, os.fstat(file.fileno()).st_size) + 1)  # Python reserves what is asked for
     except OSError as error:
         raise BadFile(f"cannot read {path}: {error.strerror}.") from None
     except ValueError as error:  # a NUL in the name
