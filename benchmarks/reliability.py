@@ -38,7 +38,7 @@ from faults import fuzz  # noqa: E402
 from faults.bombs import MORE_BYTES  # noqa: E402
 from faults.folder import filled  # noqa: E402
 from faults.invocations import TABLE  # noqa: E402
-from faults.loaders import TARGETS  # noqa: E402
+from faults.targets import TARGETS  # noqa: E402
 from faults.trying import attempt, good_bytes  # noqa: E402
 
 

@@ -70,7 +70,7 @@ DOCTOR: Table = {
     "seconds below one": ("doctor --seconds 0.1", "--seconds"),
     "negative seconds": ("doctor --seconds -1", "--seconds"),
     "seconds in words": ("doctor --seconds long", "--seconds"),
-    "seconds that are no number": ("doctor --seconds nan --meter platform:jetson-tx2", "--seconds"),
+    "seconds that are no number": ("doctor --seconds nan --meter platform:jetson-tx2", "seconds"),
     "seconds without end": ("doctor --seconds inf --meter platform:jetson-tx2", "--seconds"),
     "an argument for the doctor": ("doctor me", "me"),
 }

@@ -23,7 +23,7 @@ from ecc.measure import Profile
 from ecc.training import load_state
 from faults import fuzz
 from faults.bombs import BOMBS
-from faults.loaders import TARGETS
+from faults.targets import TARGETS
 from faults.trying import attempt, good_bytes
 
 COUNT = 240 if os.environ.get("ECC_FAULTS") == "full" else 10
