@@ -58,11 +58,12 @@ OLD := ignore::DeprecationWarning ignore::PendingDeprecationWarning ignore::Futu
 oldest:  ## the quick tests with the oldest version of every dependency, in .venv-oldest
 	$(MAKE) VENV=.venv-oldest PINS=constraints-oldest.txt WARNINGS='$(OLD:%=-W %)' quick
 
+# Strict: without it, pip-audit finds nothing wrong with packages that it could not ask about.
 audit: $(STAMP)  ## known vulnerabilities of what is installed; asks the package index, so it needs the network
 	@test -x .venv-audit/bin/pip-audit || { $(PYTHON) -m venv .venv-audit && \
 	.venv-audit/bin/python -m pip --disable-pip-version-check --quiet install pip-audit; }
-	.venv-audit/bin/pip-audit --skip-editable --progress-spinner off \
-	  --path $$($(PY) -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+	@$(PIP) list --format=freeze --exclude-editable | sed 's/+.*//' > .venv-audit/installed.txt
+	.venv-audit/bin/pip-audit --strict --no-deps --disable-pip --progress-spinner off -r .venv-audit/installed.txt
 
 format: $(STAMP)  ## format, and fix what lint can fix by itself
 	$(PY) -m ruff format .
