@@ -62,7 +62,8 @@ oldest:  ## the quick tests with the oldest version of every dependency, in .ven
 audit: $(STAMP)  ## known vulnerabilities of what is installed; asks the package index, so it needs the network
 	@test -x .venv-audit/bin/pip-audit || { $(PYTHON) -m venv .venv-audit && \
 	.venv-audit/bin/python -m pip --disable-pip-version-check --quiet install pip-audit; }
-	@$(PIP) list --format=freeze --exclude-editable | sed 's/+.*//' > .venv-audit/installed.txt
+	@$(PY) -m pip list --format=freeze --exclude-editable | sed 's/+.*//' > .venv-audit/installed.txt
+	@grep -q == .venv-audit/installed.txt  # an empty list would pass
 	.venv-audit/bin/pip-audit --strict --no-deps --disable-pip --progress-spinner off -r .venv-audit/installed.txt
 
 format: $(STAMP)  ## format, and fix what lint can fix by itself
