@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import glob
 import os
 import shutil
@@ -71,6 +72,8 @@ def write_bytes(path: str | Path, data: bytes) -> None:
         return Path(name)
 
     try:
+        if path.exists() and not (path.is_file() or path.is_dir()):  # a folder has its own error
+            raise OSError(errno.EINVAL, "it is not a plain file")  # root would put a file in the place of a device
         remove_abandoned(path.parent, f".{path.name}.", ".tmp")
         with temporary(made) as new:
             try:

@@ -291,8 +291,9 @@ def _batch(summary: Mapping[str, Any], example_input: Inputs) -> int:
 @contextmanager
 def _workshop(folder: Path) -> Iterator[Path]:
     """A folder beside the files to come, gone when this ends; after a kill, when the next one begins."""
-    was_there, stack = folder.exists(), ExitStack()
+    stack = ExitStack()
     try:
+        was_there = folder.exists()
         folder.mkdir(parents=True, exist_ok=True)
         remove_abandoned(folder, _SHOP)
         shop = stack.enter_context(temporary(lambda: Path(mkdtemp(dir=folder, prefix=_SHOP))))
@@ -318,6 +319,9 @@ def _publish(files: Sequence[Path], folder: Path, *, force: bool) -> None:
     others = [file.name for file in files if _is_another(file, folder / file.name)]
     if others and not force:
         raise BadFile(f"{folder / others[0]} is there and differs; give --force to overwrite it, or another folder.")
+    for name in others:
+        if not (folder / name).is_file():  # before any file has its name
+            raise BadFile(f"{folder / name} is there and is no file; give another folder.")
     for file in files:
         descriptor = os.open(file, os.O_RDONLY)
         try:
