@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from faults import further_invocations
+
 Table = dict[str, tuple[str, str]]
 """What is wrong: (the words after `ecc`, a part of the message)."""
 
@@ -343,4 +345,5 @@ TABLE: Table = {
     **COMPRESS,
     **TRAINING,
     **COMPARE,
+    **further_invocations.TABLE,
 }
