@@ -107,6 +107,17 @@ def temporary(make: Callable[[], Path]) -> Iterator[Path]:
             os.close(lock)
 
 
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Waits for other processes that are in such a block with the same folder, where the file system has locks."""
+    lock = _locked(folder.resolve(), wait=True)
+    try:
+        yield
+    finally:
+        if lock >= 0:
+            os.close(lock)
+
+
 def remove_abandoned(folder: Path, prefix: str, suffix: str = "") -> None:
     """Removes temporary files and folders of processes that were killed; those of living ones are locked."""
     for path in temporaries(folder, prefix, suffix):

@@ -21,7 +21,7 @@ from typing import Any
 from torch import nn
 
 from ecc.errors import BadFile, CannotExport
-from ecc.files import read_bytes, remove_abandoned, temporary, umask
+from ecc.files import alone, read_bytes, remove_abandoned, temporary, umask
 from ecc.graph.proof import outputs_of
 from ecc.task import Inputs, Task, batch_of, with_batch
 from ecc.training import load_state, save_state
@@ -94,7 +94,8 @@ def export_model(model: nn.Module, example_input: Inputs, path: str | Path, *, f
     _refuse_impossible([name], None)
     with _workshop(path.parent) as shop:
         made = _made(model, example_input, shop / path.name, name)
-        _publish([shop / path.name], path.parent, force=force)
+        with alone(path.parent):
+            _publish([shop / path.name], path.parent, force=force)
     return made
 
 
@@ -153,10 +154,11 @@ def export_run(
             say(f"quantising, {int8}")
             files.append(_quantised(task, slim, example, timed, shop, int8))
         (shop / CARD).write_bytes(card)
-        kept = _is_another(shop / CARD, folder / CARD) and not force
-        if kept:  # someone may have written in it
-            (shop / CARD).unlink()
-        _publish(sorted(shop.iterdir()), folder, force=force)
+        with alone(folder):  # from the look at what is there until the files have their names
+            kept = _is_another(shop / CARD, folder / CARD) and not force
+            if kept:  # someone may have written in it
+                (shop / CARD).unlink()
+            _publish(sorted(shop.iterdir()), folder, force=force)
     notes = (f"{CARD} was there and differs: it is kept as it is; --force writes it anew.",) if kept else ()
     return ExportedRun(folder, tuple(files), summary, notes)
 

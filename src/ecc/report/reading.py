@@ -13,7 +13,7 @@ from ecc.errors import BadFile
 from ecc.files import read_bytes
 
 _LARGEST = 1e100
-_MOST_HISTORY_BYTES = 256 << 20  # as a run itself reads
+_MOST_HISTORY_BYTES, _MOST_LINE_BYTES = 256 << 20, 1 << 20  # as a run itself reads
 _REPLACED = (KeyError, TypeError, ValueError, AttributeError, IndexError, ZeroDivisionError, OverflowError)
 
 
@@ -58,7 +58,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     lines = []
     for number, line in enumerate(data[: data.rfind(b"\n") + 1].splitlines(), start=1):
         try:
-            facts = parsed(line)
+            facts = parsed(line) if len(line) <= _MOST_LINE_BYTES else None
         except (ValueError, RecursionError):
             facts = None
         if not isinstance(facts, dict):
