@@ -13,7 +13,7 @@ PINS  :=
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: thorough help install demo docs test check quick lint types pytest oldest audit format clean distclean
+.PHONY: thorough help install demo docs test check quick optional lint types pytest oldest audit format clean distclean
 
 help:  ## list these targets
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)$$/  make \1|\2/p' $(MAKEFILE_LIST) | \
@@ -53,10 +53,14 @@ pytest: $(STAMP)  ## the tests alone
 thorough: $(STAMP)  ## more cases of what test shows on few: minutes
 	$(TESTS) -m thorough
 
+optional: $(STAMP)
+	$(TESTS) -m "slow and not gpu and not thorough" $(WARNINGS) tests/integrations tests/training tests/export \
+	  tests/methods/test_cluster.py tests/report/test_browser.py tests/test_docs.py tests/test_packaging.py
+
 # Old packages call what newer ones deprecate; their warnings say nothing of us. A fresh .venv has the newest of all.
 OLD := ignore::DeprecationWarning ignore::PendingDeprecationWarning ignore::FutureWarning
-oldest:  ## the quick tests with the oldest version of every dependency, in .venv-oldest
-	$(MAKE) VENV=.venv-oldest PINS=constraints-oldest.txt WARNINGS='$(OLD:%=-W %)' quick
+oldest:  ## the quick tests, and those of the extras, with the oldest version of every dependency, in .venv-oldest
+	$(MAKE) VENV=.venv-oldest PINS=constraints-oldest.txt WARNINGS='$(OLD:%=-W %)' quick optional
 
 # Strict: without it, pip-audit finds nothing wrong with packages that it could not ask about.
 audit: $(STAMP)  ## known vulnerabilities of what is installed; asks the package index, so it needs the network
