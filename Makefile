@@ -9,10 +9,11 @@ PY    := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 PIP   := $(PY) -m pip --disable-pip-version-check --quiet
 TESTS := $(PY) -m pytest -n $(JOBS) --dist worksteal
+PINS  :=
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: thorough help install demo docs test check lint types pytest format clean distclean
+.PHONY: thorough help install demo docs test check quick optional lint types pytest oldest audit format clean distclean
 
 help:  ## list these targets
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)$$/  make \1|\2/p' $(MAKEFILE_LIST) | \
@@ -34,8 +35,10 @@ docs: $(STAMP)  ## the documentation, strictly checked, into build/site
 
 test: lint types pytest  ## lint, types and all tests that need no GPU
 
-check: lint types  ## as test, without the slow tests: for the minute before a commit
-	$(TESTS) -m "not gpu and not slow and not thorough"
+check: lint types quick  ## as test, without the slow tests: for the minute before a commit
+
+quick: $(STAMP)
+	$(TESTS) -m "not gpu and not slow and not thorough" $(WARNINGS)
 
 lint: $(STAMP)  ## formatting and lint, changing nothing
 	$(PY) -m ruff format --check .
@@ -50,6 +53,23 @@ pytest: $(STAMP)  ## the tests alone
 thorough: $(STAMP)  ## more cases of what test shows on few: minutes
 	$(TESTS) -m thorough
 
+optional: $(STAMP)
+	$(TESTS) -m "slow and not gpu and not thorough" $(WARNINGS) tests/integrations tests/training tests/export \
+	  tests/methods/test_cluster.py tests/report/test_browser.py tests/test_docs.py tests/test_packaging.py
+
+# Old packages call what newer ones deprecate; their warnings say nothing of us. A fresh .venv has the newest of all.
+OLD := ignore::DeprecationWarning ignore::PendingDeprecationWarning ignore::FutureWarning
+oldest:  ## the quick tests, and those of the extras, with the oldest version of every dependency, in .venv-oldest
+	$(MAKE) VENV=.venv-oldest PINS=constraints-oldest.txt WARNINGS='$(OLD:%=-W %)' quick optional
+
+# Strict: without it, pip-audit finds nothing wrong with packages that it could not ask about.
+audit: $(STAMP)  ## known vulnerabilities of what is installed; asks the package index, so it needs the network
+	@test -x .venv-audit/bin/pip-audit || { $(PYTHON) -m venv .venv-audit && \
+	.venv-audit/bin/python -m pip --disable-pip-version-check --quiet install pip-audit; }
+	@$(PY) -m pip list --format=freeze --exclude-editable | sed 's/+.*//' > .venv-audit/installed.txt
+	@grep -q == .venv-audit/installed.txt  # an empty list would pass
+	.venv-audit/bin/pip-audit --strict --no-deps --disable-pip --progress-spinner off -r .venv-audit/installed.txt
+
 format: $(STAMP)  ## format, and fix what lint can fix by itself
 	$(PY) -m ruff format .
 	$(PY) -m ruff check --fix .
@@ -58,8 +78,8 @@ clean:  ## remove caches and builds, keep .venv
 	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
-distclean: clean  ## remove .venv as well
-	rm -rf $(VENV)
+distclean: clean  ## remove .venv, .venv-oldest and .venv-audit as well
+	rm -rf $(VENV) .venv-oldest .venv-audit
 
 # A torch that the base Python can import is used as it is: the environment is opened to it.
 # A half-made environment would be taken for a whole one next time, so it is removed.
@@ -72,10 +92,10 @@ $(PY):
 
 # torch first and by itself, so that the pin binds only where there is none. Then the version that is there,
 # ours or not, becomes the constraint for everything else: pip either keeps it or stops and says why.
-$(STAMP): pyproject.toml constraints.txt | $(PY)
+$(STAMP): pyproject.toml constraints.txt $(PINS) | $(PY)
 	@$(PY) -c 'import torch' >/dev/null 2>&1 || \
 	{ echo "installing torch (once, some minutes)"; $(PIP) install -c constraints.txt torch; }
 	@$(PY) -c 'from importlib.metadata import version; print("torch==" + version("torch"))' > $(VENV)/torch.txt
 	@echo "installing ECC beside $$(cat $(VENV)/torch.txt)"
-	@$(PIP) install -c $(VENV)/torch.txt -e '.[dev]'
+	@$(PIP) install -c $(VENV)/torch.txt $(PINS:%=-c %) -e '.[dev,nvml]'
 	@touch $@

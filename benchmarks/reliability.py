@@ -38,7 +38,7 @@ from faults import fuzz  # noqa: E402
 from faults.bombs import MORE_BYTES  # noqa: E402
 from faults.folder import filled  # noqa: E402
 from faults.invocations import TABLE  # noqa: E402
-from faults.loaders import TARGETS  # noqa: E402
+from faults.targets import TARGETS  # noqa: E402
 from faults.trying import attempt, good_bytes  # noqa: E402
 
 
@@ -97,7 +97,11 @@ def bombs() -> dict[str, Any]:
             check=True,
         )
     answers = json.loads(done.stdout)
-    lost = [f"{name}: {one['said']}" for name, one in answers.items() if not one["said"].startswith("BadFile: ")]
+    lost = [
+        f"{name}: {one['said']}"
+        for name, one in answers.items()
+        if not one["said"].startswith(("BadFile: ", "BadTask: "))
+    ]
     slowest = max(one["seconds"] for one in answers.values())
     return {"tried": len(answers), "lost": lost, "slowest_seconds": slowest, "memory_bytes": MORE_BYTES}
 

@@ -112,3 +112,24 @@ def test_what_was_taken_for_abandoned_before_its_lock_is_made_again(tmp_path: Pa
     made[1].touch()
     with temporary(lambda: made.pop(0)) as path:
         assert path == tmp_path / "there"
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs pipes")
+def test_a_pipe_or_a_device_is_neither_read_nor_replaced(tmp_path: Path) -> None:
+    """Root could put a file in the place of the null device."""
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to("pipe")
+    for name in ("pipe", "link"):
+        with pytest.raises(BadFile, match="is not a plain file"):
+            read_bytes(tmp_path / name)
+        with pytest.raises(BadFile, match="it is not a plain file"):
+            write_text(tmp_path / name, "text")
+    assert (tmp_path / "pipe").is_fifo()
+    assert (tmp_path / "link").is_symlink()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "pipe"]
+
+
+def test_what_is_reserved_to_read_a_file_is_its_size(tmp_path: Path) -> None:
+    """A limit may be larger than the memory."""
+    (tmp_path / "a").write_bytes(b"text")
+    assert read_bytes(tmp_path / "a", most=1 << 60) == b"text"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import glob
 import os
 import shutil
@@ -32,7 +33,7 @@ def read_bytes(path: str | Path, most: int = MOST_BYTES) -> bytes:
         if not stat.S_ISREG(Path(path).stat().st_mode) and not Path(path).is_dir():  # a folder has its own error below
             raise BadFile(f"{path} is not a plain file; give one.")
         with Path(path).open("rb") as file:
-            data = file.read(most + 1)
+            data = file.read(min(most, os.fstat(file.fileno()).st_size) + 1)  # Python reserves what is asked for
     except OSError as error:
         raise BadFile(f"cannot read {path}: {error.strerror}.") from None
     except ValueError as error:  # a NUL in the name
@@ -71,6 +72,8 @@ def write_bytes(path: str | Path, data: bytes) -> None:
         return Path(name)
 
     try:
+        if path.exists() and not (path.is_file() or path.is_dir()):  # a folder has its own error
+            raise OSError(errno.EINVAL, "it is not a plain file")  # root would put a file in the place of a device
         remove_abandoned(path.parent, f".{path.name}.", ".tmp")
         with temporary(made) as new:
             try:
@@ -99,6 +102,17 @@ def temporary(make: Callable[[], Path]) -> Iterator[Path]:
         # In the moment before the lock, another process took it for abandoned.
     try:
         yield path
+    finally:
+        if lock >= 0:
+            os.close(lock)
+
+
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Waits for other processes that are in such a block with the same folder, where the file system has locks."""
+    lock = _locked(folder.resolve(), wait=True)
+    try:
+        yield
     finally:
         if lock >= 0:
             os.close(lock)

@@ -193,3 +193,57 @@ def test_the_workshop_of_an_export_that_was_killed_goes_with_the_next_one(tmp_pa
     (tmp_path / "out" / ".export.12345678" / "slim.safetensors").write_text("half")
     export_run(tmp_path / "run", task, output=tmp_path / "out")
     assert names(tmp_path / "out") == ["model_card.md", "slim.safetensors", "widths.json"]
+
+
+def test_a_folder_in_the_place_of_a_file_is_told_before_any_file_has_its_name(tmp_path: Path) -> None:
+    task = small_task()
+    finished_run(tmp_path / "run", task)
+    (tmp_path / "out" / "slim.safetensors").mkdir(parents=True)
+    with pytest.raises(BadFile, match=r"slim\.safetensors is there and is no file"):
+        export_run(tmp_path / "run", task, output=tmp_path / "out", force=True)
+    assert names(tmp_path / "out") == ["slim.safetensors"]  # and no card
+
+
+def test_a_name_that_is_too_long_is_one_line(tmp_path: Path) -> None:
+    task = small_task()
+    finished_run(tmp_path / "run", task)
+    with pytest.raises(BadFile, match="File name too long"):
+        export_run(tmp_path / "run", task, output=tmp_path / ("a" * 300))
+
+
+def test_a_summary_that_no_card_can_show_is_refused_before_the_work(tmp_path: Path) -> None:
+    task = small_task()
+    for number, budgets in enumerate((3, {"energy": []}, {"energy": {"unit": "\ud800", "dense": 1.0}})):
+        finished_run(tmp_path / f"run{number}", task, budgets=budgets)
+        with pytest.raises(BadFile, match=r"summary\.json or config\.json is damaged"):
+            export_run(tmp_path / f"run{number}", task, output=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs locks")
+def test_two_exports_into_one_folder_give_their_names_one_after_the_other(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Or both could find the folder empty, and the second would overwrite the first without --force."""
+    import fcntl
+
+    real, waited = job._publish, []
+
+    def publish(files: Any, folder: Path, *, force: bool) -> None:
+        other = os.open(folder, os.O_RDONLY)
+        try:
+            with pytest.raises(BlockingIOError):
+                fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        finally:
+            os.close(other)
+        waited.append(folder)
+        real(files, folder, force=force)
+
+    monkeypatch.setattr(job, "_publish", publish)
+    task = small_task()
+    finished_run(tmp_path / "run", task)
+    export_run(tmp_path / "run", task, output=tmp_path / "out")
+    assert waited == [tmp_path / "out"]
+    other = os.open(tmp_path / "out", os.O_RDONLY)
+    fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)  # free again
+    os.close(other)

@@ -8,8 +8,10 @@ from __future__ import annotations
 import gzip
 import json
 import resource
+import struct
 import sys
 import time
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,11 +21,24 @@ from faults import fuzz
 MORE_BYTES = 1536 << 20
 """Beyond what the process has once everything is imported."""
 
-BOMBS: tuple[str, ...] = (*fuzz.bombs(), "gzip", "gzip of one line", "checkpoint header", "checkpoint tensor")
+BOMBS: tuple[str, ...] = (
+    *(*fuzz.bombs(), "gzip", "gzip of one line", "checkpoint header", "checkpoint tensor"),
+    *("weights header", "weights tensor", "weights that overlap", "photo of many pixels"),
+)
 
 
 def _state(header: bytes, claimed: int | None = None) -> bytes:
     return (len(header) if claimed is None else claimed).to_bytes(8, "little") + header
+
+
+def _png(width: int, height: int) -> bytes:
+    """The head of a picture, and no more of it than that."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(bytes(1 << 20)))
 
 
 def contents(name: str) -> dict[str, bytes]:
@@ -40,18 +55,46 @@ def contents(name: str) -> dict[str, bytes]:
         facts = {"format": "ecc state 1", "crc32": "00000000", "tree": '{"tensor":0}', "names": '["a"]'}
         text = json.dumps({"__metadata__": facts, "a": entry}, separators=(",", ":")).encode()
         return {"a.safetensors": _state(text) + bytes(64)}
+    if name == "weights header":
+        return {"a.weights": _state(b'{"a":[' + b"[]," * 30_000_000 + b"[]]}")}
+    if name == "weights tensor":
+        entry = {"dtype": "F64", "shape": [1 << 20, 1 << 20], "data_offsets": [0, 8 << 40]}
+        return {"a.weights": _state(json.dumps({"a": entry}).encode()) + bytes(64)}
+    if name == "weights that overlap":
+        entry = {"dtype": "U8", "shape": [4 << 20], "data_offsets": [0, 4 << 20]}
+        return {
+            "a.weights": _state(json.dumps(dict.fromkeys(map(str, range(20_000)), entry)).encode()) + bytes(4 << 20)
+        }
+    if name == "photo of many pixels":
+        return {"a.png": _png(60_000, 60_000)}
     data = fuzz.bombs()[name]
     names = ("a.profile", "a.json", "a.graph", "a.mlp", "a.safetensors", "run/config.json", "run/history.jsonl")
+    names += ("a.toml", "a.weights", "page/summary.json", "page/history.jsonl", "export/summary.json")
     return {**dict.fromkeys(names, data), "a.profile.gz": gzip.compress(data)}
+
+
+def _whole(read: Callable[[Path], Any]) -> Callable[[Path], Any]:
+    """With the end of the last line, which would count as still being written without it."""
+
+    def way(path: Path) -> Any:
+        path.write_bytes(path.read_bytes() + b"\n")
+        return read(path)
+
+    return way
 
 
 def loaders() -> dict[str, Callable[[Path], Any]]:
     """By the end of a file's name."""
     from ecc.energy import EnergyModel
     from ecc.energy.paper import Mlp
+    from ecc.export.job import read_json as read_exported
     from ecc.graph import ChannelGraph
     from ecc.measure import Profile
+    from ecc.report.reading import read_json, read_lines
     from ecc.training import load_state, open_run
+    from ecc.zoo.data.images import centre_photo
+    from ecc.zoo.recipe import read_recipe
+    from ecc.zoo.weights import read_weights
 
     def run(path: Path) -> None:
         if path.name != "config.json":
@@ -71,6 +114,11 @@ def loaders() -> dict[str, Callable[[Path], Any]]:
         "mlp": Mlp.load,
         "safetensors": load_state,
         "run": run,
+        "toml": read_recipe,
+        "weights": read_weights,
+        "png": lambda path: centre_photo(path, (8, 8)),
+        "page": lambda path: (read_json if path.suffix == ".json" else _whole(read_lines))(path),
+        "export": read_exported,
     }
 
 
@@ -83,7 +131,7 @@ def answers_of(folder: Path) -> dict[str, dict[str, Any]]:
             path.parent.mkdir(parents=True)
             path.write_bytes(data)
             del data
-            way = ways["run" if path.parent.name == "run" else path.suffix.removeprefix(".")]
+            way = ways[path.parent.name if path.parent.name in ways else path.suffix.removeprefix(".")]
             started = time.monotonic()
             try:
                 way(path)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from faults import further_invocations
+
 Table = dict[str, tuple[str, str]]
 """What is wrong: (the words after `ecc`, a part of the message)."""
 
@@ -70,7 +72,7 @@ DOCTOR: Table = {
     "seconds below one": ("doctor --seconds 0.1", "--seconds"),
     "negative seconds": ("doctor --seconds -1", "--seconds"),
     "seconds in words": ("doctor --seconds long", "--seconds"),
-    "seconds that are no number": ("doctor --seconds nan --meter platform:jetson-tx2", "--seconds"),
+    "seconds that are no number": ("doctor --seconds nan --meter platform:jetson-tx2", "seconds"),
     "seconds without end": ("doctor --seconds inf --meter platform:jetson-tx2", "--seconds"),
     "an argument for the doctor": ("doctor me", "me"),
 }
@@ -343,4 +345,5 @@ TABLE: Table = {
     **COMPRESS,
     **TRAINING,
     **COMPARE,
+    **further_invocations.TABLE,
 }

@@ -286,7 +286,7 @@ _RUN_FILES = {
     "tuning": ("tuning", ("history.jsonl", "dense.safetensors")),
     "finished": (None, ("config.json", "summary.json", "history.jsonl", "slim.safetensors", "environment.json")),
 }
-_TARGETS: list[Target] = [
+TARGETS: tuple[Target, ...] = (
     Target("profile", _profile, _use_profile),
     Target("profile, compressed", _zipped, _use_profile, _zipped_json),
     Target("profile that goes on", _profile, _append, writes=True),
@@ -312,5 +312,4 @@ _TARGETS: list[Target] = [
     ),
     *(Target(f"grid: {Path(file).name}", _grid(file), _asked) for file in ("grid.json", "seed-0/ecc-60/widths.json")),
     Target("command meter", _printed, _use_printed, None),
-]
-TARGETS: dict[str, Target] = {target.name: target for target in _TARGETS}
+)

@@ -37,6 +37,7 @@ def no_network(): return net, torch.ones(1)
 def a_class(): return nn.ReLU, torch.ones(1)
 def no_input(): return net(), None
 def no_tensors(): return net(), ("a", "b")
+def toy(): return task(train_batches=None, loss=None)
 def empty_input(): return net(), torch.ones(0, 3, 6, 6)
 def nothing_to_cut(): return nn.Linear(3, 2), torch.ones(1, 3)
 def no_parameters(): return nn.ReLU(), torch.ones(1, 3)

@@ -19,7 +19,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def contents(folder: Path) -> dict[Path, bytes]:
-    return {path: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.suffix != ".pyc"}
 
 
 def test_there_are_many() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -202,6 +203,28 @@ def test_a_signal_saves_the_state_keeps_others_out_meanwhile_and_the_same_comman
     assert "Traceback" not in rest
     assert 0 < steps_of(Path("run")) < 400
     assert not Path("run/summary.json").exists()
+
+
+@pytest.mark.slow
+def test_an_export_that_is_asked_to_stop_leaves_nothing_behind_and_can_be_repeated(made: Path, folder: Path) -> None:
+    shutil.copytree(made / "run", "run")
+    args = ("export", "run", "--task", "net.py:task", "--format", "pt2", "-o", "out")
+    process = started(*args)
+    assert process.stderr is not None
+    try:
+        for line in process.stderr:
+            if "writing pt2" in line:
+                break
+        process.send_signal(signal.SIGTERM)
+        _, rest = process.communicate(timeout=120)
+    finally:
+        process.kill()
+    assert process.returncode == 128 + signal.SIGTERM, rest
+    assert "Traceback" not in rest
+    assert not Path("out").exists()
+    again = run(*args)
+    assert again.exit_code == 0, again.output
+    assert sorted(path.name for path in Path("out").iterdir()) == ["model_card.md", "slim.pt2"]
 
 
 # ---------------------------------------------------------------- disks

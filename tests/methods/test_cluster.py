@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -64,14 +65,22 @@ def grids(tmp_path_factory: pytest.TempPathFactory) -> Grids:
             with spec_of(energy, "digits").opened() as grid:
                 assert grid.run(folder / "here") == []
             code = ray.wait(timeout=240)
+            survivors = left_after_a_while(ray.pid)
         finally:
-            survivors = session(ray.pid)
-            for process in survivors:
+            for process in session(ray.pid):
                 os.kill(process, signal.SIGKILL)
             ray.wait()
     assert code == 0, (folder / "log").read_text()[-3000:]
     assert not survivors, "a process of Ray survived"
     return Grids(folder / "here", folder / "peace", folder / "war", json.loads((folder / "outcome.json").read_text()))
+
+
+def left_after_a_while(leader: int) -> list[int]:
+    """The processes of a session that do not end by themselves; those of an old Ray take a moment."""
+    patience = time.monotonic() + 20
+    while session(leader) and time.monotonic() < patience:
+        time.sleep(0.1)
+    return session(leader)
 
 
 def session(leader: int) -> list[int]:

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -181,3 +181,12 @@ def test_one_process_believes_itself() -> None:
     net, example, graph = wide("chain")
     scales = Scales(net, graph, example, {"energy": true_model(graph)}, Truth(true_model(graph)))
     assert SharedScales(scales, World("cpu"))({"conv1": 9}) == scales({"conv1": 9})
+
+
+def test_what_was_weighed_comes_back_from_a_checkpoint_and_nonsense_does_not() -> None:
+    weighed = Weighed({"energy": 1.25, "latency": 0.5}, "estimated", 0.01)
+    assert Weighed.restored(asdict(weighed)) == weighed
+    assert Weighed.restored(asdict(replace(weighed, relative_ci=None))).relative_ci is None
+    for amounts in ([1.0], {"energy": "much"}, {"energy": 0.0}, {"energy": float("nan")}, None):
+        with pytest.raises((AttributeError, TypeError, ValueError)):
+            Weighed.restored({**asdict(weighed), "amounts": amounts})

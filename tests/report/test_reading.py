@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -54,3 +55,23 @@ def test_what_others_are_divided_by_is_above_zero() -> None:
     assert (number(-3), number(0), positive(0.5)) == (-3.0, 0.0, 0.5)
     with pytest.raises(ValueError, match="0 is not above 0"):
         positive(0)
+
+
+@pytest.mark.parametrize("value", ["1e400", "-1e400", "NaN", "Infinity"])
+def test_what_is_no_finite_number_is_nothing(value: str, tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text(f'{{"a": [{value}, 1.5]}}')
+    assert read_json(tmp_path / "a.json") == {"a": [None, 1.5]}
+
+
+def test_a_line_that_is_too_long_is_not_taken_apart(tmp_path: Path) -> None:
+    (tmp_path / "history.jsonl").write_bytes(b'{"a": "' + b"x" * (1 << 20) + b'"}\n')
+    with pytest.raises(BadFile, match=r"history\.jsonl:1: the line is damaged"):
+        read_lines(tmp_path / "history.jsonl")
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs pipes")
+def test_a_pipe_in_a_run_folder_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "history.jsonl")
+    for read in (read_json, read_lines):
+        with pytest.raises(BadFile, match="is not a plain file"):
+            read(tmp_path / "history.jsonl")

@@ -115,7 +115,10 @@ def test_published_weights_fill_the_network_and_a_head_that_differs_is_told(tmp_
         ("alexnet", trees.camvid, {}, "alexnet labels whole images, and the data set 'camvid' has labels of pixels"),
         ("erfnet", trees.camvid, {"size": (20, 32)}, "20x32 do not fit erfnet: sides must have at least 8 and be mult"),
         ("alexnet", trees.folders, {"size": (32, 32)}, "32x32 do not fit alexnet: sides must have at least 63"),
-        ("resnet20", trees.cifar10, {"batch": -1}, "batch size -1 is below 1"),
+        ("resnet20", trees.cifar10, {"batch": -1}, "batch size -1 is outside 1..1048576"),
+        ("resnet20", trees.cifar10, {"batch": 0}, "batch size 0 is outside 1..1048576"),
+        ("resnet20", trees.cifar10, {"batch": 10**30}, "is outside 1..1048576"),
+        ("resnet20", trees.cifar10, {"size": (32, 99_999)}, "sides may have 8192 pixels at most"),
     ],
 )
 def test_what_does_not_go_together_is_refused(

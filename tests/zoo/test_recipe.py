@@ -134,6 +134,12 @@ def test_all_keys_are_read_and_paths_start_at_the_recipe(tmp_path: Path) -> None
         ('task = "x"\n[settings]\nchannels_last = 1', "settings.channels_last is 1; it must be true or false"),
         ('task = "x"\n[settings]\nsteps = 2.5', "settings.steps is 2.5; it must be a whole number"),
         ('task = "x"\n[settings]\nsteps = 0', "settings.steps=0 is below 1"),
+        ("seeds = " + "9" * 5000, "is no TOML"),
+        ("seeds = " + "[" * 100_000, "is no TOML"),
+        ('task = "net.py:build"', "task is 'net.py:build', which would be run"),
+        ('task = "a.PY:build"', "which would be run"),
+        ('task = "x"\nmeter = "command:touch hacked"', "meter is 'command:touch hacked', which would be run"),
+        ('task = "x"\nmeter = "meters.py:Mine"', "give it as --meter"),
     ],
 )
 def test_a_wrong_key_is_named_with_its_file(text: str, message: str, tmp_path: Path) -> None:
@@ -146,7 +152,7 @@ def test_a_wrong_key_is_named_with_its_file(text: str, message: str, tmp_path: P
 
 
 def test_a_recipe_that_is_not_there_or_no_text_is_said(tmp_path: Path) -> None:
-    with pytest.raises(BadFile, match="cannot read the recipe"):
+    with pytest.raises(BadFile, match="cannot read"):
         read_recipe(tmp_path / "nothing.toml")
     (tmp_path / "bytes.toml").write_bytes(b"\xff\xfe")
     with pytest.raises(BadFile, match="is no TOML"):

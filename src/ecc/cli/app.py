@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 import sys
+from types import FrameType
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -80,6 +82,13 @@ def options(
     """See PIPELINE: typer shows that text, since the app was made with it."""
 
 
+def _leave(number: int, frame: FrameType | None) -> NoReturn:
+    del frame
+    sys.exit(128 + number)
+
+
 def main() -> None:
     """Entry point of the `ecc` command."""
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, _leave)  # temporary files are removed on the way out; training saves, too
     app(prog_name="ecc")

@@ -87,9 +87,10 @@ def _task_of(run: Path, spec: str | None) -> Task:
 def facts_of(result: ExportedRun) -> dict[str, Any]:
     """Plain values, for programs and for the table."""
     scores = result.summary.get("scores") or {}
+    score = scores.get("after tuning", scores.get("before tuning"))
     return {
         "folder": str(result.folder),
         "files": [asdict(file) for file in result.files],
-        "score": scores.get("after tuning", scores.get("before tuning")),
+        "score": score if isinstance(score, int | float) else None,
         "notes": list(result.notes),
     }

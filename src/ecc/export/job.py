@@ -21,7 +21,7 @@ from typing import Any
 from torch import nn
 
 from ecc.errors import BadFile, CannotExport
-from ecc.files import remove_abandoned, temporary, umask
+from ecc.files import alone, read_bytes, remove_abandoned, temporary, umask
 from ecc.graph.proof import outputs_of
 from ecc.task import Inputs, Task, batch_of, with_batch
 from ecc.training import load_state, save_state
@@ -38,7 +38,6 @@ SAFETENSORS = "safetensors"
 ALL_FORMATS = (SAFETENSORS, *FORMATS)
 CARD = "model_card.md"
 _SHOP = ".export."
-_MAX_JSON_BYTES = 64_000_000  # a summary has some kilobytes; no larger file of a run is read whole
 _MAX_BATCH = 4096
 
 Tell = Callable[[str], None]
@@ -95,7 +94,8 @@ def export_model(model: nn.Module, example_input: Inputs, path: str | Path, *, f
     _refuse_impossible([name], None)
     with _workshop(path.parent) as shop:
         made = _made(model, example_input, shop / path.name, name)
-        _publish([shop / path.name], path.parent, force=force)
+        with alone(path.parent):
+            _publish([shop / path.name], path.parent, force=force)
     return made
 
 
@@ -133,6 +133,7 @@ def export_run(
     summary, config = read_json(run / "summary.json"), read_json(run / "config.json").get("config", {})
     if summary.get("task") != task.name:
         raise BadFile(f"{run} compressed the task {summary.get('task')!r}, and this is {task.name!r}.")
+    card = _card(run, summary, config, licence)
     slim, dense = on_cpu(load_slim(task.model, run)), on_cpu(dense_of(task.model, run))
     example = _on_cpu(task.example_input)
     timed = with_batch(example, _batch(summary, example))
@@ -152,13 +153,23 @@ def export_run(
         if int8 is not None:
             say(f"quantising, {int8}")
             files.append(_quantised(task, slim, example, timed, shop, int8))
-        (shop / CARD).write_text(model_card(summary, config, licence=licence), encoding="utf-8")
-        kept = _is_another(shop / CARD, folder / CARD) and not force
-        if kept:  # someone may have written in it
-            (shop / CARD).unlink()
-        _publish(sorted(shop.iterdir()), folder, force=force)
+        (shop / CARD).write_bytes(card)
+        with alone(folder):  # from the look at what is there until the files have their names
+            kept = _is_another(shop / CARD, folder / CARD) and not force
+            if kept:  # someone may have written in it
+                (shop / CARD).unlink()
+            _publish(sorted(shop.iterdir()), folder, force=force)
     notes = (f"{CARD} was there and differs: it is kept as it is; --force writes it anew.",) if kept else ()
     return ExportedRun(folder, tuple(files), summary, notes)
+
+
+def _card(run: Path, summary: Mapping[str, Any], config: Any, licence: str) -> bytes:
+    """The model card; a run of someone else's may say what no card can show, and that is told before the long work."""
+    try:
+        return model_card(summary, config, licence=licence).encode("utf-8")
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        why = type(error).__name__
+        raise BadFile(f"{run}: summary.json or config.json is damaged ({why}); restore it from a copy.") from None
 
 
 def dense_of(model: nn.Module, run: Path) -> nn.Module:
@@ -179,12 +190,9 @@ def read_json(path: Path) -> dict[str, Any]:
         BadFile: If it is missing, too large or damaged.
     """
     try:
-        if path.stat().st_size > _MAX_JSON_BYTES:
-            raise BadFile(f"{path} has {path.stat().st_size} bytes, more than the {_MAX_JSON_BYTES} of a run's files.")
-        found = json.loads(path.read_bytes())
-    except OSError as error:
-        reason = error.strerror
-        raise BadFile(f"cannot read {path}: {reason}. Give the folder of a finished run of `ecc compress`.") from None
+        found = json.loads(read_bytes(path))
+    except BadFile as error:
+        raise BadFile(f"{error} Give the folder of a finished run of `ecc compress`.") from None
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
@@ -285,8 +293,9 @@ def _batch(summary: Mapping[str, Any], example_input: Inputs) -> int:
 @contextmanager
 def _workshop(folder: Path) -> Iterator[Path]:
     """A folder beside the files to come, gone when this ends; after a kill, when the next one begins."""
-    was_there, stack = folder.exists(), ExitStack()
+    stack = ExitStack()
     try:
+        was_there = folder.exists()
         folder.mkdir(parents=True, exist_ok=True)
         remove_abandoned(folder, _SHOP)
         shop = stack.enter_context(temporary(lambda: Path(mkdtemp(dir=folder, prefix=_SHOP))))
@@ -312,6 +321,9 @@ def _publish(files: Sequence[Path], folder: Path, *, force: bool) -> None:
     others = [file.name for file in files if _is_another(file, folder / file.name)]
     if others and not force:
         raise BadFile(f"{folder / others[0]} is there and differs; give --force to overwrite it, or another folder.")
+    for name in others:
+        if not (folder / name).is_file():  # before any file has its name
+            raise BadFile(f"{folder / name} is there and is no file; give another folder.")
     for file in files:
         descriptor = os.open(file, os.O_RDONLY)
         try:

@@ -160,7 +160,8 @@ def _key(labels: Tensor) -> tuple[int, int, int]:
 def _components(book: LabelBook) -> np.ndarray:
     left, right, _ = book.unions()
     ones = np.ones(len(left), dtype=np.int8)
-    matrix = coo_array((ones, (left.numpy(), right.numpy())), shape=(book.size, book.size))
+    pairs = (left.int().numpy(), right.int().numpy())  # scipy 1.11 takes no other; its error is printed, not raised
+    matrix = coo_array((ones, pairs), shape=(book.size, book.size))
     return np.asarray(connected_components(matrix, directed=False)[1], dtype=np.int64)
 
 

@@ -164,7 +164,7 @@ class Compression(Phases[Compressed]):
         super()._restore(extra)
         self.slim_gap, self.left_over = extra["slim_gap"], int(extra["left_over"])
         if extra["weighed_dense"] is not None:
-            self.weighed_dense = Weighed(**extra["weighed_dense"])
+            self.weighed_dense = Weighed.restored(extra["weighed_dense"])
 
     def _go(self, run: RunDir) -> Compressed:
         if self.world.is_main:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import nn
@@ -36,6 +37,18 @@ class Weighed:
     """Measured, estimated, declared, or predicted: by the energy model itself."""
     relative_ci: float | None = None
     """Half the 95 % interval of the energy; None where it was computed."""
+
+    @classmethod
+    def restored(cls, state: Mapping[str, Any]) -> Weighed:
+        """As a checkpoint has it, which may have been changed.
+
+        Raises:
+            ValueError: If an amount is none; other errors that are no `EccError` if nothing fits.
+        """
+        amounts, ci = {str(name): float(amount) for name, amount in state["amounts"].items()}, state["relative_ci"]
+        if not all(0 < amount < float("inf") for amount in amounts.values()):
+            raise ValueError(f"amounts {amounts}")
+        return cls(amounts, str(state["label"]), None if ci is None else float(ci))
 
 
 _LABEL_BYTES = 64  # of a label on its way to the other processes

@@ -7,6 +7,7 @@ A run that is still at work has facts too, those of its last lines. What a folde
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -313,7 +314,9 @@ def _priced(folder: Path, facts: dict[str, Any]) -> dict[str, Any]:
             for name in sorted(dense, key=lambda name: name == "")  # what belongs to none comes last
             if dense[name] > 0
         ]
-        return {"layers": layers, "model": _model_facts(model)}
+        facts_of_model = _model_facts(model)
+        json.dumps(facts_of_model, allow_nan=False)  # a page cannot hold what is infinite
+        return {"layers": layers, "model": facts_of_model}
 
 
 def _priced_weights(facts: dict[str, Any]) -> list[dict[str, Any]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,9 +13,10 @@ from rich.table import Table
 from scipy.stats import ttest_rel
 
 from ecc.errors import LONGEST, BadFile
-from ecc.files import read_text
+from ecc.files import read_bytes
 
 from .fit_figures import pyplot, save_figure
+from .reading import parsed
 
 COLOURS = ("#0b6e99", "#c2571a", "#7b4fa3", "#3a7d44", "#9a6b00", "#777777", "#b03060", "#4c6a92")
 
@@ -74,7 +74,7 @@ def load_grid(root: str | Path) -> list[Entry]:
 def _json(path: Path, **fields: type) -> dict[str, Any]:
     """The facts in a file, after a look at the types of some; whole numbers may be real, and bytes unknown."""
     try:
-        found = json.loads(read_text(path))
+        found = parsed(read_bytes(path))
     except (ValueError, RecursionError) as error:
         raise BadFile(f"{path} cannot be read ({type(error).__name__}); run its cell again.") from None
     if not isinstance(found, dict):

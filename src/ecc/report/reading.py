@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from ecc.errors import BadFile
+from ecc.files import read_bytes
 
 _LARGEST = 1e100
+_MOST_HISTORY_BYTES, _MOST_LINE_BYTES = 256 << 20, 1 << 20  # as a run itself reads
 _REPLACED = (KeyError, TypeError, ValueError, AttributeError, IndexError, ZeroDivisionError, OverflowError)
 
 
@@ -35,9 +38,7 @@ def read_json(path: Path) -> dict[str, Any]:
         BadFile: If it does not.
     """
     try:
-        found = json.loads(path.read_bytes(), parse_constant=_nothing)
-    except OSError as error:
-        raise BadFile(f"cannot read {path}: {error.strerror}.") from None
+        found = parsed(read_bytes(path))
     except (ValueError, RecursionError):
         raise BadFile(f"{path} is damaged: it is no JSON; restore it from a copy or run again.") from None
     if not isinstance(found, dict):
@@ -53,14 +54,11 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     """
     if not path.exists():
         return []
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise BadFile(f"cannot read {path}: {error.strerror}.") from None
+    data = read_bytes(path, _MOST_HISTORY_BYTES)
     lines = []
     for number, line in enumerate(data[: data.rfind(b"\n") + 1].splitlines(), start=1):
         try:
-            facts = json.loads(line, parse_constant=_nothing)
+            facts = parsed(line) if len(line) <= _MOST_LINE_BYTES else None
         except (ValueError, RecursionError):
             facts = None
         if not isinstance(facts, dict):
@@ -84,11 +82,16 @@ def number(value: Any) -> float:
 def positive(value: Any) -> float:
     """As `number`, and above 0: what others are divided by."""
     found = number(value)
-    if found <= 0:
-        raise ValueError(f"{value!r:.40} is not above 0")
+    if found < 1 / _LARGEST:
+        raise ValueError(f"{value!r:.40} is not above 0, or hardly")
     return found
 
 
-def _nothing(name: str) -> None:
-    """NaN and the infinities are no numbers in JSON."""
-    del name
+def parsed(data: bytes) -> Any:
+    """JSON; NaN and what is infinite are no numbers in it, and become None."""
+    return json.loads(data, parse_constant=lambda _: None, parse_float=_finite)
+
+
+def _finite(text: str) -> float | None:
+    found = float(text)
+    return found if math.isfinite(found) else None

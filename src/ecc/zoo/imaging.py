@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ecc.errors import BadTask
-from ecc.task import Task
+from ecc.task import MOST_ITEMS, Task
 from ecc.zoo.data.batches import Form, epoch_of, in_order
 from ecc.zoo.data.images import VOID, Size, label_counts
 from ecc.zoo.data.sets import ImageData, Photos, Scenes, Split
@@ -22,6 +22,7 @@ from ecc.zoo.networks import NETWORKS
 from ecc.zoo.weights import load_weights_
 
 SEED = 0
+MOST_SIDE = 8192  # pixels; such an image takes 0.8 GB
 JUDGED_AT_ONCE = 2**22  # pixels of images; scenes are judged one batch of training at a time
 
 
@@ -67,9 +68,9 @@ def image_task(
     example = torch.randn(1, 3, *form.size, generator=torch.Generator().manual_seed(SEED))
     if data is None:
         return Task(name=name, model=model, example_input=example)
-    count = batch or (data.batch if network.for_pixels else None) or network.batch
-    if count < 1:
-        raise BadTask(f"batch size {count} is below 1, the least a batch can hold.")
+    count = ((data.batch if network.for_pixels else None) or network.batch) if batch is None else batch
+    if not 1 <= count <= MOST_ITEMS:
+        raise BadTask(f"batch size {count} is outside 1..{MOST_ITEMS}.")
     score = partial(_score, form, outputs if network.for_pixels else None, count)
     return Task(
         name=f"{name}-{data.name}",
@@ -85,6 +86,8 @@ def image_task(
 
 def _checked(name: str, size: Size) -> Size:
     least, step = NETWORKS[name].least, NETWORKS[name].step
+    if max(size) > MOST_SIDE:
+        raise BadTask(f"images of {size[0]}x{size[1]} are too large: sides may have {MOST_SIDE} pixels at most.")
     if min(size) < least or any(side % step for side in size):
         steps = f" and be multiples of {step}" if step > 1 else ""
         raise BadTask(f"images of {size[0]}x{size[1]} do not fit {name}: sides must have at least {least}{steps}.")

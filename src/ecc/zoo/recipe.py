@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from ecc.errors import BadFile, EccError
+from ecc.files import read_text
 from ecc.methods import CompressSettings
 
 if sys.version_info >= (3, 11):
@@ -64,10 +65,8 @@ def read_recipe(path: str | Path) -> Recipe:
     """
     path = Path(path)
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise BadFile(f"cannot read the recipe {path}: {error.strerror}.") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        table = tomllib.loads(read_text(path))
+    except (ValueError, RecursionError) as error:  # ValueError: no TOML, no text, or a number of thousands of digits
         raise BadFile(f"{path} is no TOML: {error}") from None
     settings = table.pop("settings", {})
     if not isinstance(settings, dict):
@@ -79,6 +78,7 @@ def read_recipe(path: str | Path) -> Recipe:
         raise BadFile(f'{path} has no key task; name what to compress, such as task = "mobilenet_v1".')
     if len(table.get("size", [1, 1])) != 2:
         raise BadFile(f"{path}: size is {table['size']}; give [height, width].")
+    _refuse_code(path, table)
     for name in ("data", "weights"):
         if name in table:
             table[name] = str(path.parent / table[name])
@@ -87,6 +87,17 @@ def read_recipe(path: str | Path) -> Recipe:
     except EccError as error:
         raise BadFile(f"{path}: settings.{error}") from None
     return Recipe(**table, settings=made, given=tuple(settings))
+
+
+def _refuse_code(path: Path, table: dict[str, Any]) -> None:
+    """Files are not trusted: what is run is named on the command line, and by nothing else."""
+    for name, way_out in (
+        ("task", "a recipe has a bundled network, torchvision:NAME or timm:NAME. Name yours in the recipe's place"),
+        ("meter", "give it as --meter"),
+    ):
+        value = str(table.get(name, ""))
+        if value.startswith("command:") or ".py" in Path(value.partition(":")[0]).suffix.lower():
+            raise BadFile(f"{path}: {name} is {value!r}, which would be run; {way_out}.")
 
 
 def _types(record: type) -> dict[str, Any]:

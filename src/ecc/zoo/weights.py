@@ -16,8 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from ecc.errors import BadFile
+from ecc.files import MOST_BYTES, read_bytes
 
-_MAX_HEADER_BYTES = 100_000_000  # the limit of safetensors itself
+_MOST_FILE_BYTES = 4 << 30  # the largest bundled network has 250 MB
 _TYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -92,18 +93,17 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
         BadFile: If it is missing, damaged, or of another format.
     """
     path = Path(path)
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise BadFile(f"cannot read {path}: {error.strerror}.") from None
+    data = read_bytes(path, _MOST_FILE_BYTES)
     length = struct.unpack_from("<Q", data)[0] if len(data) >= 8 else len(data)
-    if length > min(_MAX_HEADER_BYTES, len(data) - 8):
+    if length > min(MOST_BYTES, len(data) - 8):
         raise BadFile(f"{path} is cut off or no safetensors file; save the state dict with safetensors.")
     try:
         header = json.loads(data[8 : 8 + length])
         entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
+        if sum(max(0, end - start) for start, end in (entry["data_offsets"] for entry in entries.values())) > len(data):
+            raise ValueError("tensors that overlap")  # a few bytes could stand for any number of tensors
         return {name: _tensor(entry, data, 8 + length) for name, entry in entries.items()}
-    except (KeyError, TypeError, ValueError, AttributeError, RuntimeError, RecursionError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, RuntimeError, RecursionError, OverflowError) as error:
         raise BadFile(f"{path} is damaged ({type(error).__name__}); fetch it again.") from None
 
 

@@ -75,3 +75,11 @@ def test_what_is_wrong_with_a_tree_is_said_in_one_line(how: str, message: str, t
         read_folders(broken(tmp_path, how))
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["\x1b[2J\x07", "a\udcffb", "a\nb"])
+def test_the_name_of_a_folder_can_be_printed(name: str, tmp_path: Path) -> None:
+    """It becomes the name of the task, which stands in tables and files."""
+    found = read_folders(folders(tmp_path / name, classes=2, train=2, test=1))
+    assert found.name.isprintable()
+    assert found.name.encode("utf-8")

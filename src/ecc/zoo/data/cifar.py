@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ecc.errors import BadTask
+from ecc.errors import BadFile, BadTask
+from ecc.files import read_bytes
 from ecc.zoo.data.sets import ImageData, Packed, every_tenth
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -20,6 +21,7 @@ TEST_FILE = "test_batch.bin"
 INNER = "cifar-10-batches-bin"
 SIDE = 32
 _RECORD = 1 + 3 * SIDE * SIDE
+_MOST_BYTES = 256 << 20  # an official file has 30 MB
 
 
 def is_cifar10(root: Path) -> bool:
@@ -60,9 +62,9 @@ def stratified(labels: Tensor) -> tuple[Tensor, Tensor]:
 
 def _read(path: Path) -> tuple[Tensor, Tensor]:
     try:
-        data = np.fromfile(path, np.uint8)
-    except OSError as error:
-        raise BadTask(f"cannot read {path}: {error.strerror}; unpack cifar-10-binary.tar.gz.") from None
+        data = np.frombuffer(bytearray(read_bytes(path, _MOST_BYTES)), np.uint8)
+    except BadFile as error:
+        raise BadTask(f"{str(error).rstrip('.')}; unpack cifar-10-binary.tar.gz.") from None
     if len(data) == 0 or len(data) % _RECORD:
         raise BadTask(f"{path} has {len(data)} bytes, not a whole number of records of {_RECORD}; fetch it again.")
     records = torch.from_numpy(data).view(-1, _RECORD)

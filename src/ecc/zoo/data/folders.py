@@ -37,7 +37,8 @@ def read_folders(root: Path) -> ImageData:
         train.add(label, [photos[row] for row in kept])
         held_out.add(label, [photos[row] for row in held])
         test.add(label, _photos(test_folder / name))
-    return ImageData(root.resolve().name, classes, train.photos(), held_out.photos(), test.photos())
+    name = "".join(letter if letter.isprintable() else "_" for letter in root.resolve().name)  # terminals obey others
+    return ImageData(name, classes, train.photos(), held_out.photos(), test.photos())
 
 
 class _Chosen:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import math
+import stat
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -31,6 +32,7 @@ CENTRE = 0.875  # share of the shorter side that is kept in the middle: 224 of 2
 AREAS = (0.08, 1.0)  # of a photo, in a random resized crop; Szegedy et al. (2015)
 ASPECTS = (3 / 4, 4 / 3)
 MAX_ZOOM = 2.0  # of a scene
+_MOST_PHOTO_BYTES = 256 << 20
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm"})
 
 
@@ -137,18 +139,28 @@ def photo_size(path: Path) -> tuple[int, int]:
     """(width, height), from the head of the file alone."""
     image = pillow()
     try:
-        with path.open("rb") as file:
+        with _plain(path).open("rb") as file:
             width, height = image.open(file).size
     except Exception as error:  # noqa: BLE001 - bytes of strangers: Pillow's many parsers raise whatever they meet
         raise _unreadable(path, error) from None
     return width, height
 
 
+def _plain(path: Path) -> Path:
+    """The same, after a look: a pipe would be waited for, and a device has no end."""
+    about = path.stat()
+    if not (stat.S_ISREG(about.st_mode) or stat.S_ISDIR(about.st_mode)):  # a folder has its own error
+        raise OSError(0, "it is not a plain file")
+    if about.st_size > _MOST_PHOTO_BYTES:
+        raise OSError(0, f"it has more than {_MOST_PHOTO_BYTES >> 20} MiB")
+    return path
+
+
 def _opened(path: Path) -> Any:
     """The photo, read but not decoded yet; no file stays open, however this ends."""
     image = pillow()
     try:
-        return image.open(io.BytesIO(path.read_bytes()))
+        return image.open(io.BytesIO(_plain(path).read_bytes()))
     except Exception as error:  # noqa: BLE001 - as above
         raise _unreadable(path, error) from None
 

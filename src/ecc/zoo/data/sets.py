@@ -101,8 +101,13 @@ class Kept:
     def packed(self) -> Packed:
         """The decoded scenes."""
         scenes = self.scenes
-        images = torch.empty((len(scenes), 3, *self.size), dtype=torch.uint8)
-        labels = torch.empty((len(scenes), *self.size), dtype=torch.uint8)
+        try:
+            images = torch.empty((len(scenes), 3, *self.size), dtype=torch.uint8)
+            labels = torch.empty((len(scenes), *self.size), dtype=torch.uint8)
+        except RuntimeError:  # of torch's allocator
+            raise BadTask(
+                f"{len(scenes)} scenes of {self.size[1]}x{self.size[0]} pixels do not fit into memory; shrink them."
+            ) from None
 
         def one(row: int) -> None:
             photo, classes = whole_scene(scenes.photos[row], scenes.maps[row], scenes.table, None)
