@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from ecc.errors import BadFile
-from ecc.report.reading import number, positive, read_json, read_lines, reading
+from ecc.report.reading import number, parsed_line, positive, read_json, reading
 
 
 @pytest.mark.parametrize("data", [b"", b"{", b"[1]", b"\xff\xfe", b"[" * 100_000])
@@ -27,14 +27,11 @@ def test_a_missing_file_is_told(tmp_path: Path) -> None:
         read_json(tmp_path / "a.json")
 
 
-def test_a_last_line_without_its_end_is_still_being_written(tmp_path: Path) -> None:
-    file = tmp_path / "history.jsonl"
-    assert read_lines(file) == []
-    file.write_bytes(b'{"step": 1}\n{"step": 2')
-    assert read_lines(file) == [{"step": 1}]
-    file.write_bytes(b'{"step": 1}\nnonsense\n{"step": 3}\n')
-    with pytest.raises(BadFile, match=r"history\.jsonl:2: the line is damaged"):
-        read_lines(file)
+@pytest.mark.parametrize("line", [b"nonsense\n", b"[1]\n", b"\xff\n", b"\n", b"[" * 100_000 + b"\n"])
+def test_a_damaged_line_is_named_by_its_number(line: bytes) -> None:
+    assert parsed_line(b'{"step": NaN}\n', Path("h"), 1) == {"step": None}
+    with pytest.raises(BadFile, match=r"^h:7: the line is damaged"):
+        parsed_line(line, Path("h"), 7)
 
 
 def test_whatever_goes_wrong_inside_is_wrong_with_the_file() -> None:

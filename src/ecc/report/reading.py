@@ -45,28 +45,24 @@ def read_json(path: Path) -> dict[str, Any]:
     return found
 
 
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The lines of a history; a last one without its end is still being written.
+def parsed_line(line: bytes, path: Path, count: int) -> dict[str, Any]:
+    """The facts in a line of a history.
+
+    Args:
+        line: Whole.
+        path: Of the file.
+        count: Of the line, from 1.
 
     Raises:
-        BadFile: If another line is damaged.
+        BadFile: If it is damaged.
     """
-    if not path.exists():
-        return []
     try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise BadFile(f"cannot read {path}: {error.strerror}.") from None
-    lines = []
-    for number, line in enumerate(data[: data.rfind(b"\n") + 1].splitlines(), start=1):
-        try:
-            facts = json.loads(line, parse_constant=_nothing)
-        except (ValueError, RecursionError):
-            facts = None
-        if not isinstance(facts, dict):
-            raise BadFile(f"{path}:{number}: the line is damaged; restore the file from a copy or run again.")
-        lines.append(facts)
-    return lines
+        facts = json.loads(line, parse_constant=_nothing)
+    except (ValueError, RecursionError):
+        facts = None
+    if not isinstance(facts, dict):
+        raise BadFile(f"{path}:{count}: the line is damaged; restore the file from a copy or run again.")
+    return facts
 
 
 def number(value: Any) -> float:
