@@ -141,3 +141,12 @@ def test_a_damaged_line_is_named_and_read_again_once_it_is_mended(tmp_path: Path
             follower.read(file)
     file.write_bytes(good)
     assert follower.read(file).now == {"phase": "tune", "step": 3}
+
+
+def test_only_so_many_histories_are_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ecc.report.history.MOST_FOLLOWED", 2)
+    follower, files = Follower(), [written(tmp_path / name, 3) for name in "abc"]
+    first = [follower.read(file) for file in files]
+    again = [follower.read(file) for file in files]
+    assert [one is other for one, other in zip(first, again, strict=True)] == [True, True, False]
+    assert first[2].facts(1.0) == again[2].facts(1.0)

@@ -181,6 +181,10 @@ class Followed:
     """The line that ends there: a run that is taken up again may cut its history back and write other lines."""
 
 
+MOST_FOLLOWED = 64
+"""Histories of which a `Follower` remembers what it read; those of more runs are read anew each time."""
+
+
 class Follower:
     """Reads histories that grow: of what was read before, nothing is read again."""
 
@@ -203,7 +207,8 @@ class Follower:
                 found.lines += 1
                 found.history.add(parsed_line(line, path, found.lines))
                 found.last, found.end = line, found.end + len(line)
-        self._followed[path] = found
+        if len(self._followed) < MOST_FOLLOWED:
+            self._followed[path] = found
         return found.history
 
 

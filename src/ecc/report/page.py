@@ -20,6 +20,9 @@ from .reading import read_json, reading
 _SHARE = re.compile(r"^(\w+) ([0-9.e+-]+) of dense$")
 _ENVIRONMENT = ("device", "ecc", "python", "torch", "system", "threads", "cuda", "cudnn", "driver")
 
+NO_CURVES: dict[str, list[Any]] = {"loss": [], "descent": [], "duals": []}
+"""Of seeds other than the first, which is the one that figures over time show."""
+
 
 def page_facts(folder: str | Path, follower: Follower | None = None) -> dict[str, Any]:
     """What a page shows of a run or a grid of runs.
@@ -42,11 +45,18 @@ def page_facts(folder: str | Path, follower: Follower | None = None) -> dict[str
 
 
 def _grid(folder: Path, follower: Follower | None) -> dict[str, Any]:
-    cells = []
+    cells: list[dict[str, Any]] = []
+    has_model = False
     for path in sorted(folder.glob("seed-*/*")):
         if path.name == "dense" or not is_run(path):
             continue
         cell = cell_facts(path, follower)
+        cell["width_duals"] = []  # of some dozen runs the groups' duals cannot be told apart
+        if has_model:  # all have the same one, which would be most of a large page
+            cell["model"] = None
+        has_model = has_model or cell["model"] is not None
+        if cells and cell["seed"] > cells[0]["seed"]:
+            cell |= NO_CURVES
         cell["name"] = f"{path.parent.name}/{path.name}"
         if (file := path / "cell.json").exists():
             found = read_json(file)
@@ -70,11 +80,9 @@ def _page(kind: str, folder: Path, cells: list[dict[str, Any]]) -> dict[str, Any
     model = next((cell["model"] for cell in cells if cell["model"]), None)
     for cell in cells:
         cell["budget"] = ", ".join(short_budget(text) for text in cell["budget"].split(", "))
-        del cell["model"]  # all have the same, which would be most of a large page
-        if kind == "grid":  # of some dozen runs the groups' duals cannot be told apart
-            cell["width_duals"] = []
-        if cell["seed"] != seeds[0]:  # figures over time show the first
-            cell |= {"loss": [], "descent": [], "duals": []}
+        del cell["model"]
+        if cell["seed"] != seeds[0]:
+            cell |= NO_CURVES
     known = [cell for cell in cells if cell["status"] == "finished"] or cells
     return {
         "kind": kind,
