@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
+from scipy.sparse import csr_array
 from torch import Tensor
 
 from ecc.graph.costs import Extent
@@ -45,7 +46,10 @@ class Products:
         left, left_fixed = _matrix(self.lefts, self.num_groups)
         right, right_fixed = _matrix(self.rights, self.num_groups)
         prices = torch.tensor(self.prices, dtype=torch.float64, device="cpu")
-        half = left.T @ (prices[:, None] * right)
+        # Terms depend on few groups each: as dense matrices, a thousand groups would take a thousand times a thousand
+        # products for each term.
+        priced = csr_array((prices[:, None] * right).numpy())
+        half = torch.from_numpy((csr_array(left.numpy()).T @ priced).toarray())
         linear = (prices * right_fixed) @ left + (prices * left_fixed) @ right
         constant = (prices * left_fixed * right_fixed).sum() + self.base
         parts = (prices, left, left_fixed, right, right_fixed)
