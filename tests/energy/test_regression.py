@@ -156,3 +156,12 @@ def test_leaving_one_out_is_the_same_by_rows_and_by_prices(seed: int, rows: int,
     hat = scaled @ np.linalg.inv(scaled.T @ scaled + 0.1 * np.eye(used.sum())) @ scaled.T
     expected = (features @ prior / values - 1) / (1 - np.diag(hat))
     assert errors == pytest.approx(expected, rel=1e-6, abs=1e-12)
+
+
+def test_a_prior_that_is_true_already_is_seen_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Estimates are exact: which prices are 0 is then a matter of rounding, and would never settle."""
+    features, prices, values = problem(1, 20, 40)
+    slack = 1 / np.sqrt(((features / values[:, None]) ** 2).mean(axis=0))
+    monkeypatch.setattr(regression, "_nonnegative", lambda *_: pytest.fail("did not get there"))
+    found = prices_of(features, values, prior=prices, slack=slack, strength=1e-4)
+    assert found / slack == pytest.approx(prices / slack, abs=1e-9 * (prices / slack).max())

@@ -103,6 +103,7 @@ def _nonnegative(rows: Array, goal: Array) -> Array:
 
 
 _MOST_STEPS, _MOST_HALVES = 200, 40  # some ten steps are enough, most of them whole
+_ENOUGH = 1e-10  # of the largest contribution: what a step would change no more than this is left to rounding
 
 
 def _drawn(rows: Array, goal: Array, pull: Array, towards: Array) -> Array | None:
@@ -126,6 +127,8 @@ def _drawn(rows: Array, goal: Array, pull: Array, towards: Array) -> Array | Non
         used = prices > 0
         curvature = np.eye(len(goal)) + (rows[:, used] * room[used]) @ rows[:, used].T
         way = -np.linalg.solve(curvature, slope)
+        if np.abs(room * (way @ rows)).max() <= _ENOUGH * prices.max():
+            return prices
         low, high, step = 0.0, 1.0, 1.0
         for _ in range(_MOST_HALVES):  # along the way the slope only rises; where it is 0 is the least
             found = _dual(residual + step * way, rows, goal, room, towards)
