@@ -150,3 +150,16 @@ def test_only_so_many_histories_are_remembered(tmp_path: Path, monkeypatch: pyte
     again = [follower.read(file) for file in files]
     assert [one is other for one, other in zip(first, again, strict=True)] == [True, True, False]
     assert first[2].facts(1.0) == again[2].facts(1.0)
+
+
+@pytest.mark.parametrize(("groups", "points"), [(1, MOST_POINTS), (50, MOST_POINTS), (100, 120), (1000, 12), (9000, 2)])
+def test_the_duals_of_many_groups_have_fewer_points_each(groups: int, points: int) -> None:
+    """A thousand groups at 240 points would be most of a page of tens of megabytes."""
+    history, duals = History(), {f"g{number}": 1.0 for number in range(groups)}
+    for step in range(1, 301):
+        facts = {"spent": {"energy": 1.0}, "target": 1.0}
+        history.add({"phase": "solver", "step": step, **facts, "width_duals": duals})
+        history.add({"phase": "solve", "step": step, "loss": 1.0, "lineage": step})
+    rows = history.facts(1.0)["width_duals"]
+    assert len(rows) == groups * points
+    assert (rows[0]["batches"], rows[-1]["batches"]) == (1.0, 300.0)

@@ -14,6 +14,9 @@ from .reading import number, parsed_line, positive, reading
 MOST_POINTS = 240
 """Of one curve; more cannot be told apart on a page."""
 
+MOST_RECTANGLES = 12_000
+"""Of the picture that has a row a group: with more than 50 groups there are fewer points in each."""
+
 Line = Mapping[str, Any]
 
 
@@ -147,14 +150,16 @@ class History:
                 if row["batches"] not in known
             ]
             descent.sort(key=lambda row: row["batches"])
+        duals = self._width_duals.rows if self._solve else []
+        most = MOST_RECTANGLES // max(1, *(len(found) for _, found in duals), MOST_RECTANGLES // MOST_POINTS)
         return {
             "loss": thinned(self._loss.rows),
             "descent": thinned(descent),
             "duals": thinned(self._at_batches(self._duals)),
             "width_duals": [
                 {"batches": self._place(step), "group": str(name), "dual": number(value)}
-                for step, duals in (thinned(self._width_duals.rows) if self._solve else [])
-                for name, value in duals.items()
+                for step, found in thinned(duals, max(2, most))
+                for name, value in found.items()
             ],
             "weighings": weighings,
             "phases": [dict(phase) for phase in self._phases],
