@@ -14,8 +14,8 @@ WORDS = {
     "lines": ("lines in a history", "{:,}"),
     "parameters": ("parameters on the meta device", "{:,}"),
 }
-BASE_SECONDS, BASE_BYTES = 0.01, 4e6
-"""Below these, what is measured is not what grows, and no exponent is told."""
+BASE_SECONDS, BASE_BYTES = 0.01, 1e6
+"""Where the largest size takes no more seconds, or the smallest no more bytes, that is not what grows."""
 
 
 def scale_section(record: Record) -> str:
@@ -33,7 +33,7 @@ def scale_section(record: Record) -> str:
         if name in cases:
             lines += _rows(cases[name], f"{shape.format(cases[name]['points'][-1]['size'])} {words}")
     found = [_pages(cases), _meta(cases), *(_leak(cases, name) for name in ("steps", "windows"))]
-    environment = record["environment"]
+    environment = next(iter(cases.values()))["environment"]  # a case may have been measured again by itself
     where = f"{environment['cpu']}, one thread, Python {environment['python']}, torch {environment['torch']}"
     return "\n".join(
         [
@@ -65,7 +65,7 @@ def _opening(cases: Record) -> str:
 
 def _rows(case: Record, words: str) -> list[str]:
     lines = []
-    largest = case["points"][-1]["parts"]
+    least, largest = case["points"][0]["parts"], case["points"][-1]["parts"]
     for number, (part, found) in enumerate(largest.items()):
         grows = case["exponents"][part]
         is_told = found["seconds"] >= BASE_SECONDS
@@ -75,7 +75,7 @@ def _rows(case: Record, words: str) -> list[str]:
             _seconds(found["seconds"]),
             _power(grows["seconds"]) if is_told else "",
             _bytes(found.get("peak_bytes")),
-            _power(grows["peak_bytes"]) if found.get("peak_bytes", 0) >= BASE_BYTES else "",
+            _power(grows["peak_bytes"]) if least.get(part, {}).get("peak_bytes", 0) >= BASE_BYTES else "",
         ]
         lines.append(f"| {' | '.join(cells)} |")
     return lines
