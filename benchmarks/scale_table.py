@@ -14,7 +14,7 @@ WORDS = {
     "lines": ("lines in a history", "{:,}"),
     "parameters": ("parameters on the meta device", "{:,}"),
 }
-BASE_SECONDS, BASE_BYTES = 0.01, 1e6
+BASE_SECONDS, BASE_BYTES = 1e-3, 1e6
 """Where the largest size takes no more seconds, or the smallest no more bytes, that is not what grows."""
 
 
