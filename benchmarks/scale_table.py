@@ -125,7 +125,7 @@ def _bytes(value: float | None) -> str:
 
 
 def _power(value: float | None) -> str:
-    return "" if value is None else f"n^{value:.1f}"
+    return "" if value is None else f"n^{round(value, 1) + 0.0:.1f}"  # and no -0.0
 
 
 def _joined(words: list[str]) -> str:
