@@ -83,10 +83,10 @@ def measure(family: str, depth: int, width: int, weights_gib: float) -> Point:
     seconds: dict[str, list[float]] = {name: [] for name in TIMES}
     peaks = []
     for _ in range(REPEATS):
-        before = _reset_peak_memory()
+        before = reset_peak_memory()
         graph = _timed(lambda: ecc.trace_channels(model, image, proven=False), seconds["trace_seconds"])
         if before is not None:
-            peaks.append(_status("VmHWM") - before)
+            peaks.append(status("VmHWM") - before)
         _time_the_rest(model, graph, seconds)
     return {
         "family": family,
@@ -142,16 +142,16 @@ def in_own_process(point: tuple[str, int, int, float]) -> Point:
     return measure(*point)
 
 
-def _reset_peak_memory() -> int | None:
+def reset_peak_memory() -> int | None:
     """Start the peak of resident memory anew; what is resident now, or None where the system cannot say."""
     try:
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
-        return _status("VmRSS")
+        return status("VmRSS")
     except OSError:
         return None
 
 
-def _status(field: str) -> int:
+def status(field: str) -> int:
     """A size from the process's status, in bytes."""
     lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field + ":"))

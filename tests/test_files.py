@@ -2,12 +2,13 @@ from __future__ import annotations
 
 import os
 import stat
+import tracemalloc
 from pathlib import Path
 
 import pytest
 
 from ecc.errors import BadFile
-from ecc.files import read_bytes, read_text, remove_abandoned, temporary, write_text
+from ecc.files import read_bytes, read_text, remove_abandoned, temporary, whole_lines, write_text
 
 
 def test_a_file_is_written_whole_and_leaves_nothing_beside_it(tmp_path: Path) -> None:
@@ -133,3 +134,35 @@ def test_what_is_reserved_to_read_a_file_is_its_size(tmp_path: Path) -> None:
     """A limit may be larger than the memory."""
     (tmp_path / "a").write_bytes(b"text")
     assert read_bytes(tmp_path / "a", most=1 << 60) == b"text"
+
+
+def test_lines_come_one_at_a_time_and_a_torn_one_does_not(tmp_path: Path) -> None:
+    file = tmp_path / "h"
+    file.write_bytes(b"one\n\ntwo\r\nthr")
+    assert list(whole_lines(file)) == [b"one\n", b"\n", b"two\r\n"]
+    assert list(whole_lines(file, start=4)) == [b"\n", b"two\r\n"]
+    for bad in (tmp_path, tmp_path / "missing"):
+        with pytest.raises(BadFile, match="cannot read"):
+            list(whole_lines(bad))
+
+
+def test_a_line_without_an_end_in_sight_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    file = tmp_path / "h"
+    with file.open("wb") as hole:
+        hole.write(b"one\n")
+        hole.truncate(1 << 40)  # a terabyte, most of it a hole
+    lines = whole_lines(file)
+    assert next(lines) == b"one\n"
+    with pytest.raises(BadFile, match="h:2: the line is damaged: it is longer than 1 MiB"):
+        next(lines)
+
+
+def test_memory_does_not_grow_with_the_lines(tmp_path: Path) -> None:
+    file = tmp_path / "h"
+    file.write_bytes(b'{"step": 1}\n' * 200_000)
+    tracemalloc.start()
+    try:
+        assert sum(1 for _ in whole_lines(file)) == 200_000
+        assert tracemalloc.get_traced_memory()[1] < 200_000
+    finally:
+        tracemalloc.stop()

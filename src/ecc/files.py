@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import mkstemp
+from typing import BinaryIO
 
 from ecc.errors import BadFile
 
@@ -23,21 +24,18 @@ MOST_BYTES = 8 << 20
 """Of a file that is read at once. Ours have a megabyte or two; the worst JSON of this size takes a second."""
 
 
+MOST_LINE_BYTES = 1 << 20
+"""Of a line that is read by itself; those of a history have some kilobytes."""
+
+
 def read_bytes(path: str | Path, most: int = MOST_BYTES) -> bytes:
     """The bytes of a plain file of bounded size. A pipe or a device might never end, and is refused.
 
     Raises:
         BadFile: If it is no such file, or cannot be read.
     """
-    try:
-        if not stat.S_ISREG(Path(path).stat().st_mode) and not Path(path).is_dir():  # a folder has its own error below
-            raise BadFile(f"{path} is not a plain file; give one.")
-        with Path(path).open("rb") as file:
-            data = file.read(min(most, os.fstat(file.fileno()).st_size) + 1)  # Python reserves what is asked for
-    except OSError as error:
-        raise BadFile(f"cannot read {path}: {error.strerror}.") from None
-    except ValueError as error:  # a NUL in the name
-        raise BadFile(f"cannot read {str(path)!r}: {error}.") from None
+    with _opened(path) as file:
+        data = file.read(min(most, os.fstat(file.fileno()).st_size) + 1)  # Python reserves what is asked for
     if len(data) > most:
         raise BadFile(f"{path} is larger than {most >> 20} MiB, so that it cannot be what it should be.")
     return data
@@ -51,6 +49,43 @@ def read_text(path: str | Path, most: int = MOST_BYTES) -> str:
         UnicodeDecodeError: If it is no text; a ValueError, as those of `json.loads` are.
     """
     return read_bytes(path, most).decode("utf-8")
+
+
+def whole_lines(path: str | Path, start: int = 0) -> Iterator[bytes]:
+    """The lines of a plain file, each with its end, one at a time: memory does not grow with the file.
+
+    A last line without its end is left out: it is being written, or was torn when a process died.
+
+    Args:
+        path: The file.
+        start: Where to begin: 0, or the end of a line.
+
+    Raises:
+        BadFile: If it is no such file, cannot be read, or a line has no end in sight.
+    """
+    with _opened(path) as file:
+        file.seek(start)
+        number = 0
+        while line := file.readline(MOST_LINE_BYTES + 1):
+            number += 1
+            if len(line) > MOST_LINE_BYTES:
+                where = f"{path}:{number}" if start == 0 else str(path)
+                raise BadFile(f"{where}: the line is damaged: it is longer than {MOST_LINE_BYTES >> 20} MiB.")
+            if line.endswith(b"\n"):
+                yield line
+
+
+@contextmanager
+def _opened(path: str | Path) -> Iterator[BinaryIO]:
+    try:
+        if not stat.S_ISREG(Path(path).stat().st_mode) and not Path(path).is_dir():  # a folder has its own error below
+            raise BadFile(f"{path} is not a plain file; give one.")
+        with Path(path).open("rb") as file:
+            yield file
+    except OSError as error:
+        raise BadFile(f"cannot read {path}: {error.strerror}.") from None
+    except ValueError as error:  # a NUL in the name
+        raise BadFile(f"cannot read {str(path)!r}: {error}.") from None
 
 
 def write_text(path: str | Path, text: str) -> None:

@@ -59,3 +59,19 @@ def test_nothing_costs_its_base() -> None:
     assert products.value(torch.ones(3, GROUPS)).tolist() == [0.25] * 3
     assert products.gradient(torch.ones(GROUPS)).tolist() == [0.0] * GROUPS
     assert products.to("cpu") == products
+
+
+def test_many_groups_take_no_matrix_of_terms_until_terms_are_asked_for() -> None:
+    """Of a thousand groups the square is 8 MB; two thousand terms would be four times that."""
+    count = 300
+    one = [Extent(1, ((group, 2),)) for group in range(count)]
+    other = [Extent(0, (((group + 1) % count, 3),)) for group in range(count)]
+    products = Products(1.0, (0.5,) * count, tuple(one), tuple(other), count)
+    widths = torch.arange(1.0, count + 1, dtype=torch.float64)
+    expected = 0.5 * (2 * widths + 1) * 3 * widths.roll(-1)
+    assert float(products.value(widths)) == pytest.approx(1.0 + float(expected.sum()))
+    slope = 3 * widths.roll(-1) + 1.5 * (2 * widths.roll(1) + 1)
+    torch.testing.assert_close(products.gradient(widths), slope)
+    assert "parts" not in vars(products)
+    torch.testing.assert_close(products.terms(widths), expected)
+    assert "parts" in vars(products)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from scipy.optimize import minimize
 
 from ecc.energy import regression
-from ecc.energy.regression import Array, prices_of
+from ecc.energy.regression import Array, left_out_errors, prices_of
 
 SEEDS = st.integers(0, 10_000)
 
@@ -112,3 +112,56 @@ def test_where_the_active_set_does_not_end_another_way_is_taken(monkeypatch: pyt
     found = prices_of(features, values)
     assert (found >= 0).all()
     assert features @ found == pytest.approx(features @ expected, rel=1e-4)
+
+
+@given(SEEDS, st.integers(2, 12), st.integers(1, 30), st.sampled_from([1e-4, 1e-2, 1.0, 100.0]))
+def test_few_rows_of_many_prices_give_what_the_active_set_gives(
+    seed: int, rows: int, more: int, strength: float
+) -> None:
+    """The two ways to the one minimum: by residuals, and by prices, which takes the cube of their number."""
+    generator = np.random.default_rng(seed)
+    features, prior, values = problem(seed, rows, rows + more)
+    values = values * np.exp(0.3 * generator.standard_normal(rows))
+    slack = generator.uniform(0.1, 2, len(prior)) / np.sqrt(((features / values[:, None]) ** 2).mean(axis=0))
+    found = prices_of(features, values, prior=prior, slack=slack, strength=strength)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(regression, "_drawn", lambda *_: None)
+        expected = prices_of(features, values, prior=prior, slack=slack, strength=strength)
+    assert found / slack == pytest.approx(expected / slack, rel=1e-6, abs=1e-9)
+    assert (found >= 0).all()
+
+
+def test_thousands_of_prices_never_meet_in_a_square(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A network with a thousand groups has so many; an active set over them took half a minute for one fit."""
+    features, prior, values = problem(0, 20, 3000)
+    slack = 1 / np.sqrt(((features / values[:, None]) ** 2).mean(axis=0))
+    monkeypatch.setattr(regression, "_nonnegative", lambda *_: pytest.fail("all prices at once"))
+    found = prices_of(features, values * 1.1, prior=prior, slack=slack, strength=0.1)
+    sizes: list[int] = []
+    solve = np.linalg.solve
+    monkeypatch.setattr(np.linalg, "solve", lambda a, b: sizes.append(len(a)) or solve(a, b))
+    errors = left_out_errors(features, values * 1.1, found, slack=slack, strength=0.1)
+    assert np.isfinite(errors).all()
+    assert sizes == [20]
+
+
+@given(SEEDS, st.integers(3, 12), st.integers(1, 20))
+def test_leaving_one_out_is_the_same_by_rows_and_by_prices(seed: int, rows: int, terms: int) -> None:
+    features, prior, values = problem(seed, rows, terms)
+    values = values * np.exp(0.1 * np.random.default_rng(seed).standard_normal(rows))
+    slack = 1 / np.sqrt(((features / values[:, None]) ** 2).mean(axis=0))
+    errors = left_out_errors(features, values, prior, slack=slack, strength=0.1)
+    used = prior > 0
+    scaled = features[:, used] * slack[used] / values[:, None] / np.sqrt(rows)
+    hat = scaled @ np.linalg.inv(scaled.T @ scaled + 0.1 * np.eye(used.sum())) @ scaled.T
+    expected = (features @ prior / values - 1) / (1 - np.diag(hat))
+    assert errors == pytest.approx(expected, rel=1e-6, abs=1e-12)
+
+
+def test_a_prior_that_is_true_already_is_seen_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Estimates are exact: which prices are 0 is then a matter of rounding, and would never settle."""
+    features, prices, values = problem(1, 20, 40)
+    slack = 1 / np.sqrt(((features / values[:, None]) ** 2).mean(axis=0))
+    monkeypatch.setattr(regression, "_nonnegative", lambda *_: pytest.fail("did not get there"))
+    found = prices_of(features, values, prior=prices, slack=slack, strength=1e-4)
+    assert found / slack == pytest.approx(prices / slack, abs=1e-9 * (prices / slack).max())

@@ -2,10 +2,13 @@ from __future__ import annotations
 
 import math
 import random
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from ecc.measure.drift import Drift, Point, drift_of, log_drift
+from ecc.measure.drift import Drift, Point, _interpolated, drift_of, log_drift
 
 
 def points(values: list[float], every: int = 5, session: int = 0) -> list[Point]:
@@ -90,3 +93,38 @@ def test_drift_is_not_followed_across_a_break() -> None:
 def test_a_session_without_a_reference_is_left_as_it_is() -> None:
     alone = Point(7, 1.0, is_reference=False)
     assert log_drift([*points([1.0 + 0.01 * i for i in range(6)]), alone])[-1] == 0.0
+
+
+class Counting(list[tuple[int, float]]):
+    """A list that counts how often one of its items is asked for."""
+
+    asked = 0
+
+    def __getitem__(self, index: Any) -> Any:
+        self.asked += 1
+        return super().__getitem__(index)
+
+    def __iter__(self) -> Any:
+        raise AssertionError("all knots are looked at for one row")
+
+
+@given(
+    st.lists(st.integers(0, 60), min_size=1, max_size=12, unique=True).map(sorted),
+    st.integers(0, 60),
+)
+def test_the_search_by_halves_is_the_look_at_all(positions: list[int], position: int) -> None:
+    knots = [(x, math.sin(x)) for x in positions]
+    earlier, later = [k for k in knots if k[0] <= position], [k for k in knots if k[0] >= position]
+    if not earlier or not later:
+        expected = (knots[0] if not earlier else knots[-1])[1]
+    else:
+        (x0, y0), (x1, y1) = earlier[-1], later[0]
+        expected = y0 if x0 == x1 else y0 + (y1 - y0) * (position - x0) / (x1 - x0)
+    assert _interpolated(knots, position) == expected
+
+
+def test_a_row_of_a_long_profile_looks_at_few_references() -> None:
+    """Ten thousand rows have a thousand references: with a look at all for each, drift would be quadratic."""
+    knots = Counting((10 * number, 0.001 * number) for number in range(1000))
+    assert _interpolated(knots, 5005) == pytest.approx(0.5005)
+    assert knots.asked <= 14

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ecc.errors import BadFile
-from ecc.report.cell import cell_facts, is_run, thinned
+from ecc.report.cell import cell_facts, is_run
 from methods.jobs import digits_job
 from report.folders import energy_model, write_run
 
@@ -103,14 +103,6 @@ def test_another_folder_is_no_run(tmp_path: Path) -> None:
     assert not is_run(tmp_path)
     with pytest.raises(BadFile, match="holds no run"):
         cell_facts(tmp_path)
-
-
-@pytest.mark.parametrize("count", [0, 1, 239, 240, 241, 5000])
-def test_thinning_keeps_both_ends(count: int) -> None:
-    rows = thinned(list(range(count)))
-    assert len(rows) == min(count, 240)
-    assert rows[:1] + rows[-1:] == list(range(count))[:1] + list(range(count))[-1:]
-    assert rows == sorted(set(rows))
 
 
 def test_single_weights_are_priced_by_the_summary(tmp_path: Path) -> None:

@@ -79,3 +79,15 @@ def test_a_grid_without_runs_and_a_damaged_cell(tmp_path: Path) -> None:
 )
 def test_budgets_are_shortened(text: str, short: str) -> None:
     assert short_budget(text) == short
+
+
+def test_a_grid_keeps_the_curves_of_one_seed_and_one_model(tmp_path: Path) -> None:
+    """Figures show no more, and a page of a thousand runs would be ten times as large."""
+    facts = page_facts(write_grid(tmp_path / "runs"))
+    assert facts["seeds"] == [0, 1]
+    for cell in facts["cells"]:
+        assert bool(cell["loss"]) == (cell["seed"] == 0)
+        assert bool(cell["descent"] and cell["duals"]) == (cell["seed"] == 0 and cell["method"] == "ecc")
+        assert "model" not in cell
+        assert cell["phases"]
+    assert facts["model"]["rows"] > 0

@@ -1,12 +1,11 @@
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
 
 from ecc.errors import BadFile
-from ecc.report.reading import number, positive, read_json, read_lines, reading
+from ecc.report.reading import number, parsed_line, positive, read_json, reading
 
 
 @pytest.mark.parametrize("data", [b"", b"{", b"[1]", b"\xff\xfe", b"[" * 100_000])
@@ -28,14 +27,11 @@ def test_a_missing_file_is_told(tmp_path: Path) -> None:
         read_json(tmp_path / "a.json")
 
 
-def test_a_last_line_without_its_end_is_still_being_written(tmp_path: Path) -> None:
-    file = tmp_path / "history.jsonl"
-    assert read_lines(file) == []
-    file.write_bytes(b'{"step": 1}\n{"step": 2')
-    assert read_lines(file) == [{"step": 1}]
-    file.write_bytes(b'{"step": 1}\nnonsense\n{"step": 3}\n')
-    with pytest.raises(BadFile, match=r"history\.jsonl:2: the line is damaged"):
-        read_lines(file)
+@pytest.mark.parametrize("line", [b"nonsense\n", b"[1]\n", b"\xff\n", b"\n", b"[" * 100_000 + b"\n"])
+def test_a_damaged_line_is_named_by_its_number(line: bytes) -> None:
+    assert parsed_line(b'{"step": NaN}\n', Path("h"), 1) == {"step": None}
+    with pytest.raises(BadFile, match=r"^h:7: the line is damaged"):
+        parsed_line(line, Path("h"), 7)
 
 
 def test_whatever_goes_wrong_inside_is_wrong_with_the_file() -> None:
@@ -61,17 +57,3 @@ def test_what_others_are_divided_by_is_above_zero() -> None:
 def test_what_is_no_finite_number_is_nothing(value: str, tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text(f'{{"a": [{value}, 1.5]}}')
     assert read_json(tmp_path / "a.json") == {"a": [None, 1.5]}
-
-
-def test_a_line_that_is_too_long_is_not_taken_apart(tmp_path: Path) -> None:
-    (tmp_path / "history.jsonl").write_bytes(b'{"a": "' + b"x" * (1 << 20) + b'"}\n')
-    with pytest.raises(BadFile, match=r"history\.jsonl:1: the line is damaged"):
-        read_lines(tmp_path / "history.jsonl")
-
-
-@pytest.mark.skipif(os.name != "posix", reason="needs pipes")
-def test_a_pipe_in_a_run_folder_is_not_waited_for(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "history.jsonl")
-    for read in (read_json, read_lines):
-        with pytest.raises(BadFile, match="is not a plain file"):
-            read(tmp_path / "history.jsonl")

@@ -11,6 +11,7 @@ import pytest
 
 from ecc.errors import BadFile, EccError
 from ecc.report import serve as serving
+from ecc.report.history import History
 from ecc.report.serve import LiveServer, serve
 from report.folders import HOSTILE, write_run
 
@@ -67,6 +68,23 @@ def test_news_are_told(server: LiveServer, folder: Path) -> None:
     assert status == 200
     assert after["ETag"] != before["ETag"]
     assert json.loads(data)["facts"]["cells"][0]["now"]["step"] == 41
+
+
+def test_a_page_that_asks_every_two_seconds_costs_only_what_is_new(
+    server: LiveServer, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = json.loads(ask(server, "/content.json")[2])["facts"]
+    read: list[object] = []
+    add = History.add
+    monkeypatch.setattr(History, "add", lambda self, line: (read.append(line), add(self, line)))
+    assert json.loads(ask(server, "/content.json")[2])["facts"] == first
+    assert read == []
+    line = {"phase": "solve", "step": 50, "loss": 0.4, "total": 70, "lineage": 70}
+    with (folder / "history.jsonl").open("a") as file:
+        file.write(json.dumps(line) + "\n")
+    facts = json.loads(ask(server, "/content.json")[2])["facts"]
+    assert read == [line]
+    assert facts["cells"][0]["now"] == {"phase": "solve", "step": 50}
 
 
 def test_a_damaged_file_is_told_and_may_heal(server: LiveServer, folder: Path) -> None:

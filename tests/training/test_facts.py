@@ -28,23 +28,28 @@ def test_what_json_cannot_hold_is_refused_with_its_place(value: Any, message: st
         plain(value)
 
 
-def test_lines_are_read_back_with_their_ends() -> None:
+def lines_of(data: bytes, folder: Path) -> list[tuple[dict[str, Any], int]]:
+    (folder / "h").write_bytes(data)
+    return list(parsed_lines(folder / "h"))
+
+
+def test_lines_are_read_back_with_their_ends(tmp_path: Path) -> None:
     first, second = json_line({"a": "é\n"}), json_line({"b": float("inf")})
     assert first.count(b"\n") == 1
-    found = parsed_lines(first + second, Path("h"))
+    found = lines_of(first + second, tmp_path)
     assert found == [({"a": "é\n"}, len(first)), ({"b": None}, len(first) + len(second))]
 
 
-def test_a_torn_last_line_is_left_out_wherever_it_was_torn() -> None:
+def test_a_torn_last_line_is_left_out_wherever_it_was_torn(tmp_path: Path) -> None:
     first, second = json_line({"a": 1}), json_line({"b": 2})
     for end in range(len(first), len(first + second)):
-        assert parsed_lines((first + second)[:end], Path("h")) == [({"a": 1}, len(first))]
+        assert lines_of((first + second)[:end], tmp_path) == [({"a": 1}, len(first))]
 
 
 @pytest.mark.parametrize("line", [b"{torn\n", b"[1]\n", b"\xff\n", b"\n"])
-def test_a_damaged_line_is_told_by_its_number(line: bytes) -> None:
-    with pytest.raises(BadFile, match=r"^h:2: the line is damaged"):
-        parsed_lines(json_line({}) + line + json_line({}), Path("h"))
+def test_a_damaged_line_is_told_by_its_number(line: bytes, tmp_path: Path) -> None:
+    with pytest.raises(BadFile, match=r"/h:2: the line is damaged"):
+        lines_of(json_line({}) + line + json_line({}), tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -66,6 +71,6 @@ def test_the_first_difference_is_named(then: Any, now: Any, difference: Any) -> 
 
 
 @pytest.mark.parametrize("line", [b"{" * 100_000, b'{"a": [' + b"[]," * 400_000 + b"1]}"])
-def test_a_line_that_unfolds_into_much_is_damaged(line: bytes) -> None:
-    with pytest.raises(BadFile, match="x:2: the line is damaged"):
-        parsed_lines(b"{}\n" + line + b"\n", Path("x"))
+def test_a_line_that_unfolds_into_much_is_damaged(line: bytes, tmp_path: Path) -> None:
+    with pytest.raises(BadFile, match="/h:2: the line is damaged"):
+        lines_of(b"{}\n" + line + b"\n", tmp_path)

@@ -31,7 +31,7 @@ def steps(path: Path) -> list[int]:
 
 def test_a_run_is_a_folder_with_everything_in_it(path: Path) -> None:
     with open_run(path, CONFIG) as run:
-        assert (run.checkpoint(), run.summary(), run.history()) == (None, None, [])
+        assert (run.checkpoint(), run.summary(), list(run.history())) == (None, None, [])
         run.log({"step": 1, "loss": torch.tensor(0.5)})
         run.save({"weights": torch.ones(2)})
         run.finish({"joules": 0.4})
@@ -197,7 +197,7 @@ def test_history_without_a_checkpoint_begins_anew(path: Path) -> None:
     with open_run(path, CONFIG) as run:
         run.log({"step": 1})
     with open_run(path, CONFIG) as run:
-        assert run.history() == []
+        assert list(run.history()) == []
 
 
 def test_the_history_of_a_finished_run_stays_whole(path: Path) -> None:
@@ -274,7 +274,7 @@ def test_other_processes_read_and_never_write(path: Path) -> None:
         other.finish({})
         assert other.checkpoint() == {"step": 7}
         assert sorted(path.iterdir()) == before
-        assert main.history() == []
+        assert list(main.history()) == []
 
 
 def test_two_writers_are_kept_apart_by_name(path: Path) -> None:

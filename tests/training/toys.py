@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +81,7 @@ def fit(
     return task.model, trained
 
 
-def without_wall(history: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def without_wall(history: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{name: value for name, value in facts.items() if name != "wall"} for facts in history]
 
 

@@ -127,10 +127,11 @@ class EnergyModel:
 
     def _vector(self, widths: Mapping[str, float] | None) -> Tensor:
         vector = torch.tensor(self.full_widths, dtype=torch.float64, device="cpu")
+        position = {name: number for number, name in enumerate(self.groups)}
         for name, width in (widths or {}).items():
-            if name not in self.groups:
+            if name not in position:
                 raise BadWidths(f"no channel group is called {name!r}.")
-            vector[self.groups.index(name)] = float(width)
+            vector[position[name]] = float(width)
         return vector.to(self.device)
 
     @property

@@ -11,11 +11,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
 
+import numpy as np
 import torch
+from scipy.sparse import csr_array, diags
 from torch import Tensor
 
 from ecc.graph.costs import Extent
+
+from .regression import Array
 
 
 @dataclass(frozen=True)
@@ -36,22 +42,28 @@ class Products:
     rights: tuple[Extent, ...]
     num_groups: int
     device: torch.device | str = "cpu"
-    parts: tuple[Tensor, ...] = field(init=False, repr=False, compare=False)
-    """Prices, the left matrix and what is fixed in it, the right matrix and what is fixed in it; on the device."""
-
     _form: tuple[Tensor, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        # Terms depend on few groups each: as dense matrices, those of a thousand groups would be most of the memory.
         left, left_fixed = _matrix(self.lefts, self.num_groups)
         right, right_fixed = _matrix(self.rights, self.num_groups)
-        prices = torch.tensor(self.prices, dtype=torch.float64, device="cpu")
-        half = left.T @ (prices[:, None] * right)
-        linear = (prices * right_fixed) @ left + (prices * left_fixed) @ right
-        constant = (prices * left_fixed * right_fixed).sum() + self.base
-        parts = (prices, left, left_fixed, right, right_fixed)
-        object.__setattr__(self, "parts", tuple(part.to(self.device) for part in parts))
+        prices = np.array(self.prices, dtype=np.float64)
+        with np.errstate(over="ignore", invalid="ignore"):  # prices of a file may be any; who reads it looks at the sum
+            half = (left.T @ (diags(prices) @ right)).toarray()
+            linear = left.T @ (prices * right_fixed) + right.T @ (prices * left_fixed)
+            constant = np.asarray((prices * left_fixed * right_fixed).sum() + self.base)
         form = (half + half.T, linear, constant)
-        object.__setattr__(self, "_form", tuple(part.to(self.device) for part in form))
+        object.__setattr__(self, "_form", tuple(torch.from_numpy(part).to(self.device) for part in form))
+
+    @cached_property
+    def parts(self) -> tuple[Tensor, ...]:
+        """Prices, the left matrix and what is fixed in it, the right matrix and what is fixed in it; on the device."""
+        left, left_fixed = _matrix(self.lefts, self.num_groups)
+        right, right_fixed = _matrix(self.rights, self.num_groups)
+        prices = np.array(self.prices, dtype=np.float64)
+        dense = (prices, left.toarray(), left_fixed, right.toarray(), right_fixed)
+        return tuple(torch.from_numpy(part).to(self.device) for part in dense)
 
     def terms(self, widths: Tensor) -> Tensor:
         """price * left * right of every term, along the last axis."""
@@ -75,10 +87,10 @@ class Products:
         return Products(self.base, self.prices, self.lefts, self.rights, self.num_groups, device)
 
 
-def _matrix(extents: Sequence[Extent], num_groups: int) -> tuple[Tensor, Tensor]:
-    """Extents as a matrix to multiply widths with, and what is fixed in them."""
-    matrix = torch.zeros(len(extents), num_groups, dtype=torch.float64, device="cpu")
-    for row, extent in enumerate(extents):
-        for group, multiple in extent.multiples:
-            matrix[row, group] += multiple
-    return matrix, torch.tensor([float(extent.fixed) for extent in extents], dtype=torch.float64, device="cpu")
+def _matrix(extents: Sequence[Extent], num_groups: int) -> tuple[Any, Array]:
+    """Extents as a sparse matrix to multiply widths with, and what is fixed in them."""
+    entries = [(row, group, multiple) for row, extent in enumerate(extents) for group, multiple in extent.multiples]
+    rows, groups, multiples = (np.array(column) for column in (zip(*entries, strict=True) if entries else ((), (), ())))
+    shape = (len(extents), num_groups)
+    matrix = csr_array((multiples.astype(np.float64), (rows.astype(np.int32), groups.astype(np.int32))), shape=shape)
+    return matrix, np.array([float(extent.fixed) for extent in extents])

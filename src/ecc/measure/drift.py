@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -119,9 +120,9 @@ def _steps(references: Sequence[Point], logs: Sequence[float]) -> tuple[float, f
 
 
 def _interpolated(knots: Sequence[tuple[int, float]], position: int) -> float:
-    earlier = [knot for knot in knots if knot[0] <= position]
-    later = [knot for knot in knots if knot[0] >= position]
-    if not earlier or not later:
-        return knots[0][1] if not earlier else knots[-1][1]
-    (x0, y0), (x1, y1) = earlier[-1], later[0]
-    return y0 if x0 == x1 else y0 + (y1 - y0) * (position - x0) / (x1 - x0)
+    """At a position; knots are in ascending order, and are searched by halves, as a long profile has many."""
+    after = bisect_right(knots, (position, math.inf))
+    if after in (0, len(knots)):
+        return knots[min(after, len(knots) - 1)][1]
+    (x0, y0), (x1, y1) = knots[after - 1], knots[after]
+    return y0 + (y1 - y0) * (position - x0) / (x1 - x0)

@@ -84,7 +84,7 @@ class Profile:
     @cached_property
     def drift(self) -> Drift | None:
         """How the dense reference varied; None if it was never measured."""
-        return drift_of([Point(row.session, row.joules, row.is_reference) for row in self.rows])
+        return drift_of([Point(row.session, row.joules, True) for row in self.references])
 
     @property
     def repeat_noise(self) -> float | None:

@@ -8,7 +8,7 @@ A run that is still at work has facts too, those of its last lines. What a folde
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,8 @@ from ecc.energy import EnergyModel
 from ecc.energy.fitting import worth_more_rows
 from ecc.errors import BadFile
 
-from .reading import number, positive, read_json, read_lines, reading
-
-MOST_POINTS = 240
-"""Of one curve; more cannot be told apart on a page."""
+from .history import Follower, History, thinned
+from .reading import number, positive, read_json, reading
 
 _UNITS = {"energy": "J", "latency": "s"}
 
@@ -29,8 +27,12 @@ def is_run(folder: Path) -> bool:
     return (folder / "config.json").is_file()
 
 
-def cell_facts(folder: str | Path) -> dict[str, Any]:
+def cell_facts(folder: str | Path, follower: Follower | None = None) -> dict[str, Any]:
     """What a run's folder says.
+
+    Args:
+        folder: Of the run.
+        follower: Reads its history, and knows what it has read before.
 
     Raises:
         BadFile: If it is no run of `ecc compress`, or a file in it is damaged; the file is named.
@@ -49,9 +51,9 @@ def cell_facts(folder: str | Path) -> dict[str, Any]:
             "missing": {},
         }
         dense = positive(config["energy"]["energy"][1]) if "energy" in config.get("energy", {}) else None
-    history = read_lines(folder / "history.jsonl")
+    history = (follower or Follower()).read(folder / "history.jsonl")
     with reading(folder / "history.jsonl"):
-        facts |= _over_time(history, dense)
+        facts |= history.facts(dense)
     summary = folder / "summary.json"
     if summary.exists():
         found = read_json(summary)
@@ -146,21 +148,14 @@ def _amounts(row: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _running(config: Mapping[str, Any], history: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _running(config: Mapping[str, Any], history: History) -> dict[str, Any]:
     """What can be told before the end: the budget, and where the last lines say the run is."""
-    widths: dict[str, int] = {}
-    spent: dict[str, float] = {}
-    for line in history:
-        if line.get("phase") in ("solver", "weighing"):
-            widths = line.get("widths", widths)
-            spent = line.get("spent", line.get("predicted", spent))
     rows = []
     for text, limit in zip(config["budgets"], config["limits"], strict=True):
         name = str(text).partition(" ")[0]
         if name in config.get("energy", {}):
-            row = {"unit": _UNITS[name], "dense": config["energy"][name][1], "result": spent.get(name)}
+            row = {"unit": _UNITS[name], "dense": config["energy"][name][1], "result": history.spent.get(name)}
             rows.append({"resource": name, **_amounts({**row, "limit": limit, "budget": text, "label": "predicted"})})
-    last = next((line for line in reversed(history) if "loss" in line), None)
     return {
         "status": "running",
         "device": str(config.get("meter") or ""),
@@ -171,120 +166,18 @@ def _running(config: Mapping[str, Any], history: Sequence[Mapping[str, Any]]) ->
         "assumes": "",
         "resources": rows,
         "scores": {},
-        "widths": [{"group": name, "full": None, "kept": int(width)} for name, width in widths.items()],
+        "widths": [{"group": name, "full": None, "kept": int(width)} for name, width in history.widths.items()],
         "relative_ci": None,
         "slim_gap": None,
         "batches": None,
         "prices": None,
         "base": None,
-        "now": None if last is None else {"phase": str(last["phase"]), "step": int(last["step"])},
+        "now": history.now,
     }
 
 
 def _number(value: Any) -> float | None:
     return None if value is None else number(value)
-
-
-# ---------------------------------------------------------------- over time
-
-
-def _over_time(history: Sequence[Mapping[str, Any]], dense: float | None) -> dict[str, Any]:
-    """Curves over the batches that led to the result, so that phases lie one behind the other."""
-    loss = [
-        {
-            "batches": number(line["lineage"]),
-            "phase": str(line["phase"]),
-            "step": int(number(line["step"])),
-            "loss": number(line["loss"]),
-        }
-        for line in history
-        if line.get("loss") is not None and "lineage" in line
-    ]
-    solve = [(int(line["step"]), number(line["lineage"])) for line in history if line.get("phase") == "solve"]
-    place = _places(solve)
-    solver = [line for line in history if line.get("phase") == "solver"] if solve else []
-    descent: list[dict[str, Any]] = [
-        {
-            "batches": place(line["step"]),
-            "spent": number(line["spent"]["energy"]),
-            "target": number(line["target"]) if len(line["spent"]) == 1 else None,  # of several, it is no joules
-        }
-        for line in solver
-        if "energy" in line["spent"]
-    ]
-    duals = [
-        {"batches": place(line["step"]), "dual": number(line["energy_dual"])}
-        for line in solver
-        if line.get("energy_dual") is not None
-    ]
-    width_duals = [
-        {"batches": place(line["step"]), "group": str(name), "dual": number(value)}
-        for line in thinned(solver)
-        for name, value in line.get("width_duals", {}).items()
-    ]
-    weighings = [
-        {
-            "step": int(number(line["step"])),
-            "batches": place(line["step"]) if solve else None,
-            "predicted": positive(line["predicted"]["energy"]),
-            "weighed": positive(line["weighed"]["energy"]),
-            "error": positive(line["predicted"]["energy"]) / positive(line["weighed"]["energy"]) - 1,
-            "label": str(line["label"]),
-            "relative_ci": _number(line.get("relative_ci")),
-        }
-        for line in history
-        if line.get("phase") == "weighing" and "energy" in line["weighed"] and "energy" in line["predicted"]
-    ]
-    if descent and dense is not None:
-        descent.append(
-            {"batches": place(0), "spent": dense, "target": dense}
-        )  # nothing is removed before the first step
-        descent += [
-            {"batches": row["batches"], "spent": row["predicted"], "target": None}
-            for row in weighings
-            if row["batches"] not in {one["batches"] for one in descent}
-        ]
-        descent.sort(key=lambda row: row["batches"])
-    return {
-        "loss": thinned(loss),
-        "descent": thinned(descent),
-        "duals": thinned(duals),
-        "width_duals": width_duals,
-        "weighings": weighings,
-        "phases": _phases(loss),
-    }
-
-
-def _places(solve: Sequence[tuple[int, float]]) -> Any:
-    """Steps of the solve as batches: several processes draw several batches in one step."""
-    if len(solve) < 2:
-        start = solve[0][1] - solve[0][0] if solve else 0.0
-        return lambda step: start + number(step)
-    (first, at_first), (last, at_last) = solve[0], solve[-1]
-    each = (at_last - at_first) / (last - first)
-    return lambda step: at_first + (number(step) - first) * each
-
-
-def _phases(loss: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Where each phase begins and ends, in batches. Rivals of ECC log no loss while they solve."""
-    phases: list[dict[str, Any]] = []
-    for point in loss:
-        if not phases or phases[-1]["phase"] != point["phase"]:
-            start = phases[-1]["end"] if phases else 0.0
-            began = point["batches"] - point["step"]
-            if point["phase"] == "tune" and began > start and "solve" not in {phase["phase"] for phase in phases}:
-                phases.append({"phase": "solve", "start": start, "end": began})
-                start = began
-            phases.append({"phase": point["phase"], "start": start, "end": start})
-        phases[-1]["end"] = point["batches"]
-    return phases
-
-
-def thinned(rows: Sequence[Any], most: int = MOST_POINTS) -> list[Any]:
-    """Evenly chosen, the first and the last among them."""
-    if len(rows) <= most:
-        return list(rows)
-    return [rows[round(number * (len(rows) - 1) / (most - 1))] for number in range(most)]
 
 
 # ---------------------------------------------------------------- priced by the energy model

@@ -14,14 +14,22 @@ from ecc.errors import BadFile
 
 from .cell import cell_facts, is_run
 from .compare import grid_facts, load_grid
+from .history import Follower
 from .reading import read_json, reading
 
 _SHARE = re.compile(r"^(\w+) ([0-9.e+-]+) of dense$")
 _ENVIRONMENT = ("device", "ecc", "python", "torch", "system", "threads", "cuda", "cudnn", "driver")
 
+NO_CURVES: dict[str, list[Any]] = {"loss": [], "descent": [], "duals": []}
+"""Of seeds other than the first, which is the one that figures over time show."""
 
-def page_facts(folder: str | Path) -> dict[str, Any]:
+
+def page_facts(folder: str | Path, follower: Follower | None = None) -> dict[str, Any]:
     """What a page shows of a run or a grid of runs.
+
+    Args:
+        folder: Of the run, or of the grid.
+        follower: Reads histories; one that is kept from call to call reads only what is new.
 
     Raises:
         BadFile: If the folder is neither, or a file in it is damaged; the file is named.
@@ -30,18 +38,25 @@ def page_facts(folder: str | Path) -> dict[str, Any]:
     if not folder.is_dir():
         raise BadFile(f"{folder} is no folder; give that of `ecc compress` or `ecc compare`.")
     if (folder / "grid.json").is_file():
-        return _grid(folder)
+        return _grid(folder, follower)
     if not is_run(folder):
         raise BadFile(f"{folder} holds neither a run nor a grid; give the folder of `ecc compress` or `ecc compare`.")
-    return _page("run", folder, [cell_facts(folder)])
+    return _page("run", folder, [cell_facts(folder, follower)])
 
 
-def _grid(folder: Path) -> dict[str, Any]:
-    cells = []
+def _grid(folder: Path, follower: Follower | None) -> dict[str, Any]:
+    cells: list[dict[str, Any]] = []
+    has_model = False
     for path in sorted(folder.glob("seed-*/*")):
         if path.name == "dense" or not is_run(path):
             continue
-        cell = cell_facts(path)
+        cell = cell_facts(path, follower)
+        cell["width_duals"] = []  # of some dozen runs the groups' duals cannot be told apart
+        if has_model:  # all have the same one, which would be most of a large page
+            cell["model"] = None
+        has_model = has_model or cell["model"] is not None
+        if cells and cell["seed"] > cells[0]["seed"]:
+            cell |= NO_CURVES
         cell["name"] = f"{path.parent.name}/{path.name}"
         if (file := path / "cell.json").exists():
             found = read_json(file)
@@ -61,10 +76,13 @@ def _grid(folder: Path) -> dict[str, Any]:
 
 
 def _page(kind: str, folder: Path, cells: list[dict[str, Any]]) -> dict[str, Any]:
+    seeds = sorted({cell["seed"] for cell in cells})
+    model = next((cell["model"] for cell in cells if cell["model"]), None)
     for cell in cells:
         cell["budget"] = ", ".join(short_budget(text) for text in cell["budget"].split(", "))
-        if kind == "grid":  # of some dozen runs the groups' duals cannot be told apart
-            cell["width_duals"] = []
+        del cell["model"]
+        if cell["seed"] != seeds[0]:
+            cell |= NO_CURVES
     known = [cell for cell in cells if cell["status"] == "finished"] or cells
     return {
         "kind": kind,
@@ -76,11 +94,11 @@ def _page(kind: str, folder: Path, cells: list[dict[str, Any]]) -> dict[str, Any
         "running": sum(cell["status"] == "running" for cell in cells),
         "methods": ordered(cell["method"] for cell in cells),
         "budgets": sorted({cell["budget"] for cell in cells}, key=_size, reverse=True),
-        "seeds": sorted({cell["seed"] for cell in cells}),
+        "seeds": seeds,
         "cells": cells,
         "rows": [],
         "failed": [],
-        "model": next((cell["model"] for cell in cells if cell["model"]), None),
+        "model": model,
         "commands": _distinct(
             session["command"] for cell in cells for session in cell["sessions"] if "command" in session
         ),

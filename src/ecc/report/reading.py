@@ -13,7 +13,6 @@ from ecc.errors import BadFile
 from ecc.files import read_bytes
 
 _LARGEST = 1e100
-_MOST_HISTORY_BYTES, _MOST_LINE_BYTES = 256 << 20, 1 << 20  # as a run itself reads
 _REPLACED = (KeyError, TypeError, ValueError, AttributeError, IndexError, ZeroDivisionError, OverflowError)
 
 
@@ -46,25 +45,24 @@ def read_json(path: Path) -> dict[str, Any]:
     return found
 
 
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The lines of a history; a last one without its end is still being written.
+def parsed_line(line: bytes, path: Path, count: int) -> dict[str, Any]:
+    """The facts in a line of a history.
+
+    Args:
+        line: Whole.
+        path: Of the file.
+        count: Of the line, from 1.
 
     Raises:
-        BadFile: If another line is damaged.
+        BadFile: If it is damaged.
     """
-    if not path.exists():
-        return []
-    data = read_bytes(path, _MOST_HISTORY_BYTES)
-    lines = []
-    for number, line in enumerate(data[: data.rfind(b"\n") + 1].splitlines(), start=1):
-        try:
-            facts = parsed(line) if len(line) <= _MOST_LINE_BYTES else None
-        except (ValueError, RecursionError):
-            facts = None
-        if not isinstance(facts, dict):
-            raise BadFile(f"{path}:{number}: the line is damaged; restore the file from a copy or run again.")
-        lines.append(facts)
-    return lines
+    try:
+        facts = parsed(line)
+    except (ValueError, RecursionError):
+        facts = None
+    if not isinstance(facts, dict):
+        raise BadFile(f"{path}:{count}: the line is damaged; restore the file from a copy or run again.")
+    return facts
 
 
 def number(value: Any) -> float:

@@ -160,6 +160,7 @@ def widths(facts: Facts) -> dict[str, Any] | None:
             STEP * len(rows),
             _bars(rows, groups, "group", "kept", "full", what, hover),
         )
+    order = {group: number for number, group in enumerate(groups)}
     means: dict[tuple[str, str, str], list[float]] = {}
     for cell in cells:
         for row in cell["widths"]:
@@ -170,11 +171,11 @@ def widths(facts: Facts) -> dict[str, Any] | None:
             "method": method,
             "budget": budget,
             "group": group,
-            "order": groups.index(group),
+            "order": order[group],
             "share": statistics.fmean(shares),
         }
         for (method, budget, group), shares in means.items()
-        if group in groups
+        if group in order
     ]
     x = quantity("share", f"{what} kept", scale={"domain": [0, 1]}, axis={"format": "%"})
     hover = tip(("method", "method"), ("budget", "budget"), ("group", "group"), ("share", "kept", ".1%"))

@@ -11,10 +11,12 @@ import json
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from ecc.errors import EccError
 
+from .history import Follower
 from .html import content_of, page_of
 from .page import page_facts
 
@@ -25,7 +27,7 @@ class LiveServer(ThreadingHTTPServer):
     """Serves the page of one folder.
 
     Args:
-        folder: Of a run or a grid of runs; it is read anew for each answer.
+        folder: Of a run or a grid of runs; it is read for each answer, of histories what is new.
         port: 0 takes any that is free.
 
     Raises:
@@ -37,12 +39,22 @@ class LiveServer(ThreadingHTTPServer):
 
     def __init__(self, folder: str | Path, port: int = 0) -> None:
         self.folder = Path(folder)
-        page_of(page_facts(self.folder), live=True)  # what is wrong is told before anything is served
+        self._follower, self._lock = Follower(), Lock()
+        page_of(self.facts(), live=True)  # what is wrong is told before anything is served
         try:
             super().__init__((ADDRESS, port), _Handler)
         except (OSError, OverflowError) as error:
             why = error.strerror if isinstance(error, OSError) else "there is no such port"
             raise EccError(f"cannot serve on port {port}: {why}. Give another with --port.") from None
+
+    def facts(self) -> dict[str, Any]:
+        """What the folder says now.
+
+        Raises:
+            BadFile: If a file in it is damaged.
+        """
+        with self._lock:  # each answer has a thread of its own
+            return page_facts(self.folder, self._follower)
 
     @property
     def url(self) -> str:
@@ -75,7 +87,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _page(self) -> None:
         try:
-            page = page_of(page_facts(self.server.folder), live=True)
+            page = page_of(self.server.facts(), live=True)
         except EccError as error:
             self._answer(HTTPStatus.SERVICE_UNAVAILABLE, f"{error}\n".encode(), "text/plain")
         else:
@@ -83,7 +95,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _content(self) -> None:
         try:
-            content = content_of(page_facts(self.server.folder))
+            content = content_of(self.server.facts())
         except EccError as error:  # a file that is damaged now may be whole in a moment
             data = json.dumps({"error": str(error)}).encode()
             self._answer(HTTPStatus.SERVICE_UNAVAILABLE, data, "application/json")

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from ecc.errors import BadFile, EccError
+from ecc.files import whole_lines
 
 ABSENT = "(absent)"
-MOST_LINE_BYTES = 1 << 20
-"""Of a history; ours have some kilobytes."""
 
 
 def plain(value: Any, place: str = "config") -> Any:
@@ -47,26 +46,24 @@ def json_line(facts: Mapping[str, Any]) -> bytes:
     return (json.dumps(plain(facts, "facts"), allow_nan=False) + "\n").encode("utf-8")
 
 
-def parsed_lines(data: bytes, path: Path) -> list[tuple[dict[str, Any], int]]:
-    """The facts of every whole line, each with the place where the line ends.
+def parsed_lines(path: Path) -> Iterator[tuple[dict[str, Any], int]]:
+    """The facts of every whole line, each with the place where the line ends; one at a time, as a week has many.
 
     A last line without its end was torn when a process died, and is left out.
 
     Raises:
         BadFile: If another line is damaged.
     """
-    lines = []
     end = 0
-    for number, line in enumerate(data[: data.rfind(b"\n") + 1].splitlines(keepends=True), start=1):
+    for number, line in enumerate(whole_lines(path), start=1):
         end += len(line)
         try:
-            facts = json.loads(line) if len(line) <= MOST_LINE_BYTES else None
+            facts = json.loads(line)
         except (ValueError, RecursionError):
             facts = None
         if not isinstance(facts, dict):
             raise BadFile(f"{path}:{number}: the line is damaged; restore the file from a copy or start anew.")
-        lines.append((facts, end))
-    return lines
+        yield facts, end
 
 
 def first_difference(then: Any, now: Any, place: str = "") -> tuple[str, str, str] | None:

@@ -20,6 +20,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import datetime, timezone
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -37,9 +38,6 @@ except ImportError:  # Windows: two processes on one run are not noticed there
 
 FORMAT = "ecc run"
 VERSION = 1
-
-MOST_HISTORY_BYTES = 256 << 20
-"""Some hundred thousand lines."""
 
 _LOCK = ".ecc-lock"
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0)  # a link in a folder from elsewhere could lead to any file of the user
@@ -115,15 +113,14 @@ class RunDir:
             raise BadFile(f"cannot write {self.path / 'history.jsonl'}: {error.strerror}.") from None
         self._lines += 1
 
-    def history(self) -> list[dict[str, Any]]:
-        """All lines so far.
+    def history(self) -> Iterator[dict[str, Any]]:
+        """All lines so far, read one at a time.
 
         Raises:
             BadFile: If a line is damaged.
         """
-        path = self.path / "history.jsonl"
-        lines = parsed_lines(read_bytes(path, MOST_HISTORY_BYTES), path)
-        return [facts for facts, _ in (lines[: self._lines] if self.writes else lines)]
+        lines = parsed_lines(self.path / "history.jsonl")
+        return (facts for facts, _ in islice(lines, self._lines if self.writes else None))
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Writes what came out; from now on the run counts as finished."""
@@ -143,15 +140,15 @@ class RunDir:
             self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | _NO_LINK, 0o666)
         except OSError as error:
             raise BadFile(f"cannot write {path}: {error.strerror}.") from None
-        lines = parsed_lines(read_bytes(path, MOST_HISTORY_BYTES), path)
-        keep = len(lines)
+        keep: int | None = None
         if self.summary() is None:
             keep = _saved(self.checkpoint_path)["history_lines"] if self.checkpoint_path.exists() else 0
-            if keep > len(lines):
-                raise BadFile(
-                    f"{path} has {len(lines)} lines, but had {keep} at the checkpoint; restore it, or start anew."
-                )
-        self._lines, self._end = keep, lines[keep - 1][1] if keep else 0
+        self._lines = self._end = there = 0
+        for there, (_, end) in enumerate(parsed_lines(path), start=1):
+            if keep is None or there <= keep:
+                self._lines, self._end = there, end
+        if keep is not None and there < keep:
+            raise BadFile(f"{path} has {there} lines, but had {keep} at the checkpoint; restore it, or start anew.")
 
     def _cut_back(self) -> None:
         """Drops what is to be done again, as late as possible: a run that is refused keeps its lines."""
