@@ -36,6 +36,7 @@ from ecc.energy import EnergyModel, fit
 from ecc.graph import trace_channels
 from ecc.measure import PROFILE_SETTINGS, Analytic, Source, close_meter, find_meter, profile
 from ecc.methods.compare import Cell, Comparison
+from ecc.methods.recalibration import BATCHES
 from ecc.methods.weighing import Scales
 from ecc.task import Task, with_batch
 from ecc.training import Interrupted
@@ -262,6 +263,7 @@ def main() -> None:
         "device": torch.cuda.get_device_name() if options.device == "cuda" else "cpu",
         "measured_batch": batch,
         "meter": source.describe().to_dict(),
+        "recalibration_batches": BATCHES,
         "settings": {key: value for key, value in vars(grid.settings).items() if key != "seed"},
         "full_widths": trace_channels(task.model, task.example_input, proven=False).full_widths,
         "fit": {key: value for key, value in energy.quality.items() if key != "families"},

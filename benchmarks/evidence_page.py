@@ -98,7 +98,16 @@ def _about(found: Experiment) -> str:
     facts += [f"dense: {shown(dense)}" if dense else "no dense score"]
     facts += [f"{weight[0]:.4g} J a batch, {found.labels}"] if weight else []
     facts += [f"mean error of the energy model: {record['fit']['mean']:.2%}"] if "mean" in record.get("fit", {}) else []
-    return "; ".join(facts) + "."
+    return "; ".join(facts) + "." + _norms(record.get("recalibration_batches"))
+
+
+def _norms(batches: int | None) -> str:
+    if batches is None:
+        return (
+            " These cells are older than `methods/recalibration.py`: rivals judged their candidates, and stand in the "
+            "tables before tuning, with the batch norms of the dense network. They are to be run again."
+        )
+    return f" Batch norms of rivals saw {batches} batches before a candidate was judged, and before the tuning."
 
 
 def _origins(found: Experiment) -> list[str]:
@@ -247,8 +256,11 @@ def _counted(cell: Cell, what: str, unit: float) -> str:
 def missing(found: Experiment) -> str:
     """The cells without a network, with their reasons."""
     rows = [cell for cell in found.cells if cell.missing is not None]
-    seeds: dict[tuple[str, str, str | None], list[str]] = {}
+    seeds: dict[tuple[str, str | None], dict[str, list[str]]] = {}
     for cell in rows:
-        seeds.setdefault((cell.method, cell.budget, cell.missing), []).append(str(cell.seed))
-    lines = [f"- {name} at {budget}, seed {', '.join(which)}: {why}" for (name, budget, why), which in seeds.items()]
+        seeds.setdefault((cell.method, cell.missing), {}).setdefault(cell.budget, []).append(str(cell.seed))
+    lines = [
+        f"- {name}, {why}: " + "; ".join(f"{budget} of seed {', '.join(which)}" for budget, which in budgets.items())
+        for (name, why), budgets in seeds.items()
+    ]
     return "\n".join([f"Missing, {len(rows)} of {len(found.cells)} cells:\n", *lines]) if rows else ""

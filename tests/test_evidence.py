@@ -165,7 +165,7 @@ def test_tables_tell_means_seeds_and_gaps(page: ModuleType, tmp_path: Path) -> N
     assert "| amc | 79.00 (1 of 2) | missing |" in text
     assert "| ecc | 81.0, 0.99 J | 70.0, 0.693 J |" in text  # the paper's Table 2
     assert "Missing, 3 of 7 cells:" in text
-    assert "- amc at 50%, seed 1: ran out of time" in text
+    assert "- amc, ran out of time: 50% of seed 1" in text
     assert "results/evidence/e2.json" in text
 
 
@@ -189,7 +189,7 @@ def test_the_long_page_has_every_finished_cell(page: ModuleType, tmp_path: Path)
     text = page.long_page(tmp_path)
     assert "| ecc | 50% | 0 | 90.00 | 50.00 | 80.00 | 98.0% | 0.99 | 49.5% | 99.0% |" in text
     assert "| amc |" not in text
-    assert "- amc at 50%, seed 0: not finished" in text
+    assert "- amc, not finished: 50% of seed 0" in text
 
 
 @pytest.mark.parametrize("known", [True, False])

@@ -47,6 +47,7 @@ IN_THE_WRITERS = {
     "Ten-fold": "how ecc.energy cross-validates",
     "lossy 128 px copy": "what the packed file holds",
     "solve of 20,000 steps": "SOLVE_STEPS of step_time.py",
+    "half of all weights": "one of the two layers of each block of step_time.py's MlpStack",
     "half of them just before": "how reliability.py kills",
     "about half their widths": "how export_roundtrip.py cuts",
     "widths in multiples of 8 and with": "export_roundtrip.py cuts in both ways",

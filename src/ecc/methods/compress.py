@@ -305,9 +305,12 @@ class Compression(Phases[Compressed]):
     # ------------------------------------------------------------ numbers
 
     def _held_out(self, model: nn.Module) -> float:
+        """What a search goes by: in the precision of training, for there are hundreds of candidates."""
         if self.task.evaluate_held_out is None:
             raise BadTask("the method judges by held-out data and does not say so: its needs_held_out must be True.")
+        dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.settings.precision)
         with (
+            torch.autocast(self.device.type, dtype=dtype, enabled=dtype is not None),
             recalibrated(model, self._calibration()),
             users_code(f"evaluate_held_out of task {self.task.name!r}"),
         ):
