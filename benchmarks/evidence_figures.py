@@ -73,7 +73,7 @@ def accuracy(found: Experiment, plots: Any) -> Any:
         axis.grid(alpha=0.25)
         _cut_off(axis, ends, below)
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right upper", frameon=False)
-    seeds = len({cell.seed for cell in found.cells})
+    seeds = len({cell.seed for cell in found.cells if cell.share is not None})
     over = f"mean, least and most of {seeds} seeds" if seeds > 1 else "one seed"
     figure.suptitle(f"{found.title}; {over}; {found.record['device']}", x=0.01, ha="left", fontsize=10)
     figure.set_facecolor("white")  # a page may be dark
