@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 from typing import Any
 
 import hypothesis
@@ -15,6 +16,10 @@ SEED = 20190613
 
 # One thread a process: the suite itself runs in parallel, and sums over threads differ from run to run.
 torch.set_num_threads(1)
+
+# A shell starts jobs in the background with Ctrl-C ignored, and the programs that tests interrupt would inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 class _TorchRandom:
@@ -35,7 +40,7 @@ hypothesis.register_random(_TORCH_RANDOM)
 
 # `ci`: the same examples on every run, so that a red build is red for everyone.
 # `explore`: new examples on every run, for a long look: HYPOTHESIS_PROFILE=explore make pytest
-hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
+hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True, max_examples=60)
 hypothesis.settings.register_profile("explore", deadline=None, max_examples=5_000, print_blob=True)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 

@@ -19,6 +19,7 @@ def run(*words: str) -> tuple[int, str]:
     return result.exit_code, result.output
 
 
+@pytest.mark.thorough  # the help's own example fits as well
 def test_a_profile_is_fitted_and_the_model_written(tmp_path: Path) -> None:
     code, text = run(str(PROFILE), "-o", str(tmp_path / "energy.json"), "--budget", "5%")
     assert code == 0

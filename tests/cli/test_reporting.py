@@ -63,9 +63,12 @@ def test_live_prints_where_to_look_and_ends_with_ctrl_c(tmp_path: Path) -> None:
     words = [sys.executable, "-m", "ecc", "report", "--live", str(folder), "--port", "0"]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        url = process.stdout.readline().split()[0]
-        with urlopen(url, timeout=30) as answer:
-            assert b"still running" in answer.read()
-        process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=30)
+        try:
+            url = process.stdout.readline().split()[0]
+            with urlopen(url, timeout=30) as answer:
+                assert b"still running" in answer.read()
+            process.send_signal(signal.SIGINT)
+            _, errors = process.communicate(timeout=30)
+        finally:
+            process.kill()  # or it would be waited for without end
     assert (process.returncode, errors) == (0, "")

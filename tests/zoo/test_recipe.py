@@ -66,13 +66,14 @@ def test_the_papers_recipes_have_the_papers_numbers(
     assert found.methods == ["ecc", "netadapt", "amc"]
 
 
-def test_our_experiments_compare_all_methods_at_the_same_five_budgets() -> None:
+def test_our_experiments_compare_all_methods_at_the_same_budgets() -> None:
     for name in ALL:
         if not name.startswith("paper/"):
             found = read_recipe(RECIPES / name)
             assert found.methods == ["ecc", "netadapt", "amc", "eap", "lcp", "uniform", "scratch"]
-            assert found.budgets == ["80%", "65%", "50%", "35%", "25%"]
-            assert found.seeds == 3
+            reachable = ["80%", "65%", "50%", "35%"] + ([] if found.task == "erfnet" else ["25%"])
+            assert found.budgets == reachable
+            assert found.seeds == (3 if found.task == "mobilenet_v1" else 2)
 
 
 def test_what_is_left_out_is_left_to_whoever_runs_it(tmp_path: Path) -> None:

@@ -43,8 +43,8 @@ class TrainSettings:
     """Images with their channels innermost: faster on GPUs."""
 
     cuda_graph: bool = False
-    """Forward and backward as one CUDA graph: several times faster for small networks on large GPUs. Not for networks
-    that look at values, such as those that choose their way by them. On other devices it changes nothing."""
+    """Forward and backward as one CUDA graph, for small networks on large GPUs, which would wait for the host. Not for
+    networks that look at values, such as those that choose their way by them. On other devices it changes nothing."""
 
     seed: int = 0
     """Of dropout and whatever else the network draws."""
