@@ -67,6 +67,10 @@ def compress(
     temperature: Annotated[
         float | None, typer.Option("--temperature", metavar="T", help="Compare probabilities instead of logits.")
     ] = None,
+    metric: Annotated[
+        str | None,
+        typer.Option("--metric", help="What a channel counts for: taylor, or adam, as in the paper."),
+    ] = None,
     min_share: Annotated[
         float, typer.Option("--min-share", metavar="SHARE", help="No group keeps less of its channels.")
     ] = 0.1,
@@ -127,6 +131,7 @@ def compress(
         train_lr=train_lr,
         distill=distill,
         temperature=temperature,
+        metric=metric,
         min_share=min_share,
         round_to=round_to,
         precision=precision,
