@@ -223,6 +223,10 @@ COMPRESS: Table = {
     "frozen after profiling": (f"{K} --freeze 0", "belongs to network"),
     "unknown method": (f"{K} --method magic", "magic"),
     "unknown granularity": (f"{K} --granularity atom", "granularity 'atom' is unknown"),
+    "weights by a metric of channels": (
+        "compress digits --granularity weight --metric taylor --meter platform:eyeriss --budget 40% -o run",
+        "--metric is for channels",
+    ),
     "weights with a model": (f"{K} --granularity weight", "--energy is for channels"),
     "weights by a method": (
         "compress net.py:task --granularity weight --method lcp --budget 50% -o new",

@@ -118,7 +118,7 @@ def compress(
       torchrun --nproc-per-node 4 -m ecc compress net.py:build --energy e.json --budget 60% -o run
     """
     budgets = parse_budgets(budget)
-    is_fine = _is_fine(granularity, energy or [], freeze or [])
+    is_fine = _is_fine(granularity, energy or [], freeze or [], metric)
     rival = find_method(method)
     if is_fine and rival is not None:
         raise EccError(f"--method {method} prunes channels; with --granularity weight leave it out.")
@@ -210,7 +210,7 @@ def show(summary: dict[str, Any], folder: Path, view: Callable[[dict[str, Any], 
     typer.echo(text.get(), nl=False)
 
 
-def _is_fine(granularity: str, energy: Sequence[Path], freeze: Sequence[str]) -> bool:
+def _is_fine(granularity: str, energy: Sequence[Path], freeze: Sequence[str], metric: str | None) -> bool:
     """Whether single weights are pruned; refuses options that do not go together."""
     if granularity not in ("channel", "weight"):
         raise EccError(f"granularity {granularity!r} is unknown; there are channel and weight.")
@@ -220,7 +220,7 @@ def _is_fine(granularity: str, energy: Sequence[Path], freeze: Sequence[str]) ->
                 "--energy is missing: channels are pruned by an energy model. Fit one: ecc fit PROFILE -o energy.json"
             )
         return False
-    for option, given in (("--energy", energy), ("--freeze", freeze)):
+    for option, given in (("--energy", energy), ("--freeze", freeze), ("--metric", metric)):
         if given:
             raise EccError(f"{option} is for channels; with --granularity weight leave it out.")
     return True
