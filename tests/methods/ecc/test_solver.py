@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import copy
-import io
 import random
 from typing import Any
 
@@ -13,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ecc.errors import BadFile, InfeasibleBudget
 from ecc.graph import live_channels, slim, trace_channels
 from ecc.methods import EccSolver, PaperSettings
-from methods.nets import NETS, bytes_cost, macs_cost, traced, train
+from methods.nets import NETS, bytes_cost, goes_on_to_the_bit, macs_cost, traced, train
 
 STEPS = 24
 LR = 1e-2
@@ -54,15 +53,7 @@ def test_budgets_are_met_on_schedule_resumed_to_the_bit_and_cut_exactly(name: st
     # Stopped and taken up by another process: not a bit differs.
     other, _, _ = traced(name, seed=99)
     resumed = solver_for(other, graph, budget)
-    file = io.BytesIO()
-    torch.save(saved, file)
-    file.seek(0)
-    loaded = torch.load(file, weights_only=True)
-    other.load_state_dict(loaded["net"])
-    resumed.load_state_dict(loaded["solver"])
-    train(other, resumed, example, range(stop + 1, STEPS))
-    for key, value in net.state_dict().items():
-        assert torch.equal(value, other.state_dict()[key]), key
+    goes_on_to_the_bit(net, other, resumed, saved, example, range(stop + 1, STEPS))
     assert resumed.widths == solver.widths
     assert resumed.duals == solver.duals
 

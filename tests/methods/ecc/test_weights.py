@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import copy
-import io
 import math
 import random
 from dataclasses import replace
@@ -21,7 +20,7 @@ from ecc.measure.meters.platform import Platform
 from ecc.methods.ecc.scores import adam_metrics
 from ecc.methods.ecc.weights import Weights, WeightSolver, count_nonzeros, floor_counts
 from methods.ecc.test_solver import Waits
-from methods.nets import NETS, traced, train
+from methods.nets import NETS, goes_on_to_the_bit, traced, train
 
 STEPS = 20
 LR = 1e-2
@@ -78,15 +77,7 @@ def test_budgets_are_met_on_schedule_without_regrowth_and_resumed_to_the_bit(nam
 
     # Stopped and taken up by another process: not a bit differs.
     other, _, _, resumed = solver_for(name, seed=99)
-    file = io.BytesIO()
-    torch.save(saved, file)
-    file.seek(0)
-    loaded = torch.load(file, weights_only=True)
-    other.load_state_dict(loaded["net"])
-    resumed.load_state_dict(loaded["solver"])
-    train(other, resumed, example, range(stop + 1, STEPS))
-    for key, value in net.state_dict().items():
-        assert torch.equal(value, other.state_dict()[key]), key
+    goes_on_to_the_bit(net, other, resumed, saved, example, range(stop + 1, STEPS))
     assert resumed.counts == solver.counts
     assert resumed.duals == solver.duals
 
