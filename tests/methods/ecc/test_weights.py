@@ -19,7 +19,7 @@ from ecc.graph.rebuild import named_tensors
 from ecc.measure.meters.platform import Platform
 from ecc.methods.ecc.scores import adam_metrics
 from ecc.methods.ecc.weights import Weights, WeightSolver, count_nonzeros, floor_counts
-from methods.ecc.test_solver import Waits
+from methods.ecc.test_solver import Waits, solve_without_waits
 from methods.nets import NETS, goes_on_to_the_bit, traced, train
 
 STEPS = 20
@@ -312,14 +312,6 @@ def test_on_a_gpu_torch_itself_sees_no_wait(kind: Any) -> None:
     net, example = net.cuda(), example.cuda()
     cost = cost_of(graph)
     solver = WeightSolver(net, cost, "50%", STEPS, optimizer=kind(net.parameters(), lr=LR))
-    for _ in range(STEPS):
-        net(example).square().mean().backward()
-        torch.cuda.synchronize()
-        torch.cuda.set_sync_debug_mode("error")
-        try:
-            solver.step()
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
-        solver.zero_grad()
+    solve_without_waits(net, example, solver, STEPS)
     assert solver.is_met
     assert count_nonzeros(net, cost) == solver.counts
