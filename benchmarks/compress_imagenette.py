@@ -12,18 +12,16 @@ import argparse
 import json
 import tempfile
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import torch
-from machine import machine
+from machine import machine, write_record
 from packed import packed_task
+from profile_networks import profiled
 
 from ecc.energy import fit, parse_budgets
-from ecc.graph import trace_channels
-from ecc.measure import PROFILE_SETTINGS, Analytic, find_meter, profile
+from ecc.measure import find_meter
 from ecc.methods import Compression, CompressSettings
-from ecc.task import with_batch
 from ecc.training import World
 
 
@@ -52,30 +50,12 @@ def main() -> None:
     task = packed_task(
         "mobilenet_v1", "imagenette", options.data, device=device, size=(128, 128), batch=128, limit=options.limit
     )
-    example = with_batch(task.example_input, options.batch)
-    graph = trace_channels(task.model, example, proven=False)
-    settings = replace(
-        PROFILE_SETTINGS, mode="graph", precision="tf32", window_seconds=0.3, min_ticks=3, cudnn_autotune=False
-    )
     with tempfile.TemporaryDirectory() as folder:
         path = options.profile or Path(folder) / "imagenette.profile"
-        analytic = isinstance(source, Analytic)
-        measured = profile(
-            task.model,
-            graph,
-            example,
-            source,
-            path,
-            rows=options.rows,
-            multiple_of=8,
-            reference_every=20,
-            device=None if analytic else device,
-            **({} if analytic else {"settings": settings}),
-        )
-        energy = fit(measured)
-        profiled = time.perf_counter() - started
+        energy = fit(profiled(task, options.batch, source, path, options.rows, device))
+        seconds = time.perf_counter() - started
         print(
-            f"profile and fit: {profiled:.0f} s, error {energy.quality['mean']:.2%}, dense {energy.dense:.4g} J",
+            f"profile and fit: {seconds:.0f} s, error {energy.quality['mean']:.2%}, dense {energy.dense:.4g} J",
             flush=True,
         )
         job = Compression(
@@ -115,14 +95,13 @@ def main() -> None:
         "energy_share_of_dense": row["result"] / row["dense"],
         "points_lost": 100 * drop,
         "seconds": time.perf_counter() - started,
-        "seconds_profile_and_fit": profiled,
+        "seconds_profile_and_fit": seconds,
         "fit": {name: value for name, value in energy.quality.items() if name != "families"},
         "summary": summary,
         "weighings": [line for line in history if line.get("phase") == "weighing"],
         "solver": [line for line in history if line.get("phase") == "solver"],
     }
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    write_record(record, options.out)
     print(f"{record['energy_share_of_dense']:.1%} of dense, {record['budget_share_reached']:.1%} of the budget "
           f"({row['label']}); score {summary['scores']}; {record['seconds']:.0f} s")  # fmt: skip
 

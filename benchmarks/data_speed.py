@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import os
 import tempfile
 import time
@@ -22,7 +21,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from machine import machine
+from machine import machine, write_record
 from PIL import Image, ImageFilter
 
 from ecc.zoo.data import ImageData, Packed, batches, find_data
@@ -118,8 +117,7 @@ def main() -> None:
         "environment": machine(device=device, load_average=round(os.getloadavg()[0], 1)),
         "speed": rows,
     }
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    write_record(record, options.out)
     for name, row in rows.items():
         print(name, row)
 

@@ -10,11 +10,10 @@ MobileNet also the paper's Figures 2 and 3: the error over iterations of Adam, o
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any
 
-from machine import machine
+from machine import machine, write_record
 
 from ecc.energy.study import study
 from ecc.measure import Profile
@@ -53,8 +52,7 @@ def main() -> None:
         "environment": machine(),
         "profiles": found,
     }
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(record) + "\n", encoding="utf-8")
+    write_record(record, options.out, indent=None)
 
 
 if __name__ == "__main__":

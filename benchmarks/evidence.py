@@ -29,12 +29,13 @@ from typing import Any
 
 import torch
 import torch.multiprocessing
-from machine import machine
+from machine import machine, write_record
 from packed import packed_data, packed_task
+from profile_networks import profiled
 
 from ecc.energy import EnergyModel, fit
 from ecc.graph import trace_channels
-from ecc.measure import PROFILE_SETTINGS, Analytic, Source, close_meter, find_meter, profile
+from ecc.measure import Source, close_meter, find_meter
 from ecc.methods.compare import Cell, Comparison
 from ecc.methods.recalibration import BATCHES
 from ecc.methods.weighing import Scales
@@ -69,21 +70,11 @@ def for_all(data: ImageData) -> ImageData:
     return replace(data, **{name: Packed(s.images.share_memory_(), s.labels) for name, s in splits.items()})
 
 
-def profiled(task: Task, batch: int, source: Source, root: Path, rows: int, device: str) -> EnergyModel:
+def fitted(task: Task, batch: int, source: Source, root: Path, rows: int, device: str) -> EnergyModel:
     """The energy model of this machine, fitted once."""
     file = root / "energy.json"
     if not file.exists():
-        example = with_batch(task.example_input, batch)
-        graph = trace_channels(task.model, example, proven=False)
-        settings = None
-        if not isinstance(source, Analytic):
-            quick = {"window_seconds": 0.3, "min_ticks": 3, "cudnn_autotune": False}
-            settings = replace(PROFILE_SETTINGS, mode="graph", precision="tf32", **quick)  # type: ignore[arg-type]
-        found = profile(
-            task.model, graph, example, source, root / "network.profile", rows=rows, multiple_of=8, reference_every=20,
-            **({} if settings is None else {"settings": settings, "device": device}),  # type: ignore[arg-type]
-        )  # fmt: skip
-        fit(found).save(file)
+        fit(profiled(task, batch, source, root / "network.profile", rows, device)).save(file)
     return EnergyModel.load(file)
 
 
@@ -244,7 +235,7 @@ def main() -> None:
     batch, runs = MEASURED_BATCH[options.name], options.root / "runs"
     source = find_meter(options.meter, runs_on=options.device)
     try:
-        energy = profiled(task, batch, source, options.root, options.rows, options.device)
+        energy = fitted(task, batch, source, options.root, options.rows, options.device)
         print(f"{time.monotonic() - started:.0f} s: energy model, error {energy.quality['mean']:.2%}", flush=True)
         grid = the_grid(options, recipe, task)
         grid.begin(runs)
@@ -269,8 +260,7 @@ def main() -> None:
         "fit": {key: value for key, value in energy.quality.items() if key != "families"},
         "rows": rows_of(grid, runs),
     }
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    write_record(record, options.out)
     print(f"{time.monotonic() - started:.0f} s: written", flush=True)
 
 

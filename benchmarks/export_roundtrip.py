@@ -9,7 +9,6 @@ what is shown is that files compute what the network computes, and what they tak
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import random
 from importlib.metadata import version
@@ -18,7 +17,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from machine import machine
+from machine import machine, write_record
 from torch import Tensor, nn
 
 from ecc.export import TOLERANCE, compare_latency, export_model, load_slim
@@ -111,7 +110,7 @@ def main() -> None:
         "tolerance": TOLERANCE,
         "rows": rows,
     }
-    RESULT.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+    write_record(facts, RESULT)
 
 
 if __name__ == "__main__":

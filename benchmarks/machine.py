@@ -1,7 +1,8 @@
-"""What a result was measured on, for the JSON beside it."""
+"""What a result was measured on, and the JSON that it is kept in."""
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import sys
@@ -12,6 +13,7 @@ from typing import Any
 import torch
 
 import ecc
+from ecc.files import write_text
 
 
 def machine(**more: Any) -> dict[str, Any]:
@@ -37,3 +39,9 @@ def cpu_name() -> str:
     except OSError:
         return platform.processor()
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
+
+
+def write_record(record: dict[str, Any], out: Path, indent: int | None = 1) -> None:
+    """The result as JSON; a file that was there before is replaced as a whole, or left."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_text(out, json.dumps(record, indent=indent) + "\n")

@@ -16,8 +16,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ecc.graph import trace_channels
-from ecc.measure import PROFILE_SETTINGS, Meter, Profile, Progress, find_meter, profile
-from ecc.task import with_batch
+from ecc.measure import (
+    PROFILE_SETTINGS,
+    MeasureSettings,
+    Meter,
+    Profile,
+    Progress,
+    Source,
+    find_meter,
+    profile,
+)
+from ecc.task import Task, with_batch
 from ecc.zoo import find_task
 
 
@@ -45,16 +54,33 @@ class Enough(Exception):
     """Ends a second round early."""
 
 
+def settings_of(ticks: int, *, autotune: bool) -> MeasureSettings:
+    """As a CUDA graph in TF32, in windows of so many ticks of a tenth of a second."""
+    deployed = replace(PROFILE_SETTINGS, mode="graph", precision="tf32", cudnn_autotune=autotune)
+    return replace(deployed, window_seconds=ticks / 10, min_ticks=ticks)
+
+
+def profiled(task: Task, batch: int, source: Source, path: Path, rows: int, device: str) -> Profile:
+    """A task's network in short windows, for benchmarks that compress it; an analytic source is only asked."""
+    example = with_batch(task.example_input, batch)
+    graph = trace_channels(task.model, example, proven=False)
+    return profile(
+        task.model,
+        graph,
+        example,
+        source,
+        path,
+        rows=rows,
+        multiple_of=8,
+        settings=settings_of(3, autotune=False),
+        device=device,
+        reference_every=20,
+    )
+
+
 def measured(plan: Plan, path: Path, meter: Meter, rows: int, reference_every: int, repeats: int) -> Profile:
     """All networks once, and the first of them a second time."""
-    settings = replace(
-        PROFILE_SETTINGS,
-        mode="graph",
-        precision="tf32",
-        cudnn_autotune=plan.autotune,
-        window_seconds=0.1 * plan.ticks,
-        min_ticks=plan.ticks,
-    )
+    settings = settings_of(plan.ticks, autotune=plan.autotune)
     task = find_task(plan.network)
     example = with_batch(task.example_input, plan.batch)
     graph = trace_channels(task.model, example, proven=False)

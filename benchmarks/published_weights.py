@@ -11,14 +11,13 @@ training photos of ImageNet: the numbers show that weights and networks fit toge
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from machine import machine
+from machine import machine, write_record
 from packed import WEIGHTS, packed_data
 from torch import Tensor, nn
 
@@ -133,8 +132,7 @@ def main() -> None:
         started = time.perf_counter()
         record["networks"][name] = job(options.data, options.limit, device)
         print(f"{name}: {record['networks'][name]} in {time.perf_counter() - started:.0f} s", flush=True)
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    write_record(record, options.out)
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "benchmarks")]
 
 import torch  # noqa: E402 - the tests' folder must be on the path first
-from machine import machine  # noqa: E402
+from machine import machine, write_record  # noqa: E402
 from typer.testing import CliRunner  # noqa: E402
 
 from ecc.cli import app  # noqa: E402
@@ -64,8 +64,7 @@ def add(out: Path, kind: str, counts: dict[str, Any]) -> None:
         },
         "kinds": kinds,
     }
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    write_record(record, out)
     print(f"{kind}: {counts['tried']} tried, {survived} survived, {len(counts['lost'])} lost", flush=True)
 
 

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import json
 import statistics
 import time
 from collections.abc import Callable
@@ -25,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from machine import machine
+from machine import machine, write_record
 from torch import nn
 
 import ecc
@@ -91,7 +90,7 @@ def main() -> None:
         "environment": machine(repeats=args.repeats),
         "rows": rows,
     }
-    args.out.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+    write_record(data, args.out)
     titles = list(rows[0]["milliseconds"])
     print(f"{'CPU ms, half widths':22}" + "".join(f"{title:>15}" for title in titles))
     for row in rows:

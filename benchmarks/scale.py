@@ -25,7 +25,7 @@ import multiprocessing
 from pathlib import Path
 from typing import Any
 
-from machine import machine
+from machine import machine, write_record
 from scale_cases import CASES, Point, in_own_process
 from trace_scaling import slope
 
@@ -83,8 +83,7 @@ def main() -> None:
             "environment": machine(),
             "cases": {name: cases[name] for name in CASES if name in cases},
         }
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        write_record(record, options.out)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ process spent computing: what others do on the machine meanwhile does not count,
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import time
 from collections.abc import Callable
@@ -23,7 +22,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from machine import machine
+from machine import machine, write_record
 from torch import Tensor, nn
 
 from ecc.energy import counted
@@ -187,8 +186,7 @@ def main() -> None:
         "clock": "wall" if device == "cuda" else "of the process, one thread",
         "networks": rows,
     }
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    write_record(record, options.out)
 
 
 if __name__ == "__main__":

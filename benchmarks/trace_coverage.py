@@ -33,7 +33,6 @@ import json
 import math
 import multiprocessing
 import os
-import platform
 import statistics
 import sys
 import time
@@ -41,7 +40,6 @@ from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
 from fnmatch import fnmatch
 from importlib import metadata
 from multiprocessing.connection import Connection, wait
@@ -54,7 +52,7 @@ os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 
 from coverage_networks import KINDS, Network, all_networks  # noqa: E402 - after the lines above
 from coverage_worker import Settings, measure, stage_limit  # noqa: E402
-from machine import cpu_name  # noqa: E402 - as above
+from machine import machine, write_record  # noqa: E402 - as above
 
 Row = dict[str, Any]
 TOOLS = ("ecc", "torch_pruning")
@@ -164,9 +162,7 @@ def save(args: argparse.Namespace, rows: dict[str, Row]) -> None:
     """Write everything known so far; a kill leaves the file before or the file after."""
     ordered = sorted(rows.values(), key=lambda row: (KINDS.index(row["kind"]), row["name"]))
     data = {"environment": args.environment, "totals": totals(ordered), "rows": ordered}
-    part = args.out.with_suffix(".part")
-    part.write_text(json.dumps(_plain(data), indent=1) + "\n", encoding="utf-8")
-    part.replace(args.out)
+    write_record(_plain(data), args.out)
 
 
 def _plain(value: Any) -> Any:
@@ -179,19 +175,8 @@ def _plain(value: Any) -> Any:
 
 
 def environment(args: argparse.Namespace) -> dict[str, Any]:
-    words = [Path(word).name if Path(word).is_absolute() else word for word in sys.argv[1:]]
-    return {
-        "cpu": cpu_name(),
-        "cores": os.cpu_count(),
-        "python": platform.python_version(),
-        **{name: _version(name) for name in ("torch", "torchvision", "timm", "torch_pruning")},
-        "ecc": _version("ecc"),
-        "date": datetime.now(timezone.utc).date().isoformat(),
-        "command": " ".join(["benchmarks/trace_coverage.py", *words]),
-        "threads": 1,
-        "jobs": args.jobs,
-        "limit_seconds": args.limit,
-    }
+    libraries = {name: _version(name) for name in ("torchvision", "timm", "torch_pruning")}
+    return machine(**libraries, jobs=args.jobs, limit_seconds=args.limit)
 
 
 def _version(package: str) -> str | None:

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
 import math
 import multiprocessing
 import statistics
@@ -30,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from machine import machine
+from machine import machine, write_record
 from torch import Tensor, nn
 
 import ecc
@@ -256,7 +255,7 @@ def main() -> None:
         "exponents": exponents,
         "points": points,
     }
-    args.out.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+    write_record(data, args.out)
     print()
     print_table(points, exponents)
     picture = plot(points, args.out)

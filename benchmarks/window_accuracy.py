@@ -15,7 +15,6 @@ standard deviation) of joules per inference over the repeats, and the seconds a 
 from __future__ import annotations
 
 import argparse
-import json
 import signal
 import statistics
 import subprocess
@@ -25,7 +24,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from machine import machine
+from machine import machine, write_record
 
 from ecc.measure import MeasureSettings, Meter, find_meter, measure, probe
 from ecc.measure.deploy import deployed
@@ -161,8 +160,7 @@ def main() -> None:
         "windows": table,
         "spread_ratio_at_half_a_second": half["ours"]["spread"] / half["nvidia-smi child"]["spread"],  # type: ignore[operator]
     }
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    write_record(record, options.out)
     print(f"reference {before:.5f} and {after:.5f} J a batch of {options.batch}; counter period {counter.tick_seconds}")
     print(f"{'seconds':>8} {'way':<18} {'bias':>8} {'spread':>8} {'took':>7}")
     for length, ways in table.items():

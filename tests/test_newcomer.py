@@ -6,14 +6,12 @@ the README's script beside it and run that, word for word. They end with a netwo
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from test_examples import printed
 from test_readme import steps
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -89,20 +87,9 @@ def test_a_newcomer_ends_with_a_small_network_of_their_own(tmp_path: Path) -> No
     assert readme[0].name == "train.py"
     (tmp_path / "train.py").write_text(TRAIN, encoding="utf-8")
     (tmp_path / "compress.py").write_text(readme[1].text + CHECKS, encoding="utf-8")
-    done = subprocess.run(
-        [sys.executable, "compress.py"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "J a batch (estimated)" in done.stdout
-    share, same, accuracy, sizes = re.search(
-        r"CHECKS share=(\S+) same=(\S+) accuracy=(\S+) sizes=(\S+)", done.stdout
-    ).groups()  # type: ignore[union-attr]
+    said = printed(["compress.py"], tmp_path)
+    assert "J a batch (estimated)" in said
+    share, same, accuracy, sizes = re.search(r"CHECKS share=(\S+) same=(\S+) accuracy=(\S+) sizes=(\S+)", said).groups()  # type: ignore[union-attr]
     assert 0.4 < float(share) <= 0.5, "the budget of the README is 50%"
     assert same == "True", "the file gives the very network that was saved"
     assert float(accuracy) > 0.9

@@ -6,23 +6,17 @@ import json
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
 
-from ecc.cli import app
+from cli.test_compressing import SHORT, assert_refused, ecc
 from ecc.training import load_state
 
 FINE = ("--granularity", "weight", "--meter", "platform:eyeriss")
-SHORT = ("--train-steps", "3", "--steps", "12", "--tune-steps", "2", "--lr", "1e-3", "--device", "cpu")
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     return tmp_path
-
-
-def ecc(*words: str) -> Result:
-    return CliRunner().invoke(app, ["compress", *words], env={"COLUMNS": "160", "TERMINAL_WIDTH": "160"})
 
 
 def test_a_run_is_told_shown_again_and_given_to_programs(folder: Path) -> None:
@@ -76,10 +70,7 @@ BAD: dict[str, tuple[list[str], str]] = {
 @pytest.mark.parametrize("name", BAD)
 def test_what_is_wrong_is_said_in_one_line_before_anything_is_trained(folder: Path, name: str) -> None:
     words, message = BAD[name]
-    result = ecc(*words, "--quiet", "--train-steps", "1000000")
-    assert (result.exit_code, result.stdout) == (2, "")
-    assert message in result.stderr
-    assert len(result.stderr.splitlines()) == 1, result.stderr
+    assert_refused(words, message)
     assert not (folder / "run").exists()
 
 

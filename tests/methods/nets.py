@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -230,6 +231,30 @@ def train(
         solver.zero_grad()
         if after is not None:
             after(step)
+
+
+def goes_on_to_the_bit(
+    net: nn.Module, other: nn.Module, solver: Any, saved: dict[str, Any], example: Tensor, steps: range
+) -> None:
+    """Asserts that what was saved, taken up by another network and its solver, ends as the network that went on.
+
+    Args:
+        net: At the end of its training.
+        other: With other weights.
+        solver: Of the other network, as it was made.
+        saved: The states of the first network and its solver before these steps: "net" and "solver".
+        example: As for `train`.
+        steps: What is left.
+    """
+    file = io.BytesIO()
+    torch.save(saved, file)
+    file.seek(0)
+    loaded = torch.load(file, weights_only=True)
+    other.load_state_dict(loaded["net"])
+    solver.load_state_dict(loaded["solver"])
+    train(other, solver, example, steps)
+    for key, value in net.state_dict().items():
+        assert torch.equal(value, other.state_dict()[key]), key
 
 
 def bare_graph(full_widths: Sequence[int]) -> ChannelGraph:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,28 +11,17 @@ import torch
 
 from ecc.training import load_state
 from methods.jobs import history_of
-
-TESTS = Path(__file__).resolve().parent.parent
-PATHS = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
+from training.launching import in_two_processes
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="needs signals")
 def test_a_job_whose_processes_were_killed_ends_as_the_one_in_peace(tmp_path: Path) -> None:
     pytest.importorskip("accelerate")
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    done = subprocess.run(
-        [*torchrun, "--max-restarts", "2", str(TESTS / "methods" / "restarted.py"), str(tmp_path)],
-        env={**os.environ, "PYTHONPATH": PATHS, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    said = in_two_processes("methods/restarted.py", tmp_path, "--max-restarts", "2", timeout=240)
     peace, war = tmp_path / "peace", tmp_path / "war"
     assert {path.name for path in tmp_path.glob("* died")} == {"rank 0 died", "rank 1 died"}
-    assert done.stderr.count("exitcode: -9") == 2, done.stderr
+    assert said.count("exitcode: -9") == 2, said
 
     sessions = [len(json.loads((run / "environment.json").read_text())["sessions"]) for run in (peace, war)]
     assert sessions == [3, 3]

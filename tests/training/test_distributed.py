@@ -14,10 +14,8 @@ from ecc.errors import EccError
 from ecc.training.batches import BatchStream
 from ecc.training.checkpoint import load_state
 from ecc.training.distributed import World, _meet_anew, find_world
+from training.launching import in_two_processes
 from training.toys import Net, toy_task
-
-TESTS = Path(__file__).resolve().parent.parent
-PATHS = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
 
 
 def test_one_process_is_a_world_of_its_own() -> None:
@@ -82,16 +80,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What two processes left behind; see `ranks.py`."""
     pytest.importorskip("accelerate")
     folder = tmp_path_factory.mktemp("ranks")
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    done = subprocess.run(
-        [*torchrun, str(TESTS / "training" / "ranks.py"), str(folder)],
-        env={**os.environ, "PYTHONPATH": PATHS, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=180,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    in_two_processes("training/ranks.py", folder)
     return folder
 
 

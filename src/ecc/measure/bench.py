@@ -19,14 +19,14 @@ from ecc.graph import ChannelGraph, resized
 from ecc.task import Inputs
 
 from .counter import CounterProbe, probe
-from .deploy import deployed, random_inputs
+from .deploy import random_inputs
 from .environment import environment
 from .header import Design, ProfileHeader, input_of, network_of
 from .load import make_load
 from .measurement import Measurement, MeasureSettings
 from .meter import Analytic, Clock, Meter, Scatters
 from .rows import Row
-from .window import check_device, measure_model
+from .window import check_device, deployed_as, measure_model
 
 
 class Bench:
@@ -150,15 +150,7 @@ class Bench:
 
     def _probed(self) -> CounterProbe:
         settings = self._each
-        with deployed(
-            self._source,
-            self._inputs,
-            mode=settings.mode,
-            precision=settings.precision,
-            memory_format=settings.memory_format,
-            cudnn_autotune=settings.cudnn_autotune,
-            input_data=settings.input_data,
-        ) as ready:
+        with deployed_as(settings, self._source, self._inputs) as ready:
             for _ in range(settings.warmup_runs):
                 ready.run()
             load, _ = make_load(ready.run, self._device.type, self._clock)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
 from torch import nn
@@ -20,7 +20,7 @@ from ecc.task import Inputs
 
 from .counter import CounterProbe, probe
 from .cutter import WindowCutter, check_state, device_state
-from .deploy import deployed
+from .deploy import Deployed, deployed
 from .load import CHUNK_SECONDS, make_load
 from .measurement import Measurement, MeasureSettings, Window, combine, relative_interval
 from .meter import Analytic, Clock, Meter, MeterInfo
@@ -55,15 +55,7 @@ def measure_model(
     """
     refuse_analytic(meter)
     settings = settings or MeasureSettings()
-    with deployed(
-        model,
-        example_input,
-        mode=settings.mode,
-        precision=settings.precision,
-        memory_format=settings.memory_format,
-        cudnn_autotune=settings.cudnn_autotune,
-        input_data=settings.input_data,
-    ) as ready:
+    with deployed_as(settings, model, example_input) as ready:
         return measure(
             ready.run,
             meter,
@@ -73,6 +65,19 @@ def measure_model(
             counter=counter,
             clock=clock,
         )
+
+
+def deployed_as(settings: MeasureSettings, model: nn.Module, example_input: Inputs) -> AbstractContextManager[Deployed]:
+    """The network ready to run as the settings say."""
+    return deployed(
+        model,
+        example_input,
+        mode=settings.mode,
+        precision=settings.precision,
+        memory_format=settings.memory_format,
+        cudnn_autotune=settings.cudnn_autotune,
+        input_data=settings.input_data,
+    )
 
 
 def measure(

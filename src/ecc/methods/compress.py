@@ -198,10 +198,7 @@ class Compression(Phases[Compressed]):
             **settings.solver(),
         )
         landing = self.landing = Landing(solver, self.costs, self.limits, scales, settings.steps)
-        saved = run.checkpoint()
-        if saved is not None and saved["extra"]["landing"] is not None:
-            with run.understood():
-                landing.restore(saved["extra"]["landing"])
+        _take_up(run, landing)
         if reached == "tune":
             with run.understood():
                 return landing.weighings[-1].widths, landing
@@ -242,10 +239,7 @@ class Compression(Phases[Compressed]):
         )
         method.start(work)
         drive = self.landing = Drive(method, work, self.limits, scales)
-        saved = run.checkpoint()
-        if saved is not None and saved["extra"]["landing"] is not None:
-            with run.understood():
-                drive.restore(saved["extra"]["landing"])
+        saved = _take_up(run, drive)
         if reached == "tune":
             with run.understood():
                 return drive.weighings[-1].widths, drive
@@ -363,6 +357,15 @@ class Compression(Phases[Compressed]):
             write_text(run.path / "widths.json", json.dumps(widths, indent=1) + "\n")
         run.finish(summary)
         return Compressed(small, self.graph, widths, summary)
+
+
+def _take_up(run: RunDir, landing: Landing | Drive) -> dict[str, Any] | None:
+    """What the run has saved, if anything; what had been weighed is in `landing` again."""
+    saved = run.checkpoint()
+    if saved is not None and saved["extra"]["landing"] is not None:
+        with run.understood():
+            landing.restore(saved["extra"]["landing"])
+    return saved
 
 
 def _solver_facts(solver: EccSolver, costs: Sequence[Cost], step: int) -> dict[str, Any]:

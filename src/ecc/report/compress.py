@@ -44,18 +44,24 @@ def feasibility_table(found: Sequence[Reachable]) -> Table:
     return table
 
 
+def budget_table(title: Text, budgets: Mapping[str, Mapping[str, Any]]) -> Table:
+    """What became of each budget; rows of other facts can follow."""
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
+    for name in ("", "dense", "result", "budget", "of budget", ""):
+        table.add_column(name, justify="left" if not name else "right")
+    for resource, row in budgets.items():
+        amounts = [si(row[name], row["unit"]) for name in ("dense", "result", "limit")]
+        verdict = "met" if row["met"] else "NOT MET"
+        table.add_row(f"{resource} ({row['label']})", *amounts, f"{row['result'] / row['limit']:.1%}", verdict)
+    return table
+
+
 def compress_view(summary: Mapping[str, Any], folder: str | Path) -> RenderableType:
     """What came out."""
     title = Text(
         f"{summary['task']} by {summary.get('method', 'ecc')} on {summary['device']}"
     )  # names and paths are no markup, here and below
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
-    for name in ("", "dense", "result", "budget", "of budget", ""):
-        table.add_column(name, justify="left" if not name else "right")
-    for resource, row in summary["budgets"].items():
-        amounts = [si(row[name], row["unit"]) for name in ("dense", "result", "limit")]
-        verdict = "met" if row["met"] else "NOT MET"
-        table.add_row(f"{resource} ({row['label']})", *amounts, f"{row['result'] / row['limit']:.1%}", verdict)
+    table = budget_table(title, summary["budgets"])
     for resource, budget in (("macs", "macs"), ("parameters", "params")):
         if budget not in summary["budgets"]:
             counts = summary[resource]

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
+from .compress import budget_table
 from .fit import si
 
 _SHOWN = 12  # tensors in the terminal; the file has all of them
@@ -18,13 +18,7 @@ _SHOWN = 12  # tensors in the terminal; the file has all of them
 def weights_view(summary: Mapping[str, Any], folder: str | Path) -> RenderableType:
     """Energy, weights and score before and after, and how many weights each tensor has left."""
     title = Text(f"{summary['task']} on {summary['device']}, single weights")  # names are no markup, here and below
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
-    for name in ("", "dense", "result", "budget", "of budget", ""):
-        table.add_column(name, justify="left" if not name else "right")
-    for resource, row in summary["budgets"].items():
-        amounts = [si(row[name], row["unit"]) for name in ("dense", "result", "limit")]
-        verdict = "met" if row["met"] else "NOT MET"
-        table.add_row(f"{resource} ({row['label']})", *amounts, f"{row['result'] / row['limit']:.1%}", verdict)
+    table = budget_table(title, summary["budgets"])
     full, left = summary["weights"], summary["nonzeros"]
     counts = [si(float(sum(numbers.values())), "") for numbers in (full, left)]
     table.add_row("weights that can go (counted)", *counts, "", "", "")

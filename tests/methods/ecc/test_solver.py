@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import copy
-import io
 import random
 from typing import Any
 
@@ -13,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ecc.errors import BadFile, InfeasibleBudget
 from ecc.graph import live_channels, slim, trace_channels
 from ecc.methods import EccSolver, PaperSettings
-from methods.nets import NETS, bytes_cost, macs_cost, traced, train
+from methods.nets import NETS, bytes_cost, goes_on_to_the_bit, macs_cost, traced, train
 
 STEPS = 24
 LR = 1e-2
@@ -54,15 +53,7 @@ def test_budgets_are_met_on_schedule_resumed_to_the_bit_and_cut_exactly(name: st
     # Stopped and taken up by another process: not a bit differs.
     other, _, _ = traced(name, seed=99)
     resumed = solver_for(other, graph, budget)
-    file = io.BytesIO()
-    torch.save(saved, file)
-    file.seek(0)
-    loaded = torch.load(file, weights_only=True)
-    other.load_state_dict(loaded["net"])
-    resumed.load_state_dict(loaded["solver"])
-    train(other, resumed, example, range(stop + 1, STEPS))
-    for key, value in net.state_dict().items():
-        assert torch.equal(value, other.state_dict()[key]), key
+    goes_on_to_the_bit(net, other, resumed, saved, example, range(stop + 1, STEPS))
     assert resumed.widths == solver.widths
     assert resumed.duals == solver.duals
 
@@ -303,14 +294,9 @@ def test_adam_waits_no_more_often_with_us_than_alone() -> None:
     assert counts[0] == counts[1] > 0
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize("settings", [{}, {"round_to": 4}, {"dynamics": "paper"}], ids=str)
-@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD])
-def test_on_a_gpu_torch_itself_sees_no_wait(kind: Any, settings: dict[str, Any]) -> None:
-    net, example, graph = traced("digits")
-    net, example = net.cuda(), example.cuda()
-    solver = solver_for(net, graph, optimizer=kind(net.parameters(), lr=LR), **settings)
-    for _ in range(STEPS):
+def solve_without_waits(net: nn.Module, example: Tensor, solver: Any, steps: int) -> None:
+    """On a GPU, where torch raises an error if a step of the solver waits for it."""
+    for _ in range(steps):
         net(example).square().mean().backward()
         torch.cuda.synchronize()
         torch.cuda.set_sync_debug_mode("error")
@@ -319,5 +305,15 @@ def test_on_a_gpu_torch_itself_sees_no_wait(kind: Any, settings: dict[str, Any])
         finally:
             torch.cuda.set_sync_debug_mode("default")
         solver.zero_grad()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("settings", [{}, {"round_to": 4}, {"dynamics": "paper"}], ids=str)
+@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD])
+def test_on_a_gpu_torch_itself_sees_no_wait(kind: Any, settings: dict[str, Any]) -> None:
+    net, example, graph = traced("digits")
+    net, example = net.cuda(), example.cuda()
+    solver = solver_for(net, graph, optimizer=kind(net.parameters(), lr=LR), **settings)
+    solve_without_waits(net, example, solver, STEPS)
     assert live_channels(net, graph) == solver.widths
     assert solver.is_met or "dynamics" in settings

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import copy
-import io
 import math
 import random
 from dataclasses import replace
@@ -20,8 +19,8 @@ from ecc.graph.rebuild import named_tensors
 from ecc.measure.meters.platform import Platform
 from ecc.methods.ecc.scores import adam_metrics
 from ecc.methods.ecc.weights import Weights, WeightSolver, count_nonzeros, floor_counts
-from methods.ecc.test_solver import Waits
-from methods.nets import NETS, traced, train
+from methods.ecc.test_solver import Waits, solve_without_waits
+from methods.nets import NETS, goes_on_to_the_bit, traced, train
 
 STEPS = 20
 LR = 1e-2
@@ -78,15 +77,7 @@ def test_budgets_are_met_on_schedule_without_regrowth_and_resumed_to_the_bit(nam
 
     # Stopped and taken up by another process: not a bit differs.
     other, _, _, resumed = solver_for(name, seed=99)
-    file = io.BytesIO()
-    torch.save(saved, file)
-    file.seek(0)
-    loaded = torch.load(file, weights_only=True)
-    other.load_state_dict(loaded["net"])
-    resumed.load_state_dict(loaded["solver"])
-    train(other, resumed, example, range(stop + 1, STEPS))
-    for key, value in net.state_dict().items():
-        assert torch.equal(value, other.state_dict()[key]), key
+    goes_on_to_the_bit(net, other, resumed, saved, example, range(stop + 1, STEPS))
     assert resumed.counts == solver.counts
     assert resumed.duals == solver.duals
 
@@ -321,14 +312,6 @@ def test_on_a_gpu_torch_itself_sees_no_wait(kind: Any) -> None:
     net, example = net.cuda(), example.cuda()
     cost = cost_of(graph)
     solver = WeightSolver(net, cost, "50%", STEPS, optimizer=kind(net.parameters(), lr=LR))
-    for _ in range(STEPS):
-        net(example).square().mean().backward()
-        torch.cuda.synchronize()
-        torch.cuda.set_sync_debug_mode("error")
-        try:
-            solver.step()
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
-        solver.zero_grad()
+    solve_without_waits(net, example, solver, STEPS)
     assert solver.is_met
     assert count_nonzeros(net, cost) == solver.counts
