@@ -208,6 +208,10 @@ def test_files_stay_short() -> None:
     assert long_files(PACKAGE) == []
 
 
+def test_the_tests_stay_short() -> None:
+    assert long_files(ROOT / "tests") == []
+
+
 # ---------------------------------------------------------------- the rules catch what is planted
 
 Plant = Callable[[str, str], Path]

@@ -49,7 +49,7 @@ READ_JOULES = '#!/bin/sh\necho "$(date +%s%N) nJ"\n'  # a device that draws one 
 PARSED = {
     "ecc profile mobilenet_v1 --mode graph --precision tf32 -o mobile.profile": "a CUDA graph needs a GPU",
     "torchrun --nproc-per-node 4 -m ecc compress net.py:build --energy e.json --budget 60% -o run": (
-        "four processes; tests/methods/test_compress.py starts two"
+        "four processes; tests/methods/test_compress_processes.py starts two"
     ),
     "ecc compress mobilenet_v1 --data imagenet --energy e.json --budget 60% -o run": (
         "a data set; tests/cli/test_data.py makes a tiny one"

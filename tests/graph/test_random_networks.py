@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 import ecc
 from ecc import ChannelGraph
+from graph.blocks.base import BLOCKS, HARD, LEAKS
 from graph.exactness import assert_cutting_is_exact, assert_same_state, checked_groups
-from graph.networks import BLOCKS, HARD, LEAKS, Drawn, block_of, networks, networks_with
+from graph.networks import Drawn, block_of, networks, networks_with
 
 
 def examples(of_a_hundred: int) -> Any:

@@ -2,32 +2,23 @@ from __future__ import annotations
 
 import copy
 import random
-import warnings
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 import ecc
-from ecc.errors import UntraceableModel
 from ecc.graph import ChannelGraph, Place, Role, slim, trace_channels, zero_channels_
 from ecc.zoo import AlexNet, MobileNetV1
 from graph.cases import CASES, chain, conv, image, named, traced
+from graph.special_nets import BranchesOnChannels
 
 
 def place(graph: ChannelGraph, group: str, tensor: str, axis: int) -> Place:
     (found,) = [p for p in graph[group].places if (p.tensor, p.axis) == (tensor, axis)]
     return found
-
-
-def refusal(net: Any, inputs: Any) -> str:
-    with pytest.raises(UntraceableModel) as caught:
-        trace_channels(net, inputs)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
 
 
 # ---------------------------------------------------------------- every case
@@ -75,6 +66,12 @@ def test_the_network_and_the_random_state_are_left_as_they_were(name: str) -> No
         assert now is tensor
         assert torch.equal(now, value)
         assert now.grad is None
+
+
+def test_the_same_network_gives_the_same_graph() -> None:
+    net = chain()
+    first, second = (trace_channels(net, image()()) for _ in range(2))
+    assert first.fingerprint == second.fingerprint
 
 
 # ---------------------------------------------------------------- places
@@ -214,92 +211,6 @@ def test_macs_count_the_whole_batch_and_nothing_but_the_eval_pass() -> None:
     assert int(graph.macs()) == 2 * 64 * (9 * 3 * 8 + 9 * 8 * 6 + 6 * 4)
 
 
-# ---------------------------------------------------------------- the network's own state
-
-
-class Remembers(nn.Module):
-    """Writes attributes in its forward pass, as positional caches and counters do."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem, self.head = conv(3, 8), conv(8, 4, 1)
-        self.register_buffer("calls", torch.zeros(8))
-        self.cache: dict[str, Any] = {}
-        self.latest: Any = None
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.stem(x)
-        self.calls += 1
-        self.cache["size"] = x.shape
-        self.latest = x.detach()
-        self.fresh = 1
-        return self.head(x)
-
-
-def test_what_forward_writes_into_a_module_does_not_reach_the_users() -> None:
-    net = Remembers()
-    trace_channels(net, torch.randn(2, 3, 8, 8))
-    assert net.cache == {}
-    assert net.latest is None
-    assert not hasattr(net, "fresh")
-    assert torch.equal(net.calls, torch.zeros(8))
-
-
-def test_a_cache_that_was_filled_before_is_kept() -> None:
-    net, images = Remembers(), torch.randn(2, 3, 8, 8)
-    net(images)
-    latest = net.latest
-    trace_channels(net, images)
-    assert net.latest is latest
-    assert net.cache == {"size": (2, 8, 8, 8)}
-
-
-def test_the_input_is_left_as_it_was() -> None:
-    net = named(relu=nn.ReLU(inplace=True), conv1=conv(3, 8), head=conv(8, 4, 1))
-    images = torch.randn(2, 3, 8, 8)
-    before = images.clone()
-    trace_channels(net, images)
-    assert torch.equal(images, before)
-
-
-def test_a_network_on_meta_tensors_is_traced_without_the_proof() -> None:
-    with torch.device("meta"):
-        net = chain()
-    graph = trace_channels(net, torch.randn(1, 3, 8, 8))
-    assert graph.proof is None
-    assert {g.name: g.width for g in graph.prunable} == {"conv1": 8, "conv2": 6}
-
-
-def test_a_network_without_parameters_has_no_groups() -> None:
-    graph = trace_channels(named(relu=nn.ReLU(), pool=nn.MaxPool2d(2)), torch.randn(1, 3, 8, 8))
-    assert graph.groups == ()
-
-
-class Idle(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.unused, self.used = nn.Linear(7, 7), chain()
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.used(x)
-
-
-def test_parameters_that_no_pass_reaches_are_noted_and_stay_whole() -> None:
-    graph = trace_channels(Idle(), torch.randn(1, 3, 8, 8))
-    (note,) = graph.notes
-    assert "2 parameters (unused.bias ...)" in note
-    assert {g.name for g in graph.prunable} == {"used.conv1", "used.conv2"}
-    assert graph.full_shapes["unused.weight"] == (7, 7)
-
-
-def test_the_callers_default_device_does_not_matter() -> None:
-    net = chain()
-    images = torch.randn(1, 3, 8, 8)
-    with torch.device("meta"):  # as torch.set_default_device does
-        graph = trace_channels(net, images)
-    assert {g.name: g.width for g in graph.prunable} == {"conv1": 8, "conv2": 6}
-
-
 # ---------------------------------------------------------------- freezing by wish
 
 
@@ -406,86 +317,7 @@ def test_cutting_is_exact_where_code_means_a_channel_by_its_number(function: Any
     assert graph["stem"].width == 8
 
 
-class BranchesOnChannels(nn.Module):
-    """The value that Python asks for is a sum over channels: cutting one could change the decision."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem, self.head = conv(3, 8), conv(8, 4, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.stem(x)
-        return self.head(F.relu(x) if x.sum() > 0 else x)
-
-
 def test_channels_that_decide_what_runs_are_frozen() -> None:
     graph = trace_channels(BranchesOnChannels(), torch.randn(2, 3, 8, 8))
     assert "sum reduces over it" in str(graph["stem"].frozen)
     assert "real tensors" in graph.notes[0]
-
-
-# ---------------------------------------------------------------- refusals
-
-
-def wrapped(wrap: Any) -> nn.Module:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch warns of its own torch.jit
-        return wrap(chain())
-
-
-@pytest.mark.parametrize(
-    ("build", "words"),
-    [
-        (lambda: wrapped(torch.jit.script), "TorchScript"),
-        (lambda: wrapped(torch.compile), "compiled"),
-        (lambda: named(first=nn.LazyConv2d(4, 3)), "first.weight is not initialised"),
-        (lambda: named(norm=nn.LazyBatchNorm2d(affine=False)), "norm.running_mean is not initialised"),
-        (lambda: torch.relu, "expected a torch.nn.Module, got builtin_function_or_method"),
-        (lambda: nn.ReLU, "expected a torch.nn.Module, got type"),
-    ],
-)
-def test_what_is_no_plain_network_is_refused(build: Any, words: str) -> None:
-    assert words in refusal(build(), torch.randn(1, 3, 8, 8))
-
-
-@pytest.mark.parametrize("inputs", [None, (), {}, 3, {"x": None}])
-def test_an_input_without_a_tensor_is_refused(inputs: Any) -> None:
-    assert refusal(chain(), inputs) == "the example input holds no tensor."
-
-
-@pytest.mark.parametrize(
-    ("net", "inputs", "words"),
-    [
-        (chain(), torch.zeros(1, 5, 8, 8), ["conv1 (conv2d)", "expected input[1, 5, 8, 8] to have 3 channels"]),
-        (named(flat=nn.Flatten(), fc=nn.Linear(9, 4)), torch.zeros(1, 3, 8, 8), ["fc (linear)", "1x192 and 9x4"]),
-        (chain(), (torch.zeros(1, 3, 8, 8), 1), ["TypeError", "positional arguments"]),
-        (chain(), {"image": torch.zeros(1, 3, 8, 8)}, ["TypeError", "'image'"]),
-    ],
-)
-def test_an_input_that_does_not_fit_is_refused_with_the_place(net: nn.Module, inputs: Any, words: list[str]) -> None:
-    message = refusal(net, inputs)
-    assert message.startswith("the network cannot run on the example input: ")
-    for word in words:
-        assert word in message
-
-
-class Raises(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        raise ValueError("images must be square\nand small")
-
-
-def test_an_error_of_the_network_is_passed_on_in_one_line() -> None:
-    message = refusal(Raises(), torch.zeros(1, 3, 8, 8))
-    assert message == "the network cannot run on the example input: ValueError: images must be square"
-
-
-def test_a_network_on_meta_tensors_that_asks_for_values_is_refused() -> None:
-    with torch.device("meta"):
-        net = BranchesOnChannels()
-    assert "the network on meta tensors cannot run" in refusal(net, torch.zeros(1, 3, 8, 8))
-
-
-def test_the_same_network_gives_the_same_graph() -> None:
-    net = chain()
-    first, second = (trace_channels(net, image()()) for _ in range(2))
-    assert first.fingerprint == second.fingerprint

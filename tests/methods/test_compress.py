@@ -3,8 +3,6 @@ from __future__ import annotations
 import copy
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -25,9 +23,6 @@ from ecc.training import Interrupted, load_state
 from ecc.zoo import find_task
 from methods import jobs
 from methods.jobs import Truth, digits_job, digits_model, history_of, platform, same_result, wide_job, wide_task
-
-TESTS = Path(__file__).resolve().parent.parent
-PATHS = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
 
 
 class Masked:
@@ -214,6 +209,11 @@ def test_how_often_it_looks_is_not_what_makes_a_run(digits: Digits) -> None:
     assert again.widths == digits.result.widths
 
 
+def test_the_result_says_what_came_out(digits: Digits) -> None:
+    assert isinstance(digits.result, Compressed)
+    assert digits.result.graph is digits.job.graph
+
+
 # ---------------------------------------------------------------- toys
 
 
@@ -343,65 +343,3 @@ def test_a_file_in_place_of_the_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadFile, match="is a file; a run needs a folder"):
         wide_job(task=wide_task(train_batches=untrainable)).run(tmp_path / "run")
     assert (tmp_path / "run").read_text() == "mine"
-
-
-# ---------------------------------------------------------------- two processes
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What two processes left behind; see `processes.py`."""
-    pytest.importorskip("accelerate")
-    folder = tmp_path_factory.mktemp("processes")
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    done = subprocess.run(
-        [*torchrun, str(TESTS / "methods" / "processes.py"), str(folder)],
-        env={**os.environ, "PYTHONPATH": PATHS, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=180,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return folder
-
-
-@pytest.mark.slow
-def test_both_processes_decide_alike_at_every_step(folder: Path) -> None:
-    first, second = (load_state(folder / f"{rank}.safetensors") for rank in (0, 1))
-    assert list(first["steps"]) == list(second["steps"]) == [str(step + 1) for step in range(16)]
-    for step, facts in first["steps"].items():
-        for name, tensor in facts.items():
-            assert torch.equal(tensor, second["steps"][step][name]), (step, name)
-    assert len({tuple(facts["widths"].tolist()) for facts in first["steps"].values()}) > 4
-    assert len({tuple(facts["limits"].tolist()) for facts in first["steps"].values()}) > 2  # it was corrected
-    assert torch.equal(first["widths"], second["widths"])
-    assert (first["label"], second["label"]) == ("estimated", "estimated")
-    assert all(torch.equal(first["slim"][name], second["slim"][name]) for name in first["slim"])
-
-
-@pytest.mark.slow
-def test_only_the_first_process_writes(folder: Path) -> None:
-    assert not (folder / "whole-1").exists()
-    names = {path.name for path in (folder / "whole-0").iterdir()}
-    assert {"slim.safetensors", "widths.json", "summary.json", "history.jsonl", "config.json"} <= names
-    sessions = json.loads((folder / "parted" / "environment.json").read_text())["sessions"]
-    assert len({session["pid"] for session in sessions}) == 1
-    assert len(sessions) == 2
-    summary = json.loads((folder / "whole-0" / "summary.json").read_text())
-    assert summary["batches"]["total"] == 2 * (2 + 16 + 3)
-    assert summary["relative_ci"] == 0.012
-    assert summary["met"]
-
-
-@pytest.mark.slow
-def test_two_processes_go_on_bit_for_bit(folder: Path) -> None:
-    whole, *parted = (load_state(folder / f"{name}.safetensors")["slim"] for name in ("0", "parted-0", "parted-1"))
-    for found in parted:
-        assert all(torch.equal(whole[name], found[name]) for name in whole)
-    assert history_of(folder / "parted") == history_of(folder / "whole-0")
-
-
-def test_the_result_says_what_came_out(digits: Digits) -> None:
-    assert isinstance(digits.result, Compressed)
-    assert digits.result.graph is digits.job.graph

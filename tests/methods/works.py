@@ -1,4 +1,4 @@
-"""A work for methods: a wide network, its true cost, and aims."""
+"""A work for methods: a wide network, its true cost, and aims; and a method that is quick at it."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from torch import nn
 
 from ecc.methods import CompressSettings, Work
 from ecc.methods.driving import trainer
+from ecc.methods.eap import Eap, EapSettings
 from ecc.training import BatchStream, World
 from methods.jobs import squared, true_model, wide, wide_task
 
@@ -39,3 +40,8 @@ def work_of(name: str = "chain", share: float = 0.5, *, round_to: int = 1, **set
     )
     work.lines = lines  # type: ignore[attr-defined]  # for tests
     return work
+
+
+def eap(**settings: Any) -> Eap:
+    """The method with few batches and rows to refit on."""
+    return Eap(EapSettings(**{"batches": 2, "rows": 256, **settings}))

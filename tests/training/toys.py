@@ -35,6 +35,11 @@ class Net(nn.Module):
         return scores
 
 
+def plain_net() -> Net:
+    torch.manual_seed(0)
+    return Net(norm=False, dropout=0.0)
+
+
 def data() -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(1)
     images = torch.randn(ITEMS, 1, 6, 6, generator=generator)
@@ -88,3 +93,11 @@ def without_wall(history: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 def same_weights(one: nn.Module, other: nn.Module) -> bool:
     first, second = one.state_dict(), other.state_dict()
     return list(first) == list(second) and all(torch.equal(first[name], second[name]) for name in first)
+
+
+class Kept:
+    def __init__(self) -> None:
+        self.lines: list[Any] = []
+
+    def log(self, facts: Any) -> None:
+        self.lines.append(facts)

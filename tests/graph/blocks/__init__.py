@@ -1,0 +1,20 @@
+"""The blocks that random networks are made of, by kind. Importing any of them fills the catalogue in `base.py`."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+# In this order: hypothesis shrinks towards the blocks that come first.
+for kind in (
+    "convolutions",
+    "elementwise",
+    "sums",
+    "parts",
+    "space",
+    "flow",
+    "transformers",
+    "leaks",
+    "by_number",
+    "heads",
+):
+    import_module(f"graph.blocks.{kind}")

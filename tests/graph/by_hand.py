@@ -1,0 +1,40 @@
+"""A channel graph that is written down and not traced."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ecc.graph import ChannelGraph, ChannelGroup, Extent, Layer, Place, Role
+from ecc.graph.channels import TensorShape
+
+IRREGULAR = torch.tensor([[3], [0], [2]])  # no offset and step gives these
+
+
+def by_hand(index: torch.Tensor = IRREGULAR, **changes: Any) -> ChannelGraph:
+    """Two layers with a group of 3 units between them and 2 outputs."""
+    middle = ChannelGroup(
+        "first",
+        3,
+        (
+            Place("first.weight", 0, (Role.WRITE,), torch.arange(3)[:, None]),
+            Place("last.weight", 1, (Role.READ,), index),
+        ),
+    )
+    outputs = ChannelGroup(
+        "last", 2, (Place("last.weight", 0, (Role.WRITE,), torch.arange(2)[:, None]),), "it is a network output"
+    )
+    s, t = Extent(0, ((0, 1),)), Extent(0, ((1, 1),))
+    each = index.shape[1]
+    columns = Extent(each % 2, ((0, each),))  # with one for each unit, another column belongs to no group
+    layers = (
+        Layer("first", "linear", 1, Extent(5), s, Extent(5), s, 4, ("first.weight",)),
+        Layer("last", "linear", 1, s, t, s, t, 4, ("last.weight",)),
+    )
+    tensors = (
+        TensorShape("first.weight", (s, Extent(5)), 4, True),
+        TensorShape("last.weight", (t, columns), 4, True),
+    )
+    fields: dict[str, Any] = {"groups": (middle, outputs), "layers": layers, "tensors": tensors, **changes}
+    return ChannelGraph(**fields)

@@ -1,0 +1,25 @@
+"""Layers and inputs in few words, for networks that are written down in tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+def named(**layers: nn.Module) -> nn.Sequential:
+    """Layers one after another, by name."""
+    net = nn.Sequential()
+    for name, layer in layers.items():
+        net.add_module(name, layer)
+    return net
+
+
+def image(channels: int = 3, size: int = 8, batch: int = 2) -> Callable[[], Tensor]:
+    return lambda: torch.randn(batch, channels, size, size)
+
+
+def conv(inputs: int, outputs: int, kernel: int = 3, **settings: Any) -> nn.Conv2d:
+    return nn.Conv2d(inputs, outputs, kernel, padding=kernel // 2, **settings)
