@@ -1,9 +1,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,9 +8,7 @@ import torch
 
 from ecc.training import load_state
 from methods.jobs import history_of
-
-TESTS = Path(__file__).resolve().parent.parent
-PATHS = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
+from training.launching import in_two_processes
 
 
 @pytest.fixture(scope="module")
@@ -21,16 +16,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What two processes left behind; see `processes.py`."""
     pytest.importorskip("accelerate")
     folder = tmp_path_factory.mktemp("processes")
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    done = subprocess.run(
-        [*torchrun, str(TESTS / "methods" / "processes.py"), str(folder)],
-        env={**os.environ, "PYTHONPATH": PATHS, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=180,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    in_two_processes("methods/processes.py", folder)
     return folder
 
 
