@@ -58,7 +58,7 @@ def test_an_example_runs_and_prints_what_it_promises(name: str, tmp_path: Path) 
         assert re.search(pattern, output), output
 
 
-@pytest.mark.slow
+@pytest.mark.thorough  # two processes are in test_compress_processes.py, too
 def test_two_processes_cut_the_same_channels(tmp_path: Path) -> None:
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     output = printed([*torchrun, str(EXAMPLES / "multi_gpu.py"), str(tmp_path / "run")], tmp_path)

@@ -122,7 +122,7 @@ def test_the_published_model_gives_the_papers_dense_energy() -> None:
     assert Alexnet().dense == pytest.approx(0.0498, abs=5e-5)
 
 
-@pytest.mark.parametrize("width_lr", [10.0, 30.0])
+@pytest.mark.parametrize("width_lr", [pytest.param(10.0, marks=pytest.mark.thorough), 30.0])
 def test_the_papers_walk_ends_where_greedy_removal_does(width_lr: float) -> None:
     net = Alexnet(thinner=4)
     state = net.run(round(50_000 / width_lr), width_lr)
@@ -135,7 +135,7 @@ def test_the_papers_walk_ends_where_greedy_removal_does(width_lr: float) -> None
     assert (shortfall > 1e-6).sum() <= 1
 
 
-@pytest.mark.slow
+@pytest.mark.thorough  # the quarter of it above takes the same way
 def test_on_the_whole_of_alexnet() -> None:
     net = Alexnet()
     assert_within_two_percent(net, net.ladder.widths(net.run(10_000, 30.0).alive), net.greedy())
