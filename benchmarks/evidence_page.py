@@ -61,9 +61,14 @@ def long_page(folder: Path = FOLDER) -> str:
 
 def goals(found: list[Experiment]) -> str:
     """What was wanted before anything was run, and what became of it."""
-    rows = [[one.goal, one.where, f"**{one.verdict}**", one.numbers] for one in verdicts(found)]
-    words = [row[2].strip("*") for row in rows]
-    counts = ", ".join(f"{words.count(word)} {word}" for word in ("held", "missed", "open") if word in words)
+    unfinished = {one.title for one in found if any(cell.missing is not None for cell in one.cells)}
+    rows, words = [], []
+    for one in verdicts(found):
+        words.append("held so far" if one.verdict == "held" and one.where in unfinished else one.verdict)
+        rows.append([one.goal, one.where, f"**{words[-1]}**", one.numbers])
+    counts = ", ".join(
+        f"{words.count(word)} {word}" for word in ("held", "held so far", "missed", "open") if word in words
+    )
     head = f"The goals, set before the runs: {counts}. Numbers are points, by which ECC leads its best rival."
     return f"{head}\n\n" + table(["goal", "experiment", "", "numbers"], rows)
 

@@ -169,6 +169,13 @@ def test_tables_tell_means_seeds_and_gaps(page: ModuleType, tmp_path: Path) -> N
     assert "results/evidence/e2.json" in text
 
 
+def test_a_goal_is_held_so_far_where_cells_are_missing(page: ModuleType, tmp_path: Path) -> None:
+    recorded(tmp_path, "e1", [row("ecc", "50%", 0.80), row("amc", "50%", 0.79), gap("amc", "50%", "not finished", 1)])
+    assert "**held so far**" in page.section(tmp_path)
+    recorded(tmp_path, "e1", [row("ecc", "50%", 0.80), row("amc", "50%", 0.79)])
+    assert "so far" not in page.section(tmp_path)
+
+
 def test_one_seed_has_no_spread(page: ModuleType, tmp_path: Path) -> None:
     recorded(tmp_path, "e1", [row("ecc", "50%", 0.80), row("amc", "50%", 0.79)])
     assert "| ecc | **80.00** |" in page.section(tmp_path)
