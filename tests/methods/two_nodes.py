@@ -103,10 +103,10 @@ def main(folder: Path, energy: Path) -> None:
     (folder / "stalled").touch()
     os.chdir(folder)
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "_system_config": QUICK_TO_NOTICE})
+    ray.init(address=cluster.address, log_to_driver=False, logging_level="error")  # to the head: there is no other yet
     second = cluster.add_node(num_cpus=1)
     cluster.wait_for_nodes()
     raylets = [node.all_processes["raylet"][0].process.pid for node in (cluster.head_node, second)]
-    ray.init(address=cluster.address, log_to_driver=False, logging_level="error")
     try:
         told: list[str] = []
         run(spec_of(energy, "net.py:build"), folder / "peace", told)
