@@ -39,6 +39,12 @@ def test_several_processes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         train(task.model, optimizer, stream, loss=F.cross_entropy, settings=settings, world=world)
 
 
+def test_what_a_replay_could_not_follow_is_refused() -> None:
+    batch = ({"image": torch.zeros(2, 3), "scale": 0.5}, torch.zeros(2))
+    with pytest.raises(EccError, match="a batch holds a float beside its tensors"):
+        GraphedPass(Net(), lambda _: torch.zeros(()))(batch)
+
+
 def on_gpu(cuda_graph: bool, steps: int = 40, **settings: Any) -> tuple[Net, Trained, list[float]]:
     torch.manual_seed(0)
     model = Net(norm=True, dropout=settings.pop("dropout", 0.0)).cuda()

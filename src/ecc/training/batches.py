@@ -263,11 +263,16 @@ def mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
     """All tensors in a nest of tuples, lists and dicts, in their order."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, Mapping):
+    return (leaf for leaf in leaves_in(value) if isinstance(leaf, Tensor))
+
+
+def leaves_in(value: Any) -> Iterator[Any]:
+    """All that such a nest holds, tensors or not."""
+    if isinstance(value, Mapping):
         for item in value.values():
-            yield from tensors_in(item)
+            yield from leaves_in(item)
     elif isinstance(value, tuple | list):
         for item in value:
-            yield from tensors_in(item)
+            yield from leaves_in(item)
+    else:
+        yield value

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from ecc.errors import EccError
 
-from .batches import Batch, mapped, tensors_in
+from .batches import Batch, leaves_in, mapped, tensors_in
 
 WARM_UP = 3
 """Passes before the capture, in which libraries choose their kernels; what they did to the network is undone."""
@@ -59,6 +59,12 @@ class GraphedPass:
         return self._loss.clone()
 
     def _capture(self, batch: Batch) -> None:
+        for leaf in leaves_in(batch):
+            if not isinstance(leaf, Tensor):  # a replay would use the first one for ever
+                raise EccError(
+                    f"a batch holds a {type(leaf).__name__} beside its tensors, which a CUDA graph cannot follow; "
+                    "leave out cuda_graph (--cuda-graph)."
+                )
         self._batch = mapped(batch, torch.clone)
         buffers = [(buffer, buffer.clone()) for buffer in self._model.buffers()]
         device = next(tensors_in(self._batch)).device

@@ -167,7 +167,7 @@ def _execute(path: Path, spec: str) -> ModuleType:
     assert module_spec is not None  # the path ends in .py
     assert module_spec.loader is not None
     module = importlib.util.module_from_spec(module_spec)
-    sys.modules[name] = module  # dataclasses and pickle look a class's module up here
+    sys.modules[name] = module  # where dataclasses look a class's module up
     try:
         module_spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:  # user code: any error becomes one line
