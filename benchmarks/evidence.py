@@ -48,9 +48,7 @@ RECIPES = Path(__file__).resolve().parent.parent / "recipes"
 DATA = {"mobilenet-imagenette": "imagenette", "alexnet-imagenette": "imagenette", "erfnet-camvid": "camvid",
         "resnet56-cifar10": "cifar10"}  # fmt: skip
 MEASURED_BATCH = {"mobilenet-imagenette": 64, "alexnet-imagenette": 128, "erfnet-camvid": 16, "resnet56-cifar10": 1024}
-"""Items of one measured inference: large enough that the floor of the device is below a quarter of the dense joules."""
-
-
+"""Items of one measured inference: many, so that the floor of the device lies low."""
 DENSE_EVERY = 10
 """Networks on the scales until the dense one comes again."""
 

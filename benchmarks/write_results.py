@@ -21,6 +21,7 @@ from result_tables import (
     failures,
     load,
     origin,
+    origin_of,
     reliability,
     resizing,
     scaling,
@@ -124,6 +125,12 @@ def exports_section() -> str:
     )
 
 
+def reliability_origins() -> str:
+    """Kinds of faults may be tried at different times; each has its command."""
+    kinds = load("reliability.json")["kinds"].values()
+    return "\n\n".join(dict.fromkeys(origin_of("reliability.json", kind["environment"]) for kind in kinds))
+
+
 def page() -> str:
     totals = load("trace_coverage.json")["totals"]["all"]
     exact, count = totals["ecc"]["exact"], totals["networks"]
@@ -213,7 +220,7 @@ Survived: the same command again ends as an undisturbed run does, bit for bit, a
 
 {reliability()}
 
-{origin("reliability.json")}
+{reliability_origins()}
 
 {scale_section(load("scale.json"))}
 {exports_section()}
