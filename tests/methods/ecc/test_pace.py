@@ -185,3 +185,50 @@ def test_equal_channels_leave_in_whole_blocks() -> None:
     for share in (0.99, 0.9, 0.7, 0.5, 0.3):
         cut = problem.pace.update(problem.start(), problem.scores, [share], [share])
         assert all(width % 4 == 0 or width in (13, 21) for width in problem.widths(cut))
+
+
+# ---------------------------------------------------------------- plans
+
+
+def lost(problem: Problem, widths: list[int]) -> float:
+    """Energies of the least channels that are gone."""
+    groups = zip(problem.scores.double().split(problem.full), widths, strict=True)
+    return sum(float(scores.sort().values[: len(scores) - width].sum()) for scores, width in groups)
+
+
+@given(problems(costs=2), st.floats(0.05, 0.99), st.floats(0.05, 0.99))
+def test_a_plan_meets_the_ends_and_loses_no_more_than_the_order(problem: Problem, first: float, second: float) -> None:
+    ends = [first, second]
+    planned = problem.pace.plan(problem.start(), problem.scores, ends).tolist()
+    in_order = one_by_one(problem, ends, ends)
+    for width, full, floor in zip(planned, problem.full, problem.floors, strict=True):
+        assert floor <= width <= full
+        assert width % problem.round_to == 0 or width == full
+    meets = all(problem.share(planned, k) <= end for k, end in enumerate(ends))
+    assert meets or planned == in_order == problem.floors
+    assert lost(problem, planned) <= lost(problem, in_order) * (1 + 1e-12)
+
+
+@pytest.mark.parametrize(("dear", "planned"), [(255.0, [3, 18]), (300.0, [4, 8])], ids=["it goes", "it stays"])
+def test_a_block_that_saves_too_much_goes_for_others_or_stays_for_others(dear: float, planned: list[int]) -> None:
+    """40 channels of 1 J and 4 of 10 J, of which 32 J must go: by the order alone 35 or 40 J would."""
+    cost = pair_cost([4, 40], [], [], linear=[10.0, 1.0])
+    scores = torch.cat([torch.tensor([dear, 1e6, 1e6, 1e6]), torch.arange(1.0, 41.0)])
+    problem = Problem([cost], [4, 40], [1, 1], scores)
+    assert problem.share(one_by_one(problem, [0.6], [0.6])) < 0.6
+    assert problem.pace.plan(problem.start(), scores, [0.6]).tolist() == planned
+    assert problem.share(planned) == pytest.approx(0.6)
+    cut = problem.start()
+    for share in torch.linspace(1.0, 0.6, 41).tolist():
+        least = problem.pace.plan(cut, scores, [0.6])
+        cut = problem.pace.update(cut, scores, [share], [0.6], least)
+    assert problem.widths(cut) == planned
+
+
+@given(problems(), st.floats(0.05, 1.0), st.floats(0.0, 1.0))
+def test_an_update_takes_nothing_that_the_plan_keeps(problem: Problem, end: float, way: float) -> None:
+    share = end + way * (1 - end)
+    least = problem.pace.plan(problem.start(), problem.scores, [end])
+    widths = problem.widths(problem.pace.update(problem.start(), problem.scores, [share], [end], least))
+    assert all(width >= planned for width, planned in zip(widths, least.tolist(), strict=True))
+    assert problem.share(widths) <= share or widths == problem.floors

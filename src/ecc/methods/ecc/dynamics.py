@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -41,8 +41,24 @@ class Dynamics(Protocol):
         """Puts a state back."""
 
 
+class _Planned(NamedTuple):
+    """A `Cut`, and what the last plan keeps."""
+
+    alive: Tensor
+    next_energies: Tensor
+    margin: Tensor
+    least: Tensor
+    """(groups,) int64; the floors where nothing was planned."""
+
+
 class Paced:
-    """`Pace` at the updates of the schedule."""
+    """`Pace` at the updates of the schedule.
+
+    Args:
+        ladder, limits, floors, round_to, left: As for `Pace`.
+        alive: (channels,) bool.
+        plans: Whether updates look ahead, for parts that are removed in coarse blocks.
+    """
 
     name = "pace"
 
@@ -54,10 +70,12 @@ class Paced:
         round_to: int,
         alive: Tensor,
         left: Tensor | None = None,
+        *,
+        plans: bool = False,
     ) -> None:
-        self._pace = Pace(ladder, limits, floors, round_to, left)
+        self._pace, self._plans = Pace(ladder, limits, floors, round_to, left), plans
         self._unit = limits.dense[0] if len(limits.costs) == 1 else 1.0
-        self.state = self._pace.start(alive)
+        self.state = _Planned(*self._pace.start(alive), floors)
 
     @property
     def alive(self) -> Tensor:
@@ -71,7 +89,11 @@ class Paced:
     def advance(self, scores: Tensor, schedule: Schedule, step: int, weight_lr: float) -> None:
         """Down to what the schedule allows; the order of removal does not depend on alpha."""
         del weight_lr
-        self.state = self._pace.update(self.state, scores, schedule.shares(step), schedule.end)
+        *before, least = self.state
+        cut, ends = Cut(*before), schedule.end
+        if self._plans and schedule.plans_at(step):
+            least = self._pace.plan(cut, scores, ends)
+        self.state = _Planned(*self._pace.update(cut, scores, schedule.shares(step), ends, least), least)
 
     def duals(self, weight_lr: float) -> tuple[list[float], float]:
         """Read off the margin, see `pace.py`."""
@@ -80,7 +102,7 @@ class Paced:
 
     def load(self, tensors: Sequence[Tensor]) -> None:
         """Puts a state back."""
-        self.state = Cut(*_like(tensors, self.state))
+        self.state = _Planned(*_like(tensors, self.state))
 
 
 class Held(Paced):

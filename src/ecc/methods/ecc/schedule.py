@@ -18,6 +18,7 @@ WARM_UP = 0.02
 RAMP = 0.6
 MAX_UPDATES = 400  # so that updates stay a small part of the training
 ENOUGH_UPDATES = 100  # beyond these, a look at the gradients (every few steps, see `taylor.py`) comes before the next
+PLANS = 32  # of the end of a descent, see `pace.py`; each takes as long as a few updates
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,13 @@ class Schedule:
         """Whether channels are removed at this step; the last step of the ramp is always among them."""
         done = step - self.ramp_start
         return 0 < done <= self.ramp_steps and (done % self.every == 0 or done == self.ramp_steps)
+
+    def plans_at(self, step: int) -> bool:
+        """Whether the end is planned anew before the update at this step: the first and the last, and some between."""
+        done = step - self.ramp_start
+        update = -(-done // self.every)  # counted from 1
+        apart = max(1, self.ramp_steps // self.every // PLANS)
+        return update == 1 or update % apart == 0 or done == self.ramp_steps
 
     def shares(self, step: int) -> tuple[float, ...]:
         """What each cost may be at a step, as a share of the dense network's."""

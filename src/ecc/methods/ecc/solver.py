@@ -90,7 +90,7 @@ class EccSolver(BudgetedOptimizer):
         moves: Dynamics
         if dynamics == "pace":
             left = torch.tensor(graph.skeleton.lattice(round_to), dtype=torch.long, device=device)
-            moves = Paced(ladder, limits, floors, round_to, alive, left)
+            moves = Paced(ladder, limits, floors, round_to, alive, left, plans=True)
         else:
             moves = Literal(dynamics, ladder, limits, floors, round_to, alive)
         schedule = Schedule(shares_of(limits, ladder.widths(alive)), ends, steps, warm_up, ramp)
