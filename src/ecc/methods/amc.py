@@ -101,7 +101,7 @@ class Amc:
         self._work = work
         self._dense = copy.deepcopy(work.model.state_dict())
         self._trial = copy.deepcopy(work.model)  # pruned anew in each episode
-        self._scores = magnitudes(work)
+        self._scores = {name: scores.cpu() for name, scores in magnitudes(work).items()}
         self._walk = Walk(work)
         self._agent = Ddpg(
             FEATURES, self.settings.replay * max(1, len(self._walk)), work.settings.seed, self.settings.agent

@@ -54,9 +54,11 @@ class Work:
     def widths(self, model: nn.Module | None = None) -> list[int]:
         """Live channels of each group, in the order of the graph."""
         masks = live_masks(self.model if model is None else model, self.graph)
+        device = next((mask.device for mask in masks if mask.device.type != "cpu"), torch.device("cpu"))
+        counts = torch.stack([mask.sum().to(device) for mask in masks]).tolist()  # waits for the device once
         return [
-            group.width if group.frozen is not None else int(mask.sum())
-            for group, mask in zip(self.graph.groups, masks, strict=True)
+            group.width if group.frozen is not None else count
+            for group, count in zip(self.graph.groups, counts, strict=True)
         ]
 
     def excess(self, widths: Sequence[float]) -> float:
@@ -87,9 +89,11 @@ class Work:
             widths: How many stay, in the order of the graph.
         """
         dead = {}
+        cut = [group.name for group, width in zip(self.graph.groups, widths, strict=True) if width < group.width]
+        known = _on_cpu({name: scores[name] for name in cut if name in scores})
         for group, width in zip(self.graph.groups, widths, strict=True):
             if group.frozen is None and width < group.width:
-                order = scores[group.name].argsort(descending=True, stable=True).cpu()
+                order = known[group.name].argsort(descending=True, stable=True)
                 mask = torch.zeros(group.width, dtype=torch.bool)
                 mask[order[width:]] = True
                 dead[group.name] = mask
@@ -165,6 +169,14 @@ class FromDense:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Nothing."""
+
+
+def _on_cpu(scores: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """In one transfer, for each waits for the device."""
+    if not scores:
+        return {}
+    flat = torch.cat(list(scores.values())).cpu()
+    return dict(zip(scores, flat.split([len(one) for one in scores.values()]), strict=True))
 
 
 def magnitudes(work: Work, model: nn.Module | None = None) -> dict[str, Tensor]:

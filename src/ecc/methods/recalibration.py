@@ -17,7 +17,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from ecc.training.distillation import call_model
 
-BATCHES = 4
+BATCHES = 2
 """Forward passes without labels, over the same batches for all candidates; they do not count as training."""
 
 
@@ -39,8 +39,9 @@ def recalibrate_(model: nn.Module, batches: Sequence[Any]) -> None:
         for norm in norms:
             norm.train()
             norm.reset_running_stats()
-            norm.momentum = None  # the plain mean over all batches
-        for batch in batches:
+        for number, batch in enumerate(batches, start=1):
+            for norm in norms:
+                norm.momentum = 1 / number  # the plain mean over all batches; with None it would wait for the device
             call_model(model, batch)
     finally:
         for norm, momentum in zip(norms, momenta, strict=True):

@@ -21,16 +21,16 @@ Batches = Callable[[torch.device], Iterable[tuple[Tensor, Tensor]]]
 @torch.no_grad()
 def top_k(model: nn.Module, batches: Batches, ks: Sequence[int] = (1, 5)) -> tuple[float, ...]:
     """For each k, the share of items whose class is among the k highest scores."""
-    hits, count = torch.zeros(len(ks), dtype=torch.float64), 0
+    hits, count = [], 0
     with judged(model) as device:
         for inputs, targets in batches(device):
             scores = model(inputs)
             best = scores.topk(min(max(ks), scores.shape[1]), dim=1).indices == targets[:, None]
-            hits += torch.stack([best[:, :k].any(dim=1).sum() for k in ks]).cpu()
+            hits.append(torch.stack([best[:, :k].any(dim=1).sum() for k in ks]))  # to read them would be to wait
             count += len(targets)
     if count == 0:
         raise BadTask("there is nothing to judge by: the split gave no batch.")
-    return tuple((hits / count).tolist())
+    return tuple(hit / count for hit in torch.stack(hits).sum(0).tolist())
 
 
 @torch.no_grad()
@@ -40,20 +40,21 @@ def confusion(model: nn.Module, batches: Batches, classes: int) -> Tensor:
     Raises:
         BadTask: If a label is neither a class nor void.
     """
-    counts = torch.zeros(classes * classes, dtype=torch.int64)
+    counts = torch.zeros(classes * classes + 1, dtype=torch.int64)
     with judged(model) as device:
         for inputs, targets in batches(device):
             counts += pair_counts(model(inputs).argmax(dim=1), targets, classes).cpu()
-    return counts.view(classes, classes)
+    *_, strange = counts.tolist()
+    if strange:
+        raise BadTask(f"{strange} labels are neither classes, 0 to {classes - 1}, nor {VOID} for void.")
+    return counts[:-1].view(classes, classes)
 
 
 def pair_counts(predicted: Tensor, targets: Tensor, classes: int) -> Tensor:
-    """As `confusion`, of one batch and flat: `(classes * classes,)`."""
-    known = targets != VOID
-    truth, said = targets[known], predicted[known]
-    if len(truth) and not 0 <= int(truth.min()) <= int(truth.max()) < classes:
-        raise BadTask(f"labels run from {int(truth.min())} to {int(truth.max())}; classes are 0 to {classes - 1}.")
-    return torch.bincount(truth * classes + said, minlength=classes * classes)
+    """As `confusion`, of one batch and flat, and last how many labels are neither classes nor void."""
+    pairs, is_class = classes * classes, (targets >= 0) & (targets < classes)
+    place = torch.where(is_class, targets * classes + predicted, torch.where(targets == VOID, pairs + 1, pairs))
+    return torch.bincount(place.flatten(), minlength=pairs + 2)[: pairs + 1]  # no indexing by masks: each would wait
 
 
 def mean_iou(counts: Tensor) -> float:
