@@ -92,6 +92,13 @@ def test_tuning_may_start_at_a_rate_of_its_own() -> None:
     assert schedule == Cosine(start_lr=3e-5)
 
 
+def test_the_paper_is_one_word_and_its_constants_can_be_changed() -> None:
+    paper = CompressSettings.paper(penalty=5.0, steps=7)
+    assert (paper.dynamics, paper.metric, paper.round_to, paper.lr, paper.tune_lr) == ("paper", "adam", 1, 1e-5, 3e-5)
+    assert (paper.penalty, paper.steps, paper.temperature) == (5.0, 7, None)
+    assert CompressSettings.paper(lr=1e-3).lr == 1e-3
+
+
 def test_the_papers_dynamics_have_the_papers_constants_and_all_steps() -> None:
     assert CompressSettings().solver() == {"metric": None}
     told = CompressSettings(dynamics="paper", penalty=1.0, width_lr=2.0).solver()

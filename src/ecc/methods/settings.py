@@ -95,6 +95,22 @@ class CompressSettings:
             self.training(phase)  # which checks the rest
         Distillation(weight=self.distill, temperature=self.temperature)
 
+    @classmethod
+    def paper(cls, **changes: Any) -> CompressSettings:
+        """Algorithm 1 to the letter, with the paper's rates, its metric, any width, and a teacher by its logits.
+
+        It arrives when it arrives: `width_lr` and `penalty` (beta and rho) must suit the number of steps.
+        """
+        own: dict[str, Any] = {
+            "dynamics": "paper",
+            "metric": "adam",
+            "round_to": 1,
+            "lr": 1e-5,
+            "tune_lr": 3e-5,
+            "temperature": None,
+        }
+        return cls(**own | changes)
+
     @property
     def first_tune_lr(self) -> float:
         """Where tuning starts."""

@@ -87,6 +87,7 @@ class Scales:
         source: The meter or platform; None trusts the models.
         device: Where networks are run; by default where the profile ran them.
         clock: The time.
+        repeats: Least and most windows of one weighing.
 
     Raises:
         BadMeasurement: If the source is another device than that of the profile.
@@ -101,7 +102,9 @@ class Scales:
         source: Source | None,
         device: torch.device | str | None = None,
         clock: Clock | None = None,
+        repeats: tuple[int, int] = REPEATS,
     ) -> None:
+        self._repeats = repeats
         self._graph, self._energies, self._source = graph, dict(energies), source
         self._bench: Bench | None = None
         check_source(source, self._energies.values())
@@ -119,7 +122,7 @@ class Scales:
     ) -> Bench:
         settings = next(iter(self._energies.values())).origin.settings
         assert settings is not None  # check_source
-        least, most = REPEATS
+        least, most = self._repeats
         careful = replace(settings, min_repeats=least, max_repeats=most, target_relative_ci=_TARGET_CI)
         bench = Bench(model, self._graph, example_input, meter, careful, device, clock or Clock())
         bench.ready(None)
