@@ -1,20 +1,21 @@
 """Accuracy against joules, in markdown: a section of RESULTS.md and the long tables of results/evidence.md.
 
-Both come from results/evidence/e1.json to e4.json (see evidence.py), those that are there. An e1-paper.json beside
-e1.json adds the method "ecc (paper)". benchmarks/write_results.py writes and checks the pages, and has the figures
-drawn.
+Both come from results/evidence/e1.json to e4.json (see evidence.py), those that are there. benchmarks/write_results.py
+writes and checks the pages, and has the figures drawn.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from evidence_facts import (
     AFTER,
     BAND,
     BEFORE,
     OURS,
+    OVER,
     Cell,
     Experiment,
     ahead,
@@ -75,9 +76,10 @@ def goals(found: list[Experiment]) -> str:
 
 def one_experiment(found: Experiment) -> str:
     """Title, figures, tables and origin."""
-    parts = [f"### {found.title}", _about(found)]
+    parts = [f"### {found.title}", _about(found), _forms(found)]
     parts += [f"![{found.score_name} against joules](results/figures/{accuracy_figure(found)})"]
-    parts += [f"{found.score_name} after tuning:", scores_table(found, AFTER)]
+    mark = f"; † spends over {OVER:.0%} of its budget" if any(cell.is_over for cell in found.cells) else ""
+    parts += [f"{found.score_name} after tuning{mark}:", scores_table(found, AFTER)]
     parts += [f"{found.score_name} before tuning:", scores_table(found, BEFORE)]
     if found.score_name == "mean IoU":
         parts += [f"As the paper's Table 2: mean IoU in per cent, and joules a batch, {found.labels}:", table_2(found)]
@@ -103,7 +105,13 @@ def _about(found: Experiment) -> str:
     facts += [f"dense: {shown(dense)}" if dense else "no dense score"]
     facts += [f"{weight[0]:.4g} J a batch, {found.labels}"] if weight else []
     facts += [f"mean error of the energy model: {record['fit']['mean']:.2%}"] if "mean" in record.get("fit", {}) else []
-    return "; ".join(facts) + "." + _norms(record.get("recalibration_batches"))
+    return "; ".join(facts) + "." + _norms(record.get("recalibration_batches")) + _plans(record)
+
+
+def _forms(found: Experiment) -> str:
+    forms = found.record.get("forms", {})
+    told = [f"*ecc ({name})* has {', '.join(f'{k} = {v}' for k, v in how.items())}" for name, how in forms.items()]
+    return "; ".join(told) + "." if told else ""
 
 
 def _norms(batches: int | None) -> str:
@@ -115,8 +123,17 @@ def _norms(batches: int | None) -> str:
     return f" Batch norms of rivals saw {batches} batches before a candidate was judged, and before the tuning."
 
 
+def _plans(record: dict[str, Any]) -> str:
+    if record.get("plans"):
+        return ""
+    return (
+        " These cells are older than the plans of `methods/ecc/pace.py`: where one block of channels saves much, ECC "
+        "went below its budget, and lost channels for nothing. They are to be run again."
+    )
+
+
 def _origins(found: Experiment) -> list[str]:
-    return [origin_of(f"evidence/{name}", record["environment"]) for name, record in found.files.items()]
+    return [origin_of(f"evidence/{found.file}", found.record["environment"])]
 
 
 # ---------------------------------------------------------------- tables
@@ -131,7 +148,11 @@ def shown(pair: tuple[float, float] | None) -> str:
 
 def _grid(found: Experiment, cell: Callable[[str, str], str]) -> str:
     """One row a method, one column a budget."""
-    rows = [[method, *(cell(method, budget) for budget in found.budgets)] for method in found.methods]
+    asked = {(one.method, one.budget) for one in found.cells}
+    rows = [
+        [method, *(cell(method, budget) if (method, budget) in asked else "" for budget in found.budgets)]
+        for method in found.methods
+    ]
     return table(["method", *found.budgets], rows)
 
 
@@ -139,13 +160,17 @@ def scores_table(found: Experiment, when: str) -> str:
     """Mean and spread over seeds, the best of each budget in bold; how many seeds, where some are missing."""
     asked = len({cell.seed for cell in found.cells})
 
+    def is_over(method: str, budget: str) -> bool:
+        return any(cell.is_over for cell in found.at(method, budget))
+
     def mean(method: str, budget: str) -> float:
         pair = mean_and_spread(list(found.by_seed(method, budget, when).values()))
-        return -1.0 if pair is None else pair[0]
+        return -1.0 if pair is None or is_over(method, budget) else pair[0]
 
     def one(method: str, budget: str) -> str:
         scores = list(found.by_seed(method, budget, when).values())
         text = shown(mean_and_spread(scores)) + (f" ({len(scores)} of {asked})" if 0 < len(scores) < asked else "")
+        text += " †" if is_over(method, budget) else ""
         best = max(mean(name, budget) for name in found.methods)
         return f"**{text}**" if scores and mean(method, budget) == best else text
 

@@ -60,7 +60,9 @@ def settings_of(ticks: int, *, autotune: bool) -> MeasureSettings:
     return replace(deployed, window_seconds=ticks / 10, min_ticks=ticks)
 
 
-def profiled(task: Task, batch: int, source: Source, path: Path, rows: int, device: str) -> Profile:
+def profiled(
+    task: Task, batch: int, source: Source, path: Path, rows: int, device: str, multiple_of: int = 8
+) -> Profile:
     """A task's network in short windows, for benchmarks that compress it; an analytic source is only asked."""
     example = with_batch(task.example_input, batch)
     graph = trace_channels(task.model, example, proven=False)
@@ -71,7 +73,7 @@ def profiled(task: Task, batch: int, source: Source, path: Path, rows: int, devi
         source,
         path,
         rows=rows,
-        multiple_of=8,
+        multiple_of=multiple_of,
         settings=settings_of(3, autotune=False),
         device=device,
         reference_every=20,

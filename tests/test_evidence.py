@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import importlib
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ RECORD = {
     "measured_batch": 4,
     "fit": {"mean": 0.01},
     "full_widths": {"a": 16, "b": 32},
+    "plans": True,
 }
 
 
@@ -111,8 +113,8 @@ def test_only_seeds_that_both_have_are_compared(facts: ModuleType, tmp_path: Pat
 
 
 def test_another_form_of_ecc_is_no_rival(facts: ModuleType, tmp_path: Path) -> None:
-    recorded(tmp_path, "e1", [row("ecc", "50%", 0.85), row("amc", "50%", 0.84)])
-    recorded(tmp_path, "e1-paper", [row("ecc", "50%", 0.86)])
+    ours, theirs, paper = row("ecc", "50%", 0.85), row("amc", "50%", 0.84), row("ecc", "50%", 0.86)
+    recorded(tmp_path, "e1", [ours, theirs, {**paper, "form": "paper"}])
     (found,) = facts.experiments(tmp_path)
     assert found.methods == ["ecc", "amc", "ecc (paper)"]
     assert found.rivals == ["amc"]
@@ -214,7 +216,56 @@ def test_figures_are_drawn_of_what_there_is(facts: ModuleType, tmp_path: Path, k
     assert [path.stat().st_size > 0 for path in figures.draw(found, tmp_path / "new")] == [True, True]
 
 
+def test_what_spends_too_much_is_marked_and_never_the_best(page: ModuleType, facts: ModuleType, tmp_path: Path) -> None:
+    unweighed = {**row("lcp", "50%", 0.88, of_budget=None), "predicted": {"limit": 1.0, "result": 1.2}}
+    recorded(tmp_path, "e1", [row("ecc", "50%", 0.85), row("amc", "50%", 0.87, of_budget=1.05), unweighed])
+    (found,) = facts.experiments(tmp_path)
+    text = page.scores_table(found, facts.AFTER)
+    assert "| ecc | **85.00** |" in text
+    assert "| amc | 87.00 † |" in text
+    assert "| lcp | 88.00 † |" in text
+    assert "† spends over 103% of its budget" in page.one_experiment(found)
+
+
+def test_forms_say_what_they_are_and_have_no_cell_where_none_was_asked_for(
+    page: ModuleType, facts: ModuleType, tmp_path: Path
+) -> None:
+    rows = [row("ecc", "50%", 0.85), row("ecc", "65%", 0.9), {**row("ecc", "50%", 0.8), "form": "paper"}]
+    recorded(tmp_path, "e1", rows)
+    (found,) = facts.experiments(tmp_path)
+    found.record["forms"] = {"paper": {"dynamics": "paper", "penalty": 5.0}}
+    assert "| ecc (paper) |  | 80.00 |" in page.scores_table(found, facts.AFTER)
+    assert "*ecc (paper)* has dynamics = paper, penalty = 5.0." in page.one_experiment(found)
+
+
 # ---------------------------------------------------------------- the run itself
+
+
+def test_networks_of_the_same_widths_are_weighed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("PIL")
+    evidence, compare = importlib.import_module("evidence"), importlib.import_module("ecc.methods.compare")
+    weighing, energy = importlib.import_module("ecc.methods.weighing"), importlib.import_module("ecc.energy")
+    asked: list[dict[str, int]] = []
+
+    def scales(widths: dict[str, int]) -> Any:
+        asked.append(widths)
+        return weighing.Weighed({"energy": 1.0 + len(asked), "latency": 1.0}, "measured", 0.01)
+
+    cells = [compare.Cell(name, "50%", 0) for name in ("ecc", "scratch", "uniform")]
+    asks = SimpleNamespace(cells=cells, missing=lambda _: [], energy=object.__new__(energy.EnergyModel))
+    for cell, widths in zip(cells, ({"a": 3, "b": 4}, {"b": 4, "a": 3}, {"a": 2, "b": 4}), strict=True):
+        folder = cell.folder(tmp_path)
+        folder.mkdir(parents=True)
+        (folder / "widths.json").write_text(json.dumps(widths), encoding="utf-8")
+    monkeypatch.setattr(energy.EnergyModel, "resource", "energy", raising=False)
+    monkeypatch.setattr(evidence, "Scales", lambda *_, **__: scales)
+    monkeypatch.setattr(evidence, "trace_channels", lambda *_, **__: None)
+    monkeypatch.setattr(evidence, "with_batch", lambda *_: None)
+    task = SimpleNamespace(model=None, example_input=None)
+    evidence.weigh([evidence.Grid("", asks, tmp_path)], task, 1, None, math.inf)
+    assert asked == [{}, {"a": 3, "b": 4}, {"a": 2, "b": 4}]
+    joules = [json.loads((cell.folder(tmp_path) / "weighed.json").read_text())["joules"] for cell in cells]
+    assert joules == [3.0, 3.0, 4.0]
 
 
 def test_what_builds_on_a_failure_is_given_up(tmp_path: Path) -> None:
@@ -222,10 +273,10 @@ def test_what_builds_on_a_failure_is_given_up(tmp_path: Path) -> None:
     pytest.importorskip("PIL")
     evidence, compare = importlib.import_module("evidence"), importlib.import_module("ecc.methods.compare")
     scratch, ours = compare.Cell("scratch", "1%", 0), compare.Cell("ecc", "1%", 0)
-    grid = object.__new__(compare.Comparison)
-    assert evidence.failure(grid, scratch, tmp_path) is None
+    grid = evidence.Grid("", object.__new__(compare.Comparison), tmp_path)
+    assert grid.failure(scratch) is None
     file = evidence.failure_of(ours, tmp_path)
     file.parent.mkdir(parents=True)
     file.write_text('{"error": "too little"}', encoding="utf-8")
-    assert evidence.failure(grid, ours, tmp_path) == "too little"
-    assert evidence.failure(grid, scratch, tmp_path) == "builds on ecc, which failed: too little"
+    assert grid.failure(ours) == "too little"
+    assert grid.failure(scratch) == "builds on ecc, which failed: too little"
