@@ -79,9 +79,9 @@ def paper(width_lr: float, penalty: float) -> Form:
 
 
 FORMS = {
-    "mobilenet-imagenette": {"paper": paper(30.0, 1000.0)},
-    "alexnet-imagenette": {"paper": paper(60.0, 3000.0)},
-    "erfnet-camvid": {"paper": paper(10.0, 2000.0)},
+    "mobilenet-imagenette": {"paper": paper(30.0, 5000.0)},
+    "alexnet-imagenette": {"paper": paper(60.0, 30000.0)},
+    "erfnet-camvid": {"paper": paper(10.0, 10000.0)},
     "resnet56-cifar10": {"paper": paper(3.0, 100.0), "long": Form({"steps": 2500, "tune_steps": 2000}, ("50%",))},
 }
 
