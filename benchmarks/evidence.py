@@ -8,7 +8,7 @@
 3. When the card is quiet, every final network, and now and then the dense one, is put on the scales; networks of the
    same widths once.
 
-OUT is results/evidence/e1.json to e4.json for the pages of results.
+OUT is results/evidence/e1.json to e4.json for the pages of results; the profile is kept beside it.
 
 The same command goes on where the last one ended, as long as WORK is there. `--seconds` ends it in time; the JSON tells
 what is finished, with the cells that failed and those that are missing.
@@ -110,7 +110,10 @@ def fitted(task: Task, source: Source, options: argparse.Namespace) -> EnergyMod
     file, batch, step = options.root / "energy.json", MEASURED_BATCH[options.name], MULTIPLE_OF.get(options.name, 8)
     if not file.exists():
         path = options.root / "network.profile"
-        fit(profiled(task, batch, source, path, options.rows, options.device, step)).save(file)
+        found = profiled(task, batch, source, path, options.rows, options.device, step)
+        found.save(options.root / "profile.gz")
+        fit(found).save(file)
+    shutil.copy(options.root / "profile.gz", options.out.with_suffix(".profile.gz"))
     return EnergyModel.load(file)
 
 

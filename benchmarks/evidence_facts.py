@@ -242,9 +242,10 @@ def verdicts(found: list[Experiment]) -> list[Verdict]:
 
 
 def _margin(found: Experiment, budget: str, when: str, least: float) -> Verdict:
-    one = match(found, budget, when)
+    one, dense = match(found, budget, when), found.dense()
+    numbers = told(one) + (f"; dense: {100 * statistics.fmean(dense):.2f} %" if dense else "")
     return Verdict(
-        f"{least:g} point{'s' * (least != 1)} ahead at {budget}, {when}", found.title, ahead(one, least), told(one)
+        f"{least:g} point{'s' * (least != 1)} ahead at {budget}, {when}", found.title, ahead(one, least), numbers
     )
 
 

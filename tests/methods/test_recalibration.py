@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import nn
 
@@ -61,3 +62,16 @@ def test_a_network_without_batch_norms_is_not_run() -> None:
     recalibrate_(model, ["no inputs at all"])
     recalibrate_(net(), [])
     assert model[1].running_mean is None
+
+
+@pytest.mark.gpu
+def test_it_does_not_wait_for_the_device() -> None:
+    """Where processes share a card, each wait lasts until it is their turn, and hundreds of networks are judged."""
+    model, seen = net().cuda(), [batch.cuda() for batch in batches()]
+    recalibrate_(model, seen)  # libraries are loaded, which waits
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        with recalibrated(model, seen):
+            pass
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
