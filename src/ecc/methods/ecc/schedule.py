@@ -18,7 +18,7 @@ WARM_UP = 0.02
 RAMP = 0.6
 MAX_UPDATES = 400  # so that updates stay a small part of the training
 ENOUGH_UPDATES = 100  # beyond these, a look at the gradients (every few steps, see `taylor.py`) comes before the next
-PLANS = 32  # of the end of a descent, see `pace.py`; each takes as long as a few updates
+PLANS = 8  # of the end of a descent, see `pace.py`; each takes as long as two updates
 
 
 @dataclass(frozen=True)
