@@ -110,7 +110,7 @@ def test_the_search_does_not_depend_on_its_fanout(fanout: int, monkeypatch: pyte
         assert problem.widths(cut) == one_by_one(problem, [share], [share])
 
 
-@settings(max_examples=15)
+@settings(max_examples=8)
 @given(problems(max_width=60, round_to=1), st.floats(0.3, 0.9))
 def test_many_small_updates_are_the_exact_greedy(problem: Problem, end: float) -> None:
     """The exact greedy takes one channel at a time and looks at dE/ds anew each time."""
