@@ -81,12 +81,14 @@ clean:  ## remove caches and builds, keep .venv
 distclean: clean  ## remove .venv, .venv-oldest and .venv-audit as well
 	rm -rf $(VENV) .venv-oldest .venv-audit
 
-# A torch that the base Python can import is used as it is: the environment is opened to it.
+# A torch that the base Python can import is used as it is: the environment is opened to it. One that another environment
+# has, from which make was called, is out of reach.
 # A half-made environment would be taken for a whole one next time, so it is removed.
 $(PY):
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
 	{ echo "ECC needs Python 3.10 or newer; $(PYTHON) is not. Try: make PYTHON=python3.12"; exit 1; }
-	@if $(PYTHON) -c 'import torch' >/dev/null 2>&1; then open=--system-site-packages; else open=; fi; \
+	@if $(PYTHON) -c 'import sys, torch; sys.exit(sys.prefix != sys.base_prefix)' >/dev/null 2>&1; \
+	then open=--system-site-packages; else open=; fi; \
 	echo "making $(VENV) $$open"; \
 	$(PYTHON) -m venv $$open $(VENV) || { rm -rf $(VENV); exit 1; }
 
