@@ -36,7 +36,7 @@ def test_the_view_has_the_numbers_of_the_model() -> None:
     assert text.count("<- chosen") == 1
     assert f"scatters by {model().quality['noise']:.2%}" in text
     assert "More rows w" in text
-    assert "What costs most in the dense network (measured)" in text
+    assert "What costs most in the dense network, as this model divides it" in text
 
 
 def test_the_layers_of_the_view_add_up_to_the_dense_network() -> None:
@@ -47,7 +47,7 @@ def test_the_layers_of_the_view_add_up_to_the_dense_network() -> None:
 def test_the_range_that_can_be_met_is_told() -> None:
     text = reach(model())
     assert f"Budgets from {model().least / model().dense:.0%} to 100% can be met." in text
-    assert "measured on NVIDIA H200, batch 64" in text
+    assert "by this model of what was measured on NVIDIA H200, batch 64" in text
     assert "an item)" in text
 
 

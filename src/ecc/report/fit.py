@@ -26,7 +26,7 @@ def fit_view(model: EnergyModel, title: str) -> RenderableType:
     )
     if sentence := worth_more_rows(quality):
         parts.append(sentence)
-    parts += [f"What costs most in the dense network ({model.label}):", _layers(model), reach(model)]
+    parts += ["What costs most in the dense network, as this model divides it:", _layers(model), reach(model)]
     return Group(*parts)
 
 
@@ -65,7 +65,8 @@ def reach(model: EnergyModel) -> str:
     dense, least, batch = model.dense, model.least, model.origin.batch
     each = f" ({si(dense / batch, model.unit)} an item)" if batch > 1 else ""
     return (
-        f"Dense: {si(dense, model.unit)}{each}, {model.label} on {model.origin.meter.device}, batch {batch}. "
+        f"Dense: {si(dense, model.unit)}{each} by this model of what was {model.label} on {model.origin.meter.device}, "
+        f"batch {batch}. "
         f"With every group at its least: {si(least, model.unit)}. Budgets from {least / dense:.0%} to 100% can be met."
     )
 
