@@ -51,7 +51,7 @@ DATA = {"mobilenet-imagenette": "imagenette", "alexnet-imagenette": "imagenette"
 MEASURED_BATCH = {"mobilenet-imagenette": 64, "alexnet-imagenette": 128, "erfnet-camvid": 32, "resnet56-cifar10": 1024}
 """Items of one measured inference: many, so that the floor of the device lies low."""
 MULTIPLE_OF = {"resnet56-cifar10": 4}
-"""Of which widths are multiples; 8 for the others, with which ResNet-56 could not go below 55 % of its joules."""
+"""Of which widths are multiples; 8 for the others, with which ResNet-56 cannot go down to half of its joules."""
 DENSE_EVERY = 10
 """Networks on the scales until the dense one comes again."""
 JUDGED = {"imagenette": 512, "cifar10": 2048, "camvid": 24}
@@ -113,7 +113,8 @@ def fitted(task: Task, source: Source, options: argparse.Namespace) -> EnergyMod
         found = profiled(task, batch, source, path, options.rows, options.device, step)
         found.save(options.root / "profile.gz")
         fit(found).save(file)
-    shutil.copy(options.root / "profile.gz", options.out.with_suffix(".profile.gz"))
+    if (options.root / "profile.gz").exists():  # not where the model was brought along
+        shutil.copy(options.root / "profile.gz", options.out.with_suffix(".profile.gz"))
     return EnergyModel.load(file)
 
 

@@ -31,11 +31,12 @@ FOLDER, FIGURES, LONG = RESULTS / "evidence", RESULTS / "figures", RESULTS / "ev
 
 INTRODUCTION = """## Accuracy against joules
 
-All methods start from the same dense networks, prune the same groups of channels and get the same number of batches;
-see [the rivals](docs/rivals.md). They aim at budgets in joules by the energy model of the card; then every result is
-put on the scales beside the dense network. *scratch* trains the widths that `ecc` found from random weights. Scores are
-on test data, which no method sees, in per cent: mean over seeds ± standard deviation between them. The copies of the
-data are lossy: numbers compare methods with each other, and are no results on the originals. Every cell stands in
+All methods start from the same dense networks, prune the same groups of channels and get the same number of batches,
+but for *ecc (long)*; see [the rivals](docs/rivals.md). They aim at budgets in joules by the energy model of the card;
+then every result is put on the scales beside the dense network. *scratch* trains the widths that `ecc` found from
+random weights. Scores are on test data, which no method sees, in per cent: mean over seeds ± standard deviation between
+them. The copies of the data are lossy: numbers compare methods with each other, and are no results on the originals.
+Every cell stands in
 [results/evidence.md](results/evidence.md)."""
 
 
@@ -105,7 +106,8 @@ def _about(found: Experiment) -> str:
     facts += [f"dense: {shown(dense)}" if dense else "no dense score"]
     facts += [f"{weight[0]:.4g} J a batch, {found.labels}"] if weight else []
     facts += [f"mean error of the energy model: {record['fit']['mean']:.2%}"] if "mean" in record.get("fit", {}) else []
-    return "; ".join(facts) + "." + _norms(record.get("recalibration_batches")) + _plans(record)
+    judged = f" Candidates were judged on {record['judged_on']} held-out images." if "judged_on" in record else ""
+    return "; ".join(facts) + "." + _norms(record.get("recalibration_batches")) + judged + _plans(record)
 
 
 def _forms(found: Experiment) -> str:
@@ -157,22 +159,26 @@ def _grid(found: Experiment, cell: Callable[[str, str], str]) -> str:
 
 
 def scores_table(found: Experiment, when: str) -> str:
-    """Mean and spread over seeds, the best of each budget in bold; how many seeds, where some are missing."""
+    """Mean and spread over seeds; how many seeds, where some are missing.
+
+    In bold the best of each budget, forms of ECC and what spends too much left out.
+    """
     asked = len({cell.seed for cell in found.cells})
 
     def is_over(method: str, budget: str) -> bool:
         return any(cell.is_over for cell in found.at(method, budget))
 
-    def mean(method: str, budget: str) -> float:
+    def mean(method: str, budget: str) -> float | None:
         pair = mean_and_spread(list(found.by_seed(method, budget, when).values()))
-        return -1.0 if pair is None or is_over(method, budget) else pair[0]
+        is_form = method not in (OURS, *found.rivals)
+        return None if pair is None or is_form or is_over(method, budget) else pair[0]
 
     def one(method: str, budget: str) -> str:
         scores = list(found.by_seed(method, budget, when).values())
         text = shown(mean_and_spread(scores)) + (f" ({len(scores)} of {asked})" if 0 < len(scores) < asked else "")
         text += " †" if is_over(method, budget) else ""
-        best = max(mean(name, budget) for name in found.methods)
-        return f"**{text}**" if scores and mean(method, budget) == best else text
+        means = [one for name in found.methods if (one := mean(name, budget)) is not None]
+        return f"**{text}**" if means and mean(method, budget) == max(means) else text
 
     return _grid(found, one)
 

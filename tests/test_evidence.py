@@ -224,6 +224,11 @@ def test_what_spends_too_much_is_marked_and_never_the_best(page: ModuleType, fac
     assert "| ecc | **85.00** |" in text
     assert "| amc | 87.00 † |" in text
     assert "| lcp | 88.00 † |" in text
+    recorded(tmp_path, "e1", [row("amc", "50%", 0.87, of_budget=1.05), {**row("ecc", "50%", 0.9), "form": "long"}])
+    (found,) = facts.experiments(tmp_path)
+    assert "**" not in page.scores_table(found, facts.AFTER), "neither what spends too much nor a form of ECC"
+    recorded(tmp_path, "e1", [row("ecc", "50%", 0.85), row("amc", "50%", 0.87, of_budget=1.05), unweighed])
+    (found,) = facts.experiments(tmp_path)
     assert "† spends over 103% of its budget" in page.one_experiment(found)
 
 

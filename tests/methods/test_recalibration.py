@@ -69,9 +69,13 @@ def test_it_does_not_wait_for_the_device() -> None:
     """Where processes share a card, each wait lasts until it is their turn, and hundreds of networks are judged."""
     model, seen = net().cuda(), [batch.cuda() for batch in batches()]
     recalibrate_(model, seen)  # libraries are loaded, which waits
-    torch.cuda.set_sync_debug_mode("error")
+    found = model[1].running_mean.clone()
+    model[1].reset_running_stats()
+    torch.cuda.set_sync_debug_mode("error")  # to wait is an error
     try:
         with recalibrated(model, seen):
-            pass
+            inside = model[1].running_mean.clone()
     finally:
         torch.cuda.set_sync_debug_mode("default")
+    torch.testing.assert_close(inside, found)
+    assert not model[1].running_mean.any()
