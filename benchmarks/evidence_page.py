@@ -33,11 +33,10 @@ INTRODUCTION = """## Accuracy against joules
 
 All methods start from the same dense networks, prune the same groups of channels and get the same number of batches,
 but for *ecc (long)*; see [the rivals](docs/rivals.md). They aim at budgets in joules by the energy model of the card;
-then every result is put on the scales beside the dense network. *scratch* trains the widths that `ecc` found from
-random weights. Scores are on test data, which no method sees, in per cent: mean over seeds ± standard deviation between
-them. The copies of the data are lossy: numbers compare methods with each other, and are no results on the originals.
-Every cell stands in
-[results/evidence.md](results/evidence.md)."""
+then results are put on the scales beside the dense network; those that were not are counted below. *scratch* trains the
+widths that `ecc` found from random weights. Scores are on test data, which no method sees, in per cent: mean over seeds
+± standard deviation between them. The copies of the data are lossy: numbers compare methods with each other, and are no
+results on the originals. Every cell stands in [results/evidence.md](results/evidence.md)."""
 
 
 def section(folder: Path = FOLDER) -> str:
