@@ -52,6 +52,8 @@ MEASURED_BATCH = {"mobilenet-imagenette": 64, "alexnet-imagenette": 128, "erfnet
 """Items of one measured inference: many, so that the floor of the device lies low."""
 MULTIPLE_OF = {"resnet56-cifar10": 4}
 """Of which widths are multiples; 8 for the others, with which ResNet-56 cannot go down to half of its joules."""
+DEPLOYED: dict[str, dict[str, Any]] = {}
+"""How networks are run on the scales, where that is not a CUDA graph in TF32."""
 DENSE_EVERY = 10
 """Networks on the scales until the dense one comes again."""
 JUDGED = {"imagenette": 512, "cifar10": 2048, "camvid": 24}
@@ -110,7 +112,8 @@ def fitted(task: Task, source: Source, options: argparse.Namespace) -> EnergyMod
     file, batch, step = options.root / "energy.json", MEASURED_BATCH[options.name], MULTIPLE_OF.get(options.name, 8)
     if not file.exists():
         path = options.root / "network.profile"
-        found = profiled(task, batch, source, path, options.rows, options.device, step)
+        how = DEPLOYED.get(options.name, {})
+        found = profiled(task, batch, source, path, options.rows, options.device, step, **how)
         found.save(options.root / "profile.gz")
         fit(found).save(file)
     if (options.root / "profile.gz").exists():  # not where the model was brought along
@@ -237,8 +240,11 @@ def started_workers(options: argparse.Namespace, data: ImageData) -> list[Any]:
     (options.root / "claims").mkdir()
     spawn = torch.multiprocessing.get_context("spawn")
     workers = [spawn.Process(target=worker, args=(options, data)) for _ in range(options.processes)]
+    if options.mps:
+        os.environ["CUDA_MPS_PIPE_DIRECTORY"] = str(options.mps)  # theirs: this process has its context already
     for process in workers:
         process.start()
+    os.environ.pop("CUDA_MPS_PIPE_DIRECTORY", None)
     return workers
 
 
@@ -273,6 +279,7 @@ def weigh(grids: list[Grid], task: Task, batch: int, source: Source, until: floa
             known[widths_of(grid, cell)] = file.read_text(encoding="utf-8")
         else:
             waiting.append((grid, cell, file))
+    waiting.sort(key=lambda one: (one[1].seed, one[1].method != "ecc"))  # should time run out
     dense, weighings = scales({}), 0
     for grid, cell, file in waiting:
         widths = widths_of(grid, cell)
@@ -337,6 +344,9 @@ def main() -> None:
     parser.add_argument("--meter", default="nvml")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--processes", type=int, default=4)
+    parser.add_argument(
+        "--mps", type=Path, help="pipes of a CUDA MPS daemon: kernels of the processes run side by side"
+    )
     parser.add_argument("--seconds", type=float, default=540.0, help="in which this call ends")
     parser.add_argument("--rows", type=int, default=100, help="networks in the profile")
     parser.add_argument("--limit", type=int, help="images of each split; all by default")

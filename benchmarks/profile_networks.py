@@ -14,6 +14,7 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from ecc.graph import trace_channels
 from ecc.measure import (
@@ -54,14 +55,14 @@ class Enough(Exception):
     """Ends a second round early."""
 
 
-def settings_of(ticks: int, *, autotune: bool) -> MeasureSettings:
-    """As a CUDA graph in TF32, in windows of so many ticks of a tenth of a second."""
-    deployed = replace(PROFILE_SETTINGS, mode="graph", precision="tf32", cudnn_autotune=autotune)
-    return replace(deployed, window_seconds=ticks / 10, min_ticks=ticks)
+def settings_of(ticks: int, *, autotune: bool, **deployed: Any) -> MeasureSettings:
+    """As a CUDA graph in TF32 unless told otherwise, in windows of so many ticks of a tenth of a second."""
+    how = {"mode": "graph", "precision": "tf32", "cudnn_autotune": autotune, **deployed}
+    return replace(PROFILE_SETTINGS, **how, window_seconds=ticks / 10, min_ticks=ticks)
 
 
 def profiled(
-    task: Task, batch: int, source: Source, path: Path, rows: int, device: str, multiple_of: int = 8
+    task: Task, batch: int, source: Source, path: Path, rows: int, device: str, multiple_of: int = 8, **deployed: Any
 ) -> Profile:
     """A task's network in short windows, for benchmarks that compress it; an analytic source is only asked."""
     example = with_batch(task.example_input, batch)
@@ -74,7 +75,7 @@ def profiled(
         path,
         rows=rows,
         multiple_of=multiple_of,
-        settings=settings_of(3, autotune=False),
+        settings=settings_of(3, autotune=False, **deployed),
         device=device,
         reference_every=20,
     )
