@@ -21,6 +21,7 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import time
 from contextlib import suppress
@@ -59,6 +60,7 @@ DENSE_EVERY = 10
 JUDGED = {"imagenette": 512, "cifar10": 2048, "camvid": 24}
 """Held-out images, evenly spread, by which all methods judge candidates: searches judge hundreds of these."""
 
+PIPES = "CUDA_MPS_PIPE_DIRECTORY"
 WINDOWS = (3, 3)
 """Of one weighing."""
 FIRST = ("ecc", "amc", "lcp", "netadapt")
@@ -241,11 +243,19 @@ def started_workers(options: argparse.Namespace, data: ImageData) -> list[Any]:
     spawn = torch.multiprocessing.get_context("spawn")
     workers = [spawn.Process(target=worker, args=(options, data)) for _ in range(options.processes)]
     if options.mps:
-        os.environ["CUDA_MPS_PIPE_DIRECTORY"] = str(options.mps)  # theirs: this process has its context already
+        mps(options.root, "-d")
+        os.environ[PIPES] = str(options.root / "mps")  # theirs: this process has its context already
     for process in workers:
         process.start()
-    os.environ.pop("CUDA_MPS_PIPE_DIRECTORY", None)
+    os.environ.pop(PIPES, None)
     return workers
+
+
+def mps(root: Path, *words: str, told: str = "") -> None:
+    """Calls CUDA's multi-process service, by which kernels of several processes run side by side."""
+    (root / "mps").mkdir(exist_ok=True)
+    places = {PIPES: str(root / "mps"), "CUDA_MPS_LOG_DIRECTORY": str(root / "mps")}
+    subprocess.run(["nvidia-cuda-mps-control", *words], input=told, text=True, env=os.environ | places, check=True)
 
 
 def finish(workers: list[Any], until: float) -> None:
@@ -344,9 +354,7 @@ def main() -> None:
     parser.add_argument("--meter", default="nvml")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--processes", type=int, default=4)
-    parser.add_argument(
-        "--mps", type=Path, help="pipes of a CUDA MPS daemon: kernels of the processes run side by side"
-    )
+    parser.add_argument("--mps", action="store_true", help="kernels of the processes run side by side, by CUDA's MPS")
     parser.add_argument("--seconds", type=float, default=540.0, help="in which this call ends")
     parser.add_argument("--rows", type=int, default=100, help="networks in the profile")
     parser.add_argument("--limit", type=int, help="images of each split; all by default")
@@ -374,6 +382,8 @@ def main() -> None:
         # One weighing takes about a second.
         finish(workers, started + options.seconds - 20 - 1.2 * min(len(unfinished(grids)), options.seconds / 8))
         print(f"{time.monotonic() - started:.0f} s: {len(unfinished(grids))} cells missing", flush=True)
+        if options.mps:
+            mps(options.root, told="quit")  # the scales refuse to share the card
         weigh(grids, task, batch, source, started + options.seconds - 5)
     finally:
         close_meter(source)
