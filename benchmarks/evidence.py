@@ -37,7 +37,7 @@ from profile_networks import profiled
 
 from ecc.energy import EnergyModel, fit
 from ecc.graph import trace_channels
-from ecc.measure import Source, close_meter, find_meter
+from ecc.measure import PROFILE_SETTINGS, Source, close_meter, find_meter
 from ecc.methods.compare import Cell, Comparison
 from ecc.methods.recalibration import BATCHES
 from ecc.methods.weighing import Scales
@@ -61,8 +61,8 @@ JUDGED = {"imagenette": 512, "cifar10": 2048, "camvid": 24}
 """Held-out images, evenly spread, by which all methods judge candidates: searches judge hundreds of these."""
 
 PIPES = "CUDA_MPS_PIPE_DIRECTORY"
-WINDOWS = (3, 3)
-"""Of one weighing."""
+WEIGHING: dict[str, Any] = {"repeats": (3, 3), "target_ci": PROFILE_SETTINGS.target_relative_ci}
+"""Three windows as short as those of the profile: there are hundreds of networks to weigh."""
 FIRST = ("ecc", "amc", "lcp", "netadapt")
 """Methods whose cells are begun first."""
 
@@ -280,7 +280,7 @@ def weigh(grids: list[Grid], task: Task, batch: int, source: Source, until: floa
     assert isinstance(energy, EnergyModel)
     example = with_batch(task.example_input, batch)
     graph = trace_channels(task.model, example, proven=False)
-    scales = Scales(task.model, graph, example, {energy.resource: energy}, source, repeats=WINDOWS)
+    scales = Scales(task.model, graph, example, {energy.resource: energy}, source, **WEIGHING)
     known: dict[str, str] = {}
     waiting = []
     for grid, cell in finished(grids):

@@ -125,6 +125,23 @@ def energy_models() -> str:
     return table([*head, "near dense"], lines)
 
 
+def floors() -> str:
+    """What evenly cut networks take, and those that take more than the dense one."""
+    found = load("floors.json")["rows"]
+    cuts = [cut for cut in found[0]["joules"] if cut != "dense"]
+    lines, dearer = [], []
+    for row in found:
+        name = f"{row['network']}, batches of {row['batch']}, {row['way']}"
+        shares = {cut: row["joules"][cut] / row["joules"]["dense"] for cut in cuts}
+        dearer += [share for share in shares.values() if share > 1]
+        lines.append([name, f"{row['joules']['dense']:.4g}", *[f"{share:.1%}" for share in shares.values()]])
+    return (
+        table(["network", "dense, J a batch", *cuts], lines)
+        + f"\n\n{len(dearer)} of these {len(lines) * len(cuts)} narrower networks take more than the dense one, "
+        + f"up to {max(dearer):.1f} times as much."
+    )
+
+
 def windows() -> str:
     lines = [
         [

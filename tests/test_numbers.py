@@ -46,6 +46,8 @@ IN_THE_WRITERS = {
     "of the child's at 0.5 s": "which windows the goal is about",
     "Ten-fold": "how ecc.energy cross-validates",
     "lossy 128 px copy": "what the packed file holds",
+    "multiples of eight, or four where": "CUTS of floors.py",
+    "more than cutting it in half": "a row and a column of its table",
     "solve of 20,000 steps": "SOLVE_STEPS of step_time.py",
     "half of all weights": "one of the two layers of each block of step_time.py's MlpStack",
     "half of them just before": "how reliability.py kills",

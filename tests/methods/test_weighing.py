@@ -93,6 +93,27 @@ def test_what_decides_is_measured_more_often_than_a_row_of_a_profile() -> None:
     assert max(REPEATS) > settings.min_repeats
 
 
+def test_who_asks_for_less_waits_less() -> None:
+    took = {}
+    for target in (0.001, 0.05):
+        board = FakeBoard()
+        meter, energies = FakeMeter(board), {"energy": board_model()}
+        scales = Scales(
+            SmallNet(board),
+            small_graph(),
+            EXAMPLE,
+            energies,
+            meter,
+            clock=board.clock,
+            repeats=(3, 3),
+            target_ci=target,
+        )
+        started = board.clock.now()
+        scales({"first": 8})
+        took[target] = board.clock.now() - started
+    assert took[0.05] < 0.8 * took[0.001]
+
+
 def test_a_measurement_that_must_not_be_trusted_is_refused() -> None:
     board = FakeBoard()
     scales = Scales(

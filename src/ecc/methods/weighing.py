@@ -24,7 +24,8 @@ from ecc.training import World
 REPEATS = (3, 8)
 """Least and most windows: what decides about a budget is measured more carefully than one row of a profile."""
 
-_TARGET_CI = 0.005
+TARGET_CI = 0.005
+"""Half the 95 % interval to be reached; it makes windows as long as their edges must be sharp."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +89,7 @@ class Scales:
         device: Where networks are run; by default where the profile ran them.
         clock: The time.
         repeats: Least and most windows of one weighing.
+        target_ci: Half the 95 % interval of the joules to be reached; wider ones take shorter windows.
 
     Raises:
         BadMeasurement: If the source is another device than that of the profile.
@@ -103,8 +105,9 @@ class Scales:
         device: torch.device | str | None = None,
         clock: Clock | None = None,
         repeats: tuple[int, int] = REPEATS,
+        target_ci: float = TARGET_CI,
     ) -> None:
-        self._repeats = repeats
+        self._repeats, self._target_ci = repeats, target_ci
         self._graph, self._energies, self._source = graph, dict(energies), source
         self._bench: Bench | None = None
         check_source(source, self._energies.values())
@@ -123,7 +126,7 @@ class Scales:
         settings = next(iter(self._energies.values())).origin.settings
         assert settings is not None  # check_source
         least, most = self._repeats
-        careful = replace(settings, min_repeats=least, max_repeats=most, target_relative_ci=_TARGET_CI)
+        careful = replace(settings, min_repeats=least, max_repeats=most, target_relative_ci=self._target_ci)
         bench = Bench(model, self._graph, example_input, meter, careful, device, clock or Clock())
         bench.ready(None)
         return bench
