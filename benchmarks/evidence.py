@@ -17,6 +17,7 @@ what is finished, with the cells that failed and those that are missing.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import shutil
@@ -345,6 +346,12 @@ def rows_of(grids: list[Grid]) -> list[dict[str, Any]]:
     return rows
 
 
+def dense_weights(grid: Grid) -> dict[str, str]:
+    """By seed: whether cells of several sessions started from the same networks can be seen by this."""
+    files = {str(seed): grid.runs / f"seed-{seed}/dense/dense.safetensors" for seed in range(grid.asked.seeds)}
+    return {seed: hashlib.sha256(file.read_bytes()).hexdigest() for seed, file in files.items() if file.exists()}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("name", choices=list(DATA))
@@ -400,6 +407,7 @@ def main() -> None:
         "forms": {grid.form: FORMS[options.name][grid.form].settings for grid in grids[1:]},
         "full_widths": trace_channels(task.model, task.example_input, proven=False).full_widths,
         "fit": {key: value for key, value in energy.quality.items() if key != "families"},
+        "dense_sha256": dense_weights(grids[0]),
         "rows": rows_of(grids),
     }
     write_record(record, options.out)

@@ -25,8 +25,10 @@ from evidence_facts import (
     share_of,
     verdicts,
 )
-from result_tables import RESULTS, origin_of, table
+from result_tables import RESULTS, load, origin_of, table
 
+EVENLY = {"e3": ("alexnet", "tf32"), "e4": ("resnet56", "tf32")}
+"""Rows of floors.json that are run as in an experiment."""
 FOLDER, FIGURES, LONG = RESULTS / "evidence", RESULTS / "figures", RESULTS / "evidence.md"
 
 INTRODUCTION = """## Accuracy against joules
@@ -76,7 +78,7 @@ def goals(found: list[Experiment]) -> str:
 
 def one_experiment(found: Experiment) -> str:
     """Title, figures, tables and origin."""
-    parts = [f"### {found.title}", _about(found), _forms(found)]
+    parts = [f"### {found.title}", _about(found), _evenly_cut(found), _forms(found)]
     parts += [f"![{found.score_name} against joules](results/figures/{accuracy_figure(found)})"]
     mark = f"; † spends over {OVER:.0%} of its budget" if any(cell.is_over for cell in found.cells) else ""
     parts += [f"{found.score_name} after tuning{mark}:", scores_table(found, AFTER)]
@@ -107,6 +109,18 @@ def _about(found: Experiment) -> str:
     facts += [f"mean error of the energy model: {record['fit']['mean']:.2%}"] if "mean" in record.get("fit", {}) else []
     judged = f" Candidates were judged on {record['judged_on']} held-out images." if "judged_on" in record else ""
     return "; ".join(facts) + "." + _norms(record.get("recalibration_batches")) + judged + _plans(record)
+
+
+def _evenly_cut(found: Experiment) -> str:
+    """What is left of the joules when all groups are cut alike, where that was measured."""
+    rows = [row for row in load("floors.json")["rows"] if (row["network"], row["way"]) == EVENLY.get(found.name)]
+    told = [
+        f"{cut} {joules / row['joules']['dense']:.1%}"
+        for row in rows
+        for cut, joules in row["joules"].items()
+        if cut != "dense"
+    ]
+    return f"Cut evenly, the network takes of its joules (`results/floors.json`): {', '.join(told)}." if told else ""
 
 
 def _forms(found: Experiment) -> str:
