@@ -98,6 +98,17 @@ def test_slim_keeps_as_many_as_the_code_needs() -> None:
     torch.testing.assert_close(small(inputs), net(inputs))
 
 
+@pytest.mark.parametrize(("multiple_of", "widths"), [(1, (3, 5)), (2, (4, 6)), (4, (4, 6)), (5, (5, 5)), (99, (8, 6))])
+def test_slim_keeps_dead_channels_for_the_sake_of_round_widths(multiple_of: int, widths: tuple[int, int]) -> None:
+    net, inputs, graph = traced("chain")
+    zero_channels_(net, graph, {"conv1": torch.tensor([0, 2, 3, 5, 7]), "conv2": torch.tensor([4])})
+    small = slim(net, graph, multiple_of)
+    assert (small.conv1.out_channels, small.conv2.out_channels) == widths
+    torch.testing.assert_close(small.eval()(inputs), net.eval()(inputs))
+    with pytest.raises(BadWidths, match="multiple_of=0 is below 1"):
+        slim(net, graph, 0)
+
+
 def test_slim_without_dead_channels_is_a_copy() -> None:
     net, _, graph = traced("residual")
     small = slim(net, graph)

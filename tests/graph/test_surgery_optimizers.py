@@ -54,6 +54,18 @@ def test_a_cut_optimizer_goes_on_where_the_dense_one_stood(name: str) -> None:
         torch.testing.assert_close(value, expected[key], rtol=1e-9, atol=1e-12)
 
 
+def test_dead_channels_that_stay_keep_their_state() -> None:
+    net, inputs, graph = traced("residual")
+    optimizer = torch.optim.Adam(net.parameters())
+    step(net, optimizer, inputs)
+    zero_channels_(net, graph, {"conv1": torch.tensor([0, 2, 3])})
+    small = slim(net, graph, 4)
+    twin = slim_optimizer(optimizer, net, small, graph, 4)
+    kept = [0, 1, 4, 5]  # 3 live ones, and the first of the dead
+    assert torch.equal(twin.state[small.conv1.weight]["exp_avg"], optimizer.state[net.conv1.weight]["exp_avg"][kept])
+    step(small, twin, inputs)
+
+
 def test_settings_of_each_parameter_group_are_kept() -> None:
     net, inputs, graph = traced("chain")
     optimizer = torch.optim.SGD(

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from ecc.graph import zero_channels_
 from ecc.methods.base import magnitudes
 from methods.jobs import WIDE
 from methods.works import work_of
@@ -27,6 +28,12 @@ def test_widths_are_rounded_down_to_the_lattice_and_not_below_floors() -> None:
             assert width % 8 == 0
             assert floor <= width <= max(floor, 0.49 * group.width)
     assert work.rounded([1.0] * len(full)) == work.floors()
+
+
+def test_dead_channels_count_as_far_as_they_make_widths_round() -> None:
+    work = work_of("chain", round_to=8)
+    zero_channels_(work.model, work.graph, {"conv1": torch.arange(6), "conv2": torch.arange(8, 24)})
+    assert work.widths() == [96, 48, 4]  # 90 and 48 live
 
 
 @pytest.mark.parametrize("name", WIDE)

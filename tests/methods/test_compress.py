@@ -15,14 +15,25 @@ from torch import nn
 
 from ecc.energy import EnergyModel, parse_budgets
 from ecc.errors import BadBudget, BadFile, BadMeasurement, BadTask, InfeasibleBudget
-from ecc.graph import live_channels, resized
+from ecc.graph import live_channels, resized, zero_channels_
 from ecc.methods import Compression, CompressSettings, compress, phases
 from ecc.methods.compress import Compressed
+from ecc.methods.find import find_method
 from ecc.methods.landing import BAND
 from ecc.training import Interrupted, load_state
 from ecc.zoo import find_task
 from methods import jobs
-from methods.jobs import Truth, digits_job, digits_model, history_of, platform, same_result, wide_job, wide_task
+from methods.jobs import (
+    Truth,
+    digits_job,
+    digits_model,
+    history_of,
+    platform,
+    same_result,
+    true_model,
+    wide_job,
+    wide_task,
+)
 
 
 class Masked:
@@ -343,3 +354,23 @@ def test_a_file_in_place_of_the_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadFile, match="is a file; a run needs a folder"):
         wide_job(task=wide_task(train_batches=untrainable)).run(tmp_path / "run")
     assert (tmp_path / "run").read_text() == "mine"
+
+
+@pytest.mark.parametrize("method", [None, "uniform", "eap", "netadapt", "lcp", "amc"])
+def test_a_network_with_dead_channels_ends_at_round_widths(method: str | None, tmp_path: Path) -> None:
+    task = wide_task(evaluate_held_out=lambda net: -float(sum(p.detach().abs().sum() for p in net.parameters())))
+    graph = wide_job().graph
+    dead = {"conv1": torch.arange(5), "conv2": torch.arange(11, 20)}  # 91 of 96 and 55 of 64 live
+    zero_channels_(task.model, graph, dead)
+    job = Compression(
+        task,
+        parse_budgets(["80%"]),
+        true_model(graph),
+        settings=CompressSettings(steps=12, tune_steps=2, lr=1e-3, round_to=8),
+        method=None if method is None else find_method(method, quick=True),
+    )
+    result = job.run(tmp_path / "run")
+    assert {name: width % 8 for name, width in result.widths.items() if name != "head"} == {"conv1": 0, "conv2": 0}
+    network: Any = result.model
+    assert (network.conv1.out_channels, network.conv2.out_channels) == tuple(result.widths.values())[:2]
+    assert result.summary["budgets"]["energy"]["met"]

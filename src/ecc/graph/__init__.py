@@ -5,7 +5,7 @@ from ecc.graph.costs import Extent, Layer
 from ecc.graph.labels import Role
 from ecc.graph.proof import gap, prove
 from ecc.graph.skeleton import Skeleton
-from ecc.graph.surgery import live_channels, live_masks, resized, slim, slim_optimizer, zero_channels_
+from ecc.graph.surgery import kept_masks, live_channels, live_masks, resized, slim, slim_optimizer, zero_channels_
 from ecc.graph.trace import trace_channels
 
 __all__ = [
@@ -17,6 +17,7 @@ __all__ = [
     "Role",
     "Skeleton",
     "gap",
+    "kept_masks",
     "live_channels",
     "live_masks",
     "prove",

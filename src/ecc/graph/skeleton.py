@@ -6,7 +6,7 @@ network any more.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -97,6 +97,13 @@ class Skeleton:
                 for group, _ in size.multiples:
                     left[group] = self.full_widths[group] % multiple_of
         return tuple(left)
+
+    def padded(self, widths: Sequence[int], multiple_of: int) -> list[int]:
+        """The least widths on the lattice that hold so many channels, and never more than there are."""
+        found = []
+        for width, full, rest in zip(widths, self.full_widths, self.lattice(multiple_of), strict=True):
+            found.append(min(full, rest + max(0, -((rest - width) // multiple_of)) * multiple_of))
+        return found
 
     @cached_property
     def _positions(self) -> dict[str, int]:

@@ -6,7 +6,7 @@ Networks are rebuilt around new, smaller tensors (`rebuild.py`); the dense ones 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
 import torch
@@ -45,24 +45,45 @@ def resized(
     return _cut(model, graph, keep, device)
 
 
-def slim(model: Net, graph: ChannelGraph) -> Net:
+def slim(model: Net, graph: ChannelGraph, multiple_of: int = 1) -> Net:
     """A new network without the dead channels of `model`; its outputs are those of `model`.
 
     A channel is dead when every layer that reads it has a zero slice for it. A group never falls below its
     least width.
+
+    Args:
+        model: the network that was traced.
+        graph: its channel graph.
+        multiple_of: of which widths shall be multiples, as `round_to` of a solver: a few dead channels stay for that.
+            Trained networks have dead channels of their own, and hardware runs 50 channels no faster than 56.
     """
     _refuse_uncopyable(model)
-    return _cut(model, graph, _kept_units(model, graph), None)
+    return _cut(model, graph, _kept_units(model, graph, multiple_of), None)
 
 
-def _kept_units(model: nn.Module, graph: ChannelGraph) -> dict[str, Tensor]:
+def _kept_units(model: nn.Module, graph: ChannelGraph, multiple_of: int) -> dict[str, Tensor]:
     """The units that `slim` keeps, of the groups that lose some."""
-    keep = {}
-    for group, live in zip(graph.groups, live_masks(model, graph), strict=True):
-        if group.frozen is None and not bool(live.all()):
-            spare = (~live).nonzero().flatten()[: max(group.least - int(live.sum()), 0)]
-            keep[group.name] = torch.cat([live.nonzero().flatten(), spare]).sort().values.cpu()
-    return keep
+    kept = zip(graph.groups, kept_masks(graph, live_masks(model, graph), multiple_of), strict=True)
+    return {group.name: mask.nonzero().flatten().cpu() for group, mask in kept if not bool(mask.all())}
+
+
+def kept_masks(graph: ChannelGraph, live: Sequence[Tensor], multiple_of: int = 1) -> list[Tensor]:
+    """For each group, which of its units `slim` keeps: the live ones, and as many dead ones as its width asks for.
+
+    Args:
+        graph: of the network.
+        live: from `live_masks`.
+        multiple_of: as for `slim`.
+    """
+    if multiple_of < 1:
+        raise BadWidths(f"multiple_of={multiple_of} is below 1; 1 allows any width.")
+    widths = graph.skeleton.padded([int(mask.sum()) for mask in live], multiple_of)
+    kept = []
+    for group, mask, width in zip(graph.groups, live, widths, strict=True):
+        dead = (~mask).nonzero().flatten()
+        count = len(dead) if group.frozen is not None else max(width, group.least) - (group.width - len(dead))
+        kept.append(mask.index_fill(0, dead[: max(count, 0)], True))
+    return kept
 
 
 def live_channels(model: nn.Module, graph: ChannelGraph) -> dict[str, int]:
@@ -123,15 +144,16 @@ def _beside(tensor: Tensor, index: Tensor) -> Tensor:
 
 
 def slim_optimizer(
-    optimizer: torch.optim.Optimizer, model: nn.Module, small: nn.Module, graph: ChannelGraph
+    optimizer: torch.optim.Optimizer, model: nn.Module, small: nn.Module, graph: ChannelGraph, multiple_of: int = 1
 ) -> torch.optim.Optimizer:
     """An optimizer for `small` that goes on where `optimizer` stood for `model`: its state is cut along.
 
-    Call it before `model`'s dead channels change again, since they decide what was kept.
+    Call it before `model`'s dead channels change again, since they decide what was kept; `multiple_of` is that of
+    `slim`.
     """
     new = dict(small.named_parameters())
     pairs = {id(old): new[name] for name, old in model.named_parameters()}
-    slices = _slices(graph, _kept_units(model, graph))
+    slices = _slices(graph, _kept_units(model, graph, multiple_of))
     names = {id(old): name for name, old in model.named_parameters()}
     settings = []
     for settings_of_group in optimizer.param_groups:

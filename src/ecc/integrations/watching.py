@@ -67,7 +67,7 @@ class Watch:
             )
         patched = {name: vars(self.network).pop(name) for name in _PATCHED if name in vars(self.network)}
         try:
-            self.slim = slim(self.network, self.graph)
+            self.slim = slim(self.network, self.graph, self.solver.round_to)
         finally:
             vars(self.network).update(patched)
 

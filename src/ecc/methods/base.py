@@ -52,13 +52,13 @@ class Work:
     """A line for the history."""
 
     def widths(self, model: nn.Module | None = None) -> list[int]:
-        """Live channels of each group, in the order of the graph."""
+        """What `slim` would keep of each group, in the order of the graph: live channels, and dead ones to round up."""
         masks = live_masks(self.model if model is None else model, self.graph)
         device = next((mask.device for mask in masks if mask.device.type != "cpu"), torch.device("cpu"))
         counts = torch.stack([mask.sum().to(device) for mask in masks]).tolist()  # waits for the device once
         return [
             group.width if group.frozen is not None else count
-            for group, count in zip(self.graph.groups, counts, strict=True)
+            for group, count in zip(self.graph.groups, self.graph.skeleton.padded(counts, self.round_to), strict=True)
         ]
 
     def excess(self, widths: Sequence[float]) -> float:

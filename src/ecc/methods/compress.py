@@ -280,7 +280,7 @@ class Compression(Phases[Compressed]):
             with run.understood():
                 small = self._hollow(model, widths)
         else:
-            small = slim(model, self.graph)
+            small = slim(model, self.graph, self.round_to)
             self.slim_gap = gap(model, small, moved(self.task.example_input, self.device))
             self.tell(f"cut and masked networks agree to {self.slim_gap:.1g} of the largest output")
             if self.method is not None:

@@ -41,7 +41,17 @@ def test_what_is_dead_stays_dead_but_a_group_not_yet_trained_is_whole() -> None:
     alive, floors = alive_and_floors(net, graph, 0.1, 1, CPU)
     assert (~alive).nonzero().flatten().tolist() == [3, 5]  # conv2 has 2 of 24 left, below its floor of 3
     assert floors.tolist() == [2, 3, 4]
-    assert alive_and_floors(net, graph, 0.1, 15, CPU)[1].tolist() == [14, 15, 4]  # 14 live ones stay
+
+
+def test_dead_channels_fill_a_group_up_to_a_multiple() -> None:
+    net, _, graph = traced("chain")
+    zero_channels_(net, graph, {"conv1": torch.tensor([3, 5]), "conv2": torch.arange(3, 8)})
+    alive, floors = alive_and_floors(net, graph, 0.1, 5, CPU)
+    assert (~alive).nonzero().flatten().tolist() == [5, *range(16 + 4, 16 + 8)]  # 15 of 16, and 20 of 24
+    assert floors.tolist() == [5, 5, 4]
+    alive, floors = alive_and_floors(net, graph, 0.1, 15, CPU)
+    assert alive.tolist() == [True] * 5 + [False] + [True] * (10 + 24 + 4)  # 30 would be more than there are
+    assert floors.tolist() == [15, 15, 4]
 
 
 @pytest.mark.parametrize(("min_share", "round_to"), [(-0.1, 1), (1.1, 1), (0.1, 0)])

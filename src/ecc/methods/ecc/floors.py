@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from ecc.graph import ChannelGraph, ChannelGroup, live_masks
+from ecc.graph import ChannelGraph, ChannelGroup, kept_masks, live_masks
 
 MIN_SHARE = 0.1  # of a group's channels; the paper's floor of one channel lets whole layers collapse
 
@@ -50,10 +50,11 @@ def _check(min_share: float, round_to: int) -> None:
 def alive_and_floors(
     model: nn.Module, graph: ChannelGraph, min_share: float, round_to: int, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """Which channels live at the start, as Algorithm 1 has it (s = phi(W)), and the least width of each group.
+    """Which channels count at the start, as Algorithm 1 has it (s = phi(W)), and the least width of each group.
 
-    A group of which less than the floor is read has not been trained yet, such as one before a head of zeros. It
-    counts as whole. Groups that are frozen, or that no layer reads with weights of its own, keep their width.
+    These are the live ones, and as many dead ones as make a multiple of `round_to`: they will be the first to go. A
+    group of which less than the floor is read has not been trained yet, such as one before a head of zeros. It counts
+    as whole. Groups that are frozen, or that no layer reads with weights of its own, keep their width.
 
     Args:
         model: The network that was traced.
@@ -68,8 +69,9 @@ def alive_and_floors(
     _check(min_share, round_to)
     alive, floors = [], []
     left = graph.skeleton.lattice(round_to)
-    for group, mask, rest in zip(graph.groups, live_masks(model, graph), left, strict=True):
-        mask = torch.ones_like(mask) if _stays(group) or int(mask.sum()) < _least(group, min_share) else mask
+    live = live_masks(model, graph)
+    for group, lives, mask, rest in zip(graph.groups, live, kept_masks(graph, live, round_to), left, strict=True):
+        mask = torch.ones_like(mask) if _stays(group) or int(lives.sum()) < _least(group, min_share) else mask
         alive.append(mask.to(device))
         floors.append(_floor(group, int(mask.sum()), min_share, round_to, rest))
     return torch.cat(alive), torch.tensor(floors, dtype=torch.long, device=device)

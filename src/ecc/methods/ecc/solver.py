@@ -49,7 +49,7 @@ class EccSolver(BudgetedOptimizer):
         lr: Of the default optimizer.
         min_share: No group falls below this share of its channels.
         round_to: Widths become multiples of this, 8 for most GPUs; a group no wider than this stays, and one that is
-            joined with others is cut in such steps (`Skeleton.lattice`).
+            joined with others is cut in such steps (`Skeleton.lattice`). Give `slim` the same number.
         warm_up: Share of the steps before channels are removed.
         ramp: Share of the steps in which they are.
         dynamics: `"pace"` meets the budget on schedule (see `pace.py`). `"paper"`, or its settings, walks by the
@@ -107,7 +107,7 @@ class EccSolver(BudgetedOptimizer):
             metric=metric or ("taylor" if dynamics == "pace" else "adam"),
             advice=advice,
         )
-        self._graph = graph
+        self._graph, self.round_to = graph, round_to
 
     @property
     def widths(self) -> dict[str, int]:
