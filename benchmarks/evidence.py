@@ -399,6 +399,7 @@ def main() -> None:
         "environment": machine(),
         "device": torch.cuda.get_device_name() if options.device == "cuda" else "cpu",
         "measured_batch": batch,
+        "multiple_of": MULTIPLE_OF.get(options.name, 8),
         "meter": source.describe().to_dict(),
         "recalibration_batches": BATCHES,
         "plans": True,  # as the solver does since pace.py has them

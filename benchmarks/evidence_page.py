@@ -27,6 +27,7 @@ from evidence_facts import (
 )
 from result_tables import RESULTS, load, origin_of, table
 
+MULTIPLE_OF = {"e4": 4}  # where an older record does not say of what widths are multiples; 8 for the others
 EVENLY = {"e3": ("alexnet", "tf32"), "e4": ("resnet56", "tf32")}
 """Rows of floors.json that are run as in an experiment."""
 FOLDER, FIGURES, LONG = RESULTS / "evidence", RESULTS / "figures", RESULTS / "evidence.md"
@@ -108,7 +109,8 @@ def _about(found: Experiment) -> str:
     facts += [f"{weight[0]:.4g} J a batch, {found.labels}"] if weight else []
     facts += [f"mean error of the energy model: {record['fit']['mean']:.2%}"] if "mean" in record.get("fit", {}) else []
     judged = f" Candidates were judged on {record['judged_on']} held-out images." if "judged_on" in record else ""
-    return "; ".join(facts) + "." + _norms(record.get("recalibration_batches")) + judged + _plans(record)
+    norms = _norms(record.get("recalibration_batches"))
+    return "; ".join(facts) + "." + norms + judged + _plans(record) + _ragged(found)
 
 
 def _evenly_cut(found: Experiment) -> str:
@@ -144,6 +146,25 @@ def _plans(record: dict[str, Any]) -> str:
     return (
         " These cells are older than the plans of `methods/ecc/pace.py`: where one block of channels saves much, ECC "
         "went below its budget, and lost channels for nothing. They are to be run again."
+    )
+
+
+def _ragged(found: Experiment) -> str:
+    """Cells with widths off the lattice of their profile; forms may have a lattice of their own."""
+    step = found.record.get("multiple_of", MULTIPLE_OF.get(found.name, 8))
+    full = found.record["full_widths"]
+    rounded = [cell for cell in found.cells if cell.widths and "form" not in cell.row]
+    ragged = [
+        cell
+        for cell in rounded
+        if any(width % step not in (0, full[name] % step) for name, width in cell.widths.items())
+    ]
+    if not ragged:
+        return ""
+    return (
+        f" In {len(ragged)} of {len(rounded)} cells some width is no multiple of {step}: dead channels of the dense "
+        "network were cut off one by one, and such networks spend more than predicted. That is mended since "
+        "(`slim(multiple_of=...)`); these cells are to be run again."
     )
 
 

@@ -285,3 +285,13 @@ def test_what_builds_on_a_failure_is_given_up(tmp_path: Path) -> None:
     file.write_text('{"error": "too little"}', encoding="utf-8")
     assert grid.failure(ours) == "too little"
     assert grid.failure(scratch) == "builds on ecc, which failed: too little"
+
+
+def test_widths_off_the_lattice_are_told(page: ModuleType, tmp_path: Path) -> None:
+    round_, odd = row("ecc", "50%", 0.85), row("amc", "50%", 0.84)
+    form = {**row("ecc", "35%", 0.8), "form": "paper", "widths": {"a": 7, "b": 31}}
+    recorded(tmp_path, "e1", [round_, odd, form])
+    assert "no multiple" not in page.section(tmp_path)
+    odd["widths"] = {"a": 8, "b": 31}
+    recorded(tmp_path, "e1", [round_, odd, form])
+    assert "In 1 of 2 cells some width is no multiple of 8" in page.section(tmp_path)
