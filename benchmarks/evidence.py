@@ -86,7 +86,7 @@ def paper(width_lr: float, penalty: float) -> Form:
 FORMS = {
     "mobilenet-imagenette": {"paper": paper(30.0, 5000.0)},
     "alexnet-imagenette": {"paper": paper(60.0, 30000.0)},
-    "erfnet-camvid": {"paper": paper(10.0, 10000.0)},
+    "erfnet-camvid": {"paper": paper(0.5, 300.0)},
     "resnet56-cifar10": {"paper": paper(3.0, 100.0), "long": Form({"steps": 2500, "tune_steps": 2000}, ("50%",))},
 }
 
@@ -337,7 +337,9 @@ def rows_of(grids: list[Grid]) -> list[dict[str, Any]]:
                 facts = json.loads((folder / "cell.json").read_text(encoding="utf-8"))
                 keys = ("scores", "widths", "batches", "parameters", "macs")
                 row |= {key: summary[key] for key in keys if key in summary}
+                sessions = json.loads((folder / "environment.json").read_text(encoding="utf-8"))["sessions"]
                 row |= {"predicted": summary["budgets"]["energy"], "cell_seconds": facts["seconds"]}
+                row |= {"date": sessions[-1]["started"][:10]}
                 if (folder / "weighed.json").exists():
                     row["weighed"] = json.loads((folder / "weighed.json").read_text(encoding="utf-8"))
             else:

@@ -169,7 +169,9 @@ def _ragged(found: Experiment) -> str:
 
 
 def _origins(found: Experiment) -> list[str]:
-    return [origin_of(f"evidence/{found.file}", found.record["environment"])]
+    dates = sorted({cell.row["date"] for cell in found.cells if "date" in cell.row})
+    several = [f"Cells of this grid are of {', '.join(dates)}."] if len(dates) > 1 else []
+    return [*several, origin_of(f"evidence/{found.file}", found.record["environment"])]
 
 
 # ---------------------------------------------------------------- tables

@@ -295,3 +295,11 @@ def test_widths_off_the_lattice_are_told(page: ModuleType, tmp_path: Path) -> No
     odd["widths"] = {"a": 8, "b": 31}
     recorded(tmp_path, "e1", [round_, odd, form])
     assert "In 1 of 2 cells some width is no multiple of 8" in page.section(tmp_path)
+
+
+def test_cells_of_several_days_are_told(page: ModuleType, tmp_path: Path) -> None:
+    rows = [{**row("ecc", "50%", 0.85), "date": "2026-01-01"}, {**row("amc", "50%", 0.84), "date": "2026-01-02"}]
+    recorded(tmp_path, "e1", rows)
+    assert "Cells of this grid are of 2026-01-01, 2026-01-02." in page.section(tmp_path)
+    recorded(tmp_path, "e1", [rows[0], {**rows[1], "date": "2026-01-01"}])
+    assert "Cells of this grid are of" not in page.section(tmp_path)
