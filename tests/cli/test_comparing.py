@@ -34,6 +34,7 @@ def run(*words: str) -> tuple[int, str]:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough  # test_examples_in_help.py makes a grid in the same way
 def test_a_quick_comparison_of_all_methods(energy: Path, tmp_path: Path) -> None:
     words = ("digits", "--energy", str(energy), "--quick", "--budgets", "45%", "-o", str(tmp_path / "runs"))
     code, text = run(*words, "--figure", str(tmp_path / "grid.svg"))

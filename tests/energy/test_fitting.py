@@ -260,7 +260,7 @@ def test_there_are_recorded_profiles() -> None:
 
 
 @pytest.fixture(
-    params=[pytest.param(path, marks=[pytest.mark.thorough] * ("erfnet-b4" in path.name)) for path in RECORDED],
+    params=[pytest.param(path, marks=[pytest.mark.thorough] * ("erfnet" in path.name)) for path in RECORDED],
     ids=lambda path: path.name.removesuffix(".profile.gz"),
 )
 def recorded(request: pytest.FixtureRequest) -> Path:

@@ -23,7 +23,7 @@ PATHS = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "method",
-    [pytest.param(name, marks=[] if name in ("ecc", "netadapt") else [pytest.mark.thorough]) for name in SMALL],
+    [pytest.param(name, marks=[] if name == "ecc" else [pytest.mark.thorough]) for name in SMALL],
 )
 def test_kill_9_at_random_moments_changes_nothing(method: str, tmp_path: Path) -> None:
     command = [sys.executable, str(TESTS / "methods" / "killed.py"), str(tmp_path), method, "1"]
