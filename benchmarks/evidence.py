@@ -54,8 +54,6 @@ MEASURED_BATCH = {"mobilenet-imagenette": 64, "alexnet-imagenette": 128, "erfnet
 """Items of one measured inference: many, so that the floor of the device lies low."""
 MULTIPLE_OF = {"resnet56-cifar10": 4}
 """Of which widths are multiples; 8 for the others, with which ResNet-56 cannot go down to half of its joules."""
-DEPLOYED: dict[str, dict[str, Any]] = {}
-"""How networks are run on the scales, where that is not a CUDA graph in TF32."""
 DENSE_EVERY = 10
 """Networks on the scales until the dense one comes again."""
 JUDGED = {"imagenette": 512, "cifar10": 2048, "camvid": 24}
@@ -115,8 +113,7 @@ def fitted(task: Task, source: Source, options: argparse.Namespace) -> EnergyMod
     file, batch, step = options.root / "energy.json", MEASURED_BATCH[options.name], MULTIPLE_OF.get(options.name, 8)
     if not file.exists():
         path = options.root / "network.profile"
-        how = DEPLOYED.get(options.name, {})
-        found = profiled(task, batch, source, path, options.rows, options.device, step, **how)
+        found = profiled(task, batch, source, path, options.rows, options.device, step)
         found.save(options.root / "profile.gz")
         fit(found).save(file)
     if (options.root / "profile.gz").exists():  # not where the model was brought along

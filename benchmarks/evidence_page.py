@@ -163,7 +163,7 @@ def _ragged(found: Experiment) -> str:
         return ""
     return (
         f" In {len(ragged)} of {len(rounded)} cells some width is no multiple of {step}: dead channels of the dense "
-        "network were cut off one by one, and such networks spend more than predicted. That is mended since "
+        "network were cut off one by one, to widths of which the energy model knows nothing. That is mended since "
         "(`slim(multiple_of=...)`); these cells are to be run again."
     )
 

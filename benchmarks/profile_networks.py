@@ -62,7 +62,7 @@ def settings_of(ticks: int, *, autotune: bool, **deployed: Any) -> MeasureSettin
 
 
 def profiled(
-    task: Task, batch: int, source: Source, path: Path, rows: int, device: str, multiple_of: int = 8, **deployed: Any
+    task: Task, batch: int, source: Source, path: Path, rows: int, device: str, multiple_of: int = 8
 ) -> Profile:
     """A task's network in short windows, for benchmarks that compress it; an analytic source is only asked."""
     example = with_batch(task.example_input, batch)
@@ -75,7 +75,7 @@ def profiled(
         path,
         rows=rows,
         multiple_of=multiple_of,
-        settings=settings_of(3, autotune=False, **deployed),
+        settings=settings_of(3, autotune=False),
         device=device,
         reference_every=20,
     )

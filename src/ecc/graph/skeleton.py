@@ -99,10 +99,12 @@ class Skeleton:
         return tuple(left)
 
     def padded(self, widths: Sequence[int], multiple_of: int) -> list[int]:
-        """The least widths on the lattice that hold so many channels, and never more than there are."""
+        """The least widths on the lattice that hold so many channels; never below a group's least, nor above its full."""
         found = []
-        for width, full, rest in zip(widths, self.full_widths, self.lattice(multiple_of), strict=True):
-            found.append(min(full, rest + max(0, -((rest - width) // multiple_of)) * multiple_of))
+        groups = zip(widths, self.least_widths, self.full_widths, self.lattice(multiple_of), strict=True)
+        for width, least, full, rest in groups:
+            on_lattice = rest + max(0, -((rest - width) // multiple_of)) * multiple_of
+            found.append(min(full, max(least, on_lattice)))
         return found
 
     @cached_property

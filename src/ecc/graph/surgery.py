@@ -55,7 +55,7 @@ def slim(model: Net, graph: ChannelGraph, multiple_of: int = 1) -> Net:
         model: the network that was traced.
         graph: its channel graph.
         multiple_of: of which widths shall be multiples, as `round_to` of a solver: a few dead channels stay for that.
-            Trained networks have dead channels of their own, and hardware runs 50 channels no faster than 56.
+            Trained networks have dead channels of their own, and a kernel for an odd width can be a slow one.
     """
     _refuse_uncopyable(model)
     return _cut(model, graph, _kept_units(model, graph, multiple_of), None)
@@ -81,8 +81,7 @@ def kept_masks(graph: ChannelGraph, live: Sequence[Tensor], multiple_of: int = 1
     kept = []
     for group, mask, width in zip(graph.groups, live, widths, strict=True):
         dead = (~mask).nonzero().flatten()
-        count = len(dead) if group.frozen is not None else max(width, group.least) - (group.width - len(dead))
-        kept.append(mask.index_fill(0, dead[: max(count, 0)], True))
+        kept.append(mask.index_fill(0, dead[: width - (group.width - len(dead))], True))
     return kept
 
 

@@ -56,10 +56,7 @@ class Work:
         masks = live_masks(self.model if model is None else model, self.graph)
         device = next((mask.device for mask in masks if mask.device.type != "cpu"), torch.device("cpu"))
         counts = torch.stack([mask.sum().to(device) for mask in masks]).tolist()  # waits for the device once
-        return [
-            group.width if group.frozen is not None else count
-            for group, count in zip(self.graph.groups, self.graph.skeleton.padded(counts, self.round_to), strict=True)
-        ]
+        return self.graph.skeleton.padded(counts, self.round_to)
 
     def excess(self, widths: Sequence[float]) -> float:
         """The largest of cost / aim - 1 at some widths: not above 0 where all aims are met."""

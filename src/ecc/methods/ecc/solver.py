@@ -111,7 +111,7 @@ class EccSolver(BudgetedOptimizer):
 
     @property
     def widths(self) -> dict[str, int]:
-        """Live channels of each group. Waits for the device."""
+        """Channels of each group that are kept: live ones, and dead ones to round up. Waits for the device."""
         return self._live()
 
     def mask_(self, model: nn.Module) -> None:
