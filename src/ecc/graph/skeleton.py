@@ -99,7 +99,7 @@ class Skeleton:
         return tuple(left)
 
     def padded(self, widths: Sequence[int], multiple_of: int) -> list[int]:
-        """The least widths on the lattice that hold so many channels; never below a group's least, nor above its full."""
+        """The least widths on the lattice that hold so many channels; never below a group's least or above its full."""
         found = []
         groups = zip(widths, self.least_widths, self.full_widths, self.lattice(multiple_of), strict=True)
         for width, least, full, rest in groups:
