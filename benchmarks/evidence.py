@@ -25,170 +25,47 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.multiprocessing
+from evidence_grid import (
+    DATA,
+    FORMS,
+    MEASURED_BATCH,
+    MULTIPLE_OF,
+    RECIPES,
+    Grid,
+    fitted,
+    for_all,
+    the_grids,
+    the_task,
+    train_dense,
+)
 from machine import machine, write_record
-from packed import packed_data, packed_task
-from profile_networks import profiled
+from packed import packed_data
 
-from ecc.energy import EnergyModel, fit
+from ecc.energy import EnergyModel
 from ecc.graph import trace_channels
 from ecc.measure import PROFILE_SETTINGS, Source, close_meter, find_meter
-from ecc.methods.compare import Cell, Comparison
+from ecc.methods.compare import Cell
 from ecc.methods.recalibration import BATCHES
 from ecc.methods.weighing import Scales
 from ecc.task import Task, with_batch
 from ecc.training import Interrupted
-from ecc.zoo.data import ImageData, Packed
-from ecc.zoo.recipe import Recipe, read_recipe
+from ecc.zoo.data import ImageData
+from ecc.zoo.recipe import read_recipe
 
-RECIPES = Path(__file__).resolve().parent.parent / "recipes"
-DATA = {"mobilenet-imagenette": "imagenette", "alexnet-imagenette": "imagenette", "erfnet-camvid": "camvid",
-        "resnet56-cifar10": "cifar10"}  # fmt: skip
-MEASURED_BATCH = {"mobilenet-imagenette": 64, "alexnet-imagenette": 128, "erfnet-camvid": 32, "resnet56-cifar10": 1024}
-"""Items of one measured inference: many, so that the floor of the device lies low."""
-MULTIPLE_OF = {"resnet56-cifar10": 4}
-"""Of which widths are multiples; 8 for the others, with which ResNet-56 cannot go down to half of its joules."""
 DENSE_EVERY = 10
 """Networks on the scales until the dense one comes again."""
-JUDGED = {"imagenette": 512, "cifar10": 2048, "camvid": 24}
-"""Held-out images, evenly spread, by which all methods judge candidates: searches judge hundreds of these."""
-
 PIPES = "CUDA_MPS_PIPE_DIRECTORY"
 WEIGHING: dict[str, Any] = {"repeats": (3, 3), "target_ci": PROFILE_SETTINGS.target_relative_ci}
 """Three windows as short as those of the profile: there are hundreds of networks to weigh."""
 FIRST = ("ecc", "amc", "lcp", "netadapt")
 """Methods whose cells are begun first."""
-
-
-@dataclass(frozen=True)
-class Form:
-    """ECC with other settings than the recipe's, from the same dense networks."""
-
-    settings: dict[str, Any]
-    budgets: tuple[str, ...] | None = None
-    """Of the recipe's; None for all."""
-
-
-def paper(width_lr: float, penalty: float) -> Form:
-    """Algorithm 1 with its own metric, and a teacher by its logits; beta and rho let it arrive within so few steps."""
-    settings = {"dynamics": "paper", "round_to": 1, "temperature": None, "width_lr": width_lr, "penalty": penalty}
-    return Form(settings, ("65%", "50%", "35%"))
-
-
-FORMS = {
-    "mobilenet-imagenette": {"paper": paper(30.0, 5000.0)},
-    "alexnet-imagenette": {"paper": paper(60.0, 30000.0)},
-    "erfnet-camvid": {"paper": paper(0.5, 300.0)},
-    "resnet56-cifar10": {"paper": paper(3.0, 100.0), "long": Form({"steps": 2500, "tune_steps": 2000}, ("50%",))},
-}
-
-
-def the_task(options: argparse.Namespace, recipe: Recipe, data: ImageData) -> Task:
-    height, width = recipe.size or (None, None)
-    size = None if height is None or width is None else (height, width)
-    return packed_task(
-        recipe.task, DATA[options.name], options.data, device=options.device, size=size, batch=recipe.batch_size,
-        data=data, tell=lambda _: None,
-    )  # fmt: skip
-
-
-def for_all(data: ImageData) -> ImageData:
-    """The same in memory that processes share, with as much held out as is judged by."""
-    splits = {name: getattr(data, name) for name in ("train", "held_out", "test")}
-    held, judged = splits["held_out"], JUDGED[data.name]
-    if len(held) > judged:
-        rows = torch.linspace(0, len(held) - 1, judged).long()
-        splits["held_out"] = Packed(held.images[rows], held.labels[rows])
-    return replace(data, **{name: Packed(s.images.share_memory_(), s.labels) for name, s in splits.items()})
-
-
-def fitted(task: Task, source: Source, options: argparse.Namespace) -> EnergyModel:
-    """The energy model of this machine, fitted once."""
-    file, batch, step = options.root / "energy.json", MEASURED_BATCH[options.name], MULTIPLE_OF.get(options.name, 8)
-    if not file.exists():
-        path = options.root / "network.profile"
-        found = profiled(task, batch, source, path, options.rows, options.device, step)
-        found.save(options.root / "profile.gz")
-        fit(found).save(file)
-    if (options.root / "profile.gz").exists():  # not where the model was brought along
-        shutil.copy(options.root / "profile.gz", options.out.with_suffix(".profile.gz"))
-    return EnergyModel.load(file)
-
-
-@dataclass(frozen=True)
-class Grid:
-    """The comparison, or a form of ECC beside it."""
-
-    form: str
-    """Empty for the comparison itself."""
-    asked: Comparison
-    runs: Path
-
-    def failure(self, cell: Cell) -> str | None:
-        """Why a cell will never be finished, if so: it failed, or that which it builds on."""
-        first = self.asked.built_on(cell)
-        for one in (cell, first):
-            if one is not None and (file := failure_of(one, self.runs)).exists():
-                reason = str(json.loads(file.read_text(encoding="utf-8"))["error"])
-                return reason if one is cell else f"builds on {one.method}, which failed: {reason}"
-        return None
-
-    def can_begin(self, cell: Cell) -> bool:
-        """Whether there is what it builds on."""
-        first = self.asked.built_on(cell)
-        ready = first is None or first not in self.asked.missing(self.runs)
-        return ready and not self.asked.needs_dense(cell.seed, self.runs)
-
-
-def the_grids(options: argparse.Namespace, recipe: Recipe, task: Task) -> list[Grid]:
-    """The forms come after the comparison."""
-    energy = EnergyModel.load(options.root / "energy.json")
-    settings = replace(recipe.settings, **json.loads(options.settings))
-    methods, budgets = options.methods or recipe.methods or [], options.budgets or recipe.budgets or []
-    asked = {"": (methods, budgets, settings)}
-    for name, form in FORMS[options.name].items():
-        some = [budget for budget in budgets if form.budgets is None or budget in form.budgets]
-        if some and "ecc" in methods:
-            asked[name] = (["ecc"], some, replace(settings, **form.settings))
-    return [
-        Grid(
-            form,
-            Comparison(
-                task,
-                energy,
-                methods=methods,
-                budgets=budgets,
-                seeds=options.seeds or recipe.seeds or 1,
-                settings=settings,
-                device=options.device,
-            ),
-            options.root / (f"runs-{form}" if form else "runs"),
-        )
-        for form, (methods, budgets, settings) in asked.items()
-    ]
-
-
-def failure_of(cell: Cell, runs: Path) -> Path:
-    folder = cell.folder(runs)
-    return folder.with_name(f"{folder.name}.failed.json")
-
-
-def train_dense(grids: list[Grid]) -> None:
-    """The dense network of each seed, once for all grids."""
-    first = grids[0]
-    for seed in range(first.asked.seeds):
-        first.asked.train_dense(seed, first.runs)
-        for grid in grids[1:]:
-            if grid.asked.needs_dense(seed, grid.runs):
-                folder = grid.runs / f"seed-{seed}"
-                shutil.copytree(first.runs / folder.name / "dense", folder / "copy", dirs_exist_ok=True)
-                (folder / "copy").rename(folder / "dense")  # whole, or not there: workers wait for it
 
 
 # ---------------------------------------------------------------- cells, side by side
@@ -241,7 +118,6 @@ def started_workers(options: argparse.Namespace, data: ImageData) -> list[Any]:
     spawn = torch.multiprocessing.get_context("spawn")
     workers = [spawn.Process(target=worker, args=(options, data)) for _ in range(options.processes)]
     if options.mps:
-        mps(options.root, "-d")
         os.environ[PIPES] = str(options.root / "mps")  # theirs: this process has its context already
     for process in workers:
         process.start()
@@ -249,11 +125,20 @@ def started_workers(options: argparse.Namespace, data: ImageData) -> list[Any]:
     return workers
 
 
-def mps(root: Path, *words: str, told: str = "") -> None:
-    """Calls CUDA's multi-process service, by which kernels of several processes run side by side."""
-    (root / "mps").mkdir(exist_ok=True)
-    places = {PIPES: str(root / "mps"), "CUDA_MPS_LOG_DIRECTORY": str(root / "mps")}
-    subprocess.run(["nvidia-cuda-mps-control", *words], input=told, text=True, env=os.environ | places, check=True)
+@contextmanager
+def side_by_side(options: argparse.Namespace) -> Iterator[None]:
+    """Runs CUDA's multi-process service if asked for; after it the card is free for the scales, which do not share."""
+    if not options.mps:
+        yield
+        return
+    folder = options.root / "mps"
+    folder.mkdir(exist_ok=True)
+    places = os.environ | {PIPES: str(folder), "CUDA_MPS_LOG_DIRECTORY": str(folder)}
+    subprocess.run(["nvidia-cuda-mps-control", "-d"], env=places, check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["nvidia-cuda-mps-control"], input="quit", text=True, env=places, check=True)
 
 
 def finish(workers: list[Any], until: float) -> None:
@@ -382,14 +267,13 @@ def main() -> None:
         grids = the_grids(options, recipe, task)
         for grid in grids:
             grid.asked.begin(grid.runs)
-        workers = started_workers(options, data)
-        train_dense(grids)
-        print(f"{time.monotonic() - started:.0f} s: dense networks", flush=True)
-        # One weighing takes about a second.
-        finish(workers, started + options.seconds - 20 - 1.2 * min(len(unfinished(grids)), options.seconds / 8))
+        with side_by_side(options):
+            workers = started_workers(options, data)
+            train_dense(grids)
+            print(f"{time.monotonic() - started:.0f} s: dense networks", flush=True)
+            # One weighing takes one to two seconds.
+            finish(workers, started + options.seconds - 20 - 1.5 * min(len(unfinished(grids)), options.seconds / 8))
         print(f"{time.monotonic() - started:.0f} s: {len(unfinished(grids))} cells missing", flush=True)
-        if options.mps:
-            mps(options.root, told="quit")  # the scales refuse to share the card
         weigh(grids, task, batch, source, started + options.seconds - 5)
     finally:
         close_meter(source)

@@ -276,11 +276,11 @@ def test_networks_of_the_same_widths_are_weighed_once(tmp_path: Path, monkeypatc
 def test_what_builds_on_a_failure_is_given_up(tmp_path: Path) -> None:
     """Otherwise the workers wait for a cell that can never begin, until their time is over."""
     pytest.importorskip("PIL")
-    evidence, compare = importlib.import_module("evidence"), importlib.import_module("ecc.methods.compare")
+    evidence_grid, compare = importlib.import_module("evidence_grid"), importlib.import_module("ecc.methods.compare")
     scratch, ours = compare.Cell("scratch", "1%", 0), compare.Cell("ecc", "1%", 0)
-    grid = evidence.Grid("", object.__new__(compare.Comparison), tmp_path)
+    grid = evidence_grid.Grid("", object.__new__(compare.Comparison), tmp_path)
     assert grid.failure(scratch) is None
-    file = evidence.failure_of(ours, tmp_path)
+    file = evidence_grid.failure_of(ours, tmp_path)
     file.parent.mkdir(parents=True)
     file.write_text('{"error": "too little"}', encoding="utf-8")
     assert grid.failure(ours) == "too little"

@@ -1,0 +1,156 @@
+"""What an experiment of evidence.py is to run: data, energy model, and the comparison with its forms of ECC."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from packed import packed_task
+from profile_networks import profiled
+
+from ecc.energy import EnergyModel, fit
+from ecc.measure import Source
+from ecc.methods.compare import Cell, Comparison
+from ecc.task import Task
+from ecc.zoo.data import ImageData, Packed
+from ecc.zoo.recipe import Recipe
+
+RECIPES = Path(__file__).resolve().parent.parent / "recipes"
+DATA = {"mobilenet-imagenette": "imagenette", "alexnet-imagenette": "imagenette", "erfnet-camvid": "camvid",
+        "resnet56-cifar10": "cifar10"}  # fmt: skip
+MEASURED_BATCH = {"mobilenet-imagenette": 64, "alexnet-imagenette": 128, "erfnet-camvid": 32, "resnet56-cifar10": 1024}
+"""Items of one measured inference: many, so that the floor of the device lies low."""
+MULTIPLE_OF = {"resnet56-cifar10": 4}
+"""Of which widths are multiples; 8 for the others, with which ResNet-56 cannot go down to half of its joules."""
+JUDGED = {"imagenette": 512, "cifar10": 2048, "camvid": 24}
+"""Held-out images, evenly spread, by which all methods judge candidates: searches judge hundreds of these."""
+
+
+@dataclass(frozen=True)
+class Form:
+    """ECC with other settings than the recipe's, from the same dense networks."""
+
+    settings: dict[str, Any]
+    budgets: tuple[str, ...] | None = None
+    """Of the recipe's; None for all."""
+
+
+def paper(width_lr: float, penalty: float) -> Form:
+    """Algorithm 1 with its own metric, and a teacher by its logits; beta and rho let it arrive within so few steps."""
+    settings = {"dynamics": "paper", "round_to": 1, "temperature": None, "width_lr": width_lr, "penalty": penalty}
+    return Form(settings, ("65%", "50%", "35%"))
+
+
+FORMS = {
+    "mobilenet-imagenette": {"paper": paper(30.0, 5000.0)},
+    "alexnet-imagenette": {"paper": paper(60.0, 30000.0)},
+    "erfnet-camvid": {"paper": paper(0.5, 300.0)},
+    "resnet56-cifar10": {"paper": paper(3.0, 100.0), "long": Form({"steps": 2500, "tune_steps": 2000}, ("50%",))},
+}
+
+
+def the_task(options: argparse.Namespace, recipe: Recipe, data: ImageData) -> Task:
+    height, width = recipe.size or (None, None)
+    size = None if height is None or width is None else (height, width)
+    return packed_task(
+        recipe.task, DATA[options.name], options.data, device=options.device, size=size, batch=recipe.batch_size,
+        data=data, tell=lambda _: None,
+    )  # fmt: skip
+
+
+def for_all(data: ImageData) -> ImageData:
+    """The same in memory that processes share, with as much held out as is judged by."""
+    splits = {name: getattr(data, name) for name in ("train", "held_out", "test")}
+    held, judged = splits["held_out"], JUDGED[data.name]
+    if len(held) > judged:
+        rows = torch.linspace(0, len(held) - 1, judged).long()
+        splits["held_out"] = Packed(held.images[rows], held.labels[rows])
+    return replace(data, **{name: Packed(s.images.share_memory_(), s.labels) for name, s in splits.items()})
+
+
+def fitted(task: Task, source: Source, options: argparse.Namespace) -> EnergyModel:
+    """The energy model of this machine, fitted once."""
+    file, batch, step = options.root / "energy.json", MEASURED_BATCH[options.name], MULTIPLE_OF.get(options.name, 8)
+    if not file.exists():
+        path = options.root / "network.profile"
+        found = profiled(task, batch, source, path, options.rows, options.device, step)
+        found.save(options.root / "profile.gz")
+        fit(found).save(file)
+    if (options.root / "profile.gz").exists():  # not where the model was brought along
+        shutil.copy(options.root / "profile.gz", options.out.with_suffix(".profile.gz"))
+    return EnergyModel.load(file)
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The comparison, or a form of ECC beside it."""
+
+    form: str
+    """Empty for the comparison itself."""
+    asked: Comparison
+    runs: Path
+
+    def failure(self, cell: Cell) -> str | None:
+        """Why a cell will never be finished, if so: it failed, or that which it builds on."""
+        first = self.asked.built_on(cell)
+        for one in (cell, first):
+            if one is not None and (file := failure_of(one, self.runs)).exists():
+                reason = str(json.loads(file.read_text(encoding="utf-8"))["error"])
+                return reason if one is cell else f"builds on {one.method}, which failed: {reason}"
+        return None
+
+    def can_begin(self, cell: Cell) -> bool:
+        """Whether there is what it builds on."""
+        first = self.asked.built_on(cell)
+        ready = first is None or first not in self.asked.missing(self.runs)
+        return ready and not self.asked.needs_dense(cell.seed, self.runs)
+
+
+def the_grids(options: argparse.Namespace, recipe: Recipe, task: Task) -> list[Grid]:
+    """The forms come after the comparison."""
+    energy = EnergyModel.load(options.root / "energy.json")
+    settings = replace(recipe.settings, **json.loads(options.settings))
+    methods, budgets = options.methods or recipe.methods or [], options.budgets or recipe.budgets or []
+    asked = {"": (methods, budgets, settings)}
+    for name, form in FORMS[options.name].items():
+        some = [budget for budget in budgets if form.budgets is None or budget in form.budgets]
+        if some and "ecc" in methods:
+            asked[name] = (["ecc"], some, replace(settings, **form.settings))
+    return [
+        Grid(
+            form,
+            Comparison(
+                task,
+                energy,
+                methods=methods,
+                budgets=budgets,
+                seeds=options.seeds or recipe.seeds or 1,
+                settings=settings,
+                device=options.device,
+            ),
+            options.root / (f"runs-{form}" if form else "runs"),
+        )
+        for form, (methods, budgets, settings) in asked.items()
+    ]
+
+
+def failure_of(cell: Cell, runs: Path) -> Path:
+    folder = cell.folder(runs)
+    return folder.with_name(f"{folder.name}.failed.json")
+
+
+def train_dense(grids: list[Grid]) -> None:
+    """The dense network of each seed, once for all grids."""
+    first = grids[0]
+    for seed in range(first.asked.seeds):
+        first.asked.train_dense(seed, first.runs)
+        for grid in grids[1:]:
+            if grid.asked.needs_dense(seed, grid.runs):
+                folder = grid.runs / f"seed-{seed}"
+                shutil.copytree(first.runs / folder.name / "dense", folder / "copy", dirs_exist_ok=True)
+                (folder / "copy").rename(folder / "dense")  # whole, or not there: workers wait for it
