@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ecc.energy import Budget, counted, parse_budget, parse_budgets
+from ecc.energy import Budget, counted, dense_cost, parse_budget, parse_budgets
 from ecc.errors import BadBudget
 from energy.cases import graph_of, random_model
 
@@ -135,6 +137,13 @@ def test_a_share_is_of_the_dense_network() -> None:
     assert parse_budget("60%").limit(model) == pytest.approx(0.6 * model.dense)
     assert parse_budget("60%").limit(model, batch=64) == parse_budget("60%").limit(model)
     assert parse_budget("params=25%").limit(params) == 0.25 * float(graph_of("chain").parameters())
+
+
+def test_a_share_is_of_what_was_profiled_where_the_model_misses_the_dense_network() -> None:
+    model = replace(random_model("bilinear", "chain"), quality={"dense_fitted": 0.25})
+    assert model.dense_profiled == pytest.approx(model.dense / 1.25)
+    assert parse_budget("60%").limit(model) == pytest.approx(0.6 * model.dense / 1.25)
+    assert dense_cost(model) == model.dense_profiled
 
 
 def test_an_amount_is_for_the_batch_unless_it_says_for_an_item() -> None:

@@ -2,13 +2,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from ecc.energy import Cost
+from ecc.energy import Cost, EnergyModel
 from ecc.errors import BadTask, EccError, InfeasibleBudget
 from ecc.methods import Amc, Eap, EapSettings, Greedy, Lcp, NetAdapt, Uniform, Work
 from ecc.methods.base import magnitudes
@@ -116,10 +117,14 @@ def test_aims_below_the_floors_end_it() -> None:
     assert not drive.landed
 
 
-def test_the_first_aims_take_the_error_at_the_dense_network() -> None:
+def test_the_first_aims_take_the_change_of_the_dense_network_since_the_profile() -> None:
     work = work_of(share=0.5)
     cost = work.costs[0]
-    dense = float(cost.value(work.graph.widths()))
+    assert isinstance(cost, EnergyModel)
+    dense = cost.dense
+    missed = replace(cost, quality={"dense_fitted": 1.0})
+    assert first_aims([missed], [0.3], Weighed({"energy": dense}, "measured")) == pytest.approx([0.15])
+    assert first_aims([missed], [0.3], Weighed({"energy": dense / 2}, "measured")) == pytest.approx([0.3])
     assert first_aims([cost], [0.3], Weighed({"energy": 2 * dense}, "measured")) == pytest.approx([0.15])
     assert first_aims([cost], [0.3], Weighed({}, "measured")) == pytest.approx([0.3])
 

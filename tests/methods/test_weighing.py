@@ -58,6 +58,13 @@ def test_without_a_source_the_model_has_the_word_and_is_called_so() -> None:
     assert found == Weighed({name: model.at({"stem": 20}) for name, model in energies.items()}, "predicted", None)
 
 
+def test_without_a_source_the_dense_network_is_as_the_profile_has_it() -> None:
+    net, example, graph = wide("residual")
+    model = replace(wrong_model(graph, 0.8, "energy"), quality={"dense_fitted": -0.2})
+    found = Scales(net, graph, example, {"energy": model}, None)({})
+    assert found.amounts == {"energy": pytest.approx(1.25 * model.dense)}
+
+
 @pytest.mark.parametrize("noise", [0.0, 0.03])
 def test_a_meter_measures_the_network_of_these_widths(noise: float) -> None:
     board = FakeBoard(noise=noise, seed=4)

@@ -1,6 +1,6 @@
 """Room 3: a profile becomes a model of what any widths cost."""
 
-from .budget import Budget, parse_budget, parse_budgets
+from .budget import Budget, dense_cost, parse_budget, parse_budgets
 from .cost import Cost
 from .counted import Counted, counted
 from .fitting import fit
@@ -14,6 +14,7 @@ __all__ = [
     "EnergyModel",
     "NonzeroCost",
     "counted",
+    "dense_cost",
     "fit",
     "nonzero_cost",
     "parse_budget",

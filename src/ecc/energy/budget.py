@@ -13,6 +13,7 @@ from ecc.errors import BadBudget
 
 from .cost import Cost
 from .counted import UNITS as COUNTED
+from .model import EnergyModel
 from .samples import RESOURCES
 
 _PREFIXES = {"n": 1e-9, "u": 1e-6, "µ": 1e-6, "m": 1e-3, "": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
@@ -35,8 +36,7 @@ class Budget:
     def limit(self, cost: Cost, batch: int = 1) -> float:
         """The most that may be spent, in the unit of the cost."""
         if self.is_share:
-            full = torch.tensor(cost.full_widths, dtype=torch.float64)
-            return self.amount * float(cost.to("cpu").value(full))
+            return self.amount * dense_cost(cost)
         return self.amount * (batch if self.per_item else 1)
 
     def __str__(self) -> str:
@@ -44,6 +44,16 @@ class Budget:
             return f"{self.resource} {self.amount:.4g} of dense"
         unit = _unit(self.resource)
         return f"{self.resource} {self.amount:.4g} {unit}".rstrip() + (" an item" if self.per_item else "")
+
+
+def dense_cost(cost: Cost) -> float:
+    """What the dense network costs: as the profile has it, for a model may miss it; or as the cost says.
+
+    An optimised kernel may serve the dense shapes alone, and then no smooth model fits them and all others.
+    """
+    if isinstance(cost, EnergyModel):
+        return cost.dense_profiled
+    return float(cost.to("cpu").value(torch.tensor(cost.full_widths, dtype=torch.float64)))
 
 
 def parse_budget(text: str) -> Budget:

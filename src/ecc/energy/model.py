@@ -136,8 +136,13 @@ class EnergyModel:
 
     @property
     def dense(self) -> float:
-        """At full widths."""
+        """At full widths, by the model."""
         return self.at()
+
+    @property
+    def dense_profiled(self) -> float:
+        """At full widths, as the profile has it, which the model may miss; by the model if the profile lacks it."""
+        return self.dense / (1 + (self.quality.get("dense_fitted") or 0.0))
 
     @property
     def least(self) -> float:
@@ -296,7 +301,7 @@ class EnergyModel:
                 steps=tuple(_step(step, len(groups), len(layers)) for step in model["steps"]),
                 heights=tuple(_price(step["height"]) for step in model["steps"]),
             ),
-            quality=dict(data["quality"]),
+            quality=_quality(data["quality"]),
         )
         if not len(set(groups)) == len(groups) == len(found.full_widths) == len(found.least_widths):
             raise ValueError("groups and widths differ in number")
@@ -343,6 +348,13 @@ def _price(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not (math.isfinite(value) and value >= 0):
         raise ValueError(f"price {value!r} is no number of at least 0")
     return float(value)
+
+
+def _quality(found: Mapping[str, Any]) -> dict[str, Any]:
+    error = found.get("dense_fitted")
+    if error is not None and (isinstance(error, bool) or not isinstance(error, int | float) or not -1 < error < 1e3):
+        raise ValueError(f"dense_fitted {error!r} is no relative error")
+    return dict(found)
 
 
 def _refuse_constant(name: str) -> float:

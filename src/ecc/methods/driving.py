@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ecc.energy import Cost
+from ecc.energy import Cost, dense_cost
 from ecc.errors import InfeasibleBudget
 from ecc.graph import ChannelGraph, live_masks
 from ecc.training import BatchStream, Teacher, TrainSettings, World, train
@@ -127,13 +127,12 @@ class Drive:
 
 
 def first_aims(costs: Sequence[Cost], limits: Sequence[float], dense: Weighed) -> list[float]:
-    """The budgets as the energy models would say them, if they erred everywhere as at the dense network."""
-    aims = []
-    for cost, limit in zip(costs, limits, strict=True):
-        full = torch.tensor(cost.full_widths, dtype=torch.float64)
-        predicted = float(cost.to("cpu").value(full))
-        aims.append(limit * predicted / dense.amounts.get(cost.resource, predicted))
-    return aims
+    """The budgets as they were on the day of the profile, if the dense network tells how the scales differ now."""
+    known = [dense_cost(cost) for cost in costs]
+    return [
+        limit * then / dense.amounts.get(cost.resource, then)
+        for cost, limit, then in zip(costs, limits, known, strict=True)
+    ]
 
 
 # ---------------------------------------------------------------- training with silent channels

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ecc.energy import Budget, Cost, EnergyModel, counted
+from ecc.energy import Budget, Cost, EnergyModel, counted, dense_cost
 from ecc.errors import BadBudget, InfeasibleBudget
 from ecc.graph import ChannelGraph
 
@@ -89,7 +89,7 @@ def reach(cost: Cost, limit: float, floors: Sequence[int]) -> Reach:
     """
     cost = cost.to("cpu")
     full, low = (torch.tensor(widths, dtype=torch.float64) for widths in (cost.full_widths, floors))
-    dense, least = float(cost.value(full)), float(cost.value(low))
+    dense, least = dense_cost(cost), float(cost.value(low))
     return Reach(cost.resource, cost.unit, cost.label, dense, least, limit, _even_share(cost, full, low, limit))
 
 

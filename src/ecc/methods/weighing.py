@@ -148,6 +148,8 @@ class Scales:
         if isinstance(self._source, Analytic):
             cost = self._source.cost(self._graph, {name: int(width) for name, width in widths.items()})
             return Weighed({"energy": cost.joules, "latency": cost.seconds}, self._source.describe().label)
+        if all(widths.get(group.name, group.width) == group.width for group in self._graph.prunable):
+            return Weighed({name: energy.dense_profiled for name, energy in self._energies.items()}, "predicted")
         return Weighed({name: energy.at(widths) for name, energy in self._energies.items()}, "predicted")
 
 

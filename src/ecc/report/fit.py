@@ -62,12 +62,13 @@ def _layers(model: EnergyModel) -> Table:
 
 def reach(model: EnergyModel) -> str:
     """Which budgets can be met."""
-    dense, least, batch = model.dense, model.least, model.origin.batch
+    dense, least, batch = model.dense_profiled, model.least, model.origin.batch
+    whose = "by this model of what was" if model.quality.get("dense_fitted") is None else "as"
     each = f" ({si(dense / batch, model.unit)} an item)" if batch > 1 else ""
     return (
-        f"Dense: {si(dense, model.unit)}{each} by this model of what was {model.label} on {model.origin.meter.device}, "
-        f"batch {batch}. "
-        f"With every group at its least: {si(least, model.unit)}. Budgets from {least / dense:.0%} to 100% can be met."
+        f"Dense: {si(dense, model.unit)}{each} {whose} {model.label} on {model.origin.meter.device}, batch {batch}. "
+        f"With every group at its least, by this model: {si(least, model.unit)}. "
+        f"Budgets from {least / dense:.0%} to 100% can be met."
     )
 
 
@@ -77,11 +78,11 @@ def budget_warning(model: EnergyModel, budget: Budget) -> str:
     if limit < model.least:
         return (
             f"budget {si(limit, model.unit)} is below {si(model.least, model.unit)}, the least this network can use "
-            f"with every group at its least. Raise it above {model.least / model.dense:.0%} of dense, or shrink the "
-            "input."
+            f"with every group at its least. Raise it above {model.least / model.dense_profiled:.0%} of dense, or "
+            "shrink the input."
         )
-    if limit >= model.dense:
-        return f"budget {si(limit, model.unit)} is met by the dense network, which uses {si(model.dense, model.unit)}."
+    if limit >= (dense := model.dense_profiled):
+        return f"budget {si(limit, model.unit)} is met by the dense network, which uses {si(dense, model.unit)}."
     return ""
 
 

@@ -11,6 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from ecc.energy.budget import dense_cost
 from ecc.energy.cost import Cost
 from ecc.errors import BadWidths, InfeasibleBudget
 
@@ -52,7 +53,7 @@ class Limits:
         self.costs = tuple(cost.to(device) for cost in costs)
         full = torch.tensor(list(graph.full_widths.values()), dtype=torch.float64, device=device)
         self.dense = tuple(float(cost.value(full)) for cost in self.costs)
-        """What the dense network spends, in each cost's unit."""
+        """What the dense network spends by each cost, in its unit."""
 
     def parse(self, limits: Limit | Sequence[Limit]) -> tuple[float, ...]:
         """Budgets as shares of the dense network's costs, one for each cost."""
@@ -60,7 +61,8 @@ class Limits:
             limits = [limits]
         if len(limits) != len(self.costs):
             raise ValueError(f"{len(limits)} budgets for {len(self.costs)} costs; give one for each cost.")
-        return tuple(_share(limit, dense) for limit, dense in zip(limits, self.dense, strict=True))
+        known = [dense_cost(cost) for cost in self.costs]  # not what a model says of it
+        return tuple(_share(*each) for each in zip(limits, self.dense, known, strict=True))
 
     def check(self, shares: Sequence[float], floors: Tensor, advice: str) -> None:
         """Refuses budgets that no allowed widths meet.
@@ -112,10 +114,10 @@ class Limits:
         return (weights[:, None] * torch.stack(slopes)).sum(0)
 
 
-def _share(limit: Limit, dense: float) -> float:
+def _share(limit: Limit, dense: float, known: float) -> float:
     text = limit.strip() if isinstance(limit, str) else ""
     try:
-        share = float(text[:-1]) / 100 if text.endswith("%") else float(limit) / dense
+        share = (float(text[:-1]) / 100 * known if text.endswith("%") else float(limit)) / dense
     except ValueError:
         raise ValueError(
             f"budget {limit!r} is neither a share such as '60%' nor a number in the cost's unit."
