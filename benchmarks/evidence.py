@@ -64,8 +64,10 @@ DENSE_EVERY = 10
 PIPES = "CUDA_MPS_PIPE_DIRECTORY"
 WEIGHING: dict[str, Any] = {"repeats": (3, 3), "target_ci": PROFILE_SETTINGS.target_relative_ci}
 """Three windows as short as those of the profile: there are hundreds of networks to weigh."""
-FIRST = ("ecc", "amc", "lcp", "netadapt")
-"""Methods whose cells are begun first."""
+LONGEST = "amc"
+"""A method whose cells take so long, mostly on the processor, that they are begun before all others."""
+FIRST = ("ecc", "lcp", "netadapt")
+"""Methods whose cells are begun first of the rest."""
 
 
 # ---------------------------------------------------------------- cells, side by side
@@ -94,11 +96,17 @@ def worker(options: argparse.Namespace, data: ImageData) -> None:
 
 
 def unfinished(grids: list[Grid]) -> list[tuple[Grid, Cell]]:
-    """Seed by seed over all grids, and within a seed first those that others build on, or that take long."""
+    """The longest first, then seed by seed over all grids; within a seed, first those that others build on."""
     left = [(grid, cell) for grid in grids for cell in grid.asked.missing(grid.runs) if grid.failure(cell) is None]
     order = {name: place for place, name in enumerate(FIRST)}
     return sorted(
-        left, key=lambda one: (one[1].seed, -one[0].asked.settings.steps, order.get(one[1].method, len(FIRST)))
+        left,
+        key=lambda one: (
+            one[1].method != LONGEST,
+            one[1].seed,
+            -one[0].asked.settings.steps,
+            order.get(one[1].method, len(FIRST)),
+        ),
     )
 
 

@@ -38,6 +38,8 @@ class Form:
     settings: dict[str, Any]
     budgets: tuple[str, ...] | None = None
     """Of the recipe's; None for all."""
+    seeds: int | None = None
+    """Likewise."""
 
 
 def paper(width_lr: float, penalty: float) -> Form:
@@ -46,11 +48,20 @@ def paper(width_lr: float, penalty: float) -> Form:
     return Form(settings, ("65%", "50%", "35%"))
 
 
+def steady(lr: float, budgets: tuple[str, ...] | None, seeds: int) -> Form:
+    """With the same rate in the whole solve, after which tuning starts anew with it: the default before."""
+    return Form({"tune_lr": lr}, budgets, seeds)
+
+
 FORMS = {
-    "mobilenet-imagenette": {"paper": paper(30.0, 5000.0)},
-    "alexnet-imagenette": {"paper": paper(60.0, 30000.0)},
-    "erfnet-camvid": {"paper": paper(0.5, 300.0)},
-    "resnet56-cifar10": {"paper": paper(3.0, 100.0), "long": Form({"steps": 2500, "tune_steps": 2000}, ("50%",))},
+    "mobilenet-imagenette": {"paper": paper(30.0, 5000.0), "steady": steady(1e-3, None, 2)},
+    "alexnet-imagenette": {"paper": paper(60.0, 30000.0), "steady": steady(3e-4, None, 1)},
+    "erfnet-camvid": {"paper": paper(0.5, 300.0), "steady": steady(5e-4, ("50%", "35%"), 2)},
+    "resnet56-cifar10": {
+        "paper": paper(3.0, 100.0),
+        "steady": steady(1e-3, ("80%", "65%", "50%"), 1),
+        "long": Form({"steps": 2500, "tune_steps": 2000}, ("50%",)),
+    },
 }
 
 
@@ -116,11 +127,12 @@ def the_grids(options: argparse.Namespace, recipe: Recipe, task: Task) -> list[G
     energy = EnergyModel.load(options.root / "energy.json")
     settings = replace(recipe.settings, **json.loads(options.settings))
     methods, budgets = options.methods or recipe.methods or [], options.budgets or recipe.budgets or []
-    asked = {"": (methods, budgets, settings)}
+    seeds = options.seeds or recipe.seeds or 1
+    asked = {"": (methods, budgets, settings, seeds)}
     for name, form in FORMS[options.name].items():
         some = [budget for budget in budgets if form.budgets is None or budget in form.budgets]
         if some and "ecc" in methods:
-            asked[name] = (["ecc"], some, replace(settings, **form.settings))
+            asked[name] = (["ecc"], some, replace(settings, **form.settings), min(seeds, form.seeds or seeds))
     return [
         Grid(
             form,
@@ -129,13 +141,13 @@ def the_grids(options: argparse.Namespace, recipe: Recipe, task: Task) -> list[G
                 energy,
                 methods=methods,
                 budgets=budgets,
-                seeds=options.seeds or recipe.seeds or 1,
+                seeds=seeds,
                 settings=settings,
                 device=options.device,
             ),
             options.root / (f"runs-{form}" if form else "runs"),
         )
-        for form, (methods, budgets, settings) in asked.items()
+        for form, (methods, budgets, settings, seeds) in asked.items()
     ]
 
 
@@ -150,7 +162,7 @@ def train_dense(grids: list[Grid]) -> None:
     for seed in range(first.asked.seeds):
         first.asked.train_dense(seed, first.runs)
         for grid in grids[1:]:
-            if grid.asked.needs_dense(seed, grid.runs):
+            if seed < grid.asked.seeds and grid.asked.needs_dense(seed, grid.runs):
                 folder = grid.runs / f"seed-{seed}"
                 shutil.copytree(first.runs / folder.name / "dense", folder / "copy", dirs_exist_ok=True)
                 (folder / "copy").rename(folder / "dense")  # whole, or not there: workers wait for it

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import fields
 from typing import Any
@@ -78,7 +79,7 @@ def test_each_phase_has_its_own_steps_and_rate_and_all_else_in_common() -> None:
     )
     phases = {phase: settings.training(phase) for phase in PHASES}
     assert {phase: one.steps for phase, one in phases.items()} == {"dense": 3, "solve": 5, "tune": 7}
-    assert phases["solve"].schedule is None  # the solver's metric is that of a steady rate
+    assert phases["solve"].schedule is None
     for phase, start in (("dense", 1e-2), ("tune", 1e-4)):
         schedule = phases[phase].schedule
         assert schedule == Cosine(start_lr=start)
@@ -87,9 +88,25 @@ def test_each_phase_has_its_own_steps_and_rate_and_all_else_in_common() -> None:
     assert {(one.seed, one.clip_norm, one.micro_batch, one.log_every) for one in phases.values()} == {(9, 2.0, 4, 6)}
 
 
-def test_tuning_may_start_at_a_rate_of_its_own() -> None:
-    schedule = CompressSettings(lr=1e-4, tune_lr=3e-5).training("tune").schedule
-    assert schedule == Cosine(start_lr=3e-5)
+@pytest.mark.parametrize(("cut", "held"), [(0.0, 0), (0.2, 4), (0.5, 25), (0.8, 64), (1.0, 100)])
+def test_the_rate_falls_once_over_solve_and_tuning_and_later_the_more_goes(cut: float, held: int) -> None:
+    settings = CompressSettings(lr=1e-4, steps=60, tune_steps=40)
+    solve, tune = settings.fall("solve", cut), settings.fall("tune", cut)
+    assert solve is not None
+    assert tune is not None
+    rates = [solve.lr(1.0, step, 60) for step in range(60)] + [tune.lr(1.0, step, 40) for step in range(40)]
+    assert rates[: held + 1] == [1e-4] * min(held + 1, 100)
+    assert all(now < before for before, now in itertools.pairwise(rates[held:]))
+    assert held == 100 or rates[-1] < 0.02 * 1e-4 * (100 / (100 - held)) ** 2
+
+
+@pytest.mark.parametrize("changes", [{"tune_lr": 3e-5}, {"dynamics": "paper"}])
+def test_a_rate_of_its_own_for_the_tuning_or_the_papers_walk_keeps_the_rate_of_the_solve(changes: Any) -> None:
+    settings = CompressSettings(lr=1e-4, **changes)
+    assert settings.fall("solve", 0.5) is None
+    assert settings.fall("tune", 0.5) is None
+    assert settings.training("solve").schedule is None
+    assert settings.training("tune").schedule == Cosine(start_lr=changes.get("tune_lr", 1e-4))
 
 
 def test_the_paper_is_one_word_and_its_constants_can_be_changed() -> None:

@@ -3,6 +3,8 @@ from __future__ import annotations
 import math
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ecc.errors import EccError
 from ecc.training.schedules import PAPER_FINE_TUNING_LR, Constant, Cosine
@@ -40,6 +42,20 @@ def test_the_cosine_begins_after_the_warm_up() -> None:
     assert schedule.lr(1.0, 60, 110) == pytest.approx(0.5)
 
 
+def test_the_cosine_begins_after_what_is_held() -> None:
+    schedule = Cosine(warmup_steps=10, hold_steps=20)
+    assert [schedule.lr(1.0, step, 130) for step in (10, 20, 30)] == [1.0, 1.0, 1.0]
+    assert schedule.lr(1.0, 80, 130) == pytest.approx(0.5)
+
+
+@given(st.integers(0, 50), st.integers(1, 50), st.integers(0, 50), st.integers(0, 5), st.integers(0, 60))
+def test_a_fall_in_parts_is_the_fall_in_one(before: int, steps: int, after: int, warmup: int, hold: int) -> None:
+    part = Cosine(start_lr=0.3, warmup_steps=warmup, hold_steps=hold, before=before, after=after)
+    whole = Cosine(start_lr=0.3, warmup_steps=warmup, hold_steps=hold)
+    rates = [part.lr(1.0, step, steps) for step in range(steps)]
+    assert rates == [whole.lr(1.0, before + step, before + steps + after) for step in range(steps)]
+
+
 def test_a_cosine_over_no_steps_is_defined() -> None:
     assert Cosine(warmup_steps=5).lr(1.0, 0, 0) == pytest.approx(1 / 6)
 
@@ -49,6 +65,9 @@ def test_a_cosine_over_no_steps_is_defined() -> None:
     [
         (lambda: Constant(warmup_steps=-1), "warmup_steps is -1"),
         (lambda: Cosine(warmup_steps=-1), "warmup_steps is -1"),
+        (lambda: Cosine(before=-1), "before is -1"),
+        (lambda: Cosine(after=-2), "after is -2"),
+        (lambda: Cosine(hold_steps=-3), "hold_steps is -3"),
         (lambda: Cosine(start_lr=0), "start_lr is 0"),
         (lambda: Cosine(final_share=1.1), "final_share is 1.1"),
     ],

@@ -22,13 +22,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from ecc.energy import Budget, Cost, EnergyModel
+from ecc.energy import Budget, Cost, EnergyModel, dense_cost
 from ecc.errors import BadBudget, BadTask, EccError
 from ecc.files import write_text
 from ecc.graph import ChannelGraph, gap, prove, resized, slim, trace_channels
 from ecc.measure import Source
 from ecc.task import Task, with_batch
-from ecc.training import BatchStream, RunDir, Teacher, load_state, save_state
+from ecc.training import BatchStream, RunDir, Schedule, Teacher, load_state, save_state
 from ecc.training.batches import moved
 from ecc.training.failures import users_code
 
@@ -213,7 +213,7 @@ class Compression(Phases[Compressed]):
             elif step % settings.log_every == 0:
                 self._log(run, _solver_facts(solver, self.costs, step))
 
-        self._train(run, model, solver, stream, "solve", teacher, on_step)
+        self._train(run, model, solver, stream, "solve", teacher, on_step, schedule=self._fall("solve"))
         return solver.widths, landing
 
     def _driven(
@@ -289,8 +289,18 @@ class Compression(Phases[Compressed]):
         steps = self.settings.tune_steps + self.left_over
         if steps:
             self.tell(f"tuning the slim network, {steps} steps")
-            self._train(run, small, self._adam(small), stream, "tune", teacher, steps=steps)
+            adam, fall = self._adam(small), self._fall("tune")
+            self._train(run, small, adam, stream, "tune", teacher, steps=steps, schedule=fall)
         return small
+
+    def _fall(self, phase: str) -> Schedule | None:
+        """The learning rate of ECC; None for rivals, who cut at once and then tune."""
+        if self.method is not None:
+            return None
+        assert self.weighed_dense is not None  # by the scales, before the solve
+        full = [self.weighed_dense.amounts.get(cost.resource, dense_cost(cost)) for cost in self.costs]
+        least = min(limit / dense for limit, dense in zip(self.limits, full, strict=True))
+        return self.settings.fall(phase, max(0.0, 1 - least))
 
     def _hollow(self, model: nn.Module, widths: Mapping[str, int]) -> nn.Module:
         """A network of these widths, whose weights are to be loaded."""

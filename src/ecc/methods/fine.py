@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ecc.energy.budget import Budget
+from ecc.energy.budget import Budget, dense_cost
 from ecc.energy.nonzeros import nonzero_cost
 from ecc.errors import BadBudget, BadMeasurement, EccError
 from ecc.files import write_text
@@ -27,7 +27,7 @@ from ecc.graph import ChannelGraph, trace_channels
 from ecc.measure import Source, find_meter
 from ecc.measure.meters.platform import PLATFORMS, Platform
 from ecc.task import Task, batch_of
-from ecc.training import BatchStream, RunDir, Teacher, load_state, save_state
+from ecc.training import BatchStream, RunDir, Schedule, Teacher, load_state, save_state
 
 from .ecc.limits import TOLERANCE
 from .ecc.weights import WeightSolver, count_nonzeros, floor_counts
@@ -144,7 +144,7 @@ class WeightCompression(Phases[Thinned]):
         if self.settings.tune_steps:
             self.tell(f"tuning the nonzero weights, {self.settings.tune_steps} steps")
             solver = WeightSolver(model, self.cost, None, self.settings.tune_steps, optimizer=self._adam(model))
-            self._train(run, model, solver, stream, "tune", teacher)
+            self._train(run, model, solver, stream, "tune", teacher, schedule=self._fall("tune"))
         return self._finished(run, model, stream)
 
     def _solve(self, run: RunDir, model: nn.Module, stream: BatchStream, teacher: Teacher | None) -> None:
@@ -173,7 +173,10 @@ class WeightCompression(Phases[Thinned]):
                 }
                 self._log(run, line)
 
-        self._train(run, model, solver, stream, "solve", teacher, on_step)
+        self._train(run, model, solver, stream, "solve", teacher, on_step, schedule=self._fall("solve"))
+
+    def _fall(self, phase: str) -> Schedule | None:
+        return self.settings.fall(phase, max(0.0, 1 - self.limit / dense_cost(self.cost)))
 
     # ------------------------------------------------------------ numbers
 

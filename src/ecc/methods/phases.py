@@ -29,6 +29,7 @@ from ecc.training import (
     Logger,
     Loggers,
     RunDir,
+    Schedule,
     Teacher,
     World,
     load_state,
@@ -189,9 +190,11 @@ class Phases(ABC, Generic[Result]):
         teacher: Teacher | None = None,
         on_step: Callable[[int, Mapping[str, Any]], None] | None = None,
         steps: int | None = None,
+        schedule: Schedule | None = None,
     ) -> None:
         assert self.task.loss is not None  # checked at the start
         settings = self.settings.training(phase)
+        settings = settings if schedule is None else replace(settings, schedule=schedule)
         train(
             model,
             optimizer,

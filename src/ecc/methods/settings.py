@@ -35,9 +35,9 @@ class CompressSettings:
     tune_steps: int = 1000
     """Steps of the slim network after it was cut."""
     lr: float = 1e-4
-    """Of Adam in the solve, and where tuning starts. The paper took 1e-5 over 300,000 steps."""
+    """Of Adam, where it starts; see `fall`. The paper took 1e-5 over 300,000 steps."""
     tune_lr: float | None = None
-    """Where tuning starts; None for `lr`. It falls to 0 along a cosine. The paper took 3e-5 for MobileNet."""
+    """If given, tuning starts anew at this rate, and the solve keeps `lr`. The paper took 3e-5 for MobileNet."""
     train_lr: float = 1e-3
     """Of Adam while the dense network is trained; falls to 0 along a cosine."""
     weight_decay: float = 1e-4
@@ -128,8 +128,29 @@ class CompressSettings:
         constants = PaperSettings(width_lr=self.width_lr, width_penalty=self.penalty, energy_penalty=self.penalty)
         return {"metric": self.metric, "dynamics": constants, "warm_up": 0.0, "ramp": 1.0}
 
+    def fall(self, phase: str, cut: float) -> Cosine | None:
+        """The learning rate of ECC's solve and tuning, which are one training: steady, then along a cosine to 0.
+
+        The more of the network goes, the more has to be learned anew, and the longer the rate stays: for the square of
+        what goes, a quarter of all steps where half goes. A network that loses a fifth should settle from the start.
+
+        Args:
+            phase: solve or tune.
+            cut: The share of its cost that the network loses; of several costs the largest.
+
+        Returns:
+            None where the tuning has a rate of its own, or the paper's constants set the pace: then the solve has a
+            steady rate, and tuning starts anew.
+        """
+        if self.tune_lr is not None or self.dynamics != "pace":
+            return None
+        hold = int(cut**2 * (self.steps + self.tune_steps))
+        if phase == "solve":
+            return Cosine(start_lr=self.lr, hold_steps=hold, after=self.tune_steps)
+        return Cosine(start_lr=self.lr, hold_steps=hold, before=self.steps)
+
     def training(self, phase: str) -> TrainSettings:
-        """The settings of one phase."""
+        """The settings of one phase, with the learning rate that rivals of ECC have in it."""
         start = self.train_lr if phase == "dense" else self.first_tune_lr
         return TrainSettings(
             steps=self.phase_steps[phase],

@@ -41,7 +41,7 @@ class Constant:
 
 @dataclass(frozen=True, kw_only=True)
 class Cosine:
-    """Half a cosine from the start rate down to `final_share` of it, after an optional linear warm-up.
+    """Half a cosine from the start rate down to `final_share` of it, after an optional warm-up and a steady part.
 
     `Cosine(start_lr=PAPER_FINE_TUNING_LR)` is the paper's fine-tuning of MobileNet.
 
@@ -55,9 +55,18 @@ class Cosine:
     """Of the start rate, at the end."""
     warmup_steps: int = 0
     """Steps in which the rate rises from near 0."""
+    hold_steps: int = 0
+    """Steps after these in which it stays."""
+    before: int = 0
+    """Steps that another training took before this one, along the same curve."""
+    after: int = 0
+    """Steps of the curve that are left to a training after this one."""
 
     def __post_init__(self) -> None:
         _check_warmup(self.warmup_steps)
+        for name in ("hold_steps", "before", "after"):
+            if getattr(self, name) < 0:
+                raise EccError(f"{name} is {getattr(self, name)}; it counts steps, and cannot be below 0.")
         if self.start_lr is not None and not 0 < self.start_lr < math.inf:
             raise EccError(f"start_lr is {self.start_lr}; give a number above 0, or None for the optimizer's rate.")
         if not 0 <= self.final_share <= 1:
@@ -66,7 +75,9 @@ class Cosine:
     def lr(self, base_lr: float, step: int, steps: int) -> float:
         """See `Schedule`."""
         start = base_lr if self.start_lr is None else self.start_lr
-        done = max(step - self.warmup_steps, 0) / max(steps - self.warmup_steps, 1)
+        step, steps = self.before + step, self.before + steps + self.after
+        first = self.warmup_steps + self.hold_steps
+        done = max(step - first, 0) / max(steps - first, 1)
         cosine = (1 + math.cos(math.pi * min(done, 1.0))) / 2
         return start * (self.final_share + (1 - self.final_share) * cosine) * _warmth(step, self.warmup_steps)
 
