@@ -293,7 +293,6 @@ def main() -> None:
         "multiple_of": MULTIPLE_OF.get(options.name, 8),
         "meter": source.describe().to_dict(),
         "recalibration_batches": BATCHES,
-        "plans": True,  # as the solver does since pace.py has them
         "judged_on": len(data.held_out),
         "settings": {key: value for key, value in vars(grids[0].asked.settings).items() if key != "seed"},
         "forms": {grid.form: FORMS[options.name][grid.form].settings for grid in grids[1:]},

@@ -44,22 +44,22 @@ class Form:
 
 def paper(width_lr: float, penalty: float) -> Form:
     """Algorithm 1 with its own metric, and a teacher by its logits; beta and rho let it arrive within so few steps."""
-    settings = {"dynamics": "paper", "round_to": 1, "temperature": None, "width_lr": width_lr, "penalty": penalty}
-    return Form(settings, ("65%", "50%", "35%"))
+    walk = {"dynamics": "paper", "width_lr": width_lr, "penalty": penalty, "falling": False}
+    return Form(walk | {"round_to": 1, "temperature": None}, ("65%", "50%", "35%"))
 
 
-def steady(lr: float, budgets: tuple[str, ...] | None, seeds: int) -> Form:
-    """With the same rate in the whole solve, after which tuning starts anew with it: the default before."""
-    return Form({"tune_lr": lr}, budgets, seeds)
+def steady(budgets: tuple[str, ...] | None, seeds: int) -> Form:
+    """With the same rate in the whole solve, after which tuning starts anew with it: as without a recipe."""
+    return Form({"falling": False}, budgets, seeds)
 
 
 FORMS = {
-    "mobilenet-imagenette": {"paper": paper(30.0, 5000.0), "steady": steady(1e-3, None, 2)},
-    "alexnet-imagenette": {"paper": paper(60.0, 30000.0), "steady": steady(3e-4, None, 1)},
-    "erfnet-camvid": {"paper": paper(0.5, 300.0), "steady": steady(5e-4, ("50%", "35%"), 2)},
+    "mobilenet-imagenette": {"paper": paper(30.0, 5000.0), "steady": steady(None, 2)},
+    "alexnet-imagenette": {"paper": paper(60.0, 30000.0), "steady": steady(None, 1)},
+    "erfnet-camvid": {"paper": paper(0.5, 300.0), "steady": steady(("50%", "35%"), 2)},
     "resnet56-cifar10": {
         "paper": paper(3.0, 100.0),
-        "steady": steady(1e-3, ("80%", "65%", "50%"), 1),
+        "steady": steady(("80%", "65%", "50%"), 1),
         "long": Form({"steps": 2500, "tune_steps": 2000}, ("50%",)),
     },
 }

@@ -19,7 +19,8 @@ RECORD = {
     "measured_batch": 4,
     "fit": {"mean": 0.01},
     "full_widths": {"a": 16, "b": 32},
-    "plans": True,
+    "recalibration_batches": 2,
+    "judged_on": 512,
 }
 
 
@@ -64,6 +65,38 @@ def verdict(facts: ModuleType, folder: Path, goal: str, where: str = "E1") -> An
     found = facts.verdicts(facts.experiments(folder))
     (one,) = [one for one in found if goal in one.goal and one.where.startswith(where)]
     return one
+
+
+# ---------------------------------------------------------------- one form of ECC beside another
+
+
+def steady(*args: Any, **named: Any) -> dict[str, Any]:
+    return {**row(*args, **named), "form": "steady"}
+
+
+def test_a_form_is_compared_seed_by_seed_where_joules_are_alike(facts: ModuleType, tmp_path: Path) -> None:
+    rows = [row("ecc", "50%", 0.85), row("ecc", "50%", 0.80, seed=1), row("ecc", "35%", 0.7)]
+    rows += [steady("ecc", "50%", 0.84), steady("ecc", "50%", 0.70, seed=1, of_budget=1.2)]
+    recorded(tmp_path, "e1", [*rows, steady("ecc", "35%", 0.72, of_budget=None)])
+    (found,) = facts.experiments(tmp_path)
+    points = facts.gains(found, "ecc (steady)")
+    assert points == {"50%": [pytest.approx(1.0)], "35%": [pytest.approx(-2.0)]}
+
+
+@pytest.mark.parametrize(("other", "said"), [(0.84, "it helps everywhere"), (0.86, "it is not the default")])
+def test_the_page_says_whether_the_fall_of_the_rate_helps(
+    page: ModuleType, tmp_path: Path, other: float, said: str
+) -> None:
+    recorded(tmp_path, "e1", [row("ecc", "50%", 0.85), steady("ecc", "50%", 0.84)])
+    recorded(tmp_path, "e2", [row("ecc", "50%", 0.85), steady("ecc", "50%", other)])
+    text = page.section(tmp_path)
+    assert said in text
+    assert "- E1: MobileNet v1 on Imagenette: +1.00 (50% +1.00)" in text
+
+
+def test_without_such_a_form_the_page_says_nothing_of_it(page: ModuleType, tmp_path: Path) -> None:
+    recorded(tmp_path, "e1", [row("ecc", "50%", 0.85)])
+    assert "falling" not in page.section(tmp_path)
 
 
 # ---------------------------------------------------------------- at or above every rival
@@ -285,16 +318,6 @@ def test_what_builds_on_a_failure_is_given_up(tmp_path: Path) -> None:
     file.write_text('{"error": "too little"}', encoding="utf-8")
     assert grid.failure(ours) == "too little"
     assert grid.failure(scratch) == "builds on ecc, which failed: too little"
-
-
-def test_widths_off_the_lattice_are_told(page: ModuleType, tmp_path: Path) -> None:
-    round_, odd = row("ecc", "50%", 0.85), row("amc", "50%", 0.84)
-    form = {**row("ecc", "35%", 0.8), "form": "paper", "widths": {"a": 7, "b": 31}}
-    recorded(tmp_path, "e1", [round_, odd, form])
-    assert "no multiple" not in page.section(tmp_path)
-    odd["widths"] = {"a": 8, "b": 31}
-    recorded(tmp_path, "e1", [round_, odd, form])
-    assert "In 1 of 2 cells some width is no multiple of 8" in page.section(tmp_path)
 
 
 def test_cells_of_several_days_are_told(page: ModuleType, tmp_path: Path) -> None:

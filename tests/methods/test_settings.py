@@ -19,6 +19,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"tune_steps": -5}, "tune_steps=-5 is below 0"),
     ({"steps": 2.5}, "steps is 2.5; give a whole number"),
     ({"lr": 0.0}, "lr=0.0 is outside 0..1"),
+    ({"falling": True, "tune_lr": 1e-4}, "falling=True is not for a tuning with a rate of its own"),
+    ({"falling": True, "dynamics": "paper"}, "nor for dynamics='paper'"),
     ({"lr": math.nan}, "lr=nan is outside 0..1"),
     ({"train_lr": 1.0}, "train_lr=1.0 is outside 0..1"),
     ({"tune_lr": 0.0}, "tune_lr=0.0 is outside 0..1"),
@@ -90,7 +92,7 @@ def test_each_phase_has_its_own_steps_and_rate_and_all_else_in_common() -> None:
 
 @pytest.mark.parametrize(("cut", "held"), [(0.0, 0), (0.2, 4), (0.5, 25), (0.8, 64), (1.0, 100)])
 def test_the_rate_falls_once_over_solve_and_tuning_and_later_the_more_goes(cut: float, held: int) -> None:
-    settings = CompressSettings(lr=1e-4, steps=60, tune_steps=40)
+    settings = CompressSettings(lr=1e-4, steps=60, tune_steps=40, falling=True)
     solve, tune = settings.fall("solve", cut), settings.fall("tune", cut)
     assert solve is not None
     assert tune is not None
@@ -100,8 +102,8 @@ def test_the_rate_falls_once_over_solve_and_tuning_and_later_the_more_goes(cut: 
     assert held == 100 or rates[-1] < 0.02 * 1e-4 * (100 / (100 - held)) ** 2
 
 
-@pytest.mark.parametrize("changes", [{"tune_lr": 3e-5}, {"dynamics": "paper"}])
-def test_a_rate_of_its_own_for_the_tuning_or_the_papers_walk_keeps_the_rate_of_the_solve(changes: Any) -> None:
+@pytest.mark.parametrize("changes", [{}, {"tune_lr": 3e-5}, {"dynamics": "paper"}])
+def test_otherwise_the_solve_keeps_its_rate_and_tuning_starts_anew(changes: Any) -> None:
     settings = CompressSettings(lr=1e-4, **changes)
     assert settings.fall("solve", 0.5) is None
     assert settings.fall("tune", 0.5) is None

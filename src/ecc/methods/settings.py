@@ -35,9 +35,11 @@ class CompressSettings:
     tune_steps: int = 1000
     """Steps of the slim network after it was cut."""
     lr: float = 1e-4
-    """Of Adam, where it starts; see `fall`. The paper took 1e-5 over 300,000 steps."""
+    """Of Adam in the solve, and where tuning starts. The paper took 1e-5 over 300,000 steps."""
     tune_lr: float | None = None
-    """If given, tuning starts anew at this rate, and the solve keeps `lr`. The paper took 3e-5 for MobileNet."""
+    """Where tuning starts; None for `lr`. It falls to 0 along a cosine. The paper took 3e-5 for MobileNet."""
+    falling: bool = False
+    """Whether the rate of ECC falls once, over solve and tuning together, as that of a rival does; see `fall`."""
     train_lr: float = 1e-3
     """Of Adam while the dense network is trained; falls to 0 along a cosine."""
     weight_decay: float = 1e-4
@@ -77,7 +79,9 @@ class CompressSettings:
         for name, rate in (("lr", self.lr), ("tune_lr", self.first_tune_lr), ("train_lr", self.train_lr)):
             if not 0 < rate < 1:
                 raise EccError(f"{name}={rate} is outside 0..1.")
+        is_one = self.tune_lr is None and self.dynamics == "pace"
         for name, holds, what in (
+            ("falling", is_one or not self.falling, "for a tuning with a rate of its own, nor for dynamics='paper'"),
             ("penalty", 0 < self.penalty < math.inf, "a number above 0"),
             ("width_lr", 0 < self.width_lr < math.inf, "a number above 0"),
             ("weight_decay", 0 <= self.weight_decay < math.inf, "a number of at least 0"),
@@ -129,20 +133,19 @@ class CompressSettings:
         return {"metric": self.metric, "dynamics": constants, "warm_up": 0.0, "ramp": 1.0}
 
     def fall(self, phase: str, cut: float) -> Cosine | None:
-        """The learning rate of ECC's solve and tuning, which are one training: steady, then along a cosine to 0.
+        """The learning rate of a solve and a tuning that are one training: steady, then along a cosine to 0.
 
         The more of the network goes, the more has to be learned anew, and the longer the rate stays: for the square of
-        what goes, a quarter of all steps where half goes. A network that loses a fifth should settle from the start.
+        what goes, a quarter of all steps where half goes. A network that loses a fifth settles from the start.
 
         Args:
             phase: solve or tune.
             cut: The share of its cost that the network loses; of several costs the largest.
 
         Returns:
-            None where the tuning has a rate of its own, or the paper's constants set the pace: then the solve has a
-            steady rate, and tuning starts anew.
+            None if it is not `falling`: then the solve has a steady rate, and tuning starts anew.
         """
-        if self.tune_lr is not None or self.dynamics != "pace":
+        if not self.falling:
             return None
         hold = int(cut**2 * (self.steps + self.tune_steps))
         if phase == "solve":
