@@ -11,7 +11,8 @@
 OUT is results/evidence/e1.json to e4.json for the pages of results; the profile is kept beside it.
 
 The same command goes on where the last one ended, as long as WORK is there. `--seconds` ends it in time; the JSON tells
-what is finished, with the cells that failed and those that are missing.
+what is finished, with the cells that failed and those that are missing. With `--again` it first learns from what was
+weighed, and runs again what had been predicted badly: so methods meet their budgets although none of them measures.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ from evidence_grid import (
     Grid,
     fitted,
     for_all,
+    learn_again,
     the_grids,
     the_task,
     train_dense,
@@ -174,7 +176,7 @@ def weigh(grids: list[Grid], task: Task, batch: int, source: Source, until: floa
     scales = Scales(task.model, graph, example, {energy.resource: energy}, source, **WEIGHING)
     known: dict[str, str] = {}
     waiting = []
-    for grid, cell in finished(grids):
+    for grid, cell in [(one, cell) for one in grids for cell in one.finished()]:
         file = cell.folder(grid.runs) / "weighed.json"
         if file.exists():
             known[widths_of(grid, cell)] = file.read_text(encoding="utf-8")
@@ -205,33 +207,27 @@ def weigh(grids: list[Grid], task: Task, batch: int, source: Source, until: floa
 
 def widths_of(grid: Grid, cell: Cell) -> str:
     """As JSON, the same for equal widths."""
-    text = (cell.folder(grid.runs) / "widths.json").read_text(encoding="utf-8")
-    return json.dumps(json.loads(text), sort_keys=True)
-
-
-def finished(grids: list[Grid]) -> list[tuple[Grid, Cell]]:
-    missing = {grid.form: grid.asked.missing(grid.runs) for grid in grids}
-    return [(grid, cell) for grid in grids for cell in grid.asked.cells if cell not in missing[grid.form]]
+    return json.dumps(grid.read(cell, "widths.json"), sort_keys=True)
 
 
 def rows_of(grids: list[Grid]) -> list[dict[str, Any]]:
     """What became of every cell."""
-    rows, done = [], finished(grids)
+    rows = []
     for grid in grids:
+        done = grid.finished()
         for cell in grid.asked.cells:
-            folder = cell.folder(grid.runs)
             row: dict[str, Any] = {"method": cell.method, "budget": cell.budget, "seed": cell.seed}
             row |= {"form": grid.form} if grid.form else {}
-            if (grid, cell) in done:
-                summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-                facts = json.loads((folder / "cell.json").read_text(encoding="utf-8"))
+            if cell in done:
+                summary, facts, where = (
+                    grid.read(cell, name) or {} for name in ("summary.json", "cell.json", "environment.json")
+                )
                 keys = ("scores", "widths", "batches", "parameters", "macs")
                 row |= {key: summary[key] for key in keys if key in summary}
-                sessions = json.loads((folder / "environment.json").read_text(encoding="utf-8"))["sessions"]
                 row |= {"predicted": summary["budgets"]["energy"], "cell_seconds": facts["seconds"]}
-                row |= {"date": sessions[-1]["started"][:10]}
-                if (folder / "weighed.json").exists():
-                    row["weighed"] = json.loads((folder / "weighed.json").read_text(encoding="utf-8"))
+                row |= {"date": where["sessions"][-1]["started"][:10]}
+                weighed = grid.read(cell, "weighed.json")
+                row |= {} if weighed is None else {"weighed": weighed}
             else:
                 row["missing"] = grid.failure(cell) or "not finished"
             rows.append(row)
@@ -254,6 +250,9 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--processes", type=int, default=4)
     parser.add_argument("--mps", action="store_true", help="kernels of the processes run side by side, by CUDA's MPS")
+    parser.add_argument(
+        "--again", action="store_true", help="learn from what was weighed, and run again what had been predicted badly"
+    )
     parser.add_argument("--seconds", type=float, default=540.0, help="in which this call ends")
     parser.add_argument("--rows", type=int, default=100, help="networks in the profile")
     parser.add_argument("--limit", type=int, help="images of each split; all by default")
@@ -273,6 +272,9 @@ def main() -> None:
         energy = fitted(task, source, options)
         print(f"{time.monotonic() - started:.0f} s: energy model, error {energy.quality['mean']:.2%}", flush=True)
         grids = the_grids(options, recipe, task)
+        if options.again:
+            learn_again(grids, options.root)
+            energy, grids = fitted(task, source, options), the_grids(options, recipe, task)
         for grid in grids:
             grid.asked.begin(grid.runs)
         with side_by_side(options):
@@ -294,6 +296,7 @@ def main() -> None:
         "meter": source.describe().to_dict(),
         "recalibration_batches": BATCHES,
         "judged_on": len(data.held_out),
+        "tested_on": len(data.test),
         "settings": {key: value for key, value in vars(grids[0].asked.settings).items() if key != "seed"},
         "forms": {grid.form: FORMS[options.name][grid.form].settings for grid in grids[1:]},
         "full_widths": trace_channels(task.model, task.example_input, proven=False).full_widths,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import math
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -318,6 +319,49 @@ def test_what_builds_on_a_failure_is_given_up(tmp_path: Path) -> None:
     file.write_text('{"error": "too little"}', encoding="utf-8")
     assert grid.failure(ours) == "too little"
     assert grid.failure(scratch) == "builds on ecc, which failed: too little"
+
+
+def test_what_was_weighed_is_learned_from_and_what_was_missed_is_run_again_once(tmp_path: Path) -> None:
+    pytest.importorskip("PIL")
+    grids, compare = importlib.import_module("evidence_grid"), importlib.import_module("ecc.methods.compare")
+    measure, energy = importlib.import_module("ecc.measure"), importlib.import_module("ecc.energy")
+    shutil.copy(ROOT / "results" / "evidence" / "e1.profile.gz", tmp_path / "profile.gz")
+    first = measure.Profile.load(tmp_path / "profile.gz")
+    dense = 1.01 * first.references[0].joules  # on another day
+    asked = object.__new__(compare.Comparison)
+    cells = [compare.Cell(name, "50%", 0) for name in ("ecc", "scratch", "uniform", "amc", "eap")]
+    shares = dict(zip(cells, (0.55, 0.55, 0.51, 0.495, None), strict=True))  # 0.5 were predicted for all
+    asks = SimpleNamespace(cells=cells, settings=SimpleNamespace(round_to=None), built_on=asked.built_on)
+    asks.missing = lambda runs: [cell for cell in cells if not (cell.folder(runs) / "summary.json").exists()]
+    grid = grids.Grid("", asks, tmp_path / "runs")
+
+    def run(cell: Any, width: int) -> None:
+        folder = cell.folder(grid.runs)
+        folder.mkdir(parents=True)
+        kept = dict(zip(first.header.groups, [width, *first.header.full_widths[1:]], strict=True))
+        (folder / "widths.json").write_text(json.dumps(kept), encoding="utf-8")
+        summary = {"budgets": {"energy": {"limit": 0.5, "result": 0.5}}}
+        (folder / "summary.json").write_text(json.dumps(summary), encoding="utf-8")
+        if (share := shares[cell]) is not None:
+            facts = {"joules": share * dense, "dense_joules": dense, "seconds": share, "dense_seconds": 1.0}
+            facts["relative_ci"] = 0.01
+            (folder / "weighed.json").write_text(json.dumps(facts), encoding="utf-8")
+
+    for number, cell in enumerate(cells):
+        run(cell, 8 * max(1, number))  # scratch has the widths of ecc
+    grids.learn_again([grid], tmp_path)
+    whole = measure.Profile.load(tmp_path / "profile.gz")
+    assert len(whole.networks) == len(first.networks) + 3
+    added = [sample.joules / first.references[0].joules for sample in whole.corrected()[-3:]]
+    assert added == pytest.approx([0.55, 0.51, 0.495], rel=0.02)  # as shares of the dense network, drift divided out
+    assert energy.EnergyModel.load(tmp_path / "energy.json").origin.rows == len(whole.networks)
+    assert grid.finished() == cells[2:]  # ecc was 10 % above what was predicted, and scratch builds on it
+
+    for cell in cells[:2]:
+        run(cell, 8)
+    grids.learn_again([grid], tmp_path)
+    assert grid.finished() == cells
+    assert len(measure.Profile.load(tmp_path / "profile.gz").networks) == len(whole.networks)
 
 
 def test_cells_of_several_days_are_told(page: ModuleType, tmp_path: Path) -> None:
