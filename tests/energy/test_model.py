@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ecc.energy import EnergyModel, fit
+from ecc.energy import EnergyModel, counted, fit
 from ecc.energy.features import AMOUNTS
 from ecc.errors import BadFile
 from ecc.measure import Profile
@@ -51,6 +51,25 @@ def test_its_value_is_the_sum_over_its_terms(kind: str, data: st.DataObject) -> 
     name = data.draw(st.sampled_from(NETWORKS))
     model, widths = random_model(kind, name), data.draw(widths_of(skeleton_of(name)))
     assert float(model.value(widths)) == pytest.approx(slow_value(model.priced, widths.tolist()), rel=1e-12)
+
+
+def test_where_it_is_already_it_stays_with_all_that_it_has_made() -> None:
+    for cost in (random_model("physical", "chain"), counted(graph_of("chain"), "macs")):
+        assert cost.to("cpu") is cost
+        moved = cost.to("meta")
+        assert moved is not cost
+        assert torch.device(moved.device).type == "meta"
+        assert torch.device(cost.device).type == "cpu"
+
+
+def test_a_file_that_lies_about_the_dense_network_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "energy.json"
+    random_model("bilinear", "chain").save(path)
+    data = json.loads(path.read_text(encoding="utf-8"))
+    for lie in (-1.0, "half", True, 1e9):
+        path.write_text(json.dumps({**data, "quality": {"dense_fitted": lie}}), encoding="utf-8")
+        with pytest.raises(BadFile):
+            EnergyModel.load(path)
 
 
 def test_the_authors_model_gives_their_energies_of_alexnet() -> None:

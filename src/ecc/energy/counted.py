@@ -79,7 +79,8 @@ class Counted:
 
     def to(self, device: torch.device | str) -> Counted:
         """The same cost, computing on a device."""
-        return replace(self, device=device)
+        is_there = torch.device(device) == torch.device(self.device)
+        return self if is_there else replace(self, device=device)  # with its tensors, which took a while to make
 
     @cached_property
     def _products(self) -> Products:

@@ -115,7 +115,8 @@ class EnergyModel:
 
     def to(self, device: torch.device | str) -> EnergyModel:
         """The same model, computing on a device."""
-        return replace(self, device=device)
+        is_there = torch.device(device) == torch.device(self.device)
+        return self if is_there else replace(self, device=device)  # with its tensors, which took a while to make
 
     def at(self, widths: Mapping[str, float] | None = None) -> float:
         """The cost of a network by the names of its groups; those not named keep their full width.

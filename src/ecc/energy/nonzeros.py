@@ -88,7 +88,8 @@ class NonzeroCost:
 
     def to(self, device: torch.device | str) -> NonzeroCost:
         """The same cost, computing on a device."""
-        return replace(self, device=device)
+        is_there = torch.device(device) == torch.device(self.device)
+        return self if is_there else replace(self, device=device)  # with its tensors, which took a while to make
 
 
 def nonzero_cost(graph: ChannelGraph, platform: Platform) -> NonzeroCost:

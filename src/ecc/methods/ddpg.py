@@ -74,8 +74,8 @@ class Ddpg:
         self.actor = self._net(features, hidden, nn.Sigmoid())
         self.critic = self._net(features + 1, hidden, nn.Identity())
         self.actor_target, self.critic_target = copy.deepcopy(self.actor), copy.deepcopy(self.critic)
-        self._actor_adam = torch.optim.Adam(self.actor.parameters(), lr=self.settings.actor_lr)
-        self._critic_adam = torch.optim.Adam(self.critic.parameters(), lr=self.settings.critic_lr)
+        self._actor_adam = torch.optim.Adam(self.actor.parameters(), lr=self.settings.actor_lr, fused=True)
+        self._critic_adam = torch.optim.Adam(self.critic.parameters(), lr=self.settings.critic_lr, fused=True)
         self._replay = {
             "states": torch.zeros(capacity, features),
             "actions": torch.zeros(capacity, 1),
