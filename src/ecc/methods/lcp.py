@@ -213,6 +213,7 @@ class Lcp:
         """
         self._work = work
         self._dense = copy.deepcopy(work.model.state_dict())
+        self._trial = copy.deepcopy(work.model)  # pruned anew for each candidate
         pairs = zip(work.graph.groups, work.floors(), strict=True)
         self._groups = [group for group, floor in pairs if group.frozen is None and floor < group.width]
         self._begin({name: norms.double().cpu() for name, norms in magnitudes(work).items()})
@@ -262,13 +263,12 @@ class Lcp:
         work, evolution = self._work, self._evolution
         candidate = evolution.propose()
         widths = ranked_widths(self._search_work, self._groups, self._norms, candidate)
-        model = copy.deepcopy(work.model)
-        model.load_state_dict(self._dense)
-        work.keep_(model, self._norms, widths)
+        self._trial.load_state_dict(self._dense)
+        work.keep_(self._trial, self._norms, widths)
         if self.settings.short_steps:
             lr = self.settings.short_lr or work.settings.lr
-            work.train(model, self.settings.short_steps, lr, work.stream.fork())
-        fitness = float(work.held_out(model))
+            work.train(self._trial, self.settings.short_steps, lr, work.stream.fork())
+        fitness = float(work.held_out(self._trial))
         evolution.judge(candidate, fitness)
         work.log(
             {

@@ -33,7 +33,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ecc.errors import EccError, InfeasibleBudget
 from ecc.training import BatchStream
@@ -174,8 +174,9 @@ class NetAdapt:
             )
         best: _Candidate | None = None
         scores = {}
+        norms = magnitudes(work)
         for proposal in proposals:
-            candidate = self._tried(proposal, before)
+            candidate = self._tried(proposal, before, norms)
             scores[", ".join(proposal.groups)] = candidate.score
             if best is None or candidate.rank > best.rank:  # only the best is kept, for memory
                 best = candidate
@@ -234,11 +235,11 @@ class NetAdapt:
 
     # ------------------------------------------------------------ candidates
 
-    def _tried(self, proposal: Proposal, before: Sequence[int]) -> _Candidate:
+    def _tried(self, proposal: Proposal, before: Sequence[int], norms: Mapping[str, Tensor]) -> _Candidate:
         """A copy of the network, cut, trained for a short while on a fork of the stream, and judged."""
         work = self._work
         model, stream = copy.deepcopy(work.model), work.stream.fork()
-        work.keep_(model, magnitudes(work), proposal.widths)
+        work.keep_(model, norms, proposal.widths)
         left = work.settings.steps - (stream.total - self._begun)  # none may be taken that was not given
         if steps := max(0, min(self.short_steps, left)):
             work.train(model, steps, work.settings.lr, stream)
