@@ -76,6 +76,20 @@ def test_a_bundled_recipe_runs_for_a_few_steps_on_a_tiny_tree(
     assert asked["settings"]["precision"] == recipe.settings.precision
     assert asked["settings"]["dynamics"] == recipe.settings.dynamics
     assert asked["settings"]["steps"] == 3
+    assert asked["freeze"] == (recipe.freeze or [])
+
+
+def test_modules_are_frozen_by_the_recipe_or_by_hand(folder: Path) -> None:
+    recipe = (folder / "mine.toml").read_text()
+    (folder / "mine.toml").write_text('freeze = ["stem.0"]\n' + recipe)
+    for place, more, frozen in (("a", (), ["stem.0"]), ("b", ("--freeze", "pointwise"), ["pointwise"])):
+        code, text = run("mine.toml", "--energy", "energy.json", "-o", place, *more)
+        assert code == 0, text
+        assert json.loads((folder / place / "grid.json").read_text())["freeze"] == frozen
+        widths = json.loads((folder / place / "seed-0" / "uniform-70" / "widths.json").read_text())
+        full = digits_model().at()
+        assert digits_model().at(widths) < full
+        assert all(widths[name] == digits_model().full_widths[digits_model().groups.index(name)] for name in frozen)
 
 
 @pytest.fixture

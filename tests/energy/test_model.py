@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 from ecc.energy import EnergyModel, counted, fit
 from ecc.energy.features import AMOUNTS
 from ecc.errors import BadFile
-from ecc.measure import Profile
+from ecc.graph import trace_channels
+from ecc.measure import Profile, find_meter, profile
+from ecc.zoo import find_task
 from energy.cases import (
     AUTHORS_DENSE_JOULES,
     NETWORKS,
@@ -60,6 +62,24 @@ def test_where_it_is_already_it_stays_with_all_that_it_has_made() -> None:
         assert moved is not cost
         assert torch.device(moved.device).type == "meta"
         assert torch.device(cost.device).type == "cpu"
+
+
+def test_it_serves_a_network_of_which_more_is_frozen_and_not_less(tmp_path: Path) -> None:
+    task = find_task("digits")
+    free, frozen = (trace_channels(task.model, task.example_input, freeze=some) for some in ([], ["stem.0"]))
+    assert free.fingerprint != frozen.fingerprint
+    assert frozen.fingerprint_if([group.name for group in free.groups if group.frozen is not None]) == free.fingerprint
+    models = {
+        name: fit(profile(task.model, graph, task.example_input, find_meter("platform:jetson-tx2"), tmp_path / name))
+        for name, graph in (("free", free), ("frozen", frozen))
+    }
+    models["free"].check(free)
+    models["free"].check(frozen)
+    models["frozen"].check(frozen)
+    with pytest.raises(BadFile, match="belongs to network"):
+        models["frozen"].check(free)
+    with pytest.raises(BadFile, match="belongs to network"):
+        models["free"].check(graph_of("chain"))
 
 
 def test_a_file_that_lies_about_the_dense_network_is_refused(tmp_path: Path) -> None:

@@ -62,6 +62,19 @@ def test_a_finished_grid_is_left_as_it_is_and_can_be_extended(tmp_path: Path) ->
     assert all(path.read_bytes() == data for path, data in before.items())
 
 
+def test_what_is_frozen_stays_whole_by_all_methods_and_is_part_of_the_grid(tmp_path: Path) -> None:
+    root = tmp_path / "runs"
+    some = {"seeds": 1, "budgets": ["80%"]}
+    assert grid(**some, freeze=["conv1"]).run(root) == []
+    for method in ("uniform", "ecc"):
+        widths = json.loads((Cell(method, "80%", 0).folder(root) / "widths.json").read_text())
+        full = _graph("chain").full_widths
+        assert widths["conv1"] == full["conv1"]
+        assert widths != full
+    with pytest.raises(BadFile, match="was begun with freeze"):
+        grid(**some).run(root)
+
+
 def test_a_cell_that_fails_is_written_down_and_the_others_go_on(tmp_path: Path) -> None:
     root = tmp_path / "runs"
     failed = grid(methods=["uniform"], budgets=["1%", "65%"], seeds=1).run(root)

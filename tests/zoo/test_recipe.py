@@ -3,12 +3,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 from ecc.energy import parse_budgets
 from ecc.errors import BadFile
+from ecc.graph import trace_channels
 from ecc.methods import CompressSettings
 from ecc.methods.compare import SCRATCH
 from ecc.methods.find import METHODS
+from ecc.zoo import ERFNet
 from ecc.zoo.find import BUNDLED_TASKS
 from ecc.zoo.recipe import Recipe, is_recipe, read_recipe
 
@@ -64,6 +67,14 @@ def test_the_papers_recipes_have_the_papers_numbers(
     assert (settings.lr, settings.weight_decay, settings.distill) == (1e-5, 1e-4, 0.5)
     assert (settings.dynamics, settings.penalty) == ("paper", penalty)
     assert found.methods == ["ecc", "netadapt", "amc"]
+
+
+def test_the_papers_erfnet_has_51_layers_that_can_be_cut() -> None:
+    found, net = read_recipe(RECIPES / "paper" / "erfnet-cityscapes.toml"), ERFNet(20)
+    assert found.freeze is not None
+    graph = trace_channels(net, torch.zeros(1, 3, 64, 64), freeze=found.freeze, proven=False)
+    assert len(graph.prunable) == 51
+    assert len(trace_channels(net, torch.zeros(1, 3, 64, 64), proven=False).prunable) > 51
 
 
 def test_our_experiments_compare_all_methods_at_the_same_budgets() -> None:

@@ -62,6 +62,10 @@ def compare(
     lr: Annotated[float, typer.Option("--lr", metavar="RATE", help="Of Adam in solving and tuning.")] = 1e-4,
     train_lr: Annotated[float, typer.Option("--train-lr", metavar="RATE", help="Of Adam before.")] = 1e-3,
     device: Annotated[str | None, typer.Option("--device", help="Where to train; a GPU if there is one.")] = None,
+    freeze: Annotated[
+        list[str] | None,
+        typer.Option("--freeze", metavar="PATTERN", help="Keep the outputs of these modules whole. Repeatable."),
+    ] = None,
     quick: Annotated[
         bool,
         typer.Option(
@@ -112,6 +116,7 @@ def compare(
         meter=meter,
         settings=settings_of(context, typed),
         device=device,
+        freeze=tuple(freeze or ()),
         quick=quick,
     )
     console = Console(stderr=True)

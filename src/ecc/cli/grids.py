@@ -36,6 +36,8 @@ class GridSpec:
     meter: str = "auto"
     device: str | None = None
     """Where to train; None for a GPU, if the process sees one."""
+    freeze: tuple[str, ...] = ()
+    """Modules whose outputs are kept whole."""
     quick: bool = False
     """Whether methods search for a tenth of their time."""
 
@@ -60,6 +62,7 @@ class GridSpec:
                 source=source,
                 settings=self.settings,
                 device=device,
+                freeze=self.freeze,
                 quick=self.quick,
             )
         finally:

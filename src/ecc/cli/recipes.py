@@ -53,7 +53,7 @@ def _defaults(recipe: Recipe) -> dict[str, Any]:
     """A recipe as defaults of the options of `ecc compare`, by the names of its parameters."""
     settings = asdict(recipe.settings)
     found: dict[str, Any] = {name: settings[name] for name in recipe.given}
-    found |= {name: getattr(recipe, name) for name in ("data", "weights", "batch_size", "seeds", "meter")}
+    found |= {name: getattr(recipe, name) for name in ("data", "weights", "batch_size", "seeds", "meter", "freeze")}
     if recipe.size is not None:
         found["size"] = "x".join(map(str, recipe.size))
     for name in ("budgets", "methods"):

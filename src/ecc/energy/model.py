@@ -174,12 +174,17 @@ class EnergyModel:
         return found
 
     def check(self, graph: ChannelGraph) -> None:
-        """Refuses another network.
+        """Refuses another network. In this one more groups may be frozen than in the profile: they keep their widths.
 
         Raises:
             BadFile: If the model was fitted to another one.
         """
-        if graph.fingerprint != self.fingerprint:
+        sizes = zip(self.groups, self.least_widths, self.full_widths, strict=True)
+        frozen = [name for name, least, full in sizes if least == full]
+        is_freer = {group.name for group in graph.prunable} <= set(self.groups) - set(frozen)
+        if graph.fingerprint != self.fingerprint and not (
+            is_freer and graph.fingerprint_if(frozen) == self.fingerprint
+        ):
             raise BadFile(
                 f"the energy model belongs to network {self.fingerprint}, and this one is {graph.fingerprint}. "
                 "Profile and fit this network, with this input shape."

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
@@ -208,10 +208,14 @@ class ChannelGraph:
     @cached_property
     def fingerprint(self) -> str:
         """A digest of the structure: equal for equal networks traced with equal input shapes."""
+        return self.fingerprint_if([group.name for group in self.groups if group.frozen is not None])
+
+    def fingerprint_if(self, frozen: Collection[str]) -> str:
+        """What the fingerprint would be, were these groups frozen and no others."""
         data = self._to_json()
         structure = {key: data[key] for key in ("groups", "layers", "tensors")}
         for group in structure["groups"]:
-            group["frozen"] = group["frozen"] is not None  # the wording of a reason is not structure
+            group["frozen"] = group["name"] in frozen  # the wording of a reason is not structure
         return hashlib.sha256(json.dumps(structure, sort_keys=True).encode()).hexdigest()[:16]
 
     def save(self, path: str | Path) -> None:

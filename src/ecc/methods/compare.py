@@ -66,6 +66,7 @@ class Comparison:
         source: Weighs every result; None trusts the models, and says so.
         settings: The same for all cells, but for the seed.
         device: Where to train.
+        freeze: Modules whose outputs are kept whole, as for `trace_channels`.
         quick: Whether methods search for a tenth of their time: to see it work, not to compare.
 
     Raises:
@@ -84,6 +85,7 @@ class Comparison:
         source: Source | None = None,
         settings: CompressSettings | None = None,
         device: torch.device | str = "cpu",
+        freeze: Sequence[str] = (),
         quick: bool = False,
     ) -> None:
         if not methods or not budgets or seeds < 1:
@@ -101,7 +103,7 @@ class Comparison:
         self.settings = settings or CompressSettings()
         # What others build on comes first.
         self.methods = tuple(sorted(methods, key=lambda name: name == SCRATCH))
-        self.budgets, self.seeds, self.quick = tuple(budgets), seeds, quick
+        self.budgets, self.seeds, self.quick, self.freeze = tuple(budgets), seeds, quick, tuple(freeze)
 
     @property
     def cells(self) -> list[Cell]:
@@ -197,6 +199,7 @@ class Comparison:
             source=self.source,
             settings=replace(self.settings, train_steps=0, seed=cell.seed),
             device=self.device,
+            freeze=self.freeze,
             method=self._method(cell, root),
         )
         folder = cell.folder(root)
@@ -272,6 +275,7 @@ class Comparison:
         asked: dict[str, Any] = {
             "task": self.task.name,
             "quick": self.quick,
+            "freeze": list(self.freeze),
             "settings": {name: value for name, value in asdict(self.settings).items() if name != "seed"},
         }
         file = root / "grid.json"
@@ -289,7 +293,7 @@ class Comparison:
             before = json.loads(read_text(file))
         except (ValueError, RecursionError):
             raise BadFile(f"{file} cannot be read; restore it from a copy or start anew.") from None
-        for name in ("task", "quick", *(f"settings.{key}" for key in asked["settings"])):
+        for name in ("task", "quick", "freeze", *(f"settings.{key}" for key in asked["settings"])):
             then, now = _at(before, name), _at(asked, name)
             if then != now:
                 raise BadFile(f"{root} was begun with {name} = {then}, and now it is {now}. Give another folder.")

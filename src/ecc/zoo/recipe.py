@@ -47,6 +47,8 @@ class Recipe:
     methods: list[str] | None = None
     seeds: int | None = None
     meter: str | None = None
+    freeze: list[str] | None = None
+    """Modules whose outputs are kept whole, as for `trace_channels`."""
     settings: CompressSettings = field(default_factory=CompressSettings)
     given: tuple[str, ...] = ()
     """Names of the settings that the file gives."""
