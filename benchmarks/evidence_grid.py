@@ -70,7 +70,7 @@ def steady(budgets: tuple[str, ...] | None, seeds: int) -> Form:
 
 
 INNER = ("encoder.initial_block.*", "*.layers.*.conv", "*.conv1x3_2")
-"""Of ERFNet the paper cuts the inner widths of its blocks, by which an H200 can be brought down to 53 % and no further."""
+"""Of ERFNet the paper cuts the inner widths of its blocks alone, which bring an H200 down to 53 % and no further."""
 FORMS = {
     "mobilenet-imagenette": {"paper": paper(30.0, 5000.0), "steady": steady(None, 2)},
     "alexnet-imagenette": {"paper": paper(60.0, 30000.0), "steady": steady(None, 1)},
