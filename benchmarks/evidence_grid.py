@@ -74,7 +74,7 @@ INNER = ("encoder.initial_block.*", "*.layers.*.conv", "*.conv1x3_2")
 FORMS = {
     "mobilenet-imagenette": {"paper": paper(30.0, 5000.0), "steady": steady(None, 2)},
     "alexnet-imagenette": {"paper": paper(60.0, 30000.0), "steady": steady(None, 1)},
-    "erfnet-camvid": {"paper": paper(0.5, 300.0, ("80%", "65%"), INNER), "steady": steady(("50%", "35%"), 2)},
+    "erfnet-camvid": {"paper": paper(1.5, 300.0, ("80%", "65%"), INNER), "steady": steady(("50%", "35%"), 2)},
     "resnet56-cifar10": {
         "paper": paper(3.0, 100.0),
         "steady": steady(("80%", "65%", "50%"), 1),
