@@ -220,7 +220,7 @@ COMPRESS: Table = {
         "compress net.py:other --energy net.json --meter none --budget 60% -o new",
         "belongs to",
     ),
-    "frozen after profiling": (f"{K} --freeze 0", "belongs to network"),
+    "frozen beyond the budget": (f"{K} --freeze 0", "the least this network can use"),
     "unknown method": (f"{K} --method magic", "magic"),
     "unknown granularity": (f"{K} --granularity atom", "granularity 'atom' is unknown"),
     "weights by a metric of channels": (
