@@ -50,8 +50,16 @@ def test_an_example_is_short_and_says_how_it_is_run(name: str) -> None:
     assert text.count("\n") <= 90
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in ALONE if name != "multi_gpu"])  # two processes run it below
+TOLD_ELSEWHERE = ("own_loop", "new_method", "custom_meter")
+"""What these show, blocks of README.md and docs/extending.md show too, and those are run each time."""
+ONCE = [
+    pytest.param(name, marks=pytest.mark.thorough if name in TOLD_ELSEWHERE else pytest.mark.slow)
+    for name in ALONE
+    if name != "multi_gpu"  # two processes run it below
+]
+
+
+@pytest.mark.parametrize("name", ONCE)
 def test_an_example_runs_and_prints_what_it_promises(name: str, tmp_path: Path) -> None:
     output = printed([str(EXAMPLES / f"{name}.py")], tmp_path)
     for pattern in ALONE[name]:

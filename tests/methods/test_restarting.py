@@ -14,7 +14,7 @@ from methods.jobs import history_of
 from training.launching import in_two_processes
 
 
-@pytest.mark.slow
+@pytest.mark.thorough  # two processes, and being killed, are in test_compress_processes.py and test_resume.py
 @pytest.mark.skipif(os.name != "posix", reason="needs signals")
 def test_a_job_whose_processes_were_killed_ends_as_the_one_in_peace(tmp_path: Path) -> None:
     pytest.importorskip("accelerate")
