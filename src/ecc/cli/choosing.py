@@ -25,6 +25,10 @@ WeightsOption = Annotated[
 SizeOption = Annotated[
     str | None, typer.Option("--size", metavar="PIXELS", help="Of a bundled network's images: 128, or 360x480.")
 ]
+FreezeOption = Annotated[
+    list[str] | None,
+    typer.Option("--freeze", metavar="PATTERN", help="Keep the outputs of modules whole: 'layer1.*'. Repeatable."),
+]
 BatchSizeOption = Annotated[
     int | None, typer.Option("--batch-size", metavar="N", help="Images in a training batch; as the paper if not given.")
 ]

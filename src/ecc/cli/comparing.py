@@ -18,7 +18,7 @@ from ecc.report.compare import draw_grid, grid_facts, grid_view, load_grid
 from ecc.training import Interrupted
 
 from .app import app
-from .choosing import BatchSizeOption, DataOption, SizeOption, WeightsOption
+from .choosing import BatchSizeOption, DataOption, FreezeOption, SizeOption, WeightsOption
 from .grids import GridSpec
 from .recipes import settings_of, with_quick, with_recipe
 
@@ -62,10 +62,7 @@ def compare(
     lr: Annotated[float, typer.Option("--lr", metavar="RATE", help="Of Adam in solving and tuning.")] = 1e-4,
     train_lr: Annotated[float, typer.Option("--train-lr", metavar="RATE", help="Of Adam before.")] = 1e-3,
     device: Annotated[str | None, typer.Option("--device", help="Where to train; a GPU if there is one.")] = None,
-    freeze: Annotated[
-        list[str] | None,
-        typer.Option("--freeze", metavar="PATTERN", help="Keep the outputs of these modules whole. Repeatable."),
-    ] = None,
+    freeze: FreezeOption = None,
     quick: Annotated[
         bool,
         typer.Option(

@@ -25,7 +25,16 @@ from ecc.report.weights import weights_view
 from ecc.training import Interrupted, TensorBoardLogger, find_world
 
 from .app import app
-from .choosing import BatchSizeOption, DataOption, SizeOption, WeightsOption, source_of, task_of, usable_device
+from .choosing import (
+    BatchSizeOption,
+    DataOption,
+    FreezeOption,
+    SizeOption,
+    WeightsOption,
+    source_of,
+    task_of,
+    usable_device,
+)
 
 
 @app.command()
@@ -86,10 +95,7 @@ def compress(
     cuda_graph: Annotated[bool, typer.Option("--cuda-graph", help="Faster for small networks on large GPUs.")] = False,
     clip_norm: Annotated[float | None, typer.Option("--clip-norm", metavar="NORM", help="Of the gradient.")] = None,
     seed: Annotated[int, typer.Option("--seed")] = 0,
-    freeze: Annotated[
-        list[str] | None,
-        typer.Option("--freeze", metavar="PATTERN", help="Keep the outputs of these modules whole. Repeatable."),
-    ] = None,
+    freeze: FreezeOption = None,
     checkpoint_seconds: Annotated[
         float, typer.Option("--checkpoint-seconds", metavar="S", help="Between two checkpoints.")
     ] = 300.0,

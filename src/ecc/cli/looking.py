@@ -15,7 +15,7 @@ from ecc.report.doctor import doctor_view
 from ecc.report.inspect import graph_facts, graph_table
 
 from .app import app
-from .choosing import DataOption, SizeOption, WeightsOption, task_of
+from .choosing import DataOption, FreezeOption, SizeOption, WeightsOption, task_of
 
 
 @app.command()
@@ -56,10 +56,7 @@ def inspect(
     data: DataOption = None,
     weights: WeightsOption = None,
     size: SizeOption = None,
-    freeze: Annotated[
-        list[str] | None,
-        typer.Option(metavar="PATTERN", help="Keep the outputs of these modules whole, e.g. 'layer1.*'. Repeatable."),
-    ] = None,
+    freeze: FreezeOption = None,
     proof: Annotated[
         bool, typer.Option(help="Compare the masked with the cut network in numbers (four forward passes).")
     ] = True,

@@ -22,7 +22,7 @@ from ecc.report.live_profile import ProfileView, profile_facts, profile_summary
 from ecc.task import with_batch
 
 from .app import app
-from .choosing import DataOption, SizeOption, WeightsOption, task_of
+from .choosing import DataOption, FreezeOption, SizeOption, WeightsOption, task_of
 
 
 @app.command()
@@ -69,9 +69,7 @@ def profile(
     allow_throttling: Annotated[
         bool | None, typer.Option("--allow-throttling", help="Measure although the device is too hot.")
     ] = None,
-    freeze: Annotated[
-        list[str] | None, typer.Option(metavar="PATTERN", help="Keep the outputs of these modules whole. Repeatable.")
-    ] = None,
+    freeze: FreezeOption = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print facts for programs.")] = False,
 ) -> None:

@@ -181,9 +181,9 @@ class EnergyModel:
         """
         sizes = zip(self.groups, self.least_widths, self.full_widths, strict=True)
         frozen = [name for name, least, full in sizes if least == full]
-        is_freer = {group.name for group in graph.prunable} <= set(self.groups) - set(frozen)
+        is_known = {group.name for group in graph.prunable} <= set(self.groups) - set(frozen)  # all that can be cut
         if graph.fingerprint != self.fingerprint and not (
-            is_freer and graph.fingerprint_if(frozen) == self.fingerprint
+            is_known and graph.fingerprint_if(frozen) == self.fingerprint
         ):
             raise BadFile(
                 f"the energy model belongs to network {self.fingerprint}, and this one is {graph.fingerprint}. "

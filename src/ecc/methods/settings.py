@@ -153,7 +153,7 @@ class CompressSettings:
         return Cosine(start_lr=self.lr, hold_steps=hold, before=self.steps)
 
     def training(self, phase: str) -> TrainSettings:
-        """The settings of one phase, with the learning rate that rivals of ECC have in it."""
+        """The settings of one phase; where ECC is `falling`, its learning rate is that of `fall`."""
         start = self.train_lr if phase == "dense" else self.first_tune_lr
         return TrainSettings(
             steps=self.phase_steps[phase],
