@@ -33,6 +33,7 @@ from typing import Any
 
 import torch
 import torch.multiprocessing
+from evidence_again import learn_again
 from evidence_grid import (
     DATA,
     FORMS,
@@ -43,7 +44,6 @@ from evidence_grid import (
     fitted,
     for_all,
     form_facts,
-    learn_again,
     the_grids,
     the_task,
     train_dense,

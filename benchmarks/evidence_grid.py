@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,8 +14,7 @@ from packed import packed_task
 from profile_networks import profiled
 
 from ecc.energy import EnergyModel, fit
-from ecc.measure import Profile, Source
-from ecc.measure.rows import Row
+from ecc.measure import Source
 from ecc.methods.compare import Cell, Comparison
 from ecc.task import Task
 from ecc.zoo.data import ImageData, Packed
@@ -29,8 +27,6 @@ MEASURED_BATCH = {"mobilenet-imagenette": 64, "alexnet-imagenette": 128, "erfnet
 """Items of one measured inference: many, so that the floor of the device lies low."""
 MULTIPLE_OF = {"resnet56-cifar10": 4}
 """Of which widths are multiples; 8 for the others, with which ResNet-56 cannot go down to half of its joules."""
-MISSED = 0.03
-"""Cells whose joules were predicted worse than this can be run again, see `learn_again`."""
 JUDGED = {"imagenette": 512, "cifar10": 2048, "camvid": 24}
 """Held-out images, evenly spread, by which all methods judge candidates: searches judge hundreds of these."""
 
@@ -70,7 +66,7 @@ def steady(budgets: tuple[str, ...] | None, seeds: int) -> Form:
 
 
 INNER = ("encoder.initial_block.*", "*.layers.*.conv", "*.conv1x3_2")
-"""Of ERFNet the paper cuts the inner widths of its blocks alone, which bring an H200 down to 53 % and no further."""
+"""Of ERFNet the paper cuts the inner widths of its blocks alone, with which tight budgets cannot be met."""
 FORMS = {
     "mobilenet-imagenette": {"paper": paper(30.0, 5000.0), "steady": steady(None, 2)},
     "alexnet-imagenette": {"paper": paper(60.0, 30000.0), "steady": steady(None, 1)},
@@ -179,74 +175,6 @@ def the_grids(options: argparse.Namespace, recipe: Recipe, task: Task) -> list[G
         )
         for form, (methods, budgets, settings, seeds, freeze) in asked.items()
     ]
-
-
-def learn_again(grids: list[Grid], root: Path) -> None:
-    """Fits the energy model anew, to the profile and all networks that were weighed since, and forgets what it missed.
-
-    Cells whose joules were not what had been predicted are put aside, with those that build on them, and run again by
-    the better model. Once: what is there a second time stays. Widths that are no multiples of those in the profile, as
-    in the paper's form, are none of its business.
-    """
-    grids = [grid for grid in grids if grid.asked.settings.round_to is None]
-    whole = Profile.load(root / "profile.gz")
-    known = {row.widths for row in whole.rows}
-    fresh: dict[tuple[float, float], dict[tuple[int, ...], dict[str, Any]]] = {}
-    for grid in grids:
-        for cell in grid.finished():
-            weighed, widths = grid.read(cell, "weighed.json"), grid.read(cell, "widths.json")
-            if weighed is not None and widths is not None:
-                kept = tuple(int(widths[name]) for name in whole.header.groups)
-                if kept not in known:
-                    fresh.setdefault((weighed["dense_joules"], weighed["dense_seconds"]), {})[kept] = weighed
-    whole = extended(whole, fresh)
-    whole.save(root / "profile.gz")
-    fit(whole).save(root / "energy.json")
-    for grid in grids:
-        again = [cell for cell in grid.finished() if abs(missed(grid, cell)) > MISSED]
-        again += [cell for cell in grid.finished() if grid.asked.built_on(cell) in again]
-        for cell in dict.fromkeys(again):
-            folder = cell.folder(grid.runs)
-            aside = root / "first" / folder.relative_to(root)
-            if not aside.exists():
-                aside.parent.mkdir(parents=True, exist_ok=True)
-                folder.rename(aside)
-
-
-def missed(grid: Grid, cell: Cell) -> float:
-    """By which share a network weighs more than was predicted, as shares of the dense one; 0 if it was not weighed."""
-    weighed, summary = grid.read(cell, "weighed.json"), grid.read(cell, "summary.json")
-    if weighed is None or summary is None:
-        return 0.0
-    aim, share = summary["budgets"]["energy"], float(cell.budget.rstrip("%")) / 100
-    return float(weighed["joules"] / weighed["dense_joules"] / (share * aim["result"] / aim["limit"]) - 1)
-
-
-def extended(
-    profile: Profile, fresh: Mapping[tuple[float, float], Mapping[tuple[int, ...], Mapping[str, Any]]]
-) -> Profile:
-    """A profile with more networks: each dense weighing, with those that were weighed beside it, is a session."""
-    rows, reference = list(profile.rows), profile.references[0]
-    session = max(row.session for row in rows)
-    number = max(row.row for row in rows if row.row is not None)
-    for (joules, seconds), networks in fresh.items():
-        session += 1
-        dense = replace(reference, session=session, joules=joules, seconds=seconds)
-        rows.append(dense)
-        for widths, weighed in networks.items():
-            number += 1
-            rows.append(
-                Row(
-                    row=number,
-                    session=session,
-                    widths=widths,
-                    joules=weighed["joules"],
-                    seconds=weighed["seconds"],
-                    relative_ci=weighed["relative_ci"],
-                )
-            )
-        rows.append(dense)
-    return Profile(profile.header, tuple(rows))
 
 
 def failure_of(cell: Cell, runs: Path) -> Path:

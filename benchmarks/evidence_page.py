@@ -131,7 +131,12 @@ def _evenly_cut(found: Experiment) -> str:
 def _forms(found: Experiment) -> str:
     forms = found.record.get("forms", {})
     told = [f"*ecc ({name})* has {', '.join(f'{k} = {v}' for k, v in how.items())}" for name, how in forms.items()]
-    return "; ".join(told) + "." if told else ""
+    trunk = (
+        " The paper cuts inner widths of ERFNet's blocks alone; here its form could cut the trunk as well, and did: "
+        "likely why its scores are so low. It is to be run again as the paper has it."
+    )
+    is_whole = found.name == "e2" and "paper" in forms and "freeze" not in forms["paper"]
+    return "; ".join(told) + "." + trunk * is_whole if told else ""
 
 
 def one_fall(found: list[Experiment]) -> str:

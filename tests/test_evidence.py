@@ -277,6 +277,16 @@ def test_forms_say_what_they_are_and_have_no_cell_where_none_was_asked_for(
     assert "*ecc (paper)* has dynamics = paper, penalty = 5.0." in page.one_experiment(found)
 
 
+@pytest.mark.parametrize(("more", "said"), [({}, True), ({"freeze": "trunk"}, False)])
+def test_a_form_of_erfnet_that_cuts_what_the_paper_does_not_is_told(
+    facts: ModuleType, page: ModuleType, tmp_path: Path, more: dict[str, str], said: bool
+) -> None:
+    recorded(tmp_path, "e2", [row("ecc", "50%", 0.85), {**row("ecc", "50%", 0.1), "form": "paper"}])
+    (found,) = facts.experiments(tmp_path)
+    found.record["forms"] = {"paper": {"dynamics": "paper", **more}}
+    assert ("could cut the trunk" in page.one_experiment(found)) == said
+
+
 # ---------------------------------------------------------------- the run itself
 
 
@@ -349,7 +359,8 @@ def test_what_was_weighed_is_learned_from_and_what_was_missed_is_run_again_once(
 
     for number, cell in enumerate(cells):
         run(cell, 8 * max(1, number))  # scratch has the widths of ecc
-    grids.learn_again([grid], tmp_path)
+    again = importlib.import_module("evidence_again")
+    again.learn_again([grid], tmp_path)
     whole = measure.Profile.load(tmp_path / "profile.gz")
     assert len(whole.networks) == len(first.networks) + 3
     added = [sample.joules / first.references[0].joules for sample in whole.corrected()[-3:]]
@@ -359,7 +370,7 @@ def test_what_was_weighed_is_learned_from_and_what_was_missed_is_run_again_once(
 
     for cell in cells[:2]:
         run(cell, 8)
-    grids.learn_again([grid], tmp_path)
+    again.learn_again([grid], tmp_path)
     assert grid.finished() == cells
     assert len(measure.Profile.load(tmp_path / "profile.gz").networks) == len(whole.networks)
 
