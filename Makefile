@@ -33,7 +33,7 @@ demo: $(STAMP)  ## the whole job on the embedded digits task: profile, fit, comp
 docs: $(STAMP)  ## the documentation, strictly checked, into build/site
 	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --quiet
 
-test: lint types pytest  ## lint, types and all tests that need no GPU
+test: lint types pytest  ## lint, types and the tests that need no GPU; more in thorough
 
 check: lint types quick  ## as test, without the slow tests: for the minute before a commit
 
