@@ -286,6 +286,13 @@ def test_widths_are_rounded_as_the_profile_was(tmp_path: Path) -> None:
     assert result.summary["met"]
 
 
+def test_groups_can_be_bound_to_the_even_cut(tmp_path: Path) -> None:
+    free, bound = (wide_job("70%", even=even).run(tmp_path / str(even)) for even in (0.0, 0.9))
+    least = [min(one.widths[g.name] / g.width for g in one.graph.prunable) for one in (free, bound)]
+    assert least[0] < least[1]
+    assert bound.summary["met"]
+
+
 def test_what_is_stopped_goes_on_bit_for_bit(tmp_path: Path) -> None:
     """By a signal in each of the three phases; see also `test_resume.py`, with kill -9."""
     settings: dict[str, Any] = {"train_steps": 5, "steps": 16, "tune_steps": 5, "log_every": 2}

@@ -54,6 +54,8 @@ class CompressSettings:
     """What a channel counts for when ECC chooses: taylor, or adam, as in the paper; see `EccSolver`."""
     min_share: float = MIN_SHARE
     """No group falls below this share of its channels."""
+    even: float = 0.0
+    """ECC cuts no group below this share of what cutting all groups evenly would leave of it; see `least_share`."""
     round_to: int | None = None
     """Widths become multiples of this; by default as in the profile."""
     dynamics: str = "pace"
@@ -84,6 +86,7 @@ class CompressSettings:
             ("falling", is_one or not self.falling, "for a tuning with a rate of its own, nor for dynamics='paper'"),
             ("penalty", 0 < self.penalty < math.inf, "a number above 0"),
             ("width_lr", 0 < self.width_lr < math.inf, "a number above 0"),
+            ("even", 0 <= self.even < 1, "a share from 0 to below 1"),
             ("weight_decay", 0 <= self.weight_decay < math.inf, "a number of at least 0"),
         ):
             if not holds:
