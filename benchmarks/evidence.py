@@ -52,6 +52,7 @@ from machine import machine, write_record
 from packed import packed_data
 
 from ecc.energy import EnergyModel
+from ecc.errors import BadFile
 from ecc.graph import trace_channels
 from ecc.measure import PROFILE_SETTINGS, Source, close_meter, find_meter
 from ecc.methods.compare import Cell
@@ -92,7 +93,10 @@ def worker(options: argparse.Namespace, data: ImageData) -> None:
                 continue
             grid, cell = mine
             started = time.monotonic()
-            reason = grid.asked.run_cell(cell, grid.runs) or "done"
+            try:
+                reason = grid.asked.run_cell(cell, grid.runs) or "done"
+            except BadFile as error:  # of this cell; the others have nothing to do with it
+                reason = str(error)
             seconds = time.monotonic() - started
             name = f"{cell.method} {grid.form}".strip()
             print(f"{name} {cell.budget} seed {cell.seed}: {reason}, {seconds:.0f} s", flush=True)

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import importlib
 import json
-import math
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -71,8 +69,8 @@ def verdict(facts: ModuleType, folder: Path, goal: str, where: str = "E1") -> An
 # ---------------------------------------------------------------- one form of ECC beside another
 
 
-def steady(*args: Any, **named: Any) -> dict[str, Any]:
-    return {**row(*args, **named), "form": "steady"}
+def steady(*args: Any, form: str = "steady", **named: Any) -> dict[str, Any]:
+    return {**row(*args, **named), "form": form}
 
 
 def test_a_form_is_compared_seed_by_seed_where_joules_are_alike(facts: ModuleType, tmp_path: Path) -> None:
@@ -90,6 +88,21 @@ def test_the_page_says_whether_the_fall_of_the_rate_helps(
 ) -> None:
     recorded(tmp_path, "e1", [row("ecc", "50%", 0.85), steady("ecc", "50%", 0.84)])
     recorded(tmp_path, "e2", [row("ecc", "50%", 0.85), steady("ecc", "50%", other)])
+    text = page.section(tmp_path)
+    assert said in text
+    assert "- E1: MobileNet v1 on Imagenette: +1.00 (50% +1.00)" in text
+
+
+@pytest.mark.parametrize(
+    ("others", "said"),
+    [((0.86, 0.87), "it helps everywhere"), ((0.86, 0.84), "it is not the default"), ((0.86,), "not run everywhere")],
+)
+def test_the_page_says_whether_cutting_more_evenly_helps(
+    page: ModuleType, tmp_path: Path, others: tuple[float, ...], said: str
+) -> None:
+    for name, other in zip(("e1", "e2"), (*others, None), strict=False):
+        rows = [] if other is None else [steady("ecc", "50%", other, form="even")]
+        recorded(tmp_path, name, [row("ecc", "50%", 0.85), *rows])
     text = page.section(tmp_path)
     assert said in text
     assert "- E1: MobileNet v1 on Imagenette: +1.00 (50% +1.00)" in text
@@ -277,102 +290,14 @@ def test_forms_say_what_they_are_and_have_no_cell_where_none_was_asked_for(
     assert "*ecc (paper)* has dynamics = paper, penalty = 5.0." in page.one_experiment(found)
 
 
-@pytest.mark.parametrize(("more", "said"), [({}, True), ({"freeze": "trunk"}, False)])
-def test_a_form_of_erfnet_that_cuts_what_the_paper_does_not_is_told(
-    facts: ModuleType, page: ModuleType, tmp_path: Path, more: dict[str, str], said: bool
-) -> None:
-    recorded(tmp_path, "e2", [row("ecc", "50%", 0.85), {**row("ecc", "50%", 0.1), "form": "paper"}])
-    (found,) = facts.experiments(tmp_path)
-    found.record["forms"] = {"paper": {"dynamics": "paper", **more}}
-    assert ("could cut the trunk" in page.one_experiment(found)) == said
-
-
-# ---------------------------------------------------------------- the run itself
-
-
-def test_networks_of_the_same_widths_are_weighed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("PIL")
-    evidence, compare = importlib.import_module("evidence"), importlib.import_module("ecc.methods.compare")
-    weighing, energy = importlib.import_module("ecc.methods.weighing"), importlib.import_module("ecc.energy")
-    asked: list[dict[str, int]] = []
-
-    def scales(widths: dict[str, int]) -> Any:
-        asked.append(widths)
-        return weighing.Weighed({"energy": 1.0 + len(asked), "latency": 1.0}, "measured", 0.01)
-
-    cells = [compare.Cell(name, "50%", 0) for name in ("ecc", "scratch", "uniform")]
-    asks = SimpleNamespace(cells=cells, missing=lambda _: [], energy=object.__new__(energy.EnergyModel))
-    for cell, widths in zip(cells, ({"a": 3, "b": 4}, {"b": 4, "a": 3}, {"a": 2, "b": 4}), strict=True):
-        folder = cell.folder(tmp_path)
-        folder.mkdir(parents=True)
-        (folder / "widths.json").write_text(json.dumps(widths), encoding="utf-8")
-    monkeypatch.setattr(energy.EnergyModel, "resource", "energy", raising=False)
-    monkeypatch.setattr(evidence, "Scales", lambda *_, **__: scales)
-    monkeypatch.setattr(evidence, "trace_channels", lambda *_, **__: None)
-    monkeypatch.setattr(evidence, "with_batch", lambda *_: None)
-    task = SimpleNamespace(model=None, example_input=None)
-    evidence.weigh([evidence.Grid("", asks, tmp_path)], task, 1, None, math.inf)
-    assert asked == [{}, {"a": 3, "b": 4}, {"a": 2, "b": 4}]
-    joules = [json.loads((cell.folder(tmp_path) / "weighed.json").read_text())["joules"] for cell in cells]
-    assert joules == [3.0, 3.0, 4.0]
-
-
-def test_what_builds_on_a_failure_is_given_up(tmp_path: Path) -> None:
-    """Otherwise the workers wait for a cell that can never begin, until their time is over."""
-    pytest.importorskip("PIL")
-    evidence_grid, compare = importlib.import_module("evidence_grid"), importlib.import_module("ecc.methods.compare")
-    scratch, ours = compare.Cell("scratch", "1%", 0), compare.Cell("ecc", "1%", 0)
-    grid = evidence_grid.Grid("", object.__new__(compare.Comparison), tmp_path)
-    assert grid.failure(scratch) is None
-    file = evidence_grid.failure_of(ours, tmp_path)
-    file.parent.mkdir(parents=True)
-    file.write_text('{"error": "too little"}', encoding="utf-8")
-    assert grid.failure(ours) == "too little"
-    assert grid.failure(scratch) == "builds on ecc, which failed: too little"
-
-
-def test_what_was_weighed_is_learned_from_and_what_was_missed_is_run_again_once(tmp_path: Path) -> None:
-    pytest.importorskip("PIL")
-    grids, compare = importlib.import_module("evidence_grid"), importlib.import_module("ecc.methods.compare")
-    measure, energy = importlib.import_module("ecc.measure"), importlib.import_module("ecc.energy")
-    shutil.copy(ROOT / "results" / "evidence" / "e1.profile.gz", tmp_path / "profile.gz")
-    first = measure.Profile.load(tmp_path / "profile.gz")
-    dense = 1.01 * first.references[0].joules  # on another day
-    asked = object.__new__(compare.Comparison)
-    cells = [compare.Cell(name, "50%", 0) for name in ("ecc", "scratch", "uniform", "amc", "eap")]
-    shares = dict(zip(cells, (0.55, 0.55, 0.51, 0.495, None), strict=True))  # 0.5 were predicted for all
-    asks = SimpleNamespace(cells=cells, settings=SimpleNamespace(round_to=None), built_on=asked.built_on)
-    asks.missing = lambda runs: [cell for cell in cells if not (cell.folder(runs) / "summary.json").exists()]
-    grid = grids.Grid("", asks, tmp_path / "runs")
-
-    def run(cell: Any, width: int) -> None:
-        folder = cell.folder(grid.runs)
-        folder.mkdir(parents=True)
-        kept = dict(zip(first.header.groups, [width, *first.header.full_widths[1:]], strict=True))
-        (folder / "widths.json").write_text(json.dumps(kept), encoding="utf-8")
-        summary = {"budgets": {"energy": {"limit": 0.5, "result": 0.5}}}
-        (folder / "summary.json").write_text(json.dumps(summary), encoding="utf-8")
-        if (share := shares[cell]) is not None:
-            facts = {"joules": share * dense, "dense_joules": dense, "seconds": share, "dense_seconds": 1.0}
-            facts["relative_ci"] = 0.01
-            (folder / "weighed.json").write_text(json.dumps(facts), encoding="utf-8")
-
-    for number, cell in enumerate(cells):
-        run(cell, 8 * max(1, number))  # scratch has the widths of ecc
-    again = importlib.import_module("evidence_again")
-    again.learn_again([grid], tmp_path)
-    whole = measure.Profile.load(tmp_path / "profile.gz")
-    assert len(whole.networks) == len(first.networks) + 3
-    added = [sample.joules / first.references[0].joules for sample in whole.corrected()[-3:]]
-    assert added == pytest.approx([0.55, 0.51, 0.495], rel=0.02)  # as shares of the dense network, drift divided out
-    assert energy.EnergyModel.load(tmp_path / "energy.json").origin.rows == len(whole.networks)
-    assert grid.finished() == cells[2:]  # ecc was 10 % above what was predicted, and scratch builds on it
-
-    for cell in cells[:2]:
-        run(cell, 8)
-    again.learn_again([grid], tmp_path)
-    assert grid.finished() == cells
-    assert len(measure.Profile.load(tmp_path / "profile.gz").networks) == len(whole.networks)
+def test_the_size_of_the_test_set_is_told_where_scores_are_shares_of_it(page: ModuleType, tmp_path: Path) -> None:
+    told = "There are 3,600 test images: on other ones as many, a score like the dense network's would differ by 0.50"
+    for name in ("e1", "e2"):
+        recorded(tmp_path / name, name, [row("ecc", "50%", 0.85)])
+        assert told not in page.section(tmp_path / name)
+        file = tmp_path / name / f"{name}.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"tested_on": 3600}), encoding="utf-8")
+        assert (told in page.section(tmp_path / name)) == (name == "e1")  # a mean IoU is no share
 
 
 def test_cells_of_several_days_are_told(page: ModuleType, tmp_path: Path) -> None:

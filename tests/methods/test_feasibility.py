@@ -6,9 +6,8 @@ import torch
 from ecc.energy import counted, parse_budgets
 from ecc.errors import BadBudget, InfeasibleBudget
 from ecc.graph import ChannelGraph
-from ecc.methods import CompressSettings
 from ecc.methods.ecc.floors import floor_widths
-from ecc.methods.feasibility import Reach, costs_of, least_share, reaches, refuse_infeasible
+from ecc.methods.feasibility import Reach, costs_of, reaches, refuse_infeasible
 from methods.jobs import WIDE, digits_model, true_model, wide
 
 
@@ -113,40 +112,3 @@ def test_the_first_budget_out_of_reach_is_refused_with_the_least_that_can_be() -
     worse = reaches(graph, [energy, params], [1e-9, 100.0], min_share=0.1, round_to=1)
     with pytest.raises(InfeasibleBudget, match=rf"budget 1e-09 J of energy is below {bad[0].least:.4g} J"):
         refuse_infeasible(worse)
-
-
-@pytest.mark.parametrize("name", WIDE)
-@pytest.mark.parametrize("round_to", [1, 4])
-def test_what_is_bound_to_the_even_cut_leaves_room_to_choose(name: str, round_to: int) -> None:
-    graph = graph_of(name)
-    energy = true_model(graph)
-    limits = [0.6 * energy.dense]
-
-    def least(even: float) -> float:
-        return least_share(graph, [energy], limits, CompressSettings(even=even), round_to)
-
-    (found,) = reaches(graph, [energy], limits, min_share=0.1, round_to=round_to)
-    assert least(0.0) == 0.1
-    for even in (0.5, 0.8, 0.95):
-        share = least(even)
-        (bound,) = reaches(graph, [energy], limits, min_share=share, round_to=round_to)
-        assert share == 0.1 or bound.least <= 0.9 * bound.limit
-        assert share <= max(0.1, even * (found.even_share or 0.0))
-        higher = reaches(graph, [energy], limits, min_share=share + 0.02, round_to=round_to)[0]
-        assert share == pytest.approx(even * (found.even_share or 0.0)) or higher.least > 0.9 * higher.limit
-    assert least(0.5) > 0.1
-
-
-def test_the_tightest_budget_decides_what_the_even_cut_is() -> None:
-    graph = graph_of()
-    energy, params = true_model(graph), counted(graph, "params")
-    limits = [0.9 * energy.dense, 0.4 * float(graph.parameters())]
-    settings = CompressSettings(even=0.5)
-    both = least_share(graph, [energy, params], limits, settings, 1)
-    assert both == least_share(graph, [params], limits[1:], settings, 1)
-    assert both < least_share(graph, [energy], limits[:1], settings, 1)
-
-
-def test_a_budget_out_of_reach_binds_nothing() -> None:
-    graph = graph_of()
-    assert least_share(graph, [true_model(graph)], [1e-9], CompressSettings(even=0.8), 1) == 0.1

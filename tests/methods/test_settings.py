@@ -121,7 +121,7 @@ def test_the_paper_is_one_word_and_its_constants_can_be_changed() -> None:
 
 
 def test_the_papers_dynamics_have_the_papers_constants_and_all_steps() -> None:
-    assert CompressSettings().solver() == {"metric": None}
+    assert CompressSettings().solver() == {"metric": None, "even": 0.0}
     told = CompressSettings(dynamics="paper", penalty=1.0, width_lr=2.0).solver()
     constants = PaperSettings(width_lr=2.0, width_penalty=1.0, energy_penalty=1.0)
     assert told == {"metric": None, "dynamics": constants, "warm_up": 0.0, "ramp": 1.0}

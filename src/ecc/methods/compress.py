@@ -35,7 +35,7 @@ from ecc.training.failures import users_code
 from .base import Method, Work, refuse_unjudged
 from .driving import Drive, first_aims, trainer
 from .ecc.solver import EccSolver
-from .feasibility import costs_of, least_share, reaches, refuse_infeasible
+from .feasibility import costs_of, reaches, refuse_infeasible
 from .landing import Landing, Weighing
 from .phases import Phases
 from .recalibration import BATCHES, recalibrate_, recalibrated
@@ -193,7 +193,7 @@ class Compression(Phases[Compressed]):
             list(self.limits),
             settings.steps,
             optimizer=self._adam(model),
-            min_share=least_share(self.graph, self.costs, self.limits, settings, self.round_to),
+            min_share=settings.min_share,
             round_to=self.round_to,
             **settings.solver(),
         )

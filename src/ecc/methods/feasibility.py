@@ -13,10 +13,6 @@ from ecc.errors import BadBudget, InfeasibleBudget
 from ecc.graph import ChannelGraph
 
 from .ecc.floors import floor_widths
-from .settings import CompressSettings
-
-_ROOM = 0.9  # of a budget: what floors may take at most
-_LOWERED = 0.02  # of all channels, at once
 
 
 @dataclass(frozen=True)
@@ -95,34 +91,6 @@ def reach(cost: Cost, limit: float, floors: Sequence[int]) -> Reach:
     full, low = (torch.tensor(widths, dtype=torch.float64) for widths in (cost.full_widths, floors))
     dense, least = dense_cost(cost), float(cost.value(low))
     return Reach(cost.resource, cost.unit, cost.label, dense, least, limit, _even_share(cost, full, low, limit))
-
-
-def least_share(
-    graph: ChannelGraph, costs: Sequence[Cost], limits: Sequence[float], settings: CompressSettings, round_to: int
-) -> float:
-    """How far any one group may be cut: a share of its channels.
-
-    Harm is judged channel by channel, as if each went alone. Where a budget is mild that pays for cutting a few groups
-    deep and leaving the rest whole, and the sum of small harms is not the harm of their sum. `even` binds the cut to
-    the even one. Floors are multiples of `round_to`, and must leave a tenth of each budget to choose with: where they
-    do not, they are lowered.
-
-    Args:
-        graph: The network.
-        costs: One for each budget.
-        limits: In the units of the costs.
-        settings: `min_share` in any case, and `even`: a share of the even cut's widths.
-        round_to: Widths are multiples of this.
-    """
-    least = settings.min_share
-    shares = [one.even_share for one in reaches(graph, costs, limits, min_share=least, round_to=round_to)]
-    share = settings.even * min((one for one in shares if one is not None), default=0.0)
-    while share > least:
-        found = reaches(graph, costs, limits, min_share=share, round_to=round_to)
-        if all(one.least <= _ROOM * one.limit for one in found):
-            return share
-        share -= _LOWERED
-    return least
 
 
 def refuse_infeasible(found: Sequence[Reach]) -> None:

@@ -55,7 +55,7 @@ class CompressSettings:
     min_share: float = MIN_SHARE
     """No group falls below this share of its channels."""
     even: float = 0.0
-    """ECC cuts no group below this share of what cutting all groups evenly would leave of it; see `least_share`."""
+    """ECC cuts no group below this share of what cutting all groups evenly would leave of it; see `Pace.bound`."""
     round_to: int | None = None
     """Widths become multiples of this; by default as in the profile."""
     dynamics: str = "pace"
@@ -131,7 +131,7 @@ class CompressSettings:
     def solver(self) -> dict[str, Any]:
         """What `EccSolver` is told of the way down. The paper's has no schedule: it may take all steps."""
         if self.dynamics == "pace":
-            return {"metric": self.metric}
+            return {"metric": self.metric, "even": self.even}
         constants = PaperSettings(width_lr=self.width_lr, width_penalty=self.penalty, energy_penalty=self.penalty)
         return {"metric": self.metric, "dynamics": constants, "warm_up": 0.0, "ramp": 1.0}
 

@@ -36,7 +36,10 @@ class Problem:
 
     @property
     def pace(self) -> Pace:
-        return Pace(self.ladder, self.limits, torch.tensor(self.floors), self.round_to)
+        return self.bound_pace(0.0)
+
+    def bound_pace(self, even: float) -> Pace:
+        return Pace(self.ladder, self.limits, torch.tensor(self.floors), self.round_to, even=even)
 
     def start(self) -> Cut:
         return self.pace.start(torch.ones(sum(self.full), dtype=torch.bool))
@@ -196,6 +199,10 @@ def lost(problem: Problem, widths: list[int]) -> float:
     return sum(float(scores.sort().values[: len(scores) - width].sum()) for scores, width in groups)
 
 
+def meets(problem: Problem, widths: list[int] | list[float], ends: list[float]) -> bool:
+    return not bool(problem.limits.exceeded(torch.tensor([widths], dtype=torch.float64), ends))
+
+
 @given(problems(costs=2), st.floats(0.05, 0.99), st.floats(0.05, 0.99))
 def test_a_plan_meets_the_ends_and_loses_no_more_than_the_order(problem: Problem, first: float, second: float) -> None:
     ends = [first, second]
@@ -204,8 +211,7 @@ def test_a_plan_meets_the_ends_and_loses_no_more_than_the_order(problem: Problem
     for width, full, floor in zip(planned, problem.full, problem.floors, strict=True):
         assert floor <= width <= full
         assert width % problem.round_to == 0 or width == full
-    meets = all(problem.share(planned, k) <= end for k, end in enumerate(ends))
-    assert meets or planned == in_order == problem.floors
+    assert meets(problem, planned, ends) or planned == in_order == problem.floors
     assert lost(problem, planned) <= lost(problem, in_order) * (1 + 1e-12)
 
 
@@ -232,3 +238,34 @@ def test_an_update_takes_nothing_that_the_plan_keeps(problem: Problem, end: floa
     widths = problem.widths(problem.pace.update(problem.start(), problem.scores, [share], [end], least))
     assert all(width >= planned for width, planned in zip(widths, least.tolist(), strict=True))
     assert problem.share(widths) <= share or widths == problem.floors
+
+
+@given(problems(costs=2), st.floats(0.05, 0.99), st.floats(0.05, 0.99), st.sampled_from([0.5, 0.8, 0.95]))
+def test_a_bound_plan_stays_near_the_even_cut_and_meets_the_ends(
+    problem: Problem, first: float, second: float, even: float
+) -> None:
+    ends, pace = [first, second], problem.bound_pace(even)
+    bound = pace.bound(ends).tolist()
+    for width, full, floor in zip(bound, problem.full, problem.floors, strict=True):
+        assert floor <= width <= full
+        assert width % problem.round_to == 0 or width in (full, floor)
+    shares = [step / pace_module.SHARES for step in range(pace_module.SHARES)]
+    evenly = [
+        [max(share * full, floor) for full, floor in zip(problem.full, problem.floors, strict=True)] for share in shares
+    ]
+    fitting = [share for share, widths in zip(shares, evenly, strict=True) if meets(problem, widths, ends)]
+    most = even * max(fitting, default=0.0)
+    tops = [most * full + problem.round_to for full in problem.full]
+    assert all(width <= max(top, floor) for width, top, floor in zip(bound, tops, problem.floors, strict=True))
+    assert bound == problem.floors or meets(problem, bound, [pace_module.ROOM * end for end in ends])
+    planned = pace.plan(problem.start(), problem.scores, ends).tolist()
+    assert all(width >= least for width, least in zip(planned, bound, strict=True))
+    assert meets(problem, planned, ends) or planned == problem.floors
+
+
+def test_what_would_be_cut_deep_is_bound_to_the_even_cut() -> None:
+    """Two groups that cost the same, and one of them is hardly of use: half of all must go."""
+    problem = Problem([pair_cost([64, 64], [], [], linear=[1.0, 1.0])], [64, 64], [6, 6], torch.ones(128))
+    scores = torch.cat([torch.full((64,), 1e-3), torch.ones(64)])
+    for even, planned in ((0.0, [6, 58]), (0.5, [16, 48]), (0.75, [24, 40])):
+        assert problem.bound_pace(even).plan(problem.start(), scores, [0.5]).tolist() == planned

@@ -55,7 +55,7 @@ class Paced:
     """`Pace` at the updates of the schedule.
 
     Args:
-        ladder, limits, floors, round_to, left: As for `Pace`.
+        ladder, limits, floors, round_to, left, even: As for `Pace`.
         alive: (channels,) bool.
         plans: Whether updates look ahead, for parts that are removed in coarse blocks.
     """
@@ -72,8 +72,9 @@ class Paced:
         left: Tensor | None = None,
         *,
         plans: bool = False,
+        even: float = 0.0,
     ) -> None:
-        self._pace, self._plans = Pace(ladder, limits, floors, round_to, left), plans
+        self._pace, self._plans = Pace(ladder, limits, floors, round_to, left, even), plans
         self._unit = limits.dense[0] if len(limits.costs) == 1 else 1.0
         self.state = _Planned(*self._pace.start(alive), floors)
 

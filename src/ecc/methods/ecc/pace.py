@@ -34,6 +34,8 @@ from ecc.methods.ecc.ladder import Ladder, Rungs
 from ecc.methods.ecc.limits import Limits
 
 FANOUT = 64  # candidates a level of the search: two levels find one of 4,096 prefixes, three one of 262,144
+SHARES = 128  # candidates for the widths that bind a plan
+ROOM = 0.9  # of what may be spent: what those widths may take, so that there is something to choose
 SWAPS = 2  # blocks of a plan that are too large for what is wanted, one after the other
 
 
@@ -77,12 +79,20 @@ class Pace:
         floors: (groups,) int64, least widths: multiples of `round_to`, or the width at the start of those that stay.
         round_to: Widths are multiples of this.
         left: (groups,) int64, what widths leave over when divided by it, see `Skeleton.lattice`; nothing if None.
+        even: Plans are bound to this share of the even cut, see `bound`; 0 for floors alone.
     """
 
     def __init__(
-        self, ladder: Ladder, limits: Limits, floors: Tensor, round_to: int = 1, left: Tensor | None = None
+        self,
+        ladder: Ladder,
+        limits: Limits,
+        floors: Tensor,
+        round_to: int = 1,
+        left: Tensor | None = None,
+        even: float = 0.0,
     ) -> None:
         self._ladder, self._limits, self._floors, self._round_to = ladder, limits, floors, round_to
+        self._even = even
         device = ladder.group.device
         self._left = torch.zeros_like(floors) if left is None else left
         blocks = Ladder([width // round_to + 1 for width in ladder.full_widths], device)
@@ -145,6 +155,28 @@ class Pace:
         ratios = torch.where(counts > 0, energies / counts.clamp(min=1) / slope[group], torch.inf)
         return _Items(group, counts, ratios, energies).ordered(ratios)
 
+    def bound(self, ends: Sequence[float]) -> Tensor:
+        """The least widths of a plan: the floors, or a share of what an even cut to the ends would leave, if wider.
+
+        Harm is judged channel by channel, as if each went alone. Where a budget is mild, this pays for cutting a few
+        groups deep and leaving the rest whole, and the harm of many is more than the sum of their harms.
+
+        Returns:
+            (groups,) int64. With these, costs take at most `ROOM` of the ends, unless they do so at the floors already.
+        """
+        floors, step = self._floors.to(torch.float64), self._round_to
+        full = self._ladder.widths(torch.ones_like(self._ladder.group, dtype=torch.bool)).to(torch.float64)
+        shares = torch.arange(SHARES, device=floors.device, dtype=torch.float64) / SHARES
+        evenly = shares[:, None] * full
+        # Costs never fall when widths grow, so those that fit come first.
+        fitting = (~self._limits.exceeded(torch.maximum(evenly, floors), ends)).sum()
+        left = self._left.to(torch.float64)
+        rounded = torch.minimum(left + ((self._even * evenly - left) / step).ceil() * step, full)
+        bounds = torch.maximum(rounded, floors)
+        roomy = (~self._limits.exceeded(bounds, [ROOM * end for end in ends])).sum()
+        chosen = (torch.minimum(fitting, roomy) - 1).clamp(min=0)
+        return bounds.index_select(0, chosen.view(1)).squeeze(0).long()
+
     def plan(self, before: Cut, scores: Tensor, ends: Sequence[float]) -> Tensor:
         """The widths at the end of the descent, if scores and slopes stay as they are.
 
@@ -160,7 +192,7 @@ class Pace:
             (groups,) int64.
         """
         rungs = self._ladder.sort(scores, before.alive)
-        items, widths = self._items(rungs, ends, self._floors), rungs.widths
+        items, widths = self._items(rungs, ends, self.bound(ends) if self._even else self._floors), rungs.widths
         position = torch.arange(len(items.groups), device=widths.device)
         removed, count = self._search(items, widths, ends)
         for _ in range(SWAPS):

@@ -54,6 +54,8 @@ class EccSolver(BudgetedOptimizer):
         ramp: Share of the steps in which they are.
         dynamics: `"pace"` meets the budget on schedule (see `pace.py`). `"paper"`, or its settings, walks by the
             paper's constants, and arrives when it arrives.
+        even: No group falls below this share of what an even cut to the budget would leave of it, see `Pace.bound`; 0
+            for `min_share` alone, as the paper's dynamics always do.
         metric: What a channel counts for: `"taylor"`, what the loss says of it (see `taylor.py`), or `"adam"`, the
             paper's norm of its weights. None for the paper's with the paper's dynamics, and for `"taylor"` otherwise.
 
@@ -77,6 +79,7 @@ class EccSolver(BudgetedOptimizer):
         warm_up: float = WARM_UP,
         ramp: float = RAMP,
         dynamics: str | PaperSettings = "pace",
+        even: float = 0.0,
         metric: str | None = None,
     ) -> None:
         inner = adam_of(model, lr) if optimizer is None else optimizer
@@ -90,7 +93,7 @@ class EccSolver(BudgetedOptimizer):
         moves: Dynamics
         if dynamics == "pace":
             left = torch.tensor(graph.skeleton.lattice(round_to), dtype=torch.long, device=device)
-            moves = Paced(ladder, limits, floors, round_to, alive, left, plans=True)
+            moves = Paced(ladder, limits, floors, round_to, alive, left, plans=True, even=even)
         else:
             moves = Literal(dynamics, ladder, limits, floors, round_to, alive)
         schedule = Schedule(shares_of(limits, ladder.widths(alive)), ends, steps, warm_up, ramp)
