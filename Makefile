@@ -33,7 +33,9 @@ demo: $(STAMP)  ## the whole job on the embedded digits task: profile, fit, comp
 docs: $(STAMP)  ## the documentation, strictly checked, into build/site
 	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --quiet
 
-test: lint types pytest  ## lint, types and the tests that need no GPU; more in thorough
+# The three at once: mypy has one thread.
+test: $(STAMP)  ## lint, types and the tests that need no GPU; more in thorough
+	@$(MAKE) --no-print-directory -j3 lint types pytest
 
 check: lint types quick  ## as test, without the slow tests: for the minute before a commit
 
@@ -93,11 +95,12 @@ $(PY):
 	$(PYTHON) -m venv $$open $(VENV) || { rm -rf $(VENV); exit 1; }
 
 # torch first and by itself, so that the pin binds only where there is none. Then the version that is there,
-# ours or not, becomes the constraint for everything else: pip either keeps it or stops and says why.
+# ours or not, becomes the constraint for everything else: pip either keeps it or stops and says why. Nothing is compiled
+# ahead: that takes longer than all the rest, and most of it is never imported.
 $(STAMP): pyproject.toml constraints.txt $(PINS) | $(PY)
 	@$(PY) -c 'import torch' >/dev/null 2>&1 || \
-	{ echo "installing torch (once, some minutes)"; $(PIP) install -c constraints.txt torch; }
+	{ echo "installing torch (once, some minutes)"; $(PIP) install --no-compile -c constraints.txt torch; }
 	@$(PY) -c 'from importlib.metadata import version; print("torch==" + version("torch"))' > $(VENV)/torch.txt
 	@echo "installing ECC beside $$(cat $(VENV)/torch.txt)"
-	@$(PIP) install -c $(VENV)/torch.txt $(PINS:%=-c %) -e '.[dev,nvml]'
+	@$(PIP) install --no-compile -c $(VENV)/torch.txt $(PINS:%=-c %) -e '.[dev,nvml]'
 	@touch $@
