@@ -16,6 +16,7 @@ SEED = 20190613
 
 # One thread a process: the suite itself runs in parallel, and sums over threads differ from run to run.
 torch.set_num_threads(1)
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the programs that tests start
 
 # A shell starts jobs in the background with Ctrl-C ignored, and the programs that tests interrupt would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

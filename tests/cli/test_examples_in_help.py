@@ -74,7 +74,7 @@ SMALLER = {
     "ecc compress digits --energy energy.json --budget 50% -o run --train-steps 300": SHORT,
     "ecc compress digits --granularity weight --meter platform:eyeriss --budget 40% -o fine": SHORT,
     "ecc compress net.py:build --energy energy.json --budget 24mJ --budget params=2M -o run": SHORT,
-    "ecc compare digits --energy energy.json --quick -o runs": "--methods ecc,uniform",
+    "ecc compare digits --energy energy.json --quick -o runs": "--methods ecc,uniform --budgets 65%",
     "ecc compare net.py:build --energy e.json --budgets 65%,35% --methods ecc,netadapt -o runs": (
         f"{SHORT} --seeds 1 --budgets 65% --methods ecc,uniform"
     ),
@@ -114,8 +114,8 @@ def stock(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for line in (
             f"profile digits {PLATFORM} --batch 256 --rows 40 -o digits.profile",
             f"profile net.py:build {PLATFORM} --rows 40 -o mobile.profile",
-            f"profile alexnet {PLATFORM} --rows 20 --shard 1/2 -o alexnet-1.profile",
-            f"profile alexnet {PLATFORM} --rows 20 --shard 2/2 -o alexnet-2.profile",
+            f"profile net.py:build {PLATFORM} --rows 20 --shard 1/2 -o alexnet-1.profile",
+            f"profile net.py:build {PLATFORM} --rows 20 --shard 2/2 -o alexnet-2.profile",
             "fit digits.profile -o energy.json",
             "fit mobile.profile -o e.json",
             f"compress digits --energy energy.json --budget 60% -o digits-run {SHORT}",

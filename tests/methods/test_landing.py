@@ -60,8 +60,7 @@ def graph_of(name: str) -> ChannelGraph:
 # ---------------------------------------------------------------- the matrix
 
 
-@pytest.mark.parametrize("factor", [0.8, 1.25])
-@pytest.mark.parametrize("share", [0.6, 0.35])
+@pytest.mark.parametrize(("share", "factor"), [(0.6, 1.25), (0.35, 0.8)])
 @pytest.mark.parametrize("name", WIDE)
 def test_a_wrong_model_lands_by_weighing_where_belief_would_have_missed(name: str, share: float, factor: float) -> None:
     true, wrong = true_model(graph_of(name)), wrong_model(graph_of(name), factor)

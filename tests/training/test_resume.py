@@ -19,7 +19,8 @@ PATHS = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs processes that can be forked and killed")
-@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.thorough)])
+@pytest.mark.thorough  # methods/test_resume.py kills a whole compression
+@pytest.mark.parametrize("seed", [1, 2])
 def test_kill_9_at_random_moments_changes_nothing(tmp_path: Path, seed: int) -> None:
     command = [sys.executable, str(TESTS / "training" / "killing.py"), str(tmp_path), str(seed)]
     environment = {**os.environ, "PYTHONPATH": PATHS, "OMP_NUM_THREADS": "1"}

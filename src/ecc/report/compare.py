@@ -10,7 +10,6 @@ from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.table import Table
-from scipy.stats import ttest_rel
 
 from ecc.errors import LONGEST, BadFile
 from ecc.files import read_bytes
@@ -94,6 +93,8 @@ def p_value(one: Mapping[int, float], other: Mapping[int, float]) -> float | Non
     pairs = [(one[seed], other[seed]) for seed in seeds]
     if len(pairs) < 2 or len({a - b for a, b in pairs}) == 1:
         return None
+    from scipy.stats import ttest_rel  # half a second, at the start of every command
+
     return float(ttest_rel([a for a, _ in pairs], [b for _, b in pairs]).pvalue)
 
 
