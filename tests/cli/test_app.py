@@ -221,3 +221,21 @@ def test_the_module_runs_as_the_command_does() -> None:
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("error: unknown task 'nope'")
     assert done.stderr.count("\n") == 1
+
+
+def test_a_command_starts_without_what_few_commands_need() -> None:
+    """Half a second and more each; whoever needs one imports it then."""
+    dear = [
+        "accelerate",
+        "matplotlib",
+        "onnx",
+        "pandas",
+        "ray",
+        "scipy.stats",
+        "sklearn",
+        "torch._dynamo",
+        "vl_convert",
+    ]
+    code = f"import sys, ecc.cli; print([name for name in {dear} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout == "[]\n", done.stderr
