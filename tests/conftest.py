@@ -41,7 +41,7 @@ hypothesis.register_random(_TORCH_RANDOM)
 
 # `ci`: the same examples on every run, so that a red build is red for everyone.
 # `explore`: new examples on every run, for a long look: HYPOTHESIS_PROFILE=explore make pytest
-hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True, max_examples=20)
+hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True, max_examples=15)
 hypothesis.settings.register_profile("explore", deadline=None, max_examples=5_000, print_blob=True)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 

@@ -224,7 +224,7 @@ def test_the_module_runs_as_the_command_does() -> None:
 
 
 def test_a_command_starts_without_what_few_commands_need() -> None:
-    """Half a second and more each; whoever needs one imports it then."""
+    """From a quarter of a second up each; whoever needs one imports it then."""
     dear = [
         "accelerate",
         "matplotlib",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import lsq_linear, nnls
 
 Array = NDArray[np.float64]
 
@@ -95,6 +94,8 @@ def _scaled(features: Array, values: Array, relative: bool, importance: Array | 
 
 def _nonnegative(rows: Array, goal: Array) -> Array:
     """Non-negative least squares: the active set, or an interior point where that does not end."""
+    from scipy.optimize import lsq_linear, nnls  # a quarter of a second, which most commands need not spend
+
     try:
         solution, _ = nnls(rows, goal, maxiter=20 * rows.shape[1] + 100)
     except RuntimeError:

@@ -13,7 +13,6 @@ from typing import TypeAlias
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.optimize import nnls
 
 from ecc.errors import BadMeasurement
 from ecc.graph import ChannelGraph
@@ -59,6 +58,8 @@ def quick_error(graph: ChannelGraph, profile: Profile) -> float | None:
     Returns:
         The error, five-fold; None with fewer than ten networks.
     """
+    from scipy.optimize import nnls  # a quarter of a second, which most commands need not spend
+
     samples = profile.corrected(allow_unsteady=True)
     if len(samples) < _MIN_TO_LEARN:
         return None
