@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import minimize
 
+from ecc.energy import regression
 from ecc.energy.regression import Array, left_out_errors, prices_of
 
 SEEDS = st.integers(0, 10_000)
