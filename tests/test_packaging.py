@@ -99,7 +99,7 @@ def test_the_source_alone_builds_the_same_wheel(built: Path, tmp_path: Path) -> 
     assert contents(again) == contents(wheel)
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_the_wheel_works_in_an_environment_of_its_own_and_brings_its_data(built: Path, tmp_path: Path) -> None:
     """Installed by pip into a fresh environment, which sees the packages of this one, but not our source."""
     (wheel,) = built.glob("*.whl")

@@ -23,13 +23,15 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 NO_STEPS = ("docs/api.md", "docs/data.md", "docs/faq.md", "docs/how-it-works.md", "docs/licences.md", "docs/rivals.md")
 """Pages with nothing to do: a reference, words, or commands for data and machines that are not here (```text)."""
+SAME = ("docs/index.md",)
+"""Pages whose steps are those of README.md, for `make thorough`."""
 LOUD = ("docs/own-model.md",)
 """Pages that run trainers of others, which advise about this machine in warnings."""
 
 PAGES = [
     pytest.param(
         name,
-        marks=[pytest.mark.slow] * name.startswith("docs/")
+        marks=[pytest.mark.thorough if name in SAME else pytest.mark.slow] * name.startswith("docs/")
         + [pytest.mark.filterwarnings(f"ignore::{kind}Warning") for kind in ("User", "Future", "Deprecation")]
         * (name in LOUD),
     )

@@ -205,7 +205,7 @@ def test_another_run_in_the_folder_is_refused_by_the_field(folder: Path) -> None
     assert len(result.stderr.splitlines()) == 1
 
 
-@pytest.mark.slow
+@pytest.mark.thorough  # faults/test_interruptions.py sends it, too
 @pytest.mark.skipif(os.name != "posix", reason="needs signals")
 def test_ctrl_c_saves_and_the_same_command_goes_on(folder: Path) -> None:
     words = ["digits", *E, *B, "-o", "run", "--steps", "30", "--tune-steps", "2", "--device", "cpu", "--lr", "1e-3"]

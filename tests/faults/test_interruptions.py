@@ -179,7 +179,7 @@ def started(*args: str) -> subprocess.Popen[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.thorough)])
 def test_a_signal_saves_the_state_keeps_others_out_meanwhile_and_the_same_command_goes_on(
     folder: Path, number: signal.Signals
 ) -> None:
