@@ -199,6 +199,13 @@ def test_a_lower_limit_goes_on_and_a_higher_one_brings_nothing_back() -> None:
     assert solver.is_met
 
 
+@pytest.mark.parametrize("even", [-0.1, 1.0, float("nan")])
+def test_a_share_of_the_even_cut_is_below_one(even: float) -> None:
+    net, _, graph = traced("residual")
+    with pytest.raises(ValueError, match=f"even={even} is a share of the even cut"):
+        solver_for(net, graph, "60%", even=even)
+
+
 def test_unreachable_budgets_are_refused_before_any_step() -> None:
     net, _, graph = traced("transformer MLP")
     with pytest.raises(InfeasibleBudget, match=r"J is below .* lower min_share, or shrink"):

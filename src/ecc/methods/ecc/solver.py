@@ -82,6 +82,8 @@ class EccSolver(BudgetedOptimizer):
         even: float = 0.0,
         metric: str | None = None,
     ) -> None:
+        if not 0 <= even < 1:
+            raise ValueError(f"even={even} is a share of the even cut, from 0 to below 1.")
         inner = adam_of(model, lr) if optimizer is None else optimizer
         device = device_of(model)
         costs = [energy] if isinstance(energy, Cost) else list(energy)
