@@ -95,8 +95,9 @@ def worker(options: argparse.Namespace, data: ImageData) -> None:
             started = time.monotonic()
             try:
                 reason = grid.asked.run_cell(cell, grid.runs) or "done"
-            except BadFile as error:  # of this cell; the others have nothing to do with it
+            except BadFile as error:  # of this cell; the others go on, and nobody waits for it
                 reason = str(error)
+                grid.asked.note_failure(cell, grid.runs, reason)
             seconds = time.monotonic() - started
             name = f"{cell.method} {grid.form}".strip()
             print(f"{name} {cell.budget} seed {cell.seed}: {reason}, {seconds:.0f} s", flush=True)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from evidence_grid import Grid
+from evidence_grid import Grid, failure_of
 
 from ecc.energy import fit
 from ecc.measure import Profile
@@ -24,11 +24,13 @@ def learn_again(grids: list[Grid], root: Path) -> None:
 
     Cells whose joules were not what had been predicted are put aside, with those that build on them, and run again by
     the better model. Once: what is there a second time stays. Widths that are no multiples of those in the profile, as
-    in the paper's form, are none of its business. What was begun by the old model, and is not finished, begins anew.
+    in the paper's form, are none of its business. What the old model began, and did
+    not finish or could not, begins anew.
     """
     for grid in grids:
         for cell in grid.asked.missing(grid.runs):
             shutil.rmtree(cell.folder(grid.runs), ignore_errors=True)
+            failure_of(cell, grid.runs).unlink(missing_ok=True)
     grids = [grid for grid in grids if grid.asked.settings.round_to is None]
     whole = Profile.load(root / "profile.gz")
     known = {row.widths for row in whole.rows}

@@ -91,7 +91,8 @@ def test_what_was_weighed_is_learned_from_and_what_was_missed_is_run_again_once(
         run(cell, 8 * max(1, number))  # scratch has the widths of ecc
     begun = compare.Cell("lcp", "50%", 0)
     cells.append(begun)
-    (begun.folder(grid.runs)).mkdir(parents=True)  # with the limits of the old model
+    begun.folder(grid.runs).mkdir(parents=True)  # with the limits of the old model
+    grids.failure_of(begun, grid.runs).write_text('{"error": "too little"}', encoding="utf-8")
     again = importlib.import_module("evidence_again")
     again.learn_again([grid], tmp_path)
     whole = measure.Profile.load(tmp_path / "profile.gz")
@@ -101,6 +102,7 @@ def test_what_was_weighed_is_learned_from_and_what_was_missed_is_run_again_once(
     assert energy.EnergyModel.load(tmp_path / "energy.json").origin.rows == len(whole.networks)
     assert grid.finished() == cells[2:-1]  # ecc was 10 % above what was predicted, and scratch builds on it
     assert not begun.folder(grid.runs).exists()
+    assert grid.failure(begun) is None
 
     for cell in cells[:2]:
         run(cell, 8)

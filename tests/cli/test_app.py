@@ -231,6 +231,7 @@ def test_a_command_starts_without_what_few_commands_need() -> None:
         "onnx",
         "pandas",
         "ray",
+        "scipy.optimize",
         "scipy.stats",
         "sklearn",
         "torch._dynamo",

@@ -38,6 +38,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"min_share": math.nan}, "min_share=nan is a share"),
     ({"even": 1.0}, "even=1.0 is not a share from 0 to below 1"),
     ({"even": math.nan}, "even=nan is not a share"),
+    ({"even": 0.5, "dynamics": "paper"}, "even=0.5 is not for dynamics='paper'"),
     ({"round_to": 0}, "round_to=0 is below 1"),
     ({"precision": "fp8"}, "precision is 'fp8'; choose one of fp32, bf16, fp16"),
     ({"clip_norm": 0.0}, "clip_norm is 0.0"),

@@ -87,6 +87,7 @@ class CompressSettings:
             ("penalty", 0 < self.penalty < math.inf, "a number above 0"),
             ("width_lr", 0 < self.width_lr < math.inf, "a number above 0"),
             ("even", 0 <= self.even < 1, "a share from 0 to below 1"),
+            ("even", self.dynamics == "pace" or not self.even, "for dynamics='paper', which does not plan"),
             ("weight_decay", 0 <= self.weight_decay < math.inf, "a number of at least 0"),
         ):
             if not holds:

@@ -204,6 +204,8 @@ def test_a_share_of_the_even_cut_is_below_one(even: float) -> None:
     net, _, graph = traced("residual")
     with pytest.raises(ValueError, match=f"even={even} is a share of the even cut"):
         solver_for(net, graph, "60%", even=even)
+    with pytest.raises(ValueError, match="the paper's do not plan"):
+        solver_for(net, graph, "60%", even=0.5, dynamics="paper")
 
 
 def test_unreachable_budgets_are_refused_before_any_step() -> None:

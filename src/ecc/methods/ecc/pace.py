@@ -159,10 +159,10 @@ class Pace:
         """The least widths of a plan: the floors, or a share of what an even cut to the ends would leave, if wider.
 
         Harm is judged channel by channel, as if each went alone. Where a budget is mild, this pays for cutting a few
-        groups deep and leaving the rest whole, and the harm of many is more than the sum of their harms.
+        groups deep and leaving the rest whole, and the harm of many may be more than the sum of their harms.
 
         Returns:
-            (groups,) int64. With these, costs take at most `ROOM` of the ends, unless they do so at the floors already.
+            (groups,) int64. With these, costs take at most `ROOM` of the ends, unless the floors take more already.
         """
         floors, step = self._floors.to(torch.float64), self._round_to
         full = self._ladder.widths(torch.ones_like(self._ladder.group, dtype=torch.bool)).to(torch.float64)

@@ -55,7 +55,7 @@ class EccSolver(BudgetedOptimizer):
         dynamics: `"pace"` meets the budget on schedule (see `pace.py`). `"paper"`, or its settings, walks by the
             paper's constants, and arrives when it arrives.
         even: No group falls below this share of what an even cut to the budget would leave of it, see `Pace.bound`; 0
-            for `min_share` alone, as the paper's dynamics always do.
+            for `min_share` alone, and for the paper's dynamics, which do not plan.
         metric: What a channel counts for: `"taylor"`, what the loss says of it (see `taylor.py`), or `"adam"`, the
             paper's norm of its weights. None for the paper's with the paper's dynamics, and for `"taylor"` otherwise.
 
@@ -84,6 +84,8 @@ class EccSolver(BudgetedOptimizer):
     ) -> None:
         if not 0 <= even < 1:
             raise ValueError(f"even={even} is a share of the even cut, from 0 to below 1.")
+        if even and dynamics != "pace":
+            raise ValueError(f"even={even} is for dynamics='pace'; the paper's do not plan.")
         inner = adam_of(model, lr) if optimizer is None else optimizer
         device = device_of(model)
         costs = [energy] if isinstance(energy, Cost) else list(energy)
