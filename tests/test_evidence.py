@@ -69,14 +69,14 @@ def verdict(facts: ModuleType, folder: Path, goal: str, where: str = "E1") -> An
 # ---------------------------------------------------------------- one form of ECC beside another
 
 
-def steady(*args: Any, form: str = "steady", **named: Any) -> dict[str, Any]:
+def formed(form: str, *args: Any, **named: Any) -> dict[str, Any]:
     return {**row(*args, **named), "form": form}
 
 
 def test_a_form_is_compared_seed_by_seed_where_joules_are_alike(facts: ModuleType, tmp_path: Path) -> None:
     rows = [row("ecc", "50%", 0.85), row("ecc", "50%", 0.80, seed=1), row("ecc", "35%", 0.7)]
-    rows += [steady("ecc", "50%", 0.84), steady("ecc", "50%", 0.70, seed=1, of_budget=1.2)]
-    recorded(tmp_path, "e1", [*rows, steady("ecc", "35%", 0.72, of_budget=None)])
+    rows += [formed("steady", "ecc", "50%", 0.84), formed("steady", "ecc", "50%", 0.70, seed=1, of_budget=1.2)]
+    recorded(tmp_path, "e1", [*rows, formed("steady", "ecc", "35%", 0.72, of_budget=None)])
     (found,) = facts.experiments(tmp_path)
     points = facts.gains(found, "ecc (steady)")
     assert points == {"50%": [pytest.approx(1.0)], "35%": [pytest.approx(-2.0)]}
@@ -86,8 +86,8 @@ def test_a_form_is_compared_seed_by_seed_where_joules_are_alike(facts: ModuleTyp
 def test_the_page_says_whether_the_fall_of_the_rate_helps(
     page: ModuleType, tmp_path: Path, other: float, said: str
 ) -> None:
-    recorded(tmp_path, "e1", [row("ecc", "50%", 0.85), steady("ecc", "50%", 0.84)])
-    recorded(tmp_path, "e2", [row("ecc", "50%", 0.85), steady("ecc", "50%", other)])
+    recorded(tmp_path, "e1", [row("ecc", "50%", 0.85), formed("steady", "ecc", "50%", 0.84)])
+    recorded(tmp_path, "e2", [row("ecc", "50%", 0.85), formed("steady", "ecc", "50%", other)])
     text = page.section(tmp_path)
     assert said in text
     assert "- E1: MobileNet v1 on Imagenette: +1.00 (50% +1.00)" in text
@@ -101,7 +101,7 @@ def test_the_page_says_whether_cutting_more_evenly_helps(
     page: ModuleType, tmp_path: Path, others: tuple[float, ...], said: str
 ) -> None:
     for name, other in zip(("e1", "e2"), (*others, None), strict=False):
-        rows = [] if other is None else [steady("ecc", "50%", other, form="even")]
+        rows = [] if other is None else [formed("even", "ecc", "50%", other)]
         recorded(tmp_path, name, [row("ecc", "50%", 0.85), *rows])
     text = page.section(tmp_path)
     assert said in text

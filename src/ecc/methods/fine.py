@@ -105,6 +105,8 @@ class WeightCompression(Phases[Thinned]):
             raise BadBudget(f"single weights are pruned to one budget of energy, and this is about {asked}.")
         if self.settings.round_to is not None:
             raise EccError(f"round_to={self.settings.round_to} is for widths; single weights are not rounded.")
+        if self.settings.even:
+            raise EccError(f"even={self.settings.even} is for widths; weights are chosen one by one.")
         self.platform = _checked(platform)
         self.graph = trace_channels(task.model, task.example_input, proven=False)  # counted by, not cut by
         self.cost = nonzero_cost(self.graph, self.platform)
