@@ -10,15 +10,15 @@
 
 OUT is results/evidence/e1.json to e4.json for the pages of results; the profile is kept beside it.
 
-The same command goes on where the last one ended, as long as WORK is there. `--seconds` ends it in time; the JSON tells
-what is finished, with the cells that failed and those that are missing. With `--again` it first learns from what was
-weighed, and runs again what had been predicted badly: so methods meet their budgets although none of them measures.
+The same command goes on where the last one ended, as long as WORK is there; with `--record`, a JSON that it wrote, also
+where WORK is lost. `--seconds` ends it in time; the JSON tells what is finished, with the cells that failed and those
+that are missing. With `--again` it first learns from what was weighed, and runs again what had been predicted badly: so
+methods meet their budgets although none of them measures.
 """
 
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import os
 import shutil
@@ -48,6 +48,7 @@ from evidence_grid import (
     the_task,
     train_dense,
 )
+from evidence_record import bring_cells, bring_model, dense_weights, rows_of
 from machine import machine, write_record
 from packed import packed_data
 
@@ -216,36 +217,6 @@ def widths_of(grid: Grid, cell: Cell) -> str:
     return json.dumps(grid.read(cell, "widths.json"), sort_keys=True)
 
 
-def rows_of(grids: list[Grid]) -> list[dict[str, Any]]:
-    """What became of every cell."""
-    rows = []
-    for grid in grids:
-        done = grid.finished()
-        for cell in grid.asked.cells:
-            row: dict[str, Any] = {"method": cell.method, "budget": cell.budget, "seed": cell.seed}
-            row |= {"form": grid.form} if grid.form else {}
-            if cell in done:
-                summary, facts, where = (
-                    grid.read(cell, name) or {} for name in ("summary.json", "cell.json", "environment.json")
-                )
-                keys = ("scores", "widths", "batches", "parameters", "macs")
-                row |= {key: summary[key] for key in keys if key in summary}
-                row |= {"predicted": summary["budgets"]["energy"], "cell_seconds": facts["seconds"]}
-                row |= {"date": where["sessions"][-1]["started"][:10]}
-                weighed = grid.read(cell, "weighed.json")
-                row |= {} if weighed is None else {"weighed": weighed}
-            else:
-                row["missing"] = grid.failure(cell) or "not finished"
-            rows.append(row)
-    return rows
-
-
-def dense_weights(grid: Grid) -> dict[str, str]:
-    """By seed: whether cells of several sessions started from the same networks can be seen by this."""
-    files = {str(seed): grid.runs / f"seed-{seed}/dense/dense.safetensors" for seed in range(grid.asked.seeds)}
-    return {seed: hashlib.sha256(file.read_bytes()).hexdigest() for seed, file in files.items() if file.exists()}
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("name", choices=list(DATA))
@@ -259,6 +230,8 @@ def main() -> None:
     parser.add_argument(
         "--again", action="store_true", help="learn from what was weighed, and run again what had been predicted badly"
     )
+    parser.add_argument("--record", type=Path, help="of an earlier run, whose cells are not run again")
+    parser.add_argument("--without", type=lambda text: text.split(","), default=[], help="forms in it that are")
     parser.add_argument("--seconds", type=float, default=540.0, help="in which this call ends")
     parser.add_argument("--rows", type=int, default=100, help="networks in the profile")
     parser.add_argument("--limit", type=int, help="images of each split; all by default")
@@ -275,14 +248,18 @@ def main() -> None:
     batch = MEASURED_BATCH[options.name]
     source = find_meter(options.meter, runs_on=options.device)
     try:
+        if options.record is not None:
+            bring_model(options.record, options.root)
         energy = fitted(task, source, options)
         print(f"{time.monotonic() - started:.0f} s: energy model, error {energy.quality['mean']:.2%}", flush=True)
         grids = the_grids(options, recipe, task)
+        for grid in grids:
+            grid.asked.begin(grid.runs)
+        if options.record is not None:
+            print(f"{bring_cells(options.record, grids, options.without)} cells of {options.record}", flush=True)
         if options.again:
             learn_again(grids, options.root)
             energy, grids = fitted(task, source, options), the_grids(options, recipe, task)
-        for grid in grids:
-            grid.asked.begin(grid.runs)
         with side_by_side(options):
             workers = started_workers(options, data)
             train_dense(grids)

@@ -109,3 +109,45 @@ def test_what_was_weighed_is_learned_from_and_what_was_missed_is_run_again_once(
     again.learn_again([grid], tmp_path)
     assert grid.finished() == cells[:-1]
     assert len(measure.Profile.load(tmp_path / "profile.gz").networks) == len(whole.networks)
+
+
+def test_cells_of_a_record_count_as_done(tmp_path: Path) -> None:
+    """Folders of runs are not kept in the repository; what they came to is."""
+    pytest.importorskip("PIL")
+    grids, compare = importlib.import_module("evidence_grid"), importlib.import_module("ecc.methods.compare")
+    records, errors = importlib.import_module("evidence_record"), importlib.import_module("ecc.errors")
+    file = ROOT / "results" / "evidence" / "e2.json"
+    before = json.loads(file.read_text(encoding="utf-8"))
+    forms: dict[str, Any] = {}
+    for row in before["rows"]:
+        forms.setdefault(row.get("form", ""), []).append(compare.Cell(row["method"], row["budget"], row["seed"]))
+
+    def asked(form: str, **changes: Any) -> Any:
+        asks = object.__new__(compare.Comparison)
+        settings = SimpleNamespace(**before["settings"] | {"checkpoint_seconds": 1.0} | changes)
+        found = SimpleNamespace(cells=forms[form], settings=settings, built_on=asks.built_on)
+        found.missing = lambda runs: compare.Comparison.missing(found, runs)
+        return grids.Grid(form, found, tmp_path / f"runs-{form}")
+
+    kept = [asked(form) for form in forms]
+    done = [row for row in before["rows"] if "missing" not in row]
+    even = [row for row in done if row.get("form") == "even"]
+    assert records.bring_cells(file, kept, ["even"]) == len(done) - len(even) > 0
+    rows = records.rows_of(kept)
+    assert [row for row in rows if "missing" not in row] == [row for row in done if row not in even]
+    assert records.bring_cells(file, kept) == len(even)  # those that are there stay
+    assert [row for row in records.rows_of(kept) if "missing" not in row] == done
+    with pytest.raises(errors.BadFile, match=r"lr = 0.0005, and now it is 0.1"):
+        records.bring_cells(file, [asked("", lr=0.1)])
+
+
+def test_the_energy_model_of_a_record_is_that_of_its_profile(tmp_path: Path) -> None:
+    pytest.importorskip("PIL")
+    records, energy = importlib.import_module("evidence_record"), importlib.import_module("ecc.energy")
+    measure, file = importlib.import_module("ecc.measure"), ROOT / "results" / "evidence" / "e1.json"
+    records.bring_model(file, tmp_path)
+    brought = energy.EnergyModel.load(tmp_path / "energy.json")
+    assert brought.origin.rows == len(measure.Profile.load(file.with_suffix(".profile.gz")).networks)
+    (tmp_path / "profile.gz").unlink()
+    records.bring_model(file, tmp_path)
+    assert not (tmp_path / "profile.gz").exists()  # what is there already is the later one
