@@ -64,6 +64,10 @@ from ecc.training import Interrupted
 from ecc.zoo.data import ImageData
 from ecc.zoo.recipe import read_recipe
 
+SAVING = 15.0
+"""Seconds in which workers that are asked to stop have done so."""
+WEIGHING_TAKES = 1.5
+"""Seconds; one to two."""
 DENSE_EVERY = 10
 """Networks on the scales until the dense one comes again."""
 PIPES = "CUDA_MPS_PIPE_DIRECTORY"
@@ -79,14 +83,17 @@ FIRST = ("ecc", "lcp", "netadapt")
 
 
 def worker(options: argparse.Namespace, data: ImageData) -> None:
-    """Takes cells that nobody has, until there are none."""
+    """Trains dense networks that nobody has, then takes cells that nobody has, until there are none."""
     torch.set_num_threads(1)
     recipe = read_recipe(RECIPES / f"{options.name}.toml")
     grids = the_grids(options, recipe, the_task(options, recipe, data))
     with suppress(Interrupted):
+        for seed in sorted({cell.seed for _, cell in unfinished(grids)}):
+            if claimed(f"dense-{seed}", options.root):
+                train_dense(grids, seed)
         while left := unfinished(grids):
             mine = next(
-                (one for one in left if one[0].can_begin(one[1]) and claimed(*one, options.root)),
+                (one for one in left if one[0].can_begin(one[1]) and claimed(name_of(*one), options.root)),
                 None,
             )
             if mine is None:
@@ -119,17 +126,21 @@ def unfinished(grids: list[Grid]) -> list[tuple[Grid, Cell]]:
     )
 
 
-def claimed(grid: Grid, cell: Cell, root: Path) -> bool:
-    """Whether the cell is ours from now on; it is another worker's if the file is there."""
+def name_of(grid: Grid, cell: Cell) -> str:
+    return f"{cell.method}-{grid.form}-{cell.budget}-{cell.seed}"
+
+
+def claimed(name: str, root: Path) -> bool:
+    """Whether what has this name is ours from now on; it is another worker's if the file is there."""
     try:
-        (root / "claims" / f"{cell.method}-{grid.form}-{cell.budget}-{cell.seed}").touch(exist_ok=False)
+        (root / "claims" / name).touch(exist_ok=False)
     except FileExistsError:
         return False
     return True
 
 
 def started_workers(options: argparse.Namespace, data: ImageData) -> list[Any]:
-    """They take seconds to start, and wait for the dense networks."""
+    """They train the dense networks first."""
     shutil.rmtree(options.root / "claims", ignore_errors=True)  # of workers that are no more
     (options.root / "claims").mkdir()
     spawn = torch.multiprocessing.get_context("spawn")
@@ -165,10 +176,16 @@ def finish(workers: list[Any], until: float) -> None:
     for process in workers:
         if process.is_alive():
             os.kill(process.pid or 0, signal.SIGTERM)  # they save their state
+    until = max(until, time.monotonic()) + SAVING
     for process in workers:
-        process.join(20.0)
+        process.join(max(0.0, until - time.monotonic()))
         if process.is_alive():
             process.kill()
+
+
+def time_after(cells: int, seconds: float) -> float:
+    """What stopping and weighing take of a call; where there are too many cells, some are weighed in the next."""
+    return SAVING + 5 + min(WEIGHING_TAKES * cells, seconds / 5)
 
 
 # ---------------------------------------------------------------- the scales
@@ -232,7 +249,9 @@ def main() -> None:
     )
     parser.add_argument("--record", type=Path, help="of an earlier run, whose cells are not run again")
     parser.add_argument("--without", type=lambda text: text.split(","), default=[], help="forms in it that are")
-    parser.add_argument("--seconds", type=float, default=540.0, help="in which this call ends")
+    parser.add_argument(
+        "--seconds", type=float, default=540.0, help="in which this call ends; cells are stopped earlier"
+    )
     parser.add_argument("--rows", type=int, default=100, help="networks in the profile")
     parser.add_argument("--limit", type=int, help="images of each split; all by default")
     parser.add_argument("--methods", type=lambda text: text.split(","))
@@ -262,10 +281,7 @@ def main() -> None:
             energy, grids = fitted(task, source, options), the_grids(options, recipe, task)
         with side_by_side(options):
             workers = started_workers(options, data)
-            train_dense(grids)
-            print(f"{time.monotonic() - started:.0f} s: dense networks", flush=True)
-            # One weighing takes one to two seconds.
-            finish(workers, started + options.seconds - 20 - 1.5 * min(len(unfinished(grids)), options.seconds / 8))
+            finish(workers, started + options.seconds - time_after(len(unfinished(grids)), options.seconds))
         print(f"{time.monotonic() - started:.0f} s: {len(unfinished(grids))} cells missing", flush=True)
         weigh(grids, task, batch, source, started + options.seconds - 5)
     finally:

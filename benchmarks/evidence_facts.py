@@ -64,7 +64,8 @@ class Experiment:
     """One network on one data set."""
 
     name: str
-    file: str
+    path: Path
+    """Of the record; its profile is beside it."""
     record: dict[str, Any]
     cells: tuple[Cell, ...]
 
@@ -124,7 +125,7 @@ def experiments(folder: Path) -> list[Experiment]:
         path = folder / f"{name}.json"
         if path.exists():
             record = json.loads(path.read_text(encoding="utf-8"))
-            found.append(Experiment(name, path.name, record, tuple(_cells(record["rows"]))))
+            found.append(Experiment(name, path, record, tuple(_cells(record["rows"]))))
     return found
 
 

@@ -30,7 +30,12 @@ from evidence_facts import (
 )
 from result_tables import RESULTS, load, origin_of, table
 
-STEADY, EVEN = f"{OURS} (steady)", f"{OURS} (even)"
+from ecc.energy import fit
+from ecc.energy.fitting import about_odd_widths
+from ecc.measure import Profile
+
+STEADY, EVEN, SOON = (f"{OURS} ({form})" for form in ("steady", "even", "soon"))
+UNFINISHED = "not finished"
 ALIKE_SEEDS = "over all seeds that both have with about the same joules"
 EVENLY = {"e3": ("alexnet", "tf32"), "e4": ("resnet56", "tf32")}
 """Rows of floors.json that are run as in an experiment."""
@@ -69,7 +74,7 @@ def long_page(folder: Path = FOLDER) -> str:
 
 def goals(found: list[Experiment]) -> str:
     """What was wanted before anything was run, and what became of it."""
-    unfinished = {one.title for one in found if any(cell.missing is not None for cell in one.cells)}
+    unfinished = {one.title for one in found if any(cell.missing == UNFINISHED for cell in one.cells)}
     rows, words = [], []
     for one in verdicts(found):
         words.append("held so far" if one.verdict == "held" and one.where in unfinished else one.verdict)
@@ -83,7 +88,7 @@ def goals(found: list[Experiment]) -> str:
 
 def one_experiment(found: Experiment) -> str:
     """Title, figures, tables and origin."""
-    parts = [f"### {found.title}", _about(found), _evenly_cut(found), _forms(found)]
+    parts = [f"### {found.title}", _about(found), _evenly_cut(found), _odd_widths(found), _forms(found)]
     parts += [f"![{found.score_name} against joules](results/figures/{accuracy_figure(found)})"]
     mark = f"; † spends over {OVER:.0%} of its budget" if any(cell.is_over for cell in found.cells) else ""
     parts += [f"{found.score_name} after tuning{mark}:", scores_table(found, AFTER)]
@@ -143,6 +148,12 @@ def _evenly_cut(found: Experiment) -> str:
     return f"Cut evenly, the network takes of its joules (`results/floors.json`): {', '.join(told)}." if told else ""
 
 
+def _odd_widths(found: Experiment) -> str:
+    """Widths at which the energy model fails, where there are any."""
+    file = found.path.with_suffix(".profile.gz")
+    return about_odd_widths(fit(Profile.load(file)).quality) if file.exists() else ""
+
+
 def _forms(found: Experiment) -> str:
     forms = found.record.get("forms", {})
     told = [f"*ecc ({name})* has {', '.join(f'{k} = {v}' for k, v in how.items())}" for name, how in forms.items()]
@@ -151,7 +162,7 @@ def _forms(found: Experiment) -> str:
 
 def tried(found: list[Experiment]) -> str:
     """What was tried because ECC was behind at mild budgets, beside what it was tried against, where both were run."""
-    fall, bound = _gained(found, STEADY), _gained(found, EVEN, sign=-1.0)
+    fall, bound, soon = _gained(found, STEADY), _gained(found, EVEN, sign=-1.0), _gained(found, SOON, sign=-1.0)
     parts = []
     if fall:
         parts.append(
@@ -165,6 +176,12 @@ def tried(found: list[Experiment]) -> str:
             "Then its choice was suspected: harm is judged channel by channel, as if each went alone, which pays for "
             f"cutting a few groups deep. *{EVEN}* cuts none of them far below what an even cut would leave. Points "
             f"that this gains after tuning, {ALIKE_SEEDS}: {bound}"
+        )
+    if soon:
+        parts.append(
+            "Last its time: rivals cut at once and train what is left, and ECC is on its way down in much of its "
+            f"training. *{SOON}* has as many batches, of which the solve has a quarter, so that the mildest budget is "
+            f"met early. Points that this gains after tuning, {ALIKE_SEEDS}: {soon}"
         )
     return "\n\n".join(parts)
 
@@ -190,7 +207,7 @@ def _gained(found: list[Experiment], form: str, sign: float = 1.0) -> str:
 def _origins(found: Experiment) -> list[str]:
     dates = sorted({cell.row["date"] for cell in found.cells if "date" in cell.row})
     several = [f"Cells of this grid are of {', '.join(dates)}."] if len(dates) > 1 else []
-    return [*several, origin_of(f"evidence/{found.file}", found.record["environment"])]
+    return [*several, origin_of(f"evidence/{found.path.name}", found.record["environment"])]
 
 
 # ---------------------------------------------------------------- tables
@@ -345,13 +362,14 @@ def _counted(cell: Cell, what: str, unit: float) -> str:
 
 
 def missing(found: Experiment) -> str:
-    """The cells without a network, with their reasons."""
+    """The cells without a network, by reason; methods together that miss the same ones for it."""
     rows = [cell for cell in found.cells if cell.missing is not None]
-    seeds: dict[tuple[str, str | None], dict[str, list[str]]] = {}
+    seeds: dict[tuple[str, str], dict[str, list[str]]] = {}
     for cell in rows:
-        seeds.setdefault((cell.method, cell.missing), {}).setdefault(cell.budget, []).append(str(cell.seed))
-    lines = [
-        f"- {name}, {why}: " + "; ".join(f"{budget} of seed {', '.join(which)}" for budget, which in budgets.items())
-        for (name, why), budgets in seeds.items()
-    ]
+        seeds.setdefault((str(cell.missing), cell.method), {}).setdefault(cell.budget, []).append(str(cell.seed))
+    methods: dict[tuple[str, str], list[str]] = {}
+    for (why, method), budgets in seeds.items():
+        where = "; ".join(f"{budget} of seed {', '.join(which)}" for budget, which in budgets.items())
+        methods.setdefault((why, where), []).append(method)
+    lines = [f"- {', '.join(names)} at {where}: {why.rstrip('.')}." for (why, where), names in methods.items()]
     return "\n".join([f"Missing, {len(rows)} of {len(found.cells)} cells:\n", *lines]) if rows else ""

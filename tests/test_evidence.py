@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
@@ -106,6 +107,20 @@ def test_the_page_says_whether_cutting_more_evenly_helps(
     text = page.section(tmp_path)
     assert said in text
     assert "- E1: MobileNet v1 on Imagenette: +1.00 (50% +1.00)" in text
+
+
+def test_the_page_says_whether_meeting_mild_budgets_early_helps(page: ModuleType, tmp_path: Path) -> None:
+    recorded(tmp_path, "e1", [row("ecc", "80%", 0.85), formed("soon", "ecc", "80%", 0.86)])
+    text = page.section(tmp_path)
+    assert "it helps everywhere" in text
+    assert "- E1: MobileNet v1 on Imagenette: +1.00 (80% +1.00)" in text
+
+
+def test_the_page_names_widths_at_which_the_energy_model_fails(page: ModuleType, tmp_path: Path) -> None:
+    recorded(tmp_path, "e4", [row("ecc", "50%", 0.85)])
+    assert "channels in conv1" not in page.section(tmp_path)
+    shutil.copy(ROOT / "results" / "evidence" / "e4.profile.gz", tmp_path)
+    assert "with 12 channels in conv1 (" in page.section(tmp_path)
 
 
 def test_without_such_a_form_the_page_says_nothing_of_it(page: ModuleType, tmp_path: Path) -> None:
@@ -214,7 +229,7 @@ def test_tables_tell_means_seeds_and_gaps(page: ModuleType, tmp_path: Path) -> N
     assert "| amc | 79.00 (1 of 2) | missing |" in text
     assert "| ecc | 81.0, 0.99 J | 70.0, 0.693 J |" in text  # the paper's Table 2
     assert "Missing, 3 of 7 cells:" in text
-    assert "- amc, ran out of time: 50% of seed 1" in text
+    assert "- amc at 50% of seed 1: ran out of time." in text
     assert "results/evidence/e2.json" in text
 
 
@@ -223,6 +238,14 @@ def test_a_goal_is_held_so_far_where_cells_are_missing(page: ModuleType, tmp_pat
     assert "**held so far**" in page.section(tmp_path)
     recorded(tmp_path, "e1", [row("ecc", "50%", 0.80), row("amc", "50%", 0.79)])
     assert "so far" not in page.section(tmp_path)
+
+
+def test_methods_that_miss_the_same_cells_for_one_reason_are_told_together(page: ModuleType, tmp_path: Path) -> None:
+    rows = [gap(name, "35%", "cannot be met.", seed) for name in ("ecc", "amc") for seed in (0, 1)]
+    recorded(tmp_path, "e1", [row("ecc", "50%", 0.80), row("amc", "50%", 0.79), *rows])
+    text = page.section(tmp_path)
+    assert "- ecc, amc at 35% of seed 0, 1: cannot be met.\n" in text
+    assert "so far" not in text  # nothing more will come
 
 
 def test_one_seed_has_no_spread(page: ModuleType, tmp_path: Path) -> None:
@@ -245,7 +268,7 @@ def test_the_long_page_has_every_finished_cell(page: ModuleType, tmp_path: Path)
     text = page.long_page(tmp_path)
     assert "| ecc | 50% | 0 | 90.00 | 50.00 | 80.00 | 98.0% | 0.99 | 49.5% | 99.0% |" in text
     assert "| amc |" not in text
-    assert "- amc, not finished: 50% of seed 0" in text
+    assert "- amc at 50% of seed 0: not finished." in text
 
 
 @pytest.mark.parametrize("known", [True, False])

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from ecc.energy import EnergyModel, fit
 from ecc.energy.families import Priced
-from ecc.energy.fitting import FAMILIES, model_of, noise_of, worth_more_rows
+from ecc.energy.fitting import FAMILIES, about_odd_widths, model_of, noise_of, worth_more_rows
 from ecc.energy.samples import samples_of
 from ecc.errors import BadFile, BadMeasurement
 from ecc.graph import ChannelGraph, trace_channels
@@ -24,6 +24,7 @@ from measure.profile_cases import profile_of, reference, row
 
 PLATFORMS = ("jetson-tx2", "gtx-1080-ti", "eyeriss")
 ROOT = Path(__file__).parents[2]
+EVIDENCE = ROOT / "results" / "evidence"
 RECORDED = sorted((ROOT / "profiles" / "h200").glob("*.profile.gz"))
 
 
@@ -250,6 +251,27 @@ def test_whether_more_rows_would_help_is_said_in_a_sentence(
 
 def test_without_a_curve_nothing_is_said() -> None:
     assert worth_more_rows({}) == ""
+
+
+# ---------------------------------------------------------------- widths that cost more than wider ones
+
+
+def test_on_an_h200_twelve_channels_of_a_resnet_cost_more_than_sixteen() -> None:
+    """And nothing else of what was measured does."""
+    odd = {file.name: fit(Profile.load(file)).quality["odd_widths"] for file in sorted(EVIDENCE.glob("*.profile.gz"))}
+    (found,) = odd.pop("e4.profile.gz")
+    assert (found["group"], found["width"]) == ("conv1", 12)
+    assert found["excess"] > 0.1
+    assert list(odd.values()) == [[], [], []]
+
+
+def test_odd_widths_are_told_in_a_sentence() -> None:
+    assert about_odd_widths({}) == about_odd_widths({"odd_widths": []}) == ""
+    odd = [{"group": f"g{number}", "width": 12, "networks": 14, "excess": 0.148} for number in range(5)]
+    assert "with 12 channels in g0 (14 networks) 14.8% more. A wider" in about_odd_widths({"odd_widths": odd[:1]})
+    several = about_odd_widths({"odd_widths": odd})
+    assert "in g2 (14 networks) 14.8% more, and 2 widths like these." in several
+    assert "g3" not in several
 
 
 # ---------------------------------------------------------------- what was measured

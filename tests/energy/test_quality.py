@@ -6,9 +6,11 @@ import pytest
 from ecc.energy.families import Priced, bilinear, folds
 from ecc.energy.quality import (
     LEAST_ROWS,
+    ODD_NETWORKS,
     check_rows,
     cross_validated,
     learning_curve,
+    odd_widths,
     quality_of,
 )
 from ecc.energy.samples import Samples
@@ -102,6 +104,53 @@ def test_too_few_rows_are_refused_with_the_number_that_is_needed() -> None:
     enough = samples_from(random_priced("bilinear", chain()), chain(), LEAST_ROWS)
     check_rows(enough)
     assert len(cross_validated(bilinear, enough)) == LEAST_ROWS
+
+
+# ---------------------------------------------------------------- widths that cost more than wider ones
+
+
+def random_chain(count: int, seed: int = 0) -> Samples:
+    draw = np.random.default_rng(seed)
+    rows = np.stack([2 * draw.integers(1, 5, count), draw.integers(1, 7, count), np.full(count, 4)], axis=1)
+    return Samples(chain(), rows.astype(np.float64), np.ones(count))
+
+
+def test_a_width_that_costs_more_than_predicted_is_named() -> None:
+    samples = random_chain(80)
+    odd = samples.widths[:, 0] == 6
+    excess = np.where(odd, 0.15, -0.01) + 0.02 * np.random.default_rng(1).standard_normal(80)
+    (found,) = odd_widths(1 / (1 + excess) - 1, samples)
+    assert (found["group"], found["width"], found["networks"]) == (chain().groups[0], 6, odd.sum())
+    assert found["excess"] == pytest.approx(excess[odd].mean(), rel=0.01)
+
+
+def test_several_are_named_the_worst_first() -> None:
+    samples = random_chain(200)
+    excess = np.where(samples.widths[:, 0] == 6, 0.1, 0.0) + np.where(samples.widths[:, 1] == 3, 0.2, 0.0)
+    found = odd_widths(1 / (1 + excess) - 1, samples)
+    assert [(one["group"], one["width"]) for one in found] == [(chain().groups[1], 3), (chain().groups[0], 6)]
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("scatter", [1e-9, 0.02, 0.3])
+def test_scatter_alone_is_not_odd(seed: int, scatter: float) -> None:
+    samples = random_chain(80, seed)
+    assert odd_widths(scatter * np.random.default_rng(100 + seed).standard_normal(80), samples) == []
+
+
+def test_little_excess_and_few_networks_are_not_odd() -> None:
+    samples = random_chain(80)
+    odd = samples.widths[:, 0] == 6
+    assert odd_widths(np.where(odd, -0.02, 0.0), samples) == []  # no budget is missed by it
+    assert odd_widths(np.where(odd, 0.2, 0.0), samples) == []  # it costs less than predicted
+    few = samples.take(np.flatnonzero(~odd | (np.cumsum(odd) < ODD_NETWORKS)))
+    assert odd_widths(np.where(few.widths[:, 0] == 6, -0.2, 0.0), few) == []
+
+
+def test_a_prediction_of_nothing_is_no_reason_to_fail() -> None:
+    samples = random_chain(80)
+    found = odd_widths(np.where(samples.widths[:, 0] == 6, -1.0, 0.0), samples)
+    assert found[0]["excess"] == pytest.approx(999)
 
 
 # ---------------------------------------------------------------- learning curves

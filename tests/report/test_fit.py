@@ -40,6 +40,17 @@ def test_the_view_has_the_numbers_of_the_model() -> None:
     assert "What costs most in the dense network, as this model divides it" in text
 
 
+def test_the_view_names_widths_at_which_the_model_fails() -> None:
+    assert "cost more than predicted" not in shown()
+    odd = [{"group": "conv1", "width": 12, "networks": 14, "excess": 0.148}]
+    file = io.StringIO()
+    with_odd = replace(model(), quality=model().quality | {"odd_widths": odd})
+    Console(width=400, file=file).print(fit_view(with_odd, "mobile: energy"))
+    assert (
+        "Some networks cost more than predicted: with 12 channels in conv1 (14 networks) 14.8% more." in file.getvalue()
+    )
+
+
 def test_the_layers_of_the_view_add_up_to_the_dense_network() -> None:
     assert sum(model().per_layer().values()) == pytest.approx(model().dense)
     assert "others" in shown()

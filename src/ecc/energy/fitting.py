@@ -10,7 +10,7 @@ from ecc.measure.profile import Profile
 
 from .families import Family, Priced, bilinear, physical
 from .model import EnergyModel, Origin
-from .quality import LEAST_ROWS, Quality, check_rows, cross_validated, learning_curve, quality_of
+from .quality import LEAST_ROWS, Quality, check_rows, cross_validated, learning_curve, odd_widths, quality_of
 from .regression import Array
 from .samples import Samples, samples_of
 
@@ -18,6 +18,7 @@ FAMILIES: dict[str, Family] = {"bilinear": bilinear, "physical": physical}
 """Sums of priced products, by name."""
 
 CURVE_SIZES = (15, 20, 30, 40, 60, 80, 120, 160, 200, 300, 500, 1000, 2000, 5000)
+ODD_SHOWN = 3
 _MARGIN = 0.98  # a family must be better than the simpler one by this factor to be chosen
 
 
@@ -60,6 +61,7 @@ def fit(
         "chosen": chosen,
         **found[chosen].to_dict(),
         "families": {name: quality.to_dict() for name, quality in found.items()},
+        "odd_widths": odd_widths(errors[chosen], samples),
     }
     if curve:
         sizes = [size for size in CURVE_SIZES if LEAST_ROWS <= size <= len(samples)]
@@ -138,4 +140,21 @@ def worth_more_rows(quality: dict[str, Any]) -> str:
     return f"More rows will hardly help: the error has stopped falling ({trend})."
 
 
-__all__ = ["FAMILIES", "Quality", "fit", "model_of", "noise_of", "worth_more_rows"]
+def about_odd_widths(quality: dict[str, Any]) -> str:
+    """A sentence about widths that cost more than wider ones; empty if there are none."""
+    found = quality.get("odd_widths", [])
+    if not found:
+        return ""
+    told = [
+        f"with {one['width']} channels in {one['group']} ({one['networks']} networks) {one['excess']:.1%} more"
+        for one in found[:ODD_SHOWN]
+    ]
+    more = f", and {len(found) - ODD_SHOWN} widths like these" if len(found) > ODD_SHOWN else ""
+    return (
+        f"Some networks cost more than predicted: {', '.join(told)}{more}. A wider network never costs less by this "
+        "model, and may do so on this device. Profile in larger steps (--multiple-of), or keep such a group whole "
+        "(--freeze)."
+    )
+
+
+__all__ = ["FAMILIES", "Quality", "about_odd_widths", "fit", "model_of", "noise_of", "worth_more_rows"]

@@ -7,6 +7,7 @@ missed budget; and the noise of the measurements is told, below which no model c
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -26,6 +27,13 @@ NEAR_DENSE = 0.6
 PATH = (0.15, 0.85)
 """Scaled networks, whose widths are all about equal shares, stand for the path of a compression between these."""
 _PATH_SPREAD = 0.15  # standard deviation of the shares up to which a network counts as scaled
+
+ODD_NETWORKS = 5
+"""So many networks must have a width before it can be called odd."""
+ODD_SIGMAS = 6.0
+"""Standard errors by which they must stand out: profiles have hundreds of widths, and one in a million passes."""
+ODD_LEAST = 0.03
+"""The least excess that is told, and what a budget is allowed to be missed by."""
 
 LEAST_ROWS = 12
 """Fewer cannot be cross-validated."""
@@ -111,6 +119,39 @@ def quality_of(errors: Array, samples: Samples, noise: float | None = None) -> Q
         path=float(size[path].mean()) if path.any() else None,
         noise=noise,
     )
+
+
+def odd_widths(errors: Array, samples: Samples) -> list[dict[str, Any]]:
+    """Widths of single groups at which networks cost clearly more than was predicted.
+
+    No model of ours lets a wider network cost less, and some devices do: where kernels for 16 channels are better than
+    those for 12, the narrower network is the dearer one. Such a width spoils what is predicted of all others, and a
+    method that chooses it misses its budget.
+
+    Args:
+        errors: Cross-validated ones, one a row.
+        samples: The rows.
+
+    Returns:
+        Group, width, the number of networks, and the share by which they cost more; the worst first. A width has to
+        have `ODD_NETWORKS`, most of which cost more, and to stand out from the scatter of all by `ODD_SIGMAS`.
+    """
+    excess = -np.log(np.maximum(1 + errors, 1e-3))  # of value / prediction
+    scatter = max(float(excess.std()), ODD_LEAST / ODD_SIGMAS)
+    found = []
+    for position in samples.skeleton.prunable:
+        for width in np.unique(samples.widths[:, position]):
+            here = samples.widths[:, position] == width
+            if min(here.sum(), (~here).sum()) < ODD_NETWORKS:
+                continue
+            mean, median = float(excess[here].mean()), float(np.median(excess[here]))
+            stands_out = mean - excess[~here].mean() > ODD_SIGMAS * scatter / np.sqrt(here.sum())
+            if stands_out and min(mean, median) > ODD_LEAST:
+                group = samples.skeleton.groups[position]
+                found.append(
+                    {"group": group, "width": int(width), "networks": int(here.sum()), "excess": math.expm1(mean)}
+                )
+    return sorted(found, key=lambda one: -one["excess"])
 
 
 def learning_curve(family: Family, samples: Samples, sizes: Sequence[int], repeats: int = 3) -> dict[int, float]:

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from ecc.energy import EnergyModel
 from ecc.energy.budget import Budget
-from ecc.energy.fitting import worth_more_rows
+from ecc.energy.fitting import about_odd_widths, worth_more_rows
 
 LAYERS_SHOWN = 8
 
@@ -24,8 +24,7 @@ def fit_view(model: EnergyModel, title: str) -> RenderableType:
         "and once held out. "
         + ("Repeats were not measured." if noise is None else f"One measurement alone scatters by {noise:.2%}.")
     )
-    if sentence := worth_more_rows(quality):
-        parts.append(sentence)
+    parts += [sentence for sentence in (worth_more_rows(quality), about_odd_widths(quality)) if sentence]
     parts += ["What costs most in the dense network, as this model divides it:", _layers(model), reach(model)]
     return Group(*parts)
 
