@@ -262,8 +262,12 @@ def verdicts(found: list[Experiment]) -> list[Verdict]:
 
 
 def _margin(found: Experiment, budget: str, when: str, least: float) -> Verdict:
-    one, dense = match(found, budget, when), found.dense()
-    numbers = told(one) + (f"; dense: {100 * statistics.fmean(dense):.2f} %" if dense else "")
+    one, dense, numbers = match(found, budget, when), found.dense(), ""
+    if dense:
+        mean = statistics.fmean(dense)
+        most = "" if one.theirs is None else f", itself {100 * (mean - one.theirs):+.2f}"
+        numbers = f"; dense: {100 * mean:.2f} %{most}"
+    numbers = told(one) + numbers
     return Verdict(
         f"{least:g} point{'s' * (least != 1)} ahead at {budget}, {when}", found.title, ahead(one, least), numbers
     )

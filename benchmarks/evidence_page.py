@@ -13,6 +13,7 @@ from pathlib import Path
 
 from evidence_facts import (
     AFTER,
+    ALIKE,
     BAND,
     BEFORE,
     OURS,
@@ -56,7 +57,7 @@ def section(folder: Path = FOLDER) -> str:
     found = experiments(folder)
     if not found:
         return ""
-    parts = [INTRODUCTION, goals(found), tried(found), *(one_experiment(one) for one in found)]
+    parts = [INTRODUCTION, in_short(found), goals(found), tried(found), *(one_experiment(one) for one in found)]
     return "\n\n".join(part for part in parts if part) + "\n\n"
 
 
@@ -70,6 +71,26 @@ def long_page(folder: Path = FOLDER) -> str:
     for one in found:
         parts += [f"## {one.title}", _about(one), cells_table(one), missing(one), *_origins(one)]
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def in_short(found: list[Experiment]) -> str:
+    """Where ECC is ahead of its best rival, and where it is behind, budget by budget."""
+    lines = []
+    for budget in sorted({budget for one in found for budget in one.budgets}, key=share_of, reverse=True):
+        points = {
+            one.title.partition(":")[0]: (match(one, budget, AFTER).points, match(one, budget, BEFORE).points)
+            for one in found
+            if budget in one.budgets
+        }
+        sides = {"ahead": [], "behind": [], "without a score": []}
+        for name, (after, _) in points.items():
+            side = "without a score" if after is None else "behind" if after < -ALIKE else "ahead"
+            sides[side].append(name if after is None else f"{name} ({after:+.2f})")
+        told = "; ".join(f"{side} on {', '.join(names)}" for side, names in sides.items() if names)
+        first = [before for _, before in points.values() if before is not None]
+        led = f"before tuning ahead on {sum(one >= -ALIKE for one in first)} of {len(first)}" if first else ""
+        lines.append(f"- {budget}: {told}" + (f"; {led}, by {min(first):+.2f} to {max(first):+.2f}." if led else "."))
+    return "ECC beside the best of its rivals, in points after tuning:\n\n" + "\n".join(lines)
 
 
 def goals(found: list[Experiment]) -> str:

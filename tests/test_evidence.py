@@ -240,6 +240,15 @@ def test_a_goal_is_held_so_far_where_cells_are_missing(page: ModuleType, tmp_pat
     assert "so far" not in page.section(tmp_path)
 
 
+def test_the_page_begins_with_who_is_ahead_where(page: ModuleType, tmp_path: Path) -> None:
+    rows = [row("ecc", "80%", 0.80), row("amc", "80%", 0.79), row("ecc", "50%", 0.70), row("amc", "50%", 0.75)]
+    recorded(tmp_path, "e1", [*rows, row("uniform", "50%", 0.60)])
+    recorded(tmp_path, "e2", [row("ecc", "80%", 0.80), row("eap", "80%", 0.80), gap("ecc", "50%", "cannot be met")])
+    text = page.section(tmp_path)
+    assert "- 80%: ahead on E1 (+1.00), E2 (+0.00); before tuning ahead on 2 of 2, by +0.00 to +0.00.\n" in text
+    assert "- 50%: behind on E1 (-5.00); without a score on E2; before tuning ahead on 1 of 1, by" in text
+
+
 def test_methods_that_miss_the_same_cells_for_one_reason_are_told_together(page: ModuleType, tmp_path: Path) -> None:
     rows = [gap(name, "35%", "cannot be met.", seed) for name in ("ecc", "amc") for seed in (0, 1)]
     recorded(tmp_path, "e1", [row("ecc", "50%", 0.80), row("amc", "50%", 0.79), *rows])
