@@ -14,6 +14,7 @@ from evidence_page import FIGURES, FOLDER, accuracy_figure, widths_figure
 from ecc.report.charts import COLOURS, OTHER
 from ecc.report.fit_figures import pyplot, save_figure
 
+PAPER = f"{OURS} (paper)"
 MARKERS = {"ecc": "o", "netadapt": "s", "amc": "^", "eap": "P", "lcp": "D", "uniform": "v", "greedy": ">"}
 MARKERS |= {"scratch": "<"}
 GREY = "#777777"
@@ -48,6 +49,11 @@ def style(method: str) -> dict[str, Any]:
     }
 
 
+def drawn(found: Experiment) -> list[str]:
+    """All methods, and of the forms of ECC the paper's; those that were tried lie on top of it, and are in tables."""
+    return [name for name in found.methods if name in (OURS, PAPER, *found.rivals)]
+
+
 def accuracy(found: Experiment, plots: Any) -> Any:
     """Score against measured joules, after and before tuning: a line a method, mean and range over seeds."""
     figure, axes = plots.subplots(1, 2, figsize=(10.4, 4.0), layout="constrained")
@@ -55,7 +61,7 @@ def accuracy(found: Experiment, plots: Any) -> Any:
     for axis, when in zip(axes, (AFTER, BEFORE), strict=True):
         ends = [100 * dense[0]] if dense else []
         below: list[float] = []
-        for method in found.methods:
+        for method in drawn(found):
             if method == SCRATCH and when == BEFORE:
                 continue  # random weights
             points = [point for budget in found.budgets if (point := _point(found, method, budget, when))]
@@ -114,7 +120,7 @@ def widths(found: Experiment, plots: Any) -> Any:
     """Channels kept in each group: ECC at all budgets, then ECC beside each rival at one."""
     budget, full = middle(found), found.record.get("full_widths", {})
     # scratch has the widths of ECC.
-    others = [name for name in found.methods if name not in (OURS, SCRATCH) and kept(found, name, budget, full)]
+    others = [name for name in drawn(found) if name not in (OURS, SCRATCH) and kept(found, name, budget, full)]
     rows = -(-(len(others) + 1) // COLUMNS)
     size = (4.2 * COLUMNS, 2.5 * rows + 0.5)
     figure, grid = plots.subplots(rows, COLUMNS, figsize=size, layout="constrained", sharey=True, squeeze=False)

@@ -285,9 +285,11 @@ def test_figures_are_drawn_of_what_there_is(facts: ModuleType, tmp_path: Path, k
     pytest.importorskip("matplotlib")
     figures = importlib.import_module("evidence_figures")
     rows = [row("ecc", "65%", 0.8), row("ecc", "65%", 0.82, seed=1), row("scratch", "65%", 0.1)]
-    recorded(tmp_path, "e1", [*rows, gap("amc", "65%", "not finished"), row("lcp", "65%", 0.7, of_budget=None)])
+    rows += [gap("amc", "65%", "not finished"), row("lcp", "65%", 0.7, of_budget=None)]
+    recorded(tmp_path, "e1", [*rows, formed("paper", "ecc", "65%", 0.6), formed("even", "ecc", "65%", 0.7)])
     (found,) = facts.experiments(tmp_path)
     assert figures.middle(found) == "65%"
+    assert figures.drawn(found) == ["ecc", "scratch", "amc", "lcp", "ecc (paper)"]
     full = RECORD["full_widths"] if known else {}
     assert figures.kept(found, "ecc", "65%", full) == ([50, 75] if known else [8, 24])
     assert figures._point(found, "ecc", "65%", "after tuning") == pytest.approx((64.35, 81, 1, 1))
