@@ -12,11 +12,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 TITLES = {
     "e1": "E1: MobileNet v1 on Imagenette",
     "e2": "E2: ERFNet on CamVid",
     "e3": "E3: AlexNet on Imagenette",
     "e4": "E4: ResNet-56 on CIFAR-10",
+}
+RECIPES = {
+    name: Path(__file__).resolve().parent.parent / "recipes" / f"{recipe}.toml"
+    for name, recipe in zip(
+        TITLES, ("mobilenet-imagenette", "erfnet-camvid", "alexnet-imagenette", "resnet56-cifar10"), strict=True
+    )
 }
 SCORES = {"e2": "mean IoU"}  # top-1 for the others
 BAND = (0.97, 1.0)  # of the budget, in which a result should be weighed
@@ -160,6 +168,13 @@ class Match:
     """Methods without a score here."""
     seeds: int = 0
     """That both have."""
+    seed_points: tuple[float, ...] = ()
+    """By how many points ECC is ahead, seed by seed."""
+
+    @property
+    def is_level(self) -> bool:
+        """Whether the seeds disagree about who is ahead."""
+        return bool(self.seed_points) and min(self.seed_points) < -ALIKE and max(self.seed_points) > ALIKE
 
     @property
     def points(self) -> float | None:
@@ -175,15 +190,40 @@ def match(found: Experiment, budget: str, when: str) -> Match:
         seeds = sorted(ours.keys() & theirs.keys())
         if seeds:
             means = [statistics.fmean(one[seed] for seed in seeds) for one in (ours, theirs)]
-            pairs.append((means[0] - means[1], rival, *means, len(seeds)))
+            points = tuple(100 * (ours[seed] - theirs[seed]) for seed in seeds)
+            pairs.append((means[0] - means[1], rival, *means, points))
         else:
             absent.append(rival)
     if not ours:
         return Match(budget, None, None, None, (OURS,))
     if not pairs:
         return Match(budget, statistics.fmean(ours.values()), None, None, tuple(absent) or ("any rival",))
-    _, rival, mine, theirs, count = min(pairs)
-    return Match(budget, mine, rival, theirs, tuple(absent), count)
+    _, rival, mine, theirs, points = min(pairs)
+    return Match(budget, mine, rival, theirs, tuple(absent), len(points), points)
+
+
+def at_equal_joules(found: Experiment, budget: str) -> float | None:
+    """Points by which ECC leads after tuning the best rival's curve, at the joules that ECC took on the scales.
+
+    A curve goes straight from one budget's means to the next, and ends at the dense network; below its last network it
+    is level, in favour of the rival.
+    """
+    dense, ours = found.dense(), _mean_point(found, OURS, budget)
+    if not dense or ours is None:
+        return None
+    heights = []
+    for rival in found.rivals:
+        points = [point for one in found.budgets if (point := _mean_point(found, rival, one))]
+        if points:
+            shares, scores = zip(*sorted([*points, (1.0, statistics.fmean(dense))]), strict=True)
+            heights.append(float(np.interp(ours[0], shares, scores)))
+    return 100 * (ours[1] - max(heights)) if heights else None
+
+
+def _mean_point(found: Experiment, method: str, budget: str) -> tuple[float, float] | None:
+    cells = [(cell.share, cell.scores[AFTER]) for cell in found.at(method, budget) if AFTER in cell.scores]
+    known = [(share, score) for share, score in cells if share is not None]
+    return (statistics.fmean(a for a, _ in known), statistics.fmean(b for _, b in known)) if known else None
 
 
 # ---------------------------------------------------------------- goals

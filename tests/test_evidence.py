@@ -21,6 +21,8 @@ RECORD = {
     "full_widths": {"a": 16, "b": 32},
     "recalibration_batches": 2,
     "judged_on": 512,
+    "multiple_of": 8,
+    "settings": {"min_share": 0.1},
 }
 
 
@@ -91,7 +93,7 @@ def test_the_page_says_whether_the_fall_of_the_rate_helps(
     recorded(tmp_path, "e2", [row("ecc", "50%", 0.85), formed("steady", "ecc", "50%", other)])
     text = page.section(tmp_path)
     assert said in text
-    assert "- E1: MobileNet v1 on Imagenette: +1.00 (50% +1.00)" in text
+    assert "- E1: MobileNet v1 on Imagenette: +1.00 (1 pair; 50% +1.00)" in text
 
 
 @pytest.mark.parametrize(
@@ -106,14 +108,14 @@ def test_the_page_says_whether_cutting_more_evenly_helps(
         recorded(tmp_path, name, [row("ecc", "50%", 0.85), *rows])
     text = page.section(tmp_path)
     assert said in text
-    assert "- E1: MobileNet v1 on Imagenette: +1.00 (50% +1.00)" in text
+    assert "- E1: MobileNet v1 on Imagenette: +1.00 (1 pair; 50% +1.00)" in text
 
 
 def test_the_page_says_whether_meeting_mild_budgets_early_helps(page: ModuleType, tmp_path: Path) -> None:
     recorded(tmp_path, "e1", [row("ecc", "80%", 0.85), formed("soon", "ecc", "80%", 0.86)])
     text = page.section(tmp_path)
     assert "it helps everywhere" in text
-    assert "- E1: MobileNet v1 on Imagenette: +1.00 (80% +1.00)" in text
+    assert "- E1: MobileNet v1 on Imagenette: +1.00 (1 pair; 80% +1.00)" in text
 
 
 def test_the_page_names_widths_at_which_the_energy_model_fails(page: ModuleType, tmp_path: Path) -> None:
@@ -121,6 +123,19 @@ def test_the_page_names_widths_at_which_the_energy_model_fails(page: ModuleType,
     assert "channels in conv1" not in page.section(tmp_path)
     shutil.copy(ROOT / "results" / "evidence" / "e4.profile.gz", tmp_path)
     assert "with 12 channels in conv1 (" in page.section(tmp_path)
+
+
+def test_the_page_tells_where_netadapt_has_little_to_choose_from(page: ModuleType) -> None:
+    told = dict(zip(("", "E1", "E2", "E3", "E4"), page.section().split("\n### "), strict=True))
+    assert [name for name, text in told.items() if "a first round of NetAdapt asks for" in text] == ["E2", "E4"]
+    assert "1 of 28 groups can alone save the 4% that a first round of NetAdapt asks for" in told["E4"]
+
+
+def test_the_page_names_networks_that_scattered_on_the_scales(page: ModuleType, tmp_path: Path) -> None:
+    steady, unsteady = row("ecc", "50%", 0.85), row("amc", "50%", 0.85, seed=1)
+    steady["weighed"]["relative_ci"], unsteady["weighed"]["relative_ci"] = 0.01, 0.2
+    recorded(tmp_path, "e1", [steady, unsteady])
+    assert "On the scales these scattered by over 5%: amc at 50% of seed 1." in page.section(tmp_path)
 
 
 def test_without_such_a_form_the_page_says_nothing_of_it(page: ModuleType, tmp_path: Path) -> None:
@@ -245,8 +260,27 @@ def test_the_page_begins_with_who_is_ahead_where(page: ModuleType, tmp_path: Pat
     recorded(tmp_path, "e1", [*rows, row("uniform", "50%", 0.60)])
     recorded(tmp_path, "e2", [row("ecc", "80%", 0.80), row("eap", "80%", 0.80), gap("ecc", "50%", "cannot be met")])
     text = page.section(tmp_path)
-    assert "- 80%: ahead on E1 (+1.00), E2 (+0.00); before tuning ahead on 2 of 2, by +0.00 to +0.00.\n" in text
-    assert "- 50%: behind on E1 (-5.00); without a score on E2; before tuning ahead on 1 of 1, by" in text
+    assert "| 80% | ahead, +1.00 (+1.00) | ahead, +0.00 (+0.00) |" in text
+    assert "| 50% | behind, -5.00 (-5.00) | no score |" in text
+
+
+def test_who_is_ahead_is_left_open_where_seeds_disagree(page: ModuleType, tmp_path: Path) -> None:
+    rows = [row(name, "50%", 0.80 + shift, seed=seed) for name, seed, shift in (("ecc", 0, 0.02), ("ecc", 1, 0.0))]
+    recorded(tmp_path, "e1", [*rows, row("amc", "50%", 0.80), row("amc", "50%", 0.81, seed=1)])
+    assert "| 50% | level, +0.50 (+0.50) |" in page.section(tmp_path)
+
+
+def test_at_equal_joules_rivals_have_what_their_curves_have(facts: ModuleType, tmp_path: Path) -> None:
+    ours = row("ecc", "50%", 0.80, of_budget=1.1)  # 55 % of the dense joules
+    theirs = [row("amc", "50%", 0.70, of_budget=1.0), row("amc", "80%", 0.88, of_budget=1.0)]
+    recorded(tmp_path, "e1", [ours, *theirs, row("uniform", "80%", 0.60)])
+    (found,) = facts.experiments(tmp_path)
+    assert facts.at_equal_joules(found, "50%") == pytest.approx(100 * (0.80 - (0.70 + 0.18 * 5 / 30)))
+    assert facts.at_equal_joules(found, "80%") is None
+    low = row("ecc", "35%", 0.6, of_budget=1.0)
+    recorded(tmp_path, "e1", [low, *theirs])
+    (found,) = facts.experiments(tmp_path)
+    assert facts.at_equal_joules(found, "35%") == pytest.approx(-10.0)  # rivals have no network as small
 
 
 def test_methods_that_miss_the_same_cells_for_one_reason_are_told_together(page: ModuleType, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from ecc.methods.ecc.scores import METRICS
 from ecc.methods.find import METHODS
 
 ROOT = Path(__file__).resolve().parent.parent
-WRITERS = ("write_results.py", "result_tables.py", "evidence_page.py")
+WRITERS = ("write_results.py", "result_tables.py", "evidence_page.py", "evidence_words.py", "evidence_tables.py")
 
 NUMBER = re.compile(r"(?<![\w.#/-])\d+(?:,\d{3})*(?:\.\d+)*(?:e-?\d+)?")
 WORD = re.compile(r"\b(?:two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|half|tenth)\b", re.IGNORECASE)
@@ -67,6 +67,7 @@ IN_THE_WRITERS = {
     "CPU milliseconds at half widths": "how resize_speed.py cuts",
     "100 %": "the dense network, of itself",
     "paper's Table 2": "its number there",
+    "Algorithm 1": "its number in the paper",
 }
 KEYS = {"0.5", "8", "1"}
 """Of the JSON files: strings that are looked up, and told nowhere."""
