@@ -55,6 +55,8 @@ known before reading on:
 - *Before tuning* is no comparison at equal training: ECC has then trained for its whole solve, and rivals little or not
   at all. It tells how much a method leaves to the tuning.
 - Trainings are short. Rivals were not run for longer, so that nothing is known of that.
+- NetAdapt's cells are older than its present way of sharing out steps. Where there were fewer steps than candidates, as
+  on E2, the first rounds took them all, and in the last of these some candidates were judged untrained beside others.
 - *scratch* trains the widths that `ecc` found from random weights, with the batches of the compression alone. It tells
   that so few do not suffice, and nothing of what the widths are worth.
 - *ecc (paper)* is Algorithm 1 with the paper's norm, and with constants raised so that it arrives in so few steps. It

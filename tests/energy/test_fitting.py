@@ -207,6 +207,18 @@ def test_noise_is_told_by_rounds_or_else_by_the_reference() -> None:
     assert noise_of(profile_of(row(0))) is None
 
 
+def test_noise_and_steadiness_are_those_of_what_is_fitted() -> None:
+    """Seconds may be steady where joules are not."""
+    rows = [replace(row(i, 1.0 + 0.05 * r, round=r), seconds=2.0 + 0.002 * r) for i in range(30) for r in (0, 1)]
+    references = [replace(reference(2.0 * (1 + 0.1 * k)), seconds=3.0 * (1 + 0.001 * (-1) ** k)) for k in range(6)]
+    profile = profile_of(*rows, *references, device_type="cpu")
+    assert noise_of(profile, "latency") == pytest.approx(0.001 / math.sqrt(2), rel=0.1)
+    assert noise_of(profile, "energy") > 0.02
+    with pytest.raises(BadMeasurement, match="the joules of the dense reference varied by 1"):
+        samples_of(profile)
+    assert len(samples_of(profile, "latency")) > 1
+
+
 def test_a_learning_curve_is_told_if_asked_for() -> None:
     model = fit(computed("mobilenet_v1", "jetson-tx2,noise=0.02,seed=1", rows=100), curve=True)
     curve = model.quality["learning_curve"]

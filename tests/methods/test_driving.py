@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+import signal
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from ecc.methods.base import magnitudes
 from ecc.methods.driving import MAX_CORRECTIONS, Drive, SilentAdam, first_aims
 from ecc.methods.landing import BAND
 from ecc.methods.weighing import Weighed
+from ecc.training import Interrupted
 from ecc.training.tree import tree_of
 from methods.jobs import WIDE, history_of, same_result, wide_job, wide_task
 from methods.works import work_of
@@ -80,6 +82,83 @@ def test_a_method_is_asked_until_the_scales_agree(factor: float) -> None:
     assert drive.weighings[0].weighed["energy"] == pytest.approx(factor * drive.weighings[0].predicted["energy"])
     assert bool(drive.note) == (drive.weighings[-1].weighed["energy"] < BAND[0] * limit)
     assert len(saves) >= 2
+
+
+@pytest.mark.parametrize("fixed", [0.02, 0.05, 0.15, 0.3])
+@pytest.mark.parametrize("method", [Uniform, Greedy])
+def test_a_method_that_cuts_anew_is_also_asked_for_more(method: Any, fixed: float) -> None:
+    """Where the model takes for fixed what falls with the widths, the first network is far too small."""
+    work, one = work_of(share=0.5), method()
+    limit, dense = work.aims[0], float(work.costs[0].value(work.graph.widths({})))
+
+    def scales(widths: Mapping[str, int]) -> Weighed:
+        predicted = float(work.costs[0].value(work.graph.widths(widths)))
+        return Weighed({"energy": (predicted - fixed * dense) / (1 - fixed)}, "measured")
+
+    one.start(work)
+    drive, states = Drive(one, work, [limit], scales), []
+    drive.go(lambda: states.append((copy.deepcopy(drive.state()), copy.deepcopy(work.model.state_dict()))))
+    shares = [weighing.weighed["energy"] / limit for weighing in drive.weighings]
+    assert drive.landed
+    assert 0.95 <= shares[-1] <= BAND[1]  # as near as widths allow
+    assert shares[0] < 0.99
+    assert len(shares) <= MAX_CORRECTIONS
+    assert drive.weighings[-1].widths == dict(zip(work.graph.full_widths, work.widths(), strict=True))
+
+    # Stopped after any step or weighing, it ends with the same network.
+    for state, weights in states:
+        other, again = work_of(share=0.5), method()
+        again.start(other)
+        other.model.load_state_dict(weights)
+        resumed = Drive(again, other, [limit], scales)
+        resumed.restore(state)
+        resumed.go(lambda: None)
+        assert resumed.weighings == drive.weighings
+        assert other.widths() == work.widths()
+
+
+def test_where_the_next_network_is_too_large_it_goes_back() -> None:
+    work, method = work_of(share=0.5), Uniform()
+    limit, first = work.aims[0], None
+
+    def scales(widths: Mapping[str, int]) -> Weighed:
+        nonlocal first
+        first = first or widths
+        return Weighed({"energy": (0.9 if widths == first else 1.1) * limit}, "measured")
+
+    method.start(work)
+    drive = Drive(method, work, [limit], scales)
+    drive.go(lambda: None)
+    assert drive.landed
+    assert drive.note == "the result lies at 90.0% of the budget."
+    assert drive.weighings[-1].widths == first == dict(zip(work.graph.full_widths, work.widths(), strict=True))
+
+
+class Stubborn(Uniform):
+    """Done as soon as it has cut, whatever the aims are."""
+
+    cuts = 0
+
+    @property
+    def is_done(self) -> bool:
+        return self.cuts > 0
+
+    def step(self) -> None:
+        self.cuts += 1
+        super().step()
+
+
+def test_a_network_that_does_not_change_is_weighed_once() -> None:
+    """Weighed again and again, it would be found within the budget by chance."""
+    work, method = work_of(share=0.5), Stubborn()
+    method.start(work)
+    readings = iter([1.02, 0.99])
+    drive = Drive(method, work, list(work.aims), lambda _: Weighed({"energy": next(readings) * limit}, "measured"))
+    limit = work.aims[0]
+    drive.go(lambda: None)
+    assert not drive.landed
+    assert drive.note == "the result lies at 102.0% of the budget, and uniform goes no lower."
+    assert len(drive.weighings) == 1
 
 
 def test_scales_that_scatter_make_it_aim_lower() -> None:
@@ -166,6 +245,28 @@ def test_a_run_that_was_stopped_between_steps_ends_as_one_that_was_not(
     assert same_result(whole, again)
     assert again.summary == whole.summary
     assert history_of(tmp_path / "parts") == history_of(tmp_path / "whole")
+
+
+class Asked(OneByOne):
+    """Is asked to stop while it trains."""
+
+    def step(self) -> None:
+        if self.steps == 3:
+            signal.raise_signal(signal.SIGINT)
+        super().step()
+
+
+def test_a_run_that_was_asked_to_stop_saves_its_state_and_goes_on(tmp_path: Path) -> None:
+    def job(method: Any) -> Any:
+        made = wide_job("70%", factor=0.9)
+        made.method = method
+        return made
+
+    whole = job(OneByOne()).run(tmp_path / "whole")
+    told = r"stopped by signal 2 after step 4 of one by one, which .*checkpoint.safetensors holds\. Give the same"
+    with pytest.raises(Interrupted, match=told):
+        job(Asked()).run(tmp_path / "parts")
+    assert same_result(whole, job(OneByOne()).run(tmp_path / "parts"))
 
 
 class Choosing(Uniform):

@@ -3,6 +3,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,9 +14,9 @@ from ecc.energy import Cost, EnergyModel, counted
 from ecc.errors import InfeasibleBudget
 from ecc.graph import ChannelGraph, live_channels, slim
 from ecc.methods import EccSolver
-from ecc.methods.landing import BAND, MARKS, MAX_DESCENTS, Landing, shares_of
+from ecc.methods.landing import BAND, MARKS, MAX_DESCENTS, Landing, Weighing, shares_of
 from ecc.methods.weighing import Weighed
-from methods.jobs import WIDE, true_model, wide, wrong_model
+from methods.jobs import WIDE, same_result, true_model, wide, wide_job, wide_task, wrong_model
 from methods.nets import train
 
 STEPS = 40
@@ -303,3 +304,53 @@ def test_the_band_is_a_setting() -> None:
     share = landing.weighings[-1].weighed["energy"] / (0.5 * true.dense)
     assert landing.landed
     assert 0.9 <= share <= 0.95
+
+
+# ---------------------------------------------------------------- channels that are silent from the start
+
+
+def nearly_silent() -> Any:
+    """A task whose network was pruned and not cut: of 96 channels 5 are read, which is less than the floor."""
+    task = wide_task()
+    model: Any = task.model
+    with torch.no_grad():
+        for tensor in (model.conv1.weight, model.conv1.bias, model.bn1.weight, model.bn1.bias):
+            tensor[5:] = 0
+        model.conv2.weight[:, 5:] = 0
+    return task
+
+
+def test_what_is_told_is_what_is_there_where_most_of_a_group_is_silent(tmp_path: Path) -> None:
+    result = wide_job("70%", task=nearly_silent(), tune_steps=4).run(tmp_path / "run")
+    shapes = {name: int(getattr(result.model, name).weight.shape[0]) for name in ("conv1", "conv2", "head")}
+    assert result.widths == shapes
+    assert shapes["conv1"] == 5
+    told = result.summary["budgets"]["energy"]
+    assert told["result"] == pytest.approx(true_model(result.graph).at(result.widths))
+    again = wide_job("70%", task=nearly_silent(), tune_steps=4).run(tmp_path / "run")
+    assert same_result(result, again)
+
+
+def test_a_channel_that_is_read_again_after_the_landing_is_weighed() -> None:
+    net, example, graph = wide("chain")
+    module: Any = net
+    with torch.no_grad():
+        module.conv2.weight[:, 5:] = 0  # as before a head of zeros: it will be trained
+    cost, weighed = true_model(graph), []
+
+    def scales(widths: Mapping[str, int]) -> Weighed:
+        weighed.append(dict(widths))
+        return Weighed({"energy": cost.at(widths)}, "measured")
+
+    solver = EccSolver(net, graph, cost, "90%", 8, lr=1e-3)
+    landing = Landing(solver, [cost], [0.9 * cost.dense], scales, 8)
+    landing.after_step(1)
+    assert solver.widths["conv1"] == 5
+    landing.landed = True
+    landing.weighings.append(Weighing(0, 1.0, solver.widths, {}, {}, "measured", None, {}))
+    assert landing.after_step(7) is None
+    train(net, solver, example, range(8))
+    assert solver.widths["conv1"] > 5
+    found = landing.after_step(8)
+    assert found is not None
+    assert found.widths == solver.widths == weighed[-1]

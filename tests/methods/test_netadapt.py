@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,18 @@ def trainings(work: Work) -> list[tuple[int, ...]]:
 
     def noted(model: nn.Module, steps: int, lr: float, stream: BatchStream) -> None:
         seen.append(tuple(work.widths(model)))
+        real(model, steps, lr, stream)
+
+    work.train = noted
+    return seen
+
+
+def steps_taken(work: Work) -> list[int]:
+    """Of every candidate that is trained from now on."""
+    seen, real = [], work.train
+
+    def noted(model: nn.Module, steps: int, lr: float, stream: BatchStream) -> None:
+        seen.append(steps)
         real(model, steps, lr, stream)
 
     work.train = noted
@@ -282,22 +295,37 @@ def test_total_counts_all_candidates_and_lineage_the_winners() -> None:
 
 def test_no_batch_is_taken_that_was_not_given() -> None:
     work = work_of("residual", share=0.5, steps=7)
-    method = started(work, short_steps=3, initial_reduction=0.1)
+    method, seen = started(work, short_steps=3, initial_reduction=0.1), steps_taken(work)
     while not method.is_done:
         method.step()
-    assert work.stream.total == 7
+    first = len(method.rounds[0]["scores"])
+    assert seen == [7 // first] * first  # the same for all of the first round, and then none
 
 
 @pytest.mark.parametrize("share", [0.75, 0.5])
 def test_by_default_all_candidates_share_the_steps_of_the_solve(share: float) -> None:
     work = work_of("residual", share=share, steps=120)
+    method, seen = started(work, short_steps=None), steps_taken(work)
+    while not method.is_done:
+        method.step()
+    assert 60 < work.stream.total <= 120
+    for facts in method.rounds:  # all of a round are trained alike
+        mine, seen = seen[: len(facts["scores"])], seen[len(facts["scores"]) :]
+        assert len(set(mine)) == 1
+    assert seen == []
+    assert len(method.rounds) <= method.settings.rounds_to(share)
+
+
+def test_few_steps_are_spread_over_all_rounds() -> None:
+    """And not used up by the first of them."""
+    work = work_of("residual", share=0.5, steps=40)
     method = started(work, short_steps=None)
     while not method.is_done:
         method.step()
-    assert work.stream.total <= 120
-    assert work.stream.total % method.short_steps == 0
-    assert work.stream.total > 60
-    assert len(method.rounds) <= method.settings.rounds_to(share)
+    totals = [0, *(facts["total"] for facts in method.rounds)]
+    taken = [after - before for before, after in itertools.pairwise(totals)]
+    assert max(taken) <= 2 * len(method.rounds[0]["scores"])
+    assert sum(taken[len(taken) // 2 :]) > 0
 
 
 def test_the_rounds_that_the_defaults_take() -> None:

@@ -33,6 +33,13 @@ def test_handlers_are_put_back() -> None:
     assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
 
 
+def test_a_block_within_another_leaves_the_signal_to_it() -> None:
+    with StopRequests() as outer:
+        with StopRequests() as inner:
+            signal.raise_signal(signal.SIGTERM)
+        assert (outer.number, inner.number) == (signal.SIGTERM, 0)
+
+
 def test_in_another_thread_nothing_is_touched() -> None:
     before = signal.getsignal(signal.SIGTERM)
     seen = []

@@ -12,7 +12,7 @@ from .families import Family, Priced, bilinear, physical
 from .model import EnergyModel, Origin
 from .quality import LEAST_ROWS, Quality, check_rows, cross_validated, learning_curve, odd_widths, quality_of
 from .regression import Array
-from .samples import Samples, samples_of
+from .samples import RESOURCES, Samples, samples_of
 
 FAMILIES: dict[str, Family] = {"bilinear": bilinear, "physical": physical}
 """Sums of priced products, by name."""
@@ -49,7 +49,7 @@ def fit(
         raise BadMeasurement(f"there is no family {family!r} of models; there are auto, {', '.join(FAMILIES)}.")
     samples = samples_of(profile, resource, allow_unsteady=allow_unsteady)
     check_rows(samples)
-    noise = noise_of(profile)
+    noise = noise_of(profile, resource)
     names = list(FAMILIES) if family == "auto" else [family]
     errors = {name: cross_validated(FAMILIES[name], samples) for name in names}
     found = {name: judged(name, samples, noise, errors[name]) for name in names}
@@ -115,13 +115,12 @@ def model_of(
     )
 
 
-def noise_of(profile: Profile) -> float | None:
+def noise_of(profile: Profile, resource: str = "energy") -> float | None:
     """Relative standard deviation of one measurement: from rounds if there were several, else from the reference."""
-    noise = profile.repeat_noise
+    field, _ = RESOURCES[resource]
+    noise, drift = profile.repeat_noise_in(field), profile.drift_in(field)
     is_run = profile.header.device_type is not None  # an analytic reference is the same each time
-    if noise is None and is_run and profile.drift is not None and profile.drift.references > 2:
-        noise = profile.drift.noise
-    return noise
+    return drift.noise if noise is None and is_run and drift is not None and drift.references > 2 else noise
 
 
 def worth_more_rows(quality: dict[str, Any]) -> str:

@@ -79,7 +79,7 @@ def samples_of(profile: Profile, resource: str = "energy", *, allow_unsteady: bo
     rounds = Counter(row.row for row in profile.rows)
     found = [
         (sample.widths, float(getattr(sample, field)), float(rounds[sample.row]))
-        for sample in profile.corrected(allow_unsteady=allow_unsteady)
+        for sample in profile.corrected(allow_unsteady=allow_unsteady, of=field)
     ]
     if profile.references:
         dense = sorted(float(getattr(row, field)) for row in profile.references)

@@ -83,15 +83,23 @@ class Profile:
 
     @cached_property
     def drift(self) -> Drift | None:
-        """How the dense reference varied; None if it was never measured."""
-        return drift_of([Point(row.session, row.joules, True) for row in self.references])
+        """How the joules of the dense reference varied; None if it was never measured."""
+        return self.drift_in("joules")
+
+    def drift_in(self, field: str) -> Drift | None:
+        """Likewise, of `joules` or `seconds`."""
+        return drift_of([Point(row.session, getattr(row, field), True) for row in self.references])
 
     @property
     def repeat_noise(self) -> float | None:
-        """Relative standard deviation of one measurement of a network, from its rounds; None with one round."""
+        """Relative standard deviation of the joules of one measurement, from rounds; None with one round."""
+        return self.repeat_noise_in("joules")
+
+    def repeat_noise_in(self, field: str) -> float | None:
+        """Likewise, of `joules` or `seconds`."""
         squares, freedom = 0.0, 0
-        for rows in self._by_network(self._without_drift("joules")).values():
-            logs = [math.log(joules) for _, joules in rows]
+        for rows in self._by_network(self._without_drift(field)).values():
+            logs = [math.log(value) for _, value in rows]
             if len(logs) > 1:
                 squares += statistics.variance(logs) * (len(logs) - 1)
                 freedom += len(logs) - 1
@@ -109,15 +117,20 @@ class Profile:
         gaps = [gap for gap in gaps if gap >= 0]  # a clock that was set back in between tells nothing
         return statistics.median(gaps) if gaps else None
 
-    def corrected(self, *, allow_unsteady: bool = False) -> tuple[Sample, ...]:
+    def corrected(self, *, allow_unsteady: bool = False, of: str = "joules") -> tuple[Sample, ...]:
         """One sample a network, in the order of the design: drift divided out, rounds combined.
+
+        Args:
+            allow_unsteady: Takes a profile whose reference varied by more than is trusted.
+            of: `joules` or `seconds`: what has to be steady.
 
         Raises:
             BadMeasurement: If the reference varied by more than 3 %, unless `allow_unsteady`.
         """
-        if self.drift is not None and not self.drift.is_steady and not allow_unsteady:
+        drift = self.drift_in(of)
+        if drift is not None and not drift.is_steady and not allow_unsteady:
             raise BadMeasurement(
-                f"the dense reference varied by {self.drift.cv:.1%} (standard deviation) over this profile; "
+                f"the {of} of the dense reference varied by {drift.cv:.1%} (standard deviation) over this profile; "
                 f"{MAX_CV:.0%} is the most that is trusted. Measure again on a quieter, warmer device, or say "
                 "allow_unsteady=True."
             )

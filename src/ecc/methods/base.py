@@ -5,7 +5,8 @@ when its predictions are within the aims. Between two steps its state can be sav
 with channels silenced, so that all methods are cut, weighed and tuned alike.
 
 The aims may change after it was done: the scales found that the energy model errs there. A method that is asked again
-goes on from where it is, or begins anew where that is cheap.
+goes on from where it is, or begins anew where that is cheap. One that cuts the dense network anew in each step says so
+(`cuts_anew = True`), and is also asked for more where its network lies far below the budget.
 """
 
 from __future__ import annotations
@@ -145,6 +146,7 @@ class FromDense:
     """What methods share that cut the dense network anew whenever they are asked, and can be set in nothing."""
 
     needs_held_out = False
+    cuts_anew = True
 
     def asked(self) -> dict[str, Any]:
         """Nothing can be set."""

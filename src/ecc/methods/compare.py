@@ -97,8 +97,12 @@ class Comparison:
             raise EccError("scratch trains the widths that ecc found; compare ecc as well.")
         for name in methods:
             refuse_unjudged(None if name == SCRATCH else find_method(name), task)
+        folders: dict[Path, str] = {}
         for text in budgets:
             parse_budget(text)
+            first = folders.setdefault(Cell("", text, 0).folder(Path()), text)
+            if first != text:
+                raise EccError(f"budgets {first!r} and {text!r} would share a folder; compare them in two grids.")
         self.task, self.energy, self.source, self.device = task, energy, source, torch.device(device)
         self.settings = settings or CompressSettings()
         # What others build on comes first.

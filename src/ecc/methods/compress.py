@@ -22,13 +22,22 @@ from typing import Any
 import torch
 from torch import nn
 
-from ecc.energy import Budget, Cost, EnergyModel, dense_cost
+from ecc.energy import Budget, EnergyModel, dense_cost
 from ecc.errors import BadBudget, BadTask, EccError
 from ecc.files import write_text
 from ecc.graph import ChannelGraph, gap, prove, resized, slim, trace_channels
 from ecc.measure import Source
 from ecc.task import Task, with_batch
-from ecc.training import BatchStream, RunDir, Schedule, Teacher, load_state, save_state
+from ecc.training import (
+    BatchStream,
+    Interrupted,
+    RunDir,
+    Schedule,
+    StopRequests,
+    Teacher,
+    load_state,
+    save_state,
+)
 from ecc.training.batches import moved
 from ecc.training.failures import users_code
 
@@ -36,11 +45,11 @@ from .base import Method, Work, refuse_unjudged
 from .driving import Drive, first_aims, trainer
 from .ecc.solver import EccSolver
 from .feasibility import costs_of, reaches, refuse_infeasible
-from .landing import Landing, Weighing
+from .landing import Landing
 from .phases import Phases
 from .recalibration import BATCHES, recalibrate_, recalibrated
 from .settings import CompressSettings
-from .summary import summary_of
+from .summary import solver_facts, summary_of, told
 from .weighing import Scales, SharedScales, Weighed, check_source
 
 
@@ -209,9 +218,9 @@ class Compression(Phases[Compressed]):
             weighing = landing.after_step(step)
             if weighing is not None:
                 self._log(run, {"phase": "weighing", **asdict(weighing)})
-                self.tell(_told(weighing, self.limits, self.costs))
+                self.tell(told(weighing, self.limits, self.costs))
             elif step % settings.log_every == 0:
-                self._log(run, _solver_facts(solver, self.costs, step))
+                self._log(run, solver_facts(solver, self.costs, step))
 
         self._train(run, model, solver, stream, "solve", teacher, on_step, schedule=self._fall("solve"))
         return solver.widths, landing
@@ -255,15 +264,22 @@ class Compression(Phases[Compressed]):
             nonlocal saved_at, weighed
             how, age = self.settings, time.monotonic() - saved_at
             old = how.checkpoint_steps is not None or (how.checkpoint_seconds or math.inf) <= age
-            if self.world.is_main and (old or len(drive.weighings) > weighed):
+            if self.world.is_main and (old or stop.number or len(drive.weighings) > weighed):
                 saved_at, weighed = time.monotonic(), len(drive.weighings)
                 state = {"phase": "solve", "model": model.state_dict(), "stream": stream.state()}
                 run.save({**state, "extra": self._extra()})
+            if stop.number:
+                raise Interrupted(
+                    f"stopped by signal {stop.number} after step {drive.steps} of {method.name}, which "
+                    f"{run.checkpoint_path} holds. Give the same command again to go on.",
+                    stop.number,
+                )
 
-        drive.go(save)
+        with StopRequests() as stop:
+            drive.go(save)
         for weighing in drive.weighings:
             self._log(run, {"phase": "weighing", **asdict(weighing)})
-            self.tell(_told(weighing, self.limits, self.costs))
+            self.tell(told(weighing, self.limits, self.costs))
         return drive.weighings[-1].widths, drive
 
     def _tuned(
@@ -376,24 +392,3 @@ def _take_up(run: RunDir, landing: Landing | Drive) -> dict[str, Any] | None:
         with run.understood():
             landing.restore(saved["extra"]["landing"])
     return saved
-
-
-def _solver_facts(solver: EccSolver, costs: Sequence[Cost], step: int) -> dict[str, Any]:
-    spent = {cost.resource: float(amount) for cost, amount in zip(costs, solver.spent, strict=True)}
-    return {
-        "phase": "solver",
-        "step": step,
-        "spent": spent,
-        "target": solver.target,
-        "energy_dual": solver.duals.energy,
-        "width_duals": solver.duals.width,
-        "widths": solver.widths,
-    }
-
-
-def _told(weighing: Weighing, limits: Sequence[float], costs: Sequence[Cost]) -> str:
-    parts = []
-    for cost, limit in zip(costs, limits, strict=True):
-        amount = weighing.weighed.get(cost.resource, weighing.predicted[cost.resource])
-        parts.append(f"{cost.resource} {amount:.4g} {cost.unit}, {amount / limit:.1%} of the budget".replace(" ,", ","))
-    return f"step {weighing.step}, {weighing.label}: {'; '.join(parts)}"

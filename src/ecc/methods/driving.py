@@ -5,8 +5,9 @@ For methods that take steps of their own (see `base.py`). ECC lands in its own w
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -24,6 +25,16 @@ from .settings import CompressSettings
 from .weighing import Weighed
 
 MAX_CORRECTIONS = 6
+
+
+@dataclass(frozen=True)
+class _Bound:
+    """A network that was weighed, and the aims that led to it."""
+
+    aims: list[float]
+    share: float
+    """Of the budget."""
+    weighing: Weighing
 
 
 class Drive:
@@ -52,6 +63,9 @@ class Drive:
         self.landed = False
         self.note = ""
         """Why it did not land, or what should be known; empty if all is well."""
+        self._within: _Bound | None = None  # the last network below the band
+        self._above: _Bound | None = None  # the last one above the budget after that
+        self._again = False  # whether the method is to cut anew although it is done
 
     def go(self, save: Callable[[], None]) -> None:
         """Works until the budget is met on the scales, or cannot be.
@@ -68,9 +82,9 @@ class Drive:
                 "Raise the budget, lower min_share, or shrink the input."
             )
         while not self.landed and not self.note:
-            while not self._method.is_done:
+            while self._again or not self._method.is_done:
                 self._method.step()
-                self.steps += 1
+                self.steps, self._again = self.steps + 1, False
                 save()
             self._weigh()
             save()
@@ -78,6 +92,9 @@ class Drive:
     def _weigh(self) -> None:
         work = self._work
         widths = dict(zip(work.graph.full_widths, work.widths(), strict=True))
+        if any(widths == one.widths for one in self.weighings):  # weighed often enough, it would pass by chance
+            self._end(self.weighings[-1])
+            return
         vector = work.graph.widths(widths)
         predicted = {cost.resource: float(cost.to("cpu").value(vector)) for cost in work.costs}
         weighed = self._scales(widths)
@@ -96,34 +113,83 @@ class Drive:
                 aims=aims,
             )
         )
-        if shares[tightest] <= self._band[1]:
+        share = shares[tightest]
+        if self._band[0] <= share <= self._band[1]:
             self.landed = True
-            if shares[tightest] < self._band[0]:
-                self.note = f"the result lies at {shares[tightest]:.1%} of the budget of {tightest}."
+        elif share < self._band[0] or self._within is not None:
+            self._ask_for_another(share, aims)
         elif len(self.weighings) > MAX_CORRECTIONS:
-            self.note = f"after {MAX_CORRECTIONS} corrections the result lies at {shares[tightest]:.1%} of the budget."
+            self.note = f"after {MAX_CORRECTIONS} corrections the result lies at {share:.1%} of the budget."
         else:
             work.aims = list(aims.values())
             if work.excess(work.floors()) > 0:
-                self.note = f"the result lies at {shares[tightest]:.1%} of the budget, and the floors allow no less."
+                self.note = f"the result lies at {share:.1%} of the budget, and the floors allow no less."
+
+    def _ask_for_another(self, share: float, aims: Mapping[str, float]) -> None:
+        """Asks a method that cuts anew for a network between one that is too small and one that is too large.
+
+        Args:
+            share: Of the budget, at which the last one lies: below the band, or above the budget after another below.
+            aims: By which one that is too small is corrected as long as none was too large.
+        """
+        work, last = self._work, self.weighings[-1]
+        if share < self._band[0]:
+            self._within = _Bound(list(work.aims), share, last)
+        else:
+            self._above = _Bound(list(work.aims), share, last)
+        assert self._within is not None  # or the first one would have been corrected downwards
+        is_higher = self._above is not None or any(new > old for new, old in zip(aims.values(), work.aims, strict=True))
+        if not is_higher or not getattr(self._method, "cuts_anew", False) or len(self.weighings) > MAX_CORRECTIONS:
+            self._end(last)
+            return
+        self._again = True
+        if self._above is None:
+            work.aims = list(aims.values())
+        else:
+            low, high, wanted = self._within, self._above, statistics.fmean(self._band)
+            part = (wanted - low.share) / (high.share - low.share)
+            work.aims = [one + part * (two - one) for one, two in zip(low.aims, high.aims, strict=True)]
+
+    def _end(self, last: Weighing) -> None:
+        """No other network is to be had: back to the largest one within the budget, if there was any."""
+        if self._within is None:
+            share = max(shares_of(_weighed(last), last.predicted, self._work.costs, self._limits).values())
+            self.note = f"the result lies at {share:.1%} of the budget, and {self._method.name} goes no lower."
+            return
+        if self._work.aims != self._within.aims:
+            self._work.aims = list(self._within.aims)
+            self._method.step()
+        if last != self._within.weighing:
+            self.weighings.append(self._within.weighing)
+        self.landed, self.note = True, f"the result lies at {self._within.share:.1%} of the budget."
 
     def state(self) -> dict[str, Any]:
         """Plain values and tensors: the method's own state among them."""
         return {
             "steps": self.steps,
             "aims": list(self._work.aims),
+            "again": self._again,
             "landed": self.landed,
             "note": self.note,
             "weighings": [asdict(weighing) for weighing in self.weighings],
+            "bounds": [None if one is None else asdict(one) for one in (self._within, self._above)],
             "method": self._method.state_dict(),
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """The reverse; network and stream are restored by their owner."""
         self.steps, self.landed, self.note = int(state["steps"]), bool(state["landed"]), str(state["note"])
-        self._work.aims = [float(aim) for aim in state["aims"]]
+        self._work.aims, self._again = [float(aim) for aim in state["aims"]], bool(state.get("again", False))
         self.weighings = [Weighing(**weighing) for weighing in state["weighings"]]
+        self._within, self._above = (
+            None if one is None else _Bound(one["aims"], one["share"], Weighing(**one["weighing"]))
+            for one in state.get("bounds", (None, None))
+        )
         self._method.load_state_dict(state["method"])
+
+
+def _weighed(one: Weighing) -> Weighed:
+    return Weighed(one.weighed, one.label, one.relative_ci)
 
 
 def first_aims(costs: Sequence[Cost], limits: Sequence[float], dense: Weighed) -> list[float]:

@@ -87,9 +87,13 @@ class Landing:
             InfeasibleBudget: If the network cannot get as small as it would have to.
         """
         descent, is_last = self._solver.descent, step >= self._steps
-        if self.landed or self.note or (descent < MARKS[self._next_mark] and not is_last):
+        if (self.landed or self.note or descent < MARKS[self._next_mark]) and not is_last:
             return None
         widths = self._solver.widths
+        if self.landed or self.note:
+            if widths == self.weighings[-1].widths:
+                return None
+            self.landed, self.note = False, ""  # what was silent when it landed is read by now
         weighed = self._scales(widths)
         predicted = {cost.resource: float(spent) for cost, spent in zip(self._costs, self._solver.spent, strict=True)}
         aims = aims_after(weighed, predicted, self._costs, self._limits, self._band[1])

@@ -183,6 +183,8 @@ class Lcp:
         found: The `compensation` of an earlier search of the same network: nothing is searched then.
     """
 
+    cuts_anew = True
+
     def __init__(
         self, settings: LcpSettings | None = None, *, found: Mapping[str, tuple[float, float]] | None = None
     ) -> None:

@@ -59,8 +59,9 @@ class NetAdaptSettings:
     rounds: int = 30
     """In this round, at the latest, the aims are met."""
     short_steps: int | None = None
-    """Training steps of each candidate. None shares the steps of the solve among all candidates that are to be
-    expected, as ECC's authors did: then NetAdapt sees about as many batches as ECC, losers included."""
+    """Training steps of each candidate, or fewer where they are not left. None shares the steps of the solve among the
+    rounds that are to be expected, and those of a round among its candidates, as ECC's authors did: then NetAdapt sees
+    about as many batches as ECC, losers included."""
     selection: str = "score"
     """Who wins a round: the highest score, as in the paper; or the least loss of score for what is saved, as in the
     authors' code ("score per joule")."""
@@ -133,11 +134,6 @@ class NetAdapt:
         self._work = work
         self._full = [group.width for group in work.graph.groups]
         self._ladders = _ladders(work)
-        candidates = sum(len(ladder) > 1 for ladder in self._ladders) * self.settings.rounds_to(
-            1 / (1 + work.excess(self._full))
-        )
-        self.short_steps = self.settings.short_steps or max(1, work.settings.steps // max(1, candidates))
-        """Training steps of each candidate."""
         self._score: float | None = None  # of the network as it is
         self._begun = work.stream.total
         self.rounds = []
@@ -174,9 +170,9 @@ class NetAdapt:
             )
         best: _Candidate | None = None
         scores = {}
-        norms = magnitudes(work)
+        norms, steps = magnitudes(work), self.short_steps(len(proposals))
         for proposal in proposals:
-            candidate = self._tried(proposal, before, norms)
+            candidate = self._tried(proposal, before, norms, steps)
             scores[", ".join(proposal.groups)] = candidate.score
             if best is None or candidate.rank > best.rank:  # only the best is kept, for memory
                 best = candidate
@@ -235,13 +231,19 @@ class NetAdapt:
 
     # ------------------------------------------------------------ candidates
 
-    def _tried(self, proposal: Proposal, before: Sequence[int], norms: Mapping[str, Tensor]) -> _Candidate:
+    def short_steps(self, candidates: int) -> int:
+        """Training steps of each candidate of this round: the same for all, and none that were not given."""
+        left = self._work.settings.steps - (self._work.stream.total - self._begun)
+        rounds = self.settings.rounds_to(1 / (1 + self._work.excess(self._full))) - len(self.rounds)
+        shared = left // max(1, rounds) if self.settings.short_steps is None else left
+        return max(0, min(self.settings.short_steps or shared, shared // candidates))
+
+    def _tried(self, proposal: Proposal, before: Sequence[int], norms: Mapping[str, Tensor], steps: int) -> _Candidate:
         """A copy of the network, cut, trained for a short while on a fork of the stream, and judged."""
         work = self._work
         model, stream = copy.deepcopy(work.model), work.stream.fork()
         work.keep_(model, norms, proposal.widths)
-        left = work.settings.steps - (stream.total - self._begun)  # none may be taken that was not given
-        if steps := max(0, min(self.short_steps, left)):
+        if steps:
             work.train(model, steps, work.settings.lr, stream)
         score = float(work.held_out(model))
         return _Candidate(proposal, score, self._rank(score, before, proposal.widths), model, stream)

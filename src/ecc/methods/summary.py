@@ -11,7 +11,8 @@ from ecc.energy import Budget, Cost
 from ecc.graph import ChannelGraph
 
 from .driving import Drive
-from .landing import BAND, Landing
+from .ecc.solver import EccSolver
+from .landing import BAND, Landing, Weighing
 from .weighing import Weighed
 
 
@@ -70,3 +71,26 @@ def summary_of(
         "macs": {"dense": float(graph.macs()), "result": float(graph.macs(widths))},
         "parameters": {"dense": float(graph.parameters()), "result": float(graph.parameters(widths))},
     }
+
+
+def solver_facts(solver: EccSolver, costs: Sequence[Cost], step: int) -> dict[str, Any]:
+    """Where the solver stands, as a line of the history."""
+    spent = {cost.resource: float(amount) for cost, amount in zip(costs, solver.spent, strict=True)}
+    return {
+        "phase": "solver",
+        "step": step,
+        "spent": spent,
+        "target": solver.target,
+        "energy_dual": solver.duals.energy,
+        "width_duals": solver.duals.width,
+        "widths": solver.widths,
+    }
+
+
+def told(weighing: Weighing, limits: Sequence[float], costs: Sequence[Cost]) -> str:
+    """A look at the scales in words."""
+    parts = []
+    for cost, limit in zip(costs, limits, strict=True):
+        amount = weighing.weighed.get(cost.resource, weighing.predicted[cost.resource])
+        parts.append(f"{cost.resource} {amount:.4g} {cost.unit}, {amount / limit:.1%} of the budget".replace(" ,", ","))
+    return f"step {weighing.step}, {weighing.label}: {'; '.join(parts)}"

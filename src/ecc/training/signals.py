@@ -28,7 +28,8 @@ class Interrupted(EccError):
 class StopRequests:
     """A block in which SIGTERM and Ctrl-C are noted. The second one acts as it always did.
 
-    Python delivers signals to the main thread only; in any other thread the block notes nothing.
+    Python delivers signals to the main thread only; in any other thread the block notes nothing. Neither does a block
+    within another: the outer one knows better when the state is whole, as between short trainings of a search.
     """
 
     def __init__(self) -> None:
@@ -37,7 +38,7 @@ class StopRequests:
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> StopRequests:
-        if threading.current_thread() is threading.main_thread():
+        if threading.current_thread() is threading.main_thread() and not self._is_within_another():
             for number in SIGNALS:
                 self._before[number] = signal.signal(number, self._note)
         return self
@@ -46,6 +47,10 @@ class StopRequests:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._put_back()
+
+    @staticmethod
+    def _is_within_another() -> bool:
+        return any(isinstance(getattr(signal.getsignal(one), "__self__", None), StopRequests) for one in SIGNALS)
 
     def _note(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 - as Python calls it
         self.number = number

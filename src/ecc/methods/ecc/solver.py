@@ -9,7 +9,8 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ecc.energy.cost import Cost
-from ecc.graph import ChannelGraph, zero_channels_
+from ecc.graph import ChannelGraph, live_masks, zero_channels_
+from ecc.graph.surgery import kept_masks
 from ecc.methods.ecc.budgeted import BudgetedOptimizer, Duals, adam_of, checked_ends, device_of, shares_of
 from ecc.methods.ecc.dynamics import Dynamics, Literal, Paced
 from ecc.methods.ecc.floors import MIN_SHARE, alive_and_floors
@@ -114,12 +115,21 @@ class EccSolver(BudgetedOptimizer):
             metric=metric or ("taylor" if dynamics == "pace" else "adam"),
             advice=advice,
         )
-        self._graph, self.round_to = graph, round_to
+        self._model, self._graph, self.round_to = model, graph, round_to
 
     @property
     def widths(self) -> dict[str, int]:
-        """Channels of each group that are kept: live ones, and dead ones to round up. Waits for the device."""
-        return self._live()
+        """Channels of each group that `slim` would keep now. Waits for the device.
+
+        These are the live ones, and dead ones to round up. Where a group began with less than its floor it counts as
+        whole in the descent, as one that is not trained yet; what is still silent then is cut off all the same.
+        """
+        masks = self._dynamics.alive.split(list(self._ladder.full_widths))
+        read = live_masks(self._model, self._graph)
+        live = [mask.to(alive.device) & alive for mask, alive in zip(read, masks, strict=True)]
+        kept = kept_masks(self._graph, live, self.round_to)
+        counts = torch.stack([mask.sum() for mask in kept]).tolist()
+        return dict(zip(self._names, counts, strict=True))
 
     def mask_(self, model: nn.Module) -> None:
         """Silences the dead channels in a copy of the network too, such as an average of its weights."""
