@@ -6,9 +6,11 @@ import tracemalloc
 from pathlib import Path
 
 import pytest
+import torch
 
 from ecc.errors import BadFile
-from ecc.files import read_bytes, read_text, remove_abandoned, temporary, whole_lines, write_text
+from ecc.files import read_bytes, read_text, refuse_another, remove_abandoned, temporary, whole_lines, write_text
+from ecc.training import save_state
 
 
 def test_a_file_is_written_whole_and_leaves_nothing_beside_it(tmp_path: Path) -> None:
@@ -48,6 +50,29 @@ def test_a_written_file_gets_the_permissions_of_the_umask(tmp_path: Path, mask: 
         os.umask(before)
     modes = [stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ("a.json", "b.json")]
     assert modes == [0o666 & ~mask] * 2
+
+
+@pytest.mark.parametrize("mask", [0o022, 0o077])
+def test_so_does_a_checkpoint(tmp_path: Path, mask: int) -> None:
+    before = os.umask(mask)
+    try:
+        save_state(tmp_path / "a.safetensors", {"a": torch.zeros(1)})
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "a.safetensors").stat().st_mode) == 0o666 & ~mask
+
+
+def test_a_file_of_another_kind_is_not_replaced(tmp_path: Path) -> None:
+    file = tmp_path / "a.json"
+    refuse_another(file, "of a kind", "thing")  # nothing is there
+    file.write_text("", encoding="utf-8")
+    refuse_another(file, "of a kind", "thing")
+    file.write_text("this is of a kind", encoding="utf-8")
+    refuse_another(file, "of a kind", "thing")
+    refuse_another(tmp_path, "of a kind", "thing")  # a folder has its own error
+    file.write_text("measured for hours", encoding="utf-8")
+    with pytest.raises(BadFile, match=r"a.json is there and is no thing; it is left as it is\. Give another name"):
+        refuse_another(file, "of a kind", "thing")
 
 
 def test_what_was_written_is_read(tmp_path: Path) -> None:

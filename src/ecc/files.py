@@ -24,6 +24,10 @@ MOST_BYTES = 8 << 20
 """Of a file that is read at once. Ours have a megabyte or two; the worst JSON of this size takes a second."""
 
 
+MARKED_BYTES = 512
+"""Of a file, in which it says what it is."""
+
+
 MOST_LINE_BYTES = 1 << 20
 """Of a line that is read by itself; those of a history have some kilobytes."""
 
@@ -86,6 +90,27 @@ def _opened(path: str | Path) -> Iterator[BinaryIO]:
         raise BadFile(f"cannot read {path}: {error.strerror}.") from None
     except ValueError as error:  # a NUL in the name
         raise BadFile(f"cannot read {str(path)!r}: {error}.") from None
+
+
+def refuse_another(path: str | Path, mark: str, what: str) -> None:
+    """Refuses to put a file in the place of one of another kind, such as hours of measurements.
+
+    Args:
+        path: Where it is to go; nothing may be there.
+        mark: What files of its kind have in their first lines.
+        what: Its kind, for the message.
+
+    Raises:
+        BadFile: If another file is there.
+    """
+    there = False
+    with suppress(OSError, ValueError):  # a name that cannot be is told when it is written
+        there = Path(path).is_file()
+    if there:
+        with _opened(path) as file:
+            start = file.read(MARKED_BYTES)
+        if start and mark.encode() not in start:
+            raise BadFile(f"{path} is there and is no {what}; it is left as it is. Give another name, or remove it.")
 
 
 def write_text(path: str | Path, text: str) -> None:

@@ -9,8 +9,12 @@ import pytest
 from rich.console import Console
 
 from ecc.energy import EnergyModel, fit, parse_budget
+from ecc.energy.budget import MIN_SHARE
+from ecc.graph import trace_channels
 from ecc.measure import Profile
-from ecc.report.fit import budget_warning, fit_facts, fit_view, reach, si
+from ecc.methods.ecc.floors import floor_widths
+from ecc.report.fit import budget_warning, budget_within, fit_facts, fit_view, least_of, reach, si
+from ecc.zoo import find_task
 
 FIFTY = Path(__file__).resolve().parent.parent.parent / "results" / "evidence" / "e1.profile.gz"
 
@@ -58,7 +62,8 @@ def test_the_layers_of_the_view_add_up_to_the_dense_network() -> None:
 
 def test_the_range_that_can_be_met_is_told() -> None:
     text = reach(model())
-    assert f"Budgets from {model().least / model().dense_profiled:.0%} to 100% can be met." in text
+    assert model().least < least_of(model()) < 0.3 * model().dense_profiled  # a tenth of each group is kept
+    assert f"Budgets from {least_of(model()) / model().dense_profiled:.0%} to 100% can be met." in text
     assert "as measured on NVIDIA H200, batch 64" in text
     assert "by this model of what was measured on" in reach(replace(model(), quality={}))
     assert "an item)" in text
@@ -87,3 +92,16 @@ def test_facts_are_plain_values() -> None:
 )
 def test_numbers_are_readable(value: float, text: str) -> None:
     assert si(value, "J") == text
+
+
+def test_that_a_budget_can_be_met_is_told() -> None:
+    assert budget_within(model(), parse_budget("50%")).endswith("can be met: it is 50% of dense.")
+
+
+def test_what_can_be_met_is_what_compress_can_reach() -> None:
+    """As far as the multiples that were profiled go."""
+    task = find_task("mobilenet_v1")
+    graph = trace_channels(task.model, task.example_input, proven=False)
+    floors = floor_widths(graph, MIN_SHARE, model().origin.multiple_of or 1)
+    widths = dict(zip(graph.full_widths, floors, strict=True))
+    assert least_of(model()) == pytest.approx(model().at({group.name: widths[group.name] for group in graph.prunable}))

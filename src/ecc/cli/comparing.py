@@ -15,6 +15,7 @@ from ecc.methods.cluster import open_cluster, run_on_cluster
 from ecc.methods.compare import SCRATCH
 from ecc.methods.find import METHODS
 from ecc.report.compare import draw_grid, grid_facts, grid_view, load_grid
+from ecc.report.fit_figures import refuse_unknown_format
 from ecc.training import Interrupted
 
 from .app import app
@@ -99,6 +100,8 @@ def compare(
     """
     if on not in PLACES:
         raise EccError(f"--on {on} is unknown; there are {' and '.join(PLACES)}.")
+    if figure is not None:
+        refuse_unknown_format(figure)
     typed = {"train_steps": train_steps, "steps": steps, "tune_steps": tune_steps, "lr": lr, "train_lr": train_lr}
     spec = GridSpec(
         task=task,
@@ -141,6 +144,8 @@ def compare(
         typer.echo(json.dumps(grid_facts(entries), indent=1))
     else:
         Console().print(grid_view(entries))
+    if not any(entry.cells for entry in entries):
+        raise EccError("no cell has a result; each says why it failed.")
 
 
 def _words(text: str) -> tuple[str, ...]:

@@ -57,7 +57,7 @@ def compress(
         str, typer.Option("--method", metavar="NAME", help=f"How: {', '.join(METHODS)}. All get the same batches.")
     ] = "ecc",
     granularity: Annotated[
-        str, typer.Option("--granularity", metavar="WHAT", help="What is removed: channel, or weight (see below).")
+        str, typer.Option("--granularity", metavar="WHAT", help="What is removed: channel, or weight (see above).")
     ] = "channel",
     meter: Annotated[
         str,
@@ -94,7 +94,7 @@ def compress(
     channels_last: Annotated[bool, typer.Option("--channels-last", help="Faster on most GPUs.")] = False,
     cuda_graph: Annotated[bool, typer.Option("--cuda-graph", help="Faster for small networks on large GPUs.")] = False,
     clip_norm: Annotated[float | None, typer.Option("--clip-norm", metavar="NORM", help="Of the gradient.")] = None,
-    seed: Annotated[int, typer.Option("--seed")] = 0,
+    seed: Annotated[int, typer.Option("--seed", metavar="N", help="Of batches and of all that is drawn.")] = 0,
     freeze: FreezeOption = None,
     checkpoint_seconds: Annotated[
         float, typer.Option("--checkpoint-seconds", metavar="S", help="Between two checkpoints.")

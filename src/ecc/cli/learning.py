@@ -11,11 +11,12 @@ from rich.console import Console
 
 from ecc.energy import fit as fit_profile
 from ecc.energy import parse_budgets
+from ecc.energy.model import FORMAT
 from ecc.energy.study import study
-from ecc.errors import BadFile
-from ecc.files import write_text
+from ecc.errors import BadBudget, BadFile
+from ecc.files import refuse_another, write_text
 from ecc.measure import Profile
-from ecc.report.fit import budget_warning, fit_facts, fit_view
+from ecc.report.fit import budget_warning, budget_within, fit_facts, fit_view
 from ecc.report.fit_figures import draw_fit
 
 from .app import app
@@ -58,6 +59,13 @@ def fit(
     budgets = parse_budgets(budget) if budget else ()
     if output is not None and not output.parent.is_dir():
         raise BadFile(f"cannot write {output}: there is no folder {output.parent}.")
+    if output is not None:
+        refuse_another(output, FORMAT, "energy model")
+    for one in budgets:
+        if one.resource != resource:
+            raise BadBudget(
+                f"budget {one} is about {one.resource}, and this model about {resource}; leave it out here."
+            )
     model = fit_profile(profile, family, resource=resource, allow_unsteady=allow_unsteady, curve=True)
     if output is not None:
         model.save(output)
@@ -68,11 +76,12 @@ def fit(
         data = figures / f"{file.name.partition('.')[0]}-fit.json"
         write_text(data, json.dumps(found) + "\n")
         drawn.append(data)
-    warnings = [line for one in budgets if one.resource == resource and (line := budget_warning(model, one))]
+    warnings = [line for one in budgets if (line := budget_warning(model, one))]
     if as_json:
         typer.echo(json.dumps({**fit_facts(model), "warnings": warnings}, indent=1))
         return
     console = Console()
     console.print(fit_view(model, f"{file.name}: {resource} of {model.origin.rows} networks ({model.label})"))
-    for line in [*warnings, *(f"wrote {path}" for path in [*([output] if output else []), *drawn])]:
+    told = [budget_warning(model, one) or budget_within(model, one) for one in budgets]
+    for line in [*told, *(f"wrote {path}" for path in [*([output] if output else []), *drawn])]:
         typer.echo(line)

@@ -9,7 +9,9 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from ecc.files import refuse_another
 from ecc.graph import trace_channels
+from ecc.graph.channels import FORMAT
 from ecc.measure.doctor import examine
 from ecc.report.doctor import doctor_view
 from ecc.report.inspect import graph_facts, graph_table
@@ -71,6 +73,8 @@ def inspect(
       ecc inspect mobilenet_v1 --freeze conv1
       ecc inspect net.py:build --json
     """
+    if save is not None:
+        refuse_another(save, FORMAT, "channel graph")
     job = task_of(task, data, weights, size)
     graph = trace_channels(job.model, job.example_input, freeze=freeze or [], proven=proof)
     if save is not None:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from ecc.errors import EccError
-from ecc.files import write_text
+from ecc.files import refuse_another, write_text
 from ecc.report.figures import draw_figures
 from ecc.report.html import page_of
 from ecc.report.page import page_facts
@@ -49,6 +49,8 @@ def report(
         return
     if output is None and figures is None:
         raise EccError("nothing to do: say where the page goes with -o report.html, or follow the run with --live.")
+    if output is not None:
+        refuse_another(output, "<!doctype html>", "page")
     facts = page_facts(folder)
     if output is not None:
         write_text(output, page_of(facts))

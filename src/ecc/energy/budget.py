@@ -22,6 +22,9 @@ _NUMBER = re.compile(r"^\s*([+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?)\s*(.*
 _WHOLE = ("params", "weight_bytes")  # the same for any batch
 _EXAMPLES = "60%, 0.0247 J, 0.4 mJ/image, latency=12ms, macs=300M, params=2M or weight_bytes=4MiB"
 
+MIN_SHARE = 0.1
+"""Of a group's channels, by default: the paper's floor of one channel lets whole layers collapse."""
+
 
 @dataclass(frozen=True)
 class Budget:
@@ -71,8 +74,10 @@ def parse_budget(text: str) -> Budget:
     if match is None:
         raise BadBudget(f"budget {text!r} starts with no number; write it as {_EXAMPLES}.")
     number, unit = float(match[1]), match[2]
-    if not (math.isfinite(number) and number > 0):
+    if not number > 0:
         raise BadBudget(f"budget {text!r} is not above 0, and no network costs nothing.")
+    if not math.isfinite(number):
+        raise BadBudget(f"budget {text!r} is larger than any number here; write it as {_EXAMPLES}.")
     if unit == "%":
         return Budget(resource, number / 100, is_share=True)
     stem, slash, item = unit.partition("/")

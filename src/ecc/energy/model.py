@@ -29,6 +29,8 @@ from .samples import RESOURCES
 from .steps import Stairs, Step
 
 FORMAT = "ecc energy model, version 1"
+A_PROFILE = '{"header": {"format": "ecc profile"'
+"""How a profile begins, which may be taken for its energy model."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,7 +226,10 @@ class EnergyModel:
             BadFile: If it is no energy model, is damaged, or belongs to another network.
         """
         try:
-            data = json.loads(read_text(path), parse_constant=_refuse_constant)
+            text = read_text(path)
+            if text.startswith(A_PROFILE):
+                raise BadFile(f"{path} is a profile, and no energy model yet; make one: ecc fit {path} -o energy.json")
+            data = json.loads(text, parse_constant=_refuse_constant)
             if not isinstance(data, dict) or data.get("format") != FORMAT:
                 raise BadFile(f"{path} is not an energy model of this version ({FORMAT!r}).")
             model = cls._from_json(data)

@@ -75,7 +75,8 @@ def _results(summary: Mapping[str, Any]) -> str:
 
 def _loading(summary: Mapping[str, Any]) -> str:
     file = "sparse" if summary.get("granularity") == "weight" else "slim"
-    return f"""Each file beside this card was run by its own program and compared with the network before it was kept.
+    return f"""What `ecc export` wrote beside this card was run by its own program and compared with the network before
+it was kept. Of these, load what is there:
 
     import ecc
     model = ecc.load_slim(YourNetwork(), "{file}.safetensors")  # weights only: no pickle, no code in the file
@@ -87,7 +88,7 @@ def _loading(summary: Mapping[str, Any]) -> str:
     program = torch.export.load("slim.pt2").module()  # torch may unpickle here: load what you trust
     script = torch.jit.load("slim.torchscript")
 
-All of them take any batch size."""
+Each takes any batch size."""
 
 
 def _made(config: Mapping[str, Any]) -> str:

@@ -201,7 +201,8 @@ def disagreement(
     """
     mine, other = dict(_leaves(old.to_dict())), dict(_leaves(new.to_dict()))
     computed = old.device_type is None and new.device_type is None
-    for name in [*mine, *(name for name in other if name not in mine)]:
+    names = [*mine, *(name for name in other if name not in mine)]
+    for name in sorted(names, key=lambda name: not name.startswith("input.")):  # the fingerprint follows from the input
         if name in _MAY_DIFFER or name.partition(".")[0] in _MAY_DIFFER or name in may_differ:
             continue
         if computed and name.startswith("environment."):

@@ -104,7 +104,8 @@ def refuse_infeasible(found: Sequence[Reach]) -> None:
             limit, least = (f"{amount:.4g} {one.unit}".rstrip() for amount in (one.limit, one.least))
             raise InfeasibleBudget(
                 f"budget {limit} of {one.resource} is below {least}, the least this network can use with every group "
-                "at its floor. Raise the budget, lower min_share (--min-share), or shrink the input."
+                "at its floor. Raise the budget, lower min_share (--min-share) or round_to (--round-to), freeze less, "
+                "or shrink the input."
             )
 
 

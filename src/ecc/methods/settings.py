@@ -6,10 +6,10 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from ecc.energy.budget import MIN_SHARE
 from ecc.errors import EccError
 from ecc.training import Cosine, Distillation, TrainSettings
 
-from .ecc.floors import MIN_SHARE
 from .ecc.paper import PaperSettings
 from .ecc.scores import METRICS
 
@@ -80,7 +80,7 @@ class CompressSettings:
                 raise EccError(f"{name}={getattr(self, name)} is below {least_steps}, the least it may be.")
         for name, rate in (("lr", self.lr), ("tune_lr", self.first_tune_lr), ("train_lr", self.train_lr)):
             if not 0 < rate < 1:
-                raise EccError(f"{name}={rate} is outside 0..1.")
+                raise EccError(f"{name}={rate} is outside 0..1, of which 0 and 1 are no part.")
         is_one = self.tune_lr is None and self.dynamics == "pace"
         for name, holds, what in (
             ("falling", is_one or not self.falling, "for a tuning with a rate of its own, nor for dynamics='paper'"),

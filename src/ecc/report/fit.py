@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
+import torch
 from rich.console import Group, RenderableType
 from rich.table import Table
 
 from ecc.energy import EnergyModel
-from ecc.energy.budget import Budget
+from ecc.energy.budget import MIN_SHARE, Budget
 from ecc.energy.fitting import about_odd_widths, worth_more_rows
 
 LAYERS_SHOWN = 8
@@ -61,28 +63,44 @@ def _layers(model: EnergyModel) -> Table:
 
 def reach(model: EnergyModel) -> str:
     """Which budgets can be met."""
-    dense, least, batch = model.dense_profiled, model.least, model.origin.batch
+    dense, least, batch = model.dense_profiled, least_of(model), model.origin.batch
     whose = "by this model of what was" if model.quality.get("dense_fitted") is None else "as"
     each = f" ({si(dense / batch, model.unit)} an item)" if batch > 1 else ""
     return (
         f"Dense: {si(dense, model.unit)}{each} {whose} {model.label} on {model.origin.meter.device}, batch {batch}. "
-        f"With every group at its least, by this model: {si(least, model.unit)}. "
+        f"With {MIN_SHARE:.0%} of every group (the default --min-share), by this model: {si(least, model.unit)}. "
         f"Budgets from {least / dense:.0%} to 100% can be met."
     )
 
 
+def least_of(model: EnergyModel) -> float:
+    """What is left with every group at its default floor, in the multiples that were profiled."""
+    step = model.origin.multiple_of or 1
+    floors = [
+        full if least == full else min(full, max(least, step * math.ceil(MIN_SHARE * full / step)))
+        for full, least in zip(model.full_widths, model.least_widths, strict=True)
+    ]
+    return float(model.value(torch.tensor(floors, dtype=torch.float64)))
+
+
 def budget_warning(model: EnergyModel, budget: Budget) -> str:
     """Why a budget cannot be met or need not be; empty if it is in reach."""
-    limit = budget.limit(model, model.origin.batch)
-    if limit < model.least:
+    limit, least = budget.limit(model, model.origin.batch), least_of(model)
+    if limit < least:
         return (
-            f"budget {si(limit, model.unit)} is below {si(model.least, model.unit)}, the least this network can use "
-            f"with every group at its least. Raise it above {model.least / model.dense_profiled:.0%} of dense, or "
-            "shrink the input."
+            f"budget {si(limit, model.unit)} is below {si(least, model.unit)}, the least this network can use with "
+            f"{MIN_SHARE:.0%} of every group. Raise it above {least / model.dense_profiled:.0%} of dense, lower "
+            "--min-share, or shrink the input."
         )
     if limit >= (dense := model.dense_profiled):
         return f"budget {si(limit, model.unit)} is met by the dense network, which uses {si(dense, model.unit)}."
     return ""
+
+
+def budget_within(model: EnergyModel, budget: Budget) -> str:
+    """That a budget can be met."""
+    limit = budget.limit(model, model.origin.batch)
+    return f"budget {si(limit, model.unit)} can be met: it is {limit / model.dense_profiled:.0%} of dense."
 
 
 def fit_facts(model: EnergyModel) -> dict[str, Any]:

@@ -103,6 +103,20 @@ def save_figure(figure: Any, path: Path, plots: Any) -> Path:
     return path
 
 
+def refuse_unknown_format(path: Path) -> None:
+    """Refuses the name of a figure that cannot be drawn, before the long work.
+
+    Raises:
+        BadFile: If its ending is no format of matplotlib's, or that is not installed.
+    """
+    known = pyplot().figure().canvas.get_supported_filetypes()
+    pyplot().close("all")
+    if path.suffix.lower().lstrip(".") not in known:
+        raise BadFile(f"{path} names no format by its ending; end it in .svg, .png or .pdf.")
+    if not path.absolute().parent.is_dir():
+        raise BadFile(f"cannot write {path}: there is no folder {path.parent}.")
+
+
 def pyplot() -> Any:
     """matplotlib without a screen, in the house's style.
 

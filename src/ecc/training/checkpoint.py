@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from ecc.errors import BadFile
-from ecc.files import MOST_BYTES
+from ecc.files import MOST_BYTES, umask
 
 from .tree import FILE_TYPES, as_dtype, tree_of, value_of
 
@@ -182,6 +182,7 @@ def _replacing(path: Path) -> Iterator[IO[bytes]]:
     try:
         with NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp", delete=False) as file:
             temporary = file.name
+            os.fchmod(file.fileno(), 0o666 & ~umask())  # as any other new file; temporary ones are private
             yield file
             file.flush()
             os.fsync(file.fileno())

@@ -9,8 +9,6 @@ from torch import Tensor, nn
 
 from ecc.graph import ChannelGraph, ChannelGroup, kept_masks, live_masks
 
-MIN_SHARE = 0.1  # of a group's channels; the paper's floor of one channel lets whole layers collapse
-
 
 def floor_widths(graph: ChannelGraph, min_share: float, round_to: int) -> list[int]:
     """The least width of each group of a network whose channels are all alive.

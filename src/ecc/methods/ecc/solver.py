@@ -8,12 +8,13 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from ecc.energy.budget import MIN_SHARE
 from ecc.energy.cost import Cost
 from ecc.graph import ChannelGraph, live_masks, zero_channels_
 from ecc.graph.surgery import kept_masks
 from ecc.methods.ecc.budgeted import BudgetedOptimizer, Duals, adam_of, checked_ends, device_of, shares_of
 from ecc.methods.ecc.dynamics import Dynamics, Literal, Paced
-from ecc.methods.ecc.floors import MIN_SHARE, alive_and_floors
+from ecc.methods.ecc.floors import alive_and_floors
 from ecc.methods.ecc.ladder import Ladder
 from ecc.methods.ecc.limits import Limit, Limits
 from ecc.methods.ecc.paper import PaperSettings

@@ -15,12 +15,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ecc.energy.budget import MIN_SHARE
 from ecc.energy.nonzeros import NonzeroCost
 from ecc.errors import BadWidths
 from ecc.graph.rebuild import named_tensors
 from ecc.methods.ecc.budgeted import BudgetedOptimizer, adam_of, checked_ends, device_of, shares_of
 from ecc.methods.ecc.dynamics import Held, Paced
-from ecc.methods.ecc.floors import MIN_SHARE
 from ecc.methods.ecc.ladder import Ladder
 from ecc.methods.ecc.limits import Limit, Limits
 from ecc.methods.ecc.schedule import RAMP, WARM_UP, Schedule
