@@ -312,6 +312,11 @@ TRAINING: Table = {
 G = "compare net.py:task --energy net.json --meter none -o new"
 COMPARE: Table = {
     "no grid folder": ("compare net.py:task --energy net.json", "--output"),
+    "figure of an unknown kind": (f"{G} --figure a.foo", "a.foo names no format by its ending"),
+    "budget that no method meets": (
+        f"{G} --methods uniform --budgets 1% --seeds 1 --steps 1 --tune-steps 0 --train-steps 0",
+        "no cell has a result",
+    ),
     "no model to compare": ("compare net.py:task -o new", "--energy"),
     "unknown task to compare": ("compare digit --energy net.json --meter none -o new", "did you mean 'digits'?"),
     "model not there to compare": ("compare net.py:task --energy none.json -o new", "cannot read none.json"),
