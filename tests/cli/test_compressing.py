@@ -57,6 +57,7 @@ def test_a_run_is_told_shown_again_and_given_to_programs(folder: Path) -> None:
     assert first.exit_code == 0, first.output
     assert "What the budgets ask for" in first.stderr
     assert "solving for the budget, 12 steps" in first.stderr
+    assert "random weights" not in first.stderr
     assert "digits by ecc on NVIDIA Jetson TX2" in first.stdout
     assert "energy (estimated)" in first.stdout
 
@@ -132,6 +133,7 @@ def test_a_budget_that_is_not_met_is_an_error_and_the_result_is_kept(folder: Pat
     result = ecc(*words, "--device", "cpu")
     assert result.exit_code == 2
     assert "NOT MET" in result.stdout
+    assert "note: digits starts from random weights; give --train-steps N to train it first." in result.stderr
     assert "error: the budget is not met: the result lies at 1" in result.stderr
     assert "no steps are left" in result.stderr
     assert (folder / "run" / "slim.safetensors").exists()
@@ -160,6 +162,8 @@ BAD: dict[str, tuple[list[str], str]] = {
     "min-share above 1": (["digits", *E, *B, *O, "--min-share", "2"], "min_share=2.0 is a share"),
     "rate of 0": (["digits", *E, *B, *O, "--lr", "0"], "lr=0.0 is outside 0..1"),
     "distillation above 1": (["digits", *E, *B, *O, "--distill", "3"], "weight of distillation is 3.0"),
+    "metric for a rival": (["digits", *E, *B, *O, "--metric", "adam", "--method", "uniform"], "what ECC ranks"),
+    "temperature, no teacher": (["digits", *E, *B, *O, "--distill", "0", "--temperature", "2"], "there is none"),
     "unknown precision": (["digits", *E, *B, *O, "--precision", "fp8"], "precision is 'fp8'"),
     "unknown device": (["digits", *E, *B, *O, "--device", "abacus"], "device 'abacus' cannot be used here"),
     "unknown meter": (["digits", *E, *B, *O, "--meter", "sundial"], "sundial"),

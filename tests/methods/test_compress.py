@@ -97,7 +97,7 @@ def test_every_number_is_called_an_estimate(digits: Digits) -> None:
     weighings = [facts for facts in history_of(digits.folder) if facts["phase"] == "weighing"]
     assert weighings
     assert {facts["label"] for facts in weighings} == {"estimated"}
-    assert len([line for line in digits.told if "estimated: energy" in line]) == len(weighings)
+    assert len([line for line in digits.told if ": energy " in line and " J (estimated), " in line]) == len(weighings)
 
 
 def test_the_scores_are_those_of_the_networks(digits: Digits) -> None:

@@ -9,7 +9,7 @@ import pytest
 from ecc.energy import Cost, counted, parse_budgets
 from ecc.methods import EccSolver
 from ecc.methods.landing import BAND, Landing
-from ecc.methods.summary import summary_of
+from ecc.methods.summary import summary_of, told
 from ecc.methods.weighing import Weighed
 from methods.jobs import true_model, wide, wrong_model
 from methods.nets import train
@@ -67,6 +67,16 @@ def test_what_was_weighed_stands_before_what_was_predicted() -> None:
     assert found["weighed"] == {"dense": dense.amounts, "result": landing.weighings[-1].weighed}
     assert found["weighings"] == len(landing.weighings)
     assert found["band"] == list(BAND)
+
+
+def test_a_look_at_the_scales_labels_each_amount() -> None:
+    graph, _, costs, limits, widths, _, landing = solved("60%", "params=80%", label="estimated")
+    last = landing.weighings[-1]
+    energy, params = last.weighed["energy"], graph.parameters(widths)
+    assert told(last, limits, costs) == (
+        f"step {last.step}: energy {energy:.4g} J (estimated), {energy / limits[0]:.1%} of the budget; "
+        f"params {params:.4g} (counted), {params / limits[1]:.1%} of the budget"
+    )
 
 
 def test_it_is_met_only_if_all_budgets_are() -> None:

@@ -19,10 +19,10 @@ def test_steps_are_enough() -> None:
         ("steps", 2.5, "steps is 2.5; give a whole number"),
         ("steps", None, "steps is None"),
         ("log_every", 0, "log_every is 0; give a whole number of at least 1"),
-        ("micro_batch", 0, "micro_batch is 0; give a whole number of at least 1, or None"),
+        ("micro_batch", 0, "micro_batch is 0; give a whole number of at least 1, or leave it out"),
         ("checkpoint_steps", True, "checkpoint_steps is True"),
         ("precision", "fp8", "precision is 'fp8'; choose one of fp32, bf16, fp16"),
-        ("clip_norm", 0.0, "clip_norm is 0.0; give a number above 0, or None"),
+        ("clip_norm", 0.0, "clip_norm is 0.0; give a number above 0, or leave it out"),
         ("checkpoint_seconds", float("nan"), "checkpoint_seconds is nan"),
     ],
 )

@@ -23,6 +23,7 @@ from ecc.report.compress import compress_view, feasibility_table
 from ecc.report.live_compress import CompressView
 from ecc.report.weights import weights_view
 from ecc.training import Interrupted, TensorBoardLogger, find_world
+from ecc.zoo.find import BUNDLED_TASKS
 
 from .app import app
 from .choosing import (
@@ -126,8 +127,7 @@ def compress(
     budgets = parse_budgets(budget)
     is_fine = _is_fine(granularity, energy or [], freeze or [], metric)
     rival = find_method(method)
-    if is_fine and rival is not None:
-        raise EccError(f"--method {method} prunes channels; with --granularity weight leave it out.")
+    _refuse_without_effect(method, is_fine, metric, temperature, distill)
     models = [EnergyModel.load(path) for path in energy or []]
     settings = CompressSettings(
         train_steps=train_steps,
@@ -174,6 +174,8 @@ def compress(
             found = reaches(job.graph, job.costs, job.limits, min_share=settings.min_share, round_to=job.round_to)
             groups, full = job.costs[0].groups, job.costs[0].full_widths
         view.show(feasibility_table(found))
+        if note := _untrained(task, weights, train_steps):
+            view.tell(note)
         ends = dict(zip(settings.phase_steps, accumulate(settings.phase_steps.values()), strict=True))
         view.plan(ends, found, dict(zip(groups, full, strict=True)), world.size)
         with view:
@@ -230,3 +232,23 @@ def _is_fine(granularity: str, energy: Sequence[Path], freeze: Sequence[str], me
         if given:
             raise EccError(f"{option} is for channels; with --granularity weight leave it out.")
     return True
+
+
+def _refuse_without_effect(
+    method: str, is_fine: bool, metric: str | None, temperature: float | None, distill: float
+) -> None:
+    """Refuses options that would be read by nobody."""
+    if is_fine and method != "ecc":
+        raise EccError(f"--method {method} prunes channels; with --granularity weight leave it out.")
+    if metric is not None and method != "ecc":
+        raise EccError(f"--metric {metric} is what ECC ranks channels by; with --method {method} leave it out.")
+    if temperature is not None and distill == 0:
+        raise EccError(f"--temperature {temperature:g} softens a teacher, and with --distill 0 there is none.")
+
+
+def _untrained(task: str, weights: Path | None, train_steps: int) -> str:
+    """A note for networks that nothing has trained; empty for others."""
+    if task not in BUNDLED_TASKS or weights is not None or train_steps:
+        return ""
+    ways = "" if task == "digits" else "--weights FILE, or "
+    return f"note: {task} starts from random weights; give {ways}--train-steps N to train it first."

@@ -42,18 +42,13 @@ def summary_of(
     rows = {}
     for budget, cost, limit in zip(budgets, costs, limits, strict=True):
         full = torch.tensor(cost.full_widths, dtype=torch.float64)
-        weighed = last is not None and cost.resource in last.weighed
         rows[cost.resource] = {
             "budget": str(budget),
             "limit": limit,
             "unit": cost.unit,
             "dense": dense.amounts.get(cost.resource, float(cost.to("cpu").value(full))),
             "result": found[cost.resource],
-            "label": last.label
-            if last is not None and weighed
-            else cost.label
-            if cost.label == "counted"
-            else "predicted",
+            "label": _label(cost, last),
             "met": found[cost.resource] <= limit,
         }
     return {
@@ -88,9 +83,17 @@ def solver_facts(solver: EccSolver, costs: Sequence[Cost], step: int) -> dict[st
 
 
 def told(weighing: Weighing, limits: Sequence[float], costs: Sequence[Cost]) -> str:
-    """A look at the scales in words."""
+    """A look at the scales in words, each amount with its label."""
     parts = []
     for cost, limit in zip(costs, limits, strict=True):
         amount = weighing.weighed.get(cost.resource, weighing.predicted[cost.resource])
-        parts.append(f"{cost.resource} {amount:.4g} {cost.unit}, {amount / limit:.1%} of the budget".replace(" ,", ","))
-    return f"step {weighing.step}, {weighing.label}: {'; '.join(parts)}"
+        value = f"{amount:.4g} {cost.unit}".strip()
+        parts.append(f"{cost.resource} {value} ({_label(cost, weighing)}), {amount / limit:.1%} of the budget")
+    return f"step {weighing.step}: {'; '.join(parts)}"
+
+
+def _label(cost: Cost, weighing: Weighing | None) -> str:
+    """Where the amount of a cost comes from: the scales if they weigh it, else a count or the energy model."""
+    if weighing is not None and cost.resource in weighing.weighed:
+        return weighing.label
+    return cost.label if cost.label == "counted" else "predicted"

@@ -42,7 +42,7 @@ class Distillation:
         if not 0 <= self.weight <= 1:
             raise EccError(f"weight of distillation is {self.weight}; it is a share in 0..1.")
         if self.temperature is not None and not (0 < self.temperature < math.inf):
-            raise EccError(f"temperature of distillation is {self.temperature}; give a number above 0, or None.")
+            raise EccError(f"temperature of distillation is {self.temperature}; give one above 0, or leave it out.")
 
 
 def distillation_loss(

@@ -69,9 +69,9 @@ class TrainSettings:
             if number is None and optional:
                 continue
             if isinstance(number, bool) or not isinstance(number, int) or number < least:
-                ways = ", or None" if optional else ""
+                ways = ", or leave it out" if optional else ""
                 raise EccError(f"{name} is {number!r}; give a whole number of at least {least}{ways}.")
         for name in ("clip_norm", "checkpoint_seconds"):
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
-                raise EccError(f"{name} is {value!r}; give a number above 0, or None.")
+                raise EccError(f"{name} is {value!r}; give a number above 0, or leave it out.")

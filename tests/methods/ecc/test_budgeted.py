@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ecc.energy import nonzero_cost
-from ecc.errors import BadFile, InfeasibleBudget
+from ecc.errors import BadFile, EccError, InfeasibleBudget
 from ecc.measure.meters.platform import Platform
 from ecc.methods.ecc.budgeted import BudgetedOptimizer, adam_of, checked_ends, device_of, shares_of
 from ecc.methods.ecc.limits import Limits
@@ -40,6 +40,8 @@ def test_a_descent_is_told_corrected_and_begun_again(number: int) -> None:
     train(net, solver, example, range(4))
     assert 0 < solver.descent < 1
     assert solver.target < dense
+    with pytest.raises(InfeasibleBudget):
+        solver.aim("1%")
     solver.aim("70%")
     assert solver.limits == pytest.approx((0.7 * dense,))
     train(net, solver, example, range(4, STEPS))
@@ -47,8 +49,8 @@ def test_a_descent_is_told_corrected_and_begun_again(number: int) -> None:
     assert solver.target == solver.limits[0]
     assert solver.spent[0] == solver.energy <= 0.7 * dense * (1 + 1e-9)
     assert solver.duals.energy > 0
-    with pytest.raises(InfeasibleBudget):
-        solver.aim("1%")
+    with pytest.raises(EccError, match=r"the descent has ended.* set_limit begins another"):
+        solver.aim("60%")
     solver.set_limit("50%", 5, ramp=1.0)
     assert not solver.is_met
     train(net, solver, example, range(5))

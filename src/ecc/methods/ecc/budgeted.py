@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Adam, Optimizer
 
-from ecc.errors import BadFile
+from ecc.errors import BadFile, EccError
 from ecc.methods.ecc.dynamics import Dynamics
 from ecc.methods.ecc.ladder import Ladder
 from ecc.methods.ecc.limits import TOLERANCE, Limit, Limits
@@ -227,7 +227,10 @@ class BudgetedOptimizer(Optimizer):
 
         Raises:
             InfeasibleBudget: As at construction.
+            EccError: If the descent has ended, so that nothing would come of it.
         """
+        if self.descent >= 1:
+            raise EccError("the descent has ended, and its aim cannot be changed; set_limit begins another.")
         self._schedule = replace(self._schedule, end=self._ends(limit))
 
     def set_limit(self, limit: Limit | Sequence[Limit], steps: int | None = None, *, ramp: float | None = None) -> None:
