@@ -91,7 +91,10 @@ def test_a_head_that_starts_anew_is_told_on_stderr(tmp_path: Path) -> None:
     words = ("--data", str(trees.folders(tmp_path / "tree")), "--weights", str(tmp_path / "w.safetensors"))
     result = ecc("inspect", "resnet20", *words, "--no-proof", "--json")
     assert result.exit_code == 0
-    assert result.stderr == "the head of w.safetensors has 10 outputs and the data 3 classes: it starts anew.\n"
+    assert result.stderr == (
+        "the head of w.safetensors has 10 outputs and the data 3 classes: "
+        "it starts anew, and is to be trained first (ecc compress --train-steps N).\n"
+    )
     assert json.loads(result.stdout)
 
 

@@ -72,7 +72,11 @@ def test_another_number_of_outputs_leaves_the_head_as_it_is_and_says_so(tmp_path
     load_weights_(model, path, head=HEAD, tell=told.append)
     assert torch.equal(model.linear.weight, before)
     assert torch.equal(model.conv1.weight, state["conv1.weight"])
-    assert told == ["the head of a.safetensors has 10 outputs and the data 4 classes: it starts anew."]
+    (line,) = told
+    assert line == (
+        "the head of a.safetensors has 10 outputs and the data 4 classes: "
+        "it starts anew, and is to be trained first (ecc compress --train-steps N)."
+    )
 
 
 def test_outputs_that_are_classes_of_the_data_are_kept(tmp_path: Path) -> None:

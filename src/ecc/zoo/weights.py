@@ -61,7 +61,8 @@ def load_weights_(
         rows = (published or {}).get(len(theirs))
         if rows is None:
             tell(
-                f"the head of {Path(path).name} has {len(theirs)} outputs and the data {count} classes: it starts anew."
+                f"the head of {Path(path).name} has {len(theirs)} outputs and the data {count} classes: "
+                "it starts anew, and is to be trained first (ecc compress --train-steps N)."
             )
         else:
             tell(
