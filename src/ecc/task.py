@@ -62,7 +62,7 @@ class Task:
             )
         if not isinstance(self.model, nn.Module):
             raise BadTask(f"model of task {self.name!r} is {_type_name(self.model)}; give a torch.nn.Module instance.")
-        _check_example_input(self.name, self.example_input)
+        _check_example_input(f"example_input of task {self.name!r}", self.example_input)
         for field in ("loss", "train_batches", "evaluate", "evaluate_held_out"):
             value = getattr(self, field)
             if value is not None and not callable(value):
@@ -114,11 +114,21 @@ def _first_tensor(example_input: Inputs) -> Tensor:
     return example_input[0] if isinstance(example_input, tuple) else next(iter(example_input.values()))
 
 
-def _check_example_input(task_name: str, example_input: object) -> None:
+def checked_input(example_input: object) -> Inputs:
+    """An example input that did not come with a task; a list of positional arguments is as good as a tuple.
+
+    Raises:
+        BadTask: If it is neither a tensor nor made of tensors alone.
+    """
+    given = tuple(example_input) if isinstance(example_input, list) else example_input
+    _check_example_input("the example input", given)
+    return given  # type: ignore[return-value]  # now known
+
+
+def _check_example_input(what: str, example_input: object) -> None:
     """Refuses an example input that no model could be called with."""
     if isinstance(example_input, Tensor):
         return
-    what = f"example_input of task {task_name!r}"
     ways = "give a tensor, a tuple of tensors or a dict of tensors by argument name."
     if not isinstance(example_input, (tuple, dict)):
         raise BadTask(f"{what} is {_type_name(example_input)}; {ways}")

@@ -177,3 +177,7 @@ def test_what_does_not_grow_with_the_batch_is_not_per_item() -> None:
     with pytest.raises(BadBudget, match="params does not grow with the batch"):
         parse_budget("params=2M/image")
     assert parse_budget("macs=2M/image").per_item
+
+
+def test_one_budget_needs_no_list() -> None:
+    assert parse_budgets("60%") == parse_budgets(["60%"])

@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ecc.errors import CannotExport, EccError
+from ecc.errors import BadTask, CannotExport, EccError
+from ecc.export import TOLERANCE, export_model
 from ecc.export.formats import FORMATS, library
 from ecc.graph.call import tensors_in
 from ecc.task import Inputs, with_batch
@@ -95,3 +96,43 @@ def test_what_torch_cannot_follow_is_one_line(model: nn.Module, tmp_path: Path) 
 def test_a_missing_library_names_the_extra() -> None:
     with pytest.raises(EccError, match=r"no_such_thing cannot be imported .*pip install 'ecc-compress\[export\]'"):
         library("no_such_thing")
+
+
+def test_code_that_fixes_the_batch_is_told_what_to_write(tmp_path: Path) -> None:
+    class Token(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.token = nn.Conv2d(3, 4, 1), nn.Parameter(torch.zeros(1, 1, 4))
+
+        def forward(self, images: Tensor) -> Tensor:
+            found = self.conv(images).flatten(2).transpose(1, 2)
+            return torch.cat([self.token.expand(len(images), -1, -1), found], 1)
+
+    with pytest.raises(CannotExport, match=r"its code fixes the batch size, as len\(x\) does; write x\.shape\[0\]\.$"):
+        FORMATS["pt2"].write(Token(), torch.randn(2, 3, 4, 4), tmp_path / "a.pt2")
+
+
+@pytest.mark.slow  # the first ONNX export of a process takes seconds
+def test_a_file_that_its_program_cannot_open_is_told_in_one_line(tmp_path: Path) -> None:
+    for module in FORMATS["onnx"].needs:
+        pytest.importorskip(module)
+    with pytest.raises(CannotExport, match=r"^a\.onnx cannot be opened by the program that runs onnx: ") as told:
+        export_model(SmallNet().double(), torch.randn(2, 3, 8, 8).double(), tmp_path / "a.onnx")
+    assert "\n" not in str(told.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_half_precision_is_proved_as_exactly_as_it_can_be(tmp_path: Path) -> None:
+    for module in FORMATS["onnx"].needs:
+        pytest.importorskip(module)
+    found = export_model(SmallNet().half(), torch.randn(2, 3, 8, 8).half(), tmp_path / "a.onnx")
+    assert found.tolerance == 8 * torch.finfo(torch.float16).eps
+    assert found.error <= found.tolerance
+
+
+def test_positional_inputs_may_come_in_a_list_of_tensors(tmp_path: Path) -> None:
+    inputs = [torch.randn(2, 4), torch.randn(2, 5)]
+    assert export_model(Two(), inputs, tmp_path / "a.pt2").error <= TOLERANCE  # type: ignore[arg-type]
+    with pytest.raises(BadTask, match="the example input holds bool at 1; give a tensor"):
+        export_model(Two(), (inputs[0], True), tmp_path / "b.pt2")  # type: ignore[arg-type]

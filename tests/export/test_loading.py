@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
 import ecc
 from ecc.errors import BadFile
@@ -142,3 +143,48 @@ def test_a_network_cut_in_a_loop_of_ones_own_is_saved_and_comes_back(tmp_path: P
 def test_a_network_that_cannot_be_saved_is_told(tmp_path: Path) -> None:
     with pytest.raises(BadFile, match="mine"):
         ecc.save_slim(SmallNet(), tmp_path / "no folder" / "mine.safetensors")
+
+
+class Blur(nn.Module):
+    """A buffer for each channel that torch does not save, and a state that is no tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.head, self.version = nn.Conv2d(3, 16, 3, padding=1), nn.Conv2d(16, 5, 1), 1
+        self.register_buffer("kernel", torch.rand(16, 1, 1, 3), persistent=False)
+
+    def get_extra_state(self) -> dict[str, int]:
+        return {"version": self.version}
+
+    def set_extra_state(self, state: dict[str, int]) -> None:
+        self.version = state["version"]
+
+    def forward(self, images: Tensor) -> Tensor:
+        found = torch.relu(self.conv(images))
+        return self.head(nn.functional.conv2d(found, self.kernel, padding=(0, 1), groups=found.shape[1]))  # type: ignore[no-any-return]
+
+
+def test_buffers_that_torch_does_not_save_and_extra_states_come_back(tmp_path: Path) -> None:
+    net, images = Blur(), torch.randn(1, 3, 8, 8)
+    net.version = 7
+    graph = trace_channels(net, images)
+    ecc.zero_channels_(net, graph, {"conv": [0, 3, 5]})
+    small = ecc.slim(net, graph)
+    ecc.save_slim(small, tmp_path / "a.safetensors")
+    again = ecc.load_slim(Blur(), tmp_path / "a.safetensors")
+    assert again.kernel.shape == (13, 1, 1, 3)
+    assert gap(small, again, images) == 0
+    assert again.version == 7
+    save_state(tmp_path / "older.safetensors", net.state_dict())
+    fresh = Blur()
+    assert torch.equal(ecc.load_slim(fresh, tmp_path / "older.safetensors").kernel, fresh.kernel)
+
+
+def test_weights_are_found_by_what_the_state_calls_them(tmp_path: Path) -> None:
+    def build() -> nn.Module:
+        inner = checkpoint_wrapper(nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()))
+        return nn.Sequential(inner, nn.Conv2d(8, 4, 1))
+
+    net, images = build(), torch.randn(1, 3, 8, 8)
+    ecc.save_slim(net, tmp_path / "a.safetensors")
+    assert gap(net, ecc.load_slim(build(), tmp_path / "a.safetensors"), images) == 0

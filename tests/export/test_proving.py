@@ -36,7 +36,7 @@ def test_a_small_error_is_told_and_a_large_one_refused() -> None:
     assert 5e-6 < proof.error < TOLERANCE
     with pytest.raises(CannotExport, match=r"slim\.x differs from the network by 0\.01 of the largest output"):
         prove_export(NET, running(lambda y: y * 1.01), EXAMPLE, what="slim.x")
-    assert prove_export(NET, running(lambda y: y * 1.01), EXAMPLE, tolerance=None).error == pytest.approx(
+    assert prove_export(NET, running(lambda y: y * 1.01), EXAMPLE, is_exact=False).error == pytest.approx(
         0.01, rel=1e-3
     )
 

@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from ecc.errors import UntraceableModel
 from ecc.graph import ChannelGraph, Place, prove, trace_channels
-from ecc.graph.proof import TOLERANCE, difference
+from ecc.graph.proof import TOLERANCE, difference, relative_error
 from graph.cases import conv, image, traced
 
 WRONG = "cutting it changes the outputs"
@@ -218,3 +219,62 @@ def test_outputs_without_numbers_prove_nothing() -> None:
     graph = trace_channels(net, images, proven=False)
     proven = prove(net, graph, images)
     assert proven.proof != 0 or proven["stem"].frozen is not None
+
+
+# ---------------------------------------------------------------- what arithmetic explains
+
+
+class Scenes(nn.Module):
+    """Many outputs, so that some round differently."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.head = conv(3, 16), conv(16, 32), nn.Conv2d(32, 8, 1)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.head(torch.relu(self.second(torch.relu(self.first(images)))))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_right_cuts_of_half_precision_are_proven_and_wrong_ones_are_not(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    net, images = Scenes().to(dtype), torch.randn(2, 3, 48, 48).to(dtype)
+    graph = trace_channels(net, images)
+    assert [group.name for group in graph.prunable] == ["first", "second"]
+    assert graph.proof is not None
+    assert graph.proof <= 8 * torch.finfo(dtype).eps  # in single precision, far below
+    wrong = planted(graph, "first", "second.weight", rolled)
+    assert prove(net, wrong, images)["first"].frozen == WRONG
+
+
+def test_classes_that_are_masked_with_infinity_stay_so() -> None:
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.head = conv(3, 8), nn.Linear(8, 4)
+            self.register_buffer("absent", torch.tensor([False, True, False, False]))
+
+        def forward(self, images: Tensor) -> Tensor:
+            scores = self.head(torch.relu(self.body(images)).mean((2, 3)))
+            return scores.masked_fill(self.absent, float("-inf"))  # type: ignore[no-any-return]
+
+    graph = trace_channels(Masked(), torch.randn(2, 3, 8, 8))
+    assert [group.name for group in graph.prunable] == ["body"]
+    inf = float("inf")
+    assert relative_error([torch.tensor([1.0, -inf])], [torch.tensor([1.5, -inf])]) == 0.5
+    for other in ([1.0, inf], [1.0, 0.0], [inf, -inf], [float("nan"), -inf]):
+        assert relative_error([torch.tensor([1.0, -inf])], [torch.tensor(other)]) == inf
+
+
+def test_a_network_that_cannot_run_is_told_and_not_frozen() -> None:
+    net, images, _ = traced("chain")
+    with pytest.raises(UntraceableModel, match="the network cannot run on the example input: RuntimeError: Input type"):
+        trace_channels(net.double(), images)
+
+
+def test_other_devices_keep_their_random_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    seeds: list[int] = []
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", seeds.append)  # as torch.manual_seed does it
+    net, images, graph = traced("chain")
+    prove(net, graph, images)
+    assert seeds == []

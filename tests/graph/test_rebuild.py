@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ecc.errors import UntraceableModel
-from ecc.graph.rebuild import named_tensors, rebuilt
+from ecc.graph.rebuild import load_whole_state_, named_tensors, rebuilt, unsaved_buffers, whole_state
 from graph.cases import CASES, Shared, Tied, chain
 
 
@@ -185,3 +185,58 @@ def test_other_layers_know_their_sizes() -> None:
     assert with_shapes(nn.PReLU(4), {"weight": (3,)}).num_parameters == 3
     table = with_shapes(nn.Embedding(10, 4), {"weight": (10, 3)})
     assert (table.num_embeddings, table.embedding_dim) == (10, 3)
+
+
+# ---------------------------------------------------------------- what modules keep beside tensors
+
+
+class Keeping(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.act, self.gate = nn.Conv2d(3, 8, 1), nn.functional.relu, None
+        depth = 2
+
+        def twice(images: Tensor, level: int = 0) -> Tensor:
+            return images if level == depth else twice(images + 1, level + 1)
+
+        self.trunk = lambda images, conv=self.conv: twice(conv(images)) + self.conv.bias[:, None, None]
+
+    def forward(self, images: Tensor) -> Tensor:
+        found = self.act(self.trunk(images))
+        self.gate = [found.mean((2, 3))]  # type: ignore[assignment]
+        return found
+
+
+def test_a_function_that_captures_modules_calls_those_of_the_copy() -> None:
+    net, images = Keeping(), torch.randn(1, 3, 4, 4)
+    twin = copied(net)
+    wanted = net(images)
+    torch.testing.assert_close(twin(images), wanted)
+    with torch.no_grad():
+        net.conv.weight.zero_()
+    torch.testing.assert_close(twin(images), wanted)
+    assert twin.act is nn.functional.relu  # others are the very same: code may compare them
+
+
+def test_tensors_kept_from_a_forward_pass_are_copied_without_their_past() -> None:
+    net, images = Keeping(), torch.randn(1, 3, 4, 4)
+    net(images).sum().backward()
+    twin = copied(net)
+    (kept,) = twin.gate  # type: ignore[misc]
+    assert kept.grad_fn is None
+    assert torch.equal(kept, net.gate[0])  # type: ignore[index]
+    assert kept is not net.gate[0]  # type: ignore[index]
+
+
+def test_the_whole_state_has_buffers_that_torch_leaves_out() -> None:
+    net = nn.Conv2d(3, 4, 1)
+    net.register_buffer("k", torch.arange(4.0), persistent=False)
+    state = {name: value.detach().clone() for name, value in whole_state(net).items()}
+    assert list(state) == ["weight", "bias", "k"]
+    assert list(unsaved_buffers(net)) == ["k"]
+    other = nn.Conv2d(3, 4, 1)
+    other.register_buffer("k", torch.zeros(4), persistent=False)
+    load_whole_state_(other, state)
+    assert all(torch.equal(whole_state(other)[name], value) for name, value in state.items())
+    load_whole_state_(other, {name: state[name] * 2 for name in ("weight", "bias")})
+    assert torch.equal(other.k, state["k"])

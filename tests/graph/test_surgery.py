@@ -385,3 +385,12 @@ def test_parametrizations_are_refused_with_the_way_out(act: Callable[..., Any]) 
         "conv1 has a parametrization. Make it permanent with "
         "torch.nn.utils.parametrize.remove_parametrizations before cutting."
     )
+
+
+@pytest.mark.parametrize("units", [[0.5], torch.ones(8, dtype=torch.uint8), [[1], [2]], [-1], 3, [8]])
+def test_units_come_in_any_list_of_whole_numbers(units: Any) -> None:
+    net, _, graph = traced("chain")
+    zero_channels_(net, graph, {"conv1": (1, 2)})
+    assert live_masks(net, graph)[0].tolist() == [True, False, False, True, True, True, True, True]
+    with pytest.raises(BadWidths, match=r"units of group 'conv1' are whole numbers from 0 to 7, or a mask of 8"):
+        zero_channels_(net, graph, {"conv1": units})

@@ -8,12 +8,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from ecc.energy import counted
+from ecc.errors import BadWidths
 from ecc.graph import (
     slim,
     slim_optimizer,
     trace_channels,
     zero_channels_,
 )
+from ecc.methods import EccSolver
 from graph.cases import traced
 
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
@@ -97,3 +100,48 @@ def test_the_dense_optimizer_is_left_alone() -> None:
     after = optimizer.state_dict()
     for key, state in before["state"].items():
         assert all(torch.equal(value, after["state"][key][name]) for name, value in state.items())
+
+
+def cut_chain(optimizer_of: Callable[[nn.Module], torch.optim.Optimizer]) -> tuple[Any, ...]:
+    net, inputs, graph = traced("chain")
+    optimizer = optimizer_of(net)
+    step(net, optimizer, inputs)
+    zero_channels_(net, graph, {"conv1": [0, 2, 3]})
+    return optimizer, net, slim(net, graph), graph, inputs
+
+
+def test_settings_for_parameters_to_come_are_kept() -> None:
+    optimizer, net, small, graph, _ = cut_chain(lambda net: torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9))
+    twin = slim_optimizer(optimizer, net, small, graph)
+    twin.add_param_group({"params": [nn.Parameter(torch.ones(1))]})
+    assert (twin.param_groups[1]["lr"], twin.param_groups[1]["momentum"]) == (0.1, 0.9)
+
+
+def test_of_a_solver_the_optimizer_inside_is_cut() -> None:
+    net, inputs, graph = traced("chain")
+    solver = EccSolver(net, graph, counted(graph, "macs"), "50%", 4, lr=1e-2)
+    for _ in range(4):
+        step(net, solver, inputs)
+    small = slim(net, graph)
+    twin = slim_optimizer(solver, net, small, graph)
+    assert type(twin) is torch.optim.Adam
+    step(small, twin, inputs)
+
+
+def test_what_cannot_be_cut_along_is_refused() -> None:
+    optimizer, net, small, graph, _ = cut_chain(lambda net: torch.optim.Adafactor(net.parameters()))
+    with pytest.raises(BadWidths, match=r"Adafactor keeps row_var of conv\d\.weight in another shape"):
+        slim_optimizer(optimizer, net, small, graph)
+    optimizer, net, small, graph, _ = cut_chain(lambda net: torch.optim.AdamW(net.parameters()))
+    with pytest.raises(
+        BadWidths, match=r"conv1\.weight of the slim network has shape .* give the multiple_of that slim"
+    ):
+        slim_optimizer(optimizer, net, small, graph, 4)
+
+    class Needy(torch.optim.SGD):
+        def __init__(self, parameters: Any, more: int) -> None:
+            super().__init__(parameters, lr=0.1)
+
+    optimizer, net, small, graph, _ = cut_chain(lambda net: Needy(net.parameters(), 1))
+    with pytest.raises(BadWidths, match="a new Needy cannot be made of its parameters alone"):
+        slim_optimizer(optimizer, net, small, graph)

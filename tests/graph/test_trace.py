@@ -230,6 +230,19 @@ def test_modules_stay_whole_on_request(patterns: list[str], frozen: set[str]) ->
     assert {g.name for g in graph.groups if g.frozen == "frozen on request"} == frozen
 
 
+@pytest.mark.parametrize("pattern", ["block", "block.0", "b*k", "block.0.weight"])
+def test_naming_a_block_freezes_all_that_is_written_in_it(pattern: str) -> None:
+    net = nn.Sequential()
+    net.block, net.other, net.head = (
+        nn.Sequential(nn.Conv2d(3, 8, 1), nn.ReLU()),
+        nn.Conv2d(8, 6, 1),
+        nn.Conv2d(6, 2, 1),
+    )
+    graph = trace_channels(net, torch.randn(1, 3, 4, 4), freeze=pattern)
+    assert {g.name for g in graph.groups if g.frozen == "frozen on request"} == {"block.0"}
+    assert graph["other"].frozen is None
+
+
 def test_a_layer_that_reads_a_frozen_group_can_still_be_cut() -> None:
     _, _, graph = traced("residual", freeze=["conv2"])  # conv2 writes into the residual stream
     assert graph["stem"].frozen == "frozen on request"

@@ -65,3 +65,21 @@ def test_a_training_that_was_stopped_warns_and_cuts_what_is_dead() -> None:
     with pytest.warns(UserWarning, match="the budget is not met: .* after 10% of the steps"):
         watch.end()
     assert watch.slim is not None
+
+
+def test_channels_that_a_trainer_brings_back_are_silenced_and_told() -> None:
+    """As Hugging Face's Trainer does with load_best_model_at_end, and Lightning with an average of weights."""
+    net, example, graph = traced("digits")
+    solver = EccSolver(net, graph, macs_cost(graph), "50%", STEPS, lr=1e-2)
+    watch = Watch(net, graph)
+    watch.begin([solver], STEPS)
+    before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
+    train(net, solver, example, range(STEPS))
+    widths = solver.widths
+    net.load_state_dict(before)
+    assert live_channels(net, graph) != widths
+    with pytest.warns(UserWarning, match=r"\d+ channels that the solver had removed were alive again"):
+        watch.end()
+    assert watch.slim is not None
+    assert live_channels(net, graph) == widths
+    assert graph.macs(widths) <= 0.5 * graph.macs()

@@ -161,3 +161,29 @@ def test_a_dense_network_that_was_saved_and_then_killed_is_finished_first(tmp_pa
     assert (dense / "dense.safetensors").read_bytes() == weights
     assert (dense / "summary.json").exists()
     assert not list(dense.glob(".*.tmp"))
+
+
+def test_what_changes_no_result_may_change_and_the_device_may_not(tmp_path: Path) -> None:
+    root, some = tmp_path / "runs", {"methods": ["uniform"], "seeds": 1}
+    grid(**some, budgets=["65%"]).run(root)
+    settings = replace(grid().settings, micro_batch=2, log_every=7, checkpoint_seconds=9.0)
+    assert grid(**some, settings=settings).run(root) == []
+    assert (Cell("uniform", "50%", 0).folder(root) / "summary.json").exists()
+    better = grid(**some)
+    better.energy = wrong_model(_graph("chain"), 0.95)  # of the same device
+    assert better.run(root) == []
+    other = grid(**some)
+    origin = better.energy.origin
+    meter = replace(origin.meter, device="another device")
+    other.energy = replace(better.energy, origin=replace(origin, meter=meter))
+    with pytest.raises(BadFile, match=r"was begun with device = .*, and now it is another device"):
+        other.run(root)
+
+
+def test_a_grid_goes_on_with_the_weights_it_was_begun_with(tmp_path: Path) -> None:
+    untrained = replace(grid().settings, train_steps=0)
+    grid(methods=["uniform"], seeds=1, budgets=["65%"], settings=untrained).run(tmp_path / "runs")
+    other = grid(methods=["uniform"], seeds=1, settings=untrained)
+    next(other.task.model.parameters()).data.mul_(2)
+    with pytest.raises(BadFile, match="was begun with weights = "):
+        other.run(tmp_path / "runs")

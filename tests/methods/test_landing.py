@@ -354,3 +354,14 @@ def test_a_channel_that_is_read_again_after_the_landing_is_weighed() -> None:
     found = landing.after_step(8)
     assert found is not None
     assert found.widths == solver.widths == weighed[-1]
+
+
+@pytest.mark.parametrize("relative_ci", [None, 0.01])
+def test_a_network_that_is_within_its_budget_is_left_whole(relative_ci: float | None) -> None:
+    graph = graph_of("chain")
+    true = true_model(graph)
+    solve = Solve("chain", [true], [true.dense], scales_of(true, relative_ci=relative_ci))
+    landing = solve.go()
+    assert solve.solver.widths == graph.full_widths
+    assert landing.landed
+    assert landing.note == "the dense network is at 100.0% of the budget of energy as it is."

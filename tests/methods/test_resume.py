@@ -6,11 +6,14 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from ecc.errors import BadFile
+from ecc.methods import Compression
 from ecc.training import RunDir, load_state
 from methods.jobs import history_of, wide_job, wide_task
 from methods.small import SMALL
@@ -62,3 +65,22 @@ def test_a_rival_saves_when_it_is_time(
     weighed = sum(line["phase"] == "weighing" for line in history)
     assert searched > 2 * weighed
     assert phases.count("solve") == (searched + weighed if each else weighed)
+
+
+@pytest.mark.parametrize("method", ["ecc", "lcp"])
+def test_a_run_goes_on_with_the_weights_it_was_begun_with(method: str, tmp_path: Path) -> None:
+    def job() -> Compression:
+        found = wide_job("45%", task=wide_task(evaluate_held_out=lambda _: 0.0), checkpoint_steps=1)
+        found.method = None if method == "ecc" else SMALL[method]()
+        return found
+
+    job().run(tmp_path / "run")
+    job().run(tmp_path / "run")
+    other = job()
+    with torch.no_grad():
+        next(other.task.model.parameters()).mul_(2)
+    with pytest.raises(BadFile, match="weights"):
+        other.run(tmp_path / "run")
+    trained = job()
+    trained.settings = replace(trained.settings, train_steps=1)
+    assert "weights" not in trained.config()

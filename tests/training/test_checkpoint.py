@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from ecc.errors import BadFile
-from ecc.training.checkpoint import load_state, save_state, sync_folder
+from ecc.training.checkpoint import checksum_of, load_state, save_state, sync_folder
 from ecc.training.seeding import rng_state
 
 DTYPES = [
@@ -212,6 +212,27 @@ def test_the_state_of_a_network_keeps_its_names_for_other_programs(tmp_path: Pat
     for name, tensor in network.state_dict().items():
         assert torch.equal(twin.state_dict()[name], tensor)
         assert torch.equal(load_state(tmp_path / "a.safetensors")[name], tensor)
+
+
+def test_tied_tensors_have_one_name_and_leave_that_of_others(tmp_path: Path) -> None:
+    weight, other = torch.ones(3), torch.zeros(2)
+    state = {"first": weight, "second": other, "third": weight, "version": {"a": 1}}
+    save_state(tmp_path / "a.safetensors", state)
+    plain = pytest.importorskip("safetensors.torch").load_file(tmp_path / "a.safetensors")
+    assert set(plain) == {"first", "second"}
+    again = load_state(tmp_path / "a.safetensors")
+    assert list(again) == list(state)
+    assert again["first"] is again["third"]
+    save_state(tmp_path / "b.safetensors", {"a": weight, "0": {"a": other}})  # a tensor within: names could collide
+    assert set(pytest.importorskip("safetensors.torch").load_file(tmp_path / "b.safetensors")) == {"0", "1"}
+
+
+def test_a_checksum_tells_weights_apart() -> None:
+    state = {"a": torch.arange(4.0), "b": torch.ones(2, 3)}
+    found = checksum_of(state)
+    assert found == checksum_of({name: value.clone() for name, value in state.items()})
+    changed = [{"b": torch.ones(3, 2)}, {"b": torch.ones(2, 3).double()}, {"a": torch.arange(4.0).flip(0)}]
+    assert len({found, checksum_of({}), *(checksum_of({**state, **change}) for change in changed)}) == 5
 
 
 @pytest.mark.parametrize(("code", "refused"), [(errno.EIO, True), (errno.EINVAL, False)])

@@ -62,6 +62,9 @@ def compare(
     ] = 0,
     lr: Annotated[float, typer.Option("--lr", metavar="RATE", help="Of Adam in solving and tuning.")] = 1e-4,
     train_lr: Annotated[float, typer.Option("--train-lr", metavar="RATE", help="Of Adam before.")] = 1e-3,
+    micro_batch: Annotated[
+        int | None, typer.Option("--micro-batch", metavar="N", help="Items at once, where a batch does not fit.")
+    ] = None,
     device: Annotated[str | None, typer.Option("--device", help="Where to train; a GPU if there is one.")] = None,
     freeze: FreezeOption = None,
     quick: Annotated[
@@ -102,7 +105,14 @@ def compare(
         raise EccError(f"--on {on} is unknown; there are {' and '.join(PLACES)}.")
     if figure is not None:
         refuse_unknown_format(figure)
-    typed = {"train_steps": train_steps, "steps": steps, "tune_steps": tune_steps, "lr": lr, "train_lr": train_lr}
+    typed = {
+        "train_steps": train_steps,
+        "steps": steps,
+        "tune_steps": tune_steps,
+        "lr": lr,
+        "train_lr": train_lr,
+        "micro_batch": micro_batch,
+    }
     spec = GridSpec(
         task=task,
         data=None if data is None else str(data),

@@ -92,13 +92,13 @@ def parse_budget(text: str) -> Budget:
     return Budget(resource, number * factor, is_share=False, per_item=bool(slash))
 
 
-def parse_budgets(texts: Sequence[str]) -> tuple[Budget, ...]:
-    """Several budgets, each for another resource; all must hold.
+def parse_budgets(texts: str | Sequence[str]) -> tuple[Budget, ...]:
+    """One budget or several, each for another resource; all must hold.
 
     Raises:
         BadBudget: If there is none, one is wrong, or two are about the same resource.
     """
-    budgets = tuple(parse_budget(text) for text in texts)
+    budgets = tuple(parse_budget(text) for text in ([texts] if isinstance(texts, str) else texts))
     if not budgets:
         raise BadBudget(f"no budget was given; write one as {_EXAMPLES}.")
     seen: set[str] = set()

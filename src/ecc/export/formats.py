@@ -171,6 +171,16 @@ FORMATS: Mapping[str, Format] = {
 }
 
 
+def opened(name: str, path: Path) -> Runner:
+    """A file of a format, in the program that runs it.
+
+    Raises:
+        CannotExport: If that program cannot read it, as onnxruntime cannot where it lacks an operator for a type.
+    """
+    with _one_line(f"{path.name} cannot be opened by the program that runs {name}"):
+        return FORMATS[name].run(path)
+
+
 # ---------------------------------------------------------------- torch's many words
 
 
@@ -190,6 +200,8 @@ def _one_line(what: str) -> Iterator[None]:
         raise
     except Exception as error:
         reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        if reason.startswith("Constraints violated (batch)"):
+            reason = "its code fixes the batch size, as len(x) does; write x.shape[0]."
         raise CannotExport(f"{what}: {reason[:300]}") from error
     finally:
         registry.setLevel(level)

@@ -23,16 +23,17 @@ from torch import nn
 from ecc.errors import BadFile, CannotExport
 from ecc.files import alone, read_bytes, remove_abandoned, temporary, umask
 from ecc.graph.proof import outputs_of
-from ecc.task import Inputs, Task, batch_of, with_batch
+from ecc.graph.rebuild import whole_state
+from ecc.task import Inputs, Task, batch_of, checked_input, with_batch
 from ecc.training import load_state, save_state
 from ecc.training.checkpoint import sync_folder
 
 from .card import model_card
-from .formats import FORMATS, library
+from .formats import FORMATS, library, opened
 from .int8 import OnnxNetwork, quantise, refuse_uncalibrated, score_of
 from .latency import Latency, compare_latency
 from .loading import load_slim, on_cpu, weights_file
-from .proving import TOLERANCE, Proof, prove_export
+from .proving import Proof, prove_export
 
 SAFETENSORS = "safetensors"
 ALL_FORMATS = (SAFETENSORS, *FORMATS)
@@ -85,9 +86,10 @@ def export_model(model: nn.Module, example_input: Inputs, path: str | Path, *, f
 
     Raises:
         BadFile: If the file is there and is another one.
+        BadTask: If the example input is not of tensors.
         CannotExport: If the network cannot be written so, or the file computes something else.
     """
-    path = Path(path)
+    path, example_input = Path(path), checked_input(example_input)
     name = path.suffix.removeprefix(".")
     if name not in FORMATS:
         raise CannotExport(f"{path} names no format by its ending; end it in .{', .'.join(FORMATS)}.")
@@ -224,15 +226,13 @@ def _refuse_unfit(slim: nn.Module, example_input: Inputs, run: Path) -> None:
 
 
 def _made(model: nn.Module, example_input: Inputs, path: Path, name: str) -> Exported:
-    how = FORMATS[name]
     model.eval()
-    how.write(model, example_input, path)
-    proof = prove_export(model, how.run(path), example_input, what=path.name)
-    return _record(name, path, proof)
+    FORMATS[name].write(model, example_input, path)
+    return _record(name, path, prove_export(model, opened(name, path), example_input, what=path.name))
 
 
-def _record(name: str, path: Path, proof: Proof, tolerance: float | None = TOLERANCE) -> Exported:
-    return Exported(name, path.name, path.stat().st_size, proof.error, proof.batches, tolerance)
+def _record(name: str, path: Path, proof: Proof) -> Exported:
+    return Exported(name, path.name, path.stat().st_size, proof.error, proof.batches, proof.tolerance)
 
 
 def _safetensors(
@@ -241,7 +241,7 @@ def _safetensors(
     """The weights by name, and the widths; read back by `load_slim` on the dense network."""
     source = weights_file(run)
     file = shop / source.name
-    save_state(file, slim.state_dict())
+    save_state(file, whole_state(slim))
     widths = run / ("widths.json" if source.name.startswith("slim") else "nonzeros.json")
     (shop / widths.name).write_text(json.dumps(read_json(widths), indent=1) + "\n", encoding="utf-8")
     again = on_cpu(load_slim(task.model, shop))
@@ -266,9 +266,9 @@ def _quantised(task: Task, slim: nn.Module, example_input: Inputs, timed: Inputs
     source = shop / FORMATS["onnx"].file
     path = shop / f"slim.int8-{mode}.onnx"
     quantise(source, path, mode, task)
-    proof = prove_export(slim, FORMATS["onnx"].run(path), example_input, tolerance=None, what=path.name)
+    proof = prove_export(slim, opened("onnx", path), example_input, is_exact=False, what=path.name)
     return replace(
-        _record("onnx int8", path, proof, None),
+        _record("onnx int8", path, proof),
         beside_bytes=source.stat().st_size,
         latency=compare_latency(source, path, timed),
         score=score_of(task, OnnxNetwork(path, slim, example_input)),

@@ -14,13 +14,14 @@ import torch
 from torch import Tensor, nn
 
 from ecc.errors import BadFile
-from ecc.graph.rebuild import named_tensors, rebuilt
+from ecc.graph.rebuild import named_tensors, rebuilt, unsaved_buffers, whole_state
 from ecc.training import load_state, save_state
 
 Net = TypeVar("Net", bound=nn.Module)
 
 WEIGHTS = ("slim.safetensors", "sparse.safetensors")
 """What a run calls its weights: with channels removed, or with single weights."""
+_EXTRA = "_extra_state"  # as torch calls it
 
 
 def save_slim(model: nn.Module, path: str | Path) -> None:
@@ -36,7 +37,7 @@ def save_slim(model: nn.Module, path: str | Path) -> None:
     Raises:
         BadFile: If the file cannot be written.
     """
-    save_state(path, model.state_dict())
+    save_state(path, whole_state(model))
 
 
 def load_slim(model: Net, path: str | Path) -> Net:
@@ -44,8 +45,9 @@ def load_slim(model: Net, path: str | Path) -> Net:
 
         model = ecc.load_slim(MyNet(), "run")
 
-    A buffer that is not saved (`persistent=False`) is taken from `model`. A norm that has no tensors keeps its
-    `num_features`, which torch does not compute with.
+    A buffer that torch does not save (`persistent=False`) may have been cut, and is in the file too; in an older file
+    it is not, and is taken from `model`. A norm that has no tensors keeps its `num_features`, which torch does not
+    compute with.
 
     Args:
         model: The dense network, built as it was for the run; its weights do not matter, so it may be on the
@@ -57,18 +59,26 @@ def load_slim(model: Net, path: str | Path) -> Net:
     """
     file = weights_file(path)
     state = load_state(file)
-    if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
+    if not isinstance(state, dict) or not all(isinstance(state[name], Tensor) or _is_extra(name) for name in state):
         raise BadFile(f"{file} holds no weights of a network; give slim.safetensors of a finished run.")
+    names = {id(tensor): name for name, tensor in unsaved_buffers(model).items()}
+    names |= {id(tensor): name for name, tensor in model.state_dict(keep_vars=True).items()}  # hooks may rename some
     _refuse_another(model, state, file)
     made = {}
-    for name, tensor in named_tensors(model).items():
+    for tensor in named_tensors(model).values():
+        name = names[id(tensor)]
         if name in state:
             new = state[name] if tensor.is_meta else state[name].to(tensor.device)
         else:
             new = tensor.detach().clone()
         is_weight = isinstance(tensor, nn.Parameter)
         made[id(tensor)] = nn.Parameter(new, requires_grad=tensor.requires_grad) if is_weight else new
-    return rebuilt(model, made)
+    small = rebuilt(model, made)
+    for path_of, module in small.named_modules():
+        extra = f"{path_of}.{_EXTRA}".removeprefix(".")
+        if extra in state:
+            module.set_extra_state(state[extra])
+    return small
 
 
 def weights_file(path: str | Path) -> Path:
@@ -90,18 +100,27 @@ def weights_file(path: str | Path) -> Path:
 
 def _refuse_another(model: nn.Module, state: Mapping[str, Any], file: Path) -> None:
     """Every tensor must be there, of its kind, with as many axes, none of them empty or longer than before."""
-    full = model.state_dict()
+    unsaved = unsaved_buffers(model)
+    needed = {n: tensor for n, tensor in unsaved.items() if n in state or isinstance(tensor, nn.Parameter)}
+    full = {**model.state_dict(), **needed}
     for name in [*full, *(name for name in state if name not in full)]:
         if name not in state or name not in full:
             side = "the file lacks" if name not in state else "this network has no"
             raise BadFile(f"{file} belongs to another network: {side} {name}. Build the network as it was for the run.")
         old, new = full[name], state[name]
+        if _is_extra(name):
+            continue
         fits = old.dim() == new.dim() and all(n == o or 1 <= n <= o for o, n in zip(old.shape, new.shape, strict=True))
         if not fits or old.dtype != new.dtype:
             raise BadFile(
                 f"{file} belongs to another network: {name} is {_told(new)} there, and {_told(old)} here. "
                 "Build the network as it was for the run."
             )
+
+
+def _is_extra(name: str) -> bool:
+    """Whether it is what `get_extra_state` of a module gave, which need not be a tensor."""
+    return name.rpartition(".")[2] == _EXTRA
 
 
 def _told(tensor: Tensor) -> str:

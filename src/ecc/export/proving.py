@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from ecc.errors import CannotExport
-from ecc.graph.proof import TOLERANCE, outputs_of, relative_error
+from ecc.graph.proof import TOLERANCE, outputs_of, relative_error, tolerance_of
 from ecc.task import Inputs, batch_of, with_batch
 
 from .formats import Runner
@@ -23,6 +23,8 @@ class Proof:
     """Relative to the largest output; of integer outputs, the share that differs."""
     batches: tuple[int, ...]
     """Batch sizes that were compared."""
+    tolerance: float | None = TOLERANCE
+    """What was allowed: `TOLERANCE`, or more where outputs are of half precision; None where nothing is claimed."""
 
 
 def batches_of(example_input: Inputs) -> tuple[int, ...]:
@@ -32,7 +34,7 @@ def batches_of(example_input: Inputs) -> tuple[int, ...]:
 
 
 def prove_export(
-    model: nn.Module, run: Runner, example_input: Inputs, *, tolerance: float | None = TOLERANCE, what: str = "the file"
+    model: nn.Module, run: Runner, example_input: Inputs, *, is_exact: bool = True, what: str = "the file"
 ) -> Proof:
     """Compares a file with the network that it was made of, at several batch sizes.
 
@@ -40,28 +42,29 @@ def prove_export(
         model: The network.
         run: Runs the file.
         example_input: At any batch size.
-        tolerance: Of the largest output; None where a difference is meant, as after quantising.
+        is_exact: Whether the file is to compute the same; False where a difference is meant, as after quantising.
         what: Is called so in the message.
 
     Raises:
         CannotExport: If the outputs are further apart, or the file cannot be run.
     """
-    worst, batches = 0.0, batches_of(example_input)
+    worst, allowed, batches = 0.0, TOLERANCE, batches_of(example_input)
     for batch in batches:
         inputs = with_batch(example_input, batch)
         wanted = outputs_of(model, inputs)
+        allowed = tolerance_of(wanted)
         try:
             found = run(inputs)
         except Exception as error:
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise CannotExport(f"{what} cannot be run at batch {batch}: {reason[:300]}") from error
         worst = max(worst, _difference(wanted, found))
-    if tolerance is not None and not worst <= tolerance:
+    if is_exact and not worst <= allowed:
         raise CannotExport(
-            f"{what} differs from the network by {worst:.2g} of the largest output, more than {tolerance:g}; "
+            f"{what} differs from the network by {worst:.2g} of the largest output, more than {allowed:g}; "
             "it is not kept."
         )
-    return Proof(worst, batches)
+    return Proof(worst, batches, allowed if is_exact else None)
 
 
 def _difference(wanted: list[Tensor], found: list[Tensor]) -> float:

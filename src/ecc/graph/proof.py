@@ -6,22 +6,25 @@ norm) get random values first, since a branch multiplied by zero would agree wit
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
+from ecc.errors import UntraceableModel
 from ecc.graph.call import tensors_in
-from ecc.graph.capture import Inputs, as_call
+from ecc.graph.capture import Inputs, as_call, first_line
 from ecc.graph.channels import ChannelGraph, ChannelGroup
 from ecc.graph.rebuild import named_tensors
 from ecc.graph.surgery import resized, slim, zero_channels_
 
 TOLERANCE = 1e-4
 """Largest difference, relative to the largest output, that float32 arithmetic in another order explains."""
+ROUNDINGS = 8
+"""As many roundings of a coarser type are explained, too."""
 
 
 def prove(model: nn.Module, graph: ChannelGraph, example_input: Inputs, *, seed: int = 0) -> ChannelGraph:
@@ -32,18 +35,21 @@ def prove(model: nn.Module, graph: ChannelGraph, example_input: Inputs, *, seed:
         graph: its channel graph.
         example_input: what to run it on.
         seed: which units are cut.
+
+    Raises:
+        UntraceableModel: the network cannot run on the example input.
     """
     if not graph.prunable:
         return replace(graph, proof=0.0)
     worst = difference(model, graph, example_input, graph.prunable, seed=seed)
-    if worst <= TOLERANCE:
+    if worst < float("inf"):
         return replace(graph, proof=worst)
-    wrong = {g.name for g in graph.prunable if not difference(model, graph, example_input, [g], seed=seed) <= TOLERANCE}
+    wrong = {g.name for g in graph.prunable if difference(model, graph, example_input, [g], seed=seed) == float("inf")}
     reason = "cutting it changes the outputs"
     groups = tuple(replace(g, frozen=reason) if g.name in wrong else g for g in graph.groups)
     fixed = replace(graph, groups=groups)
     rest = difference(model, fixed, example_input, fixed.prunable, seed=seed) if fixed.prunable else 0.0
-    if not rest <= TOLERANCE:
+    if rest == float("inf"):
         groups = tuple(g if g.frozen else replace(g, frozen=reason) for g in groups)
         fixed, rest = replace(graph, groups=groups), 0.0
     return replace(fixed, proof=rest)
@@ -55,8 +61,8 @@ def difference(
 ) -> float:
     """Largest relative difference of the outputs when units of the given groups are silenced, or removed.
 
-    Two cuts, so that every unit is dead in one of them: a random part of each group, then all the others (at
-    least one unit always lives).
+    Infinite where it is more than arithmetic explains. Two cuts, so that every unit is dead in one of them: a random
+    part of each group, then all the others (at least one unit always lives).
     """
     generator = torch.Generator("cpu").manual_seed(seed)
     whole = _copy_with_visible_weights(model, graph, generator)
@@ -74,9 +80,17 @@ def _difference(model: nn.Module, graph: ChannelGraph, example_input: Inputs, de
     masked = resized(model, graph, {})
     zero_channels_(masked, graph, dead)
     try:
-        return gap(masked, slim(masked, graph), example_input)
+        wanted = outputs_of(masked, example_input)
+    except Exception as error:
+        raise UntraceableModel(f"the network cannot run on the example input: {first_line(error)}") from error
+    try:
+        found = outputs_of(slim(masked, graph), example_input)
+    except torch.OutOfMemoryError as error:
+        raise UntraceableModel(f"the network cannot be compared with a cut one: {first_line(error)}") from error
     except Exception:  # noqa: BLE001 - a cut network that cannot run is as wrong as one that differs
         return float("inf")
+    apart = relative_error(wanted, found)
+    return apart if apart <= tolerance_of(wanted) else float("inf")
 
 
 def gap(one: nn.Module, other: nn.Module, example_input: Inputs) -> float:
@@ -87,19 +101,29 @@ def gap(one: nn.Module, other: nn.Module, example_input: Inputs) -> float:
     return relative_error(outputs_of(one, example_input), outputs_of(other, example_input))
 
 
-def relative_error(wanted: Sequence[Tensor], found: Sequence[Tensor]) -> float:
-    """Largest difference between two lists of outputs, relative to the largest output of the first.
+def tolerance_of(outputs: Sequence[Tensor]) -> float:
+    """`TOLERANCE`, or more where outputs are of a coarser type than float32."""
+    coarsest = max((torch.finfo(o.dtype).eps for o in outputs if o.is_floating_point()), default=0.0)
+    return max(TOLERANCE, ROUNDINGS * coarsest)
 
-    Infinite where shapes differ or a number is none. Only floating point is compared.
+
+def relative_error(wanted: Sequence[Tensor], found: Sequence[Tensor]) -> float:
+    """Largest difference between two lists of outputs, relative to the largest finite output of the first.
+
+    Infinite where shapes differ, a number is none, or one is infinite where the other is not: what a network masks
+    with infinity stays masked. Only floating point is compared.
     """
     worst = 0.0
     for left, right in zip(wanted, found, strict=True):
         if left.shape != right.shape:
             return float("inf")
-        if left.is_floating_point() and left.numel():
-            scale = left.abs().max().clamp(min=1e-12)
-            error = float((left - right).abs().max() / scale)
-            worst = max(worst, error if math.isfinite(error) else float("inf"))
+        if not left.is_floating_point() or not left.numel():
+            continue
+        apart = torch.where(left == right, 0.0, (left - right).abs())  # infinity less infinity is no number
+        scale = torch.where(left.isfinite(), left.abs(), 0.0).max().clamp(min=1e-12)
+        if not bool(apart.isfinite().all()):
+            return float("inf")
+        worst = max(worst, float(apart.max() / scale))
     return worst
 
 
@@ -107,10 +131,24 @@ def relative_error(wanted: Sequence[Tensor], found: Sequence[Tensor]) -> float:
 def outputs_of(model: nn.Module, example_input: Inputs) -> list[Tensor]:
     """Every tensor that comes out, in evaluation mode, with one seed for whatever is drawn."""
     args, kwargs = tree_map_only(Tensor, lambda t: t.detach().clone(), as_call(example_input))
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+    with _seeded({t.device for t in (*named_tensors(model).values(), *tensors_in((args, kwargs)))}):
         model.eval()
         return list(tensors_in(model(*args, **kwargs)))
+
+
+@contextmanager
+def _seeded(devices: set[torch.device]) -> Iterator[None]:
+    """One seed for the host and these devices, whose random states come back; no other device is touched."""
+    gpus = [device for device in devices if device.type == "cuda"]
+    with torch.random.fork_rng(devices=gpus), ExitStack() as stack:
+        torch.default_generator.manual_seed(0)  # torch.manual_seed would seed every GPU, for good
+        for gpu in gpus:
+            with torch.cuda.device(gpu):
+                torch.cuda.manual_seed(0)
+        if any(device.type == "mps" for device in devices):
+            stack.enter_context(torch.random.fork_rng(device_type="mps"))
+            torch.mps.manual_seed(0)
+        yield
 
 
 def _copy_with_visible_weights(model: nn.Module, graph: ChannelGraph, generator: torch.Generator) -> nn.Module:

@@ -1,8 +1,9 @@
 """A network rebuilt around other tensors.
 
 Every module object of the copy is new, its tensors are the ones given, and everything else a module holds is
-copied as `copy.deepcopy` would, with references to modules and tensors following into the copy. Nothing of the
-original is copied whole, and nothing that the copy does in its forward pass reaches the original.
+copied as `copy.deepcopy` would, with references to modules and tensors following into the copy, also those of lambdas
+and other functions that a module keeps. Nothing of the original is copied whole, and nothing that the copy does in its
+forward pass reaches the original.
 """
 
 from __future__ import annotations
@@ -10,12 +11,15 @@ from __future__ import annotations
 import copy
 from collections import OrderedDict
 from collections.abc import Mapping
+from contextlib import suppress
+from types import CellType, FunctionType
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from ecc.errors import UntraceableModel
+from ecc.graph.call import tensors_in
 
 Net = TypeVar("Net", bound=nn.Module)
 _PLAIN = frozenset({int, float, bool, str, bytes, type(None), type, torch.dtype, torch.device, torch.Size})
@@ -37,6 +41,27 @@ def named_tensors(model: nn.Module) -> dict[str, Tensor]:
     return found
 
 
+def unsaved_buffers(model: nn.Module) -> dict[str, Tensor]:
+    """Buffers by name that `state_dict` leaves out (`persistent=False`), whatever it calls the others."""
+    saved = {id(tensor) for tensor in model.state_dict(keep_vars=True).values()}
+    return {name: tensor for name, tensor in named_tensors(model).items() if id(tensor) not in saved}
+
+
+def whole_state(model: nn.Module) -> dict[str, Any]:
+    """The state of a network with all its buffers: those that are not saved may have been cut, too."""
+    return {**model.state_dict(), **unsaved_buffers(model)}
+
+
+@torch.no_grad()
+def load_whole_state_(model: nn.Module, state: Mapping[str, Any]) -> None:
+    """The reverse of `whole_state`, for a network of the same shapes; what it lacks of unsaved buffers stays."""
+    unsaved = unsaved_buffers(model)
+    model.load_state_dict({name: value for name, value in state.items() if name not in unsaved})
+    for name, buffer in unsaved.items():
+        if name in state:
+            buffer.copy_(state[name])
+
+
 def rebuilt(model: Net, made: Mapping[int, Tensor]) -> Net:
     """A copy of a module tree in which tensors are replaced, and references to modules follow."""
     modules = list(model.modules())
@@ -51,6 +76,8 @@ def rebuilt(model: Net, made: Mapping[int, Tensor]) -> Net:
                 state[key] = {k: None if v is None else memo[id(v)] for k, v in value.items()}
             elif type(value) in _CONTAINERS and not value:
                 state[key] = type(value)()
+            elif isinstance(value, FunctionType):
+                state[key] = _rebound(value, memo)
             elif type(value) is not tuple or not all(type(v) in _PLAIN for v in value):
                 state[key] = _copied(value, memo, f"{type(module).__name__}.{key}")
         _update_sizes(module, state)
@@ -58,7 +85,39 @@ def rebuilt(model: Net, made: Mapping[int, Tensor]) -> Net:
     return twins[id(model)]  # type: ignore[return-value]
 
 
+def _rebound(value: Any, memo: dict[int, Any]) -> Any:
+    """A function whose captured modules, tensors and functions are those of the copy; others stay the very same."""
+    if id(value) in memo or not isinstance(value, FunctionType) or not _captures(value, memo, set()):
+        return memo.get(id(value), value)
+    cells = tuple(CellType() for _ in value.__closure__ or ())
+    twin = FunctionType(value.__code__, value.__globals__, value.__name__, None, cells)
+    memo[id(value)] = twin  # before its cells, one of which may hold it
+    for name in ("__qualname__", "__doc__", "__module__"):
+        setattr(twin, name, getattr(value, name))
+    twin.__dict__.update(value.__dict__)
+    twin.__defaults__ = value.__defaults__ and tuple(_rebound(one, memo) for one in value.__defaults__)
+    twin.__kwdefaults__ = value.__kwdefaults__ and {k: _rebound(one, memo) for k, one in value.__kwdefaults__.items()}
+    for cell, old in zip(cells, value.__closure__ or (), strict=True):
+        with suppress(ValueError):  # nothing is captured yet
+            cell.cell_contents = _rebound(old.cell_contents, memo)
+    return twin
+
+
+def _captures(function: FunctionType, memo: Mapping[int, Any], seen: set[int]) -> bool:
+    """Whether a function holds something that has another in the copy, itself or by a function within."""
+    seen.add(id(function))
+    held = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+    for cell in function.__closure__ or ():
+        with suppress(ValueError):
+            held.append(cell.cell_contents)
+    inner = (one for one in held if isinstance(one, FunctionType) and id(one) not in seen)
+    return any(id(one) in memo for one in held) or any(_captures(one, memo, seen) for one in inner)
+
+
 def _copied(value: Any, memo: dict[int, Any], where: str) -> Any:
+    for tensor in tensors_in(value):
+        if tensor.grad_fn is not None and id(tensor) not in memo:  # kept from a forward pass; torch copies leaves only
+            memo[id(tensor)] = tensor.detach().clone()
     try:
         return copy.deepcopy(value, memo)
     except Exception as error:

@@ -79,8 +79,8 @@ class Resolved:
     def _freeze_unreadable(self, patterns: Sequence[str]) -> None:
         """A channel that nothing reads can have no zero slice; a user may also ask for layers to stay whole."""
         for key, roles in self.book.roles.items():
-            path = key[0].rpartition(".")[0]
-            if Role.READ not in roles and any(fnmatch(path, p) or fnmatch(key[0], p) for p in patterns):
+            names = _with_parents(key[0])
+            if Role.READ not in roles and any(fnmatch(name, p) for name in names for p in patterns):
                 self._freeze(self.units_on(key), "frozen on request")
         self._freeze(np.flatnonzero(~self._with(Role.READ)), "no layer reads it")
 
@@ -155,6 +155,12 @@ class Resolved:
 def _key(labels: Tensor) -> tuple[int, int, int]:
     """Identifies a vector of labels that lives as long as its trace."""
     return labels.data_ptr(), labels.numel(), labels.stride(0) if labels.dim() else 0
+
+
+def _with_parents(name: str) -> list[str]:
+    """A tensor's name, and those of the modules around it: `a.b.weight`, `a.b`, `a`."""
+    parts = name.split(".")
+    return [".".join(parts[:count]) for count in range(len(parts), 0, -1)]
 
 
 def _components(book: LabelBook) -> np.ndarray:

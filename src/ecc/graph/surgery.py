@@ -111,7 +111,7 @@ def live_masks(model: nn.Module, graph: ChannelGraph) -> list[Tensor]:
 
 
 @torch.no_grad()
-def zero_channels_(model: nn.Module, graph: ChannelGraph, dead: Mapping[str, Tensor]) -> None:
+def zero_channels_(model: nn.Module, graph: ChannelGraph, dead: Mapping[str, Tensor | Sequence[int]]) -> None:
     """Silence units in place: zero the slices with which layers read them.
 
     Args:
@@ -124,17 +124,24 @@ def zero_channels_(model: nn.Module, graph: ChannelGraph, dead: Mapping[str, Ten
         group = graph[name]
         if group.frozen is not None:
             raise BadWidths(f"group {name!r} cannot be cut: {group.frozen}.")
-        mask = units.dtype == torch.bool
-        if (mask and len(units) != group.width) or (
-            not mask and len(units) and not 0 <= units.min() <= units.max() < group.width
-        ):
-            raise BadWidths(
-                f"units of group {name!r} are numbered 0 to {group.width - 1}, a mask has {group.width} entries."
-            )
+        units = _checked_units(units, group.width, name)
         for place in group.places:
             if place.reads:
                 tensor = tensors[place.tensor]
-                tensor.index_fill_(place.axis, _beside(tensor, place.index[units.cpu()].flatten()), 0)
+                tensor.index_fill_(place.axis, _beside(tensor, place.index[units].flatten()), 0)
+
+
+def _checked_units(units: Any, width: int, name: str) -> Tensor:
+    found: Tensor = torch.as_tensor(units, device="cpu")
+    if not found.numel():
+        return torch.zeros(0, dtype=torch.long, device="cpu")
+    mask = found.dtype == torch.bool
+    fits = found.shape == (width,) if mask else found.dim() == 1 and 0 <= found.min() <= found.max() < width
+    if not fits or found.dtype not in (torch.bool, torch.int32, torch.int64):
+        raise BadWidths(
+            f"units of group {name!r} are whole numbers from 0 to {width - 1}, or a mask of {width} truth values."
+        )
+    return found
 
 
 def _beside(tensor: Tensor, index: Tensor) -> Tensor:
@@ -147,29 +154,62 @@ def slim_optimizer(
 ) -> torch.optim.Optimizer:
     """An optimizer for `small` that goes on where `optimizer` stood for `model`: its state is cut along.
 
-    Call it before `model`'s dead channels change again, since they decide what was kept; `multiple_of` is that of
-    `slim`.
+    Call it before `model`'s dead channels change again, since they decide what was kept.
+
+    Args:
+        optimizer: Of torch, or made like one of torch's; of a solver, the one inside it.
+        model: The network that was cut.
+        small: What `slim` made of it.
+        graph: Of `model`.
+        multiple_of: That of `slim`.
+
+    Raises:
+        BadWidths: `small` was cut in another way, or the optimizer keeps what cannot be cut along.
     """
+    optimizer = getattr(optimizer, "inner", optimizer)
     new = dict(small.named_parameters())
     pairs = {id(old): new[name] for name, old in model.named_parameters()}
     slices = _slices(graph, _kept_units(model, graph, multiple_of))
     names = {id(old): name for name, old in model.named_parameters()}
+    for name, dense in model.named_parameters():
+        wanted = [len(slices.get(name, {}).get(axis, range(size))) for axis, size in enumerate(dense.shape)]
+        if list(new[name].shape) != wanted:
+            raise BadWidths(
+                f"{name} of the slim network has shape {list(new[name].shape)}, and its live channels make {wanted}: "
+                "give the multiple_of that slim was given, and call this before channels change."
+            )
     settings = []
     for settings_of_group in optimizer.param_groups:
         mine = {key: value for key, value in settings_of_group.items() if key != "params"}
         settings.append({**mine, "params": [pairs.get(id(p), p) for p in settings_of_group["params"]]})
-    twin = cast(Callable[..., torch.optim.Optimizer], type(optimizer))(settings)
+    try:
+        twin = cast(Callable[..., torch.optim.Optimizer], type(optimizer))(settings)
+    except TypeError as error:
+        raise BadWidths(f"a new {type(optimizer).__name__} cannot be made of its parameters alone: {error}.") from error
+    twin.defaults = dict(optimizer.defaults)
     for old, state in optimizer.state.items():
         name = names.get(id(old), "")  # parameters from elsewhere keep their state
+        axes = slices.get(name, {})
+        for key, value in state.items():
+            if axes and _cannot_follow(value, old):
+                raise BadWidths(
+                    f"{type(optimizer).__name__} keeps {key} of {name} in another shape than the weights, which "
+                    "cannot be cut along; make a new optimizer for the slim network."
+                )
         twin.state[pairs.get(id(old), old)] = {
-            key: _sliced(value, slices.get(name, {})) if _is_like(value, old) else copy.deepcopy(value)
-            for key, value in state.items()
+            key: _sliced(value, axes) if _is_like(value, old) else copy.deepcopy(value) for key, value in state.items()
         }
     return twin
 
 
 def _is_like(value: Any, parameter: Tensor) -> bool:
     return isinstance(value, Tensor) and value.shape == parameter.shape
+
+
+def _cannot_follow(value: Any, parameter: Tensor) -> bool:
+    """Whether a part of an optimizer's state has numbers for channels, and not one for each weight."""
+    inner = value if isinstance(value, (list, tuple)) else [value]
+    return any(isinstance(v, Tensor) and v.numel() > 1 and v.shape != parameter.shape for v in inner)
 
 
 # --- cutting ------------------------------------------------------------------------------------

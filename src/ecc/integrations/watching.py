@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from ecc.errors import EccError
-from ecc.graph import ChannelGraph, slim
+from ecc.graph import ChannelGraph, live_channels, slim
 from ecc.methods.ecc.solver import EccSolver
 
 _PATCHED = ("forward", "_original_forward")  # what accelerate puts on a network of mixed precision
@@ -56,13 +56,27 @@ class Watch:
         return {"ecc/energy": float(self.solver.energy), "ecc/target": self.solver.target, **widths}
 
     def end(self) -> None:
-        """Cuts the dead channels off a copy; warns if the budget is not met, as after a training that was stopped."""
+        """Cuts the dead channels off a copy.
+
+        Warns if the budget is not met, as after a training that was stopped, and if channels are alive again: trainers
+        that end with an average of weights, or with the best checkpoint, bring back what the solver had removed.
+        """
         if self.solver is None:
             return
         if not self.solver.is_met:
             spent, limits = float(self.solver.energy), self.solver.limits
             warnings.warn(
                 f"the budget is not met: {spent:.4g} of {limits[0]:.4g} after {self.solver.progress:.0%} of the steps.",
+                stacklevel=2,
+            )
+        alive = sum(live_channels(self.network, self.graph).values())
+        self.solver.mask_(self.network)
+        back = alive - sum(live_channels(self.network, self.graph).values())
+        if back:
+            warnings.warn(
+                f"{back} channels that the solver had removed were alive again at the end of the training, as after "
+                "loading an earlier checkpoint (load_best_model_at_end) or averaging weights. They are silenced, so "
+                "that the budget holds; a network from before the budget was met is not trained without them.",
                 stacklevel=2,
             )
         patched = {name: vars(self.network).pop(name) for name in _PATCHED if name in vars(self.network)}

@@ -23,7 +23,7 @@ from torch import nn
 
 from ecc.errors import BadFile, BadMeasurement
 from ecc.graph import ChannelGraph
-from ecc.task import Inputs
+from ecc.task import Inputs, checked_input
 
 from . import sampling
 from .appending import ProfileFile, open_profile
@@ -135,7 +135,9 @@ def profile(
         BadFile: If the file belongs to another network, device, meter or setting, or is being written to.
         BadMeasurement: If an argument is out of its range, or a network could not be measured twice in a row.
         BadWidths: If the network has too few widths for the design.
+        BadTask: If the example input is not of tensors.
     """
+    example_input = checked_input(example_input)
     sampling.check_design(rows, design, seed, multiple_of)
     for name, value in (("rounds", rounds), ("reference_every", reference_every)):
         if value < 1:

@@ -33,6 +33,7 @@ from ecc.training import BatchStream, Interrupted, load_state, open_run, save_st
 from .base import Method, refuse_unjudged
 from .compress import Compression
 from .find import METHODS, find_method
+from .phases import settled, weights_of
 from .scratch import Scratch
 from .settings import CompressSettings
 
@@ -239,7 +240,7 @@ class Comparison:
     def _train_dense(self, model: torch.nn.Module, seed: int, folder: Path) -> None:
         settings = replace(self.settings, seed=seed)
         assert self.task.loss is not None  # Compression checks it as well
-        with open_run(folder, {"verb": "dense", "task": self.task.name, "settings": asdict(settings)}) as run:
+        with open_run(folder, {"verb": "dense", "task": self.task.name, "settings": settled(settings)}) as run:
             optimizer = torch.optim.Adam(model.parameters(), lr=settings.train_lr)
             stream = BatchStream(self.task, device=self.device, seed=seed)
             train(
@@ -270,6 +271,12 @@ class Comparison:
         lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
         return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:")), None)
 
+    @property
+    def _device_name(self) -> str:
+        """The device that joules are about; a better model of the same one may take over."""
+        first = self.energy if isinstance(self.energy, EnergyModel) else self.energy[0]
+        return first.origin.meter.device
+
     def begin(self, root: Path) -> None:
         """Writes down what is asked, or compares it with what was asked before: only more cells may be asked for.
 
@@ -280,7 +287,9 @@ class Comparison:
             "task": self.task.name,
             "quick": self.quick,
             "freeze": list(self.freeze),
-            "settings": {name: value for name, value in asdict(self.settings).items() if name != "seed"},
+            "device": self._device_name,
+            "weights": weights_of(self.task, self.settings).get("weights"),
+            "settings": {name: value for name, value in settled(self.settings).items() if name != "seed"},
         }
         file = root / "grid.json"
         if not file.exists():
@@ -297,7 +306,8 @@ class Comparison:
             before = json.loads(read_text(file))
         except (ValueError, RecursionError):
             raise BadFile(f"{file} cannot be read; restore it from a copy or start anew.") from None
-        for name in ("task", "quick", "freeze", *(f"settings.{key}" for key in asked["settings"])):
+        names = [name for name in asked if name != "settings"]
+        for name in (*names, *(f"settings.{key}" for key in asked["settings"])):
             then, now = _at(before, name), _at(asked, name)
             if then != now:
                 raise BadFile(f"{root} was begun with {name} = {then}, and now it is {now}. Give another folder.")

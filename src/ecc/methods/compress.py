@@ -26,6 +26,7 @@ from ecc.energy import Budget, EnergyModel, dense_cost
 from ecc.errors import BadBudget, BadTask, EccError
 from ecc.files import write_text
 from ecc.graph import ChannelGraph, gap, prove, resized, slim, trace_channels
+from ecc.graph.rebuild import load_whole_state_, whole_state
 from ecc.measure import Source
 from ecc.task import Task, with_batch
 from ecc.training import (
@@ -157,7 +158,7 @@ class Compression(Phases[Compressed]):
     def _as_it_was(self, run: RunDir, summary: dict[str, Any]) -> Compressed:
         widths = {name: int(width) for name, width in summary["widths"].items()}
         small = self._hollow(copy.deepcopy(self.task.model).to(self.device), widths)
-        small.load_state_dict(load_state(run.path / "slim.safetensors"))
+        load_whole_state_(small, load_state(run.path / "slim.safetensors"))
         return Compressed(small, self.graph, widths, summary)
 
     def _extra(self) -> dict[str, Any]:
@@ -379,7 +380,7 @@ class Compression(Phases[Compressed]):
             "batches": {"total": stream.total, "lineage": stream.lineage},
         }
         if self.world.is_main:
-            save_state(run.path / "slim.safetensors", small.state_dict())
+            save_state(run.path / "slim.safetensors", whole_state(small))
             write_text(run.path / "widths.json", json.dumps(widths, indent=1) + "\n")
         run.finish(summary)
         return Compressed(small, self.graph, widths, summary)

@@ -97,6 +97,8 @@ class Landing:
         weighed = self._scales(widths)
         predicted = {cost.resource: float(spent) for cost, spent in zip(self._costs, self._solver.spent, strict=True)}
         aims = aims_after(weighed, predicted, self._costs, self._limits, self._band[1])
+        if self._is_whole and max(shares_of(weighed, predicted, self._costs, self._limits).values()) <= self._band[1]:
+            aims = {name: max(aim, predicted[name]) for name, aim in aims.items()}  # nothing needs to go
         while self._next_mark < len(MARKS) - 1 and descent >= MARKS[self._next_mark]:  # a short one passes several
             self._next_mark += 1
         if descent < 1.0 and not is_last:
@@ -116,13 +118,17 @@ class Landing:
         self.weighings.append(found)
         return found
 
+    @property
+    def _is_whole(self) -> bool:
+        return self._solver.widths == dict(zip(self._costs[0].groups, self._costs[0].full_widths, strict=True))
+
     def _judge(self, weighed: Weighed, predicted: Mapping[str, float], aims: Mapping[str, float], step: int) -> None:
         """At the end of a descent: landed, or one more descent, or why not."""
         shares = shares_of(weighed, predicted, self._costs, self._limits)
         tightest = max(shares, key=shares.__getitem__)
         if shares[tightest] <= self._band[1]:
             self.landed = True
-            if self._solver.widths == dict(zip(self._costs[0].groups, self._costs[0].full_widths, strict=True)):
+            if self._is_whole:
                 self.note = f"the dense network is at {shares[tightest]:.1%} of the budget of {tightest} as it is."
             elif shares[tightest] < self._band[0]:
                 self.note = (

@@ -37,6 +37,7 @@ from ecc.training import (
     save_state,
     train,
 )
+from ecc.training.checkpoint import checksum_of
 from ecc.training.failures import users_code
 
 from .settings import PHASES, CompressSettings
@@ -45,6 +46,16 @@ Result = TypeVar("Result")
 
 # Settings that change no result, and one that a run which is out of memory must be able to change.
 _RUN_ONLY = ("log_every", "checkpoint_steps", "checkpoint_seconds", "micro_batch", "cuda_graph")
+
+
+def settled(settings: CompressSettings) -> dict[str, Any]:
+    """The settings that must stay as they are when a run or a grid goes on."""
+    return {name: value for name, value in asdict(settings).items() if name not in _RUN_ONLY}
+
+
+def weights_of(task: Task, settings: CompressSettings) -> dict[str, str]:
+    """A checksum of the dense weights, which another file of them would change; none if the run trains them itself."""
+    return {} if settings.train_steps else {"weights": checksum_of(task.model.state_dict())}
 
 
 class Phases(ABC, Generic[Result]):
@@ -109,8 +120,8 @@ class Phases(ABC, Generic[Result]):
 
     def config(self) -> dict[str, Any]:
         """What makes this run this run; a run of another config is another run."""
-        settings = {name: value for name, value in asdict(self.settings).items() if name not in _RUN_ONLY}
-        return {"verb": "compress", "task": self.task.name, **self._asked(), "settings": settings}
+        asked = {**self._asked(), **weights_of(self.task, self.settings)}
+        return {"verb": "compress", "task": self.task.name, **asked, "settings": settled(self.settings)}
 
     # ------------------------------------------------------------ what a compression adds
 

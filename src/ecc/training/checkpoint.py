@@ -46,7 +46,7 @@ def save_state(path: str | Path, state: Any) -> None:
         path: The file; one that is there stays until the new one is complete.
         state: Dicts, lists, tuples, strings, numbers, booleans, None and dense tensors, nested as they come. A
             tensor that occurs twice is stored once, and is one tensor again when it is read. The tensors of a plain
-            dict of tensors, such as a network's state, keep their names in the file.
+            dict of tensors, such as a network's state, keep their names in the file (of several, the first).
 
     Raises:
         BadFile: If the state holds anything else, or the file cannot be written.
@@ -54,7 +54,7 @@ def save_state(path: str | Path, state: Any) -> None:
     tree, tensors = tree_of(state)
     # Wide types first, as safetensors does it: then every tensor is aligned to its own size.
     order = sorted(range(len(tensors)), key=lambda number: -_stored_type(tensors[number]).itemsize)
-    names = _names(state, len(tensors))
+    names = _names(state, tree, len(tensors))
     metadata = {"format": FORMAT, "crc32": _NO_CHECKSUM, "tree": json.dumps(tree), "names": json.dumps(names)}
     header: dict[str, Any] = {"__metadata__": metadata}
     start = 0
@@ -88,12 +88,27 @@ def save_state(path: str | Path, state: Any) -> None:
         file.write(text.replace(b'"crc32":"00000000"', b'"crc32":"%08x"' % checksum, 1))
 
 
-def _names(state: Any, count: int) -> list[str]:
-    """What each tensor is called in the file: its key in a plain dict of different tensors, otherwise its number."""
-    is_plain = isinstance(state, Mapping) and len(state) == count and "__metadata__" not in state
-    if is_plain and all(isinstance(key, str) and isinstance(value, Tensor) for key, value in state.items()):
-        return list(state)
-    return [str(number) for number in range(count)]
+def _names(state: Any, tree: Any, count: int) -> list[str]:
+    """What each tensor is called in the file: its first key in a plain dict of tensors, otherwise its number."""
+    numbered = [str(number) for number in range(count)]
+    if not isinstance(state, dict) or "__metadata__" in state or not all(isinstance(key, str) for key in state):
+        return numbered
+    names: dict[int, str] = {}
+    for (key, value), (_, leaf) in zip(state.items(), tree["dict"], strict=True):
+        if isinstance(value, Tensor):
+            names.setdefault((leaf.get("bytes") or leaf)["tensor"], key)
+    return [names[number] for number in range(count)] if len(names) == count else numbered
+
+
+def checksum_of(state: Mapping[str, Any]) -> str:
+    """A short number for a network's weights: the same for the same ones, on any device, and for hardly any others."""
+    found = 0
+    for name, value in state.items():
+        if isinstance(value, Tensor):
+            found = zlib.crc32(f"{name} {value.dtype} {list(value.shape)}".encode(), found)
+            for part in _parts(_bytes_of(value.detach())):
+                found = zlib.crc32(part, found)
+    return f"{found:08x}"
 
 
 def load_state(path: str | Path) -> Any:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ from ecc.errors import BadFile, EccError, InfeasibleBudget
 from ecc.measure.meters.platform import Platform
 from ecc.methods.ecc.budgeted import BudgetedOptimizer, adam_of, checked_ends, device_of, shares_of
 from ecc.methods.ecc.limits import Limits
+from ecc.methods.ecc.paper import PaperSettings
 from ecc.methods.ecc.solver import EccSolver
 from ecc.methods.ecc.weights import WeightSolver
 from methods.nets import bare_graph, macs_cost, pair_cost, traced, train
@@ -55,6 +58,23 @@ def test_a_descent_is_told_corrected_and_begun_again(number: int) -> None:
     assert not solver.is_met
     train(net, solver, example, range(5))
     assert solver.is_met
+
+
+@pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_copies_that_would_be_hollow_are_refused(number: int, copied: Any) -> None:
+    with pytest.raises(EccError, match="cannot be copied or pickled; keep its state_dict"):
+        copied(both()[number][2])
+
+
+def test_the_papers_pace_is_that_of_the_fastest_group() -> None:
+    net, example, graph = traced("residual")
+    parameters = list(net.parameters())
+    adam = torch.optim.Adam([{"params": parameters[:1], "lr": 0.0}, {"params": parameters[1:], "lr": 1e-2}])
+    constants = PaperSettings(width_lr=30.0, width_penalty=5000.0, energy_penalty=5000.0)
+    solver = EccSolver(net, graph, macs_cost(graph), "60%", 60, optimizer=adam, dynamics=constants)
+    train(net, solver, example, range(60))
+    assert solver.widths != graph.full_widths
 
 
 def test_a_state_of_one_is_none_of_the_other() -> None:

@@ -78,6 +78,20 @@ def test_amsgrad_takes_its_own_square() -> None:
     torch.testing.assert_close(metric, torch.full((3,), (8 / (1 - 0.5**3)) ** 0.5))
 
 
+def test_steps_may_be_counted_in_the_group() -> None:
+    weight = nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.Adam([weight], betas=(0.9, 0.5), eps=0.0)
+    weight.grad = torch.full((3,), 4.0)
+    optimizer.step()
+    (wanted,) = adam_metrics(optimizer, [weight])
+    optimizer.param_groups[0]["step"] = optimizer.state[weight].pop("step")  # as fused ones do
+    (found,) = adam_metrics(optimizer, [weight])
+    torch.testing.assert_close(found, wanted)
+    del optimizer.param_groups[0]["step"]
+    (raw,) = adam_metrics(optimizer, [weight])
+    torch.testing.assert_close(raw, torch.full((3,), 8.0**0.5))
+
+
 def test_a_frozen_parameter_takes_the_mean_metric_of_the_others() -> None:
     first, second, frozen = (nn.Parameter(torch.ones(size), requires_grad=False) for size in (2, 6, 5))
     optimizer = torch.optim.Adam([first, second], eps=0.0)

@@ -116,7 +116,8 @@ class BudgetedOptimizer(Optimizer):
                     if self._taylor is None
                     else self._taylor.scores
                 )
-                self._dynamics.advance(scores, self._schedule, self._steps, self.inner.param_groups[0]["lr"])
+                rate = max(group["lr"] for group in self.inner.param_groups)  # one group may be frozen by a rate of 0
+                self._dynamics.advance(scores, self._schedule, self._steps, rate)
             self._set_masks(masked=True)
         if self._is_masked:
             self._parts.apply_mask_()
@@ -126,6 +127,17 @@ class BudgetedOptimizer(Optimizer):
         """Hands more parameters to the optimizer within."""
         if not any(param_group is mine for mine in self.inner.param_groups):
             self.inner.add_param_group(param_group)
+
+    def __reduce__(self) -> Any:
+        """A copy would step the same weights: torch's own way leaves out all but the parameters.
+
+        Raises:
+            EccError: Always.
+        """
+        raise EccError(f"an {type(self).__name__} cannot be copied or pickled; keep its state_dict().")
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        return self.__reduce__()
 
     def state_dict(self) -> dict[str, Any]:
         """The optimizer's state, and under `ecc` what the solver itself needs to go on: tensors and plain values."""

@@ -190,7 +190,11 @@ _SQUARES = "exp_avg_sq"  # v, in the state of Adam, AdamW, NAdam and RAdam
 
 
 def _metric(state: Mapping[str, Any], settings: Mapping[str, Any]) -> Tensor:
-    """sqrt(v_hat) + eps in float32. Adam counts steps in a tensor on the CPU: using it as such waits for no device."""
+    """sqrt(v_hat) + eps in float32. Adam counts steps in a tensor on the CPU: using it as such waits for no device.
+
+    Fused ones of other libraries count them in the group.
+    """
     second: Tensor = state["max_exp_avg_sq" if settings.get("amsgrad") else _SQUARES].to(torch.float32)
-    correction: Tensor = 1 - settings["betas"][1] ** state["step"]
+    step = state["step"] if "step" in state else settings.get("step")
+    correction = 1.0 if step is None else 1 - settings["betas"][1] ** step
     return (second / correction).sqrt_().add_(settings["eps"])
