@@ -98,6 +98,9 @@ def test_without_ray_one_line_says_what_to_install(
         (["--seeds", "0"], "at least one method, one budget and one seed"),
         (["--meter", "magic"], "magic"),
         (["--on", "mars"], "--on mars is unknown; there are here and ray"),
+        (["--micro-batch", "0"], "micro_batch is 0; give a whole number of at least 1"),
+        (["--round-to", "0"], "round_to=0 is below 1"),
+        (["--min-share", "2"], "min_share=2.0 is a share"),
     ],
 )
 def test_what_is_wrong_is_said_in_one_line(words: list[str], message: str, energy: Path, tmp_path: Path) -> None:
@@ -105,3 +108,28 @@ def test_what_is_wrong_is_said_in_one_line(words: list[str], message: str, energ
     assert code == 2
     assert message in " ".join(text.split())
     assert "Traceback" not in text
+
+
+def test_a_figure_takes_the_place_of_no_other_file(energy: Path, tmp_path: Path) -> None:
+    mine = tmp_path / "mine.svg"
+    mine.write_text('{"header": "hours of measurements"}')
+    code, text = run("digits", "--energy", str(energy), "-o", str(tmp_path / "runs"), "--figure", str(mine))
+    assert code == 2
+    assert "is there and is no figure; it is left as it is" in " ".join(text.split())
+    assert mine.read_text() == '{"header": "hours of measurements"}'
+    assert not (tmp_path / "runs").exists()
+
+
+def test_cells_asked_for_that_all_fail_are_an_error_whatever_is_there_already(energy: Path, tmp_path: Path) -> None:
+    few = ("--methods", "uniform,uniform", "--seeds", "1", "--steps", "1", "--tune-steps", "1")
+    words = ("digits", "--energy", str(energy), "-o", str(tmp_path / "runs"), *few)
+    code, text = run(*words, "--budgets", "60%,60%", "--json")
+    assert code == 0
+    (row,) = json.loads(text)
+    assert row["met"] is True
+    assert row["seconds"] > 0
+    code, text = run(*words, "--budgets", "1%")
+    assert code == 2
+    assert "no cell that was asked for has a result" in text
+    rows = {row["budget"]: row["met"] for row in grid_facts(load_grid(tmp_path / "runs"))}
+    assert rows == {"60%": True, "1%": None}

@@ -59,6 +59,8 @@ def test_figures_and_their_data_are_written(tmp_path: Path) -> None:
         ([str(PROFILE), "--budget", "5 kg"], "has the unit 'kg'"),
         ([str(PROFILE), "-o", "/no/such/folder/e.json"], "cannot write"),
         ([__file__], "is not"),
+        ([str(PROFILE), "--paper", "100"], "--paper 100 is a number of iterations to draw"),
+        ([str(PROFILE), "--paper", "-1", "--figures", "figures"], "give at least 1, and --figures FOLDER"),
     ],
 )
 def test_what_is_wrong_is_said_in_one_line(words: list[str], message: str) -> None:
@@ -66,3 +68,22 @@ def test_what_is_wrong_is_said_in_one_line(words: list[str], message: str) -> No
     assert code == 2
     assert message in " ".join(text.split())
     assert "Traceback" not in text
+
+
+def test_figures_of_two_resources_and_files_of_others_stay(tmp_path: Path) -> None:
+    folder = tmp_path / "figures"
+    folder.mkdir()
+    mine = folder / "mobilenet_v1-b1-latency-fit.json"
+    mine.write_text('{"precious": 1}')
+    code, text = run(str(PROFILE), "--resource", "latency", "--figures", str(folder))
+    assert code == 2
+    assert "is there and is no data of a fit" in " ".join(text.split())
+    assert mine.read_text() == '{"precious": 1}'
+
+
+def test_a_model_in_place_of_a_profile_is_told(tmp_path: Path) -> None:
+    file = tmp_path / "energy.json"
+    file.write_text('{\n "format": "ecc energy model, version 1"\n}')
+    code, text = run(str(file))
+    assert code == 2
+    assert "is no profile, but another JSON file; give one that `ecc profile` wrote." in " ".join(text.split())

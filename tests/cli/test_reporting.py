@@ -39,6 +39,7 @@ def test_a_page_and_figures_from_a_folder(tmp_path: Path) -> None:
     [
         (["-o", "a.html"], "holds neither a run nor a grid"),
         ([], "nothing to do: say where the page goes"),
+        (["--port", "80", "-o", "a.html"], "--port 80 is where --live serves the page"),
         (["--live", "-o", "a.html"], "--live serves the page and writes nothing"),
     ],
 )
@@ -66,7 +67,7 @@ def test_live_prints_where_to_look_and_ends_with_ctrl_c(tmp_path: Path) -> None:
         try:
             url = process.stdout.readline().split()[0]
             with urlopen(url, timeout=30) as answer:
-                assert b"still running" in answer.read()
+                assert b"not finished" in answer.read()
             process.send_signal(signal.SIGINT)
             _, errors = process.communicate(timeout=30)
         finally:

@@ -19,7 +19,7 @@ GOOD = [
     ("0.0247 J", "energy", 0.0247, False, False),
     ("24.7 mJ", "energy", 0.0247, False, False),
     ("24.7mJ", "energy", 0.0247, False, False),
-    ("3", "energy", 3.0, False, False),
+    ("3 J", "energy", 3.0, False, False),
     (".5 J", "energy", 0.5, False, False),
     ("5. J", "energy", 5.0, False, False),
     ("+2e-3 J", "energy", 2e-3, False, False),
@@ -32,7 +32,7 @@ GOOD = [
     ("energy=0.4mJ/sample", "energy", 4e-4, False, True),
     ("latency=12ms", "latency", 0.012, False, False),
     ("latency = 12 ms", "latency", 0.012, False, False),
-    ("latency=0.5", "latency", 0.5, False, False),
+    ("latency=0.5 s", "latency", 0.5, False, False),
     ("macs=300M", "macs", 3e8, False, False),
     ("macs=0.3G", "macs", 3e8, False, False),
     ("params=2M", "params", 2e6, False, False),
@@ -46,6 +46,9 @@ GOOD = [
 ]
 
 BAD = [
+    ("0.5", "budget '0.5' has no unit; write 0.5 J, or 50% for a share of dense"),
+    ("60", "budget '60' has no unit; write 60 J, or 60% for a share"),
+    ("latency=12", "budget 'latency=12' has no unit; write 12 s, or 12%"),
     ("", r"starts with no number; write it as 60%, 0\.0247 J, "),
     ("half", "budget 'half' starts with no number"),
     ("J 5", "starts with no number"),

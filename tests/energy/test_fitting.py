@@ -246,6 +246,11 @@ def test_a_learning_curve_is_told_if_asked_for() -> None:
             "More rows will hardly help: the error has stopped falling (5.0% with 15 rows, 4.9% with 30).",
         ),
         (
+            [[15, 0.0012], [20, 0.0011], [30, 0.0009]],
+            None,
+            "More rows would help: the error still falls (0.12% with 15 rows, 0.09% with 30).",
+        ),
+        (
             [[15, 0.1], [20, 0.05], [30, 0.024]],
             0.02,
             "More rows will not help: the error (10.0% with 15 rows, 2.4% with 30) is at the noise of the "

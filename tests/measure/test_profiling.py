@@ -297,6 +297,10 @@ def test_settings_are_chosen_one_by_one() -> None:
     meter = FakeMeter(FakeBoard())
     assert chosen_settings(meter, mode=None, device="cpu") == PROFILE_SETTINGS
     assert chosen_settings(meter, mode="compile").mode == "compile"
+    long = chosen_settings(meter, window_seconds=60.0)
+    assert (long.window_seconds, long.max_window_seconds) == (60.0, 60.0)
+    short = chosen_settings(meter, window_seconds=0.5)
+    assert (short.window_seconds, short.max_window_seconds) == (0.5, PROFILE_SETTINGS.max_window_seconds)
     with pytest.raises(BadMeasurement, match="mode='warp' is unknown"):
         chosen_settings(meter, mode="warp")
     assert chosen_settings(Prices(), mode=None) == PROFILE_SETTINGS

@@ -30,8 +30,8 @@ def grid(**changes: Any) -> Comparison:
 
 
 def test_budgets_that_would_share_a_folder_are_refused() -> None:
-    with pytest.raises(EccError, match=r"budgets '50%' and '50' would share a folder"):
-        grid(budgets=["50%", "50"])
+    with pytest.raises(EccError, match=r"budgets 'params=50%' and 'params=50' would share a folder"):
+        grid(budgets=["params=50%", "params=50"])
 
 
 def test_every_cell_is_a_run_at_equal_batches_from_one_dense_network_a_seed(tmp_path: Path) -> None:

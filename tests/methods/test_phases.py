@@ -175,3 +175,12 @@ def test_an_evaluation_that_raises_is_one_line(tmp_path: Path) -> None:
     job.task = replace(job.task, evaluate=evaluate)
     with pytest.raises(BadTask, match="evaluate of task 'digits' raised FileNotFoundError: no test split"):
         job.run(tmp_path / "run")
+
+
+@pytest.mark.parametrize("score", [float("nan"), float("inf")])
+def test_a_score_that_is_no_number_is_refused_before_anything_is_pruned(score: float, tmp_path: Path) -> None:
+    job = halving()
+    job.task = replace(job.task, evaluate=lambda _: score)
+    with pytest.raises(BadTask, match=rf"evaluate of task 'digits' gave {score}; give a finite number"):
+        job.run(tmp_path / "run")
+    assert not (tmp_path / "run" / "summary.json").exists()

@@ -191,7 +191,7 @@ def test_a_live_page_follows_its_run(browser: Any, tmp_path: Path) -> None:
             tab = Tab(browser)
             page = tab.open(server.url)
             page.get_by_text("live", exact=True).wait_for()
-            assert "still running" in page.locator("h1").inner_text()
+            assert "not finished" in page.locator("h1").inner_text()
             other = write_run(tmp_path / "other")
             for name in ("history.jsonl", "summary.json"):
                 (folder / name).write_bytes((other / name).read_bytes())

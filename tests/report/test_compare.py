@@ -47,6 +47,7 @@ def test_numbers_are_means_over_seeds_and_a_paired_test(runs: Path) -> None:
     assert (rows["ecc"]["seconds"], rows["ecc"]["peak_bytes"], rows["ecc"]["batches_lineage"]) == (3.0, 1002, 90)
     assert rows["amc"]["failed"] == ["seed 1: no [luck]"]
     assert rows["amc"]["after"] is None
+    assert rows["amc"]["met"] is None
 
 
 def test_seconds_are_of_cells_that_ran_in_one_go(runs: Path) -> None:

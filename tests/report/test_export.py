@@ -53,6 +53,6 @@ def test_integers_claim_nothing() -> None:
     integers = file("slim.int8-static.onnx", tolerance=None, score=0.85, error=0.01, latency=LATENCY)
     text = " ".join(shown({"files": [integers]}).split())
     assert "none claimed" in text
-    assert "Its outputs are others; score 0.8500, with floats 0.9000." in text
+    assert "Its outputs differ from those: score 0.8500, with floats 0.9000." in text
     unjudged = shown({"files": [{**integers, "score": None}], "score": None})
     assert "the task could not judge it." in " ".join(unjudged.split())

@@ -69,5 +69,5 @@ def test_without_the_library_the_way_to_get_it_is_told(monkeypatch: pytest.Monke
         raise ImportError(name)
 
     monkeypatch.setattr(importlib, "import_module", missing)
-    with pytest.raises(BadFile, match=r"pip install 'ecc-compress\[report\]'"):
+    with pytest.raises(BadFile, match=r"pip install vl-convert-python"):
         vl_convert()

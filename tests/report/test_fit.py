@@ -60,6 +60,13 @@ def test_the_layers_of_the_view_add_up_to_the_dense_network() -> None:
     assert "others" in shown()
 
 
+def test_what_the_view_calls_constant_is_what_no_width_changes() -> None:
+    base, outside = model().priced.base, model().per_layer()[""] - model().priced.base
+    (line,) = [line.split() for line in shown().splitlines() if line.startswith("(constant)")]
+    assert f"{line[1]} {line[2]}" == si(base, "J")
+    assert ("(outside any layer)" in shown()) == (outside > 0)
+
+
 def test_the_range_that_can_be_met_is_told() -> None:
     text = reach(model())
     assert model().least < least_of(model()) < 0.3 * model().dense_profiled  # a tenth of each group is kept

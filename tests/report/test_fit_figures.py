@@ -56,5 +56,5 @@ def test_without_matplotlib_the_way_out_is_named(monkeypatch: pytest.MonkeyPatch
         return real(name, *rest)
 
     monkeypatch.setattr(importlib, "import_module", missing)
-    with pytest.raises(BadFile, match=r"pip install 'ecc-compress\[figures\]'"):
+    with pytest.raises(BadFile, match=r"pip install matplotlib"):
         draw_fit(data, "x", tmp_path, "x")

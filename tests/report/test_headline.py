@@ -40,7 +40,7 @@ def test_a_missed_budget_is_said_as_loudly(tmp_path: Path) -> None:
 
 def test_a_run_at_work_and_one_without_scores(tmp_path: Path) -> None:
     text = words(headline_of_run(page_facts(write_run(tmp_path / "run", finished=False))["cells"][0]))
-    assert "digits, still running" in text
+    assert "digits, not finished" in text
     assert "solve, step 40" in text
     assert "predicted" in text
     folder = write_run(tmp_path / "new", finished=False)

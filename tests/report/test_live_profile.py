@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -143,6 +144,8 @@ def test_drift_and_repeats_of_measured_profiles_are_told() -> None:
 def test_a_floor_under_the_energy_is_told() -> None:
     profile = profile_of(reference(1.0), row(0, 0.97))
     assert "even the least network takes 97% of the dense one" in profile_summary(profile, "a")
+    wide = profile_of(reference(1.0), replace(row(0, 0.97), widths=profile.header.full_widths))
+    assert "even the least" not in profile_summary(wide, "a")  # nothing narrow was measured
 
 
 def test_the_label_is_that_of_the_meter() -> None:

@@ -145,3 +145,12 @@ def test_ctrl_c_ends_it_cleanly(folder: Path, monkeypatch: pytest.MonkeyPatch) -
     serve(server)
     assert server.socket.fileno() == -1
     assert serving.ADDRESS == "127.0.0.1"
+
+
+def test_a_browser_that_goes_away_is_no_error(server: LiveServer, capsys: pytest.CaptureFixture[str]) -> None:
+    for error, told in ((ConnectionResetError(), False), (ValueError("a bug"), True)):
+        try:
+            raise error
+        except Exception:  # noqa: BLE001 - where the server calls it
+            server.handle_error(None, ("127.0.0.1", 1))
+        assert ("Traceback" in capsys.readouterr().err) == told

@@ -55,7 +55,7 @@ def test_a_missing_accelerate_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "accelerate", None)
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(EccError, match=r"in 2 processes needs Accelerate.*pip install 'ecc-compress\[distributed\]'"):
+    with pytest.raises(EccError, match=r"in 2 processes needs Accelerate.*pip install accelerate"):
         find_world("cpu")
 
 

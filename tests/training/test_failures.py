@@ -33,6 +33,14 @@ def test_an_exception_of_the_user_is_one_line_with_its_type() -> None:
         raise KeyError("split\nand more")
     assert str(caught.value) == "evaluate of task 'a' raised KeyError: 'split\\nand more'."
     assert isinstance(caught.value.__cause__, KeyError)
+    with pytest.raises(BadTask) as caught, users_code("build"):
+        raise RuntimeError(
+            "Error(s) in loading state_dict for N:\n\tMissing key(s) in state_dict: a.weight." + "b" * 999
+        )
+    assert str(caught.value).startswith(
+        "build raised RuntimeError: Error(s) in loading state_dict for N: Missing key(s)"
+    )
+    assert len(str(caught.value)) < 350
 
 
 def test_our_own_errors_and_interrupts_pass() -> None:

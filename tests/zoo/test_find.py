@@ -293,7 +293,9 @@ def test_a_callable_that_hides_its_arguments_is_called(folder: Path) -> None:
 
 def test_a_function_that_raises_says_what_and_where(folder: Path) -> None:
     write(folder, "def deep():\n    raise ValueError('too wide\\nsee the manual')\ndef pair():\n    deep()\n")
-    assert refusal("mine.py:pair") == "task 'mine.py:pair' raised ValueError at mine.py, line 2: too wide"
+    assert (
+        refusal("mine.py:pair") == "task 'mine.py:pair' raised ValueError at mine.py, line 2: too wide see the manual"
+    )
 
 
 def test_an_error_inside_a_library_is_placed_in_the_users_file(folder: Path) -> None:

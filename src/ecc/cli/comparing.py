@@ -62,6 +62,12 @@ def compare(
     ] = 0,
     lr: Annotated[float, typer.Option("--lr", metavar="RATE", help="Of Adam in solving and tuning.")] = 1e-4,
     train_lr: Annotated[float, typer.Option("--train-lr", metavar="RATE", help="Of Adam before.")] = 1e-3,
+    min_share: Annotated[
+        float, typer.Option("--min-share", metavar="SHARE", help="No group keeps less of its channels.")
+    ] = 0.1,
+    round_to: Annotated[
+        int | None, typer.Option("--round-to", metavar="N", help="Widths in multiples of N; as the profile's.")
+    ] = None,
     micro_batch: Annotated[
         int | None, typer.Option("--micro-batch", metavar="N", help="Items at once, where a batch does not fit.")
     ] = None,
@@ -111,6 +117,8 @@ def compare(
         "tune_steps": tune_steps,
         "lr": lr,
         "train_lr": train_lr,
+        "min_share": min_share,
+        "round_to": round_to,
         "micro_batch": micro_batch,
     }
     spec = GridSpec(
@@ -138,12 +146,12 @@ def compare(
     try:
         if on == "here":
             with spec.opened() as grid:
-                grid.run(output, tell)
+                failed = grid.run(output, tell)
         else:
             # The meter is read by the workers; this machine may have none.
             with replace(spec, meter="none", device="cpu").opened() as grid, open_cluster(device) as cluster:
                 tell(f"Ray: {cluster}")
-                run_on_cluster(grid, replace(spec, device=cluster.device).opened, output, cluster, tell)
+                failed = run_on_cluster(grid, replace(spec, device=cluster.device).opened, output, cluster, tell)
     except Interrupted as stop:
         typer.echo(f"\n{stop}", err=True)
         raise typer.Exit(128 + stop.number) from None
@@ -154,8 +162,8 @@ def compare(
         typer.echo(json.dumps(grid_facts(entries), indent=1))
     else:
         Console().print(grid_view(entries))
-    if not any(entry.cells for entry in entries):
-        raise EccError("no cell has a result; each says why it failed.")
+    if len(failed) == len(grid.cells):
+        raise EccError("no cell that was asked for has a result; each says why it failed.")
 
 
 def _words(text: str) -> tuple[str, ...]:

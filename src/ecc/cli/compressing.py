@@ -67,7 +67,7 @@ def compress(
     steps: Annotated[int, typer.Option("--steps", metavar="N", help="Of pruning while training.")] = 2000,
     tune_steps: Annotated[int, typer.Option("--tune-steps", metavar="N", help="Of the slim network after.")] = 1000,
     train_steps: Annotated[
-        int, typer.Option("--train-steps", metavar="N", help="Of the dense network before, if it is untrained.")
+        int, typer.Option("--train-steps", metavar="N", help="Of the dense network before; 0 if it comes trained.")
     ] = 0,
     lr: Annotated[float, typer.Option("--lr", metavar="RATE", help="Of Adam in pruning and tuning.")] = 1e-4,
     train_lr: Annotated[float, typer.Option("--train-lr", metavar="RATE", help="Of Adam before pruning.")] = 1e-3,
@@ -150,6 +150,8 @@ def compress(
         checkpoint_seconds=checkpoint_seconds,
     )
     world = find_world(usable_device(device or ("cuda" if torch.cuda.is_available() else "cpu")))
+    if cuda_graph and world.device.type != "cuda":
+        raise EccError(f"--cuda-graph is for GPUs, and this trains on {world.device.type}; leave it out.")
     source = zero_skipping_platform(meter) if is_fine else source_of(meter, models[0])
     view = CompressView(None if quiet or as_json or not world.is_main else Console(stderr=True))
     loggers = [TensorBoardLogger(tensorboard)] if tensorboard is not None and world.is_main else []

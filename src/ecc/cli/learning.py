@@ -12,8 +12,8 @@ from rich.console import Console
 from ecc.energy import fit as fit_profile
 from ecc.energy import parse_budgets
 from ecc.energy.model import FORMAT
-from ecc.energy.study import study
-from ecc.errors import BadBudget, BadFile
+from ecc.energy.study import STUDY, study
+from ecc.errors import BadBudget, BadFile, EccError
 from ecc.files import refuse_another, write_text
 from ecc.measure import Profile
 from ecc.report.fit import budget_warning, budget_within, fit_facts, fit_view
@@ -61,6 +61,13 @@ def fit(
         raise BadFile(f"cannot write {output}: there is no folder {output.parent}.")
     if output is not None:
         refuse_another(output, FORMAT, "energy model")
+    if iterations < 0 or (iterations and figures is None):
+        raise EccError(
+            f"--paper {iterations} is a number of iterations to draw; give at least 1, and --figures FOLDER."
+        )
+    stem = file.name.removesuffix(".gz").removesuffix(".profile") + ("" if resource == "energy" else f"-{resource}")
+    if figures is not None:
+        refuse_another(figures / f"{stem}-fit.json", STUDY, "data of a fit")
     for one in budgets:
         if one.resource != resource:
             raise BadBudget(
@@ -72,8 +79,8 @@ def fit(
     drawn: list[Path] = []
     if figures is not None:
         found = study(profile, resource=resource, allow_unsteady=allow_unsteady, iterations=iterations)
-        drawn = draw_fit(found, file.name.partition(".")[0], figures, file.name.partition(".")[0])
-        data = figures / f"{file.name.partition('.')[0]}-fit.json"
+        drawn = draw_fit(found, stem, figures, stem)
+        data = figures / f"{stem}-fit.json"
         write_text(data, json.dumps(found) + "\n")
         drawn.append(data)
     warnings = [line for one in budgets if (line := budget_warning(model, one))]

@@ -16,6 +16,8 @@ from ecc.report.serve import LiveServer, serve
 
 from .app import app
 
+PORT = 8123
+
 
 @app.command()
 def report(
@@ -27,7 +29,7 @@ def report(
         Path | None, typer.Option("--figures", metavar="FOLDER", help="Write every figure as SVG and PNG, for papers.")
     ] = None,
     live: Annotated[bool, typer.Option("--live", help="Serve the page on this machine, and follow the run.")] = False,
-    port: Annotated[int, typer.Option("--port", metavar="N", help="With --live; 0 takes any that is free.")] = 8123,
+    port: Annotated[int, typer.Option("--port", metavar="N", help="With --live; 0 takes any that is free.")] = PORT,
 ) -> None:
     """Make one page of a run, or of a comparison, from its folder alone.
 
@@ -40,6 +42,8 @@ def report(
       ecc report runs -o report.html --figures figures
       ecc report --live run
     """
+    if not live and port != PORT:
+        raise EccError(f"--port {port} is where --live serves the page; give both, or neither.")
     if live and (output or figures):
         raise EccError("--live serves the page and writes nothing; leave -o and --figures out, or call it twice.")
     if live:

@@ -85,6 +85,10 @@ def parse_budget(text: str) -> Budget:
         raise BadBudget(f"budget {text!r} is per {item.strip()!r}; write /image, or leave it out for the whole batch.")
     if slash and resource in _WHOLE:
         raise BadBudget(f"budget {text!r} is per item, but {resource} does not grow with the batch; leave out /{item}.")
+    if not stem.strip() and _unit(resource):
+        share = f"{match[1]}%" if number > 1 else f"{100 * number:g}%"
+        one = _unit(resource)
+        raise BadBudget(f"budget {text!r} has no unit; write {match[1]} {one}, or {share} for a share of dense.")
     factor = _factor(stem.strip(), _unit(resource))
     if factor is None:
         wanted = _unit(resource) or "a plain number, or one with k, M or G"

@@ -130,7 +130,8 @@ def worth_more_rows(quality: dict[str, Any]) -> str:
         return ""
     sizes = sorted(curve)
     before, last = curve[sizes[-3]], curve[sizes[-1]]
-    trend = f"{before:.1%} with {sizes[-3]} rows, {last:.1%} with {sizes[-1]}"
+    digits = 1 if f"{before:.1%}" != f"{last:.1%}" else 2
+    trend = f"{before:.{digits}%} with {sizes[-3]} rows, {last:.{digits}%} with {sizes[-1]}"
     noise = quality.get("noise")
     if noise is not None and last < 1.25 * noise:
         return f"More rows will not help: the error ({trend}) is at the noise of the measurements, {noise:.1%}."

@@ -15,6 +15,7 @@ from .paper import ITERATIONS, fit_as_paper
 from .quality import cross_validated, learning_curve
 from .samples import RESOURCES, samples_of
 
+STUDY = "ecc fit study 1"
 HIDDEN_LAYERS = (0, 1, 2, 3)
 """Of the paper's ablation; none is the bilinear model."""
 
@@ -55,6 +56,7 @@ def study(
         for count in (HIDDEN_LAYERS if iterations else ())
     }
     return {
+        "format": STUDY,
         "resource": resource,
         "unit": RESOURCES[resource][1],
         "label": header.label,

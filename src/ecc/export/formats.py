@@ -54,7 +54,7 @@ def library(name: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        raise EccError(f"{name} cannot be imported ({error}); pip install 'ecc-compress[export]'.") from None
+        raise EccError(f"{name} cannot be imported ({error}); pip install {name}.") from None
 
 
 # ---------------------------------------------------------------- torch.export

@@ -137,7 +137,7 @@ def refuse_unknown_patterns(model: nn.Module, patterns: Sequence[str]) -> None:
     Raises:
         BadWidths: naming the pattern.
     """
-    names = [*(path for path, _ in model.named_modules()), *named_tensors(model)]
+    names = [*(path for path, _ in model.named_modules() if path), *named_tensors(model)]
     for pattern in patterns:
         if not any(fnmatch(name, pattern) for name in names):
             some = ", ".join(path for path, _ in list(model.named_modules())[1:6])

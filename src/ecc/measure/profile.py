@@ -285,6 +285,8 @@ def _checked(path: str | Path, number: int, line: str, build: Callable[[dict[str
     except EccError as error:
         raise BadFile(f"{path}:{number}: {error}") from None
     except json.JSONDecodeError as error:
+        if number == 1 and line.strip() == "{":  # a profile has its header in one line
+            raise BadFile(f"{path} is no profile, but another JSON file; give one that `ecc profile` wrote.") from None
         raise BadFile(f"{path}:{number}: this is not JSON ({error.msg}).") from None
     except (KeyError, ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise BadFile(f"{path}:{number}: damaged ({type(error).__name__}: {error}).") from None

@@ -82,6 +82,8 @@ def chosen_settings(source: Source, **choices: Any) -> MeasureSettings:
             "Leave it out, or choose a meter that reads a device."
         )
     given.pop("device", None)
+    if "window_seconds" in given:  # a long window is wanted: the limit is for those that wait for ticks
+        given["max_window_seconds"] = max(PROFILE_SETTINGS.max_window_seconds, given["window_seconds"])
     return replace(PROFILE_SETTINGS, **given)
 
 

@@ -102,6 +102,8 @@ def rows_of(rows: int, shard: Shard | None) -> tuple[int, ...]:
     if shard is None:
         return tuple(range(rows))
     number, count = shard
+    if count < 1:
+        raise BadMeasurement(f"shard {number}/{count} does not exist; the first of two is 1/2.")
     if not 1 <= number <= count:
         raise BadMeasurement(f"shard {number}/{count} does not exist; {count} shards are 1/{count} to {count}/{count}.")
     return tuple(row for row in range(rows) if row % count == number % count)

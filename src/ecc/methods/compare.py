@@ -107,8 +107,8 @@ class Comparison:
         self.task, self.energy, self.source, self.device = task, energy, source, torch.device(device)
         self.settings = settings or CompressSettings()
         # What others build on comes first.
-        self.methods = tuple(sorted(methods, key=lambda name: name == SCRATCH))
-        self.budgets, self.seeds, self.quick, self.freeze = tuple(budgets), seeds, quick, tuple(freeze)
+        self.methods = tuple(sorted(dict.fromkeys(methods), key=lambda name: name == SCRATCH))
+        self.budgets, self.seeds, self.quick, self.freeze = tuple(dict.fromkeys(budgets)), seeds, quick, tuple(freeze)
 
     @property
     def cells(self) -> list[Cell]:

@@ -14,6 +14,8 @@ from ecc.graph import ChannelGraph
 
 from .ecc.floors import floor_widths
 
+_WAYS = "lower min_share (--min-share) or round_to (--round-to), freeze less, or shrink the input"
+
 
 @dataclass(frozen=True)
 class Reach:
@@ -93,8 +95,12 @@ def reach(cost: Cost, limit: float, floors: Sequence[int]) -> Reach:
     return Reach(cost.resource, cost.unit, cost.label, dense, least, limit, _even_share(cost, full, low, limit))
 
 
-def refuse_infeasible(found: Sequence[Reach]) -> None:
+def refuse_infeasible(found: Sequence[Reach], ways: str = _WAYS) -> None:
     """Refuses budgets that no widths meet.
+
+    Args:
+        found: What each asks for.
+        ways: What a user can do beside raising the budget.
 
     Raises:
         InfeasibleBudget: Names the first of them, and the least that can be spent.
@@ -103,9 +109,8 @@ def refuse_infeasible(found: Sequence[Reach]) -> None:
         if not one.is_feasible:
             limit, least = (f"{amount:.4g} {one.unit}".rstrip() for amount in (one.limit, one.least))
             raise InfeasibleBudget(
-                f"budget {limit} of {one.resource} is below {least}, the least this network can use with every group "
-                "at its floor. Raise the budget, lower min_share (--min-share) or round_to (--round-to), freeze less, "
-                "or shrink the input."
+                f"budget {limit} of {one.resource} is below {least}, the least this network can use. Raise the budget, "
+                f"{ways}."
             )
 
 

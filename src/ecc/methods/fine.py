@@ -120,7 +120,7 @@ class WeightCompression(Phases[Thinned]):
     # ------------------------------------------------------------ phases
 
     def _begin(self) -> None:
-        refuse_infeasible([self.reach()])
+        refuse_infeasible([self.reach()], "lower min_share (--min-share), or shrink the input")
 
     def _asked(self) -> dict[str, Any]:
         return {

@@ -10,6 +10,7 @@ last one ended, bit for bit on a CPU.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -72,7 +73,10 @@ class Phases(ABC, Generic[Result]):
 
     def __init__(self, task: Task, settings: CompressSettings | None, device: torch.device | str) -> None:
         if task.train_batches is None or task.loss is None:
-            raise BadTask(f"task {task.name!r} has no train_batches and loss; compressing needs both.")
+            raise BadTask(
+                f"task {task.name!r} has no train_batches and loss; compressing needs both. "
+                "A bundled network has them with --data FOLDER."
+            )
         _check_weights(task)
         self.task, self.settings, self.device = task, settings or CompressSettings(), torch.device(device)
         self.scores: dict[str, float] = {}
@@ -225,7 +229,10 @@ class Phases(ABC, Generic[Result]):
         if name in self.scores or self.task.evaluate is None:
             return
         with users_code(f"evaluate of task {self.task.name!r}"):
-            self.scores[name] = float(self.task.evaluate(model))
+            score = float(self.task.evaluate(model))
+        if not math.isfinite(score):
+            raise BadTask(f"evaluate of task {self.task.name!r} gave {score}; give a finite number, higher for better.")
+        self.scores[name] = score
         self._log(run, {"phase": "score", name: self.scores[name]})
         self.tell(f"score {name}: {self.scores[name]:.4f}")
 

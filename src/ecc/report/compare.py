@@ -118,7 +118,7 @@ def grid_facts(entries: Sequence[Entry], reference: str = "ecc") -> list[dict[st
                 "before": _mean_and_spread(before.values()),
                 "after": _mean_and_spread(after.values()),
                 "share_of_dense": _mean_and_spread(share for _, share in entry.amounts()),
-                "met": all(cell["summary"]["met"] for cell in entry.cells),
+                "met": all(cell["summary"]["met"] for cell in entry.cells) if entry.cells else None,
                 "batches_total": _mean(cell["summary"]["batches"]["total"] for cell in entry.cells),
                 "batches_lineage": _mean(cell["summary"]["batches"]["lineage"] for cell in entry.cells),
                 "seconds": _mean(cell["seconds"] for cell in entry.cells if cell.get("sessions", 1) == 1),

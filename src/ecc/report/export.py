@@ -32,7 +32,9 @@ def export_view(facts: Mapping[str, Any]) -> RenderableType:
         if file["tolerance"] is None:
             score = "the task could not judge it" if file["score"] is None else f"score {file['score']:.4f}"
             score += "" if facts["score"] is None else f", with floats {facts['score']:.4f}"
-            notes[f"{file['file']}, before: with floats. Its outputs are others; {score}."] = None
+            notes[
+                f"Before of {file['file']} is the same network with floats. Its outputs differ from those: {score}."
+            ] = None
     batches = ", ".join(map(str, facts["files"][0]["batches"])) if facts["files"] else ""
     lines: list[RenderableType] = [
         proofs,

@@ -59,4 +59,4 @@ def vl_convert() -> Any:
     try:
         return importlib.import_module("vl_convert")
     except ImportError:
-        raise BadFile("the page needs vl-convert; install it with: pip install 'ecc-compress[report]'.") from None
+        raise BadFile("the page needs vl-convert; install it with: pip install vl-convert-python.") from None

@@ -48,13 +48,15 @@ def _layers(model: EnergyModel) -> Table:
     """The layers that cost most, dense."""
     costs = model.per_layer()
     total = sum(costs.values())
+    outside = costs.pop("") - model.priced.base  # operators that the network calls between its layers
+    costs |= {"(constant)": model.priced.base} | ({"(outside any layer)": outside} if outside > 0 else {})
     table = Table(box=None, pad_edge=False)
     table.add_column("layer")
     table.add_column(model.unit, justify="right")
     table.add_column("share", justify="right")
     ranked = sorted(costs.items(), key=lambda item: -item[1])
     for path, cost in ranked[:LAYERS_SHOWN]:
-        table.add_row(path or "(constant)", si(cost, model.unit), f"{cost / total:.0%}")
+        table.add_row(path, si(cost, model.unit), f"{cost / total:.0%}")
     rest = sum(cost for _, cost in ranked[LAYERS_SHOWN:])
     if rest > 0:
         table.add_row(f"{len(ranked) - LAYERS_SHOWN} others", si(rest, model.unit), f"{rest / total:.0%}")

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ecc.errors import BadFile
+from ecc.files import refuse_another
 
 COLOURS = {"bilinear": "#9a6b00", "physical": "#0b6e99", "measured": "#777777"}
 PAPER_COLOURS = ("#0b6e99", "#c2571a", "#7b4fa3", "#3a7d44")
+
+_MARKS = {".svg": "<svg", ".png": "PNG", ".pdf": "%PDF"}  # what is in the first lines of such files
 
 
 def draw_fit(found: Mapping[str, Any], title: str, folder: str | Path, stem: str) -> list[Path]:
@@ -107,14 +111,18 @@ def refuse_unknown_format(path: Path) -> None:
     """Refuses the name of a figure that cannot be drawn, before the long work.
 
     Raises:
-        BadFile: If its ending is no format of matplotlib's, or that is not installed.
+        BadFile: If its ending is no format of matplotlib's, that is not installed, or it cannot be written there.
     """
     known = pyplot().figure().canvas.get_supported_filetypes()
     pyplot().close("all")
     if path.suffix.lower().lstrip(".") not in known:
         raise BadFile(f"{path} names no format by its ending; end it in .svg, .png or .pdf.")
-    if not path.absolute().parent.is_dir():
+    folder = path.absolute().parent
+    if not folder.is_dir():
         raise BadFile(f"cannot write {path}: there is no folder {path.parent}.")
+    if not os.access(folder, os.W_OK):
+        raise BadFile(f"cannot write {path}: the folder {path.parent} may not be written to.")
+    refuse_another(path, _MARKS.get(path.suffix.lower(), ""), "figure")
 
 
 def pyplot() -> Any:
@@ -126,7 +134,7 @@ def pyplot() -> Any:
     try:
         matplotlib = importlib.import_module("matplotlib")
     except ImportError:
-        raise BadFile("figures need matplotlib; install it with: pip install 'ecc-compress[figures]'.") from None
+        raise BadFile("figures need matplotlib; install it with: pip install matplotlib.") from None
     matplotlib.use("Agg")
     matplotlib.rcParams.update(
         {"svg.hashsalt": "ecc", "font.size": 9, "axes.spines.top": False, "axes.spines.right": False}

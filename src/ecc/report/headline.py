@@ -33,7 +33,7 @@ def headline_of_run(cell: Facts) -> Html:
     if row is not None and row["result"] is not None and not running:
         title = f"{cell['task']} at {percent(row['result'] / row['dense'])} of its {row['resource']}"
     elif running:
-        title = f"{cell['task']}, still running"
+        title = f"{cell['task']}, not finished"
     cards = [] if row is None else [_energy_card(cell, row)]
     cards += [_score_card(cell)] if not running else [_now_card(cell)]
     cards += [] if row is None else [_budget_card(cell, row)]
@@ -116,7 +116,7 @@ def headline_of_grid(facts: Facts) -> Html:
     cards.append(
         _card("Budget met", f"{met} of {len(done)}", "finished runs", mood="good" if met == len(done) else "bad")
     )
-    states = [f"{facts['running']} still running"] if facts["running"] else []
+    states = [f"{facts['running']} not finished"] if facts["running"] else []
     states += [f"{len(facts['failed'])} failed"] if facts["failed"] else []
     seeds = f"{len(facts['seeds'])} seed{'s' if len(facts['seeds']) != 1 else ''}"
     cards.append(_card("Runs", len(facts["cells"]) + len(facts["failed"]), seeds, ", ".join(states) or "all finished"))

@@ -22,6 +22,7 @@ LINE_EVERY = 10
 """Networks from one line to the next where the output is no terminal."""
 
 FLOOR_SHARE = 0.7
+NARROW = 0.35  # of all channels: a network that tells what the least one would take
 """A network that cannot get below this share of its energy, however thin, deserves a word."""
 
 
@@ -135,6 +136,7 @@ def profile_facts(profile: Profile, graph: ChannelGraph | None = None) -> dict[s
         "references": len(profile.references),
         "dense_joules": dense[len(dense) // 2] if dense else None,
         "least_joules": min((sample.joules for sample in samples), default=None),
+        "narrowest_share": min((sum(sample.widths) / sum(header.full_widths) for sample in samples), default=None),
         "most_joules": max((sample.joules for sample in samples), default=None),
         "seconds_per_network": profile.seconds_per_network,
         "repeat_noise": profile.repeat_noise,
@@ -154,8 +156,9 @@ def profile_summary(profile: Profile, path: str | Path, graph: ChannelGraph | No
     if facts["networks"]:
         dense = "" if facts["dense_joules"] is None else f"; dense {facts['dense_joules']:.4g} J"
         lines.append(f"{facts['least_joules']:.4g} to {facts['most_joules']:.4g} J an inference{dense}")
-        if facts["dense_joules"] is not None and facts["least_joules"] > FLOOR_SHARE * facts["dense_joules"]:
-            share = facts["least_joules"] / facts["dense_joules"]
+        dense_joules, narrowest = facts["dense_joules"], facts["narrowest_share"]
+        if dense_joules is not None and narrowest < NARROW and facts["least_joules"] > FLOOR_SHARE * dense_joules:
+            share = facts["least_joules"] / dense_joules
             lines.append(f"even the least network takes {share:.0%} of the dense one: a lower budget cannot be reached")
     if facts["seconds_per_network"] is not None:
         lines.append(f"{facts['seconds_per_network']:.2f} s a network in all")

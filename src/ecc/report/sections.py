@@ -164,7 +164,7 @@ def _grid_table(facts: Facts) -> Html:
                 join([swatch(row["method"]), row["method"]], " "),
                 row["budget"],
                 NOTHING if share is None else exact(share[0], percent(share[0])),
-                "yes" if row["met"] else "no",
+                NOTHING if row["met"] is None else "yes" if row["met"] else "no",
                 row["seeds"],
                 NOTHING if row["batches_total"] is None else f"{row['batches_total']:,.0f}",
                 NOTHING if row["batches_lineage"] is None else f"{row['batches_lineage']:,.0f}",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -55,6 +56,11 @@ class LiveServer(ThreadingHTTPServer):
         """
         with self._lock:  # each answer has a thread of its own
             return page_facts(self.folder, self._follower)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A browser that goes away is no error; anything else is told as usual."""
+        if not isinstance(sys.exception() if sys.version_info >= (3, 11) else sys.exc_info()[1], ConnectionError):
+            super().handle_error(request, client_address)
 
     @property
     def url(self) -> str:

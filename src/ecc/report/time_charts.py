@@ -184,7 +184,7 @@ def descent(facts: Facts) -> dict[str, Any] | None:
             },
         },
     ]
-    caption = "Line: energy of the channels that are alive, predicted. Dotted: what the schedule allows. "
+    caption = "Line: energy of what is alive, predicted. Dotted: what the schedule allows. "
     caption += f"Diamonds: put on the scales ({label}). " if weighed else ""
     return figure("descent", "Energy against its schedule", caption.strip() + _seed(facts), 260, {"layer": layers})
 

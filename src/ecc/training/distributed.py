@@ -92,7 +92,7 @@ def find_world(device: torch.device | str = "cpu") -> World:
     except ImportError as error:
         raise EccError(
             f"training in {os.environ['WORLD_SIZE']} processes needs Accelerate, which cannot be imported ({error}); "
-            "pip install 'ecc-compress[distributed]', or start without torchrun."
+            "pip install accelerate, or start without torchrun."
         ) from None
     _meet_anew(device)
     accelerator = accelerate.Accelerator(cpu=device.type == "cpu", mixed_precision="no")  # the loop's own is used

@@ -9,6 +9,7 @@ import torch
 
 from ecc.errors import BadTask, EccError
 
+_LONGEST = 300
 _SIGNS = ("out of memory", "can't allocate memory")  # of GPUs, and of the host
 
 
@@ -28,7 +29,12 @@ def told(error: BaseException) -> str:
     lines = str(error).strip().splitlines() or ["no message"]
     if lines[0].startswith("Caught ") and len(lines) > 1:  # as DataLoader hands it on, traceback and all
         return lines[-1].strip().rstrip(".")
-    return f"{type(error).__name__}: {lines[0].rstrip('.')}"
+    return f"{type(error).__name__}: {one_line(error).rstrip('.')}"
+
+
+def one_line(error: BaseException) -> str:
+    """What an exception says, its first lines in one: torch tells below the first which weights do not fit."""
+    return " ".join(str(error).split())[:_LONGEST] or "no message"
 
 
 @contextmanager

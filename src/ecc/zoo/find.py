@@ -26,6 +26,7 @@ from ecc.zoo.imaging import image_task
 from ecc.zoo.networks import NETWORKS
 
 SEED = 0
+_LONGEST = 300  # of what an exception says: torch tells below the first line which weights do not fit
 BUNDLED_TASKS = ("digits", *NETWORKS)
 """The names that need no file and no other package."""
 
@@ -73,6 +74,8 @@ def find_task(
             )
     if spec == "digits":
         return digits()
+    if spec.endswith(".toml"):
+        raise BadTask(f"task {spec!r} is a recipe, which `ecc compare` takes; name its network here.")
     if spec.endswith(".py"):
         raise BadTask(f"task {spec!r} names a file but no function; write {spec}:FUNCTION.")
     # From the right, because a path may hold a colon of its own (C:\task.py).
@@ -122,12 +125,12 @@ def _import_library(package: str, spec: str, module: str) -> Any:
         return importlib.import_module(module)
     except ImportError as error:
         raise BadTask(
-            f"task {spec!r} needs {package}, which cannot be imported ({_first_line(error)}); pip install {package}."
+            f"task {spec!r} needs {package}, which cannot be imported ({_said(error)}); pip install {package}."
         ) from error
     except RuntimeError as error:
         # A torchvision built for another torch misses its operators; timm imports torchvision.
         raise BadTask(
-            f"task {spec!r} needs {package}, which fails to load ({_first_line(error)}); "
+            f"task {spec!r} needs {package}, which fails to load ({_said(error)}); "
             f"reinstall torchvision in the build for torch {torch.__version__}."
         ) from error
 
@@ -213,14 +216,14 @@ def _on_sys_path(folder: Path) -> Iterator[None]:
 
 
 def _one_line(error: BaseException, path: Path) -> str:
-    """An exception's type, place and first line; the place is in the user's file where possible."""
+    """An exception's type, place and first words; the place is in the user's file where possible."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if Path(frame.filename) == path.resolve()]
     if isinstance(error, SyntaxError):
         filename, line, message = error.filename or str(path), error.lineno, error.msg
     else:
         frame = own[-1] if own else frames[-1]
-        filename, line, message = frame.filename, frame.lineno, _first_line(error)
+        filename, line, message = frame.filename, frame.lineno, _said(error)
     return f"{type(error).__name__} at {Path(filename).name}, line {line}: {message}"
 
 
@@ -238,8 +241,8 @@ def _seeded_input(shape: tuple[int, int, int]) -> Tensor:
     return torch.randn(1, *shape, generator=torch.Generator().manual_seed(SEED))
 
 
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or ["no message"])[0]
+def _said(error: BaseException) -> str:
+    return " ".join(str(error).split())[:_LONGEST] or "no message"
 
 
 def _did_you_mean(name: str, known: Iterable[str]) -> str:
