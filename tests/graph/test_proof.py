@@ -272,6 +272,21 @@ def test_a_network_that_cannot_run_is_told_and_not_frozen() -> None:
         trace_channels(net.double(), images)
 
 
+def test_a_network_that_runs_with_its_own_weights_alone_is_frozen() -> None:
+    class Sized(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.head = conv(3, 8), nn.Conv2d(8, 4, 1)
+            self.register_buffer("sizes", torch.full((2,), 4.0))  # which the proof takes for weights
+
+        def forward(self, images: Tensor) -> Tensor:
+            found = torch.relu(self.body(images))
+            return self.head(found[..., : int(self.sizes[0]), :].view(len(found), -1, 4, int(self.sizes[1]) * 2))  # type: ignore[no-any-return,index]
+
+    graph = trace_channels(Sized(), torch.randn(2, 3, 8, 8))
+    assert graph["body"].frozen == WRONG
+
+
 def test_other_devices_keep_their_random_state(monkeypatch: pytest.MonkeyPatch) -> None:
     seeds: list[int] = []
     monkeypatch.setattr(torch.cuda, "manual_seed_all", seeds.append)  # as torch.manual_seed does it

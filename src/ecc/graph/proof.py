@@ -73,7 +73,17 @@ def difference(
         count = min(max(count, 1), group.width - group.least)
         first[group.name] = order[:count]
         second[group.name] = order[count:][: group.width - group.least]
-    return max(_difference(whole, graph, example_input, dead) for dead in (first, second))
+    try:
+        return max(_difference(whole, graph, example_input, dead) for dead in (first, second))
+    except _CannotRun as stop:
+        refuse_what_cannot_run(resized(model, graph, {}), example_input)
+        if isinstance(stop.__cause__, torch.OutOfMemoryError):
+            raise UntraceableModel(f"the network cannot be proven: {first_line(stop.__cause__)}") from stop.__cause__
+        return float("inf")  # it runs with its own weights alone
+
+
+class _CannotRun(Exception):
+    """The network with visible weights, or the cut one for want of memory."""
 
 
 def _difference(model: nn.Module, graph: ChannelGraph, example_input: Inputs, dead: Mapping[str, Tensor]) -> float:
@@ -82,15 +92,27 @@ def _difference(model: nn.Module, graph: ChannelGraph, example_input: Inputs, de
     try:
         wanted = outputs_of(masked, example_input)
     except Exception as error:
-        raise UntraceableModel(f"the network cannot run on the example input: {first_line(error)}") from error
+        raise _CannotRun from error
     try:
         found = outputs_of(slim(masked, graph), example_input)
     except torch.OutOfMemoryError as error:
-        raise UntraceableModel(f"the network cannot be compared with a cut one: {first_line(error)}") from error
+        raise _CannotRun from error
     except Exception:  # noqa: BLE001 - a cut network that cannot run is as wrong as one that differs
         return float("inf")
     apart = relative_error(wanted, found)
     return apart if apart <= tolerance_of(wanted) else float("inf")
+
+
+def refuse_what_cannot_run(model: nn.Module, example_input: Inputs) -> None:
+    """Refuses a network whose types or devices do not fit its input, which a trace does not see.
+
+    Raises:
+        UntraceableModel: If it cannot run.
+    """
+    try:
+        outputs_of(model, example_input)
+    except Exception as error:
+        raise UntraceableModel(f"the network cannot run on the example input: {first_line(error)}") from error
 
 
 def gap(one: nn.Module, other: nn.Module, example_input: Inputs) -> float:
