@@ -70,7 +70,10 @@ RECIPES: Table = {
     "recipe that names code": (f"compare code.toml {R}", "which would be run"),
     "recipe that names a program": (f"compare program.toml {R}", "give it as --meter"),
     "recipe beyond counting": (f"compare many.toml {R}", "seeds"),
-    "recipe to compress by": ("compress slip.toml --energy net.json --budget 60% -o new", "unknown task 'slip.toml'"),
+    "recipe to compress by": (
+        "compress slip.toml --energy net.json --budget 60% -o new",
+        "is a recipe, which `ecc compare` takes",
+    ),
     "unknown place": (f"compare net.py:task {R} --on moon", "--on moon is unknown"),
 }
 

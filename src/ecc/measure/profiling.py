@@ -64,6 +64,10 @@ class Progress:
     message: str = ""
 
 
+LONGEST_WINDOW = 3600.0
+"""Seconds that a user may ask for."""
+
+
 def chosen_settings(source: Source, **choices: Any) -> MeasureSettings:
     """The settings of a profile with some of them chosen; None leaves the default.
 
@@ -83,6 +87,9 @@ def chosen_settings(source: Source, **choices: Any) -> MeasureSettings:
         )
     given.pop("device", None)
     if "window_seconds" in given:  # a long window is wanted: the limit is for those that wait for ticks
+        if given["window_seconds"] > LONGEST_WINDOW:
+            seconds = given["window_seconds"]
+            raise BadMeasurement(f"window_seconds={seconds} is above {LONGEST_WINDOW:g}, the most it may be.")
         given["max_window_seconds"] = max(PROFILE_SETTINGS.max_window_seconds, given["window_seconds"])
     return replace(PROFILE_SETTINGS, **given)
 
