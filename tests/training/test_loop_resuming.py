@@ -5,9 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ecc.task import Task
 from ecc.training.rundir import open_run
 from ecc.training.schedules import Cosine
 from ecc.training.signals import Interrupted
@@ -150,3 +152,18 @@ def test_a_signal_in_the_last_step_is_not_lost(tmp_path: Path) -> None:
         fit(1, run=run, on_step=lambda step, facts: signal.raise_signal(signal.SIGTERM))
     with open_run(tmp_path / "run", {}) as run:
         assert fit(1, run=run)[1].resumed_at == 1
+
+
+def test_buffers_that_torch_does_not_save_are_taken_up(tmp_path: Path) -> None:
+    """A cut network that is built anew has others, where they differ from channel to channel."""
+
+    def task(value: float) -> Task:
+        found = toy_task()
+        found.model.register_buffer("shift", torch.full((3,), value), persistent=False)
+        return found
+
+    with open_run(tmp_path / "run", {}) as run:
+        fit(3, run=run, task=task(1.0))
+    with open_run(tmp_path / "run", {}) as run:
+        model, _ = fit(5, run=run, task=task(2.0))
+    assert torch.equal(model.shift, torch.ones(3))

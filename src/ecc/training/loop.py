@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from ecc.errors import BadFile, BadTask, EccError
+from ecc.graph.rebuild import load_whole_state_, whole_state
 
 from .batches import Batch, BatchStream, mapped, micro_batches
 from .distillation import Teacher, call_model
@@ -304,7 +305,7 @@ class _Loop:
                     "step": self.step,
                     "stopped": self.stopped,
                     "world_size": self.world.size,
-                    "model": self.model.state_dict(),
+                    "model": whole_state(self.model),
                     "optimizer": self.optimizer.state_dict(),
                     "base_lrs": self.base_lrs,
                     "scaler": self.scaler.state_dict(),
@@ -328,7 +329,7 @@ class _Loop:
                 "go on with as many as before, or start anew."
             )
         with self.run.understood():
-            self.model.load_state_dict(state["model"])
+            load_whole_state_(self.model, state["model"])
             self.optimizer.load_state_dict(state["optimizer"])
             self.scaler.load_state_dict(state["scaler"])
             self.base_lrs = list(state["base_lrs"])
