@@ -121,8 +121,21 @@ def test_what_is_typed_wins_over_quick_and_quick_over_the_recipe(folder: Path) -
 
 def test_without_a_recipe_the_defaults_are_the_settings_own() -> None:
     defaults, parameters = CompressSettings(), inspect.signature(compare).parameters
-    for name in ("steps", "tune_steps", "train_steps", "lr", "train_lr"):
+    shared = [name for name in vars(defaults) if name in parameters]
+    assert {"steps", "tune_steps", "train_steps", "lr", "train_lr", "min_share", "round_to", "micro_batch"} <= {*shared}
+    for name in shared:
         assert parameters[name].default == getattr(defaults, name)
+
+
+def test_floors_and_rounding_are_those_of_the_recipe_unless_typed(folder: Path) -> None:
+    with (folder / "mine.toml").open("a") as recipe:
+        recipe.write("min_share = 0.2\nround_to = 2\nmicro_batch = 16\n")
+    for place, more, expected in (("a", (), (0.2, 2)), ("b", ("--min-share", "0.3", "--round-to", "1"), (0.3, 1))):
+        code, text = run("mine.toml", "--energy", "energy.json", "-o", place, *more)
+        assert code == 0, text
+        asked = json.loads((folder / place / "grid.json").read_text())["settings"]
+        assert (asked["min_share"], asked["round_to"]) == expected
+        assert "micro_batch" not in asked  # it may change
 
 
 @pytest.mark.parametrize(

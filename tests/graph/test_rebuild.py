@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ecc.errors import UntraceableModel
-from ecc.graph.rebuild import load_whole_state_, named_tensors, rebuilt, unsaved_buffers, whole_state
+from ecc.graph.rebuild import load_whole_state_, named_tensors, rebuilt, unsaved_tensors, whole_state
 from graph.cases import CASES, Shared, Tied, chain
 
 
@@ -233,7 +233,7 @@ def test_the_whole_state_has_buffers_that_torch_leaves_out() -> None:
     net.register_buffer("k", torch.arange(4.0), persistent=False)
     state = {name: value.detach().clone() for name, value in whole_state(net).items()}
     assert list(state) == ["weight", "bias", "k"]
-    assert list(unsaved_buffers(net)) == ["k"]
+    assert list(unsaved_tensors(net)) == ["k"]
     other = nn.Conv2d(3, 4, 1)
     other.register_buffer("k", torch.zeros(4), persistent=False)
     load_whole_state_(other, state)

@@ -33,6 +33,16 @@ BatchSizeOption = Annotated[
     int | None, typer.Option("--batch-size", metavar="N", help="Images in a training batch; as the paper if not given.")
 ]
 
+MinShareOption = Annotated[
+    float, typer.Option("--min-share", metavar="SHARE", help="No group keeps less of its channels.")
+]
+RoundToOption = Annotated[
+    int | None, typer.Option("--round-to", metavar="N", help="Widths in multiples of N; as the profile's.")
+]
+MicroBatchOption = Annotated[
+    int | None, typer.Option("--micro-batch", metavar="N", help="Items at once, where a batch does not fit.")
+]
+
 
 def task_of(
     spec: str,

@@ -10,16 +10,26 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from ecc.energy.budget import MIN_SHARE
 from ecc.errors import EccError
 from ecc.methods.cluster import open_cluster, run_on_cluster
 from ecc.methods.compare import SCRATCH
 from ecc.methods.find import METHODS
 from ecc.report.compare import draw_grid, grid_facts, grid_view, load_grid
-from ecc.report.fit_figures import refuse_unknown_format
+from ecc.report.fit_figures import refuse_undrawable
 from ecc.training import Interrupted
 
 from .app import app
-from .choosing import BatchSizeOption, DataOption, FreezeOption, SizeOption, WeightsOption
+from .choosing import (
+    BatchSizeOption,
+    DataOption,
+    FreezeOption,
+    MicroBatchOption,
+    MinShareOption,
+    RoundToOption,
+    SizeOption,
+    WeightsOption,
+)
 from .grids import GridSpec
 from .recipes import settings_of, with_quick, with_recipe
 
@@ -62,15 +72,9 @@ def compare(
     ] = 0,
     lr: Annotated[float, typer.Option("--lr", metavar="RATE", help="Of Adam in solving and tuning.")] = 1e-4,
     train_lr: Annotated[float, typer.Option("--train-lr", metavar="RATE", help="Of Adam before.")] = 1e-3,
-    min_share: Annotated[
-        float, typer.Option("--min-share", metavar="SHARE", help="No group keeps less of its channels.")
-    ] = 0.1,
-    round_to: Annotated[
-        int | None, typer.Option("--round-to", metavar="N", help="Widths in multiples of N; as the profile's.")
-    ] = None,
-    micro_batch: Annotated[
-        int | None, typer.Option("--micro-batch", metavar="N", help="Items at once, where a batch does not fit.")
-    ] = None,
+    min_share: MinShareOption = MIN_SHARE,
+    round_to: RoundToOption = None,
+    micro_batch: MicroBatchOption = None,
     device: Annotated[str | None, typer.Option("--device", help="Where to train; a GPU if there is one.")] = None,
     freeze: FreezeOption = None,
     quick: Annotated[
@@ -110,7 +114,7 @@ def compare(
     if on not in PLACES:
         raise EccError(f"--on {on} is unknown; there are {' and '.join(PLACES)}.")
     if figure is not None:
-        refuse_unknown_format(figure)
+        refuse_undrawable(figure)
     typed = {
         "train_steps": train_steps,
         "steps": steps,

@@ -14,6 +14,7 @@ from rich.console import Console, RenderableType
 from rich.errors import NotRenderableError
 
 from ecc.energy import EnergyModel, parse_budgets
+from ecc.energy.budget import MIN_SHARE
 from ecc.errors import BadFile, EccError
 from ecc.measure import close_meter
 from ecc.methods import Compression, CompressSettings, WeightCompression, reaches
@@ -30,6 +31,9 @@ from .choosing import (
     BatchSizeOption,
     DataOption,
     FreezeOption,
+    MicroBatchOption,
+    MinShareOption,
+    RoundToOption,
     SizeOption,
     WeightsOption,
     source_of,
@@ -81,17 +85,11 @@ def compress(
         str | None,
         typer.Option("--metric", help="What a channel counts for: taylor, or adam, as in the paper."),
     ] = None,
-    min_share: Annotated[
-        float, typer.Option("--min-share", metavar="SHARE", help="No group keeps less of its channels.")
-    ] = 0.1,
-    round_to: Annotated[
-        int | None, typer.Option("--round-to", metavar="N", help="Widths in multiples of N; as the profile's.")
-    ] = None,
+    min_share: MinShareOption = MIN_SHARE,
+    round_to: RoundToOption = None,
     device: Annotated[str | None, typer.Option("--device", help="Where to train; a GPU if there is one.")] = None,
     precision: Annotated[str, typer.Option("--precision", help="Of training: fp32, bf16 or fp16.")] = "fp32",
-    micro_batch: Annotated[
-        int | None, typer.Option("--micro-batch", metavar="N", help="Items at once, where a batch does not fit.")
-    ] = None,
+    micro_batch: MicroBatchOption = None,
     channels_last: Annotated[bool, typer.Option("--channels-last", help="Faster on most GPUs.")] = False,
     cuda_graph: Annotated[bool, typer.Option("--cuda-graph", help="Faster for small networks on large GPUs.")] = False,
     clip_norm: Annotated[float | None, typer.Option("--clip-norm", metavar="NORM", help="Of the gradient.")] = None,
@@ -149,9 +147,10 @@ def compress(
         log_every=max(1, min(50, steps // 50)),  # a short run is drawn as finely as a long one
         checkpoint_seconds=checkpoint_seconds,
     )
-    world = find_world(usable_device(device or ("cuda" if torch.cuda.is_available() else "cpu")))
-    if cuda_graph and world.device.type != "cuda":
-        raise EccError(f"--cuda-graph is for GPUs, and this trains on {world.device.type}; leave it out.")
+    place = usable_device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    if cuda_graph and torch.device(place).type != "cuda":
+        raise EccError(f"--cuda-graph is for GPUs, and this trains on {place}; leave it out.")
+    world = find_world(place)
     source = zero_skipping_platform(meter) if is_fine else source_of(meter, models[0])
     view = CompressView(None if quiet or as_json or not world.is_main else Console(stderr=True))
     loggers = [TensorBoardLogger(tensorboard)] if tensorboard is not None and world.is_main else []

@@ -68,6 +68,8 @@ def fit(
     stem = file.name.removesuffix(".gz").removesuffix(".profile") + ("" if resource == "energy" else f"-{resource}")
     if figures is not None:
         refuse_another(figures / f"{stem}-fit.json", STUDY, "data of a fit")
+        for name in ("prediction", "paper"):
+            refuse_another(figures / f"{stem}-{name}.svg", "<svg", "figure")
     for one in budgets:
         if one.resource != resource:
             raise BadBudget(

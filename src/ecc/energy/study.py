@@ -16,6 +16,8 @@ from .quality import cross_validated, learning_curve
 from .samples import RESOURCES, samples_of
 
 STUDY = "ecc fit study 1"
+"""The format, in its file."""
+
 HIDDEN_LAYERS = (0, 1, 2, 3)
 """Of the paper's ablation; none is the bilinear model."""
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ecc.errors import BadFile
-from ecc.graph.rebuild import named_tensors, rebuilt, unsaved_buffers, whole_state
+from ecc.graph.rebuild import named_tensors, rebuilt, unsaved_tensors, whole_state
 from ecc.training import load_state, save_state
 
 Net = TypeVar("Net", bound=nn.Module)
@@ -61,7 +61,7 @@ def load_slim(model: Net, path: str | Path) -> Net:
     state = load_state(file)
     if not isinstance(state, dict) or not all(isinstance(state[name], Tensor) or _is_extra(name) for name in state):
         raise BadFile(f"{file} holds no weights of a network; give slim.safetensors of a finished run.")
-    names = {id(tensor): name for name, tensor in unsaved_buffers(model).items()}
+    names = {id(tensor): name for name, tensor in unsaved_tensors(model).items()}
     names |= {id(tensor): name for name, tensor in model.state_dict(keep_vars=True).items()}  # hooks may rename some
     _refuse_another(model, state, file)
     made = {}
@@ -100,7 +100,7 @@ def weights_file(path: str | Path) -> Path:
 
 def _refuse_another(model: nn.Module, state: Mapping[str, Any], file: Path) -> None:
     """Every tensor must be there, of its kind, with as many axes, none of them empty or longer than before."""
-    unsaved = unsaved_buffers(model)
+    unsaved = unsaved_tensors(model)
     needed = {n: tensor for n, tensor in unsaved.items() if n in state or isinstance(tensor, nn.Parameter)}
     full = {**model.state_dict(), **needed}
     for name in [*full, *(name for name in state if name not in full)]:

@@ -41,21 +41,21 @@ def named_tensors(model: nn.Module) -> dict[str, Tensor]:
     return found
 
 
-def unsaved_buffers(model: nn.Module) -> dict[str, Tensor]:
-    """Buffers by name that `state_dict` leaves out (`persistent=False`), whatever it calls the others."""
+def unsaved_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """By name what `state_dict` leaves out, as buffers of `persistent=False`, whatever it calls the others."""
     saved = {id(tensor) for tensor in model.state_dict(keep_vars=True).values()}
     return {name: tensor for name, tensor in named_tensors(model).items() if id(tensor) not in saved}
 
 
 def whole_state(model: nn.Module) -> dict[str, Any]:
     """The state of a network with all its buffers: those that are not saved may have been cut, too."""
-    return {**model.state_dict(), **unsaved_buffers(model)}
+    return {**model.state_dict(), **unsaved_tensors(model)}
 
 
 @torch.no_grad()
 def load_whole_state_(model: nn.Module, state: Mapping[str, Any]) -> None:
     """The reverse of `whole_state`, for a network of the same shapes; what it lacks of unsaved buffers stays."""
-    unsaved = unsaved_buffers(model)
+    unsaved = unsaved_tensors(model)
     model.load_state_dict({name: value for name, value in state.items() if name not in unsaved})
     for name, buffer in unsaved.items():
         if name in state:

@@ -171,13 +171,7 @@ def slim_optimizer(
     pairs = {id(old): new[name] for name, old in model.named_parameters()}
     slices = _slices(graph, _kept_units(model, graph, multiple_of))
     names = {id(old): name for name, old in model.named_parameters()}
-    for name, dense in model.named_parameters():
-        wanted = [len(slices.get(name, {}).get(axis, range(size))) for axis, size in enumerate(dense.shape)]
-        if list(new[name].shape) != wanted:
-            raise BadWidths(
-                f"{name} of the slim network has shape {list(new[name].shape)}, and its live channels make {wanted}: "
-                "give the multiple_of that slim was given, and call this before channels change."
-            )
+    _refuse_another_cut(model, new, slices)
     settings = []
     for settings_of_group in optimizer.param_groups:
         mine = {key: value for key, value in settings_of_group.items() if key != "params"}
@@ -190,16 +184,28 @@ def slim_optimizer(
     for old, state in optimizer.state.items():
         name = names.get(id(old), "")  # parameters from elsewhere keep their state
         axes = slices.get(name, {})
-        for key, value in state.items():
-            if axes and _cannot_follow(value, old):
-                raise BadWidths(
-                    f"{type(optimizer).__name__} keeps {key} of {name} in another shape than the weights, which "
-                    "cannot be cut along; make a new optimizer for the slim network."
-                )
+        unfit = next((key for key, value in state.items() if axes and _cannot_follow(value, old)), None)
+        if unfit is not None:
+            raise BadWidths(
+                f"{type(optimizer).__name__} keeps {unfit} of {name} in another shape than the weights, which "
+                "cannot be cut along; make a new optimizer for the slim network."
+            )
         twin.state[pairs.get(id(old), old)] = {
             key: _sliced(value, axes) if _is_like(value, old) else copy.deepcopy(value) for key, value in state.items()
         }
     return twin
+
+
+def _refuse_another_cut(
+    model: nn.Module, small: Mapping[str, Tensor], slices: Mapping[str, Mapping[int, Tensor]]
+) -> None:
+    for name, dense in model.named_parameters():
+        wanted = [len(slices.get(name, {}).get(axis, range(size))) for axis, size in enumerate(dense.shape)]
+        if list(small[name].shape) != wanted:
+            raise BadWidths(
+                f"{name} of the slim network has shape {list(small[name].shape)}, and its live channels make {wanted}: "
+                "give the multiple_of that slim was given, and call this before channels change."
+            )
 
 
 def _is_like(value: Any, parameter: Tensor) -> bool:

@@ -288,7 +288,7 @@ class Comparison:
             "quick": self.quick,
             "freeze": list(self.freeze),
             "device": self._device_name,
-            "weights": weights_of(self.task, self.settings).get("weights"),
+            "weights": weights_of(self.task, self.settings),
             "settings": {name: value for name, value in settled(self.settings).items() if name != "seed"},
         }
         file = root / "grid.json"

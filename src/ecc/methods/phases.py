@@ -54,9 +54,9 @@ def settled(settings: CompressSettings) -> dict[str, Any]:
     return {name: value for name, value in asdict(settings).items() if name not in _RUN_ONLY}
 
 
-def weights_of(task: Task, settings: CompressSettings) -> dict[str, str]:
-    """A checksum of the dense weights, which another file of them would change; none if the run trains them itself."""
-    return {} if settings.train_steps else {"weights": checksum_of(task.model.state_dict())}
+def weights_of(task: Task, settings: CompressSettings) -> str | None:
+    """A checksum of the dense weights, which another file of them would change; None if the run trains them itself."""
+    return None if settings.train_steps else checksum_of(task.model.state_dict())
 
 
 class Phases(ABC, Generic[Result]):
@@ -124,7 +124,7 @@ class Phases(ABC, Generic[Result]):
 
     def config(self) -> dict[str, Any]:
         """What makes this run this run; a run of another config is another run."""
-        asked = {**self._asked(), **weights_of(self.task, self.settings)}
+        asked = {**self._asked(), "weights": weights_of(self.task, self.settings)}
         return {"verb": "compress", "task": self.task.name, **asked, "settings": settled(self.settings)}
 
     # ------------------------------------------------------------ what a compression adds

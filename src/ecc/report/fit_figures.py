@@ -107,11 +107,12 @@ def save_figure(figure: Any, path: Path, plots: Any) -> Path:
     return path
 
 
-def refuse_unknown_format(path: Path) -> None:
-    """Refuses the name of a figure that cannot be drawn, before the long work.
+def refuse_undrawable(path: Path) -> None:
+    """Refuses the file of a figure that cannot be drawn there, before the long work.
 
     Raises:
-        BadFile: If its ending is no format of matplotlib's, that is not installed, or it cannot be written there.
+        BadFile: If its ending is no format of matplotlib's, that is not installed, its folder cannot be written to, or
+            a file of another kind is there.
     """
     known = pyplot().figure().canvas.get_supported_filetypes()
     pyplot().close("all")

@@ -22,8 +22,10 @@ LINE_EVERY = 10
 """Networks from one line to the next where the output is no terminal."""
 
 FLOOR_SHARE = 0.7
-NARROW = 0.35  # of all channels: a network that tells what the least one would take
 """A network that cannot get below this share of its energy, however thin, deserves a word."""
+
+NARROW = 0.35
+"""A network with fewer of its channels tells about what the least one would take."""
 
 
 class ProfileView:

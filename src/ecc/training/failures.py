@@ -9,7 +9,7 @@ import torch
 
 from ecc.errors import BadTask, EccError
 
-_LONGEST = 300
+_LONGEST = 300  # of what an exception says, in letters
 _SIGNS = ("out of memory", "can't allocate memory")  # of GPUs, and of the host
 
 

@@ -20,13 +20,13 @@ from torch import Tensor, nn
 
 from ecc.errors import BadTask
 from ecc.task import Task
+from ecc.training.failures import one_line
 from ecc.zoo.data import find_data
 from ecc.zoo.digits import digits
 from ecc.zoo.imaging import image_task
 from ecc.zoo.networks import NETWORKS
 
 SEED = 0
-_LONGEST = 300  # of what an exception says: torch tells below the first line which weights do not fit
 BUNDLED_TASKS = ("digits", *NETWORKS)
 """The names that need no file and no other package."""
 
@@ -125,12 +125,12 @@ def _import_library(package: str, spec: str, module: str) -> Any:
         return importlib.import_module(module)
     except ImportError as error:
         raise BadTask(
-            f"task {spec!r} needs {package}, which cannot be imported ({_said(error)}); pip install {package}."
+            f"task {spec!r} needs {package}, which cannot be imported ({one_line(error)}); pip install {package}."
         ) from error
     except RuntimeError as error:
         # A torchvision built for another torch misses its operators; timm imports torchvision.
         raise BadTask(
-            f"task {spec!r} needs {package}, which fails to load ({_said(error)}); "
+            f"task {spec!r} needs {package}, which fails to load ({one_line(error)}); "
             f"reinstall torchvision in the build for torch {torch.__version__}."
         ) from error
 
@@ -223,7 +223,7 @@ def _one_line(error: BaseException, path: Path) -> str:
         filename, line, message = error.filename or str(path), error.lineno, error.msg
     else:
         frame = own[-1] if own else frames[-1]
-        filename, line, message = frame.filename, frame.lineno, _said(error)
+        filename, line, message = frame.filename, frame.lineno, one_line(error)
     return f"{type(error).__name__} at {Path(filename).name}, line {line}: {message}"
 
 
@@ -239,10 +239,6 @@ def _seeded(build: Callable[[], nn.Module]) -> nn.Module:
 
 def _seeded_input(shape: tuple[int, int, int]) -> Tensor:
     return torch.randn(1, *shape, generator=torch.Generator().manual_seed(SEED))
-
-
-def _said(error: BaseException) -> str:
-    return " ".join(str(error).split())[:_LONGEST] or "no message"
 
 
 def _did_you_mean(name: str, known: Iterable[str]) -> str:
