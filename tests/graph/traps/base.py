@@ -1,0 +1,86 @@
+"""The catalogue of traps: small networks that invite a tracer to prune them wrongly, and ordinary ones beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from graph.layers import conv
+from graph.networks import randomise_
+
+Inputs = Any
+
+
+def images(seed: int, batch: int = 2, size: int = 8) -> Callable[[], Tensor]:
+    return lambda: torch.randn(batch, 3, size, size, generator=torch.Generator().manual_seed(seed))
+
+
+EXAMPLE, SECOND = images(1), images(2)
+
+
+@dataclass(frozen=True)
+class Trap:
+    """A network, the input it is traced with, and another input that it must handle as well."""
+
+    build: Callable[[], nn.Module]
+    example: Callable[[], Inputs] = EXAMPLE
+    second: Callable[[], Inputs] = SECOND
+    min_prunable: int = 0
+    """How many groups a trace must find prunable, at least."""
+    idle: tuple[str, ...] = ()
+    """Modules that the example input does not run."""
+
+    def net(self) -> nn.Module:
+        """The network with weights that hide nothing, unless it says itself what they are."""
+        net = self.build()
+        randomise_(net, 0)
+        if hasattr(net, "set_weights_"):
+            with torch.no_grad():
+                net.set_weights_()
+        return net
+
+
+TRAPS: dict[str, Trap] = {}
+"""Networks that may be pruned or not, but never wrongly."""
+ORDINARY: dict[str, Trap] = {}
+"""Networks that resemble traps and must stay prunable."""
+
+
+def trap(name: str = "", **fields: Any) -> Callable[[Any], Any]:
+    def register(build: Any) -> Any:
+        key = name or build.__name__
+        assert key not in TRAPS
+        TRAPS[key] = Trap(build, **fields)
+        return build
+
+    return register
+
+
+def ordinary(min_prunable: int, **fields: Any) -> Callable[[Any], Any]:
+    def register(build: Any) -> Any:
+        ORDINARY[build.__name__] = Trap(build, min_prunable=min_prunable, **fields)
+        return build
+
+    return register
+
+
+class Net(nn.Module):
+    """Three convolutions; `middle` stands between the first and the second, `end` between the second and the third."""
+
+    def __init__(self, width: int = 8) -> None:
+        super().__init__()
+        self.stem, self.body, self.head = conv(3, width), conv(width, 6), conv(6, 4, 1)
+
+    def middle(self, x: Tensor) -> Any:
+        return x
+
+    def end(self, x: Tensor) -> Any:
+        return x
+
+    def forward(self, x: Tensor) -> Any:
+        return self.head(self.end(F.relu(self.body(self.middle(F.relu(self.stem(x)))))))

@@ -1,0 +1,149 @@
+"""The check of a pruned network that owes nothing to ECC's own verification.
+
+The masked and the slim network run side by side, in float64 and with the same random seed, through a sequence of calls:
+in eval and in train mode, with and without gradients, on the example input and on another one. State that a call leaves
+behind (running statistics, counters, caches) stays for the next call.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_map_only
+
+import ecc
+from ecc.errors import UntraceableModel
+from graph.exactness import masked_and_cut
+
+RELATIVE, ABSOLUTE = 1e-7, 1e-12
+"""What float64 sums in another order may differ by, relative to the largest value of the same tensor."""
+CALLS: tuple[tuple[int, bool, str], ...] = (
+    (0, False, "no_grad"),
+    (1, False, "inference"),
+    (1, False, "grad"),
+    (0, True, "grad"),
+    (1, True, "grad"),
+    (0, True, "no_grad"),
+    (1, True, "grad"),
+    (0, False, "no_grad"),
+    (1, False, "no_grad"),
+)
+"""Which input, train mode or not, and the kind of gradient context, of each call."""
+
+
+def traced(net: nn.Module, example: Any) -> ecc.ChannelGraph | None:
+    """The graph of a network, None where ECC refuses it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a warning is an answer
+        try:
+            return ecc.trace_channels(net, example)
+        except UntraceableModel:
+            return None
+
+
+def assert_never_wrong(net: nn.Module, example: Any, second: Any, *, min_prunable: int = 0) -> None:
+    """That whatever ECC says is prunable can be pruned, in every mode and for both inputs."""
+    before = copy.deepcopy(net.state_dict())
+    graph = traced(net, example)
+    assert all(torch.equal(before[k].nan_to_num(), v.nan_to_num()) for k, v in net.state_dict().items())
+    found = 0 if graph is None else len(graph.prunable)
+    assert found >= min_prunable, f"{found} groups are prunable, expected {min_prunable}: {graph}"
+    if graph is not None:
+        for dead in masks(graph):
+            assert_slim_is_masked(net, graph, dead, (example, second))
+
+
+def masks(graph: ecc.ChannelGraph) -> Iterator[dict[str, list[int]]]:
+    """A random half of each group, all but the minimum, and the same of all groups together."""
+    generator = torch.Generator().manual_seed(5)
+    half, most = {}, {}
+    for group in graph.prunable:
+        order = torch.randperm(group.width, generator=generator).tolist()
+        half[group.name] = order[: min((group.width + 1) // 2, group.width - group.least)]
+        most[group.name] = order[: group.width - group.least]
+    for dead in (half, most):
+        yield from ({name: units} for name, units in dead.items())
+        if len(dead) > 1:
+            yield dead
+
+
+def assert_slim_is_masked(
+    net: nn.Module, graph: ecc.ChannelGraph, dead: Mapping[str, list[int]], inputs: tuple[Any, Any]
+) -> None:
+    masked, slim = masked_and_cut(net, graph, dead)
+    masked, slim = masked.double(), slim.double()
+    kept = kept_indices(graph, dead)
+    for seed, (number, training, context) in enumerate(CALLS):
+        what = f"{'train' if training else 'eval'} mode, {context}, input {number}, without {dict(dead)}"
+        wanted = called(masked, inputs[number], training, context, seed)
+        if isinstance(wanted, Exception):
+            continue
+        found = called(slim, inputs[number], training, context, seed)
+        assert not isinstance(found, Exception), f"{what}: the slim network raises {found!r}, the masked one does not"
+        assert_close(wanted, found, f"outputs in {what}")
+        if training and context == "grad":
+            assert_close(gradients(masked, kept), gradients(slim, {}), f"gradients in {what}")
+
+
+def called(net: nn.Module, inputs: Any, training: bool, context: str, seed: int) -> dict[str, Tensor] | Exception:
+    """The outputs by number, or what the call raised; with gradients, those of a fixed weighted sum of all outputs."""
+    inputs = tree_map_only(Tensor, lambda t: t.double() if t.is_floating_point() else t.clone(), inputs)
+    args, kwargs = (
+        ((), inputs) if isinstance(inputs, dict) else (inputs if isinstance(inputs, tuple) else (inputs,), {})
+    )
+    net.train(training)
+    net.zero_grad()
+    modes = {"grad": torch.enable_grad, "no_grad": torch.no_grad, "inference": torch.inference_mode}
+    with torch.random.fork_rng(devices=[]), modes[context]():
+        torch.manual_seed(seed)
+        try:
+            leaves = [t for t in tree_flatten(net(*args, **kwargs))[0] if isinstance(t, Tensor)]
+            if context == "grad":
+                torch.manual_seed(100)
+                loss = sum((t * torch.rand_like(t)).sum() for t in leaves if t.requires_grad)
+                if isinstance(loss, Tensor):
+                    loss.backward()
+        except Exception as error:  # noqa: BLE001 - whatever a network's code raises
+            return error
+    return {f"output {number}": t.detach() for number, t in enumerate(leaves)}
+
+
+def kept_indices(graph: ecc.ChannelGraph, dead: Mapping[str, list[int]]) -> dict[str, dict[int, Tensor]]:
+    """For each tensor and axis that loses indices, those that are left."""
+    kept: dict[str, dict[int, Tensor]] = {}
+    for name, units in dead.items():
+        for place in graph[name].places if units else ():
+            size = graph.full_shapes[place.tensor][place.axis]
+            axes = kept.setdefault(place.tensor, {})
+            mask = axes.setdefault(place.axis, torch.ones(size, dtype=torch.bool))
+            mask[place.index[units].flatten()] = False
+    return {name: {axis: mask.nonzero().flatten() for axis, mask in axes.items()} for name, axes in kept.items()}
+
+
+def gradients(net: nn.Module, kept: Mapping[str, Mapping[int, Tensor]]) -> dict[str, Tensor]:
+    """Gradients of the parameters by name, zero where there is none, without the pruned indices."""
+    found = {}
+    for name, parameter in net.named_parameters():
+        grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        for axis, index in kept.get(name, {}).items():
+            grad = grad.index_select(axis, index)
+        found[name] = grad
+    return found
+
+
+def assert_close(wanted: Mapping[str, Tensor], found: Mapping[str, Tensor], what: str) -> None:
+    assert list(wanted) == list(found), what
+    for name, left in wanted.items():
+        right = found[name]
+        assert left.shape == right.shape, f"{what}: {name} has shape {tuple(right.shape)}, not {tuple(left.shape)}"
+        finite = left.isfinite()
+        if not left.is_floating_point() or not bool(finite.any()):
+            continue
+        left, right = left[finite], right[finite]
+        apart, scale = float((left - right).abs().max()), float(left.abs().max())
+        assert apart <= RELATIVE * scale + ABSOLUTE, f"{what}: {name} differs by {apart:.2g} of {scale:.2g}"

@@ -1,0 +1,207 @@
+"""Ordinary networks: what is done about traps must not freeze these."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from graph.layers import conv, named
+from graph.traps.base import Net, images, ordinary, trap
+
+
+@ordinary(2)
+class Plain(Net):
+    pass
+
+
+@ordinary(3)
+class Residual(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.norm, self.outer = conv(8, 5), nn.BatchNorm2d(5), conv(5, 8)
+
+    def middle(self, x: Tensor) -> Tensor:
+        return x + self.outer(F.relu(self.norm(self.inner(x))))
+
+
+@ordinary(3)
+class AuxiliaryClassifier(Net):
+    """GoogLeNet: a second classifier in train mode, written so that everybody sees it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.squeeze, self.aux = conv(8, 5, 1), nn.Linear(5 * 16, 4)
+
+    def forward(self, x: Tensor) -> Any:
+        x = F.relu(self.stem(x))
+        y = self.head(F.relu(self.body(x)))
+        if self.training:
+            return y, self.aux(F.adaptive_avg_pool2d(F.relu(self.squeeze(x)), 4).flatten(1))
+        return y
+
+
+@ordinary(3)
+class AuxiliaryClassifierBehindProperty(Net):
+    """The same where only a property says so: it can be followed as well as the other one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.squeeze, self.aux = conv(8, 5, 1), nn.Linear(5 * 16, 4)
+
+    @property
+    def is_learning(self) -> bool:
+        return self.training
+
+    def forward(self, x: Tensor) -> Any:
+        x = F.relu(self.stem(x))
+        y = self.head(F.relu(self.body(x)))
+        if self.is_learning:
+            return y, self.aux(F.adaptive_avg_pool2d(F.relu(self.squeeze(x)), 4).flatten(1))
+        return y
+
+
+@ordinary(3)
+class StochasticDepth(Net):
+    """A branch that train mode drops, image by image."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.outer = conv(8, 5), conv(5, 8)
+
+    def middle(self, x: Tensor) -> Tensor:
+        y = self.outer(F.relu(self.inner(x)))
+        if self.training:
+            y = y * (torch.rand(len(x), 1, 1, 1, dtype=x.dtype) < 0.7) / 0.7
+        return x + y
+
+
+@ordinary(3)
+class LayerDrop(Net):
+    """A branch that train mode drops for the whole batch, by a Python branch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.outer = conv(8, 5), conv(5, 8)
+
+    def middle(self, x: Tensor) -> Tensor:
+        if self.training and torch.rand(()) < 0.1:
+            return x
+        return x + self.outer(F.relu(self.inner(x)))
+
+
+@ordinary(2)
+class DropoutOfZero(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.drop = nn.Dropout(0.0)
+
+    def middle(self, x: Tensor) -> Tensor:
+        return self.drop(x)
+
+
+@ordinary(3)
+class SqueezeAndExcite(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.reduce, self.expand = nn.Conv2d(8, 4, 1), nn.Conv2d(4, 8, 1)
+
+    def middle(self, x: Tensor) -> Tensor:
+        return x * torch.sigmoid(self.expand(F.relu(self.reduce(x.mean((2, 3), keepdim=True)))))
+
+
+@ordinary(2, example=images(1, batch=1), second=images(2, batch=3))
+def normalised_batch_of_one() -> nn.Module:
+    """Batch norm over one value raises in train mode with a batch of one."""
+    return named(
+        stem=conv(3, 8), relu=nn.ReLU(), pool=nn.AdaptiveAvgPool2d(1), norm=nn.BatchNorm2d(8), body=conv(8, 6, 1),
+        relu2=nn.ReLU(), head=conv(6, 4, 1),
+    )  # fmt: skip
+
+
+@ordinary(3)
+class Concatenated(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = conv(8, 3), conv(8, 5)
+
+    def middle(self, x: Tensor) -> Tensor:
+        return torch.cat([self.left(x), self.right(x)], 1)
+
+
+@ordinary(3)
+class Depthwise(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.expand, self.depthwise, self.project = conv(8, 12, 1), conv(12, 12, groups=12), conv(12, 8, 1)
+
+    def middle(self, x: Tensor) -> Tensor:
+        return x + self.project(F.relu(self.depthwise(F.relu(self.expand(x)))))
+
+
+def sequence(seed: int) -> Tensor:
+    return torch.randn(2, 6, 8, generator=torch.Generator().manual_seed(seed))
+
+
+@ordinary(1, example=lambda: sequence(1), second=lambda: sequence(2))
+def encoder_layer() -> nn.Module:
+    """torch's own: its fused kernel runs in eval mode without gradients alone."""
+    return nn.TransformerEncoderLayer(8, 2, 12, dropout=0.0, batch_first=True)
+
+
+@ordinary(3)
+class ObservedByAHook(Net):
+    """A hook that only looks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = conv(8, 8)
+        self.inner.register_forward_hook(observe)
+
+    def middle(self, x: Tensor) -> Tensor:
+        return F.relu(self.inner(x))
+
+
+def observe(module: nn.Module, args: Any, result: Tensor) -> None:
+    module.__dict__["seen"] = tuple(result.shape)
+
+
+@trap()
+class ChangedByAHook(Net):
+    """A hook that replaces what a layer returns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = conv(8, 8)
+        self.inner.register_forward_hook(subtract_mean)
+
+    def middle(self, x: Tensor) -> Tensor:
+        return F.relu(self.inner(x))
+
+
+def subtract_mean(module: nn.Module, args: Any, result: Tensor) -> Tensor:
+    return result - result.mean(1, keepdim=True)
+
+
+@trap()
+class ChangedByAPreHookInTrainMode(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body.register_forward_pre_hook(divide_by_width)
+
+
+def divide_by_width(module: nn.Module, args: Any) -> Any:
+    return (args[0] / args[0].new_tensor([args[0].shape[1]]),) if module.training else None
+
+
+@trap()
+class HookOnTheBackwardPass(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body.register_full_backward_hook(mean_of_gradients)
+
+
+def mean_of_gradients(module: nn.Module, incoming: Any, outgoing: Any) -> Any:
+    return (incoming[0] - incoming[0].mean(1, keepdim=True),) if incoming[0] is not None else None
