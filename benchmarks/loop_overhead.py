@@ -1,0 +1,289 @@
+"""A training step in the loop of `ecc compress` beside one of a plain PyTorch loop that does the same work.
+
+    PYTHONPATH=src python3 benchmarks/loop_overhead.py --data FOLDER --out results/loop_overhead.json
+    PYTHONPATH=src python3 benchmarks/loop_overhead.py --diagnose "ResNet-18, own file"
+
+For each network, with and without a CUDA graph, with and without distillation: `Compression` runs as in `ecc compress`,
+in bf16 with channels last. Every few steps its loop stops while a plain loop (`loop_networks.py`) takes as many steps
+on a copy of the network. In the phase *prune* channels are removed, in *finetune* the slim network is trained. The
+median of the ratios of neighbouring blocks is reported. In *own file* both loops get their batches from a user's
+generator, which crops images on the host one by one. FOLDER may hold the packed CIFAR-10; otherwise images are random
+bytes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from loop_diagnosis import Parts
+from loop_networks import DISTILL, LR, WEIGHT_DECAY, Batches, PlainLoop, tasks, wait
+from machine import machine, write_record
+from torch import Tensor, nn
+
+from ecc.energy import EnergyModel, fit, parse_budgets
+from ecc.graph import trace_channels
+from ecc.measure import find_meter, profile
+from ecc.methods import Compression, CompressSettings
+from ecc.task import Task, with_batch
+from ecc.training import RunDir, Teacher
+
+GOAL = 1.05
+SOLVE_STEPS = 2_000  # the default of `ecc compress`: it decides how often channels are removed
+NARROW = 0.25  # the budget is midway between the dense network and one of this share of its widths
+PROFILED = 64  # images in a batch of the energy model
+NAMES = {"solve": "prune", "tune": "finetune"}
+
+
+class Enough(Exception):
+    """Ends a run of which everything is measured."""
+
+
+class Watched(Compression):
+    """Compresses as `ecc compress` does; `begin` makes what is called after each step, and ends a phase by True."""
+
+    begin: Callable[[str, Compression, nn.Module, Teacher | None], Callable[[int], bool]]
+
+    def _train(
+        self,
+        run: RunDir,
+        model: nn.Module,
+        optimizer: Any,
+        stream: Any,
+        phase: str,
+        teacher: Teacher | None = None,
+        on_step: Callable[[int, Mapping[str, Any]], object] | None = None,
+        **more: Any,
+    ) -> None:
+        watch = self.begin(phase, self, model, teacher)
+
+        def both(step: int, facts: Mapping[str, Any]) -> bool:
+            if on_step is not None:
+                on_step(step, facts)
+            return watch(step)
+
+        super()._train(run, model, optimizer, stream, phase, teacher, both, **more)
+        if phase == "tune":
+            raise Enough
+
+    def watched(self, folder: Path, begin: Any, **more: Any) -> None:
+        """Runs until everything was seen."""
+        self.begin = begin
+        with suppress(Enough):
+            self.run(folder, **more)
+
+
+class Plan:
+    """Which steps are timed.
+
+    Args:
+        batches: Of the plain loop.
+        warm_up: Steps of either loop before the first block.
+        steps: Of a block.
+        blocks: Of either loop and phase.
+        most_seconds: Of the blocks of a phase; there are at least three.
+    """
+
+    def __init__(self, batches: Batches, warm_up: int, steps: int, blocks: int, most_seconds: float) -> None:
+        self.batches, self.warm_up, self.steps, self.blocks = batches, warm_up, steps, blocks
+        self.most_seconds = most_seconds
+        self.found: dict[str, dict[str, list[float]]] = {}
+
+    def begin(
+        self, phase: str, compression: Compression, model: nn.Module, teacher: Teacher | None
+    ) -> Callable[[int], bool]:
+        """What to call after each step of ECC; True when all is measured."""
+        settings, device = compression.settings, compression.device
+        assert compression.task.loss is not None
+        plain = PlainLoop(
+            model,
+            teacher,
+            self.batches(),
+            compression.task.loss,
+            precision=settings.precision,
+            cuda_graph=settings.cuda_graph,
+            log_every=settings.log_every,
+        )
+        plain.run(max(2, self.warm_up // 2))
+        times: dict[str, list[float]] = {"ecc": [], "plain": []}
+        self.found[NAMES[phase]] = times
+        first, started, began = self.warm_up, 0.0, time.perf_counter()
+
+        def watch(step: int) -> bool:
+            nonlocal started, began
+            if step < first or (step - first) % self.steps:
+                return False
+            wait(device)
+            now = time.perf_counter()
+            if step == first:
+                began = now
+            else:
+                times["ecc"].append((now - started) / self.steps)
+            done = len(times["ecc"])
+            is_over = done >= self.blocks or (done >= 3 and now - began > self.most_seconds)
+            if not is_over:
+                block = plain.run(self.steps)
+                if done < self.blocks:
+                    times["plain"].append(block)
+            started = time.perf_counter()
+            return is_over
+
+        return watch
+
+
+def compression_of(
+    task: Task, device: torch.device, folder: Path, settings: CompressSettings, *, quick: bool
+) -> Watched:
+    """The task with an energy model of the default family, fitted to an analytic platform."""
+    example = with_batch(task.example_input, PROFILED)
+    graph = trace_channels(task.model, example, proven=False)
+    meter, step = find_meter("platform:jetson-tx2"), 1 if quick else 8
+    rows = profile(task.model, graph, example, meter, folder / "rows.profile", rows=40, multiple_of=step)
+    energy: EnergyModel = fit(rows, "physical")
+    full = torch.tensor(energy.full_widths, dtype=torch.float64)
+    share = (1 + float(energy.value((NARROW * full).ceil())) / float(energy.value(full))) / 2
+    budgets = parse_budgets([f"{100 * share:.1f}%"])
+    return Watched(task, budgets, energy, settings=settings, device=device)
+
+
+def measured(
+    name: str, build: Callable[[], Task], batches: Batches, device: torch.device, options: argparse.Namespace
+) -> list[dict[str, Any]]:
+    """One row for each way to train."""
+    rows = []
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        settings = settings_of(device, options.steps)
+        compression = compression_of(build(), device, folder, settings, quick=options.quick)
+        for cuda_graph in (False, True) if device.type == "cuda" else (False,):
+            for distill in (0.0, DISTILL):
+                compression.settings = replace(compression.settings, cuda_graph=cuda_graph, distill=distill)
+                plan = Plan(batches, options.warm_up, options.steps, options.blocks, options.seconds)
+                compression.watched(folder / f"run-{cuda_graph}-{distill}", plan.begin)
+                rows.append({"cuda_graph": cuda_graph, "distillation": distill > 0, **summarised(plan.found)})
+                print(shown(name, rows[-1]), flush=True)
+                wait(device)
+                if device.type == "cuda":
+                    torch.cuda.empty_cache()
+    return rows
+
+
+def settings_of(device: torch.device, log_every: int) -> CompressSettings:
+    return CompressSettings(
+        steps=SOLVE_STEPS,
+        tune_steps=SOLVE_STEPS,
+        lr=LR,
+        weight_decay=WEIGHT_DECAY,
+        precision="bf16" if device.type == "cuda" else "fp32",
+        channels_last=True,
+        log_every=log_every,
+    )
+
+
+def summarised(found: Mapping[str, Mapping[str, list[float]]]) -> dict[str, Any]:
+    return {
+        phase: {
+            "plain_ms": 1e3 * statistics.median(times["plain"]),
+            "ecc_ms": 1e3 * statistics.median(times["ecc"]),
+            "ratio": statistics.median(e / p for e, p in zip(times["ecc"], times["plain"], strict=True)),
+            "blocks": len(times["ecc"]),
+        }
+        for phase, times in found.items()
+    }
+
+
+def shown(name: str, row: Mapping[str, Any]) -> str:
+    how = f"{'graph' if row['cuda_graph'] else 'eager'}{', distilled' if row['distillation'] else ''}"
+    cells = [
+        f"{phase} {row[phase]['plain_ms']:7.2f} -> {row[phase]['ecc_ms']:7.2f} ms {row[phase]['ratio']:5.3f}x"
+        for phase in NAMES.values()
+        if phase in row
+    ]
+    return f"{name:20} {how:17} " + "   ".join(cells)
+
+
+# ---------------------------------------------------------------- where the time goes
+
+
+def diagnose(name: str, build: Callable[[], Task], batches: Batches, device: torch.device, quick: bool) -> None:
+    """Prints the parts of a step, with and without a CUDA graph, in both phases."""
+    warm_up, steps = (2, 4) if quick else (60, 60)
+    print(f"{name}: a batch of the plain loop takes {1e3 * drawn(batches(), device, steps):.2f} ms")
+    for cuda_graph in (True, False):
+        with tempfile.TemporaryDirectory() as temporary, ExitStack() as stack:
+            started = time.perf_counter()
+            settings = replace(settings_of(device, 50), cuda_graph=cuda_graph)
+            compression = compression_of(build(), device, Path(temporary), settings, quick=quick)
+            print(f"=== CUDA graph {cuda_graph}; task, graph and energy model in {time.perf_counter() - started:.1f} s")
+
+            def begin(phase: str, *_: Any) -> Callable[[int], bool]:
+                print(f"--- {NAMES[phase]}", flush=True)
+                parts = Parts(device, warm_up, steps)
+                stack.close()
+                stack.enter_context(parts.watching())
+                return parts.after
+
+            compression.watched(Path(temporary) / "run", begin, progress=lambda line: print(f"    {line}"))
+
+
+def drawn(batches: Iterator[tuple[Tensor, Tensor]], device: torch.device, count: int) -> float:
+    """Seconds of a batch."""
+    next(batches)
+    wait(device)
+    started = time.perf_counter()
+    for _ in range(count):
+        next(batches)
+    wait(device)
+    return (time.perf_counter() - started) / count
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--data", type=Path, help="folder with cifar10.npz")
+    parser.add_argument("--only", action="append", help="one network; repeatable")
+    parser.add_argument("--blocks", type=int, default=5, help="of either loop in each phase, at most")
+    parser.add_argument("--steps", type=int, default=20, help="of a block; ECC looks at the loss as often")
+    parser.add_argument("--warm-up", type=int, default=60, help="steps before the first block")
+    parser.add_argument("--seconds", type=float, default=4.0, help="for the blocks of a phase, three blocks at least")
+    parser.add_argument("--diagnose", metavar="NETWORK", help="print where the time of a step goes, and end")
+    parser.add_argument("--quick", action="store_true", help="tiny networks: does it run?")
+    options = parser.parse_args()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    torch.set_num_threads(1 if device.type == "cpu" else torch.get_num_threads())
+    with tempfile.TemporaryDirectory() as temporary:
+        sys.path.insert(0, str(Path(__file__).parent))  # the user's file imports its network from here
+        known = tasks(device, options.data, Path(temporary), quick=options.quick)
+        if options.diagnose is not None:
+            build, batches, _ = known[options.diagnose]
+            diagnose(options.diagnose, build, batches, device, options.quick)
+            return
+        networks = {}
+        for name, (build, batches, data) in known.items():
+            if options.only is None or name in options.only:
+                rows = measured(name, build, batches, device, options)
+                networks[name] = {"data": data, "rows": rows}
+    record = {
+        "what": "milliseconds of a training step in the loop of ecc compress, and in a plain PyTorch loop",
+        "environment": machine(threads=torch.get_num_threads()),
+        "device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
+        "precision": settings_of(device, options.steps).precision,
+        "goal": GOAL,
+        "steps_of_a_block": options.steps,
+        "networks": networks,
+    }
+    if options.out is not None:
+        write_record(record, options.out)
+
+
+if __name__ == "__main__":
+    main()
