@@ -33,7 +33,7 @@ import torch  # noqa: E402 - the tests' folder must be on the path first
 from machine import machine, write_record  # noqa: E402
 from typer.testing import CliRunner  # noqa: E402
 
-from ecc.cli import app  # noqa: E402
+from ecc.cli.app import app  # noqa: E402
 from faults import fuzz  # noqa: E402
 from faults.bombs import MORE_BYTES  # noqa: E402
 from faults.folder import filled  # noqa: E402

@@ -23,7 +23,7 @@ from trace_scaling import plain, reset_peak_memory, status  # noqa: E402
 from typer.testing import CliRunner  # noqa: E402
 
 import ecc  # noqa: E402
-from ecc.cli import app  # noqa: E402
+from ecc.cli.app import app  # noqa: E402
 from ecc.energy import EnergyModel, counted, fit  # noqa: E402
 from ecc.files import write_text  # noqa: E402
 from ecc.measure import MeasureSettings, Profile, measure, profile  # noqa: E402

@@ -12,6 +12,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # A room may import itself and what stands before it. Rooms that are not built yet are simply absent.
 ORDER = (
+    "constants",
     "errors",
     "files",
     "task",

@@ -8,36 +8,47 @@
 `measure_model` reads them off one network, and `profile` off many widths of it. `fit` learns from a profile what any
 widths cost, `EccSolver` takes an optimizer's place and prunes to a budget, and `Compression` does all of it.
 `load_slim` brings the result back, and `export_run` writes it for other programs.
+
+Public names are imported when they are first used, so `import ecc` alone does not import torch.
 """
 
-from ecc.energy import Cost, EnergyModel, counted, fit, nonzero_cost, parse_budgets
-from ecc.errors import (
-    BadBudget,
-    BadFile,
-    BadMeasurement,
-    BadTask,
-    BadWidths,
-    CannotExport,
-    EccError,
-    InfeasibleBudget,
-    NoMeter,
-    UntraceableModel,
-)
-from ecc.export import export_model, export_run, load_slim, save_slim
-from ecc.graph import (
-    ChannelGraph,
-    ChannelGroup,
-    live_channels,
-    prove,
-    resized,
-    slim,
-    slim_optimizer,
-    trace_channels,
-    zero_channels_,
-)
-from ecc.measure import Measurement, MeasureSettings, Profile, find_meter, measure_model, profile
-from ecc.methods import Compressed, Compression, CompressSettings, EccSolver, WeightCompression, WeightSolver
-from ecc.task import Task
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ecc.energy import Cost, EnergyModel, fit, nonzero_cost, parse_budgets
+    from ecc.energy.counted import counted
+    from ecc.errors import (
+        BadBudget,
+        BadFile,
+        BadMeasurement,
+        BadTask,
+        BadWidths,
+        CannotExport,
+        EccError,
+        EccWarning,
+        InfeasibleBudget,
+        NoMeter,
+        UntraceableModel,
+    )
+    from ecc.export import export_model, export_run, load_slim, save_slim
+    from ecc.graph import (
+        ChannelGraph,
+        ChannelGroup,
+        live_channels,
+        prove,
+        resized,
+        slim,
+        slim_optimizer,
+        trace_channels,
+        zero_channels_,
+    )
+    from ecc.measure import Measurement, MeasureSettings, Profile, find_meter, measure_model
+    from ecc.measure.profiling import profile
+    from ecc.methods import Compressed, Compression, CompressSettings, EccSolver, WeightCompression, WeightSolver
+    from ecc.task import Task
 
 __version__ = "0.1.0"
 
@@ -56,6 +67,7 @@ __all__ = [
     "Cost",
     "EccError",
     "EccSolver",
+    "EccWarning",
     "EnergyModel",
     "InfeasibleBudget",
     "MeasureSettings",
@@ -85,3 +97,56 @@ __all__ = [
     "trace_channels",
     "zero_channels_",
 ]
+
+_HOMES = {
+    "energy": ("Cost", "EnergyModel", "counted", "fit", "nonzero_cost", "parse_budgets"),
+    "errors": (
+        "BadBudget",
+        "BadFile",
+        "BadMeasurement",
+        "BadTask",
+        "BadWidths",
+        "CannotExport",
+        "EccError",
+        "EccWarning",
+        "InfeasibleBudget",
+        "NoMeter",
+        "UntraceableModel",
+    ),
+    "export": ("export_model", "export_run", "load_slim", "save_slim"),
+    "files": (),
+    "graph": (
+        "ChannelGraph",
+        "ChannelGroup",
+        "live_channels",
+        "prove",
+        "resized",
+        "slim",
+        "slim_optimizer",
+        "trace_channels",
+        "zero_channels_",
+    ),
+    "measure": ("MeasureSettings", "Measurement", "Profile", "find_meter", "measure_model", "profile"),
+    "methods": ("CompressSettings", "Compressed", "Compression", "EccSolver", "WeightCompression", "WeightSolver"),
+    "task": ("Task",),
+    "training": (),
+    "zoo": (),
+}
+"""The modules that are attributes after `import ecc`, and the public names that each of them has."""
+
+
+if not TYPE_CHECKING:  # or type checkers would accept any attribute
+
+    def __getattr__(name: str) -> object:
+        """Imports a public name, or one of the modules above, when it is first used (PEP 562)."""
+        if name in _HOMES:
+            return import_module(f"ecc.{name}")
+        home = next((home for home, names in _HOMES.items() if name in names), None)
+        if home is None:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = globals()[name] = getattr(import_module(f"ecc.{home}"), name)
+        return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, *_HOMES})

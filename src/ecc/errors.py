@@ -1,4 +1,4 @@
-"""Every error that ECC raises on purpose. Each message names the value, the limit and the way out."""
+"""Every error and warning that ECC raises on purpose. Each message names the value, the limit and the way out."""
 
 from __future__ import annotations
 
@@ -23,6 +23,10 @@ class EccError(Exception):
 
 def _shown(character: str) -> str:
     return character if character.isprintable() or character == "\n" else repr(character)[1:-1]
+
+
+class EccWarning(UserWarning):
+    """Category of the warnings of ECC, for a filter: `warnings.simplefilter("error", ecc.EccWarning)`."""
 
 
 class UntraceableModel(EccError):

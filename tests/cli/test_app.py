@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import ast
 import json
 import re
 import subprocess
@@ -12,9 +13,11 @@ import pytest
 import typer
 
 import ecc
-from ecc.cli import app, main
+from ecc.cli import main
+from ecc.cli.app import app
+from ecc.constants import BUNDLED_TASKS
 from ecc.graph import ChannelGraph, trace_channels
-from ecc.zoo.find import BUNDLED_TASKS, find_task
+from ecc.zoo.find import find_task
 
 VERBS = sorted(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
 
@@ -223,6 +226,16 @@ def test_the_module_runs_as_the_command_does() -> None:
     assert done.stderr.count("\n") == 1
 
 
+def imported(code: str, *names: str) -> list[str]:
+    """Those of the names that a new interpreter has imported after the code, whose exit is caught."""
+    program = (
+        f"import atexit, sys\natexit.register(lambda: print([n for n in {names} if n in sys.modules], file=sys.stderr))"
+    )
+    done = subprocess.run([sys.executable, "-c", f"{program}\n{code}"], capture_output=True, text=True, check=False)
+    assert "Traceback" not in done.stderr, done.stderr
+    return list(ast.literal_eval(done.stderr.splitlines()[-1]))
+
+
 def test_a_command_starts_without_what_few_commands_need() -> None:
     """From a quarter of a second up each; whoever needs one imports it then."""
     dear = [
@@ -237,6 +250,27 @@ def test_a_command_starts_without_what_few_commands_need() -> None:
         "torch._dynamo",
         "vl_convert",
     ]
-    code = f"import sys, ecc.cli; print([name for name in {dear} if name in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.stdout == "[]\n", done.stderr
+    rooms = "import ecc.energy, ecc.export, ecc.graph, ecc.measure, ecc.methods, ecc.training, ecc.zoo"
+    assert imported(rooms, "torch", *dear) == ["torch"]
+
+
+HEAVY = ("torch", "numpy", "scipy", "rich", "pydantic", "typer")
+
+
+@pytest.mark.parametrize(
+    "args", [["--version"], ["-h"], ["--help"], *([verb, "--help"] for verb in VERBS)], ids=" ".join
+)
+def test_help_and_version_need_no_library(args: list[str]) -> None:
+    """Torch alone takes seconds to import, typer seven times as long as Python takes to start."""
+    assert imported(f"sys.argv = ['ecc', *{args}]\nfrom ecc.cli import main\nmain()", *HEAVY) == []
+
+
+@pytest.mark.parametrize("args", [["fit", "--nope"], ["nope"], ["compress", "digits"], ["report"], []], ids=" ".join)
+def test_what_cannot_be_parsed_needs_no_torch(args: list[str]) -> None:
+    code = f"sys.argv = ['ecc', *{args}]\nfrom ecc.cli import main\nmain()"
+    assert imported(code, "torch", "numpy", "scipy", "rich") == []
+
+
+def test_a_verb_that_runs_imports_torch() -> None:
+    """Shows that the tests above look at the right place."""
+    assert imported("sys.argv = ['ecc', 'inspect', 'nope']\nfrom ecc.cli import main\nmain()", "torch") == ["torch"]

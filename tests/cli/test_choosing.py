@@ -35,7 +35,7 @@ def test_a_meter_that_is_not_here_is_no_reason_to_trust_the_model_in_silence(mon
     def missing(spec: str, **_: object) -> None:
         raise NoMeter(f"{spec} is not here.")
 
-    monkeypatch.setattr("ecc.cli.choosing.find_meter", missing)
+    monkeypatch.setattr("ecc.measure.find_meter", missing)
     with pytest.raises(BadMeasurement, match=r"was measured by nvml on NVIDIA H200, .*--meter none"):
         source_of("auto", elsewhere)
 

@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from ecc.cli import app
+from ecc.cli.app import app
 from ecc.methods.compare import Cell, Comparison
 from ecc.methods.find import METHODS
 from ecc.report.compare import draw_grid, grid_facts, grid_view, load_grid

@@ -15,7 +15,7 @@ import pytest
 import torch
 from typer.testing import CliRunner, Result
 
-from ecc.cli import app
+from ecc.cli.app import app
 from ecc.cli.compressing import compress
 from ecc.methods import CompressSettings
 from ecc.methods.landing import BAND

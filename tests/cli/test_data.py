@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 from typer.testing import CliRunner, Result
 
-from ecc.cli import app
+from ecc.cli.app import app
 from ecc.energy import EnergyModel
 from ecc.graph import trace_channels
 from ecc.task import with_batch

@@ -17,7 +17,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from ecc.cli import app
+from ecc.cli.app import app
 
 VERBS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
 

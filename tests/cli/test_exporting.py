@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 import ecc
-from ecc.cli import app
+from ecc.cli.app import app
 from ecc.zoo import digits
 from export.runs import finished_run, small_task
 from methods.jobs import digits_model

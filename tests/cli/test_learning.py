@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from ecc.cli import app
+from ecc.cli.app import app
 from ecc.energy import EnergyModel
 
 PROFILE = Path(__file__).resolve().parent.parent.parent / "profiles" / "h200" / "mobilenet_v1-b1.profile.gz"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from ecc.cli import app
+from ecc.cli.app import app
 from ecc.errors import NoMeter
 from ecc.measure import Meter, find
 
@@ -95,4 +95,4 @@ def test_the_self_test_takes_at_least_a_second() -> None:
 def test_help_has_examples() -> None:
     result = ecc("doctor", "--help")
     assert "ecc doctor --quick" in result.stdout
-    assert "ecc doctor tells what can be measured on this machine" in ecc("--help").stdout
+    assert "doctor    Show which energy meters work here" in ecc("--help").stdout

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from ecc.cli import app
+from ecc.cli.app import app
 from ecc.measure import Profile
 
 NET = """

@@ -12,7 +12,7 @@ import pytest
 from torch import nn
 from typer.testing import CliRunner
 
-from ecc.cli import app
+from ecc.cli.app import app
 from ecc.cli.comparing import compare
 from ecc.cli.recipes import QUICK
 from ecc.graph import trace_channels

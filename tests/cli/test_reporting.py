@@ -12,7 +12,7 @@ from urllib.request import urlopen
 import pytest
 from typer.testing import CliRunner
 
-from ecc.cli import app
+from ecc.cli.app import app
 from report.folders import write_grid, write_run
 
 

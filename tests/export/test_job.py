@@ -11,10 +11,11 @@ import pytest
 import torch
 from torch import nn
 
+from ecc.constants import EXPORT_FORMATS
 from ecc.errors import BadFile, BadTask, CannotExport
 from ecc.export import job, latency
 from ecc.export.formats import FORMATS, Format
-from ecc.export.job import ALL_FORMATS, dense_of, export_model, export_run
+from ecc.export.job import dense_of, export_model, export_run
 from ecc.export.loading import load_slim
 from ecc.graph import gap
 from ecc.training import save_state
@@ -38,7 +39,7 @@ def test_every_format_comes_with_its_proof(monkeypatch: pytest.MonkeyPatch, tmp_
     task = small_task()
     slim = finished_run(tmp_path / "run", task)
     told: list[str] = []
-    found = export_run(tmp_path / "run", task, formats=ALL_FORMATS, int8="static", tell=told.append)
+    found = export_run(tmp_path / "run", task, formats=EXPORT_FORMATS, int8="static", tell=told.append)
     assert found.folder == tmp_path / "run" / "export"
     files = ["slim.safetensors", "slim.pt2", "slim.onnx", "slim.torchscript", "slim.int8-static.onnx"]
     assert [file.file for file in found.files] == files

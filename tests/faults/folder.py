@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from typer.testing import CliRunner
 
-from ecc.cli import app
+from ecc.cli.app import app
 from ecc.training import save_state
 from faults.tasks import NET
 from methods.jobs import digits_model, digits_profile

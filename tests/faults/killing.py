@@ -31,7 +31,7 @@ from typing import Any
 
 import torch
 
-from ecc.cli import app
+from ecc.cli.app import app
 
 _WEIGH = "--meter platform:jetson-tx2"
 _STEPS = "--train-steps 20 --steps 20 --tune-steps 10"

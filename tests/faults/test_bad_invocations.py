@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from ecc.cli import app
+from ecc.cli.app import app
 from faults.folder import filled
 from faults.invocations import TABLE
 

@@ -22,7 +22,7 @@ import torch
 from typer.testing import CliRunner, Result
 
 import ecc
-from ecc.cli import app
+from ecc.cli.app import app
 from ecc.errors import BadFile
 from ecc.measure import Profile
 from ecc.training import load_state

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from ecc.constants import MIN_SHARE
 from ecc.energy import EnergyModel, fit, parse_budget
-from ecc.energy.budget import MIN_SHARE
 from ecc.graph import trace_channels
 from ecc.measure import Profile
 from ecc.methods.ecc.floors import floor_widths

@@ -5,14 +5,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from ecc.constants import BUNDLED_TASKS, SCRATCH
 from ecc.energy import parse_budgets
 from ecc.errors import BadFile
 from ecc.graph import trace_channels
 from ecc.methods import CompressSettings
-from ecc.methods.compare import SCRATCH
 from ecc.methods.find import METHODS
 from ecc.zoo import ERFNet
-from ecc.zoo.find import BUNDLED_TASKS
 from ecc.zoo.recipe import Recipe, is_recipe, read_recipe
 
 RECIPES = Path(__file__).resolve().parents[2] / "recipes"

@@ -1,41 +1,65 @@
-"""The command line itself: its help, and errors in one line. The verbs are in the files beside this."""
+"""The command line itself: which verb is run, and errors in one line. The verbs are in the files beside this."""
 
 from __future__ import annotations
 
 import signal
 import sys
+from collections.abc import Iterator, Mapping
+from functools import cache
 from types import FrameType
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, NoReturn, cast
 
 import typer
-from rich.console import Console
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
-import ecc
+from ecc.cli.overview import OPTIONS, PIPELINE, VERBS, overview, verb, version_line
+from ecc.cli.parameters import for_typer, verb_help
 from ecc.errors import EccError
-from ecc.zoo.find import BUNDLED_TASKS
 
-PIPELINE = f"""
-Make a neural network fit an energy budget.
 
-\b
-    model --> channel graph --> profile --> energy model --> small network
-              ecc inspect       ecc profile ecc fit          ecc compress
+class _Commands(Mapping[str, Any]):
+    """Commands of typer by the names of their verbs. The module of a verb is imported when it is looked up."""
 
-ecc doctor tells what can be measured on this machine, and ecc export
-writes the small network for other programs; ecc report draws a page.
+    def __getitem__(self, name: str) -> Any:
+        if name not in VERBS:
+            raise KeyError(name)
+        return _command(name)
 
-\b
-TASK names what to work on:
-    {", ".join(BUNDLED_TASKS)}
-    torchvision:NAME or timm:NAME, where those are installed
-    file.py:function, a function of yours that returns a model and an
-        example input; the file is run like any Python program
-"""
+    def __iter__(self) -> Iterator[str]:
+        return iter(VERBS)
+
+    def __len__(self) -> int:
+        return len(VERBS)
+
+
+@cache
+def _command(name: str) -> Any:
+    single = typer.Typer(add_completion=False, rich_markup_mode=None)
+    single.command(name, cls=_Verb)(for_typer(verb(name)))
+    return typer.main.get_command(single)
+
+
+class _Verb(TyperCommand):
+    """Shows the same help as without typer."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """The text of `ecc VERB --help`."""
+        del ctx
+        assert self.name is not None
+        formatter.write(verb_help(self.name, verb(self.name)))
 
 
 class _Verbs(TyperGroup):
     """Turns our errors, and slips at the command line, into one line and exit code 2."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.commands = cast(Any, _Commands())
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """The same text as without typer."""
+        del ctx
+        formatter.write(overview())
 
     def main(self, *args: Any, **settings: Any) -> Any:
         """Run the command line."""
@@ -53,8 +77,8 @@ class _Verbs(TyperGroup):
 
 
 def _complain(message: str) -> NoReturn:
-    line = " ".join(message.split()) if "Usage:" not in message else message  # without arguments, help is shown
-    Console(stderr=True, soft_wrap=True, highlight=False).print(f"error: {line}", markup=False)
+    line = f"error: {' '.join(message.split())}"
+    sys.stderr.write(f"{message if 'Usage:' in message else line}\n")  # without arguments, help is shown
     sys.exit(2)
 
 
@@ -62,6 +86,7 @@ app = typer.Typer(
     cls=_Verbs,
     no_args_is_help=True,
     help=PIPELINE,
+    rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -69,17 +94,17 @@ app = typer.Typer(
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"ecc {ecc.__version__}")
+        typer.echo(version_line(), nl=False)
         raise typer.Exit
 
 
 @app.callback()
 def options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and leave.")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help=OPTIONS["--version"])
     ] = False,
 ) -> None:
-    """See PIPELINE: typer shows that text, since the app was made with it."""
+    """See `overview`: that text is shown."""
 
 
 def _leave(number: int, frame: FrameType | None) -> NoReturn:
@@ -87,8 +112,8 @@ def _leave(number: int, frame: FrameType | None) -> NoReturn:
     sys.exit(128 + number)
 
 
-def main() -> None:
-    """Entry point of the `ecc` command."""
+def run() -> None:
+    """Runs what was typed."""
     if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, _leave)  # temporary files are removed on the way out; training saves, too
     app(prog_name="ecc")

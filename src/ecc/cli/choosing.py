@@ -4,43 +4,43 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import torch
-import typer
-
-from ecc.energy import EnergyModel
 from ecc.errors import BadMeasurement, EccError
-from ecc.measure import Source, find_meter
-from ecc.task import Task
-from ecc.zoo.find import find_task
+
+from .parameters import Option
+
+if TYPE_CHECKING:
+    import torch
+
+    from ecc.energy import EnergyModel
+    from ecc.measure import Source
+    from ecc.task import Task
 
 DataOption = Annotated[
     Path | None,
-    typer.Option("--data", metavar="FOLDER", help="Of a bundled network: ImageNet, Cityscapes, CIFAR-10, CamVid, ..."),
+    Option("--data", metavar="FOLDER", help="Of a bundled network: ImageNet, Cityscapes, CIFAR-10, CamVid, ..."),
 ]
 WeightsOption = Annotated[
-    Path | None, typer.Option("--weights", metavar="FILE", help="Of a bundled network: published, as safetensors.")
+    Path | None, Option("--weights", metavar="FILE", help="Of a bundled network: published, as safetensors.")
 ]
 SizeOption = Annotated[
-    str | None, typer.Option("--size", metavar="PIXELS", help="Of a bundled network's images: 128, or 360x480.")
+    str | None, Option("--size", metavar="PIXELS", help="Of a bundled network's images: 128, or 360x480.")
 ]
 FreezeOption = Annotated[
     list[str] | None,
-    typer.Option("--freeze", metavar="PATTERN", help="Keep the outputs of modules whole: 'layer1.*'. Repeatable."),
+    Option("--freeze", metavar="PATTERN", help="Keep the outputs of modules whole: 'layer1.*'. Repeatable."),
 ]
 BatchSizeOption = Annotated[
-    int | None, typer.Option("--batch-size", metavar="N", help="Images in a training batch; as the paper if not given.")
+    int | None, Option("--batch-size", metavar="N", help="Images in a training batch; as the paper if not given.")
 ]
 
-MinShareOption = Annotated[
-    float, typer.Option("--min-share", metavar="SHARE", help="No group keeps less of its channels.")
-]
+MinShareOption = Annotated[float, Option("--min-share", metavar="SHARE", help="No group keeps less of its channels.")]
 RoundToOption = Annotated[
-    int | None, typer.Option("--round-to", metavar="N", help="Widths in multiples of N; as the profile's.")
+    int | None, Option("--round-to", metavar="N", help="Widths in multiples of N; as the profile's.")
 ]
 MicroBatchOption = Annotated[
-    int | None, typer.Option("--micro-batch", metavar="N", help="Items at once, where a batch does not fit.")
+    int | None, Option("--micro-batch", metavar="N", help="Items at once, where a batch does not fit.")
 ]
 
 
@@ -53,6 +53,10 @@ def task_of(
     device: torch.device | str = "cpu",
 ) -> Task:
     """The task with its data, as the options above name them; what there is to know is told on stderr."""
+    import typer
+
+    from ecc.zoo.find import find_task
+
     return find_task(
         spec,
         data,
@@ -82,6 +86,8 @@ def usable_device(device: str) -> str:
     Raises:
         EccError: If it cannot, with torch's reason.
     """
+    import torch
+
     try:
         torch.zeros(1, device=device).item()  # the device `meta` makes tensors, but has no numbers
     except (RuntimeError, AssertionError) as error:  # torch asserts that it was built for the device
@@ -96,6 +102,8 @@ def source_of(spec: str, energy: EnergyModel) -> Source | None:
     Raises:
         BadMeasurement: If it cannot be read here, with the way out.
     """
+    from ecc.measure import find_meter
+
     if spec == "none":
         return None
     origin = energy.origin

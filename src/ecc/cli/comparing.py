@@ -7,19 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
-import typer
-from rich.console import Console
-
-from ecc.energy.budget import MIN_SHARE
+from ecc.constants import METHOD_NAMES, MIN_SHARE, SCRATCH
 from ecc.errors import EccError
-from ecc.methods.cluster import open_cluster, run_on_cluster
-from ecc.methods.compare import SCRATCH
-from ecc.methods.find import METHODS
-from ecc.report.compare import draw_grid, grid_facts, grid_view, load_grid
-from ecc.report.fit_figures import refuse_undrawable
-from ecc.training import Interrupted
 
-from .app import app
 from .choosing import (
     BatchSizeOption,
     DataOption,
@@ -30,18 +20,17 @@ from .choosing import (
     SizeOption,
     WeightsOption,
 )
-from .grids import GridSpec
+from .parameters import Argument, Context, Option
 from .recipes import settings_of, with_quick, with_recipe
 
 PLACES = ("here", "ray")
 
 
-@app.command()
 def compare(
-    context: typer.Context,
+    context: Context,
     task: Annotated[
         str,
-        typer.Argument(
+        Argument(
             metavar="TASK",
             help="What to compress; or a recipe, FILE.toml, that says so and how.",
             show_default=False,
@@ -49,48 +38,46 @@ def compare(
             callback=with_recipe,
         ),
     ],
-    energy: Annotated[list[Path], typer.Option("--energy", metavar="FILE", help="From `ecc fit`. Repeatable.")],
-    output: Annotated[Path, typer.Option("-o", "--output", metavar="FOLDER", help="The folder of the grid.")],
+    energy: Annotated[list[Path], Option("--energy", metavar="FILE", help="From `ecc fit`. Repeatable.")],
+    output: Annotated[Path, Option("-o", "--output", metavar="FOLDER", help="The folder of the grid.")],
     data: DataOption = None,
     weights: WeightsOption = None,
     size: SizeOption = None,
     batch_size: BatchSizeOption = None,
-    budgets: Annotated[
-        str, typer.Option("--budgets", metavar="LIST", help="With commas between them.")
-    ] = "80%,65%,50%,35%",
+    budgets: Annotated[str, Option("--budgets", metavar="LIST", help="With commas between them.")] = "80%,65%,50%,35%",
     methods: Annotated[
-        str, typer.Option("--methods", metavar="LIST", help=f"Of {', '.join((*METHODS, SCRATCH))}.")
-    ] = ",".join(METHODS),
-    seeds: Annotated[int, typer.Option("--seeds", metavar="N", max=1000, help="Runs of each cell.")] = 3,
+        str, Option("--methods", metavar="LIST", help=f"Of {', '.join((*METHOD_NAMES, SCRATCH))}.")
+    ] = ",".join(METHOD_NAMES),
+    seeds: Annotated[int, Option("--seeds", metavar="N", max=1000, help="Runs of each cell.")] = 3,
     meter: Annotated[
-        str, typer.Option("--meter", metavar="METER", help="Weighs the results: auto, nvml, platform:..., none.")
+        str, Option("--meter", metavar="METER", help="Weighs the results: auto, nvml, platform:..., none.")
     ] = "auto",
-    steps: Annotated[int, typer.Option("--steps", metavar="N", help="Batches to solve with, for each method.")] = 2000,
-    tune_steps: Annotated[int, typer.Option("--tune-steps", metavar="N", help="Batches to tune with.")] = 1000,
+    steps: Annotated[int, Option("--steps", metavar="N", help="Batches to solve with, for each method.")] = 2000,
+    tune_steps: Annotated[int, Option("--tune-steps", metavar="N", help="Batches to tune with.")] = 1000,
     train_steps: Annotated[
-        int, typer.Option("--train-steps", metavar="N", help="Of the dense network before, once a seed.")
+        int, Option("--train-steps", metavar="N", help="Of the dense network before, once a seed.")
     ] = 0,
-    lr: Annotated[float, typer.Option("--lr", metavar="RATE", help="Of Adam in solving and tuning.")] = 1e-4,
-    train_lr: Annotated[float, typer.Option("--train-lr", metavar="RATE", help="Of Adam before.")] = 1e-3,
+    lr: Annotated[float, Option("--lr", metavar="RATE", help="Of Adam in solving and tuning.")] = 1e-4,
+    train_lr: Annotated[float, Option("--train-lr", metavar="RATE", help="Of Adam before.")] = 1e-3,
     min_share: MinShareOption = MIN_SHARE,
     round_to: RoundToOption = None,
     micro_batch: MicroBatchOption = None,
-    device: Annotated[str | None, typer.Option("--device", help="Where to train; a GPU if there is one.")] = None,
+    device: Annotated[str | None, Option("--device", help="Where to train; a GPU if there is one.")] = None,
     freeze: FreezeOption = None,
     quick: Annotated[
         bool,
-        typer.Option(
+        Option(
             "--quick",
             help="Few steps, short searches, one seed, two budgets: to see it work.",
             is_eager=True,
             callback=with_quick,
         ),
     ] = False,
-    figure: Annotated[Path | None, typer.Option("--figure", metavar="FILE", help="Draw score against cost.")] = None,
+    figure: Annotated[Path | None, Option("--figure", metavar="FILE", help="Draw score against cost.")] = None,
     on: Annotated[
-        str, typer.Option("--on", metavar="PLACE", help="here, or ray: on all machines of a Ray cluster.")
+        str, Option("--on", metavar="PLACE", help="here, or ray: on all machines of a Ray cluster.")
     ] = "here",
-    as_json: Annotated[bool, typer.Option("--json", help="Print facts for programs.")] = False,
+    as_json: Annotated[bool, Option("--json", help="Print facts for programs.")] = False,
 ) -> None:
     """Compress one network by several methods, at equal budgets and equal batches.
 
@@ -111,6 +98,16 @@ def compare(
       ecc compare net.py:build --energy e.json --budgets 65%,35% --methods ecc,netadapt -o runs
       ecc compare net.py:build --energy e.json -o /shared/runs --on ray
     """
+    import typer
+    from rich.console import Console
+
+    from ecc.methods.cluster import open_cluster, run_on_cluster
+    from ecc.report.compare import draw_grid, grid_facts, grid_view, load_grid
+    from ecc.report.fit_figures import refuse_undrawable
+    from ecc.training import Interrupted
+
+    from .grids import GridSpec
+
     if on not in PLACES:
         raise EccError(f"--on {on} is unknown; there are {' and '.join(PLACES)}.")
     if figure is not None:

@@ -6,27 +6,11 @@ import json
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import torch
-import typer
-from rich.console import Console, RenderableType
-from rich.errors import NotRenderableError
-
-from ecc.energy import EnergyModel, parse_budgets
-from ecc.energy.budget import MIN_SHARE
+from ecc.constants import BUNDLED_TASKS, METHOD_NAMES, MIN_SHARE
 from ecc.errors import BadFile, EccError
-from ecc.measure import close_meter
-from ecc.methods import Compression, CompressSettings, WeightCompression, reaches
-from ecc.methods.find import METHODS, find_method
-from ecc.methods.fine import zero_skipping_platform
-from ecc.report.compress import compress_view, feasibility_table
-from ecc.report.live_compress import CompressView
-from ecc.report.weights import weights_view
-from ecc.training import Interrupted, TensorBoardLogger, find_world
-from ecc.zoo.find import BUNDLED_TASKS
 
-from .app import app
 from .choosing import (
     BatchSizeOption,
     DataOption,
@@ -40,70 +24,73 @@ from .choosing import (
     task_of,
     usable_device,
 )
+from .parameters import Argument, Option
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 
-@app.command()
 def compress(
-    task: Annotated[str, typer.Argument(metavar="TASK", help="What to compress.", show_default=False)],
+    task: Annotated[str, Argument(metavar="TASK", help="What to compress.", show_default=False)],
     budget: Annotated[
         list[str],
-        typer.Option("--budget", metavar="BUDGET", help="60%, 24 mJ, latency=12ms, params=2M. Repeatable."),
+        Option("--budget", metavar="BUDGET", help="60%, 24 mJ, latency=12ms, params=2M. Repeatable."),
     ],
-    output: Annotated[Path, typer.Option("-o", "--output", metavar="FOLDER", help="The folder of the run.")],
+    output: Annotated[Path, Option("-o", "--output", metavar="FOLDER", help="The folder of the run.")],
     energy: Annotated[
         list[Path] | None,
-        typer.Option("--energy", metavar="FILE", help="From `ecc fit`. Repeatable: energy, latency."),
+        Option("--energy", metavar="FILE", help="From `ecc fit`. Repeatable: energy, latency."),
     ] = None,
     data: DataOption = None,
     weights: WeightsOption = None,
     size: SizeOption = None,
     batch_size: BatchSizeOption = None,
     method: Annotated[
-        str, typer.Option("--method", metavar="NAME", help=f"How: {', '.join(METHODS)}. All get the same batches.")
+        str, Option("--method", metavar="NAME", help=f"How: {', '.join(METHOD_NAMES)}. All get the same batches.")
     ] = "ecc",
     granularity: Annotated[
-        str, typer.Option("--granularity", metavar="WHAT", help="What is removed: channel, or weight (see above).")
+        str, Option("--granularity", metavar="WHAT", help="What is removed: channel, or weight (see above).")
     ] = "channel",
     meter: Annotated[
         str,
-        typer.Option("--meter", metavar="METER", help="Weighs the result: auto, nvml, platform:..., none."),
+        Option("--meter", metavar="METER", help="Weighs the result: auto, nvml, platform:..., none."),
     ] = "auto",
-    steps: Annotated[int, typer.Option("--steps", metavar="N", help="Of pruning while training.")] = 2000,
-    tune_steps: Annotated[int, typer.Option("--tune-steps", metavar="N", help="Of the slim network after.")] = 1000,
+    steps: Annotated[int, Option("--steps", metavar="N", help="Of pruning while training.")] = 2000,
+    tune_steps: Annotated[int, Option("--tune-steps", metavar="N", help="Of the slim network after.")] = 1000,
     train_steps: Annotated[
-        int, typer.Option("--train-steps", metavar="N", help="Of the dense network before; 0 if it comes trained.")
+        int, Option("--train-steps", metavar="N", help="Of the dense network before; 0 if it comes trained.")
     ] = 0,
-    lr: Annotated[float, typer.Option("--lr", metavar="RATE", help="Of Adam in pruning and tuning.")] = 1e-4,
-    train_lr: Annotated[float, typer.Option("--train-lr", metavar="RATE", help="Of Adam before pruning.")] = 1e-3,
+    lr: Annotated[float, Option("--lr", metavar="RATE", help="Of Adam in pruning and tuning.")] = 1e-4,
+    train_lr: Annotated[float, Option("--train-lr", metavar="RATE", help="Of Adam before pruning.")] = 1e-3,
     distill: Annotated[
-        float, typer.Option("--distill", metavar="SHARE", help="Of the dense network's word in the loss.")
+        float, Option("--distill", metavar="SHARE", help="Of the dense network's word in the loss.")
     ] = 0.5,
     temperature: Annotated[
-        float | None, typer.Option("--temperature", metavar="T", help="Compare probabilities instead of logits.")
+        float | None, Option("--temperature", metavar="T", help="Compare probabilities instead of logits.")
     ] = None,
     metric: Annotated[
         str | None,
-        typer.Option("--metric", help="What a channel counts for: taylor, or adam, as in the paper."),
+        Option("--metric", help="What a channel counts for: taylor, or adam, as in the paper."),
     ] = None,
     min_share: MinShareOption = MIN_SHARE,
     round_to: RoundToOption = None,
-    device: Annotated[str | None, typer.Option("--device", help="Where to train; a GPU if there is one.")] = None,
-    precision: Annotated[str, typer.Option("--precision", help="Of training: fp32, bf16 or fp16.")] = "fp32",
+    device: Annotated[str | None, Option("--device", help="Where to train; a GPU if there is one.")] = None,
+    precision: Annotated[str, Option("--precision", help="Of training: fp32, bf16 or fp16.")] = "fp32",
     micro_batch: MicroBatchOption = None,
-    channels_last: Annotated[bool, typer.Option("--channels-last", help="Faster on most GPUs.")] = False,
-    cuda_graph: Annotated[bool, typer.Option("--cuda-graph", help="Faster for small networks on large GPUs.")] = False,
-    clip_norm: Annotated[float | None, typer.Option("--clip-norm", metavar="NORM", help="Of the gradient.")] = None,
-    seed: Annotated[int, typer.Option("--seed", metavar="N", help="Of batches and of all that is drawn.")] = 0,
+    channels_last: Annotated[bool, Option("--channels-last", help="Faster on most GPUs.")] = False,
+    cuda_graph: Annotated[bool, Option("--cuda-graph", help="Faster for small networks on large GPUs.")] = False,
+    clip_norm: Annotated[float | None, Option("--clip-norm", metavar="NORM", help="Of the gradient.")] = None,
+    seed: Annotated[int, Option("--seed", metavar="N", help="Of batches and of all that is drawn.")] = 0,
     freeze: FreezeOption = None,
     checkpoint_seconds: Annotated[
-        float, typer.Option("--checkpoint-seconds", metavar="S", help="Between two checkpoints.")
+        float, Option("--checkpoint-seconds", metavar="S", help="Between two checkpoints.")
     ] = 300.0,
     tensorboard: Annotated[
         Path | None,
-        typer.Option("--tensorboard", metavar="FOLDER", help="Curves for TensorBoard, in a folder for this run alone."),
+        Option("--tensorboard", metavar="FOLDER", help="Curves for TensorBoard, in a folder for this run alone."),
     ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the summary for programs.")] = False,
+    quiet: Annotated[bool, Option("--quiet", "-q", help="Print errors only.")] = False,
+    as_json: Annotated[bool, Option("--json", help="Print the summary for programs.")] = False,
 ) -> None:
     """Prune a network while it trains, until it meets its budgets on the scales.
 
@@ -122,6 +109,20 @@ def compress(
       ecc compress net.py:build --energy energy.json --budget 24mJ --budget params=2M -o run
       torchrun --nproc-per-node 4 -m ecc compress net.py:build --energy e.json --budget 60% -o run
     """
+    import torch
+    import typer
+    from rich.console import Console
+
+    from ecc.energy import EnergyModel, parse_budgets
+    from ecc.measure import close_meter
+    from ecc.methods import Compression, CompressSettings, WeightCompression, reaches
+    from ecc.methods.find import find_method
+    from ecc.methods.fine import zero_skipping_platform
+    from ecc.report.compress import compress_view, feasibility_table
+    from ecc.report.live_compress import CompressView
+    from ecc.report.weights import weights_view
+    from ecc.training import Interrupted, TensorBoardLogger, find_world
+
     budgets = parse_budgets(budget)
     is_fine = _is_fine(granularity, energy or [], freeze or [], metric)
     rival = find_method(method)
@@ -206,6 +207,10 @@ def show(summary: dict[str, Any], folder: Path, view: Callable[[dict[str, Any], 
     Raises:
         BadFile: If it is not one that can be shown.
     """
+    import typer
+    from rich.console import Console
+    from rich.errors import NotRenderableError
+
     console = Console()
     try:
         plain = json.dumps(summary, ensure_ascii=False)

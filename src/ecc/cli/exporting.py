@@ -5,43 +5,40 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-from rich.console import Console
-
+from ecc.constants import BUNDLED_TASKS, EXPORT_FORMATS
 from ecc.errors import BadTask
-from ecc.export.job import ALL_FORMATS, ExportedRun, export_run, read_json
-from ecc.report.export import export_view
-from ecc.task import Task
-from ecc.zoo.find import BUNDLED_TASKS, find_task
 
-from .app import app
+from .parameters import Argument, Option
+
+if TYPE_CHECKING:
+    from ecc.export.job import ExportedRun
+    from ecc.task import Task
 
 
-@app.command()
 def export(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run.", show_default=False)],
+    run: Annotated[Path, Argument(metavar="RUN", help="The folder of a finished run.", show_default=False)],
     formats: Annotated[
         list[str] | None,
-        typer.Option("--format", "-f", metavar="NAME", help=f"{', '.join(ALL_FORMATS)}. Repeatable."),
+        Option("--format", "-f", metavar="NAME", help=f"{', '.join(EXPORT_FORMATS)}. Repeatable."),
     ] = None,
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", metavar="FOLDER", help="Of the files; by default RUN/export.")
+        Path | None, Option("-o", "--output", metavar="FOLDER", help="Of the files; by default RUN/export.")
     ] = None,
     task: Annotated[
         str | None,
-        typer.Option("--task", metavar="TASK", help="The run's task, unless it is a bundled one. Its file is run."),
+        Option("--task", metavar="TASK", help="The run's task, unless it is a bundled one. Its file is run."),
     ] = None,
     int8: Annotated[
-        str | None, typer.Option("--int8", metavar="MODE", help="dynamic or static: a further ONNX file of integers.")
+        str | None, Option("--int8", metavar="MODE", help="dynamic or static: a further ONNX file of integers.")
     ] = None,
     licence: Annotated[
-        str, typer.Option("--license", metavar="NAME", help="For the model card, such as apache-2.0.")
+        str, Option("--license", metavar="NAME", help="For the model card, such as apache-2.0.")
     ] = "unknown",
-    force: Annotated[bool, typer.Option("--force", help="Overwrite files that are there and differ.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print facts for programs.")] = False,
+    force: Annotated[bool, Option("--force", help="Overwrite files that are there and differ.")] = False,
+    quiet: Annotated[bool, Option("--quiet", "-q", help="Print errors only.")] = False,
+    as_json: Annotated[bool, Option("--json", help="Print facts for programs.")] = False,
 ) -> None:
     """Write the slim network of a run for other programs, with a model card.
 
@@ -55,12 +52,18 @@ def export(
       ecc export run --format onnx --format pt2 --license apache-2.0
       ecc export run --format onnx --int8 static --task net.py:build
     """
+    import typer
+    from rich.console import Console
+
+    from ecc.export import export_run
+    from ecc.report.export import export_view
+
     console = Console(stderr=True)
     is_shown = not quiet and not as_json
     result = export_run(
         run,
         _task_of(run, task),
-        formats=formats or ALL_FORMATS[:1],
+        formats=formats or EXPORT_FORMATS[:1],
         output=output,
         int8=int8,
         licence=licence,
@@ -76,6 +79,9 @@ def export(
 
 def _task_of(run: Path, spec: str | None) -> Task:
     """The task of a run. A file of yours is executed only if you name it: a run may come from someone else."""
+    from ecc.export.job import read_json
+    from ecc.zoo.find import find_task
+
     if spec is not None:
         return find_task(spec)
     name = read_json(run / "summary.json").get("task")

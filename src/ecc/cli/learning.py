@@ -6,45 +6,31 @@ import json
 from pathlib import Path
 from typing import Annotated
 
-import typer
-from rich.console import Console
-
-from ecc.energy import fit as fit_profile
-from ecc.energy import parse_budgets
-from ecc.energy.model import FORMAT
-from ecc.energy.study import STUDY, study
 from ecc.errors import BadBudget, BadFile, EccError
-from ecc.files import refuse_another, write_text
-from ecc.measure import Profile
-from ecc.report.fit import budget_warning, budget_within, fit_facts, fit_view
-from ecc.report.fit_figures import draw_fit
 
-from .app import app
+from .parameters import Argument, Option
 
 
-@app.command()
 def fit(
-    file: Annotated[Path, typer.Argument(metavar="PROFILE", help="From `ecc profile`.", show_default=False)],
-    output: Annotated[
-        Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write the model, as JSON.")
-    ] = None,
+    file: Annotated[Path, Argument(metavar="PROFILE", help="From `ecc profile`.", show_default=False)],
+    output: Annotated[Path | None, Option("-o", "--output", metavar="FILE", help="Write the model, as JSON.")] = None,
     family: Annotated[
-        str, typer.Option("--family", metavar="NAME", help="auto, physical, or bilinear as in the paper.")
+        str, Option("--family", metavar="NAME", help="auto, physical, or bilinear as in the paper.")
     ] = "auto",
-    resource: Annotated[str, typer.Option("--resource", metavar="NAME", help="energy or latency.")] = "energy",
+    resource: Annotated[str, Option("--resource", metavar="NAME", help="energy or latency.")] = "energy",
     budget: Annotated[
-        list[str] | None, typer.Option("--budget", metavar="BUDGET", help="Tell whether it can be met. Repeatable.")
+        list[str] | None, Option("--budget", metavar="BUDGET", help="Tell whether it can be met. Repeatable.")
     ] = None,
     figures: Annotated[
-        Path | None, typer.Option("--figures", metavar="FOLDER", help="Draw errors, learning curves, and the data.")
+        Path | None, Option("--figures", metavar="FOLDER", help="Draw errors, learning curves, and the data.")
     ] = None,
     iterations: Annotated[
-        int, typer.Option("--paper", metavar="N", help="With figures: N iterations of the paper's Adam; it took 10000.")
+        int, Option("--paper", metavar="N", help="With figures: N iterations of the paper's Adam; it took 10000.")
     ] = 0,
     allow_unsteady: Annotated[
-        bool, typer.Option("--allow-unsteady", help="Take a profile whose reference varied by more than 3 %.")
+        bool, Option("--allow-unsteady", help="Take a profile whose reference varied by more than 3 %.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print facts for programs.")] = False,
+    as_json: Annotated[bool, Option("--json", help="Print facts for programs.")] = False,
 ) -> None:
     """Learn from a profile what any widths of its network cost, and tell honestly how well.
 
@@ -55,6 +41,18 @@ def fit(
       ecc fit mobile.profile -o latency.json --resource latency
       ecc fit mobile.profile --figures figures --paper 10000
     """
+    import typer
+    from rich.console import Console
+
+    from ecc.energy import fit as fit_profile
+    from ecc.energy import parse_budgets
+    from ecc.energy.model import FORMAT
+    from ecc.energy.study import STUDY, study
+    from ecc.files import refuse_another, write_text
+    from ecc.measure import Profile
+    from ecc.report.fit import budget_warning, budget_within, fit_facts, fit_view
+    from ecc.report.fit_figures import draw_fit
+
     profile = Profile.load(file)
     budgets = parse_budgets(budget) if budget else ()
     if output is not None and not output.parent.is_dir():

@@ -6,30 +6,17 @@ import json
 from pathlib import Path
 from typing import Annotated
 
-import typer
-from rich.console import Console
-
-from ecc.files import refuse_another
-from ecc.graph import trace_channels
-from ecc.graph.channels import FORMAT
-from ecc.measure.doctor import examine
-from ecc.report.doctor import doctor_view
-from ecc.report.inspect import graph_facts, graph_table
-
-from .app import app
 from .choosing import DataOption, FreezeOption, SizeOption, WeightsOption, task_of
+from .parameters import Argument, Option
 
 
-@app.command()
 def doctor(
     meter: Annotated[
-        str, typer.Option("--meter", metavar="METER", help="Examine this one alone, such as nvml:1 or file.py:MyMeter.")
+        str, Option("--meter", metavar="METER", help="Examine this one alone, such as nvml:1 or file.py:MyMeter.")
     ] = "auto",
-    seconds: Annotated[
-        float, typer.Option(min=1, max=3600, help="Length of the self-test of each meter, about.")
-    ] = 10.0,
-    quick: Annotated[bool, typer.Option("--quick", help="Leave the self-test out.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print facts for programs.")] = False,
+    seconds: Annotated[float, Option(min=1, max=3600, help="Length of the self-test of each meter, about.")] = 10.0,
+    quick: Annotated[bool, Option("--quick", help="Leave the self-test out.")] = False,
+    as_json: Annotated[bool, Option("--json", help="Print facts for programs.")] = False,
 ) -> None:
     """Show what can be measured on this machine, how well, and why the rest cannot.
 
@@ -44,6 +31,12 @@ def doctor(
       ecc doctor --meter 'command:read-joules --port 3' --seconds 30
       ecc doctor --json
     """
+    import typer
+    from rich.console import Console
+
+    from ecc.measure.doctor import examine
+    from ecc.report.doctor import doctor_view
+
     with Console(stderr=True).status("looking for meters") as status:
         found = examine(meter, seconds=seconds, quick=quick, say=status.update)
     if as_json:
@@ -52,18 +45,17 @@ def doctor(
         Console(highlight=False).print(doctor_view(found))
 
 
-@app.command()
 def inspect(
-    task: Annotated[str, typer.Argument(metavar="TASK", help="What to look at.", show_default=False)],
+    task: Annotated[str, Argument(metavar="TASK", help="What to look at.", show_default=False)],
     data: DataOption = None,
     weights: WeightsOption = None,
     size: SizeOption = None,
     freeze: FreezeOption = None,
     proof: Annotated[
-        bool, typer.Option(help="Compare the masked with the cut network in numbers (four forward passes).")
+        bool, Option(help="Compare the masked with the cut network in numbers (four forward passes).")
     ] = True,
-    save: Annotated[Path | None, typer.Option("-o", "--save", metavar="FILE", help="Write the graph as JSON.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print facts for programs.")] = False,
+    save: Annotated[Path | None, Option("-o", "--save", metavar="FILE", help="Write the graph as JSON.")] = None,
+    as_json: Annotated[bool, Option("--json", help="Print facts for programs.")] = False,
 ) -> None:
     """Show which channels of a network can be cut, who writes and who reads them, and what is frozen and why.
 
@@ -73,6 +65,14 @@ def inspect(
       ecc inspect mobilenet_v1 --freeze conv1
       ecc inspect net.py:build --json
     """
+    import typer
+    from rich.console import Console
+
+    from ecc.files import refuse_another
+    from ecc.graph import trace_channels
+    from ecc.graph.channels import FORMAT
+    from ecc.report.inspect import graph_facts, graph_table
+
     if save is not None:
         refuse_another(save, FORMAT, "channel graph")
     job = task_of(task, data, weights, size)

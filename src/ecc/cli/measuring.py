@@ -6,72 +6,52 @@ import json
 from pathlib import Path
 from typing import Annotated
 
-import typer
-from rich.console import Console
-
-from ecc.graph import prove, trace_channels
-from ecc.measure import Analytic, close_meter, find_meter
-from ecc.measure import merge as merge_profiles
-from ecc.measure import profile as measure_profile
-from ecc.measure.bench import default_device
-from ecc.measure.learning import parse_share
-from ecc.measure.merging import missing_rows
-from ecc.measure.profiling import chosen_settings
-from ecc.measure.sampling import parse_shard
-from ecc.report.live_profile import ProfileView, profile_facts, profile_summary
-from ecc.task import with_batch
-
-from .app import app
 from .choosing import DataOption, FreezeOption, SizeOption, WeightsOption, task_of
+from .parameters import Argument, Option
 
 
-@app.command()
 def profile(
-    task: Annotated[str, typer.Argument(metavar="TASK", help="Whose widths to measure.", show_default=False)],
-    output: Annotated[
-        Path, typer.Option("-o", "--output", metavar="FILE", help="Append to this file.", show_default=False)
-    ],
+    task: Annotated[str, Argument(metavar="TASK", help="Whose widths to measure.", show_default=False)],
+    output: Annotated[Path, Option("-o", "--output", metavar="FILE", help="Append to this file.", show_default=False)],
     data: DataOption = None,
     weights: WeightsOption = None,
     size: SizeOption = None,
     meter: Annotated[
         str,
-        typer.Option("--meter", metavar="METER", help="Where joules come from: auto, nvml, platform:jetson-tx2, ..."),
+        Option("--meter", metavar="METER", help="Where joules come from: auto, nvml, platform:jetson-tx2, ..."),
     ] = "auto",
-    rows: Annotated[int, typer.Option(help="Networks in the design; more than before extends a file.")] = 250,
-    design: Annotated[str, typer.Option(help="mixed, or uniform as in the paper.")] = "mixed",
-    seed: Annotated[int, typer.Option(help="Of the design and its order.")] = 0,
-    multiple_of: Annotated[int | None, typer.Option(metavar="N", help="Widths in multiples of N.")] = None,
-    rounds: Annotated[int, typer.Option(help="How often each network is measured, far apart in time.")] = 1,
+    rows: Annotated[int, Option(help="Networks in the design; more than before extends a file.")] = 250,
+    design: Annotated[str, Option(help="mixed, or uniform as in the paper.")] = "mixed",
+    seed: Annotated[int, Option(help="Of the design and its order.")] = 0,
+    multiple_of: Annotated[int | None, Option(metavar="N", help="Widths in multiples of N.")] = None,
+    rounds: Annotated[int, Option(help="How often each network is measured, far apart in time.")] = 1,
     reference_every: Annotated[
-        int, typer.Option(metavar="N", help="Networks between two measurements of the dense reference.")
+        int, Option(metavar="N", help="Networks between two measurements of the dense reference.")
     ] = 10,
     until: Annotated[
         str | None,
-        typer.Option(metavar="SHARE", help="Stop when a quick fit errs by less, e.g. 2%, or no longer learns."),
+        Option(metavar="SHARE", help="Stop when a quick fit errs by less, e.g. 2%, or no longer learns."),
     ] = None,
-    shard: Annotated[str | None, typer.Option(metavar="K/N", help="Rows for the K-th of N equal devices.")] = None,
+    shard: Annotated[str | None, Option(metavar="K/N", help="Rows for the K-th of N equal devices.")] = None,
     batch: Annotated[
-        int | None, typer.Option(metavar="N", help="Items in one inference; the task's own if not given.")
+        int | None, Option(metavar="N", help="Items in one inference; the task's own if not given.")
     ] = None,
-    device: Annotated[
-        str | None, typer.Option(help="cuda, cuda:1, cpu, ...; one that the meter sees if not given.")
-    ] = None,
-    mode: Annotated[str | None, typer.Option(help="eager, graph (CUDA graph) or compile.")] = None,
-    precision: Annotated[str | None, typer.Option(help="fp32, tf32, fp16 or bf16.")] = None,
-    memory_format: Annotated[str | None, typer.Option(help="contiguous or channels_last.")] = None,
-    autotune: Annotated[bool | None, typer.Option(help="Let cuDNN choose its algorithms by trying them.")] = None,
-    window: Annotated[float | None, typer.Option(metavar="SECONDS", help="Least length of a window.")] = None,
-    min_ticks: Annotated[int | None, typer.Option(metavar="N", help="Least counter ticks in a window.")] = None,
+    device: Annotated[str | None, Option(help="cuda, cuda:1, cpu, ...; one that the meter sees if not given.")] = None,
+    mode: Annotated[str | None, Option(help="eager, graph (CUDA graph) or compile.")] = None,
+    precision: Annotated[str | None, Option(help="fp32, tf32, fp16 or bf16.")] = None,
+    memory_format: Annotated[str | None, Option(help="contiguous or channels_last.")] = None,
+    autotune: Annotated[bool | None, Option(help="Let cuDNN choose its algorithms by trying them.")] = None,
+    window: Annotated[float | None, Option(metavar="SECONDS", help="Least length of a window.")] = None,
+    min_ticks: Annotated[int | None, Option(metavar="N", help="Least counter ticks in a window.")] = None,
     allow_shared: Annotated[
-        bool | None, typer.Option("--allow-shared", help="Measure although others use the device.")
+        bool | None, Option("--allow-shared", help="Measure although others use the device.")
     ] = None,
     allow_throttling: Annotated[
-        bool | None, typer.Option("--allow-throttling", help="Measure although the device is too hot.")
+        bool | None, Option("--allow-throttling", help="Measure although the device is too hot.")
     ] = None,
     freeze: FreezeOption = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print facts for programs.")] = False,
+    quiet: Annotated[bool, Option("--quiet", "-q", help="Print errors only.")] = False,
+    as_json: Annotated[bool, Option("--json", help="Print facts for programs.")] = False,
 ) -> None:
     """Measure many widths of a network. The same command again goes on where the last one ended.
 
@@ -86,6 +66,19 @@ def profile(
     The file is opened by pandas in one line:
       pandas.read_json("digits.profile", lines=True).dropna(subset="row")
     """
+    import typer
+    from rich.console import Console
+
+    from ecc.graph import prove, trace_channels
+    from ecc.measure import Analytic, close_meter, find_meter
+    from ecc.measure import profile as measure_profile
+    from ecc.measure.bench import default_device
+    from ecc.measure.learning import parse_share
+    from ecc.measure.profiling import chosen_settings
+    from ecc.measure.sampling import parse_shard
+    from ecc.report.live_profile import ProfileView, profile_facts, profile_summary
+    from ecc.task import with_batch
+
     job = task_of(task, data, weights, size)
     source = find_meter(meter, runs_on=device and device.partition(":")[0])
     console = None if quiet or as_json else Console(stderr=True)
@@ -138,14 +131,11 @@ def profile(
         typer.echo(profile_summary(result, output, graph))
 
 
-@app.command()
 def merge(
-    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Shards of one design.", show_default=False)],
-    output: Annotated[
-        Path, typer.Option("-o", "--output", metavar="FILE", help="The joined profile.", show_default=False)
-    ],
+    files: Annotated[list[Path], Argument(metavar="FILE...", help="Shards of one design.", show_default=False)],
+    output: Annotated[Path, Option("-o", "--output", metavar="FILE", help="The joined profile.", show_default=False)],
     rescale: Annotated[
-        bool, typer.Option("--rescale", help="Scale devices that differ to one another by their reference.")
+        bool, Option("--rescale", help="Scale devices that differ to one another by their reference.")
     ] = False,
 ) -> None:
     """Join profiles that equal devices measured in shards, after checking that they agree.
@@ -155,6 +145,12 @@ def merge(
       ecc merge alexnet-1.profile alexnet-2.profile -o alexnet.profile
       ecc merge alexnet-*.profile -o alexnet.profile.gz --rescale
     """
+    import typer
+
+    from ecc.measure import merge as merge_profiles
+    from ecc.measure.merging import missing_rows
+    from ecc.report.live_profile import profile_summary
+
     result = merge_profiles(files, output, rescale=rescale)
     typer.echo(profile_summary(result, output))
     missing = missing_rows(result)

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import typer
+from .parameters import Context
 
-from ecc.methods import CompressSettings
-from ecc.zoo.recipe import Recipe, is_recipe, read_recipe
+if TYPE_CHECKING:
+    from ecc.methods import CompressSettings
+    from ecc.zoo.recipe import Recipe
 
 QUICK = {
     "train_steps": 60,
@@ -26,8 +27,10 @@ QUICK = {
 """A few steps of everything."""
 
 
-def with_recipe(context: typer.Context, task: str) -> str:
+def with_recipe(context: Context, task: str) -> str:
     """A callback of TASK: if it names a recipe, its values become the defaults, and its task is the task."""
+    from ecc.zoo.recipe import is_recipe, read_recipe
+
     if not is_recipe(task):
         return task
     recipe = read_recipe(task)
@@ -36,15 +39,18 @@ def with_recipe(context: typer.Context, task: str) -> str:
     return recipe.task
 
 
-def with_quick(context: typer.Context, wanted: bool) -> bool:
+def with_quick(context: Context, wanted: bool) -> bool:
     """A callback of --quick: few steps become the defaults, whatever a recipe says."""
     if wanted:
         context.default_map = {**(context.default_map or {}), **QUICK}
     return wanted
 
 
-def settings_of(context: typer.Context, typed: Mapping[str, Any]) -> CompressSettings:
+def settings_of(context: Context, typed: Mapping[str, Any]) -> CompressSettings:
     """The settings of the recipe, or the usual ones, with those that have options of their own."""
+    from ecc.methods import CompressSettings
+    from ecc.zoo.recipe import Recipe
+
     recipe = context.obj if isinstance(context.obj, Recipe) else None
     return replace(CompressSettings() if recipe is None else recipe.settings, **typed)
 

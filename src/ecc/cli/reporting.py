@@ -5,31 +5,23 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from ecc.errors import EccError
-from ecc.files import refuse_another, write_text
-from ecc.report.figures import draw_figures
-from ecc.report.html import page_of
-from ecc.report.page import page_facts
-from ecc.report.serve import LiveServer, serve
 
-from .app import app
+from .parameters import Argument, Option
 
 PORT = 8123
 
 
-@app.command()
 def report(
     folder: Annotated[
-        Path, typer.Argument(metavar="RUN", help="The folder of a run, or of a grid of runs.", show_default=False)
+        Path, Argument(metavar="RUN", help="The folder of a run, or of a grid of runs.", show_default=False)
     ],
-    output: Annotated[Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write the page.")] = None,
+    output: Annotated[Path | None, Option("-o", "--output", metavar="FILE", help="Write the page.")] = None,
     figures: Annotated[
-        Path | None, typer.Option("--figures", metavar="FOLDER", help="Write every figure as SVG and PNG, for papers.")
+        Path | None, Option("--figures", metavar="FOLDER", help="Write every figure as SVG and PNG, for papers.")
     ] = None,
-    live: Annotated[bool, typer.Option("--live", help="Serve the page on this machine, and follow the run.")] = False,
-    port: Annotated[int, typer.Option("--port", metavar="N", help="With --live; 0 takes any that is free.")] = PORT,
+    live: Annotated[bool, Option("--live", help="Serve the page on this machine, and follow the run.")] = False,
+    port: Annotated[int, Option("--port", metavar="N", help="With --live; 0 takes any that is free.")] = PORT,
 ) -> None:
     """Make one page of a run, or of a comparison, from its folder alone.
 
@@ -46,6 +38,14 @@ def report(
         raise EccError(f"--port {port} is where --live serves the page; give both, or neither.")
     if live and (output or figures):
         raise EccError("--live serves the page and writes nothing; leave -o and --figures out, or call it twice.")
+    import typer
+
+    from ecc.files import refuse_another, write_text
+    from ecc.report.figures import draw_figures
+    from ecc.report.html import page_of
+    from ecc.report.page import page_facts
+    from ecc.report.serve import LiveServer, serve
+
     if live:
         server = LiveServer(folder, port)
         typer.echo(f"{server.url} follows {folder}; Ctrl-C ends it.")

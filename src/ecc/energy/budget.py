@@ -22,9 +22,6 @@ _NUMBER = re.compile(r"^\s*([+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?)\s*(.*
 _WHOLE = ("params", "weight_bytes")  # the same for any batch
 _EXAMPLES = "60%, 0.0247 J, 0.4 mJ/image, latency=12ms, macs=300M, params=2M or weight_bytes=4MiB"
 
-MIN_SHARE = 0.1
-"""Of a group's channels, by default: the paper's floor of one channel lets whole layers collapse."""
-
 
 @dataclass(frozen=True)
 class Budget:

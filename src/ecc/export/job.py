@@ -20,6 +20,7 @@ from typing import Any
 
 from torch import nn
 
+from ecc.constants import EXPORT_FORMATS
 from ecc.errors import BadFile, CannotExport
 from ecc.files import alone, read_bytes, remove_abandoned, temporary, umask
 from ecc.graph.proof import outputs_of
@@ -35,8 +36,7 @@ from .latency import Latency, compare_latency
 from .loading import load_slim, on_cpu, weights_file
 from .proving import Proof, prove_export
 
-SAFETENSORS = "safetensors"
-ALL_FORMATS = (SAFETENSORS, *FORMATS)
+SAFETENSORS = EXPORT_FORMATS[0]
 CARD = "model_card.md"
 _SHOP = ".export."
 _MAX_BATCH = 4096
@@ -117,7 +117,7 @@ def export_run(
     Args:
         run: The folder of the run.
         task: As it was for the run: its model is the dense network, built anew.
-        formats: Of `ALL_FORMATS`.
+        formats: Of `EXPORT_FORMATS`.
         output: The folder of the files; by default `export` in the run.
         int8: `dynamic` or `static`: an ONNX file with integers beside the one with floats.
         licence: For the model card, such as `apache-2.0`.
@@ -208,8 +208,8 @@ def read_json(path: Path) -> dict[str, Any]:
 def _refuse_impossible(formats: Sequence[str], int8: str | None) -> None:
     """What is missing is said before the long work."""
     for name in formats:
-        if name not in ALL_FORMATS:
-            raise CannotExport(f"format {name!r} is unknown; there are {', '.join(ALL_FORMATS)}.")
+        if name not in EXPORT_FORMATS:
+            raise CannotExport(f"format {name!r} is unknown; there are {', '.join(EXPORT_FORMATS)}.")
         for module in FORMATS[name].needs if name in FORMATS else ():
             library(module)
     if int8 is not None and "onnx" not in formats:

@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 
+from ecc.constants import SCRATCH
 from ecc.energy import EnergyModel
 from ecc.energy.budget import parse_budget
 from ecc.errors import BadFile, EccError
@@ -37,7 +38,6 @@ from .phases import settled, weights_of
 from .scratch import Scratch
 from .settings import CompressSettings
 
-SCRATCH = "scratch"
 _CLEAR = Path("/proc/self/clear_refs")
 
 

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from ecc.energy.budget import MIN_SHARE
+from ecc.constants import MIN_SHARE
 from ecc.errors import EccError
 from ecc.training import Cosine, Distillation, TrainSettings
 

@@ -9,8 +9,9 @@ import torch
 from rich.console import Group, RenderableType
 from rich.table import Table
 
+from ecc.constants import MIN_SHARE
 from ecc.energy import EnergyModel
-from ecc.energy.budget import MIN_SHARE, Budget
+from ecc.energy.budget import Budget
 from ecc.energy.fitting import about_odd_widths, worth_more_rows
 
 LAYERS_SHOWN = 8

@@ -6,11 +6,12 @@ joins a bundled network and an `ImageData`, which `find_data` reads from a folde
 
 from __future__ import annotations
 
+from ecc.constants import BUNDLED_TASKS
 from ecc.zoo.alexnet import AlexNet
 from ecc.zoo.data import ImageData, find_data
 from ecc.zoo.digits import DigitsNet, digits
 from ecc.zoo.erfnet import ERFNet
-from ecc.zoo.find import BUNDLED_TASKS, find_task
+from ecc.zoo.find import find_task
 from ecc.zoo.imaging import image_task
 from ecc.zoo.mobilenet import MobileNetV1
 from ecc.zoo.resnet_cifar import CifarResNet, resnet20, resnet56

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ecc.constants import BUNDLED_TASKS
 from ecc.errors import BadTask
 from ecc.task import Task
 from ecc.training.failures import one_line
@@ -27,8 +28,6 @@ from ecc.zoo.imaging import image_task
 from ecc.zoo.networks import NETWORKS
 
 SEED = 0
-BUNDLED_TASKS = ("digits", *NETWORKS)
-"""The names that need no file and no other package."""
 
 
 def find_task(

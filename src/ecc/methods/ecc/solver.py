@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from ecc.energy.budget import MIN_SHARE
+from ecc.constants import MIN_SHARE
 from ecc.energy.cost import Cost
 from ecc.graph import ChannelGraph, live_masks, zero_channels_
 from ecc.graph.surgery import kept_masks

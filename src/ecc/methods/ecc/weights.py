@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ecc.energy.budget import MIN_SHARE
+from ecc.constants import MIN_SHARE
 from ecc.energy.nonzeros import NonzeroCost
 from ecc.errors import BadWidths
 from ecc.graph.rebuild import named_tensors

@@ -1,0 +1,14 @@
+from __future__ import annotations
+
+from ecc import constants
+from ecc.export.formats import FORMATS
+from ecc.methods.find import METHODS
+from ecc.zoo.networks import NETWORKS
+
+
+def test_each_name_stands_for_something() -> None:
+    """The constants are written out, so that help can be shown without importing what they name."""
+    assert ("digits", *NETWORKS) == constants.BUNDLED_TASKS
+    assert tuple(METHODS) == constants.METHOD_NAMES
+    assert ("safetensors", *FORMATS) == constants.EXPORT_FORMATS
+    assert constants.SCRATCH not in METHODS
