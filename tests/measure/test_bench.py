@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import gc
 import weakref
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -136,6 +138,39 @@ def test_the_header_tells_how_it_is_measured() -> None:
     assert made.settings.memory_format == "channels_last"
     assert made.environment["threads"] == str(torch.get_num_threads())
     assert made.created is not None
+
+
+def test_the_mode_is_decided_by_the_dense_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    place = bench_on(FakeBoard())
+    assert place.header(PLAN).settings == replace(PROFILE_SETTINGS, mode="eager")  # on a CPU it is known at once
+    place._run_in("auto", "")  # as on CUDA
+    real = bench.deployed_as
+
+    def as_graph(settings: MeasureSettings, *args: Any) -> Any:
+        assert settings.mode == "auto"
+        ready = real(replace(settings, mode="eager"), *args)
+        monkeypatch.undo()
+        return captured(ready)
+
+    monkeypatch.setattr(bench, "deployed_as", as_graph)
+    place.ready(None)
+    made = place.header(PLAN)
+    assert made.settings == replace(PROFILE_SETTINGS, mode="graph")
+    assert made.mode_reason == "it can be captured"
+
+
+@contextmanager
+def captured(ready: Any) -> Any:
+    with ready as found:
+        yield replace(found, mode="graph", mode_reason="it can be captured")
+
+
+@pytest.mark.parametrize(("asked", "taken"), [("auto", "graph"), ("compile", "compile")])
+def test_a_profile_is_continued_in_its_mode_unless_another_is_asked_for(asked: Any, taken: str) -> None:
+    place = bench_on(FakeBoard())
+    place._run_in(asked, "")
+    place.continue_as(header(settings=replace(PROFILE_SETTINGS, mode="graph"), mode_reason="it can be captured"))
+    assert place.header(PLAN).settings == replace(PROFILE_SETTINGS, mode=taken)
 
 
 def test_a_meter_that_does_not_see_the_device_is_refused_at_once() -> None:

@@ -39,6 +39,10 @@ def test_a_model_runs_in_eval_and_inference_mode_and_is_left_as_it_was() -> None
         assert isinstance(output, Tensor)
         assert output.is_inference()
         assert (ready.device.type, ready.batch) == ("cpu", 2)
+        assert (ready.mode, ready.mode_reason) == (
+            "eager",
+            "CUDA graphs need a CUDA device, and the network runs on cpu",
+        )
     assert model.training
     assert not model.drop.training
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
@@ -190,3 +194,72 @@ def test_older_versions_of_torch_have_other_switches(monkeypatch: pytest.MonkeyP
     with deploy._switches(tf32=False, cudnn_autotune=True):
         assert (cudnn.allow_tf32, matmul.allow_tf32, cudnn.benchmark) == (False, False, True)
     assert (cudnn.allow_tf32, matmul.allow_tf32, cudnn.benchmark) == (True, True, False)
+
+
+# ---------------------------------------------------------------- modes
+
+
+def runner_in(mode: deploy.Mode) -> tuple[object, deploy.Mode, str]:
+    run, chosen, reason = deploy._runner(Spy(), (image(),), {}, mode, deploy.AS_ASKED)
+    return run(), chosen, reason
+
+
+def test_a_mode_that_was_asked_for_is_told_as_asked_for() -> None:
+    with deployed(Spy(), image(), mode="eager") as ready:
+        assert (ready.mode, ready.mode_reason) == ("eager", deploy.AS_ASKED)
+
+
+def test_auto_waits_for_a_capture_on_cuda_only() -> None:
+    assert deploy.mode_on("auto", torch.device("cuda", 0)) == ("auto", "")
+    assert deploy.mode_on("auto", torch.device("mps"))[0] == "eager"
+    assert deploy.mode_on("compile", torch.device("cuda", 0)) == ("compile", deploy.AS_ASKED)
+
+
+def test_a_network_that_can_be_captured_runs_as_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deploy, "_captured", lambda run: lambda: "replayed")
+    assert runner_in("auto") == ("replayed", "graph", deploy.CAPTURED)
+    assert runner_in("graph") == ("replayed", "graph", deploy.AS_ASKED)
+
+
+def test_a_network_that_cannot_be_captured_runs_eagerly_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(run: object) -> None:
+        raise deploy._NotCapturable("called a synchronizing CUDA operation")
+
+    monkeypatch.setattr(deploy, "_captured", refuse)
+    output, mode, reason = runner_in("auto")
+    assert isinstance(output, Tensor)
+    assert mode == "eager"
+    assert reason == "the network cannot be captured as a CUDA graph (called a synchronizing CUDA operation)"
+    with pytest.raises(
+        BadMeasurement, match=r"'graph' was asked for.*synchronizing CUDA operation\)\. Measure in mode"
+    ):
+        runner_in("graph")
+
+
+class Choosy(nn.Module):
+    """Asks for a value in the middle of its forward pass, which no capture allows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.conv(x)
+        return y if y.sum().item() > 0 else -y
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_auto_captures_what_can_be_captured_and_nothing_else() -> None:
+    with deployed(nn.Conv2d(3, 8, 3).cuda(), image()) as ready:
+        assert (ready.mode, ready.mode_reason) == ("graph", deploy.CAPTURED)
+        ready.run()
+    with deployed(Choosy().cuda(), image()) as ready:
+        assert ready.mode == "eager"
+        assert "cannot be captured as a CUDA graph" in ready.mode_reason
+        ready.run()
+    with pytest.raises(BadMeasurement, match="cannot be captured"), deployed(Choosy().cuda(), image(), mode="graph"):
+        pass
+    assert torch.rand(3, device="cuda").sum() > 0  # the random generator is as usable as before
+    wrong = torch.ones(2, 4, 8, 8)
+    with pytest.raises(RuntimeError, match="expected input"), deployed(nn.Conv2d(3, 8, 3).cuda(), wrong):
+        pass  # a network that does not run is not taken for one that cannot be captured

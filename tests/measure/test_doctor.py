@@ -45,7 +45,7 @@ def works(monkeypatch: pytest.MonkeyPatch) -> Works:
 
         @contextmanager
         def on_the_board(model: torch.nn.Module, inputs: torch.Tensor) -> Iterator[Deployed]:
-            yield Deployed(lambda: board.work(RUN_SECONDS), torch.device("cpu"), inputs.shape[0])
+            yield Deployed(lambda: board.work(RUN_SECONDS), torch.device("cpu"), inputs.shape[0], "eager", "")
 
         monkeypatch.setattr(doctor, "deployed", on_the_board)
         return meter

@@ -106,6 +106,7 @@ def test_what_changes_joules_is_a_disagreement(change: dict[str, Any], field: st
     [
         {"created": None},
         {"counter": None},
+        {"mode_reason": "as asked for"},
         {"design": replace(PLAN, rows=200, rounds=3)},
         {"environment": {**MEASURED.environment, "python": "3.13", "ecc": "2"}},
         {"meter": replace(METER, notes=("said better",))},
@@ -177,3 +178,13 @@ def test_what_a_later_version_adds_is_passed_over() -> None:
 def test_values_of_another_kind_are_refused(changes: dict[str, Any]) -> None:
     with pytest.raises((BadFile, BadMeasurement, LookupError, TypeError, ValueError, AttributeError)):
         ProfileHeader.from_dict(broken(**changes))
+
+
+def test_the_reason_of_the_mode_is_kept_and_older_headers_have_none() -> None:
+    made = replace(MEASURED, mode_reason="it can be captured")
+    data = made.to_dict()
+    assert ProfileHeader.from_dict(data).mode_reason == "it can be captured"
+    del data["mode_reason"]
+    assert ProfileHeader.from_dict(data).mode_reason is None
+    with pytest.raises(ValueError, match="reason of the mode"):
+        ProfileHeader.from_dict({**data, "mode_reason": 3})

@@ -47,7 +47,7 @@ def measurement(*windows: Window, relative_ci: float | None = 0.01) -> Measureme
 
 def test_settings_default_to_the_protocol() -> None:
     settings = MeasureSettings()
-    assert (settings.mode, settings.precision, settings.cudnn_autotune) == ("eager", "fp32", True)
+    assert (settings.mode, settings.precision, settings.cudnn_autotune) == ("auto", "fp32", True)
     assert (settings.window_seconds, settings.min_ticks) == (0.5, 10)
     assert (settings.min_repeats, settings.max_repeats, settings.target_relative_ci) == (3, 8, 0.015)
     assert (settings.warmup_seconds, settings.warmup_runs) == (0.3, 10)
@@ -61,7 +61,7 @@ def test_settings_are_frozen() -> None:
 @pytest.mark.parametrize(
     ("name", "value", "said"),
     [
-        ("mode", "fast", r"mode='fast' is unknown; give one of \('eager', 'graph', 'compile'\)"),
+        ("mode", "fast", r"mode='fast' is unknown; give one of \('auto', 'eager', 'graph', 'compile'\)"),
         ("precision", "int8", "precision='int8' is unknown"),
         ("memory_format", "nhwc", "memory_format='nhwc' is unknown"),
         ("input_data", "zeros", "input_data='zeros' is unknown"),
@@ -136,7 +136,7 @@ def test_a_measurement_is_plain_json_with_its_label() -> None:
     assert values["label"] == "measured"
     assert values["meter"]["provenance"] == {"kind": "measured", "instrument": "sensor"}
     assert values["windows"][0]["state"]["clock_mhz"] == 1000
-    assert values["settings"]["mode"] == "eager"
+    assert values["settings"]["mode"] == "auto"
     assert values["joules_per_item"] == 0.5
 
 

@@ -93,7 +93,8 @@ def test_networks_are_measured_on_their_device(path: Path) -> None:
         assert row.measured_at is not None
     assert made.header.counter is not None
     assert made.header.counter.tick_seconds == pytest.approx(0.1, rel=0.05)
-    assert made.header.settings == PROFILE_SETTINGS
+    assert made.header.settings == replace(PROFILE_SETTINGS, mode="eager")
+    assert made.header.mode_reason == "CUDA graphs need a CUDA device, and the network runs on cpu"
     assert made.label == "measured"
 
 
@@ -274,6 +275,19 @@ def test_arguments_out_of_range_are_refused_before_anything_is_done(
 def test_a_network_with_too_few_widths_is_refused(path: Path) -> None:
     with pytest.raises(BadWidths, match="has only 192 different widths"):
         computed(path, rows=193)
+
+
+def test_a_reference_that_varies_too_much_is_told_once_while_measuring(path: Path) -> None:
+    board = DriftingBoard()
+    board.drift_per_second = 0.02
+    steps: list[Progress] = []
+    made = measured(path, board, progress=steps.append)
+    assert made.drift is not None
+    assert not made.drift.is_steady
+    told = [step for step in steps if "the dense reference varied by" in step.message]
+    assert len(told) == 1
+    assert told[0].done < told[0].total
+    assert "--allow-unsteady (allow_unsteady=True)" in told[0].message
 
 
 def test_progress_tells_rows_error_and_drift(path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from ecc.measure import Declared, Profile, Progress
+from ecc.measure import Declared, MeasureSettings, Profile, Progress
 from ecc.measure.drift import Drift
 from ecc.report.live_profile import ProfileView, profile_facts, profile_summary
 from measure.profile_cases import Prices, header, profile_of, reference, row, small_graph
@@ -139,6 +139,15 @@ def test_drift_and_repeats_of_measured_profiles_are_told() -> None:
     assert "repeats differ by 0.70% (standard deviation)" in lines
     assert any(line.startswith("reference measured 2 times: spread 9.87%") for line in lines)
     assert lines[-1].startswith("warning: the reference varied too much")
+    assert lines[-1].endswith("ecc fit --allow-unsteady (allow_unsteady=True).")
+
+
+def test_the_mode_is_told_with_its_reason() -> None:
+    profile = some_profile(settings=MeasureSettings(mode="graph"), mode_reason="it can be captured")
+    assert "mode graph: it can be captured" in profile_summary(profile, "a").splitlines()
+    facts = profile_facts(profile)
+    assert (facts["mode"], facts["mode_reason"]) == ("graph", "it can be captured")
+    assert (profile_facts(some_profile())["mode"], profile_facts(some_profile())["mode_reason"]) == (None, None)
 
 
 def test_a_floor_under_the_energy_is_told() -> None:

@@ -37,7 +37,9 @@ def profile(
         int | None, Option(metavar="N", help="Items in one inference; the task's own if not given.")
     ] = None,
     device: Annotated[str | None, Option(help="cuda, cuda:1, cpu, ...; one that the meter sees if not given.")] = None,
-    mode: Annotated[str | None, Option(help="eager, graph (CUDA graph) or compile.")] = None,
+    mode: Annotated[
+        str | None, Option(help="auto (a CUDA graph if possible, else eager), eager, graph or compile.")
+    ] = None,
     precision: Annotated[str | None, Option(help="fp32, tf32, fp16 or bf16.")] = None,
     memory_format: Annotated[str | None, Option(help="contiguous or channels_last.")] = None,
     autotune: Annotated[bool | None, Option(help="Let cuDNN choose its algorithms by trying them.")] = None,

@@ -19,7 +19,7 @@ from ecc.graph import ChannelGraph, resized
 from ecc.task import Inputs
 
 from .counter import CounterProbe, probe
-from .deploy import random_inputs
+from .deploy import Mode, mode_on, random_inputs
 from .environment import environment
 from .header import Design, ProfileHeader, input_of, network_of
 from .load import make_load
@@ -63,7 +63,8 @@ class Bench:
         here = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
         self._device = _existing(device) if device is not None else here
         self._counter: CounterProbe | None = None
-        self._each = replace(settings, input_data="example")  # of `_inputs`, which are drawn once
+        self._mode_reason: str | None = None
+        self._run_in(*mode_on(settings.mode, self._device))
         check_device(meter.describe(), self._device)
 
     def header(self, design: Design) -> ProfileHeader:
@@ -74,13 +75,19 @@ class Bench:
             meter=self._meter.describe(),
             device_type=self._device.type,
             settings=self._settings,
+            mode_reason=self._mode_reason,
             design=design,
             environment=environment(self._device.type),
             created=_now(),
         )
 
+    def continue_as(self, header: ProfileHeader) -> None:
+        """Takes over the mode of a profile that is continued, where none was asked for."""
+        if self._settings.mode == "auto" and header.settings is not None:
+            self._run_in(header.settings.mode, header.mode_reason)
+
     def ready(self, counter: CounterProbe | None) -> CounterProbe:
-        """Takes over what is known of the counter, or probes it under the dense network.
+        """Takes over what is known of the counter, or probes it under the dense network, which also decides the mode.
 
         Raises:
             BadMeasurement: If the dense network cannot be run.
@@ -144,6 +151,10 @@ class Bench:
             return random_inputs(self._example_input, self._device)
         return self._example_input
 
+    def _run_in(self, mode: Mode, reason: str | None) -> None:
+        self._settings, self._mode_reason = replace(self._settings, mode=mode), reason
+        self._each = replace(self._settings, input_data="example")  # of `_inputs`, which are drawn once
+
     def _measured(self, widths: Mapping[str, int]) -> Measurement:
         network = resized(self._source, self._graph, widths, device=self._device)
         return measure_model(network, self._inputs, self._meter, self._each, counter=self._counter, clock=self._clock)
@@ -151,6 +162,8 @@ class Bench:
     def _probed(self) -> CounterProbe:
         settings = self._each
         with deployed_as(settings, self._source, self._inputs) as ready:
+            if settings.mode == "auto":
+                self._run_in(ready.mode, ready.mode_reason)
             for _ in range(settings.warmup_runs):
                 ready.run()
             load, _ = make_load(ready.run, self._device.type, self._clock)
@@ -183,6 +196,9 @@ class Desk:
             environment=environment(None),
             created=None,
         )
+
+    def continue_as(self, header: ProfileHeader) -> None:
+        """There is no mode to take over."""
 
     def ready(self, counter: CounterProbe | None) -> None:
         """There is no counter to probe."""

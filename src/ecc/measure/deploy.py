@@ -6,6 +6,7 @@ The caller's model and torch's global switches are left as they were found.
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 from ecc.errors import BadMeasurement
 from ecc.task import Inputs
 
-Mode = Literal["eager", "graph", "compile"]
+Mode = Literal["auto", "eager", "graph", "compile"]
 Precision = Literal["fp32", "tf32", "fp16", "bf16"]
 MemoryFormat = Literal["contiguous", "channels_last"]
 InputData = Literal["random", "example"]
@@ -29,6 +30,12 @@ INPUT_DATA: tuple[InputData, ...] = get_args(InputData)
 
 _HALF = {"fp16": torch.float16, "bf16": torch.bfloat16}
 _SEED = 20190613  # every network sees the same inputs
+
+AS_ASKED = "as asked for"
+"""Why a network runs in the mode that was asked for."""
+
+CAPTURED = "the network can be captured as a CUDA graph, and a graph repeats better than launches one by one"
+"""Why mode `auto` runs a network as a CUDA graph."""
 
 
 @dataclass(frozen=True)
@@ -44,13 +51,19 @@ class Deployed:
     batch: int
     """Items in one inference."""
 
+    mode: Mode
+    """How it runs; never `auto`."""
+
+    mode_reason: str
+    """Why it runs so."""
+
 
 @contextmanager
 def deployed(
     model: nn.Module,
     example_input: Inputs,
     *,
-    mode: Mode = "eager",
+    mode: Mode = "auto",
     precision: Precision = "fp32",
     memory_format: MemoryFormat = "contiguous",
     cudnn_autotune: bool = True,
@@ -61,7 +74,8 @@ def deployed(
     Args:
         model: Stays where it is; a copy is made where precision or memory format would change it.
         example_input: Gives the shapes; floating-point tensors are replaced by normal random numbers.
-        mode: `eager`, `graph` (CUDA graph) or `compile` (torch.compile).
+        mode: `eager`, `graph` (CUDA graph), `compile` (torch.compile), or `auto`: a graph on CUDA if the network can be
+            captured, else eager.
         precision: `fp32` allows no TF32; `tf32` allows it; the others convert weights and inputs.
         memory_format: Of four-dimensional weights and inputs.
         cudnn_autotune: Lets cuDNN try its algorithms during the warm-up.
@@ -97,33 +111,88 @@ def deployed(
             stack.enter_context(_switches(tf32=precision == "tf32", cudnn_autotune=cudnn_autotune))
             stack.enter_context(torch.cuda.device(device))
         stack.enter_context(torch.inference_mode())
-        run = _runner(model, args, kwargs, mode)
-        yield Deployed(run, device, _batch(tensors))
+        mode, reason = mode_on(mode, device)
+        run, mode, reason = _runner(model, args, kwargs, mode, reason)
+        yield Deployed(run, device, _batch(tensors), mode, reason)
 
 
-def _runner(model: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor], mode: Mode) -> Callable[[], object]:
+def mode_on(mode: Mode, device: torch.device) -> tuple[Mode, str]:
+    """The mode and its reason as far as the device decides; `auto` stays on CUDA, until a network was captured."""
+    if mode != "auto":
+        return mode, AS_ASKED
+    if device.type == "cuda":
+        return mode, ""
+    return "eager", f"CUDA graphs need a CUDA device, and the network runs on {device.type}"
+
+
+def _runner(
+    model: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor], mode: Mode, reason: str
+) -> tuple[Callable[[], object], Mode, str]:
+    """One inference as a function, how it runs, and why so."""
+
+    def run() -> object:
+        return model(*args, **kwargs)
+
     if mode == "compile":
         # After eight networks of one class torch would give up compiling and run eagerly, without a word.
         torch.compiler.reset()
         compiled: Callable[..., object] = torch.compile(model, dynamic=False)
-        return lambda: compiled(*args, **kwargs)
-    if mode == "graph":
-        return _captured(lambda: model(*args, **kwargs))
-    return lambda: model(*args, **kwargs)
+        return (lambda: compiled(*args, **kwargs)), mode, reason
+    if mode == "eager":
+        return run, mode, reason
+    try:
+        replay = _captured(run)
+    except _NotCapturable as error:
+        if mode == "auto":
+            return run, "eager", f"the network cannot be captured as a CUDA graph ({error})"
+        raise BadMeasurement(
+            f"mode 'graph' was asked for, and the network cannot be captured as a CUDA graph ({error}). Measure in "
+            "mode 'eager', or leave the mode out."
+        ) from error
+    return replay, "graph", CAPTURED if mode == "auto" else reason
+
+
+class _NotCapturable(Exception):
+    """Why a network that runs cannot be captured."""
 
 
 def _captured(run: Callable[[], object]) -> Callable[[], object]:
-    """A CUDA graph of one run. Warmed up on a side stream first, as torch asks for."""
+    """A CUDA graph of one run. Warmed up on a side stream first, as torch asks for.
+
+    Raises:
+        _NotCapturable: If the network runs, but not inside a capture.
+    """
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(3):
-            run()
-    torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        run()
+    with torch.cuda.stream(side):
+        for _ in range(2):
+            run()
+    try:
+        with torch.cuda.stream(side), _waiting_is_an_error():
+            run()
+        torch.cuda.current_stream().wait_stream(side)
+        with torch.cuda.graph(graph):
+            run()
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        raise _NotCapturable(lines[0].rstrip(".")) from error
     return graph.replay
+
+
+@contextmanager
+def _waiting_is_an_error() -> Iterator[None]:
+    """Waiting for the device raises: a capture that fails for it would leave torch's random generator unusable."""
+    before = torch.cuda.get_sync_debug_mode()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # that it does not see everything
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
 
 
 # ---------------------------------------------------------------- inputs

@@ -204,7 +204,7 @@ def _examined(finding: Finding, meter: Meter, seconds: float, quick: bool, say: 
                 stood = "its counter stood still while a network ran: it does not count what runs on"
                 return replace(finding, trouble=f"{stood} {device}.")
             left = seconds - (clock.now() - started)
-            settings = _settings(counter.tick_seconds, left)
+            settings = replace(_settings(counter.tick_seconds, left), mode=ready.mode)
             say(f"{finding.spec}: measuring a small network {settings.max_repeats} times")
             result = measure(ready.run, meter, settings, device=device, batch=ready.batch, counter=counter, clock=clock)
             return replace(finding, self_test=SelfTest(device=str(device), measurement=result))

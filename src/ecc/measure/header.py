@@ -39,6 +39,7 @@ _MAY_DIFFER = {
     "environment.ecc",
     "environment.python",
     "meter.notes",
+    "mode_reason",
 }
 
 
@@ -78,7 +79,9 @@ class ProfileHeader:
     device_type: str | None
     """Where the networks ran; None where none was run."""
     settings: MeasureSettings | None
-    """How they ran and how long they were measured; None where none was run."""
+    """How they ran and how long they were measured; None where none was run. Its mode is never `auto`."""
+    mode_reason: str | None = None
+    """Why they ran in that mode; None where none was run, and in older files."""
     design: Design
     counter: CounterProbe | None = None
     """How the meter's counter behaves, probed once."""
@@ -122,6 +125,7 @@ class ProfileHeader:
             "device": self.device_type,
             "meter": self.meter.to_dict(),
             "settings": None if self.settings is None else asdict(self.settings),
+            "mode_reason": self.mode_reason,
             "design": {**asdict(self.design), "shard": self.design.shard and list(self.design.shard)},
             "counter": counter,
             "environment": self.environment,
@@ -150,14 +154,16 @@ class ProfileHeader:
             meter=MeterInfo.from_dict(data["meter"]),
             device_type=data["device"],
             settings=_maybe(MeasureSettings, data["settings"]),
+            mode_reason=data.get("mode_reason"),
             design=_design(data["design"]),
             counter=_maybe(CounterProbe, data["counter"]),
             environment={str(name): str(value) for name, value in data["environment"].items()},
             created=data["created"],
             merged_from=tuple(dict(part) for part in data["merged_from"]),
         )
-        if not all(isinstance(text, str | None) for text in (header.device_type, header.created)) or header.batch < 1:
-            raise ValueError("device, time or batch")
+        texts = (header.device_type, header.mode_reason, header.created)
+        if not all(isinstance(text, str | None) for text in texts) or header.batch < 1:
+            raise ValueError("device, reason of the mode, time or batch")
         if network["fingerprint"] != header.fingerprint:
             raise ValueError(f"network {network['fingerprint']} with the skeleton of {header.fingerprint}")
         if not all(name.isprintable() for name in header.skeleton.groups):

@@ -38,6 +38,12 @@ from .rows import Row, row_line
 
 _T = TypeVar("_T")
 
+UNSTEADY_REMEDY = (
+    "Measure again on a device that nothing else uses, with longer windows (ecc profile --window 2, window_seconds=2), "
+    "or accept it with ecc fit --allow-unsteady (allow_unsteady=True)."
+)
+"""What to do where the reference varied by more than is trusted."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
@@ -131,8 +137,7 @@ class Profile:
         if drift is not None and not drift.is_steady and not allow_unsteady:
             raise BadMeasurement(
                 f"the {of} of the dense reference varied by {drift.cv:.1%} (standard deviation) over this profile; "
-                f"{MAX_CV:.0%} is the most that is trusted. Measure again on a quieter, warmer device, or say "
-                "allow_unsteady=True."
+                f"{MAX_CV:.0%} is the most that is trusted. {UNSTEADY_REMEDY}"
             )
         joules = self._by_network(self._without_drift("joules"))
         seconds = self._by_network(self._without_drift("seconds"))

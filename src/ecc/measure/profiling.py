@@ -28,12 +28,12 @@ from ecc.task import Inputs, checked_input
 from . import sampling
 from .appending import ProfileFile, open_profile
 from .bench import Bench, Desk, first_line
-from .drift import Drift
+from .drift import MAX_CV, Drift
 from .header import Design, ProfileHeader, disagreement
 from .learning import EarlyStop, ErrorOf, quick_error
 from .measurement import MeasureSettings
 from .meter import Analytic, Clock, Source
-from .profile import Profile
+from .profile import UNSTEADY_REMEDY, Profile
 from .rows import Row
 from .sampling import Shard
 
@@ -41,6 +41,8 @@ PROFILE_SETTINGS = MeasureSettings(min_ticks=5, min_repeats=1, max_repeats=1, wa
 """One short window a network: below a second each on a counter of 100 ms. Repeats belong into other rounds,
 where noise is another. The device comes warm from the network before, and what was counted before the first tick of a
 window is not in it, so that the warm-up can be short."""
+
+_ENOUGH_TO_WARN = 3  # references: two may differ by chance
 
 _FAILURES = (BadMeasurement, RuntimeError, MemoryError)  # RuntimeError: torch is out of memory
 
@@ -194,6 +196,8 @@ class _Run:
     ) -> None:
         self._plan, self._networks, self._place = plan, networks, place
         self._file, self._early_stop, self._tell = file, early_stop, tell
+        if file.header is not None:
+            place.continue_as(file.header)
         self._header = place.header(plan)
         if file.header is not None:
             _check_same(file, file.header, self._header)
@@ -202,6 +206,7 @@ class _Run:
         self._done = sum(not row.is_reference for row in file.rows)
         self._total = self._done + len(self._pending)
         self._drift: Drift | None = None
+        self._has_warned = False
         last = max((row.session for row in file.rows), default=-1)
         self._session = last + 1 if place.drifts else 0  # arithmetic has no breaks
         self._look()
@@ -212,16 +217,20 @@ class _Run:
         if not self._pending and self._since_reference == 0:
             return
         if self._file.header is None:
-            self._file.start(replace(self._header, counter=self._place.ready(None)))
+            counter = self._place.ready(None)
+            self._header = replace(self._place.header(self._plan), counter=counter)
+            self._file.start(self._header)
         else:
             self._place.ready(self._file.header.counter)
-        self._say(message=f"{self._done} of {self._total} networks are there already." if self._done else "")
+        there = f"{self._done} of {self._total} networks are there already." if self._done else ""
+        self._say(message=" ".join(filter(None, (_mode(self._header), there))))
         while self._pending or self._since_reference:
             if self._since_reference >= self._plan.reference_every or not self._pending:
                 row = self._measured(None, self._pending[0][0] if self._pending else self._file.rows[-1].round)
                 self._file.append(row)
                 self._since_reference = 0
                 self._drift = self._file.profile().drift if self._place.drifts else None
+                self._warn_if_unsteady()
             else:
                 round_, number = self._pending[0]
                 row = self._measured(number, round_)
@@ -260,6 +269,17 @@ class _Run:
         if reason is not None and self._pending:
             self._pending.clear()
             self._say(message=f"stopped early: {reason}.")
+
+    def _warn_if_unsteady(self) -> None:
+        """Tells once, early enough to stop, that a fit would refuse what is being measured."""
+        drift = self._drift
+        if drift is None or drift.is_steady or drift.references < _ENOUGH_TO_WARN or self._has_warned:
+            return
+        self._has_warned = True
+        self._say(
+            message=f"warning: the dense reference varied by {drift.cv:.1%} over {drift.references} measurements; "
+            f"ecc fit refuses more than {MAX_CV:.0%}. {UNSTEADY_REMEDY}"
+        )
 
     # ------------------------------------------------------------ one row
 
@@ -324,6 +344,13 @@ def _check_design(file: ProfileFile, networks: Sequence[dict[str, int]]) -> None
                 f"{file.path}:{line}: row {row.row} has widths {list(row.widths)}, and its design gives "
                 f"{list(expected)}. Give another file."
             )
+
+
+def _mode(header: ProfileHeader) -> str:
+    """How networks run, and why so; nothing where none is run."""
+    if header.settings is None:
+        return ""
+    return f"mode {header.settings.mode}" + (f": {header.mode_reason}." if header.mode_reason else ".")
 
 
 def _shuffled(seed: int, round_: int, number: int) -> bytes:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 
 import torch
 from torch import nn
@@ -59,7 +60,7 @@ def measure_model(
         return measure(
             ready.run,
             meter,
-            settings,
+            replace(settings, mode=ready.mode),
             device=ready.device,
             batch=ready.batch,
             counter=counter,
@@ -96,7 +97,7 @@ def measure(
     Args:
         run: Computes on `device`. On CUDA it may return before the device is done, and should.
         meter: From `find_meter`, or your own.
-        settings: How long to measure; mode, precision and the like are only recorded here.
+        settings: How long to measure; mode, precision and the like are only recorded here, as they are given.
         device: Where `run` computes.
         batch: Items in one inference; recorded.
         inferences_per_run: Inferences in one call of `run`.

@@ -15,7 +15,7 @@ from rich.progress import Progress as RichProgress
 from ecc.graph import ChannelGraph
 from ecc.measure.learning import quick_error
 from ecc.measure.meter import MeterInfo
-from ecc.measure.profile import Profile
+from ecc.measure.profile import UNSTEADY_REMEDY, Profile
 from ecc.measure.profiling import Progress
 
 LINE_EVERY = 10
@@ -133,6 +133,8 @@ def profile_facts(profile: Profile, graph: ChannelGraph | None = None) -> dict[s
         "meter": header.meter.name,
         "device": header.meter.device,
         "batch": header.batch,
+        "mode": None if header.settings is None else header.settings.mode,
+        "mode_reason": header.mode_reason,
         "networks": len(samples),
         "measurements": len(profile.networks),
         "references": len(profile.references),
@@ -155,6 +157,8 @@ def profile_summary(profile: Profile, path: str | Path, graph: ChannelGraph | No
     lines = [
         f"{path}: {facts['networks']} networks, {facts['label']}: {facts['device']}, batch {facts['batch']}",
     ]
+    if facts["mode_reason"]:
+        lines.append(f"mode {facts['mode']}: {facts['mode_reason']}")
     if facts["networks"]:
         dense = "" if facts["dense_joules"] is None else f"; dense {facts['dense_joules']:.4g} J"
         lines.append(f"{facts['least_joules']:.4g} to {facts['most_joules']:.4g} J an inference{dense}")
@@ -171,5 +175,5 @@ def profile_summary(profile: Profile, path: str | Path, graph: ChannelGraph | No
     if profile.drift is not None and profile.header.device_type is not None:
         lines.append(str(profile.drift))
         if not profile.drift.is_steady:
-            lines.append("warning: the reference varied too much to trust this profile; see Profile.corrected")
+            lines.append(f"warning: the reference varied too much to trust this profile. {UNSTEADY_REMEDY}")
     return "\n".join(lines)

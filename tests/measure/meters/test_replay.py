@@ -51,7 +51,7 @@ def header(graph: ChannelGraph, provenance: Provenance, *, ran: bool = True) -> 
         batch=2,
         meter=info,
         device_type="cuda" if ran else None,
-        settings=MeasureSettings() if ran else None,
+        settings=MeasureSettings(mode="eager") if ran else None,
         design=Design(kind="mixed", seed=0, multiple_of=None, rows=2, rounds=1, reference_every=10, shard=None),
         environment={},
         created=None,
