@@ -13,7 +13,7 @@ PINS  :=
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: thorough help install demo docs test check quick optional lint types pytest oldest audit format clean distclean
+.PHONY: gpu vendor thorough help install demo docs test check quick optional lint types pytest oldest audit format clean distclean
 
 help:  ## list these targets
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)$$/  make \1|\2/p' $(MAKEFILE_LIST) | \
@@ -54,6 +54,18 @@ pytest: $(STAMP)  ## the tests alone
 
 thorough: $(STAMP)  ## more cases of what test shows on few: minutes
 	$(TESTS) -m thorough
+
+# Nothing is installed for it: a machine with a GPU may have no way to. Packages that its Python lacks come from wheels.
+GPU_PYTHON ?= $(shell if $(PY) -c 'import torch; assert torch.cuda.is_available()' >/dev/null 2>&1; \
+  then echo $(PY); else echo $(PYTHON); fi)
+gpu:  ## everything that must hold on a CUDA machine, about seven minutes on an H200; writes results/gpu_acceptance.json
+	@PYTHONPATH=src $(GPU_PYTHON) benchmarks/gpu_acceptance.py --out results/gpu_acceptance.json
+
+vendor: $(STAMP)  ## wheels for `make gpu` on a machine without them, for Python 3.12 on Linux, into vendor/wheels
+	rm -rf vendor/wheels
+	$(PIP) download --dest vendor/wheels --only-binary=:all: --python-version 3.12 --implementation cp \
+	  --platform manylinux2014_x86_64 --platform manylinux_2_28_x86_64 \
+	  'typer>=0.18' 'rich>=13.7' 'pytest>=8.2' 'pytest-xdist>=3.6.1' 'hypothesis>=6.100'
 
 optional: $(STAMP)
 	$(TESTS) -m "slow and not gpu and not thorough" $(WARNINGS) tests/integrations tests/training tests/export \

@@ -34,11 +34,13 @@ def accuracy(model: nn.Module, data: TensorDataset) -> float:
 def main() -> None:
     torch.manual_seed(0)
     bunch = load_digits()
-    images, labels = torch.tensor(bunch.images).float().unsqueeze(1) / 16, torch.tensor(bunch.target)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    images = torch.tensor(bunch.images, device=device).float().unsqueeze(1) / 16
+    labels = torch.tensor(bunch.target, device=device)
     train, test = TensorDataset(images[:1400], labels[:1400]), TensorDataset(images[1400:], labels[1400:])
     loader = DataLoader(train, batch_size=64, shuffle=True)
 
-    model = network()
+    model = network().to(device)
     adam = torch.optim.Adam(model.parameters(), lr=3e-3)
     for _ in range(4):
         for x, y in loader:

@@ -1,0 +1,312 @@
+"""Everything that must hold on a CUDA machine, in one command of at most eight minutes on an H200: `make gpu`.
+
+    PYTHONPATH=src python3 benchmarks/gpu_acceptance.py --out results/gpu_acceptance.json
+    PYTHONPATH=src python3 benchmarks/gpu_acceptance.py --only settings     # one check; --list names them
+
+Each check is a process of its own. Those that measure energy run one after another, alone on the GPU; then the others
+run at the same time, as many as there are CPU cores. The file holds the commit, the device, versions, and the numbers
+of each check. Exit code: 0 if all checks passed, 1 if one failed, 2 if there is no CUDA device.
+
+Packages that this Python lacks are taken from `--vendor` (see `make vendor`); installed ones come first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import zipfile
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+VENDOR = ROOT / "vendor" / "wheels"
+LOGS = ROOT / "build" / "gpu"
+TOTAL_LIMIT = 460.0  # seconds; a check that is not finished by then is stopped and has failed
+LIBRARIES = ("torchvision", "timm", "numpy", "scipy", "accelerate", "pytest", "typer", "nvidia-ml-py")
+
+Record = dict[str, Any]
+
+
+@dataclass
+class _Running:
+    """A check at work."""
+
+    check: Any
+    process: subprocess.Popen[bytes]
+    result: Path
+    log: Path
+    since: float
+
+    def finished(self, deadline: float) -> Record | None:
+        """Its record once it has ended or its time is over; None before."""
+        late = time.monotonic() > min(self.since + self.check.limit_seconds, deadline)
+        if self.process.poll() is None and not late:
+            return None
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, signal.SIGKILL)  # and what it started
+        self.process.wait()
+        seconds = round(time.monotonic() - self.since, 1)
+        base = {"title": self.check.title, "seconds": seconds}
+        if self.result.exists():
+            return base | json.loads(self.result.read_text(encoding="utf-8"))
+        tail = self.log.read_text(encoding="utf-8", errors="replace").strip()[-1500:]
+        code = self.process.returncode
+        why = f"stopped after {seconds:.0f} s" if late else f"the process died (exit code {code})"
+        return base | {"passed": False, "summary": why, "numbers": {}, "error": tail}
+
+
+def run_checks(
+    checks: Sequence[Any], device: str, *, small: bool = False, limit_seconds: float = TOTAL_LIMIT
+) -> dict[str, Record]:
+    """Run all checks, each in its own process, and return their records in the order given."""
+    deadline = time.monotonic() + limit_seconds
+    found: dict[str, Record] = {}
+    LOGS.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="ecc-gpu-") as folder:
+        for alone in (True, False):
+            waiting = [check for check in checks if check.measures_energy == alone]
+            _run_together(
+                waiting, 1 if alone else max(1, os.cpu_count() or 1), device, small, Path(folder), deadline, found
+            )
+    return {check.name: found[check.name] for check in checks}
+
+
+def _run_together(
+    waiting: list[Any], slots: int, device: str, small: bool, folder: Path, deadline: float, found: dict[str, Record]
+) -> None:
+    """Run checks at the same time while their processes fit into `slots`."""
+    running: list[_Running] = []
+    try:
+        while waiting or running:
+            used = sum(one.check.processes for one in running)
+            for check in list(waiting):
+                if not running or used + check.processes <= slots:
+                    waiting.remove(check)
+                    running.append(_start(check, device, small, folder))
+                    used += check.processes
+            for one in list(running):
+                record = one.finished(deadline)
+                if record is not None:
+                    running.remove(one)
+                    found[one.check.name] = record
+                    _show(one.check.name, record)
+            time.sleep(0.1)
+    finally:
+        for one in running:
+            one.finished(0.0)
+
+
+def _start(check: Any, device: str, small: bool, folder: Path) -> _Running:
+    own = folder / check.name
+    own.mkdir()
+    result, log = folder / f"{check.name}.json", LOGS / f"{check.name}.log"
+    words = ["--worker", check.name, "--result", str(result), "--folder", str(own), "--device", device]
+    with log.open("wb") as stream:
+        process = subprocess.Popen(
+            [sys.executable, str(Path(__file__).resolve()), *words, *(["--small"] if small else [])],
+            cwd=own,
+            stdin=subprocess.DEVNULL,
+            stdout=stream,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    return _Running(check, process, result, log, time.monotonic())
+
+
+def work(args: argparse.Namespace, checks: Sequence[Any]) -> None:
+    """Run one check in this process, and write its outcome."""
+    import traceback
+
+    from gpu_checks.common import Context
+
+    check = next(check for check in checks if check.name == args.worker)
+    try:
+        outcome = asdict(check.run(Context(args.device, args.folder, args.small)))
+    except Exception as error:  # noqa: BLE001 - a failure of the check, told in its record
+        traceback.print_exc()
+        first = (str(error).strip().splitlines() or [""])[0]
+        outcome = {
+            "passed": False,
+            "summary": f"{type(error).__name__}: {first}"[:300],
+            "numbers": {},
+            "error": str(error)[-1500:],
+        }
+    partial = args.result.with_suffix(".partial")
+    partial.write_text(json.dumps(_plain(outcome)), encoding="utf-8")
+    partial.rename(args.result)
+
+
+def _plain(value: Any) -> Any:
+    """Values that JSON has: five digits of numbers; infinity and NaN become text."""
+    if isinstance(value, float):
+        return float(f"{value:.5g}") if abs(value) < float("inf") else str(value)
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def _show(name: str, record: Record) -> None:
+    print(
+        f"{'passed' if record['passed'] else 'FAILED'}  {name:14} {record['seconds']:6.1f} s  {record['summary']}",
+        flush=True,
+    )
+    if error := record.get("error"):
+        print("    " + "\n    ".join(error.splitlines()[-12:]), flush=True)
+
+
+# ---------------------------------------------------------------- environment
+
+
+def environment(device: str) -> Record:
+    """Commit, device and versions."""
+    import torch
+    from machine import machine
+
+    facts: Record = {"commit": commit()}
+    if device == "cuda":
+        facts |= {
+            "gpu": torch.cuda.get_device_name(),
+            "gpu_memory_gib": round(torch.cuda.get_device_properties(0).total_memory / 2**30),
+            "cuda": torch.version.cuda,
+            "cudnn": torch.backends.cudnn.version(),
+            "driver": _driver(),
+        }
+    return machine(**facts, **{name: _version(name) for name in LIBRARIES})
+
+
+def commit() -> str:
+    """The commit of the working tree, with a mark if source files differ from it; ECC_COMMIT where git is missing."""
+    with suppress(OSError, subprocess.CalledProcessError):
+        head = _git("rev-parse", "HEAD")
+        return head + (" with changes" if _git("status", "--porcelain", "--", "src", "tests", "benchmarks") else "")
+    return os.environ.get("ECC_COMMIT", "unknown")
+
+
+def _git(*words: str) -> str:
+    return subprocess.run(
+        ["git", "-C", str(ROOT), *words], check=True, capture_output=True, text=True, timeout=20
+    ).stdout.strip()
+
+
+def _driver() -> str:
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        return str(pynvml.nvmlSystemGetDriverVersion())
+    except Exception as error:  # noqa: BLE001 - a fact that is only noted
+        return f"unknown ({type(error).__name__})"
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def unpack_missing(vendor: Path, into: Path) -> list[str]:
+    """Unpack those wheels of `vendor` whose package this Python lacks into the folder `into`; their names.
+
+    A folder in PYTHONPATH comes before the installed packages, so it may only hold what is not installed.
+    """
+    shutil.rmtree(into, ignore_errors=True)
+    into.mkdir(parents=True)
+    missing = [wheel for wheel in sorted(vendor.glob("*.whl")) if _version(wheel.name.partition("-")[0]) is None]
+    for wheel in missing:
+        with zipfile.ZipFile(wheel) as archive:
+            archive.extractall(into)
+    return [wheel.name.partition("-")[0] for wheel in missing]
+
+
+# ---------------------------------------------------------------- command line
+
+
+def arguments(words: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--out", type=Path, help="JSON file to write; results/gpu_acceptance.json is the committed one")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="checks to run; all by default")
+    parser.add_argument("--list", action="store_true", help="list the checks")
+    parser.add_argument("--vendor", type=Path, default=VENDOR, help="folder of wheels for a Python that lacks them")
+    parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"), help=argparse.SUPPRESS)
+    parser.add_argument("--small", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--worker", help=argparse.SUPPRESS)
+    parser.add_argument("--result", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    return parser.parse_args(words)
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Run what was asked for; the exit code."""
+    args = arguments(words)
+    if args.worker:
+        from gpu_checks import CHECKS
+
+        work(args, CHECKS)
+        return 0
+    import torch
+
+    if args.device == "cuda" and not args.list and not torch.cuda.is_available():
+        print("make gpu needs a CUDA device, and torch finds none here; run it on a machine with one.", file=sys.stderr)
+        return 2
+    unpacked = prepare_path(args.vendor)
+    from gpu_checks import CHECKS
+
+    if args.list:
+        print("\n".join(f"{check.name:14} {check.title}" for check in CHECKS))
+        return 0
+    if unknown := sorted(set(args.only or ()) - {check.name for check in CHECKS}):
+        names = ", ".join(check.name for check in CHECKS)
+        print(f"--only {' '.join(unknown)}: no such check; there are {names}.", file=sys.stderr)
+        return 2
+    chosen = [check for check in CHECKS if not args.only or check.name in args.only]
+    return accept(chosen, args, unpacked)
+
+
+def accept(checks: Sequence[Any], args: argparse.Namespace, unpacked: Sequence[str] = ()) -> int:
+    """Run the checks, write the file, and return the exit code."""
+    from machine import write_record
+
+    started = time.monotonic()
+    facts = environment(args.device)
+    print(f"{facts.get('gpu', args.device)}, torch {facts['torch']}, commit {facts['commit']}", flush=True)
+    if unpacked:
+        print(f"from {args.vendor}: {', '.join(unpacked)}", flush=True)
+    found = run_checks(checks, args.device, small=args.small)
+    passed = all(record["passed"] for record in found.values())
+    seconds = round(time.monotonic() - started, 1)
+    record = {"environment": facts, "passed": passed, "seconds": seconds, "checks": found}
+    if args.out is not None:
+        write_record(record, args.out)
+    count = sum(one["passed"] for one in found.values())
+    print(f"{count} of {len(found)} checks passed in {seconds:.0f} s", flush=True)
+    return 0 if passed else 1
+
+
+def prepare_path(vendor: Path) -> list[str]:
+    """Let this process and those it starts import the package and what `vendor` adds; what it added."""
+    folders = [str(ROOT / "src")]
+    unpacked: list[str] = []
+    if vendor.is_dir():
+        unpacked = unpack_missing(vendor, LOGS / "site")
+        folders.append(str(LOGS / "site"))
+    before = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys([*folders, *filter(None, before)]))
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # many processes run at the same time
+    sys.path[1:1] = [folder for folder in folders if folder not in sys.path]
+    return unpacked
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,61 @@
+"""The section of RESULTS.md about the GPU acceptance suite, from results/gpu_acceptance.json."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from result_tables import RESULTS, load, origin, table
+
+FILE = "gpu_acceptance.json"
+COLUMNS = {
+    "cpu": "CPU",
+    "defaults": "CUDA, defaults",
+    "matmul_high": "matmul precision `high`",
+    "autocast_bf16": "autocast bf16",
+    "cudnn_benchmark": "`cudnn.benchmark`",
+    "cudnn_deterministic": "`cudnn.deterministic`",
+    "channels_last": "channels last",
+    "bf16_weights": "bf16 weights",
+    "fp16_weights": "fp16 weights",
+    "train_mode": "train mode",
+}
+
+
+def gpu_section() -> str:
+    """The section, or nothing where the suite has not been run."""
+    return section_of(load(FILE), origin(FILE)) if (RESULTS / FILE).exists() else ""
+
+
+def section_of(found: dict[str, Any], told_origin: str) -> str:
+    """Text and tables of a record."""
+    checks = found["checks"]
+    passed = sum(check["passed"] for check in checks.values())
+    where = found["environment"]
+    parts = [
+        "## On a GPU",
+        f"`make gpu` on an {where.get('gpu', 'unknown device')}: {passed} of {len(checks)} checks passed in "
+        f"{found['seconds']:.0f} s, at commit {where['commit'][:12]}.",
+        table(["check", "result", "seconds", "numbers"], [_line(check) for check in checks.values()]),
+    ]
+    if rows := checks.get("settings", {}).get("numbers", {}).get("table"):
+        parts += ["Prunable groups of all groups, by device and settings of torch:", settings_table(rows)]
+    return "\n\n".join([*parts, told_origin]) + "\n\n"
+
+
+def _line(check: dict[str, Any]) -> list[str]:
+    numbers = check["summary"].replace("|", "/").replace("\n", " ")
+    return [check["title"], "passed" if check["passed"] else "FAILED", f"{check['seconds']:.0f}", numbers]
+
+
+def settings_table(rows: dict[str, dict[str, dict[str, Any]]]) -> str:
+    """One line for each network; a count that is not that of the CPU is bold."""
+    columns = [name for name in COLUMNS if any(name in cells for cells in rows.values())]
+    lines = [
+        [name, *(_cell(cells[column]) if column in cells else "" for column in columns)] for name, cells in rows.items()
+    ]
+    return table(["network", *(COLUMNS[name] for name in columns)], lines)
+
+
+def _cell(cell: dict[str, Any]) -> str:
+    text = str(cell["count"]).replace("|", "/")
+    return text if cell["same_groups"] else f"**{text}**"
