@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from ecc.errors import EccError
 from ecc.training.batches import BatchStream
 from ecc.training.checkpoint import load_state
-from ecc.training.distributed import World, _meet_anew, find_world
+from ecc.training.distributed import World, _backend, _meet_anew, find_world
 from training.launching import in_two_processes
 from training.toys import Net, toy_task
 
@@ -71,6 +71,17 @@ def test_only_a_restart_on_one_machine_makes_a_group_of_its_own(
         monkeypatch.setenv(name, value)
     _meet_anew(torch.device("cpu"))
     assert not torch.distributed.is_initialized()
+
+
+@pytest.mark.parametrize(("processes", "gpus", "expected"), [(2, 2, "nccl"), (2, 1, "gloo"), (1, 1, "nccl")])
+def test_processes_that_share_a_gpu_use_gloo(
+    monkeypatch: pytest.MonkeyPatch, processes: int, gpus: int, expected: str
+) -> None:
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(processes))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    assert _backend(torch.device("cuda")) == expected
+    assert _backend(torch.device("cpu")) == "gloo"
+    assert _backend(torch.device("meta")) is None
 
 
 # ---------------------------------------------------------------- two processes

@@ -81,6 +81,9 @@ class World:
 def find_world(device: torch.device | str = "cpu") -> World:
     """One process on `device`, or those that `torchrun` started, each on its own device of that type.
 
+    If there are more processes than GPUs on this machine, several share one GPU. NCCL refuses that, so that gloo
+    averages the gradients, which is slower.
+
     Raises:
         EccError: If torchrun started several and Accelerate is not installed.
     """
@@ -95,8 +98,22 @@ def find_world(device: torch.device | str = "cpu") -> World:
             "pip install accelerate, or start without torchrun."
         ) from None
     _meet_anew(device)
-    accelerator = accelerate.Accelerator(cpu=device.type == "cpu", mixed_precision="no")  # the loop's own is used
+    options = []
+    if device.type == "cuda" and _backend(device) == "gloo":
+        options = [importlib.import_module("accelerate.utils").InitProcessGroupKwargs(backend="gloo")]
+    accelerator = accelerate.Accelerator(
+        cpu=device.type == "cpu",
+        mixed_precision="no",  # the loop's own is used
+        kwargs_handlers=options,
+    )
     return World(accelerator.device, accelerator)
+
+
+def _backend(device: torch.device) -> str | None:
+    """What the processes communicate with: gloo also where processes of this machine share a GPU."""
+    if device.type == "cuda" and int(os.environ.get("LOCAL_WORLD_SIZE", "1")) > torch.cuda.device_count():
+        return "gloo"
+    return _BACKENDS.get(device.type)
 
 
 def _meet_anew(device: torch.device) -> None:
@@ -106,14 +123,14 @@ def _meet_anew(device: torch.device) -> None:
     one there. Each attempt therefore gets a part of the store for itself. Across machines nothing tells all processes
     the same number of the attempt, and torch is left to its own way.
     """
-    attempt, backend = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), _BACKENDS.get(device.type)
+    attempt, backend = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), _backend(device)
     has_store = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     on_one_machine = os.environ.get("LOCAL_WORLD_SIZE") == os.environ["WORLD_SIZE"]
     if attempt == "0" or backend is None or not has_store or not on_one_machine:
         return
     distributed: Any = importlib.import_module("torch.distributed")
     if device.type == "cuda":
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
     store = distributed.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     apart = distributed.PrefixStore(f"attempt {attempt}", store)
