@@ -28,6 +28,7 @@ from .distillation import Teacher, call_model
 from .distributed import World
 from .failures import OutOfMemory, is_out_of_memory, told, users_code
 from .graphed import WORTH_IT, GraphedPass
+from .losses import Losses, all_finite
 from .progress import History
 from .rundir import RunDir
 from .seeding import derived_seed, isolated, rng_state, set_rng_state
@@ -156,10 +157,7 @@ class _Loop:
         self.saved_step: int | None = None
         self.place: dict[str, int] | None = None  # of the stream before this step; None while weights change
         self.saved_at = time.monotonic()
-        # On the device, so that adding to them waits for nothing.
-        self.loss_sum = torch.zeros((), device=self.device)
-        self.loss_count = 0
-        self.first_bad = torch.full((), -1, dtype=torch.int64, device=self.device)
+        self.losses = Losses()
         self.last_loss: float | None = None
         self.graphed: GraphedPass | None = None
 
@@ -185,7 +183,7 @@ class _Loop:
                     self._keep()
                 raise OutOfMemory(self._too_large(error)) from error
             self.step += 1
-            self._add(loss)
+            self.losses.append(loss, self.step)
             if self.on_step is not None:
                 facts = {"loss": loss, "lr": lr, "total": self.stream.total, "lineage": self.stream.lineage}
                 self.stopped = self.on_step(self.step, facts) is True
@@ -210,6 +208,10 @@ class _Loop:
     def _pass(self, net: nn.Module, batch: Batch) -> Tensor:
         """New gradients from one batch, and its loss."""
         self.optimizer.zero_grad()
+        if self.settings.micro_batch is None:
+            loss = self._forward(net, *batch)
+            self.scaler.scale(loss).backward()
+            return loss.detach().float().reshape(())
         parts = list(micro_batches(batch, self.settings.micro_batch))
         total = torch.zeros((), device=self.device)
         for number, ((inputs, targets), share) in enumerate(parts, start=1):
@@ -253,12 +255,6 @@ class _Loop:
         lr = self.optimizer.param_groups[0].get("lr")
         return None if lr is None else float(lr)
 
-    def _add(self, loss: Tensor) -> None:
-        self.loss_sum += loss
-        self.loss_count += 1
-        is_first = (self.first_bad < 0) & ~torch.isfinite(loss)
-        self.first_bad = torch.where(is_first, self.step, self.first_bad)
-
     def _after_step(self, lr: float | None) -> None:
         """Looks, notes, saves and stops, where it is time to."""
         settings = self.settings
@@ -278,9 +274,8 @@ class _Loop:
             raise Interrupted(self._farewell(number), number)
 
     def _log(self, lr: float | None) -> None:
-        self.last_loss = float(self.world.gathered(self.loss_sum).mean()) / self.loss_count
-        self.loss_sum.zero_()
-        self.loss_count = 0
+        self.last_loss = float(self._loss_sums().mean()) / self.losses.count
+        self.losses.total, self.losses.count = 0.0, 0
         facts = {"phase": self.phase, "step": self.step, "loss": self.last_loss, "lr": lr}
         facts |= {"total": self.stream.total, "lineage": self.stream.lineage}
         if self.settings.micro_batch is not None:
@@ -297,7 +292,7 @@ class _Loop:
             return
         self.world.share_buffers_(self.model)
         random = {name: self.world.gathered(state).cpu() for name, state in rng_state(self.device).items()}
-        losses = self.world.gathered(self.loss_sum).cpu()  # each process has seen other batches
+        losses = self._loss_sums().cpu()  # each process has seen other batches
         if self.world.is_main:
             self.run.save(
                 {
@@ -312,7 +307,7 @@ class _Loop:
                     "stream": self.stream.state(),
                     "random": random,
                     "loss_sums": losses,
-                    "loss_count": self.loss_count,
+                    "loss_count": self.losses.count,
                     "extra": None if self.extra is None else self.extra(),
                 }
             )
@@ -333,8 +328,8 @@ class _Loop:
             self.optimizer.load_state_dict(state["optimizer"])
             self.scaler.load_state_dict(state["scaler"])
             self.base_lrs = list(state["base_lrs"])
-            self.loss_sum.copy_(state["loss_sums"][self.world.rank])
-            self.loss_count, self.stopped = int(state["loss_count"]), bool(state["stopped"])
+            self.losses.total = float(state["loss_sums"][self.world.rank])
+            self.losses.count, self.stopped = int(state["loss_count"]), bool(state["stopped"])
             self.step = self.resumed_at = self.saved_step = int(state["step"])
             self.stream.restore(state["stream"])
             random = {name: states[self.world.rank] for name, states in state["random"].items()}
@@ -342,10 +337,10 @@ class _Loop:
 
     def _refuse_divergence(self) -> None:
         """Waits for the device. A checkpoint is written only after this, so that the last one is good."""
-        bad = int(self.first_bad)
-        if bad < 0:
-            finite = [torch.isfinite(parameter.detach()).all() for parameter in self._parameters()]
-            bad = -1 if not finite or bool(torch.stack(finite).all()) else self.step
+        self.losses.add_up()
+        bad = self.losses.first_bad
+        if bad < 0 and not all_finite(self._parameters()):
+            bad = self.step
         (bad,) = self.world.largest([bad])
         if bad >= 0:
             raise Diverged(
@@ -374,6 +369,11 @@ class _Loop:
             f"stopped by signal {number} after step {self.step}, which {self.run.checkpoint_path} holds. "
             "Give the same command again to go on."
         )
+
+    def _loss_sums(self) -> Tensor:
+        """Of all processes."""
+        where = "cpu" if self.world.size == 1 else self.device
+        return self.world.gathered(torch.tensor(self.losses.total, dtype=torch.float64, device=where))
 
     def _age(self) -> float:
         return time.monotonic() - self.saved_at
