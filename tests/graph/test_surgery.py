@@ -9,9 +9,8 @@ import torch
 from safetensors.torch import load as load_safetensors
 from safetensors.torch import save as save_safetensors
 from torch import Tensor, nn
-from torch.nn.utils import parametrizations
 
-from ecc.errors import BadWidths, UntraceableModel
+from ecc.errors import BadWidths
 from ecc.graph import (
     ChannelGraph,
     live_channels,
@@ -23,7 +22,7 @@ from ecc.graph import (
 )
 from ecc.graph.call import tensors_in
 from ecc.graph.rebuild import named_tensors
-from graph.cases import CASES, Inputs, call, chain, conv, image, named, traced
+from graph.cases import CASES, Inputs, call, chain, traced
 
 
 def random_dead(graph: ChannelGraph, seed: int = 0) -> dict[str, Tensor]:
@@ -344,47 +343,6 @@ def test_the_graph_of_another_network_is_refused(act: Callable[..., Any]) -> Non
     )
     with pytest.raises(BadWidths, match=r"expects conv1\.weight of shape .* found nothing"):
         act(CASES["sequence"].build(), graph)
-
-
-HOOKS = {
-    "_forward_hooks": lambda m: m.register_forward_hook(lambda *_: None),
-    "_forward_pre_hooks": lambda m: m.register_forward_pre_hook(lambda *_: None),
-    "_backward_hooks": lambda m: m.register_full_backward_hook(lambda *_: None),
-    "_backward_pre_hooks": lambda m: m.register_full_backward_pre_hook(lambda *_: None),
-}
-
-
-@pytest.mark.parametrize("kind", HOOKS)
-def test_hooks_are_refused_by_name(kind: str) -> None:
-    net, _, graph = traced("chain")
-    handle = HOOKS[kind](net.conv2)
-    with pytest.raises(UntraceableModel) as caught:
-        slim(net, graph)
-    assert str(caught.value) == f"conv2 has hooks ({kind}). Remove them before cutting, add them after."
-    handle.remove()
-    assert slim(net, graph).conv2.out_channels == 6
-
-
-def test_hooks_of_the_whole_network_are_refused() -> None:
-    net, _, graph = traced("chain")
-    net.register_forward_hook(lambda *_: None)
-    with pytest.raises(UntraceableModel, match=r"^the network has hooks"):
-        resized(net, graph, {"conv1": 2})
-
-
-@pytest.mark.parametrize(
-    "act", [slim, lambda n, g: resized(n, g, {"conv1": 2}), lambda n, g: trace_channels(n, image()())]
-)
-def test_parametrizations_are_refused_with_the_way_out(act: Callable[..., Any]) -> None:
-    net = named(conv1=conv(3, 8), conv2=conv(8, 6), head=conv(6, 4, 1))
-    graph = trace_channels(net, image()())
-    parametrizations.weight_norm(net.conv1)
-    with pytest.raises(UntraceableModel) as caught:
-        act(net, graph)
-    assert str(caught.value) == (
-        "conv1 has a parametrization. Make it permanent with "
-        "torch.nn.utils.parametrize.remove_parametrizations before cutting."
-    )
 
 
 @pytest.mark.parametrize("units", [[0.5], torch.ones(8, dtype=torch.uint8), [[1], [2]], [-1], 3, [8]])

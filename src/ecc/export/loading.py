@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ecc.errors import BadFile
+from ecc.graph.computed_weights import refuse_computed_weights
 from ecc.graph.rebuild import named_tensors, rebuilt, unsaved_tensors, whole_state
 from ecc.training import load_state, save_state
 
@@ -56,7 +57,9 @@ def load_slim(model: Net, path: str | Path) -> Net:
 
     Raises:
         BadFile: If the file is missing or damaged, or belongs to another network.
+        UntraceableModel: If weights of `model` are computed, as by weight_norm; the run had plain weights.
     """
+    refuse_computed_weights(model)
     file = weights_file(path)
     state = load_state(file)
     if not isinstance(state, dict) or not all(isinstance(state[name], Tensor) or _is_extra(name) for name in state):

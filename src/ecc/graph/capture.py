@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_map_only
 
 from ecc.errors import BadWidths, UntraceableModel
 from ecc.graph.call import tensors_in
+from ecc.graph.computed_weights import refuse_computed_weights
 from ecc.graph.labels import CutBook, Misaligned, frozen_labels
 from ecc.graph.rebuild import named_tensors, rebuilt
 from ecc.graph.tracer import Tracer
@@ -114,7 +115,7 @@ def refuse_untraceable(model: nn.Module, example_input: Inputs) -> None:
     """Say early and clearly what cannot be traced.
 
     Raises:
-        UntraceableModel: compiled, scripted or lazy networks, and networks without an input.
+        UntraceableModel: compiled, scripted or lazy networks, computed weights, and networks without an input.
     """
     if isinstance(model, torch.jit.ScriptModule):
         raise UntraceableModel("the network is a TorchScript module. Trace the nn.Module it was made from.")
@@ -127,6 +128,7 @@ def refuse_untraceable(model: nn.Module, example_input: Inputs) -> None:
             raise UntraceableModel(f"{name} is not initialised yet (a lazy module). Run the network once first.")
         if tensor.is_quantized:
             raise UntraceableModel(f"{name} is quantised. Cut the float network, then quantise.")
+    refuse_computed_weights(model)
     if not any(True for _ in tensors_in(as_call(example_input))):
         raise UntraceableModel("the example input holds no tensor.")
 

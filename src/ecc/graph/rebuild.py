@@ -4,27 +4,38 @@ Every module object of the copy is new, its tensors are the ones given, and ever
 copied as `copy.deepcopy` would, with references to modules and tensors following into the copy, also those of lambdas
 and other functions that a module keeps. Nothing of the original is copied whole, and nothing that the copy does in its
 forward pass reaches the original.
+
+Hooks of modules are carried over. What a hook holds (what it is bound to, closes over or was given by
+`functools.partial`) is that of the copy where it belongs to the network, and shared with the original where it does
+not, as a list to which it appends. Hooks of tensors are not carried over, as in `copy.deepcopy`.
 """
 
 from __future__ import annotations
 
 import copy
-from collections import OrderedDict
-from collections.abc import Mapping
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from types import CellType, FunctionType
+from functools import partial
+from types import CellType, FunctionType, MethodType, ModuleType
 from typing import Any, TypeVar
+from weakref import ReferenceType, ref
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from ecc.errors import UntraceableModel
-from ecc.graph.call import tensors_in
 
 Net = TypeVar("Net", bound=nn.Module)
 _PLAIN = frozenset({int, float, bool, str, bytes, type(None), type, torch.dtype, torch.device, torch.Size})
 _CONTAINERS = frozenset({dict, OrderedDict, set, list})
 _TABLES = frozenset({"_parameters", "_buffers", "_modules"})
+_HOOKS = (
+    *("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"),
+    *("_state_dict_hooks", "_state_dict_pre_hooks", "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks"),
+)
+_DEPTH = 4  # of objects and containers that are searched for parts of the network
 
 
 def named_tensors(model: nn.Module) -> dict[str, Tensor]:
@@ -67,59 +78,142 @@ def rebuilt(model: Net, made: Mapping[int, Tensor]) -> Net:
     modules = list(model.modules())
     twins = {id(module): module.__class__.__new__(module.__class__) for module in modules}
     memo: dict[int, Any] = {**twins, **made}
+    hooks = [table for module in modules for name, table in vars(module).items() if name in _HOOKS and table]
+    memo.update({id(table): OrderedDict() for table in hooks})  # handles that modules keep refer to them
+    functions: list[tuple[dict[str, Any], str]] = []
     for module in modules:
-        state = module.__dict__.copy()
+        state = twins[id(module)].__dict__
+        state.update(module.__dict__)
         for key, value in state.items():
-            if type(value) in _PLAIN:
-                continue
-            if key in _TABLES:
+            if type(value) in _PLAIN or id(value) in memo:
+                state[key] = memo.get(id(value), value)
+            elif key in _TABLES:
                 state[key] = {k: None if v is None else memo[id(v)] for k, v in value.items()}
             elif type(value) in _CONTAINERS and not value:
-                state[key] = type(value)()
+                state[key] = memo[id(value)] = type(value)()
             elif isinstance(value, FunctionType):
-                state[key] = _rebound(value, memo)
+                functions.append((state, key))
             elif type(value) is not tuple or not all(type(v) in _PLAIN for v in value):
                 state[key] = _copied(value, memo, f"{type(module).__name__}.{key}")
         _update_sizes(module, state)
-        twins[id(module)].__dict__.update(state)
+    rebinding = _Rebinding(memo)
+    for state, key in functions:  # when all else has its copy, of which they may hold some
+        state[key] = rebinding(state[key])
+    for table in hooks:
+        memo[id(table)].update({number: rebinding(hook) for number, hook in table.items()})
     return twins[id(model)]  # type: ignore[return-value]
 
 
-def _rebound(value: Any, memo: dict[int, Any]) -> Any:
-    """A function whose captured modules, tensors and functions are those of the copy; others stay the very same."""
-    if id(value) in memo or not isinstance(value, FunctionType) or not _captures(value, memo, set()):
-        return memo.get(id(value), value)
-    cells = tuple(CellType() for _ in value.__closure__ or ())
-    twin = FunctionType(value.__code__, value.__globals__, value.__name__, None, cells)
-    memo[id(value)] = twin  # before its cells, one of which may hold it
-    for name in ("__qualname__", "__doc__", "__module__"):
-        setattr(twin, name, getattr(value, name))
-    twin.__dict__.update(value.__dict__)
-    twin.__defaults__ = value.__defaults__ and tuple(_rebound(one, memo) for one in value.__defaults__)
-    twin.__kwdefaults__ = value.__kwdefaults__ and {k: _rebound(one, memo) for k, one in value.__kwdefaults__.items()}
-    for cell, old in zip(cells, value.__closure__ or (), strict=True):
-        with suppress(ValueError):  # nothing is captured yet
-            cell.cell_contents = _rebound(old.cell_contents, memo)
-    return twin
+class _Rebinding:
+    """Makes functions, methods and other callables refer to the copy of a network where they refer to the network.
+
+    What does not refer to it stays the very same object.
+    """
+
+    def __init__(self, memo: dict[int, Any]) -> None:
+        self._memo = memo
+
+    def __call__(self, value: Any) -> Any:
+        if id(value) in self._memo:
+            return self._memo[id(value)]
+        if not self._refers(value, set(), 0):
+            return value
+        if isinstance(value, FunctionType):
+            return self._function(value)
+        if isinstance(value, MethodType):
+            return MethodType(value.__func__, self(value.__self__))
+        if isinstance(value, partial):
+            keywords = {name: self(one) for name, one in value.keywords.items()}
+            return partial(self(value.func), *map(self, value.args), **keywords)
+        if isinstance(value, ReferenceType):
+            return ref(self(value()))
+        if isinstance(value, tuple):
+            return value._make(map(self, value)) if hasattr(value, "_make") else tuple(map(self, value))
+        twin = self._memo[id(value)] = self._shallow(value)  # before what it holds, which may hold it
+        if isinstance(value, dict):
+            twin.clear()
+            twin.update({self(key): self(one) for key, one in value.items()})
+        elif isinstance(value, (list, set, deque)):
+            twin.clear()
+            (twin.update if isinstance(value, set) else twin.extend)(map(self, value))
+        else:
+            vars(twin).update({name: self(one) for name, one in vars(value).items()})
+        return twin
+
+    @staticmethod
+    def _shallow(value: Any) -> Any:
+        try:
+            return copy.copy(value)
+        except Exception as error:
+            raise UntraceableModel(
+                "the network cannot be copied: a hook or function of it holds parts of it in a "
+                f"{type(value).__name__}, which cannot be copied ({error}). Remove the hook, and add it afterwards."
+            ) from error
+
+    def _function(self, value: FunctionType) -> FunctionType:
+        cells = tuple(CellType() for _ in value.__closure__ or ())
+        twin = FunctionType(value.__code__, value.__globals__, value.__name__, None, cells)
+        self._memo[id(value)] = twin  # before its cells, one of which may hold it
+        for name in ("__qualname__", "__doc__", "__module__"):
+            setattr(twin, name, getattr(value, name))
+        twin.__dict__.update(value.__dict__)
+        twin.__defaults__ = value.__defaults__ and tuple(map(self, value.__defaults__))
+        twin.__kwdefaults__ = value.__kwdefaults__ and {k: self(one) for k, one in value.__kwdefaults__.items()}
+        for cell, old in zip(cells, value.__closure__ or (), strict=True):
+            with suppress(ValueError):  # nothing is captured yet
+                cell.cell_contents = self(old.cell_contents)
+        return twin
+
+    def _refers(self, value: Any, seen: set[int], depth: int) -> bool:
+        """Whether something refers to what has another in the copy."""
+        if id(value) in self._memo:
+            return True
+        if id(value) in seen or type(value) in _PLAIN or depth > _DEPTH or isinstance(value, Tensor):
+            return False
+        seen.add(id(value))
+        return any(self._refers(one, seen, depth + 1) for one in held_by(value))
 
 
-def _captures(function: FunctionType, memo: Mapping[int, Any], seen: set[int]) -> bool:
-    """Whether a function holds something that has another in the copy, itself or by a function within."""
-    seen.add(id(function))
-    held = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
-    for cell in function.__closure__ or ():
-        with suppress(ValueError):
-            held.append(cell.cell_contents)
-    inner = (one for one in held if isinstance(one, FunctionType) and id(one) not in seen)
-    return any(id(one) in memo for one in held) or any(_captures(one, memo, seen) for one in inner)
+def held_by(value: Any) -> Iterator[Any]:
+    """What a callable, a container or an object refers to."""
+    if isinstance(value, FunctionType):
+        yield from (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values())
+        for cell in value.__closure__ or ():
+            with suppress(ValueError):
+                yield cell.cell_contents
+    elif isinstance(value, MethodType):
+        yield from (value.__func__, value.__self__)
+    elif isinstance(value, partial):
+        yield from (value.func, *value.args, *value.keywords.values())
+    elif isinstance(value, ReferenceType):
+        yield value()
+    elif isinstance(value, dict):
+        yield from (*value.keys(), *value.values())
+    elif isinstance(value, (list, tuple, set, deque)):
+        yield from value
+    elif hasattr(value, "__dict__") and not isinstance(value, (type, ModuleType)):
+        yield from vars(value).values()
+
+
+class _CopiesAnyTensor(TorchFunctionMode):
+    """Lets `copy.deepcopy` copy tensors kept from a forward pass; torch copies leaves only."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if func is Tensor.__deepcopy__:
+            tensor, memo = args
+            if tensor.grad_fn is not None and id(tensor) not in memo:
+                memo[id(tensor)] = tensor.detach().clone()
+            if id(tensor) in memo:
+                return memo[id(tensor)]
+        return func(*args, **(kwargs or {}))
 
 
 def _copied(value: Any, memo: dict[int, Any], where: str) -> Any:
-    for tensor in tensors_in(value):
-        if tensor.grad_fn is not None and id(tensor) not in memo:  # kept from a forward pass; torch copies leaves only
-            memo[id(tensor)] = tensor.detach().clone()
     try:
-        return copy.deepcopy(value, memo)
+        with _CopiesAnyTensor():
+            return copy.deepcopy(value, memo)
     except Exception as error:
         raise UntraceableModel(
             f"the network cannot be copied: attribute {where} is a {type(value).__name__} ({error}). "

@@ -6,15 +6,16 @@ Networks are rebuilt around new, smaller tensors (`rebuild.py`); the dense ones 
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import parametrize
 
-from ecc.errors import BadWidths, UntraceableModel
+from ecc.errors import BadWidths, EccWarning
 from ecc.graph.channels import ChannelGraph
+from ecc.graph.computed_weights import refuse_computed_weights
 from ecc.graph.rebuild import named_tensors, rebuilt
 
 Net = TypeVar("Net", bound=nn.Module)
@@ -49,7 +50,7 @@ def slim(model: Net, graph: ChannelGraph, multiple_of: int = 1) -> Net:
     """A new network without the dead channels of `model`; its outputs are those of `model`.
 
     A channel is dead when every layer that reads it has a zero slice for it. A group never falls below its
-    least width.
+    least width. Hooks of modules are carried over, those of tensors are not, as by `copy.deepcopy`.
 
     Args:
         model: the network that was traced.
@@ -57,8 +58,21 @@ def slim(model: Net, graph: ChannelGraph, multiple_of: int = 1) -> Net:
         multiple_of: of which widths shall be multiples, as `round_to` of a solver: a few dead channels stay for that.
             Trained networks have dead channels of their own, and a kernel for an odd width can be a slow one.
     """
-    _refuse_uncopyable(model)
+    refuse_computed_weights(model)
+    _warn_of_tensor_hooks(model)
     return _cut(model, graph, _kept_units(model, graph, multiple_of), None)
+
+
+def _warn_of_tensor_hooks(model: nn.Module) -> None:
+    hooked = [n for n, p in model.named_parameters() if p._backward_hooks or p._post_accumulate_grad_hooks]
+    if hooked:
+        warnings.warn(
+            f"{hooked[0]}{f' and {len(hooked) - 1} more parameters' if hooked[1:] else ''} of the dense network "
+            f"{'have' if hooked[1:] else 'has'} hooks (register_hook or register_post_accumulate_grad_hook), which the "
+            "slim network does not have: register them on its parameters.",
+            EccWarning,
+            stacklevel=3,
+        )
 
 
 def _kept_units(model: nn.Module, graph: ChannelGraph, multiple_of: int) -> dict[str, Tensor]:
@@ -224,7 +238,7 @@ def _cannot_follow(value: Any, parameter: Tensor) -> bool:
 @torch.no_grad()
 def _cut(model: Net, graph: ChannelGraph, keep: Mapping[str, Tensor], device: torch.device | str | None) -> Net:
     """Rebuild the network with only the kept units (by group name; absent means all)."""
-    _refuse_uncopyable(model)
+    refuse_computed_weights(model)
     tensors = _tensors_of(model, graph)
     widths = [len(keep[g.name]) if g.name in keep else g.width for g in graph.groups]
     if device is not None and torch.device(device).type == "meta":
@@ -297,19 +311,3 @@ def _tensors_of(model: nn.Module, graph: ChannelGraph) -> dict[str, Tensor]:
                 "Trace this network."
             )
     return tensors
-
-
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-
-
-def _refuse_uncopyable(model: nn.Module) -> None:
-    for name, module in model.named_modules():
-        where = name or "the network"
-        if "parametrizations" in module._modules and parametrize.is_parametrized(module):
-            raise UntraceableModel(
-                f"{where} has a parametrization. Make it permanent with "
-                "torch.nn.utils.parametrize.remove_parametrizations before cutting."
-            )
-        for kind in _HOOKS:
-            if getattr(module, kind):
-                raise UntraceableModel(f"{where} has hooks ({kind}). Remove them before cutting, add them after.")
