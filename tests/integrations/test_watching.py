@@ -62,7 +62,7 @@ def test_a_training_that_was_stopped_warns_and_cuts_what_is_dead() -> None:
     assert watch.slim is None
     watch.begin([solver], STEPS)
     train(net, solver, example, range(2))
-    with pytest.warns(UserWarning, match="the budget is not met: .* after 10% of the steps"):
+    with pytest.warns(UserWarning, match="the budget is not met: .* after 10% of the 20 steps"):
         watch.end()
     assert watch.slim is not None
 

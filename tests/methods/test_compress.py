@@ -50,7 +50,7 @@ class Masked:
         return small
 
 
-compress_slim = compress.slim
+compress_slim = compress.build_slim
 
 
 class Digits:
@@ -60,7 +60,7 @@ class Digits:
         self.folder, self.told, self.lines = folder, [], []  # type: ignore[var-annotated]
         self.masked = Masked()
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(compress, "slim", self.masked)
+            patch.setattr(compress, "build_slim", self.masked)
             self.job = digits_job("50%")
             self.before = copy.deepcopy(self.job.task.model.state_dict())
             self.result = self.job.run(folder, progress=self.told.append, history=self)

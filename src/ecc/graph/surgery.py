@@ -9,6 +9,7 @@ import copy
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar, cast
+from weakref import WeakKeyDictionary, WeakMethod
 
 import torch
 from torch import Tensor, nn
@@ -57,10 +58,34 @@ def slim(model: Net, graph: ChannelGraph, multiple_of: int = 1) -> Net:
         graph: its channel graph.
         multiple_of: of which widths shall be multiples, as `round_to` of a solver: a few dead channels stay for that.
             Trained networks have dead channels of their own, and a kernel for an odd width can be a slow one.
+
+    Warns:
+        EccWarning: if a solver prunes this model, and its budget is not met yet.
     """
-    refuse_computed_weights(model)
+    check = _CHECKS.get(model, lambda: None)()
+    if check is not None:
+        check()
     _warn_of_tensor_hooks(model)
+    return build_slim(model, graph, multiple_of)
+
+
+def build_slim(model: Net, graph: ChannelGraph, multiple_of: int = 1) -> Net:
+    """`slim` without its checks, for callers that have made them."""
+    refuse_computed_weights(model)
     return _cut(model, graph, _kept_units(model, graph, multiple_of), None)
+
+
+_CHECKS: WeakKeyDictionary[nn.Module, Callable[[], Callable[[], None] | None]] = WeakKeyDictionary()
+
+
+def check_before_slim(model: nn.Module, check: Callable[[], None]) -> None:
+    """Has `slim` call a method before it slims this model, in place of an earlier one.
+
+    Args:
+        model: The network.
+        check: A bound method; its object is not kept alive, and without it there is no check.
+    """
+    _CHECKS[model] = WeakMethod(check)
 
 
 def _warn_of_tensor_hooks(model: nn.Module) -> None:

@@ -9,7 +9,8 @@ from typing import Any
 from torch import nn
 
 from ecc.errors import EccError
-from ecc.graph import ChannelGraph, live_channels, slim
+from ecc.graph import ChannelGraph, live_channels
+from ecc.graph.surgery import build_slim
 from ecc.methods.ecc.solver import EccSolver
 
 _PATCHED = ("forward", "_original_forward")  # what accelerate puts on a network of mixed precision
@@ -63,12 +64,7 @@ class Watch:
         """
         if self.solver is None:
             return
-        if not self.solver.is_met:
-            spent, limits = float(self.solver.energy), self.solver.limits
-            warnings.warn(
-                f"the budget is not met: {spent:.4g} of {limits[0]:.4g} after {self.solver.progress:.0%} of the steps.",
-                stacklevel=2,
-            )
+        self.solver.warn_if_unmet()
         alive = sum(live_channels(self.network, self.graph).values())
         self.solver.mask_(self.network)
         back = alive - sum(live_channels(self.network, self.graph).values())
@@ -81,7 +77,7 @@ class Watch:
             )
         patched = {name: vars(self.network).pop(name) for name in _PATCHED if name in vars(self.network)}
         try:
-            self.slim = slim(self.network, self.graph, self.solver.round_to)
+            self.slim = build_slim(self.network, self.graph, self.solver.round_to)
         finally:
             vars(self.network).update(patched)
 

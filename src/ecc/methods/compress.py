@@ -25,8 +25,9 @@ from torch import nn
 from ecc.energy import Budget, EnergyModel, dense_cost
 from ecc.errors import BadBudget, BadTask, EccError
 from ecc.files import write_text
-from ecc.graph import ChannelGraph, gap, prove, resized, slim, trace_channels
+from ecc.graph import ChannelGraph, gap, prove, resized, trace_channels
 from ecc.graph.rebuild import load_whole_state_, whole_state
+from ecc.graph.surgery import build_slim
 from ecc.measure import Source
 from ecc.task import Task, with_batch
 from ecc.training import (
@@ -297,7 +298,7 @@ class Compression(Phases[Compressed]):
             with run.understood():
                 small = self._hollow(model, widths)
         else:
-            small = slim(model, self.graph, self.round_to)
+            small = build_slim(model, self.graph, self.round_to)  # the summary tells whether the budget is met
             self.slim_gap = gap(model, small, moved(self.task.example_input, self.device))
             self.tell(f"cut and masked networks agree to {self.slim_gap:.1g} of the largest output")
             if self.method is not None:

@@ -165,11 +165,18 @@ def test_ties_floors_and_any_prices(data: st.DataObject) -> None:
         alive[name] = mask if int(mask.sum()) >= floor else torch.ones_like(mask)
     scores = {name: parameter.detach().square() for name, parameter in net.named_parameters()}
     expected = greedy(scores, alive, cost, floors, solver.limits[0])
+    still(net)
     solver.step()
     found = solver._dynamics.alive.split(sizes)
     assert [mask.tolist() for mask in found] == [expected[name].tolist() for name in cost.groups]
     assert solver.is_met
     assert all(count >= floor for count, floor in zip(solver.counts.values(), floors, strict=True))
+
+
+def still(net: nn.Module) -> None:
+    """Gradients with which a step of SGD changes nothing."""
+    for parameter in net.parameters():
+        parameter.grad = torch.zeros_like(parameter)
 
 
 def test_of_two_equal_weights_the_dearer_goes_first() -> None:
@@ -179,6 +186,7 @@ def test_of_two_equal_weights_the_dearer_goes_first() -> None:
     cost = NonzeroCost("toy", 0.0, ("cheap", "dear"), (4, 4), (1.0, 3.0))
     sgd = torch.optim.SGD(net.parameters(), lr=1.0)
     solver = WeightSolver(net, cost, "60%", 1, optimizer=sgd, min_share=0.0, warm_up=0.0, ramp=1.0)
+    still(net)
     solver.step()  # 16 J, of which 9.6 are allowed: 16 - 3 * 3 = 7
     assert solver.counts == {"cheap": 4, "dear": 1}
     assert net.dear.tolist()[:3] == [0.0, 0.0, 0.0]  # type: ignore[union-attr, operator]

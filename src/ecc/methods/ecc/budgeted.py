@@ -7,6 +7,7 @@ gradients and optimizer state alone, so that the processes of a distributed run 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from torch.optim import Adam, Optimizer
 
 from ecc.errors import BadFile, EccError
+from ecc.methods.ecc.checks import has_gradients, warn_no_gradients
 from ecc.methods.ecc.dynamics import Dynamics
 from ecc.methods.ecc.ladder import Ladder
 from ecc.methods.ecc.limits import TOLERANCE, Limit, Limits
@@ -98,14 +100,25 @@ class BudgetedOptimizer(Optimizer):
         self._names, self._network, self._metric, self._advice = tuple(names), network, metric, advice
         alive = dynamics.alive
         self._taylor = Taylor(len(alive), alive.device) if metric == "taylor" else None
+        self._budget = None if dynamics.name == "held" else schedule.end  # as asked for; `aim` changes the schedule
+        self._has_warned = False  # of steps without gradients
         self._steps = 0  # of the present schedule
         self._set_masks(masked=not bool(dynamics.alive.all()))
 
     # --- the optimizer's part --------------------------------------------------------------------
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override] # no overloads
-        """One step of the weights, and of what is removed when it is time."""
-        loss: float | None = self.inner.step() if closure is None else self.inner.step(closure)
+        """One step of the weights, and of what is removed when it is time.
+
+        Warns:
+            EccWarning: Once, if no parameter has a gradient.
+        """
+        if closure is None:
+            self._check_gradients()
+            loss: float | None = self.inner.step()
+        else:
+            loss = self.inner.step(closure)
+            self._check_gradients()
         self._steps += 1
         if self._taylor is not None and self._taylor.is_due(self._steps):
             self._taylor.look(self._parts.products())
@@ -122,6 +135,12 @@ class BudgetedOptimizer(Optimizer):
         if self._is_masked:
             self._parts.apply_mask_()
         return loss
+
+    def _check_gradients(self) -> None:
+        if self._has_warned or has_gradients(self.inner):
+            return
+        self._has_warned = True
+        warn_no_gradients(self.inner, stacklevel=4)  # step, and torch's function around it
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Hands more parameters to the optimizer within."""
@@ -148,6 +167,8 @@ class BudgetedOptimizer(Optimizer):
             "schedule": [list(schedule.start), list(schedule.end), schedule.steps, schedule.warm_up, schedule.ramp],
             "dynamics": self._dynamics.name,
             "metric": self._metric,
+            "optimizer": type(self.inner).__name__,
+            "budget": None if self._budget is None else list(self._budget),
             "taylor": None if self._taylor is None else list(self._taylor.state),
             "tensors": list(self._dynamics.state),
             "masked": self._is_masked,
@@ -173,8 +194,20 @@ class BudgetedOptimizer(Optimizer):
                 f"this state belongs to network {then[0]}, dynamics {then[1]!r} and metric {then[2]!r}, the solver to "
                 f"{now[0]}, {now[1]!r} and {now[2]!r}. Make the solver as it was made then."
             )
+        if own.get("optimizer") != type(self.inner).__name__:
+            raise BadFile(
+                f"this state was saved with the optimizer {own.get('optimizer')}, and the solver has "
+                f"{type(self.inner).__name__}, whose state differs. Make the solver with the same optimizer."
+            )
+        if not any(_same(self._budget, budget) for budget in (own.get("budget"), own["schedule"][1])):
+            raise BadFile(
+                f"this state was saved by a solver with the budget {_percent(own.get('budget'))}, and this solver has "
+                f"{_percent(self._budget)}. Make the solver with the budget of the state (set_limit changes it after "
+                "loading), or load the weights of the model alone."
+            )
         self.inner.load_state_dict({key: value for key, value in state_dict.items() if key != "ecc"})
         self._share_state()
+        self._budget = None if own.get("budget") is None else tuple(own["budget"])
         start, end, steps, warm_up, ramp = own["schedule"]
         self._schedule, self._steps = Schedule(tuple(start), tuple(end), steps, warm_up, ramp), own["steps"]
         self._dynamics.load(own["tensors"])
@@ -268,6 +301,22 @@ class BudgetedOptimizer(Optimizer):
     def _ends(self, limit: Limit | Sequence[Limit]) -> tuple[float, ...]:
         return checked_ends(self._limits, limit, self._floors, self._advice)
 
+    def _unmet(self) -> str:
+        """What a user should know before the network is slimmed; empty if the budgets are met. Waits for the device."""
+        for cost, spent, limit in zip(self._limits.costs, self.spent, self.limits, strict=True):
+            if float(spent) > limit * (1 + TOLERANCE):
+                left = self._schedule.steps - self._steps
+                way = (
+                    f"Call step() {left} more times before you slim the network, or make the solver with fewer steps."
+                    if left > 0
+                    else "Call set_limit() with more steps, or raise the budget."
+                )
+                return (
+                    f"the budget is not met: {cost.resource} {float(spent):.4g} {cost.unit}".rstrip()
+                    + f", and the limit is {limit:.4g}, after {self.progress:.0%} of the {self.steps} steps. {way}"
+                )
+        return ""
+
     def _live(self) -> dict[str, int]:
         """Live parts of each group. Waits for the device."""
         counts = self._ladder.widths(self._dynamics.alive).tolist()
@@ -289,6 +338,16 @@ def adam_of(model: nn.Module, lr: float) -> Adam:
 def device_of(model: nn.Module) -> torch.device:
     """Where its first parameter lies."""
     return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+
+
+def _same(one: Sequence[float] | None, other: Sequence[float] | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return len(one) == len(other) and all(math.isclose(*pair, rel_tol=1e-6) for pair in zip(one, other, strict=True))
+
+
+def _percent(shares: Sequence[float] | None) -> str:
+    return "None" if shares is None else " and ".join(f"{100 * share:.4g}% of dense" for share in shares)
 
 
 def checked_ends(limits: Limits, budget: Limit | Sequence[Limit], floors: Tensor, advice: str) -> tuple[float, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 
 import torch
@@ -10,9 +11,11 @@ from torch.optim import Optimizer
 
 from ecc.constants import MIN_SHARE
 from ecc.energy.cost import Cost
+from ecc.errors import EccWarning
 from ecc.graph import ChannelGraph, live_masks, zero_channels_
-from ecc.graph.surgery import kept_masks
+from ecc.graph.surgery import check_before_slim, kept_masks
 from ecc.methods.ecc.budgeted import BudgetedOptimizer, Duals, adam_of, checked_ends, device_of, shares_of
+from ecc.methods.ecc.checks import check_optimizer
 from ecc.methods.ecc.dynamics import Dynamics, Literal, Paced
 from ecc.methods.ecc.floors import alive_and_floors
 from ecc.methods.ecc.ladder import Ladder
@@ -64,6 +67,7 @@ class EccSolver(BudgetedOptimizer):
     Raises:
         InfeasibleBudget: The network spends more with every group at its floor.
         BadWidths: The graph or a cost belongs to another network.
+        EccError: The optimizer holds no parameter of the model. One that holds a part of them warns.
     """
 
     def __init__(
@@ -88,6 +92,8 @@ class EccSolver(BudgetedOptimizer):
             raise ValueError(f"even={even} is a share of the even cut, from 0 to below 1.")
         if even and dynamics != "pace":
             raise ValueError(f"even={even} is for dynamics='pace'; the paper's do not plan.")
+        if optimizer is not None:
+            check_optimizer(model, optimizer)
         inner = adam_of(model, lr) if optimizer is None else optimizer
         device = device_of(model)
         costs = [energy] if isinstance(energy, Cost) else list(energy)
@@ -117,6 +123,7 @@ class EccSolver(BudgetedOptimizer):
             advice=advice,
         )
         self._model, self._graph, self.round_to = model, graph, round_to
+        check_before_slim(model, self.warn_if_unmet)
 
     @property
     def widths(self) -> dict[str, int]:
@@ -131,6 +138,11 @@ class EccSolver(BudgetedOptimizer):
         kept = kept_masks(self._graph, live, self.round_to)
         counts = torch.stack([mask.sum() for mask in kept]).tolist()
         return dict(zip(self._names, counts, strict=True))
+
+    def warn_if_unmet(self) -> None:
+        """Warns if a budget is not met, with the way out; `slim` calls it. Waits for the device."""
+        if text := self._unmet():
+            warnings.warn(text, EccWarning, stacklevel=3)
 
     def mask_(self, model: nn.Module) -> None:
         """Silences the dead channels in a copy of the network too, such as an average of its weights."""

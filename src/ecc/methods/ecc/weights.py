@@ -20,6 +20,7 @@ from ecc.energy.nonzeros import NonzeroCost
 from ecc.errors import BadWidths
 from ecc.graph.rebuild import named_tensors
 from ecc.methods.ecc.budgeted import BudgetedOptimizer, adam_of, checked_ends, device_of, shares_of
+from ecc.methods.ecc.checks import check_optimizer
 from ecc.methods.ecc.dynamics import Held, Paced
 from ecc.methods.ecc.ladder import Ladder
 from ecc.methods.ecc.limits import Limit, Limits
@@ -56,6 +57,7 @@ class WeightSolver(BudgetedOptimizer):
     Raises:
         InfeasibleBudget: The network spends more with every tensor at its floor.
         BadWidths: The cost belongs to another network.
+        EccError: The optimizer holds no parameter of the model. One that holds a part of them warns.
     """
 
     def __init__(
@@ -71,6 +73,8 @@ class WeightSolver(BudgetedOptimizer):
         warm_up: float = WARM_UP,
         ramp: float = RAMP,
     ) -> None:
+        if optimizer is not None:
+            check_optimizer(model, optimizer)
         inner = adam_of(model, lr) if optimizer is None else optimizer
         device = device_of(model)
         weights = Weights(model, cost, device)
