@@ -30,6 +30,7 @@ from ecc.files import read_text, temporaries, write_text
 from ecc.measure import Source
 from ecc.task import Task
 from ecc.training import BatchStream, Interrupted, load_state, open_run, save_state, train
+from ecc.training.optimizers import fused_on_gpu
 
 from .base import Method, refuse_unjudged
 from .compress import Compression
@@ -241,7 +242,8 @@ class Comparison:
         settings = replace(self.settings, seed=seed)
         assert self.task.loss is not None  # Compression checks it as well
         with open_run(folder, {"verb": "dense", "task": self.task.name, "settings": settled(settings)}) as run:
-            optimizer = torch.optim.Adam(model.parameters(), lr=settings.train_lr)
+            fused = fused_on_gpu(model.parameters())
+            optimizer = torch.optim.Adam(model.parameters(), lr=settings.train_lr, fused=fused)
             stream = BatchStream(self.task, device=self.device, seed=seed)
             train(
                 model,

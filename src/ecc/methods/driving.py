@@ -17,6 +17,7 @@ from ecc.energy import Cost, dense_cost
 from ecc.errors import InfeasibleBudget
 from ecc.graph import ChannelGraph, live_masks
 from ecc.training import BatchStream, Teacher, TrainSettings, World, train
+from ecc.training.optimizers import fused_on_gpu
 
 from .base import Method, Work
 from .ecc.scores import Readers
@@ -209,7 +210,7 @@ class SilentAdam(torch.optim.Adam):
 
     def __init__(self, model: nn.Module, graph: ChannelGraph, lr: float, weight_decay: float) -> None:
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        super().__init__(trained, lr=lr, weight_decay=weight_decay)
+        super().__init__(trained, lr=lr, weight_decay=weight_decay, fused=fused_on_gpu(trained))
         device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
         self._readers = Readers(model, graph, device)
         masks = zip(graph.groups, live_masks(model, graph), strict=True)

@@ -40,6 +40,7 @@ from ecc.training import (
 )
 from ecc.training.checkpoint import checksum_of
 from ecc.training.failures import users_code
+from ecc.training.optimizers import fused_on_gpu
 
 from .settings import PHASES, CompressSettings
 
@@ -176,7 +177,8 @@ class Phases(ABC, Generic[Result]):
         file = run.path / "dense.safetensors"
         if self.settings.train_steps and (reached == "dense" or not file.exists()):
             self.tell(f"training the dense network, {self.settings.train_steps} steps")
-            optimizer = torch.optim.Adam(model.parameters(), lr=self.settings.train_lr)
+            fused = fused_on_gpu(model.parameters())
+            optimizer = torch.optim.Adam(model.parameters(), lr=self.settings.train_lr, fused=fused)
             self._train(run, model, optimizer, stream, "dense")
             if self.world.is_main:
                 save_state(file, model.state_dict())
@@ -193,7 +195,8 @@ class Phases(ABC, Generic[Result]):
 
     def _adam(self, model: nn.Module) -> torch.optim.Adam:
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        return torch.optim.Adam(trained, lr=self.settings.lr, weight_decay=self.settings.weight_decay)
+        lr, decay = self.settings.lr, self.settings.weight_decay
+        return torch.optim.Adam(trained, lr=lr, weight_decay=decay, fused=fused_on_gpu(trained))
 
     def _train(
         self,

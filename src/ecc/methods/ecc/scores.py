@@ -17,9 +17,10 @@ from torch.optim import Optimizer
 
 from ecc.graph import ChannelGraph
 from ecc.graph.rebuild import named_tensors
+from ecc.methods.ecc.masks import SliceMasks
 
-_SMALL = 2**20
-"""Elements up to which starting a kernel costs more than reading a mask of full size."""
+_AT_ONCE = 2**24
+"""Elements that are multiplied at once: their products take memory."""
 
 
 class Readers:
@@ -51,8 +52,8 @@ class Readers:
             columns.setdefault(group.name, []).append(flat)
         self._channel_of = channel_of.to(device)
         self._sums, self._order = _by_degree(graph, columns, device)
-        self._masked: list[Tensor] = []
-        self._masks: list[Tensor] = []
+        self._always = torch.ones(1, dtype=torch.bool, device=device)
+        self._masks = SliceMasks(self.tensors, [axis for _, axis in self._axes], device)
 
     @torch.no_grad()
     def scores(self, metrics: Iterable[Tensor | None]) -> Tensor:
@@ -75,10 +76,8 @@ class Readers:
         """
         known = [tensor.grad is not None for tensor in self.tensors]
         found = self._summed(
-            _column_sums(tensor.detach().float() * tensor.grad.float(), axis)
-            if tensor.grad is not None
-            else torch.zeros(tensor.shape[axis])
-            for tensor, (_, axis) in zip(self.tensors, self._axes, strict=True)
+            torch.zeros(tensor.shape[axis]) if product is None else _column_sums(product, axis)
+            for tensor, (_, axis), product in zip(self.tensors, self._axes, _products(self.tensors), strict=True)
         )
         if all(known) or not any(known):
             return found
@@ -103,24 +102,25 @@ class Readers:
 
     def set_mask(self, alive: Tensor) -> None:
         """Prepares the masks that `apply_mask_` multiplies with."""
-        kept = torch.cat([alive, alive.new_ones(1)])[self._channel_of].to(torch.float32)
-        masks: dict[int, tuple[Tensor, Tensor]] = {}
-        for tensor, (_, axis), part in zip(self.tensors, self._axes, kept.split(self._sizes), strict=True):
-            mask = part.view([-1 if k == axis else 1 for k in range(tensor.dim())]).to(tensor.device, tensor.dtype)
-            masks[id(tensor)] = (tensor, masks[id(tensor)][1] * mask if id(tensor) in masks else mask)
-        self._masked = [tensor for tensor, _ in masks.values()]
-        self._masks = [_spread(mask, tensor) for tensor, mask in masks.values()]
+        self._masks.set(torch.cat([alive, self._always])[self._channel_of])
 
-    @torch.no_grad()
     def apply_mask_(self) -> None:
         """Zeroes the slices of dead channels, which the optimizer's step has moved."""
-        if self._masked:
-            torch._foreach_mul_(self._masked, self._masks)
+        self._masks.apply_()
 
 
-def _spread(mask: Tensor, tensor: Tensor) -> Tensor:
-    """A mask of the tensor's own shape and strides if that is small: then one kernel multiplies many at once."""
-    return torch.empty_like(tensor).copy_(mask) if tensor.numel() <= _SMALL else mask
+def _products(tensors: Sequence[Tensor]) -> Iterator[Tensor | None]:
+    """w g of each tensor in float32, None where there is no gradient; some at a time, by one kernel each time."""
+    some: list[Tensor] = []
+    for number, tensor in enumerate(tensors):
+        some.append(tensor)
+        if number + 1 == len(tensors) or sum(one.numel() for one in some) > _AT_ONCE:
+            weights = [one.detach().float() for one in some if one.grad is not None]
+            gradients = [one.grad.float() for one in some if one.grad is not None]
+            found = iter(torch._foreach_mul(weights, gradients) if weights else ())
+            for one in some:
+                yield None if one.grad is None else next(found)
+            some = []
 
 
 def _by_degree(
