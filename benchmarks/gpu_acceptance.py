@@ -25,7 +25,7 @@ import zipfile
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from importlib import metadata
+from importlib import import_module, metadata
 from pathlib import Path
 from typing import Any
 
@@ -53,9 +53,7 @@ class _Running:
         late = time.monotonic() > min(self.since + self.check.limit_seconds, deadline)
         if self.process.poll() is None and not late:
             return None
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.process.pid, signal.SIGKILL)  # and what it started
-        self.process.wait()
+        self.stop()
         seconds = round(time.monotonic() - self.since, 1)
         base = {"title": self.check.title, "seconds": seconds}
         if self.result.exists():
@@ -63,65 +61,86 @@ class _Running:
         tail = self.log.read_text(encoding="utf-8", errors="replace").strip()[-1500:]
         code = self.process.returncode
         why = f"stopped after {seconds:.0f} s" if late else f"the process died (exit code {code})"
-        return base | {"passed": False, "summary": why, "numbers": {}, "error": tail}
+        return base | failure(why, tail)
+
+    def stop(self) -> None:
+        """End the process and those that it started: it ends its own when asked to, and is killed otherwise."""
+        if self.process.poll() is None:
+            self.process.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(10)
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
 
 
-def run_checks(
-    checks: Sequence[Any], device: str, *, small: bool = False, limit_seconds: float = TOTAL_LIMIT
-) -> dict[str, Record]:
-    """Run all checks, each in its own process, and return their records in the order given."""
-    deadline = time.monotonic() + limit_seconds
-    found: dict[str, Record] = {}
-    LOGS.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="ecc-gpu-") as folder:
-        for alone in (True, False):
-            waiting = [check for check in checks if check.measures_energy == alone]
-            _run_together(
-                waiting, 1 if alone else max(1, os.cpu_count() or 1), device, small, Path(folder), deadline, found
+@dataclass
+class Suite:
+    """Checks, and where they run."""
+
+    checks: Sequence[Any]
+    device: str
+    small: bool = False
+    module: str = "gpu_checks"
+    """Where the processes of the checks find them."""
+    limit_seconds: float = TOTAL_LIMIT
+
+    def run(self) -> dict[str, Record]:
+        """Run each check in its own process, and return their records in the order of the checks."""
+        deadline = time.monotonic() + self.limit_seconds
+        LOGS.mkdir(parents=True, exist_ok=True)
+        found: dict[str, Record] = {}
+        with tempfile.TemporaryDirectory(prefix="ecc-gpu-") as folder:
+            for alone, slots in ((True, 1), (False, os.cpu_count() or 1)):
+                chosen = [check for check in self.checks if check.measures_energy == alone]
+                self._run_together(chosen, slots, Path(folder), deadline, found)
+        return {check.name: found[check.name] for check in self.checks}
+
+    def _run_together(
+        self, waiting: list[Any], slots: int, folder: Path, deadline: float, found: dict[str, Record]
+    ) -> None:
+        """Run checks at the same time while their processes fit into `slots`."""
+        running: list[_Running] = []
+        try:
+            while waiting or running:
+                used = sum(one.check.processes for one in running)
+                for check in list(waiting):
+                    if not running or used + check.processes <= slots:
+                        waiting.remove(check)
+                        running.append(self._start(check, folder))
+                        used += check.processes
+                for one in list(running):
+                    record = one.finished(deadline)
+                    if record is not None:
+                        running.remove(one)
+                        found[one.check.name] = record
+                        _show(one.check.name, record)
+                time.sleep(0.1)
+        finally:
+            for one in running:
+                one.stop()
+
+    def _start(self, check: Any, folder: Path) -> _Running:
+        own = folder / check.name
+        own.mkdir()
+        result, log = folder / f"{check.name}.json", LOGS / f"{check.name}.log"
+        words = ["--worker", check.name, "--result", str(result), "--folder", str(own), "--device", self.device]
+        words += ["--checks", self.module, *(["--small"] if self.small else [])]
+        with log.open("wb") as stream:
+            process = subprocess.Popen(
+                [sys.executable, str(Path(__file__).resolve()), *words],
+                cwd=own,
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
             )
-    return {check.name: found[check.name] for check in checks}
+        return _Running(check, process, result, log, time.monotonic())
 
 
-def _run_together(
-    waiting: list[Any], slots: int, device: str, small: bool, folder: Path, deadline: float, found: dict[str, Record]
-) -> None:
-    """Run checks at the same time while their processes fit into `slots`."""
-    running: list[_Running] = []
-    try:
-        while waiting or running:
-            used = sum(one.check.processes for one in running)
-            for check in list(waiting):
-                if not running or used + check.processes <= slots:
-                    waiting.remove(check)
-                    running.append(_start(check, device, small, folder))
-                    used += check.processes
-            for one in list(running):
-                record = one.finished(deadline)
-                if record is not None:
-                    running.remove(one)
-                    found[one.check.name] = record
-                    _show(one.check.name, record)
-            time.sleep(0.1)
-    finally:
-        for one in running:
-            one.finished(0.0)
-
-
-def _start(check: Any, device: str, small: bool, folder: Path) -> _Running:
-    own = folder / check.name
-    own.mkdir()
-    result, log = folder / f"{check.name}.json", LOGS / f"{check.name}.log"
-    words = ["--worker", check.name, "--result", str(result), "--folder", str(own), "--device", device]
-    with log.open("wb") as stream:
-        process = subprocess.Popen(
-            [sys.executable, str(Path(__file__).resolve()), *words, *(["--small"] if small else [])],
-            cwd=own,
-            stdin=subprocess.DEVNULL,
-            stdout=stream,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-    return _Running(check, process, result, log, time.monotonic())
+def failure(summary: str, error: str) -> Record:
+    """The record of a check that told nothing itself."""
+    return {"passed": False, "summary": summary, "numbers": {}, "error": error}
 
 
 def work(args: argparse.Namespace, checks: Sequence[Any]) -> None:
@@ -131,17 +150,13 @@ def work(args: argparse.Namespace, checks: Sequence[Any]) -> None:
     from gpu_checks.common import Context
 
     check = next(check for check in checks if check.name == args.worker)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that what it started is ended on the way out
     try:
         outcome = asdict(check.run(Context(args.device, args.folder, args.small)))
     except Exception as error:  # noqa: BLE001 - a failure of the check, told in its record
         traceback.print_exc()
         first = (str(error).strip().splitlines() or [""])[0]
-        outcome = {
-            "passed": False,
-            "summary": f"{type(error).__name__}: {first}"[:300],
-            "numbers": {},
-            "error": str(error)[-1500:],
-        }
+        outcome = failure(f"{type(error).__name__}: {first}"[:300], str(error)[-1500:])
     partial = args.result.with_suffix(".partial")
     partial.write_text(json.dumps(_plain(outcome)), encoding="utf-8")
     partial.rename(args.result)
@@ -241,6 +256,7 @@ def arguments(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--vendor", type=Path, default=VENDOR, help="folder of wheels for a Python that lacks them")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"), help=argparse.SUPPRESS)
     parser.add_argument("--small", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--checks", default="gpu_checks", help=argparse.SUPPRESS)  # the module that has CHECKS
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     parser.add_argument("--result", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
@@ -251,9 +267,7 @@ def main(words: Sequence[str] | None = None) -> int:
     """Run what was asked for; the exit code."""
     args = arguments(words)
     if args.worker:
-        from gpu_checks import CHECKS
-
-        work(args, CHECKS)
+        work(args, import_module(args.checks).CHECKS)
         return 0
     import torch
 
@@ -261,16 +275,15 @@ def main(words: Sequence[str] | None = None) -> int:
         print("make gpu needs a CUDA device, and torch finds none here; run it on a machine with one.", file=sys.stderr)
         return 2
     unpacked = prepare_path(args.vendor)
-    from gpu_checks import CHECKS
-
+    checks = import_module(args.checks).CHECKS
     if args.list:
-        print("\n".join(f"{check.name:14} {check.title}" for check in CHECKS))
+        print("\n".join(f"{check.name:14} {check.title}" for check in checks))
         return 0
-    if unknown := sorted(set(args.only or ()) - {check.name for check in CHECKS}):
-        names = ", ".join(check.name for check in CHECKS)
+    if unknown := sorted(set(args.only or ()) - {check.name for check in checks}):
+        names = ", ".join(check.name for check in checks)
         print(f"--only {' '.join(unknown)}: no such check; there are {names}.", file=sys.stderr)
         return 2
-    chosen = [check for check in CHECKS if not args.only or check.name in args.only]
+    chosen = [check for check in checks if not args.only or check.name in args.only]
     return accept(chosen, args, unpacked)
 
 
@@ -283,7 +296,7 @@ def accept(checks: Sequence[Any], args: argparse.Namespace, unpacked: Sequence[s
     print(f"{facts.get('gpu', args.device)}, torch {facts['torch']}, commit {facts['commit']}", flush=True)
     if unpacked:
         print(f"from {args.vendor}: {', '.join(unpacked)}", flush=True)
-    found = run_checks(checks, args.device, small=args.small)
+    found = Suite(checks, args.device, args.small, args.checks).run()
     passed = all(record["passed"] for record in found.values())
     seconds = round(time.monotonic() - started, 1)
     record = {"environment": facts, "passed": passed, "seconds": seconds, "checks": found}

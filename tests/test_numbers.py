@@ -21,7 +21,14 @@ from ecc.methods.ecc.scores import METRICS
 from ecc.methods.find import METHODS
 
 ROOT = Path(__file__).resolve().parent.parent
-WRITERS = ("write_results.py", "result_tables.py", "evidence_page.py", "evidence_words.py", "evidence_tables.py")
+WRITERS = (
+    "write_results.py",
+    "result_tables.py",
+    "evidence_page.py",
+    "evidence_words.py",
+    "evidence_tables.py",
+    "gpu_table.py",
+)
 
 NUMBER = re.compile(r"(?<![\w.#/-])\d+(?:,\d{3})*(?:\.\d+)*(?:e-?\d+)?")
 WORD = re.compile(r"\b(?:two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|half|tenth)\b", re.IGNORECASE)

@@ -116,7 +116,7 @@ def amp_with_grad_scaler(context: Context) -> Outcome:
         if scaler.get_scale() < scale:
             skipped += 1
         else:
-            losses.append(float(loss))
+            losses.append(float(loss.detach()))
     small = ecc.slim(model.eval(), graph)
     with torch.no_grad():
         masked, slimmed = model(images[:256]), small(images[:256])

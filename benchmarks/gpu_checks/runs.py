@@ -80,27 +80,28 @@ def command_line_with_meter(context: Context) -> Outcome:
     """Passed when `ecc profile`, `fit` and `compress` succeed with the meter, and the measured budget is met."""
     folder = context.folder
     copy_net(folder)
-    net = f"{NET}:build"
-    profile = run_python(
-        ["-m", "ecc", "profile", net, "--meter", "nvml", "--rows", str(ROWS), "-o", "net.profile"], folder, 120
-    )
+    meter, label = ("nvml", "measured") if context.device == "cuda" else (PLATFORM, "estimated")
+    net = f"{NET}:build_small" if context.small else f"{NET}:build"
+    words = ["-m", "ecc", "profile", net, "--meter", meter, "--rows", str(ROWS), "-o", "net.profile"]
+    profile = run_python(words, folder, 120)
     fit = run_python(["-m", "ecc", "fit", "net.profile", "-o", "energy.json", "--json"], folder, 60)
     words = ["-m", "ecc", "compress", net, "--energy", "energy.json", "--budget", BUDGET, "-o", "run", "-q"]
     steps = ["--train-steps", "100", "--steps", "150", "--tune-steps", "50", "--train-lr", "2e-3", "--lr", "1e-3"]
-    compress = run_python([*words, "--meter", "nvml", "--device", context.device, *steps], folder, 120)
+    compress = run_python([*words, "--meter", meter, "--device", context.device, *steps], folder, 120)
+    quality = json.loads(fit.output[fit.output.index("{") : fit.output.rindex("}") + 1])["quality"]
     found = summary_of(folder / "run")
     numbers = {
         "profile_seconds": profile.seconds,
         "rows": ROWS,
         "fit_seconds": fit.seconds,
-        "fit": json.loads(fit.output[fit.output.index("{") : fit.output.rindex("}") + 1]),
+        "fit": {name: value for name, value in quality.items() if isinstance(value, str | float | int)},
         "compress_seconds": compress.seconds,
         "budget": BUDGET,
         **found,
     }
-    good = found["met"] and found["label"] == "measured" and found["score"] >= 0.8
+    good = found["met"] and found["label"] == label and found["score"] >= 0.8
     summary = (
-        f"{percent(found['share_of_dense'])} of the measured joules (budget {BUDGET}), score "
+        f"{percent(found['share_of_dense'])} of the {label} joules (budget {BUDGET}), score "
         f"{percent(found['dense_score'])} -> {percent(found['score'])}, "
         f"profile of {ROWS} samples in {profile.seconds:.0f} s"
     )

@@ -1,0 +1,260 @@
+"""The runner of `make gpu` with checks made up for it, and the checks that a CPU can run in a short form."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+ROOT = Path(__file__).resolve().parent.parent
+SCRIPT = ROOT / "benchmarks" / "gpu_acceptance.py"
+MADE_UP = """
+import time
+from gpu_checks.common import Check, Outcome
+
+def good(context):
+    (context.folder / "file").write_text("")
+    return Outcome(True, f"ran on {context.device}", {"count": 3, "ratio": float("inf"), "share": 0.123456789})
+
+def bad(context):
+    return Outcome(False, "2 of 3 agree", {"agree": 2})
+
+def raises(context):
+    raise ValueError("first line\\nsecond line")
+
+def hangs(context):
+    time.sleep(60)
+
+CHECKS = (
+    Check("good", "a good one", good, 60, measures_energy=True),
+    Check("bad", "a bad one", bad, 60),
+    Check("raises", "one that raises", raises, 60),
+    Check("hangs", "one that hangs", hangs, 1),
+)
+"""
+
+
+@pytest.fixture
+def benchmarks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+
+
+@pytest.fixture
+def acceptance(benchmarks: None) -> ModuleType:
+    import gpu_acceptance
+
+    return gpu_acceptance
+
+
+def called(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    (folder / "made_up.py").write_text(MADE_UP)
+    paths = [str(ROOT / "src"), str(ROOT / "benchmarks"), str(folder)]
+    return subprocess.run(
+        [sys.executable, str(SCRIPT), *words],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+
+# ---------------------------------------------------------------- the runner
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_cuda_it_says_so_in_one_line(acceptance: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    assert acceptance.main([]) == 2
+    assert capsys.readouterr().err.splitlines() == [
+        "make gpu needs a CUDA device, and torch finds none here; run it on a machine with one."
+    ]
+
+
+def test_the_checks_are_listed_and_unknown_ones_refused(
+    acceptance: ModuleType, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(acceptance, "prepare_path", lambda vendor: [])
+    assert acceptance.main(["--list"]) == 0
+    listed = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
+    assert {"tests", "tracing", "settings", "own_loop", "command_line", "resume", "amp"} < set(listed)
+    assert acceptance.main(["--device", "cpu", "--only", "setings"]) == 2
+    assert "--only setings: no such check; there are tests," in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_every_check_is_recorded_and_one_failure_fails_all(tmp_path: Path) -> None:
+    out = tmp_path / "made.json"
+    common = ("--checks", "made_up", "--device", "cpu", "--vendor", str(tmp_path / "none"), "--out", str(out))
+    found = called(*common, folder=tmp_path)
+    assert found.returncode == 1, found.stderr
+    record = json.loads(out.read_text())
+    assert record["passed"] is False
+    assert {"commit", "torch", "python", "date", "command", "cpu"} <= set(record["environment"])
+    checks = record["checks"]
+    assert list(checks) == ["good", "bad", "raises", "hangs"]
+    assert checks["good"]["passed"]
+    assert checks["good"]["numbers"] == {"count": 3, "ratio": "inf", "share": 0.12346}
+    assert checks["good"]["summary"] == "ran on cpu"
+    assert (checks["bad"]["passed"], checks["bad"]["numbers"]) == (False, {"agree": 2})
+    assert checks["raises"]["summary"] == "ValueError: first line"
+    assert "second line" in checks["raises"]["error"]
+    assert checks["hangs"]["summary"].startswith("stopped after ")
+    assert "FAILED  bad" in found.stdout
+    assert "1 of 4 checks passed" in found.stdout
+    alone = called(*common, "--only", "good", folder=tmp_path)
+    assert alone.returncode == 0, alone.stdout + alone.stderr
+    assert list(json.loads(out.read_text())["checks"]) == ["good"]
+
+
+def test_only_packages_that_are_missing_are_unpacked(acceptance: ModuleType, tmp_path: Path) -> None:
+    for name in ("pytest-99.0-py3-none-any.whl", "no_such_package-1.0-py3-none-any.whl"):
+        with zipfile.ZipFile(tmp_path / name, "w") as wheel:
+            wheel.writestr(f"{name.partition('-')[0]}/__init__.py", "")
+    into = tmp_path / "site"
+    assert acceptance.unpack_missing(tmp_path, into) == ["no_such_package"]
+    assert [path.name for path in into.iterdir()] == ["no_such_package"]
+
+
+# ---------------------------------------------------------------- the table
+
+
+def test_no_file_gives_no_section(benchmarks: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import gpu_table
+
+    monkeypatch.setattr(gpu_table, "RESULTS", tmp_path)
+    assert gpu_table.gpu_section() == ""
+
+
+def test_the_section_shows_each_check_and_marks_cells_unlike_the_cpu(benchmarks: None) -> None:
+    import gpu_table
+
+    cells = {"cpu": {"count": "12/13", "same_groups": True}, "defaults": {"count": "0/13", "same_groups": False}}
+    checks: dict[str, Any] = {
+        "tests": {"title": "tests", "passed": True, "seconds": 61.4, "summary": "27 of 27", "numbers": {}},
+        "settings": {
+            "title": "settings",
+            "passed": False,
+            "seconds": 30.0,
+            "summary": "1 cell",
+            "numbers": {"table": {"resnet18": cells}},
+        },
+    }
+    found = {"environment": {"gpu": "H200", "commit": "0123456789abcdef"}, "seconds": 90.6, "checks": checks}
+    text = gpu_table.section_of(found, "the origin")
+    assert "on an H200: 1 of 2 checks passed in 91 s, at commit 0123456789ab." in text
+    assert "| tests | passed | 61 | 27 of 27 |" in text
+    assert "| settings | FAILED | 30 | 1 cell |" in text
+    assert "| resnet18 | 12/13 | **0/13** |" in text
+    assert text.endswith("the origin\n\n")
+
+
+# ---------------------------------------------------------------- checks on the CPU
+
+
+def test_a_column_that_differs_or_a_setting_that_changes_fails(benchmarks: None) -> None:
+    from gpu_checks.settings import judge
+
+    good = {"count": "3/4", "same_groups": True, "changed": []}
+    assert judge({"net": {"cpu": good, "defaults": good}}).passed
+    assert not judge({"net": {"cpu": good, "defaults": good | {"count": "0/4", "same_groups": False}}}).passed
+    changed = judge({"net": {"cpu": good, "defaults": good | {"changed": ["cuDNN TF32"]}}})
+    assert not changed.passed
+    assert changed.numbers["not_restored"] == ["net defaults: cuDNN TF32"]
+    assert not judge({}).passed
+
+
+def test_all_columns_of_a_small_network_are_equal(benchmarks: None) -> None:
+    from gpu_checks.settings import COLUMNS, row_of
+
+    def make() -> nn.Module:
+        first, second = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 6, 3)
+        return nn.Sequential(first, nn.BatchNorm2d(8), nn.ReLU(), second, nn.Flatten(), nn.Linear(6 * 16, 5))
+
+    cells = row_of(make, 8, "cpu")
+    assert tuple(cells) == COLUMNS
+    assert {cell["count"] for cell in cells.values()} == {"2/3"}
+    assert all(cell["same_groups"] and not cell["changed"] for cell in cells.values())
+
+
+def test_a_setting_left_changed_is_seen(benchmarks: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    from gpu_checks import settings
+
+    import ecc
+
+    def careless(model: nn.Module, example: torch.Tensor) -> Any:
+        torch.backends.cudnn.benchmark = not torch.backends.cudnn.benchmark
+        torch.rand(1)
+        return ecc.graph.trace_channels(model, example)
+
+    monkeypatch.setattr(settings.ecc, "trace_channels", careless)
+    before = torch.backends.cudnn.benchmark
+    try:
+        found = settings._traced(nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 3)).eval(), torch.randn(2, 4))
+    finally:
+        torch.backends.cudnn.benchmark = before
+    assert found["changed"] == ["cuDNN benchmark", "random state on CPU"]
+
+
+def test_groups_that_differ_are_named(benchmarks: None) -> None:
+    from gpu_checks.tracing_worker import compared
+
+    import ecc
+
+    net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+    example = torch.randn(2, 4)
+    whole, frozen = ecc.trace_channels(net, example), ecc.trace_channels(net, example, freeze="0")
+    assert compared(whole, whole) == {"status": "same", "groups": 2, "prunable": 1}
+    found = compared(whole, frozen)
+    assert (found["status"], found["prunable"], found["prunable_on_cuda"]) == ("different", 1, 0)
+    assert found["detail"].startswith("1 groups differ, such as 0 (")
+    assert compared(whole, "RuntimeError: no")["detail"] == "CUDA: RuntimeError: no"
+
+
+def test_slower_or_different_networks_fail(benchmarks: None) -> None:
+    from coverage_networks import CLASSIFICATION
+    from gpu_checks.tracing import judge
+
+    row = {"kind": CLASSIFICATION, "name": "a", "status": "same", "cpu_seconds": 2.0, "cuda_seconds": 1.5}
+    assert judge([row]).passed
+    assert not judge([row, row | {"status": "failed"}]).passed
+    slow = judge([row, row | {"name": "b", "cpu_seconds": 1.0, "cuda_seconds": 1.2}])
+    assert not slow.passed
+    assert slow.numbers["classifiers"]["slower_on_cuda"] == ["b"]
+    assert not judge([]).passed
+
+
+def test_the_readme_has_what_is_moved_to_the_device(benchmarks: None) -> None:
+    from gpu_checks.loops import moved_to, readme_scripts
+
+    train, compress = moved_to("cuda", readme_scripts())
+    assert 'model = Net().to("cuda")' in train
+    assert "images.to('cuda')" in train
+    assert "EccSolver" in compress
+
+
+@pytest.mark.slow
+def test_mixed_precision_runs_on_the_cpu(benchmarks: None, tmp_path: Path) -> None:
+    from gpu_checks.common import Context
+    from gpu_checks.loops import amp_with_grad_scaler
+
+    found = amp_with_grad_scaler(Context("cpu", tmp_path, small=True))
+    assert found.passed, found
+    assert found.numbers["share_of_macs"] <= 0.5
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", ["own_loop", "resume", "command_line", "two_processes"])
+def test_a_check_passes_on_the_cpu_in_its_short_form(name: str, tmp_path: Path) -> None:
+    out = tmp_path / "found.json"
+    found = called("--device", "cpu", "--small", "--only", name, "--out", str(out), folder=tmp_path)
+    assert found.returncode == 0, found.stdout + found.stderr
+    assert json.loads(out.read_text())["checks"][name]["passed"]
