@@ -11,6 +11,7 @@ import re
 import sys
 
 from evidence_page import LONG, long_page, section
+from gpu_table import gpu_section
 from result_tables import (
     ROOT,
     compressed,
@@ -196,7 +197,7 @@ TF32 with contiguous tensors all the same, because pruning goes farthest there.
 
 {origin("floors.json")}
 
-{section()}## What a step costs
+{section()}{gpu_section()}## What a step costs
 
 A training step with `EccSolver`, in the ramp of a solve of 20,000 steps, over one with fused Adam; *literal* does the
 work layer by layer at every step. The goals were {steps_verdict("step_time.json")}, and
