@@ -17,7 +17,7 @@ from ecc.export import job, latency
 from ecc.export.formats import FORMATS, Format
 from ecc.export.job import dense_of, export_model, export_run
 from ecc.export.loading import load_slim
-from ecc.graph import gap
+from ecc.graph import max_relative_diff
 from ecc.training import save_state
 from export.runs import SmallNet, finished_run, small_task
 
@@ -57,7 +57,7 @@ def test_every_format_comes_with_its_proof(monkeypatch: pytest.MonkeyPatch, tmp_
     assert (integers.tolerance, integers.beside_bytes) == (None, onnx.bytes)
     assert integers.score is not None
     assert "quantising, static" in told
-    assert gap(slim, load_slim(SmallNet(), found.folder), task.example_input) == 0
+    assert max_relative_diff(slim, load_slim(SmallNet(), found.folder), task.example_input) == 0
     assert json.loads((found.folder / "widths.json").read_text()) == {"conv1": 5, "conv2": 7}
 
     export_run(tmp_path / "run", task, formats=["safetensors", "pt2", "onnx"])  # the same bytes again
@@ -122,6 +122,19 @@ def test_any_network_can_be_written(tmp_path: Path) -> None:
         export_model(model, example, tmp_path / "net.bin")
 
 
+@pytest.mark.parametrize("ending", ["pt2", "torchscript"])
+def test_a_network_with_hooks_can_be_written(ending: str, tmp_path: Path) -> None:
+    net, heard = SmallNet(), []
+    first = next(module for module in net.modules() if isinstance(module, nn.Conv2d))
+    first.register_forward_hook(lambda module, args, output: heard.append(output.mean().item()))
+    net.register_forward_hook(lambda module, args, output: output * 3)
+    made = export_model(net, small_task().example_input, tmp_path / f"net.{ending}")
+    assert made.tolerance is not None
+    assert made.error <= made.tolerance
+    assert heard == []
+    assert len(first._forward_hooks) == 1
+
+
 def test_what_cannot_be_done_is_said_before_anything_is_written(tmp_path: Path) -> None:
     task = small_task()
     finished_run(tmp_path / "run", task)
@@ -178,9 +191,9 @@ def test_a_batch_that_is_nonsense_is_not_followed(tmp_path: Path) -> None:
 
 def test_the_dense_network_has_the_weights_that_the_run_trained(tmp_path: Path) -> None:
     trained, fresh = SmallNet(), SmallNet()
-    assert gap(fresh, dense_of(fresh, tmp_path), torch.ones(1, 3, 8, 8)) == 0
+    assert max_relative_diff(fresh, dense_of(fresh, tmp_path), torch.ones(1, 3, 8, 8)) == 0
     save_state(tmp_path / "dense.safetensors", trained.state_dict())
-    assert gap(trained, dense_of(fresh, tmp_path), torch.ones(1, 3, 8, 8)) == 0
+    assert max_relative_diff(trained, dense_of(fresh, tmp_path), torch.ones(1, 3, 8, 8)) == 0
     save_state(tmp_path / "dense.safetensors", nn.Linear(2, 2).state_dict())
     with pytest.raises(BadFile, match="belongs to another network"):
         dense_of(fresh, tmp_path)

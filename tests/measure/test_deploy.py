@@ -48,6 +48,21 @@ def test_a_model_runs_in_eval_and_inference_mode_and_is_left_as_it_was() -> None
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
+def test_hooks_that_observe_are_not_run_and_others_are() -> None:
+    model, heard = Spy(), []
+    wanted = model.eval()(random := torch.randn(2, 3, 8, 8)) * 2
+    model.conv.register_forward_hook(lambda *_: heard.append(1))
+    model.drop.register_forward_hook(lambda module, args, output: output * 2)
+    with deployed(model, random, input_data="example") as ready:
+        for _ in range(3):
+            output = ready.run()
+        assert isinstance(output, Tensor)
+        assert torch.allclose(output, wanted)
+    assert heard == []
+    assert len(model.seen) == 1
+    assert len(model.conv._forward_hooks) == 1
+
+
 def test_training_is_restored_after_a_failure() -> None:
     model = Spy().train()
     with pytest.raises(RuntimeError, match="boom"), deployed(model, image()):
@@ -183,11 +198,23 @@ def test_the_switches_of_torch_are_set_and_put_back(tf32: bool) -> None:
     assert precisions() == before
 
 
-def test_older_versions_of_torch_have_other_switches(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Switch:
-        allow_tf32 = True
-        benchmark = False
+class Switch:
+    allow_tf32 = True
+    benchmark = False
 
+
+def test_autotuning_is_limited_where_torch_was_built_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Limited(Switch):
+        benchmark_limit = 10
+
+    cudnn = Limited()
+    monkeypatch.setattr(torch.backends, "cudnn", cudnn)
+    with deploy._switches(tf32=False, cudnn_autotune=True, autotune_limit=3):
+        assert (cudnn.benchmark, cudnn.benchmark_limit) == (True, 3)
+    assert (cudnn.benchmark, cudnn.benchmark_limit) == (False, 10)
+
+
+def test_older_versions_of_torch_have_other_switches(monkeypatch: pytest.MonkeyPatch) -> None:
     cudnn, matmul = Switch(), Switch()
     monkeypatch.setattr(torch.backends, "cudnn", cudnn)
     monkeypatch.setattr(torch.backends.cuda, "matmul", matmul)

@@ -23,6 +23,8 @@ from torch import nn
 from ecc.constants import EXPORT_FORMATS
 from ecc.errors import BadFile, CannotExport
 from ecc.files import alone, read_bytes, remove_abandoned, temporary, umask
+from ecc.graph.capture import as_call
+from ecc.graph.hooks import without_observers
 from ecc.graph.proof import outputs_of
 from ecc.graph.rebuild import whole_state
 from ecc.task import Inputs, Task, batch_of, checked_input, with_batch
@@ -227,8 +229,9 @@ def _refuse_unfit(slim: nn.Module, example_input: Inputs, run: Path) -> None:
 
 def _made(model: nn.Module, example_input: Inputs, path: Path, name: str) -> Exported:
     model.eval()
-    FORMATS[name].write(model, example_input, path)
-    return _record(name, path, prove_export(model, opened(name, path), example_input, what=path.name))
+    with without_observers(model, *as_call(example_input)) as followed:
+        FORMATS[name].write(followed, example_input, path)
+        return _record(name, path, prove_export(followed, opened(name, path), example_input, what=path.name))
 
 
 def _record(name: str, path: Path, proof: Proof) -> Exported:
@@ -255,7 +258,8 @@ def _safetensors(
 def _timed(made: Exported, dense: nn.Module, example_input: Inputs, timed: Inputs, shop: Path) -> Exported:
     """The dense network in the same format, for its size and its latency; it is not kept."""
     other = shop / ".dense.onnx"
-    FORMATS["onnx"].write(dense, example_input, other)
+    with without_observers(dense, *as_call(example_input)) as followed:
+        FORMATS["onnx"].write(followed, example_input, other)
     latency = compare_latency(other, shop / made.file, timed)
     size = other.stat().st_size
     other.unlink()

@@ -78,7 +78,7 @@ def rebuilt(model: Net, made: Mapping[int, Tensor]) -> Net:
     modules = list(model.modules())
     twins = {id(module): module.__class__.__new__(module.__class__) for module in modules}
     memo: dict[int, Any] = {**twins, **made}
-    hooks = [table for module in modules for name, table in vars(module).items() if name in _HOOKS and table]
+    hooks = [table for module in modules for name in _HOOKS if (table := vars(module).get(name))]
     memo.update({id(table): OrderedDict() for table in hooks})  # handles that modules keep refer to them
     functions: list[tuple[dict[str, Any], str]] = []
     for module in modules:

@@ -1,0 +1,105 @@
+"""Hugging Face's models hook their layers when they are first asked for hidden states or attentions."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from ecc.graph import ChannelGraph, max_relative_diff, slim, trace_channels, zero_channels_
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # of its dependencies at import
+    transformers = pytest.importorskip("transformers", reason="the extra `transformers` is not installed")
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning"),
+]
+
+SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
+TEXT = {**SMALL, "vocab_size": 50, "max_position_embeddings": 32}
+
+
+def bert() -> nn.Module:
+    return transformers.BertModel(transformers.BertConfig(**TEXT))
+
+
+def vit() -> nn.Module:
+    return transformers.ViTModel(transformers.ViTConfig(**SMALL, image_size=16, patch_size=4))
+
+
+def llama() -> nn.Module:
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**TEXT, num_key_value_heads=2, use_cache=False))
+
+
+def segformer() -> nn.Module:
+    config = transformers.SegformerConfig(
+        depths=[1, 1, 1, 1], hidden_sizes=[8, 16, 24, 32], num_attention_heads=[1, 2, 2, 4], decoder_hidden_size=16
+    )
+    return transformers.SegformerForSemanticSegmentation(config)
+
+
+def tokens() -> dict[str, Any]:
+    return {"input_ids": torch.randint(0, 50, (2, 9))}
+
+
+def pixels(size: int) -> Callable[[], dict[str, Any]]:
+    return lambda: {"pixel_values": torch.randn(2, 3, size, size)}
+
+
+MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], dict[str, Any]]]] = {
+    "bert": (bert, tokens),
+    "vit": (vit, pixels(16)),
+    "llama": (llama, tokens),
+    "segformer": (segformer, pixels(32)),
+}
+
+
+def facts(graph: ChannelGraph) -> dict[str, tuple[int, str | None]]:
+    return {group.name: (group.width, group.frozen) for group in graph.groups}
+
+
+def hooks_of(net: nn.Module) -> int:
+    return sum(len(module._forward_hooks) for module in net.modules())
+
+
+@pytest.mark.parametrize("flag", ["output_hidden_states", "output_attentions"])
+@pytest.mark.parametrize("name", MODELS)
+def test_the_graph_is_the_same_once_a_model_was_asked_for_more(name: str, flag: str) -> None:
+    build, make_inputs = MODELS[name]
+    net, inputs = build().eval(), make_inputs()
+    if flag == "output_attentions":
+        net.set_attn_implementation("eager")
+    wanted = trace_channels(net, inputs)
+    net(**inputs, **{flag: True})
+    if not hooks_of(net):
+        pytest.skip("this version of transformers registers no hooks")
+    graph = trace_channels(net, inputs)
+    assert facts(graph) == facts(wanted)
+    assert graph.notes == wanted.notes
+    zero_channels_(net, graph, {group.name: [0] for group in graph.prunable})
+    small = slim(net, graph)
+    assert hooks_of(small) == hooks_of(net)
+    assert max_relative_diff(net, small, inputs) < 1e-5
+    asked = {**inputs, flag: True}
+    ours, theirs = small(**asked), net(**asked)
+    assert [t.shape for t in ours[flag[7:]]] == [t.shape for t in theirs[flag[7:]]]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_hidden_states_that_are_asked_for_are_outputs(name: str) -> None:
+    build, make_inputs = MODELS[name]
+    net, inputs = build().eval(), {**make_inputs(), "output_hidden_states": True}
+    wanted = trace_channels(net, inputs)
+    net(**inputs)
+    graph = trace_channels(net, inputs)  # the hooks are what makes them outputs
+    assert facts(graph) == facts(wanted)
+    zero_channels_(net, graph, {group.name: [0] for group in graph.prunable})
+    small = slim(net, graph)
+    for one, other in zip(small(**inputs).hidden_states, net(**inputs).hidden_states, strict=True):
+        assert torch.allclose(one, other, atol=1e-5)
