@@ -33,7 +33,6 @@ PARTS: tuple[tuple[Any, str, str], ...] = (
     (dynamics.Paced, "advance", "solver, removal"),
     (scores.Readers, "set_mask", "solver, new masks"),
     (scores.Readers, "apply_mask_", "solver, masks"),
-    (loop._Loop, "_add", "sum of losses"),
     (loop._Loop, "_after_step", "log and checkpoint"),
     (Landing, "after_step", "budget"),
     (compress, "solver_facts", "log of the solver"),

@@ -270,7 +270,7 @@ class PlainLoop:
 
     Args:
         model: Is copied.
-        teacher: ECC's; its network is used as it is. None for no distillation.
+        teacher: ECC's; its network is copied. None for no distillation.
         batches: Endless.
         loss: Of the task.
         precision: `bf16` or `fp32`.
@@ -289,8 +289,9 @@ class PlainLoop:
         cuda_graph: bool,
         log_every: int,
     ) -> None:
-        self.model = copy.deepcopy(model).train().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self.teacher, self.batches, self.loss = teacher, batches, loss
+        self.model = channels_last(copy.deepcopy(model)).train()
+        self.teacher = None if teacher is None else channels_last(copy.deepcopy(teacher.model))
+        self.batches, self.loss = batches, loss
         self.device = next(model.parameters()).device
         self.dtype = torch.bfloat16 if precision == "bf16" else None
         self.log_every, self.step = log_every, 0
@@ -324,7 +325,7 @@ class PlainLoop:
             loss = self.loss(outputs, labels)
             if self.teacher is not None:
                 with torch.no_grad():
-                    goal = self.teacher.model(images)
+                    goal = self.teacher(images)
                 loss = DISTILL * F.mse_loss(outputs.float(), goal.float()) + (1 - DISTILL) * loss
         loss.backward()
         return loss.detach()
@@ -348,6 +349,12 @@ class PlainLoop:
             return loss
 
         return replay
+
+
+def channels_last(model: nn.Module) -> nn.Module:
+    """The same network, its weights in the other memory format."""
+    found: nn.Module = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # not in the stubs
+    return found
 
 
 def wait(device: torch.device) -> None:

@@ -41,6 +41,7 @@ GOAL = 1.05
 SOLVE_STEPS = 2_000  # the default of `ecc compress`: it decides how often channels are removed
 NARROW = 0.25  # the budget is midway between the dense network and one of this share of its widths
 PROFILED = 64  # images in a batch of the energy model
+MEMORY = Path("/dev/shm")  # checkpoints are written between the blocks: not to a disk, which takes seconds
 NAMES = {"solve": "prune", "tune": "finetune"}
 
 
@@ -159,8 +160,8 @@ def measured(
     name: str, build: Callable[[], Task], batches: Batches, device: torch.device, options: argparse.Namespace
 ) -> list[dict[str, Any]]:
     """One row for each way to train."""
-    rows = []
-    with tempfile.TemporaryDirectory() as temporary:
+    rows, started = [], time.perf_counter()
+    with tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None) as temporary:
         folder = Path(temporary)
         settings = settings_of(device, options.steps)
         compression = compression_of(build(), device, folder, settings, quick=options.quick)
@@ -170,7 +171,7 @@ def measured(
                 plan = Plan(batches, options.warm_up, options.steps, options.blocks, options.seconds)
                 compression.watched(folder / f"run-{cuda_graph}-{distill}", plan.begin)
                 rows.append({"cuda_graph": cuda_graph, "distillation": distill > 0, **summarised(plan.found)})
-                print(shown(name, rows[-1]), flush=True)
+                print(f"{shown(name, rows[-1])}   ({time.perf_counter() - started:.0f} s)", flush=True)
                 wait(device)
                 if device.type == "cuda":
                     torch.cuda.empty_cache()

@@ -127,6 +127,29 @@ def test_drawing_leaves_the_random_numbers_of_the_network_alone() -> None:
     assert torch.equal(torch.rand(3), expected)
 
 
+@pytest.mark.parametrize("is_seeded", [False, True])
+def test_generators_of_batches_that_have_their_own_are_left_alone(is_seeded: bool) -> None:
+    drawn = []
+
+    class Batches(list[Any]):
+        def __getitem__(self, index: Any) -> Any:
+            drawn.append(random.random())
+            return super().__getitem__(index)
+
+    def train_batches(epoch: int) -> Batches:
+        batches = Batches(numbered(epoch))
+        batches.is_seeded = is_seeded  # type: ignore[attr-defined]  # set as a user would
+        return batches
+
+    random.seed(5)
+    assert numbers(stream_of(train_batches), 3) == [0, 1, 2]
+    after = random.random()
+    random.seed(5)
+    plain = [random.random() for _ in range(4)]
+    assert (drawn == plain[:3]) == is_seeded
+    assert after == plain[3 if is_seeded else 0]
+
+
 def test_a_resumed_sequence_fetches_nothing_twice_and_skip_is_used() -> None:
     made: list[Numbered] = []
 

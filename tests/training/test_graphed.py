@@ -11,7 +11,7 @@ from ecc.errors import EccError
 from ecc.training.batches import BatchStream
 from ecc.training.distillation import Teacher
 from ecc.training.distributed import World
-from ecc.training.graphed import WORTH_IT, GraphedPass
+from ecc.training.graphed import CALLS, WORTH_IT, GraphedFunction, GraphedPass
 from ecc.training.loop import Trained, train
 from ecc.training.settings import TrainSettings
 from training.toys import Net, fit, same_weights, toy_task
@@ -118,3 +118,50 @@ def _pass(model: Net, batch: Any) -> Tensor:
     loss = F.cross_entropy(model(batch[0]), batch[1])
     loss.backward()
     return loss.detach()
+
+
+def test_a_function_of_tensors_is_called_as_it_is_off_the_gpu() -> None:
+    seen = []
+
+    def double(one: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
+        seen.append(one)
+        return 2 * one, other.clone()
+
+    graphed = GraphedFunction(double)
+    for number in range(CALLS + 2):
+        twice, same = graphed(torch.full((2,), float(number)), torch.ones(1))
+        assert twice.tolist() == [2 * number] * 2
+        assert same.tolist() == [1.0]
+    assert len(seen) == CALLS + 2
+
+
+@pytest.mark.gpu
+def test_a_function_of_tensors_is_replayed_on_a_gpu() -> None:
+    seen = []
+
+    def double(one: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
+        seen.append(one)
+        return 2 * one, other.flip(0)
+
+    graphed, kept = GraphedFunction(double), []
+    for number in range(CALLS + 4):
+        twice, turned = graphed(torch.full((2,), float(number)).cuda(), torch.tensor([number, 0]).cuda())
+        kept.append((twice, turned))
+    assert len(seen) == CALLS + 1, "the calls before, and the capture"
+    for number, (twice, turned) in enumerate(kept):
+        assert twice.tolist() == [2 * number] * 2
+        assert turned.tolist() == [0, number]
+    longer, _ = graphed(torch.ones(3).cuda(), torch.zeros(1).cuda())
+    assert longer.tolist() == [2.0] * 3
+
+
+@pytest.mark.gpu
+def test_a_function_that_looks_at_values_is_called_as_it_is() -> None:
+    def nosy(one: Tensor) -> tuple[Tensor]:
+        return (one + 1,) if float(one) > 2 else (one - 1,)
+
+    graphed = GraphedFunction(nosy)
+    for number in range(CALLS + 3):
+        (found,) = graphed(torch.tensor(float(number)).cuda())
+        assert float(found) == (number + 1 if number > 2 else number - 1)
+    assert torch.rand(2, device="cuda").shape == (2,), "the generator is as it was"

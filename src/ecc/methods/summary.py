@@ -71,13 +71,14 @@ def summary_of(
 def solver_facts(solver: EccSolver, costs: Sequence[Cost], step: int) -> dict[str, Any]:
     """Where the solver stands, as a line of the history."""
     spent = {cost.resource: float(amount) for cost, amount in zip(costs, solver.spent, strict=True)}
+    duals = solver.duals
     return {
         "phase": "solver",
         "step": step,
         "spent": spent,
         "target": solver.target,
-        "energy_dual": solver.duals.energy,
-        "width_duals": solver.duals.width,
+        "energy_dual": duals.energy,
+        "width_duals": duals.width,
         "widths": solver.widths,
     }
 

@@ -1,14 +1,15 @@
 """`GraphedPass`: forward and backward of a step as one CUDA graph, replayed batch after batch.
 
 A small network starves a large GPU: its kernels end before the host has started the next ones. A graph starts all of
-them at once. Data, optimizer and everything a method does between two passes stay outside of it.
+them at once. Data, optimizer and everything a method does between two passes stay outside of it. `GraphedFunction` does
+the same for a function of tensors, such as a method's decision.
 """
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -22,6 +23,10 @@ WARM_UP = 3
 """Passes before the capture, in which libraries choose their kernels; what they did to the network is undone."""
 WORTH_IT = 20
 """Steps from which on a graph saves more time than its making takes."""
+CALLS = 3
+"""Calls of a function before it is captured."""
+ALONE = "thread_local"
+"""What other threads do, such as pinning memory for a DataLoader, does not disturb a capture."""
 
 
 class GraphedPass:
@@ -79,7 +84,7 @@ class GraphedPass:
                 with _nothing_waits():  # a capture that fails half-way would leave the random generator unusable
                     self._run(self._batch)
             torch.cuda.current_stream(device).wait_stream(aside)
-            with torch.cuda.graph(graph):
+            with torch.cuda.graph(graph, capture_error_mode=ALONE):
                 self._loss = self._run(self._batch)
         except RuntimeError as error:
             if isinstance(error, torch.OutOfMemoryError):
@@ -94,6 +99,52 @@ class GraphedPass:
             for buffer, before in buffers:
                 buffer.copy_(before)
         torch.cuda.set_rng_state(random, device)
+
+
+class GraphedFunction:
+    """A function of tensors, called as it is at first, and by its CUDA graph then.
+
+    Off the GPU, for inputs of other shapes, and where it cannot be captured, it is always called as it is. To prepare a
+    call by the graph takes the host as long as a few kernels, however many the function has.
+
+    Args:
+        function: Depends on its inputs, on tensors that stay where they are, and on nothing else; draws no random
+            numbers.
+    """
+
+    def __init__(self, function: Callable[..., tuple[Tensor, ...]]) -> None:
+        self._function = function
+        self._calls = 0
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._inputs: list[Tensor] = []
+        self._outputs: tuple[Tensor, ...] = ()
+
+    def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        """What the function returns; the tensors are the caller's."""
+        if not all(tensor.is_cuda for tensor in inputs) or torch.cuda.is_current_stream_capturing():
+            return self._function(*inputs)
+        self._calls += 1
+        if self._calls == CALLS:
+            return self._captured(inputs)
+        if self._graph is None or _shapes((inputs, ())) != _shapes((self._inputs, ())):
+            return self._function(*inputs)
+        torch._foreach_copy_(self._inputs, list(inputs))
+        self._graph.replay()
+        return tuple(tensor.clone() for tensor in self._outputs)
+
+    def _captured(self, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Captures the function if it can be; what it returns, without the graph."""
+        try:
+            with _nothing_waits():
+                found = self._function(*inputs)
+        except RuntimeError:  # it looks at values, and cannot be captured
+            return self._function(*inputs)
+        mine, graph = [tensor.clone() for tensor in inputs], torch.cuda.CUDAGraph()
+        with torch.cuda.device(inputs[0].device), suppress(RuntimeError):
+            with torch.cuda.graph(graph, capture_error_mode=ALONE):
+                self._outputs = self._function(*mine)
+            self._inputs, self._graph = mine, graph
+        return found
 
 
 @contextmanager

@@ -64,3 +64,35 @@ def test_what_the_paper_does_not_have_is_refused() -> None:
         Literal("paper", LADDER, LIMITS, FLOORS, 8, ALIVE)
     with pytest.raises(ValueError, match="one cost and no rounding"):
         Literal("paper", LADDER, Limits([COST, COST], bare_graph(FULL), "cpu"), FLOORS, 1, ALIVE)
+
+
+def test_what_is_allowed_may_be_numbers_or_tensors() -> None:
+    """On a GPU an update is a function of tensors alone, so that a CUDA graph can hold it."""
+    numbers, tensors = made("pace"), made("pace")
+    assert isinstance(tensors, Paced)
+    for step in (3, 5, 7):
+        before = tensors.state
+        allowed = torch.tensor([SCHEDULE.shares(step), SCHEDULE.end], dtype=torch.float64)
+        alive, energies, margin = tensors._updated(*before[:3], SCORES, allowed, before.least)
+        tensors.load([alive, energies, margin, before.least])
+        numbers.advance(SCORES, SCHEDULE, step, 1e-2)
+        assert all(torch.equal(a, b) for a, b in zip(numbers.state, tensors.state, strict=True))
+    assert not numbers.alive.all()
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_the_same_channels_are_removed() -> None:
+    schedule, draw = Schedule((1.0,), (0.3,), 40, warm_up=0.1, ramp=0.8), torch.Generator().manual_seed(1)
+    cpu = Paced(LADDER, LIMITS, FLOORS, 1, ALIVE, plans=True)
+    gpu = Paced(
+        Ladder(FULL, "cuda"), Limits([COST], bare_graph(FULL), "cuda"), FLOORS.cuda(), 1, ALIVE.cuda(), plans=True
+    )
+    assert gpu._graphed is not None
+    for step in range(1, 41):
+        scores = torch.rand(14, generator=draw)
+        if schedule.updates_at(step):
+            cpu.advance(scores, schedule, step, 1e-2)
+            gpu.advance(scores.cuda(), schedule, step, 1e-2)
+            assert torch.equal(cpu.alive, gpu.alive.cpu()), step
+    assert gpu._graphed._graph is not None
+    assert not cpu.alive.all()

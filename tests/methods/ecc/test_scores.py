@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from ecc.graph import ChannelGraph, live_masks
 from ecc.graph.rebuild import named_tensors
+from ecc.methods.ecc import scores as scores_module
 from ecc.methods.ecc.scores import Readers, adam_metrics
 from methods.nets import NETS, traced, train
 
@@ -165,3 +166,26 @@ def test_slices_without_a_gradient_count_by_their_norm() -> None:
     norms = readers.scores([None] * len(readers.tensors))
     ratio = part.square() / norms
     torch.testing.assert_close(ratio[only], ratio[only][:1].expand(int(only.sum())), rtol=1e-4, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_live_channels_are_those_of_the_network(name: str) -> None:
+    net, _, graph = traced(name)
+    readers = Readers(net, graph, CPU)
+    readers.set_mask(torch.rand(graph.num_slots - 1, generator=torch.Generator().manual_seed(0)) > 0.4)
+    readers.apply_mask_()
+    live = readers.live().split([group.width for group in graph.groups])
+    for group, mine, theirs in zip(graph.groups, live, live_masks(net, graph), strict=True):
+        if group.frozen is None:
+            assert torch.equal(mine, theirs), group.name
+
+
+def test_products_are_the_same_however_many_are_made_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    net, example, graph = traced("digits")
+    net(example).square().mean().backward()
+    readers = Readers(net, graph, CPU)
+    at_once = readers.products()
+    assert at_once.any()
+    for most in (0, 100):
+        monkeypatch.setattr(scores_module, "_AT_ONCE", most)
+        assert torch.equal(readers.products(), at_once)

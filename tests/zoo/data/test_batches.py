@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import Any
 
@@ -35,9 +36,12 @@ def test_an_epoch_gives_the_same_batches_again_and_another_epoch_gives_others(da
     one, again, other = (list(epoch_of(data.train, PLAIN, 2, "cpu", epoch)) for epoch in (3, 3, 4))
     assert same(one, again)
     assert not same(one, other)
-    before = torch.get_rng_state()
-    list(epoch_of(data.train, PLAIN, 2, "cpu", 3))
+    before, others = torch.get_rng_state(), (random.getstate(), np.random.get_state()[1].tolist())  # noqa: NPY002 - seen
+    epoch = epoch_of(data.train, PLAIN, 2, "cpu", 3)
+    list(epoch)
     assert torch.equal(before, torch.get_rng_state())
+    assert others == (random.getstate(), np.random.get_state()[1].tolist())  # noqa: NPY002 - seen
+    assert epoch.is_seeded, "which the stream of batches relies on"  # type: ignore[attr-defined]
     torch.manual_seed(7)
     assert same(one, list(epoch_of(data.train, PLAIN, 2, "cpu", 3)))
 

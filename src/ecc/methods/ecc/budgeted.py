@@ -24,6 +24,7 @@ from ecc.methods.ecc.limits import TOLERANCE, Limit, Limits
 from ecc.methods.ecc.schedule import Schedule
 from ecc.methods.ecc.scores import METRICS, adam_metrics
 from ecc.methods.ecc.taylor import Taylor
+from ecc.training.optimizers import fused_on_gpu
 
 
 class Duals(NamedTuple):
@@ -332,7 +333,8 @@ class BudgetedOptimizer(Optimizer):
 
 def adam_of(model: nn.Module, lr: float) -> Adam:
     """Adam with the paper's settings over what is trained."""
-    return Adam([parameter for parameter in model.parameters() if parameter.requires_grad], lr=lr, betas=(0.9, 0.999))
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    return Adam(trained, lr=lr, betas=(0.9, 0.999), fused=fused_on_gpu(trained))
 
 
 def device_of(model: nn.Module) -> torch.device:

@@ -13,6 +13,10 @@ from ecc.methods.ecc.limits import Limits
 from ecc.methods.ecc.pace import Cut, Pace
 from ecc.methods.ecc.paper import PaperDynamics, PaperSettings, PaperState
 from ecc.methods.ecc.schedule import Schedule
+from ecc.training.graphed import GraphedFunction
+
+MOST_GRAPHED = 2**17
+"""Parts of a network up to which an update is a CUDA graph, which keeps its memory; single weights are more."""
 
 
 class Dynamics(Protocol):
@@ -75,6 +79,7 @@ class Paced:
         even: float = 0.0,
     ) -> None:
         self._pace, self._plans = Pace(ladder, limits, floors, round_to, left, even), plans
+        self._graphed = GraphedFunction(self._updated) if len(alive) <= MOST_GRAPHED else None
         self._unit = limits.dense[0] if len(limits.costs) == 1 else 1.0
         self.state = _Planned(*self._pace.start(alive), floors)
 
@@ -94,7 +99,20 @@ class Paced:
         cut, ends = Cut(*before), schedule.end
         if self._plans and schedule.plans_at(step):
             least = self._pace.plan(cut, scores, ends)
-        self.state = _Planned(*self._pace.update(cut, scores, schedule.shares(step), ends, least), least)
+        shares = schedule.shares(step)
+        if self._graphed is None or not scores.is_cuda:
+            self.state = _Planned(*self._pace.update(cut, scores, shares, ends, least), least)
+            return
+        allowed = torch.tensor([shares, ends], dtype=torch.float64, device="cpu").to(scores.device, non_blocking=True)
+        alive, next_energies, margin = self._graphed(*cut, scores, allowed, least)
+        self.state = _Planned(alive, next_energies, margin, least)
+
+    def _updated(
+        self, alive: Tensor, next_energies: Tensor, margin: Tensor, scores: Tensor, allowed: Tensor, least: Tensor
+    ) -> tuple[Tensor, ...]:
+        """`Pace.update` as a function of tensors: on a GPU its many small kernels are one CUDA graph."""
+        shares, ends = allowed
+        return self._pace.update(Cut(alive, next_energies, margin), scores, shares, ends, least)
 
     def duals(self, weight_lr: float) -> tuple[list[float], float]:
         """Read off the margin, see `pace.py`."""

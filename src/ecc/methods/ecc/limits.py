@@ -18,6 +18,9 @@ from ecc.errors import BadWidths, InfeasibleBudget
 Limit = str | float
 """`"60%"` of the dense network's cost, or a number in the cost's unit."""
 
+Shares = Sequence[float] | Tensor
+"""One for each cost, of what the dense network spends; as numbers, or as a vector on the device."""
+
 TOLERANCE = 1e-9  # relative; one sum of floats may differ from the same sum in another order
 
 
@@ -88,7 +91,7 @@ class Limits:
         """Each cost at one vector of widths, in its own unit."""
         return tuple(cost.value(widths.to(torch.float64)) for cost in self.costs)
 
-    def exceeded(self, widths: Tensor, shares: Sequence[float]) -> Tensor:
+    def exceeded(self, widths: Tensor, shares: Shares) -> Tensor:
         """For each row of widths, whether any cost is above its share."""
         over = [
             cost.value(widths) > share * dense
@@ -96,7 +99,7 @@ class Limits:
         ]
         return torch.stack(over).any(0)
 
-    def slope(self, widths: Tensor, shares: Sequence[float]) -> Tensor:
+    def slope(self, widths: Tensor, shares: Shares) -> Tensor:
         """Derivative of the cost in the widths, as a share of the dense cost for each channel.
 
         Several costs are mixed by the relative reduction that each still needs to reach its share, so that the one

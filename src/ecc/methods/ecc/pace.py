@@ -31,9 +31,10 @@ import torch
 from torch import Tensor
 
 from ecc.methods.ecc.ladder import Ladder, Rungs
-from ecc.methods.ecc.limits import Limits
+from ecc.methods.ecc.limits import Limits, Shares
 
 FANOUT = 64  # candidates a level of the search: two levels find one of 4,096 prefixes, three one of 262,144
+FANOUT_ON_GPU = 1024  # there a level costs its kernels, whatever their size
 SHARES = 128  # candidates for the widths that bind a plan
 ROOM = 0.9  # of what may be spent: what those widths may take, so that there is something to choose
 SWAPS = 2  # blocks of a plan that are too large for what is wanted, one after the other
@@ -100,8 +101,9 @@ class Pace:
         # First place of each block, were the width a multiple of round_to; `_items` shifts it.
         self._item_start = blocks.place * round_to
         self._within = torch.arange(round_to, device=device)
+        self._fanout = FANOUT if device.type == "cpu" else FANOUT_ON_GPU
         self._levels = 1
-        while FANOUT**self._levels <= len(self._item_group):
+        while self._fanout**self._levels <= len(self._item_group):
             self._levels += 1
 
     def start(self, alive: Tensor) -> Cut:
@@ -114,8 +116,8 @@ class Pace:
         self,
         before: Cut,
         scores: Tensor,
-        shares: Sequence[float],
-        ends: Sequence[float],
+        shares: Shares,
+        ends: Shares,
         least: Tensor | None = None,
     ) -> Cut:
         """Removes channels until every cost is within its share; none if they are already.
@@ -138,7 +140,7 @@ class Pace:
             torch.where(position > 0, last, before.margin),
         )
 
-    def _items(self, rungs: Rungs, ends: Sequence[float], floors: Tensor) -> _Items:
+    def _items(self, rungs: Rungs, ends: Shares, floors: Tensor) -> _Items:
         """All blocks, sorted by mean energy per cost."""
         group, step = self._item_group, self._round_to
         slope = self._limits.slope(rungs.widths.to(torch.float64), ends)
@@ -210,29 +212,29 @@ class Pace:
             removed, count = torch.where(better, removed, otherwise), torch.where(better, count, number)
         return widths - removed
 
-    def _search(self, items: _Items, widths: Tensor, shares: Sequence[float]) -> tuple[Tensor, Tensor]:
+    def _search(self, items: _Items, widths: Tensor, shares: Shares) -> tuple[Tensor, Tensor]:
         """The shortest prefix of the items without which all costs are within their shares.
 
         Costs never rise when channels go, so the prefixes that exceed come before those that do not, and each level
-        of the search looks at 64 prefixes at once and goes on between two of them.
+        of the search looks at many prefixes at once and goes on between two of them.
 
         Returns:
             Channels removed from each group, int64, and the number of items, 0-dimensional.
         """
-        groups = len(widths)
+        groups, fanout = len(widths), self._fanout
         position = torch.arange(len(items.groups), device=widths.device)
         low = torch.zeros((), dtype=torch.long, device=widths.device)
         removed = torch.zeros_like(widths)
         for level in reversed(range(self._levels)):
-            stride = FANOUT**level
+            stride = fanout**level
             bucket = torch.div(position - low, stride, rounding_mode="floor")
-            counted = torch.where((bucket >= 0) & (bucket < FANOUT), items.counts, 0)
-            cell = bucket.clamp(0, FANOUT - 1) * groups + items.groups
+            counted = torch.where((bucket >= 0) & (bucket < fanout), items.counts, 0)
+            cell = bucket.clamp(0, fanout - 1) * groups + items.groups
             # In whole numbers the order of summing does not matter, which on a GPU is any.
-            table = widths.new_zeros((FANOUT + 1) * groups).index_add(0, cell + groups, counted)
-            candidates = removed + table.view(FANOUT + 1, groups).cumsum(0)  # row k: k strides removed beyond `low`
+            table = widths.new_zeros((fanout + 1) * groups).index_add(0, cell + groups, counted)
+            candidates = removed + table.view(fanout + 1, groups).cumsum(0)  # row k: k strides removed beyond `low`
             exceeding = self._limits.exceeded((widths - candidates).to(torch.float64), shares).sum()
-            chosen = exceeding.clamp(max=FANOUT) if level == 0 else (exceeding - 1).clamp(0, FANOUT - 1)
+            chosen = exceeding.clamp(max=fanout) if level == 0 else (exceeding - 1).clamp(0, fanout - 1)
             low = low + chosen * stride
             removed = candidates.index_select(0, chosen.view(1)).squeeze(0)
         return removed, torch.minimum(low, (items.counts > 0).sum())

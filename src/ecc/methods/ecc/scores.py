@@ -52,6 +52,7 @@ class Readers:
             columns.setdefault(group.name, []).append(flat)
         self._channel_of = channel_of.to(device)
         self._sums, self._order = _by_degree(graph, columns, device)
+        self._unread = self._order == sum(len(index) for index in self._sums)
         self._always = torch.ones(1, dtype=torch.bool, device=device)
         self._masks = SliceMasks(self.tensors, [axis for _, axis in self._axes], device)
 
@@ -90,6 +91,14 @@ class Readers:
         )
         rate = found.square().sum() / seen.sum().clamp(min=torch.finfo(torch.float32).tiny)
         return (found.square() + rate * unseen).sqrt()
+
+    @torch.no_grad()
+    def live(self) -> Tensor:
+        """(channels,) bool: which channels some layer reads with a slice that is not zero, or no layer reads at all."""
+        columns = (
+            _column_sums(tensor.detach() != 0, axis) for tensor, (_, axis) in zip(self.tensors, self._axes, strict=True)
+        )
+        return (self._summed(columns) > 0) | self._unread
 
     def _summed(self, columns: Iterable[Tensor]) -> Tensor:
         """What the reading axes have, one value an index, summed for each channel."""

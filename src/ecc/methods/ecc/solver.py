@@ -12,8 +12,8 @@ from torch.optim import Optimizer
 from ecc.constants import MIN_SHARE
 from ecc.energy.cost import Cost
 from ecc.errors import EccWarning
-from ecc.graph import ChannelGraph, live_masks, zero_channels_
-from ecc.graph.surgery import check_before_slim, kept_masks
+from ecc.graph import ChannelGraph, zero_channels_
+from ecc.graph.surgery import check_before_slim
 from ecc.methods.ecc.budgeted import BudgetedOptimizer, Duals, adam_of, checked_ends, device_of, shares_of
 from ecc.methods.ecc.checks import check_optimizer
 from ecc.methods.ecc.dynamics import Dynamics, Literal, Paced
@@ -109,9 +109,10 @@ class EccSolver(BudgetedOptimizer):
         else:
             moves = Literal(dynamics, ladder, limits, floors, round_to, alive)
         schedule = Schedule(shares_of(limits, ladder.widths(alive)), ends, steps, warm_up, ramp)
+        self._readers = Readers(model, graph, device)
         super().__init__(
             inner,
-            Readers(model, graph, device),
+            self._readers,
             ladder,
             limits,
             floors,
@@ -132,12 +133,8 @@ class EccSolver(BudgetedOptimizer):
         These are the live ones, and dead ones to round up. Where a group began with less than its floor it counts as
         whole in the descent, as one that is not trained yet; what is still silent then is cut off all the same.
         """
-        masks = self._dynamics.alive.split(list(self._ladder.full_widths))
-        read = live_masks(self._model, self._graph)
-        live = [mask.to(alive.device) & alive for mask, alive in zip(read, masks, strict=True)]
-        kept = kept_masks(self._graph, live, self.round_to)
-        counts = torch.stack([mask.sum() for mask in kept]).tolist()
-        return dict(zip(self._names, counts, strict=True))
+        live = self._ladder.widths(self._readers.live() & self._dynamics.alive).tolist()
+        return dict(zip(self._names, self._graph.skeleton.padded(live, self.round_to), strict=True))
 
     def warn_if_unmet(self) -> None:
         """Warns if a budget is not met, with the way out; `slim` calls it. Waits for the device."""

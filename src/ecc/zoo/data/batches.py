@@ -13,6 +13,7 @@ from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from random import Random
 from typing import Any, overload
 
@@ -43,9 +44,7 @@ class Form:
 
     def normalised(self, images: Tensor) -> Tensor:
         """Floats from bytes `(batch, 3, height, width)`."""
-        mean, std = (
-            torch.tensor(value).view(1, 3, 1, 1).to(images.device, non_blocking=True) for value in (self.mean, self.std)
-        )
+        mean, std = (_colour(value, images.device) for value in (self.mean, self.std))
         return (images.float() / 255 - mean) / std
 
     def resized(self, images: Tensor) -> Tensor:
@@ -59,6 +58,12 @@ class Form:
         if labels.dim() == 1 or labels.shape[-2:] == self.size:
             return labels.long()
         return F.interpolate(labels[:, None].float(), self.size, mode="nearest-exact")[:, 0].long()
+
+
+@lru_cache(maxsize=64)
+def _colour(value: tuple[float, float, float], device: torch.device) -> Tensor:
+    """One number for each colour, on the device; it is copied there once."""
+    return torch.tensor(value).view(1, 3, 1, 1).to(device)
 
 
 def epoch_of(split: Split, form: Form, batch: int, device: torch.device | str, epoch: int) -> Sequence[Batch]:
@@ -97,6 +102,9 @@ class _Plan:
 
 class _Batches(Sequence[Batch]):
     """A sequence of batches, each made when it is asked for."""
+
+    is_seeded = True
+    """All random numbers come from the seed of the plan; see `BatchStream`."""
 
     def __init__(self, plan: _Plan) -> None:
         self._plan = plan
@@ -177,11 +185,19 @@ def _sent(tensor: Tensor, device: torch.device) -> Tensor:
 class _Drawn(_Batches):
     """Batches of images in memory, augmented on the device."""
 
+    @cached_property
+    def _packed(self) -> Packed:
+        assert isinstance(self._plan.split, Packed | Kept), "files are decoded"
+        return self._plan.split.on(self._plan.device)
+
+    @cached_property
+    def _rows(self) -> tuple[Tensor, ...]:
+        """The items of each batch, which are sent to the device at once."""
+        chunks = self._plan.chunks
+        return _sent(torch.cat(chunks), self._packed.images.device).split([len(chunk) for chunk in chunks])
+
     def _made(self, number: int) -> Batch:
-        plan = self._plan
-        assert isinstance(plan.split, Packed | Kept), "files are decoded"
-        packed = plan.split.on(plan.device)
-        rows = plan.chunks[number].to(packed.images.device, non_blocking=True)
+        plan, packed, rows = self._plan, self._packed, self._rows[number]
         images, labels = plan.form.normalised(packed.images[rows]), packed.labels[rows]
         if plan.seed is not None:
             draw = torch.Generator().manual_seed(derived_seed(plan.seed, f"batch {number}"))

@@ -1,0 +1,72 @@
+"""The benchmark that compares the loop of `ecc compress` with a plain one, on tiny networks."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(autouse=True)
+def benchmarks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *words: str) -> None:
+    script: Any = importlib.import_module("loop_overhead")
+    monkeypatch.setattr(sys, "argv", ["loop_overhead.py", "--quick", *words])
+    script.main()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["ViT-Tiny", "ResNet-18, own file"])
+def test_both_loops_are_timed_in_both_phases(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "out.json"
+    words = ["--only", name, "--blocks", "2", "--steps", "2", "--warm-up", "3", "--out", str(out)]
+    run(monkeypatch, *words)
+    record = json.loads(out.read_text("utf-8"))
+    assert record["networks"].keys() == {name}
+    assert record["networks"][name]["data"] == "random images"
+    rows = record["networks"][name]["rows"]
+    assert [(row["cuda_graph"], row["distillation"]) for row in rows] == [(False, False), (False, True)]
+    for row in rows:
+        for phase in ("prune", "finetune"):
+            assert row[phase]["blocks"] == 2
+            assert min(row[phase]["plain_ms"], row[phase]["ecc_ms"], row[phase]["ratio"]) > 0
+    assert "tmp" not in json.dumps(record["environment"])
+
+
+@pytest.mark.slow
+def test_the_parts_of_a_step_are_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    run(monkeypatch, "--diagnose", "ViT-Tiny")
+    told = capsys.readouterr().out
+    for part in ("data", "forward and backward", "Adam", "solver, gradients of channels", "log and checkpoint"):
+        assert f"ms  {part}\n" in told, part
+    assert told.count("--- prune") == told.count("--- finetune") == 2
+
+
+def test_the_plain_loop_trains_by_the_same_loss() -> None:
+    networks: Any = importlib.import_module("loop_networks")
+    torch.manual_seed(0)
+    device = torch.device("cpu")
+    batches = networks.plain_batches(networks.images_of(64, (32, 32)), 16, device)
+    images, labels = next(batches)
+    assert images.shape == (16, 3, 32, 32)
+    assert labels.shape == (16,)
+    model = networks.ResNet18(4)
+    plain = networks.PlainLoop(
+        model, None, batches, torch.nn.functional.cross_entropy, precision="fp32", cuda_graph=False, log_every=2
+    )
+    before = [parameter.clone() for parameter in model.parameters()]
+    assert plain.run(2) > 0
+    assert all(torch.equal(one, other) for one, other in zip(before, model.parameters(), strict=True)), "a copy"
+    assert not all(torch.equal(one, other) for one, other in zip(before, plain.model.parameters(), strict=True))
