@@ -194,7 +194,9 @@ class _Drawn(_Batches):
     def _rows(self) -> tuple[Tensor, ...]:
         """The items of each batch, which are sent to the device at once."""
         chunks = self._plan.chunks
-        return _sent(torch.cat(chunks), self._packed.images.device).split([len(chunk) for chunk in chunks])
+        rows = _sent(torch.cat(chunks), self._packed.images.device)
+        found: tuple[Tensor, ...] = rows.split([len(chunk) for chunk in chunks])
+        return found
 
     def _made(self, number: int) -> Batch:
         plan, packed, rows = self._plan, self._packed, self._rows[number]
