@@ -70,3 +70,22 @@ def test_the_plain_loop_trains_by_the_same_loss() -> None:
     assert plain.run(2) > 0
     assert all(torch.equal(one, other) for one, other in zip(before, model.parameters(), strict=True)), "a copy"
     assert not all(torch.equal(one, other) for one, other in zip(before, plain.model.parameters(), strict=True))
+
+
+def test_the_table_of_the_results_says_what_the_record_does(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    tables: Any = importlib.import_module("loop_table")
+    phase = {"plain_ms": 5.0, "ecc_ms": 5.1, "ratio": 1.02, "blocks": 3}
+    slow = {"plain_ms": 5.0, "ecc_ms": 6.0, "ratio": 1.2, "blocks": 3}
+    row = {"cuda_graph": True, "distillation": False, "prune": slow, "finetune": phase}
+    record = {
+        "goal": 1.05,
+        "device": "NVIDIA H200",
+        "precision": "bf16",
+        "steps_of_a_block": 20,
+        "networks": {"ResNet-18": {"data": "random images", "rows": [row]}},
+    }
+    text = tables.section_of(record, "`results/loop_overhead.json`")
+    assert "1 of 2 are within it, and the largest is 1.20." in text
+    assert "| ResNet-18 | yes | no | 5.00 | 6.00 | **1.200** | 5.00 | 5.10 | **1.020** |" in text
+    monkeypatch.setattr(tables, "RESULTS", tmp_path)
+    assert tables.loop_section() == "", "the benchmark has not been run there"
