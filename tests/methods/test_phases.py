@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from ecc.errors import BadFile, BadTask
-from ecc.methods import CompressSettings
-from ecc.methods.phases import Phases
+from ecc.methods import CompressSettings, phases
+from ecc.methods.phases import Phases, about_slow_batches
 from ecc.training import Interrupted, RunDir, load_state, save_state
 from ecc.zoo import find_task
 
@@ -184,3 +184,26 @@ def test_a_score_that_is_no_number_is_refused_before_anything_is_pruned(score: f
     with pytest.raises(BadTask, match=rf"evaluate of task 'digits' gave {score}; give a finite number"):
         job.run(tmp_path / "run")
     assert not (tmp_path / "run" / "summary.json").exists()
+
+
+def test_slow_batches_are_told_where_a_device_waits_for_them() -> None:
+    gpu, cpu = torch.device("cuda"), torch.device("cpu")
+    assert "80% of the time went into train_batches" in about_slow_batches(gpu, 80.0, 100.0)
+    assert about_slow_batches(gpu, 40.0, 100.0) == ""
+    assert about_slow_batches(gpu, 0.8, 1.0) == "", "of a moment nothing can be said"
+    assert about_slow_batches(cpu, 80.0, 100.0) == ""
+
+
+def test_the_time_of_drawing_is_told_after_a_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[float, float]] = []
+
+    def told(device: torch.device, drawing: float, whole: float) -> str:
+        seen.append((drawing, whole))
+        return f"slow on {device}"
+
+    monkeypatch.setattr(phases, "about_slow_batches", told)
+    lines: list[str] = []
+    settings = CompressSettings(train_steps=0, steps=3, tune_steps=0)
+    Halving(find_task("digits"), settings, "cpu").run(tmp_path / "run", progress=lines.append)
+    assert "slow on cpu" in lines
+    assert all(0 < drawing < whole for drawing, whole in seen)

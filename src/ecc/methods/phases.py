@@ -11,6 +11,7 @@ last one ended, bit for bit on a CPU.
 from __future__ import annotations
 
 import math
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -45,6 +46,11 @@ from ecc.training.optimizers import fused_on_gpu
 from .settings import PHASES, CompressSettings
 
 Result = TypeVar("Result")
+
+SLOW_BATCHES = 0.5
+"""Share of the time of a training from which on drawing batches is told to be slow."""
+LEAST_SECONDS = 5.0
+"""Of a training of which something is told."""
 
 # Settings that change no result, and one that a run which is out of memory must be able to change.
 _RUN_ONLY = ("log_every", "checkpoint_steps", "checkpoint_seconds", "micro_batch", "cuda_graph")
@@ -213,6 +219,7 @@ class Phases(ABC, Generic[Result]):
         assert self.task.loss is not None  # checked at the start
         settings = self.settings.training(phase)
         settings = settings if schedule is None else replace(settings, schedule=schedule)
+        started, drawn = time.perf_counter(), stream.seconds
         train(
             model,
             optimizer,
@@ -227,6 +234,8 @@ class Phases(ABC, Generic[Result]):
             extra=self._extra,
             phase=phase,
         )
+        if text := about_slow_batches(self.device, stream.seconds - drawn, time.perf_counter() - started):
+            self.tell(text)
 
     def _score(self, run: RunDir, name: str, model: nn.Module) -> None:
         if name in self.scores or self.task.evaluate is None:
@@ -245,6 +254,22 @@ class Phases(ABC, Generic[Result]):
             line = {**facts, "total": 0 if self.stream is None else self.stream.total}
             run.log(line)
             self.history.log(line)
+
+
+def about_slow_batches(device: torch.device, drawing: float, whole: float) -> str:
+    """What to tell a user whose batches are made more slowly than the device uses them; nothing if they are not.
+
+    Args:
+        device: Which trains; on a CPU nothing can be gained, since data and network share it.
+        drawing: Seconds that the host spent on drawing batches.
+        whole: Seconds of the training.
+    """
+    if device.type == "cpu" or whole < LEAST_SECONDS or drawing < SLOW_BATCHES * whole:
+        return ""
+    return (
+        f"{drawing / whole:.0%} of the time went into train_batches of the task, while the device waited: prepare "
+        "batches in other processes, as torch.utils.data.DataLoader(num_workers=...) does, or on the device."
+    )
 
 
 def _check_weights(task: Task) -> None:

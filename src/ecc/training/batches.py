@@ -9,6 +9,7 @@ on. Each counts the batches of all, so that the number means the same however ma
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -78,6 +79,8 @@ class BatchStream:
         self.rank, self.world_size = rank, world_size
         self.lineage = 0
         """Batches that led to here: the place in the stream."""
+        self.seconds = 0.0
+        """Time that the host has spent on drawing batches."""
         self._account = Account()
         self._name = task.name
         self._train_batches: Callable[[int], Iterable[Batch]] = task.train_batches
@@ -103,6 +106,7 @@ class BatchStream:
 
     def __next__(self) -> Batch:
         """The next batch of this process, on the device."""
+        started = time.perf_counter()
         mine: Batch | None = None
         for rank in range(self.world_size):
             batch = self._draw(wanted=rank == self.rank)
@@ -111,7 +115,9 @@ class BatchStream:
         self.lineage += self.world_size
         self._account.total += self.world_size
         inputs, targets = mine
-        return moved(inputs, self.device), moved(targets, self.device)
+        batch = moved(inputs, self.device), moved(targets, self.device)
+        self.seconds += time.perf_counter() - started
+        return batch
 
     def fork(self) -> BatchStream:
         """A stream that goes on from here by itself: its batches count in the total of both.
