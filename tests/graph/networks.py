@@ -88,8 +88,9 @@ class Network(nn.Module):
     def _merged(self, x: Tensor, other: Tensor) -> Tensor:
         return torch.cat([other, x], 1) if "cat" in self.plan.inputs else x + other
 
-    def example(self) -> Any:
-        generator = torch.Generator().manual_seed(self.plan.seed + 1)
+    def example(self, number: int = 1) -> Any:
+        """An input; another number gives another one."""
+        generator = torch.Generator().manual_seed(self.plan.seed + number)
         image, other = torch.randn(2, BATCH, *self.plan.image, generator=generator)
         if self.plan.inputs == "one":
             return image

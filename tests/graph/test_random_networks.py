@@ -1,6 +1,6 @@
-"""Cutting is exact: on random networks, the masked and the cut network give the same outputs.
+"""Pruning is exact: on random networks, the masked and the slim network give the same outputs and gradients.
 
-The proof that `trace_channels` can run itself is switched off where nothing else is said, so that the structure
+The verification that `trace_channels` can run itself is switched off where nothing else is said, so that the structure
 alone must be right.
 """
 
@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 
 import ecc
 from ecc import ChannelGraph
-from graph.blocks.base import BLOCKS, HARD, LEAKS
+from graph.blocks.base import BLOCKS, HARD, LEAKS, NUMERIC
 from graph.exactness import assert_cutting_is_exact, assert_same_state, checked_groups
 from graph.networks import Drawn, block_of, networks, networks_with
+from graph.traps.checking import FEW_CALLS, assert_slim_is_masked
 
 
 def examples(of_a_hundred: int) -> Any:
@@ -52,6 +53,7 @@ def traced(drawn: Drawn, *, proven: bool = False) -> ChannelGraph:
 def assert_exact(drawn: Drawn, graph: ChannelGraph, data: st.DataObject) -> None:
     dead = data.draw(dead_units(graph), "dead units")
     assert_cutting_is_exact(drawn.net, drawn.example, graph, dead, macs=drawn.net.is_plain)
+    assert_slim_is_masked(drawn.net, graph, dead, (drawn.example, drawn.net.example(2)), FEW_CALLS)
 
 
 def assert_found(graph: ChannelGraph, tensor: str, expected: int | str) -> None:
@@ -71,7 +73,7 @@ def test_a_block_between_two_convolutions(kind: str) -> None:
     @examples(10)
     @given(networks_with(kind), st.data())
     def check(drawn: Drawn, data: st.DataObject) -> None:
-        graph = traced(drawn)
+        graph = traced(drawn, proven=kind in NUMERIC)
         path, block = block_of(drawn.net)
         for tensor, expected in block.expects.items():
             assert_found(graph, "blocks.0.layer.weight" if tensor == "in" else f"{path}.{tensor}", expected)
@@ -87,7 +89,7 @@ def test_networks_of_blocks_that_can_be_cut(drawn: Drawn, data: st.DataObject) -
 
 
 @examples(60)
-@given(networks(), st.data())
+@given(networks(without=NUMERIC), st.data())
 def test_networks_of_all_blocks(drawn: Drawn, data: st.DataObject) -> None:
     assert_exact(drawn, traced(drawn), data)
 

@@ -15,6 +15,7 @@ for kind in (
     "transformers",
     "leaks",
     "by_number",
+    "hidden",
     "heads",
 ):
     import_module(f"graph.blocks.{kind}")

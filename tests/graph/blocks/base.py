@@ -58,6 +58,7 @@ class Block(nn.Module):
 
     options: ClassVar[dict[str, SearchStrategy[Any]]] = {}
     is_plain: bool = True
+    """Whether all its products are convolutions and linear layers."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -86,6 +87,8 @@ LEAKS: list[str] = []
 """Blocks that freeze the channels that reach them."""
 HARD: list[str] = []
 """Blocks whose code treats channels by their number."""
+NUMERIC: list[str] = []
+"""Blocks that only a comparison of numbers shows to be wrong: a trace without it may prune them."""
 HEADS: list[str] = []
 
 

@@ -225,7 +225,7 @@ class UsedTwice(Block):
     def __init__(self, shape: Shape, between: str) -> None:
         super().__init__(shape)
         self.layer = self.conv(self.channels, self.channels, 3)
-        self.norm = self.of_dims("BatchNorm")(self.channels)
+        self.norm = self.of_dims("BatchNorm")(self.channels) if between == "norm" else nn.Identity()
         self.between = between
         self.expects["layer.weight"] = self.channels
 

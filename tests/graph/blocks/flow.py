@@ -8,14 +8,17 @@ from torch import Tensor
 from graph.blocks.base import LEAKS, LEAVES, Block, Shape, block, one_of
 
 
-@block(LEAVES, limit=one_of(1, 5))
+@block(LEAKS, limit=one_of(1, 5))
 class BranchOnSize(Block):
+    """Another input size would run the other layer, so what may feed it stays whole."""
+
     def __init__(self, shape: Shape, limit: int) -> None:
         super().__init__(shape)
         self.limit = limit
         self.small = self.conv(self.channels, 4)
         self.large = self.conv(self.channels, 4, 3)
-        self.expects["large.weight" if self.spatial[-1] > limit else "small.weight"] = 4
+        run = "large.weight" if self.spatial[-1] > limit else "small.weight"
+        self.expects.update({"in": "did not reach", run: "did not reach"})
 
     def forward(self, x: Tensor) -> Tensor:
         if x.shape[-1] > self.limit:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_flatten, tree_map_only
 
 import ecc
 from ecc.errors import UntraceableModel
-from graph.exactness import masked_and_cut
+from graph.exactness import masked_and_cut, without_dropout
 
 RELATIVE, ABSOLUTE = 1e-7, 1e-12
 """What float64 sums in another order may differ by, relative to the largest value of the same tensor."""
@@ -34,6 +34,7 @@ CALLS: tuple[tuple[int, bool, str], ...] = (
     (1, False, "no_grad"),
 )
 """Which input, train mode or not, and the kind of gradient context, of each call."""
+FEW_CALLS = ((1, False, "no_grad"), (0, True, "grad"), (1, True, "grad"), (1, False, "grad"))
 
 
 def traced(net: nn.Module, example: Any) -> ecc.ChannelGraph | None:
@@ -73,12 +74,19 @@ def masks(graph: ecc.ChannelGraph) -> Iterator[dict[str, list[int]]]:
 
 
 def assert_slim_is_masked(
-    net: nn.Module, graph: ecc.ChannelGraph, dead: Mapping[str, list[int]], inputs: tuple[Any, Any]
+    net: nn.Module,
+    graph: ecc.ChannelGraph,
+    dead: Mapping[str, list[int]],
+    inputs: tuple[Any, Any],
+    calls: Sequence[tuple[int, bool, str]] = CALLS,
 ) -> None:
+    """Compare the two networks in a sequence of calls."""
     masked, slim = masked_and_cut(net, graph, dead)
+    without_dropout(masked)
+    without_dropout(slim)
     masked, slim = masked.double(), slim.double()
     kept = kept_indices(graph, dead)
-    for seed, (number, training, context) in enumerate(CALLS):
+    for seed, (number, training, context) in enumerate(calls):
         what = f"{'train' if training else 'eval'} mode, {context}, input {number}, without {dict(dead)}"
         wanted = called(masked, inputs[number], training, context, seed)
         if isinstance(wanted, Exception):
@@ -105,7 +113,7 @@ def called(net: nn.Module, inputs: Any, training: bool, context: str, seed: int)
             leaves = [t for t in tree_flatten(net(*args, **kwargs))[0] if isinstance(t, Tensor)]
             if context == "grad":
                 torch.manual_seed(100)
-                loss = sum((t * torch.rand_like(t)).sum() for t in leaves if t.requires_grad)
+                loss = sum((t * torch.rand(t.shape, dtype=t.dtype)).sum() for t in leaves if t.requires_grad)
                 if isinstance(loss, Tensor):
                     loss.backward()
         except Exception as error:  # noqa: BLE001 - whatever a network's code raises
