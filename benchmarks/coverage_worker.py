@@ -136,12 +136,12 @@ def measure(network: Network, settings: Settings, channel: Connection) -> None:
 def measure_ours(
     model: nn.Module, example: Tensor, dense: list[Tensor], settings: Settings, stages: Stages, out: Result
 ) -> None:
-    """Trace, prove, cut, and compare the masked network with the cut one."""
+    """Trace, verify, cut, and compare the masked network with the cut one."""
     with stages("trace"):
         traced, seconds = best(lambda: ecc.trace_channels(model, example, proven=False))
     out.update(trace_seconds=seconds.cpu, trace_wall_seconds=seconds.wall)
     with stages("proof"):
-        graph, seconds = timed(lambda: ecc.prove(model, traced, example))
+        graph, seconds = timed(lambda: ecc.verify(model, traced, example))
     out.update(
         proof_seconds=seconds.cpu,
         groups=len(graph.groups),

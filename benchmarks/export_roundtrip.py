@@ -24,7 +24,7 @@ from ecc.export import TOLERANCE, compare_latency, export_model, load_slim
 from ecc.export.formats import FORMATS
 from ecc.export.proving import prove_export
 from ecc.graph import ChannelGraph, resized, trace_channels
-from ecc.graph.proof import outputs_of
+from ecc.graph.numerics import outputs_of
 from ecc.training import save_state
 from ecc.zoo import AlexNet, DigitsNet, ERFNet, MobileNetV1, resnet56
 

@@ -38,11 +38,11 @@ if TYPE_CHECKING:
         ChannelGraph,
         ChannelGroup,
         live_channels,
-        prove,
         resized,
         slim,
         slim_optimizer,
         trace_channels,
+        verify,
         zero_channels_,
     )
     from ecc.measure import Measurement, MeasureSettings, Profile, find_meter, measure_model
@@ -89,12 +89,12 @@ __all__ = [
     "nonzero_cost",
     "parse_budgets",
     "profile",
-    "prove",
     "resized",
     "save_slim",
     "slim",
     "slim_optimizer",
     "trace_channels",
+    "verify",
     "zero_channels_",
 ]
 
@@ -119,7 +119,7 @@ _HOMES = {
         "ChannelGraph",
         "ChannelGroup",
         "live_channels",
-        "prove",
+        "verify",
         "resized",
         "slim",
         "slim_optimizer",

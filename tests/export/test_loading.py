@@ -12,7 +12,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 import ecc
 from ecc.errors import BadFile
 from ecc.export.loading import load_slim, on_cpu, weights_file
-from ecc.graph import gap, resized, trace_channels
+from ecc.graph import max_relative_diff, resized, trace_channels
 from ecc.training import save_state
 from ecc.zoo import ERFNet, MobileNetV1, digits, resnet20
 from export.runs import SmallNet, finished_run, small_task
@@ -30,7 +30,7 @@ def test_the_slim_network_comes_back_without_tracing(build, shape, tmp_path: Pat
     save_state(tmp_path / "slim.safetensors", slim.state_dict())
 
     again = ecc.load_slim(build(), tmp_path)
-    assert gap(slim, again, example) == 0
+    assert max_relative_diff(slim, again, example) == 0
     sizes = [[p.requires_grad for p in model.parameters()] for model in (slim, again)]
     assert sizes[0] == sizes[1]
     for name, module in again.named_modules():
@@ -45,7 +45,7 @@ def test_the_dense_network_is_left_as_it_is(tmp_path: Path) -> None:
     before = {name: tensor.clone() for name, tensor in task.model.state_dict().items()}
     again = load_slim(task.model, tmp_path / "run" / "slim.safetensors")
     assert again.training == task.model.training
-    assert gap(slim, again, task.example_input) == 0
+    assert max_relative_diff(slim, again, task.example_input) == 0
     assert all(torch.equal(before[name], tensor) for name, tensor in task.model.state_dict().items())
 
 
@@ -54,7 +54,7 @@ def test_a_network_without_memory_is_enough(tmp_path: Path) -> None:
     slim = finished_run(tmp_path / "run", task)
     with torch.device("meta"):
         hollow = SmallNet()
-    assert gap(slim, load_slim(hollow, tmp_path / "run"), task.example_input) == 0
+    assert max_relative_diff(slim, load_slim(hollow, tmp_path / "run"), task.example_input) == 0
 
 
 def test_tied_weights_stay_tied(tmp_path: Path) -> None:
@@ -137,7 +137,7 @@ def test_a_network_cut_in_a_loop_of_ones_own_is_saved_and_comes_back(tmp_path: P
     graph = trace_channels(dense, example, proven=False)
     slim = resized(dense, graph, {group.name: max(group.least, group.width // 2) for group in graph.prunable})
     ecc.save_slim(slim, tmp_path / "mine.safetensors")
-    assert gap(slim, ecc.load_slim(SmallNet(), tmp_path / "mine.safetensors"), example) == 0
+    assert max_relative_diff(slim, ecc.load_slim(SmallNet(), tmp_path / "mine.safetensors"), example) == 0
 
 
 def test_a_network_that_cannot_be_saved_is_told(tmp_path: Path) -> None:
@@ -173,7 +173,7 @@ def test_buffers_that_torch_does_not_save_and_extra_states_come_back(tmp_path: P
     ecc.save_slim(small, tmp_path / "a.safetensors")
     again = ecc.load_slim(Blur(), tmp_path / "a.safetensors")
     assert again.kernel.shape == (13, 1, 1, 3)
-    assert gap(small, again, images) == 0
+    assert max_relative_diff(small, again, images) == 0
     assert again.version == 7
     save_state(tmp_path / "older.safetensors", net.state_dict())
     fresh = Blur()
@@ -187,4 +187,4 @@ def test_weights_are_found_by_what_the_state_calls_them(tmp_path: Path) -> None:
 
     net, images = build(), torch.randn(1, 3, 8, 8)
     ecc.save_slim(net, tmp_path / "a.safetensors")
-    assert gap(net, ecc.load_slim(build(), tmp_path / "a.safetensors"), images) == 0
+    assert max_relative_diff(net, ecc.load_slim(build(), tmp_path / "a.safetensors"), images) == 0

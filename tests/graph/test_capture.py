@@ -85,13 +85,6 @@ def test_both_modes_run_what_the_network_runs_in_them() -> None:
     assert "aux.weight" in passed(net, image()(), training=True).reached
 
 
-def test_a_pass_that_follows_no_labels_notes_the_operators() -> None:
-    shadow = passed(chain(), image()(), following_labels=False)
-    full = passed(chain(), image()())
-    assert shadow.sequence == full.sequence
-    assert shadow.book.axes == {}
-
-
 def test_random_state_and_attention_settings_are_restored() -> None:
     net, images = named(first=conv(3, 8), drop=nn.Dropout(0.5), head=conv(8, 4, 1)), image()()
     state, fast = torch.get_rng_state(), torch.backends.mha.get_fastpath_enabled()

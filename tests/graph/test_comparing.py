@@ -50,7 +50,7 @@ def only_when_wide(x: Tensor) -> Tensor:
         (first_doubled, "takes fixed channels"),
         (divided, "depends on its width"),
         (divided_by_a_tensor, "depends on its width"),
-        (only_when_wide, "at other widths"),
+        (only_when_wide, "runs only at another width"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )

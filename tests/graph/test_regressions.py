@@ -80,11 +80,7 @@ def pixel_shuffle_by_hand(x: Tensor) -> Tensor:
 
 @lively(12, 3)
 class FeaturesFoldedIntoChannels(nn.Module):
-    """A generator: `view(n, -1, 2, 2)` of what a linear layer made."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(12, 12)
+    """A generator: `view(n, -1, 2, 2)` of a vector."""
 
     def forward(self, x: Tensor) -> Tensor:
         return F.adaptive_avg_pool2d(x, 1).flatten(1).view(x.shape[0], -1, 2, 2)

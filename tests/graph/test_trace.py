@@ -41,7 +41,7 @@ def test_groups_and_reasons_are_those_found_by_hand(name: str) -> None:
 def test_the_proof_in_numbers_freezes_nothing_more(name: str) -> None:
     net, inputs, graph = traced(name)
     assert graph.proof is None
-    proven = ecc.prove(net, graph, inputs)
+    proven = ecc.verify(net, graph, inputs)
     assert proven.proof is not None
     assert proven.proof <= 1e-4
     assert proven.groups == graph.groups

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -54,34 +55,19 @@ def test_the_input_is_left_as_it_was() -> None:
     assert torch.equal(images, before)
 
 
-def test_a_network_on_meta_tensors_is_traced_without_the_proof() -> None:
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_a_network_on_meta_tensors_is_verified_with_random_weights(device: str) -> None:
     with torch.device("meta"):
         net = chain()
-    graph = trace_channels(net, torch.randn(1, 3, 8, 8))
-    assert graph.proof is None
+    graph = trace_channels(net, torch.randn(1, 3, 8, 8, device=device))
+    assert graph.proof is not None
+    assert all(tensor.device.type == "meta" for tensor in net.state_dict().values())
     assert {g.name: g.width for g in graph.prunable} == {"conv1": 8, "conv2": 6}
 
 
 def test_a_network_without_parameters_has_no_groups() -> None:
     graph = trace_channels(named(relu=nn.ReLU(), pool=nn.MaxPool2d(2)), torch.randn(1, 3, 8, 8))
     assert graph.groups == ()
-
-
-class Idle(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.unused, self.used = nn.Linear(7, 7), chain()
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.used(x)
-
-
-def test_parameters_that_no_pass_reaches_are_noted_and_stay_whole() -> None:
-    graph = trace_channels(Idle(), torch.randn(1, 3, 8, 8))
-    (note,) = graph.notes
-    assert "2 parameters (unused.bias ...)" in note
-    assert {g.name for g in graph.prunable} == {"used.conv1", "used.conv2"}
-    assert graph.full_shapes["unused.weight"] == (7, 7)
 
 
 def test_the_callers_default_device_does_not_matter() -> None:

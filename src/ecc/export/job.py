@@ -25,7 +25,7 @@ from ecc.errors import BadFile, CannotExport
 from ecc.files import alone, read_bytes, remove_abandoned, temporary, umask
 from ecc.graph.capture import as_call
 from ecc.graph.hooks import without_observers
-from ecc.graph.proof import outputs_of
+from ecc.graph.numerics import outputs_of
 from ecc.graph.rebuild import whole_state
 from ecc.task import Inputs, Task, batch_of, checked_input, with_batch
 from ecc.training import load_state, save_state

@@ -3,10 +3,10 @@
 from ecc.graph.channels import ChannelGraph, ChannelGroup, Place
 from ecc.graph.costs import Extent, Layer
 from ecc.graph.labels import Role
-from ecc.graph.proof import gap, prove
 from ecc.graph.skeleton import Skeleton
 from ecc.graph.surgery import kept_masks, live_channels, live_masks, resized, slim, slim_optimizer, zero_channels_
 from ecc.graph.trace import trace_channels
+from ecc.graph.verify import max_relative_diff, verify
 
 __all__ = [
     "ChannelGraph",
@@ -16,14 +16,14 @@ __all__ = [
     "Place",
     "Role",
     "Skeleton",
-    "gap",
     "kept_masks",
     "live_channels",
     "live_masks",
-    "prove",
+    "max_relative_diff",
     "resized",
     "slim",
     "slim_optimizer",
     "trace_channels",
+    "verify",
     "zero_channels_",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from typing import Any
@@ -66,9 +66,11 @@ def one_pass(twin: Twin, example_input: Inputs, tracer: Tracer, *, training: boo
         tracer.name(tensor, name)
     twin.model.train(training)
     args, kwargs = tree_map_only(Tensor, lambda t: _example(t, tracer.on_meta), as_call(example_input))
-    paths = tracer.following(twin.paths) if tracer.following_labels else nullcontext()
+    # Inference mode shows composite operators whole. Code that asks whether gradients are enabled hears what it would
+    # hear outside: that they are in train mode.
+    grad = torch.set_grad_enabled(training)
     try:
-        with _quiet(), torch.inference_mode(), paths, tracer:
+        with _quiet(), torch.inference_mode(), grad, tracer.following(twin.paths), tracer:
             result = twin.model(*args, **kwargs)
     except Misaligned as stop:
         stop.path = tracer.last_path
@@ -77,7 +79,7 @@ def one_pass(twin: Twin, example_input: Inputs, tracer: Tracer, *, training: boo
         if isinstance(book, CutBook):
             raise Misaligned(torch.empty(0, dtype=torch.long), first_line(error), path=tracer.last_path) from error
         raise
-    for tensor in tensors_in(result) if tracer.following_labels else ():
+    for tensor in tensors_in(result):
         if (labels := tracer.labels(tensor)) is not None:
             book.freeze(labels, "it is a network output")
     return tracer
@@ -128,9 +130,23 @@ def refuse_untraceable(model: nn.Module, example_input: Inputs) -> None:
             raise UntraceableModel(f"{name} is not initialised yet (a lazy module). Run the network once first.")
         if tensor.is_quantized:
             raise UntraceableModel(f"{name} is quantised. Cut the float network, then quantise.")
+    _refuse_nan(model)
     refuse_computed_weights(model)
     if not any(True for _ in tensors_in(as_call(example_input))):
         raise UntraceableModel("the example input holds no tensor.")
+
+
+def _refuse_nan(model: nn.Module) -> None:
+    weights = [(n, p) for n, p in model.named_parameters() if p.is_floating_point() and p.device.type != "meta"]
+    flags = [weight.detach().isnan().any() for _, weight in weights]
+    for device in {flag.device for flag in flags}:  # one wait for each device
+        here = [(name, flag) for (name, _), flag in zip(weights, flags, strict=True) if flag.device == device]
+        found = torch.stack([flag for _, flag in here]).tolist()
+        if any(found):
+            name = next(name for (name, _), is_nan in zip(here, found, strict=True) if is_nan)
+            raise UntraceableModel(
+                f"{name} holds NaN, so the outputs of the network cannot be compared. Load or train finite weights."
+            )
 
 
 def refuse_unknown_patterns(model: nn.Module, patterns: Sequence[str]) -> None:

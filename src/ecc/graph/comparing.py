@@ -37,8 +37,8 @@ def note_taken(trace: Tracer, call: Call, source: Tensor, found: Sequence[Tensor
 def check_numbers(trace: Tracer, call: Call) -> None:
     """Numbers in the network's arithmetic must not depend on its widths (x / x.shape[1])."""
     values = [v for v in (*call.args, *call.kwargs.values()) if isinstance(v, (int, float))]
-    fresh = [t for t in call.tensors if t.dim() == 0 and t.device.type != "meta" and trace.labels(t) is None]
-    numbers = tuple(float(v) for v in (*values, *fresh))
+    fresh = [t for t in call.tensors if t.numel() == 1 and t.device.type != "meta" and trace.labels(t) is None]
+    numbers = tuple(repr(float(v)) for v in (*values, *fresh))  # as text, since NaN differs from itself
     trace.numbers.append((call.func, numbers))
     if trace.dense is None or len(trace.numbers) > len(trace.dense.numbers):
         return
@@ -48,8 +48,9 @@ def check_numbers(trace: Tracer, call: Call) -> None:
 
 
 def check_way(trace: Tracer, call: Call) -> None:
-    """A cut network must run the operators of the dense one, in their order."""
+    """A cut network must run the operators of the dense one, in their order and with the same parameters."""
     if trace.dense is not None:
         wanted = trace.dense.sequence[len(trace.sequence) - 1 : len(trace.sequence)]
-        if not wanted or wanted[0][0] != call.func:
+        func, _, names = trace.sequence[-1]
+        if not wanted or wanted[0][0] != func or wanted[0][2] != names:
             raise trace.stopped(call, RuntimeError(call.name), "runs only at another width")

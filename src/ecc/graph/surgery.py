@@ -106,6 +106,11 @@ def _kept_units(model: nn.Module, graph: ChannelGraph, multiple_of: int) -> dict
     return {group.name: mask.nonzero().flatten().cpu() for group, mask in kept if not bool(mask.all())}
 
 
+def kept_slices(model: nn.Module, graph: ChannelGraph, multiple_of: int = 1) -> dict[str, dict[int, Tensor]]:
+    """For each tensor and axis of which `slim` removes something, the indices it keeps, ascending."""
+    return _slices(graph, _kept_units(model, graph, multiple_of))
+
+
 def kept_masks(graph: ChannelGraph, live: Sequence[Tensor], multiple_of: int = 1) -> list[Tensor]:
     """For each group, which of its units `slim` keeps: the live ones, and as many dead ones as its width asks for.
 
@@ -208,7 +213,7 @@ def slim_optimizer(
     optimizer = getattr(optimizer, "inner", optimizer)
     new = dict(small.named_parameters())
     pairs = {id(old): new[name] for name, old in model.named_parameters()}
-    slices = _slices(graph, _kept_units(model, graph, multiple_of))
+    slices = kept_slices(model, graph, multiple_of)
     names = {id(old): name for name, old in model.named_parameters()}
     _refuse_another_cut(model, new, slices)
     settings = []

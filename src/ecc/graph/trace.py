@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from types import CodeType, FunctionType
 
 import numpy as np
 import torch
@@ -21,19 +20,21 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from ecc.errors import UntraceableModel
-from ecc.graph.call import tensors_in
-from ecc.graph.capture import Inputs, Twin, as_call, first_line, one_pass, refuse_unknown_patterns, refuse_untraceable
+from ecc.graph.capture import Inputs, Twin, first_line, one_pass, refuse_unknown_patterns, refuse_untraceable
 from ecc.graph.channels import ChannelGraph
 from ecc.graph.labels import CutBook, Indices, LabelBook, Misaligned
-from ecc.graph.proof import prove
 from ecc.graph.rebuild import named_tensors
 from ecc.graph.resolve import Resolved, build_graph, build_layers
 from ecc.graph.rules.table import is_moving
 from ecc.graph.surgery import resized
+from ecc.graph.torch_settings import exact_arithmetic
 from ecc.graph.tracer import Tracer
+from ecc.graph.unreached import freeze_unreached, unreached_modules
+from ecc.graph.verify import verify
 
 _MAX_ROUNDS = 200  # readings tried before everything left is frozen
 _PARTS = 3  # cuts of a network that slices its channels: together they cut every unit
+_SMALLEST = -1  # the cut that leaves two units of each group
 
 
 def trace_channels(
@@ -74,9 +75,7 @@ def trace_channels(
             graph = search.run()
         except _NeedsValues as again:
             raise UntraceableModel(f"the network cannot run on the example input: {again}") from again.__cause__
-    if proven and not on_meta and not any(t.device.type == "meta" for t in tensors_in(as_call(example_input))):
-        graph = prove(model, graph, example_input)
-    return graph
+    return verify(model, graph, example_input) if proven else graph
 
 
 class _NeedsValues(Exception):
@@ -102,7 +101,7 @@ class _Search:
     def run(self) -> ChannelGraph:
         """Trace, cut and trace again until they agree."""
         default = torch.get_default_device()
-        with nullcontext() if default.type == "cpu" else torch.device("cpu"):  # where labels live
+        with exact_arithmetic(), nullcontext() if default.type == "cpu" else torch.device("cpu"):  # where labels live
             return self._run()
 
     def _run(self) -> ChannelGraph:
@@ -124,36 +123,33 @@ class _Search:
         raise UntraceableModel(f"no consistent reading of the network after {_MAX_ROUNDS} rounds. Last: {mishap}.")
 
     def _dense(self) -> tuple[LabelBook, list[Tracer]]:
-        """Eval mode, and train mode too where other operators run in it (auxiliary heads, stochastic depth)."""
+        """Eval mode, and train mode with gradients too, unless the same operators run in it."""
         book = LabelBook()
         twin = Twin.of(self.model, on_meta=self.on_meta)
         passes = [self._pass(twin, self._tracer(book, recording=True), training=False)]
-        self.trains = self.trains and _asks_for_mode(self.model)
         for example in self._train_examples() if self.trains else ():
             try:
-                shadow = self._tracer(LabelBook(), following_labels=False)
-                self._pass(twin, shadow, training=True, example=example)
+                train = self._pass(twin, self._tracer(book), training=True, example=example)
             except _NeedsValues:  # for example batch norm over a single value: try the batch twice over
                 continue
-            self.trains = shadow.sequence != passes[0].sequence
+            self.trains = train.sequence != passes[0].sequence
             if self.trains:
                 self._train_example = example
-                passes.append(self._pass(twin, self._tracer(book), training=True, example=example))
+                passes.append(train)
             break
         else:
             self.trains = False
         for indices, why in self.frozen:
             book.freeze_indices(indices, why)
+        freeze_unreached(book, self.model, set().union(*(p.reached for p in passes)))
         return book, passes
 
     def _train_examples(self) -> Iterator[Inputs]:
         yield self.example_input
         yield tree_map_only(Tensor, lambda t: torch.cat([t, t]) if t.dim() else t, self.example_input)
 
-    def _tracer(
-        self, book: LabelBook, *, recording: bool = False, following_labels: bool = True, dense: Tracer | None = None
-    ) -> Tracer:
-        return Tracer(book, following_labels, recording, self.on_meta, self.choices, self.stops, dense)
+    def _tracer(self, book: LabelBook, *, recording: bool = False, dense: Tracer | None = None) -> Tracer:
+        return Tracer(book, recording, self.on_meta, self.choices, self.stops, dense)
 
     def _pass(self, twin: Twin, tracer: Tracer, *, training: bool, example: Inputs | None = None) -> Tracer:
         try:
@@ -170,13 +166,16 @@ class _Search:
 
     def _notes(self, graph: ChannelGraph, passes: list[Tracer]) -> tuple[str, ...]:
         notes = []
-        names = {name for name, _ in self.model.named_parameters()}
-        unreached = sorted(names - set().union(*(p.reached for p in passes)))
+        unreached = unreached_modules(self.model, set().union(*(p.reached for p in passes)))
         if unreached:
-            notes.append(f"no pass reached {len(unreached)} parameters ({unreached[0]} ...): they stay whole")
+            some = ", ".join(unreached[:12]) + (f" and {len(unreached) - 12} more" if len(unreached) > 12 else "")
+            notes.append(
+                f"the example input did not reach {some}: they are not pruned, and neither are channels that may feed "
+                "them. Trace with an input that reaches them, or remove them"
+            )
         pairs = sum(group.frozen is None and group.width == 2 for group in graph.groups)
         if pairs and not self.proven:
-            notes.append(f"{pairs} groups of two units are too small for the check by cutting; `prove` compares them")
+            notes.append(f"{pairs} groups of two units are too small for the check by cutting; `verify` compares them")
         if not self.on_meta:
             notes.append("traced on real tensors, because the network's code asks for values")
         return tuple(notes)
@@ -206,21 +205,24 @@ class _Search:
         if not graph.prunable:
             return None
         # One cut tells a size that follows from one that is written down. Where code splits or slices channels,
-        # a single cut could line up by chance.
+        # a single cut could line up by chance. Code that branches on widths is most likely seen at the smallest.
         immovable = resolved.immovable()
         risky = any(bool((~immovable[labels]).any()) for p in passes for labels in p.handled)
-        for part in range(_PARTS if risky else 1):
-            mishap = self._cut(graph, resolved, passes, part)
+        for part in (*range(_PARTS if risky else 1), _SMALLEST):
+            mishap = self._cut(graph, resolved, passes, part, odd=not risky)
             if mishap is not None:
                 return mishap
         if risky or any(group.width == 2 for group in graph.prunable):
-            return self._dry_run(graph, {group.name: group.least for group in graph.prunable})
+            return self._dry_run(graph, {group.name: group.least for group in graph.prunable}, passes[0])
         return None
 
-    def _cut(self, graph: ChannelGraph, resolved: Resolved, passes: list[Tracer], part: int) -> Misaligned | None:
+    def _cut(
+        self, graph: ChannelGraph, resolved: Resolved, passes: list[Tracer], part: int, *, odd: bool
+    ) -> Misaligned | None:
         """Trace the network with a random part of every group cut; the parts together are the whole group.
 
-        Two units stay at least: an axis with one channel left would look like an axis without channels.
+        Two units stay at least: an axis with one channel left would look like an axis without channels. `odd` leaves
+        odd widths, beside the smallest one, which is even.
         """
         rng = np.random.default_rng(0)  # the same order of units for every part
         alive = np.ones(resolved.count, dtype=bool)
@@ -233,7 +235,12 @@ class _Search:
                     *np.sort(np.rint(group.width * rng.uniform((0.25, 0.6), (0.4, 0.75)))).astype(int),
                     group.width,
                 ]
-                gone = order[bounds[part] : bounds[part + 1]][: group.width - 2]
+                if part == _SMALLEST:
+                    gone = order[: group.width - 2]
+                else:
+                    gone = order[bounds[part] : bounds[part + 1]][: group.width - 2]
+                    if odd and len(gone) > 1 and (group.width - len(gone)) % 2 == 0:
+                        gone = gone[:-1]
                 alive[gone] = False
                 widths[group.name] = group.width - len(gone)
         by_label = torch.from_numpy(alive[resolved.unit])
@@ -247,14 +254,14 @@ class _Search:
                 done.append(self._pass(small, tracer, training=True, example=self._train_example))
         except Misaligned as mishap:
             return _misaligned(book) or mishap
-        if any(len(a.numbers) != len(b.numbers) for a, b in zip(done, passes, strict=True)):
+        if any(len(a.sequence) != len(b.sequence) for a, b in zip(done, passes, strict=True)):
             nothing = torch.empty(0, dtype=torch.long)
             return Misaligned(nothing, "the network runs other operators at other widths", path=done[0].last_path)
         return _misaligned(book)
 
-    def _dry_run(self, graph: ChannelGraph, widths: dict[str, int]) -> Misaligned | None:
+    def _dry_run(self, graph: ChannelGraph, widths: dict[str, int], dense: Tracer) -> Misaligned | None:
         """Run the network at the given widths; its labels, with one channel left here and there, say nothing."""
-        tracer = self._tracer(LabelBook())
+        tracer = self._tracer(LabelBook(), dense=dense)
         nothing = torch.empty(0, dtype=torch.long)
         try:
             one_pass(self._small(graph, widths), self.example_input, tracer, training=False)
@@ -283,33 +290,6 @@ class _Search:
         labels = torch.from_numpy(np.flatnonzero(np.isin(resolved.unit, guilty)))
         self.frozen.append((resolved.book.indices(labels), str(mishap)))
         return False
-
-
-def _asks_for_mode(model: nn.Module) -> bool:
-    """Whether the code of some module looks at `training`. Torch's own layers run the same operators in both.
-
-    Code means the methods of its classes and the functions they name; a class with a `train` of its own counts.
-    """
-    classes = {base for module in model.modules() for base in type(module).__mro__}
-    own = [kind for kind in classes if not kind.__module__.startswith("torch.nn.") and kind is not object]
-    if any(name in vars(kind) for kind in own for name in ("train", "eval")):
-        return True
-    functions = [f for kind in own for f in vars(kind).values() if isinstance(f, FunctionType)]
-    seen: set[CodeType] = set()
-    while functions:
-        function = functions.pop()
-        codes = [function.__code__]
-        while codes:
-            code = codes.pop()
-            if code in seen:
-                continue
-            seen.add(code)
-            if "training" in code.co_names or "training" in code.co_consts:
-                return True
-            codes.extend(constant for constant in code.co_consts if isinstance(constant, CodeType))
-            named = (function.__globals__.get(name) for name in code.co_names)
-            functions.extend(f for f in named if isinstance(f, FunctionType) and not f.__module__.startswith("torch."))
-    return False
 
 
 def _nearby(path: str, resolved: Resolved) -> np.ndarray:

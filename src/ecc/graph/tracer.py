@@ -47,8 +47,6 @@ class Tracer(TorchDispatchMode):
 
     book: LabelBook
     """Where labels are kept."""
-    following_labels: bool = True
-    """Whether to follow labels, or only to note which operators run."""
     recording: bool = False
     on_meta: bool = True
     choices: dict[str, int] = field(default_factory=dict)
@@ -64,14 +62,14 @@ class Tracer(TorchDispatchMode):
     """(operator, labels) of everything that took part of the channels, in order."""
     handled: list[Tensor] = field(default_factory=list)
     """Labels of everything that channels were taken from."""
-    numbers: list[tuple[OpOverload, tuple[float, ...]]] = field(default_factory=list)
+    numbers: list[tuple[OpOverload, tuple[str, ...]]] = field(default_factory=list)
     """Plain numbers among the arguments of elementwise operators, in order."""
     doubts: list[Tensor] = field(default_factory=list)
     """Labels that were frozen on an axis where channels are odd."""
     attributes: dict[str, Tensor] = field(default_factory=dict)
     """Labels of the channels of norm modules that have no tensors, by module path."""
     sequence: list[tuple[Any, ...]] = field(default_factory=list)
-    """Operators in the order in which they ran, with their result shapes and the parameters they took."""
+    """Operators in the order in which they ran, with their result shapes and the parameters they took as they are."""
     reached: set[str] = field(default_factory=set)
     """Names of the parameters and buffers that some operator took as an argument."""
     path: list[str] = field(default_factory=list)
@@ -94,7 +92,7 @@ class Tracer(TorchDispatchMode):
             state = (name, axes[0])
         elif axes:
             state = frozen_labels(tensor.shape)
-        tensor._ecc_name, tensor._ecc_state = name, state  # type: ignore[attr-defined]
+        tensor._ecc_name, tensor._ecc_own, tensor._ecc_state = name, name, state  # type: ignore[attr-defined]
 
     def labels(self, tensor: Tensor | None, role: Role = Role.CARRY, *, defer: bool = False) -> Tensor | None:
         """The labels of a tensor, None if it belongs to no channel. Unheard-of tensors are frozen."""
@@ -235,11 +233,9 @@ class Tracer(TorchDispatchMode):
         if not call.out.is_floating_point() and call.out.dim() == 0 and call.in_place:
             return call.result  # batch norm counts its batches
         self.reached.update(names)
-        if not _is_scaling(call, rule):
-            self.sequence.append((func, [out.shape for out in call.outs], names))
-            check_way(self, call)
-        if not self.following_labels:
-            return call.result
+        own = [n for t in call.tensors if (n := getattr(t, "_ecc_own", None)) is not None]
+        self.sequence.append((func, [out.shape for out in call.outs], own))
+        check_way(self, call)
         started = len(self.records)
         self._label(call, rule)
         for record in self.records[started : started + 1]:
@@ -248,9 +244,8 @@ class Tracer(TorchDispatchMode):
 
     def _read_by_code(self, call: Call) -> None:
         """A value that leaves the tensors (`.item()`) may do anything in the network's code."""
-        if self.following_labels:
-            known = [labels for t in call.tensors if (labels := self.labels(t)) is not None]
-            self.freeze_all(known, f"the network's code reads its value in {call.here}")
+        known = [labels for t in call.tensors if (labels := self.labels(t)) is not None]
+        self.freeze_all(known, f"the network's code reads its value in {call.here}")
 
     def _run(self, call: Call) -> Any:
         args, kwargs = call.args, call.kwargs
@@ -364,16 +359,6 @@ class Tracer(TorchDispatchMode):
             for hook in hooks:
                 hook.remove()
             self.path.clear()
-
-
-def _is_scaling(call: Call, rule: table.Rule) -> bool:
-    """Whether an operator only makes constants, or changes one tensor element by element (dropout of paths)."""
-    moving = [t for t in call.tensors if not getattr(t, "_ecc_constant", False)]
-    if rule is table.CONSTANT or (call.tensors and not moving):
-        for out in call.outs:
-            out._ecc_constant = True  # type: ignore[attr-defined]
-        return True
-    return rule is table.POINTWISE and len(moving) == 1 and call.out.shape == moving[0].shape
 
 
 @cache

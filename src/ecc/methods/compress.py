@@ -25,7 +25,7 @@ from torch import nn
 from ecc.energy import Budget, EnergyModel, dense_cost
 from ecc.errors import BadBudget, BadTask, EccError
 from ecc.files import write_text
-from ecc.graph import ChannelGraph, gap, prove, resized, trace_channels
+from ecc.graph import ChannelGraph, max_relative_diff, resized, trace_channels, verify
 from ecc.graph.rebuild import load_whole_state_, whole_state
 from ecc.graph.surgery import build_slim
 from ecc.measure import Source
@@ -112,7 +112,7 @@ class Compression(Phases[Compressed]):
         self.source = source
         self.example_input = with_batch(task.example_input, models[0].origin.batch)
         graph = trace_channels(task.model, self.example_input, freeze=freeze, proven=False)
-        self.graph = prove(task.model, graph, task.example_input)
+        self.graph = verify(task.model, graph, task.example_input)
         for model in models:
             model.check(self.graph)
         self.budgets = tuple(budgets)
@@ -299,7 +299,7 @@ class Compression(Phases[Compressed]):
                 small = self._hollow(model, widths)
         else:
             small = build_slim(model, self.graph, self.round_to)  # the summary tells whether the budget is met
-            self.slim_gap = gap(model, small, moved(self.task.example_input, self.device))
+            self.slim_gap = max_relative_diff(model, small, moved(self.task.example_input, self.device))
             self.tell(f"cut and masked networks agree to {self.slim_gap:.1g} of the largest output")
             if self.method is not None:
                 recalibrate_(small, self._calibration())
