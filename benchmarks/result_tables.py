@@ -176,6 +176,17 @@ def step_times() -> str:
     return table(["network", "parameters", "batch", "Adam, ms", "EccSolver / Adam", "literal / Adam"], lines)
 
 
+def startup() -> str:
+    found = load("startup_time.json")["commands"]
+    rows = [
+        [f"`{name}`"]
+        + [f"{1000 * row[key]:.0f}" for key in ("seconds", "cpu_seconds")]
+        + [f"{row[key]:.1f}" for key in ("ratio", "cpu_ratio")]
+        for name, row in found.items()
+    ]
+    return table(["command", "wall, ms", "processor, ms", "wall, ratio", "processor, ratio"], rows)
+
+
 def exports() -> str:
     """Files for other programs: how far they are from the network, and what onnxruntime takes."""
     found = load("export_roundtrip.json")

@@ -27,6 +27,7 @@ from result_tables import (
     reliability,
     resizing,
     scaling,
+    startup,
     step_times,
     weights,
     windows,
@@ -37,6 +38,7 @@ PAGE = ROOT / "RESULTS.md"
 WORDS = ("none", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
 SPREAD_GOAL = 0.1  # of the child's spread, at 0.5 s
 STEP_GOALS = {"step_time.json": 1.03, "step_time_cpu.json": 1.10}  # a step over one with fused Adam
+START_GOALS = (0.5, 5.0)  # seconds of `ecc --version` and of help, and their ratio to `python -c pass`
 POINTS_GOAL = 1.5  # of accuracy lost at half of the joules
 
 
@@ -60,6 +62,19 @@ def windows_verdict() -> str:
     reason = "" if ratio <= SPREAD_GOAL else ": the\nchild scatters little, about a value that is far off"
     together = f"Bias and spread together, ours is {child / ours:.0f} times nearer to\nthe reference."
     return f"{told} {held(ratio <= SPREAD_GOAL)}{reason}. {together}"
+
+
+def startup_verdict() -> str:
+    """Whether version and help are shown as soon as they should."""
+    rows = load("startup_time.json")["commands"]
+    shown = [row for name, row in rows.items() if name.startswith("ecc ") and name.endswith(("--version", "--help"))]
+    most = max(row[key] for row in shown for key in ("ratio", "cpu_ratio"))
+    slowest = max(row["seconds"] for row in shown)
+    seconds, ratio = START_GOALS
+    return (
+        f"The goals for version and help were {seconds:g} s and a ratio of {ratio:g}; the slowest takes "
+        f"{slowest:.2f} s,\nand the largest ratio is {most:.1f}: {held(slowest <= seconds and most <= ratio)}."
+    )
 
 
 def profiles_measured() -> str:
@@ -210,6 +225,16 @@ at every step: that is the likely cause of what it costs there.
 {origin("step_time.json")}
 
 {origin("step_time_cpu.json")}
+
+## Start of the command line
+
+Medians of {load("startup_time.json")["rounds"]} processes each, taking turns, on a busy machine (load average
+{load("startup_time.json")["environment"]["load_average"]}). Ratios are to Python alone. {startup_verdict()}
+What cannot be parsed is refused by typer, which takes longer to import.
+
+{startup()}
+
+{origin("startup_time.json")}
 
 ## Published weights and data
 
