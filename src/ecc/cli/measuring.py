@@ -43,6 +43,9 @@ def profile(
     precision: Annotated[str | None, Option(help="fp32, tf32, fp16 or bf16.")] = None,
     memory_format: Annotated[str | None, Option(help="contiguous or channels_last.")] = None,
     autotune: Annotated[bool | None, Option(help="Let cuDNN choose its algorithms by trying them.")] = None,
+    autotune_limit: Annotated[
+        int | None, Option(metavar="N", help="Algorithms that autotuning tries for each shape; 0 for all. Default: 3.")
+    ] = None,
     window: Annotated[float | None, Option(metavar="SECONDS", help="Least length of a window.")] = None,
     min_ticks: Annotated[int | None, Option(metavar="N", help="Least counter ticks in a window.")] = None,
     allow_shared: Annotated[
@@ -71,7 +74,7 @@ def profile(
     import typer
     from rich.console import Console
 
-    from ecc.graph import prove, trace_channels
+    from ecc.graph import trace_channels, verify
     from ecc.measure import Analytic, close_meter, find_meter
     from ecc.measure import profile as measure_profile
     from ecc.measure.bench import default_device
@@ -93,6 +96,7 @@ def profile(
             precision=precision,
             memory_format=memory_format,
             cudnn_autotune=autotune,
+            autotune_limit=autotune_limit,
             window_seconds=window,
             min_ticks=min_ticks,
             allow_shared=allow_shared,
@@ -102,7 +106,7 @@ def profile(
         view.announce(source.describe(), device)
         example_input = job.example_input if batch is None else with_batch(job.example_input, batch)
         graph = trace_channels(job.model, example_input, freeze=freeze or [], proven=False)
-        graph = prove(job.model, graph, job.example_input)
+        graph = verify(job.model, graph, job.example_input)
         with view:
             result = measure_profile(
                 job.model,

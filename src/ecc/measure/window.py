@@ -77,6 +77,7 @@ def deployed_as(settings: MeasureSettings, model: nn.Module, example_input: Inpu
         precision=settings.precision,
         memory_format=settings.memory_format,
         cudnn_autotune=settings.cudnn_autotune,
+        autotune_limit=settings.autotune_limit,
         input_data=settings.input_data,
     )
 
