@@ -12,6 +12,8 @@ import sys
 
 from evidence_page import LONG, long_page, section
 from gpu_table import gpu_section
+from loop_table import loop_section
+from profile_table import profile_section
 from result_tables import (
     ROOT,
     compressed,
@@ -163,9 +165,8 @@ Made by `benchmarks/write_results.py` from the files in `results/`; nothing here
 ## Measuring joules
 
 Short windows against the mean of two aligned windows of 20 s, before and after ({window["network"]};
-{window["repeats"]} windows each). *Ours* ends on counter ticks, and where the ticks have seen all parts of the network;
-*nvidia-smi child* is the way of the paper's published code; *unaligned counter* reads NVML's energy counter at any
-moment, as Zeus does.
+{window["repeats"]} windows each). *Ours* begins and ends on counter ticks; *nvidia-smi child* is the way of
+the paper's published code; *unaligned counter* reads NVML's energy counter at any moment, as Zeus does.
 
 {windows()}
 
@@ -173,7 +174,7 @@ moment, as Zeus does.
 
 {origin("window_accuracy.json")}
 
-## Predicting joules
+{profile_section()}## Predicting joules
 
 Ten-fold cross-validated relative errors on profiles measured on an {profiles_measured()}.
 *Noise* is the standard deviation of one measurement, from the dense reference that is measured again and again. *Ours*
@@ -226,7 +227,7 @@ at every step: that is the likely cause of what it costs there.
 
 {origin("step_time_cpu.json")}
 
-## Start of the command line
+{loop_section()}## Start of the command line
 
 Medians of {load("startup_time.json")["rounds"]} processes each, taking turns, on a busy machine (load average
 {load("startup_time.json")["environment"]["load_average"]}). Ratios are to Python alone. {startup_verdict()}

@@ -28,6 +28,7 @@ WRITERS = (
     "evidence_words.py",
     "evidence_tables.py",
     "gpu_table.py",
+    "profile_table.py",
 )
 
 NUMBER = re.compile(r"(?<![\w.#/-])\d+(?:,\d{3})*(?:\.\d+)*(?:e-?\d+)?")
