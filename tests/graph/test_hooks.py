@@ -15,7 +15,7 @@ from torch.nn.modules import module as torch_module
 
 from ecc.errors import UntraceableModel
 from ecc.graph import ChannelGraph, max_relative_diff, resized, slim, trace_channels, verify, zero_channels_
-from ecc.graph.hooks import forward_hook_names, without_observers
+from ecc.graph.hooks import hook_names, without_observers
 from graph.cases import Shared, chain
 from graph.layers import conv, image
 
@@ -209,7 +209,7 @@ def test_a_hook_that_changes_tensors_channel_by_channel_is_followed(kind: str) -
     net, inputs = chain(), image()()
     CHANGES[kind](net.conv2)
     with without_observers(net, (inputs,), {}) as followed:
-        assert len(forward_hook_names(followed)) == 1
+        assert len(hook_names(followed)) == 1
     graph = trace_channels(net, inputs)
     assert {group.name for group in graph.prunable} == {"conv1", "conv2"}
     assert_slimmed_exactly(net, graph, inputs)
@@ -233,7 +233,7 @@ def test_a_hook_is_named_where_verification_fails() -> None:
     net.conv1.register_forward_hook(reads_values)
     found = verify(net, graph, inputs)
     assert {group.name for group in found.prunable} == {"conv1"}
-    assert str(found["conv2"].frozen).endswith("; forward hooks change tensors: normalises on conv2")
+    assert str(found["conv2"].frozen).endswith("; hooks change tensors: normalises on conv2")
 
 
 def test_hooks_are_named_in_words() -> None:
@@ -242,7 +242,7 @@ def test_hooks_are_named_in_words() -> None:
     net.conv2.register_forward_pre_hook(partial(scales_the_input))
     net.register_forward_hook(Recorder().note)
     net.conv1.register_forward_hook(lambda *_: None)
-    assert forward_hook_names(net) == [
+    assert hook_names(net) == [
         "Recorder.note on the network",
         "<lambda> on conv1",
         "scales_the_input on conv2",
@@ -258,9 +258,24 @@ def test_a_hook_that_changes_tensors_in_train_mode_alone_is_no_observer() -> Non
     net, inputs = chain(), image()()
     net.conv2.register_forward_hook(only_when_training)
     with without_observers(net, (inputs,), {}) as followed:
-        assert forward_hook_names(followed) == ["only_when_training on conv2"]
+        assert hook_names(followed) == ["only_when_training on conv2"]
     with without_observers(net, (torch.randn(1, 3, 1, 1),), {}) as followed:  # batch norm needs more than one value
-        assert forward_hook_names(followed) == ["only_when_training on conv2"]
+        assert hook_names(followed) == ["only_when_training on conv2"]
+
+
+def centres_gradients(module: nn.Module, incoming: Any, outgoing: Any) -> Any:
+    return (incoming[0] - incoming[0].mean(1, keepdim=True),)
+
+
+def test_a_backward_hook_that_changes_gradients_is_no_observer() -> None:
+    net, inputs = chain(), image()()
+    net.conv1.register_full_backward_pre_hook(lambda module, outgoing: None)
+    net.conv2.register_full_backward_hook(centres_gradients)
+    with without_observers(net, (inputs,), {}) as followed:
+        assert hook_names(followed) == ["centres_gradients on conv2"]
+    graph = trace_channels(net, inputs)
+    assert {group.name for group in graph.prunable} == {"conv2"}
+    assert str(graph["conv1"].frozen).endswith("; hooks change tensors: centres_gradients on conv2")
 
 
 class ReadsWhatAHookLeft(nn.Module):
@@ -300,9 +315,7 @@ def test_a_hook_that_cannot_run_on_a_copy_is_named() -> None:
         assert names[id(module)]
 
     net.conv2.register_forward_hook(looks_up)
-    with pytest.raises(
-        UntraceableModel, match=r"^a forward hook \(looks_up\) fails on a copy of the network: KeyError"
-    ):
+    with pytest.raises(UntraceableModel, match=r"^a hook \(looks_up\) fails on a copy of the network: KeyError"):
         trace_channels(net, inputs)
 
 

@@ -1,12 +1,13 @@
 """Hooks of a network that is traced, verified or measured.
 
-A forward hook may change what the network computes, and then it is followed as any other code. Or it only observes,
-as one that logs: then it would fill the user's records with the tensors of a trace, ask meta tensors for values and
-tie channels that nothing ties. The two are told apart by running a copy of the network with and without the hook.
+A hook may change what the network computes, and then it is followed as any other code. Or it only observes, as one that
+logs: then it would fill the user's records with the tensors of a trace, ask meta tensors for values and tie channels
+that nothing ties. The two are told apart by running a copy of the network with and without the hook.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -24,8 +25,7 @@ from ecc.graph.call import tensors_in
 from ecc.graph.rebuild import named_tensors, rebuilt
 from ecc.graph.side_effects import undone
 
-_FORWARD = ("_forward_pre_hooks", "_forward_hooks")
-_BACKWARD = ("_backward_pre_hooks", "_backward_hooks")
+_TABLES = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 _GLOBAL = -1
 _TOLERANCE = 1e-5
 _ROUNDINGS = 8
@@ -33,7 +33,7 @@ _ROUNDINGS = 8
 
 @dataclass(frozen=True)
 class _Hook:
-    """Where a forward hook is registered."""
+    """Where a hook is registered."""
 
     module: int
     """Its number in `model.modules()`, or `_GLOBAL` for hooks of all modules there are."""
@@ -45,9 +45,9 @@ class _Hook:
 def without_observers(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[nn.Module]:
     """The network to run in place of `model`: it computes the same without hooks that only observe.
 
-    It is the network itself where it has no hooks, else a copy on the same tensors. Hooks that change what the network
-    computes, in eval or in train mode, are left in it, and what they change of the user's objects is put back at the
-    end; backward hooks are left out. Telling hooks apart takes a few forward passes on a copy, in which they are run.
+    It is the network itself where it has no hooks, else a copy on the same tensors. Hooks that change outputs, or
+    gradients in train mode, are left in it, and what they change of the user's objects is put back at the end. Telling
+    hooks apart takes a few passes on a copy, in which they are run.
 
     Args:
         model: Any network.
@@ -57,30 +57,29 @@ def without_observers(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[s
     Raises:
         UntraceableModel: A hook fails on a copy of the network.
     """
-    hooks = _forward_hooks(model)
-    if not hooks and not any(getattr(module, table) for module in model.modules() for table in _BACKWARD):
-        with _suspended(()):
-            yield model
+    hooks = _hooks(model)
+    if not hooks:
+        yield model
         return
-    tables = [getattr(module, table) for module in model.modules() for table in (*_FORWARD, *_BACKWARD)]
+    tables = [getattr(module, table) for module in model.modules() for table in _TABLES]
     with undone([*hooks.values(), *tables], spare=model.modules()):
         observers = _observers(model, hooks, args, kwargs)
         with _suspended(observers):
             yield _without(rebuilt(model, {id(t): t for t in named_tensors(model).values()}), observers)
 
 
-def forward_hook_names(model: nn.Module) -> list[str]:
-    """The forward hooks of a network in words, such as `scale on conv1`."""
+def hook_names(model: nn.Module) -> list[str]:
+    """The forward and backward hooks of a network in words, such as `scale on conv1`."""
     paths = [path or "the network" for path, _ in model.named_modules()]
     return [
         f"{_name_of(hook)} on {paths[place.module] if place.module != _GLOBAL else 'all modules'}"
-        for place, hook in _forward_hooks(model).items()
+        for place, hook in _hooks(model).items()
     ]
 
 
-def _forward_hooks(model: nn.Module) -> dict[_Hook, Callable[..., Any]]:
-    tables = {(place, table): getattr(m, table) for place, m in enumerate(model.modules()) for table in _FORWARD}
-    tables |= {(_GLOBAL, table): getattr(torch_module, f"_global{table}") for table in _FORWARD}
+def _hooks(model: nn.Module) -> dict[_Hook, Callable[..., Any]]:
+    tables = {(place, table): getattr(m, table) for place, m in enumerate(model.modules()) for table in _TABLES}
+    tables |= {(_GLOBAL, table): getattr(torch_module, f"_global{table}") for table in _TABLES}
     return {_Hook(*key, number): hook for key, table in tables.items() for number, hook in table.items()}
 
 
@@ -102,7 +101,7 @@ def _kind(hook: Any) -> Any:
 
 @dataclass
 class _Runs:
-    """Forward passes of copies of a network with some of its hooks."""
+    """Passes of copies of a network with some of its hooks."""
 
     model: nn.Module
     hooks: Mapping[_Hook, Callable[..., Any]]
@@ -111,10 +110,15 @@ class _Runs:
     training: bool = False
 
     def outcome(self, dropped: Collection[_Hook]) -> list[Tensor] | Exception:
-        """The outputs, or what was raised. Gradients are on, since hooks of tensors need them."""
+        """The outputs, in train mode the gradients too, or what was raised.
+
+        Gradients are on in eval mode as well, since a hook may register others on tensors, which need them.
+        """
         found: list[Tensor] | Exception = []
         for gradients in (True, False):
             with ExitStack() as stack:
+                stack.enter_context(warnings.catch_warnings())
+                warnings.simplefilter("ignore")  # those that matter come again
                 stack.enter_context(_repeatable(self.model))
                 stack.enter_context(undone(self.hooks.values(), spare=self.model.modules()))
                 stack.enter_context(_suspended(dropped))
@@ -132,7 +136,9 @@ class _Runs:
         args, kwargs = tree_map_only(Tensor, lambda t: t.detach().clone(), (self.args, dict(self.kwargs)))
         try:
             copy.train(self.training)
-            return [t.detach() for t in tensors_in(copy(*args, **kwargs))]
+            outputs = list(tensors_in(copy(*args, **kwargs)))
+            gradients = _gradients(copy, outputs) if self.training and torch.is_grad_enabled() else []
+            return [t.detach() for t in (*outputs, *gradients)]
         except Exception as error:  # noqa: BLE001 - whatever a network's code raises
             return error
 
@@ -140,7 +146,7 @@ class _Runs:
 def _observers(
     model: nn.Module, hooks: Mapping[_Hook, Callable[..., Any]], args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> frozenset[_Hook]:
-    """The forward hooks without which the network gives the same outputs, in eval and in train mode."""
+    """The hooks without which the network gives the same outputs, in eval and in train mode, and the same gradients."""
     if not hooks or any(t.is_meta for t in (*named_tensors(model).values(), *tensors_in((args, kwargs)))):
         return frozenset()
     kinds: dict[Any, set[_Hook]] = {}
@@ -173,13 +179,22 @@ def _observers(
 
 
 def _refuse_failing(runs: _Runs, error: Exception) -> None:
-    """A hook that fails on a copy of the network, as one that looks up modules by their id."""
+    """A forward hook that fails on a copy of the network, as one that looks up modules by their id."""
     if not isinstance(runs.outcome(list(runs.hooks)), Exception):
         names = sorted({_name_of(hook) for hook in runs.hooks.values()})
         raise UntraceableModel(
-            f"a forward hook ({', '.join(names)}) fails on a copy of the network: {type(error).__name__}: {error}. "
+            f"a hook ({', '.join(names)}) fails on a copy of the network: {type(error).__name__}: {error}. "
             "Remove it with the handle that registering gave, and register it again afterwards."
         ) from error
+
+
+def _gradients(model: nn.Module, outputs: list[Tensor]) -> list[Tensor]:
+    """Of a sum of all outputs, each number of them with another weight."""
+    parts = [o.flatten() for o in outputs if o.requires_grad and o.is_floating_point()]
+    if parts:
+        weighted = [(part * torch.arange(len(part), device=part.device).cos()).sum().cpu() for part in parts]
+        torch.stack([one.double() for one in weighted]).sum().backward()
+    return [torch.zeros(()) if p.grad is None else p.grad for p in model.parameters()]
 
 
 def _agree(wanted: Any, found: Any) -> bool:
@@ -229,27 +244,22 @@ def _set_cudnn(benchmark: bool, deterministic: bool) -> None:
 
 
 def _without(model: nn.Module, dropped: Collection[_Hook]) -> nn.Module:
-    """The same network, which is a copy, without these forward hooks and without backward hooks."""
+    """The same network, which is a copy, without these hooks."""
     modules = list(model.modules())
     for hook in dropped:
         if hook.module != _GLOBAL:
             getattr(modules[hook.module], hook.table).pop(hook.number, None)
-    for module in modules:
-        for table in _BACKWARD:
-            getattr(module, table).clear()
     return model
 
 
 @contextmanager
 def _suspended(dropped: Collection[_Hook]) -> Iterator[None]:
-    """Takes these hooks of all modules out of torch's tables for a while, and backward hooks of all modules."""
-    names = {table: {h.number for h in dropped if h.module == _GLOBAL and h.table == table} for table in _FORWARD}
-    saved = []
-    for name in (*_FORWARD, *_BACKWARD):
-        table = getattr(torch_module, f"_global{name}")
-        saved.append((table, table.copy()))
-        for number in names.get(name, table.copy()):
-            table.pop(number, None)
+    """Takes those of these hooks that are hooks of all modules out of torch's tables for a while."""
+    tables = {name: getattr(torch_module, f"_global{name}") for name in _TABLES}
+    saved = [(table, table.copy()) for table in tables.values()]
+    for hook in dropped:
+        if hook.module == _GLOBAL:
+            tables[hook.table].pop(hook.number, None)
     try:
         yield
     finally:
