@@ -65,13 +65,8 @@ class CoarseArithmetic(TorchDispatchMode):
         return func(*self._operands(name, args), **(kwargs or {}))
 
     def _operands(self, name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        if name in _CONVOLUTIONS:
-            positions, precision = _CONVOLUTIONS[name], torch.backends.cudnn.conv.fp32_precision
-        elif name in _PRODUCTS:
-            positions, precision = _PRODUCTS[name], torch.backends.cuda.matmul.fp32_precision
-        else:
-            return args
-        if precision != "tf32":
+        positions = _CONVOLUTIONS.get(name) or _PRODUCTS.get(name)
+        if positions is None or not _allows_tf32(convolution=name in _CONVOLUTIONS):
             return args
         if name == "einsum":
             operands = [_rounded(operand, self.bits) for operand in args[1]] if _is_rounded(args[1][-1]) else args[1]
@@ -81,6 +76,14 @@ class CoarseArithmetic(TorchDispatchMode):
             return args
         self.rounded += 1
         return tuple(_rounded(arg, self.bits) if i in positions else arg for i, arg in enumerate(args))
+
+
+def _allows_tf32(*, convolution: bool) -> bool:
+    """What the settings of torch say, also those of versions before 2.9."""
+    settings: Any = getattr(torch.backends.cudnn, "conv", None) if convolution else torch.backends.cuda.matmul
+    if hasattr(settings, "fp32_precision"):
+        return bool(settings.fp32_precision == "tf32")
+    return bool((torch.backends.cudnn if convolution else torch.backends.cuda.matmul).allow_tf32)
 
 
 def _is_rounded(operand: Tensor) -> bool:
