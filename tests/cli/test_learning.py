@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from typer.testing import CliRunner
 
 from ecc.cli.app import app
 from ecc.energy import EnergyModel
+from ecc.measure import Profile
 
 PROFILE = Path(__file__).resolve().parent.parent.parent / "profiles" / "h200" / "mobilenet_v1-b1.profile.gz"
 
@@ -35,6 +37,19 @@ def test_facts_for_programs(tmp_path: Path) -> None:
     assert code == 0
     facts = json.loads(text)
     assert (facts["resource"], facts["kind"]) == ("latency", "bilinear")
+
+
+def test_a_refused_profile_names_the_option_that_accepts_it(tmp_path: Path) -> None:
+    whole = Profile.load(PROFILE)
+    references = [row for row in whole.rows if row.is_reference]
+    dearer = {id(row): replace(row, joules=1.2 * row.joules) for row in references[::2]}
+    Profile(whole.header, tuple(dearer.get(id(row), row) for row in whole.rows)).save(tmp_path / "a.profile")
+    code, text = run(str(tmp_path / "a.profile"))
+    assert code == 1
+    said = " ".join(text.split())
+    assert "the joules of the dense reference varied by" in said
+    assert "ecc profile --window 2, window_seconds=2" in said
+    assert "ecc fit --allow-unsteady (allow_unsteady=True)" in said
 
 
 @pytest.mark.thorough  # the help's own example draws them as well

@@ -295,6 +295,7 @@ def test_progress_tells_rows_error_and_drift(path: Path) -> None:
     steps: list[Progress] = []
     measured(path, FakeBoard(), progress=steps.append)
     assert (steps[0].done, steps[0].total, steps[0].row) == (0, 12, None)
+    assert steps[0].message == "mode eager: CUDA graphs need a CUDA device, and the network runs on cpu."
     assert (steps[-1].done, steps[-1].total) == (12, 12)
     assert steps[-1].error is not None
     assert steps[-1].drift is not None

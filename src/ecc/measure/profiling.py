@@ -42,8 +42,8 @@ PROFILE_SETTINGS = MeasureSettings(
 )
 """One short window a network: below a second each on a counter of 100 ms. Repeats belong into other rounds,
 where noise is another. The device comes warm from the network before, and what was counted before the first tick of a
-window is not in it, so that the warm-up can be short. Nearly every network has shapes that cuDNN has not seen, so that
-autotuning is limited to the most promising algorithms: ten of them take 0.1 to 0.5 s a network, three 0.1 s."""
+window is not in it, so that the warm-up can be short. Nearly every network has shapes that cuDNN has not seen: trying
+torch's ten algorithms for each took more time than all but the window itself, so that fewer are tried."""
 
 _ENOUGH_TO_WARN = 3  # references: two may differ by chance
 
