@@ -45,7 +45,7 @@ def test_a_refused_profile_names_the_option_that_accepts_it(tmp_path: Path) -> N
     dearer = {id(row): replace(row, joules=1.2 * row.joules) for row in references[::2]}
     Profile(whole.header, tuple(dearer.get(id(row), row) for row in whole.rows)).save(tmp_path / "a.profile")
     code, text = run(str(tmp_path / "a.profile"))
-    assert code == 1
+    assert code == 2
     said = " ".join(text.split())
     assert "the joules of the dense reference varied by" in said
     assert "ecc profile --window 2, window_seconds=2" in said
