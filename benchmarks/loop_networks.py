@@ -27,6 +27,7 @@ from ecc.zoo.networks import IMAGENET_MEAN, IMAGENET_STD
 
 Batches = Callable[[], Iterator[tuple[Tensor, Tensor]]]
 LR, WEIGHT_DECAY, DISTILL = 1e-4, 1e-4, 0.5
+OWN_FILE = "ResNet-18, own file"
 FORM_MEAN, FORM_STD = IMAGENET_MEAN, IMAGENET_STD
 
 
@@ -205,7 +206,7 @@ def tasks(
         )
     width, batch = (8, 16) if quick else (64, 256)
     build = partial(own_file, temporary, small, batch, width)
-    found["ResNet-18, own file"] = (build, partial(own_batches, build, device), about)
+    found[OWN_FILE] = (build, partial(own_batches, build, device), about)
     return found
 
 

@@ -5,10 +5,10 @@
 
 For each network, with and without a CUDA graph, with and without distillation: `Compression` runs as in `ecc compress`,
 in bf16 with channels last. Every few steps its loop stops while a plain loop (`loop_networks.py`) takes as many steps
-on a copy of the network. In the phase *prune* channels are removed, in *finetune* the slim network is trained. The
-median of the ratios of neighbouring blocks is reported. In *own file* both loops get their batches from a user's
-generator, which crops images on the host one by one. FOLDER may hold the packed CIFAR-10; otherwise images are random
-bytes.
+on a copy of the network. In the phase *prune* channels are removed, in *finetune* the slim network is trained. A ratio
+is that of five blocks of either loop, in which each looks at its loss once; the median is reported. In *own file* both
+loops get their batches from a user's generator, which crops images on the host one by one. FOLDER may hold the packed
+CIFAR-10; otherwise images are random bytes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 from loop_diagnosis import Parts
-from loop_networks import DISTILL, LR, WEIGHT_DECAY, Batches, PlainLoop, tasks, wait
+from loop_networks import DISTILL, LR, OWN_FILE, WEIGHT_DECAY, Batches, PlainLoop, tasks, wait
 from machine import machine, write_record
 from torch import Tensor, nn
 
@@ -38,6 +38,7 @@ from ecc.task import Task, with_batch
 from ecc.training import RunDir, Teacher
 
 GOAL = 1.05
+BLOCKS = 5  # of each loop for a ratio; with blocks of ten steps, the loss is looked at as often as by default
 SOLVE_STEPS = 2_000  # the default of `ecc compress`: it decides how often channels are removed
 NARROW = 0.25  # the budget is midway between the dense network and one of this share of its widths
 PROFILED = 64  # images in a batch of the energy model
@@ -88,15 +89,15 @@ class Plan:
 
     Args:
         batches: Of the plain loop.
-        warm_up: Steps of either loop before the first block.
+        warm_up: Steps of ECC before the first block.
         steps: Of a block.
-        blocks: Of either loop and phase.
-        most_seconds: Of the blocks of a phase; there are at least three.
+        ratios: That are measured in each phase.
+        most_seconds: After which a phase ends, once it has two ratios.
     """
 
-    def __init__(self, batches: Batches, warm_up: int, steps: int, blocks: int, most_seconds: float) -> None:
-        self.batches, self.warm_up, self.steps, self.blocks = batches, warm_up, steps, blocks
-        self.most_seconds = most_seconds
+    def __init__(self, batches: Batches, warm_up: int, steps: int, ratios: int, most_seconds: float) -> None:
+        self.batches, self.warm_up, self.steps = batches, warm_up, steps
+        self.ratios, self.most_seconds = ratios, most_seconds
         self.found: dict[str, dict[str, list[float]]] = {}
 
     def begin(
@@ -117,24 +118,21 @@ class Plan:
         plain.run(max(2, self.warm_up // 2))
         times: dict[str, list[float]] = {"ecc": [], "plain": []}
         self.found[NAMES[phase]] = times
-        first, started, began = self.warm_up, 0.0, time.perf_counter()
+        started, began = 0.0, time.perf_counter()
 
         def watch(step: int) -> bool:
             nonlocal started, began
-            if step < first or (step - first) % self.steps:
+            if step < self.warm_up or (step - self.warm_up) % self.steps:
                 return False
             wait(device)
             now = time.perf_counter()
-            if step == first:
+            if step == self.warm_up:
                 began = now
             else:
                 times["ecc"].append((now - started) / self.steps)
-            done = len(times["ecc"])
-            is_over = done >= self.blocks or (done >= 3 and now - began > self.most_seconds)
-            if not is_over:
-                block = plain.run(self.steps)
-                if done < self.blocks:
-                    times["plain"].append(block)
+                times["plain"].append(plain.run(self.steps))
+            done, rest = divmod(len(times["ecc"]), BLOCKS)
+            is_over = rest == 0 and (done >= self.ratios or (done >= 2 and now - began > self.most_seconds))
             started = time.perf_counter()
             return is_over
 
@@ -163,12 +161,14 @@ def measured(
     rows, started = [], time.perf_counter()
     with tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None) as temporary:
         folder = Path(temporary)
-        settings = settings_of(device, options.steps)
+        settings = settings_of(device, BLOCKS * options.steps)
         compression = compression_of(build(), device, folder, settings, quick=options.quick)
         for cuda_graph in (True, False) if device.type == "cuda" else (False,):
+            if not cuda_graph and device.type == "cuda" and name == OWN_FILE:
+                continue  # the host makes the batches, and starts the kernels all the same
             for distill in (0.0, DISTILL):
                 compression.settings = replace(compression.settings, cuda_graph=cuda_graph, distill=distill)
-                plan = Plan(batches, options.warm_up, options.steps, options.blocks, options.seconds)
+                plan = Plan(batches, options.warm_up, options.steps, options.ratios, options.seconds)
                 compression.watched(folder / f"run-{cuda_graph}-{distill}", plan.begin)
                 rows.append({"cuda_graph": cuda_graph, "distillation": distill > 0, **summarised(plan.found)})
                 print(f"{shown(name, rows[-1])}   ({time.perf_counter() - started:.0f} s)", flush=True)
@@ -191,15 +191,22 @@ def settings_of(device: torch.device, log_every: int) -> CompressSettings:
 
 
 def summarised(found: Mapping[str, Mapping[str, list[float]]]) -> dict[str, Any]:
-    return {
-        phase: {
-            "plain_ms": 1e3 * statistics.median(times["plain"]),
-            "ecc_ms": 1e3 * statistics.median(times["ecc"]),
-            "ratio": statistics.median(e / p for e, p in zip(times["ecc"], times["plain"], strict=True)),
-            "blocks": len(times["ecc"]),
+    """Ratios of `BLOCKS` blocks each, in which either loop looks at its loss once, and their median."""
+    summary = {}
+    for phase, times in found.items():
+        sums = {loop: [sum(some) / BLOCKS for some in batched(blocks)] for loop, blocks in times.items()}
+        ratios = [ecc / plain for ecc, plain in zip(sums["ecc"], sums["plain"], strict=True)]
+        summary[phase] = {
+            "plain_ms": 1e3 * statistics.median(sums["plain"]),
+            "ecc_ms": 1e3 * statistics.median(sums["ecc"]),
+            "ratio": statistics.median(ratios),
+            "ratios": ratios,
         }
-        for phase, times in found.items()
-    }
+    return summary
+
+
+def batched(blocks: list[float]) -> list[list[float]]:
+    return [blocks[first : first + BLOCKS] for first in range(0, len(blocks), BLOCKS)]
 
 
 def shown(name: str, row: Mapping[str, Any]) -> str:
@@ -252,10 +259,10 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--data", type=Path, help="folder with cifar10.npz")
     parser.add_argument("--only", action="append", help="one network; repeatable")
-    parser.add_argument("--blocks", type=int, default=5, help="of either loop in each phase, at most")
-    parser.add_argument("--steps", type=int, default=20, help="of a block; ECC looks at the loss as often")
-    parser.add_argument("--warm-up", type=int, default=60, help="steps before the first block")
-    parser.add_argument("--seconds", type=float, default=4.0, help="for the blocks of a phase, three blocks at least")
+    parser.add_argument("--ratios", type=int, default=4, help=f"of {BLOCKS} blocks each, in each phase")
+    parser.add_argument("--steps", type=int, default=10, help=f"of a block; {BLOCKS} times as many from log to log")
+    parser.add_argument("--warm-up", type=int, default=50, help="steps before the first block")
+    parser.add_argument("--seconds", type=float, default=4.0, help="of a phase, after two ratios")
     parser.add_argument("--diagnose", metavar="NETWORK", help="print where the time of a step goes, and end")
     parser.add_argument("--quick", action="store_true", help="tiny networks: does it run?")
     options = parser.parse_args()
@@ -273,6 +280,7 @@ def main() -> None:
             "environment": machine(threads=torch.get_num_threads()),
             "device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
             "precision": settings_of(device, options.steps).precision,
+            "log_every": BLOCKS * options.steps,
             "goal": GOAL,
             "steps_of_a_block": options.steps,
             "networks": {},

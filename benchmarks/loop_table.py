@@ -24,9 +24,10 @@ def section_of(found: dict[str, Any], told_origin: str) -> str:
 A training step of `ecc compress` and one of a plain PyTorch loop that does the same work, on the {found["device"]} in
 {found["precision"]}, channels last: the same network, batch size, augmentation and loss, fused Adam, and the teacher
 where there is distillation. *prune* removes channels, *finetune* trains the slim network. Blocks of
-{found["steps_of_a_block"]} steps of both loops alternate; the ratio is the median over neighbouring blocks. In *own
-file* a user's generator crops the images on the host, in both loops. The goal was a ratio of at most {goal:.2f};
-{within} of {len(ratios)} are within it, and the largest is {max(ratios):.2f}.
+{found["steps_of_a_block"]} steps of both loops alternate, and each ratio is of {found["log_every"]} steps, in which
+either loop looks at its loss once; the median is shown. In *own file* a user's generator crops the images on the host,
+in both loops. The goal was a ratio of at most {goal:.2f}; {within} of {len(ratios)} are within it, and the largest is
+{max(ratios):.2f}.
 """
     head = ["network", "CUDA graph", "distillation"]
     head += [f"{phase}: {what}" for phase in PHASES for what in ("plain, ms", "ECC, ms", "ratio")]

@@ -70,16 +70,15 @@ def summary_of(
 
 def solver_facts(solver: EccSolver, costs: Sequence[Cost], step: int) -> dict[str, Any]:
     """Where the solver stands, as a line of the history."""
-    spent = {cost.resource: float(amount) for cost, amount in zip(costs, solver.spent, strict=True)}
-    duals = solver.duals
+    spent, duals, widths = solver.numbers
     return {
         "phase": "solver",
         "step": step,
-        "spent": spent,
+        "spent": dict(zip((cost.resource for cost in costs), spent, strict=True)),
         "target": solver.target,
         "energy_dual": duals.energy,
         "width_duals": duals.width,
-        "widths": solver.widths,
+        "widths": widths,
     }
 
 

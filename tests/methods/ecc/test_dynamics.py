@@ -36,7 +36,7 @@ def test_a_state_put_back_goes_on_the_same(name: str) -> None:
             dynamics.advance(SCORES, SCHEDULE, step, 1e-2)
     assert not first.alive.all()
     assert all(torch.equal(a, b) for a, b in zip(first.state, second.state, strict=True))
-    assert first.duals(1e-2) == second.duals(1e-2)
+    assert all(torch.equal(a, b) for a, b in zip(first.duals(1e-2), second.duals(1e-2), strict=True))
 
 
 def test_pace_moves_at_updates_and_the_paper_always() -> None:
@@ -49,7 +49,7 @@ def test_duals_of_pace_are_in_units_of_the_loss_and_of_the_cost() -> None:
     dynamics, alpha = made("pace"), 0.1
     before = COST.gradient(torch.tensor(FULL, dtype=torch.float64))
     dynamics.advance(SCORES, SCHEDULE, 7, alpha)
-    width_dual, energy_dual = dynamics.duals(alpha)
+    width_dual, energy_dual = (dual.tolist() for dual in dynamics.duals(alpha))
     parts = zip(SCORES.split(FULL), dynamics.alive.split(FULL), strict=True)
     assert width_dual == pytest.approx([float(scores[alive].min()) / (2 * alpha) for scores, alive in parts])
     assert energy_dual > 0

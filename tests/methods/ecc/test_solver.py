@@ -144,6 +144,18 @@ def test_the_papers_own_dynamics_prune_a_chain() -> None:
     assert again.duals == solver.duals
 
 
+@pytest.mark.parametrize("dynamics", ["pace", "paper"])
+def test_all_numbers_at_once_are_those_one_by_one(dynamics: str) -> None:
+    net, example, graph = traced("digits")
+    solver = solver_for(net, graph, dynamics=dynamics)
+    for _ in range(STEPS // 2):
+        train(net, solver, example, range(1))
+        spent, duals, widths = solver.numbers
+        assert spent == tuple(float(cost) for cost in solver.spent)
+        assert (duals, widths) == (solver.duals, solver.widths)
+    assert widths != graph.full_widths or dynamics == "paper"
+
+
 def test_several_budgets_at_once() -> None:
     net, example, graph = traced("digits")
     costs = [macs_cost(graph), bytes_cost(graph)]

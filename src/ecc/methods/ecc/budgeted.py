@@ -260,7 +260,7 @@ class BudgetedOptimizer(Optimizer):
     def duals(self) -> Duals:
         """y and z at the last update. Waits for the device."""
         y, z = self._dynamics.duals(self.inner.param_groups[0]["lr"])
-        return Duals(dict(zip(self._names, y, strict=True)), z)
+        return Duals(dict(zip(self._names, y.tolist(), strict=True)), float(z))
 
     @property
     def descent(self) -> float:

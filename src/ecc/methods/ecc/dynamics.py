@@ -38,8 +38,8 @@ class Dynamics(Protocol):
     def advance(self, scores: Tensor, schedule: Schedule, step: int, weight_lr: float) -> None:
         """Moves them."""
 
-    def duals(self, weight_lr: float) -> tuple[list[float], float]:
-        """y of each group, and z."""
+    def duals(self, weight_lr: float) -> tuple[Tensor, Tensor]:
+        """y of each group, and z, on the device."""
 
     def load(self, tensors: Sequence[Tensor]) -> None:
         """Puts a state back."""
@@ -114,10 +114,9 @@ class Paced:
         shares, ends = allowed
         return self._pace.update(Cut(alive, next_energies, margin), scores, shares, ends, least)
 
-    def duals(self, weight_lr: float) -> tuple[list[float], float]:
+    def duals(self, weight_lr: float) -> tuple[Tensor, Tensor]:
         """Read off the margin, see `pace.py`."""
-        width_dual = self.state.next_energies / (2 * weight_lr)
-        return width_dual.tolist(), float(self.state.margin / (2 * weight_lr * self._unit))
+        return self.state.next_energies / (2 * weight_lr), self.state.margin / (2 * weight_lr * self._unit)
 
     def load(self, tensors: Sequence[Tensor]) -> None:
         """Puts a state back."""
@@ -178,10 +177,10 @@ class Literal:
         budget = schedule.end[0] * self._dense
         self.state = self._paper.step(self.state, scores, weight_lr=weight_lr, budget=budget)
 
-    def duals(self, weight_lr: float) -> tuple[list[float], float]:
+    def duals(self, weight_lr: float) -> tuple[Tensor, Tensor]:
         """The variables themselves."""
         del weight_lr
-        return self.state.width_dual.tolist(), float(self.state.energy_dual)
+        return self.state.width_dual, self.state.energy_dual
 
     def load(self, tensors: Sequence[Tensor]) -> None:
         """Puts a state back."""

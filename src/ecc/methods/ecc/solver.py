@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Sequence
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ecc.constants import MIN_SHARE
@@ -133,7 +133,23 @@ class EccSolver(BudgetedOptimizer):
         These are the live ones, and dead ones to round up. Where a group began with less than its floor it counts as
         whole in the descent, as one that is not trained yet; what is still silent then is cut off all the same.
         """
-        live = self._ladder.widths(self._readers.live() & self._dynamics.alive).tolist()
+        return self._kept_widths(self._live_counts().tolist())
+
+    @property
+    def numbers(self) -> tuple[tuple[float, ...], Duals, dict[str, int]]:
+        """`spent`, `duals` and `widths`, for which the device is waited for only once."""
+        y, z = self._dynamics.duals(self.inner.param_groups[0]["lr"])
+        parts = [torch.stack(self.spent), y, z.view(1), self._live_counts()]
+        found = torch.cat([part.to(torch.float64) for part in parts]).cpu().split([len(part) for part in parts])
+        spent, width_duals, energy_dual, live = (part.tolist() for part in found)
+        duals = Duals(dict(zip(self._names, width_duals, strict=True)), energy_dual[0])
+        return tuple(spent), duals, self._kept_widths([int(count) for count in live])
+
+    def _live_counts(self) -> Tensor:
+        """(groups,) int64: channels that are not removed and that some layer reads."""
+        return self._ladder.widths(self._readers.live() & self._dynamics.alive)
+
+    def _kept_widths(self, live: list[int]) -> dict[str, int]:
         return dict(zip(self._names, self._graph.skeleton.padded(live, self.round_to), strict=True))
 
     def warn_if_unmet(self) -> None:
