@@ -14,7 +14,7 @@ class Mixture(nn.Module):
         super().__init__()
         self.stem, self.wide = nn.Linear(6, 8), nn.Linear(8, 12)
         self.experts = nn.ModuleList(nn.Sequential(nn.Linear(12, 10), nn.ReLU(), nn.Linear(10, 12)) for _ in range(4))
-        self.narrow, self.head = nn.Linear(12, 7), nn.Linear(7, 3)
+        self.narrow, self.head = nn.Linear(12, 11), nn.Linear(11, 3)
 
     def forward(self, x: Tensor) -> Tensor:
         x = torch.relu(self.wide(torch.relu(self.stem(x))))
@@ -26,7 +26,7 @@ def test_idle_experts_are_named_and_what_may_feed_them_is_not_prunable() -> None
     (note,) = graph.notes
     assert "the example input did not reach experts.1, experts.2, experts.3: they are not pruned" in note
     assert graph["wide"].frozen == "it may feed experts.1.0, which the example input did not reach"
-    assert {group.name for group in graph.prunable} == {"stem", "narrow"}  # whose sizes no expert has
+    assert {group.name for group in graph.prunable} == {"stem", "narrow"}  # whose sizes fit no expert
 
 
 def test_an_idle_layer_behind_a_flattening_keeps_what_its_input_is_a_multiple_of() -> None:

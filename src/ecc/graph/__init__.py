@@ -6,7 +6,7 @@ from ecc.graph.labels import Role
 from ecc.graph.skeleton import Skeleton
 from ecc.graph.surgery import kept_masks, live_channels, live_masks, resized, slim, slim_optimizer, zero_channels_
 from ecc.graph.trace import trace_channels
-from ecc.graph.verify import max_relative_diff, verify
+from ecc.graph.verification import max_relative_diff, verify
 
 __all__ = [
     "ChannelGraph",

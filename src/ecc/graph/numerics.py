@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_map_only
 
 from ecc.graph.call import tensors_in
 from ecc.graph.capture import Inputs, as_call
@@ -162,6 +163,7 @@ def _gradients(model: nn.Module, outputs: Sequence[Tensor], slices: Mapping[str,
 
 _UNIFORM = frozenset({"rand", "rand_like", "uniform", "randn", "randn_like", "normal", "exponential"})
 _WHOLE = frozenset({"randint", "randint_like", "random"})
+_DROPOUT = frozenset({"dropout", "dropout_p"})
 
 
 @dataclass(eq=False)
@@ -178,35 +180,67 @@ class _SteadyDraws(TorchDispatchMode):
     def __post_init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Asked by torch: to keep dynamo away would import it, which takes seconds."""
+        return False
+
     def __torch_dispatch__(
         self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        result = self._result(func, func._schema.name.removeprefix("aten::").rstrip("_"), args, dict(kwargs or {}))
-        for tensor in tree_leaves(result):
+        draw = _draw_of(func)
+        result = func(*args, **(kwargs or {})) if draw is None else draw(self, func, args, dict(kwargs or {}))
+        for tensor in result if isinstance(result, (tuple, list)) else (result,):
             if isinstance(tensor, Tensor) and tensor.is_floating_point() and tensor.dim():
-                self.coarsest = max(self.coarsest, torch.finfo(tensor.dtype).eps)
+                self.coarsest = max(self.coarsest, _epsilon(tensor.dtype))
         return result
 
-    def _result(self, func: OpOverload, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if name == "native_dropout":
-            return args[0].clone(), torch.ones_like(args[0], dtype=torch.bool)
-        if name == "rrelu_with_noise":  # not in training, it is a leaky ReLU
-            names = [argument.name for argument in func._schema.arguments]
-            return func(*args[: names.index("training")], **{**kwargs, "training": False})
+    def filled(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A draw of numbers."""
+        name = _name(func)
+        return func(*args, **kwargs).fill_(1 if name == "bernoulli" else 0 if name in _WHOLE else self.drawn)
+
+    def without_dropout(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """An operator that drops some of its results: recurrent layers, attention."""
         for position, argument in enumerate(func._schema.arguments):
-            if argument.name in ("dropout", "dropout_p"):  # of recurrent layers and of attention
-                if position < len(args):
-                    args = (*args[:position], 0.0, *args[position + 1 :])
-                elif argument.name in kwargs:
-                    kwargs[argument.name] = 0.0
-        result = func(*args, **kwargs)
-        if torch.Tag.nondeterministic_seeded not in func.tags:
-            return result
-        if name == "bernoulli":
-            return result.fill_(1)
-        if name in _WHOLE:
-            return result.fill_(0)
-        return result.fill_(self.drawn) if name in _UNIFORM else result
+            if argument.name in _DROPOUT and position < len(args):
+                args = (*args[:position], 0.0, *args[position + 1 :])
+            elif argument.name in _DROPOUT and argument.name in kwargs:
+                kwargs[argument.name] = 0.0
+        return func(*args, **kwargs)
+
+    def kept(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ARG002 - as above
+        """Dropout with its mask."""
+        return args[0].clone(), torch.ones_like(args[0], dtype=torch.bool)
+
+    def leaky(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A ReLU of random slopes; not in training, they have their mean."""
+        names = [argument.name for argument in func._schema.arguments]
+        return func(*args[: names.index("training")], **{**kwargs, "training": False})
+
+
+@cache
+def _epsilon(dtype: torch.dtype) -> float:
+    return float(torch.finfo(dtype).eps)
+
+
+def _name(func: OpOverload) -> str:
+    return func._schema.name.removeprefix("aten::").rstrip("_")
+
+
+@cache
+def _draw_of(func: OpOverload) -> Callable[..., Any] | None:
+    """How a random operator runs; None for all others."""
+    name = _name(func)
+    if name == "native_dropout":
+        return _SteadyDraws.kept
+    if name == "rrelu_with_noise":
+        return _SteadyDraws.leaky
+    if any(argument.name in _DROPOUT for argument in func._schema.arguments):
+        return _SteadyDraws.without_dropout
+    if torch.Tag.nondeterministic_seeded in func.tags and name in _UNIFORM | _WHOLE | {"bernoulli"}:
+        return _SteadyDraws.filled
+    return None
 
 
 @contextmanager

@@ -63,8 +63,9 @@ def exact_arithmetic() -> Iterator[None]:
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch_settings(tf32=False, cudnn_autotune=False))
         stack.callback(setattr, torch.backends.cudnn, "deterministic", cudnn_deterministic)
-        stack.callback(torch.use_deterministic_algorithms, deterministic, warn_only=warn_only)
-        torch.use_deterministic_algorithms(False)
+        if deterministic:  # to ask costs nothing, to set imports torch's compiler
+            stack.callback(torch.use_deterministic_algorithms, True, warn_only=warn_only)
+            torch.use_deterministic_algorithms(False)
         torch.backends.cudnn.deterministic = False
         for device in ("cpu", "cuda", "mps", "xpu"):
             if _is_autocast_enabled(device):

@@ -5,7 +5,7 @@
 3. Cut a random part of every group and trace the cut network. Where its labels do not line up with the dense
    ones, or its code refuses the new size, take another reading of that line of code or freeze what enters it,
    and start again.
-4. Prove it in numbers: the masked and the cut network give the same outputs (`proof.py`).
+4. Prove it in numbers: the masked and the cut network give the same outputs (`verification.py`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ecc.graph.surgery import resized
 from ecc.graph.torch_settings import exact_arithmetic
 from ecc.graph.tracer import Tracer
 from ecc.graph.unreached import freeze_unreached, unreached_modules
-from ecc.graph.verify import verify
+from ecc.graph.verification import verify
 
 _MAX_ROUNDS = 200  # readings tried before everything left is frozen
 _PARTS = 3  # cuts of a network that slices its channels: together they cut every unit

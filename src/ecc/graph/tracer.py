@@ -80,6 +80,11 @@ class Tracer(TorchDispatchMode):
     def __post_init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Asked by torch: to keep dynamo away would import it, which takes seconds."""
+        return False
+
     # --- labels of tensors -----------------------------------------------------------------------
 
     def name(self, tensor: Tensor, name: str) -> None:

@@ -1,70 +1,71 @@
-"""Parameters that the example input did not reach, and the channels that may feed them.
+"""What the example input did not reach, and the channels that may feed it.
 
-Experts of a mixture that no item chose, or a branch that opens later, run with another input. Whether a channel reaches
-them cannot be traced, so every channel axis that fits one of their sizes stays as it is.
+Experts of a mixture that no item chose, or a branch that opens later, run with another input. Which channels reach them
+cannot be traced, so all whose number fits are left as they are: those of the size of an input, those that make it up
+together with others (concatenated) or several times over (flattened), and those of which it is a part.
 """
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Iterator, Set
 
 from torch import Tensor, nn
 
 from ecc.graph.labels import LabelBook
 
 
-def unreached_parameters(model: nn.Module, reached: Set[str]) -> list[str]:
-    """Names of the parameters that no operator took, in the order of the model; tied ones under one name."""
-    return [name for name, _ in model.named_parameters() if name not in reached]
+def unreached_tensors(model: nn.Module, reached: Set[str]) -> dict[str, Tensor]:
+    """Parameters, and floating-point buffers of several numbers, that no operator took; by name."""
+    buffers = {name: t for name, t in model.named_buffers() if t.is_floating_point() and t.numel() > 1}
+    return {name: t for name, t in (*model.named_parameters(), *buffers.items()) if name not in reached}
 
 
 def unreached_modules(model: nn.Module, reached: Set[str]) -> list[str]:
-    """Paths of the largest modules of which no parameter was reached; parameters that stand alone by their names."""
-    missing = set(unreached_parameters(model, reached))
+    """Paths of the largest modules of which nothing was reached; tensors that stand alone by their names."""
+    missing = unreached_tensors(model, reached)
     found: list[str] = []
-    for path, module in model.named_modules():
-        prefix = f"{path}." if path else ""
-        names = [prefix + name for name, _ in module.named_parameters()]
+    for path, _ in model.named_modules():
         inside = any(path.startswith(f"{outer}.") for outer in found)
-        if names and path and not inside and missing.issuperset(names):
+        is_idle = any(name.startswith(f"{path}.") for name in missing) and not any(
+            name.startswith(f"{path}.") for name in reached
+        )
+        if path and is_idle and not inside:
             found.append(path)
-    alone = [name for name in missing if not any(name.startswith(f"{path}.") for path in found)]
-    return found + sorted(alone)
+    return found + sorted(name for name in missing if not any(name.startswith(f"{path}.") for path in found))
 
 
 def freeze_unreached(book: LabelBook, model: nn.Module, reached: Set[str]) -> None:
-    """Freezes what may feed, or may be fed by, parameters that were not reached.
+    """Freezes what may feed, or may be fed by, what was not reached.
 
     Args:
         book: The labels of the passes.
         model: The traced network.
         reached: Names of the parameters and buffers that some operator took.
     """
-    missing = set(unreached_parameters(model, reached))
-    for name, parameter in model.named_parameters():
-        if name in missing:
-            scope = _scope(book, name)
-            why = f"it may feed {name.rpartition('.')[0] or name}, which the example input did not reach"
-            for key in _fitting(book, scope, parameter):
+    sizes = {axis.size for axis in book.axes.values()}
+    for name, tensor in unreached_tensors(model, reached).items():
+        why = f"it may feed {name.rpartition('.')[0] or name}, which the example input did not reach"
+        fitting = set(_fitting(sizes, tensor, _input_axis(model, name, tensor)))
+        for key, axis in book.axes.items():
+            if axis.size in fitting:
                 book.freeze(book.vector(*key), why)
 
 
-def _scope(book: LabelBook, name: str) -> str:
-    """The prefix of the smallest module around a parameter in which something was reached."""
-    path = name.rpartition(".")[0]
-    while path and not any(tensor.startswith(f"{path}.") for tensor, _ in book.axes):
-        path = path.rpartition(".")[0]
-    return f"{path}." if path else ""
+def _input_axis(model: nn.Module, name: str, tensor: Tensor) -> int | None:
+    """The axis along which a weight takes its inputs; None for tensors that have none."""
+    if tensor.dim() < 2:
+        return None
+    module = model.get_submodule(name.rpartition(".")[0])
+    if isinstance(module, nn.modules.conv._ConvTransposeNd) or tensor.shape[1] == 1:  # or depthwise
+        return 0
+    return 1
 
 
-def _fitting(book: LabelBook, scope: str, parameter: Tensor) -> list[tuple[str, int]]:
-    """The axes within a module whose size is one of the parameter's.
-
-    Where none has the size of its input axis, those of which that is a multiple: channels may be flattened first.
-    """
-    inside = {key: axis.size for key, axis in book.axes.items() if key[0].startswith(scope)}
-    sizes = {size for size in parameter.shape if size > 1}
-    found = [key for key, size in inside.items() if size in sizes]
-    if parameter.dim() > 1 and parameter.shape[1] not in inside.values():
-        found += [key for key, size in inside.items() if size > 1 and parameter.shape[1] % size == 0]
-    return found
+def _fitting(sizes: Set[int], tensor: Tensor, input_axis: int | None) -> Iterator[int]:
+    """Sizes of channel axes that may meet a tensor."""
+    own = {size for size in tensor.shape if size > 1}
+    yield from own
+    taken = tensor.shape[input_axis] if input_axis is not None else 1
+    for size in sizes if taken > 1 else ():
+        if size > 1 and (taken % size == 0 or size % taken == 0 or taken - size in sizes):
+            yield size

@@ -1,7 +1,6 @@
 """Layers and buffers that run for a batch of more than two alone, fed by channels in many ways.
 
-The example input is a batch of one, so nothing of them is traced. Not in the catalogue of `base.py`:
-`test_traps_unreached.py` has a list of its own of what is not handled yet.
+The example input is a batch of one, so nothing of them is traced.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from ecc.errors import EccWarning, UntraceableModel
 from ecc.graph import ChannelGraph, Place, trace_channels
 from ecc.graph.numerics import ALLOWED_FLOAT32, ALLOWED_FLOAT64, relative_error
-from ecc.graph.verify import Check, Result, verify
+from ecc.graph.verification import Check, Result, verify
 from graph.cases import conv, image, traced
 
 DIFFERS = "verification failed: outputs differ by "
@@ -333,7 +333,7 @@ def test_too_little_memory_is_told_and_nothing_is_frozen(monkeypatch: pytest.Mon
     def full(*_: Any, **__: Any) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
 
-    monkeypatch.setattr("ecc.graph.verify.run_steadily", full)
+    monkeypatch.setattr("ecc.graph.verification.run_steadily", full)
     with pytest.warns(EccWarning, match="verification could not run because .*Tried to allocate 2 GiB"):
         verified = verify(net, graph, images)
     assert verified.proof is None
@@ -382,7 +382,7 @@ def test_a_network_that_cannot_train_on_the_example_is_verified_in_eval_mode_and
 def test_a_large_network_on_a_cpu_is_verified_in_float32_and_failures_are_confirmed_in_float64(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("ecc.graph.verify.MOST_MACS_IN_FLOAT64", 0)
+    monkeypatch.setattr("ecc.graph.verification.MOST_MACS_IN_FLOAT64", 0)
     net, images, graph = traced("residual")
     verified = verify(net, graph, images)
     assert verified.proof is not None
