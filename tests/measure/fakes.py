@@ -85,7 +85,7 @@ class FakeBoard:
     def mark(self) -> FakeEvent:
         return FakeEvent(self, self._busy_until)
 
-    def queued(self, *, run_seconds: float, launch_seconds: float) -> QueuedLoad:
+    def queued(self, *, run_seconds: float, launch_seconds: float, depth: int = 2) -> QueuedLoad:
         """Chunks of four runs in the device's queue."""
         return QueuedLoad(
             lambda: self.queue(run_seconds, launch_seconds),
@@ -93,6 +93,7 @@ class FakeBoard:
             self.clock,
             mark=self.mark,
             synchronize=self.synchronize,
+            depth=depth,
         )
 
     def synchronize(self) -> None:

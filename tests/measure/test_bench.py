@@ -37,7 +37,7 @@ def test_a_network_of_given_widths_is_measured() -> None:
     assert row.joules == pytest.approx(300 * run_seconds(4, 3), rel=0.01)
     assert row.seconds == pytest.approx(run_seconds(4, 3), rel=0.01)
     assert (row.row, row.round, row.session, row.widths) == (7, 1, 2, (4, 3))
-    assert row.ticks in range(5, 9)
+    assert row.ticks in range(4, 6)
     assert (row.temperature_celsius, row.clock_mhz, row.power_capped) == (50, 1980, False)
     assert row.relative_ci is None
     assert row.edge_error is not None
@@ -52,7 +52,7 @@ def test_a_network_takes_less_than_a_second_on_a_counter_of_100_ms() -> None:
     started = board.now()
     for _ in range(5):
         place.row(0, 0, 0, {"first": 16, "second": 12})
-    assert (board.now() - started) / 5 < 1.05
+    assert (board.now() - started) / 5 < 0.75
 
 
 def test_what_was_counted_before_the_first_tick_does_not_matter() -> None:

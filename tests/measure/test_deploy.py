@@ -198,23 +198,11 @@ def test_the_switches_of_torch_are_set_and_put_back(tf32: bool) -> None:
     assert precisions() == before
 
 
-class Switch:
-    allow_tf32 = True
-    benchmark = False
-
-
-def test_autotuning_is_limited_where_torch_was_built_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Limited(Switch):
-        benchmark_limit = 10
-
-    cudnn = Limited()
-    monkeypatch.setattr(torch.backends, "cudnn", cudnn)
-    with deploy._switches(tf32=False, cudnn_autotune=True, autotune_limit=3):
-        assert (cudnn.benchmark, cudnn.benchmark_limit) == (True, 3)
-    assert (cudnn.benchmark, cudnn.benchmark_limit) == (False, 10)
-
-
 def test_older_versions_of_torch_have_other_switches(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Switch:
+        allow_tf32 = True
+        benchmark = False
+
     cudnn, matmul = Switch(), Switch()
     monkeypatch.setattr(torch.backends, "cudnn", cudnn)
     monkeypatch.setattr(torch.backends.cuda, "matmul", matmul)

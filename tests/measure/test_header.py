@@ -78,7 +78,6 @@ def test_the_graph_gives_the_groups_that_can_be_cut() -> None:
         ({"settings": replace(MEASURED.settings, precision="fp16")}, "settings.precision"),  # type: ignore[type-var]
         ({"settings": replace(MEASURED.settings, memory_format="channels_last")}, "settings.memory_format"),  # type: ignore[type-var]
         ({"settings": replace(MEASURED.settings, cudnn_autotune=False)}, "settings.cudnn_autotune"),  # type: ignore[type-var]
-        ({"settings": replace(MEASURED.settings, autotune_limit=3)}, "settings.autotune_limit"),  # type: ignore[type-var]
         ({"settings": replace(MEASURED.settings, window_seconds=0.7)}, "settings.window_seconds"),  # type: ignore[type-var]
         ({"settings": None}, "settings.mode"),
         ({"design": replace(PLAN, kind="mixed")}, "design.kind"),
@@ -189,11 +188,3 @@ def test_the_reason_of_the_mode_is_kept_and_older_headers_have_none() -> None:
     assert ProfileHeader.from_dict(data).mode_reason is None
     with pytest.raises(ValueError, match="reason of the mode"):
         ProfileHeader.from_dict({**data, "mode_reason": 3})
-
-
-def test_older_headers_were_autotuned_as_torch_does_by_default() -> None:
-    data = MEASURED.to_dict()
-    del data["settings"]["autotune_limit"]
-    assert ProfileHeader.from_dict(data).settings == MEASURED.settings
-    assert MEASURED.settings is not None
-    assert MEASURED.settings.autotune_limit == 10

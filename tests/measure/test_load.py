@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from ecc.measure.load import CHUNK_SECONDS, HostLoad, Load, make_load
+from ecc.measure.load import CHUNK_SECONDS, HostLoad, Load, make_load, queue_depth
 from measure.fakes import FakeBoard
 
 
@@ -26,14 +26,30 @@ def test_host_work_can_wait_for_a_device_after_each_chunk() -> None:
     assert waited == [1]
 
 
-def test_the_queue_is_kept_two_chunks_deep_and_no_deeper() -> None:
+def test_the_queue_is_kept_as_deep_as_asked_for_and_no_deeper() -> None:
     board = FakeBoard()
-    load = board.queued(run_seconds=0.001, launch_seconds=1e-5)
-    assert [load.advance() for _ in range(4)] == [True, True, False, False]
+    load = board.queued(run_seconds=0.001, launch_seconds=1e-5, depth=3)
+    assert [load.advance() for _ in range(5)] == [True, True, True, False, False]
     board.wait(0.0042)  # the first chunk is over
     assert [load.advance() for _ in range(2)] == [True, False]
     assert load.chunks_done == 1
-    assert load.chunks_host_bound == 2  # the first two; from then on the host was ahead
+    assert load.chunks_host_bound == 2  # the first two; from then on there was enough to work on
+
+
+@pytest.mark.parametrize(
+    ("chunk_seconds", "read_seconds", "depth"),
+    [(0.004, 0.0, 6), (0.004, 0.0025, 6), (0.004, 0.005, 11), (0.01, 0.0025, 3), (0.5, 0.0025, 2)],
+)
+def test_the_device_has_work_for_as_long_as_the_host_may_be_held_up(
+    chunk_seconds: float, read_seconds: float, depth: int
+) -> None:
+    assert queue_depth(chunk_seconds, read_seconds) == depth
+
+
+def test_a_host_that_computes_reads_a_slow_counter_less_often() -> None:
+    board = FakeBoard()
+    _, chunk_seconds = make_load(lambda: board.work(0.001), "cpu", board.clock, read_seconds=0.01)
+    assert chunk_seconds == pytest.approx(0.03, rel=0.01)
 
 
 def test_queued_work_is_interpolated_within_its_chunk() -> None:

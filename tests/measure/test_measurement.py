@@ -48,7 +48,6 @@ def measurement(*windows: Window, relative_ci: float | None = 0.01) -> Measureme
 def test_settings_default_to_the_protocol() -> None:
     settings = MeasureSettings()
     assert (settings.mode, settings.precision, settings.cudnn_autotune) == ("auto", "fp32", True)
-    assert settings.autotune_limit == 10  # as torch has it
     assert (settings.window_seconds, settings.min_ticks) == (0.5, 10)
     assert (settings.min_repeats, settings.max_repeats, settings.target_relative_ci) == (3, 8, 0.015)
     assert (settings.warmup_seconds, settings.warmup_runs) == (0.3, 10)

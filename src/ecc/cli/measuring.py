@@ -43,9 +43,6 @@ def profile(
     precision: Annotated[str | None, Option(help="fp32, tf32, fp16 or bf16.")] = None,
     memory_format: Annotated[str | None, Option(help="contiguous or channels_last.")] = None,
     autotune: Annotated[bool | None, Option(help="Let cuDNN choose its algorithms by trying them.")] = None,
-    autotune_limit: Annotated[
-        int | None, Option(metavar="N", help="Algorithms that autotuning tries for each shape; 0 for all. Default: 3.")
-    ] = None,
     window: Annotated[float | None, Option(metavar="SECONDS", help="Least length of a window.")] = None,
     min_ticks: Annotated[int | None, Option(metavar="N", help="Least counter ticks in a window.")] = None,
     allow_shared: Annotated[
@@ -96,7 +93,6 @@ def profile(
             precision=precision,
             memory_format=memory_format,
             cudnn_autotune=autotune,
-            autotune_limit=autotune_limit,
             window_seconds=window,
             min_ticks=min_ticks,
             allow_shared=allow_shared,

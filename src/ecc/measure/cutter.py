@@ -3,10 +3,9 @@
 The edges of a window are where it errs: a tick is known to lie between two readings of the counter, so the
 counter is read closely when a tick is due, and a tick that was seen late is not taken for an edge.
 
-And it errs where its ticks differ. A network of some milliseconds draws more in some layers than in others, and a
-sensor that averages over a part of each period only sees other layers at each tick: on an H200 the joules of a tick
-vary by 1 % (standard deviation) or less for most networks, and by several percent for some. So a window goes on, for a
-few more ticks, until the joules of its ticks agree as closely as its edges do.
+And it errs where its ticks differ. A sensor that averages over a part of each period only sees other layers of the
+network at each tick, and a pause of the device that falls into that part counts for more than it is. So a window goes
+on, for a few more ticks, until the joules of its ticks agree.
 """
 
 from __future__ import annotations
@@ -120,6 +119,11 @@ class WindowCutter:
         return self._settings.target_relative_ci / 3
 
     @property
+    def _tick_target(self) -> float:
+        """The rest of it may come from how its ticks differ."""
+        return self._settings.target_relative_ci - self._edge_target
+
+    @property
     def _needed_seconds(self) -> float:
         """Length of a window: as asked, of enough ticks, and long enough for how sharp its edges are."""
         needed = max(
@@ -195,7 +199,7 @@ class WindowCutter:
             enough = count >= self._settings.min_ticks or not self._sees_ticks
             if seconds >= needed and enough:
                 most = most or count + _MAX_MORE_TICKS
-                if self._sees_ticks and count < most and tick_error(ticks, self.tick_seconds) > self._edge_target:
+                if self._sees_ticks and count < most and tick_error(ticks, self.tick_seconds) > self._tick_target:
                     continue
                 if self._is_sharp(tick) or blurred >= _MAX_BLURRED_TICKS:
                     return ticks

@@ -32,9 +32,6 @@ INPUT_DATA: tuple[InputData, ...] = get_args(InputData)
 _HALF = {"fp16": torch.float16, "bf16": torch.bfloat16}
 _SEED = 20190613  # every network sees the same inputs
 
-TORCH_AUTOTUNE_LIMIT = 10
-"""torch's own `torch.backends.cudnn.benchmark_limit`."""
-
 AS_ASKED = "as asked for"
 """Why a network runs in the mode that was asked for."""
 
@@ -71,7 +68,6 @@ def deployed(
     precision: Precision = "fp32",
     memory_format: MemoryFormat = "contiguous",
     cudnn_autotune: bool = True,
-    autotune_limit: int = TORCH_AUTOTUNE_LIMIT,
     input_data: InputData = "random",
 ) -> Iterator[Deployed]:
     """Makes a model ready to be measured, and puts everything back afterwards.
@@ -84,7 +80,6 @@ def deployed(
         precision: `fp32` allows no TF32; `tf32` allows it; the others convert weights and inputs.
         memory_format: Of four-dimensional weights and inputs.
         cudnn_autotune: Lets cuDNN try its algorithms during the warm-up.
-        autotune_limit: How many it tries for each shape, the most promising first; 0 tries all.
         input_data: `example` keeps the example's own numbers.
 
     Raises:
@@ -115,8 +110,7 @@ def deployed(
         stack.callback(_restore_training, was_training)
         model.eval()
         if device.type == "cuda":
-            tf32 = precision == "tf32"
-            stack.enter_context(_switches(tf32=tf32, cudnn_autotune=cudnn_autotune, autotune_limit=autotune_limit))
+            stack.enter_context(_switches(tf32=precision == "tf32", cudnn_autotune=cudnn_autotune))
             stack.enter_context(torch.cuda.device(device))
         stack.enter_context(torch.inference_mode())
         mode, reason = mode_on(mode, device)
@@ -280,7 +274,7 @@ def _restore_training(was_training: dict[nn.Module, bool]) -> None:
 
 
 @contextmanager
-def _switches(*, tf32: bool, cudnn_autotune: bool, autotune_limit: int = TORCH_AUTOTUNE_LIMIT) -> Iterator[None]:
+def _switches(*, tf32: bool, cudnn_autotune: bool) -> Iterator[None]:
     """Sets TF32 and cuDNN autotuning, and puts them back.
 
     torch has two sets of TF32 switches: `fp32_precision` since 2.9, and the older `allow_tf32`, which raises
@@ -293,8 +287,6 @@ def _switches(*, tf32: bool, cudnn_autotune: bool, autotune_limit: int = TORCH_A
         (matmul, "allow_tf32", tf32),
         (cudnn, "allow_tf32", tf32),
     ]
-    if getattr(cudnn, "benchmark_limit", None) is not None:  # None in builds without CUDA
-        switches.append((cudnn, "benchmark_limit", autotune_limit))
     newer = "tf32" if tf32 else "ieee"
     switches += [(place, "fp32_precision", newer) for place in places if hasattr(place, "fp32_precision")]
     before = [_value(place, name) for place, name, _ in switches]

@@ -9,6 +9,7 @@ Work comes in chunks of some milliseconds, so that the counter can be watched be
 from __future__ import annotations
 
 import bisect
+import math
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol, runtime_checkable
@@ -19,6 +20,9 @@ CHUNK_SECONDS = 0.004
 """Short enough to see ticks of some 10 ms, long enough to hide the reading of a counter."""
 
 _MAX_CALIBRATION_RUNS = 1 << 14
+_AHEAD_SECONDS = 0.02  # queued at least, for a host that is held up
+_AHEAD_READS = 8  # readings of the counter; NVML's take 2 to 4 ms on an H200, and now and then 14
+_HOST_CHUNK_READS = 3  # so that a host that computes itself spends most of its time at that
 
 
 class Event(Protocol):
@@ -116,7 +120,7 @@ class HostLoad:
 
 
 class QueuedLoad:
-    """Work that is put into a device's queue, always one chunk ahead, so that the device never waits.
+    """Work that is put into a device's queue, always some chunks ahead, so that the device never waits.
 
     Args:
         run: Queues one run and returns.
@@ -124,6 +128,7 @@ class QueuedLoad:
         clock: The time.
         mark: Puts a mark into the queue, behind what is there.
         synchronize: Waits until the queue is empty.
+        depth: Chunks in the queue, the one at work included.
     """
 
     def __init__(
@@ -134,12 +139,14 @@ class QueuedLoad:
         *,
         mark: Callable[[], Event],
         synchronize: Callable[[], object],
+        depth: int = 2,
     ) -> None:
         self._run = run
         self._num_runs = num_runs
         self._clock = clock
         self._mark = mark
         self._synchronize = synchronize
+        self._depth = depth
         self._queued: deque[Event] = deque()
         self._was_ahead = False
         self._record = _Record(clock)
@@ -147,12 +154,12 @@ class QueuedLoad:
         self.chunks_host_bound = 0
 
     def advance(self) -> bool:
-        """Notes what is done and tops the queue up to two chunks: one at work, one waiting."""
+        """Notes what is done and puts one chunk into the queue if it is not full."""
         self._note_done()
-        if len(self._queued) >= 2:
+        if len(self._queued) >= self._depth:
             self._was_ahead = True
             return False
-        self.chunks_host_bound += not self._was_ahead
+        self.chunks_host_bound += len(self._queued) < 2 and not self._was_ahead
         self._was_ahead = False
         for _ in range(self._num_runs):
             self._run()
@@ -187,7 +194,7 @@ class QueuedLoad:
 
 
 def make_load(
-    run: Callable[[], object], device_type: str, clock: Clock, *, chunk_seconds: float = CHUNK_SECONDS
+    run: Callable[[], object], device_type: str, clock: Clock, *, read_seconds: float = 0.0
 ) -> tuple[Load, float]:
     """The load for a device, its chunks calibrated.
 
@@ -195,20 +202,28 @@ def make_load(
         run: One run, queued or computed on the current device.
         device_type: torch's name: cpu, cuda, mps, ...
         clock: The time.
-        chunk_seconds: How long a chunk should be.
+        read_seconds: How long a reading of the counter takes. The device must not run out of work meanwhile.
 
     Returns:
         The load, and how long its chunks really are.
     """
     synchronize = _synchronize(device_type)
+    is_queued = device_type == "cuda"
+    chunk_seconds = CHUNK_SECONDS if is_queued else max(CHUNK_SECONDS, _HOST_CHUNK_READS * read_seconds)
     run_seconds = _time_of_a_run(run, synchronize, clock, chunk_seconds)
     num_runs = max(1, round(chunk_seconds / run_seconds))
     load: Load
-    if device_type == "cuda":
-        load = QueuedLoad(run, num_runs, clock, mark=_cuda_mark, synchronize=synchronize)
+    if is_queued:
+        depth = queue_depth(num_runs * run_seconds, read_seconds)
+        load = QueuedLoad(run, num_runs, clock, mark=_cuda_mark, synchronize=synchronize, depth=depth)
     else:
         load = HostLoad(run, num_runs, clock, synchronize if device_type != "cpu" else None)
     return load, num_runs * run_seconds
+
+
+def queue_depth(chunk_seconds: float, read_seconds: float) -> int:
+    """Chunks to queue: one at work, and enough behind it for as long as the host may be held up."""
+    return 1 + max(1, math.ceil(max(_AHEAD_SECONDS, _AHEAD_READS * read_seconds) / chunk_seconds))
 
 
 def _time_of_a_run(

@@ -17,7 +17,6 @@ from .deploy import (
     MEMORY_FORMATS,
     MODES,
     PRECISIONS,
-    TORCH_AUTOTUNE_LIMIT,
     InputData,
     MemoryFormat,
     Mode,
@@ -47,9 +46,6 @@ class MeasureSettings:
 
     cudnn_autotune: bool = True
     """Lets cuDNN choose its algorithms by trying them, during the warm-up."""
-
-    autotune_limit: int = TORCH_AUTOTUNE_LIMIT
-    """How many algorithms it tries for each shape, the most promising first; 0 tries all."""
 
     input_data: InputData = "random"
     """`random` measures on normal random numbers of the example's shape, `example` on the example itself."""
@@ -97,7 +93,6 @@ class MeasureSettings:
             if getattr(self, name) not in allowed:
                 raise BadMeasurement(f"{name}={getattr(self, name)!r} is unknown; give one of {allowed}.")
         for name, least in (
-            ("autotune_limit", 0),
             ("window_seconds", 0.001),
             ("min_ticks", 1),
             ("max_window_seconds", self.window_seconds),

@@ -22,7 +22,7 @@ from ecc.task import Inputs
 from .counter import CounterProbe, probe
 from .cutter import WindowCutter, check_state, device_state
 from .deploy import Deployed, deployed
-from .load import CHUNK_SECONDS, make_load
+from .load import make_load
 from .measurement import Measurement, MeasureSettings, Window, combine, relative_interval
 from .meter import Analytic, Clock, Meter, MeterInfo
 
@@ -77,7 +77,6 @@ def deployed_as(settings: MeasureSettings, model: nn.Module, example_input: Inpu
         precision=settings.precision,
         memory_format=settings.memory_format,
         cudnn_autotune=settings.cudnn_autotune,
-        autotune_limit=settings.autotune_limit,
         input_data=settings.input_data,
     )
 
@@ -117,10 +116,8 @@ def measure(
             run()
         if counter is None:
             check_state(device_state(meter), info, settings)  # before long work, but with our own context alive
-        # A slow reader gets longer chunks, so that the device is not idle before the host is back.
         read_seconds = _time_of_a_reading(meter, clock) if counter is None else counter.read_seconds
-        chunk_seconds = max(CHUNK_SECONDS, 3 * read_seconds)
-        load, chunk_seconds = make_load(run, device.type, clock, chunk_seconds=chunk_seconds)
+        load, chunk_seconds = make_load(run, device.type, clock, read_seconds=read_seconds)
         try:
             counter = counter or probe(meter, load, settings.probe_seconds, clock=clock)
             cutter = WindowCutter(load, chunk_seconds, meter, counter, settings, clock)
