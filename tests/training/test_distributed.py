@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -82,6 +83,15 @@ def test_processes_that_share_a_gpu_use_gloo(
     assert _backend(torch.device("cuda")) == expected
     assert _backend(torch.device("cpu")) == "gloo"
     assert _backend(torch.device("meta")) is None
+
+
+def test_processes_that_share_a_gpu_wrap_the_network_without_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    net, asked = Net(), SimpleNamespace(process_index=1, num_processes=2, prepare_model=lambda model: "by Accelerate")
+    monkeypatch.setattr(torch.nn.parallel, "DistributedDataParallel", lambda model: ("shared", model))
+    for backend, expected in (("gloo", ("shared", net)), ("nccl", "by Accelerate")):
+        monkeypatch.setattr(torch.distributed, "get_backend", lambda backend=backend: backend)
+        assert World("cuda:0", asked).wrapped(net) == expected
+    assert World("cpu", asked).wrapped(net) == "by Accelerate"
 
 
 # ---------------------------------------------------------------- two processes

@@ -41,6 +41,9 @@ class World:
         """The network to run forward: gradients of its parameters become means over all processes."""
         if self._accelerator is None:
             return model
+        if self.device.type == "cuda" and torch.distributed.get_backend() == "gloo":
+            # Processes share a GPU, and Accelerate would take its number for the local rank.
+            return nn.parallel.DistributedDataParallel(model)
         wrapped: nn.Module = self._accelerator.prepare_model(model)
         return wrapped
 
