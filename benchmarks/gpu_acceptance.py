@@ -33,6 +33,7 @@ ROOT = Path(__file__).resolve().parent.parent
 VENDOR = ROOT / "vendor" / "wheels"
 LOGS = ROOT / "build" / "gpu"
 TOTAL_LIMIT = 460.0  # seconds; a check that is not finished by then is stopped and has failed
+MORE_PROCESSES = 4  # than CPU cores: each waits for the GPU, for files or for others now and then
 LIBRARIES = ("torchvision", "timm", "numpy", "scipy", "accelerate", "pytest", "typer", "nvidia-ml-py")
 
 Record = dict[str, Any]
@@ -91,7 +92,7 @@ class Suite:
         LOGS.mkdir(parents=True, exist_ok=True)
         found: dict[str, Record] = {}
         with tempfile.TemporaryDirectory(prefix="ecc-gpu-") as folder:
-            for alone, slots in ((True, 1), (False, os.cpu_count() or 1)):
+            for alone, slots in ((True, 1), (False, (os.cpu_count() or 1) + MORE_PROCESSES)):
                 chosen = [check for check in self.checks if check.measures_energy == alone]
                 self._run_together(chosen, slots, Path(folder), deadline, found)
         return {check.name: found[check.name] for check in self.checks}
@@ -201,11 +202,13 @@ def environment(device: str) -> Record:
 
 
 def commit() -> str:
-    """The commit of the working tree, with a mark if source files differ from it; ECC_COMMIT where git is missing."""
+    """ECC_COMMIT, or what git says: the commit of the working tree, with a mark if source files differ from it."""
+    if told := os.environ.get("ECC_COMMIT"):
+        return told
     with suppress(OSError, subprocess.CalledProcessError):
         head = _git("rev-parse", "HEAD")
         return head + (" with changes" if _git("status", "--porcelain", "--", "src", "tests", "benchmarks") else "")
-    return os.environ.get("ECC_COMMIT", "unknown")
+    return "unknown"
 
 
 def _git(*words: str) -> str:

@@ -12,7 +12,7 @@ from gpu_checks.tracing import trace_networks
 CHECKS = (
     Check("tests", "tests marked `gpu`", run_marked_tests, limit_seconds=180, measures_energy=True),
     Check("command_line", "`ecc profile`, `fit`, `compress` with the NVML meter", command_line_with_meter, 180, True),
-    Check("tracing", "channel groups on CUDA and on the CPU", trace_networks, limit_seconds=270, processes=11),
+    Check("tracing", "channel groups on CUDA and on the CPU", trace_networks, limit_seconds=270, processes=13),
     Check("settings", "channel groups under torch settings", torch_settings, limit_seconds=200, processes=5),
     Check("resume", "checkpoint, kill and resume", checkpoint_and_resume, limit_seconds=150),
     Check("cuda_graph", "training with and without a CUDA graph", cuda_graph_on_and_off, limit_seconds=120),

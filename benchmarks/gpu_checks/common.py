@@ -78,10 +78,12 @@ def run_python(words: Sequence[str | Path], folder: Path, limit_seconds: float) 
     except subprocess.TimeoutExpired:
         kill_group(process)
         output, _ = process.communicate()
+        print(output)
         raise CommandFailed(f"{_shown(command)}: over {limit_seconds:.0f} s.\n{output[-TAIL_CHARACTERS:]}") from None
     finally:
         kill_group(process)
     if process.returncode != 0:
+        print(output)
         raise CommandFailed(f"{_shown(command)}: exit code {process.returncode}.\n{output[-TAIL_CHARACTERS:]}")
     return Finished(output, time.monotonic() - started)
 
