@@ -68,13 +68,12 @@ def prunable_share(graph: ChannelGraph) -> float:
 
 def _summary(graph: ChannelGraph) -> str:
     macs, parameters = float(graph.macs()), float(graph.parameters())
-    proof = "not compared in numbers"
+    verified = "not verified"
     if graph.proof is not None:
-        agreement = f"agree to {graph.proof:.0e} of the largest" if graph.proof else "are the same"
-        proof = f"masked and cut outputs {agreement}"
+        verified = f"verified: max relative difference {graph.proof:.0e}"
     return (
         f"{len(graph.prunable)} of {len(graph.groups)} groups can be cut; {_short(macs)} MACs, "
-        f"{_short(parameters)} parameters, {prunable_share(graph):.0%} of them prunable; {proof}."
+        f"{_short(parameters)} parameters, {prunable_share(graph):.0%} of them prunable; {verified}."
     )
 
 
