@@ -121,15 +121,18 @@ class Readers:
 def _products(tensors: Sequence[Tensor]) -> Iterator[Tensor | None]:
     """w g of each tensor in float32, None where there is no gradient; some at a time, by one kernel each time."""
     some: list[Tensor] = []
-    for number, tensor in enumerate(tensors):
+    elements = 0
+    for number, tensor in enumerate(tensors, start=1):
         some.append(tensor)
-        if number + 1 == len(tensors) or sum(one.numel() for one in some) > _AT_ONCE:
-            weights = [one.detach().float() for one in some if one.grad is not None]
-            gradients = [one.grad.float() for one in some if one.grad is not None]
-            found = iter(torch._foreach_mul(weights, gradients) if weights else ())
-            for one in some:
-                yield None if one.grad is None else next(found)
-            some = []
+        elements += tensor.numel()
+        if number < len(tensors) and elements <= _AT_ONCE:
+            continue
+        weights = [one.detach().float() for one in some if one.grad is not None]
+        gradients = [one.grad.float() for one in some if one.grad is not None]
+        found = iter(torch._foreach_mul(weights, gradients) if weights else ())
+        for one in some:
+            yield None if one.grad is None else next(found)
+        some, elements = [], 0
 
 
 def _by_degree(
