@@ -43,6 +43,13 @@ def test_both_loops_are_timed_in_both_phases(name: str, tmp_path: Path, monkeypa
             assert len(row[phase]["ratios"]) == 2
             assert min(row[phase]["plain_ms"], row[phase]["ecc_ms"], row[phase]["ratio"]) > 0
     assert "tmp" not in json.dumps(record["environment"])
+    changed = {**rows[0], "commit": "of an earlier day"}
+    record["networks"][name]["rows"] = [changed, {**changed, "cuda_graph": True}]
+    out.write_text(json.dumps(record), "utf-8")
+    run(monkeypatch, *words, "--merge", str(out), "--commit", "0123abc")
+    merged = json.loads(out.read_text("utf-8"))["networks"][name]["rows"]
+    ways = [(row["cuda_graph"], row["distillation"], row["commit"]) for row in merged]
+    assert ways == [(True, False, "of an earlier day"), (False, False, "0123abc"), (False, True, "0123abc")]
 
 
 @pytest.mark.slow
