@@ -176,7 +176,7 @@ class Check:
     def _compared(self, dead: Mapping[str, Tensor], runs: Sequence[_Run]) -> Iterator[Result]:
         if not runs:
             return
-        masked = self._restored()
+        masked = resized(self.network, self.graph, {})  # with no state of an earlier run
         zero_channels_(masked, self.graph, dead)
         try:
             small, slices = slim_and_slices(masked, self.graph)
@@ -188,22 +188,6 @@ class Check:
         if plain_state(masked) != before:
             for _ in range(MORE_CALLS):
                 yield self._compare(masked, small, slices, runs[-1])
-
-    @cached_property
-    def _copy(self) -> tuple[nn.Module, list[Tensor], list[Tensor]]:
-        """A copy to mask and run, its tensors, and those of the network."""
-        copy = resized(self.network, self.graph, {})
-        return copy, list(named_tensors(copy).values()), list(named_tensors(self.network).values())
-
-    @torch.no_grad()
-    def _restored(self) -> nn.Module:
-        """The copy with the network's own numbers again. Slim networks are made of it, with whatever else it holds."""
-        copy, mine, originals = self._copy
-        for tensor, original in zip(mine, originals, strict=True):
-            if tensor.shape == original.shape and tensor.dtype == original.dtype:
-                tensor.data.copy_(original)
-        copy.zero_grad()
-        return copy
 
     def _compare(
         self, masked: nn.Module, small: nn.Module, slices: Mapping[str, Mapping[int, Tensor]], run: _Run
@@ -252,7 +236,7 @@ class Check:
 
     def _why_not(self, inputs: Inputs, *, training: bool) -> str | None:
         try:
-            ran = run_steadily(self._restored(), inputs, training=training)
+            ran = run_steadily(resized(self.network, self.graph, {}), inputs, training=training)
         except torch.OutOfMemoryError as error:
             raise CannotVerify(first_line(error)) from error
         except Exception as error:  # noqa: BLE001 - whatever a network's code raises
