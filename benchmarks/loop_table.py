@@ -53,8 +53,8 @@ def _missed(found: dict[str, Any]) -> str:
         return "The goal is held."
     counts = " and ".join(f"{count} times in {phase}" for phase, count in missed.items() if count)
     return (
-        f"It is missed {counts}.\nOnly *prune* has work that the plain loop has not: masks after each step, and every few "
-        "steps sums of gradients\nand an update of the widths, small kernels that the host has to start."
+        f"It is missed {counts}.\nOnly *prune* has work that the plain loop has not: masks after each step, and every "
+        "few steps sums of gradients\nand an update of the widths, small kernels that the host has to start."
     )
 
 
