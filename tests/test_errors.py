@@ -7,7 +7,7 @@ import pytest
 from ecc import errors
 from ecc.errors import EccError
 
-ALL_ERRORS = [value for value in vars(errors).values() if inspect.isclass(value)]
+ALL_ERRORS = [value for value in vars(errors).values() if inspect.isclass(value) and issubclass(value, EccError)]
 
 
 def test_there_are_few() -> None:

@@ -120,7 +120,8 @@ def test_other_inputs_have_other_numbers_of_the_same_kind() -> None:
     assert torch.equal(same["images"], example["images"])
     assert whole["n"] == 3
     (*_, last) = other_inputs(torch.zeros(1, 4), doubled=True)
-    assert last.shape == (2, 4)
+    assert last.shape == (4, 4)
+    assert len(last.unique(dim=0)) == 4, "equal items have no deviation"
     assert bool(next(other_inputs(torch.zeros(1, 4))).any()), "an all-zero example hides everything"
 
 

@@ -168,5 +168,5 @@ def test_widths_that_another_method_found_are_trained_from_scratch(tmp_path: Pat
 
 
 def test_the_dense_control_is_a_compression_that_may_cost_what_it_costs(tmp_path: Path) -> None:
-    result = job(Uniform(), "101%").run(tmp_path / "dense")
+    result = job(Uniform(), "100%").run(tmp_path / "dense")
     assert result.widths == result.graph.full_widths

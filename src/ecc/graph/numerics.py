@@ -163,6 +163,7 @@ def _gradients(model: nn.Module, outputs: Sequence[Tensor], slices: Mapping[str,
 
 _UNIFORM = frozenset({"rand", "rand_like", "uniform", "randn", "randn_like", "normal", "exponential"})
 _WHOLE = frozenset({"randint", "randint_like", "random"})
+_MORE_ITEMS = 4
 _DROPOUT = frozenset({"dropout", "dropout_p"})
 
 
@@ -297,20 +298,16 @@ def with_random_constants_(model: nn.Module, generator: torch.Generator) -> None
 
 def plain_state(model: nn.Module) -> list[tuple[str, str, object]]:
     """Numbers, flags and words that modules keep as attributes, their mode aside: what counts calls changes."""
-    return [
-        (path, name, value)
-        for path, module in model.named_modules()
-        for name, value in vars(module).items()
-        if type(value) in (int, float, bool, str) and name != "training"
-    ]
+    found = [(path, *item) for path, module in model.named_modules() for item in vars(module).items()]
+    return [item for item in found if type(item[2]) in (int, float, bool, str) and item[1] != "training"]
 
 
 def other_inputs(example_input: Inputs, *, doubled: bool = False) -> Iterator[Inputs]:
     """Inputs with other numbers than an example's: of two items, then of as many as it has, then the example itself.
 
     Floating-point numbers are drawn anew, with the example's deviation (1, where that is zero) around its negated mean,
-    so that code which asks for a sign sees both; whole numbers are put into another order. `doubled` gives each twice
-    over, for batch norm of a single item.
+    so that code which asks for a sign sees both; whole numbers are put into another order. `doubled` gives each
+    several times over with different numbers, for batch norm of a single item.
     """
     generator = torch.Generator("cpu").manual_seed(1)
     fresh = _mapped(example_input, lambda t: _other_numbers(t, generator))
@@ -318,8 +315,17 @@ def other_inputs(example_input: Inputs, *, doubled: bool = False) -> Iterator[In
     inputs = [fresh, example_input]
     if len(sizes) == 1 and next(iter(sizes)) > 2:
         inputs.insert(0, _mapped(fresh, lambda t: t[:2] if t.dim() else t))
-    for one in inputs:
-        yield _mapped(one, lambda t: torch.cat([t, t]) if t.dim() else t) if doubled else one
+    if not doubled:
+        yield from inputs
+        return
+    for one in inputs:  # different items: equal ones have no deviation to divide by
+        yield _mapped(one, lambda t: _several(t, generator))
+
+
+def _several(tensor: Tensor, generator: torch.Generator) -> Tensor:
+    """Several different items for each of a tensor."""
+    others = [_other_numbers(tensor, generator) for _ in range(_MORE_ITEMS - 1)]
+    return torch.cat([tensor, *others]) if tensor.dim() else tensor
 
 
 def _other_numbers(tensor: Tensor, generator: torch.Generator) -> Tensor:
@@ -334,6 +340,19 @@ def _other_numbers(tensor: Tensor, generator: torch.Generator) -> Tensor:
         return tensor
     order = torch.randperm(tensor.numel(), generator=generator, device="cpu")
     return tensor.flatten()[order.to(tensor.device)].view(tensor.shape)
+
+
+def nudged(inputs: Inputs) -> Inputs:
+    """The same inputs but for a few rounding errors."""
+    generator = torch.Generator("cpu").manual_seed(2)
+
+    def nudge(tensor: Tensor) -> Tensor:
+        if not tensor.is_floating_point():
+            return tensor
+        noise = torch.randn(tensor.shape, generator=generator, device="cpu", dtype=torch.float64)
+        return (tensor.double() * (1 + 4 * _epsilon(tensor.dtype) * noise.to(tensor.device))).to(tensor.dtype)
+
+    return _mapped(inputs, nudge)
 
 
 def materialized(model: nn.Module, example_input: Inputs) -> tuple[nn.Module, Inputs]:
