@@ -208,13 +208,12 @@ def failure_of(cell: Cell, runs: Path) -> Path:
     return folder.with_name(f"{folder.name}.failed.json")
 
 
-def train_dense(grids: list[Grid]) -> None:
-    """The dense network of each seed, once for all grids."""
+def train_dense(grids: list[Grid], seed: int) -> None:
+    """The dense network of one seed, trained in the comparison's folder and copied for the forms that have the seed."""
     first = grids[0]
-    for seed in range(first.asked.seeds):
-        first.asked.train_dense(seed, first.runs)
-        for grid in grids[1:]:
-            if seed < grid.asked.seeds and grid.asked.needs_dense(seed, grid.runs):
-                folder = grid.runs / f"seed-{seed}"
-                shutil.copytree(first.runs / folder.name / "dense", folder / "copy", dirs_exist_ok=True)
-                (folder / "copy").rename(folder / "dense")  # whole, or not there: workers wait for it
+    first.asked.train_dense(seed, first.runs)
+    for grid in grids[1:]:
+        if seed < grid.asked.seeds and grid.asked.needs_dense(seed, grid.runs):
+            folder = grid.runs / f"seed-{seed}"
+            shutil.copytree(first.runs / folder.name / "dense", folder / "copy", dirs_exist_ok=True)
+            (folder / "copy").rename(folder / "dense")  # whole, or not there: workers wait for it
