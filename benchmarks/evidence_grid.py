@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from packed import packed_task
+from packed import as_packed, packed_task
 from profile_networks import profiled
 
 from ecc.energy import EnergyModel, fit
@@ -116,12 +116,12 @@ def the_task(options: argparse.Namespace, recipe: Recipe, data: ImageData) -> Ta
 
 def for_all(data: ImageData) -> ImageData:
     """The same in memory that processes share, with as much held out as is judged by."""
-    splits = {name: getattr(data, name) for name in ("train", "held_out", "test")}
-    held, judged = splits["held_out"], JUDGED[data.name]
+    held, judged = as_packed(data.held_out), JUDGED[data.name]
     if len(held) > judged:
         rows = torch.linspace(0, len(held) - 1, judged).long()
-        splits["held_out"] = Packed(held.images[rows], held.labels[rows])
-    return replace(data, **{name: Packed(s.images.share_memory_(), s.labels) for name, s in splits.items()})
+        held = Packed(held.images[rows], held.labels[rows])
+    splits = [Packed(s.images.share_memory_(), s.labels) for s in (as_packed(data.train), held, as_packed(data.test))]
+    return replace(data, train=splits[0], held_out=splits[1], test=splits[2])
 
 
 def fitted(task: Task, source: Source, options: argparse.Namespace) -> EnergyModel:
