@@ -133,6 +133,7 @@ def fitted(task: Task, source: Source, options: argparse.Namespace) -> EnergyMod
         found.save(options.root / "profile.gz")
         fit(found).save(file)
     if (options.root / "profile.gz").exists():  # not where the model was brought along
+        options.out.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(options.root / "profile.gz", options.out.with_suffix(".profile.gz"))
     return EnergyModel.load(file)
 
