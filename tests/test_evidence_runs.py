@@ -181,8 +181,8 @@ def test_a_fresh_run_trains_the_dense_network_of_each_seed_for_all_grids_then_it
     splits = [data.Packed(some, torch.arange(16) % 2) for some in images]
     tiny = grids.for_all(data.ImageData("cifar10", ("even", "odd"), *splits))
     options = SimpleNamespace(
-        name="tiny", data=tmp_path, root=tmp_path, out=tmp_path / "new" / "out.json", device="cpu", rows=40, settings="{}",
-        methods=None, budgets=None, seeds=None,
+        name="tiny", data=tmp_path, root=tmp_path, out=tmp_path / "new" / "out.json", device="cpu", rows=40,
+        methods=None, budgets=None, seeds=None, settings="{}",
     )  # fmt: skip
     recipe = recipes.read_recipe(tmp_path / "tiny.toml")
     task, source = grids.the_task(options, recipe, tiny), measure.find_meter("platform:jetson-tx2")
