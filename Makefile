@@ -46,7 +46,7 @@ lint: $(STAMP)  ## formatting and lint, changing nothing
 	$(PY) -m ruff format --check .
 	$(PY) -m ruff check .
 
-types: $(STAMP)  ## mypy --strict over src
+types: $(STAMP)  ## mypy --strict over src, benchmarks and the helpers of tests
 	$(PY) -m mypy
 
 pytest: $(STAMP)  ## the tests alone

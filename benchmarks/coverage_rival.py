@@ -74,9 +74,9 @@ def measure_rival(
         else:
             out.update(found)
             return
-    error, stages.name, found = failures[0]
+    failure, stages.name, found = failures[0]
     out.update(found)
-    raise error
+    raise failure
 
 
 def _prune_and_check(
@@ -320,7 +320,7 @@ class Mixing(TorchDispatchMode):
     _OVER_AXES = ("sum", "mean", "amax", "amin", "max", "min", "logsumexp", "prod", "argmax")
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # torch lacks the annotation
         self.found: set[str] = set()
 
     def __torch_dispatch__(

@@ -16,8 +16,10 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -74,15 +76,16 @@ def speed(epochs: Epochs, seconds: float) -> tuple[float, float]:
     return count / (time.perf_counter() - started), count / (time.process_time() - worked)
 
 
+def _same(pool: ThreadPoolExecutor) -> ThreadPoolExecutor:
+    return pool
+
+
 def from_files(data: ImageData, form: Form, batch: int, seconds: float, device: str) -> dict[str, Any]:
     found: dict[str, Any] = {"batch": batch}
-    usual = batches.pool
     for threads in sorted({1, cores()}):
-        with ThreadPoolExecutor(threads) as pool:
-            batches.pool = lambda pool=pool: pool  # type: ignore[assignment]
+        with ThreadPoolExecutor(threads) as pool, patch.object(batches, "pool", partial(_same, pool)):
             wall, worked = speed(lambda epoch: epoch_of(data.train, form, batch, device, epoch), seconds)
         found[f"threads_{threads}"] = {"images_per_second": wall, "images_per_core_second": worked}
-    batches.pool = usual
     return found
 
 

@@ -184,22 +184,23 @@ class Match:
 
 def match(found: Experiment, budget: str, when: str) -> Match:
     """The rival that is best against ECC, which may be ahead of it or not."""
-    ours, pairs, absent = found.by_seed(OURS, budget, when), [], []
+    ours, absent = found.by_seed(OURS, budget, when), []
+    pairs: list[tuple[float, str, float, float, tuple[float, ...]]] = []
     for rival in found.rivals:
         theirs = found.by_seed(rival, budget, when)
         seeds = sorted(ours.keys() & theirs.keys())
         if seeds:
-            means = [statistics.fmean(one[seed] for seed in seeds) for one in (ours, theirs)]
+            mine, other = (statistics.fmean(one[seed] for seed in seeds) for one in (ours, theirs))
             points = tuple(100 * (ours[seed] - theirs[seed]) for seed in seeds)
-            pairs.append((means[0] - means[1], rival, *means, points))
+            pairs.append((mine - other, rival, mine, other, points))
         else:
             absent.append(rival)
     if not ours:
         return Match(budget, None, None, None, (OURS,))
     if not pairs:
         return Match(budget, statistics.fmean(ours.values()), None, None, tuple(absent) or ("any rival",))
-    _, rival, mine, theirs, points = min(pairs)
-    return Match(budget, mine, rival, theirs, tuple(absent), len(points), points)
+    _, rival, mine, other, points = min(pairs)
+    return Match(budget, mine, rival, other, tuple(absent), len(points), points)
 
 
 def at_equal_joules(found: Experiment, budget: str) -> float | None:
@@ -244,7 +245,7 @@ def gains(found: Experiment, form: str) -> dict[str, list[float]]:
 
     Networks that differ in joules by more than `ALIKE_JOULES` are not compared.
     """
-    points = {}
+    points: dict[str, list[float]] = {}
     for budget in found.budgets:
         ours, theirs = ({cell.seed: cell for cell in found.at(name, budget)} for name in (OURS, form))
         pairs = [(ours[seed], theirs[seed]) for seed in sorted(set(ours) & set(theirs))]

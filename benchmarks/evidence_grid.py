@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from packed import packed_task
+from packed import as_packed, packed_task
 from profile_networks import profiled
 
 from ecc.energy import EnergyModel, fit
@@ -116,12 +116,12 @@ def the_task(options: argparse.Namespace, recipe: Recipe, data: ImageData) -> Ta
 
 def for_all(data: ImageData) -> ImageData:
     """The same in memory that processes share, with as much held out as is judged by."""
-    splits = {name: getattr(data, name) for name in ("train", "held_out", "test")}
-    held, judged = splits["held_out"], JUDGED[data.name]
+    held, judged = as_packed(data.held_out), JUDGED[data.name]
     if len(held) > judged:
         rows = torch.linspace(0, len(held) - 1, judged).long()
-        splits["held_out"] = Packed(held.images[rows], held.labels[rows])
-    return replace(data, **{name: Packed(s.images.share_memory_(), s.labels) for name, s in splits.items()})
+        held = Packed(held.images[rows], held.labels[rows])
+    splits = [Packed(s.images.share_memory_(), s.labels) for s in (as_packed(data.train), held, as_packed(data.test))]
+    return replace(data, train=splits[0], held_out=splits[1], test=splits[2])
 
 
 def fitted(task: Task, source: Source, options: argparse.Namespace) -> EnergyModel:
@@ -133,6 +133,7 @@ def fitted(task: Task, source: Source, options: argparse.Namespace) -> EnergyMod
         found.save(options.root / "profile.gz")
         fit(found).save(file)
     if (options.root / "profile.gz").exists():  # not where the model was brought along
+        options.out.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(options.root / "profile.gz", options.out.with_suffix(".profile.gz"))
     return EnergyModel.load(file)
 
@@ -208,13 +209,12 @@ def failure_of(cell: Cell, runs: Path) -> Path:
     return folder.with_name(f"{folder.name}.failed.json")
 
 
-def train_dense(grids: list[Grid]) -> None:
-    """The dense network of each seed, once for all grids."""
+def train_dense(grids: list[Grid], seed: int) -> None:
+    """The dense network of one seed, trained in the comparison's folder and copied for the forms that have the seed."""
     first = grids[0]
-    for seed in range(first.asked.seeds):
-        first.asked.train_dense(seed, first.runs)
-        for grid in grids[1:]:
-            if seed < grid.asked.seeds and grid.asked.needs_dense(seed, grid.runs):
-                folder = grid.runs / f"seed-{seed}"
-                shutil.copytree(first.runs / folder.name / "dense", folder / "copy", dirs_exist_ok=True)
-                (folder / "copy").rename(folder / "dense")  # whole, or not there: workers wait for it
+    first.asked.train_dense(seed, first.runs)
+    for grid in grids[1:]:
+        if seed < grid.asked.seeds and grid.asked.needs_dense(seed, grid.runs):
+            folder = grid.runs / f"seed-{seed}"
+            shutil.copytree(first.runs / folder.name / "dense", folder / "copy", dirs_exist_ok=True)
+            (folder / "copy").rename(folder / "dense")  # whole, or not there: workers wait for it

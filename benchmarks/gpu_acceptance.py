@@ -59,7 +59,8 @@ class _Running:
         seconds = round(time.monotonic() - self.since, 1)
         base = {"title": self.check.title, "seconds": seconds}
         if self.result.exists():
-            return base | json.loads(self.result.read_text(encoding="utf-8"))
+            found: Record = json.loads(self.result.read_text(encoding="utf-8"))
+            return base | found
         tail = self.log.read_text(encoding="utf-8", errors="replace").strip()[-1500:]
         code = self.process.returncode
         why = f"stopped after {seconds:.0f} s" if late else f"the process died (exit code {code})"

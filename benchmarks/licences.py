@@ -14,7 +14,7 @@ import argparse
 import json
 import re
 import sys
-from importlib.metadata import Distribution, PackageNotFoundError, distribution
+from importlib.metadata import Distribution, PackageMetadata, PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any
 
@@ -61,9 +61,13 @@ def said_of(one: Distribution) -> str:
     """What a distribution says of its licence: an SPDX expression, its field, or its classifiers."""
     facts = one.metadata
     classifiers = [line for line in facts.get_all("Classifier") or [] if line.startswith("License ::")]
-    field = (facts.get("License") or "").strip().splitlines()
-    parts = [facts.get("License-Expression") or "", field[0] if field else "", *classifiers]
+    field = _first(facts, "License").strip().splitlines()
+    parts = [_first(facts, "License-Expression"), field[0] if field else "", *classifiers]
     return "; ".join(part for part in parts if part)
+
+
+def _first(facts: PackageMetadata, name: str) -> str:
+    return str((facts.get_all(name) or [""])[0])
 
 
 def licence_of(name: str, said: str) -> str | None:

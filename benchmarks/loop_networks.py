@@ -161,9 +161,9 @@ def own_file(folder: Path, split: Packed, batch: int, width: int) -> Task:
 def cifar10(folder: Path | None, count: int) -> tuple[Packed, str]:
     """CIFAR-10 if the folder has the packed file, random bytes otherwise; and which it is."""
     if folder is not None and (folder / "cifar10.npz").exists():
-        from packed import packed_data  # needs Pillow
+        from packed import as_packed, packed_data  # needs Pillow
 
-        return packed_data("cifar10", folder).train, "CIFAR-10"
+        return as_packed(packed_data("cifar10", folder).train), "CIFAR-10"
     return images_of(count, (32, 32)), "random images"
 
 
@@ -205,8 +205,8 @@ def tasks(
             data,
         )
     width, batch = (8, 16) if quick else (64, 256)
-    build = partial(own_file, temporary, small, batch, width)
-    found[OWN_FILE] = (build, partial(own_batches, build, device), about)
+    own = partial(own_file, temporary, small, batch, width)
+    found[OWN_FILE] = (own, partial(own_batches, own, device), about)
     return found
 
 

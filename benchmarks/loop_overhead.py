@@ -37,7 +37,7 @@ from ecc.graph import trace_channels
 from ecc.measure import find_meter, profile
 from ecc.methods import Compression, CompressSettings
 from ecc.task import Task, with_batch
-from ecc.training import RunDir, Teacher
+from ecc.training import OnStep, RunDir, Schedule, Teacher
 
 GOAL = 1.05
 BLOCKS = 5  # of each loop for a ratio; with blocks of ten steps, the loss is looked at as often as by default
@@ -65,8 +65,9 @@ class Watched(Compression):
         stream: Any,
         phase: str,
         teacher: Teacher | None = None,
-        on_step: Callable[[int, Mapping[str, Any]], object] | None = None,
-        **more: Any,
+        on_step: OnStep | None = None,
+        steps: int | None = None,
+        schedule: Schedule | None = None,
     ) -> None:
         watch = self.begin(phase, self, model, teacher)
 
@@ -75,7 +76,7 @@ class Watched(Compression):
                 on_step(step, facts)
             return watch(step)
 
-        super()._train(run, model, optimizer, stream, phase, teacher, both, **more)
+        super()._train(run, model, optimizer, stream, phase, teacher, both, steps, schedule)
         if phase == "tune":
             raise Enough
 

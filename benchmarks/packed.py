@@ -21,6 +21,7 @@ from ecc.zoo.data import VOID, ImageData, Packed
 from ecc.zoo.data.camvid import CLASSES as CAMVID_CLASSES
 from ecc.zoo.data.camvid import FROM_CITYSCAPES
 from ecc.zoo.data.cifar import stratified
+from ecc.zoo.data.sets import Split
 from ecc.zoo.data.workers import in_threads
 
 WEIGHTS = {
@@ -119,8 +120,14 @@ def _split(
     kept, held = stratified(train.labels)
     parts = [(train, kept), (train, held), (test, torch.arange(len(test)))]
     chosen = [(split, rows[_some(len(rows), limit)]) for split, rows in parts]
-    splits = [Packed(split.images[rows], split.labels[rows]) for split, rows in chosen]
-    return ImageData(name, classes, *splits, published=published or {})
+    kept_train, held_out, some = (Packed(split.images[rows], split.labels[rows]) for split, rows in chosen)
+    return ImageData(name, classes, kept_train, held_out, some, published=published or {})
+
+
+def as_packed(split: Split) -> Packed:
+    """A split of `packed_data`, all of which are in memory."""
+    assert isinstance(split, Packed)
+    return split
 
 
 def _some(count: int, limit: int | None) -> Tensor:

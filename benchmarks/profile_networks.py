@@ -120,6 +120,7 @@ def main() -> None:
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     meter = find_meter("nvml", runs_on="cuda")
+    assert isinstance(meter, Meter)
     for name in options.only.split(","):
         started, path = time.perf_counter(), options.out / f"{name}.profile"
         found = measured(PLANS[name], path, meter, options.rows, options.reference_every, options.repeats)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -122,7 +123,7 @@ def main() -> None:
         else f"at most {options.limit} photos and scenes, evenly spread; all of CIFAR-10",
         "networks": {},
     }
-    jobs = {
+    jobs: dict[str, Callable[[Path, int | None, str], dict[str, Any]]] = {
         "MobileNet v1, Imagenette val, 128 px scaled to 224": mobilenet,
         "ERFNet, CamVid val, 360x480, untrained": erfnet,
         "ResNet-20, CIFAR-10 test": partial(resnet, "resnet20"),

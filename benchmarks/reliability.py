@@ -22,6 +22,7 @@ import sys
 import time
 import warnings
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -162,7 +163,7 @@ def main() -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("error")  # as in the tests: a warning that a file brings about is a fault too
     out = options.out.resolve()
-    tried = {
+    tried: dict[str, Callable[[], dict[str, Any]]] = {
         "files": lambda: files(options.count),
         "bombs": bombs,
         "invocations": invocations,

@@ -210,7 +210,9 @@ def totals(rows: list[Row]) -> dict[str, Any]:
 
 def _get(row: Row, tool: str, key: str) -> float | None:
     found = row.get(tool, {})
-    return found.get(key, found.get(f"{key}_at_least"))  # what hit the time limit counts with the limit
+    limit: float | None = found.get(f"{key}_at_least")  # what hit the time limit counts with the limit
+    seconds: float | None = found.get(key, limit)
+    return seconds
 
 
 def _ratio(row: Row, theirs: str, ours: str) -> float | None:

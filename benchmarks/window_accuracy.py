@@ -21,7 +21,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from machine import machine, write_record
@@ -80,7 +82,7 @@ def unaligned(run: Callable[[], object], seconds: float, meter: Meter) -> float:
     return (meter.read() - before) / count
 
 
-def summary(values: list[float], truth: float, seconds: list[float]) -> dict[str, object]:
+def summary(values: list[float], truth: float, seconds: list[float]) -> dict[str, Any]:
     return {
         "bias": statistics.fmean(values) / truth - 1,
         "spread": statistics.stdev(values) / truth,
@@ -106,9 +108,10 @@ def main() -> None:
     parser.add_argument("--device", default="0", help="the GPU's number for nvidia-smi")
     options = parser.parse_args()
     meter = find_meter("nvml", runs_on="cuda")
+    assert isinstance(meter, Meter)
     model = MobileNetV1().eval().cuda()
     example = torch.randn(options.batch, 3, 224, 224, device="cuda")
-    results: dict[str, dict[str, object]] = {}
+    results: dict[str, dict[str, tuple[list[float], list[float]]]] = {}
     with deployed(
         model,
         example,
@@ -134,16 +137,15 @@ def main() -> None:
 
         before = ours(20.0, 1)[0][0]
         for seconds in LENGTHS:
-            ways = {
+            results[f"{seconds:g}"] = {
                 "ours": ours(seconds, options.repeats),
-                "nvidia-smi child": timed(lambda s=seconds: polled(ready.run, s, options.device), options.repeats),
-                "unaligned counter": timed(lambda s=seconds: unaligned(ready.run, s, meter), options.repeats),
+                "nvidia-smi child": timed(partial(polled, ready.run, seconds, options.device), options.repeats),
+                "unaligned counter": timed(partial(unaligned, ready.run, seconds, meter), options.repeats),
             }
-            results[f"{seconds:g}"] = ways  # type: ignore[assignment]
         after = ours(20.0, 1)[0][0]
     truth = (before + after) / 2
     table = {
-        length: {way: summary(values, truth, seconds) for way, (values, seconds) in ways.items()}  # type: ignore[misc]
+        length: {way: summary(values, truth, seconds) for way, (values, seconds) in ways.items()}
         for length, ways in results.items()
     }
     half = table["0.5"]
@@ -158,13 +160,13 @@ def main() -> None:
         "reference_joules": [before, after],
         "repeats": options.repeats,
         "windows": table,
-        "spread_ratio_at_half_a_second": half["ours"]["spread"] / half["nvidia-smi child"]["spread"],  # type: ignore[operator]
+        "spread_ratio_at_half_a_second": half["ours"]["spread"] / half["nvidia-smi child"]["spread"],
     }
     write_record(record, options.out)
     print(f"reference {before:.5f} and {after:.5f} J a batch of {options.batch}; counter period {counter.tick_seconds}")
     print(f"{'seconds':>8} {'way':<18} {'bias':>8} {'spread':>8} {'took':>7}")
-    for length, ways in table.items():
-        for way, row in ways.items():
+    for length, rows in table.items():
+        for way, row in rows.items():
             took = f"{row['mean_window_seconds']:.2f} s"
             print(f"{length:>8} {way:<18} {row['bias']:>8.2%} {row['spread']:>8.2%} {took:>7}")
     print(f"our spread at 0.5 s is {record['spread_ratio_at_half_a_second']:.3f} of nvidia-smi's")

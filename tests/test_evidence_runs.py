@@ -6,11 +6,13 @@ import importlib
 import json
 import math
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -151,3 +153,56 @@ def test_the_energy_model_of_a_record_is_that_of_its_profile(tmp_path: Path) -> 
     (tmp_path / "profile.gz").unlink()
     records.bring_model(file, tmp_path)
     assert not (tmp_path / "profile.gz").exists()  # what is there already is the later one
+
+
+def test_a_fresh_run_trains_the_dense_network_of_each_seed_for_all_grids_then_its_cells(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("PIL")
+    evidence, grids = importlib.import_module("evidence"), importlib.import_module("evidence_grid")
+    measure, packed = importlib.import_module("ecc.measure"), importlib.import_module("packed")
+    recipes, data = importlib.import_module("ecc.zoo.recipe"), importlib.import_module("ecc.zoo.data")
+    (tmp_path / "claims").mkdir()
+    (tmp_path / "tiny.toml").write_text(
+        'task = "resnet20"\nsize = [8, 8]\nbatch_size = 4\nmethods = ["uniform", "ecc"]\nbudgets = ["80%"]\nseeds = 2\n'
+        "[settings]\ntrain_steps = 2\nsteps = 2\ntune_steps = 1\nround_to = 1\n",
+        encoding="utf-8",
+    )
+    for module in (evidence, grids):
+        monkeypatch.setattr(module, "RECIPES", tmp_path)
+    monkeypatch.setitem(grids.DATA, "tiny", "cifar10")
+    monkeypatch.setitem(grids.MEASURED_BATCH, "tiny", 256)
+    monkeypatch.setitem(grids.FORMS, "tiny", {"even": grids.Form({"even": 0.8}, seeds=1)})
+    networks, resnet = importlib.import_module("ecc.zoo.networks"), importlib.import_module("ecc.zoo.resnet_cifar")
+    small = replace(networks.NETWORKS["resnet20"], build=lambda outputs: resnet.CifarResNet(1, outputs))
+    monkeypatch.setitem(networks.NETWORKS, "resnet20", small)
+    monkeypatch.delitem(packed.WEIGHTS, "resnet20")  # random ones are trained
+    images = torch.randint(256, (3, 16, 3, 8, 8), generator=torch.Generator().manual_seed(0)).byte()
+    splits = [data.Packed(some, torch.arange(16) % 2) for some in images]
+    tiny = grids.for_all(data.ImageData("cifar10", ("even", "odd"), *splits))
+    options = SimpleNamespace(
+        name="tiny", data=tmp_path, root=tmp_path, out=tmp_path / "new" / "out.json", device="cpu", rows=40,
+        methods=None, budgets=None, seeds=None, settings="{}",
+    )  # fmt: skip
+    recipe = recipes.read_recipe(tmp_path / "tiny.toml")
+    task, source = grids.the_task(options, recipe, tiny), measure.find_meter("platform:jetson-tx2")
+    grids.fitted(task, source, options)
+    assert (tmp_path / "new" / "out.profile.gz").exists()
+    asked = grids.the_grids(options, recipe, task)
+    for grid in asked:
+        grid.asked.begin(grid.runs)
+
+    evidence.worker(options, tiny)
+
+    assert evidence.unfinished(asked) == []
+    first, even = asked
+    trained = importlib.import_module("evidence_record").dense_weights
+    assert list(trained(first)) == ["0", "1"]
+    assert trained(first)["0"] != trained(first)["1"]
+    assert trained(even) == {"0": trained(first)["0"]}  # the same network, and none of a seed that the form has not
+    evidence.weigh(asked, task, 256, source, math.inf)
+    rows = importlib.import_module("evidence_record").rows_of(asked)
+    assert [(row.get("form"), row["method"], row["seed"]) for row in rows] == [
+        (None, "uniform", 0), (None, "ecc", 0), (None, "uniform", 1), (None, "ecc", 1), ("even", "ecc", 0)
+    ]  # fmt: skip
+    assert all(row["weighed"]["joules"] < 0.9 * row["weighed"]["dense_joules"] for row in rows)

@@ -48,7 +48,8 @@ SETTINGS: dict[str, Setting] = {
     "cudnn_deterministic": lambda _: _changed(torch.backends.cudnn, "deterministic", True),
 }
 MODELS: dict[str, Callable[[nn.Module], nn.Module]] = {
-    "channels_last": lambda model: model.to(memory_format=torch.channels_last),
+    # The annotations of torch have no memory format without a dtype.
+    "channels_last": lambda model: model.to(memory_format=torch.channels_last),  # type: ignore[call-overload]
     "bf16_weights": lambda model: model.to(torch.bfloat16),
     "fp16_weights": lambda model: model.to(torch.float16),
     "train_mode": lambda model: model.train(),

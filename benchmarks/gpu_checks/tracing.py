@@ -39,7 +39,7 @@ def trace_on_cpu(context: Context) -> Outcome:
     """Passed when every network is traced on the CPU; the rows are kept for `trace_networks`."""
     networks = chosen_networks(context)
     rows = trace_all([(one, "cpu") for one in networks], 2 if context.small else CPU_PROCESSES, CPU_LIMIT)
-    kept = [{"key": key} | row for (key, _), row in rows.items()]
+    kept: list[Row] = [{"key": key} | row for (key, _), row in rows.items()]
     context.shared("groups_on_cpu.json").write_text(json.dumps(kept), encoding="utf-8")
     failed = {row["name"]: row["error"] for row in kept if "error" in row}
     seconds = sum(row.get("seconds", 0.0) for row in kept)

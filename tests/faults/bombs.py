@@ -68,7 +68,7 @@ def contents(name: str) -> dict[str, bytes]:
     if name == "photo of many pixels":
         return {"a.png": _png(60_000, 60_000)}
     data = fuzz.bombs()[name]
-    names = ("a.profile", "a.json", "a.graph", "a.mlp", "a.safetensors", "run/config.json", "run/history.jsonl")
+    names = ["a.profile", "a.json", "a.graph", "a.mlp", "a.safetensors", "run/config.json", "run/history.jsonl"]
     names += ("a.toml", "a.weights", "page/summary.json", "page/history.jsonl", "export/summary.json")
     return {**dict.fromkeys(names, data), "a.profile.gz": gzip.compress(data)}
 

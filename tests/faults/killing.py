@@ -138,7 +138,7 @@ def kill(
         folder.mkdir()
         if RECIPES[verb].reads:
             _copy(root / "peace" / RECIPES[verb].reads, folder / RECIPES[verb].reads)
-        moments = []
+        moments: list[str] = []
         while tally.kills < count and (not moments or rng.random() < again):
             moment, was_killed = _killed(verb, folder, peace[verb], rng, while_writing=tally.kills % 2 == 1)
             if not was_killed:  # it was through before
@@ -285,8 +285,8 @@ def difference(before: Any, after: Any, where: str = "") -> str:
                 return found
         return ""
     if isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
-        found = (difference(*both, f"{where}/{number}") for number, both in enumerate(zip(before, after, strict=True)))
-        return next((one for one in found if one), "")
+        pairs = enumerate(zip(before, after, strict=True))
+        return next((found for number, both in pairs if (found := difference(*both, f"{where}/{number}"))), "")
     return "" if before == after else f"{where} is {str(after)[:80]}, not {str(before)[:80]}"
 
 

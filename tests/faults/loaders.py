@@ -130,8 +130,8 @@ def _signed_graph(data: bytes, rng: random.Random) -> bytes:
 
 
 def _perceptron(folder: Path) -> Path:
-    layers = ((torch.ones(2, 3, dtype=torch.float64), torch.zeros(2, dtype=torch.float64)),)
-    layers += ((torch.ones(1, 2, dtype=torch.float64), torch.zeros(1, dtype=torch.float64)),)
+    shapes = ((2, 3), (1, 2))
+    layers = tuple((torch.ones(shape).double(), torch.zeros(shape[0]).double()) for shape in shapes)
     skeleton = profile_cases.small_graph().skeleton
     pairs = [(layer.incoming, layer.outgoing) for layer in skeleton.layers if layer.macs][:3]
     Mlp(

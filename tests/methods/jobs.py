@@ -24,7 +24,7 @@ from ecc.methods.compress import Compressed
 from ecc.task import Task, with_batch
 from ecc.zoo import find_task
 from energy.cases import model_of, origin, slow_extent
-from graph.cases import conv, named
+from graph.layers import conv, named
 
 BATCH = 256  # of digits: with one item, starting the kernels is most of what a platform spends
 

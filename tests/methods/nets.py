@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ecc.energy.products import Products
 from ecc.graph import ChannelGraph, ChannelGroup, Extent, trace_channels
 from ecc.zoo.digits import DigitsNet
-from graph.cases import conv, named
+from graph.layers import conv, named
 
 
 @dataclass(frozen=True)

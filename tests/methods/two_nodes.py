@@ -7,12 +7,14 @@ and the workers of a node are the children of its raylet.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import ray
 from ray.cluster_utils import Cluster
@@ -103,10 +105,13 @@ def main(folder: Path, energy: Path) -> None:
     (folder / "stalled").touch()
     os.chdir(folder)
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "_system_config": QUICK_TO_NOTICE})
-    ray.init(address=cluster.address, log_to_driver=False, logging_level="error")  # to the head: there is no other yet
+    ray.init(
+        address=cluster.address, log_to_driver=False, logging_level=logging.ERROR
+    )  # to the head: there is no other yet
     second = cluster.add_node(num_cpus=1)
     cluster.wait_for_nodes()
-    raylets = [node.all_processes["raylet"][0].process.pid for node in (cluster.head_node, second)]
+    head: Any = cluster.head_node  # None by its annotation
+    raylets = [node.all_processes["raylet"][0].process.pid for node in (head, second)]
     try:
         told: list[str] = []
         run(spec_of(energy, "net.py:build"), folder / "peace", told)

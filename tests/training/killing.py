@@ -51,7 +51,7 @@ def main(folder: Path, seed: int) -> None:
     torch.optim.Adam([weight]).step()
     assert os.waitpid(attempt(folder / "peace"), 0)[1] == 0
     chance = random.Random(seed)
-    killed = []
+    killed: list[int] = []
     while True:
         process = attempt(folder / "war")
         time.sleep(chance.uniform(0, 0.02 * (len(killed) + 1)))

@@ -58,8 +58,8 @@ def batches(epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
 
 def toy_task(**fields: Any) -> Task:
     torch.manual_seed(0)
-    fields = {"model": Net(), "train_batches": batches, "loss": F.cross_entropy} | fields
-    return Task(name="toy", example_input=torch.zeros(1, 1, 6, 6), **fields)
+    usual: dict[str, Any] = {"model": Net(), "train_batches": batches, "loss": F.cross_entropy}
+    return Task(name="toy", example_input=torch.zeros(1, 1, 6, 6), **usual | fields)
 
 
 def fit(

@@ -30,6 +30,7 @@ from ecc.training import (
     History,
     Logger,
     Loggers,
+    OnStep,
     RunDir,
     Schedule,
     Teacher,
@@ -212,7 +213,7 @@ class Phases(ABC, Generic[Result]):
         stream: BatchStream,
         phase: str,
         teacher: Teacher | None = None,
-        on_step: Callable[[int, Mapping[str, Any]], None] | None = None,
+        on_step: OnStep | None = None,
         steps: int | None = None,
         schedule: Schedule | None = None,
     ) -> None:

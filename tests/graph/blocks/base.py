@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 Shape = tuple[int, ...]
 """Channels and spatial sizes of a feature map, without the batch."""
+AnyConv = nn.Conv1d | nn.Conv2d | nn.Conv3d
 
 BATCH = 2
 WIDTHS = st.integers(2, 8)
@@ -70,10 +71,10 @@ class Block(nn.Module):
         """`nn.Conv2d` for `Conv` in a network over images, `nn.Conv1d` over sequences ..."""
         return getattr(nn, f"{name}{self.dims}d")
 
-    def conv(self, incoming: int, outgoing: int, kernel: int = 1, dilation: int = 1, **more: Any) -> nn.Module:
+    def conv(self, incoming: int, outgoing: int, kernel: int = 1, dilation: int = 1, **more: Any) -> AnyConv:
         """A convolution that keeps the spatial size."""
         padding = dilation * (kernel // 2)
-        return self.of_dims("Conv")(incoming, outgoing, kernel, padding=padding, dilation=dilation, **more)  # type: ignore[no-any-return]
+        return self.of_dims("Conv")(incoming, outgoing, kernel, padding=padding, dilation=dilation, **more)
 
     def over_space(self, vector: Tensor) -> Tensor:
         """(..., C) as (..., C, 1, 1)."""

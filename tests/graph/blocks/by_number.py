@@ -167,9 +167,10 @@ class WeightStatistics(Block):
         self.expects = {}
 
     def forward(self, x: Tensor) -> Tensor:
+        weight: Tensor = self.layer.weight
         if self.way == "norm":
-            return self.layer(x) / self.layer.weight.norm()
-        return self.layer(x) * self.over_space(self.layer.weight.flatten(1).mean(1))
+            return self.layer(x) / weight.norm()
+        return self.layer(x) * self.over_space(weight.flatten(1).mean(1))
 
 
 @block(HARD, residual=FLAG)

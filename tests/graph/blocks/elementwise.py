@@ -52,7 +52,7 @@ class FunctionalAct(Block):
             return torch.where(x > 0, x, 0.1 * x)
         if self.kind == "clamp":
             return x.clamp(min=-1.0)
-        return getattr(torch, self.kind, getattr(F, self.kind, None))(x)
+        return (getattr(torch, self.kind, None) or getattr(F, self.kind))(x)
 
 
 @block(

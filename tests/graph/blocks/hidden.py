@@ -187,7 +187,7 @@ class _WidthInBackward(torch.autograd.Function):
         return x.clone()
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
         return grad / grad.shape[1]
 
 
@@ -202,7 +202,7 @@ class WidthInGradient(Block):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.kind == "function":
-            return _WidthInBackward.apply(x)  # type: ignore[no-any-return]
+            return _WidthInBackward.apply(x)
         if x.requires_grad:
             x.register_hook(lambda grad: grad / grad.shape[1])
         return x

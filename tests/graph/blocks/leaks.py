@@ -48,6 +48,7 @@ class LeakyNorm(Block):
     def __init__(self, shape: Shape, kind: str) -> None:
         super().__init__(shape)
         self.kind = kind
+        self.layer: nn.Module
         if kind == "group":
             self.layer = nn.GroupNorm(divisor(self.channels, 2), self.channels)
         else:
@@ -70,6 +71,6 @@ class ComputedWeight(Block):
         self.expects["in"] = "computed"
 
     def forward(self, x: Tensor) -> Tensor:
-        weight = self.layer.weight
+        weight: Tensor = self.layer.weight
         weight = weight - weight.mean(list(range(1, weight.dim())), keepdim=True)
         return getattr(F, f"conv{self.dims}d")(x, weight, self.layer.bias, padding=1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -85,10 +86,10 @@ class Halves(Block):
 
     def __init__(self, shape: Shape, way: str, out: int) -> None:
         super().__init__(shape)
-        self.way, self.half = way, max(self.channels // 2, 1)
-        first = (self.channels + 1) // 2 if way == "chunk" else self.half
+        self.way, self.first_width = way, max(self.channels // 2, 1)
+        first = (self.channels + 1) // 2 if way == "chunk" else self.first_width
         self.layer = self.conv(first, out)
-        self.expects = {"in": self.half, "layer.weight": out}
+        self.expects = {"in": self.first_width, "layer.weight": out}
         if way in ("literal", "sizes", "split") or self.channels % 2:
             self.expects = {}  # sizes that are written in the code, or unequal parts: may freeze
 
@@ -96,14 +97,14 @@ class Halves(Block):
         if self.way == "chunk":
             first, second = x.chunk(2, 1)
         elif self.way == "split":
-            first, *rest = x.split(self.half, 1)
+            first, *rest = x.split(self.first_width, 1)
             second = torch.cat(rest, 1)
         elif self.way == "sizes":
-            first, second = x.split([self.half, self.channels - self.half], 1)
+            first, second = x.split([self.first_width, self.channels - self.first_width], 1)
         elif self.way == "shape":
             first, second = x[:, : x.shape[1] // 2], x[:, x.shape[1] // 2 :]
         else:
-            first, second = x[:, : self.half], x[:, self.half :]
+            first, second = x[:, : self.first_width], x[:, self.first_width :]
         return torch.cat([second, F.relu(self.layer(first))], 1)
 
 
@@ -198,7 +199,8 @@ class PixelUnshuffle(Block):
     def forward(self, x: Tensor) -> Tensor:
         if not self.fits:
             return x
-        x = x[(..., *[slice(0, size - size % 2) for size in x.shape[2:]])]
+        even: tuple[Any, ...] = (..., *[slice(0, size - size % 2) for size in x.shape[2:]])
+        x = x[even]
         n, c, *spatial = x.shape
         if self.way == "module":
             return self.module(x)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -22,7 +24,8 @@ class Pool(Block):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.layer is None:
-            return x[(..., *[slice(None, None, self.size)] * self.dims)]
+            index: tuple[Any, ...] = (..., *[slice(None, None, self.size)] * self.dims)
+            return x[index]
         return self.layer(x)
 
 

@@ -34,9 +34,8 @@ class Residual(Block):
 
     def __init__(self, shape: Shape, body: Sequence[Step], before: str, assigned: bool) -> None:
         super().__init__(shape)
-        self.before = {"norm": self.of_dims("BatchNorm"), "nothing": lambda _: nn.Identity()}.get(
-            before, ACTIVATIONS.get(before)
-        )(self.channels)
+        known = ACTIVATIONS | {"norm": self.of_dims("BatchNorm"), "nothing": lambda _: nn.Identity()}
+        self.before = known[before](self.channels)
         self.body = Body(shape, body)
         out = self.body.out
         self.project = nn.Identity() if out == self.channels else self.conv(self.channels, out)

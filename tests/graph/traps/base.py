@@ -39,9 +39,10 @@ class Trap:
         """The network with weights that hide nothing, unless it says itself what they are."""
         net = self.build()
         randomise_(net, 0)
-        if hasattr(net, "set_weights_"):
+        set_weights_: Callable[[], None] | None = getattr(net, "set_weights_", None)
+        if set_weights_ is not None:
             with torch.no_grad():
-                net.set_weights_()
+                set_weights_()
         return net
 
 

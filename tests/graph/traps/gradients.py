@@ -33,13 +33,13 @@ class MeanInBackward(torch.autograd.Function):
 @trap()
 class BackwardDividesByTheWidth(Net):
     def middle(self, x: Tensor) -> Tensor:
-        return WidthInBackward.apply(x)  # type: ignore[no-any-return]
+        return WidthInBackward.apply(x)
 
 
 @trap()
 class BackwardTakesTheMean(Net):
     def middle(self, x: Tensor) -> Tensor:
-        return MeanInBackward.apply(x)  # type: ignore[no-any-return]
+        return MeanInBackward.apply(x)
 
 
 @trap()

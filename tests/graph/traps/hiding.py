@@ -146,6 +146,8 @@ class ZeroScalarGate(Net):
 class ZeroBuffer(Net):
     """A schedule's value that is zero now and set later."""
 
+    amount: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("amount", torch.zeros(()))

@@ -128,6 +128,8 @@ class OpenedByACounter(Late):
 
 @trap(idle=("late",))
 class OpenedByATrainingStep(Late):
+    step: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("step", torch.zeros((), dtype=torch.long))

@@ -42,6 +42,8 @@ class CacheOfTheWidth(Net):
 class AverageOfChannels(Net):
     """A moving average of each channel."""
 
+    average: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("average", torch.ones(8))
@@ -55,6 +57,8 @@ class AverageOfChannels(Net):
 @trap()
 class AverageOfAllChannels(Net):
     """Train mode keeps one number of all channels, and eval mode uses it."""
+
+    average: Tensor
 
     def __init__(self) -> None:
         super().__init__()
@@ -85,6 +89,8 @@ class KeepsItsFeatures(Net):
 
 @trap()
 class CounterInABuffer(Net):
+    calls: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("calls", torch.zeros(()))

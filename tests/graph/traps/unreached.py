@@ -128,7 +128,7 @@ class Recurrent(Late):
         return stem.flatten(2).mT
 
     def read(self, x: Tensor) -> Tensor:
-        return self.late(x)[0]  # type: ignore[no-any-return]
+        return self.late(x)[0]
 
 
 @unreached
@@ -141,6 +141,8 @@ class InASubmodule(Late):
 
 @unreached
 class ScaleInABuffer(Net):
+    late: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("late", torch.ones(8, 1, 1))

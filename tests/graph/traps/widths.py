@@ -69,7 +69,7 @@ class WidthAsValue(Net):
     def middle(self, x: Tensor) -> Tensor:
         if self.train_only and not self.is_learning:
             return x
-        return WIDTH_VALUES[self.how](self, x)  # type: ignore[no-any-return]
+        return WIDTH_VALUES[self.how](self, x)
 
 
 for _how in WIDTH_VALUES:
