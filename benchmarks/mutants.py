@@ -4,19 +4,20 @@
     PYTHONPATH=src python benchmarks/mutants.py --only proximal
 
 For each entry of `mutant_list.py` a copy of the tracked files gets the one edit, and the tests of the package run until
-one fails: first the file of the same name, then the folder. A mutant is killed if a test fails, survived if all pass,
+one fails: first the file of the same name, then the others. A mutant is killed if a test fails, survived if all pass,
 and a timeout if the tests take longer than `--timeout`. Where the old text does not occur exactly once, the mutant is
 not applicable: port it. Before that the tests run once without any edit; those that fail then are left out. Tests
 marked slow run too, as in `make test`. The exit status is 1 if a mutant is not applicable or could not be run.
 
-Two mutants run at once, each with one thread. Results of earlier runs in `--out` are kept for mutants that `--only`
-leaves out.
+Two mutants run at once, each with one thread, as forks of a process that has imported torch: importing it takes longer
+than most mutants live. Results of earlier runs in `--out` are kept for mutants that `--only` leaves out.
 """
 
 from __future__ import annotations
 
 import argparse
 import fnmatch
+import importlib
 import json
 import os
 import re
@@ -26,11 +27,14 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from queue import SimpleQueue
-from typing import Any
+from typing import Any, NamedTuple
+
+os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported
 
 from machine import machine, write_record
 from mutant_list import MUTANTS, Mutant
@@ -39,8 +43,27 @@ ROOT = Path(__file__).resolve().parents[1]
 TESTS = {"solver": "tests/methods/ecc", "slimming": "tests/graph", "energy": "tests/energy"}
 """The folder of tests for each list of mutants."""
 AT_ONCE = 2
+PRELOADED = ("pytest", "torch", "scipy.optimize", "scipy.sparse.csgraph", "sklearn.datasets")
 _FAILED = re.compile(r"^(FAILED|ERROR) (\S+)", re.MULTILINE)
 _ALL_PASSED, _SOME_FAILED, _INTERRUPTED = 0, 1, 2  # exit codes of pytest; the last one is an error while collecting
+
+
+class Ended(NamedTuple):
+    """How pytest ended."""
+
+    code: int | None
+    """None for a timeout."""
+    failed: list[str]
+    seconds: float
+
+
+class Job(NamedTuple):
+    """One call of pytest, and what is done with its end."""
+
+    files: Callable[[Path], list[str]]
+    options: list[str]
+    mutant: Mutant | None
+    done: Callable[[Ended], None]
 
 
 def copy_tree(target: Path) -> None:
@@ -52,57 +75,25 @@ def copy_tree(target: Path) -> None:
             shutil.copy2(ROOT / name, target / name)
 
 
-def run_tests(tree: Path, paths: list[str], options: list[str], timeout: float) -> tuple[int | None, list[str], float]:
-    """The exit code of pytest (None for a timeout), the tests that failed, and seconds."""
-    environment = {**os.environ, "PYTHONPATH": str(tree / "src"), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "pytest", "-q", "-rfE", "--tb=no", "-p", "no:cacheprovider", *options, *paths]
-    begin = time.monotonic()
-    process = subprocess.Popen(
-        command,
-        cwd=tree,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,  # so that what tests start ends with them
-    )
-    try:
-        output, _ = process.communicate(timeout=timeout)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
-        return None, [], time.monotonic() - begin
-    return process.returncode, [name for _, name in _FAILED.findall(output)], time.monotonic() - begin
+def files_of(tree: Path, package: str, first: str = "") -> list[str]:
+    """The test files of a package, one of them first if it exists."""
+    names = sorted(str(file.relative_to(tree)) for file in (tree / TESTS[package]).rglob("test_*.py"))
+    return sorted(names, key=lambda name: name != f"{TESTS[package]}/{first}")
 
 
-def run_mutant(mutant: Mutant, package: str, tree: Path, left_out: list[str], timeout: float) -> dict[str, Any]:
-    """What became of one mutant; the tree is as before afterwards."""
-    found = {"package": package, "file": mutant.file, "description": mutant.description}
+@contextmanager
+def edited(tree: Path, mutant: Mutant | None) -> Iterator[None]:
+    """A tree with one edit, for as long as the block runs."""
+    if mutant is None:
+        yield
+        return
     file = tree / mutant.file
-    text = file.read_text(encoding="utf-8") if file.is_file() else ""
-    count = text.count(mutant.old)
-    if count != 1:
-        return {**found, "result": "not applicable", "detail": f"the old text occurs {count} times", "seconds": 0.0}
-    folder = TESTS[package]
-    same_name = f"{folder}/test_{file.stem}.py"
+    text = file.read_text(encoding="utf-8")
     _write(file, text.replace(mutant.old, mutant.new))
     try:
-        code, failed, seconds = run_tests(
-            tree,
-            [same_name, folder] if (tree / same_name).is_file() else [folder],
-            ["-x", *(f"--deselect={name}" for name in left_out)],
-            timeout,
-        )
+        yield
     finally:
         _write(file, text)
-    found["seconds"] = round(seconds, 1)
-    if code is None:
-        return {**found, "result": "timeout"}
-    if code == _ALL_PASSED:
-        return {**found, "result": "survived"}
-    if code in (_SOME_FAILED, _INTERRUPTED) and failed:
-        return {**found, "result": "killed", "killed_by": failed[0]}
-    return {**found, "result": "error", "detail": f"pytest ended with exit code {code}"}
 
 
 def _write(file: Path, text: str) -> None:
@@ -110,6 +101,64 @@ def _write(file: Path, text: str) -> None:
     file.write_text(text, encoding="utf-8")
     for old in (file.parent / "__pycache__").glob(f"{file.stem}.*.pyc"):
         old.unlink()
+
+
+def run_jobs(jobs: list[Job], trees: list[Path], timeout: float) -> None:
+    """Runs all jobs, one at a time in each tree."""
+    waiting, free = list(jobs), list(trees)
+    running: dict[int, tuple[Job, Path, float, Any]] = {}
+    while waiting or running:
+        while waiting and free:
+            job, tree = waiting.pop(0), free.pop()
+            edit = edited(tree, job.mutant)
+            edit.__enter__()
+            running[_fork(tree, [*job.options, *job.files(tree)])] = (job, tree, time.monotonic(), edit)
+        time.sleep(0.1)
+        for pid, (job, tree, begin, edit) in list(running.items()):
+            seconds = time.monotonic() - begin
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            code: int | None = os.waitstatus_to_exitcode(status) if ended else None
+            if not ended:
+                if seconds <= timeout:
+                    continue
+                os.killpg(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+            del running[pid]
+            edit.__exit__(None, None, None)
+            free.append(tree)
+            output = _log(tree).read_text(encoding="utf-8", errors="replace")
+            job.done(Ended(code, [name for _, name in _FAILED.findall(output)], seconds))
+
+
+def _log(tree: Path) -> Path:
+    return tree.with_suffix(".log")
+
+
+def _fork(tree: Path, words: list[str]) -> int:
+    """Starts pytest in a tree; the number of the process."""
+    sys.stdout.flush()
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 3  # what pytest has for an error of its own
+    try:
+        os.setsid()  # so that what tests start ends with them
+        out = os.open(_log(tree), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        for stream in (1, 2):
+            os.dup2(out, stream)
+        os.chdir(tree)
+        os.environ["PYTHONPATH"] = str(tree / "src")
+        sys.path[:0] = [str(tree / "src")]
+        for name in [name for name in sys.modules if name.partition(".")[0] == "ecc"]:
+            del sys.modules[name]
+        import pytest
+
+        code = int(pytest.main(["-q", "-rfE", "--tb=no", "-p", "no:cacheprovider", *words]))
+        sys.stdout.flush()
+    except BaseException:  # noqa: BLE001 - told in the log, and the process ends
+        traceback.print_exc()
+    finally:
+        os._exit(code)
 
 
 def chosen(pattern: str) -> list[tuple[str, Mutant]]:
@@ -122,12 +171,70 @@ def chosen(pattern: str) -> list[tuple[str, Mutant]]:
     ]
 
 
+def result_of(ended: Ended) -> dict[str, Any]:
+    """What became of a mutant."""
+    seconds = {"seconds": round(ended.seconds, 1)}
+    if ended.code is None:
+        return {"result": "timeout", **seconds}
+    if ended.code == _ALL_PASSED:
+        return {"result": "survived", **seconds}
+    if ended.code in (_SOME_FAILED, _INTERRUPTED) and ended.failed:
+        return {"result": "killed", "killed_by": ended.failed[0], **seconds}
+    return {"result": "error", "detail": f"pytest ended with exit code {ended.code}", **seconds}
+
+
+def check_without_mutants(packages: list[str], trees: list[Path], timeout: float) -> dict[str, Ended]:
+    """How the tests end without any edit."""
+    plain: dict[str, Ended] = {}
+
+    def job(package: str) -> Job:
+        def done(ended: Ended) -> None:
+            if ended.code not in (_ALL_PASSED, _SOME_FAILED):
+                raise SystemExit(f"the tests in {TESTS[package]} cannot run: pytest ended with exit code {ended.code}.")
+            print(f"{package}: {len(ended.failed)} tests fail without a mutant, {ended.seconds:.0f} s", flush=True)
+            plain[package] = ended
+
+        return Job(lambda tree: files_of(tree, package), [], None, done)
+
+    run_jobs([job(package) for package in packages], trees, timeout)
+    return plain
+
+
+def run_mutants(
+    todo: list[tuple[str, Mutant]], plain: dict[str, Ended], trees: list[Path], timeout: float
+) -> dict[str, dict[str, Any]]:
+    """What became of each mutant, by id."""
+    results: dict[str, dict[str, Any]] = {}
+
+    def keep(package: str, mutant: Mutant, result: dict[str, Any]) -> None:
+        about = {"package": package, "file": mutant.file, "description": mutant.description}
+        results[mutant.id] = {**about, **result}
+        print(f"{mutant.id}: {result['result']}, {result['seconds']:.0f} s", flush=True)
+
+    jobs = []
+    for package, mutant in todo:
+        file = trees[0] / mutant.file
+        count = file.read_text(encoding="utf-8").count(mutant.old) if file.is_file() else 0
+        if count != 1:
+            detail = f"the old text occurs {count} times" if file.is_file() else "there is no such file"
+            keep(package, mutant, {"result": "not applicable", "detail": detail, "seconds": 0.0})
+            continue
+
+        def done(ended: Ended, package: str = package, mutant: Mutant = mutant) -> None:
+            keep(package, mutant, result_of(ended))
+
+        def files(tree: Path, package: str = package, first: str = f"test_{file.stem}.py") -> list[str]:
+            return files_of(tree, package, first)
+
+        jobs.append(Job(files, ["-x", *(f"--deselect={name}" for name in plain[package].failed)], mutant, done))
+    run_jobs(jobs, trees, timeout)
+    return {mutant.id: results[mutant.id] for _, mutant in todo}
+
+
 def tally(results: dict[str, dict[str, Any]]) -> dict[str, dict[str, int]]:
     """How many mutants of each package ended in which way, and of all."""
-    totals = {
-        package: dict(Counter(r["result"] for r in results.values() if r["package"] == package)) for package in TESTS
-    }
-    return {**totals, "all": dict(Counter(r["result"] for r in results.values()))}
+    counts = {name: Counter(r["result"] for r in results.values() if r["package"] == name) for name in TESTS}
+    return {name: dict(count) for name, count in {**counts, "all": sum(counts.values(), Counter())}.items()}
 
 
 def show(results: dict[str, dict[str, Any]]) -> None:
@@ -163,57 +270,29 @@ def main() -> int:
         for package, mutant in todo:
             print(f"{package:<9} {mutant.id:<28} {mutant.description}")
         return 0
-    results: dict[str, dict[str, Any]] = {}
+    for name in PRELOADED:
+        importlib.import_module(name)
     at = commit()
-    with tempfile.TemporaryDirectory(prefix="mutants-") as folder, ThreadPoolExecutor(given.jobs) as pool:
-        trees: SimpleQueue[Path] = SimpleQueue()
-        for number in range(given.jobs):
-            tree = Path(folder) / str(number)
+    with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
+        trees = [Path(folder) / str(number) for number in range(given.jobs)]
+        for tree in trees:
             copy_tree(tree)
-            trees.put(tree)
-
-        def without_mutant(package: str) -> tuple[list[str], float]:
-            tree = trees.get()
-            try:
-                code, failed, seconds = run_tests(tree, [TESTS[package]], [], given.timeout)
-            finally:
-                trees.put(tree)
-            if code not in (_ALL_PASSED, _SOME_FAILED):
-                raise SystemExit(f"the tests in {TESTS[package]} cannot be run: pytest ended with exit code {code}.")
-            print(f"{package}: {len(failed)} tests fail without a mutant, {seconds:.0f} s", flush=True)
-            return failed, seconds
-
-        def with_mutant(package: str, mutant: Mutant) -> None:
-            tree = trees.get()
-            try:
-                result = run_mutant(mutant, package, tree, plain[package][0], given.timeout)
-            finally:
-                trees.put(tree)
-            results[mutant.id] = result
-            print(f"{mutant.id}: {result['result']}, {result['seconds']:.0f} s", flush=True)
-
-        packages = list(dict.fromkeys(package for package, _ in todo))
-        plain = dict(zip(packages, pool.map(without_mutant, packages), strict=True))
-        for done in [pool.submit(with_mutant, *each) for each in todo]:
-            done.result()
-    results = {mutant.id: results[mutant.id] for _, mutant in todo}
+        plain = check_without_mutants(list(dict.fromkeys(package for package, _ in todo)), trees, given.timeout)
+        results = run_mutants(todo, plain, trees, given.timeout)
     show(results)
     if given.out:
-        write_record(_record(results, plain, at, given.out), given.out)
+        write_record(record(results, plain, at, given.out), given.out)
     return int(any(result["result"] in ("not applicable", "error") for result in results.values()))
 
 
-def _record(
-    results: dict[str, dict[str, Any]], plain: dict[str, tuple[list[str], float]], at: str, out: Path
-) -> dict[str, Any]:
+def record(results: dict[str, dict[str, Any]], plain: dict[str, Ended], at: str, out: Path) -> dict[str, Any]:
     """What is written, with earlier results of mutants that were not run now; each tells its commit."""
     earlier = json.loads(out.read_text(encoding="utf-8")) if out.is_file() else {"mutants": {}, "without_mutant": {}}
     merged = earlier["mutants"] | {name: {**result, "commit": at} for name, result in results.items()}
-    known = [mutant.id for _, mutant in chosen("*")]
-    merged = {name: merged[name] for name in known if name in merged}
+    merged = {mutant.id: merged[mutant.id] for _, mutant in chosen("*") if mutant.id in merged}
     without = {
-        package: {"tests": TESTS[package], "seconds": round(seconds, 1), "failed": failed}
-        for package, (failed, seconds) in plain.items()
+        package: {"tests": TESTS[package], "seconds": round(ended.seconds, 1), "failed": ended.failed}
+        for package, ended in plain.items()
     }
     return {
         "what": "mutants of the solver, the slimming and the energy fit, and the tests that kill them",
