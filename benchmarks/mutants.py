@@ -10,7 +10,8 @@ not applicable: port it. Before that the tests run once without any edit; those 
 marked slow run too, as in `make test`. The exit status is 1 if a mutant is not applicable or could not be run.
 
 Two mutants run at once, each with one thread, as forks of a process that has imported torch: importing it takes longer
-than most mutants live. Results of earlier runs in `--out` are kept for mutants that `--only` leaves out.
+than most mutants live. `--out` is written after each mutant, and results of others in it are kept. `--resume` goes on
+after an interruption: mutants that have a result for the present commit are not run again.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ ROOT = Path(__file__).resolve().parents[1]
 TESTS = {"solver": "tests/methods/ecc", "slimming": "tests/graph", "energy": "tests/energy"}
 """The folder of tests for each list of mutants."""
 AT_ONCE = 2
+CHANGED = ", changed"
 PRELOADED = ("pytest", "torch", "scipy.optimize", "scipy.sparse.csgraph", "sklearn.datasets")
 _FAILED = re.compile(r"^(FAILED|ERROR) (\S+)", re.MULTILINE)
 _ALL_PASSED, _SOME_FAILED, _INTERRUPTED = 0, 1, 2  # exit codes of pytest; the last one is an error while collecting
@@ -183,52 +185,92 @@ def result_of(ended: Ended) -> dict[str, Any]:
     return {"result": "error", "detail": f"pytest ended with exit code {ended.code}", **seconds}
 
 
-def check_without_mutants(packages: list[str], trees: list[Path], timeout: float) -> dict[str, Ended]:
-    """How the tests end without any edit."""
-    plain: dict[str, Ended] = {}
+class Record:
+    """Results by id, in memory and in a file."""
 
-    def job(package: str) -> Job:
-        def done(ended: Ended) -> None:
-            if ended.code not in (_ALL_PASSED, _SOME_FAILED):
-                raise SystemExit(f"the tests in {TESTS[package]} cannot run: pytest ended with exit code {ended.code}.")
-            print(f"{package}: {len(ended.failed)} tests fail without a mutant, {ended.seconds:.0f} s", flush=True)
-            plain[package] = ended
+    def __init__(self, out: Path | None, at: str) -> None:
+        self._out, self._at = out, at
+        self._is_exact = not at.endswith(CHANGED)
+        found = json.loads(out.read_text(encoding="utf-8")) if out is not None and out.is_file() else {}
+        self._plain: dict[str, dict[str, Any]] = found.get("without_mutant", {})
+        self._mutants: dict[str, dict[str, Any]] = found.get("mutants", {})
 
-        return Job(lambda tree: files_of(tree, package), [], None, done)
+    def has(self, mutant: Mutant) -> bool:
+        """Whether a mutant has a result for this commit."""
+        return self._is_exact and self._mutants.get(mutant.id, {}).get("commit") == self._at
 
-    run_jobs([job(package) for package in packages], trees, timeout)
-    return plain
+    def has_plain(self, package: str) -> bool:
+        """Whether the tests of a package ran at this commit without an edit."""
+        return self._is_exact and self._plain.get(package, {}).get("commit") == self._at
 
+    def left_out(self, package: str) -> list[str]:
+        """Tests that fail without a mutant."""
+        return list(self._plain[package]["failed"])
 
-def run_mutants(
-    todo: list[tuple[str, Mutant]], plain: dict[str, Ended], trees: list[Path], timeout: float
-) -> dict[str, dict[str, Any]]:
-    """What became of each mutant, by id."""
-    results: dict[str, dict[str, Any]] = {}
+    def keep_plain(self, package: str, ended: Ended) -> None:
+        """Takes in how the tests of a package end without an edit."""
+        if ended.code not in (_ALL_PASSED, _SOME_FAILED):
+            raise SystemExit(f"the tests in {TESTS[package]} cannot run: pytest ended with exit code {ended.code}.")
+        about = {"tests": TESTS[package], "seconds": round(ended.seconds, 1), "failed": ended.failed}
+        self._plain[package] = {**about, "commit": self._at}
+        print(f"{package}: {len(ended.failed)} tests fail without a mutant, {ended.seconds:.0f} s", flush=True)
+        self._write()
 
-    def keep(package: str, mutant: Mutant, result: dict[str, Any]) -> None:
+    def keep(self, package: str, mutant: Mutant, result: dict[str, Any]) -> None:
+        """Takes in what became of a mutant."""
         about = {"package": package, "file": mutant.file, "description": mutant.description}
-        results[mutant.id] = {**about, **result}
+        self._mutants[mutant.id] = {**about, **result, "commit": self._at}
         print(f"{mutant.id}: {result['result']}, {result['seconds']:.0f} s", flush=True)
+        self._write()
 
-    jobs = []
-    for package, mutant in todo:
-        file = trees[0] / mutant.file
-        count = file.read_text(encoding="utf-8").count(mutant.old) if file.is_file() else 0
-        if count != 1:
-            detail = f"the old text occurs {count} times" if file.is_file() else "there is no such file"
-            keep(package, mutant, {"result": "not applicable", "detail": detail, "seconds": 0.0})
-            continue
+    def results(self, todo: list[tuple[str, Mutant]]) -> dict[str, dict[str, Any]]:
+        """Of these mutants, in their order, as far as there are any."""
+        return {mutant.id: self._mutants[mutant.id] for _, mutant in todo if mutant.id in self._mutants}
 
-        def done(ended: Ended, package: str = package, mutant: Mutant = mutant) -> None:
-            keep(package, mutant, result_of(ended))
+    def _write(self) -> None:
+        if self._out is None:
+            return
+        mutants = self.results(chosen("*"))
+        record = {
+            "what": "mutants of the solver, the slimming and the energy fit, and the tests that kill them",
+            "environment": machine(commit=self._at),
+            "counts": tally(mutants),
+            "without_mutant": self._plain,
+            "mutants": mutants,
+        }
+        write_record(record, self._out)
 
-        def files(tree: Path, package: str = package, first: str = f"test_{file.stem}.py") -> list[str]:
-            return files_of(tree, package, first)
 
-        jobs.append(Job(files, ["-x", *(f"--deselect={name}" for name in plain[package].failed)], mutant, done))
-    run_jobs(jobs, trees, timeout)
-    return {mutant.id: results[mutant.id] for _, mutant in todo}
+def run_all(todo: list[tuple[str, Mutant]], record: Record, jobs: int, timeout: float) -> None:
+    """The tests without an edit where there is no result for them yet, then all mutants."""
+    with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
+        trees = [Path(folder) / str(number) for number in range(jobs)]
+        for tree in trees:
+            copy_tree(tree)
+        plain = [package for package in dict.fromkeys(package for package, _ in todo) if not record.has_plain(package)]
+        run_jobs([_plain_job(package, record) for package in plain], trees, timeout)
+        found = [_mutant_job(package, mutant, trees[0], record) for package, mutant in todo]
+        run_jobs([job for job in found if job is not None], trees, timeout)
+
+
+def _plain_job(package: str, record: Record) -> Job:
+    return Job(lambda tree: files_of(tree, package), [], None, lambda ended: record.keep_plain(package, ended))
+
+
+def _mutant_job(package: str, mutant: Mutant, tree: Path, record: Record) -> Job | None:
+    """None if it cannot be applied, which is kept."""
+    file = tree / mutant.file
+    count = file.read_text(encoding="utf-8").count(mutant.old) if file.is_file() else 0
+    if count != 1:
+        detail = f"the old text occurs {count} times" if file.is_file() else "there is no such file"
+        record.keep(package, mutant, {"result": "not applicable", "detail": detail, "seconds": 0.0})
+        return None
+    return Job(
+        lambda tree: files_of(tree, package, f"test_{file.stem}.py"),
+        ["-x", *(f"--deselect={name}" for name in record.left_out(package))],
+        mutant,
+        lambda ended: record.keep(package, mutant, result_of(ended)),
+    )
 
 
 def tally(results: dict[str, dict[str, Any]]) -> dict[str, dict[str, int]]:
@@ -252,7 +294,7 @@ def commit() -> str:
         subprocess.run(["git", *words], cwd=ROOT, capture_output=True, check=True, text=True).stdout.strip()
         for words in (["rev-parse", "--short=12", "HEAD"], ["status", "--porcelain", "-uno", "src", "tests"])
     )
-    return head + (", changed" if status else "")
+    return head + (CHANGED if status else "")
 
 
 def main() -> int:
@@ -261,6 +303,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="JSON file to write")
     parser.add_argument("--timeout", type=float, default=900.0, help="seconds for one mutant (default: 900)")
     parser.add_argument("--jobs", type=int, choices=range(1, AT_ONCE + 1), default=AT_ONCE, help="mutants at once")
+    parser.add_argument("--resume", action="store_true", help="keep results in --out that are of this commit")
     parser.add_argument("--list", action="store_true", help="list the mutants and exit")
     given = parser.parse_args()
     todo = chosen(given.only)
@@ -272,35 +315,11 @@ def main() -> int:
         return 0
     for name in PRELOADED:
         importlib.import_module(name)
-    at = commit()
-    with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
-        trees = [Path(folder) / str(number) for number in range(given.jobs)]
-        for tree in trees:
-            copy_tree(tree)
-        plain = check_without_mutants(list(dict.fromkeys(package for package, _ in todo)), trees, given.timeout)
-        results = run_mutants(todo, plain, trees, given.timeout)
+    record = Record(given.out, commit())
+    run_all([each for each in todo if not (given.resume and record.has(each[1]))], record, given.jobs, given.timeout)
+    results = record.results(todo)
     show(results)
-    if given.out:
-        write_record(record(results, plain, at, given.out), given.out)
     return int(any(result["result"] in ("not applicable", "error") for result in results.values()))
-
-
-def record(results: dict[str, dict[str, Any]], plain: dict[str, Ended], at: str, out: Path) -> dict[str, Any]:
-    """What is written, with earlier results of mutants that were not run now; each tells its commit."""
-    earlier = json.loads(out.read_text(encoding="utf-8")) if out.is_file() else {"mutants": {}, "without_mutant": {}}
-    merged = earlier["mutants"] | {name: {**result, "commit": at} for name, result in results.items()}
-    merged = {mutant.id: merged[mutant.id] for _, mutant in chosen("*") if mutant.id in merged}
-    without = {
-        package: {"tests": TESTS[package], "seconds": round(ended.seconds, 1), "failed": ended.failed}
-        for package, ended in plain.items()
-    }
-    return {
-        "what": "mutants of the solver, the slimming and the energy fit, and the tests that kill them",
-        "environment": machine(commit=at),
-        "without_mutant": {**earlier["without_mutant"], **without},
-        "counts": tally(merged),
-        "mutants": merged,
-    }
 
 
 if __name__ == "__main__":
