@@ -73,18 +73,13 @@ def _torchvision_networks() -> Iterator[Network]:
             yield Network(kind, name, size)
 
 
-def build(network: Network, seed: int = 0, drawn_on: str = "cpu") -> tuple[nn.Module, Tensor]:
-    """The network on the CPU in eval mode with visible random weights, and an example input of batch 1.
-
-    A GPU draws the weights of large networks faster: `drawn_on="cuda"`.
-    """
+def build(network: Network, seed: int = 0) -> tuple[nn.Module, Tensor]:
+    """The network in eval mode with visible random weights, and an example input of batch 1."""
     torch.manual_seed(seed)
-    with torch.device(drawn_on):
-        if network.kind == TIMM:
-            model, example = _build_timm(network.name)
-        else:
-            model, example = _build_torchvision(network)
-    model, example = model.cpu(), example.cpu()
+    if network.kind == TIMM:
+        model, example = _build_timm(network.name)
+    else:
+        model, example = _build_torchvision(network)
     make_visible_(model, torch.Generator().manual_seed(seed))
     return model, example
 

@@ -3,9 +3,10 @@
     PYTHONPATH=src python3 benchmarks/gpu_acceptance.py --out results/gpu_acceptance.json
     PYTHONPATH=src python3 benchmarks/gpu_acceptance.py --only settings     # one check; --list names them
 
-Each check is a process of its own. Those that measure energy run one after another, alone on the GPU; then the others
-run at the same time, as many as there are CPU cores. The file holds the commit, the device, versions, and the numbers
-of each check. Exit code: 0 if all checks passed, 1 if one failed, 2 if there is no CUDA device.
+Each check is a process of its own. First come the tests, of which some measure energy, alone; then the command line,
+which measures energy too, beside work on the CPU; then all others at the same time. The file holds the commit, the
+device, versions, and the numbers of each check, and is written after each check. Exit code: 0 if all checks passed,
+1 if one failed, 2 if there is no CUDA device.
 
 Packages that this Python lacks are taken from `--vendor` (see `make vendor`); installed ones come first.
 """
@@ -22,7 +23,7 @@ import sys
 import tempfile
 import time
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib import import_module, metadata
@@ -32,7 +33,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 VENDOR = ROOT / "vendor" / "wheels"
 LOGS = ROOT / "build" / "gpu"
-TOTAL_LIMIT = 460.0  # seconds; a check that is not finished by then is stopped and has failed
+TOTAL_LIMIT = 440.0  # seconds; a check that is not finished by then is stopped and has failed
 MORE_PROCESSES = 4  # than CPU cores: each waits for the GPU, for files or for others now and then
 LIBRARIES = ("torchvision", "timm", "numpy", "scipy", "accelerate", "pytest", "typer", "nvidia-ml-py")
 
@@ -85,17 +86,20 @@ class Suite:
     module: str = "gpu_checks"
     """Where the processes of the checks find them."""
     limit_seconds: float = TOTAL_LIMIT
+    on_record: Callable[[dict[str, Record]], None] = lambda _: None
+    """Called with all records after each check."""
 
     def run(self) -> dict[str, Record]:
         """Run each check in its own process, and return their records in the order of the checks."""
         deadline = time.monotonic() + self.limit_seconds
         LOGS.mkdir(parents=True, exist_ok=True)
         found: dict[str, Record] = {}
+        slots = (os.cpu_count() or 1) + MORE_PROCESSES
         with tempfile.TemporaryDirectory(prefix="ecc-gpu-") as folder:
-            for alone, slots in ((True, 1), (False, (os.cpu_count() or 1) + MORE_PROCESSES)):
-                chosen = [check for check in self.checks if check.measures_energy == alone]
+            for phase in sorted({check.phase for check in self.checks}):
+                chosen = [check for check in self.checks if check.phase == phase]
                 self._run_together(chosen, slots, Path(folder), deadline, found)
-        return {check.name: found[check.name] for check in self.checks}
+        return found
 
     def _run_together(
         self, waiting: list[Any], slots: int, folder: Path, deadline: float, found: dict[str, Record]
@@ -116,6 +120,7 @@ class Suite:
                         running.remove(one)
                         found[one.check.name] = record
                         _show(one.check.name, record)
+                        self.on_record({check.name: found[check.name] for check in self.checks if check.name in found})
                 time.sleep(0.1)
         finally:
             for one in running:
@@ -148,10 +153,10 @@ def work(args: argparse.Namespace, checks: Sequence[Any]) -> None:
     """Run one check in this process, and write its outcome."""
     import traceback
 
-    from gpu_checks.common import Context
+    from gpu_checks.common import Context, end_with_parent
 
     check = next(check for check in checks if check.name == args.worker)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that what it started is ended on the way out
+    end_with_parent(signal.SIGTERM)
     try:
         outcome = asdict(check.run(Context(args.device, args.folder, args.small)))
     except Exception as error:  # noqa: BLE001 - a failure of the check, told in its record
@@ -268,6 +273,7 @@ def arguments(words: Sequence[str] | None) -> argparse.Namespace:
 
 def main(words: Sequence[str] | None = None) -> int:
     """Run what was asked for; the exit code."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that what was started is ended on the way out
     args = arguments(words)
     if args.worker:
         work(args, import_module(args.checks).CHECKS)
@@ -286,7 +292,8 @@ def main(words: Sequence[str] | None = None) -> int:
         names = ", ".join(check.name for check in checks)
         print(f"--only {' '.join(unknown)}: no such check; there are {names}.", file=sys.stderr)
         return 2
-    chosen = [check for check in checks if not args.only or check.name in args.only]
+    wanted = set(args.only or ()) | {check.needs for check in checks if check.name in (args.only or ())}
+    chosen = [check for check in checks if not args.only or check.name in wanted]
     return accept(chosen, args, unpacked)
 
 
@@ -299,15 +306,19 @@ def accept(checks: Sequence[Any], args: argparse.Namespace, unpacked: Sequence[s
     print(f"{facts.get('gpu', args.device)}, torch {facts['torch']}, commit {facts['commit']}", flush=True)
     if unpacked:
         print(f"from {args.vendor}: {', '.join(unpacked)}", flush=True)
-    found = Suite(checks, args.device, args.small, args.checks).run()
-    passed = all(record["passed"] for record in found.values())
-    seconds = round(time.monotonic() - started, 1)
-    record = {"environment": facts, "passed": passed, "seconds": seconds, "checks": found}
-    if args.out is not None:
-        write_record(record, args.out)
+
+    def keep(found: dict[str, Record]) -> None:
+        """Write what is known after each check, so that nothing is lost when this is stopped."""
+        passed = len(found) == len(checks) and all(record["passed"] for record in found.values())
+        seconds = round(time.monotonic() - started, 1)
+        record = {"environment": facts, "passed": passed, "seconds": seconds, "checks": found}
+        if args.out is not None:
+            write_record(record, args.out)
+
+    found = Suite(checks, args.device, args.small, args.checks, on_record=keep).run()
     count = sum(one["passed"] for one in found.values())
-    print(f"{count} of {len(found)} checks passed in {seconds:.0f} s", flush=True)
-    return 0 if passed else 1
+    print(f"{count} of {len(checks)} checks passed in {time.monotonic() - started:.0f} s", flush=True)
+    return 0 if count == len(checks) else 1
 
 
 def prepare_path(vendor: Path) -> list[str]:

@@ -14,6 +14,7 @@ CIFAR-10; otherwise images are random bytes.
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 import sys
 import tempfile
@@ -21,6 +22,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import replace
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -156,26 +158,27 @@ def compression_of(
 
 def measured(
     name: str, build: Callable[[], Task], batches: Batches, device: torch.device, options: argparse.Namespace
-) -> list[dict[str, Any]]:
+) -> Iterator[dict[str, Any]]:
     """One row for each way to train."""
-    rows, started = [], time.perf_counter()
+    ways = (True, False) if device.type == "cuda" else (False,)
+    if device.type == "cuda" and name == OWN_FILE:
+        ways = (True,)  # the host makes the batches, and starts the kernels all the same
+    started = time.perf_counter()
     with tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None) as temporary:
         folder = Path(temporary)
         settings = settings_of(device, BLOCKS * options.steps)
         compression = compression_of(build(), device, folder, settings, quick=options.quick)
-        for cuda_graph in (True, False) if device.type == "cuda" else (False,):
-            if not cuda_graph and device.type == "cuda" and name == OWN_FILE:
-                continue  # the host makes the batches, and starts the kernels all the same
+        for cuda_graph in (way for way in ways if options.way is None or way == (options.way == "graph")):
             for distill in (0.0, DISTILL):
                 compression.settings = replace(compression.settings, cuda_graph=cuda_graph, distill=distill)
                 plan = Plan(batches, options.warm_up, options.steps, options.ratios, options.seconds)
                 compression.watched(folder / f"run-{cuda_graph}-{distill}", plan.begin)
-                rows.append({"cuda_graph": cuda_graph, "distillation": distill > 0, **summarised(plan.found)})
-                print(f"{shown(name, rows[-1])}   ({time.perf_counter() - started:.0f} s)", flush=True)
+                row = {"cuda_graph": cuda_graph, "distillation": distill > 0, **summarised(plan.found)}
+                print(f"{shown(name, row)}   ({time.perf_counter() - started:.0f} s)", flush=True)
+                yield row
                 wait(device)
                 if device.type == "cuda":
                     torch.cuda.empty_cache()
-    return rows
 
 
 def settings_of(device: torch.device, log_every: int) -> CompressSettings:
@@ -243,6 +246,36 @@ def diagnose(name: str, build: Callable[[], Task], batches: Batches, device: tor
             compression.watched(Path(temporary) / "run", begin, progress=lambda line: print(f"    {line}"))
 
 
+def begun(options: argparse.Namespace, device: torch.device) -> dict[str, Any]:
+    """The record that rows are added to: a new one, or that of an earlier run on the same device with `--merge`."""
+    name = torch.cuda.get_device_name() if device.type == "cuda" else "cpu"
+    record: dict[str, Any] = {
+        "what": "milliseconds of a training step in the loop of ecc compress, and in a plain PyTorch loop",
+        "environment": machine(threads=torch.get_num_threads()),
+        "device": name,
+        "precision": settings_of(device, options.steps).precision,
+        "log_every": BLOCKS * options.steps,
+        "goal": GOAL,
+        "steps_of_a_block": options.steps,
+        "networks": {},
+    }
+    if options.merge is None or not options.merge.exists():
+        return record
+    old: dict[str, Any] = json.loads(options.merge.read_text(encoding="utf-8"))
+    same = ("device", "precision", "log_every", "steps_of_a_block")
+    if differing := [key for key in same if old[key] != record[key]]:
+        raise SystemExit(f"{options.merge} was measured with another {', '.join(differing)}; leave out --merge.")
+    return old
+
+
+def add_row(record: dict[str, Any], name: str, data: str, row: dict[str, Any], commit: str | None) -> None:
+    """Adds a row, in place of an earlier one of the same way to train."""
+    one = record["networks"].setdefault(name, {"data": data, "rows": []})
+    way = ("cuda_graph", "distillation")
+    one["rows"] = [old for old in one["rows"] if any(old[key] != row[key] for key in way)]
+    one["rows"].append({**row, "date": datetime.now(timezone.utc).date().isoformat(), "commit": commit})
+
+
 def drawn(batches: Iterator[tuple[Tensor, Tensor]], device: torch.device, count: int) -> float:
     """Seconds of a batch."""
     next(batches)
@@ -261,8 +294,11 @@ def main() -> None:
     parser.add_argument("--only", action="append", help="one network; repeatable")
     parser.add_argument("--ratios", type=int, default=4, help=f"of {BLOCKS} blocks each, in each phase")
     parser.add_argument("--steps", type=int, default=10, help=f"of a block; {BLOCKS} times as many from log to log")
-    parser.add_argument("--warm-up", type=int, default=50, help="steps before the first block")
+    parser.add_argument("--warm-up", type=int, default=60, help="steps before the first block: captures are in them")
     parser.add_argument("--seconds", type=float, default=4.0, help="of a phase, after two ratios")
+    parser.add_argument("--way", choices=["graph", "eager"], help="with a CUDA graph, or without; both by default")
+    parser.add_argument("--merge", type=Path, help="a JSON of an earlier run, whose other rows are kept")
+    parser.add_argument("--commit", help="noted with each row")
     parser.add_argument("--diagnose", metavar="NETWORK", help="print where the time of a step goes, and end")
     parser.add_argument("--quick", action="store_true", help="tiny networks: does it run?")
     options = parser.parse_args()
@@ -275,22 +311,13 @@ def main() -> None:
             build, batches, _ = known[options.diagnose]
             diagnose(options.diagnose, build, batches, device, options.quick)
             return
-        record: dict[str, Any] = {
-            "what": "milliseconds of a training step in the loop of ecc compress, and in a plain PyTorch loop",
-            "environment": machine(threads=torch.get_num_threads()),
-            "device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
-            "precision": settings_of(device, options.steps).precision,
-            "log_every": BLOCKS * options.steps,
-            "goal": GOAL,
-            "steps_of_a_block": options.steps,
-            "networks": {},
-        }
+        record = begun(options, device)
         for name, (build, batches, data) in known.items():
             if options.only is None or name in options.only:
-                rows = measured(name, build, batches, device, options)
-                record["networks"][name] = {"data": data, "rows": rows}
-                if options.out is not None:
-                    write_record(record, options.out)  # after each network, so that nothing is lost
+                for row in measured(name, build, batches, device, options):
+                    add_row(record, name, data, row, options.commit)
+                    if options.out is not None:
+                        write_record(record, options.out)  # after each row, so that nothing is lost
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """How long a sample of a profile takes with default options, and how well the dense reference repeats.
 
 Four networks that no recipe knows, each profiled with default options into a new file: a few samples of the default
-design, and the dense network before, between and after them. Seconds per sample are wall-clock time from one row of the
+design, and the dense network before and after each of them. Seconds per sample are wall-clock time from one row of the
 file to the next, everything included: building the network, autotuning, capturing, warming up, measuring, writing.
 At the end the dense network is measured once more in one long window, which the short ones are compared with.
 
@@ -31,8 +31,11 @@ from ecc.measure import PROFILE_SETTINGS, Meter, Profile, Progress, close_meter,
 from ecc.task import with_batch
 from ecc.zoo import find_task
 
-LONG_TICKS = 20
-"""Of the window that the short ones are compared with: about two seconds."""
+LONG_TICKS = 15
+"""Of the window that the short ones are compared with: about a second and a half."""
+
+SETTINGS = replace(PROFILE_SETTINGS, probe_seconds=0.5)
+"""Default options, but for the watching of the counter before the first row, which is not in the time of a sample."""
 
 
 class UNet(nn.Module):
@@ -113,11 +116,24 @@ def one(name: str, path: Path, meter: Meter, device: str, rows: int, deadline: f
             raise Late
 
     with suppress(Late):
-        profile(model, graph, example, meter, path, rows=rows, reference_every=2, device=device, progress=stop)
+        profile(
+            model,
+            graph,
+            example,
+            meter,
+            path,
+            rows=rows,
+            settings=SETTINGS,
+            reference_every=1,
+            device=device,
+            progress=stop,
+        )
     made = Profile.load(path, graph)
     settings = made.header.settings
     assert settings is not None
     samples, references = seconds_of(made)
+    if len(references) < 2:
+        raise SystemExit(f"{name}: {len(samples)} samples were measured in the time; allow more with --seconds.")
     dense = [row.joules for row in made.references]
     careful = replace(settings, min_ticks=LONG_TICKS, window_seconds=LONG_TICKS / 10)
     long = measure_model(model.to(device), example, meter, careful, counter=made.header.counter)
@@ -138,12 +154,22 @@ def one(name: str, path: Path, meter: Meter, device: str, rows: int, deadline: f
     }
 
 
+def record_of(networks: dict[str, Any], device: str) -> dict[str, Any]:
+    return {
+        "what": "seconds per sample of a profile with default options, and repeat noise of its dense reference",
+        "environment": machine(),
+        "device": torch.cuda.get_device_name() if device == "cuda" else device,
+        "settings": asdict(SETTINGS),
+        "networks": networks,
+    }
+
+
 def main() -> None:
     started = time.perf_counter()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--rows", type=int, default=10, help="samples of each network")
-    parser.add_argument("--seconds", type=float, default=85, help="no sample is begun after this")
+    parser.add_argument("--rows", type=int, default=5, help="samples of each network")
+    parser.add_argument("--seconds", type=float, default=55, help="no sample is begun after this")
     parser.add_argument("--only", default=",".join(NETWORKS), help="names, with commas between them")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--meter", default="nvml")
@@ -158,8 +184,8 @@ def main() -> None:
                 left = started + options.seconds - time.perf_counter()
                 deadline = time.perf_counter() + left / (len(names) - number)
                 path = Path(folder) / f"{number}.profile"
-                networks[name] = one(name, path, meter, options.device, options.rows, deadline)
-                found = networks[name]
+                networks[name] = found = one(name, path, meter, options.device, options.rows, deadline)
+                write_record(record_of(networks, options.device), options.out)  # a run that is cut short leaves this
                 print(
                     f"{name:22} mode {found['mode']}, {found['seconds_per_sample']:.2f} s a sample (slowest "
                     f"{found['slowest_sample_seconds']:.2f}) over {found['samples']}, repeat noise "
@@ -168,15 +194,6 @@ def main() -> None:
                 )
     finally:
         close_meter(meter)
-    device = torch.cuda.get_device_name() if options.device == "cuda" else options.device
-    record = {
-        "what": "seconds per sample of a profile with default options, and repeat noise of its dense reference",
-        "environment": machine(),
-        "device": device,
-        "settings": asdict(PROFILE_SETTINGS),
-        "networks": networks,
-    }
-    write_record(record, options.out)
     print(f"{time.perf_counter() - started:.0f} s in all")
 
 

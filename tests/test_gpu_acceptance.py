@@ -35,7 +35,7 @@ def hangs(context):
     time.sleep(60)
 
 CHECKS = (
-    Check("good", "a good one", good, 60, measures_energy=True),
+    Check("good", "a good one", good, 60, phase=0),
     Check("bad", "a bad one", bad, 60),
     Check("raises", "one that raises", raises, 60),
     Check("hangs", "one that hangs", hangs, 1),
@@ -205,18 +205,43 @@ def test_a_setting_left_changed_is_seen(benchmarks: None, monkeypatch: pytest.Mo
 
 
 def test_groups_that_differ_are_named(benchmarks: None) -> None:
-    from gpu_checks.tracing_worker import compared
+    from gpu_checks.tracing_worker import compared, groups_of
 
     import ecc
 
     net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
     example = torch.randn(2, 4)
-    whole, frozen = ecc.trace_channels(net, example), ecc.trace_channels(net, example, freeze="0")
-    assert compared(whole, whole) == {"status": "same", "groups": 2, "prunable": 1}
+    row = {"kind": "made up", "name": "net", "seconds": 1.5}
+    whole = row | {"groups": groups_of(ecc.trace_channels(net, example))}
+    frozen = row | {"groups": groups_of(ecc.trace_channels(net, example, freeze="0"))}
+    assert compared(whole, whole) == {
+        "kind": "made up",
+        "name": "net",
+        "cpu_seconds": 1.5,
+        "cuda_seconds": 1.5,
+        "groups": 2,
+        "prunable": 1,
+        "status": "same",
+    }
     found = compared(whole, frozen)
     assert (found["status"], found["prunable"], found["prunable_on_cuda"]) == ("different", 1, 0)
     assert found["detail"].startswith("1 groups differ, such as 0 (")
-    assert compared(whole, "RuntimeError: no")["detail"] == "CUDA: RuntimeError: no"
+    failed = compared(whole, {"kind": "made up", "name": "net", "error": "RuntimeError: no"})
+    assert (failed["status"], failed["detail"]) == ("failed", "CUDA: RuntimeError: no")
+
+
+def test_quick_weights_are_random_and_the_same_each_time(benchmarks: None) -> None:
+    from gpu_checks.tracing_worker import quick_random_weights
+
+    drawn = []
+    for _ in range(2):
+        with quick_random_weights():
+            drawn.append(nn.Conv2d(64, 2000, 3).weight.detach())
+    assert torch.equal(*drawn)
+    rows = drawn[0].flatten(1)
+    assert len(torch.unique(rows, dim=0)) == len(rows)
+    assert float(rows.std()) == pytest.approx(1 / (3 * rows.shape[1]) ** 0.5, rel=0.02)  # as torch initialises it
+    assert not torch.equal(torch.empty(9).normal_(), torch.empty(9).normal_())
 
 
 def test_slower_or_different_networks_fail(benchmarks: None) -> None:
@@ -226,9 +251,10 @@ def test_slower_or_different_networks_fail(benchmarks: None) -> None:
     row = {"kind": CLASSIFICATION, "name": "a", "status": "same", "cpu_seconds": 2.0, "cuda_seconds": 1.5}
     assert judge([row]).passed
     assert not judge([row, row | {"status": "failed"}]).passed
-    slow = judge([row, row | {"name": "b", "cpu_seconds": 1.0, "cuda_seconds": 1.2}])
-    assert not slow.passed
-    assert slow.numbers["classifiers"]["slower_on_cuda"] == ["b"]
+    one_slow = judge([row, row | {"name": "b", "cpu_seconds": 1.0, "cuda_seconds": 1.2}])
+    assert one_slow.passed  # together they are faster
+    assert one_slow.numbers["classifiers"]["slower_on_cuda"] == ["b"]
+    assert not judge([row, row | {"name": "b", "cpu_seconds": 1.0, "cuda_seconds": 2.2}]).passed
     assert not judge([]).passed
 
 

@@ -43,6 +43,13 @@ def test_both_loops_are_timed_in_both_phases(name: str, tmp_path: Path, monkeypa
             assert len(row[phase]["ratios"]) == 2
             assert min(row[phase]["plain_ms"], row[phase]["ecc_ms"], row[phase]["ratio"]) > 0
     assert "tmp" not in json.dumps(record["environment"])
+    changed = {**rows[0], "commit": "of an earlier day"}
+    record["networks"][name]["rows"] = [changed, {**changed, "cuda_graph": True}]
+    out.write_text(json.dumps(record), "utf-8")
+    run(monkeypatch, *words, "--merge", str(out), "--commit", "0123abc")
+    merged = json.loads(out.read_text("utf-8"))["networks"][name]["rows"]
+    ways = [(row["cuda_graph"], row["distillation"], row["commit"]) for row in merged]
+    assert ways == [(True, False, "of an earlier day"), (False, False, "0123abc"), (False, True, "0123abc")]
 
 
 @pytest.mark.slow
@@ -76,7 +83,7 @@ def test_the_table_of_the_results_says_what_the_record_does(monkeypatch: pytest.
     tables: Any = importlib.import_module("loop_table")
     phase = {"plain_ms": 5.0, "ecc_ms": 5.1, "ratio": 1.02}
     slow = {"plain_ms": 5.0, "ecc_ms": 6.0, "ratio": 1.2}
-    row = {"cuda_graph": True, "distillation": False, "prune": slow, "finetune": phase}
+    row = {"cuda_graph": True, "distillation": False, "prune": slow, "finetune": phase, "commit": "abc"}
     record = {
         "goal": 1.05,
         "device": "NVIDIA H200",
@@ -86,7 +93,10 @@ def test_the_table_of_the_results_says_what_the_record_does(monkeypatch: pytest.
         "networks": {"ResNet-18": {"data": "random images", "rows": [row]}},
     }
     text = tables.section_of(record, "`results/loop_overhead.json`")
-    assert "1 of 2 are within it, and the largest is\n1.20." in text
-    assert "| ResNet-18 | yes | no | 5.00 | 6.00 | **1.200** | 5.00 | 5.10 | **1.020** |" in text
+    assert "1 of\n2 are within it, and the largest is 1.20." in text
+    assert "| ResNet-18 | yes | no | 5.00 | 6.00 | **1.200** | 5.00 | 5.10 | **1.020** | abc |" in text
+    assert "It is missed 1 times in prune.\n" in text
+    held = {**record, "goal": 1.5}
+    assert "The goal is held." in tables.section_of(held, "")
     monkeypatch.setattr(tables, "RESULTS", tmp_path)
     assert tables.loop_section() == "", "the benchmark has not been run there"

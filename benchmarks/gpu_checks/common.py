@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import subprocess
@@ -15,6 +16,8 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 TAIL_CHARACTERS = 2000
+LIBC = ctypes.CDLL(None)
+PR_SET_PDEATHSIG = 1  # of Linux
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,10 @@ class Context:
     """An empty folder for what the check writes."""
     small: bool = False
     """A short form, for the project's own tests."""
+
+    def shared(self, name: str) -> Path:
+        """A file that one check leaves for another."""
+        return self.folder.parent / name
 
 
 @dataclass
@@ -47,9 +54,12 @@ class Check:
     title: str
     run: Callable[[Context], Outcome]
     limit_seconds: float
-    measures_energy: bool = False
-    """It reads the energy counter of the GPU, so no other check may run at the same time."""
+    phase: int = 2
+    """Checks of one phase run at the same time, phases one after another: 0, alone, because it measures energy and
+    processor time; 1, it measures the energy of the GPU or uses the CPU only; 2, all others."""
     processes: int = 1
+    needs: str = ""
+    """The check whose results it reads."""
 
 
 class CommandFailed(RuntimeError):
@@ -70,9 +80,13 @@ def run_python(words: Sequence[str | Path], folder: Path, limit_seconds: float) 
     Raises:
         CommandFailed: If the exit code is not 0, or the time limit passes.
     """
-    command = [sys.executable, *map(str, words)]
+    return finish(start_python(words, folder), limit_seconds)
+
+
+def finish(process: subprocess.Popen[str], limit_seconds: float) -> Finished:
+    """Wait for a process of `start_python`; as `run_python` otherwise."""
     started = time.monotonic()
-    process = start_python(words, folder)
+    command = [str(word) for word in process.args]  # type: ignore[union-attr]
     try:
         output, _ = process.communicate(timeout=limit_seconds)
     except subprocess.TimeoutExpired:
@@ -99,6 +113,12 @@ def start_python(words: Sequence[str | Path], folder: Path) -> subprocess.Popen[
         text=True,
         start_new_session=True,
     )
+
+
+def end_with_parent(number: int) -> None:
+    """Let the system send this process a signal when its parent ends, even when that is killed (Linux only)."""
+    if sys.platform == "linux":
+        LIBC.prctl(PR_SET_PDEATHSIG, number)
 
 
 def kill_group(process: subprocess.Popen[str]) -> None:

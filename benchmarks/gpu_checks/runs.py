@@ -9,11 +9,21 @@ import time
 from pathlib import Path
 from typing import Any
 
-from gpu_checks.common import ROOT, CommandFailed, Context, Outcome, kill_group, percent, run_python, start_python
+from gpu_checks.common import (
+    ROOT,
+    CommandFailed,
+    Context,
+    Outcome,
+    finish,
+    kill_group,
+    percent,
+    run_python,
+    start_python,
+)
 
 PLATFORM = "platform:jetson-tx2"  # an estimate: runs that check something else than energy take a moment to profile
 NET = "user_net.py"
-ROWS = 40
+ROWS = 30
 BUDGET = "70%"
 SCORE_TOLERANCE = 0.03
 
@@ -117,9 +127,13 @@ def checkpoint_and_resume(context: Context) -> Outcome:
     energy = make_energy_model(context.folder)
     killed, whole = context.folder / "killed", context.folder / "whole"
     words = compress_words(context, energy, killed, steps)
-    killed_at = _killed_while_pruning(words, killed, context.folder, steps // 3)
-    again = run_python(words, context.folder, 100)
-    undisturbed = run_python(compress_words(context, energy, whole, steps), context.folder, 100)
+    other = start_python(compress_words(context, energy, whole, steps), context.folder)
+    try:
+        killed_at = _killed_while_pruning(words, killed, context.folder, steps // 3)
+        again = run_python(words, context.folder, 100)
+        finish(other, 60)
+    finally:
+        kill_group(other)
     worked = sessions(killed)
     later = [line for line in history(killed) if line["wall"]["time"] >= worked[-1]["started"]]
     resumed_at = later[0]["total"] if later else 0
@@ -140,7 +154,7 @@ def checkpoint_and_resume(context: Context) -> Outcome:
             "resumed": found,
             "never_killed": expected,
             "same_widths": found["widths"] == expected["widths"],
-            "seconds": {"resumed": again.seconds, "never_killed": undisturbed.seconds},
+            "seconds_after_resume": again.seconds,
         },
     )
 

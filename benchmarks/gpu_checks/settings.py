@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager, nullcontext
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import ecc
-from gpu_checks.common import Context, Outcome
+from gpu_checks.common import Context, Outcome, end_with_parent
 from gpu_checks.tracing_worker import first_line, groups_of, warm_up
 
 Setting = Callable[[str], Any]  # makes the context manager of a setting, given the device
@@ -102,7 +103,9 @@ def judge(rows: dict[str, dict[str, dict[str, Any]]]) -> Outcome:
 
 def _row_by_name(name: str, device: str) -> dict[str, dict[str, Any]]:
     torch.set_num_threads(1)
-    warm_up(device)
+    end_with_parent(signal.SIGKILL)
+    for place in ("cpu", device):
+        warm_up(place)
     make, size = networks()[name]
     return row_of(make, size, device)
 

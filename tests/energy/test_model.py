@@ -147,6 +147,11 @@ def test_a_term_of_a_group_is_shared_by_what_each_layer_brings(fitted: EnergyMod
     assert alone.per_layer() == pytest.approx(expected)
 
 
+def test_its_repr_fits_a_line(fitted: EnergyModel) -> None:
+    assert repr(fitted).startswith(f"<EnergyModel of {fitted.fingerprint}: {fitted.resource}, {fitted.kind}, ")
+    assert len(repr(fitted)) < 160
+
+
 def test_it_tells_what_it_is() -> None:
     model = random_model("physical", "chain")
     assert (model.resource, model.unit, model.label, model.kind) == ("energy", "J", "estimated", "physical")

@@ -152,3 +152,9 @@ def test_wording_notes_and_proof_are_no_structure() -> None:
 
 def test_an_index_is_structure() -> None:
     assert by_hand(IRREGULAR.flip(0)).fingerprint != by_hand().fingerprint
+
+
+def test_its_repr_fits_a_line() -> None:
+    _, _, graph = traced("unet")
+    assert repr(graph).startswith(f"<ChannelGraph {graph.fingerprint}: {len(graph.prunable)} of ")
+    assert len(repr(graph)) < 120

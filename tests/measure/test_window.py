@@ -264,7 +264,7 @@ def test_a_real_gpu(mode: Mode) -> None:
     assert result.idle_watts is not None
     assert result.idle_watts < result.watts < (result.meter.max_watts or 1e9)
     assert result.edge_error < 0.005
-    assert result.polling_share < 0.1
+    assert result.polling_share < 0.2  # a reading of NVML takes some milliseconds, and a tick is watched for closely
     assert result.temperature_celsius is not None
     assert result.clock_mhz is not None
 

@@ -79,6 +79,7 @@ def test_the_summary_tells_what_can_be_cut_and_how_sure_it_is() -> None:
     assert "2 of 3 groups can be cut" in shown(graph)
     assert "not verified." in shown(graph)
     assert "verified: max relative difference 3e-07." in shown(replace(graph, proof=2.9e-7))
+    assert "verified: outputs are equal." in shown(replace(graph, proof=0.0))
 
 
 def test_names_that_look_like_markup_are_shown_as_they_are() -> None:

@@ -151,6 +151,8 @@ def test_a_function_of_tensors_is_replayed_on_a_gpu() -> None:
     for number, (twice, turned) in enumerate(kept):
         assert twice.tolist() == [2 * number] * 2
         assert turned.tolist() == [0, number]
+    elsewhere, _ = graphed(torch.ones(2), torch.zeros(2))
+    assert elsewhere.tolist() == [2.0] * 2
     longer, _ = graphed(torch.ones(3).cuda(), torch.zeros(1).cuda())
     assert longer.tolist() == [2.0] * 3
 

@@ -76,6 +76,8 @@ def parse_budget(text: str) -> Budget:
     if not math.isfinite(number):
         raise BadBudget(f"budget {text!r} is larger than any number here; write it as {_EXAMPLES}.")
     if unit == "%":
+        if number > 100:
+            raise BadBudget(f"budget {text!r} is above 100%, what the dense network takes; give a share up to 100%.")
         return Budget(resource, number / 100, is_share=True)
     stem, slash, item = unit.partition("/")
     if slash and item.strip() not in ("image", "item", "sample"):

@@ -68,7 +68,7 @@ class Origin:
         )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class EnergyModel:
     """A `Cost` that is a sum of priced products of widths.
 
@@ -89,6 +89,10 @@ class EnergyModel:
     """How well it predicts, as `fit` found it."""
     device: torch.device | str = "cpu"
     """Where it computes."""
+
+    def __repr__(self) -> str:
+        dense = f"{self.dense:.4g} {self.unit} at full width"
+        return f"<EnergyModel of {self.fingerprint}: {self.resource}, {self.kind}, {dense}, {self.origin.meter.device}>"
 
     @property
     def unit(self) -> str:

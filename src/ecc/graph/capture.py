@@ -67,15 +67,9 @@ def one_pass(twin: Twin, example_input: Inputs, tracer: Tracer, *, training: boo
     twin.model.train(training)
     args, kwargs = tree_map_only(Tensor, lambda t: _example(t, tracer.on_meta), as_call(example_input))
     # Inference mode shows composite operators whole. Code that asks whether gradients are enabled hears what it would
-    # hear outside: that they are in train mode. Made here and not before, or inference mode would restore it.
+    # hear outside: that they are in train mode.
     try:
-        with (
-            _quiet(),
-            torch.inference_mode(),
-            torch.set_grad_enabled(training),
-            tracer.following(twin.paths),
-            tracer,
-        ):
+        with _quiet(), torch.inference_mode(), torch.set_grad_enabled(training), tracer.following(twin.paths), tracer:
             result = twin.model(*args, **kwargs)
     except Misaligned as stop:
         stop.path = tracer.last_path

@@ -65,7 +65,7 @@ class ChannelGroup:
         return tuple(dict.fromkeys(paths))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ChannelGraph:
     """Groups, layers and tensors of one traced network. Widths go by group name or in the order of `groups`."""
 
@@ -316,6 +316,11 @@ class ChannelGraph:
                 if place.axis < 0 or int(place.index.min()) < 0 or int(place.index.max()) >= end:
                     raise IndexError(place.tensor)
         _ = self.skeleton  # which refuses sizes that are negative, or of no group
+
+    def __repr__(self) -> str:
+        cut = f"{len(self.prunable)} of {len(self.groups)} groups prunable"
+        size = f"{int(self.parameters()):,} parameters, {int(self.macs()):,} MACs"
+        return f"<ChannelGraph {self.fingerprint}: {cut}, {size}>"
 
     def __str__(self) -> str:
         cut = f"{len(self.prunable)} of {len(self.groups)} channel groups can be cut"

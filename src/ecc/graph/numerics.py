@@ -125,13 +125,13 @@ def run_steadily(
         slices: Indices to keep of the gradients, by parameter and axis.
     """
     args, kwargs = tree_map_only(Tensor, lambda t: t.detach().clone(), as_call(inputs))
-    tensors = named_tensors(model)
-    floats = [t for t in (*tensors.values(), *tensors_in((args, kwargs))) if t.is_floating_point()]
-    double = bool(floats) and all(t.dtype == torch.float64 for t in floats)
+    given = list(tensors_in((args, kwargs)))
+    weights = [tensor for module in model.modules() for tensor in module._parameters.values() if tensor is not None]
+    double = all(tensor.dtype == torch.float64 for tensor in (*weights, *given) if tensor.is_floating_point())
     model.train(training)
     steady = _SteadyDraws(drawn)
     with ExitStack() as stack:
-        stack.enter_context(_seeded({t.device for t in (*tensors.values(), *tensors_in((args, kwargs)))}))
+        stack.enter_context(_seeded({tensor.device for tensor in (*weights, *given)}))
         stack.enter_context(_default_dtype(torch.float64) if double else nullcontext())
         stack.enter_context(torch.set_grad_enabled(training))
         stack.enter_context(steady)

@@ -102,8 +102,26 @@ def _warn_of_tensor_hooks(model: nn.Module) -> None:
 
 def _kept_units(model: nn.Module, graph: ChannelGraph, multiple_of: int) -> dict[str, Tensor]:
     """The units that `slim` keeps, of the groups that lose some."""
-    kept = zip(graph.groups, kept_masks(graph, live_masks(model, graph), multiple_of), strict=True)
-    return {group.name: mask.nonzero().flatten().cpu() for group, mask in kept if not bool(mask.all())}
+    kept = zip(graph.groups, kept_masks(graph, _on_cpu(live_masks(model, graph)), multiple_of), strict=True)
+    return {group.name: mask.nonzero().flatten() for group, mask in kept if not bool(mask.all())}
+
+
+def _on_cpu(masks: Sequence[Tensor]) -> list[Tensor]:
+    """The same masks on the CPU, with one wait for each device."""
+    found = list(masks)
+    for device in {mask.device for mask in masks if mask.device.type != "cpu"}:
+        places = [number for number, mask in enumerate(masks) if mask.device == device]
+        flat = torch.cat([masks[number] for number in places]).cpu()
+        parts = flat.split([len(masks[number]) for number in places])
+        for number, part in zip(places, parts, strict=True):
+            found[number] = part
+    return found
+
+
+def slim_and_slices(model: Net, graph: ChannelGraph) -> tuple[Net, dict[str, dict[int, Tensor]]]:
+    """`build_slim` and `kept_slices` at once."""
+    kept = _kept_units(model, graph, 1)
+    return _cut(model, graph, kept, None), _slices(graph, kept)
 
 
 def kept_slices(model: nn.Module, graph: ChannelGraph, multiple_of: int = 1) -> dict[str, dict[int, Tensor]]:

@@ -20,8 +20,9 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from ecc.errors import UntraceableModel
-from ecc.graph.capture import Inputs, Twin, first_line, one_pass, refuse_unknown_patterns, refuse_untraceable
+from ecc.graph.capture import Inputs, Twin, as_call, first_line, one_pass, refuse_unknown_patterns, refuse_untraceable
 from ecc.graph.channels import ChannelGraph
+from ecc.graph.hooks import without_observers
 from ecc.graph.labels import CutBook, Indices, LabelBook, Misaligned
 from ecc.graph.rebuild import named_tensors
 from ecc.graph.resolve import Resolved, build_graph, build_layers
@@ -63,6 +64,11 @@ def trace_channels(
     refuse_untraceable(model, example_input)
     freeze = [freeze] if isinstance(freeze, str) else list(freeze)
     refuse_unknown_patterns(model, freeze)
+    with without_observers(model, *as_call(example_input)) as followed:
+        return _traced(followed, example_input, freeze, proven)
+
+
+def _traced(model: nn.Module, example_input: Inputs, freeze: list[str], proven: bool) -> ChannelGraph:
     on_meta = any(t.device.type == "meta" for t in named_tensors(model).values())
     search = _Search(model, example_input, freeze, proven)
     try:

@@ -24,8 +24,9 @@ import torch
 from torch import Tensor, nn
 
 from ecc.errors import EccWarning, UntraceableModel
-from ecc.graph.capture import Inputs, first_line
+from ecc.graph.capture import Inputs, as_call, first_line
 from ecc.graph.channels import ChannelGraph, ChannelGroup
+from ecc.graph.hooks import hook_names, without_observers
 from ecc.graph.numerics import (
     CannotVerify,
     Ran,
@@ -40,7 +41,7 @@ from ecc.graph.numerics import (
     with_random_constants_,
 )
 from ecc.graph.rebuild import named_tensors
-from ecc.graph.surgery import kept_slices, resized, slim, zero_channels_
+from ecc.graph.surgery import resized, slim_and_slices, zero_channels_
 from ecc.graph.torch_settings import exact_arithmetic
 
 MOST_MACS_IN_FLOAT64 = 1 << 31
@@ -71,6 +72,11 @@ def verify(model: nn.Module, graph: ChannelGraph, example_input: Inputs, *, seed
     """
     if not graph.prunable:
         return replace(graph, proof=0.0)
+    with without_observers(model, *as_call(example_input)) as followed:
+        return _verified(followed, graph, example_input, seed)
+
+
+def _verified(model: nn.Module, graph: ChannelGraph, example_input: Inputs, seed: int) -> ChannelGraph:
     try:
         network, inputs = materialized(model, example_input)
         _refuse_what_cannot_run(network, graph, inputs)
@@ -81,6 +87,9 @@ def verify(model: nn.Module, graph: ChannelGraph, example_input: Inputs, *, seed
             proof = result.difference if not failed else check(rest).difference if rest else 0.0
     except CannotVerify as error:
         return _unverified(graph, str(error))
+    if failed and (hooks := hook_names(model)):
+        some = ", ".join(hooks[:3]) + (", ..." if len(hooks) > 3 else "")
+        failed = {name: f"{why}; hooks change tensors: {some}" for name, why in failed.items()}
     _warn_of_many(failed, graph)
     groups = tuple(replace(g, frozen=failed[g.name]) if g.name in failed else g for g in graph.groups)
     return replace(graph, groups=groups, proof=proof, notes=(*graph.notes, *check.notes))
@@ -167,13 +176,12 @@ class Check:
     def _compared(self, dead: Mapping[str, Tensor], runs: Sequence[_Run]) -> Iterator[Result]:
         if not runs:
             return
-        masked = resized(self.network, self.graph, {})
+        masked = resized(self.network, self.graph, {})  # with no state of an earlier run
         zero_channels_(masked, self.graph, dead)
         try:
-            small = slim(masked, self.graph)
+            small, slices = slim_and_slices(masked, self.graph)
         except torch.OutOfMemoryError as error:
             raise CannotVerify(first_line(error)) from error
-        slices = kept_slices(masked, self.graph)
         before = plain_state(masked)
         for run in runs:
             yield self._compare(masked, small, slices, run)
@@ -347,7 +355,7 @@ def _unverified(graph: ChannelGraph, why: str) -> ChannelGraph:
     warnings.warn(
         f"{note}. The channel groups are those of the trace alone; proven=False accepts that without this warning.",
         EccWarning,
-        stacklevel=4,
+        stacklevel=6,
     )
     return replace(graph, notes=(*graph.notes, note))
 
@@ -360,7 +368,7 @@ def _warn_of_many(failed: Mapping[str, str], graph: ChannelGraph) -> None:
             f"{len(failed)} of {len(graph.prunable)} prunable channel groups failed the verification and are left "
             f"unpruned. {name}: {reason}. Please report this network.",
             EccWarning,
-            stacklevel=4,
+            stacklevel=6,
         )
 
 

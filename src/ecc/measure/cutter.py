@@ -22,7 +22,7 @@ from .load import Load, QueuedLoad
 from .measurement import MeasureSettings, Window, relative_interval
 from .meter import Clock, DeviceState, HasState, Meter, MeterInfo
 
-_QUIET = 0.7  # of a period: no tick is due so soon after the last, so the host need not look
+_JITTER = 0.03  # of a period: no tick comes earlier after the last, so the host need not look before
 _READS_A_WINDOW = 25  # of a counter that moves all the time; enough to see a fault
 _MIN_CHUNKS = 5  # in a window of queued work, whose ends are interpolated within a chunk
 _MAX_BLURRED_TICKS = 5  # ticks seen late that are passed over before one is taken all the same
@@ -84,7 +84,7 @@ class WindowCutter:
             self._watch.poll()
         self._gap_seconds = self._watch.usual_gap_seconds
         if self.tick_seconds > 8 * self._gap_seconds:
-            self._quiet_seconds = _QUIET * self.tick_seconds
+            self._quiet_seconds = (1 - _JITTER) * self.tick_seconds - self._gap_seconds
         elif not self._sees_ticks:
             self._quiet_seconds = self._needed_seconds / _READS_A_WINDOW
 
@@ -146,7 +146,8 @@ class WindowCutter:
             if self._clock.now() >= self._quiet_until:
                 tick = self._watch.poll()
                 if tick is not None:
-                    self._quiet_until = tick.seconds + self._quiet_seconds
+                    unseen = tick.gap_seconds if self._sees_ticks else 0.0  # it may have come that much earlier
+                    self._quiet_until = tick.seconds - unseen + self._quiet_seconds
                     return tick
             if not worked:
                 self._clock.sleep(POLL_SECONDS)

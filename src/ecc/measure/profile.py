@@ -65,12 +65,16 @@ class Sample:
     """Half the 95 % interval of the mean over rounds; None for a single one."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Profile:
     """A header, and measurements in the order in which they were made."""
 
     header: ProfileHeader
     rows: tuple[Row, ...]
+
+    def __repr__(self) -> str:
+        count = f"{len(self.networks)} samples, {len(self.references)} of the dense network"
+        return f"<Profile of {self.header.fingerprint}: {count}, {self.label} on {self.header.meter.device}>"
 
     @property
     def label(self) -> str:

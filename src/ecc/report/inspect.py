@@ -70,7 +70,9 @@ def _summary(graph: ChannelGraph) -> str:
     macs, parameters = float(graph.macs()), float(graph.parameters())
     verified = "not verified"
     if graph.proof is not None:
-        verified = f"verified: max relative difference {graph.proof:.0e}"
+        verified = (
+            f"verified: max relative difference {graph.proof:.0e}" if graph.proof else "verified: outputs are equal"
+        )
     return (
         f"{len(graph.prunable)} of {len(graph.groups)} groups can be cut; {_short(macs)} MACs, "
         f"{_short(parameters)} parameters, {prunable_share(graph):.0%} of them prunable; {verified}."

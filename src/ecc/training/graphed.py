@@ -104,12 +104,12 @@ class GraphedPass:
 class GraphedFunction:
     """A function of tensors, called as it is at first, and by its CUDA graph then.
 
-    Off the GPU, for inputs of other shapes, and where it cannot be captured, it is always called as it is. To prepare a
+    Off one GPU, for inputs of other shapes, and where it cannot be captured, it is always called as it is. To prepare a
     call by the graph takes the host as long as a few kernels, however many the function has.
 
     Args:
-        function: Depends on its inputs, on tensors that stay where they are, and on nothing else; draws no random
-            numbers.
+        function: Depends on its inputs, at least one, on tensors that stay where they are, and on nothing else. It may
+            write into such tensors, and draws no random numbers.
     """
 
     def __init__(self, function: Callable[..., tuple[Tensor, ...]]) -> None:
@@ -121,7 +121,10 @@ class GraphedFunction:
 
     def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         """What the function returns; the tensors are the caller's."""
-        if not all(tensor.is_cuda for tensor in inputs) or torch.cuda.is_current_stream_capturing():
+        device = inputs[0].device
+        if device.type != "cuda" or any(tensor.device != device for tensor in inputs):
+            return self._function(*inputs)
+        if torch.cuda.is_current_stream_capturing():
             return self._function(*inputs)
         self._calls += 1
         if self._calls == CALLS:

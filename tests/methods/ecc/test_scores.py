@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -189,3 +191,29 @@ def test_products_are_the_same_however_many_are_made_at_once(monkeypatch: pytest
     for most in (0, 100):
         monkeypatch.setattr(scores_module, "_AT_ONCE", most)
         assert torch.equal(readers.products(), at_once)
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_graphs_give_the_same_sums_and_masks() -> None:
+    net, _, graph = traced("digits")
+    other = copy.deepcopy(net).cuda()
+    cpu, gpu = Readers(net, graph, CPU), Readers(other, graph, next(other.parameters()).device)
+    draw = torch.Generator().manual_seed(0)
+    for number in range(12):
+        if number == 6:
+            other.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # not in torch's stubs
+        for mine, theirs in zip(net.parameters(), other.parameters(), strict=True):
+            mine.data.normal_(generator=draw)
+            mine.grad = torch.randn(mine.shape, generator=draw)
+            theirs.data.copy_(mine.data)
+            theirs.grad = torch.empty_like(theirs).copy_(mine.grad)
+        torch.testing.assert_close(gpu.products().cpu(), cpu.products(), rtol=1e-4, atol=1e-4)
+        alive = torch.rand(graph.num_slots - 1, generator=draw) > 0.3
+        for readers, where in ((cpu, alive), (gpu, alive.cuda())):
+            readers.set_mask(where)
+            readers.apply_mask_()
+        for mine, theirs in zip(net.parameters(), other.parameters(), strict=True):
+            assert torch.equal(mine, theirs.cpu()), number
+        assert torch.equal(cpu.live(), gpu.live().cpu())
+    assert gpu._graphed_sums._graph is not None
+    assert gpu._graphed_masks._graph is not None

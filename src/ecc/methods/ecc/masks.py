@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-_SMALL = 2**20
+_SMALL = 2**22
 """Elements up to which starting a kernel costs more than reading a mask of full size."""
 
 
@@ -33,17 +33,27 @@ class SliceMasks:
         self._views: list[list[Tensor]] = []  # of the vector, what each full mask is the product of
         self._large: list[tuple[Tensor, list[Tensor]]] = []
 
-    @torch.no_grad()
     def set(self, kept: Tensor) -> None:
         """Says which slices stay.
 
         Args:
             kept: 1 or True for those that stay, the axes of all tensors one behind the other.
         """
+        self.arrange()
+        self.write(kept)
+
+    def arrange(self) -> bool:
+        """Makes memory and views where there are none that fit; whether it did."""
         layout = [tensor.stride() for tensor in self._tensors]
-        if layout != self._layout:
-            self._arrange()
-            self._layout = layout
+        if layout == self._layout:
+            return False
+        self._arrange()
+        self._layout = layout
+        return True
+
+    @torch.no_grad()
+    def write(self, kept: Tensor) -> None:
+        """As `set`, into memory that fits; it is always the same operations on the same memory."""
         self._vector.copy_(kept)
         if self._small:
             torch._foreach_copy_(self._full, [views[0] for views in self._views])

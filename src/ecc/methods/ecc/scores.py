@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 from ecc.graph import ChannelGraph
 from ecc.graph.rebuild import named_tensors
 from ecc.methods.ecc.masks import SliceMasks
+from ecc.training.graphed import GraphedFunction
 
 _AT_ONCE = 2**24
 """Elements that are multiplied at once: their products take memory."""
@@ -55,6 +56,9 @@ class Readers:
         self._unread = self._order == sum(len(index) for index in self._sums)
         self._always = torch.ones(1, dtype=torch.bool, device=device)
         self._masks = SliceMasks(self.tensors, [axis for _, axis in self._axes], device)
+        self._elements = sum(tensor.numel() for tensor in self.tensors)
+        self._graphed_sums = GraphedFunction(self._sums_of)
+        self._graphed_masks = GraphedFunction(self._write_masks)
 
     @torch.no_grad()
     def scores(self, metrics: Iterable[Tensor | None]) -> Tensor:
@@ -76,6 +80,9 @@ class Readers:
         same norm do on average, so that its channels are neither sacred nor free.
         """
         known = [tensor.grad is not None for tensor in self.tensors]
+        if all(known) and self._elements <= _AT_ONCE and self.tensors:
+            (sums,) = self._graphed_sums(*(product for product in _products(self.tensors) if product is not None))
+            return sums
         found = self._summed(
             torch.zeros(tensor.shape[axis]) if product is None else _column_sums(product, axis)
             for tensor, (_, axis), product in zip(self.tensors, self._axes, _products(self.tensors), strict=True)
@@ -100,6 +107,11 @@ class Readers:
         )
         return (self._summed(columns) > 0) | self._unread
 
+    def _sums_of(self, *products: Tensor) -> tuple[Tensor]:
+        """What `products` gives, of what all tensors have: many small kernels, on a GPU one CUDA graph."""
+        columns = (_column_sums(product, axis) for product, (_, axis) in zip(products, self._axes, strict=True))
+        return (self._summed(columns),)
+
     def _summed(self, columns: Iterable[Tensor]) -> Tensor:
         """What the reading axes have, one value an index, summed for each channel."""
         found = [column.to(self._device) for column in columns]
@@ -111,7 +123,16 @@ class Readers:
 
     def set_mask(self, alive: Tensor) -> None:
         """Prepares the masks that `apply_mask_` multiplies with."""
-        self._masks.set(torch.cat([alive, self._always])[self._channel_of])
+        if self._masks.arrange():
+            self._graphed_masks = GraphedFunction(self._write_masks)
+        if any(tensor.device != self._device for tensor in self.tensors):
+            self._write_masks(alive)  # a CUDA graph is of one device
+        else:
+            self._graphed_masks(alive)
+
+    def _write_masks(self, alive: Tensor) -> tuple[Tensor, ...]:
+        self._masks.write(torch.cat([alive, self._always])[self._channel_of])
+        return ()
 
     def apply_mask_(self) -> None:
         """Zeroes the slices of dead channels, which the optimizer's step has moved."""
