@@ -17,6 +17,7 @@ from methods.ecc.published_loop import Constants, PublishedLoop
 from methods.nets import ProductCost
 
 INPUTS, CLASSES, SIZE, BATCH, ITERATIONS = 3, 4, 5, 4, 60
+SLOW, FAST = 9, 5  # problems of each kind
 
 
 class Chain(nn.Module):
@@ -54,14 +55,16 @@ class Problem:
         self.lower = [max(1, math.ceil(self.min_share * width)) for width in self.widths]
         least, share = self.energy([INPUTS, *self.lower, CLASSES]), draw.uniform(0.1, 0.7)
         self.budget = least + share * (self.energy(full) - least)
-        # What the published code and the paper do differently, and each kind of clipping, is drawn for some seeds each.
+        # What the published code and the paper do differently, and each kind of clipping, has some of the seeds. Fast
+        # problems have s some channels below phi, where the quadratic penalty decides.
+        is_fast = self.seed >= SLOW
         self.constants = Constants(
-            alpha=draw.choice([1e-3, 1e-2]),
-            beta=draw.uniform(10.0, 30.0),
-            rho_1=draw.choice([0.02, 0.2, 2.0]),
+            alpha=1e-3 if is_fast else draw.choice([1e-3, 1e-2]),
+            beta=draw.uniform(60.0, 120.0) if is_fast else draw.uniform(10.0, 30.0),
+            rho_1=draw.uniform(0.1, 0.3) if is_fast else draw.choice([0.02, 0.2, 2.0]),
             rho_2=draw.choice([1.0, 10.0, 50.0]),
             epsilon=draw.choice([5e-3, 1e-2]),
-            clip=(None, 6e-3, 1.0)[self.seed % 3],
+            clip=None if is_fast else (None, 6e-3, 1.0)[self.seed % 3],
             floor_in_y=self.seed % 4 != 0,
             weight_decay=draw.choice([0.0, 1e-2]),
         )
@@ -117,7 +120,7 @@ class Problem:
         return x, torch.randn(BATCH, CLASSES, generator=generator, dtype=torch.float64)
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(SLOW + FAST))
 def test_every_iteration_is_that_of_the_published_loop(seed: int) -> None:
     problem = Problem(seed)
     net, loop = problem.net, problem.loop()
@@ -145,4 +148,4 @@ def test_every_iteration_is_that_of_the_published_loop(seed: int) -> None:
             torch.testing.assert_close(layer.weight.detach(), weight, rtol=1e-9, atol=1e-11, msg=where)
             torch.testing.assert_close(layer.bias.detach(), bias, rtol=1e-9, atol=1e-11, msg=where)
         removals += loop.phi() != before
-    assert removals >= 3  # channels left at several iterations, so that there was something to follow
+    assert removals >= 2  # channels left at several iterations, so that there was something to follow
