@@ -95,6 +95,14 @@ def test_random_state_and_attention_settings_are_restored() -> None:
     assert torch.backends.mha.get_fastpath_enabled() == fast
 
 
+@pytest.mark.parametrize("training", [False, True])
+def test_gradients_are_enabled_after_a_pass_as_they_were_before(training: bool) -> None:
+    for before in (True, False):
+        with torch.set_grad_enabled(before):
+            passed(chain(), image()(), training=training)
+            assert torch.is_grad_enabled() == before
+
+
 class Watches(nn.Module):
     """Notes whether autograd watches it; the twin's notes are its own."""
 
