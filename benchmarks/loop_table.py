@@ -8,6 +8,7 @@ from result_tables import RESULTS, load, origin, table
 
 FILE = "loop_overhead.json"
 PHASES = ("prune", "finetune")
+WANTED = ("ResNet-18", "MobileNet v1", "ERFNet", "ViT-Tiny")
 
 
 def loop_section() -> str:
@@ -40,6 +41,8 @@ either loop looks at its loss once; the median is shown. The goal was a ratio of
     ]
     data = "; ".join(f"{name}: {one['data']}" for name, one in found["networks"].items())
     own = " In *own file* a user's generator crops the images on the host, in both loops." if "own file" in data else ""
+    absent = [name for name in WANTED if name not in found["networks"]]
+    own += f" Not measured yet: {', '.join(absent)}." if absent else ""
     return "\n".join([text, table(head, lines), "", f"Data: {data}.{own}", "", told_origin, "", ""])
 
 
