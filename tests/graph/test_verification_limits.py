@@ -96,3 +96,11 @@ def test_a_network_that_enlarges_rounding_errors_is_not_blamed() -> None:
     graph = trace_channels(Steep(), torch.randn(2, 3, 8, 8))
     assert [group.name for group in graph.prunable] == ["body"]
     assert any("train mode, in which the network enlarges rounding errors too much" in note for note in graph.notes)
+
+
+def test_the_search_for_what_fails_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    net, images, graph = traced("chain")
+    wrong = planted(graph, "conv1", "conv1.bias", rolled)
+    assert [group.name for group in verify(net, wrong, images).prunable] == ["conv2"]
+    monkeypatch.setattr("ecc.graph.verification.MOST_CHECKS", 0)
+    assert verify(net, wrong, images).prunable == ()

@@ -50,6 +50,8 @@ MOST_MACS_IN_FLOAT64 = 1 << 31
 it has much faster kernels, and float64 only to confirm a failure."""
 MORE_CALLS = 8
 """Further calls of a network that counts them: code that changes after some calls may be seen."""
+MOST_CHECKS = 100
+"""Comparisons made to find the groups that fail; then all groups that failed together are frozen."""
 ENLARGED = 100.0
 """Allowed difference where a network enlarges rounding errors: so many times what a few of them in its input change."""
 MOST_ENLARGED = 0.1
@@ -140,6 +142,8 @@ class Check:
     example_input: Inputs
     seed: int
     notes: list[str] = field(default_factory=list)
+    count: int = 0
+    """Comparisons made so far."""
 
     def __call__(self, groups: Sequence[ChannelGroup]) -> Result:
         """The first failure, or the largest difference.
@@ -147,6 +151,7 @@ class Check:
         Raises:
             CannotVerify: the masked network cannot run, or memory is not enough.
         """
+        self.count += 1
         worst = 0.0
         for result in self._results(groups):
             if not result.passed:
@@ -331,8 +336,8 @@ def _failed(check: Check, groups: Sequence[ChannelGroup], result: Result) -> Ite
     """(name, reason) of the groups that fail alone; of all, where they fail only together. Found by halving."""
     reason = result.reason
     assert reason is not None, "called for groups that failed"
-    if len(groups) == 1:
-        yield groups[0].name, reason
+    if len(groups) == 1 or check.count > MOST_CHECKS:
+        yield from ((group.name, reason) for group in groups)
         return
     halves = (groups[: len(groups) // 2], groups[len(groups) // 2 :])
     wrong: dict[str, str] = {}
