@@ -115,3 +115,30 @@ def test_modes_are_left_and_come_back() -> None:
             assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.float32
         assert state() == before
         assert torch.is_deterministic_algorithms_warn_only_enabled()
+
+
+@pytest.mark.parametrize("tf32", [False, True])
+def test_tf32_and_autotuning_are_set_and_put_back(tf32: bool) -> None:
+    def precisions() -> tuple[object, ...]:
+        cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+        return cudnn.benchmark, matmul.fp32_precision, cudnn.conv.fp32_precision, cudnn.rnn.fp32_precision
+
+    before = precisions()
+    wanted = "tf32" if tf32 else "ieee"
+    with torch_settings(tf32=tf32, cudnn_autotune=True):
+        assert precisions() == (True, wanted, wanted, wanted)
+        assert torch.backends.cudnn.allow_tf32 is tf32  # the older setting agrees
+    assert precisions() == before
+
+
+def test_older_versions_of_torch_have_other_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Settings:
+        allow_tf32 = True
+        benchmark = False
+
+    cudnn, matmul = Settings(), Settings()
+    monkeypatch.setattr(torch.backends, "cudnn", cudnn)
+    monkeypatch.setattr(torch.backends.cuda, "matmul", matmul)
+    with torch_settings(tf32=False, cudnn_autotune=True):
+        assert (cudnn.allow_tf32, matmul.allow_tf32, cudnn.benchmark) == (False, False, True)
+    assert (cudnn.allow_tf32, matmul.allow_tf32, cudnn.benchmark) == (True, True, False)

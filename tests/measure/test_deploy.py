@@ -184,33 +184,6 @@ def test_compiling_starts_afresh_for_every_network(monkeypatch: pytest.MonkeyPat
     assert len(model.seen) == 1
 
 
-@pytest.mark.parametrize("tf32", [False, True])
-def test_the_switches_of_torch_are_set_and_put_back(tf32: bool) -> None:
-    def precisions() -> tuple[object, ...]:
-        cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
-        return cudnn.benchmark, matmul.fp32_precision, cudnn.conv.fp32_precision, cudnn.rnn.fp32_precision
-
-    before = precisions()
-    wanted = "tf32" if tf32 else "ieee"
-    with deploy._switches(tf32=tf32, cudnn_autotune=True):
-        assert precisions() == (True, wanted, wanted, wanted)
-        assert torch.backends.cudnn.allow_tf32 is tf32  # the older switch agrees
-    assert precisions() == before
-
-
-def test_older_versions_of_torch_have_other_switches(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Switch:
-        allow_tf32 = True
-        benchmark = False
-
-    cudnn, matmul = Switch(), Switch()
-    monkeypatch.setattr(torch.backends, "cudnn", cudnn)
-    monkeypatch.setattr(torch.backends.cuda, "matmul", matmul)
-    with deploy._switches(tf32=False, cudnn_autotune=True):
-        assert (cudnn.allow_tf32, matmul.allow_tf32, cudnn.benchmark) == (False, False, True)
-    assert (cudnn.allow_tf32, matmul.allow_tf32, cudnn.benchmark) == (True, True, False)
-
-
 # ---------------------------------------------------------------- modes
 
 

@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_map_only
 from ecc.errors import UntraceableModel
 from ecc.graph.call import tensors_in
 from ecc.graph.capture import first_line
+from ecc.graph.numerics import seeded
 from ecc.graph.rebuild import named_tensors, rebuilt
 from ecc.graph.side_effects import undone
 
@@ -249,15 +250,7 @@ def _changed(tensor: Tensor) -> Tensor:
 def _repeatable(model: nn.Module) -> Iterator[None]:
     """The same numbers each time: one seed, and no choice of algorithms by their speed. All is put back."""
     devices = {t.device for t in named_tensors(model).values()}
-    gpus = [device for device in devices if device.type == "cuda"]
-    with torch.random.fork_rng(devices=gpus), ExitStack() as stack:
-        torch.default_generator.manual_seed(0)  # torch.manual_seed would seed every GPU, for good
-        for gpu in gpus:
-            with torch.cuda.device(gpu):
-                torch.cuda.manual_seed(0)
-        if any(device.type == "mps" for device in devices):
-            stack.enter_context(torch.random.fork_rng(device_type="mps"))
-            torch.mps.manual_seed(0)
+    with seeded(devices), ExitStack() as stack:
         stack.callback(_set_cudnn, torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic)
         _set_cudnn(False, True)
         yield

@@ -78,7 +78,7 @@ def relative_error(wanted: Sequence[Tensor], found: Sequence[Tensor], *, togethe
 def outputs_of(model: nn.Module, example_input: Inputs) -> list[Tensor]:
     """Every tensor that comes out, in evaluation mode, with one seed for whatever is drawn."""
     args, kwargs = tree_map_only(Tensor, lambda t: t.detach().clone(), as_call(example_input))
-    with _seeded({t.device for t in (*named_tensors(model).values(), *tensors_in((args, kwargs)))}):
+    with seeded({t.device for t in (*named_tensors(model).values(), *tensors_in((args, kwargs)))}):
         model.eval()
         return list(tensors_in(model(*args, **kwargs)))
 
@@ -131,7 +131,7 @@ def run_steadily(
     model.train(training)
     steady = _SteadyDraws(drawn)
     with ExitStack() as stack:
-        stack.enter_context(_seeded({tensor.device for tensor in (*weights, *given)}))
+        stack.enter_context(seeded({tensor.device for tensor in (*weights, *given)}))
         stack.enter_context(_default_dtype(torch.float64) if double else nullcontext())
         stack.enter_context(torch.set_grad_enabled(training))
         stack.enter_context(steady)
@@ -255,7 +255,7 @@ def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
 
 
 @contextmanager
-def _seeded(devices: set[torch.device]) -> Iterator[None]:
+def seeded(devices: set[torch.device]) -> Iterator[None]:
     """One seed for the host and these devices, whose random states come back; no other device is touched."""
     gpus = [device for device in devices if device.type == "cuda"]
     with torch.random.fork_rng(devices=gpus), ExitStack() as stack:

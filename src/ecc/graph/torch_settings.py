@@ -7,6 +7,7 @@ so both are set and both are put back.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -71,6 +72,19 @@ def exact_arithmetic() -> Iterator[None]:
             if _is_autocast_enabled(device):
                 stack.enter_context(torch.autocast(device, enabled=False))
         yield
+
+
+@contextmanager
+def waiting_is_an_error() -> Iterator[None]:
+    """A block in which waiting for a GPU raises: a CUDA graph that fails for it leaves torch's generator unusable."""
+    before = torch.cuda.get_sync_debug_mode()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # that it does not see everything
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
 
 
 def _backend(path: str) -> Any:

@@ -6,17 +6,17 @@ The caller's model and torch's global switches are left as they were found.
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
 from ecc.errors import BadMeasurement
 from ecc.graph.hooks import without_observers
+from ecc.graph.torch_settings import torch_settings, waiting_is_an_error
 from ecc.task import Inputs
 
 Mode = Literal["auto", "eager", "graph", "compile"]
@@ -110,7 +110,7 @@ def deployed(
         stack.callback(_restore_training, was_training)
         model.eval()
         if device.type == "cuda":
-            stack.enter_context(_switches(tf32=precision == "tf32", cudnn_autotune=cudnn_autotune))
+            stack.enter_context(torch_settings(tf32=precision == "tf32", cudnn_autotune=cudnn_autotune))
             stack.enter_context(torch.cuda.device(device))
         stack.enter_context(torch.inference_mode())
         mode, reason = mode_on(mode, device)
@@ -171,7 +171,7 @@ def _captured(run: Callable[[], object]) -> Callable[[], object]:
         for _ in range(2):
             run()
     try:
-        with torch.cuda.stream(side), _waiting_is_an_error():
+        with torch.cuda.stream(side), waiting_is_an_error():
             run()
         torch.cuda.current_stream().wait_stream(side)
         with torch.cuda.graph(graph):
@@ -182,19 +182,6 @@ def _captured(run: Callable[[], object]) -> Callable[[], object]:
         lines = str(error).strip().splitlines() or [type(error).__name__]
         raise _NotCapturable(lines[0].rstrip(".")) from error
     return graph.replay
-
-
-@contextmanager
-def _waiting_is_an_error() -> Iterator[None]:
-    """Waiting for the device raises: a capture that fails for it would leave torch's random generator unusable."""
-    before = torch.cuda.get_sync_debug_mode()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # that it does not see everything
-        torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode(before)
 
 
 # ---------------------------------------------------------------- inputs
@@ -271,37 +258,3 @@ def _batch(tensors: dict[int | str, Tensor]) -> int:
 def _restore_training(was_training: dict[nn.Module, bool]) -> None:
     for module, training in was_training.items():
         module.training = training
-
-
-@contextmanager
-def _switches(*, tf32: bool, cudnn_autotune: bool) -> Iterator[None]:
-    """Sets TF32 and cuDNN autotuning, and puts them back.
-
-    torch has two sets of TF32 switches: `fp32_precision` since 2.9, and the older `allow_tf32`, which raises
-    on reading when the two contradict each other. Both are set, so that they never do.
-    """
-    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
-    places = [matmul, getattr(cudnn, "conv", None), getattr(cudnn, "rnn", None)]
-    switches: list[tuple[Any, str, object]] = [
-        (cudnn, "benchmark", cudnn_autotune),
-        (matmul, "allow_tf32", tf32),
-        (cudnn, "allow_tf32", tf32),
-    ]
-    newer = "tf32" if tf32 else "ieee"
-    switches += [(place, "fp32_precision", newer) for place in places if hasattr(place, "fp32_precision")]
-    before = [_value(place, name) for place, name, _ in switches]
-    try:
-        for place, name, new in switches:
-            setattr(place, name, new)
-        yield
-    finally:
-        for (place, name, _), old in zip(switches, before, strict=True):
-            if old is not None:
-                setattr(place, name, old)
-
-
-def _value(place: Any, name: str) -> object:
-    try:
-        return getattr(place, name)
-    except RuntimeError:  # the caller's own switches contradict each other; the newer ones count
-        return None

@@ -7,15 +7,15 @@ the same for a function of tensors, such as a method's decision.
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ecc.errors import EccError
+from ecc.graph.torch_settings import waiting_is_an_error
 
 from .batches import Batch, leaves_in, mapped, tensors_in
 
@@ -81,7 +81,7 @@ class GraphedPass:
             with torch.cuda.stream(aside):
                 for _ in range(WARM_UP):
                     self._run(self._batch)
-                with _nothing_waits():  # a capture that fails half-way would leave the random generator unusable
+                with waiting_is_an_error():  # a capture that fails half-way would leave the random generator unusable
                     self._run(self._batch)
             torch.cuda.current_stream(device).wait_stream(aside)
             with torch.cuda.graph(graph, capture_error_mode=ALONE):
@@ -138,7 +138,7 @@ class GraphedFunction:
     def _captured(self, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Captures the function if it can be; what it returns, without the graph."""
         try:
-            with _nothing_waits():
+            with waiting_is_an_error():
                 found = self._function(*inputs)
         except RuntimeError:  # it looks at values, and cannot be captured
             return self._function(*inputs)
@@ -148,19 +148,6 @@ class GraphedFunction:
                 self._outputs = self._function(*mine)
             self._inputs, self._graph = mine, graph
         return found
-
-
-@contextmanager
-def _nothing_waits() -> Iterator[None]:
-    """A block in which it is an error to wait for the device."""
-    before = torch.cuda.get_sync_debug_mode()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # that it does not see everything
-        torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode(before)
 
 
 def _shapes(batch: Batch) -> list[tuple[torch.Size, torch.dtype]]:
