@@ -22,7 +22,7 @@ from profile_networks import profiled
 from ecc.energy import fit, parse_budgets
 from ecc.measure import find_meter
 from ecc.methods import Compression, CompressSettings
-from ecc.training import World
+from ecc.training import DistributedContext
 
 
 def main() -> None:
@@ -33,13 +33,13 @@ def main() -> None:
     parser.add_argument("--budget", default="50%")
     parser.add_argument("--batch", type=int, default=64, help="items in one measured inference")
     parser.add_argument("--rows", type=int, default=100, help="networks in the profile")
-    parser.add_argument("--train-steps", type=int, default=600)
+    parser.add_argument("--pretrain-steps", type=int, default=600)
     parser.add_argument("--steps", type=int, default=1500)
-    parser.add_argument("--tune-steps", type=int, default=1000)
+    parser.add_argument("--finetune-steps", type=int, default=1000)
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--temperature", type=float, default=4.0, help="of the teacher's probabilities; 0 for logits")
     parser.add_argument("--metric", choices=("taylor", "adam"), default="taylor")
-    parser.add_argument("--min-share", type=float, default=CompressSettings.min_share)
+    parser.add_argument("--min-width-ratio", type=float, default=CompressSettings.min_width_ratio)
     parser.add_argument("--precision", default="bf16")
     parser.add_argument("--limit", type=int, help="photos of each split; all by default")
     parser.add_argument("--profile", type=Path, help="keep the profile here, or take it from here")
@@ -64,14 +64,14 @@ def main() -> None:
             energy,
             source=source,
             settings=CompressSettings(
-                train_steps=options.train_steps,
+                pretrain_steps=options.pretrain_steps,
                 steps=options.steps,
-                tune_steps=options.tune_steps,
+                finetune_steps=options.finetune_steps,
                 lr=options.lr,
-                train_lr=1e-3,
+                pretrain_lr=1e-3,
                 temperature=options.temperature or None,
                 metric=options.metric,
-                min_share=options.min_share,
+                min_width_ratio=options.min_width_ratio,
                 precision=options.precision,
                 channels_last=device == "cuda",
                 cuda_graph=True,
@@ -79,7 +79,9 @@ def main() -> None:
             ),
             device=device,
         )
-        result = job.run(Path(folder) / "run", world=World(device), progress=lambda line: print(line, flush=True))
+        result = job.run(
+            Path(folder) / "run", world=DistributedContext(device), progress=lambda line: print(line, flush=True)
+        )
         history = [json.loads(line) for line in (Path(folder) / "run" / "history.jsonl").read_text().splitlines()]
     summary = result.summary
     row = summary["budgets"]["energy"]

@@ -156,7 +156,7 @@ def measure_ours(
         return
     with stages("cut"):
         widths = {g.name: max(1, round(g.width * (1 - settings.ratio))) for g in graph.prunable}
-        cuts = [timed(lambda: ecc.resized(model, graph, widths))[1].cpu for _ in range(3)]
+        cuts = [timed(lambda: ecc.with_widths(model, graph, widths))[1].cpu for _ in range(3)]
     out.update(cut_seconds=statistics.median(cuts), first_cut_seconds=cuts[0])
     with stages("check"):
         masked = copy.deepcopy(model)
@@ -164,7 +164,7 @@ def measure_ours(
         dead = {
             g.name: torch.randperm(g.width, generator=generator)[: g.width - widths[g.name]] for g in graph.prunable
         }
-        ecc.zero_channels_(masked, graph, dead)
+        ecc.mask_channels_(masked, graph, dead)
         small, seconds = timed(lambda: ecc.slim(masked, graph))
         expected, found = outputs(masked, example), outputs(small, example)
     gap = difference(expected, found)

@@ -108,7 +108,7 @@ def main() -> None:
         trees = photos(Path(folder) / "photos", 64), scenes(Path(folder) / "scenes", 12)
         half = Form((512, 1024), (0.0,) * 3, (1.0,) * 3)
         rows = {
-            "photos of 500x375 from JPEG, random resized crop to 224": from_files(
+            "photos of 500x375 from JPEG, random with_widths crop to 224": from_files(
                 trees[0], Form((224, 224), IMAGENET_MEAN, IMAGENET_STD), 32, seconds, device
             ),
             "scenes of 2048x1024 from PNG, zoomed and cut to 1024x512": from_files(trees[1], half, 4, seconds, device),

@@ -15,7 +15,7 @@ from typing import Any
 
 from machine import machine, write_record
 
-from ecc.energy.study import study
+from ecc.energy.ablation import study
 from ecc.measure import Profile
 from ecc.report.fit_figures import draw_fit, draw_paper
 

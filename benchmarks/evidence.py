@@ -55,9 +55,9 @@ from ecc.energy import EnergyModel
 from ecc.errors import BadFile
 from ecc.graph import trace_channels
 from ecc.measure import PROFILE_SETTINGS, Source, close_meter, find_meter
-from ecc.methods.compare import Cell
-from ecc.methods.recalibration import BATCHES
-from ecc.methods.weighing import Scales
+from ecc.methods.baselines.recalibration import BATCHES
+from ecc.methods.cost_evaluator import CostEvaluator
+from ecc.methods.grid import Cell
 from ecc.task import Task, with_batch
 from ecc.training import Interrupted
 from ecc.zoo.data import ImageData
@@ -196,7 +196,7 @@ def weigh(grids: list[Grid], task: Task, batch: int, source: Source, until: floa
     assert isinstance(energy, EnergyModel)
     example = with_batch(task.example_input, batch)
     graph = trace_channels(task.model, example, proven=False)
-    scales = Scales(task.model, graph, example, {energy.resource: energy}, source, **WEIGHING)
+    scales = CostEvaluator(task.model, graph, example, {energy.resource: energy}, source, **WEIGHING)
     known: dict[str, str] = {}
     waiting = []
     for grid, cell in [(one, cell) for one in grids for cell in one.finished()]:
@@ -290,7 +290,7 @@ def main() -> None:
         "environment": machine(),
         "device": torch.cuda.get_device_name() if options.device == "cuda" else "cpu",
         "measured_batch": batch,
-        "multiple_of": MULTIPLE_OF.get(options.name, 8),
+        "width_multiple": MULTIPLE_OF.get(options.name, 8),
         "meter": source.describe().to_dict(),
         "recalibration_batches": BATCHES,
         "judged_on": len(data.held_out),

@@ -13,7 +13,7 @@ from evidence_grid import Grid, failure_of
 from ecc.energy import fit
 from ecc.measure import Profile
 from ecc.measure.rows import Row
-from ecc.methods.compare import Cell
+from ecc.methods.grid import Cell
 
 MISSED = 0.03
 """Cells whose joules were predicted worse than this are run again."""
@@ -31,7 +31,7 @@ def learn_again(grids: list[Grid], root: Path) -> None:
         for cell in grid.asked.missing(grid.runs):
             shutil.rmtree(cell.folder(grid.runs), ignore_errors=True)
             failure_of(cell, grid.runs).unlink(missing_ok=True)
-    grids = [grid for grid in grids if grid.asked.settings.round_to is None]
+    grids = [grid for grid in grids if grid.asked.settings.width_multiple is None]
     whole = Profile.load(root / "profile.gz")
     known = {row.widths for row in whole.rows}
     fresh: dict[tuple[float, float], dict[tuple[int, ...], dict[str, Any]]] = {}

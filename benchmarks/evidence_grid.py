@@ -15,7 +15,7 @@ from profile_networks import profiled
 
 from ecc.energy import EnergyModel, fit
 from ecc.measure import Source
-from ecc.methods.compare import Cell, Comparison
+from ecc.methods.grid import Cell, Comparison
 from ecc.task import Task
 from ecc.zoo.data import ImageData, Packed
 from ecc.zoo.recipe import Recipe
@@ -57,7 +57,7 @@ def paper(
 ) -> Form:
     """Algorithm 1 with its own metric, and a teacher by its logits; beta and rho let it arrive within so few steps."""
     walk = {"dynamics": "paper", "width_lr": width_lr, "penalty": penalty, "falling": False}
-    return Form(walk | {"round_to": 1, "temperature": None}, budgets, freeze=freeze)
+    return Form(walk | {"width_multiple": 1, "temperature": None}, budgets, freeze=freeze)
 
 
 def steady(budgets: tuple[str, ...] | None, seeds: int) -> Form:
@@ -69,9 +69,9 @@ EVEN = Form({"even": 0.8}, seeds=2)
 """No group far below the even cut, which was ahead of all methods that choose where budgets are mild."""
 
 
-def soon(steps: int, tune_steps: int, seeds: int = 2) -> Form:
+def soon(steps: int, finetune_steps: int, seeds: int = 2) -> Form:
     """As many batches, most of them after the budget is met: as with the even cut, which is trained as it will be."""
-    return Form({"steps": steps, "tune_steps": tune_steps}, ("80%",), seeds)
+    return Form({"steps": steps, "finetune_steps": finetune_steps}, ("80%",), seeds)
 
 
 INNER = ("encoder.initial_block.*", "*.layers.*.conv", "*.conv1x3_2")
@@ -100,7 +100,7 @@ FORMS = {
         "steady": steady(("80%", "65%", "50%"), 1),
         "even": EVEN,
         "soon": soon(200, 600),
-        "long": Form({"steps": 1200, "tune_steps": 1200}, ("50%",), 1),
+        "long": Form({"steps": 1200, "finetune_steps": 1200}, ("50%",), 1),
     },
 }
 

@@ -14,7 +14,7 @@ from evidence_grid import Grid, failure_of
 from ecc.energy import fit
 from ecc.errors import BadFile
 from ecc.measure import Profile
-from ecc.methods.compare import Cell
+from ecc.methods.grid import Cell
 
 FACTS = ("scores", "widths", "batches", "parameters", "macs")
 """Of a run's summary.json."""

@@ -19,9 +19,9 @@ from evidence_facts import (
 from result_tables import load
 
 from ecc.energy import EnergyModel, fit
-from ecc.energy.fitting import about_odd_widths
+from ecc.energy.fitting import about_outlier_widths
 from ecc.measure import Profile
-from ecc.methods.netadapt import NetAdaptSettings
+from ecc.methods.baselines.netadapt import NetAdaptSettings
 from ecc.zoo.recipe import read_recipe
 
 STEADY, EVEN, SOON = (f"{OURS} ({form})" for form in ("steady", "even", "soon"))
@@ -127,7 +127,7 @@ def of_the_model(found: Experiment) -> str:
     if not file.exists():
         return ""
     model = _fitted(file, file.stat().st_mtime_ns)
-    return "\n\n".join(filter(None, (about_odd_widths(model.quality), _left_to_netadapt(found, model))))
+    return "\n\n".join(filter(None, (about_outlier_widths(model.quality), _left_to_netadapt(found, model))))
 
 
 @cache
@@ -138,12 +138,12 @@ def _fitted(file: Path, changed: int) -> EnergyModel:
 
 def _left_to_netadapt(found: Experiment, model: EnergyModel) -> str:
     """How many groups can propose something in its first round, where these are few."""
-    step, asked = found.record["multiple_of"], NetAdaptSettings().initial_reduction
+    step, asked = found.record["width_multiple"], NetAdaptSettings().initial_reduction
     full = torch.tensor(model.full_widths, dtype=torch.float64)
     dense, groups, able = float(model.value(full)), 0, 0
     for place, name in enumerate(model.groups):
         width = found.record["full_widths"].get(name, 0)
-        floor = math.ceil(found.record["settings"]["min_share"] * width / step) * step
+        floor = math.ceil(found.record["settings"]["min_width_ratio"] * width / step) * step
         if 0 < floor < width and model.least_widths[place] < model.full_widths[place]:
             cut = full.clone()
             cut[place] = floor

@@ -22,8 +22,8 @@ from torch import Tensor, nn
 
 from ecc.export import TOLERANCE, compare_latency, export_model, load_slim
 from ecc.export.formats import FORMATS
-from ecc.export.proving import prove_export
-from ecc.graph import ChannelGraph, resized, trace_channels
+from ecc.export.verification import prove_export
+from ecc.graph import ChannelGraph, trace_channels, with_widths
 from ecc.graph.numerics import outputs_of
 from ecc.training import save_state
 from ecc.zoo import AlexNet, DigitsNet, ERFNet, MobileNetV1, resnet56
@@ -70,7 +70,7 @@ def row(name: str) -> dict[str, Any]:
         export_model(dense, example, folder / "dense.onnx")
         for multiple in (8, 1):
             widths = half(graph, multiple, seed=0)
-            slim = resized(dense, graph, widths)
+            slim = with_widths(dense, graph, widths)
             if multiple == 8:
                 found["formats"]["safetensors"] = safetensors(dense, slim, example, folder)
                 for kind in FORMATS:

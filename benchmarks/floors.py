@@ -18,7 +18,7 @@ from profile_networks import settings_of
 
 from ecc.graph import ChannelGraph, trace_channels
 from ecc.measure import Clock, close_meter, find_meter
-from ecc.measure.bench import Bench
+from ecc.measure.profilers import DeviceProfiler
 from ecc.zoo import find_task
 
 WAYS = {
@@ -31,7 +31,7 @@ CUTS = {"dense": (1.0, 8), "3/4 in fours": (0.75, 4), "3/4": (0.75, 8), "1/2": (
 
 
 def cut(graph: ChannelGraph, share: float, multiple: int) -> dict[str, int]:
-    """Widths on the lattice, at least one multiple; a group that is no wider stays."""
+    """Widths on the width_remainders, at least one multiple; a group that is no wider stays."""
     return {
         group.name: min(group.width, max(multiple, round(share * group.width / multiple) * multiple))
         for group in graph.prunable
@@ -54,7 +54,7 @@ def main() -> None:
         counter = None
         for way, how in WAYS.items():
             settings = settings_of(3, autotune=False, **how)
-            bench = Bench(model, graph, example, meter, settings, options.device, Clock())
+            bench = DeviceProfiler(model, graph, example, meter, settings, options.device, Clock())
             counter = bench.ready(counter)
             joules = {}
             for what, (share, multiple) in CUTS.items():

@@ -16,26 +16,26 @@ import torch
 from loop_networks import wait
 from torch.profiler import ProfilerActivity
 
-from ecc.methods import compress
-from ecc.methods.ecc import budgeted, dynamics, scores, taylor
+from ecc.methods import compression
+from ecc.methods.ecc import dynamics, importance, optimizer_wrapper, taylor
 from ecc.methods.landing import Landing
-from ecc.training import batches, graphed, loop
+from ecc.training import batches, cuda_graph, loop
 
 PARTS: tuple[tuple[Any, str, str], ...] = (
     (batches.BatchStream, "__next__", "data"),
     (loop._Loop, "_pass", "forward and backward"),
-    (graphed.GraphedPass, "__call__", "graph replay"),
+    (cuda_graph.CudaGraphPass, "__call__", "graph replay"),
     (torch.nn.utils, "clip_grad_norm_", "clip"),
     (torch.optim.Adam, "step", "Adam"),
-    (budgeted.BudgetedOptimizer, "step", "solver, rest"),
-    (scores.Readers, "products", "solver, gradients of channels"),
+    (optimizer_wrapper.BudgetedOptimizer, "step", "solver, rest"),
+    (importance.Readers, "products", "solver, gradients of channels"),
     (taylor.Taylor, "look", "solver, gradients of channels"),
-    (dynamics.Paced, "advance", "solver, removal"),
-    (scores.Readers, "set_mask", "solver, new masks"),
-    (scores.Readers, "apply_mask_", "solver, masks"),
+    (dynamics.ScheduledSolver, "advance", "solver, removal"),
+    (importance.Readers, "set_mask", "solver, new masks"),
+    (importance.Readers, "apply_mask_", "solver, masks"),
     (loop._Loop, "_after_step", "log and checkpoint"),
     (Landing, "after_step", "budget"),
-    (compress, "solver_facts", "log of the solver"),
+    (compression, "solver_facts", "log of the solver"),
 )
 """What is timed: owner, function, and the part that its own time counts for."""
 

@@ -62,7 +62,7 @@ def settings_of(ticks: int, *, autotune: bool, **deployed: Any) -> MeasureSettin
 
 
 def profiled(
-    task: Task, batch: int, source: Source, path: Path, rows: int, device: str, multiple_of: int = 8
+    task: Task, batch: int, source: Source, path: Path, rows: int, device: str, width_multiple: int = 8
 ) -> Profile:
     """A task's network in short windows, for benchmarks that compress it; an analytic source is only asked."""
     example = with_batch(task.example_input, batch)
@@ -74,7 +74,7 @@ def profiled(
         source,
         path,
         rows=rows,
-        multiple_of=multiple_of,
+        width_multiple=width_multiple,
         settings=settings_of(3, autotune=False),
         device=device,
         reference_every=20,
@@ -100,7 +100,7 @@ def measured(plan: Plan, path: Path, meter: Meter, rows: int, reference_every: i
             meter,
             path,
             rows=rows,
-            multiple_of=8,
+            width_multiple=8,
             settings=settings,
             device="cuda",
             rounds=2 if repeats else 1,

@@ -1,13 +1,13 @@
-"""How long it takes to build a network of other widths: `ecc.resized` beside copying and plain allocation.
+"""How long it takes to build a network of other widths: `ecc.with_widths` beside copying and plain allocation.
 
     PYTHONPATH=src python3 benchmarks/resize_speed.py --out resize_speed.json
 
 Networks of `ecc.zoo` at half widths (every group that can be cut at half its units), one thread, CPU milliseconds,
 the median of 20 calls after two that are not counted:
 
-    structure       resized(..., device="meta"): a network that can be counted and shaped, no memory for weights
+    structure       with_widths(..., device="meta"): a network that can be counted and shaped, no memory for weights
     allocate meta   torch.empty on meta for each of its parameters and buffers: what `structure` cannot go below
-    with weights    resized(...): the first slices of the weights copied
+    with weights    with_widths(...): the first slices of the weights copied
     allocate        torch.empty for each of its parameters and buffers: what `with weights` cannot go below
     copy            clone of each of its parameters and buffers: allocation and the copying of as many bytes
     deepcopy        copy.deepcopy of the dense network, the usual first step of a pruning tool
@@ -56,7 +56,7 @@ def measure(name: str, repeats: int) -> dict[str, Any]:
     model = build().eval()
     graph = ecc.trace_channels(model, torch.randn(shape), proven=False)
     half = {group.name: max(1, group.width // 2) for group in graph.prunable}
-    small = ecc.resized(model, graph, half)
+    small = ecc.with_widths(model, graph, half)
     tensors = [*small.parameters(), *small.buffers()]
     row = {
         "network": name,
@@ -66,9 +66,9 @@ def measure(name: str, repeats: int) -> dict[str, Any]:
         "parameters_at_half": sum(p.numel() for p in small.parameters()),
     }
     calls: dict[str, Callable[[], Any]] = {
-        "structure": lambda: ecc.resized(model, graph, half, device="meta"),
+        "structure": lambda: ecc.with_widths(model, graph, half, device="meta"),
         "allocate meta": lambda: [torch.empty(t.shape, dtype=t.dtype, device="meta") for t in tensors],
-        "with weights": lambda: ecc.resized(model, graph, half),
+        "with weights": lambda: ecc.with_widths(model, graph, half),
         "allocate": lambda: [torch.empty(t.shape, dtype=t.dtype) for t in tensors],
         "copy": lambda: [t.detach().clone() for t in tensors],
         "deepcopy": lambda: copy.deepcopy(model),

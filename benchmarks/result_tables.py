@@ -90,10 +90,10 @@ def scaling() -> str:
         for p in data["points"]
     ]
     exponents = [
-        f"{e['family']} over {e['over']}: trace {e['trace_seconds']:.2f}, resized {e['resized_seconds']:.2f}"
+        f"{e['family']} over {e['over']}: trace {e['trace_seconds']:.2f}, with_widths {e['resized_seconds']:.2f}"
         for e in data["exponents"]
     ]
-    head = ["network", "trace, s", "resized on meta, ms", "slim, ms", "graph file, kB"]
+    head = ["network", "trace, s", "with_widths on meta, ms", "slim, ms", "graph file, kB"]
     return table(head, lines) + "\n\nExponents over the last decade (1 is linear): " + "; ".join(exponents) + "."
 
 

@@ -28,13 +28,13 @@ from ecc.energy import EnergyModel, counted, fit  # noqa: E402
 from ecc.files import write_text  # noqa: E402
 from ecc.measure import MeasureSettings, Profile, measure, profile  # noqa: E402
 from ecc.measure.counter import probe  # noqa: E402
-from ecc.measure.load import make_load  # noqa: E402
+from ecc.measure.workload import make_workload  # noqa: E402
 from ecc.methods import EccSolver  # noqa: E402
-from ecc.methods.compare import Cell  # noqa: E402
+from ecc.methods.grid import Cell  # noqa: E402
 from ecc.report.history import Follower  # noqa: E402
 from ecc.report.html import content_of, page_of  # noqa: E402
 from ecc.report.page import page_facts  # noqa: E402
-from ecc.training.rundir import RunDir, open_run  # noqa: E402
+from ecc.training.run_dir import RunDir, open_run  # noqa: E402
 from ecc.zoo import find_task  # noqa: E402
 from measure.fakes import FakeBoard, FakeMeter  # noqa: E402
 from measure.profile_cases import DriftingBoard, Link  # noqa: E402
@@ -171,7 +171,7 @@ def _config(energy: EnergyModel, share: float, seed: int, method: str | None) ->
         "energy": {"energy": [energy.kind, energy.dense]},
         "meter": energy.origin.meter.device,
         "method": None if method is None else {"name": method},
-        "settings": {"steps": 1000, "train_steps": 0, "tune_steps": 1000, "seed": seed},
+        "settings": {"steps": 1000, "pretrain_steps": 0, "finetune_steps": 1000, "seed": seed},
     }
 
 
@@ -312,7 +312,7 @@ def windows(size: int, folder: Path) -> Point:
     board = FakeBoard(noise=0.002)
     settings = MeasureSettings(min_ticks=5, min_repeats=1, max_repeats=1, warmup_seconds=0.03, warmup_runs=3)
     meter = FakeMeter(board)
-    load, _ = make_load(lambda: board.work(0.02), "cpu", board.clock)
+    load, _ = make_workload(lambda: board.work(0.02), "cpu", board.clock)
     counter = probe(meter, load, settings.probe_seconds, clock=board.clock)
     return _watched(
         lambda: measure(lambda: board.work(0.02), meter, settings, counter=counter, clock=board.clock), size

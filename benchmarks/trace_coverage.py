@@ -8,7 +8,7 @@ a time limit for every stage of each tool, and a limit on memory. Both tools are
 
 ECC: seconds of `trace_channels` without its proof (the best of three where the first takes under a second) and of
 the proof; groups, groups that can be cut, the share of parameters that goes when each of them is one unit wide; the
-commonest reasons for the others; seconds of `resized` to 60 % of the widths (median of three). Then a random 40 % of
+commonest reasons for the others; seconds of `with_widths` to 60 % of the widths (median of three). Then a random 40 % of
 the units of every group is silenced in one copy and removed from another, and the outputs are compared.
     exact              largest difference up to 1e-4 of the largest output
     nothing to prune   every group is frozen

@@ -8,7 +8,7 @@ shortcuts). Depth is the number of 3x3 convolutions: 10 to 1,000 at width 64; wi
 looks at values, is left out.
 
 Each point has a process of its own, with one thread, warmed up on a tiny network. Process seconds are medians of
-three, garbage collection held back as `timeit` does: `trace_channels` without its proof, `resized` to half widths on
+three, garbage collection held back as `timeit` does: `trace_channels` without its proof, `with_widths` to half widths on
 the meta device, `slim` with a random half of the units dead (it copies weights, which grow with the square of the
 width), `ChannelGraph.save` and `load`. Also: the size of the file, and how far resident memory grew at its peak during
 the traces. A straight line through the last decade in log-log gives the exponent of the growth (1 is linear). Beside
@@ -103,15 +103,15 @@ def measure(family: str, depth: int, width: int, weights_gib: float) -> Point:
 def _time_the_rest(model: nn.Module, graph: ecc.ChannelGraph, seconds: dict[str, list[float]]) -> None:
     """Cut, save and load."""
     half = {g.name: max(1, g.width // 2) for g in graph.prunable}
-    _timed(lambda: ecc.resized(model, graph, half, device="meta"), seconds["resized_seconds"])
+    _timed(lambda: ecc.with_widths(model, graph, half, device="meta"), seconds["resized_seconds"])
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "graph.json"
         _timed(lambda: graph.save(file), seconds["save_seconds"])
         _timed(lambda: ecc.ChannelGraph.load(file), seconds["load_seconds"])
     if not any(p.is_meta for p in model.parameters()):
-        masked = ecc.resized(model, graph, {})
+        masked = ecc.with_widths(model, graph, {})
         dead = {g.name: torch.randperm(g.width)[: g.width // 2] for g in graph.prunable}
-        ecc.zero_channels_(masked, graph, dead)
+        ecc.mask_channels_(masked, graph, dead)
         _timed(lambda: ecc.slim(masked, graph), seconds["slim_seconds"])
 
 
@@ -188,7 +188,7 @@ def _sweep(points: list[Point], family: str, axis: str, fixed: str) -> list[Poin
 
 
 def print_table(points: list[Point], exponents: list[Point]) -> None:
-    print(f"{'':10}{'depth':>6}{'width':>6}{'trace ms':>10}{'resized ms':>11}{'slim ms':>9}", end="")
+    print(f"{'':10}{'depth':>6}{'width':>6}{'trace ms':>10}{'with_widths ms':>11}{'slim ms':>9}", end="")
     print(f"{'save ms':>9}{'load ms':>9}{'file kB':>9}{'peak MB':>9}")
     for point in points:
         cells = [_cell(point[name], 1e3) for name in TIMES]

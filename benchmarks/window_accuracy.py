@@ -29,7 +29,7 @@ import torch
 from machine import machine, write_record
 
 from ecc.measure import MeasureSettings, Meter, find_meter, measure, probe
-from ecc.measure.deploy import deployed
+from ecc.measure.runner import deployed
 from ecc.zoo import MobileNetV1
 
 LENGTHS = (0.3, 0.5, 1.0, 2.0)

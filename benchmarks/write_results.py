@@ -83,7 +83,7 @@ def profiles_measured() -> str:
     """What the profiles were measured on and with."""
     found = load("energy_fit.json")["profiles"]
     devices = sorted({one["device"] for one in found.values()})
-    steps = sorted({str(one["multiple_of"]) for one in found.values()})
+    steps = sorted({str(one["width_multiple"]) for one in found.values()})
     precisions = sorted({one["settings"]["precision"].upper() for one in found.values()})
     tuned = [name for name, one in found.items() if one["settings"]["cudnn_autotune"]]
     kernels = f"cuDNN autotuned {', '.join(tuned) or 'none'}, and took its heuristics for the others"
@@ -292,7 +292,7 @@ with ranking and group search; *removal alone* leaves those out.
 
 ## Building a network of other widths
 
-`structure` is `resized(..., device="meta")`, `with weights` copies slices of the dense weights; `allocate` and
+`structure` is `with_widths(..., device="meta")`, `with weights` copies slices of the dense weights; `allocate` and
 `copy` are the same tensors without us, `deepcopy` is a copy of the dense network.
 
 {resizing()}

@@ -18,19 +18,19 @@ import torch.distributed as dist
 
 import ecc
 from ecc.task import with_batch
-from ecc.training import find_world
+from ecc.training import find_distributed
 from ecc.zoo import digits
 
 
 def main(folder: Path) -> None:
-    world = find_world("cuda" if torch.cuda.is_available() else "cpu")
+    world = find_distributed("cuda" if torch.cuda.is_available() else "cpu")
     task, meter = digits(), ecc.find_meter("platform:jetson-tx2")
     batch = with_batch(task.example_input, 256)
     graph = ecc.trace_channels(task.model, batch)
     # An estimate takes a moment, so each process makes its own. A measured profile is made once, before.
     with tempfile.TemporaryDirectory() as own:
         energy = ecc.fit(ecc.profile(task.model, graph, batch, meter, Path(own) / "digits.profile", rows=60))
-    settings = ecc.CompressSettings(train_steps=50, train_lr=3e-3, steps=60, tune_steps=20, lr=1e-3)
+    settings = ecc.CompressSettings(pretrain_steps=50, pretrain_lr=3e-3, steps=60, finetune_steps=20, lr=1e-3)
     job = ecc.Compression(
         task, ecc.parse_budgets(["50%"]), energy, source=meter, settings=settings, device=world.device
     )

@@ -9,15 +9,15 @@ import tempfile
 from pathlib import Path
 
 import ecc
-from ecc.methods.base import FromDense, magnitudes
+from ecc.methods.base import OneShotMethod, magnitudes
 from ecc.task import with_batch
 from ecc.zoo import digits
 
 
-class Tapered(FromDense):
+class Tapered(OneShotMethod):
     """The share that a group keeps rises from the first group to the last.
 
-    `FromDense` remembers the dense weights and says when the aims are met; a step is all that is left to write. The
+    `OneShotMethod` remembers the dense weights and says when the aims are met; a step is all that is left to write. The
     aims may tighten after a weighing: then `step` is called again, and begins anew.
     """
 
@@ -45,7 +45,7 @@ def main() -> None:
     task, meter = digits(), ecc.find_meter("platform:jetson-tx2")
     batch = with_batch(task.example_input, 256)
     graph = ecc.trace_channels(task.model, batch)
-    settings = ecc.CompressSettings(train_steps=80, train_lr=3e-3, steps=60, tune_steps=30, lr=1e-3)
+    settings = ecc.CompressSettings(pretrain_steps=80, pretrain_lr=3e-3, steps=60, finetune_steps=30, lr=1e-3)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         energy = ecc.fit(ecc.profile(task.model, graph, batch, meter, folder / "digits.profile", rows=60))

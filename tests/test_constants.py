@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from ecc import constants
 from ecc.export.formats import FORMATS
-from ecc.methods.find import METHODS
+from ecc.methods.registry import METHODS
 from ecc.zoo.networks import NETWORKS
 
 

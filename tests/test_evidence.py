@@ -21,8 +21,8 @@ RECORD = {
     "full_widths": {"a": 16, "b": 32},
     "recalibration_batches": 2,
     "judged_on": 512,
-    "multiple_of": 8,
-    "settings": {"min_share": 0.1},
+    "width_multiple": 8,
+    "settings": {"min_width_ratio": 0.1},
 }
 
 

@@ -24,13 +24,13 @@ def benchmarks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_networks_of_the_same_widths_are_weighed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("PIL")
-    evidence, compare = importlib.import_module("evidence"), importlib.import_module("ecc.methods.compare")
-    weighing, energy = importlib.import_module("ecc.methods.weighing"), importlib.import_module("ecc.energy")
+    evidence, compare = importlib.import_module("evidence"), importlib.import_module("ecc.methods.grid")
+    weighing, energy = importlib.import_module("ecc.methods.cost_evaluator"), importlib.import_module("ecc.energy")
     asked: list[dict[str, int]] = []
 
     def scales(widths: dict[str, int]) -> Any:
         asked.append(widths)
-        return weighing.Weighed({"energy": 1.0 + len(asked), "latency": 1.0}, "measured", 0.01)
+        return weighing.MeasuredCost({"energy": 1.0 + len(asked), "latency": 1.0}, "measured", 0.01)
 
     cells = [compare.Cell(name, "50%", 0) for name in ("ecc", "scratch", "uniform")]
     asks = SimpleNamespace(cells=cells, missing=lambda _: [], energy=object.__new__(energy.EnergyModel))
@@ -39,7 +39,7 @@ def test_networks_of_the_same_widths_are_weighed_once(tmp_path: Path, monkeypatc
         folder.mkdir(parents=True)
         (folder / "widths.json").write_text(json.dumps(widths), encoding="utf-8")
     monkeypatch.setattr(energy.EnergyModel, "resource", "energy", raising=False)
-    monkeypatch.setattr(evidence, "Scales", lambda *_, **__: scales)
+    monkeypatch.setattr(evidence, "CostEvaluator", lambda *_, **__: scales)
     monkeypatch.setattr(evidence, "trace_channels", lambda *_, **__: None)
     monkeypatch.setattr(evidence, "with_batch", lambda *_: None)
     task = SimpleNamespace(model=None, example_input=None)
@@ -52,7 +52,7 @@ def test_networks_of_the_same_widths_are_weighed_once(tmp_path: Path, monkeypatc
 def test_what_builds_on_a_failure_is_given_up(tmp_path: Path) -> None:
     """Otherwise the workers wait for a cell that can never begin, until their time is over."""
     pytest.importorskip("PIL")
-    evidence_grid, compare = importlib.import_module("evidence_grid"), importlib.import_module("ecc.methods.compare")
+    evidence_grid, compare = importlib.import_module("evidence_grid"), importlib.import_module("ecc.methods.grid")
     scratch, ours = compare.Cell("scratch", "1%", 0), compare.Cell("ecc", "1%", 0)
     grid = evidence_grid.Grid("", object.__new__(compare.Comparison), tmp_path)
     assert grid.failure(scratch) is None
@@ -65,7 +65,7 @@ def test_what_builds_on_a_failure_is_given_up(tmp_path: Path) -> None:
 
 def test_what_was_weighed_is_learned_from_and_what_was_missed_is_run_again_once(tmp_path: Path) -> None:
     pytest.importorskip("PIL")
-    grids, compare = importlib.import_module("evidence_grid"), importlib.import_module("ecc.methods.compare")
+    grids, compare = importlib.import_module("evidence_grid"), importlib.import_module("ecc.methods.grid")
     measure, energy = importlib.import_module("ecc.measure"), importlib.import_module("ecc.energy")
     shutil.copy(ROOT / "results" / "evidence" / "e1.profile.gz", tmp_path / "profile.gz")
     first = measure.Profile.load(tmp_path / "profile.gz")
@@ -73,7 +73,7 @@ def test_what_was_weighed_is_learned_from_and_what_was_missed_is_run_again_once(
     asked = object.__new__(compare.Comparison)
     cells = [compare.Cell(name, "50%", 0) for name in ("ecc", "scratch", "uniform", "amc", "eap")]
     shares = dict(zip(cells, (0.55, 0.55, 0.51, 0.495, None), strict=True))  # 0.5 were predicted for all
-    asks = SimpleNamespace(cells=cells, settings=SimpleNamespace(round_to=None), built_on=asked.built_on)
+    asks = SimpleNamespace(cells=cells, settings=SimpleNamespace(width_multiple=None), built_on=asked.built_on)
     asks.missing = lambda runs: [cell for cell in cells if not (cell.folder(runs) / "summary.json").exists()]
     grid = grids.Grid("", asks, tmp_path / "runs")
 
@@ -116,7 +116,7 @@ def test_what_was_weighed_is_learned_from_and_what_was_missed_is_run_again_once(
 def test_cells_of_a_record_count_as_done(tmp_path: Path) -> None:
     """Folders of runs are not kept in the repository; what they came to is."""
     pytest.importorskip("PIL")
-    grids, compare = importlib.import_module("evidence_grid"), importlib.import_module("ecc.methods.compare")
+    grids, compare = importlib.import_module("evidence_grid"), importlib.import_module("ecc.methods.grid")
     records, errors = importlib.import_module("evidence_record"), importlib.import_module("ecc.errors")
     file = ROOT / "results" / "evidence" / "e2.json"
     before = json.loads(file.read_text(encoding="utf-8"))

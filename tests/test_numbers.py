@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 import ecc
-from ecc.methods.ecc.scores import METRICS
-from ecc.methods.find import METHODS
+from ecc.methods.ecc.importance import METRICS
+from ecc.methods.registry import METHODS
 
 ROOT = Path(__file__).resolve().parent.parent
 WRITERS = (

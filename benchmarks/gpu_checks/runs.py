@@ -47,8 +47,8 @@ def copy_net(folder: Path) -> None:
 
 def compress_words(context: Context, energy: Path, run: Path, steps: int = 150) -> list[str]:
     """`ecc compress` of the small user network with an estimated budget."""
-    phases = ["--train-steps", str(steps), "--steps", str(steps), "--tune-steps", str(steps // 3)]
-    rates = ["--train-lr", "3e-3", "--lr", "1e-3", "--checkpoint-seconds", "0.5", "-q"]
+    phases = ["--pretrain-steps", str(steps), "--steps", str(steps), "--finetune-steps", str(steps // 3)]
+    rates = ["--pretrain-lr", "3e-3", "--lr", "1e-3", "--checkpoint-seconds", "0.5", "-q"]
     words = ["-m", "ecc", "compress", f"{NET}:build_small", "--energy", str(energy), "--budget", "50%"]
     return [*words, "-o", str(run), "--meter", PLATFORM, "--device", context.device, *phases, *rates]
 
@@ -96,7 +96,18 @@ def command_line_with_meter(context: Context) -> Outcome:
     profile = run_python(words, folder, 120)
     fit = run_python(["-m", "ecc", "fit", "net.profile", "-o", "energy.json", "--json"], folder, 60)
     words = ["-m", "ecc", "compress", net, "--energy", "energy.json", "--budget", BUDGET, "-o", "run", "-q"]
-    steps = ["--train-steps", "100", "--steps", "150", "--tune-steps", "50", "--train-lr", "2e-3", "--lr", "1e-3"]
+    steps = [
+        "--pretrain-steps",
+        "100",
+        "--steps",
+        "150",
+        "--finetune-steps",
+        "50",
+        "--pretrain-lr",
+        "2e-3",
+        "--lr",
+        "1e-3",
+    ]
     compress = run_python([*words, "--meter", meter, "--device", context.device, *steps], folder, 120)
     quality = json.loads(fit.output[fit.output.index("{") : fit.output.rindex("}") + 1])["quality"]
     found = summary_of(folder / "run")

@@ -3,7 +3,7 @@
     model --> ChannelGraph --> Profile --> EnergyModel --> Method --> slim model --> report, export
               graph/           measure/    energy/         methods/   graph/surgery
 
-`trace_channels` finds which channels live and die together, `resized` builds the network at any widths, and
+`trace_channels` finds which channels live and die together, `with_widths` builds the network at any widths, and
 `slim` removes dead channels so that the outputs stay the same. `find_meter` opens what counts joules here,
 `measure_model` reads them off one network, and `profile` off many widths of it. `fit` learns from a profile what any
 widths cost, `EccSolver` takes an optimizer's place and prunes to a budget, and `Compression` does all of it.
@@ -38,15 +38,15 @@ if TYPE_CHECKING:
         ChannelGraph,
         ChannelGroup,
         live_channels,
-        resized,
+        mask_channels_,
         slim,
         slim_optimizer,
         trace_channels,
         verify,
-        zero_channels_,
+        with_widths,
     )
     from ecc.measure import Measurement, MeasureSettings, Profile, find_meter, measure_model
-    from ecc.measure.profiling import profile
+    from ecc.measure.profiler import profile
     from ecc.methods import Compressed, Compression, CompressSettings, EccSolver, WeightCompression, WeightSolver
     from ecc.task import Task
 
@@ -85,17 +85,17 @@ __all__ = [
     "fit",
     "live_channels",
     "load_slim",
+    "mask_channels_",
     "measure_model",
     "nonzero_cost",
     "parse_budgets",
     "profile",
-    "resized",
     "save_slim",
     "slim",
     "slim_optimizer",
     "trace_channels",
     "verify",
-    "zero_channels_",
+    "with_widths",
 ]
 
 _HOMES = {
@@ -120,11 +120,11 @@ _HOMES = {
         "ChannelGroup",
         "live_channels",
         "verify",
-        "resized",
+        "with_widths",
         "slim",
         "slim_optimizer",
         "trace_channels",
-        "zero_channels_",
+        "mask_channels_",
     ),
     "measure": ("MeasureSettings", "Measurement", "Profile", "find_meter", "measure_model", "profile"),
     "methods": ("CompressSettings", "Compressed", "Compression", "EccSolver", "WeightCompression", "WeightSolver"),

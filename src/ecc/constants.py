@@ -6,7 +6,7 @@ BUNDLED_TASKS = ("digits", "alexnet", "mobilenet_v1", "erfnet", "resnet20", "res
 """The tasks that need no file and no other package; `ecc.zoo.networks` has the networks."""
 
 METHOD_NAMES = ("ecc", "netadapt", "amc", "eap", "lcp", "uniform", "greedy")
-"""The methods of `ecc compress`; `ecc.methods.find` has the classes."""
+"""The methods of `ecc compress`; `ecc.methods.registry` has the classes."""
 
 SCRATCH = "scratch"
 """In a comparison: the widths that ECC found, trained from random weights."""
@@ -14,5 +14,5 @@ SCRATCH = "scratch"
 EXPORT_FORMATS = ("safetensors", "pt2", "onnx", "torchscript")
 """What `ecc export` writes; the first is the default."""
 
-MIN_SHARE = 0.1
+MIN_WIDTH_RATIO = 0.1
 """Of a group's channels, by default: the paper's floor of one channel lets whole layers collapse."""

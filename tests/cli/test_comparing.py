@@ -14,8 +14,8 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from ecc.cli.app import app
-from ecc.methods.compare import Cell, Comparison
-from ecc.methods.find import METHODS
+from ecc.methods.grid import Cell, Comparison
+from ecc.methods.registry import METHODS
 from ecc.report.compare import draw_grid, grid_facts, grid_view, load_grid
 from ecc.training import Interrupted
 from methods.jobs import digits_model
@@ -99,8 +99,8 @@ def test_without_ray_one_line_says_what_to_install(
         (["--meter", "magic"], "magic"),
         (["--on", "mars"], "--on mars is unknown; there are here and ray"),
         (["--micro-batch", "0"], "micro_batch is 0; give a whole number of at least 1"),
-        (["--round-to", "0"], "round_to=0 is below 1"),
-        (["--min-share", "2"], "min_share=2.0 is a share"),
+        (["--width-multiple", "0"], "width_multiple=0 is below 1"),
+        (["--min-width-ratio", "2"], "min_width_ratio=2.0 is a share"),
     ],
 )
 def test_what_is_wrong_is_said_in_one_line(words: list[str], message: str, energy: Path, tmp_path: Path) -> None:
@@ -121,7 +121,7 @@ def test_a_figure_takes_the_place_of_no_other_file(energy: Path, tmp_path: Path)
 
 
 def test_cells_asked_for_that_all_fail_are_an_error_whatever_is_there_already(energy: Path, tmp_path: Path) -> None:
-    few = ("--methods", "uniform,uniform", "--seeds", "1", "--steps", "1", "--tune-steps", "1")
+    few = ("--methods", "uniform,uniform", "--seeds", "1", "--steps", "1", "--finetune-steps", "1")
     words = ("digits", "--energy", str(energy), "-o", str(tmp_path / "runs"), *few)
     code, text = run(*words, "--budgets", "60%,60%", "--json")
     assert code == 0

@@ -16,13 +16,13 @@ import torch
 from typer.testing import CliRunner, Result
 
 from ecc.cli.app import app
-from ecc.cli.compressing import compress
+from ecc.cli.compress import compress
 from ecc.methods import CompressSettings
 from ecc.methods.landing import BAND
 from ecc.training import load_state
 from methods.jobs import digits_model
 
-SHORT = ("--train-steps", "3", "--steps", "12", "--tune-steps", "2", "--lr", "1e-3", "--device", "cpu")
+SHORT = ("--pretrain-steps", "3", "--steps", "12", "--finetune-steps", "2", "--lr", "1e-3", "--device", "cpu")
 
 NET = """
 import torch
@@ -125,7 +125,19 @@ def test_without_a_meter_the_label_says_predicted(folder: Path) -> None:
 
 def test_a_budget_that_is_not_met_is_an_error_and_the_result_is_kept(folder: Path) -> None:
     """A single step, after which the scales show more than the model said."""
-    words = ("digits", "--energy", "wrong.json", "--budget", "9 mJ", "-o", "run", "--steps", "1", "--tune-steps", "0")
+    words = (
+        "digits",
+        "--energy",
+        "wrong.json",
+        "--budget",
+        "9 mJ",
+        "-o",
+        "run",
+        "--steps",
+        "1",
+        "--finetune-steps",
+        "0",
+    )
     data = json.loads((folder / "energy.json").read_text())
     for term in data["model"]["terms"]:
         term["price"] *= 0.7
@@ -133,7 +145,7 @@ def test_a_budget_that_is_not_met_is_an_error_and_the_result_is_kept(folder: Pat
     result = ecc(*words, "--device", "cpu")
     assert result.exit_code == 2
     assert "NOT MET" in result.stdout
-    assert "note: digits starts from random weights; give --train-steps N to train it first." in result.stderr
+    assert "note: digits starts from random weights; give --pretrain-steps N to train it first." in result.stderr
     assert "error: the budget is not met: the result lies at 1" in result.stderr
     assert "no steps are left" in result.stderr
     assert (folder / "run" / "slim.safetensors").exists()
@@ -155,11 +167,11 @@ BAD: dict[str, tuple[list[str], str]] = {
     "two budgets of one resource": (["digits", *E, *B, "--budget", "9 mJ", *O], "two budgets of energy"),
     "two models of one resource": (["digits", *E, *E, *B, *O], "about the same resource"),
     "no budget": (["digits", *E, "--budget", "sixty", *O], "starts with no number"),
-    "round-to 0": (["digits", *E, *B, *O, "--round-to", "0"], "round_to=0 is below 1"),
-    "round-to of words": (["digits", *E, *B, *O, "--round-to", "eight"], "--round-to"),
+    "round-to 0": (["digits", *E, *B, *O, "--width-multiple", "0"], "width_multiple=0 is below 1"),
+    "round-to of words": (["digits", *E, *B, *O, "--width-multiple", "eight"], "--width-multiple"),
     "no steps": (["digits", *E, *B, *O, "--steps", "0"], "steps=0 is below 1"),
-    "negative steps": (["digits", *E, *B, *O, "--tune-steps", "-1"], "tune_steps=-1 is below 0"),
-    "min-share above 1": (["digits", *E, *B, *O, "--min-share", "2"], "min_share=2.0 is a share"),
+    "negative steps": (["digits", *E, *B, *O, "--finetune-steps", "-1"], "finetune_steps=-1 is below 0"),
+    "min-share above 1": (["digits", *E, *B, *O, "--min-width-ratio", "2"], "min_width_ratio=2.0 is a share"),
     "rate of 0": (["digits", *E, *B, *O, "--lr", "0"], "lr=0.0 is outside 0..1"),
     "distillation above 1": (["digits", *E, *B, *O, "--distill", "3"], "weight of distillation is 3.0"),
     "metric for a rival": (["digits", *E, *B, *O, "--metric", "adam", "--method", "uniform"], "what ECC ranks"),
@@ -181,7 +193,7 @@ BAD: dict[str, tuple[list[str], str]] = {
 
 def assert_refused(words: list[str], message: str) -> None:
     """In one line; the steps are so many that the test would never end if they were begun."""
-    result = ecc(*words, "--quiet", "--train-steps", "1000000")
+    result = ecc(*words, "--quiet", "--pretrain-steps", "1000000")
     assert (result.exit_code, result.stdout) == (2, "")
     assert message in result.stderr
     assert len(result.stderr.splitlines()) == 1, result.stderr
@@ -205,7 +217,7 @@ def test_a_gpu_that_is_not_there_is_refused(folder: Path) -> None:
 
 
 def test_another_run_in_the_folder_is_refused_by_the_field(folder: Path) -> None:
-    words = ("digits", *E, "-o", "run", "--steps", "2", "--tune-steps", "0", "--device", "cpu", "--quiet")
+    words = ("digits", *E, "-o", "run", "--steps", "2", "--finetune-steps", "0", "--device", "cpu", "--quiet")
     assert ecc(*words, "--budget", "70%").exit_code == 0
     result = ecc(*words, "--budget", "70%", "--seed", "5")
     assert result.exit_code == 2
@@ -216,7 +228,7 @@ def test_another_run_in_the_folder_is_refused_by_the_field(folder: Path) -> None
 @pytest.mark.thorough  # faults/test_interruptions.py sends it, too
 @pytest.mark.skipif(os.name != "posix", reason="needs signals")
 def test_ctrl_c_saves_and_the_same_command_goes_on(folder: Path) -> None:
-    words = ["digits", *E, *B, "-o", "run", "--steps", "30", "--tune-steps", "2", "--device", "cpu", "--lr", "1e-3"]
+    words = ["digits", *E, *B, "-o", "run", "--steps", "30", "--finetune-steps", "2", "--device", "cpu", "--lr", "1e-3"]
     process = subprocess.Popen(
         [sys.executable, "-m", "ecc", "compress", *words],
         env={**os.environ, "OMP_NUM_THREADS": "1"},

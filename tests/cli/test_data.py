@@ -24,7 +24,7 @@ from zoo.data import trees
 SHORT = (
     "--steps",
     "3",
-    "--tune-steps",
+    "--finetune-steps",
     "1",
     "--batch-size",
     "2",
@@ -93,7 +93,7 @@ def test_a_head_that_starts_anew_is_told_on_stderr(tmp_path: Path) -> None:
     assert result.exit_code == 0
     assert result.stderr == (
         "the head of w.safetensors has 10 outputs and the data 3 classes: "
-        "it starts anew, and is to be trained first (ecc compress --train-steps N).\n"
+        "it starts anew, and is to be trained first (ecc compress --pretrain-steps N).\n"
     )
     assert json.loads(result.stdout)
 

@@ -65,13 +65,13 @@ PARSED = {
 """Lines that are only parsed, and why."""
 
 PLATFORM = "--meter platform:jetson-tx2"
-SHORT = "--steps 20 --train-steps 10 --tune-steps 5 --lr 1e-3"
+SHORT = "--steps 20 --pretrain-steps 10 --finetune-steps 5 --lr 1e-3"
 SMALLER = {
     "ecc doctor --meter 'command:read-joules --port 3' --seconds 30": "--seconds 1",
     "ecc profile net.py:build --rounds 2 --until 2% -o net.profile": f"{PLATFORM},noise=0.01 --rows 20",
     "ecc profile alexnet --shard 3/8 -o alexnet-3.profile": f"{PLATFORM} --rows 40",
     "ecc fit mobile.profile --figures figures --paper 10000": "--paper 20",
-    "ecc compress digits --energy energy.json --budget 50% -o run --train-steps 300": SHORT,
+    "ecc compress digits --energy energy.json --budget 50% -o run --pretrain-steps 300": SHORT,
     "ecc compress digits --granularity weight --meter platform:eyeriss --budget 40% -o fine": SHORT,
     "ecc compress net.py:build --energy energy.json --budget 24mJ --budget params=2M -o run": SHORT,
     "ecc compare digits --energy energy.json --quick -o runs": "--methods ecc,uniform --budgets 65%",

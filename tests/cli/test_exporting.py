@@ -84,7 +84,7 @@ def test_digits_from_compress_to_two_lines_of_python(tmp_path: Path, monkeypatch
     pytest.importorskip("onnxscript")
     monkeypatch.chdir(tmp_path)
     digits_model().save(tmp_path / "energy.json")
-    short = ("--train-steps", "3", "--steps", "12", "--tune-steps", "2", "--lr", "1e-3", "--device", "cpu", "-q")
+    short = ("--pretrain-steps", "3", "--steps", "12", "--finetune-steps", "2", "--lr", "1e-3", "--device", "cpu", "-q")
     made = run("compress", "digits", "--energy", "energy.json", "--budget", "50%", "-o", "run", *short)
     assert made.exit_code == 0, made.output
     result = run("export", "run", "-f", "safetensors", "-f", "pt2", "-f", "onnx")

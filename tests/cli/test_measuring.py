@@ -36,7 +36,7 @@ class Prices:
         return Reading(1e-3 + 1e-6 * float(graph.macs(widths)), 1e-4)
 
     def describe(self):
-        return MeterInfo(name="prices", device="paper", provenance=Estimated("made up"), scope="all")
+        return MeterInfo(name="coefficients", device="paper", provenance=Estimated("made up"), scope="all")
 
 class Slow(Prices):
     wait = 0.05
@@ -105,13 +105,19 @@ def test_quiet_says_nothing(folder: Path) -> None:
 
 
 def test_design_and_batch_reach_the_header(folder: Path) -> None:
-    words = "--rows 9 --design uniform --seed 3 --multiple-of 4 --batch 5 --rounds 2 --shard 2/3"
+    words = "--rows 9 --design uniform --seed 3 --width-multiple 4 --batch 5 --rounds 2 --shard 2/3"
     result = profiled(*words.split())
     assert result.exit_code == 0, result.output
     header = Profile.load("a.profile").header
     assert (header.batch, header.input_shapes) == (5, {"0": (5, 3, 6, 6)})
     design = header.design
-    assert (design.kind, design.seed, design.multiple_of, design.rounds, design.shard) == ("uniform", 3, 4, 2, (2, 3))
+    assert (design.kind, design.seed, design.width_multiple, design.rounds, design.shard) == (
+        "uniform",
+        3,
+        4,
+        2,
+        (2, 3),
+    )
     assert header.groups == ("0", "2")
     assert profiled("--rows", "5", "--freeze", "0", output="b.profile").exit_code == 0
     assert Profile.load("b.profile").header.groups == ("2",)
@@ -168,8 +174,8 @@ def test_devices_that_differ_need_rescaling(folder: Path) -> None:
         (["--until", "soon"], "'soon' is not a share"),
         (["--until", "200%"], "until=2.0 is not a share between 0 and 1"),
         (["--batch", "0"], "batch 0 is below 1"),
-        (["--mode", "graph"], "mode was chosen, but prices runs nothing here: its numbers are estimated"),
-        (["--device", "cpu"], "device was chosen, but prices runs nothing here"),
+        (["--mode", "graph"], "mode was chosen, but coefficients runs nothing here: its numbers are estimated"),
+        (["--device", "cpu"], "device was chosen, but coefficients runs nothing here"),
         (["--meter", "nonsense"], "meter 'nonsense' is unknown"),
         (["--meter", "cputime:15W", "--mode", "warp"], "mode='warp' is unknown"),
         (["--meter", "cputime:15W", "--mode", "graph", "--device", "cpu"], "needs a CUDA device"),

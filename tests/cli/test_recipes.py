@@ -13,7 +13,7 @@ from torch import nn
 from typer.testing import CliRunner
 
 from ecc.cli.app import app
-from ecc.cli.comparing import compare
+from ecc.cli.compare import compare
 from ecc.cli.recipes import QUICK
 from ecc.graph import trace_channels
 from ecc.methods import CompressSettings
@@ -61,7 +61,7 @@ def test_a_bundled_recipe_runs_for_a_few_steps_on_a_tiny_tree(
     example = with_batch(task.example_input, origin().batch)
     true_model(trace_channels(task.model, example, proven=False)).save(tmp_path / "energy.json")
     # A few steps of what a recipe is about; its methods are tested with theirs.
-    few = ("--steps", "3", "--tune-steps", "1", "--train-steps", "1", "--batch-size", "2", "--size", size)
+    few = ("--steps", "3", "--finetune-steps", "1", "--pretrain-steps", "1", "--batch-size", "2", "--size", size)
     code, text = run(
         *(str(RECIPES / name), "--quick", "--data", str(tree), "--energy", str(tmp_path / "energy.json"), *few),
         *("--meter", "none", "--methods", "ecc", "--budgets", "70%", "-o", str(tmp_path / "runs"), "--json"),
@@ -107,14 +107,14 @@ def test_what_is_typed_wins_over_quick_and_quick_over_the_recipe(folder: Path) -
     words = ("mine.toml", "--energy", "energy.json", "--json")
     for place, more, expected in (
         ("a", (), (4, 2, 0.25, 1e-3)),
-        ("b", ("--quick", "--train-steps", "0", "--steps", "9"), (9, QUICK["tune_steps"], 0.25, QUICK["lr"])),
-        ("c", ("--tune-steps", "0", "--quick", "--steps", "5"), (5, 0, 0.25, QUICK["lr"])),
+        ("b", ("--quick", "--pretrain-steps", "0", "--steps", "9"), (9, QUICK["finetune_steps"], 0.25, QUICK["lr"])),
+        ("c", ("--finetune-steps", "0", "--quick", "--steps", "5"), (5, 0, 0.25, QUICK["lr"])),
         ("d", ("--steps", "5"), (5, 2, 0.25, 1e-3)),
     ):
         code, text = run(*words, "-o", place, *more)
         assert code == 0, text
         asked = json.loads((folder / place / "grid.json").read_text())["settings"]
-        assert (asked["steps"], asked["tune_steps"], asked["distill"], asked["lr"]) == expected
+        assert (asked["steps"], asked["finetune_steps"], asked["distill"], asked["lr"]) == expected
         budgets = {"65%", "40%"} if "--quick" in more else {"70%"}
         assert {(row["method"], row["budget"]) for row in json.loads(text)} == {("uniform", one) for one in budgets}
 
@@ -122,19 +122,31 @@ def test_what_is_typed_wins_over_quick_and_quick_over_the_recipe(folder: Path) -
 def test_without_a_recipe_the_defaults_are_the_settings_own() -> None:
     defaults, parameters = CompressSettings(), inspect.signature(compare).parameters
     shared = [name for name in vars(defaults) if name in parameters]
-    assert {"steps", "tune_steps", "train_steps", "lr", "train_lr", "min_share", "round_to", "micro_batch"} <= {*shared}
+    assert {
+        "steps",
+        "finetune_steps",
+        "pretrain_steps",
+        "lr",
+        "pretrain_lr",
+        "min_width_ratio",
+        "width_multiple",
+        "micro_batch",
+    } <= {*shared}
     for name in shared:
         assert parameters[name].default == getattr(defaults, name)
 
 
 def test_floors_and_rounding_are_those_of_the_recipe_unless_typed(folder: Path) -> None:
     with (folder / "mine.toml").open("a") as recipe:
-        recipe.write("min_share = 0.2\nround_to = 2\nmicro_batch = 16\n")
-    for place, more, expected in (("a", (), (0.2, 2)), ("b", ("--min-share", "0.3", "--round-to", "1"), (0.3, 1))):
+        recipe.write("min_width_ratio = 0.2\nround_to = 2\nmicro_batch = 16\n")
+    for place, more, expected in (
+        ("a", (), (0.2, 2)),
+        ("b", ("--min-width-ratio", "0.3", "--width-multiple", "1"), (0.3, 1)),
+    ):
         code, text = run("mine.toml", "--energy", "energy.json", "-o", place, *more)
         assert code == 0, text
         asked = json.loads((folder / place / "grid.json").read_text())["settings"]
-        assert (asked["min_share"], asked["round_to"]) == expected
+        assert (asked["min_width_ratio"], asked["width_multiple"]) == expected
         assert "micro_batch" not in asked  # it may change
 
 

@@ -60,7 +60,7 @@ BAD: dict[str, tuple[list[str], str]] = {
     "unknown platform": (["digits", *B, *O, *FINE[:3], "platform:eyeris"], "did you mean 'eyeriss'?"),
     "an energy model": (["digits", *FINE, *B, *O, "--energy", "e.json"], "--energy is for channels"),
     "freeze": (["digits", *FINE, *B, *O, "--freeze", "stem"], "--freeze is for channels"),
-    "rounding": (["digits", *FINE, *B, *O, "--round-to", "8"], "round_to=8 is for widths"),
+    "rounding": (["digits", *FINE, *B, *O, "--width-multiple", "8"], "width_multiple=8 is for widths"),
     "another budget": (["digits", *FINE, "--budget", "params=20k", *O], "one budget of energy"),
     "budget out of reach": (["digits", *FINE, "--budget", "5%", *O], "the least this network can use"),
     "unknown task": (["digit", *FINE, *B, *O], "did you mean 'digits'?"),

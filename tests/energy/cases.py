@@ -1,4 +1,4 @@
-"""Small networks, costs of them with known prices, and slow twins that add term by term."""
+"""Small networks, costs of them with known coefficients, and slow twins that add term by term."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from hypothesis.strategies import SearchStrategy
 from torch import Tensor
 
 from ecc.energy import EnergyModel
-from ecc.energy.families import Priced
+from ecc.energy.families import FittedModel
 from ecc.energy.features import Term, bilinear_terms, physical_terms
 from ecc.energy.model import Origin
 from ecc.energy.regression import Array
 from ecc.energy.samples import Samples
-from ecc.graph import ChannelGraph, Extent, Skeleton, trace_channels
+from ecc.graph import AffineSize, ChannelGraph, StructureSpec, trace_channels
 from ecc.measure import Estimated, MeasureSettings, MeterInfo, Profile, find_meter, profile
 from ecc.task import with_batch
 from ecc.zoo import find_task
@@ -46,8 +46,8 @@ def graph_of(name: str) -> ChannelGraph:
     return network(name)[2]
 
 
-def skeleton_of(name: str) -> Skeleton:
-    return graph_of(name).skeleton
+def skeleton_of(name: str) -> StructureSpec:
+    return graph_of(name).structure
 
 
 @cache
@@ -63,29 +63,29 @@ def computed(name: str, platform: str, rows: int = 60, **options: Any) -> Profil
 # ---------------------------------------------------------------- widths
 
 
-def random_widths(skeleton: Skeleton, count: int, seed: int = 0) -> Array:
+def random_widths(structure: StructureSpec, count: int, seed: int = 0) -> Array:
     """(networks, groups), each group anywhere between its least and its full width."""
     generator = np.random.default_rng(seed)
-    least, full = np.array(skeleton.least_widths), np.array(skeleton.full_widths)
+    least, full = np.array(structure.least_widths), np.array(structure.full_widths)
     return generator.integers(least, full + 1, (count, len(full))).astype(np.float64)
 
 
-def named(skeleton: Skeleton, widths: Sequence[float]) -> dict[str, int]:
-    return {name: int(width) for name, width in zip(skeleton.groups, widths, strict=True)}
+def named(structure: StructureSpec, widths: Sequence[float]) -> dict[str, int]:
+    return {name: int(width) for name, width in zip(structure.groups, widths, strict=True)}
 
 
-def widths_of(skeleton: Skeleton) -> SearchStrategy[Tensor]:
+def widths_of(structure: StructureSpec) -> SearchStrategy[Tensor]:
     """Whole widths, and widths between them as a solver has them."""
     ranges = [
         st.one_of(st.integers(least, full).map(float), st.floats(least, full))
-        for least, full in zip(skeleton.least_widths, skeleton.full_widths, strict=True)
+        for least, full in zip(structure.least_widths, structure.full_widths, strict=True)
     ]
     return st.tuples(*ranges).map(lambda widths: torch.tensor(widths, dtype=torch.float64))
 
 
-def pairs_of(skeleton: Skeleton) -> SearchStrategy[tuple[Tensor, Tensor]]:
+def pairs_of(structure: StructureSpec) -> SearchStrategy[tuple[Tensor, Tensor]]:
     """Two vectors of widths, the first nowhere above the second."""
-    return st.tuples(widths_of(skeleton), widths_of(skeleton)).map(
+    return st.tuples(widths_of(structure), widths_of(structure)).map(
         lambda pair: (torch.minimum(*pair), torch.maximum(*pair))
     )
 
@@ -95,23 +95,23 @@ def pairs_of(skeleton: Skeleton) -> SearchStrategy[tuple[Tensor, Tensor]]:
 TERMS = {"bilinear": bilinear_terms, "physical": physical_terms}
 
 
-def random_priced(kind: str, skeleton: Skeleton, seed: int = 0) -> Priced:
+def random_priced(kind: str, structure: StructureSpec, seed: int = 0) -> FittedModel:
     """Prices of any size, some of them 0."""
     generator = np.random.default_rng(seed)
-    terms = TERMS[kind](skeleton)
+    terms = TERMS[kind](structure)
     if kind == "physical":
         terms = terms[1:]  # the constant is the base
-    prices = 10 ** generator.uniform(-9, -3, len(terms)) * (generator.random(len(terms)) > 0.2)
-    return Priced(kind, float(generator.random()), terms, tuple(prices.tolist()))
+    coefficients = 10 ** generator.uniform(-9, -3, len(terms)) * (generator.random(len(terms)) > 0.2)
+    return FittedModel(kind, float(generator.random()), terms, tuple(coefficients.tolist()))
 
 
-def model_of(priced: Priced, skeleton: Skeleton, **changes: Any) -> EnergyModel:
+def model_of(priced: FittedModel, structure: StructureSpec, **changes: Any) -> EnergyModel:
     values: dict[str, Any] = {
-        "fingerprint": skeleton.fingerprint,
-        "groups": skeleton.groups,
-        "full_widths": skeleton.full_widths,
-        "least_widths": skeleton.least_widths,
-        "layers": tuple(layer.path for layer in skeleton.layers),
+        "fingerprint": structure.fingerprint,
+        "groups": structure.groups,
+        "full_widths": structure.full_widths,
+        "least_widths": structure.least_widths,
+        "layers": tuple(layer.path for layer in structure.layers),
         "resource": "energy",
         "origin": origin(),
         "priced": priced,
@@ -129,27 +129,29 @@ def random_model(kind: str, name: str, seed: int = 0) -> EnergyModel:
     return model_of(random_priced(kind, skeleton_of(name), seed), skeleton_of(name))
 
 
-def samples_from(priced: Priced, skeleton: Skeleton, rows: int, *, seed: int = 0, noise: float = 0.0) -> Samples:
+def samples_from(
+    priced: FittedModel, structure: StructureSpec, rows: int, *, seed: int = 0, noise: float = 0.0
+) -> Samples:
     """Uniform random widths, and what the model says of them."""
-    widths = random_widths(skeleton, rows, seed)
+    widths = random_widths(structure, rows, seed)
     scatter = np.exp(noise * np.random.default_rng(seed + 1).standard_normal(rows))
-    return Samples(skeleton, widths, np.array([slow_value(priced, row) for row in widths]) * scatter)
+    return Samples(structure, widths, np.array([slow_value(priced, row) for row in widths]) * scatter)
 
 
 # ---------------------------------------------------------------- twins
 
 
-def slow_extent(extent: Extent, widths: Sequence[float]) -> float:
+def slow_extent(extent: AffineSize, widths: Sequence[float]) -> float:
     total = float(extent.fixed)
     for group, multiple in extent.multiples:
         total += multiple * float(widths[group])
     return total
 
 
-def slow_value(priced: Priced, widths: Sequence[float]) -> float:
+def slow_value(priced: FittedModel, widths: Sequence[float]) -> float:
     """The model term by term."""
     total = priced.base
-    for term, price in zip(priced.terms, priced.prices, strict=True):
+    for term, price in zip(priced.terms, priced.coefficients, strict=True):
         total += price * slow_extent(term.left, widths) * slow_extent(term.right, widths)
     return total
 
@@ -192,12 +194,12 @@ AUTHORS_BIAS = 0.0024820673279464245
 AUTHORS_DENSE_JOULES = 0.04982350906357169
 
 
-def authors_alexnet() -> Priced:
+def authors_alexnet() -> FittedModel:
     """The authors' model of AlexNet over our channel graph: a price is a coefficient for each unit of in * out."""
-    skeleton = skeleton_of("alexnet")
-    terms = bilinear_terms(skeleton)
+    structure = skeleton_of("alexnet")
+    terms = bilinear_terms(structure)
     dense = [
-        slow_extent(term.left, skeleton.full_widths) * slow_extent(term.right, skeleton.full_widths) for term in terms
+        slow_extent(term.left, structure.full_widths) * slow_extent(term.right, structure.full_widths) for term in terms
     ]
-    prices = tuple(coefficient / size for coefficient, size in zip(AUTHORS_COEFFICIENTS, dense, strict=True))
-    return Priced("bilinear", AUTHORS_BIAS, terms, prices)
+    coefficients = tuple(coefficient / size for coefficient, size in zip(AUTHORS_COEFFICIENTS, dense, strict=True))
+    return FittedModel("bilinear", AUTHORS_BIAS, terms, coefficients)

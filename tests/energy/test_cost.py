@@ -34,7 +34,7 @@ def cost_of(name: str, network: str, seed: int = 0) -> Any:
 
 
 def drawn(data: st.DataObject, name: str) -> tuple[Any, Any]:
-    """A cost of some network, and the skeleton of the network."""
+    """A cost of some network, and the structure of the network."""
     network = data.draw(st.sampled_from(NETWORKS))
     return cost_of(name, network, data.draw(st.integers(0, 3))), skeleton_of(network)
 
@@ -54,8 +54,8 @@ def test_it_is_a_cost(name: str) -> None:
 @given(data=st.data())
 @settings(max_examples=40)
 def test_removing_channels_never_costs_more(name: str, data: st.DataObject) -> None:
-    cost, skeleton = drawn(data, name)
-    fewer, more = data.draw(pairs_of(skeleton))
+    cost, structure = drawn(data, name)
+    fewer, more = data.draw(pairs_of(structure))
     small, large = float(cost.value(fewer)), float(cost.value(more))
     assert 0 <= small <= large * (1 + 1e-12)
     assert (cost.gradient(more) >= 0).all()
@@ -65,8 +65,8 @@ def test_removing_channels_never_costs_more(name: str, data: st.DataObject) -> N
 @given(data=st.data())
 @settings(max_examples=40)
 def test_a_matrix_is_priced_row_by_row(name: str, data: st.DataObject) -> None:
-    cost, skeleton = drawn(data, name)
-    rows = torch.stack(data.draw(st.lists(widths_of(skeleton), min_size=1, max_size=5)))
+    cost, structure = drawn(data, name)
+    rows = torch.stack(data.draw(st.lists(widths_of(structure), min_size=1, max_size=5)))
     assert cost.value(rows).tolist() == pytest.approx([float(cost.value(row)) for row in rows], rel=1e-14)
     assert cost.value(rows).shape == (len(rows),)
     assert cost.value(rows[0]).shape == ()
@@ -76,8 +76,8 @@ def test_a_matrix_is_priced_row_by_row(name: str, data: st.DataObject) -> None:
 @given(data=st.data())
 @settings(max_examples=40)
 def test_the_gradient_is_that_of_the_value(name: str, data: st.DataObject) -> None:
-    cost, skeleton = drawn(data, name)
-    widths = data.draw(widths_of(skeleton))
+    cost, structure = drawn(data, name)
+    widths = data.draw(widths_of(structure))
     gradient = cost.gradient(widths)
     rounding = 1e-13 * float(cost.value(widths)) / 0.25
     torch.testing.assert_close(gradient, finite_differences(cost, widths), rtol=1e-9, atol=20 * rounding)

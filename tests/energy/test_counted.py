@@ -12,7 +12,7 @@ from torch import Tensor
 from ecc.energy import Counted, counted
 from ecc.energy.counted import MEANINGS, UNITS
 from ecc.errors import BadWidths
-from ecc.graph import Extent, resized
+from ecc.graph import AffineSize, with_widths
 from ecc.graph.costs import TensorShape
 from energy.cases import (
     NETWORKS,
@@ -42,7 +42,7 @@ MORE = (*NETWORKS, "transformer block", "tied weights", "unet", "squeeze and exc
 def test_it_counts_what_the_graph_counts(name: str, resource: str) -> None:
     graph = graph_of(name)
     cost, count = counted(graph, resource), getattr(graph, COUNTS[resource])
-    for widths in (*random_widths(graph.skeleton, 5), graph.skeleton.full_widths, graph.skeleton.least_widths):
+    for widths in (*random_widths(graph.structure, 5), graph.structure.full_widths, graph.structure.least_widths):
         vector = torch.tensor(widths, dtype=torch.float64)
         assert float(cost.value(vector)) == float(count(vector))  # whole numbers: no rounding
 
@@ -52,7 +52,7 @@ def test_it_counts_what_the_graph_counts(name: str, resource: str) -> None:
 @settings(max_examples=40)
 def test_it_is_the_graph_s_count_between_whole_widths_too(resource: str, data: st.DataObject) -> None:
     graph = graph_of(data.draw(st.sampled_from(NETWORKS)))
-    widths = data.draw(widths_of(graph.skeleton))
+    widths = data.draw(widths_of(graph.structure))
     expected = float(getattr(graph, COUNTS[resource])(widths))
     assert float(counted(graph, resource).value(widths)) == pytest.approx(expected, rel=1e-12)
 
@@ -60,8 +60,8 @@ def test_it_is_the_graph_s_count_between_whole_widths_too(resource: str, data: s
 @pytest.mark.parametrize("name", ["chain", "residual", "depthwise", "concat", "grouped"])
 def test_parameters_are_those_of_the_network_that_is_really_cut(name: str) -> None:
     model, _, graph = network(name)
-    for widths in random_widths(graph.skeleton, 3):
-        small = resized(model, graph, named(graph.skeleton, widths))
+    for widths in random_widths(graph.structure, 3):
+        small = with_widths(model, graph, named(graph.structure, widths))
         vector = torch.tensor(widths)
         assert float(counted(graph, "params").value(vector)) == sum(p.numel() for p in small.parameters())
         tensors = (*small.parameters(), *small.buffers())
@@ -120,9 +120,9 @@ def test_what_cannot_be_counted_is_refused(resource: Any) -> None:
 
 
 def test_a_tensor_with_three_axes_that_can_be_cut_is_refused() -> None:
-    skeleton = skeleton_of("chain")
-    axes = tuple(Extent(0, ((group, 1),)) for group in range(3))
-    odd = replace(skeleton, tensors=(*skeleton.tensors, TensorShape("odd", axes, 4, True)))
+    structure = skeleton_of("chain")
+    axes = tuple(AffineSize(0, ((group, 1),)) for group in range(3))
+    odd = replace(structure, tensors=(*structure.tensors, TensorShape("odd", axes, 4, True)))
     with pytest.raises(BadWidths, match="tensor odd has 3 axes that can be cut; two are the most counted"):
         Counted(odd, "params").value(torch.ones(3))
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ecc.energy.families import Priced, bilinear, folds, physical
+from ecc.energy.families import FittedModel, bilinear, folds, physical
 from ecc.energy.features import AMOUNTS
 from ecc.energy.samples import Samples, samples_of
 from energy.cases import (
@@ -26,7 +26,7 @@ FAMILIES = {"bilinear": bilinear, "physical": physical}
 
 def noisy(samples: Samples, noise: float, seed: int = 0) -> Samples:
     scatter = np.exp(noise * np.random.default_rng(seed).standard_normal(len(samples)))
-    return Samples(samples.skeleton, samples.widths, samples.values * scatter)
+    return Samples(samples.structure, samples.widths, samples.values * scatter)
 
 
 # ---------------------------------------------------------------- priced terms
@@ -50,27 +50,27 @@ def test_the_authors_model_gives_their_energy_of_dense_alexnet() -> None:
 @pytest.mark.parametrize("relative", [True, False])
 def test_the_authors_coefficients_are_found_again(relative: bool) -> None:
     """From 300 uniform random networks, as many as the paper measures."""
-    truth, skeleton = authors_alexnet(), skeleton_of("alexnet")
-    found = bilinear(samples_from(truth, skeleton, 300), relative=relative)
+    truth, structure = authors_alexnet(), skeleton_of("alexnet")
+    found = bilinear(samples_from(truth, structure, 300), relative=relative)
     assert found.kind == "bilinear"
     assert found.terms == truth.terms
     assert found.base == pytest.approx(AUTHORS_BIAS, rel=0.01)
-    assert found.prices == pytest.approx(truth.prices, rel=0.01, abs=0)
+    assert found.coefficients == pytest.approx(truth.coefficients, rel=0.01, abs=0)
 
 
 def test_noise_moves_the_authors_coefficients_little() -> None:
-    truth, skeleton = authors_alexnet(), skeleton_of("alexnet")
-    found = bilinear(samples_from(truth, skeleton, 300, noise=0.02))
-    probe = random_widths(skeleton, 100, seed=7)
+    truth, structure = authors_alexnet(), skeleton_of("alexnet")
+    found = bilinear(samples_from(truth, structure, 300, noise=0.02))
+    probe = random_widths(structure, 100, seed=7)
     assert np.abs(found.at(probe) / truth.at(probe) - 1).mean() < 0.005
 
 
 @pytest.mark.parametrize("name", NETWORKS)
 def test_a_bilinear_truth_is_predicted_exactly(name: str) -> None:
-    skeleton = skeleton_of(name)
-    truth = random_priced("bilinear", skeleton, seed=3)
-    found = bilinear(samples_from(truth, skeleton, 60))
-    probe = random_widths(skeleton, 20, seed=5)
+    structure = skeleton_of(name)
+    truth = random_priced("bilinear", structure, seed=3)
+    found = bilinear(samples_from(truth, structure, 60))
+    probe = random_widths(structure, 20, seed=5)
     assert found.at(probe) == pytest.approx(truth.at(probe), rel=1e-6)
 
 
@@ -82,15 +82,15 @@ def test_a_bilinear_truth_is_predicted_exactly(name: str) -> None:
 @settings(max_examples=15)
 def test_prices_are_never_negative(kind: str, seed: int, noise: float) -> None:
     """Whatever is measured, noise of half the value among it: so a model is nonnegative and monotone."""
-    skeleton = skeleton_of(NETWORKS[seed % len(NETWORKS)])
+    structure = skeleton_of(NETWORKS[seed % len(NETWORKS)])
     found = FAMILIES[kind](
-        samples_from(random_priced("physical", skeleton, seed), skeleton, 20, seed=seed, noise=noise)
+        samples_from(random_priced("physical", structure, seed), structure, 20, seed=seed, noise=noise)
     )
     assert found.base >= 0
-    assert min(found.prices) >= 0
-    assert len(found.prices) == len(found.terms)
+    assert min(found.coefficients) >= 0
+    assert len(found.coefficients) == len(found.terms)
     assert all(price >= 0 for price in found.unit_prices)
-    assert np.isfinite([found.base, *found.prices]).all()
+    assert np.isfinite([found.base, *found.coefficients]).all()
 
 
 @pytest.mark.parametrize("kind", FAMILIES)
@@ -102,19 +102,19 @@ def test_the_same_rows_give_the_same_model(kind: str) -> None:
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_millijoules_are_learnt_as_joules_are(kind: str) -> None:
     samples = noisy(samples_of(computed("digits", "jetson-tx2")), 0.02)
-    small = Samples(samples.skeleton, samples.widths, samples.values * 1e-3)
+    small = Samples(samples.structure, samples.widths, samples.values * 1e-3)
     one, other = FAMILIES[kind](samples), FAMILIES[kind](small)
-    probe = random_widths(samples.skeleton, 20)
+    probe = random_widths(samples.structure, 20)
     assert 1e3 * other.at(probe) == pytest.approx(one.at(probe), rel=1e-3)
 
 
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_a_constant_is_learnt_as_a_constant(kind: str) -> None:
     """A device that is all overhead: no width changes anything."""
-    skeleton = skeleton_of("residual")
-    widths = random_widths(skeleton, 40)
-    found = FAMILIES[kind](Samples(skeleton, widths, np.full(40, 3.0)))
-    assert found.at(random_widths(skeleton, 10, seed=1)) == pytest.approx(np.full(10, 3.0), rel=5e-3)
+    structure = skeleton_of("residual")
+    widths = random_widths(structure, 40)
+    found = FAMILIES[kind](Samples(structure, widths, np.full(40, 3.0)))
+    assert found.at(random_widths(structure, 10, seed=1)) == pytest.approx(np.full(10, 3.0), rel=5e-3)
 
 
 # ---------------------------------------------------------------- ours
@@ -130,7 +130,7 @@ def test_networks_that_were_not_seen_are_predicted(name: str, platform: str) -> 
 
 
 def test_few_noisy_rows_are_enough_where_the_paper_s_family_needs_many() -> None:
-    """30 networks of MobileNet, with 28 layers: more prices than rows that could tell them apart."""
+    """30 networks of MobileNet, with 28 layers: more coefficients than rows that could tell them apart."""
     truth = samples_of(computed("mobilenet_v1", "jetson-tx2"))
     few = noisy(truth, 0.02).take(range(30))
     errors = {kind: np.abs(fit(few).at(truth.widths) / truth.values - 1).mean() for kind, fit in FAMILIES.items()}
@@ -152,12 +152,12 @@ def test_a_chosen_strength_is_kept() -> None:
 
 def test_a_term_that_costs_alone_is_learnt_in_spite_of_the_common_prices() -> None:
     """One layer at ten times the price of the others, as a badly chosen kernel costs it."""
-    skeleton = skeleton_of("alexnet")
+    structure = skeleton_of("alexnet")
     truth = authors_alexnet()
-    prices = (truth.prices[0], 10 * truth.prices[1], *truth.prices[2:])
-    odd = Priced("bilinear", truth.base, truth.terms, prices)
-    found = physical(samples_from(odd, skeleton, 200))
-    probe = random_widths(skeleton, 50, seed=1)
+    coefficients = (truth.coefficients[0], 10 * truth.coefficients[1], *truth.coefficients[2:])
+    odd = FittedModel("bilinear", truth.base, truth.terms, coefficients)
+    found = physical(samples_from(odd, structure, 200))
+    probe = random_widths(structure, 50, seed=1)
     assert np.abs(found.at(probe) / odd.at(probe) - 1).mean() < 0.02
 
 

@@ -4,22 +4,22 @@ import numpy as np
 import pytest
 
 from ecc.energy.features import AMOUNTS, ONE, Term, bilinear_terms, extent_at, physical_terms
-from ecc.graph import Extent, Layer, Skeleton
+from ecc.graph import AffineSize, Layer, StructureSpec
 from ecc.graph.costs import TensorShape
 from energy.cases import NETWORKS, graph_of, random_widths, skeleton_of, slow_amounts, slow_extent
 
 
-def affine(group: int, multiple: int = 1, fixed: int = 0) -> Extent:
-    return Extent(fixed, ((group, multiple),))
+def affine(group: int, multiple: int = 1, fixed: int = 0) -> AffineSize:
+    return AffineSize(fixed, ((group, multiple),))
 
 
-def skeleton(*layers: Layer, tensors: tuple[TensorShape, ...] = (), least: tuple[int, ...] = (1, 1)) -> Skeleton:
+def structure(*layers: Layer, tensors: tuple[TensorShape, ...] = (), least: tuple[int, ...] = (1, 1)) -> StructureSpec:
     """Two groups of 8 and 6 channels."""
-    return Skeleton("f" * 16, ("a", "b"), (8, 6), least, layers, tensors)
+    return StructureSpec("f" * 16, ("a", "b"), (8, 6), least, layers, tensors)
 
 
-def layer(macs: int, incoming: Extent, outgoing: Extent, *tensors: str, kind: str = "conv") -> Layer:
-    return Layer("layer", kind, macs, incoming, outgoing, Extent(0), Extent(0), 4, tensors)
+def layer(macs: int, incoming: AffineSize, outgoing: AffineSize, *tensors: str, kind: str = "conv") -> Layer:
+    return Layer("layer", kind, macs, incoming, outgoing, AffineSize(0), AffineSize(0), 4, tensors)
 
 
 # ---------------------------------------------------------------- against the counts of the graph
@@ -28,8 +28,8 @@ def layer(macs: int, incoming: Extent, outgoing: Extent, *tensors: str, kind: st
 @pytest.mark.parametrize("name", NETWORKS)
 def test_physical_terms_stand_for_all_that_the_graph_counts(name: str) -> None:
     graph = graph_of(name)
-    terms = physical_terms(graph.skeleton)
-    for widths in random_widths(graph.skeleton, 5):
+    terms = physical_terms(graph.structure)
+    for widths in random_widths(graph.structure, 5):
         vector = graph.widths() * 0 + graph.widths().new_tensor(widths)
         per_layer = graph.costs.macs_per_layer(vector).tolist()
         grouped = sum(m for m, layer in zip(per_layer, graph.layers, strict=True) if layer.kind == "grouped conv")
@@ -46,9 +46,9 @@ def test_physical_terms_stand_for_all_that_the_graph_counts(name: str) -> None:
 @pytest.mark.parametrize("name", NETWORKS)
 def test_bilinear_terms_are_the_layers_with_macs(name: str) -> None:
     graph = graph_of(name)
-    terms = bilinear_terms(graph.skeleton)
+    terms = bilinear_terms(graph.structure)
     assert [term.name for term in terms] == [layer.path for layer in graph.layers if layer.macs]
-    for widths in random_widths(graph.skeleton, 5):
+    for widths in random_widths(graph.structure, 5):
         macs, grouped, *bytes_ = slow_amounts(terms, widths)
         assert macs + grouped == float(graph.macs(graph.widths().new_tensor(widths)))
         assert bytes_ == [0, 0]
@@ -89,9 +89,9 @@ def test_the_constant_stands_first_then_groups_then_layers(name: str) -> None:
 def test_one_convolution_by_hand() -> None:
     """Weights (b, a, 3, 3) of 4 bytes; what is read and written is linear in one group each."""
     conv = Layer("c", "conv", 9 * 25, affine(0), affine(1), affine(0, 25), affine(1, 25), 4, ("w", "bias"))
-    weight = TensorShape("w", (affine(1), affine(0), Extent(3), Extent(3)), 4, True)
+    weight = TensorShape("w", (affine(1), affine(0), AffineSize(3), AffineSize(3)), 4, True)
     bias = TensorShape("bias", (affine(1),), 4, True)
-    constant, a, b, product = physical_terms(skeleton(conv, tensors=(weight, bias)))
+    constant, a, b, product = physical_terms(structure(conv, tensors=(weight, bias)))
     assert constant.amounts == (0, 0, 0, 0)
     assert a.amounts == (0, 0, 4 * 25, 0)
     assert b.amounts == (0, 0, 4 * 25, 4)
@@ -100,26 +100,26 @@ def test_one_convolution_by_hand() -> None:
 
 
 def test_a_layer_with_one_fixed_side_is_linear() -> None:
-    terms = physical_terms(skeleton(layer(7, Extent(3), affine(1))))
+    terms = physical_terms(structure(layer(7, AffineSize(3), affine(1))))
     assert [(term.name, term.amounts) for term in terms] == [("constant", (0,) * 4), ("b", (21, 0, 0, 0))]
 
 
 def test_frozen_groups_count_as_fixed() -> None:
-    terms = physical_terms(skeleton(layer(7, affine(0), affine(1, 2, 5)), least=(8, 1)))
+    terms = physical_terms(structure(layer(7, affine(0), affine(1, 2, 5)), least=(8, 1)))
     assert [(term.name, term.amounts[0]) for term in terms] == [("constant", 7 * 8 * 5), ("b", 7 * 8 * 2)]
 
 
 def test_common_factors_are_taken_out_of_products() -> None:
     """A flattened channel is 36 columns: 36 a * b is 36 times a * b."""
     wide, narrow = layer(1, affine(0, 36), affine(1)), layer(36, affine(1), affine(0))
-    (_, one), (_, other) = (physical_terms(skeleton(item)) for item in (wide, narrow))
+    (_, one), (_, other) = (physical_terms(structure(item)) for item in (wide, narrow))
     assert one == other
     assert one.amounts[0] == 36
 
 
 def test_the_macs_of_grouped_convolutions_are_told_apart() -> None:
-    (term,) = bilinear_terms(skeleton(layer(9, Extent(1), affine(0), kind="grouped conv")))
+    (term,) = bilinear_terms(structure(layer(9, AffineSize(1), affine(0), kind="grouped conv")))
     assert term.amounts == (0, 9, 0, 0)
-    (term,) = bilinear_terms(skeleton(layer(9, Extent(1), affine(0))))
+    (term,) = bilinear_terms(structure(layer(9, AffineSize(1), affine(0))))
     assert term.amounts == (9, 0, 0, 0)
-    assert bilinear_terms(skeleton(layer(0, Extent(1), affine(0)))) == ()
+    assert bilinear_terms(structure(layer(0, AffineSize(1), affine(0)))) == ()

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ecc.energy import EnergyModel, fit
-from ecc.energy.families import Priced
-from ecc.energy.fitting import FAMILIES, about_odd_widths, model_of, noise_of, worth_more_rows
+from ecc.energy.families import FittedModel
+from ecc.energy.fitting import FAMILIES, about_outlier_widths, model_of, noise_of, worth_more_rows
 from ecc.energy.samples import samples_of
 from ecc.errors import BadFile, BadMeasurement
 from ecc.graph import ChannelGraph, trace_channels
@@ -56,20 +56,20 @@ def test_noise_is_not_learnt(name: str, platform: str) -> None:
 
 
 def test_the_authors_device_is_learnt_from_a_profile_of_it() -> None:
-    truth, skeleton = authors_alexnet(), skeleton_of("alexnet")
+    truth, structure = authors_alexnet(), skeleton_of("alexnet")
     model = fit(profile_from(truth, graph_of("alexnet"), 80), "bilinear")
     assert model.dense == pytest.approx(0.0498, abs=5e-5)
-    probe = torch.from_numpy(random_widths(skeleton, 20, seed=9))
+    probe = torch.from_numpy(random_widths(structure, 20, seed=9))
     assert model.value(probe).tolist() == pytest.approx(truth.at(probe.numpy()).tolist(), rel=1e-6)
 
 
-def profile_from(truth: Priced, graph: ChannelGraph, rows: int) -> Profile:
+def profile_from(truth: FittedModel, graph: ChannelGraph, rows: int) -> Profile:
     """Uniform random widths of a graph with what a model says of them, and nothing else."""
-    skeleton = graph.skeleton
+    structure = graph.structure
     header = computed("alexnet", "jetson-tx2", 20).header
-    widths = random_widths(skeleton, rows)
+    widths = random_widths(structure, rows)
     joules = truth.at(widths)
-    kept = widths[:, list(skeleton.prunable)].astype(int)
+    kept = widths[:, list(structure.prunable)].astype(int)
     found = (
         Row(row=number, widths=tuple(map(int, kept[number])), joules=float(joules[number]), seconds=1.0)
         for number in range(rows)
@@ -275,7 +275,9 @@ def test_without_a_curve_nothing_is_said() -> None:
 
 def test_on_an_h200_twelve_channels_of_a_resnet_cost_more_than_sixteen() -> None:
     """And nothing else of what was measured does."""
-    odd = {file.name: fit(Profile.load(file)).quality["odd_widths"] for file in sorted(EVIDENCE.glob("*.profile.gz"))}
+    odd = {
+        file.name: fit(Profile.load(file)).quality["outlier_widths"] for file in sorted(EVIDENCE.glob("*.profile.gz"))
+    }
     (found,) = odd.pop("e4.profile.gz")
     assert (found["group"], found["width"]) == ("conv1", 12)
     assert found["excess"] > 0.1
@@ -283,10 +285,12 @@ def test_on_an_h200_twelve_channels_of_a_resnet_cost_more_than_sixteen() -> None
 
 
 def test_odd_widths_are_told_in_a_sentence() -> None:
-    assert about_odd_widths({}) == about_odd_widths({"odd_widths": []}) == ""
+    assert about_outlier_widths({}) == about_outlier_widths({"outlier_widths": []}) == ""
     odd = [{"group": f"g{number}", "width": 12, "networks": 14, "excess": 0.148} for number in range(5)]
-    assert "with 12 channels in g0 (14 networks) 14.8% more. A wider" in about_odd_widths({"odd_widths": odd[:1]})
-    several = about_odd_widths({"odd_widths": odd})
+    assert "with 12 channels in g0 (14 networks) 14.8% more. A wider" in about_outlier_widths(
+        {"outlier_widths": odd[:1]}
+    )
+    several = about_outlier_widths({"outlier_widths": odd})
     assert "in g2 (14 networks) 14.8% more, and 2 widths like these." in several
     assert "g3" not in several
 

@@ -93,21 +93,23 @@ def test_a_file_that_lies_about_the_dense_network_is_refused(tmp_path: Path) -> 
 
 
 def test_the_authors_model_gives_their_energies_of_alexnet() -> None:
-    skeleton = skeleton_of("alexnet")
-    model = model_of(authors_alexnet(), skeleton)
+    structure = skeleton_of("alexnet")
+    model = model_of(authors_alexnet(), structure)
     assert model.dense == pytest.approx(0.0498, abs=5e-5)
     assert model.dense == pytest.approx(AUTHORS_DENSE_JOULES, rel=1e-12)
-    half = model.at({name: width // 2 for name, width in zip(skeleton.groups[:-1], skeleton.full_widths, strict=False)})
+    half = model.at(
+        {name: width // 2 for name, width in zip(structure.groups[:-1], structure.full_widths, strict=False)}
+    )
     inner = sum((0.00754, 0.00391, 0.00494, 0.00339, 0.01616, 0.00721))  # both sides are halved
     assert half == pytest.approx(0.00248 + 0.5 * (0.00223 + 0.00195) + 0.25 * inner, rel=0.002)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_widths_are_given_by_name_and_the_rest_is_full(kind: str) -> None:
-    model, skeleton = random_model(kind, "residual"), skeleton_of("residual")
-    assert model.at({"conv1": 2}) == float(model.value(skeleton.widths({"conv1": 2})))
-    assert model.at() == model.dense == float(model.value(skeleton.widths()))
-    assert model.least == float(model.value(torch.tensor(skeleton.least_widths)))
+    model, structure = random_model(kind, "residual"), skeleton_of("residual")
+    assert model.at({"conv1": 2}) == float(model.value(structure.widths({"conv1": 2})))
+    assert model.at() == model.dense == float(model.value(structure.widths()))
+    assert model.least == float(model.value(torch.tensor(structure.least_widths)))
     assert model.least < model.dense
 
 
@@ -115,19 +117,19 @@ def test_widths_are_given_by_name_and_the_rest_is_full(kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_layers_together_cost_what_the_network_costs(kind: str, name: str) -> None:
     """Operators in the network's own forward have the empty path, as has what belongs to no layer."""
-    model, skeleton = random_model(kind, name), skeleton_of(name)
-    for widths in random_widths(skeleton, 3):
-        per_layer = model.per_layer(named(skeleton, widths))
+    model, structure = random_model(kind, name), skeleton_of(name)
+    for widths in random_widths(structure, 3):
+        per_layer = model.per_layer(named(structure, widths))
         assert sum(per_layer.values()) == pytest.approx(float(model.value(torch.tensor(widths))), rel=1e-12)
         assert min(per_layer.values()) >= 0
         assert per_layer[""] >= model.priced.base
-    assert set(per_layer) == {"", *(layer.path for layer in skeleton.layers)}
+    assert set(per_layer) == {"", *(layer.path for layer in structure.layers)}
 
 
 def test_a_term_of_one_layer_is_charged_to_it() -> None:
     model = random_model("bilinear", "chain", seed=1)
     full, per_layer = model.full_widths, model.per_layer()
-    for term, price in zip(model.priced.terms, model.priced.prices, strict=True):
+    for term, price in zip(model.priced.terms, model.priced.coefficients, strict=True):
         assert per_layer[term.name] == pytest.approx(
             price * slow_extent(term.left, full) * slow_extent(term.right, full)
         )
@@ -135,10 +137,10 @@ def test_a_term_of_one_layer_is_charged_to_it() -> None:
 
 def test_a_term_of_a_group_is_shared_by_what_each_layer_brings(fitted: EnergyModel) -> None:
     term, price = next(
-        (t, p) for t, p in zip(fitted.priced.terms, fitted.priced.prices, strict=True) if len(t.layers) > 1 and p
+        (t, p) for t, p in zip(fitted.priced.terms, fitted.priced.coefficients, strict=True) if len(t.layers) > 1 and p
     )
     alone = replace(
-        fitted, priced=replace(fitted.priced, base=0.0, terms=(term,), prices=(price,), steps=(), heights=())
+        fitted, priced=replace(fitted.priced, base=0.0, terms=(term,), coefficients=(price,), steps=(), heights=())
     )
     worth = [sum(a * u for a, u in zip(part, fitted.priced.unit_prices, strict=True)) for _, part in term.layers]
     expected = dict.fromkeys(("", *fitted.layers), 0.0)
@@ -230,7 +232,7 @@ def test_a_person_can_read_the_file(fitted: EnergyModel, tmp_path: Path) -> None
     assert data["label"] == "estimated"
     assert data["origin"]["meter"]["device"] == "NVIDIA Jetson TX2"
     assert list(data["model"]["common_prices"]) == list(AMOUNTS)
-    assert len(data["model"]["terms"]) == len(fitted.priced.prices)
+    assert len(data["model"]["terms"]) == len(fitted.priced.coefficients)
     assert data["quality"]["rows"] == 60
 
 

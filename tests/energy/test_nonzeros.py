@@ -45,7 +45,7 @@ def test_the_weights_of_all_convolutions_and_linear_layers_are_priced_and_nothin
     matrices = {key: value.numel() for key, value in net.named_parameters() if value.dim() > 1}
     cost = cost_of(name)
     assert dict(zip(cost.groups, cost.full_widths, strict=True)) == matrices
-    assert all(price > 0 for price in cost.prices)
+    assert all(price > 0 for price in cost.coefficients)
 
 
 def test_prices_by_hand() -> None:
@@ -56,7 +56,7 @@ def test_prices_by_hand() -> None:
     stored = 2 * c.joules_per_weight_byte  # 16 bits
     assert cost.groups == ("conv.weight", "fc.weight")
     assert cost.full_widths == (135, 35)
-    assert cost.prices == pytest.approx((32 * c.joules_per_mac + stored, 2 * c.joules_per_mac + stored))
+    assert cost.coefficients == pytest.approx((32 * c.joules_per_mac + stored, 2 * c.joules_per_mac + stored))
     # All else: 2 images of 3x4x4 in, 5x4x4 out and into the pool, 5 out of it and into fc, 7 out; biases of 5 and 7.
     values = 2 * (48 + 80 + 80 + 5 + 5 + 7)
     bytes_moved = 2 * c.joules_per_activation_byte * values + stored * (5 + 7)
@@ -78,7 +78,7 @@ def test_static_power_and_kernels_are_part_of_the_base() -> None:
 def test_a_tensor_that_two_layers_use_costs_both() -> None:
     tied, c = cost_of("tied"), PLATFORMS["eyeriss"]
     assert tied.groups.count("weight") == 1
-    price = dict(zip(tied.groups, tied.prices, strict=True))["weight"]
+    price = dict(zip(tied.groups, tied.coefficients, strict=True))["weight"]
     once = 2 * 5 * c.joules_per_mac + 2 * c.joules_per_weight_byte  # two rows of five tokens
     assert price == pytest.approx(2 * once)
 
@@ -117,7 +117,7 @@ def test_it_is_linear_and_never_falls_when_weights_come_back(data: st.DataObject
     slope = cost.gradient(few)
     assert torch.equal(slope, cost.gradient(more))
     assert high - low == pytest.approx(float(((more - few).double() * slope).sum()), rel=1e-9, abs=1e-9 * cost.dense)
-    slow = math.fsum([cost.base, *(p * int(n) for p, n in zip(cost.prices, few, strict=True))])
+    slow = math.fsum([cost.base, *(p * int(n) for p, n in zip(cost.coefficients, few, strict=True))])
     assert low == pytest.approx(slow, rel=1e-12)
 
 

@@ -13,12 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ecc.energy import Cost
-from ecc.energy.families import Priced, bilinear, folds
+from ecc.energy.families import FittedModel, bilinear, folds
 from ecc.energy.paper import HIDDEN_WIDTH, ITERATIONS, Mlp, PaperFit, fit_as_paper
 from ecc.energy.regression import Array
 from ecc.energy.samples import Samples
 from ecc.errors import BadFile, BadMeasurement
-from ecc.graph import Skeleton
+from ecc.graph import StructureSpec
 from energy.cases import (
     AUTHORS_BIAS,
     authors_alexnet,
@@ -36,7 +36,7 @@ def probe() -> Array:
     return random_widths(alexnet(), 100, seed=11)
 
 
-def alexnet() -> Skeleton:
+def alexnet() -> StructureSpec:
     return skeleton_of("alexnet")
 
 
@@ -65,9 +65,9 @@ def test_the_paper_s_recipe_finds_the_authors_coefficients() -> None:
     """10,000 iterations at the settings of the paper, against least squares and against the truth."""
     found = fit_as_paper(alexnet_samples(), hidden_layers=0)
     truth, least_squares = authors_alexnet(), bilinear(alexnet_samples())
-    assert isinstance(found.model, Priced)
+    assert isinstance(found.model, FittedModel)
     assert found.model.base == pytest.approx(AUTHORS_BIAS, rel=0.01)
-    assert found.model.prices == pytest.approx(truth.prices, rel=0.01, abs=0)
+    assert found.model.coefficients == pytest.approx(truth.coefficients, rel=0.01, abs=0)
     assert found.model.at(probe()) == pytest.approx(least_squares.at(probe()), rel=0.01)
     assert list(found.curve)[-1] == ITERATIONS
 
@@ -94,9 +94,9 @@ def test_coefficients_stay_at_least_zero() -> None:
     samples = alexnet_samples()
     falling = Samples(alexnet(), samples.widths, 1 / samples.values)
     found = fit_as_paper(falling, learning_rate=1e-2, iterations=500).model
-    assert isinstance(found, Priced)
-    assert min(found.base, *found.prices) >= 0
-    assert min(found.prices) == 0
+    assert isinstance(found, FittedModel)
+    assert min(found.base, *found.coefficients) >= 0
+    assert min(found.coefficients) == 0
 
 
 def test_held_out_rows_do_not_change_what_is_learnt() -> None:

@@ -3,23 +3,23 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ecc.energy.families import Priced, bilinear, folds
+from ecc.energy.families import FittedModel, bilinear, folds
 from ecc.energy.quality import (
     LEAST_ROWS,
     ODD_NETWORKS,
     check_rows,
     cross_validated,
     learning_curve,
-    odd_widths,
+    outlier_widths,
     quality_of,
 )
 from ecc.energy.samples import Samples
 from ecc.errors import BadMeasurement
-from ecc.graph import Skeleton
+from ecc.graph import StructureSpec
 from energy.cases import authors_alexnet, random_priced, samples_from, skeleton_of
 
 
-def chain() -> Skeleton:
+def chain() -> StructureSpec:
     """Groups of 8 and 6 channels, and 4 that cannot be cut."""
     return skeleton_of("chain")
 
@@ -90,9 +90,9 @@ def test_rows_are_never_shown_to_the_model_that_predicts_them() -> None:
 
 
 def test_a_true_family_has_no_error_and_noise_is_what_is_left() -> None:
-    skeleton, truth = skeleton_of("alexnet"), authors_alexnet()
-    assert np.abs(cross_validated(bilinear, samples_from(truth, skeleton, 60))).max() < 1e-6
-    noisy = np.abs(cross_validated(bilinear, samples_from(truth, skeleton, 300, noise=0.02)))
+    structure, truth = skeleton_of("alexnet"), authors_alexnet()
+    assert np.abs(cross_validated(bilinear, samples_from(truth, structure, 60))).max() < 1e-6
+    noisy = np.abs(cross_validated(bilinear, samples_from(truth, structure, 300, noise=0.02)))
     assert noisy.mean() == pytest.approx(0.02 * np.sqrt(2 / np.pi), abs=0.0025)  # mean of |N(0, 0.02)|
 
 
@@ -119,7 +119,7 @@ def test_a_width_that_costs_more_than_predicted_is_named() -> None:
     samples = random_chain(80)
     odd = samples.widths[:, 0] == 6
     excess = np.where(odd, 0.15, -0.01) + 0.02 * np.random.default_rng(1).standard_normal(80)
-    (found,) = odd_widths(1 / (1 + excess) - 1, samples)
+    (found,) = outlier_widths(1 / (1 + excess) - 1, samples)
     assert (found["group"], found["width"], found["networks"]) == (chain().groups[0], 6, odd.sum())
     assert found["excess"] == pytest.approx(excess[odd].mean(), rel=0.01)
 
@@ -127,7 +127,7 @@ def test_a_width_that_costs_more_than_predicted_is_named() -> None:
 def test_several_are_named_the_worst_first() -> None:
     samples = random_chain(200)
     excess = np.where(samples.widths[:, 0] == 6, 0.1, 0.0) + np.where(samples.widths[:, 1] == 3, 0.2, 0.0)
-    found = odd_widths(1 / (1 + excess) - 1, samples)
+    found = outlier_widths(1 / (1 + excess) - 1, samples)
     assert [(one["group"], one["width"]) for one in found] == [(chain().groups[1], 3), (chain().groups[0], 6)]
 
 
@@ -135,21 +135,21 @@ def test_several_are_named_the_worst_first() -> None:
 @pytest.mark.parametrize("scatter", [1e-9, 0.02, 0.3])
 def test_scatter_alone_is_not_odd(seed: int, scatter: float) -> None:
     samples = random_chain(80, seed)
-    assert odd_widths(scatter * np.random.default_rng(100 + seed).standard_normal(80), samples) == []
+    assert outlier_widths(scatter * np.random.default_rng(100 + seed).standard_normal(80), samples) == []
 
 
 def test_little_excess_and_few_networks_are_not_odd() -> None:
     samples = random_chain(80)
     odd = samples.widths[:, 0] == 6
-    assert odd_widths(np.where(odd, -0.02, 0.0), samples) == []  # no budget is missed by it
-    assert odd_widths(np.where(odd, 0.2, 0.0), samples) == []  # it costs less than predicted
+    assert outlier_widths(np.where(odd, -0.02, 0.0), samples) == []  # no budget is missed by it
+    assert outlier_widths(np.where(odd, 0.2, 0.0), samples) == []  # it costs less than predicted
     few = samples.take(np.flatnonzero(~odd | (np.cumsum(odd) < ODD_NETWORKS)))
-    assert odd_widths(np.where(few.widths[:, 0] == 6, -0.2, 0.0), few) == []
+    assert outlier_widths(np.where(few.widths[:, 0] == 6, -0.2, 0.0), few) == []
 
 
 def test_a_prediction_of_nothing_is_no_reason_to_fail() -> None:
     samples = random_chain(80)
-    found = odd_widths(np.where(samples.widths[:, 0] == 6, -1.0, 0.0), samples)
+    found = outlier_widths(np.where(samples.widths[:, 0] == 6, -1.0, 0.0), samples)
     assert found[0]["excess"] == pytest.approx(999)
 
 
@@ -157,8 +157,8 @@ def test_a_prediction_of_nothing_is_no_reason_to_fail() -> None:
 
 
 def test_the_error_falls_with_rows() -> None:
-    skeleton = skeleton_of("alexnet")
-    samples = samples_from(authors_alexnet(), skeleton, 250, noise=0.05)
+    structure = skeleton_of("alexnet")
+    samples = samples_from(authors_alexnet(), structure, 250, noise=0.05)
     curve = learning_curve(bilinear, samples, (15, 50, 200))
     assert list(curve) == [15, 50, 200]
     assert curve[15] > curve[50] > curve[200]
@@ -176,7 +176,7 @@ def test_held_out_rows_are_not_among_those_that_are_fitted() -> None:
     samples = Samples(chain(), samples.widths, np.arange(1.0, 51.0))
     shown: list[set[float]] = []
 
-    def family(some: Samples) -> Priced:
+    def family(some: Samples) -> FittedModel:
         shown.append(set(some.values.tolist()))
         return bilinear(some)
 

@@ -20,7 +20,7 @@ STEADY = (reference(2.0), row(0, 0.5, seconds=0.1), row(1, 0.7, (8, 6), seconds=
 
 def test_rows_become_widths_of_all_groups_and_values() -> None:
     samples = samples_of(profile_of(*STEADY))
-    assert samples.skeleton == small_graph().skeleton
+    assert samples.structure == small_graph().structure
     assert samples.widths.tolist() == [[4, 3, 4], [8, 6, 4], [16, 12, 4]]  # the head cannot be cut
     assert samples.values.tolist() == [0.5, 0.7, 2.005]
     assert samples.weights is not None
@@ -83,7 +83,7 @@ def test_a_profile_of_a_platform_has_all_its_rows() -> None:
     assert samples.is_dense.sum() == 1
     found = {tuple(widths) for widths in samples.widths.tolist()}
     for network in profile.corrected():
-        assert tuple(profile.header.skeleton.widths(profile.named(network.widths)).tolist()) in found
+        assert tuple(profile.header.structure.widths(profile.named(network.widths)).tolist()) in found
 
 
 # ---------------------------------------------------------------- what it refuses

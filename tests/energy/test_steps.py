@@ -6,8 +6,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ecc.energy.steps import MAX_LEVELS, RISE, Stairs, Step, levels_of, steps_of
-from ecc.graph import Extent
+from ecc.energy.step_terms import MAX_LEVELS, RISE, Step, StepTerms, levels_of, steps_of
+from ecc.graph import AffineSize
 from energy.cases import NETWORKS, finite_differences, pairs_of, skeleton_of, widths_of
 
 
@@ -27,7 +27,7 @@ def test_a_size_of_one_step_or_less_has_none() -> None:
 
 
 def test_a_step_rises_over_its_channels() -> None:
-    step = Step("a", Extent(0, ((0, 1),)), 16, (0,))
+    step = Step("a", AffineSize(0, ((0, 1),)), 16, (0,))
     assert step.at(np.array([[8.0], [16.0], [20.0], [24.0], [40.0]])).tolist() == [0, 0, 0.5, 1, 1]
 
 
@@ -38,21 +38,21 @@ def test_joined_branches_have_steps_of_their_sum() -> None:
 
 @pytest.mark.parametrize("name", NETWORKS)
 def test_steps_stand_on_channels_that_a_dense_layer_reads_or_writes(name: str) -> None:
-    skeleton = skeleton_of(name)
-    for step in steps_of(skeleton):
+    structure = skeleton_of(name)
+    for step in steps_of(structure):
         for number in step.layers:
-            layer = skeleton.layers[number]
+            layer = structure.layers[number]
             assert layer.macs > 0
             assert layer.kind != "grouped conv"
             groups = {group for extent in (layer.incoming, layer.outgoing) for group, _ in extent.multiples}
             assert {group for group, _ in step.size.multiples} <= groups
 
 
-def stairs(seed: int = 0) -> Stairs:
+def stairs(seed: int = 0) -> StepTerms:
     steps = steps_of(skeleton_of("digits"))
     heights = np.random.default_rng(seed).random(len(steps))
     sizes, levels = tuple(step.size for step in steps), tuple(step.level for step in steps)
-    return Stairs(tuple(heights.tolist()), sizes, levels, len(skeleton_of("digits").groups))
+    return StepTerms(tuple(heights.tolist()), sizes, levels, len(skeleton_of("digits").groups))
 
 
 @given(pairs_of(skeleton_of("digits")))

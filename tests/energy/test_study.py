@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from ecc.energy import fit
-from ecc.energy.study import study
+from ecc.energy.ablation import study
 from ecc.measure import Profile
 
 H200 = Path(__file__).resolve().parent.parent.parent / "profiles" / "h200"

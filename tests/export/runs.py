@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ecc.graph import resized, trace_channels
+from ecc.graph import trace_channels, with_widths
 from ecc.task import Task
 from ecc.training import save_state
 
@@ -86,7 +86,7 @@ def summary_of(task: Task, **changes: Any) -> dict[str, Any]:
 def finished_run(folder: Path, task: Task, **changes: Any) -> nn.Module:
     """Writes what a compression leaves; the slim network."""
     graph = trace_channels(task.model, task.example_input)
-    slim = resized(task.model, graph, WIDTHS)
+    slim = with_widths(task.model, graph, WIDTHS)
     folder.mkdir(parents=True)
     save_state(folder / "slim.safetensors", slim.state_dict())
     (folder / "widths.json").write_text(json.dumps(WIDTHS))

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ecc.errors import BadTask, CannotExport
 from ecc.export.formats import FORMATS
 from ecc.export.int8 import MODES, OnnxNetwork, quantise, refuse_uncalibrated, score_of
-from ecc.export.proving import prove_export
+from ecc.export.verification import prove_export
 from export.runs import small_task
 
 pytest.importorskip("onnxruntime")

@@ -12,7 +12,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 import ecc
 from ecc.errors import BadFile
 from ecc.export.loading import load_slim, on_cpu, weights_file
-from ecc.graph import max_relative_diff, resized, trace_channels
+from ecc.graph import max_relative_diff, trace_channels, with_widths
 from ecc.training import save_state
 from ecc.zoo import ERFNet, MobileNetV1, digits, resnet20
 from export.runs import SmallNet, finished_run, small_task
@@ -26,7 +26,7 @@ def test_the_slim_network_comes_back_without_tracing(build, shape, tmp_path: Pat
     dense, example = build(), torch.randn(2, *shape)
     graph = trace_channels(dense, example, proven=False)
     widths = {group.name: max(group.least, group.width // 2) for group in graph.prunable}
-    slim = resized(dense, graph, widths)
+    slim = with_widths(dense, graph, widths)
     save_state(tmp_path / "slim.safetensors", slim.state_dict())
 
     again = ecc.load_slim(build(), tmp_path)
@@ -135,7 +135,7 @@ def test_a_network_on_the_cpu_neither_trains_nor_learns() -> None:
 def test_a_network_cut_in_a_loop_of_ones_own_is_saved_and_comes_back(tmp_path: Path) -> None:
     dense, example = SmallNet(), small_task().example_input
     graph = trace_channels(dense, example, proven=False)
-    slim = resized(dense, graph, {group.name: max(group.least, group.width // 2) for group in graph.prunable})
+    slim = with_widths(dense, graph, {group.name: max(group.least, group.width // 2) for group in graph.prunable})
     ecc.save_slim(slim, tmp_path / "mine.safetensors")
     assert max_relative_diff(slim, ecc.load_slim(SmallNet(), tmp_path / "mine.safetensors"), example) == 0
 
@@ -168,7 +168,7 @@ def test_buffers_that_torch_does_not_save_and_extra_states_come_back(tmp_path: P
     net, images = Blur(), torch.randn(1, 3, 8, 8)
     net.version = 7
     graph = trace_channels(net, images)
-    ecc.zero_channels_(net, graph, {"conv": [0, 3, 5]})
+    ecc.mask_channels_(net, graph, {"conv": [0, 3, 5]})
     small = ecc.slim(net, graph)
     ecc.save_slim(small, tmp_path / "a.safetensors")
     again = ecc.load_slim(Blur(), tmp_path / "a.safetensors")

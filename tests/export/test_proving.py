@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ecc.errors import CannotExport
-from ecc.export.proving import TOLERANCE, batches_of, prove_export
+from ecc.export.verification import TOLERANCE, batches_of, prove_export
 from ecc.task import Inputs
 
 NET = nn.Linear(4, 3)

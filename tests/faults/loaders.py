@@ -19,17 +19,17 @@ from types import SimpleNamespace
 import torch
 from rich.console import Console
 
-from ecc.cli.compressing import show
+from ecc.cli.compress import show
 from ecc.energy import EnergyModel, fit
 from ecc.energy.paper import Mlp
 from ecc.energy.samples import samples_of
 from ecc.graph import ChannelGraph
 from ecc.measure import Profile, find_meter
-from ecc.measure.appending import open_profile
-from ecc.measure.merging import missing_rows
+from ecc.measure.merge_profiles import missing_rows
 from ecc.measure.meters.command import parse
+from ecc.measure.profile_writer import open_profile
 from ecc.methods import Compression, CompressSettings
-from ecc.methods.compare import Cell, Comparison
+from ecc.methods.grid import Cell, Comparison
 from ecc.report.compare import grid_facts, grid_view, load_grid
 from ecc.report.compress import compress_view
 from ecc.report.fit import fit_facts
@@ -51,8 +51,8 @@ def _profile(folder: Path) -> Path:
 def _use_profile(path: Path) -> None:
     profile = Profile.load(path)
     _ = profile.drift, profile.repeat_noise, profile.seconds_per_network, profile.label
-    widths = profile.header.skeleton.widths()
-    assert profile.header.skeleton.costs.macs(widths) >= 0
+    widths = profile.header.structure.widths()
+    assert profile.header.structure.costs.macs(widths) >= 0
     for resource in ("energy", "latency"):
         assert len(samples_of(profile, resource)) >= 0
     json.dumps(fit_facts(fit(profile, "bilinear")))
@@ -113,7 +113,7 @@ def _graph(folder: Path) -> Path:
 
 def _use_graph(path: Path) -> None:
     graph = ChannelGraph.load(path)
-    _ = str(graph), graph.skeleton, graph.full_shapes, graph.slot_of_index, graph.prunable
+    _ = str(graph), graph.structure, graph.full_shapes, graph.channel_id_of_index, graph.prunable
     assert float(graph.macs()) >= 0
     _ = graph.weight_bytes(), graph.activation_bytes(), [graph.share_of_macs(group) for group in graph.groups]
 
@@ -132,15 +132,15 @@ def _signed_graph(data: bytes, rng: random.Random) -> bytes:
 def _perceptron(folder: Path) -> Path:
     shapes = ((2, 3), (1, 2))
     layers = tuple((torch.ones(shape).double(), torch.zeros(shape[0]).double()) for shape in shapes)
-    skeleton = profile_cases.small_graph().skeleton
-    pairs = [(layer.incoming, layer.outgoing) for layer in skeleton.layers if layer.macs][:3]
+    structure = profile_cases.small_graph().structure
+    pairs = [(layer.incoming, layer.outgoing) for layer in structure.layers if layer.macs][:3]
     Mlp(
-        groups=skeleton.groups,
-        full_widths=skeleton.full_widths,
+        groups=structure.groups,
+        full_widths=structure.full_widths,
         resource="energy",
         lefts=tuple(left for left, _ in pairs),
         rights=tuple(right for _, right in pairs),
-        dense_products=tuple(left.at(skeleton.full_widths) * right.at(skeleton.full_widths) for left, right in pairs),
+        dense_products=tuple(left.at(structure.full_widths) * right.at(structure.full_widths) for left, right in pairs),
         mean=1.0,
         layers=layers,
         label="estimated",
@@ -184,7 +184,7 @@ def signed_state(data: bytes, rng: random.Random) -> bytes:
     return len(text).to_bytes(8, "little") + text + body
 
 
-SETTINGS = CompressSettings(train_steps=1, steps=3, tune_steps=1, lr=1e-3, log_every=1, checkpoint_steps=1)
+SETTINGS = CompressSettings(pretrain_steps=1, steps=3, finetune_steps=1, lr=1e-3, log_every=1, checkpoint_steps=1)
 
 
 @cache

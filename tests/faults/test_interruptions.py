@@ -102,7 +102,7 @@ def folder(made: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 def words(task: str, *more: str) -> list[str]:
-    asked = "--energy net.json --meter none --budget 80% --steps 8 --tune-steps 2 --lr 1e-3 --device cpu -o run"
+    asked = "--energy net.json --meter none --budget 80% --steps 8 --finetune-steps 2 --lr 1e-3 --device cpu -o run"
     return ["compress", f"tasks.py:{task}", *asked.split(), *more]
 
 
@@ -128,13 +128,13 @@ def steps_of(run: Path) -> int:
 
 def test_out_of_memory_names_the_way_out_and_the_run_goes_on_with_smaller_micro_batches(folder: Path) -> None:
     Path("trouble").touch()
-    line = refused(run(*words("out_of_memory", "--train-steps", "2")))
+    line = refused(run(*words("out_of_memory", "--pretrain-steps", "2")))
     assert "step 3 ran out of memory on cpu (OutOfMemoryError: CUDA out of memory" in line
     assert "the last good checkpoint is run/checkpoint.safetensors, at step 2" in line
     assert "Give the same command with --micro-batch N, N items at once (micro_batch), and it goes on" in line
     saved = load_state("run/checkpoint.safetensors")["state"]
     assert (saved["phase"], saved["step"], saved["stream"]["lineage"]) == ("solve", 2, 4)
-    again = run(*words("out_of_memory", "--train-steps", "2", "--micro-batch", "2"))
+    again = run(*words("out_of_memory", "--pretrain-steps", "2", "--micro-batch", "2"))
     assert again.exit_code == 0, again.output
     facts = [json.loads(line) for line in Path("run/history.jsonl").read_text().splitlines()]
     assert {line.get("micro_batch") for line in facts if line["phase"] == "dense"} == {None}
@@ -158,7 +158,7 @@ def test_a_loader_that_fails_is_named_with_its_batch_and_the_state_is_kept(folde
 
 
 def test_a_loss_that_is_no_number_is_told_with_its_step_and_the_last_good_checkpoint(folder: Path) -> None:
-    line = refused(run(*words("nan_loss", "--train-steps", "2")))
+    line = refused(run(*words("nan_loss", "--pretrain-steps", "2")))
     assert "is not finite at step 3" in line
     assert "Lower the learning rate" in line
     assert load_state("run/checkpoint.safetensors")["state"]["step"] == 2

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import torch
 
-from ecc.cli.choosing import parse_size
+from ecc.cli.options import parse_size
 from ecc.cli.recipes import _defaults
 from ecc.energy import parse_budgets
-from ecc.methods.find import find_method
+from ecc.methods.registry import find_method
 from ecc.training import save_state
 from ecc.zoo import find_task
 from ecc.zoo.imaging import PixelLoss

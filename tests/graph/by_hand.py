@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from ecc.graph import ChannelGraph, ChannelGroup, Extent, Layer, Place, Role
-from ecc.graph.channels import TensorShape
+from ecc.graph import AffineSize, ChannelGraph, ChannelGroup, Layer, ParamSlice, Role
+from ecc.graph.channel_graph import TensorShape
 
 IRREGULAR = torch.tensor([[3], [0], [2]])  # no offset and step gives these
 
@@ -18,22 +18,22 @@ def by_hand(index: torch.Tensor = IRREGULAR, **changes: Any) -> ChannelGraph:
         "first",
         3,
         (
-            Place("first.weight", 0, (Role.WRITE,), torch.arange(3)[:, None]),
-            Place("last.weight", 1, (Role.READ,), index),
+            ParamSlice("first.weight", 0, (Role.WRITE,), torch.arange(3)[:, None]),
+            ParamSlice("last.weight", 1, (Role.READ,), index),
         ),
     )
     outputs = ChannelGroup(
-        "last", 2, (Place("last.weight", 0, (Role.WRITE,), torch.arange(2)[:, None]),), "it is a network output"
+        "last", 2, (ParamSlice("last.weight", 0, (Role.WRITE,), torch.arange(2)[:, None]),), "it is a network output"
     )
-    s, t = Extent(0, ((0, 1),)), Extent(0, ((1, 1),))
+    s, t = AffineSize(0, ((0, 1),)), AffineSize(0, ((1, 1),))
     each = index.shape[1]
-    columns = Extent(each % 2, ((0, each),))  # with one for each unit, another column belongs to no group
+    columns = AffineSize(each % 2, ((0, each),))  # with one for each unit, another column belongs to no group
     layers = (
-        Layer("first", "linear", 1, Extent(5), s, Extent(5), s, 4, ("first.weight",)),
+        Layer("first", "linear", 1, AffineSize(5), s, AffineSize(5), s, 4, ("first.weight",)),
         Layer("last", "linear", 1, s, t, s, t, 4, ("last.weight",)),
     )
     tensors = (
-        TensorShape("first.weight", (s, Extent(5)), 4, True),
+        TensorShape("first.weight", (s, AffineSize(5)), 4, True),
         TensorShape("last.weight", (t, columns), 4, True),
     )
     fields: dict[str, Any] = {"groups": (middle, outputs), "layers": layers, "tensors": tensors, **changes}

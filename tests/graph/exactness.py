@@ -63,7 +63,7 @@ def without_dropout(net: nn.Module) -> None:
 def masked_and_cut(net: nn.Module, graph: ChannelGraph, dead: Mapping[str, list[int]]) -> tuple[nn.Module, nn.Module]:
     """The network with some units silenced, and the one without them."""
     masked = copy.deepcopy(net)
-    ecc.zero_channels_(masked, graph, {name: torch.tensor(units) for name, units in dead.items() if units})
+    ecc.mask_channels_(masked, graph, {name: torch.tensor(units) for name, units in dead.items() if units})
     return masked, ecc.slim(masked, graph)
 
 
@@ -81,7 +81,7 @@ def assert_cutting_is_exact(
             run(small, example)
         assert counter.get_total_flops() == 2 * graph.macs(widths)
 
-    built = ecc.resized(net, graph, widths)
+    built = ecc.with_widths(net, graph, widths)
     shapes = {name: tensor.shape for name, tensor in small.state_dict().items()}
     assert {name: tensor.shape for name, tensor in built.state_dict().items()} == shapes
     built.load_state_dict(small.state_dict(), strict=True)

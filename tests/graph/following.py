@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from ecc.graph.call import Record
-from ecc.graph.labels import FROZEN, CutBook, LabelBook, Role
-from ecc.graph.resolve import Resolved
+from ecc.graph.grouping import ChannelPartition
+from ecc.graph.labels import FROZEN, ChannelLabels, PrunedLabels, Role
 from ecc.graph.tracer import Tracer
 
 
@@ -19,7 +19,7 @@ class Following:
     """A trace in which tests make the tensors and call the operators."""
 
     def __init__(self) -> None:
-        self.book = LabelBook()
+        self.book = ChannelLabels()
         self.tracer = Tracer(self.book, recording=True)
 
     # --- tensors --------------------------------------------------------------------------------
@@ -79,7 +79,7 @@ class Following:
     def tied(self) -> list[list[int]]:
         """Labels that live and die together, the lonely ones left out."""
         together = defaultdict(list)
-        for label, unit in enumerate(Resolved(self.book).unit.tolist()):
+        for label, unit in enumerate(ChannelPartition(self.book).unit.tolist()):
             together[unit].append(label)
         return sorted(labels for labels in together.values() if len(labels) > 1)
 
@@ -97,13 +97,13 @@ class Following:
         return only
 
 
-def cut_book(dense: LabelBook, *kept: Tensor) -> CutBook:
+def cut_book(dense: ChannelLabels, *kept: Tensor) -> PrunedLabels:
     """The book of a network that kept these labels of a dense one."""
-    resolved = Resolved(dense)
+    resolved = ChannelPartition(dense)
     alive = torch.zeros(dense.size, dtype=torch.bool)
     for labels in kept:
         alive[labels] = True
-    return CutBook(dense, alive, torch.from_numpy(resolved.unit), resolved.immovable(), resolved.manifold())
+    return PrunedLabels(dense, alive, torch.from_numpy(resolved.unit), resolved.immovable(), resolved.manifold())
 
 
 def merged(*parts: list[int]) -> list[list[int]]:

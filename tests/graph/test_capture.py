@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from ecc.errors import UntraceableModel
-from ecc.graph.capture import Twin, as_call, first_line, one_pass, refuse_untraceable
-from ecc.graph.labels import LabelBook, Misaligned, Role
-from ecc.graph.rebuild import named_tensors
-from ecc.graph.resolve import Resolved
+from ecc.graph.forward_pass import ModelCopy, as_call, first_line, one_pass, refuse_untraceable
+from ecc.graph.grouping import ChannelPartition
+from ecc.graph.labels import ChannelLabels, Misaligned, Role
+from ecc.graph.model_copy import named_tensors
 from ecc.graph.tracer import Tracer
 from graph.cases import CASES, AuxiliaryHead, chain, conv, image, named
 from graph.following import cut_book
@@ -37,7 +37,7 @@ def test_an_example_input_is_a_call(inputs: Any, args: Any, kwargs: Any) -> None
 
 def test_a_twin_on_meta_keeps_shapes_and_lets_values_go() -> None:
     net = chain()
-    twin = Twin.of(net, on_meta=True)
+    twin = ModelCopy.of(net, on_meta=True)
     assert {k: t.shape for k, t in twin.tensors.items()} == {k: t.shape for k, t in named_tensors(net).items()}
     assert {t.device.type for t in twin.model.parameters()} == {"meta"}
     assert {t.device.type for t in net.parameters()} == {"cpu"}
@@ -48,7 +48,7 @@ def test_an_index_keeps_its_values_on_meta() -> None:
     net = chain()
     net.register_buffer("order", torch.tensor([2, 0, 1]))
     net.register_buffer("mask", torch.tensor([True, False]))
-    twin = Twin.of(net, on_meta=True)
+    twin = ModelCopy.of(net, on_meta=True)
     assert torch.equal(twin.model.order, net.order)
     assert torch.equal(twin.model.mask, net.mask)
     assert twin.model.order is not net.order
@@ -56,7 +56,7 @@ def test_an_index_keeps_its_values_on_meta() -> None:
 
 def test_a_twin_of_real_tensors_shares_none() -> None:
     net = chain()
-    twin = Twin.of(net, on_meta=False)
+    twin = ModelCopy.of(net, on_meta=False)
     for name, tensor in named_tensors(net).items():
         assert torch.equal(twin.tensors[name], tensor)
         assert twin.tensors[name].data_ptr() != tensor.data_ptr()
@@ -66,14 +66,14 @@ def test_a_twin_of_real_tensors_shares_none() -> None:
 
 
 def passed(net: nn.Module, inputs: Any, *, training: bool = False, **settings: Any) -> Tracer:
-    tracer = Tracer(LabelBook(), **settings)
-    return one_pass(Twin.of(net, on_meta=tracer.on_meta), inputs, tracer, training=training)
+    tracer = Tracer(ChannelLabels(), **settings)
+    return one_pass(ModelCopy.of(net, on_meta=tracer.on_meta), inputs, tracer, training=training)
 
 
 @pytest.mark.parametrize("on_meta", [True, False])
 def test_a_pass_freezes_the_outputs_and_names_the_axes(on_meta: bool) -> None:
     tracer = passed(chain(), image()(), on_meta=on_meta, recording=True)
-    resolved = Resolved(tracer.book)
+    resolved = ChannelPartition(tracer.book)
     assert {resolved.why(int(u)) for u in resolved.units_on(("conv3.weight", 0))} == {"it is a network output"}
     assert {resolved.why(int(u)) for u in resolved.units_on(("conv2.weight", 0))} == {None}
     assert [record.path for record in tracer.records] == ["conv1", "bn1", "relu1", "conv2", "relu2", "conv3"]
@@ -119,8 +119,8 @@ class Watches(nn.Module):
 
 def test_a_pass_runs_without_gradients_and_on_the_twin() -> None:
     net = Watches()
-    twin = Twin.of(net, on_meta=False)
-    one_pass(twin, image()(), Tracer(LabelBook(), on_meta=False), training=True)
+    twin = ModelCopy.of(net, on_meta=False)
+    one_pass(twin, image()(), Tracer(ChannelLabels(), on_meta=False), training=True)
     assert twin.model.watched == [False]
     assert net.watched == []
 
@@ -143,11 +143,11 @@ def test_an_error_of_the_networks_own_is_left_as_it_is() -> None:
 
 
 def test_in_a_cut_network_it_shows_that_the_code_does_not_follow() -> None:
-    dense = LabelBook()
+    dense = ChannelLabels()
     dense.axis("w", 0, 4, Role.WRITE)
     book = cut_book(dense)
     with pytest.raises(Misaligned, match=r"^ValueError: no$") as caught:
-        one_pass(Twin.of(Raises(), on_meta=True), X, Tracer(book), training=False)
+        one_pass(ModelCopy.of(Raises(), on_meta=True), X, Tracer(book), training=False)
     assert caught.value.labels.numel() == 0
 
 

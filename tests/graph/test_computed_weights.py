@@ -11,7 +11,7 @@ from torch.nn.utils import parametrizations, parametrize, prune
 
 from ecc.errors import UntraceableModel
 from ecc.export import load_slim
-from ecc.graph import max_relative_diff, resized, slim, trace_channels, zero_channels_
+from ecc.graph import mask_channels_, max_relative_diff, slim, trace_channels, with_widths
 from ecc.graph.computed_weights import refuse_computed_weights
 from graph.layers import conv, image, named
 
@@ -72,7 +72,7 @@ def instruction(model: nn.Module, act: Callable[[], Any]) -> tuple[str, str]:
 def assert_prunable(model: nn.Module, inputs: Tensor) -> None:
     graph = trace_channels(model, inputs)
     assert {group.name: group.width for group in graph.prunable} == {"conv1": 8, "body.0": 6}
-    zero_channels_(model, graph, {"conv1": [0, 5], "body.0": [1]})
+    mask_channels_(model, graph, {"conv1": [0, 5], "body.0": [1]})
     small = slim(model, graph)
     assert small.conv1.out_channels == 6
     assert max_relative_diff(model, small, inputs) < 1e-5
@@ -116,7 +116,7 @@ def test_every_verb_says_so() -> None:
     model, inputs = net(), image()()
     graph = trace_channels(model, inputs)
     parametrizations.weight_norm(model.conv1)
-    for act in (lambda: slim(model, graph), lambda: resized(model, graph, {"conv1": 2})):
+    for act in (lambda: slim(model, graph), lambda: with_widths(model, graph, {"conv1": 2})):
         assert instruction(model, act)[1].endswith("remove_parametrizations(model.conv1, 'weight')")
 
 

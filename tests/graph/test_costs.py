@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from ecc.graph import ChannelGraph, resized, trace_channels
-from ecc.graph.costs import CostTable, Extent, Layer, TensorShape
+from ecc.graph import ChannelGraph, trace_channels, with_widths
+from ecc.graph.costs import AffineSize, CostTable, Layer, TensorShape
 from graph.cases import CASES, Inputs, call, traced
 
 COSTS = ("macs", "parameters", "weight_bytes", "activation_bytes")
@@ -24,35 +24,57 @@ def random_widths(graph: ChannelGraph, seed: int) -> dict[str, int]:
 
 
 def test_an_extent_is_a_fixed_part_and_multiples_of_widths() -> None:
-    extent = Extent(3, ((0, 2), (2, 5)))
+    extent = AffineSize(3, ((0, 2), (2, 5)))
     assert extent.at([10, 99, 4]) == 3 + 2 * 10 + 5 * 4
-    assert Extent(7).at([]) == 7
+    assert AffineSize(7).at([]) == 7
 
 
 def test_extents_layers_and_tensors_come_back_from_json() -> None:
-    extent = Extent(3, ((0, 2), (2, 5)))
-    layer = Layer("a.b", "conv", 9, extent, Extent(1), Extent(2), extent, 4, ("a.b.weight",))
-    tensor = TensorShape("a.b.weight", (extent, Extent(3)), 2, True)
-    assert Extent.from_json(extent.to_json()) == extent
+    extent = AffineSize(3, ((0, 2), (2, 5)))
+    layer = Layer("a.b", "conv", 9, extent, AffineSize(1), AffineSize(2), extent, 4, ("a.b.weight",))
+    tensor = TensorShape("a.b.weight", (extent, AffineSize(3)), 2, True)
+    assert AffineSize.from_json(extent.to_json()) == extent
     assert Layer.from_json(layer.to_json()) == layer
     assert TensorShape.from_json(tensor.to_json()) == tensor
 
 
 def test_a_layer_touches_the_groups_in_its_macs() -> None:
-    layer = Layer("a", "conv", 9, Extent(0, ((0, 1),)), Extent(0, ((2, 1),)), Extent(0, ((3, 1),)), Extent(1), 4, ())
+    layer = Layer(
+        "a",
+        "conv",
+        9,
+        AffineSize(0, ((0, 1),)),
+        AffineSize(0, ((2, 1),)),
+        AffineSize(0, ((3, 1),)),
+        AffineSize(1),
+        4,
+        (),
+    )
     assert [layer.touches(k) for k in range(4)] == [True, False, True, False]
 
 
 def test_costs_of_two_layers_by_hand() -> None:
     """A 3 x 3 convolution of 3 channels on 64 positions, then a linear layer: s is the width between them."""
-    s = Extent(0, ((0, 1),))
+    s = AffineSize(0, ((0, 1),))
     layers = [
-        Layer("conv", "conv", 9 * 64, Extent(3), s, Extent(3 * 64), Extent(0, ((0, 64),)), 4, ("conv.weight",)),
-        Layer("fc", "linear", 1, Extent(0, ((0, 64),)), Extent(5), Extent(0, ((0, 64),)), Extent(5), 2, ("fc.weight",)),
+        Layer(
+            "conv", "conv", 9 * 64, AffineSize(3), s, AffineSize(3 * 64), AffineSize(0, ((0, 64),)), 4, ("conv.weight",)
+        ),
+        Layer(
+            "fc",
+            "linear",
+            1,
+            AffineSize(0, ((0, 64),)),
+            AffineSize(5),
+            AffineSize(0, ((0, 64),)),
+            AffineSize(5),
+            2,
+            ("fc.weight",),
+        ),
     ]
     tensors = [
-        TensorShape("conv.weight", (s, Extent(3), Extent(3), Extent(3)), 4, True),
-        TensorShape("fc.weight", (Extent(5), Extent(0, ((0, 64),))), 2, True),
+        TensorShape("conv.weight", (s, AffineSize(3), AffineSize(3), AffineSize(3)), 4, True),
+        TensorShape("fc.weight", (AffineSize(5), AffineSize(0, ((0, 64),))), 2, True),
         TensorShape("mean", (s,), 4, False),
     ]
     costs, widths = CostTable(layers, tensors), torch.tensor([7.0])
@@ -71,7 +93,7 @@ def test_a_network_of_nothing_costs_nothing() -> None:
     assert [float(getattr(costs, name)(torch.empty(0))) for name in COSTS] == [0, 0, 0, 0]
 
 
-# ---------------------------------------------------------------- what a really resized network has
+# ---------------------------------------------------------------- what a really with_widths network has
 
 
 def counted_macs(net: nn.Module, inputs: Inputs) -> int:
@@ -90,7 +112,7 @@ def counted_bytes(net: nn.Module) -> int:
 def test_macs_and_sizes_are_those_of_the_resized_network(name: str) -> None:
     net, inputs, graph = traced(name)
     for widths in ({}, random_widths(graph, 1), {g.name: g.least for g in graph.prunable}):
-        small = resized(net, graph, widths)
+        small = with_widths(net, graph, widths)
         assert int(graph.macs(widths)) == counted_macs(small, inputs)
         assert int(graph.parameters(widths)) == sum(p.numel() for p in small.parameters())
         assert int(graph.weight_bytes(widths)) == counted_bytes(small)
@@ -115,7 +137,7 @@ def counted_activation_bytes(net: nn.Module, inputs: Inputs) -> int:
 def test_activation_bytes_of_a_chain_are_what_its_layers_read_and_write(name: str) -> None:
     net, inputs, graph = traced(name)
     for widths in ({}, random_widths(graph, 2)):
-        small = resized(net, graph, widths)
+        small = with_widths(net, graph, widths)
         assert int(graph.activation_bytes(widths)) == counted_activation_bytes(small, inputs)
 
 
@@ -163,16 +185,16 @@ def test_widths_of_any_precision_give_exact_costs(dtype: torch.dtype) -> None:
 
 def test_weight_bytes_belong_to_the_layers_that_use_them() -> None:
     """A tied weight is stored once but fetched by both layers; a buffer that no layer uses is not fetched."""
-    s = Extent(0, ((0, 1),))
+    s = AffineSize(0, ((0, 1),))
     layers = [
-        Layer("up", "linear", 1, Extent(3), s, Extent(3), s, 4, ("weight", "bias")),
-        Layer("relu", "elementwise", 0, Extent(0), Extent(0), s, s, 4, ()),
-        Layer("down", "linear", 1, s, Extent(3), s, Extent(3), 4, ("weight",)),
+        Layer("up", "linear", 1, AffineSize(3), s, AffineSize(3), s, 4, ("weight", "bias")),
+        Layer("relu", "elementwise", 0, AffineSize(0), AffineSize(0), s, s, 4, ()),
+        Layer("down", "linear", 1, s, AffineSize(3), s, AffineSize(3), 4, ("weight",)),
     ]
     tensors = [
         TensorShape("bias", (s,), 2, True),
-        TensorShape("unused", (Extent(100),), 4, False),
-        TensorShape("weight", (s, Extent(3)), 4, True),
+        TensorShape("unused", (AffineSize(100),), 4, False),
+        TensorShape("weight", (s, AffineSize(3)), 4, True),
     ]
     costs, widths = CostTable(layers, tensors), torch.tensor([7.0])
     assert costs.weight_bytes_per_layer(widths).tolist() == [4 * 21 + 2 * 7, 0, 4 * 21]

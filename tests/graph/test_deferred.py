@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from ecc.graph import trace_channels
 from ecc.graph.deferred import Deferred
-from ecc.graph.labels import LabelBook
+from ecc.graph.labels import ChannelLabels
 
 
 class Embedded(nn.Module):
@@ -70,7 +70,7 @@ def test_elements_are_numbered_in_the_order_of_memory() -> None:
 
 
 def test_freezing_names_the_parameter() -> None:
-    book = LabelBook()
+    book = ChannelLabels()
     Deferred("w", torch.Size([2, 1]), (0, 1)).freeze(book, "head (norm)")
     ((labels, why),) = book.freezes()
     assert labels.numel() == 2

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
 from ecc.errors import UntraceableModel
-from ecc.graph import ChannelGraph, max_relative_diff, resized, slim, trace_channels, verify, zero_channels_
+from ecc.graph import ChannelGraph, mask_channels_, max_relative_diff, slim, trace_channels, verify, with_widths
 from ecc.graph.hooks import hook_names, without_observers
 from graph.cases import Shared, chain
 from graph.layers import conv, image
@@ -28,7 +28,7 @@ def facts(graph: ChannelGraph) -> dict[str, tuple[int, str | None]]:
 
 def assert_slimmed_exactly(net: nn.Module, graph: ChannelGraph, inputs: Any) -> nn.Module:
     dead = {group.name: list(range(0, group.width - group.least, 2)) for group in graph.prunable}
-    zero_channels_(net, graph, dead)
+    mask_channels_(net, graph, dead)
     small = slim(net, graph)
     assert sum(p.numel() for p in small.parameters()) < sum(p.numel() for p in net.parameters())
     assert max_relative_diff(net, small, inputs) < 1e-5
@@ -301,7 +301,7 @@ def test_what_a_hook_keeps_for_the_network_is_followed(called_before: bool) -> N
     assert facts(graph)["stem"] == (8, "it is a network output")
     assert {group.name for group in graph.prunable} == {"body"}
     assert net.kept == kept
-    small = resized(net, graph, {"body": 2})
+    small = with_widths(net, graph, {"body": 2})
     outputs = small(inputs)
     assert outputs[1] is small.kept["stem"]
     assert net.kept == kept

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ecc.errors import EccWarning
 from ecc.export import load_slim, save_slim
-from ecc.graph import ChannelGraph, max_relative_diff, resized, slim, slim_optimizer, trace_channels, zero_channels_
+from ecc.graph import ChannelGraph, mask_channels_, max_relative_diff, slim, slim_optimizer, trace_channels, with_widths
 from graph.cases import chain
 from graph.layers import conv, image
 
@@ -38,9 +38,9 @@ def test_hooks_of_all_kinds_are_carried_to_the_slim_network_and_run_there() -> N
     net.conv1.register_forward_hook(lambda m, a, o: None).remove()
     assert facts(trace_channels(net, inputs)) == facts(graph)
     assert heard == []
-    zero_channels_(net, graph, {"conv2": [0, 1], "conv1": [3]})
+    mask_channels_(net, graph, {"conv2": [0, 1], "conv1": [3]})
     small = slim(net, graph)
-    assert resized(net, graph, {"conv1": 2}).conv2._forward_hooks.keys() == conv2._forward_hooks.keys()
+    assert with_widths(net, graph, {"conv1": 2}).conv2._forward_hooks.keys() == conv2._forward_hooks.keys()
     assert heard == []
     small(inputs).sum().backward()
     small.load_state_dict(small.state_dict())
@@ -87,7 +87,7 @@ def test_hooks_of_the_network_itself_are_those_of_the_copy() -> None:
     graph = trace_channels(net, inputs)
     assert net.records == []
     assert list(net.names.values()) == ["stem"]
-    small = resized(net, graph, {"stem": 3})
+    small = with_widths(net, graph, {"stem": 3})
     small(inputs)
     assert small.records == [3]
     assert small.names == {small.stem: "stem", small.head: "head"}
@@ -112,11 +112,11 @@ def test_a_callable_that_holds_the_network_holds_the_copy() -> None:
     net, inputs = chain(), image()()
     graph = trace_channels(net, inputs)
     net.conv3.register_forward_hook(Scale(net))
-    small = resized(net, graph, {"conv1": 3})
+    small = with_widths(net, graph, {"conv1": 3})
     (hook,) = small.conv3._forward_hooks.values()
     assert hook.net is small
     with torch.no_grad():
-        plain = resized(net, graph, {"conv1": 3})
+        plain = with_widths(net, graph, {"conv1": 3})
         plain.conv3._forward_hooks.clear()
         wanted = plain(inputs) * small.bn1.weight.mean() + 3
         assert torch.allclose(small(inputs), wanted, atol=1e-5)
@@ -132,7 +132,7 @@ def test_hooks_of_parameters_do_not_matter_and_the_slim_network_says_that_it_has
     net.conv2.weight.register_post_accumulate_grad_hook(heard.append)
     graph = trace_channels(net, inputs)
     assert facts(graph) == wanted
-    zero_channels_(net, graph, {"conv1": [0]})
+    mask_channels_(net, graph, {"conv1": [0]})
     with pytest.warns(EccWarning, match=r"^conv1\.weight and 1 more parameters of the dense network have hooks"):
         small = slim(net, graph)
     small(inputs).sum().backward()
@@ -161,7 +161,7 @@ def test_a_slim_network_with_hooks_is_saved_loaded_and_trained_on(tmp_path: Any)
     net(inputs).square().mean().backward()
     optimizer.step()
     graph = trace_channels(net, inputs)
-    zero_channels_(net, graph, {"conv1": [0, 3], "conv2": [2]})
+    mask_channels_(net, graph, {"conv1": [0, 3], "conv2": [2]})
     small = slim(net, graph)
     save_slim(small, tmp_path / "slim.safetensors")
     again = load_slim(hooked(), tmp_path / "slim.safetensors")

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from ecc.graph import ChannelGraph, max_relative_diff, slim, trace_channels, zero_channels_
+from ecc.graph import ChannelGraph, mask_channels_, max_relative_diff, slim, trace_channels
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # of its dependencies at import
@@ -82,7 +82,7 @@ def test_the_graph_is_the_same_once_a_model_was_asked_for_more(name: str, flag: 
     graph = trace_channels(net, inputs)
     assert facts(graph) == facts(wanted)
     assert graph.notes == wanted.notes
-    zero_channels_(net, graph, {group.name: [0] for group in graph.prunable})
+    mask_channels_(net, graph, {group.name: [0] for group in graph.prunable})
     small = slim(net, graph)
     assert hooks_of(small) == hooks_of(net)
     assert max_relative_diff(net, small, inputs) < 1e-5
@@ -99,7 +99,7 @@ def test_hidden_states_that_are_asked_for_are_outputs(name: str) -> None:
     net(**inputs)
     graph = trace_channels(net, inputs)  # the hooks are what makes them outputs
     assert facts(graph) == facts(wanted)
-    zero_channels_(net, graph, {group.name: [0] for group in graph.prunable})
+    mask_channels_(net, graph, {group.name: [0] for group in graph.prunable})
     small = slim(net, graph)
     for one, other in zip(small(**inputs).hidden_states, net(**inputs).hidden_states, strict=True):
         assert torch.allclose(one, other, atol=1e-5)

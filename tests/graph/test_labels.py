@@ -4,9 +4,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from ecc.graph.grouping import ChannelPartition
 from ecc.graph.labels import (
     FROZEN,
-    LabelBook,
+    ChannelLabels,
     Misaligned,
     Role,
     channel_vector,
@@ -17,7 +18,6 @@ from ecc.graph.labels import (
     varies,
     varying_axes,
 )
-from ecc.graph.resolve import Resolved
 from graph.following import cut_book
 
 VECTOR = torch.arange(10, 14)
@@ -83,7 +83,7 @@ def test_loose_labels_are_those_that_may_still_be_cut() -> None:
 
 
 def test_an_axis_is_numbered_once_and_collects_roles() -> None:
-    book = LabelBook()
+    book = ChannelLabels()
     first = book.axis("w", 0, 3, Role.WRITE)
     second = book.axis("w", 1, 2, Role.READ)
     assert torch.equal(book.axis("w", 0, 3, Role.CARRY), first)
@@ -94,7 +94,7 @@ def test_an_axis_is_numbered_once_and_collects_roles() -> None:
 
 
 def test_unions_are_pairs_at_equal_positions() -> None:
-    book = LabelBook()
+    book = ChannelLabels()
     a, b = book.axis("a", 0, 3, Role.WRITE), book.axis("b", 0, 3, Role.READ)
     book.unite(a, b, "add")
     left, right, _ = book.unions()
@@ -102,14 +102,14 @@ def test_unions_are_pairs_at_equal_positions() -> None:
 
 
 def test_unions_broadcast() -> None:
-    book = LabelBook()
+    book = ChannelLabels()
     a, b = book.axis("a", 0, 1, Role.WRITE), book.axis("b", 0, 3, Role.READ)
     book.unite(a, b, "group")
-    assert len(set(Resolved(book).unit[2:].tolist())) == 1
+    assert len(set(ChannelPartition(book).unit[2:].tolist())) == 1
 
 
 def test_unions_of_different_sizes_are_misaligned() -> None:
-    book = LabelBook()
+    book = ChannelLabels()
     a, b = book.axis("a", 0, 2, Role.WRITE), book.axis("b", 0, 3, Role.READ)
     with pytest.raises(Misaligned, match="sizes differ in add") as caught:
         book.unite(a, b, "add")
@@ -117,7 +117,7 @@ def test_unions_of_different_sizes_are_misaligned() -> None:
 
 
 def test_what_meets_a_frozen_position_is_frozen_and_no_union() -> None:
-    book = LabelBook()
+    book = ChannelLabels()
     a = book.axis("a", 0, 3, Role.WRITE)
     book.unite(a, torch.tensor([FROZEN, 3, FROZEN]), "add")
     assert [labels.tolist() for labels, _ in book.freezes()] == [[2, 4]]
@@ -125,14 +125,14 @@ def test_what_meets_a_frozen_position_is_frozen_and_no_union() -> None:
 
 
 def test_the_order_of_sides_does_not_matter_to_a_freeze() -> None:
-    book = LabelBook()
+    book = ChannelLabels()
     a = book.axis("a", 0, 3, Role.WRITE)
     book.unite(torch.tensor(FROZEN), a, "mul")
     assert [labels.tolist() for labels, _ in book.freezes()] == [a.tolist()]
 
 
 def test_freezes_name_every_reason_and_leave_the_frozen_label_out() -> None:
-    book = LabelBook()
+    book = ChannelLabels()
     a = book.axis("a", 0, 3, Role.WRITE)
     book.freeze(a[:1], "softmax mixes along it")
     book.freeze(torch.tensor([FROZEN, 4]), "it is a network output")
@@ -143,7 +143,7 @@ def test_freezes_name_every_reason_and_leave_the_frozen_label_out() -> None:
 
 
 def test_unions_made_later_are_seen() -> None:
-    book = LabelBook()
+    book = ChannelLabels()
     a, b = book.axis("a", 0, 2, Role.WRITE), book.axis("b", 0, 2, Role.READ)
     assert book.unions()[0].tolist() == []
     book.unite(a[:1], b[:1], "one")
@@ -155,9 +155,9 @@ def test_unions_made_later_are_seen() -> None:
 # ---------------------------------------------------------------- the book of a cut network
 
 
-def dense_book() -> tuple[LabelBook, Tensor, Tensor]:
+def dense_book() -> tuple[ChannelLabels, Tensor, Tensor]:
     """Four channels written by `a` and read by `b`."""
-    book = LabelBook()
+    book = ChannelLabels()
     a, b = book.axis("a", 0, 4, Role.WRITE), book.axis("b", 1, 4, Role.READ)
     book.unite(a, b, "b (linear)")
     return book, a, b
@@ -183,7 +183,7 @@ def test_channels_that_slide_past_each_other_are_caught() -> None:
 
 def test_columns_of_one_channel_in_another_order_are_caught() -> None:
     """Two channels of two positions, flattened: column 2k + p belongs to channel k, position p."""
-    book = LabelBook()
+    book = ChannelLabels()
     a, b = book.axis("a", 0, 2, Role.WRITE), book.axis("b", 1, 4, Role.READ)
     c = book.axis("c", 0, 4, Role.CARRY)
     book.unite(a.repeat_interleave(2), b, "fc (linear)")
@@ -234,7 +234,7 @@ def test_a_parameter_used_in_another_way_is_caught(tensor: str, axis: int, role:
 
 
 def test_a_weight_of_a_grouped_convolution_is_known_when_one_group_is_left() -> None:
-    book = LabelBook()
+    book = ChannelLabels()
     book.axis("dw", 0, 4, Role.CARRY)
     book.axis("conv", 0, 4, Role.WRITE)
     cut = cut_book(book)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ecc.errors import UntraceableModel
-from ecc.graph.rebuild import load_whole_state_, named_tensors, rebuilt, unsaved_tensors, whole_state
+from ecc.graph.model_copy import load_whole_state_, named_tensors, rebuilt, unsaved_tensors, whole_state
 from graph.cases import CASES, Shared, Tied, chain
 
 

@@ -223,7 +223,7 @@ def test_multiply_accumulates_are_counted(middle: Middle, width: dict[str, int])
     net = Sandwich(middle, 4 if middle is StandardisedWeight else 2)
     graph = ecc.trace_channels(net, image(), proven=False)
     with FlopCounterMode(display=False) as counter:
-        run(ecc.resized(net, graph, width), image())
+        run(ecc.with_widths(net, graph, width), image())
     assert counter.get_total_flops() == 2 * graph.macs(width)
 
 
@@ -237,7 +237,7 @@ def test_a_cut_instance_norm_runs_without_a_warning() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         graph = ecc.trace_channels(net, image(), proven=False)
-    small = ecc.resized(net, graph, {"first": 2})
+    small = ecc.with_widths(net, graph, {"first": 2})
     run(small, image())  # a warning would be an error
     assert [m.num_features for m in small.modules() if isinstance(m, nn.InstanceNorm2d)] == [2]
 

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ecc.errors import BadWidths
-from ecc.graph import ChannelGraph, Extent, Skeleton, trace_channels
-from ecc.graph.skeleton import affine
+from ecc.graph import AffineSize, ChannelGraph, StructureSpec, trace_channels
+from ecc.graph.structure import affine
 from graph.cases import CASES, traced
 
 
@@ -23,42 +23,42 @@ def graph() -> ChannelGraph:
 @pytest.mark.parametrize("name", CASES)
 def test_it_counts_what_its_graph_counts(name: str) -> None:
     graph = traced(name)[2]
-    skeleton = graph.skeleton
-    assert skeleton.fingerprint == graph.fingerprint
-    assert skeleton.groups == tuple(graph.full_widths)
+    structure = graph.structure
+    assert structure.fingerprint == graph.fingerprint
+    assert structure.groups == tuple(graph.full_widths)
     generator = torch.Generator().manual_seed(1)
     for _ in range(3):
         widths = {g.name: int(torch.randint(g.least, g.width + 1, (), generator=generator)) for g in graph.prunable}
-        vector = skeleton.widths(widths)
+        vector = structure.widths(widths)
         assert vector.tolist() == graph.widths(widths).tolist()
         for cost in ("macs", "parameters", "weight_bytes", "activation_bytes"):
-            assert float(getattr(skeleton.costs, cost)(vector)) == float(getattr(graph, cost)(widths))
+            assert float(getattr(structure.costs, cost)(vector)) == float(getattr(graph, cost)(widths))
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_it_comes_back_from_json(name: str) -> None:
-    skeleton = traced(name)[2].skeleton
-    again = Skeleton.from_json(json.loads(json.dumps(skeleton.to_json())))
-    assert again == skeleton
-    assert hash(again) == hash(skeleton)
+    structure = traced(name)[2].structure
+    again = StructureSpec.from_json(json.loads(json.dumps(structure.to_json())))
+    assert again == structure
+    assert hash(again) == hash(structure)
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_frozen_groups_have_no_smaller_width(name: str) -> None:
     graph = traced(name)[2]
-    skeleton = graph.skeleton
-    assert [skeleton.groups[position] for position in skeleton.prunable] == [
+    structure = graph.structure
+    assert [structure.groups[position] for position in structure.prunable] == [
         group.name for group in graph.prunable if group.least < group.width
     ]
-    for group, least, full in zip(graph.groups, skeleton.least_widths, skeleton.full_widths, strict=True):
+    for group, least, full in zip(graph.groups, structure.least_widths, structure.full_widths, strict=True):
         assert least == (full if group.frozen is not None else group.least)
 
 
 def test_groups_not_named_keep_their_full_width(graph: ChannelGraph) -> None:
-    skeleton = graph.skeleton
-    assert skeleton.widths().tolist() == [8, 6, 5]
-    assert skeleton.widths({"conv1": 2.5}).tolist() == [8, 2.5, 5]
-    assert skeleton.widths({}).dtype == torch.float64
+    structure = graph.structure
+    assert structure.widths().tolist() == [8, 6, 5]
+    assert structure.widths({"conv1": 2.5}).tolist() == [8, 2.5, 5]
+    assert structure.widths({}).dtype == torch.float64
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_groups_not_named_keep_their_full_width(graph: ChannelGraph) -> None:
 )
 def test_widths_that_do_not_fit_are_refused(graph: ChannelGraph, widths: dict[str, float], said: str) -> None:
     with pytest.raises(BadWidths, match=said):
-        graph.skeleton.widths(widths)
+        graph.structure.widths(widths)
 
 
 @pytest.mark.parametrize(
@@ -89,29 +89,29 @@ def test_widths_that_do_not_fit_are_refused(graph: ChannelGraph, widths: dict[st
 )
 def test_parts_that_do_not_fit_together_are_refused(graph: ChannelGraph, changes: dict[str, Any], said: str) -> None:
     with pytest.raises(BadWidths, match=said):
-        replace(graph.skeleton, **changes)
+        replace(graph.structure, **changes)
 
 
 def test_negative_sizes_are_refused(graph: ChannelGraph) -> None:
-    first, *rest = graph.skeleton.layers
-    for changes in ({"macs": -1}, {"reads": Extent(-1)}, {"writes": Extent(1, ((0, -1),))}):
+    first, *rest = graph.structure.layers
+    for changes in ({"macs": -1}, {"reads": AffineSize(-1)}, {"writes": AffineSize(1, ((0, -1),))}):
         with pytest.raises(BadWidths, match=r"negative|fewer than no"):
-            replace(graph.skeleton, layers=(replace(first, **changes), *rest))
+            replace(graph.structure, layers=(replace(first, **changes), *rest))
 
 
 @pytest.mark.parametrize("key", ["fingerprint", "groups", "full_widths", "least_widths", "layers", "tensors"])
 def test_damaged_json_is_refused(graph: ChannelGraph, key: str) -> None:
-    data = graph.skeleton.to_json()
+    data = graph.structure.to_json()
     del data[key]
     with pytest.raises(KeyError, match=key):
-        Skeleton.from_json(data)
+        StructureSpec.from_json(data)
     if key != "fingerprint":
         with pytest.raises((TypeError, ValueError)):
-            Skeleton.from_json({**data, key: None})
+            StructureSpec.from_json({**data, key: None})
 
 
 def test_a_width_is_an_extent() -> None:
-    assert affine(3) == Extent(0, ((3, 1),))
+    assert affine(3) == AffineSize(0, ((3, 1),))
     assert affine(1).at([10, 20]) == 20
 
 
@@ -128,13 +128,13 @@ def test_joined_groups_are_cut_so_that_their_sum_stays_a_multiple() -> None:
             y: Tensor = self.head(torch.relu(self.after(joined)))
             return y
 
-    skeleton = trace_channels(Joined().eval(), torch.randn(1, 3, 8, 8)).skeleton
-    left = dict(zip(skeleton.groups, skeleton.lattice(8), strict=True))
+    structure = trace_channels(Joined().eval(), torch.randn(1, 3, 8, 8)).structure
+    left = dict(zip(structure.groups, structure.width_remainders(8), strict=True))
     assert left["wide"] == 5  # 13 and 5, with 3 beside them, make 16 and 8
     assert left["after"] == 0  # 20 stands alone: 16 and 8
-    assert set(skeleton.lattice(1)) == {0}
+    assert set(structure.width_remainders(1)) == {0}
     for width, wide, after in ((0, 5, 1), (4, 5, 8), (5, 5, 8), (6, 13, 8), (9, 13, 16), (13, 13, 16)):
-        padded = dict(zip(skeleton.groups, skeleton.padded([width, width, 4], 8), strict=True))
+        padded = dict(zip(structure.groups, structure.padded([width, width, 4], 8), strict=True))
         assert padded == {"wide": wide, "after": after, "head": 4}
-    assert skeleton.padded([13, 17, 4], 8) == [13, 20, 4]  # 24 would be more than there are
-    assert skeleton.padded([3, 17, 4], 1) == [3, 17, 4]
+    assert structure.padded([13, 17, 4], 8) == [13, 20, 4]  # 24 would be more than there are
+    assert structure.padded([3, 17, 4], 1) == [3, 17, 4]

@@ -15,13 +15,13 @@ from ecc.graph import (
     ChannelGraph,
     live_channels,
     live_masks,
-    resized,
+    mask_channels_,
     slim,
     trace_channels,
-    zero_channels_,
+    with_widths,
 )
 from ecc.graph.call import tensors_in
-from ecc.graph.rebuild import named_tensors
+from ecc.graph.model_copy import named_tensors
 from graph.cases import CASES, Inputs, call, chain, traced
 
 
@@ -42,7 +42,7 @@ def masked_case(name: str) -> tuple[nn.Module, Inputs, ChannelGraph, dict[str, T
         if tensor.is_floating_point():
             tensor.data.uniform_(0.5, 1.5) if "var" in key else tensor.data.normal_(0, 0.5)
     dead = random_dead(graph)
-    zero_channels_(net, graph, dead)
+    mask_channels_(net, graph, dead)
     return net, inputs, graph, dead
 
 
@@ -69,7 +69,7 @@ def test_slim_gives_the_outputs_of_the_masked_network(name: str, training: bool)
 
 def test_slim_keeps_the_surviving_slices() -> None:
     net, _, graph = traced("chain")
-    zero_channels_(net, graph, {"conv1": torch.tensor([0, 3, 7]), "conv2": torch.tensor([5])})
+    mask_channels_(net, graph, {"conv1": torch.tensor([0, 3, 7]), "conv2": torch.tensor([5])})
     small = slim(net, graph)
     first, second = [1, 2, 4, 5, 6], [0, 1, 2, 3, 4]
     assert torch.equal(small.conv1.weight, net.conv1.weight[first])
@@ -83,7 +83,7 @@ def test_slim_keeps_the_surviving_slices() -> None:
 
 def test_slim_keeps_one_unit_where_all_are_dead() -> None:
     net, inputs, graph = traced("chain")
-    zero_channels_(net, graph, {"conv1": torch.arange(8)})
+    mask_channels_(net, graph, {"conv1": torch.arange(8)})
     small = slim(net, graph)
     assert small.conv1.out_channels == 1
     torch.testing.assert_close(small.eval()(inputs), net.eval()(inputs))
@@ -91,20 +91,22 @@ def test_slim_keeps_one_unit_where_all_are_dead() -> None:
 
 def test_slim_keeps_as_many_as_the_code_needs() -> None:
     net, inputs, graph = traced("squeeze")
-    zero_channels_(net, graph, {"stem": torch.arange(8)})
+    mask_channels_(net, graph, {"stem": torch.arange(8)})
     small = slim(net, graph)
     assert small.stem.out_channels == graph["stem"].least == 2
     torch.testing.assert_close(small(inputs), net(inputs))
 
 
-@pytest.mark.parametrize(("multiple_of", "widths"), [(1, (3, 5)), (2, (4, 6)), (4, (4, 6)), (5, (5, 5)), (99, (8, 6))])
-def test_slim_keeps_dead_channels_for_the_sake_of_round_widths(multiple_of: int, widths: tuple[int, int]) -> None:
+@pytest.mark.parametrize(
+    ("width_multiple", "widths"), [(1, (3, 5)), (2, (4, 6)), (4, (4, 6)), (5, (5, 5)), (99, (8, 6))]
+)
+def test_slim_keeps_dead_channels_for_the_sake_of_round_widths(width_multiple: int, widths: tuple[int, int]) -> None:
     net, inputs, graph = traced("chain")
-    zero_channels_(net, graph, {"conv1": torch.tensor([0, 2, 3, 5, 7]), "conv2": torch.tensor([4])})
-    small = slim(net, graph, multiple_of)
+    mask_channels_(net, graph, {"conv1": torch.tensor([0, 2, 3, 5, 7]), "conv2": torch.tensor([4])})
+    small = slim(net, graph, width_multiple)
     assert (small.conv1.out_channels, small.conv2.out_channels) == widths
     torch.testing.assert_close(small.eval()(inputs), net.eval()(inputs))
-    with pytest.raises(BadWidths, match="multiple_of=0 is below 1"):
+    with pytest.raises(BadWidths, match="width_multiple=0 is below 1"):
         slim(net, graph, 0)
 
 
@@ -140,7 +142,7 @@ def test_precision_is_kept(dtype: torch.dtype) -> None:
     net = chain().to(dtype)
     graph = trace_channels(net, torch.randn(2, 3, 8, 8, dtype=dtype))
     assert {g.name for g in graph.prunable} == {"conv1", "conv2"}
-    zero_channels_(net, graph, {"conv1": torch.tensor([1])})
+    mask_channels_(net, graph, {"conv1": torch.tensor([1])})
     small = slim(net, graph)
     assert {t.dtype for t in small.parameters()} == {dtype}
     assert small.bn1.running_mean.dtype == dtype
@@ -150,7 +152,7 @@ def test_precision_is_kept(dtype: torch.dtype) -> None:
 def test_parameters_that_are_not_trained_stay_so() -> None:
     net, _, graph = traced("chain")
     net.conv1.requires_grad_(False)
-    small = resized(net, graph, {"conv1": 5})
+    small = with_widths(net, graph, {"conv1": 5})
     assert [p.requires_grad for p in small.parameters()] == [p.requires_grad for p in net.parameters()]
     assert isinstance(small.conv1.weight, nn.Parameter)
     assert not isinstance(small.bn1.running_mean, nn.Parameter)
@@ -161,7 +163,7 @@ def test_buffers_and_modes_are_kept() -> None:
     net.train()
     net(inputs)
     net.relu1.eval()
-    small = resized(net, graph, {"conv1": 5})
+    small = with_widths(net, graph, {"conv1": 5})
     assert int(small.bn1.num_batches_tracked) == 1
     assert torch.equal(small.bn1.running_mean, net.bn1.running_mean[:5])
     assert [m.training for m in small.modules()] == [m.training for m in net.modules()]
@@ -171,7 +173,7 @@ def test_buffers_and_modes_are_kept() -> None:
 def test_channels_last_weights_stay_channels_last(widths: dict[str, int]) -> None:
     net = chain().to(memory_format=torch.channels_last)
     graph = trace_channels(net, torch.randn(2, 3, 8, 8))
-    small = resized(net, graph, widths)
+    small = with_widths(net, graph, widths)
     assert small.conv2.weight.is_contiguous(memory_format=torch.channels_last)
     assert not small.conv2.weight.is_contiguous()
 
@@ -179,7 +181,7 @@ def test_channels_last_weights_stay_channels_last(widths: dict[str, int]) -> Non
 def test_scattered_channels_last_slices_stay_channels_last() -> None:
     net = chain().to(memory_format=torch.channels_last)
     graph = trace_channels(net, torch.randn(2, 3, 8, 8))
-    zero_channels_(net, graph, {"conv1": torch.tensor([1, 3]), "conv2": torch.tensor([2])})
+    mask_channels_(net, graph, {"conv1": torch.tensor([1, 3]), "conv2": torch.tensor([2])})
     small = slim(net, graph)
     assert small.conv2.weight.is_contiguous(memory_format=torch.channels_last)
     assert not small.conv2.weight.is_contiguous()
@@ -190,7 +192,7 @@ def test_the_state_of_slim_loads_strictly_into_a_resized_network(name: str) -> N
     net, inputs, graph, dead = masked_case(name)
     small = slim(net, graph)
     widths = {group: graph[group].width - len(units) for group, units in dead.items()}
-    target = resized(CASES[name].build(), graph, widths)
+    target = with_widths(CASES[name].build(), graph, widths)
     target.load_state_dict(small.state_dict(), strict=True)
     for expected, found in zip(outputs(small.eval(), inputs), outputs(target.eval(), inputs), strict=True):
         assert torch.equal(expected, found)
@@ -201,13 +203,13 @@ def test_cut_weights_come_back_from_a_file_that_is_no_pickle() -> None:
     small = slim(net, graph)
     data = save_safetensors(small.state_dict())  # refuses views and shared storage
     widths = {group: graph[group].width - len(units) for group, units in dead.items()}
-    resized(net, graph, widths).load_state_dict(load_safetensors(data), strict=True)
+    with_widths(net, graph, widths).load_state_dict(load_safetensors(data), strict=True)
     assert load_safetensors(data)["conv1.weight"].shape == small.conv1.weight.shape
 
 
 def test_tied_weights_stay_tied() -> None:
     net, inputs, graph = traced("tied weights")
-    small = resized(net, graph, {"fc1": 5})
+    small = with_widths(net, graph, {"fc1": 5})
     assert small.fc3.weight is small.fc2.weight
     assert small.fc2.weight.shape == (5, 5)
     assert small(inputs).shape == (2, 4)
@@ -219,8 +221,8 @@ def test_tied_weights_stay_tied() -> None:
 def test_indices_and_masks_silence_the_same_units() -> None:
     net, _, graph = traced("chain")
     other = copy.deepcopy(net)
-    zero_channels_(net, graph, {"conv1": torch.tensor([0, 3])})
-    zero_channels_(other, graph, {"conv1": torch.tensor([True, False, False, True] + [False] * 4)})
+    mask_channels_(net, graph, {"conv1": torch.tensor([0, 3])})
+    mask_channels_(other, graph, {"conv1": torch.tensor([True, False, False, True] + [False] * 4)})
     assert torch.equal(net.conv2.weight, other.conv2.weight)
     assert net.conv2.weight[:, [0, 3]].abs().sum() == 0
     assert (net.conv2.weight[:, [1, 2, 4, 5, 6, 7]] != 0).any(dim=(0, 2, 3)).all()
@@ -231,14 +233,14 @@ def test_indices_and_masks_silence_the_same_units() -> None:
 def test_silencing_leaves_writers_and_carriers_alone() -> None:
     net, _, graph = traced("chain")
     before = {key: value.clone() for key, value in net.state_dict().items()}
-    zero_channels_(net, graph, {"conv1": torch.tensor([0])})
+    mask_channels_(net, graph, {"conv1": torch.tensor([0])})
     changed = {key for key, value in net.state_dict().items() if not torch.equal(value, before[key])}
     assert changed == {"conv2.weight"}
 
 
 def test_a_unit_of_several_columns_is_silenced_whole() -> None:
     net, _, graph = traced("flattened chain")
-    zero_channels_(net, graph, {"conv": torch.tensor([1])})
+    mask_channels_(net, graph, {"conv": torch.tensor([1])})
     zero = (net.fc1.weight == 0).all(0).nonzero().flatten()
     assert zero.tolist() == list(range(16, 32))
     with torch.no_grad():
@@ -248,16 +250,16 @@ def test_a_unit_of_several_columns_is_silenced_whole() -> None:
 
 def test_nothing_to_silence_changes_nothing() -> None:
     net, _, graph = traced("chain")
-    zero_channels_(net, graph, {"conv1": torch.zeros(8, dtype=torch.bool), "conv2": torch.tensor([], dtype=torch.long)})
+    mask_channels_(net, graph, {"conv1": torch.zeros(8, dtype=torch.bool), "conv2": torch.tensor([], dtype=torch.long)})
     assert live_channels(net, graph) == graph.full_widths
 
 
 def test_a_frozen_group_is_not_silenced() -> None:
     net, _, graph = traced("chain")
     with pytest.raises(BadWidths, match="group 'conv3' cannot be cut: it is a network output"):
-        zero_channels_(net, graph, {"conv3": torch.tensor([0])})
+        mask_channels_(net, graph, {"conv3": torch.tensor([0])})
     with pytest.raises(BadWidths, match="no channel group is called 'conv9'"):
-        zero_channels_(net, graph, {"conv9": torch.tensor([0])})
+        mask_channels_(net, graph, {"conv9": torch.tensor([0])})
 
 
 def test_frozen_groups_count_as_alive() -> None:
@@ -268,12 +270,12 @@ def test_frozen_groups_count_as_alive() -> None:
     assert small.conv1.out_channels == 8
 
 
-# ---------------------------------------------------------------- resized
+# ---------------------------------------------------------------- with_widths
 
 
 def test_resized_takes_the_first_slices() -> None:
     net, _, graph = traced("concat")
-    small = resized(net, graph, {"left": 2, "right": 3})
+    small = with_widths(net, graph, {"left": 2, "right": 3})
     assert torch.equal(small.left.weight, net.left.weight[:2])
     assert torch.equal(small.head.weight, net.head.weight[:, [0, 1, 4, 5, 6]])
 
@@ -281,7 +283,7 @@ def test_resized_takes_the_first_slices() -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_resized_shares_no_storage_and_allocates_no_more_than_it_needs(name: str) -> None:
     net, _, graph = traced(name)
-    small = resized(net, graph, {g.name: max(1, g.width // 2) for g in graph.prunable})
+    small = with_widths(net, graph, {g.name: max(1, g.width // 2) for g in graph.prunable})
     mine = {t.untyped_storage().data_ptr() for t in named_tensors(net).values()}
     for tensor in named_tensors(small).values():
         storage = tensor.untyped_storage()
@@ -292,13 +294,13 @@ def test_resized_shares_no_storage_and_allocates_no_more_than_it_needs(name: str
 @pytest.mark.parametrize("device", [None, "meta"])
 def test_a_norm_without_tensors_knows_its_new_size(device: str | None) -> None:
     net, _, graph = traced("instance norm")
-    assert resized(net, graph, {"conv1": 5}, device=device).norm.num_features == 5
+    assert with_widths(net, graph, {"conv1": 5}, device=device).norm.num_features == 5
     assert net.norm.num_features == 8
 
 
 def test_resized_on_meta_allocates_nothing() -> None:
     net, _, graph = traced("chain")
-    small = resized(net, graph, {"conv1": 5}, device="meta")
+    small = with_widths(net, graph, {"conv1": 5}, device="meta")
     assert {t.device.type for t in small.parameters()} == {"meta"}
     assert small.conv2.weight.shape == (6, 5, 3, 3)
     assert small.conv1.out_channels == 5
@@ -316,12 +318,12 @@ def test_resized_on_meta_allocates_nothing() -> None:
 def test_resized_refuses_widths_that_do_not_fit(widths: dict[str, Any], words: str) -> None:
     net, _, graph = traced("chain")
     with pytest.raises(BadWidths, match=words):
-        resized(net, graph, widths)
+        with_widths(net, graph, widths)
 
 
 def test_a_resized_network_trains() -> None:
     net, inputs, graph = traced("residual")
-    small = resized(net, graph, {"stem": 3, "conv1": 2})
+    small = with_widths(net, graph, {"stem": 3, "conv1": 2})
     small(inputs).sum().backward()
     assert all(p.grad is not None for p in small.parameters())
     assert all(p.grad is None for p in net.parameters())
@@ -331,7 +333,7 @@ def test_a_resized_network_trains() -> None:
 
 
 @pytest.mark.parametrize(
-    "act", [slim, lambda n, g: resized(n, g, {}), live_channels, lambda n, g: zero_channels_(n, g, {})]
+    "act", [slim, lambda n, g: with_widths(n, g, {}), live_channels, lambda n, g: mask_channels_(n, g, {})]
 )
 def test_the_graph_of_another_network_is_refused(act: Callable[..., Any]) -> None:
     graph = traced("chain")[2]
@@ -348,7 +350,7 @@ def test_the_graph_of_another_network_is_refused(act: Callable[..., Any]) -> Non
 @pytest.mark.parametrize("units", [[0.5], torch.ones(8, dtype=torch.uint8), [[1], [2]], [-1], 3, [8]])
 def test_units_come_in_any_list_of_whole_numbers(units: Any) -> None:
     net, _, graph = traced("chain")
-    zero_channels_(net, graph, {"conv1": (1, 2)})
+    mask_channels_(net, graph, {"conv1": (1, 2)})
     assert live_masks(net, graph)[0].tolist() == [True, False, False, True, True, True, True, True]
     with pytest.raises(BadWidths, match=r"units of group 'conv1' are whole numbers from 0 to 7, or a mask of 8"):
-        zero_channels_(net, graph, {"conv1": units})
+        mask_channels_(net, graph, {"conv1": units})

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from ecc.energy import counted
 from ecc.errors import BadWidths
 from ecc.graph import (
+    mask_channels_,
     slim,
     slim_optimizer,
     trace_channels,
-    zero_channels_,
 )
 from ecc.methods import EccSolver
 from graph.cases import traced
@@ -44,14 +44,14 @@ def test_a_cut_optimizer_goes_on_where_the_dense_one_stood(name: str) -> None:
     for _ in range(3):
         step(net, optimizer, inputs.double())
     dead = {"stem": torch.tensor([1, 6]), "conv1": torch.tensor([0, 3])}
-    zero_channels_(net, graph, dead)
+    mask_channels_(net, graph, dead)
     small = slim(net, graph)
     twin = slim_optimizer(optimizer, net, small, graph)
     assert type(twin) is type(optimizer)
     # One more step of both. The dead slices of the dense network may move; they are cut away before comparing.
     for one, its in ((net, optimizer), (small, twin)):
         step(one, its, inputs.double())
-    zero_channels_(net, graph, dead)
+    mask_channels_(net, graph, dead)
     expected = slim(net, graph).state_dict()
     for key, value in small.state_dict().items():
         torch.testing.assert_close(value, expected[key], rtol=1e-9, atol=1e-12)
@@ -61,7 +61,7 @@ def test_dead_channels_that_stay_keep_their_state() -> None:
     net, inputs, graph = traced("residual")
     optimizer = torch.optim.Adam(net.parameters())
     step(net, optimizer, inputs)
-    zero_channels_(net, graph, {"conv1": torch.tensor([0, 2, 3])})
+    mask_channels_(net, graph, {"conv1": torch.tensor([0, 2, 3])})
     small = slim(net, graph, 4)
     twin = slim_optimizer(optimizer, net, small, graph, 4)
     kept = [0, 1, 4, 5]  # 3 live ones, and the first of the dead
@@ -106,7 +106,7 @@ def cut_chain(optimizer_of: Callable[[nn.Module], torch.optim.Optimizer]) -> tup
     net, inputs, graph = traced("chain")
     optimizer = optimizer_of(net)
     step(net, optimizer, inputs)
-    zero_channels_(net, graph, {"conv1": [0, 2, 3]})
+    mask_channels_(net, graph, {"conv1": [0, 2, 3]})
     return optimizer, net, slim(net, graph), graph, inputs
 
 
@@ -134,7 +134,7 @@ def test_what_cannot_be_cut_along_is_refused() -> None:
         slim_optimizer(optimizer, net, small, graph)
     optimizer, net, small, graph, _ = cut_chain(lambda net: torch.optim.AdamW(net.parameters()))
     with pytest.raises(
-        BadWidths, match=r"conv1\.weight of the slim network has shape .* give the multiple_of that slim"
+        BadWidths, match=r"conv1\.weight of the slim network has shape .* give the width_multiple that slim"
     ):
         slim_optimizer(optimizer, net, small, graph, 4)
 

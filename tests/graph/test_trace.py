@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 
 import ecc
-from ecc.graph import ChannelGraph, Place, Role, slim, trace_channels, zero_channels_
+from ecc.graph import ChannelGraph, ParamSlice, Role, mask_channels_, slim, trace_channels
 from ecc.zoo import AlexNet, MobileNetV1
 from graph.cases import CASES, chain, conv, image, named, traced
 from graph.special_nets import BranchesOnChannels
 
 
-def place(graph: ChannelGraph, group: str, tensor: str, axis: int) -> Place:
+def place(graph: ChannelGraph, group: str, tensor: str, axis: int) -> ParamSlice:
     (found,) = [p for p in graph[group].places if (p.tensor, p.axis) == (tensor, axis)]
     return found
 
@@ -325,7 +325,7 @@ def test_cutting_is_exact_where_code_means_a_channel_by_its_number(function: Any
     graph = trace_channels(net, images, proven=proven)
     for unit in range(8) if graph["stem"].frozen is None else ():
         masked = copy.deepcopy(net)
-        zero_channels_(masked, graph, {"stem": torch.tensor([unit])})
+        mask_channels_(masked, graph, {"stem": torch.tensor([unit])})
         torch.testing.assert_close(slim(masked, graph)(images), masked(images), msg=f"without channel {unit}")
     assert graph["stem"].width == 8
 

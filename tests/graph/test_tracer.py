@@ -7,9 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ecc.graph.capture import Twin, one_pass
-from ecc.graph.labels import FROZEN, LabelBook, Misaligned, Role
-from ecc.graph.rules import table
+from ecc.graph.forward_pass import ModelCopy, one_pass
+from ecc.graph.labels import FROZEN, ChannelLabels, Misaligned, Role
+from ecc.graph.ops import table
 from ecc.graph.tracer import Deferred, Tracer
 from graph.cases import conv, image, named
 from graph.following import Following, merged
@@ -143,8 +143,8 @@ class Net(nn.Module):
 
 
 def passed(net: nn.Module, *, training: bool = False, **settings: Any) -> Tracer:
-    tracer = Tracer(LabelBook(), recording=True, **settings)
-    return one_pass(Twin.of(net, on_meta=True), image()(), tracer, training=training)
+    tracer = Tracer(ChannelLabels(), recording=True, **settings)
+    return one_pass(ModelCopy.of(net, on_meta=True), image()(), tracer, training=training)
 
 
 def test_records_name_the_module_and_what_it_did() -> None:
@@ -180,8 +180,8 @@ def test_the_sequence_tells_networks_apart() -> None:
 
 
 def test_nothing_is_recorded_unless_asked_for() -> None:
-    tracer = Tracer(LabelBook())
-    one_pass(Twin.of(Net(), on_meta=True), image()(), tracer, training=False)
+    tracer = Tracer(ChannelLabels())
+    one_pass(ModelCopy.of(Net(), on_meta=True), image()(), tracer, training=False)
     assert tracer.records == []
 
 

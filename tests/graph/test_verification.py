@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ecc.errors import EccWarning, UntraceableModel
-from ecc.graph import ChannelGraph, Place, trace_channels
+from ecc.graph import ChannelGraph, ParamSlice, trace_channels
 from ecc.graph.numerics import ALLOWED_FLOAT64, relative_error
 from ecc.graph.verification import Check, Result, verify
 from graph.cases import conv, image, traced
@@ -29,7 +29,7 @@ def why(graph: ChannelGraph, name: str) -> str:
 def planted(graph: ChannelGraph, group: str, tensor: str, index: Any) -> ChannelGraph:
     """The graph with another index in one place of one group; None takes the place away."""
 
-    def change(place: Place) -> Place | None:
+    def change(place: ParamSlice) -> ParamSlice | None:
         if place.tensor != tensor:
             return place
         return None if index is None else replace(place, index=index(place.index))

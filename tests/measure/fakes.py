@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ecc.measure import Clock, DeviceState, Measured, MeterInfo, Provenance
-from ecc.measure.load import QueuedLoad
+from ecc.measure.workload import QueuedWorkload
 
 
 class FakeBoard:
@@ -85,9 +85,9 @@ class FakeBoard:
     def mark(self) -> FakeEvent:
         return FakeEvent(self, self._busy_until)
 
-    def queued(self, *, run_seconds: float, launch_seconds: float, depth: int = 2) -> QueuedLoad:
+    def queued(self, *, run_seconds: float, launch_seconds: float, depth: int = 2) -> QueuedWorkload:
         """Chunks of four runs in the device's queue."""
-        return QueuedLoad(
+        return QueuedWorkload(
             lambda: self.queue(run_seconds, launch_seconds),
             4,
             self.clock,

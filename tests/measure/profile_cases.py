@@ -1,4 +1,4 @@
-"""A small network, a source of known prices for it, and a board on which it takes a known time."""
+"""A small network, a source of known coefficients for it, and a board on which it takes a known time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ecc.graph import ChannelGraph, trace_channels
 from ecc.measure import Estimated, MeterInfo, Profile, Progress, Reading, profile
-from ecc.measure.header import Design, ProfileHeader, input_of, network_of
+from ecc.measure.profile_header import Design, ProfileHeader, input_of, network_of
 from ecc.measure.rows import Row
 from measure.fakes import FakeBoard, FakeMeter
 
@@ -60,7 +60,7 @@ def small_graph() -> ChannelGraph:
 class Prices:
     """An analytic source: a constant and a price a MAC; it may take its time, and it counts."""
 
-    def __init__(self, joules_per_mac: float = 1e-6, wait_seconds: float = 0.0, name: str = "prices") -> None:
+    def __init__(self, joules_per_mac: float = 1e-6, wait_seconds: float = 0.0, name: str = "coefficients") -> None:
         self.joules_per_mac = joules_per_mac
         self.wait_seconds = wait_seconds
         self.name = name
@@ -91,7 +91,7 @@ class DriftingBoard(FakeBoard):
 
 def header(**changes: Any) -> ProfileHeader:
     """A header of the small network."""
-    plan = Design(kind="mixed", seed=0, multiple_of=None, rows=20, rounds=1, reference_every=10, shard=None)
+    plan = Design(kind="mixed", seed=0, width_multiple=None, rows=20, rounds=1, reference_every=10, shard=None)
     values: dict[str, Any] = {
         **network_of(small_graph()),
         **input_of(EXAMPLE),

@@ -9,7 +9,7 @@ import pytest
 
 from ecc.errors import BadFile
 from ecc.measure import Profile
-from ecc.measure.appending import open_profile
+from ecc.measure.profile_writer import open_profile
 from measure.profile_cases import header, profile_of, reference, row
 
 

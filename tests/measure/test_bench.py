@@ -12,17 +12,17 @@ from torch import nn
 
 from ecc.errors import BadMeasurement
 from ecc.measure import CounterProbe, DeviceState, Estimated, MeasureSettings, MeterInfo, Reading, bench
-from ecc.measure.bench import Bench, Desk, default_device, first_line
-from ecc.measure.profiling import PROFILE_SETTINGS
+from ecc.measure.profiler import PROFILE_SETTINGS
+from ecc.measure.profilers import AnalyticProfiler, DeviceProfiler, default_device, first_line
 from measure.fakes import FakeBoard, FakeMeter
 from measure.profile_cases import EXAMPLE, Prices, SmallNet, header, run_seconds, small_graph
 
 PLAN = header().design
 
 
-def bench_on(board: FakeBoard, meter: FakeMeter | None = None, **settings: Any) -> Bench:
+def bench_on(board: FakeBoard, meter: FakeMeter | None = None, **settings: Any) -> DeviceProfiler:
     chosen = MeasureSettings(**{**vars(PROFILE_SETTINGS), **settings})
-    return Bench(SmallNet(board), small_graph(), EXAMPLE, meter or FakeMeter(board), chosen, None, board.clock)
+    return DeviceProfiler(SmallNet(board), small_graph(), EXAMPLE, meter or FakeMeter(board), chosen, None, board.clock)
 
 
 # ---------------------------------------------------------------- the bench
@@ -100,15 +100,15 @@ def test_networks_are_gone_before_the_next_one(monkeypatch: pytest.MonkeyPatch) 
     place.ready(None)
     alive: list[weakref.ref[nn.Module]] = []
     left = []
-    build = bench.resized
+    build = bench.with_widths
 
-    def resized(*args: Any, **kwargs: Any) -> nn.Module:
+    def with_widths(*args: Any, **kwargs: Any) -> nn.Module:
         left.append(sum(one() is not None for one in alive))
         network = build(*args, **kwargs)
         alive.append(weakref.ref(network))
         return network
 
-    monkeypatch.setattr(bench, "resized", resized)
+    monkeypatch.setattr(bench, "with_widths", with_widths)
     gc.disable()
     try:
         for _ in range(3):
@@ -183,15 +183,15 @@ def test_a_meter_that_does_not_see_the_device_is_refused_at_once() -> None:
 def test_a_device_that_is_not_there_is_refused(device: str) -> None:
     board = FakeBoard()
     with pytest.raises(BadMeasurement, match=rf"device '{device}' cannot be used here: "):
-        Bench(SmallNet(), small_graph(), EXAMPLE, FakeMeter(board), PROFILE_SETTINGS, device, board.clock)
+        DeviceProfiler(SmallNet(), small_graph(), EXAMPLE, FakeMeter(board), PROFILE_SETTINGS, device, board.clock)
 
 
 def test_networks_are_built_on_the_device_that_is_named() -> None:
     board = FakeBoard()
     model = SmallNet(board).to("meta")
-    place = Bench(model, small_graph(), EXAMPLE, FakeMeter(board), PROFILE_SETTINGS, "meta", board.clock)
+    place = DeviceProfiler(model, small_graph(), EXAMPLE, FakeMeter(board), PROFILE_SETTINGS, "meta", board.clock)
     assert place._source is model
-    place = Bench(SmallNet(), small_graph(), EXAMPLE, FakeMeter(board), PROFILE_SETTINGS, "meta", board.clock)
+    place = DeviceProfiler(SmallNet(), small_graph(), EXAMPLE, FakeMeter(board), PROFILE_SETTINGS, "meta", board.clock)
     assert {parameter.device.type for parameter in place._source.parameters()} == {"meta"}
 
 
@@ -209,7 +209,7 @@ def test_a_network_that_cannot_run_is_told_before_anything_is_measured(monkeypat
 
 
 def test_an_analytic_source_is_asked_and_nothing_volatile_is_kept() -> None:
-    desk = Desk(small_graph(), EXAMPLE, Prices())
+    desk = AnalyticProfiler(small_graph(), EXAMPLE, Prices())
     desk.ready(None)
     desk.clear()
     row = desk.row(3, 0, 0, {"first": 4, "second": 3})
@@ -222,8 +222,8 @@ def test_an_analytic_source_is_asked_and_nothing_volatile_is_kept() -> None:
 @pytest.mark.parametrize("joules", [0.0, -1.0, float("nan"), float("inf")])
 def test_a_source_must_give_positive_numbers(joules: float, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Prices, "cost", lambda *_: Reading(joules, 1.0))
-    with pytest.raises(BadMeasurement, match=f"prices gave {joules} joules"):
-        Desk(small_graph(), EXAMPLE, Prices()).row(0, 0, 0, {"first": 4, "second": 3})
+    with pytest.raises(BadMeasurement, match=f"coefficients gave {joules} joules"):
+        AnalyticProfiler(small_graph(), EXAMPLE, Prices()).row(0, 0, 0, {"first": 4, "second": 3})
 
 
 # ---------------------------------------------------------------- small things

@@ -7,7 +7,7 @@ import pytest
 from ecc.errors import BadMeasurement
 from ecc.measure import CounterProbe, Declared, DeviceState, Reading, probe
 from ecc.measure.counter import CounterWatch, check_steps
-from ecc.measure.load import HostLoad
+from ecc.measure.workload import HostWorkload
 from measure.fakes import FakeBoard, FakeMeter
 
 
@@ -175,7 +175,7 @@ def test_probe_waits_longer_for_a_slow_counter() -> None:
 
 def test_a_counter_that_always_moves_has_a_period_near_zero() -> None:
     board = FakeBoard(tick_seconds=1e-5, resolution_joules=1e-9)
-    found = probe(FakeMeter(board), HostLoad(lambda: board.work(0.004), 1, board.clock), 0.5, clock=board.clock)
+    found = probe(FakeMeter(board), HostWorkload(lambda: board.work(0.004), 1, board.clock), 0.5, clock=board.clock)
     assert found.tick_seconds is not None
     assert found.tick_seconds < 0.001
 

@@ -9,8 +9,8 @@ import pytest
 from ecc.errors import BadMeasurement
 from ecc.measure import CounterProbe, DeviceState, MeasureSettings, Window, probe
 from ecc.measure.counter import Tick
-from ecc.measure.cutter import WindowCutter, check_state, tick_error
-from ecc.measure.load import HostLoad, Load
+from ecc.measure.tick_alignment import WindowAligner, check_state, tick_error
+from ecc.measure.workload import HostWorkload, Load
 from measure.fakes import FakeBoard, FakeMeter
 
 RUN_SECONDS = 0.001037  # shares no period with any counter below
@@ -25,9 +25,9 @@ def windows_of(
     counter: CounterProbe | None = None,
 ) -> list[Window]:
     meter = meter or FakeMeter(board)
-    load = load or HostLoad(lambda: board.work(RUN_SECONDS), 4, board.clock)
+    load = load or HostWorkload(lambda: board.work(RUN_SECONDS), 4, board.clock)
     counter = counter or probe(meter, load, 1.0, clock=board.clock)
-    cutter = WindowCutter(load, 4 * RUN_SECONDS, meter, counter, settings, board.clock)
+    cutter = WindowAligner(load, 4 * RUN_SECONDS, meter, counter, settings, board.clock)
     cutter.warm_up()
     return list(cutter.windows())
 
@@ -106,7 +106,7 @@ def test_a_counter_that_moves_all_the_time_is_measured_too() -> None:
 
 def test_inferences_longer_than_a_period_get_longer_windows() -> None:
     board = FakeBoard(tick_seconds=0.1)
-    load = HostLoad(lambda: board.work(0.313), 1, board.clock)
+    load = HostWorkload(lambda: board.work(0.313), 1, board.clock)
     windows = windows_of(board, repeats(20), load=load)
     assert windows[0].window_seconds == pytest.approx(0.41 * 0.1 / 0.005, rel=0.1)  # edges blurred by a period
     assert relative_sd([window.joules for window in windows]) < 0.01
@@ -161,9 +161,9 @@ def test_the_host_looks_away_while_no_tick_is_due() -> None:
 def test_the_warm_up_lasts_until_the_sensor_is_settled() -> None:
     board = FakeBoard()
     meter = FakeMeter(board, settle_seconds=2.0)
-    load = HostLoad(lambda: board.work(RUN_SECONDS), 4, board.clock)
+    load = HostWorkload(lambda: board.work(RUN_SECONDS), 4, board.clock)
     counter = probe(meter, load, 1.0, clock=board.clock)
-    cutter = WindowCutter(load, 0.004, meter, counter, MeasureSettings(), board.clock)
+    cutter = WindowAligner(load, 0.004, meter, counter, MeasureSettings(), board.clock)
     started = board.now()
     cutter.warm_up()
     assert board.now() - started >= 2.0

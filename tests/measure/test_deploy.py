@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from ecc.errors import BadMeasurement
 from ecc.measure import deploy
-from ecc.measure.deploy import deployed, random_inputs
+from ecc.measure.runner import deployed, random_inputs
 
 
 class Spy(nn.Module):

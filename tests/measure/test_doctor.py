@@ -12,8 +12,8 @@ import torch
 from ecc.errors import BadMeasurement, NoMeter
 from ecc.graph import trace_channels
 from ecc.measure import DeviceState, Meter, MeterInfo, doctor, find
-from ecc.measure.deploy import Deployed
 from ecc.measure.doctor import Examination, Finding, examine
+from ecc.measure.runner import Deployed
 from measure.fakes import FakeBoard, FakeMeter
 
 RUN_SECONDS = 0.004

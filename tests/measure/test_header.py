@@ -9,10 +9,10 @@ import torch
 
 from ecc.errors import BadFile, BadMeasurement
 from ecc.measure import CounterProbe, Declared, Measured, MeasureSettings, MeterInfo
-from ecc.measure.header import Design, ProfileHeader, disagreement, input_of, network_of
+from ecc.measure.profile_header import Design, ProfileHeader, disagreement, input_of, network_of
 from measure.profile_cases import header, small_graph
 
-PLAN = Design(kind="uniform", seed=3, multiple_of=8, rows=20, rounds=2, reference_every=5, shard=(3, 8))
+PLAN = Design(kind="uniform", seed=3, width_multiple=8, rows=20, rounds=2, reference_every=5, shard=(3, 8))
 METER = MeterInfo(name="nvml", device="GPU", device_id="GPU-1", provenance=Measured(), scope="board", covers=("cuda",))
 MEASURED = header(
     meter=METER,
@@ -51,7 +51,7 @@ def test_inputs_are_told_by_name_or_position() -> None:
 
 def test_the_graph_gives_the_groups_that_can_be_cut() -> None:
     assert network_of(small_graph()) == {
-        "skeleton": small_graph().skeleton,
+        "structure": small_graph().structure,
         "groups": ("first", "second"),
         "full_widths": (16, 12),
     }
@@ -60,7 +60,7 @@ def test_the_graph_gives_the_groups_that_can_be_cut() -> None:
 @pytest.mark.parametrize(
     ("change", "field"),
     [
-        ({"skeleton": replace(small_graph().skeleton, fingerprint="0" * 16)}, "network.fingerprint"),
+        ({"structure": replace(small_graph().structure, fingerprint="0" * 16)}, "network.fingerprint"),
         ({"groups": ("first", "other")}, "network.groups"),
         ({"full_widths": (16, 7)}, "network.full_widths"),
         ({"batch": 64}, "input.batch"),
@@ -82,7 +82,7 @@ def test_the_graph_gives_the_groups_that_can_be_cut() -> None:
         ({"settings": None}, "settings.mode"),
         ({"design": replace(PLAN, kind="mixed")}, "design.kind"),
         ({"design": replace(PLAN, seed=4)}, "design.seed"),
-        ({"design": replace(PLAN, multiple_of=None)}, "design.multiple_of"),
+        ({"design": replace(PLAN, width_multiple=None)}, "design.width_multiple"),
         ({"design": replace(PLAN, reference_every=7)}, "design.reference_every"),
         ({"design": replace(PLAN, shard=(4, 8))}, "design.shard"),
         ({"environment": {**MEASURED.environment, "torch": "2.10"}}, "environment.torch"),
@@ -139,9 +139,9 @@ def network(**changes: Any) -> dict[str, Any]:
     [
         (broken(format="ecc channel graph"), BadFile, "not the header of a profile"),
         (broken(version=7), BadFile, "has version 7; this ecc reads version 2"),
-        (broken(network=network(groups=["first"])), ValueError, "do not fit the skeleton"),
-        (broken(network=network(full_widths=[16, 7])), ValueError, "do not fit the skeleton"),
-        (broken(network=network(fingerprint="0")), ValueError, "network 0 with the skeleton of"),
+        (broken(network=network(groups=["first"])), ValueError, "do not fit the structure"),
+        (broken(network=network(full_widths=[16, 7])), ValueError, "do not fit the structure"),
+        (broken(network=network(fingerprint="0")), ValueError, "network 0 with the structure of"),
         (broken(design={"kind": "mixed"}), KeyError, "shard"),
         (broken(settings={"mode": "warp"}), BadMeasurement, "mode='warp' is unknown"),
     ],

@@ -7,8 +7,8 @@ import torch
 from ecc.errors import BadMeasurement
 from ecc.graph import ChannelGraph, trace_channels
 from ecc.measure import Profile
-from ecc.measure.learning import MIN_ROWS, EarlyStop, features, looks, parse_share, quick_error
-from ecc.measure.sampling import design
+from ecc.measure.design import design
+from ecc.measure.early_stopping import MIN_ROWS, EarlyStop, features, looks, parse_share, quick_error
 from ecc.zoo.digits import DigitsNet
 from measure.profile_cases import header, row, small_graph
 
@@ -20,9 +20,9 @@ def graph() -> ChannelGraph:
     return trace_channels(DigitsNet(), torch.ones(1, 1, 8, 8), proven=False)
 
 
-def profile_with(graph: ChannelGraph, count: int, noise: float = 0.0, prices: np.ndarray = PRICES) -> Profile:
+def profile_with(graph: ChannelGraph, count: int, noise: float = 0.0, coefficients: np.ndarray = PRICES) -> Profile:
     networks = design(graph, count)
-    joules = features(graph, list(networks)) @ prices
+    joules = features(graph, list(networks)) @ coefficients
     joules *= np.exp(noise * np.random.RandomState(0).standard_normal(count))
     rows = [row(i, float(j), tuple(n.values())) for i, (n, j) in enumerate(zip(networks, joules, strict=True))]
     groups = tuple(group.name for group in graph.prunable)
@@ -55,7 +55,7 @@ def test_noise_cannot_be_learnt(graph: ChannelGraph) -> None:
 
 def test_prices_are_not_negative(graph: ChannelGraph) -> None:
     falling = PRICES * [1, -1, 1, 1, 0]
-    error = quick_error(graph, profile_with(graph, 60, prices=falling))
+    error = quick_error(graph, profile_with(graph, 60, coefficients=falling))
     assert error is not None
     assert error > 1e-3
 

@@ -2,13 +2,13 @@ from __future__ import annotations
 
 import pytest
 
-from ecc.measure.load import CHUNK_SECONDS, HostLoad, Load, make_load, queue_depth
+from ecc.measure.workload import CHUNK_SECONDS, HostWorkload, Load, make_workload, queue_depth
 from measure.fakes import FakeBoard
 
 
 def test_host_work_is_counted_when_its_chunk_is_over() -> None:
     board = FakeBoard()
-    load = HostLoad(lambda: board.work(0.001), 4, board.clock)
+    load = HostWorkload(lambda: board.work(0.001), 4, board.clock)
     start = board.now()
     assert load.advance()
     assert load.advance()
@@ -20,7 +20,7 @@ def test_host_work_is_counted_when_its_chunk_is_over() -> None:
 
 def test_host_work_can_wait_for_a_device_after_each_chunk() -> None:
     waited = []
-    load = HostLoad(lambda: None, 3, FakeBoard().clock, synchronize=lambda: waited.append(1))
+    load = HostWorkload(lambda: None, 3, FakeBoard().clock, synchronize=lambda: waited.append(1))
     load.advance()
     load.drain()
     assert waited == [1]
@@ -48,7 +48,7 @@ def test_the_device_has_work_for_as_long_as_the_host_may_be_held_up(
 
 def test_a_host_that_computes_reads_a_slow_counter_less_often() -> None:
     board = FakeBoard()
-    _, chunk_seconds = make_load(lambda: board.work(0.001), "cpu", board.clock, read_seconds=0.01)
+    _, chunk_seconds = make_workload(lambda: board.work(0.001), "cpu", board.clock, read_seconds=0.01)
     assert chunk_seconds == pytest.approx(0.03, rel=0.01)
 
 
@@ -86,7 +86,7 @@ def test_drain_waits_for_what_is_queued() -> None:
 @pytest.mark.parametrize(("run_seconds", "runs"), [(0.0001, 40), (0.001, 4), (0.5, 1)])
 def test_chunks_are_calibrated_to_some_milliseconds(run_seconds: float, runs: int) -> None:
     board = FakeBoard()
-    load, chunk_seconds = make_load(lambda: board.work(run_seconds), "cpu", board.clock)
+    load, chunk_seconds = make_workload(lambda: board.work(run_seconds), "cpu", board.clock)
     assert isinstance(load, Load)
     assert chunk_seconds == pytest.approx(max(run_seconds, CHUNK_SECONDS), rel=0.01)
     load.advance()
@@ -94,7 +94,7 @@ def test_chunks_are_calibrated_to_some_milliseconds(run_seconds: float, runs: in
 
 
 def test_a_run_that_takes_no_time_at_all_is_survived() -> None:
-    load, chunk_seconds = make_load(lambda: None, "cpu", FakeBoard().clock)
+    load, chunk_seconds = make_workload(lambda: None, "cpu", FakeBoard().clock)
     assert chunk_seconds > 0
     load.advance()
 

@@ -9,7 +9,7 @@ import pytest
 
 from ecc.errors import BadFile
 from ecc.measure import Profile, design, merge, profile
-from ecc.measure.merging import missing_rows
+from ecc.measure.merge_profiles import missing_rows
 from measure.profile_cases import EXAMPLE, Prices, SmallNet, header, profile_of, reference, row, small_graph
 
 
@@ -92,7 +92,7 @@ def test_devices_that_differ_can_be_scaled_and_the_header_says_so(tmp_path: Path
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        ({"skeleton": replace(small_graph().skeleton, fingerprint="0" * 16)}, "network.fingerprint"),
+        ({"structure": replace(small_graph().structure, fingerprint="0" * 16)}, "network.fingerprint"),
         ({"batch": 64}, "their input.batch is 2 and 64"),
         ({"meter": replace(header().meter, device="another")}, "their meter.device is 'paper' and 'another'"),
         ({"design": replace(header().design, seed=9)}, "their design.seed is 0 and 9"),

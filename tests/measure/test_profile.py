@@ -146,8 +146,8 @@ def test_a_tail_of_zeros_is_left_out(saved: Path) -> None:
 
 def test_the_network_is_checked_if_it_is_given(saved: Path) -> None:
     assert Profile.load(saved, small_graph()).rows == ROWS
-    skeleton = replace(small_graph().skeleton, fingerprint="0123456789abcdef")
-    profile_of(*ROWS, skeleton=skeleton).save(saved)
+    structure = replace(small_graph().structure, fingerprint="0123456789abcdef")
+    profile_of(*ROWS, structure=structure).save(saved)
     with pytest.raises(
         BadFile, match=f"belongs to network 0123456789abcdef, and this one is {small_graph().fingerprint}"
     ):

@@ -132,7 +132,7 @@ def test_a_finished_measured_profile_is_not_touched(path: Path) -> None:
     [
         ({"seed": 5}, "its design.seed is 0, and now it is 5"),
         ({"design": "uniform"}, "its design.kind is 'mixed', and now it is 'uniform'"),
-        ({"multiple_of": 2}, "its design.multiple_of is None, and now it is 2"),
+        ({"width_multiple": 2}, "its design.width_multiple is None, and now it is 2"),
         ({"shard": (1, 2)}, r"its design.shard is None, and now it is \[1, 2\]"),
         ({"reference_every": 7}, "its design.reference_every is 4, and now it is 7"),
         (

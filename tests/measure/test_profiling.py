@@ -23,7 +23,7 @@ from ecc.measure import (
     find_meter,
     profile,
 )
-from ecc.measure.profiling import chosen_settings
+from ecc.measure.profiler import chosen_settings
 from measure.fakes import FakeBoard, FakeMeter
 from measure.profile_cases import (
     DriftingBoard,
@@ -320,7 +320,7 @@ def test_settings_are_chosen_one_by_one() -> None:
     with pytest.raises(BadMeasurement, match="mode='warp' is unknown"):
         chosen_settings(meter, mode="warp")
     assert chosen_settings(Prices(), mode=None) == PROFILE_SETTINGS
-    with pytest.raises(BadMeasurement, match=r"precision was chosen, but prices runs nothing here: .* estimated"):
+    with pytest.raises(BadMeasurement, match=r"precision was chosen, but coefficients runs nothing here: .* estimated"):
         chosen_settings(Prices(), precision="fp16")
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from ecc.errors import BadMeasurement, BadWidths
 from ecc.graph import ChannelGraph, ChannelGroup
-from ecc.measure.sampling import DESIGNS, design, parse_shard, rows_of
+from ecc.measure.design import DESIGNS, design, parse_shard, rows_of
 
 FULL = (64, 192, 384, 256, 100)
 
@@ -25,36 +25,38 @@ seeds = st.integers(0, 2**32 - 1)
 multiples = st.none() | st.integers(1, 64)
 
 
-def drawn(full: list[int], rows: int, kind: str, seed: int, multiple_of: int | None) -> tuple[dict[str, int], ...]:
+def drawn(full: list[int], rows: int, kind: str, seed: int, width_multiple: int | None) -> tuple[dict[str, int], ...]:
     """A design, or none where the network is too small for it."""
     try:
-        return design(graph_of(*full), rows, kind, seed, multiple_of)
+        return design(graph_of(*full), rows, kind, seed, width_multiple)
     except BadWidths:
         return ()
 
 
-@given(full=widths, rows=st.integers(1, 40), kind=kinds, seed=seeds, multiple_of=multiples)
+@given(full=widths, rows=st.integers(1, 40), kind=kinds, seed=seeds, width_multiple=multiples)
 def test_widths_are_possible_and_no_two_rows_are_equal(
-    full: list[int], rows: int, kind: str, seed: int, multiple_of: int | None
+    full: list[int], rows: int, kind: str, seed: int, width_multiple: int | None
 ) -> None:
-    made = drawn(full, rows, kind, seed, multiple_of)
+    made = drawn(full, rows, kind, seed, width_multiple)
     for network in made:
         assert list(network) == [f"g{i}" for i in range(len(full))]
         for width, most in zip(network.values(), full, strict=True):
             assert type(width) is int
             assert 1 <= width <= most
-            assert width == most or width % (multiple_of or 1) == 0
+            assert width == most or width % (width_multiple or 1) == 0
     assert len({tuple(network.values()) for network in made}) == len(made)
     assert len(made) in (0, rows)
 
 
-@given(full=widths, rows=st.integers(2, 40), shorter=st.integers(1, 40), kind=kinds, seed=seeds, multiple_of=multiples)
+@given(
+    full=widths, rows=st.integers(2, 40), shorter=st.integers(1, 40), kind=kinds, seed=seeds, width_multiple=multiples
+)
 def test_a_longer_design_begins_with_the_shorter(
-    full: list[int], rows: int, shorter: int, kind: str, seed: int, multiple_of: int | None
+    full: list[int], rows: int, shorter: int, kind: str, seed: int, width_multiple: int | None
 ) -> None:
-    made = drawn(full, rows, kind, seed, multiple_of)
+    made = drawn(full, rows, kind, seed, width_multiple)
     short = min(shorter, len(made))
-    assert not short or made[:short] == design(graph_of(*full), short, kind, seed, multiple_of)
+    assert not short or made[:short] == design(graph_of(*full), short, kind, seed, width_multiple)
 
 
 @given(rows=st.integers(1, 60), count=st.integers(1, 9))
@@ -90,7 +92,7 @@ def test_designs_are_the_same_on_every_machine() -> None:
         (11, 17, 90, 52, 13),
         (59, 41, 174, 239, 3),
     ]
-    made = design(graph_of(*FULL), 2, "uniform", 7, multiple_of=8)
+    made = design(graph_of(*FULL), 2, "uniform", 7, width_multiple=8)
     assert [tuple(network.values()) for network in made] == [(8, 152, 168, 184, 96), (32, 96, 32, 72, 48)]
 
 
@@ -99,7 +101,7 @@ def test_mixed_begins_with_dense_minimum_and_half() -> None:
     assert tuple(dense.values()) == FULL
     assert tuple(least.values()) == (1,) * 5
     assert tuple(half.values()) == (32, 96, 192, 128, 50)
-    dense, least, half = design(graph_of(*FULL, 3), 3, multiple_of=8)
+    dense, least, half = design(graph_of(*FULL, 3), 3, width_multiple=8)
     assert tuple(dense.values()) == (*FULL, 3)
     assert tuple(least.values()) == (8, 8, 8, 8, 8, 3)
     assert tuple(half.values()) == (32, 96, 192, 128, 48, 3)
@@ -134,7 +136,7 @@ def test_frozen_groups_are_left_out() -> None:
         ({"rows": 10**30}, "is above 1000000, the most a design can have"),
         ({"kind": "corners"}, "design 'corners' is unknown; give one of uniform, mixed"),
         ({"seed": -1}, "seed=-1 is outside"),
-        ({"multiple_of": 0}, "multiple_of=0 is below 1"),
+        ({"width_multiple": 0}, "width_multiple=0 is below 1"),
     ],
 )
 def test_arguments_out_of_range_are_refused(arguments: dict[str, int], text: str) -> None:
@@ -149,7 +151,7 @@ def test_a_network_with_too_few_widths_is_refused() -> None:
     with pytest.raises(
         BadWidths, match=r"has only 4 different widths in multiples of 8\. Ask for fewer rows or a smal"
     ):
-        design(graph_of(16, 12), 13, multiple_of=8)
+        design(graph_of(16, 12), 13, width_multiple=8)
     with pytest.raises(BadWidths, match=r"3000 rows was asked for, but this network has hardly more than 29\d\d"):
         design(graph_of(3000), 3000)  # the last few would take for ever to be drawn
 

@@ -21,8 +21,8 @@ from ecc.measure import (
     measure_model,
     probe,
 )
-from ecc.measure.deploy import Mode
 from ecc.measure.meters.cputime import CpuTimeMeter
+from ecc.measure.runner import Mode
 from measure.fakes import FakeBoard, FakeMeter
 
 RUN_SECONDS = 0.001037

@@ -15,12 +15,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ecc.energy import EnergyModel, fit, parse_budgets
-from ecc.energy.families import Priced
+from ecc.energy.families import FittedModel
 from ecc.energy.features import bilinear_terms
 from ecc.graph import ChannelGraph, trace_channels
 from ecc.measure import MeterInfo, Profile, Reading, Source, find_meter, profile
 from ecc.methods import Compression, CompressSettings
-from ecc.methods.compress import Compressed
+from ecc.methods.compression import Compressed
 from ecc.task import Task, with_batch
 from ecc.zoo import find_task
 from energy.cases import model_of, origin, slow_extent
@@ -124,22 +124,24 @@ def wide(name: str) -> tuple[nn.Module, Tensor, ChannelGraph]:
 @cache
 def true_model(graph: ChannelGraph, resource: str = "energy") -> EnergyModel:
     """Prices that are the same for each unit of work, and a base of a twentieth."""
-    skeleton = graph.skeleton
-    terms = bilinear_terms(skeleton)
+    structure = graph.structure
+    terms = bilinear_terms(structure)
     price = 1e-9 if resource == "energy" else 3e-7
-    prices = tuple(price * (1 + number % 3) for number in range(len(terms)))
+    coefficients = tuple(price * (1 + number % 3) for number in range(len(terms)))
     dense = sum(
-        one * slow_extent(term.left, skeleton.full_widths) * slow_extent(term.right, skeleton.full_widths)
-        for one, term in zip(prices, terms, strict=True)
+        one * slow_extent(term.left, structure.full_widths) * slow_extent(term.right, structure.full_widths)
+        for one, term in zip(coefficients, terms, strict=True)
     )
-    return model_of(Priced("bilinear", dense / 20, terms, prices), skeleton, resource=resource)
+    return model_of(FittedModel("bilinear", dense / 20, terms, coefficients), structure, resource=resource)
 
 
 def wrong_model(graph: ChannelGraph, factor: float, resource: str = "energy") -> EnergyModel:
     """Errs by a factor on two of three layers."""
     true = true_model(graph, resource)
-    prices = tuple(price * (factor if number % 3 else 1.0) for number, price in enumerate(true.priced.prices))
-    return replace(true, priced=replace(true.priced, prices=prices))
+    coefficients = tuple(
+        price * (factor if number % 3 else 1.0) for number, price in enumerate(true.priced.coefficients)
+    )
+    return replace(true, priced=replace(true.priced, coefficients=coefficients))
 
 
 class Truth:
@@ -187,7 +189,7 @@ def wide_job(
 ) -> Compression:
     """A compression of a wide network by a model that errs, on scales that do not."""
     graph = _graph(name)
-    values = {"steps": 24, "tune_steps": 4, "lr": 1e-3, "log_every": 5} | settings
+    values = {"steps": 24, "finetune_steps": 4, "lr": 1e-3, "log_every": 5} | settings
     return Compression(
         task or wide_task(name),
         parse_budgets(budgets or ("50%",)),
@@ -221,7 +223,7 @@ def platform(name: str = "jetson-tx2") -> Source:
 
 
 def digits_job(*budgets: str, **settings: Any) -> Compression:
-    values = {"train_steps": 6, "steps": 16, "tune_steps": 4, "lr": 1e-3, "log_every": 5} | settings
+    values = {"pretrain_steps": 6, "steps": 16, "finetune_steps": 4, "lr": 1e-3, "log_every": 5} | settings
     models = [digits_model(), *([digits_model(resource="latency")] if any("latency" in b for b in budgets) else [])]
     return Compression(
         find_task("digits"), parse_budgets(budgets), models, source=platform(), settings=CompressSettings(**values)

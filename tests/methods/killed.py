@@ -74,7 +74,9 @@ def main(folder: Path, method: str, seed: int) -> None:
     torch.set_num_threads(1)
     torch.optim.SGD([torch.zeros(1)])  # the first optimizer imports torch._dynamo for seconds: once, and in no attempt
     task = wide_task(train_batches=slow_batches, evaluate=score, evaluate_held_out=slow_score)
-    job = wide_job("45%", task=task, train_steps=TRAIN, steps=SOLVE, tune_steps=TUNE, log_every=2, checkpoint_steps=3)
+    job = wide_job(
+        "45%", task=task, pretrain_steps=TRAIN, steps=SOLVE, finetune_steps=TUNE, log_every=2, checkpoint_steps=3
+    )
     job.method = SMALL[method]()
     assert os.waitpid(attempt(job, folder / "peace"), 0)[1] == 0
     war = folder / "war"

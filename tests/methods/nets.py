@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ecc.energy.products import Products
-from ecc.graph import ChannelGraph, ChannelGroup, Extent, trace_channels
+from ecc.energy.bilinear_form import BilinearForm
+from ecc.graph import AffineSize, ChannelGraph, ChannelGroup, trace_channels
 from ecc.zoo.digits import DigitsNet
 from graph.layers import conv, named
 
@@ -21,7 +21,7 @@ from graph.layers import conv, named
 class ProductCost:
     """A `Cost` that is a sum of products of widths."""
 
-    products: Products
+    products: BilinearForm
     groups: tuple[str, ...]
     full_widths: tuple[int, ...]
     resource: str = "energy"
@@ -42,7 +42,7 @@ class ProductCost:
 def macs_cost(graph: ChannelGraph, *, joules_per_mac: float = 1e-9) -> ProductCost:
     """Multiply-accumulates as joules."""
     layers = [layer for layer in graph.layers if layer.macs]
-    products = Products(
+    products = BilinearForm(
         0.0,
         tuple(joules_per_mac * layer.macs for layer in layers),
         tuple(layer.incoming for layer in layers),
@@ -54,11 +54,11 @@ def macs_cost(graph: ChannelGraph, *, joules_per_mac: float = 1e-9) -> ProductCo
 
 def bytes_cost(graph: ChannelGraph) -> ProductCost:
     """Activations that are read and written: linear in the widths."""
-    products = Products(
+    products = BilinearForm(
         0.0,
         tuple(float(layer.item_bytes) for layer in graph.layers for _ in range(2)),
         tuple(extent for layer in graph.layers for extent in (layer.reads, layer.writes)),
-        (Extent(1),) * (2 * len(graph.layers)),
+        (AffineSize(1),) * (2 * len(graph.layers)),
         len(graph.groups),
     )
     full = graph.full_widths
@@ -68,17 +68,17 @@ def bytes_cost(graph: ChannelGraph) -> ProductCost:
 def pair_cost(
     full_widths: Sequence[int],
     pairs: Sequence[tuple[int, int]],
-    prices: Sequence[float],
+    coefficients: Sequence[float],
     linear: Sequence[float] = (),
     base: float = 0.0,
 ) -> ProductCost:
-    """base + sum of prices * s_i * s_j + sum of linear * s_i, in units of one channel."""
-    width = [Extent(0, ((k, 1),)) for k in range(len(full_widths))]
-    products = Products(
+    """base + sum of coefficients * s_i * s_j + sum of linear * s_i, in units of one channel."""
+    width = [AffineSize(0, ((k, 1),)) for k in range(len(full_widths))]
+    products = BilinearForm(
         base,
-        (*prices, *linear),
+        (*coefficients, *linear),
         tuple([width[i] for i, _ in pairs] + width[: len(linear)]),
-        tuple([width[j] for _, j in pairs] + [Extent(1)] * len(linear)),
+        tuple([width[j] for _, j in pairs] + [AffineSize(1)] * len(linear)),
         len(full_widths),
     )
     return ProductCost(products, tuple(f"g{k}" for k in range(len(full_widths))), tuple(full_widths))

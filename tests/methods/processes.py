@@ -13,31 +13,31 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ecc.methods.landing import Landing, Weighing
-from ecc.methods.weighing import Scales, Weighed
-from ecc.training import Interrupted, World, find_world, save_state
+from ecc.methods.cost_evaluator import CostEvaluator, MeasuredCost
+from ecc.methods.landing import CostCheck, Landing
+from ecc.training import DistributedContext, Interrupted, find_distributed, save_state
 from methods.jobs import noise_batches, wide_job, wide_task
 
-SETTINGS: dict[str, Any] = {"train_steps": 2, "steps": 16, "tune_steps": 3, "log_every": 4}
+SETTINGS: dict[str, Any] = {"pretrain_steps": 2, "steps": 16, "finetune_steps": 3, "log_every": 4}
 STOP = 9  # the step of the solve at which the second process is asked to stop
 
 
-def only_the_first_knows(world: World) -> None:
+def only_the_first_knows(world: DistributedContext) -> None:
     """Its scales scatter, and those of the others have only the word of the model."""
-    weigh = Scales.__call__
+    weigh = CostEvaluator.__call__
 
-    def scattered(self: Scales, widths: Mapping[str, int]) -> Weighed:
+    def scattered(self: CostEvaluator, widths: Mapping[str, int]) -> MeasuredCost:
         found = weigh(self, widths)
         return replace(found, relative_ci=0.012) if world.is_main else found
 
-    Scales.__call__ = scattered  # type: ignore[method-assign]
+    CostEvaluator.__call__ = scattered  # type: ignore[method-assign]
 
 
 def watched(seen: dict[str, Any]) -> None:
     """Notes widths, duals and masks after every step."""
     after_step = Landing.after_step
 
-    def noted(self: Landing, step: int) -> Weighing | None:
+    def noted(self: Landing, step: int) -> CostCheck | None:
         found = after_step(self, step)
         solver = self._solver
         duals = [*solver.duals.width.values(), solver.duals.energy]
@@ -62,7 +62,7 @@ def stopping(epoch: int, asked: list[int]) -> Iterator[tuple[Tensor, Tensor]]:
 
 def main(folder: Path) -> None:
     torch.set_num_threads(1)
-    world = find_world("cpu")
+    world = find_distributed("cpu")
     seen: dict[str, Any] = {}
     only_the_first_knows(world)
     watched(seen)
@@ -76,7 +76,7 @@ def main(folder: Path) -> None:
     )
 
     # The second process draws both processes' batches too: it is asked to stop in the midst of the solve.
-    asked = [0, 2 * (SETTINGS["train_steps"] + STOP) if world.rank else -1]
+    asked = [0, 2 * (SETTINGS["pretrain_steps"] + STOP) if world.rank else -1]
     task = wide_task(train_batches=lambda epoch: stopping(epoch, asked))
     stopped = 0
     try:

@@ -18,10 +18,16 @@ import torch
 from torch import Tensor
 
 from ecc.methods import Compression
-from ecc.training import World, find_world, save_state
+from ecc.training import DistributedContext, find_distributed, save_state
 from methods.jobs import noise_batches, wide_job, wide_task
 
-SETTINGS: dict[str, Any] = {"train_steps": 4, "steps": 16, "tune_steps": 8, "log_every": 2, "checkpoint_steps": 3}
+SETTINGS: dict[str, Any] = {
+    "pretrain_steps": 4,
+    "steps": 16,
+    "finetune_steps": 8,
+    "log_every": 2,
+    "checkpoint_steps": 3,
+}
 DEATHS = {0: 4 + 11, 1: 4 + 16 + 5}
 """By rank, the step at which it dies, of all phases together: between two checkpoints."""
 
@@ -36,7 +42,7 @@ def deadly_batches(folder: Path, rank: int, epoch: int) -> Iterator[tuple[Tensor
         yield batch
 
 
-def job(world: World, **fields: Any) -> Compression:
+def job(world: DistributedContext, **fields: Any) -> Compression:
     task = wide_task(evaluate=lambda model: float(next(model.parameters()).detach().sum()), **fields)
     made = wide_job("45%", task=task, **SETTINGS)
     made.device = world.device  # as the command line does it
@@ -45,7 +51,7 @@ def job(world: World, **fields: Any) -> Compression:
 
 def main(folder: Path) -> None:
     torch.set_num_threads(1)
-    world = find_world("cpu")
+    world = find_distributed("cpu")
     job(world).run(folder / "peace", world=world)
     result = job(world, train_batches=partial(deadly_batches, folder, world.rank)).run(folder / "war", world=world)
     save_state(folder / f"war-{world.rank}.safetensors", {"slim": result.model.state_dict()})

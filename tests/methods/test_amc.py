@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from ecc.errors import BadTask, EccError, InfeasibleBudget
 from ecc.methods import Work
-from ecc.methods.amc import FEATURES, Amc, AmcSettings, Walk
-from ecc.methods.ddpg import DdpgSettings
+from ecc.methods.baselines.amc import FEATURES, Amc, AmcSettings, Walk
+from ecc.methods.baselines.ddpg import DdpgSettings
+from ecc.methods.cost_evaluator import MeasuredCost
 from ecc.methods.driving import Drive
-from ecc.methods.weighing import Weighed
 from ecc.training import load_state, save_state
 from methods.jobs import WIDE, digits_job, history_of, same_result, wide_job, wide_task
 from methods.works import work_of
@@ -52,10 +52,10 @@ def lines_of(work: Work) -> list[dict[str, Any]]:
 # ---------------------------------------------------------------- the wall
 
 
-@pytest.mark.parametrize("round_to", [1, 8])
+@pytest.mark.parametrize("width_multiple", [1, 8])
 @pytest.mark.parametrize("name", WIDE)
-def test_every_episode_meets_the_aims(name: str, round_to: int) -> None:
-    work = work_of(name, share=0.4, round_to=round_to)
+def test_every_episode_meets_the_aims(name: str, width_multiple: int) -> None:
+    work = work_of(name, share=0.4, width_multiple=width_multiple)
     method = finished(work, 6)
     episodes = [line for line in lines_of(work) if "episode" in line]
     assert [line["episode"] for line in episodes] == list(range(1, 7))
@@ -86,7 +86,7 @@ def test_the_wall_is_the_largest_width_that_leaves_a_way(share: float) -> None:
 
 
 def test_what_the_wall_lets_through_is_what_was_chosen() -> None:
-    work = work_of(share=1.0, round_to=8)
+    work = work_of(share=1.0, width_multiple=8)
     walk = Walk(work)
     widths, _, _ = walk.along(lambda _, low: 0.6)
     assert widths == work.rounded(
@@ -283,8 +283,8 @@ def test_scales_that_show_more_make_it_search_on_until_they_agree() -> None:
     work.held_out = weight_of
     limit, cost = work.aims[0], work.costs[0]
 
-    def scales(widths: Mapping[str, int]) -> Weighed:
-        return Weighed({"energy": 1.3 * float(cost.value(work.graph.widths(widths)))}, "measured")
+    def scales(widths: Mapping[str, int]) -> MeasuredCost:
+        return MeasuredCost({"energy": 1.3 * float(cost.value(work.graph.widths(widths)))}, "measured")
 
     drive = Drive(started(work, 20), work, [limit], scales)
     drive.go(lambda: None)

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ecc.graph import zero_channels_
+from ecc.graph import mask_channels_
 from ecc.methods.base import magnitudes
 from methods.jobs import WIDE
 from methods.works import work_of
@@ -19,7 +19,7 @@ def test_a_work_counts_live_channels_and_its_excess(name: str) -> None:
 
 
 def test_widths_are_rounded_down_to_the_lattice_and_not_below_floors() -> None:
-    work = work_of("chain", round_to=8)
+    work = work_of("chain", width_multiple=8)
     full = [group.width for group in work.graph.groups]
     assert work.rounded(full) == full
     halves = work.rounded([0.49 * width for width in full])
@@ -31,8 +31,8 @@ def test_widths_are_rounded_down_to_the_lattice_and_not_below_floors() -> None:
 
 
 def test_dead_channels_count_as_far_as_they_make_widths_round() -> None:
-    work = work_of("chain", round_to=8)
-    zero_channels_(work.model, work.graph, {"conv1": torch.arange(6), "conv2": torch.arange(8, 24)})
+    work = work_of("chain", width_multiple=8)
+    mask_channels_(work.model, work.graph, {"conv1": torch.arange(6), "conv2": torch.arange(8, 24)})
     assert work.widths() == [96, 48, 4]  # 90 and 48 live
 
 

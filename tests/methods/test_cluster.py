@@ -23,7 +23,7 @@ from ecc.errors import EccError
 from ecc.methods import CompressSettings
 from ecc.methods import cluster as clusters
 from ecc.methods.cluster import Cluster, Outcome, open_cluster, run_on_cluster
-from ecc.methods.compare import Cell, Comparison
+from ecc.methods.grid import Cell, Comparison
 from ecc.training import Interrupted, RunInUse
 from methods.jobs import _graph, digits_model, history_of, true_model, wide_task
 
@@ -274,7 +274,7 @@ class Inline:
 def small_grid(**changes: Any) -> Comparison:
     graph = _graph("chain")
     values: dict[str, Any] = {"methods": ["scratch", "uniform", "ecc"], "budgets": ["65%"], "seeds": 1} | changes
-    settings = CompressSettings(train_steps=3, steps=20, tune_steps=2, lr=1e-3)
+    settings = CompressSettings(pretrain_steps=3, steps=20, finetune_steps=2, lr=1e-3)
     return Comparison(wide_task("chain"), true_model(graph), settings=settings, **values)
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from ecc.errors import BadFile, EccError
 from ecc.methods import CompressSettings
-from ecc.methods.compare import Cell, Comparison
+from ecc.methods.grid import Cell, Comparison
 from ecc.training import Interrupted
 from methods.jobs import Truth, _graph, noise_batches, true_model, wide_task, wrong_model
 
@@ -23,7 +23,7 @@ def grid(**changes: Any) -> Comparison:
         "budgets": ["65%", "50%"],
         "seeds": 2,
         "source": Truth(true_model(graph)),
-        "settings": CompressSettings(train_steps=3, steps=20, tune_steps=2, lr=1e-3, log_every=5),
+        "settings": CompressSettings(pretrain_steps=3, steps=20, finetune_steps=2, lr=1e-3, log_every=5),
     }
     task = wide_task("chain", evaluate=lambda net: float(next(net.parameters()).detach().abs().sum()))
     return Comparison(task, wrong_model(graph, 0.9), **(values | changes))
@@ -110,7 +110,7 @@ def test_what_cannot_be_compared_is_refused(tmp_path: Path) -> None:
         grid(budgets=["sixty"])
     grid(methods=["uniform"], budgets=["65%"], seeds=1).run(tmp_path / "runs")
     with pytest.raises(BadFile, match=r"was begun with settings\.lr = 0\.001, and now it is 0\.5"):
-        grid(settings=CompressSettings(train_steps=3, steps=20, tune_steps=2, lr=0.5, log_every=5)).run(
+        grid(settings=CompressSettings(pretrain_steps=3, steps=20, finetune_steps=2, lr=0.5, log_every=5)).run(
             tmp_path / "runs"
         )
     with pytest.raises(BadFile, match="was begun with quick = False, and now it is True"):
@@ -181,7 +181,7 @@ def test_what_changes_no_result_may_change_and_the_device_may_not(tmp_path: Path
 
 
 def test_a_grid_goes_on_with_the_weights_it_was_begun_with(tmp_path: Path) -> None:
-    untrained = replace(grid().settings, train_steps=0)
+    untrained = replace(grid().settings, pretrain_steps=0)
     grid(methods=["uniform"], seeds=1, budgets=["65%"], settings=untrained).run(tmp_path / "runs")
     other = grid(methods=["uniform"], seeds=1, settings=untrained)
     next(other.task.model.parameters()).data.mul_(2)

@@ -15,11 +15,11 @@ from torch import nn
 
 from ecc.energy import EnergyModel, parse_budgets
 from ecc.errors import BadBudget, BadFile, BadMeasurement, BadTask, InfeasibleBudget
-from ecc.graph import live_channels, resized, zero_channels_
+from ecc.graph import live_channels, mask_channels_, with_widths
 from ecc.methods import Compression, CompressSettings, compress, phases
-from ecc.methods.compress import Compressed
-from ecc.methods.find import find_method
+from ecc.methods.compression import Compressed
 from ecc.methods.landing import BAND
+from ecc.methods.registry import find_method
 from ecc.training import Interrupted, load_state
 from ecc.zoo import find_task
 from methods import jobs
@@ -138,7 +138,7 @@ def test_the_files_can_be_read_by_others(digits: Digits) -> None:
     assert widths == digits.result.widths
     state = safetensors.torch.load_file(digits.folder / "slim.safetensors")
     graph = digits.job.graph
-    small = resized(find_task("digits").model, graph, {group.name: widths[group.name] for group in graph.prunable})
+    small = with_widths(find_task("digits").model, graph, {group.name: widths[group.name] for group in graph.prunable})
     small.load_state_dict(state)
     images = torch.randn(8, 1, 8, 8)
     assert torch.equal(small.eval()(images), digits.result.model.eval()(images))
@@ -155,7 +155,7 @@ def test_the_history_tells_every_phase_and_is_told_to_others(digits: Digits) -> 
     ]
     assert lines == [json.loads(json.dumps(facts)) for facts in digits.lines]
     settings = digits.job.settings
-    total = settings.train_steps + settings.steps + settings.tune_steps
+    total = settings.pretrain_steps + settings.steps + settings.finetune_steps
     assert digits.summary["batches"] == {"total": total, "lineage": total}
     spent = [facts["spent"]["energy"] for facts in lines if facts["phase"] == "solver"]
     assert spent == sorted(spent, reverse=True)
@@ -188,8 +188,8 @@ def test_a_finished_run_is_shown_again_without_training(digits: Digits, monkeypa
     [
         ({"seed": 1}, "settings.seed = 0, and now settings.seed = 1"),
         ({"steps": 17}, "settings.steps = 16"),
-        ({"min_share": 0.2}, "settings.min_share = 0.1"),
-        ({"round_to": 4}, "round_to = 1, and now round_to = 4"),
+        ({"min_width_ratio": 0.2}, "settings.min_width_ratio = 0.1"),
+        ({"width_multiple": 4}, "width_multiple = 1, and now width_multiple = 4"),
         ({"budget": "40%"}, r"budgets\[0\] = .*0.5 of dense"),
         ({"task": "other"}, 'task = "digits", and now task = "other"'),
         ({"source": None}, 'meter = "NVIDIA Jetson TX2", and now meter = null'),
@@ -200,7 +200,7 @@ def test_the_folder_of_another_run_is_refused_by_the_field(digits: Digits, chang
     budget, task = changes.pop("budget", "50%"), digits.job.task
     task = replace(task, name=changes.pop("task", "digits"))
     source = changes.pop("source", platform())
-    values = {"train_steps": 6, "steps": 16, "tune_steps": 4, "lr": 1e-3, "log_every": 5} | changes
+    values = {"pretrain_steps": 6, "steps": 16, "finetune_steps": 4, "lr": 1e-3, "log_every": 5} | changes
     job = Compression(task, parse_budgets([budget]), digits_model(), source=source, settings=CompressSettings(**values))
     before = (digits.folder / "summary.json").read_bytes()
     with pytest.raises(BadFile, match=f"was begun with {field}"):
@@ -254,7 +254,7 @@ def test_two_runs_of_one_job_do_not_know_of_each_other(tmp_path: Path) -> None:
 def test_without_a_source_everything_is_called_predicted(tmp_path: Path) -> None:
     graph = wide_job().graph
     model = jobs.wrong_model(graph, 0.8)
-    settings = CompressSettings(steps=20, tune_steps=0, lr=1e-3, distill=0.0)
+    settings = CompressSettings(steps=20, finetune_steps=0, lr=1e-3, distill=0.0)
     result = Compression(wide_task(), parse_budgets(["50%"]), model, settings=settings).run(tmp_path / "run")
     assert result.summary["label"] == "predicted"
     assert result.summary["budgets"]["energy"]["label"] == "predicted"
@@ -276,12 +276,12 @@ def test_two_budgets_hold_and_each_has_its_label(tmp_path: Path) -> None:
 
 def test_widths_are_rounded_as_the_profile_was(tmp_path: Path) -> None:
     job = wide_job("50%")
-    origin = replace(job.energies["energy"].origin, multiple_of=8)
+    origin = replace(job.energies["energy"].origin, width_multiple=8)
     model = replace(job.energies["energy"], origin=origin)
-    settings = CompressSettings(steps=20, tune_steps=0, lr=1e-3)
+    settings = CompressSettings(steps=20, finetune_steps=0, lr=1e-3)
     rounded = Compression(wide_task(), job.budgets, model, source=job.source, settings=settings)
     result = rounded.run(tmp_path / "run")
-    assert result.summary["round_to"] == rounded.round_to == 8
+    assert result.summary["width_multiple"] == rounded.width_multiple == 8
     assert all(result.widths[group.name] % 8 == 0 for group in job.graph.prunable)
     assert result.summary["met"]
 
@@ -295,7 +295,7 @@ def test_groups_can_be_bound_to_the_even_cut(tmp_path: Path) -> None:
 
 def test_what_is_stopped_goes_on_bit_for_bit(tmp_path: Path) -> None:
     """By a signal in each of the three phases; see also `test_resume.py`, with kill -9."""
-    settings: dict[str, Any] = {"train_steps": 5, "steps": 16, "tune_steps": 5, "log_every": 2}
+    settings: dict[str, Any] = {"pretrain_steps": 5, "steps": 16, "finetune_steps": 5, "log_every": 2}
     peace = wide_job("50%", **settings).run(tmp_path / "peace")
     told: list[str] = []
     for stop in (3, 13, 11):  # batches drawn in that session, those that it skips among them
@@ -328,7 +328,7 @@ def untrainable(*args: Any) -> Any:
 def test_what_cannot_be_reached_is_refused_before_a_step_is_spent(tmp_path: Path) -> None:
     task = wide_task(train_batches=untrainable)
     with pytest.raises(InfeasibleBudget, match=r"budget .* J of energy is below .* the least this network can use"):
-        wide_job("1%", task=task, train_steps=5).run(tmp_path / "run")
+        wide_job("1%", task=task, pretrain_steps=5).run(tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
@@ -368,12 +368,12 @@ def test_a_network_with_dead_channels_ends_at_round_widths(method: str | None, t
     task = wide_task(evaluate_held_out=lambda net: -float(sum(p.detach().abs().sum() for p in net.parameters())))
     graph = wide_job().graph
     dead = {"conv1": torch.arange(5), "conv2": torch.arange(11, 20)}  # 91 of 96 and 55 of 64 live
-    zero_channels_(task.model, graph, dead)
+    mask_channels_(task.model, graph, dead)
     job = Compression(
         task,
         parse_budgets(["80%"]),
         true_model(graph),
-        settings=CompressSettings(steps=12, tune_steps=2, lr=1e-3, round_to=8),
+        settings=CompressSettings(steps=12, finetune_steps=2, lr=1e-3, width_multiple=8),
         method=None if method is None else find_method(method, quick=True),
     )
     result = job.run(tmp_path / "run")

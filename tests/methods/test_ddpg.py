@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ecc.errors import EccError
-from ecc.methods.ddpg import Ddpg, DdpgSettings, soft_update_, truncated_normal
+from ecc.methods.baselines.ddpg import Ddpg, DdpgSettings, soft_update_, truncated_normal
 from ecc.training import load_state, save_state
 
 QUICK = DdpgSettings(hidden=32, actor_lr=3e-3, critic_lr=1e-2, batch=32)

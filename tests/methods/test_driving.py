@@ -14,11 +14,11 @@ from ecc.energy import Cost, EnergyModel
 from ecc.errors import BadTask, EccError, InfeasibleBudget
 from ecc.methods import Amc, Eap, EapSettings, Greedy, Lcp, NetAdapt, Uniform, Work
 from ecc.methods.base import magnitudes
-from ecc.methods.driving import MAX_CORRECTIONS, Drive, SilentAdam, first_aims
+from ecc.methods.cost_evaluator import MeasuredCost
+from ecc.methods.driving import MAX_CORRECTIONS, Drive, MaskedAdam, first_aims
 from ecc.methods.landing import BAND
-from ecc.methods.weighing import Weighed
 from ecc.training import Interrupted
-from ecc.training.tree import tree_of
+from ecc.training.state_tree import tree_of
 from methods.jobs import WIDE, history_of, same_result, wide_job, wide_task
 from methods.works import work_of
 
@@ -63,9 +63,9 @@ class Stop(Exception):
 def erring(work: Work, factor: float, relative_ci: float | None = None) -> Any:
     cost: Cost = work.costs[0]
 
-    def scales(widths: Mapping[str, int]) -> Weighed:
+    def scales(widths: Mapping[str, int]) -> MeasuredCost:
         true = factor * float(cost.value(work.graph.widths(widths)))
-        return Weighed({"energy": true}, "measured", relative_ci)
+        return MeasuredCost({"energy": true}, "measured", relative_ci)
 
     return scales
 
@@ -91,9 +91,9 @@ def test_a_method_that_cuts_anew_is_also_asked_for_more(method: Any, fixed: floa
     work, one = work_of(share=0.5), method()
     limit, dense = work.aims[0], float(work.costs[0].value(work.graph.widths({})))
 
-    def scales(widths: Mapping[str, int]) -> Weighed:
+    def scales(widths: Mapping[str, int]) -> MeasuredCost:
         predicted = float(work.costs[0].value(work.graph.widths(widths)))
-        return Weighed({"energy": (predicted - fixed * dense) / (1 - fixed)}, "measured")
+        return MeasuredCost({"energy": (predicted - fixed * dense) / (1 - fixed)}, "measured")
 
     one.start(work)
     drive, states = Drive(one, work, [limit], scales), []
@@ -121,10 +121,10 @@ def test_where_the_next_network_is_too_large_it_goes_back() -> None:
     work, method = work_of(share=0.5), Uniform()
     limit, first = work.aims[0], None
 
-    def scales(widths: Mapping[str, int]) -> Weighed:
+    def scales(widths: Mapping[str, int]) -> MeasuredCost:
         nonlocal first
         first = first or widths
-        return Weighed({"energy": (0.9 if widths == first else 1.1) * limit}, "measured")
+        return MeasuredCost({"energy": (0.9 if widths == first else 1.1) * limit}, "measured")
 
     method.start(work)
     drive = Drive(method, work, [limit], scales)
@@ -149,11 +149,11 @@ class Stubborn(Uniform):
 
 
 def test_a_network_that_does_not_change_is_weighed_once() -> None:
-    """Weighed again and again, it would be found within the budget by chance."""
+    """MeasuredCost again and again, it would be found within the budget by chance."""
     work, method = work_of(share=0.5), Stubborn()
     method.start(work)
     readings = iter([1.02, 0.99])
-    drive = Drive(method, work, list(work.aims), lambda _: Weighed({"energy": next(readings) * limit}, "measured"))
+    drive = Drive(method, work, list(work.aims), lambda _: MeasuredCost({"energy": next(readings) * limit}, "measured"))
     limit = work.aims[0]
     drive.go(lambda: None)
     assert not drive.landed
@@ -175,7 +175,7 @@ def test_scales_that_scatter_make_it_aim_lower() -> None:
 def test_scales_that_never_agree_end_it_with_a_note() -> None:
     work, method = work_of(share=0.9), Uniform()
     method.start(work)
-    drive = Drive(method, work, list(work.aims), lambda _: Weighed({"energy": 1.01 * work_limit}, "measured"))
+    drive = Drive(method, work, list(work.aims), lambda _: MeasuredCost({"energy": 1.01 * work_limit}, "measured"))
     work_limit = work.aims[0]
     drive.go(lambda: None)
     assert not drive.landed
@@ -183,7 +183,7 @@ def test_scales_that_never_agree_end_it_with_a_note() -> None:
 
 
 def test_aims_below_the_floors_end_it() -> None:
-    work, method = work_of(share=0.5, min_share=0.6), Uniform()
+    work, method = work_of(share=0.5, min_width_ratio=0.6), Uniform()
     method.start(work)
     least = float(work.costs[0].value(torch.tensor(work.floors(), dtype=torch.float64)))
     work.aims = [0.9 * least]
@@ -202,10 +202,10 @@ def test_the_first_aims_take_the_change_of_the_dense_network_since_the_profile()
     assert isinstance(cost, EnergyModel)
     dense = cost.dense
     missed = replace(cost, quality={"dense_fitted": 1.0})
-    assert first_aims([missed], [0.3], Weighed({"energy": dense}, "measured")) == pytest.approx([0.15])
-    assert first_aims([missed], [0.3], Weighed({"energy": dense / 2}, "measured")) == pytest.approx([0.3])
-    assert first_aims([cost], [0.3], Weighed({"energy": 2 * dense}, "measured")) == pytest.approx([0.15])
-    assert first_aims([cost], [0.3], Weighed({}, "measured")) == pytest.approx([0.3])
+    assert first_aims([missed], [0.3], MeasuredCost({"energy": dense}, "measured")) == pytest.approx([0.15])
+    assert first_aims([missed], [0.3], MeasuredCost({"energy": dense / 2}, "measured")) == pytest.approx([0.3])
+    assert first_aims([cost], [0.3], MeasuredCost({"energy": 2 * dense}, "measured")) == pytest.approx([0.15])
+    assert first_aims([cost], [0.3], MeasuredCost({}, "measured")) == pytest.approx([0.3])
 
 
 @pytest.mark.parametrize("name", WIDE)
@@ -218,7 +218,7 @@ def test_silent_channels_stay_silent_while_others_train(name: str) -> None:
     assert work.widths() == widths
     assert any(not torch.equal(before[key], value) for key, value in work.model.state_dict().items())
     assert work.stream.total == 3
-    assert isinstance(SilentAdam(work.model, work.graph, 1e-3, 0.0), torch.optim.Adam)
+    assert isinstance(MaskedAdam(work.model, work.graph, 1e-3, 0.0), torch.optim.Adam)
 
 
 def test_a_run_that_was_stopped_between_steps_ends_as_one_that_was_not(
@@ -279,7 +279,7 @@ def test_missing_held_out_data_are_refused_before_anything_is_trained(tmp_path: 
     def untrainable(epoch: int) -> Any:
         raise AssertionError("it trains")
 
-    job = wide_job("50%", task=wide_task(train_batches=untrainable), train_steps=5)
+    job = wide_job("50%", task=wide_task(train_batches=untrainable), pretrain_steps=5)
     job.method = method
     with pytest.raises(BadTask, match=f"{method.name} chooses .*'chain' has no evaluate_held_out.* such as ecc"):
         job.run(tmp_path / "run")

@@ -14,8 +14,8 @@ from ecc.errors import EccError, InfeasibleBudget
 from ecc.graph import Role, live_masks
 from ecc.methods import Work
 from ecc.methods.base import magnitudes
-from ecc.methods.eap import Eap, EapSettings
-from ecc.methods.refit import sampled
+from ecc.methods.baselines.eap import Eap, EapSettings
+from ecc.methods.baselines.refit import sampled
 from ecc.training import load_state, save_state
 from methods.jobs import WIDE
 from methods.nets import macs_cost
@@ -44,19 +44,19 @@ def cuts_of(work: Work) -> list[Mapping[str, Any]]:
     return [line for line in lines_of(work) if "group" in line]
 
 
-# ---------------------------------------------------------------- budgets, floors, lattice
+# ---------------------------------------------------------------- budgets, floors, width_remainders
 
 
-@pytest.mark.parametrize(("cut", "round_to"), [(0.3, 1), (None, 8)])
+@pytest.mark.parametrize(("cut", "width_multiple"), [(0.3, 1), (None, 8)])
 @pytest.mark.parametrize("name", WIDE)
-def test_the_aims_are_met_on_the_lattice_above_the_floors(name: str, round_to: int, cut: float | None) -> None:
-    work = work_of(name, share=0.4, round_to=round_to)
+def test_the_aims_are_met_on_the_lattice_above_the_floors(name: str, width_multiple: int, cut: float | None) -> None:
+    work = work_of(name, share=0.4, width_multiple=width_multiple)
     done(started(work, cut=cut))
     widths, floors = work.widths(), work.floors()
-    left = work.graph.skeleton.lattice(round_to)
+    left = work.graph.structure.width_remainders(width_multiple)
     for group, width, floor, rest in zip(work.graph.groups, widths, floors, left, strict=True):
         assert floor <= width <= group.width
-        assert width in (group.width, floor) or (width - rest) % round_to == 0
+        assert width in (group.width, floor) or (width - rest) % width_multiple == 0
     assert all(torch.isfinite(parameter).all() for parameter in work.model.parameters())
 
 
@@ -100,7 +100,7 @@ def test_it_goes_on_when_the_aims_are_lowered() -> None:
 
 
 def test_floors_end_it_with_a_word() -> None:
-    work = work_of(share=0.01, min_share=0.5)
+    work = work_of(share=0.01, min_width_ratio=0.5)
     with pytest.raises(InfeasibleBudget, match="floor"):
         done(started(work, cut=0.4))
     assert work.widths() == work.floors()
@@ -129,8 +129,8 @@ def test_prices_change_the_order() -> None:
     for dear in ("conv2", "head"):
         number = model.layers.index(dear)  # type: ignore[attr-defined]
         priced = model.priced  # type: ignore[attr-defined]
-        prices = tuple(1.0 if any(layer == number for layer, _ in term.layers) else 1e-6 for term in priced.terms)
-        work.costs = (replace(model, priced=replace(priced, prices=prices)),)  # type: ignore[type-var]
+        coefficients = tuple(1.0 if any(layer == number for layer, _ in term.layers) else 1e-6 for term in priced.terms)
+        work.costs = (replace(model, priced=replace(priced, coefficients=coefficients)),)  # type: ignore[type-var]
         first = started(work).order()[0]
         assert dear in work.graph[first].layers(Role.READ)
         orders.append(first)
@@ -295,7 +295,7 @@ def test_held_out_data_are_not_asked_without_a_threshold() -> None:
 
 def test_training_after_each_pass_keeps_the_silent_silent() -> None:
     work = work_of("chain", share=0.3)
-    done(started(work, tune_steps=2, cut=0.15))
+    done(started(work, finetune_steps=2, cut=0.15))
     passes = max(line["pass"] for line in lines_of(work))
     assert work.stream.lineage == 2 * (passes - 1) > 0
     assert work.excess(work.widths()) <= 0
@@ -315,7 +315,7 @@ def test_training_after_each_pass_keeps_the_silent_silent() -> None:
         {"ridge": 0.0},
         {"max_drop": -1.0},
         {"max_drop": math.nan},
-        {"tune_steps": -1},
+        {"finetune_steps": -1},
     ],
 )
 def test_settings_out_of_range(wrong: dict[str, Any]) -> None:
@@ -323,7 +323,7 @@ def test_settings_out_of_range(wrong: dict[str, Any]) -> None:
         EapSettings(**wrong)
 
 
-@pytest.mark.parametrize("settings", [{"cut": 0.2}, {"max_drop": 1e4}, {"tune_steps": 2, "cut": 0.15}])
+@pytest.mark.parametrize("settings", [{"cut": 0.2}, {"max_drop": 1e4}, {"finetune_steps": 2, "cut": 0.15}])
 def test_a_resumed_run_equals_one_that_was_not_stopped(settings: dict[str, Any], tmp_path: Path) -> None:
     whole = work_of("residual", share=0.4)
     steps, method = 0, started(whole, **settings)

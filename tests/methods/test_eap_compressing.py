@@ -6,7 +6,7 @@ import pytest
 
 from ecc.energy import parse_budgets
 from ecc.methods import Compression, CompressSettings
-from ecc.methods.eap import Eap
+from ecc.methods.baselines.eap import Eap
 from ecc.zoo import find_task
 from methods.jobs import digits_model, history_of, platform, same_result, wide_job
 from methods.works import eap
@@ -36,7 +36,7 @@ class Stops(Eap):
 
 
 def digits_job(method: Eap) -> Compression:
-    settings = CompressSettings(train_steps=6, steps=1, tune_steps=3, lr=1e-3)
+    settings = CompressSettings(pretrain_steps=6, steps=1, finetune_steps=3, lr=1e-3)
     return Compression(
         find_task("digits"),
         parse_budgets(("60%",)),

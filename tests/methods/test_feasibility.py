@@ -6,7 +6,7 @@ import torch
 from ecc.energy import counted, parse_budgets
 from ecc.errors import BadBudget, InfeasibleBudget
 from ecc.graph import ChannelGraph
-from ecc.methods.ecc.floors import floor_widths
+from ecc.methods.ecc.min_widths import floor_widths
 from ecc.methods.feasibility import Reach, costs_of, reaches, refuse_infeasible
 from methods.jobs import WIDE, digits_model, true_model, wide
 
@@ -42,14 +42,16 @@ def test_a_budget_of_what_must_be_measured_needs_a_model(text: str, resource: st
 # ---------------------------------------------------------------- what can be reached
 
 
-@pytest.mark.parametrize(("min_share", "round_to"), [(0.1, 1), (0.3, 8), (0.0, 1)])
+@pytest.mark.parametrize(("min_width_ratio", "width_multiple"), [(0.1, 1), (0.3, 8), (0.0, 1)])
 @pytest.mark.parametrize("name", ["residual", "grouped", "transformer MLP"])
-def test_the_numbers_are_those_of_the_networks_themselves(name: str, min_share: float, round_to: int) -> None:
+def test_the_numbers_are_those_of_the_networks_themselves(
+    name: str, min_width_ratio: float, width_multiple: int
+) -> None:
     graph = graph_of(name)
     energy, params = true_model(graph), counted(graph, "params")
     limits = [0.5 * energy.dense, 0.7 * float(graph.parameters())]
-    found = reaches(graph, [energy, params], limits, min_share=min_share, round_to=round_to)
-    floors = dict(zip(graph.full_widths, floor_widths(graph, min_share, round_to), strict=True))
+    found = reaches(graph, [energy, params], limits, min_width_ratio=min_width_ratio, width_multiple=width_multiple)
+    floors = dict(zip(graph.full_widths, floor_widths(graph, min_width_ratio, width_multiple), strict=True))
     assert [(one.resource, one.unit, one.label) for one in found] == [
         ("energy", "J", "estimated"),
         ("params", "", "counted"),
@@ -69,7 +71,7 @@ def test_the_even_share_is_the_largest_that_meets_the_limit(name: str) -> None:
         return float(energy.value(torch.maximum(share * full, floors)))
 
     limit = 0.5 * (cost(0.0) + cost(1.0))
-    (found,) = reaches(graph, [energy], [limit], min_share=0.1, round_to=1)
+    (found,) = reaches(graph, [energy], [limit], min_width_ratio=0.1, width_multiple=1)
     assert found.even_share is not None
     assert cost(found.even_share) <= limit < cost(found.even_share + 1e-6)
     shares = [step / 2000 for step in range(2001)]  # the slow way
@@ -81,7 +83,7 @@ def test_the_even_share_ends_at_both_ends() -> None:
     energy = true_model(graph)
 
     def reach(limit: float) -> Reach:
-        return reaches(graph, [energy], [limit], min_share=0.1, round_to=1)[0]
+        return reaches(graph, [energy], [limit], min_width_ratio=0.1, width_multiple=1)[0]
 
     least = reach(1.0).least
     assert reach(energy.dense).even_share == 1.0
@@ -103,12 +105,14 @@ def test_digits_on_a_tx2_can_fall_to_a_sixth() -> None:
 def test_the_first_budget_out_of_reach_is_refused_with_the_least_that_can_be() -> None:
     graph = graph_of()
     energy, params = true_model(graph), counted(graph, "params")
-    good = reaches(graph, [energy, params], [energy.dense, 1e6], min_share=0.1, round_to=1)
+    good = reaches(graph, [energy, params], [energy.dense, 1e6], min_width_ratio=0.1, width_multiple=1)
     refuse_infeasible(good)
-    bad = reaches(graph, [energy, params], [energy.dense, 100.0], min_share=0.1, round_to=1)
+    bad = reaches(graph, [energy, params], [energy.dense, 100.0], min_width_ratio=0.1, width_multiple=1)
     least = f"{bad[1].least:.4g}"
-    with pytest.raises(InfeasibleBudget, match=rf"budget 100 of params is below {least}, the least .*--min-share"):
+    with pytest.raises(
+        InfeasibleBudget, match=rf"budget 100 of params is below {least}, the least .*--min-width-ratio"
+    ):
         refuse_infeasible(bad)
-    worse = reaches(graph, [energy, params], [1e-9, 100.0], min_share=0.1, round_to=1)
+    worse = reaches(graph, [energy, params], [1e-9, 100.0], min_width_ratio=0.1, width_multiple=1)
     with pytest.raises(InfeasibleBudget, match=rf"budget 1e-09 J of energy is below {bad[0].least:.4g} J"):
         refuse_infeasible(worse)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from ecc.errors import EccError
-from ecc.methods.find import METHODS, find_method
+from ecc.methods.registry import METHODS, find_method
 from methods.jobs import WIDE, wide_job, wide_task
 from methods.small import SMALL
 

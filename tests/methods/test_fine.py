@@ -17,9 +17,9 @@ from ecc.energy import nonzero_cost, parse_budgets
 from ecc.errors import BadBudget, BadFile, BadMeasurement, BadTask, BadWidths, EccError, InfeasibleBudget, NoMeter
 from ecc.measure import find_meter
 from ecc.measure.meters.platform import Platform
-from ecc.methods import CompressSettings, Thinned, WeightCompression, phases
+from ecc.methods import CompressSettings, SparseResult, WeightCompression, phases
 from ecc.methods.ecc.weights import count_nonzeros
-from ecc.methods.fine import zero_skipping_platform
+from ecc.methods.unstructured import zero_skipping_platform
 from ecc.task import Task, with_batch
 from ecc.training import Interrupted, load_state
 from ecc.zoo import find_task
@@ -32,7 +32,7 @@ EYERISS = Platform("eyeriss")
 
 def fine_job(*budgets: str, task: Task | None = None, **settings: Any) -> WeightCompression:
     """A compression of a toy."""
-    values = {"steps": 16, "tune_steps": 4, "lr": 1e-3, "log_every": 5} | settings
+    values = {"steps": 16, "finetune_steps": 4, "lr": 1e-3, "log_every": 5} | settings
     return WeightCompression(
         task or wide_task(),
         parse_budgets(budgets or ("40%",)),
@@ -52,7 +52,13 @@ class Digits:
         self.task = find_task("digits")
         self.before = copy.deepcopy(self.task.model.state_dict())
         settings = CompressSettings(
-            train_steps=60, train_lr=3e-3, steps=60, tune_steps=20, lr=2e-3, log_every=10, checkpoint_seconds=None
+            pretrain_steps=60,
+            pretrain_lr=3e-3,
+            steps=60,
+            finetune_steps=20,
+            lr=2e-3,
+            log_every=10,
+            checkpoint_seconds=None,
         )
         self.job = WeightCompression(self.task, parse_budgets(["40%"]), EYERISS, settings=settings)
         self.result = self.job.run(folder, history=self, progress=self.told.append)
@@ -74,7 +80,7 @@ def test_digits_meet_the_budget_and_are_read_well(digits: Digits) -> None:
     assert row["limit"] == pytest.approx(0.4 * row["dense"])
     counts = torch.tensor(list(digits.result.nonzeros.values()))
     assert row["result"] == pytest.approx(float(cost.value(counts)))
-    assert row["limit"] - max(cost.prices) <= row["result"] <= row["limit"] * (1 + 1e-9)
+    assert row["limit"] - max(cost.coefficients) <= row["result"] <= row["limit"] * (1 + 1e-9)
     assert digits.summary["met"]
     assert row["met"]
     scores = digits.summary["scores"]
@@ -143,7 +149,7 @@ def test_the_folder_of_another_run_is_refused_by_the_field(digits: Digits, chang
         job.run(digits.folder)
 
 
-def same(one: Thinned, other: Thinned) -> bool:
+def same(one: SparseResult, other: SparseResult) -> bool:
     first, second = one.model.state_dict(), other.model.state_dict()
     return one.nonzeros == other.nonzeros and all(torch.equal(first[name], second[name]) for name in first)
 
@@ -159,7 +165,7 @@ class Killed(BaseException):
     """Nobody catches this, so that what lies on the disk is what kill -9 would leave."""
 
 
-SETTINGS: dict[str, Any] = {"train_steps": 5, "steps": 16, "tune_steps": 6, "log_every": 2}
+SETTINGS: dict[str, Any] = {"pretrain_steps": 5, "steps": 16, "finetune_steps": 6, "log_every": 2}
 
 
 def scored(**fields: Any) -> Task:
@@ -167,14 +173,14 @@ def scored(**fields: Any) -> Task:
 
 
 @pytest.fixture(scope="module")
-def peace(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Thinned]:
+def peace(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, SparseResult]:
     folder = tmp_path_factory.mktemp("peace") / "run"
     return folder, fine_job("40%", task=scored(), **SETTINGS).run(folder)
 
 
 @pytest.mark.parametrize("way", ["signal", "kill"])
 def test_a_run_that_is_stopped_in_each_phase_goes_on_bit_for_bit(
-    tmp_path: Path, peace: tuple[Path, Thinned], way: str
+    tmp_path: Path, peace: tuple[Path, SparseResult], way: str
 ) -> None:
     phases = []
     for stop in (3, 7, 7, 7, 7, 7, 7, 7):  # batches that a session draws, those that it skips among them
@@ -206,7 +212,9 @@ def test_a_run_that_is_stopped_in_each_phase_goes_on_bit_for_bit(
         assert (tmp_path / "war" / name).read_bytes() == (folder / name).read_bytes()
 
 
-@pytest.mark.parametrize("settings", [{"tune_steps": 0}, {"distill": 0.0}, {"steps": 1, "tune_steps": 0}], ids=str)
+@pytest.mark.parametrize(
+    "settings", [{"finetune_steps": 0}, {"distill": 0.0}, {"steps": 1, "finetune_steps": 0}], ids=str
+)
 def test_phases_can_be_left_out(tmp_path: Path, settings: dict[str, Any]) -> None:
     result = fine_job("40%", **settings).run(tmp_path / "run")
     assert result.summary["met"]
@@ -234,8 +242,8 @@ def test_the_reach_of_a_budget(tmp_path: Path) -> None:
     assert found.even_share is not None
     assert float(job.cost.value(found.even_share * full)) == pytest.approx(found.limit)
     task = wide_task(train_batches=untrainable)
-    with pytest.raises(InfeasibleBudget, match=r"J of energy is below .* lower min_share"):
-        fine_job("40%", task=task, min_share=0.9).run(tmp_path / "run")
+    with pytest.raises(InfeasibleBudget, match=r"J of energy is below .* lower min_width_ratio"):
+        fine_job("40%", task=task, min_width_ratio=0.9).run(tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
@@ -264,8 +272,8 @@ def test_bad_jobs_are_refused() -> None:
         fine_job("latency=5ms")
     with pytest.raises(BadBudget, match="this is about nothing"):
         WeightCompression(wide_task(), [], eyeriss)
-    with pytest.raises(EccError, match="round_to=8 is for widths"):
-        fine_job("40%", round_to=8)
+    with pytest.raises(EccError, match="width_multiple=8 is for widths"):
+        fine_job("40%", width_multiple=8)
     with pytest.raises(EccError, match=r"even=0.5 is for widths"):
         fine_job("40%", even=0.5)
     with pytest.raises(BadWidths, match="no convolution or linear layer"):

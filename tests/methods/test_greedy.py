@@ -11,15 +11,15 @@ from methods.jobs import WIDE, wide_job
 from methods.works import work_of
 
 
-@pytest.mark.parametrize("round_to", [1, 8])
+@pytest.mark.parametrize("width_multiple", [1, 8])
 @pytest.mark.parametrize("name", WIDE)
-def test_the_aims_are_met_and_floors_kept(name: str, round_to: int) -> None:
-    work, method = work_of(name, share=0.4, round_to=round_to), Greedy()
+def test_the_aims_are_met_and_floors_kept(name: str, width_multiple: int) -> None:
+    work, method = work_of(name, share=0.4, width_multiple=width_multiple), Greedy()
     method.start(work)
     method.step()
     assert method.is_done
     assert all(width >= floor for width, floor in zip(work.widths(), work.floors(), strict=True))
-    if round_to == 1:
+    if width_multiple == 1:
         assert work.excess(work.widths()) > -0.1  # and not far below; a block of eight is much of a small network
 
 

@@ -14,8 +14,8 @@ from ecc.energy import Cost, EnergyModel, counted
 from ecc.errors import InfeasibleBudget
 from ecc.graph import ChannelGraph, live_channels, slim
 from ecc.methods import EccSolver
-from ecc.methods.landing import BAND, MARKS, MAX_DESCENTS, Landing, Weighing, shares_of
-from ecc.methods.weighing import Weighed
+from ecc.methods.cost_evaluator import MeasuredCost
+from ecc.methods.landing import BAND, MARKS, MAX_DESCENTS, CostCheck, Landing, shares_of
 from methods.jobs import WIDE, same_result, true_model, wide, wide_job, wide_task, wrong_model
 from methods.nets import train
 
@@ -48,8 +48,8 @@ class Solve:
 
 
 def scales_of(true: EnergyModel, *others: EnergyModel, **fields: Any) -> Any:
-    def scales(widths: Mapping[str, int]) -> Weighed:
-        return Weighed({model.resource: model.at(widths) for model in (true, *others)}, "estimated", **fields)
+    def scales(widths: Mapping[str, int]) -> MeasuredCost:
+        return MeasuredCost({model.resource: model.at(widths) for model in (true, *others)}, "estimated", **fields)
 
     return scales
 
@@ -165,12 +165,12 @@ def test_a_solver_that_lags_behind_is_weighed_at_the_last_step() -> None:
 
 
 def changing(true: EnergyModel, factor: Any) -> Any:
-    """Scales that show `factor(number of the weighing)` times the truth."""
+    """CostEvaluator that show `factor(number of the weighing)` times the truth."""
     calls: list[int] = []
 
-    def scales(widths: Mapping[str, int]) -> Weighed:
+    def scales(widths: Mapping[str, int]) -> MeasuredCost:
         calls.append(len(calls))
-        return Weighed({"energy": factor(calls[-1]) * true.at(widths)}, "measured", 0.002)
+        return MeasuredCost({"energy": factor(calls[-1]) * true.at(widths)}, "measured", 0.002)
 
     return scales
 
@@ -244,7 +244,7 @@ def test_energy_and_parameters_both_hold(energy_share: float, params_share: floa
     small = slim(solve.net, graph)
     assert sum(parameter.numel() for parameter in small.parameters()) <= limits[1]
     last = landing.weighings[-1]
-    weighed = Weighed(last.weighed, last.label)
+    weighed = MeasuredCost(last.weighed, last.label)
     assert shares_of(weighed, last.predicted, [wrong, params], limits) == pytest.approx(shares)
 
 
@@ -321,13 +321,13 @@ def nearly_silent() -> Any:
 
 
 def test_what_is_told_is_what_is_there_where_most_of_a_group_is_silent(tmp_path: Path) -> None:
-    result = wide_job("70%", task=nearly_silent(), tune_steps=4).run(tmp_path / "run")
+    result = wide_job("70%", task=nearly_silent(), finetune_steps=4).run(tmp_path / "run")
     shapes = {name: int(getattr(result.model, name).weight.shape[0]) for name in ("conv1", "conv2", "head")}
     assert result.widths == shapes
     assert shapes["conv1"] == 5
     told = result.summary["budgets"]["energy"]
     assert told["result"] == pytest.approx(true_model(result.graph).at(result.widths))
-    again = wide_job("70%", task=nearly_silent(), tune_steps=4).run(tmp_path / "run")
+    again = wide_job("70%", task=nearly_silent(), finetune_steps=4).run(tmp_path / "run")
     assert same_result(result, again)
 
 
@@ -338,16 +338,16 @@ def test_a_channel_that_is_read_again_after_the_landing_is_weighed() -> None:
         module.conv2.weight[:, 5:] = 0  # as before a head of zeros: it will be trained
     cost, weighed = true_model(graph), []
 
-    def scales(widths: Mapping[str, int]) -> Weighed:
+    def scales(widths: Mapping[str, int]) -> MeasuredCost:
         weighed.append(dict(widths))
-        return Weighed({"energy": cost.at(widths)}, "measured")
+        return MeasuredCost({"energy": cost.at(widths)}, "measured")
 
     solver = EccSolver(net, graph, cost, "90%", 8, lr=1e-3)
     landing = Landing(solver, [cost], [0.9 * cost.dense], scales, 8)
     landing.after_step(1)
     assert solver.widths["conv1"] == 5
     landing.landed = True
-    landing.weighings.append(Weighing(0, 1.0, solver.widths, {}, {}, "measured", None, {}))
+    landing.weighings.append(CostCheck(0, 1.0, solver.widths, {}, {}, "measured", None, {}))
     assert landing.after_step(7) is None
     train(net, solver, example, range(8))
     assert solver.widths["conv1"] > 5

@@ -16,8 +16,8 @@ from ecc.errors import BadTask, BadWidths, EccError, InfeasibleBudget
 from ecc.graph import live_masks
 from ecc.methods import Compression, CompressSettings, Work
 from ecc.methods.base import magnitudes
+from ecc.methods.baselines.lcp import Compensation, Lcp, LcpSettings, ranked_widths
 from ecc.methods.landing import BAND
-from ecc.methods.lcp import Compensation, Lcp, LcpSettings, ranked_widths
 from ecc.training import BatchStream, load_state, save_state
 from ecc.zoo import find_task
 from methods.jobs import digits_model, history_of, platform, same_result, wide_task
@@ -41,7 +41,7 @@ def size(model: nn.Module) -> float:
 
 
 def work_of(
-    share: float, *, net: str = "chain", round_to: int = 1, held_out: Callable[[nn.Module], float] | None = None
+    share: float, *, net: str = "chain", width_multiple: int = 1, held_out: Callable[[nn.Module], float] | None = None
 ) -> Work:
     model, _, graph = traced(net)
     cost = macs_cost(graph)
@@ -52,7 +52,7 @@ def work_of(
         costs=(cost,),
         aims=[share * float(cost.value(full))],
         settings=CompressSettings(),
-        round_to=round_to,
+        width_multiple=width_multiple,
         stream=BatchStream(wide_task("chain")),
         teacher=None,
         held_out=held_out or Judge(),
@@ -101,10 +101,10 @@ def drawn(work: Work, seed: int) -> tuple[Lcp, dict[str, tuple[float, float]]]:
 
 
 @pytest.mark.parametrize("net", ["chain", "residual", "concat", "digits"])
-@pytest.mark.parametrize("round_to", [1, 4])
-def test_the_cut_is_that_of_removing_one_channel_after_the_other(net: str, round_to: int) -> None:
+@pytest.mark.parametrize("width_multiple", [1, 4])
+def test_the_cut_is_that_of_removing_one_channel_after_the_other(net: str, width_multiple: int) -> None:
     for seed, share in enumerate((0.8, 0.5, 0.35)):
-        work = work_of(share, net=net, round_to=round_to)
+        work = work_of(share, net=net, width_multiple=width_multiple)
         norms = magnitudes(work)
         method, found = drawn(work, seed)
         method.start(work)
@@ -128,10 +128,10 @@ def test_what_stays_are_the_largest_of_each_group_with_their_weights() -> None:
 
 
 def test_a_group_that_is_shifted_away_stops_at_its_floor_and_one_that_is_lifted_stays() -> None:
-    work = work_of(0.3, round_to=4)
+    work = work_of(0.3, width_multiple=4)
     floors, (low, high) = work.floors(), list(magnitudes(work))
     for first, second in ((low, high), (high, low)):
-        work = work_of(0.3, round_to=4)
+        work = work_of(0.3, width_multiple=4)
         method = Lcp(found={first: (1.0, -1e6), second: (1.0, 0.0)})
         method.start(work)
         done(method)
@@ -322,7 +322,7 @@ def digits_job(stop_at: int | None = None) -> Compression:
         parse_budgets(["60%"]),
         digits_model(),
         source=platform(),
-        settings=CompressSettings(train_steps=20, steps=8, tune_steps=4, lr=1e-3, log_every=5),
+        settings=CompressSettings(pretrain_steps=20, steps=8, finetune_steps=4, lr=1e-3, log_every=5),
         method=Lcp(LcpSettings(scale=True, candidates=8, population=4, tournament=2, short_steps=1)),
     )
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from ecc.methods.lcp import Compensation, Evolution, LcpSettings
+from ecc.methods.baselines.lcp import Compensation, Evolution, LcpSettings
 
 
 def toy(candidates: int = 200, **fields: Any) -> Evolution:

@@ -11,7 +11,7 @@ from torch import nn
 from ecc.energy import parse_budgets
 from ecc.errors import BadTask, EccError, InfeasibleBudget
 from ecc.methods import Compression, CompressSettings, Work
-from ecc.methods.netadapt import NetAdapt, NetAdaptSettings
+from ecc.methods.baselines.netadapt import NetAdapt, NetAdaptSettings
 from ecc.training import BatchStream
 from ecc.zoo import find_task
 from methods.jobs import (
@@ -63,12 +63,14 @@ def judged_by_widths(work: Work, score: Any) -> None:
 
 def slow_proposals(work: Work, widths: Sequence[int], target: float) -> dict[str, int]:
     """For each group the largest width that alone is enough, by trying all."""
-    found, left = {}, work.graph.skeleton.lattice(work.round_to)
+    found, left = {}, work.graph.structure.width_remainders(work.width_multiple)
     for number, group in enumerate(work.graph.groups):
         if group.frozen is not None:
             continue
         for width in range(widths[number] - 1, work.floors()[number] - 1, -1):
-            on_lattice = width % work.round_to == left[number] % work.round_to or width == work.floors()[number]
+            on_lattice = (
+                width % work.width_multiple == left[number] % work.width_multiple or width == work.floors()[number]
+            )
             one = [*widths[:number], width, *widths[number + 1 :]]
             if on_lattice and work.excess(one) <= target:
                 found[group.name] = width
@@ -79,10 +81,10 @@ def slow_proposals(work: Work, widths: Sequence[int], target: float) -> dict[str
 # ---------------------------------------------------------------- proposals
 
 
-@pytest.mark.parametrize("round_to", [1, 8])
+@pytest.mark.parametrize("width_multiple", [1, 8])
 @pytest.mark.parametrize("name", WIDE)
-def test_each_group_proposes_the_largest_width_that_alone_meets_the_target(name: str, round_to: int) -> None:
-    work = work_of(name, share=0.3, round_to=round_to)
+def test_each_group_proposes_the_largest_width_that_alone_meets_the_target(name: str, width_multiple: int) -> None:
+    work = work_of(name, share=0.3, width_multiple=width_multiple)
     method = started(work, initial_reduction=0.1)
     for widths in (full_of(work), work.rounded([0.8 * width for width in full_of(work)])):
         target = method.target(widths)
@@ -100,7 +102,7 @@ def test_each_group_proposes_the_largest_width_that_alone_meets_the_target(name:
 
 @pytest.mark.parametrize("name", sorted(WIDE.keys() - {"transformer MLP", "grouped"}))  # which have but one to cut
 def test_where_no_group_can_alone_others_help_and_floors_hold(name: str) -> None:
-    work = work_of(name, round_to=8)
+    work = work_of(name, width_multiple=8)
     work.aims = [1.05 * cost_at(work, work.floors())]
     method, widths = started(work), full_of(work)
     assert not slow_proposals(work, widths, 0.0)
@@ -208,7 +210,7 @@ def test_the_highest_score_wins_and_of_equals_the_one_that_saves_most() -> None:
         (lambda widths: float(widths[1]), lambda work, widths: widths[1]),
         (lambda widths: 0.5, lambda work, widths: -work.excess(widths)),
     ]:
-        work = work_of("residual", share=0.5, round_to=8)
+        work = work_of("residual", share=0.5, width_multiple=8)
         judged_by_widths(work, score)
         method = started(work, initial_reduction=0.1)
         proposals = method.proposals(full_of(work), method.target(full_of(work)))
@@ -223,7 +225,7 @@ def test_the_highest_score_wins_and_of_equals_the_one_that_saves_most() -> None:
 def test_score_per_joule_may_choose_another_than_the_score() -> None:
     chosen, losses, saved = {}, {}, {}
     for selection in ("score", "score per joule"):
-        work = work_of("residual", share=0.5, round_to=16)
+        work = work_of("residual", share=0.5, width_multiple=16)
         full = full_of(work)
         method = started(work, initial_reduction=0.1, selection=selection)
         for proposal in method.proposals(full, method.target(full)):
@@ -263,7 +265,7 @@ def test_digits_meet_their_budget_on_a_platform(tmp_path: Path) -> None:
         parse_budgets(("60%",)),
         digits_model(),
         source=platform(),
-        settings=CompressSettings(train_steps=6, steps=40, tune_steps=3, lr=1e-3),
+        settings=CompressSettings(pretrain_steps=6, steps=40, finetune_steps=3, lr=1e-3),
         method=NetAdapt(NetAdaptSettings(initial_reduction=0.2, short_steps=2)),
     )
     summary = job.run(tmp_path / "run").summary

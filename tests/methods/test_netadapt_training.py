@@ -12,7 +12,7 @@ from torch import nn
 
 from ecc.methods import Work
 from ecc.methods.base import magnitudes
-from ecc.methods.netadapt import NetAdapt, NetAdaptSettings
+from ecc.methods.baselines.netadapt import NetAdapt, NetAdaptSettings
 from ecc.training import BatchStream
 from methods.works import work_of
 

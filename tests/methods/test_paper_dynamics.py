@@ -28,7 +28,7 @@ def test_it_arrives_when_it_arrives_and_says_if_it_has_not(tmp_path: Path) -> No
     assert "no steps are left" in result.summary["note"]
 
 
-@pytest.mark.parametrize(("budgets", "more"), [(("60%",), {"round_to": 8}), (("60%", "params=90%"), {})])
+@pytest.mark.parametrize(("budgets", "more"), [(("60%",), {"width_multiple": 8}), (("60%", "params=90%"), {})])
 def test_what_the_paper_does_not_have_is_refused_before_anything_is_done(
     budgets: tuple[str, ...], more: dict[str, int], tmp_path: Path
 ) -> None:

@@ -12,12 +12,12 @@ from torch import nn
 
 from ecc.errors import BadFile, BadTask
 from ecc.methods import CompressSettings, phases
-from ecc.methods.phases import Phases, about_slow_batches
+from ecc.methods.runner import CompressionRunner, about_slow_batches
 from ecc.training import Interrupted, RunDir, load_state, save_state
 from ecc.zoo import find_task
 
 
-class Halving(Phases[dict[str, Any]]):
+class Halving(CompressionRunner[dict[str, Any]]):
     """The least that a compression can be: it halves all weights and trains on."""
 
     began = 0
@@ -47,7 +47,9 @@ class Halving(Phases[dict[str, Any]]):
 
 
 def halving(**changes: Any) -> Halving:
-    settings = CompressSettings(**{"train_steps": 3, "steps": 2, "tune_steps": 1, "train_lr": 1e-3, **changes})
+    settings = CompressSettings(
+        **{"pretrain_steps": 3, "steps": 2, "finetune_steps": 1, "pretrain_lr": 1e-3, **changes}
+    )
     return Halving(find_task("digits"), settings, "cpu")
 
 
@@ -136,7 +138,7 @@ def test_refusals_come_before_anything_is_written(tmp_path: Path) -> None:
 
 
 def test_without_distillation_there_is_no_teacher(tmp_path: Path) -> None:
-    job = halving(distill=0.0, train_steps=0)
+    job = halving(distill=0.0, pretrain_steps=0)
     job.run(tmp_path / "run")
     assert not job.had_teacher
     assert not (tmp_path / "run" / "dense.safetensors").exists()
@@ -203,7 +205,7 @@ def test_the_time_of_drawing_is_told_after_a_training(tmp_path: Path, monkeypatc
 
     monkeypatch.setattr(phases, "about_slow_batches", told)
     lines: list[str] = []
-    settings = CompressSettings(train_steps=0, steps=3, tune_steps=0)
+    settings = CompressSettings(pretrain_steps=0, steps=3, finetune_steps=0)
     Halving(find_task("digits"), settings, "cpu").run(tmp_path / "run", progress=lines.append)
     assert "slow on cpu" in lines
     assert all(0 < drawing < whole for drawing, whole in seen)

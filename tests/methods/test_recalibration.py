@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from ecc.methods.recalibration import recalibrate_, recalibrated
+from ecc.methods.baselines.recalibration import recalibrate_, recalibrated
 
 
 def net() -> nn.Sequential:

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ecc.methods.refit import (
+from ecc.methods.baselines.refit import (
     Samples,
     View,
     columns_of,

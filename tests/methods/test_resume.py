@@ -82,5 +82,5 @@ def test_a_run_goes_on_with_the_weights_it_was_begun_with(method: str, tmp_path:
     with pytest.raises(BadFile, match="weights"):
         other.run(tmp_path / "run")
     trained = job()
-    trained.settings = replace(trained.settings, train_steps=1)
+    trained.settings = replace(trained.settings, pretrain_steps=1)
     assert trained.config()["weights"] is None

@@ -13,7 +13,7 @@ from ecc.errors import BadTask, BadWidths
 from ecc.graph import live_masks
 from ecc.methods import Compression, CompressSettings, Uniform, Work
 from ecc.methods.base import magnitudes
-from ecc.methods.scratch import Scratch, redraw_
+from ecc.methods.baselines.scratch import Scratch, redraw_
 from ecc.training import BatchStream
 from ecc.zoo import find_task
 from ecc.zoo.digits import DigitsNet
@@ -29,7 +29,7 @@ def work_of(net: str = "chain", seed: int = 0) -> Work:
         costs=(macs_cost(graph),),
         aims=[1e-12],
         settings=CompressSettings(seed=seed),
-        round_to=1,
+        width_multiple=1,
         stream=BatchStream(wide_task("chain")),
         teacher=None,
         held_out=lambda model: 0.0,
@@ -145,13 +145,13 @@ def test_its_state_says_that_it_was_cut() -> None:
 # ---------------------------------------------------------------- digits, from end to end
 
 
-def job(method: Any, budget: str, tune_steps: int = 4) -> Compression:
+def job(method: Any, budget: str, finetune_steps: int = 4) -> Compression:
     return Compression(
         find_task("digits"),
         parse_budgets([budget]),
         digits_model(),
         source=platform(),
-        settings=CompressSettings(train_steps=4, steps=1, tune_steps=tune_steps, lr=1e-3, distill=0.0),
+        settings=CompressSettings(pretrain_steps=4, steps=1, finetune_steps=finetune_steps, lr=1e-3, distill=0.0),
         method=method,
     )
 

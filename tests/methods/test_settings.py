@@ -9,21 +9,21 @@ import pytest
 
 from ecc.errors import EccError
 from ecc.methods import CompressSettings
-from ecc.methods.ecc.paper import PaperSettings
+from ecc.methods.ecc.admm import AdmmSettings
 from ecc.methods.settings import PHASES
 from ecc.training import Cosine
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"steps": 0}, "steps=0 is below 1"),
-    ({"train_steps": -1}, "train_steps=-1 is below 0"),
-    ({"tune_steps": -5}, "tune_steps=-5 is below 0"),
+    ({"pretrain_steps": -1}, "pretrain_steps=-1 is below 0"),
+    ({"finetune_steps": -5}, "finetune_steps=-5 is below 0"),
     ({"steps": 2.5}, "steps is 2.5; give a whole number"),
     ({"lr": 0.0}, "lr=0.0 is outside 0..1"),
-    ({"falling": True, "tune_lr": 1e-4}, "falling=True is not for a tuning with a rate of its own"),
+    ({"falling": True, "finetune_lr": 1e-4}, "falling=True is not for a tuning with a rate of its own"),
     ({"falling": True, "dynamics": "paper"}, "nor for dynamics='paper'"),
     ({"lr": math.nan}, "lr=nan is outside 0..1"),
-    ({"train_lr": 1.0}, "train_lr=1.0 is outside 0..1"),
-    ({"tune_lr": 0.0}, "tune_lr=0.0 is outside 0..1"),
+    ({"pretrain_lr": 1.0}, "pretrain_lr=1.0 is outside 0..1"),
+    ({"finetune_lr": 0.0}, "finetune_lr=0.0 is outside 0..1"),
     ({"dynamics": "magic"}, "dynamics='magic' is unknown; there are pace, paper"),
     ({"metric": "magic"}, "metric='magic' is unknown; there are taylor, adam"),
     ({"penalty": 0.0}, "penalty=0.0 is not a number above 0"),
@@ -33,13 +33,13 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"distill": 1.5}, "weight of distillation is 1.5"),
     ({"distill": -0.1}, "weight of distillation is -0.1"),
     ({"temperature": 0.0}, "temperature of distillation is 0.0"),
-    ({"min_share": -0.1}, "min_share=-0.1 is a share"),
-    ({"min_share": 1.1}, "min_share=1.1 is a share"),
-    ({"min_share": math.nan}, "min_share=nan is a share"),
+    ({"min_width_ratio": -0.1}, "min_width_ratio=-0.1 is a share"),
+    ({"min_width_ratio": 1.1}, "min_width_ratio=1.1 is a share"),
+    ({"min_width_ratio": math.nan}, "min_width_ratio=nan is a share"),
     ({"even": 1.0}, "even=1.0 is not a share from 0 to below 1"),
     ({"even": math.nan}, "even=nan is not a share"),
     ({"even": 0.5, "dynamics": "paper"}, "even=0.5 is not for dynamics='paper'"),
-    ({"round_to": 0}, "round_to=0 is below 1"),
+    ({"width_multiple": 0}, "width_multiple=0 is below 1"),
     ({"precision": "fp8"}, "precision is 'fp8'; choose one of fp32, bf16, fp16"),
     ({"clip_norm": 0.0}, "clip_norm is 0.0"),
     ({"micro_batch": 0}, "micro_batch is 0"),
@@ -67,9 +67,9 @@ def test_every_number_is_checked_somewhere() -> None:
     "values",
     [
         {},
-        {"train_steps": 0, "steps": 1, "tune_steps": 0},
-        {"min_share": 0.0},
-        {"min_share": 1.0, "round_to": 1, "distill": 1.0},
+        {"pretrain_steps": 0, "steps": 1, "finetune_steps": 0},
+        {"min_width_ratio": 0.0},
+        {"min_width_ratio": 1.0, "width_multiple": 1, "distill": 1.0},
         {"checkpoint_seconds": None, "weight_decay": 0.0},
     ],
 )
@@ -80,7 +80,15 @@ def test_what_lies_at_the_edge_is_allowed(values: dict[str, Any]) -> None:
 
 def test_each_phase_has_its_own_steps_and_rate_and_all_else_in_common() -> None:
     settings = CompressSettings(
-        train_steps=3, steps=5, tune_steps=7, lr=1e-4, train_lr=1e-2, seed=9, clip_norm=2.0, micro_batch=4, log_every=6
+        pretrain_steps=3,
+        steps=5,
+        finetune_steps=7,
+        lr=1e-4,
+        pretrain_lr=1e-2,
+        seed=9,
+        clip_norm=2.0,
+        micro_batch=4,
+        log_every=6,
     )
     phases = {phase: settings.training(phase) for phase in PHASES}
     assert {phase: one.steps for phase, one in phases.items()} == {"dense": 3, "solve": 5, "tune": 7}
@@ -95,7 +103,7 @@ def test_each_phase_has_its_own_steps_and_rate_and_all_else_in_common() -> None:
 
 @pytest.mark.parametrize(("cut", "held"), [(0.0, 0), (0.2, 4), (0.5, 25), (0.8, 64), (1.0, 100)])
 def test_the_rate_falls_once_over_solve_and_tuning_and_later_the_more_goes(cut: float, held: int) -> None:
-    settings = CompressSettings(lr=1e-4, steps=60, tune_steps=40, falling=True)
+    settings = CompressSettings(lr=1e-4, steps=60, finetune_steps=40, falling=True)
     solve, tune = settings.fall("solve", cut), settings.fall("tune", cut)
     assert solve is not None
     assert tune is not None
@@ -105,18 +113,24 @@ def test_the_rate_falls_once_over_solve_and_tuning_and_later_the_more_goes(cut: 
     assert held == 100 or rates[-1] < 0.02 * 1e-4 * (100 / (100 - held)) ** 2
 
 
-@pytest.mark.parametrize("changes", [{}, {"tune_lr": 3e-5}, {"dynamics": "paper"}])
+@pytest.mark.parametrize("changes", [{}, {"finetune_lr": 3e-5}, {"dynamics": "paper"}])
 def test_otherwise_the_solve_keeps_its_rate_and_tuning_starts_anew(changes: Any) -> None:
     settings = CompressSettings(lr=1e-4, **changes)
     assert settings.fall("solve", 0.5) is None
     assert settings.fall("tune", 0.5) is None
     assert settings.training("solve").schedule is None
-    assert settings.training("tune").schedule == Cosine(start_lr=changes.get("tune_lr", 1e-4))
+    assert settings.training("tune").schedule == Cosine(start_lr=changes.get("finetune_lr", 1e-4))
 
 
 def test_the_paper_is_one_word_and_its_constants_can_be_changed() -> None:
     paper = CompressSettings.paper(penalty=5.0, steps=7)
-    assert (paper.dynamics, paper.metric, paper.round_to, paper.lr, paper.tune_lr) == ("paper", "adam", 1, 1e-5, 3e-5)
+    assert (paper.dynamics, paper.metric, paper.width_multiple, paper.lr, paper.finetune_lr) == (
+        "paper",
+        "adam",
+        1,
+        1e-5,
+        3e-5,
+    )
     assert (paper.penalty, paper.steps, paper.temperature) == (5.0, 7, None)
     assert CompressSettings.paper(lr=1e-3).lr == 1e-3
 
@@ -124,5 +138,5 @@ def test_the_paper_is_one_word_and_its_constants_can_be_changed() -> None:
 def test_the_papers_dynamics_have_the_papers_constants_and_all_steps() -> None:
     assert CompressSettings().solver() == {"metric": None, "even": 0.0}
     told = CompressSettings(dynamics="paper", penalty=1.0, width_lr=2.0).solver()
-    constants = PaperSettings(width_lr=2.0, width_penalty=1.0, energy_penalty=1.0)
+    constants = AdmmSettings(width_lr=2.0, width_penalty=1.0, energy_penalty=1.0)
     assert told == {"metric": None, "dynamics": constants, "warm_up": 0.0, "ramp": 1.0}

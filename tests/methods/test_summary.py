@@ -8,9 +8,9 @@ import pytest
 
 from ecc.energy import Cost, counted, parse_budgets
 from ecc.methods import EccSolver
+from ecc.methods.cost_evaluator import MeasuredCost
 from ecc.methods.landing import BAND, Landing
 from ecc.methods.summary import summary_of, told
-from ecc.methods.weighing import Weighed
 from methods.jobs import true_model, wide, wrong_model
 from methods.nets import train
 
@@ -30,8 +30,8 @@ def solved(*texts: str, label: str = "measured", steps: int = STEPS, factor: flo
         for budget, cost in zip(budgets, costs, strict=True)
     ]
 
-    def scales(widths: Mapping[str, int]) -> Weighed:
-        return Weighed({"energy": true.at(widths), "latency": 0.5}, label, 0.004)
+    def scales(widths: Mapping[str, int]) -> MeasuredCost:
+        return MeasuredCost({"energy": true.at(widths), "latency": 0.5}, label, 0.004)
 
     solver = EccSolver(net, graph, costs, limits, STEPS, lr=1e-2)
     landing = Landing(solver, costs, limits, scales, STEPS)

@@ -9,10 +9,10 @@ from methods.jobs import WIDE, wide_job
 from methods.works import work_of
 
 
-@pytest.mark.parametrize("round_to", [1, 8])
+@pytest.mark.parametrize("width_multiple", [1, 8])
 @pytest.mark.parametrize("name", WIDE)
-def test_all_groups_keep_about_the_same_share_and_no_larger_one_would_do(name: str, round_to: int) -> None:
-    work, method = work_of(name, share=0.4, round_to=round_to), Uniform()
+def test_all_groups_keep_about_the_same_share_and_no_larger_one_would_do(name: str, width_multiple: int) -> None:
+    work, method = work_of(name, share=0.4, width_multiple=width_multiple), Uniform()
     method.start(work)
     assert not method.is_done
     method.step()

@@ -14,8 +14,8 @@ from torch import Tensor
 from ecc.energy import EnergyModel, fit
 from ecc.errors import BadMeasurement
 from ecc.measure import Profile
-from ecc.methods.weighing import REPEATS, Scales, SharedScales, Weighed, check_source
-from ecc.training import World
+from ecc.methods.cost_evaluator import REPEATS, CostEvaluator, MeasuredCost, SharedCostEvaluator, check_source
+from ecc.training import DistributedContext
 from energy.cases import origin
 from measure.fakes import FakeBoard, FakeMeter
 from measure.profile_cases import EXAMPLE, Prices, SmallNet, measured, run_seconds, small_graph
@@ -42,7 +42,7 @@ def test_a_platform_is_asked_for_what_it_knows() -> None:
     net, example, graph = wide("residual")
     true, wrong = true_model(graph), wrong_model(graph, 0.8)
     source = Truth(true, true_model(graph, "latency"))
-    scales = Scales(net, graph, example, {"energy": wrong}, source)
+    scales = CostEvaluator(net, graph, example, {"energy": wrong}, source)
     widths = {"stem": 20, "conv1": 7}
     found = scales(widths)
     assert found.amounts == {"energy": true.at(widths), "latency": true_model(graph, "latency").at(widths)}
@@ -54,14 +54,14 @@ def test_a_platform_is_asked_for_what_it_knows() -> None:
 def test_without_a_source_the_model_has_the_word_and_is_called_so() -> None:
     net, example, graph = wide("residual")
     energies = {name: wrong_model(graph, 0.8, name) for name in ("energy", "latency")}
-    found = Scales(net, graph, example, energies, None)({"stem": 20})
-    assert found == Weighed({name: model.at({"stem": 20}) for name, model in energies.items()}, "predicted", None)
+    found = CostEvaluator(net, graph, example, energies, None)({"stem": 20})
+    assert found == MeasuredCost({name: model.at({"stem": 20}) for name, model in energies.items()}, "predicted", None)
 
 
 def test_without_a_source_the_dense_network_is_as_the_profile_has_it() -> None:
     net, example, graph = wide("residual")
     model = replace(wrong_model(graph, 0.8, "energy"), quality={"dense_fitted": -0.2})
-    found = Scales(net, graph, example, {"energy": model}, None)({})
+    found = CostEvaluator(net, graph, example, {"energy": model}, None)({})
     assert found.amounts == {"energy": pytest.approx(1.25 * model.dense)}
 
 
@@ -69,7 +69,7 @@ def test_without_a_source_the_dense_network_is_as_the_profile_has_it() -> None:
 def test_a_meter_measures_the_network_of_these_widths(noise: float) -> None:
     board = FakeBoard(noise=noise, seed=4)
     meter = FakeMeter(board)
-    scales = Scales(SmallNet(board), small_graph(), EXAMPLE, {"energy": board_model()}, meter, clock=board.clock)
+    scales = CostEvaluator(SmallNet(board), small_graph(), EXAMPLE, {"energy": board_model()}, meter, clock=board.clock)
     for widths in ({}, {"first": 8}, {"first": 5, "second": 3}):
         found = scales(widths)
         seconds = run_seconds(widths.get("first", 16), widths.get("second", 12))
@@ -82,7 +82,7 @@ def test_a_meter_measures_the_network_of_these_widths(noise: float) -> None:
 
 def test_what_decides_is_measured_more_often_than_a_row_of_a_profile() -> None:
     board = FakeBoard(noise=0.2)
-    scales = Scales(
+    scales = CostEvaluator(
         SmallNet(board), small_graph(), EXAMPLE, {"energy": board_model()}, FakeMeter(board), clock=board.clock
     )
     settings = board_model().origin.settings
@@ -105,7 +105,7 @@ def test_who_asks_for_less_waits_less() -> None:
     for target in (0.001, 0.05):
         board = FakeBoard()
         meter, energies = FakeMeter(board), {"energy": board_model()}
-        scales = Scales(
+        scales = CostEvaluator(
             SmallNet(board),
             small_graph(),
             EXAMPLE,
@@ -123,7 +123,7 @@ def test_who_asks_for_less_waits_less() -> None:
 
 def test_a_measurement_that_must_not_be_trusted_is_refused() -> None:
     board = FakeBoard()
-    scales = Scales(
+    scales = CostEvaluator(
         SmallNet(board), small_graph(), EXAMPLE, {"energy": board_model()}, FakeMeter(board), clock=board.clock
     )
     board.fault = lambda joules, now: 7.0  # the counter stands still from now on
@@ -138,7 +138,7 @@ def test_another_device_is_refused_by_name() -> None:
     net, example, graph = wide("residual")
     source = Truth(true_model(graph), device="other paper")
     with pytest.raises(BadMeasurement, match="energy model was fitted on paper, and the meter reads other paper"):
-        Scales(net, graph, example, {"energy": true_model(graph)}, source)
+        CostEvaluator(net, graph, example, {"energy": true_model(graph)}, source)
     assert source.calls == 0
 
 
@@ -157,15 +157,15 @@ def test_a_computed_model_is_not_weighed_by_a_meter(tmp_path: Path) -> None:
     model = fit(computed_profile(tmp_path / "a.profile"))
     board = FakeBoard()
     with pytest.raises(BadMeasurement, match="energy model is computed, and fake measures"):
-        Scales(SmallNet(board), small_graph(), EXAMPLE, {"energy": model}, FakeMeter(board, device="paper"))
+        CostEvaluator(SmallNet(board), small_graph(), EXAMPLE, {"energy": model}, FakeMeter(board, device="paper"))
     assert board.num_reads == 0
-    assert Scales(SmallNet(), small_graph(), EXAMPLE, {"energy": model}, Prices())({}).label == "estimated"
+    assert CostEvaluator(SmallNet(), small_graph(), EXAMPLE, {"energy": model}, Prices())({}).label == "estimated"
 
 
 # ---------------------------------------------------------------- several processes
 
 
-class TwoWorlds(World):
+class TwoWorlds(DistributedContext):
     """The second of two processes; what the first one holds is known."""
 
     def __init__(self, rank: int, first: list[Tensor]) -> None:
@@ -179,42 +179,42 @@ class TwoWorlds(World):
 
 
 class Said:
-    """Scales that say what they were given."""
+    """CostEvaluator that say what they were given."""
 
-    def __init__(self, weighed: Weighed) -> None:
+    def __init__(self, weighed: MeasuredCost) -> None:
         self.weighed = weighed
 
-    def __call__(self, widths: Mapping[str, int]) -> Weighed:
+    def __call__(self, widths: Mapping[str, int]) -> MeasuredCost:
         return self.weighed
 
 
 @pytest.mark.parametrize(
     "first",
     [
-        Weighed({"energy": 1.25, "latency": 0.5}, "measured (on-chip model)", 0.0123),
-        Weighed({"energy": 1.25, "latency": 0.5}, "estimated"),
-        Weighed({"latency": 0.1}, "CPU time x declared 15 W", 0.0),
-        Weighed({"energy": 3.0}, "predicted"),
+        MeasuredCost({"energy": 1.25, "latency": 0.5}, "measured (on-chip model)", 0.0123),
+        MeasuredCost({"energy": 1.25, "latency": 0.5}, "estimated"),
+        MeasuredCost({"latency": 0.1}, "CPU time x declared 15 W", 0.0),
+        MeasuredCost({"energy": 3.0}, "predicted"),
     ],
 )
-def test_all_processes_believe_the_first_in_every_field(first: Weighed) -> None:
-    second = Weighed({"energy": 9.0, "latency": 9.0}, "predicted")
+def test_all_processes_believe_the_first_in_every_field(first: MeasuredCost) -> None:
+    second = MeasuredCost({"energy": 9.0, "latency": 9.0}, "predicted")
     shelf: list[Tensor] = []
     scales: Any = [Said(first), Said(second)]
-    found = [SharedScales(one, TwoWorlds(rank, shelf))({}) for rank, one in enumerate(scales)]
+    found = [SharedCostEvaluator(one, TwoWorlds(rank, shelf))({}) for rank, one in enumerate(scales)]
     assert found == [first, first]
 
 
 def test_one_process_believes_itself() -> None:
     net, example, graph = wide("chain")
-    scales = Scales(net, graph, example, {"energy": true_model(graph)}, Truth(true_model(graph)))
-    assert SharedScales(scales, World("cpu"))({"conv1": 9}) == scales({"conv1": 9})
+    scales = CostEvaluator(net, graph, example, {"energy": true_model(graph)}, Truth(true_model(graph)))
+    assert SharedCostEvaluator(scales, DistributedContext("cpu"))({"conv1": 9}) == scales({"conv1": 9})
 
 
 def test_what_was_weighed_comes_back_from_a_checkpoint_and_nonsense_does_not() -> None:
-    weighed = Weighed({"energy": 1.25, "latency": 0.5}, "estimated", 0.01)
-    assert Weighed.restored(asdict(weighed)) == weighed
-    assert Weighed.restored(asdict(replace(weighed, relative_ci=None))).relative_ci is None
+    weighed = MeasuredCost({"energy": 1.25, "latency": 0.5}, "estimated", 0.01)
+    assert MeasuredCost.restored(asdict(weighed)) == weighed
+    assert MeasuredCost.restored(asdict(replace(weighed, relative_ci=None))).relative_ci is None
     for amounts in ([1.0], {"energy": "much"}, {"energy": 0.0}, {"energy": float("nan")}, None):
         with pytest.raises((AttributeError, TypeError, ValueError)):
-            Weighed.restored({**asdict(weighed), "amounts": amounts})
+            MeasuredCost.restored({**asdict(weighed), "amounts": amounts})

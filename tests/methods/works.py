@@ -9,17 +9,17 @@ from typing import Any
 from torch import nn
 
 from ecc.methods import CompressSettings, Work
+from ecc.methods.baselines.eap import Eap, EapSettings
 from ecc.methods.driving import trainer
-from ecc.methods.eap import Eap, EapSettings
-from ecc.training import BatchStream, World
+from ecc.training import BatchStream, DistributedContext
 from methods.jobs import squared, true_model, wide, wide_task
 
 
-def work_of(name: str = "chain", share: float = 0.5, *, round_to: int = 1, **settings: Any) -> Work:
+def work_of(name: str = "chain", share: float = 0.5, *, width_multiple: int = 1, **settings: Any) -> Work:
     """Aims at a share of what the dense network costs."""
     model, _, graph = wide(name)
     cost = true_model(graph)
-    chosen = CompressSettings(**{"steps": 10, "tune_steps": 0, "lr": 1e-3, **settings})
+    chosen = CompressSettings(**{"steps": 10, "finetune_steps": 0, "lr": 1e-3, **settings})
     lines: list[Mapping[str, Any]] = []
 
     def held_out(net: nn.Module) -> float:
@@ -31,11 +31,11 @@ def work_of(name: str = "chain", share: float = 0.5, *, round_to: int = 1, **set
         costs=(cost,),
         aims=[share * cost.dense],
         settings=chosen,
-        round_to=round_to,
+        width_multiple=width_multiple,
         stream=BatchStream(wide_task(name)),
         teacher=None,
         held_out=held_out,
-        train=trainer(graph, squared, None, chosen, World("cpu")),
+        train=trainer(graph, squared, None, chosen, DistributedContext("cpu")),
         log=lines.append,
     )
     work.lines = lines  # type: ignore[attr-defined]  # for tests

@@ -35,7 +35,13 @@ def write_run(folder: Path, **options: Any) -> Path:
         "energy": {"energy": [model.kind, model.dense]},
         "meter": "NVIDIA Jetson TX2",
         "method": None if asked["method"] is None else {"name": asked["method"]},
-        "settings": {"steps": 40, "train_steps": 20, "tune_steps": 10, "seed": asked["seed"], "round_to": None},
+        "settings": {
+            "steps": 40,
+            "pretrain_steps": 20,
+            "finetune_steps": 10,
+            "seed": asked["seed"],
+            "width_multiple": None,
+        },
     }
     _dump(folder / "config.json", {"format": "ecc run", "version": 1, "config": config})
     session = {"started": "2026-01-01T00:00:00+00:00", "pid": 1, "device": "cpu", "ecc": "0.1.0", "torch": "2.9"}

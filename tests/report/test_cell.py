@@ -111,7 +111,12 @@ def test_single_weights_are_priced_by_the_summary(tmp_path: Path) -> None:
     config["config"] |= {"granularity": "weight", "energy": {}}
     (folder / "config.json").write_text(json.dumps(config))
     summary = json.loads((folder / "summary.json").read_text())
-    summary |= {"weights": {"a.weight": 10}, "nonzeros": {"a.weight": 4}, "prices": {"a.weight": 0.5}, "base": 1.0}
+    summary |= {
+        "weights": {"a.weight": 10},
+        "nonzeros": {"a.weight": 4},
+        "coefficients": {"a.weight": 0.5},
+        "base": 1.0,
+    }
     (folder / "summary.json").write_text(json.dumps(summary))
     cell = cell_facts(folder)
     assert cell["layers"][0] == {"layer": "a", "dense": 5.0, "result": 2.0}

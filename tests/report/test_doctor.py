@@ -18,7 +18,7 @@ from ecc.measure import (
     Window,
 )
 from ecc.measure.doctor import Examination, Finding, SelfTest
-from ecc.measure.find import WAYS_FORWARD
+from ecc.measure.registry import FALLBACKS
 from ecc.report.doctor import _si, _watts, doctor_view
 
 MACHINE = {
@@ -102,7 +102,7 @@ def test_where_nothing_works_it_says_so_plainly_and_names_every_way_forward() ->
     text = words(NOTHING)
     assert "nvml no no NVIDIA driver here" in text
     assert "No energy meter works here: this machine cannot tell how much energy a network uses." in text
-    for spec, _ in WAYS_FORWARD:
+    for spec, _ in FALLBACKS:
         assert spec in text
     assert text.endswith("To begin: ecc profile digits --meter platform:jetson-tx2 -o digits.profile")
 
@@ -115,8 +115,8 @@ def test_the_line_that_grants_the_right_is_shown() -> None:
 
 
 def test_a_way_forward_without_words_of_its_own_is_still_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    ways = (*WAYS_FORWARD, ("oracle:NOW", "ask an oracle"))
-    monkeypatch.setattr("ecc.report.doctor.WAYS_FORWARD", ways)
+    ways = (*FALLBACKS, ("oracle:NOW", "ask an oracle"))
+    monkeypatch.setattr("ecc.report.doctor.FALLBACKS", ways)
     assert "oracle:NOW Ask an oracle." in words(NOTHING)
 
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from ecc.constants import MIN_SHARE
+from ecc.constants import MIN_WIDTH_RATIO
 from ecc.energy import EnergyModel, fit, parse_budget
 from ecc.graph import trace_channels
 from ecc.measure import Profile
-from ecc.methods.ecc.floors import floor_widths
+from ecc.methods.ecc.min_widths import floor_widths
 from ecc.report.fit import budget_warning, budget_within, fit_facts, fit_view, least_of, reach, si
 from ecc.zoo import find_task
 
@@ -48,7 +48,7 @@ def test_the_view_names_widths_at_which_the_model_fails() -> None:
     assert "cost more than predicted" not in shown()
     odd = [{"group": "conv1", "width": 12, "networks": 14, "excess": 0.148}]
     file = io.StringIO()
-    with_odd = replace(model(), quality=model().quality | {"odd_widths": odd})
+    with_odd = replace(model(), quality=model().quality | {"outlier_widths": odd})
     Console(width=400, file=file).print(fit_view(with_odd, "mobile: energy"))
     assert (
         "Some networks cost more than predicted: with 12 channels in conv1 (14 networks) 14.8% more." in file.getvalue()
@@ -109,6 +109,6 @@ def test_what_can_be_met_is_what_compress_can_reach() -> None:
     """As far as the multiples that were profiled go."""
     task = find_task("mobilenet_v1")
     graph = trace_channels(task.model, task.example_input, proven=False)
-    floors = floor_widths(graph, MIN_SHARE, model().origin.multiple_of or 1)
+    floors = floor_widths(graph, MIN_WIDTH_RATIO, model().origin.width_multiple or 1)
     widths = dict(zip(graph.full_widths, floors, strict=True))
     assert least_of(model()) == pytest.approx(model().at({group.name: widths[group.name] for group in graph.prunable}))

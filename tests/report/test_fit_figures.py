@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ecc.energy.study import study
+from ecc.energy.ablation import study
 from ecc.errors import BadFile
 from ecc.measure import Profile
 from ecc.report.fit_figures import draw_fit, draw_paper

@@ -80,7 +80,7 @@ def test_the_meter_is_told_before_anything_is_measured() -> None:
         assert screen.text.getvalue() == ""  # an error, if there is one, comes alone
         screen.show(0)
         screen.show(1, message="hello")
-        assert screen.text.getvalue() == f"prices: paper, all, energy counter (estimated); {place}\nhello\n"
+        assert screen.text.getvalue() == f"coefficients: paper, all, energy counter (estimated); {place}\nhello\n"
 
 
 def test_without_a_console_nothing_is_shown() -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from ecc.training.checkpoint import save_state
-from ecc.training.rundir import open_run
+from ecc.training.run_dir import open_run
 from training.toys import fit
 
 STEPS = 40

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from ecc.training.checkpoint import save_state
-from ecc.training.distributed import find_world
-from ecc.training.rundir import open_run
+from ecc.training.distributed import find_distributed
+from ecc.training.run_dir import open_run
 from ecc.training.signals import Interrupted
 from training.toys import Net, fit, toy_task
 
@@ -27,7 +27,7 @@ def stop_one(rank: int, step: int, facts: Any) -> None:
 
 def main(folder: Path) -> None:
     torch.set_num_threads(1)
-    world = find_world("cpu")
+    world = find_distributed("cpu")
 
     def weights(name: str, model: torch.nn.Module) -> None:
         save_state(folder / f"{name}-{world.rank}.safetensors", model.state_dict())

@@ -14,13 +14,13 @@ import torch.nn.functional as F
 from ecc.errors import EccError
 from ecc.training.batches import BatchStream
 from ecc.training.checkpoint import load_state
-from ecc.training.distributed import World, _backend, _meet_anew, find_world
+from ecc.training.distributed import DistributedContext, _backend, _meet_anew, find_distributed
 from training.launching import in_two_processes
 from training.toys import Net, toy_task
 
 
 def test_one_process_is_a_world_of_its_own() -> None:
-    world = World("cpu")
+    world = DistributedContext("cpu")
     model = torch.nn.Linear(1, 1)
     assert (world.rank, world.size, world.is_main) == (0, 1, True)
     assert world.wrapped(model) is model
@@ -32,16 +32,16 @@ def test_one_process_is_a_world_of_its_own() -> None:
 
 
 def test_a_cpu_has_no_number() -> None:
-    assert World(torch.device("cpu", 1)).device == torch.device("cpu")
+    assert DistributedContext(torch.device("cpu", 1)).device == torch.device("cpu")
 
 
 ALONE = """
 import os, sys, torch
 import ecc.training.loop
-from ecc.training.distributed import find_world
-assert find_world("cpu").size == 1
+from ecc.training.distributed import find_distributed
+assert find_distributed("cpu").size == 1
 os.environ |= {"RANK": "0", "WORLD_SIZE": "1"}
-assert find_world("cpu").size == 1
+assert find_distributed("cpu").size == 1
 assert "accelerate" not in sys.modules, "accelerate was imported"
 """
 
@@ -57,7 +57,7 @@ def test_a_missing_accelerate_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(EccError, match=r"in 2 processes needs Accelerate.*pip install accelerate"):
-        find_world("cpu")
+        find_distributed("cpu")
 
 
 @pytest.mark.parametrize(
@@ -90,8 +90,8 @@ def test_processes_that_share_a_gpu_wrap_the_network_without_its_number(monkeypa
     monkeypatch.setattr(torch.nn.parallel, "DistributedDataParallel", lambda model: ("shared", model))
     for backend, expected in (("gloo", ("shared", net)), ("nccl", "by Accelerate")):
         monkeypatch.setattr(torch.distributed, "get_backend", lambda backend=backend: backend)
-        assert World("cuda:0", asked).wrapped(net) == expected
-    assert World("cpu", asked).wrapped(net) == "by Accelerate"
+        assert DistributedContext("cuda:0", asked).wrapped(net) == expected
+    assert DistributedContext("cpu", asked).wrapped(net) == "by Accelerate"
 
 
 # ---------------------------------------------------------------- two processes

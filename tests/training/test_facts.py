@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from ecc.errors import BadFile, EccError
-from ecc.training.facts import first_difference, json_line, parsed_lines, plain
+from ecc.training.jsonl import first_difference, json_line, parsed_lines, plain
 
 
 def test_facts_become_plain() -> None:

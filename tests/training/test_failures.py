@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from ecc.errors import BadFile, BadTask
-from ecc.training.failures import OutOfMemory, is_out_of_memory, told, users_code
+from ecc.training.user_errors import OutOfMemory, is_out_of_memory, told, wrap_user_errors
 
 
 @pytest.mark.parametrize(
@@ -19,7 +19,7 @@ from ecc.training.failures import OutOfMemory, is_out_of_memory, told, users_cod
 )
 def test_the_ways_to_say_that_memory_is_missing(error: Exception) -> None:
     assert is_out_of_memory(error)
-    with pytest.raises(OutOfMemory), users_code("the network"):
+    with pytest.raises(OutOfMemory), wrap_user_errors("the network"):
         raise error
 
 
@@ -29,11 +29,11 @@ def test_other_errors_are_none_of_memory(error: Exception) -> None:
 
 
 def test_an_exception_of_the_user_is_one_line_with_its_type() -> None:
-    with pytest.raises(BadTask) as caught, users_code("evaluate of task 'a'"):
+    with pytest.raises(BadTask) as caught, wrap_user_errors("evaluate of task 'a'"):
         raise KeyError("split\nand more")
     assert str(caught.value) == "evaluate of task 'a' raised KeyError: 'split\\nand more'."
     assert isinstance(caught.value.__cause__, KeyError)
-    with pytest.raises(BadTask) as caught, users_code("build"):
+    with pytest.raises(BadTask) as caught, wrap_user_errors("build"):
         raise RuntimeError(
             "Error(s) in loading state_dict for N:\n\tMissing key(s) in state_dict: a.weight." + "b" * 999
         )
@@ -44,9 +44,9 @@ def test_an_exception_of_the_user_is_one_line_with_its_type() -> None:
 
 
 def test_our_own_errors_and_interrupts_pass() -> None:
-    with pytest.raises(BadFile, match=r"^mine$"), users_code("x"):
+    with pytest.raises(BadFile, match=r"^mine$"), wrap_user_errors("x"):
         raise BadFile("mine")
-    with pytest.raises(KeyboardInterrupt), users_code("x"):
+    with pytest.raises(KeyboardInterrupt), wrap_user_errors("x"):
         raise KeyboardInterrupt
 
 

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from ecc.errors import EccError
 from ecc.training.batches import BatchStream
+from ecc.training.cuda_graph import CALLS, WORTH_IT, CudaGraphFunction, CudaGraphPass
 from ecc.training.distillation import Teacher
-from ecc.training.distributed import World
-from ecc.training.graphed import CALLS, WORTH_IT, GraphedFunction, GraphedPass
+from ecc.training.distributed import DistributedContext
 from ecc.training.loop import Trained, train
 from ecc.training.settings import TrainSettings
 from training.toys import Net, fit, same_weights, toy_task
@@ -29,7 +29,7 @@ def test_a_scaled_loss_is_refused() -> None:
 
 
 def test_several_processes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = World(torch.device("cpu"))
+    world = DistributedContext(torch.device("cpu"))
     monkeypatch.setattr(world, "size", 2)
     task = toy_task()
     stream = BatchStream(task, rank=world.rank, world_size=2)
@@ -42,7 +42,7 @@ def test_several_processes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_a_replay_could_not_follow_is_refused() -> None:
     batch = ({"image": torch.zeros(2, 3), "scale": 0.5}, torch.zeros(2))
     with pytest.raises(EccError, match="a batch holds a float beside its tensors"):
-        GraphedPass(Net(), lambda _: torch.zeros(()))(batch)
+        CudaGraphPass(Net(), lambda _: torch.zeros(()))(batch)
 
 
 def on_gpu(cuda_graph: bool, steps: int = 40, **settings: Any) -> tuple[Net, Trained, list[float]]:
@@ -80,7 +80,7 @@ def test_a_graph_trains_as_the_plain_loop_does(settings: dict[str, Any]) -> None
 def test_dropout_is_drawn_anew_at_every_replay() -> None:
     model = Net(norm=False, dropout=0.5).cuda().train()
     batch = next(BatchStream(toy_task(model=model), device="cuda"))
-    graphed = GraphedPass(model, lambda found: _pass(model, found))
+    graphed = CudaGraphPass(model, lambda found: _pass(model, found))
     assert len({float(graphed(batch)) for _ in range(6)}) > 1
 
 
@@ -88,7 +88,7 @@ def test_dropout_is_drawn_anew_at_every_replay() -> None:
 def test_a_batch_of_another_shape_runs_without() -> None:
     model = Net(norm=False, dropout=0.0).cuda().train()
     images, labels = next(BatchStream(toy_task(model=model), device="cuda"))
-    graphed = GraphedPass(model, lambda found: _pass(model, found))
+    graphed = CudaGraphPass(model, lambda found: _pass(model, found))
     first = graphed((images, labels))
     short = (images[:2], labels[:2])
     assert float(graphed(short)) == pytest.approx(float(_pass(model, short)))
@@ -110,7 +110,7 @@ def test_a_network_that_looks_at_values_is_refused() -> None:
         return loss if float(loss) > 0 else -loss
 
     with pytest.raises(EccError, match=r"cannot be captured as a CUDA graph .*leave out cuda_graph"):
-        GraphedPass(model, nosy)(batch)
+        CudaGraphPass(model, nosy)(batch)
 
 
 def _pass(model: Net, batch: Any) -> Tensor:
@@ -127,7 +127,7 @@ def test_a_function_of_tensors_is_called_as_it_is_off_the_gpu() -> None:
         seen.append(one)
         return 2 * one, other.clone()
 
-    graphed = GraphedFunction(double)
+    graphed = CudaGraphFunction(double)
     for number in range(CALLS + 2):
         twice, same = graphed(torch.full((2,), float(number)), torch.ones(1))
         assert twice.tolist() == [2 * number] * 2
@@ -143,7 +143,7 @@ def test_a_function_of_tensors_is_replayed_on_a_gpu() -> None:
         seen.append(one)
         return 2 * one, other.flip(0)
 
-    graphed, kept = GraphedFunction(double), []
+    graphed, kept = CudaGraphFunction(double), []
     for number in range(CALLS + 4):
         twice, turned = graphed(torch.full((2,), float(number)).cuda(), torch.tensor([number, 0]).cuda())
         kept.append((twice, turned))
@@ -162,7 +162,7 @@ def test_a_function_that_looks_at_values_is_called_as_it_is() -> None:
     def nosy(one: Tensor) -> tuple[Tensor]:
         return (one + 1,) if float(one) > 2 else (one - 1,)
 
-    graphed = GraphedFunction(nosy)
+    graphed = CudaGraphFunction(nosy)
     for number in range(CALLS + 3):
         (found,) = graphed(torch.tensor(float(number)).cuda())
         assert float(found) == (number + 1 if number > 2 else number - 1)

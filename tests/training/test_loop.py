@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from ecc.errors import BadFile, EccError
 from ecc.training.batches import BatchStream
 from ecc.training.distillation import Distillation, Teacher, distillation_loss
-from ecc.training.distributed import World
+from ecc.training.distributed import DistributedContext
 from ecc.training.loop import Diverged, train
-from ecc.training.rundir import open_run
+from ecc.training.run_dir import open_run
 from ecc.training.schedules import Cosine
 from ecc.training.settings import TrainSettings
 from training.toys import Kept, Net, batches, fit, plain_net, same_weights, toy_task
@@ -241,7 +241,7 @@ def test_a_stream_on_another_device_or_of_another_process_is_refused() -> None:
         train(task.model, optimizer, BatchStream(task, device="meta"), loss=F.cross_entropy, settings=settings)
     stream = BatchStream(task, rank=1, world_size=2)
     with pytest.raises(EccError, match="process 1 of 2, and this is 0 of 1"):
-        train(task.model, optimizer, stream, loss=F.cross_entropy, settings=settings, world=World("cpu"))
+        train(task.model, optimizer, stream, loss=F.cross_entropy, settings=settings, world=DistributedContext("cpu"))
 
 
 def test_the_device_is_waited_for_only_when_looking(monkeypatch: pytest.MonkeyPatch) -> None:

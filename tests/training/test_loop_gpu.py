@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from ecc.training.batches import BatchStream
 from ecc.training.distillation import Teacher
 from ecc.training.loop import train
-from ecc.training.rundir import open_run
+from ecc.training.run_dir import open_run
 from ecc.training.settings import TrainSettings
 from training.toys import plain_net, toy_task
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ecc.task import Task
-from ecc.training.rundir import open_run
+from ecc.training.run_dir import open_run
 from ecc.training.schedules import Cosine
 from ecc.training.signals import Interrupted
 from training.toys import Kept, fit, same_weights, toy_task, without_wall

@@ -13,7 +13,7 @@ import torch
 
 from ecc.errors import BadFile, EccError
 from ecc.training.checkpoint import save_state
-from ecc.training.rundir import open_run
+from ecc.training.run_dir import open_run
 from training.toys import without_wall
 
 CONFIG = {"task": "toy", "budget": {"joules": 0.5}, "widths": (1, 2)}
@@ -302,7 +302,7 @@ sys.stdin.read()
 
 FORKING = """
 import os, signal, sys, time
-from ecc.training.rundir import open_run
+from ecc.training.run_dir import open_run
 with open_run(sys.argv[1], {}) as run:
     worker = os.fork()
     if worker == 0:

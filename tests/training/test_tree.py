@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from ecc.errors import BadFile
-from ecc.training.tree import FILE_TYPES, as_dtype, tree_of, value_of
+from ecc.training.state_tree import FILE_TYPES, as_dtype, tree_of, value_of
 
 
 def test_a_tree_is_json_and_says_where_each_tensor_belongs() -> None:

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from ecc.task import Task
 from ecc.training.batches import BatchStream
-from ecc.training.distributed import World
+from ecc.training.distributed import DistributedContext
 from ecc.training.loop import Trained, train
-from ecc.training.rundir import RunDir
+from ecc.training.run_dir import RunDir
 from ecc.training.settings import TrainSettings
 
 ITEMS, BATCH = 28, 4  # 7 batches an epoch
@@ -67,14 +67,14 @@ def fit(
     *,
     run: RunDir | None = None,
     task: Task | None = None,
-    world: World | None = None,
+    world: DistributedContext | None = None,
     lr: float = 0.01,
     weights_to: Path | None = None,
     **options: Any,
 ) -> tuple[nn.Module, Trained]:
     """Trains the toy; settings and arguments of `train` by name."""
     task = task or toy_task()
-    world = world or World("cpu")
+    world = world or DistributedContext("cpu")
     arguments = {
         name: options.pop(name) for name in ("teacher", "history", "on_step", "extra", "phase") if name in options
     }

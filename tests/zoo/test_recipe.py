@@ -10,7 +10,7 @@ from ecc.energy import parse_budgets
 from ecc.errors import BadFile
 from ecc.graph import trace_channels
 from ecc.methods import CompressSettings
-from ecc.methods.find import METHODS
+from ecc.methods.registry import METHODS
 from ecc.zoo import ERFNet
 from ecc.zoo.recipe import Recipe, is_recipe, read_recipe
 
@@ -50,7 +50,7 @@ def test_a_bundled_recipe_asks_for_what_there_is(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "batch", "steps", "tune_steps", "penalty"),
+    ("name", "batch", "steps", "finetune_steps", "penalty"),
     [
         ("mobilenet-imagenet", 128, 300_000, 400_000, 10),
         ("alexnet-imagenet", 128, 300_000, 100_000, 10),
@@ -58,11 +58,11 @@ def test_a_bundled_recipe_asks_for_what_there_is(name: str) -> None:
     ],
 )
 def test_the_papers_recipes_have_the_papers_numbers(
-    name: str, batch: int, steps: int, tune_steps: int, penalty: float
+    name: str, batch: int, steps: int, finetune_steps: int, penalty: float
 ) -> None:
     found = read_recipe(RECIPES / "paper" / f"{name}.toml")
     settings = found.settings
-    assert (found.batch_size, settings.steps, settings.tune_steps) == (batch, steps, tune_steps)
+    assert (found.batch_size, settings.steps, settings.finetune_steps) == (batch, steps, finetune_steps)
     assert (settings.lr, settings.weight_decay, settings.distill) == (1e-5, 1e-4, 0.5)
     assert (settings.dynamics, settings.penalty) == ("paper", penalty)
     assert found.methods == ["ecc", "netadapt", "amc"]
@@ -107,7 +107,7 @@ def test_all_keys_are_read_and_paths_start_at_the_recipe(tmp_path: Path) -> None
         [settings]
         steps = 7
         lr = 1e-3
-        min_share = 0
+        min_width_ratio = 0
         clip_norm = 2
         channels_last = true
         precision = "bf16"
@@ -123,8 +123,10 @@ def test_all_keys_are_read_and_paths_start_at_the_recipe(tmp_path: Path) -> None
         methods=["ecc"],
         seeds=2,
         meter="none",
-        settings=CompressSettings(steps=7, lr=1e-3, min_share=0, clip_norm=2, channels_last=True, precision="bf16"),
-        given=("steps", "lr", "min_share", "clip_norm", "channels_last", "precision"),
+        settings=CompressSettings(
+            steps=7, lr=1e-3, min_width_ratio=0, clip_norm=2, channels_last=True, precision="bf16"
+        ),
+        given=("steps", "lr", "min_width_ratio", "clip_norm", "channels_last", "precision"),
     )
 
 
@@ -134,7 +136,7 @@ def test_all_keys_are_read_and_paths_start_at_the_recipe(tmp_path: Path) -> None
         ("task = ", "is no TOML"),
         ("", "has no key task"),
         ('task = "x"\nsteps = 3', "has the key steps, which is unknown; there are task, data"),
-        ('task = "x"\n[settings]\nstep = 3', "has the key settings.step, which is unknown; there are train_steps"),
+        ('task = "x"\n[settings]\nstep = 3', "has the key settings.step, which is unknown; there are pretrain_steps"),
         ("task = 3", "task is 3; it must be a text in quotes"),
         ('task = "x"\nseeds = "three"', "seeds is 'three'; it must be a whole number"),
         ('task = "x"\nseeds = true', "seeds is True; it must be a whole number"),

@@ -75,7 +75,7 @@ def test_another_number_of_outputs_leaves_the_head_as_it_is_and_says_so(tmp_path
     (line,) = told
     assert line == (
         "the head of a.safetensors has 10 outputs and the data 4 classes: "
-        "it starts anew, and is to be trained first (ecc compress --train-steps N)."
+        "it starts anew, and is to be trained first (ecc compress --pretrain-steps N)."
     )
 
 

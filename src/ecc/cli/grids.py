@@ -12,9 +12,9 @@ import torch
 from ecc.energy import EnergyModel
 from ecc.measure import close_meter
 from ecc.methods import CompressSettings
-from ecc.methods.compare import Comparison
+from ecc.methods.grid import Comparison
 
-from .choosing import source_of, task_of, usable_device
+from .options import source_of, task_of, usable_device
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from ecc.zoo.recipe import Recipe
 
 QUICK = {
-    "train_steps": 60,
+    "pretrain_steps": 60,
     "steps": 40,
-    "tune_steps": 20,
+    "finetune_steps": 20,
     "lr": 1e-3,
-    "train_lr": 3e-3,
+    "pretrain_lr": 3e-3,
     "seeds": 1,
     "budgets": "65%,40%",
 }

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from ecc.errors import BadWidths
-from ecc.graph import ChannelGraph, Extent, Skeleton
+from ecc.graph import AffineSize, ChannelGraph, StructureSpec
 
+from .bilinear_form import BilinearForm
 from .features import ONE
-from .products import Products
 
 UNITS = {"macs": "", "params": "", "weight_bytes": "B", "activation_bytes": "B", "peak_bytes": "B"}
 """What can be counted, and in which unit."""
@@ -34,7 +34,7 @@ class Counted:
         BadWidths: If there is no such resource.
     """
 
-    skeleton: Skeleton
+    structure: StructureSpec
     resource: str
     device: torch.device | str = "cpu"
 
@@ -55,12 +55,12 @@ class Counted:
     @property
     def groups(self) -> tuple[str, ...]:
         """Names of all groups, in the order of the graph."""
-        return self.skeleton.groups
+        return self.structure.groups
 
     @property
     def full_widths(self) -> tuple[int, ...]:
         """Of the dense network."""
-        return self.skeleton.full_widths
+        return self.structure.full_widths
 
     def value(self, widths: Tensor) -> Tensor:
         """The cost at one vector of widths, or at each row of a matrix."""
@@ -72,9 +72,9 @@ class Counted:
         """Derivative at one vector of widths; of the largest layer where the largest counts."""
         if self.resource == "peak_bytes":
             terms = self._products.terms(widths)
-            prices, left, *_ = self._products.parts
+            coefficients, left, *_ = self._products.parts
             largest = (terms == terms.amax()).to(torch.float64)
-            return (prices * largest / largest.sum()) @ left
+            return (coefficients * largest / largest.sum()) @ left
         return self._products.gradient(widths)
 
     def to(self, device: torch.device | str) -> Counted:
@@ -83,10 +83,10 @@ class Counted:
         return self if is_there else replace(self, device=device)  # with its tensors, which took a while to make
 
     @cached_property
-    def _products(self) -> Products:
-        rows = _rows(self.skeleton, self.resource)
-        prices, lefts, rights = (tuple(column) for column in zip(*rows, strict=True)) if rows else ((), (), ())
-        return Products(0.0, prices, lefts, rights, len(self.groups), self.device)
+    def _products(self) -> BilinearForm:
+        rows = _rows(self.structure, self.resource)
+        coefficients, lefts, rights = (tuple(column) for column in zip(*rows, strict=True)) if rows else ((), (), ())
+        return BilinearForm(0.0, coefficients, lefts, rights, len(self.groups), self.device)
 
 
 def counted(graph: ChannelGraph, resource: str) -> Counted:
@@ -95,19 +95,19 @@ def counted(graph: ChannelGraph, resource: str) -> Counted:
     Raises:
         BadWidths: If there is no such resource.
     """
-    return Counted(graph.skeleton, resource)
+    return Counted(graph.structure, resource)
 
 
-def _rows(skeleton: Skeleton, resource: str) -> list[tuple[float, Extent, Extent]]:
+def _rows(structure: StructureSpec, resource: str) -> list[tuple[float, AffineSize, AffineSize]]:
     if resource == "macs":
-        return [(float(layer.macs), layer.incoming, layer.outgoing) for layer in skeleton.layers if layer.macs]
+        return [(float(layer.macs), layer.incoming, layer.outgoing) for layer in structure.layers if layer.macs]
     if resource == "activation_bytes":
-        sizes = [(layer.item_bytes, size) for layer in skeleton.layers for size in (layer.reads, layer.writes)]
+        sizes = [(layer.item_bytes, size) for layer in structure.layers for size in (layer.reads, layer.writes)]
         return [(float(item), size, ONE) for item, size in sizes]
     if resource == "peak_bytes":
-        return [(float(layer.item_bytes), _sum(layer.reads, layer.writes), ONE) for layer in skeleton.layers]
+        return [(float(layer.item_bytes), _sum(layer.reads, layer.writes), ONE) for layer in structure.layers]
     rows = []
-    for tensor in skeleton.tensors:
+    for tensor in structure.tensors:
         if resource == "params" and not tensor.is_parameter:
             continue
         size = 1.0 if resource == "params" else float(tensor.item_bytes)
@@ -121,5 +121,5 @@ def _rows(skeleton: Skeleton, resource: str) -> list[tuple[float, Extent, Extent
     return rows
 
 
-def _sum(one: Extent, other: Extent) -> Extent:
-    return Extent(one.fixed + other.fixed, (*one.multiples, *other.multiples))
+def _sum(one: AffineSize, other: AffineSize) -> AffineSize:
+    return AffineSize(one.fixed + other.fixed, (*one.multiples, *other.multiples))

@@ -1,6 +1,6 @@
 """The two families of energy models that are sums of priced terms: the paper's, and ours, which also has steps.
 
-A family is a function from samples to a `Priced`; `fitting` chooses between them. The third, `Mlp`, is the paper's
+A family is a function from samples to a `FittedModel`; `fitting` chooses between them. The third, `Mlp`, is the paper's
 ablation and is no such sum.
 """
 
@@ -13,23 +13,23 @@ from typing import TypeAlias
 import numpy as np
 
 from .features import AMOUNTS, Term, bilinear_terms, physical_terms
-from .regression import Array, left_out_errors, prices_of
+from .regression import Array, coefficients_of, left_out_errors
 from .samples import Samples
-from .steps import Step, steps_of
+from .step_terms import Step, steps_of
 
 
 @dataclass(frozen=True)
-class Priced:
-    """Terms with their prices; `base` is what is spent at any widths."""
+class FittedModel:
+    """Terms with their coefficients; `base` is what is spent at any widths."""
 
     kind: str
     base: float
     terms: tuple[Term, ...]
-    prices: tuple[float, ...]
+    coefficients: tuple[float, ...]
     unit_prices: tuple[float, ...] = ()
-    """Of one of each of `AMOUNTS`, where terms were drawn to common prices."""
+    """Of one of each of `AMOUNTS`, where terms were drawn to common coefficients."""
     strength: float | None = None
-    """Of the pull to the common prices; None where there was none."""
+    """Of the pull to the common coefficients; None where there was none."""
     steps: tuple[Step, ...] = ()
     heights: tuple[float, ...] = ()
     """One a step, at least 0."""
@@ -37,7 +37,7 @@ class Priced:
     def at(self, widths: Array) -> Array:
         """The cost at each row of widths."""
         total = np.full(len(widths), self.base)
-        for term, price in zip(self.terms, self.prices, strict=True):
+        for term, price in zip(self.terms, self.coefficients, strict=True):
             if price:
                 total += price * term.at(widths)
         for step, height in zip(self.steps, self.heights, strict=True):
@@ -45,29 +45,29 @@ class Priced:
         return total
 
 
-Family: TypeAlias = Callable[[Samples], Priced]
+Family: TypeAlias = Callable[[Samples], FittedModel]
 
 
-def bilinear(samples: Samples, *, relative: bool = True) -> Priced:
+def bilinear(samples: Samples, *, relative: bool = True) -> FittedModel:
     """The paper's Eq. (3) over the channel graph: a_0 + sum of a_j in_j out_j, all of them at least 0.
 
     Args:
         samples: To fit to.
         relative: Squares relative errors; False squares joules, as the paper does.
     """
-    terms = bilinear_terms(samples.skeleton)
-    base, prices = _with_constant(terms, samples, relative)
-    return Priced("bilinear", base, terms, prices)
+    terms = bilinear_terms(samples.structure)
+    base, coefficients = _with_constant(terms, samples, relative)
+    return FittedModel("bilinear", base, terms, coefficients)
 
 
 def _with_constant(terms: tuple[Term, ...], samples: Samples, relative: bool) -> tuple[float, tuple[float, ...]]:
     features = np.stack([np.ones(len(samples)), *(term.at(samples.widths) for term in terms)], axis=1)
-    base, *prices = prices_of(features, samples.values, relative=relative).tolist()
-    return base, tuple(prices)
+    base, *coefficients = coefficients_of(features, samples.values, relative=relative).tolist()
+    return base, tuple(coefficients)
 
 
 STRENGTHS = (1e-4, 1e-3, 0.01, 0.1, 1.0)
-"""Pulls to the common prices that are tried, for `REFERENCE_ROWS` rows."""
+"""Pulls to the common coefficients that are tried, for `REFERENCE_ROWS` rows."""
 
 REFERENCE_ROWS = 250
 """The pull does not grow with the rows: a short profile leans on physics, a long one on itself."""
@@ -75,41 +75,45 @@ REFERENCE_ROWS = 250
 _LEAST_SHARE = 0.02  # of the mean contribution: the least that the scale of a term is taken for
 
 
-def physical(samples: Samples, *, strengths: Sequence[float] = STRENGTHS) -> Priced:
-    """Common prices for MACs and bytes; each term has a price of its own, drawn to them; and steps, drawn to none.
+def physical(samples: Samples, *, strengths: Sequence[float] = STRENGTHS) -> FittedModel:
+    """Common coefficients for MACs and bytes; each term has a price of its own, drawn to them; and steps, drawn to none.
 
     A kernel costs what its MACs and bytes cost, more or less; which kernels a library picks at which shapes is known to
-    no formula, and shows in prices of layers and in steps of sizes. With few rows the terms stay near the common
-    prices, with more they move away from them. How far a term may move goes with the root of what it contributes.
+    no formula, and shows in coefficients of layers and in steps of sizes. With few rows the terms stay near the common
+    coefficients, with more they move away from them. How far a term may move goes with the root of what it contributes.
 
     Args:
         samples: To fit to.
-        strengths: Of the pull; the one with the least error on left-out rows is taken. None gives the common prices.
+        strengths: Of the pull; the one with the least error on left-out rows is taken. None gives the common coefficients.
     """
-    terms, steps = physical_terms(samples.skeleton), steps_of(samples.skeleton)
+    terms, steps = physical_terms(samples.structure), steps_of(samples.structure)
     columns = [*(term.at(samples.widths) for term in terms), *(step.at(samples.widths) for step in steps)]
     features = np.stack(columns, axis=1)
     common = _common_prices(terms, features[:, : len(terms)], samples)
     amounts = np.array([term.amounts for term in terms])
     prior = np.concatenate([amounts @ common[1:], np.zeros(len(steps))])
     prior[0] += common[0]  # the constant term also pays for being switched on and for launching kernels
-    best, prices, strength = np.inf, prior, np.inf
-    slack = _slack(terms, steps, prior, features, samples)
+    best, coefficients, strength = np.inf, prior, np.inf
+    prior_scale = _slack(terms, steps, prior, features, samples)
     for tried in strengths:
         pull = tried * REFERENCE_ROWS / len(samples)
-        found = prices_of(features, samples.values, importance=samples.weights, prior=prior, slack=slack, strength=pull)
+        found = coefficients_of(
+            features, samples.values, importance=samples.weights, prior=prior, prior_scale=prior_scale, strength=pull
+        )
         errors = left_out_errors(
-            features, samples.values, found, importance=samples.weights, slack=slack, strength=pull
+            features, samples.values, found, importance=samples.weights, prior_scale=prior_scale, strength=pull
         )
         error = float(np.abs(errors).mean())
         if error < best:
-            best, prices, strength = error, found, tried
-    kept = [(step, height) for step, height in zip(steps, prices[len(terms) :].tolist(), strict=True) if height > 0]
-    return Priced(
+            best, coefficients, strength = error, found, tried
+    kept = [
+        (step, height) for step, height in zip(steps, coefficients[len(terms) :].tolist(), strict=True) if height > 0
+    ]
+    return FittedModel(
         kind="physical",
-        base=float(prices[0]),
+        base=float(coefficients[0]),
         terms=terms[1:],
-        prices=tuple(prices[1 : len(terms)].tolist()),
+        coefficients=tuple(coefficients[1 : len(terms)].tolist()),
         unit_prices=tuple(common[1:].tolist()),
         strength=float(strength),
         steps=tuple(step for step, _ in kept),
@@ -123,7 +127,7 @@ def _common_prices(terms: Sequence[Term], features: Array, samples: Samples) -> 
     pooled = np.column_stack([np.ones(len(samples)), features @ amounts])
     used = pooled.max(axis=0) > 0
     common = np.zeros(1 + len(AMOUNTS))
-    common[used] = prices_of(pooled[:, used], samples.values, importance=samples.weights)
+    common[used] = coefficients_of(pooled[:, used], samples.values, importance=samples.weights)
     return common
 
 

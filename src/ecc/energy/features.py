@@ -1,4 +1,4 @@
-"""What the widths of a network can be charged for: `Term`s, counted from its skeleton.
+"""What the widths of a network can be charged for: `Term`s, counted from its structure.
 
 Every count of the network (MACs, bytes) is a sum of products of extents. Sorted by what they depend on, these are
 
@@ -6,7 +6,7 @@ Every count of the network (MACs, bytes) is a sum of products of extents. Sorted
     one term a group, linear in its width: activations, biases and norms, depthwise convolutions;
     one term a layer that mixes channels, in * out: the paper's s_j * s_{j+1}.
 
-A term knows the amounts it stands for. Priced by the joule a MAC and the joule a byte, it has a price before anything
+A term knows the amounts it stands for. FittedModel by the joule a MAC and the joule a byte, it has a price before anything
 is learnt about it alone.
 """
 
@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ecc.graph import Extent, Layer, Skeleton
-from ecc.graph.skeleton import affine
+from ecc.graph import AffineSize, Layer, StructureSpec
+from ecc.graph.structure import affine
 
 from .regression import Array
 
@@ -26,7 +26,7 @@ AMOUNTS = ("MACs", "grouped MACs", "activation bytes", "weight bytes")
 """What a term may stand for. Grouped convolutions reuse little of what they fetch, so their MACs have a price of
 their own."""
 
-ONE = Extent(1)
+ONE = AffineSize(1)
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,8 @@ class Term:
 
     name: str
     """The group, or the path of the layer."""
-    left: Extent
-    right: Extent
+    left: AffineSize
+    right: AffineSize
     amounts: tuple[float, ...]
     """Of each of `AMOUNTS`, for each unit of left * right."""
     layers: tuple[tuple[int, tuple[float, ...]], ...]
@@ -47,7 +47,7 @@ class Term:
         return extent_at(self.left, widths) * extent_at(self.right, widths)
 
 
-def extent_at(extent: Extent, widths: Array) -> Array:
+def extent_at(extent: AffineSize, widths: Array) -> Array:
     """The size of an extent at each row of widths."""
     size = np.full(len(widths), float(extent.fixed))
     for group, multiple in extent.multiples:
@@ -55,26 +55,26 @@ def extent_at(extent: Extent, widths: Array) -> Array:
     return size
 
 
-def bilinear_terms(skeleton: Skeleton) -> tuple[Term, ...]:
+def bilinear_terms(structure: StructureSpec) -> tuple[Term, ...]:
     """One term a layer with MACs, in * out, which is the paper's family over a channel graph."""
     return tuple(
         Term(layer.path, layer.incoming, layer.outgoing, _macs(layer), ((number, _macs(layer)),))
-        for number, layer in enumerate(skeleton.layers)
+        for number, layer in enumerate(structure.layers)
         if layer.macs
     )
 
 
-def physical_terms(skeleton: Skeleton) -> tuple[Term, ...]:
+def physical_terms(structure: StructureSpec) -> tuple[Term, ...]:
     """The constant, a linear term a group, and a product a layer that mixes channels."""
-    table = _Table(skeleton)
-    for number, layer in enumerate(skeleton.layers):
+    table = _Table(structure)
+    for number, layer in enumerate(structure.layers):
         table.add(number, layer.incoming, layer.outgoing, _macs(layer))
         moved = (0.0, 0.0, float(layer.item_bytes), 0.0)
         table.add(number, layer.reads, ONE, moved)
         table.add(number, layer.writes, ONE, moved)
         for name in layer.tensors:
             tensor = table.tensors[name]
-            left, right, size = _factors(tensor.axes, skeleton.full_widths)
+            left, right, size = _factors(tensor.axes, structure.full_widths)
             table.add(number, left, right, (0.0, 0.0, 0.0, size * tensor.item_bytes))
     return table.terms()
 
@@ -84,10 +84,10 @@ def _macs(layer: Layer) -> tuple[float, ...]:
     return (0.0 if grouped else float(layer.macs), float(layer.macs) if grouped else 0.0, 0.0, 0.0)
 
 
-def _factors(axes: Sequence[Extent], full_widths: Sequence[int]) -> tuple[Extent, Extent, float]:
+def _factors(axes: Sequence[AffineSize], full_widths: Sequence[int]) -> tuple[AffineSize, AffineSize, float]:
     """The size of a tensor as left * right * a number. A third axis that varies counts at its largest."""
     size = 1.0
-    varying: list[Extent] = []
+    varying: list[AffineSize] = []
     for axis in axes:
         if axis.multiples and len(varying) < 2:
             varying.append(axis)
@@ -108,7 +108,7 @@ class _Sum:
         self.amounts = self.amounts + amounts
         self.layers[layer] = self.layers.get(layer, np.zeros(len(AMOUNTS))) + amounts
 
-    def term(self, name: str, left: Extent, right: Extent) -> Term:
+    def term(self, name: str, left: AffineSize, right: AffineSize) -> Term:
         layers = tuple((number, tuple(amounts.tolist())) for number, amounts in self.layers.items())
         return Term(name, left, right, tuple(self.amounts.tolist()), layers)
 
@@ -116,19 +116,19 @@ class _Sum:
 class _Table:
     """Collects amounts by what they depend on."""
 
-    def __init__(self, skeleton: Skeleton) -> None:
-        self._skeleton = skeleton
-        self.tensors = {tensor.name: tensor for tensor in skeleton.tensors}
+    def __init__(self, structure: StructureSpec) -> None:
+        self._skeleton = structure
+        self.tensors = {tensor.name: tensor for tensor in structure.tensors}
         self._fixed_width = {
             position: full
-            for position, (least, full) in enumerate(zip(skeleton.least_widths, skeleton.full_widths, strict=True))
+            for position, (least, full) in enumerate(zip(structure.least_widths, structure.full_widths, strict=True))
             if least == full
         }
         self._constant = _Sum()
         self._linear: dict[int, _Sum] = {}
-        self._products: dict[tuple[int, Extent, Extent], _Sum] = {}
+        self._products: dict[tuple[int, AffineSize, AffineSize], _Sum] = {}
 
-    def add(self, layer: int, left: Extent, right: Extent, amounts: Sequence[float]) -> None:
+    def add(self, layer: int, left: AffineSize, right: AffineSize, amounts: Sequence[float]) -> None:
         """Takes amounts * left * right into account."""
         amounts_ = np.asarray(amounts, dtype=np.float64)
         if not amounts_.any():
@@ -155,7 +155,7 @@ class _Table:
         ]
         return tuple(found)
 
-    def _reduced(self, extent: Extent) -> Extent:
+    def _reduced(self, extent: AffineSize) -> AffineSize:
         """The extent with groups that cannot be cut counted as fixed."""
         fixed, multiples = extent.fixed, []
         for group, multiple in extent.multiples:
@@ -163,10 +163,10 @@ class _Table:
                 fixed += multiple * self._fixed_width[group]
             else:
                 multiples.append((group, multiple))
-        return Extent(fixed, tuple(multiples))
+        return AffineSize(fixed, tuple(multiples))
 
 
-def _ordered(left: Extent, right: Extent) -> tuple[Extent, Extent, float]:
+def _ordered(left: AffineSize, right: AffineSize) -> tuple[AffineSize, AffineSize, float]:
     """Two extents in an order, and common factors taken out, so that in * out and out * in are one term."""
     scale = 1.0
     pair = []
@@ -174,7 +174,7 @@ def _ordered(left: Extent, right: Extent) -> tuple[Extent, Extent, float]:
         factors = {multiple for _, multiple in extent.multiples}
         if len(factors) == 1 and extent.fixed % (factor := factors.pop()) == 0:
             scale *= factor
-            extent = Extent(extent.fixed // factor, tuple((group, 1) for group, _ in extent.multiples))
+            extent = AffineSize(extent.fixed // factor, tuple((group, 1) for group, _ in extent.multiples))
         pair.append(extent)
     pair.sort(key=lambda extent: (extent.multiples, extent.fixed))
     return pair[0], pair[1], scale

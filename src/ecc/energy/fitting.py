@@ -8,9 +8,9 @@ from typing import Any
 from ecc.errors import BadMeasurement
 from ecc.measure.profile import Profile
 
-from .families import Family, Priced, bilinear, physical
+from .families import Family, FittedModel, bilinear, physical
 from .model import EnergyModel, Origin
-from .quality import LEAST_ROWS, Quality, check_rows, cross_validated, learning_curve, odd_widths, quality_of
+from .quality import LEAST_ROWS, Quality, check_rows, cross_validated, learning_curve, outlier_widths, quality_of
 from .regression import Array
 from .samples import RESOURCES, Samples, samples_of
 
@@ -61,7 +61,7 @@ def fit(
         "chosen": chosen,
         **found[chosen].to_dict(),
         "families": {name: quality.to_dict() for name, quality in found.items()},
-        "odd_widths": odd_widths(errors[chosen], samples),
+        "outlier_widths": outlier_widths(errors[chosen], samples),
     }
     if curve:
         sizes = [size for size in CURVE_SIZES if LEAST_ROWS <= size <= len(samples)]
@@ -91,16 +91,16 @@ def judged(name: str, samples: Samples, noise: float | None, errors: Array | Non
 
 
 def model_of(
-    priced: Priced, samples: Samples, profile: Profile, resource: str, quality: dict[str, Any] | None = None
+    priced: FittedModel, samples: Samples, profile: Profile, resource: str, quality: dict[str, Any] | None = None
 ) -> EnergyModel:
     """An energy model with the origin of the profile."""
-    header, skeleton = profile.header, samples.skeleton
+    header, structure = profile.header, samples.structure
     return EnergyModel(
-        fingerprint=skeleton.fingerprint,
-        groups=skeleton.groups,
-        full_widths=skeleton.full_widths,
-        least_widths=skeleton.least_widths,
-        layers=tuple(layer.path for layer in skeleton.layers),
+        fingerprint=structure.fingerprint,
+        groups=structure.groups,
+        full_widths=structure.full_widths,
+        least_widths=structure.least_widths,
+        layers=tuple(layer.path for layer in structure.layers),
         resource=resource,
         origin=Origin(
             meter=header.meter,
@@ -108,7 +108,7 @@ def model_of(
             device_type=header.device_type,
             settings=header.settings,
             rows=len(samples),
-            multiple_of=header.design.multiple_of,
+            width_multiple=header.design.width_multiple,
         ),
         priced=priced,
         quality=quality or {},
@@ -140,9 +140,9 @@ def worth_more_rows(quality: dict[str, Any]) -> str:
     return f"More rows will hardly help: the error has stopped falling ({trend})."
 
 
-def about_odd_widths(quality: dict[str, Any]) -> str:
+def about_outlier_widths(quality: dict[str, Any]) -> str:
     """A sentence about widths that cost more than wider ones; empty if there are none."""
-    found = quality.get("odd_widths", [])
+    found = quality.get("outlier_widths", [])
     if not found:
         return ""
     told = [
@@ -152,9 +152,9 @@ def about_odd_widths(quality: dict[str, Any]) -> str:
     more = f", and {len(found) - ODD_SHOWN} widths like these" if len(found) > ODD_SHOWN else ""
     return (
         f"Some networks cost more than predicted: {', '.join(told)}{more}. A wider network never costs less by this "
-        "model, and may do so on this device. Profile in larger steps (--multiple-of), or keep such a group whole "
+        "model, and may do so on this device. Profile in larger steps (--width-multiple), or keep such a group whole "
         "(--freeze)."
     )
 
 
-__all__ = ["FAMILIES", "Quality", "about_odd_widths", "fit", "model_of", "noise_of", "worth_more_rows"]
+__all__ = ["FAMILIES", "Quality", "about_outlier_widths", "fit", "model_of", "noise_of", "worth_more_rows"]

@@ -1,6 +1,6 @@
 """`EnergyModel`: joules, or seconds, of a network at any widths, learnt from a profile; and its file.
 
-The file is JSON that a person can read: prices with their units, the terms they belong to, the device they were
+The file is JSON that a person can read: coefficients with their units, the terms they belong to, the device they were
 learnt on and how well they predict.
 """
 
@@ -19,14 +19,14 @@ from torch import Tensor
 
 from ecc.errors import BadFile, BadWidths, EccError
 from ecc.files import read_text, write_text
-from ecc.graph import ChannelGraph, Extent
+from ecc.graph import AffineSize, ChannelGraph
 from ecc.measure import MeasureSettings, MeterInfo
 
-from .families import Priced
+from .bilinear_form import BilinearForm
+from .families import FittedModel
 from .features import AMOUNTS, Term
-from .products import Products
 from .samples import RESOURCES
-from .steps import Stairs, Step
+from .step_terms import Step, StepTerms
 
 FORMAT = "ecc energy model, version 1"
 A_PROFILE = '{"header": {"format": "ecc profile"'
@@ -46,7 +46,7 @@ class Origin:
     """How they ran and were measured; None where none was run."""
     rows: int = 0
     """Networks that the model was fitted to."""
-    multiple_of: int | None = None
+    width_multiple: int | None = None
     """Their widths were multiples of this: of others the model knows little."""
 
     def to_dict(self) -> dict[str, Any]:
@@ -64,7 +64,7 @@ class Origin:
             device_type=data["device_type"],
             settings=None if settings is None else MeasureSettings(**settings),
             rows=int(data["rows"]),
-            multiple_of=None if data["multiple_of"] is None else int(data["multiple_of"]),
+            width_multiple=None if data["width_multiple"] is None else int(data["width_multiple"]),
         )
 
 
@@ -84,7 +84,7 @@ class EnergyModel:
     """Paths, for telling what each costs."""
     resource: str
     origin: Origin
-    priced: Priced
+    priced: FittedModel
     quality: dict[str, Any] = field(default_factory=dict)
     """How well it predicts, as `fit` found it."""
     device: torch.device | str = "cpu"
@@ -197,16 +197,16 @@ class EnergyModel:
             )
 
     @cached_property
-    def _products(self) -> Products:
+    def _products(self) -> BilinearForm:
         terms = self.priced.terms
         lefts, rights = tuple(term.left for term in terms), tuple(term.right for term in terms)
-        return Products(self.priced.base, self.priced.prices, lefts, rights, len(self.groups), self.device)
+        return BilinearForm(self.priced.base, self.priced.coefficients, lefts, rights, len(self.groups), self.device)
 
     @cached_property
-    def _stairs(self) -> Stairs:
+    def _stairs(self) -> StepTerms:
         steps = self.priced.steps
         sizes, levels = tuple(step.size for step in steps), tuple(step.level for step in steps)
-        return Stairs(self.priced.heights, sizes, levels, len(self.groups), self.device)
+        return StepTerms(self.priced.heights, sizes, levels, len(self.groups), self.device)
 
     # ------------------------------------------------------------ files
 
@@ -277,7 +277,7 @@ class EnergyModel:
                         "amounts": list(term.amounts),
                         "layers": [[number, list(amounts)] for number, amounts in term.layers],
                     }
-                    for term, price in zip(priced.terms, priced.prices, strict=True)
+                    for term, price in zip(priced.terms, priced.coefficients, strict=True)
                 ],
                 "steps": [
                     {
@@ -306,11 +306,11 @@ class EnergyModel:
             layers=layers,
             resource=str(data["resource"]),
             origin=Origin.from_dict(data["origin"]),
-            priced=Priced(
+            priced=FittedModel(
                 kind=str(model["kind"]),
                 base=_price(model["base"]),
                 terms=tuple(_term(term, len(groups), len(layers)) for term in model["terms"]),
-                prices=tuple(_price(term["price"]) for term in model["terms"]),
+                coefficients=tuple(_price(term["price"]) for term in model["terms"]),
                 unit_prices=() if common is None else tuple(_price(common[name]) for name in AMOUNTS),
                 strength=None if model["strength"] is None else float(model["strength"]),
                 steps=tuple(_step(step, len(groups), len(layers)) for step in model["steps"]),
@@ -334,7 +334,7 @@ class EnergyModel:
 
 
 def _term(data: Mapping[str, Any], num_groups: int, num_layers: int) -> Term:
-    left, right = Extent.from_json(data["left"]), Extent.from_json(data["right"])
+    left, right = AffineSize.from_json(data["left"]), AffineSize.from_json(data["right"])
     for extent in (left, right):
         if extent.fixed < 0 or any(not 0 <= g < num_groups or m < 0 for g, m in extent.multiples):
             raise ValueError(f"a size of term {data['name']!r} is negative or of no group")
@@ -351,7 +351,7 @@ def _amounts(values: Sequence[Any]) -> tuple[float, ...]:
 
 
 def _step(data: Mapping[str, Any], num_groups: int, num_layers: int) -> Step:
-    size, layers = Extent.from_json(data["size"]), tuple(int(number) for number in data["layers"])
+    size, layers = AffineSize.from_json(data["size"]), tuple(int(number) for number in data["layers"])
     if size.fixed < 0 or any(not 0 <= g < num_groups or m < 0 for g, m in size.multiples):
         raise ValueError(f"the size of step {data['name']!r} is negative or of no group")
     if not layers or any(not 0 <= number < num_layers for number in layers):

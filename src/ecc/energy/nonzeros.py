@@ -10,7 +10,7 @@ biases and norms, kernels, and static power.
 What this takes for granted, and no GPU does: a MAC whose weight is zero is skipped and costs nothing; zeros are not
 stored, and where the others belong costs nothing to store; activations are as dense as before; and the time, which
 static power is drawn for, stays that of the dense network. So it is a lower bound on what such a device would spend,
-and for a platform that does not skip zeros it is fiction: `ecc.methods.fine` refuses those.
+and for a platform that does not skip zeros it is fiction: `ecc.methods.unstructured` refuses those.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class NonzeroCost:
     """Names of the weight tensors, as in the network's `named_parameters`."""
     full_widths: tuple[int, ...]
     """Weights in each."""
-    prices: tuple[float, ...]
+    coefficients: tuple[float, ...]
     """Joules of one weight in each."""
     device: torch.device | str = "cpu"
     _prices: Tensor = field(init=False, repr=False, compare=False)
@@ -53,9 +53,9 @@ class NonzeroCost:
     def __post_init__(self) -> None:
         if not self.groups:
             raise BadWidths("the network has no convolution or linear layer with weights of its own to prune.")
-        if not len(self.groups) == len(self.full_widths) == len(self.prices):
-            raise BadWidths(f"{len(self.groups)} weight tensors need as many sizes and prices.")
-        object.__setattr__(self, "_prices", torch.tensor(self.prices, dtype=torch.float64, device=self.device))
+        if not len(self.groups) == len(self.full_widths) == len(self.coefficients):
+            raise BadWidths(f"{len(self.groups)} weight tensors need as many sizes and coefficients.")
+        object.__setattr__(self, "_prices", torch.tensor(self.coefficients, dtype=torch.float64, device=self.device))
 
     @property
     def resource(self) -> str:
@@ -75,14 +75,14 @@ class NonzeroCost:
     @property
     def dense(self) -> float:
         """Joules with every weight in place: what the platform says of the dense network."""
-        return math.fsum([self.base, *(p * n for p, n in zip(self.prices, self.full_widths, strict=True))])
+        return math.fsum([self.base, *(p * n for p, n in zip(self.coefficients, self.full_widths, strict=True))])
 
     def value(self, widths: Tensor) -> Tensor:
         """Joules at one vector of nonzero counts, or at each row of a matrix."""
         return (widths.to(torch.float64) * self._prices).sum(-1) + self.base
 
     def gradient(self, widths: Tensor) -> Tensor:
-        """The prices, whatever the counts."""
+        """The coefficients, whatever the counts."""
         del widths
         return self._prices
 
@@ -102,20 +102,20 @@ def nonzero_cost(graph: ChannelGraph, platform: Platform) -> NonzeroCost:
     Raises:
         BadWidths: If the network has no weights that could be pruned.
     """
-    constants, skeleton = platform.constants, graph.skeleton
-    shapes = {tensor.name: tensor for tensor in skeleton.tensors}
-    macs = skeleton.costs.macs_per_layer(skeleton.widths()).tolist()
+    constants, structure = platform.constants, graph.structure
+    shapes = {tensor.name: tensor for tensor in structure.tensors}
+    macs = structure.costs.macs_per_layer(structure.widths()).tolist()
     sizes: dict[str, int] = {}
-    prices: dict[str, float] = {}
-    for layer, work in zip(skeleton.layers, macs, strict=True):
+    coefficients: dict[str, float] = {}
+    for layer, work in zip(structure.layers, macs, strict=True):
         matrices = [name for name in layer.tensors if shapes[name].is_parameter and len(shapes[name].axes) > 1]
         if layer.kind not in KINDS or layer.kind in constants.folded or not work or len(matrices) != 1:
             continue  # part of the base
         (name,) = matrices
-        size = sizes[name] = math.prod(round(axis.at(skeleton.full_widths)) for axis in shapes[name].axes)
+        size = sizes[name] = math.prod(round(axis.at(structure.full_widths)) for axis in shapes[name].axes)
         value_bytes = shapes[name].item_bytes * (constants.value_bytes or layer.item_bytes) / layer.item_bytes
         price = constants.joules_per_mac * work / size + constants.joules_per_weight_byte * value_bytes
-        prices[name] = prices.get(name, 0.0) + price  # a tensor that two layers use is fetched by both
-    pruned = math.fsum(prices[name] * size for name, size in sizes.items())
+        coefficients[name] = coefficients.get(name, 0.0) + price  # a tensor that two layers use is fetched by both
+    pruned = math.fsum(coefficients[name] * size for name, size in sizes.items())
     base = max(0.0, platform.truth(graph, {}).joules - pruned)
-    return NonzeroCost(graph.fingerprint, base, tuple(sizes), tuple(sizes.values()), tuple(prices.values()))
+    return NonzeroCost(graph.fingerprint, base, tuple(sizes), tuple(sizes.values()), tuple(coefficients.values()))

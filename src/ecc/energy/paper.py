@@ -23,11 +23,11 @@ from torch import Tensor, nn
 
 from ecc.errors import BadFile, BadMeasurement
 from ecc.files import read_text, write_text
-from ecc.graph import Extent
+from ecc.graph import AffineSize
 
-from .families import Priced, folds
+from .bilinear_form import BilinearForm
+from .families import FittedModel, folds
 from .features import Term, bilinear_terms
-from .products import Products
 from .quality import check_rows
 from .regression import Array
 from .samples import RESOURCES, Samples
@@ -41,7 +41,7 @@ _TEST_FOLDS = 5  # one fifth is held out
 class PaperFit:
     """What was learnt, and how the error on held-out rows went."""
 
-    model: Priced | Mlp
+    model: FittedModel | Mlp
     curve: dict[int, float]
     """Mean relative error on the held-out fifth, by iteration."""
 
@@ -76,8 +76,8 @@ def fit_as_paper(
     for name, value, least in (("hidden_layers", hidden_layers, 0), ("iterations", iterations, 1)):
         if value < least:
             raise BadMeasurement(f"{name}={value} is below {least}, the least it may be.")
-    terms = bilinear_terms(samples.skeleton)
-    dense = _features(terms, np.asarray([samples.skeleton.full_widths], dtype=np.float64))
+    terms = bilinear_terms(samples.structure)
+    dense = _features(terms, np.asarray([samples.structure.full_widths], dtype=np.float64))
     mean = float(samples.values.mean())
     inputs = torch.from_numpy(_features(terms, samples.widths) / dense)
     goals = torch.from_numpy(samples.values / mean)
@@ -98,16 +98,16 @@ def fit_as_paper(
             with torch.no_grad():
                 errors = network(inputs[held]).squeeze(-1) / goals[held] - 1
             curve[iteration] = float(errors.abs().mean())
-    model: Priced | Mlp
+    model: FittedModel | Mlp
     if hidden_layers == 0:
         linear = network[0]
         assert isinstance(linear, nn.Linear)
-        prices = (linear.weight.detach()[0].numpy() * mean / dense[0]).tolist()
-        model = Priced("bilinear", float(linear.bias.detach()) * mean, terms, tuple(prices))
+        coefficients = (linear.weight.detach()[0].numpy() * mean / dense[0]).tolist()
+        model = FittedModel("bilinear", float(linear.bias.detach()) * mean, terms, tuple(coefficients))
     else:
         model = Mlp(
-            groups=samples.skeleton.groups,
-            full_widths=samples.skeleton.full_widths,
+            groups=samples.structure.groups,
+            full_widths=samples.structure.full_widths,
             resource=resource,
             lefts=tuple(term.left for term in terms),
             rights=tuple(term.right for term in terms),
@@ -160,8 +160,8 @@ class Mlp:
     groups: tuple[str, ...]
     full_widths: tuple[int, ...]
     resource: str
-    lefts: tuple[Extent, ...]
-    rights: tuple[Extent, ...]
+    lefts: tuple[AffineSize, ...]
+    rights: tuple[AffineSize, ...]
     dense_products: tuple[float, ...]
     mean: float
     label: str
@@ -176,8 +176,8 @@ class Mlp:
 
     def value(self, widths: Tensor) -> Tensor:
         """The cost at one vector of widths, or at each row of a matrix."""
-        prices = tuple(1 / product for product in self.dense_products)
-        products = Products(0.0, prices, self.lefts, self.rights, len(self.groups), self.device)
+        coefficients = tuple(1 / product for product in self.dense_products)
+        products = BilinearForm(0.0, coefficients, self.lefts, self.rights, len(self.groups), self.device)
         hidden = products.terms(widths)
         for number, (weight, bias) in enumerate(self.layers):
             hidden = hidden @ weight.T.to(self.device) + bias.to(self.device)
@@ -230,8 +230,8 @@ class Mlp:
                 groups=tuple(str(name) for name in data["groups"]),
                 full_widths=tuple(int(width) for width in data["full_widths"]),
                 resource=str(data["resource"]),
-                lefts=tuple(Extent.from_json(extent) for extent in data["lefts"]),
-                rights=tuple(Extent.from_json(extent) for extent in data["rights"]),
+                lefts=tuple(AffineSize.from_json(extent) for extent in data["lefts"]),
+                rights=tuple(AffineSize.from_json(extent) for extent in data["rights"]),
                 dense_products=tuple(float(product) for product in data["dense_products"]),
                 mean=float(data["mean"]),
                 layers=tuple(

@@ -103,8 +103,8 @@ def quality_of(errors: Array, samples: Samples, noise: float | None = None) -> Q
     """
     size = np.abs(errors)
     shares = samples.mean_share
-    positions = list(samples.skeleton.prunable)
-    spread = (samples.widths[:, positions] / np.asarray(samples.skeleton.full_widths)[positions]).std(axis=1)
+    positions = list(samples.structure.prunable)
+    spread = (samples.widths[:, positions] / np.asarray(samples.structure.full_widths)[positions]).std(axis=1)
     path = (spread < _PATH_SPREAD) & (shares > PATH[0]) & (shares < PATH[1])
     dense = samples.is_dense
     near = (shares > NEAR_DENSE) & ~dense
@@ -121,7 +121,7 @@ def quality_of(errors: Array, samples: Samples, noise: float | None = None) -> Q
     )
 
 
-def odd_widths(errors: Array, samples: Samples) -> list[dict[str, Any]]:
+def outlier_widths(errors: Array, samples: Samples) -> list[dict[str, Any]]:
     """Widths of single groups at which networks cost clearly more than was predicted.
 
     No model of ours lets a wider network cost less, and some devices do: where kernels for 16 channels are better than
@@ -139,7 +139,7 @@ def odd_widths(errors: Array, samples: Samples) -> list[dict[str, Any]]:
     excess = -np.log(np.maximum(1 + errors, 1e-3))  # of value / prediction
     scatter = max(float(excess.std()), ODD_LEAST / ODD_SIGMAS)
     found = []
-    for position in samples.skeleton.prunable:
+    for position in samples.structure.prunable:
         for width in np.unique(samples.widths[:, position]):
             here = samples.widths[:, position] == width
             if min(here.sum(), (~here).sum()) < ODD_NETWORKS:
@@ -147,7 +147,7 @@ def odd_widths(errors: Array, samples: Samples) -> list[dict[str, Any]]:
             mean, median = float(excess[here].mean()), float(np.median(excess[here]))
             stands_out = mean - excess[~here].mean() > ODD_SIGMAS * scatter / np.sqrt(here.sum())
             if stands_out and min(mean, median) > ODD_LEAST:
-                group = samples.skeleton.groups[position]
+                group = samples.structure.groups[position]
                 found.append(
                     {"group": group, "width": int(width), "networks": int(here.sum()), "excess": math.expm1(mean)}
                 )

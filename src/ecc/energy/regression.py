@@ -1,4 +1,4 @@
-"""Least squares with prices of at least 0, on relative errors: what all fits of this room come down to."""
+"""Least squares with coefficients of at least 0, on relative errors: what all fits of this room come down to."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 
 
-def prices_of(
+def coefficients_of(
     features: Array,
     values: Array,
     *,
     relative: bool = True,
     importance: Array | None = None,
     prior: Array | None = None,
-    slack: Array | None = None,
+    prior_scale: Array | None = None,
     strength: float = 0.0,
 ) -> Array:
     """Prices c >= 0 that make features @ c fit the values, drawn towards prior ones.
 
-    They minimise  mean(importance * ((features @ c - values) / values)^2) + strength * sum(((c - prior) / slack)^2),
+    They minimise  mean(importance * ((features @ c - values) / values)^2) + strength * sum(((c - prior) / prior_scale)^2),
     or the same without the division by the values.
 
     Args:
@@ -29,7 +29,7 @@ def prices_of(
         relative: Whether relative or absolute errors are squared.
         importance: Of each network; 1 if None.
         prior: Prices to be drawn to; 0 if None.
-        slack: How far a price may be from its prior at a cost of one; needed with a strength.
+        prior_scale: How far a price may be from its prior at a cost of one; needed with a strength.
         strength: Of that pull.
     """
     rows, goal = _scaled(features, values, relative, importance)
@@ -37,8 +37,8 @@ def prices_of(
     scale[scale == 0] = 1.0  # a term that is always 0 keeps its prior price
     rows = rows / scale
     if strength > 0:
-        assert slack is not None
-        pull = np.sqrt(strength) / (slack * scale)
+        assert prior_scale is not None
+        pull = np.sqrt(strength) / (prior_scale * scale)
         towards = np.zeros(len(scale)) if prior is None else prior * scale
         if rows.shape[0] < rows.shape[1]:
             found = _drawn(rows, goal, pull, towards)
@@ -52,34 +52,34 @@ def prices_of(
 def left_out_errors(
     features: Array,
     values: Array,
-    prices: Array,
+    coefficients: Array,
     *,
     importance: Array | None = None,
-    slack: Array,
+    prior_scale: Array,
     strength: float,
 ) -> Array:
-    """The relative error of each network under prices fitted without it, in closed form.
+    """The relative error of each network under coefficients fitted without it, in closed form.
 
-    Exact as long as the same prices stay above 0: a fit without one row is then linear in that row (leverage).
+    Exact as long as the same coefficients stay above 0: a fit without one row is then linear in that row (leverage).
 
     Args:
-        features: As for `prices_of`.
-        values: As for `prices_of`.
-        prices: What that gave.
-        importance: As for `prices_of`.
-        slack: As for `prices_of`.
-        strength: As for `prices_of`.
+        features: As for `coefficients_of`.
+        values: As for `coefficients_of`.
+        coefficients: What that gave.
+        importance: As for `coefficients_of`.
+        prior_scale: As for `coefficients_of`.
+        strength: As for `coefficients_of`.
     """
     rows, goal = _scaled(features, values, True, importance)
-    used = prices > 0
-    kept = rows[:, used] * slack[used]
+    used = coefficients > 0
+    kept = rows[:, used] * prior_scale[used]
     if kept.shape[0] < kept.shape[1]:  # the same, by way of the smaller of the two matrices
         outer = kept @ kept.T
         leverage = np.diagonal(np.linalg.solve(outer + strength * np.eye(len(outer)), outer))
     else:
         inner = kept.T @ kept + strength * np.eye(int(used.sum()))
         leverage = np.einsum("ij,ji->i", kept, np.linalg.solve(inner, kept.T))
-    errors = (rows @ prices - goal) / (1 - leverage).clip(min=1e-6)
+    errors = (rows @ coefficients - goal) / (1 - leverage).clip(min=1e-6)
     return np.asarray(errors / goal)
 
 
@@ -108,9 +108,9 @@ _ENOUGH = 1e-10  # of the largest contribution: what a step would change no more
 
 
 def _drawn(rows: Array, goal: Array, pull: Array, towards: Array) -> Array | None:
-    """Minimises |rows x - goal|^2 + |pull (x - towards)|^2 over x >= 0 where there are fewer rows than prices.
+    """Minimises |rows x - goal|^2 + |pull (x - towards)|^2 over x >= 0 where there are fewer rows than coefficients.
 
-    An active set looks at the prices one by one, which takes the cube of their number: a network with a thousand groups
+    An active set looks at the coefficients one by one, which takes the cube of their number: a network with a thousand groups
     has thousands. The dual has one variable a row, the residual r, and
 
         x = max(0, towards - (rows^T r) / pull^2),    r = rows x - goal.
@@ -119,17 +119,17 @@ def _drawn(rows: Array, goal: Array, pull: Array, towards: Array) -> Array | Non
     gets there in a few steps.
 
     Returns:
-        The prices; None if it does not get there.
+        The coefficients; None if it does not get there.
     """
     room = pull**-2
     residual = -goal
-    prices, slope = _dual(residual, rows, goal, room, towards)
+    coefficients, slope = _dual(residual, rows, goal, room, towards)
     for _ in range(_MOST_STEPS):
-        used = prices > 0
+        used = coefficients > 0
         curvature = np.eye(len(goal)) + (rows[:, used] * room[used]) @ rows[:, used].T
         way = -np.linalg.solve(curvature, slope)
-        if np.abs(room * (way @ rows)).max() <= _ENOUGH * prices.max():
-            return prices
+        if np.abs(room * (way @ rows)).max() <= _ENOUGH * coefficients.max():
+            return coefficients
         low, high, step = 0.0, 1.0, 1.0
         for _ in range(_MOST_HALVES):  # along the way the slope only rises; where it is 0 is the least
             found = _dual(residual + step * way, rows, goal, room, towards)
@@ -139,13 +139,13 @@ def _drawn(rows: Array, goal: Array, pull: Array, towards: Array) -> Array | Non
             low, high = (step, high) if rising < 0 else (low, step)
             step = (low + high) / 2
         is_same = step == 1.0 and bool(((found[0] > 0) == used).all())
-        residual, (prices, slope) = residual + step * way, found
+        residual, (coefficients, slope) = residual + step * way, found
         if is_same:
-            return prices  # with these above 0 the function is quadratic, and this is its minimum
+            return coefficients  # with these above 0 the function is quadratic, and this is its minimum
     return None
 
 
 def _dual(residual: Array, rows: Array, goal: Array, room: Array, towards: Array) -> tuple[Array, Array]:
-    """The prices at a residual, and the gradient of the function that `_drawn` minimises."""
-    prices = (towards - room * (residual @ rows)).clip(min=0)
-    return prices, residual + goal - rows @ prices
+    """The coefficients at a residual, and the gradient of the function that `_drawn` minimises."""
+    coefficients = (towards - room * (residual @ rows)).clip(min=0)
+    return coefficients, residual + goal - rows @ coefficients

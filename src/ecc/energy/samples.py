@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ecc.errors import BadFile
-from ecc.graph import Skeleton
+from ecc.graph import StructureSpec
 from ecc.measure.profile import Profile
 
 from .regression import Array
@@ -25,9 +25,9 @@ RESOURCES = {"energy": ("joules", "J"), "latency": ("seconds", "s")}
 class Samples:
     """One row a network."""
 
-    skeleton: Skeleton
+    structure: StructureSpec
     widths: Array
-    """(networks, groups), all groups in the order of the skeleton."""
+    """(networks, groups), all groups in the order of the structure."""
     values: Array
     """Of one inference of the whole batch, above 0."""
     weights: Array | None = None
@@ -41,13 +41,13 @@ class Samples:
     @property
     def is_dense(self) -> NDArray[np.bool_]:
         """Which rows are the dense network."""
-        return np.asarray((self.widths == np.asarray(self.skeleton.full_widths)).all(axis=1))
+        return np.asarray((self.widths == np.asarray(self.structure.full_widths)).all(axis=1))
 
     @property
     def mean_share(self) -> Array:
         """Mean of width / full width over the groups that can be cut, for each row."""
-        positions = list(self.skeleton.prunable)
-        shares = self.widths[:, positions] / np.asarray(self.skeleton.full_widths)[positions]
+        positions = list(self.structure.prunable)
+        shares = self.widths[:, positions] / np.asarray(self.structure.full_widths)[positions]
         return np.asarray(shares.mean(axis=1))
 
     def take(self, rows: Sequence[int] | NDArray[np.intp] | NDArray[np.bool_]) -> Samples:
@@ -86,13 +86,13 @@ def samples_of(profile: Profile, resource: str = "energy", *, allow_unsteady: bo
         dense += [value for widths, value, _ in found if widths == header.full_widths]
         found = [row for row in found if row[0] != header.full_widths]
         found.append((header.full_widths, statistics.median(dense), float(len(dense))))
-    positions = [header.skeleton.groups.index(name) for name in header.groups]
-    full = np.asarray(header.skeleton.full_widths, dtype=np.float64)
+    positions = [header.structure.groups.index(name) for name in header.groups]
+    full = np.asarray(header.structure.full_widths, dtype=np.float64)
     widths = np.tile(full, (len(found), 1))
     for number, (kept, _, _) in enumerate(found):
         widths[number, positions] = kept
     values, weights = (np.array([row[k] for row in found], dtype=np.float64) for k in (1, 2))
-    return Samples(header.skeleton, widths, values, weights, header.label)
+    return Samples(header.structure, widths, values, weights, header.label)
 
 
 def _check_rows(profile: Profile) -> None:

@@ -3,7 +3,7 @@
 from .job import Exported, ExportedRun, export_model, export_run
 from .latency import Latency, compare_latency
 from .loading import load_slim, save_slim
-from .proving import TOLERANCE, Proof
+from .verification import TOLERANCE, Proof
 
 __all__ = [
     "TOLERANCE",

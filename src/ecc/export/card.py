@@ -93,7 +93,9 @@ Each takes any batch size."""
 
 def _made(config: Mapping[str, Any]) -> str:
     """What was asked for, as indented code: JSON escapes what could end it."""
-    shown = {name: config[name] for name in ("task", "method", "budgets", "round_to", "settings") if name in config}
+    shown = {
+        name: config[name] for name in ("task", "method", "budgets", "width_multiple", "settings") if name in config
+    }
     text = json.dumps(shown, indent=2)
     return "\n".join(["`ecc compress` was asked for:", "", *("    " + line for line in text.splitlines())])
 

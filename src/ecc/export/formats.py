@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from ecc.errors import CannotExport, EccError
 from ecc.graph.call import tensors_in
-from ecc.graph.capture import as_call
+from ecc.graph.forward_pass import as_call
 from ecc.task import Inputs, batch_of, with_batch
 
 Runner = Callable[[Inputs], list[Tensor]]

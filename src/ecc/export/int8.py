@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from ecc.errors import BadTask, CannotExport
-from ecc.graph.capture import as_call
+from ecc.graph.forward_pass import as_call
 from ecc.task import Inputs, Task
 
 from .formats import feed_of, library, onnx_session, run_session

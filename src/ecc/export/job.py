@@ -23,10 +23,10 @@ from torch import nn
 from ecc.constants import EXPORT_FORMATS
 from ecc.errors import BadFile, CannotExport
 from ecc.files import alone, read_bytes, remove_abandoned, temporary, umask
-from ecc.graph.capture import as_call
+from ecc.graph.forward_pass import as_call
 from ecc.graph.hooks import without_observers
+from ecc.graph.model_copy import whole_state
 from ecc.graph.numerics import outputs_of
-from ecc.graph.rebuild import whole_state
 from ecc.task import Inputs, Task, batch_of, checked_input, with_batch
 from ecc.training import load_state, save_state
 from ecc.training.checkpoint import sync_folder
@@ -36,7 +36,7 @@ from .formats import FORMATS, library, opened
 from .int8 import OnnxNetwork, quantise, refuse_uncalibrated, score_of
 from .latency import Latency, compare_latency
 from .loading import load_slim, on_cpu, weights_file
-from .proving import Proof, prove_export
+from .verification import Proof, prove_export
 
 SAFETENSORS = EXPORT_FORMATS[0]
 CARD = "model_card.md"

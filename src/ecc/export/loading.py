@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ecc.errors import BadFile
 from ecc.graph.computed_weights import refuse_computed_weights
-from ecc.graph.rebuild import named_tensors, rebuilt, unsaved_tensors, whole_state
+from ecc.graph.model_copy import named_tensors, rebuilt, unsaved_tensors, whole_state
 from ecc.training import load_state, save_state
 
 Net = TypeVar("Net", bound=nn.Module)

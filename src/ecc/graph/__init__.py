@@ -1,29 +1,29 @@
 """Room 1: a network becomes a channel graph."""
 
-from ecc.graph.channels import ChannelGraph, ChannelGroup, Place
-from ecc.graph.costs import Extent, Layer
+from ecc.graph.channel_graph import ChannelGraph, ChannelGroup, ParamSlice
+from ecc.graph.costs import AffineSize, Layer
 from ecc.graph.labels import Role
-from ecc.graph.skeleton import Skeleton
-from ecc.graph.surgery import kept_masks, live_channels, live_masks, resized, slim, slim_optimizer, zero_channels_
+from ecc.graph.slimming import kept_masks, live_channels, live_masks, mask_channels_, slim, slim_optimizer, with_widths
+from ecc.graph.structure import StructureSpec
 from ecc.graph.trace import trace_channels
 from ecc.graph.verification import max_relative_diff, verify
 
 __all__ = [
+    "AffineSize",
     "ChannelGraph",
     "ChannelGroup",
-    "Extent",
     "Layer",
-    "Place",
+    "ParamSlice",
     "Role",
-    "Skeleton",
+    "StructureSpec",
     "kept_masks",
     "live_channels",
     "live_masks",
+    "mask_channels_",
     "max_relative_diff",
-    "resized",
     "slim",
     "slim_optimizer",
     "trace_channels",
     "verify",
-    "zero_channels_",
+    "with_widths",
 ]

@@ -1,6 +1,6 @@
 """What a network costs at any widths, as differentiable functions.
 
-Every size in a network is an `Extent`: a fixed part plus a multiple of each group's width. A layer's
+Every size in a network is an `AffineSize`: a fixed part plus a multiple of each group's width. A layer's
 multiply-accumulates are a constant times its incoming extent times its outgoing extent, which is the paper's
 s_j * s_{j+1}; its parameters, its activations and their bytes are such products too.
 """
@@ -16,7 +16,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class Extent:
+class AffineSize:
     """fixed + sum of (units of a group) * multiple."""
 
     fixed: int
@@ -32,7 +32,7 @@ class Extent:
         return [self.fixed, [list(pair) for pair in self.multiples]]
 
     @classmethod
-    def from_json(cls, data: Sequence[Any]) -> Extent:
+    def from_json(cls, data: Sequence[Any]) -> AffineSize:
         """From what `to_json` gave."""
         fixed, pairs = data
         return cls(int(fixed), tuple((int(g), int(m)) for g, m in pairs))
@@ -48,11 +48,11 @@ class Layer:
     """conv, grouped conv, linear, matmul, norm, elementwise, reduction, pool, move or other."""
     macs: int
     """Multiply-accumulates for each pair of an incoming and an outgoing channel."""
-    incoming: Extent
-    outgoing: Extent
-    reads: Extent
+    incoming: AffineSize
+    outgoing: AffineSize
+    reads: AffineSize
     """Activation elements read."""
-    writes: Extent
+    writes: AffineSize
     """Activation elements written."""
     item_bytes: int
     tensors: tuple[str, ...]
@@ -79,7 +79,7 @@ class Layer:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Layer:
         """From what `to_json` gave."""
-        extents = {key: Extent.from_json(data[key]) for key in ("incoming", "outgoing", "reads", "writes")}
+        extents = {key: AffineSize.from_json(data[key]) for key in ("incoming", "outgoing", "reads", "writes")}
         return cls(
             path=str(data["path"]),
             kind=str(data["kind"]),
@@ -95,7 +95,7 @@ class TensorShape:
     """A parameter or buffer, its axes as extents."""
 
     name: str
-    axes: tuple[Extent, ...]
+    axes: tuple[AffineSize, ...]
     item_bytes: int
     is_parameter: bool
 
@@ -112,14 +112,14 @@ class TensorShape:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> TensorShape:
         """From what `to_json` gave."""
-        axes = tuple(Extent.from_json(axis) for axis in data["axes"])
+        axes = tuple(AffineSize.from_json(axis) for axis in data["axes"])
         return cls(str(data["name"]), axes, int(data["item_bytes"]), bool(data["is_parameter"]))
 
 
 class _Extents:
     """Many extents evaluated at once, in time linear in the number of their terms."""
 
-    def __init__(self, extents: Sequence[Extent]) -> None:
+    def __init__(self, extents: Sequence[AffineSize]) -> None:
         self._fixed = torch.tensor([float(e.fixed) for e in extents], dtype=torch.float64, device="cpu")
         self._rows = torch.tensor(
             [i for i, e in enumerate(extents) for _ in e.multiples], dtype=torch.long, device="cpu"
@@ -145,7 +145,7 @@ class CostTable:
         self._writes = _Extents([layer.writes for layer in layers])
         self._item = torch.tensor([float(layer.item_bytes) for layer in layers], dtype=torch.float64, device="cpu")
         rank = max([len(t.axes) for t in tensors], default=0)
-        padded = [(*t.axes, *[Extent(1)] * (rank - len(t.axes))) for t in tensors]
+        padded = [(*t.axes, *[AffineSize(1)] * (rank - len(t.axes))) for t in tensors]
         self._axes = [_Extents([axes[k] for axes in padded]) for k in range(rank)]
         self._tensor_bytes = torch.tensor([float(t.item_bytes) for t in tensors], dtype=torch.float64, device="cpu")
         self._is_parameter = torch.tensor([float(t.is_parameter) for t in tensors], dtype=torch.float64, device="cpu")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ecc.graph.labels import LabelBook, Role, varying_axes
+from ecc.graph.labels import ChannelLabels, Role, varying_axes
 
 if TYPE_CHECKING:
     from ecc.graph.call import Call
@@ -50,13 +50,13 @@ class Deferred:
         """The parameter was changed element by element: it can still be followed, but is no raw weight."""
         return replace(self, index=self.elements(), order=())
 
-    def freeze(self, book: LabelBook, where: str) -> None:
+    def freeze(self, book: ChannelLabels, where: str) -> None:
         """The parameter's values are looked at as a whole (its mean, its norm): it must stay whole."""
         for axis, size in enumerate(self.shape):
             if size > 1:
                 book.freeze(book.axis(self.name, axis, size, Role.CARRY), f"{where} looks at all of {self.name}")
 
-    def bind(self, book: LabelBook, labels: Tensor | None, where: str) -> None:
+    def bind(self, book: ChannelLabels, labels: Tensor | None, where: str) -> None:
         """The parameter meets channels elementwise: the axis on which they depend carries them."""
         if labels is None or not varying_axes(labels):
             return

@@ -22,9 +22,9 @@ from torch.utils._pytree import tree_map_only
 
 from ecc.errors import UntraceableModel
 from ecc.graph.call import tensors_in
-from ecc.graph.capture import first_line
+from ecc.graph.forward_pass import first_line
+from ecc.graph.model_copy import named_tensors, rebuilt
 from ecc.graph.numerics import seeded
-from ecc.graph.rebuild import named_tensors, rebuilt
 from ecc.graph.side_effects import undone
 
 _TABLES = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")

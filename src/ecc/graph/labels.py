@@ -4,7 +4,7 @@ Every tensor of a traced forward carries a *label tensor* of its own shape: an i
 the channel that element belongs to. Labels are stride 0 along every axis on which they do not change (batch,
 height, width), so a label tensor of a 64 x 512 x 1024 activation holds 64 numbers.
 
-A label is the number of one index of one axis of one parameter or buffer (`LabelBook.axis`), or `FROZEN`.
+A label is the number of one index of one axis of one parameter or buffer (`ChannelLabels.axis`), or `FROZEN`.
 Rules *unite* labels that must be cut together and *freeze* labels that cannot be cut; connected components of
 the unions are the removable units.
 """
@@ -65,7 +65,7 @@ class Misaligned(Exception):
 
 
 @dataclass
-class LabelBook:
+class ChannelLabels:
     """All labels of one trace, with their unions and the reasons for freezing."""
 
     axes: dict[tuple[str, int], Axis] = field(default_factory=dict)
@@ -152,14 +152,14 @@ class LabelBook:
         return self._cache[1]
 
 
-class CutBook(LabelBook):
+class PrunedLabels(ChannelLabels):
     """The labels of a cut network, to be checked against those of the dense one.
 
     Axes carry the labels of the indices that were kept. A union that the dense network did not make, or a
     freeze of something that was cut, shows that the network's code does not follow the cut.
     """
 
-    def __init__(self, dense: LabelBook, alive: Tensor, unit: Tensor, immovable: Tensor, manifold: Tensor) -> None:
+    def __init__(self, dense: ChannelLabels, alive: Tensor, unit: Tensor, immovable: Tensor, manifold: Tensor) -> None:
         super().__init__(axes=dense.axes, roles=dense.roles, size=dense.size)
         self._dense = dense
         self.alive = alive  # by label: kept in the cut network

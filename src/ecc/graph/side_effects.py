@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ecc.graph.rebuild import held_by
+from ecc.graph.model_copy import held_by
 
 _DEPTH = 5  # of objects inside each other
 _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})

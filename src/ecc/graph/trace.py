@@ -20,14 +20,22 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from ecc.errors import UntraceableModel
-from ecc.graph.capture import Inputs, Twin, as_call, first_line, one_pass, refuse_unknown_patterns, refuse_untraceable
-from ecc.graph.channels import ChannelGraph
+from ecc.graph.channel_graph import ChannelGraph
+from ecc.graph.forward_pass import (
+    Inputs,
+    ModelCopy,
+    as_call,
+    first_line,
+    one_pass,
+    refuse_unknown_patterns,
+    refuse_untraceable,
+)
+from ecc.graph.grouping import ChannelPartition, build_graph, build_layers
 from ecc.graph.hooks import without_observers
-from ecc.graph.labels import CutBook, Indices, LabelBook, Misaligned
-from ecc.graph.rebuild import named_tensors
-from ecc.graph.resolve import Resolved, build_graph, build_layers
-from ecc.graph.rules.table import is_moving
-from ecc.graph.surgery import resized
+from ecc.graph.labels import ChannelLabels, Indices, Misaligned, PrunedLabels
+from ecc.graph.model_copy import named_tensors
+from ecc.graph.ops.registry import is_moving
+from ecc.graph.slimming import with_widths
 from ecc.graph.torch_settings import exact_arithmetic
 from ecc.graph.tracer import Tracer
 from ecc.graph.unreached import freeze_unreached, unreached_modules
@@ -113,7 +121,7 @@ class _Search:
     def _run(self) -> ChannelGraph:
         book, passes = self._dense()
         for _ in range(_MAX_ROUNDS):
-            resolved = Resolved(book, freeze=self.freeze)
+            resolved = ChannelPartition(book, freeze=self.freeze)
             if self._reconsider(resolved, passes):
                 book, passes = self._dense()
                 continue
@@ -128,10 +136,10 @@ class _Search:
                 book.freeze_indices(*self.frozen[-1])
         raise UntraceableModel(f"no consistent reading of the network after {_MAX_ROUNDS} rounds. Last: {mishap}.")
 
-    def _dense(self) -> tuple[LabelBook, list[Tracer]]:
+    def _dense(self) -> tuple[ChannelLabels, list[Tracer]]:
         """Eval mode, and train mode with gradients too, unless the same operators run in it."""
-        book = LabelBook()
-        twin = Twin.of(self.model, on_meta=self.on_meta)
+        book = ChannelLabels()
+        twin = ModelCopy.of(self.model, on_meta=self.on_meta)
         passes = [self._pass(twin, self._tracer(book, recording=True), training=False)]
         for example in self._train_examples() if self.trains else ():
             try:
@@ -154,14 +162,14 @@ class _Search:
         yield self.example_input
         yield tree_map_only(Tensor, lambda t: torch.cat([t, t]) if t.dim() else t, self.example_input)
 
-    def _tracer(self, book: LabelBook, *, recording: bool = False, dense: Tracer | None = None) -> Tracer:
+    def _tracer(self, book: ChannelLabels, *, recording: bool = False, dense: Tracer | None = None) -> Tracer:
         return Tracer(book, recording, self.on_meta, self.choices, self.stops, dense)
 
-    def _pass(self, twin: Twin, tracer: Tracer, *, training: bool, example: Inputs | None = None) -> Tracer:
+    def _pass(self, twin: ModelCopy, tracer: Tracer, *, training: bool, example: Inputs | None = None) -> Tracer:
         try:
             return one_pass(twin, self.example_input if example is None else example, tracer, training=training)
         except Misaligned as error:
-            if isinstance(tracer.book, CutBook):
+            if isinstance(tracer.book, PrunedLabels):
                 raise
             cause = error.__cause__ or error
             raise _NeedsValues(f"{error}: {first_line(cause)}") from cause
@@ -186,7 +194,7 @@ class _Search:
             notes.append("traced on real tensors, because the network's code asks for values")
         return tuple(notes)
 
-    def _reconsider(self, resolved: Resolved, passes: list[Tracer]) -> bool:
+    def _reconsider(self, resolved: ChannelPartition, passes: list[Tracer]) -> bool:
         """Whether a guess put channels on an axis where a rule found them odd, and another one is left to try."""
         doubts = [labels for p in passes for labels in p.doubts]
         if not doubts:
@@ -195,7 +203,7 @@ class _Search:
         return self._try_another(odd, passes, resolved)
 
     def _try_another(
-        self, units: np.ndarray, passes: list[Tracer], resolved: Resolved, line: str | None = None
+        self, units: np.ndarray, passes: list[Tracer], resolved: ChannelPartition, line: str | None = None
     ) -> bool:
         """Move on to the next reading of the last line of code that had a choice and touches these units."""
         for guess, options, labels in reversed([guess for p in passes for guess in p.guesses]):
@@ -206,7 +214,7 @@ class _Search:
                 return True
         return False
 
-    def _first_mishap(self, graph: ChannelGraph, resolved: Resolved, passes: list[Tracer]) -> Misaligned | None:
+    def _first_mishap(self, graph: ChannelGraph, resolved: ChannelPartition, passes: list[Tracer]) -> Misaligned | None:
         """What goes wrong when the network is cut, if anything does."""
         if not graph.prunable:
             return None
@@ -223,7 +231,7 @@ class _Search:
         return None
 
     def _cut(
-        self, graph: ChannelGraph, resolved: Resolved, passes: list[Tracer], part: int, *, odd: bool
+        self, graph: ChannelGraph, resolved: ChannelPartition, passes: list[Tracer], part: int, *, odd: bool
     ) -> Misaligned | None:
         """Trace the network with a random part of every group cut; the parts together are the whole group.
 
@@ -251,7 +259,7 @@ class _Search:
                 widths[group.name] = group.width - len(gone)
         by_label = torch.from_numpy(alive[resolved.unit])
         unit = torch.from_numpy(resolved.unit)
-        book = CutBook(resolved.book, by_label, unit, resolved.immovable(), resolved.manifold())
+        book = PrunedLabels(resolved.book, by_label, unit, resolved.immovable(), resolved.manifold())
         small = self._small(graph, widths)
         try:
             done = [self._pass(small, self._tracer(book, dense=passes[0]), training=False)]
@@ -267,7 +275,7 @@ class _Search:
 
     def _dry_run(self, graph: ChannelGraph, widths: dict[str, int], dense: Tracer) -> Misaligned | None:
         """Run the network at the given widths; its labels, with one channel left here and there, say nothing."""
-        tracer = self._tracer(LabelBook(), dense=dense)
+        tracer = self._tracer(ChannelLabels(), dense=dense)
         nothing = torch.empty(0, dtype=torch.long)
         try:
             one_pass(self._small(graph, widths), self.example_input, tracer, training=False)
@@ -277,10 +285,10 @@ class _Search:
             return Misaligned(nothing, first_line(error), path=tracer.last_path)
         return None
 
-    def _small(self, graph: ChannelGraph, widths: dict[str, int]) -> Twin:
-        return Twin.itself(resized(self.model, graph, widths, device="meta" if self.on_meta else None))
+    def _small(self, graph: ChannelGraph, widths: dict[str, int]) -> ModelCopy:
+        return ModelCopy.itself(with_widths(self.model, graph, widths, device="meta" if self.on_meta else None))
 
-    def _learn(self, mishap: Misaligned, resolved: Resolved, passes: list[Tracer]) -> bool:
+    def _learn(self, mishap: Misaligned, resolved: ChannelPartition, passes: list[Tracer]) -> bool:
         """Take another reading, or freeze; True if the dense network must be traced anew."""
         guilty = np.unique(resolved.unit[mishap.labels.numpy()])
         guilty = guilty[~resolved.frozen[guilty]]
@@ -298,7 +306,7 @@ class _Search:
         return False
 
 
-def _nearby(path: str, resolved: Resolved) -> np.ndarray:
+def _nearby(path: str, resolved: ChannelPartition) -> np.ndarray:
     """The units that can be cut in a module, or in the smallest module around it that has any."""
     while True:
         here = np.zeros(resolved.count, dtype=bool)
@@ -311,7 +319,7 @@ def _nearby(path: str, resolved: Resolved) -> np.ndarray:
         path = path.rpartition(".")[0]
 
 
-def _misaligned(book: CutBook) -> Misaligned | None:
+def _misaligned(book: PrunedLabels) -> Misaligned | None:
     try:
         book.check()
     except Misaligned as mishap:

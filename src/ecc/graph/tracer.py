@@ -23,18 +23,18 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 from ecc.graph.call import Call, Record, amount
-from ecc.graph.comparing import check_numbers, check_way
+from ecc.graph.consistency import check_numbers, check_way
 from ecc.graph.deferred import Deferred
 from ecc.graph.labels import (
-    CutBook,
-    LabelBook,
+    ChannelLabels,
     Labels,
     Misaligned,
+    PrunedLabels,
     Role,
     compact,
     frozen_labels,
 )
-from ecc.graph.rules import table
+from ecc.graph.ops import registry
 from ecc.graph.shapes import quick_result
 
 _TORCH = str(Path(torch.__file__).parent)
@@ -45,7 +45,7 @@ _HERE = str(Path(__file__).parent)
 class Tracer(TorchDispatchMode):
     """Runs a network once and writes down what its operators do to channels."""
 
-    book: LabelBook
+    book: ChannelLabels
     """Where labels are kept."""
     recording: bool = False
     on_meta: bool = True
@@ -219,13 +219,13 @@ class Tracer(TorchDispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         name = func._schema.name.removeprefix("aten::")
-        rule = table.rule_for(func, name)
+        rule = registry.rule_for(func, name)
         if rule is None:
             with self:
                 result = func.decompose(*args, **kwargs)
             if result is not NotImplemented:
                 return result
-            rule = table.UNKNOWN
+            rule = registry.UNKNOWN
         call = Call(func, name.rstrip("_"), args, kwargs, None, self.location(name), name.endswith("_"))
         try:
             call.result = self._run(call)
@@ -256,7 +256,7 @@ class Tracer(TorchDispatchMode):
         args, kwargs = call.args, call.kwargs
         if self.on_meta and (quick := quick_result(call)) is not None:
             return quick
-        if self.on_meta and table.mixes_devices(args, kwargs):
+        if self.on_meta and registry.mixes_devices(args, kwargs):
             if call.in_place:  # into a constant that the code made itself: only its labels matter from here on
                 return args[0]
 
@@ -266,31 +266,31 @@ class Tracer(TorchDispatchMode):
             args, kwargs = tree_map_only(Tensor, to_meta, (args, dict(kwargs)))
         return call.func(*args, **kwargs)
 
-    def _label(self, call: Call, rule: table.Rule) -> None:
+    def _label(self, call: Call, rule: registry.Rule) -> None:
         """Give the results of a call their labels."""
         self._stop(call, rule)
         source = call.tensors[0] if call.tensors else None
         state = getattr(source, "_ecc_state", None)
-        if rule not in table.USES_WEIGHTS:
+        if rule not in registry.USES_WEIGHTS:
             for parameter in filter(self.is_deferred, call.tensors):
                 parameter._ecc_state.freeze(self.book, call.here)  # type: ignore[attr-defined]
         found = self._follow(call, rule)
         many = found if isinstance(found, list) else [found] * len(call.outs)
         for out, label in zip(call.outs, many, strict=True):
-            if isinstance(state, Deferred) and rule in table.FOLLOWING and label is not None:
+            if isinstance(state, Deferred) and rule in registry.FOLLOWING and label is not None:
                 state.move(call, out, label)
-            elif isinstance(state, Deferred) and rule is table.POINTWISE and out.shape == call.tensors[0].shape:
+            elif isinstance(state, Deferred) and rule is registry.POINTWISE and out.shape == call.tensors[0].shape:
                 out._ecc_state = label if label is not None else state.scaled()  # type: ignore[attr-defined]
             elif not hasattr(out, "_ecc_name"):
                 out._ecc_state = label  # type: ignore[attr-defined]
             if call.in_place:
                 self._written(out)
-            elif rule in table.MOVING:
+            elif rule in registry.MOVING:
                 out._ecc_base = source  # type: ignore[attr-defined]
 
-    def _stop(self, call: Call, rule: table.Rule) -> None:
+    def _stop(self, call: Call, rule: registry.Rule) -> None:
         """At a line of code that was seen not to follow a cut, freeze what enters it."""
-        stop = self.stops.get(f"{call.name}@{self.line()}") if self.stops and rule in table.MOVING else None
+        stop = self.stops.get(f"{call.name}@{self.line()}") if self.stops and rule in registry.MOVING else None
         for tensor in call.tensors if stop is not None else ():
             if (labels := self.labels(tensor, defer=True)) is not None:
                 tensor._ecc_state = self.freeze(labels, str(stop))  # type: ignore[attr-defined]
@@ -302,18 +302,18 @@ class Tracer(TorchDispatchMode):
                 base._ecc_state = frozen_labels(base.shape)
             tensor = base
 
-    def _follow(self, call: Call, rule: table.Rule) -> Labels | list[Labels]:
+    def _follow(self, call: Call, rule: registry.Rule) -> Labels | list[Labels]:
         """Apply a rule. One that fails must not stop a trace: it counts as no rule, which freezes."""
         try:
-            if rule is table.POINTWISE:
+            if rule is registry.POINTWISE:
                 check_numbers(self, call)
             return rule(self, call)
         except Misaligned as stop:
-            if isinstance(self.book, CutBook):
+            if isinstance(self.book, PrunedLabels):
                 raise
             reason = str(stop)
         except Exception as error:
-            if isinstance(self.book, CutBook):
+            if isinstance(self.book, PrunedLabels):
                 raise self.stopped(call, error) from error
             reason = f"{type(error).__name__}: {error}"
         known = [labels for t in call.tensors if (labels := self.labels(t)) is not None]

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Set
 
 from torch import Tensor, nn
 
-from ecc.graph.labels import LabelBook
+from ecc.graph.labels import ChannelLabels
 
 
 def unreached_tensors(model: nn.Module, reached: Set[str]) -> dict[str, Tensor]:
@@ -34,7 +34,7 @@ def unreached_modules(model: nn.Module, reached: Set[str]) -> list[str]:
     return found + sorted(name for name in missing if not any(name.startswith(f"{path}.") for path in found))
 
 
-def freeze_unreached(book: LabelBook, model: nn.Module, reached: Set[str]) -> None:
+def freeze_unreached(book: ChannelLabels, model: nn.Module, reached: Set[str]) -> None:
     """Freezes what may feed, or may be fed by, what was not reached.
 
     Args:

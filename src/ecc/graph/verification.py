@@ -24,9 +24,10 @@ import torch
 from torch import Tensor, nn
 
 from ecc.errors import EccWarning, UntraceableModel
-from ecc.graph.capture import Inputs, as_call, first_line
-from ecc.graph.channels import ChannelGraph, ChannelGroup
+from ecc.graph.channel_graph import ChannelGraph, ChannelGroup
+from ecc.graph.forward_pass import Inputs, as_call, first_line
 from ecc.graph.hooks import hook_names, without_observers
+from ecc.graph.model_copy import named_tensors
 from ecc.graph.numerics import (
     CannotVerify,
     Ran,
@@ -41,8 +42,7 @@ from ecc.graph.numerics import (
     run_steadily,
     with_random_constants_,
 )
-from ecc.graph.rebuild import named_tensors
-from ecc.graph.surgery import resized, slim_and_slices, zero_channels_
+from ecc.graph.slimming import mask_channels_, slim_and_slices, with_widths
 from ecc.graph.torch_settings import exact_arithmetic
 
 MOST_MACS_IN_FLOAT64 = 1 << 31
@@ -186,8 +186,8 @@ class Check:
     def _compared(self, dead: Mapping[str, Tensor], runs: Sequence[_Run]) -> Iterator[Result]:
         if not runs:
             return
-        masked = resized(self.network, self.graph, {})  # with no state of an earlier run
-        zero_channels_(masked, self.graph, dead)
+        masked = with_widths(self.network, self.graph, {})  # with no state of an earlier run
+        mask_channels_(masked, self.graph, dead)
         try:
             small, slices = slim_and_slices(masked, self.graph)
         except torch.OutOfMemoryError as error:
@@ -221,7 +221,7 @@ class Check:
         steep = allowed * TRAIN_FACTOR
         if not (difference <= allowed and slopes <= steep):
             # How much the network itself enlarges rounding errors, with which two right networks may differ.
-            one, other = (each.of(resized(self.network, self.graph, {})) for each in (run, run.nudged()))
+            one, other = (each.of(with_widths(self.network, self.graph, {})) for each in (run, run.nudged()))
             allowed = max(allowed, ENLARGED * relative_error(one.outputs, other.outputs))
             steep = max(steep, ENLARGED * relative_error(one.gradients, other.gradients, together=True))
             if min(allowed, steep if run.gradients else allowed) > MOST_ENLARGED:
@@ -255,7 +255,7 @@ class Check:
 
     def _why_not(self, inputs: Inputs, *, training: bool) -> str | None:
         try:
-            ran = run_steadily(resized(self.network, self.graph, {}), inputs, training=training)
+            ran = run_steadily(with_widths(self.network, self.graph, {}), inputs, training=training)
         except torch.OutOfMemoryError as error:
             raise CannotVerify(first_line(error)) from error
         except Exception as error:  # noqa: BLE001 - whatever a network's code raises
@@ -320,7 +320,7 @@ def _tried(
     model: nn.Module, graph: ChannelGraph, example_input: Inputs, seed: int, *, double: bool, changed: bool
 ) -> tuple[Check, Result] | CannotVerify:
     try:
-        network = resized(model, graph, {})
+        network = with_widths(model, graph, {})
         inputs = as_double(network, example_input) if double else example_input
         if changed:
             with_random_constants_(network, torch.Generator("cpu").manual_seed(seed))
@@ -366,7 +366,7 @@ def _refuse_what_cannot_run(model: nn.Module, graph: ChannelGraph, example_input
         CannotVerify: If there is not enough memory for it.
     """
     try:
-        outputs_of(resized(model, graph, {}), example_input)
+        outputs_of(with_widths(model, graph, {}), example_input)
     except torch.OutOfMemoryError as error:
         raise CannotVerify(first_line(error)) from error
     except Exception as error:

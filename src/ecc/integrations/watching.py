@@ -10,7 +10,7 @@ from torch import nn
 
 from ecc.errors import EccError
 from ecc.graph import ChannelGraph, live_channels
-from ecc.graph.surgery import build_slim
+from ecc.graph.slimming import build_slim
 from ecc.methods.ecc.solver import EccSolver
 
 _PATCHED = ("forward", "_original_forward")  # what accelerate puts on a network of mixed precision
@@ -77,7 +77,7 @@ class Watch:
             )
         patched = {name: vars(self.network).pop(name) for name in _PATCHED if name in vars(self.network)}
         try:
-            self.slim = build_slim(self.network, self.graph, self.solver.round_to)
+            self.slim = build_slim(self.network, self.graph, self.solver.width_multiple)
         finally:
             vars(self.network).update(patched)
 

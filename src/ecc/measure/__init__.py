@@ -1,9 +1,9 @@
 """Room 2: joules and seconds of a network, read off a real device or refused."""
 
 from .counter import CounterProbe, probe
-from .find import Attempt, find_meter, tried
+from .design import design
 from .measurement import Measurement, MeasureSettings, Window
-from .merging import merge
+from .merge_profiles import merge
 from .meter import (
     Analytic,
     Clock,
@@ -20,9 +20,9 @@ from .meter import (
     close_meter,
 )
 from .profile import Profile, Sample
-from .profiling import PROFILE_SETTINGS, Progress, profile
+from .profiler import PROFILE_SETTINGS, Progress, profile
+from .registry import Attempt, find_meter, tried
 from .rows import Row
-from .sampling import design
 from .window import measure, measure_model
 
 __all__ = [

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 
 from ecc.errors import BadMeasurement
 
-from .load import HostLoad, Load
 from .meter import Clock, Declared, DeviceState, HasState, Meter, Reading
+from .workload import HostWorkload, Load
 
 POLL_SECONDS = 0.0005
 """Rest between two looks at the counter while there is nothing else to do."""
@@ -205,7 +205,7 @@ def probe(
     idle = _observe(watch, clock, seconds, None)
     loaded: list[Tick] = []
     if busy is not None:
-        load = busy if isinstance(busy, Load) else HostLoad(busy, 1, clock)
+        load = busy if isinstance(busy, Load) else HostWorkload(busy, 1, clock)
         loaded = _observe(watch, clock, seconds, load)
         load.drain()
     intervals = [period for period in (_period(idle), _period(loaded)) if period is not None]

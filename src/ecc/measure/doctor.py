@@ -19,14 +19,14 @@ from torch import nn
 from ecc.errors import BadMeasurement, EccError
 
 from .counter import CounterProbe, probe
-from .deploy import deployed
 from .environment import environment
-from .find import WAYS_FORWARD, find_meter, tried
-from .load import make_load
 from .measurement import Measurement, MeasureSettings
 from .meter import Clock, Meter, MeterInfo, Source, close_meter
 from .meters.rapl import processor_name
+from .registry import FALLBACKS, find_meter, tried
+from .runner import deployed
 from .window import measure
+from .workload import make_workload
 
 Say = Callable[[str], object]
 
@@ -132,7 +132,7 @@ class Examination:
             "can_measure": self.can_measure,
             "machine": self.machine,
             "meters": [finding.to_dict() for finding in self.findings],
-            "ways_forward": [{"spec": spec, "what": what} for spec, what in WAYS_FORWARD if spec],
+            "ways_forward": [{"spec": spec, "what": what} for spec, what in FALLBACKS if spec],
         }
 
 
@@ -196,7 +196,7 @@ def _examined(finding: Finding, meter: Meter, seconds: float, quick: bool, say: 
             started = clock.now()
             for _ in range(_WARMUP_RUNS):
                 ready.run()
-            load, _ = make_load(ready.run, device.type, clock)
+            load, _ = make_workload(ready.run, device.type, clock)
             say(f"{finding.spec}: watching the counter, at rest and at work")
             counter = probe(meter, load, min(2.0, seconds / 10), clock=clock)
             finding = replace(finding, counter=counter)

@@ -12,7 +12,8 @@ from scipy.special import stdtrit
 
 from ecc.errors import BadMeasurement
 
-from .deploy import (
+from .meter import Declared, DeviceState, MeterInfo, Provenance
+from .runner import (
     INPUT_DATA,
     MEMORY_FORMATS,
     MODES,
@@ -22,7 +23,6 @@ from .deploy import (
     Mode,
     Precision,
 )
-from .meter import Declared, DeviceState, MeterInfo, Provenance
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -32,8 +32,8 @@ from ecc.files import MOST_BYTES, read_bytes, write_bytes
 from ecc.graph import ChannelGraph
 
 from .drift import MAX_CV, Drift, Point, drift_of, log_drift
-from .header import ProfileHeader
 from .measurement import combined, relative_interval
+from .profile_header import ProfileHeader
 from .rows import Row, row_line
 
 _T = TypeVar("_T")

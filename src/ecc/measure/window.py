@@ -20,11 +20,11 @@ from ecc.errors import BadMeasurement
 from ecc.task import Inputs
 
 from .counter import CounterProbe, probe
-from .cutter import WindowCutter, check_state, device_state
-from .deploy import Deployed, deployed
-from .load import make_load
 from .measurement import Measurement, MeasureSettings, Window, combine, relative_interval
 from .meter import Analytic, Clock, Meter, MeterInfo
+from .runner import Deployed, deployed
+from .tick_alignment import WindowAligner, check_state, device_state
+from .workload import make_workload
 
 MAX_POWER_DISAGREEMENT = 1.5
 """The counter and the device's own power reading may differ by this factor over the windows."""
@@ -117,10 +117,10 @@ def measure(
         if counter is None:
             check_state(device_state(meter), info, settings)  # before long work, but with our own context alive
         read_seconds = _time_of_a_reading(meter, clock) if counter is None else counter.read_seconds
-        load, chunk_seconds = make_load(run, device.type, clock, read_seconds=read_seconds)
+        load, chunk_seconds = make_workload(run, device.type, clock, read_seconds=read_seconds)
         try:
             counter = counter or probe(meter, load, settings.probe_seconds, clock=clock)
-            cutter = WindowCutter(load, chunk_seconds, meter, counter, settings, clock)
+            cutter = WindowAligner(load, chunk_seconds, meter, counter, settings, clock)
             cutter.warm_up()
             windows = tuple(cutter.windows())
         finally:

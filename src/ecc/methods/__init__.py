@@ -1,20 +1,21 @@
 """Room 5: methods that bring a network down to a budget; ECC first."""
 
-from .amc import Amc, AmcSettings
 from .base import Method, Work
-from .compress import Compressed, Compression
-from .eap import Eap, EapSettings
-from .ecc import EccSolver, PaperSettings, WeightSolver
+from .baselines.amc import Amc, AmcSettings
+from .baselines.eap import Eap, EapSettings
+from .baselines.greedy import Greedy
+from .baselines.lcp import Lcp, LcpSettings
+from .baselines.netadapt import NetAdapt, NetAdaptSettings
+from .baselines.scratch import Scratch
+from .baselines.uniform import Uniform
+from .compression import Compressed, Compression
+from .ecc import AdmmSettings, EccSolver, WeightSolver
 from .feasibility import Reach, reaches
-from .fine import Thinned, WeightCompression
-from .greedy import Greedy
-from .lcp import Lcp, LcpSettings
-from .netadapt import NetAdapt, NetAdaptSettings
-from .scratch import Scratch
 from .settings import CompressSettings
-from .uniform import Uniform
+from .unstructured import SparseResult, WeightCompression
 
 __all__ = [
+    "AdmmSettings",
     "Amc",
     "AmcSettings",
     "CompressSettings",
@@ -29,10 +30,9 @@ __all__ = [
     "Method",
     "NetAdapt",
     "NetAdaptSettings",
-    "PaperSettings",
     "Reach",
     "Scratch",
-    "Thinned",
+    "SparseResult",
     "Uniform",
     "WeightCompression",
     "WeightSolver",

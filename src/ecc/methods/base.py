@@ -21,12 +21,12 @@ from torch import Tensor, nn
 
 from ecc.energy import Cost
 from ecc.errors import BadTask
-from ecc.graph import ChannelGraph, live_masks, zero_channels_
+from ecc.graph import ChannelGraph, live_masks, mask_channels_
 from ecc.task import Task
 from ecc.training import BatchStream, Teacher
 
-from .ecc.floors import floor_widths
-from .ecc.scores import Readers
+from .ecc.importance import Readers
+from .ecc.min_widths import floor_widths
 from .settings import CompressSettings
 
 
@@ -41,7 +41,7 @@ class Work:
     aims: list[float]
     """What each cost may be at most, as the cost itself predicts it."""
     settings: CompressSettings
-    round_to: int
+    width_multiple: int
     stream: BatchStream
     """Of training batches; candidates that are given up are trained on forks of it."""
     teacher: Teacher | None
@@ -57,7 +57,7 @@ class Work:
         masks = live_masks(self.model if model is None else model, self.graph)
         device = next((mask.device for mask in masks if mask.device.type != "cpu"), torch.device("cpu"))
         counts = torch.stack([mask.sum().to(device) for mask in masks]).tolist()  # waits for the device once
-        return self.graph.skeleton.padded(counts, self.round_to)
+        return self.graph.structure.padded(counts, self.width_multiple)
 
     def excess(self, widths: Sequence[float]) -> float:
         """The largest of cost / aim - 1 at some widths: not above 0 where all aims are met."""
@@ -67,14 +67,14 @@ class Work:
 
     def floors(self) -> list[int]:
         """The least width of each group."""
-        return floor_widths(self.graph, self.settings.min_share, self.round_to)
+        return floor_widths(self.graph, self.settings.min_width_ratio, self.width_multiple)
 
     def rounded(self, widths: Sequence[float]) -> list[int]:
-        """Widths on the lattice that the hardware likes, none larger than given and none below its floor."""
-        left = self.graph.skeleton.lattice(self.round_to)
+        """Widths on the width_remainders that the hardware likes, none larger than given and none below its floor."""
+        left = self.graph.structure.width_remainders(self.width_multiple)
         found = []
         for group, width, floor, rest in zip(self.graph.groups, widths, self.floors(), left, strict=True):
-            on_lattice = rest + int((width - rest + 1e-9) // self.round_to) * self.round_to
+            on_lattice = rest + int((width - rest + 1e-9) // self.width_multiple) * self.width_multiple
             found.append(group.width if width >= group.width else max(floor, on_lattice))
         return found
 
@@ -95,7 +95,7 @@ class Work:
                 mask = torch.zeros(group.width, dtype=torch.bool)
                 mask[order[width:]] = True
                 dead[group.name] = mask
-        zero_channels_(model, self.graph, dead)
+        mask_channels_(model, self.graph, dead)
 
 
 class Method(Protocol):
@@ -129,7 +129,7 @@ class Method(Protocol):
         """The reverse, after `start`."""
 
 
-def refuse_unjudged(method: Method | None, task: Task) -> None:
+def check_needs_held_out(method: Method | None, task: Task) -> None:
     """Refuses a task without held-out data where the method needs them.
 
     Raises:
@@ -142,7 +142,7 @@ def refuse_unjudged(method: Method | None, task: Task) -> None:
         )
 
 
-class FromDense:
+class OneShotMethod:
     """What methods share that cut the dense network anew whenever they are asked, and can be set in nothing."""
 
     needs_held_out = False

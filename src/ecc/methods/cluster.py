@@ -29,7 +29,7 @@ import torch
 from ecc.errors import BadFile, EccError
 from ecc.training import Interrupted, RunInUse, StopRequests
 
-from .compare import Cell, Comparison, told
+from .grid import Cell, Comparison, told
 
 LOCK_SECONDS = 240.0
 """How long a task waits for a folder that a dead machine may still hold."""

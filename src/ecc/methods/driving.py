@@ -16,14 +16,14 @@ from torch import Tensor, nn
 from ecc.energy import Cost, dense_cost
 from ecc.errors import InfeasibleBudget
 from ecc.graph import ChannelGraph, live_masks
-from ecc.training import BatchStream, Teacher, TrainSettings, World, train
+from ecc.training import BatchStream, DistributedContext, Teacher, TrainSettings, train
 from ecc.training.optimizers import fused_on_gpu
 
 from .base import Method, Work
-from .ecc.scores import Readers
-from .landing import BAND, Weighing, aims_after, shares_of
+from .cost_evaluator import MeasuredCost
+from .ecc.importance import Readers
+from .landing import BAND, CostCheck, aims_after, shares_of
 from .settings import CompressSettings
-from .weighing import Weighed
 
 MAX_CORRECTIONS = 6
 
@@ -35,7 +35,7 @@ class _Bound:
     aims: list[float]
     share: float
     """Of the budget."""
-    weighing: Weighing
+    weighing: CostCheck
 
 
 class Drive:
@@ -54,13 +54,13 @@ class Drive:
         method: Method,
         work: Work,
         limits: Sequence[float],
-        scales: Callable[[Mapping[str, int]], Weighed],
+        scales: Callable[[Mapping[str, int]], MeasuredCost],
         band: tuple[float, float] = BAND,
     ) -> None:
         self._method, self._work, self._scales, self._band = method, work, scales, band
         self._limits = tuple(limits)
         self.steps = 0
-        self.weighings: list[Weighing] = []
+        self.weighings: list[CostCheck] = []
         self.landed = False
         self.note = ""
         """Why it did not land, or what should be known; empty if all is well."""
@@ -80,7 +80,7 @@ class Drive:
         if not self.weighings and self._work.excess(self._work.floors()) > 0:
             raise InfeasibleBudget(
                 "weighed against its energy model, the network cannot meet the budget with every group at its floor. "
-                "Raise the budget, lower min_share, or shrink the input."
+                "Raise the budget, lower min_width_ratio, or shrink the input."
             )
         while not self.landed and not self.note:
             while self._again or not self._method.is_done:
@@ -103,7 +103,7 @@ class Drive:
         shares = shares_of(weighed, predicted, work.costs, self._limits)
         tightest = max(shares, key=shares.__getitem__)
         self.weighings.append(
-            Weighing(
+            CostCheck(
                 step=self.steps,
                 descent=1.0,
                 widths=widths,
@@ -151,7 +151,7 @@ class Drive:
             part = (wanted - low.share) / (high.share - low.share)
             work.aims = [one + part * (two - one) for one, two in zip(low.aims, high.aims, strict=True)]
 
-    def _end(self, last: Weighing) -> None:
+    def _end(self, last: CostCheck) -> None:
         """No other network is to be had: back to the largest one within the budget, if there was any."""
         if self._within is None:
             share = max(shares_of(_weighed(last), last.predicted, self._work.costs, self._limits).values())
@@ -181,19 +181,19 @@ class Drive:
         """The reverse; network and stream are restored by their owner."""
         self.steps, self.landed, self.note = int(state["steps"]), bool(state["landed"]), str(state["note"])
         self._work.aims, self._again = [float(aim) for aim in state["aims"]], bool(state.get("again", False))
-        self.weighings = [Weighing(**weighing) for weighing in state["weighings"]]
+        self.weighings = [CostCheck(**weighing) for weighing in state["weighings"]]
         self._within, self._above = (
-            None if one is None else _Bound(one["aims"], one["share"], Weighing(**one["weighing"]))
+            None if one is None else _Bound(one["aims"], one["share"], CostCheck(**one["weighing"]))
             for one in state.get("bounds", (None, None))
         )
         self._method.load_state_dict(state["method"])
 
 
-def _weighed(one: Weighing) -> Weighed:
-    return Weighed(one.weighed, one.label, one.relative_ci)
+def _weighed(one: CostCheck) -> MeasuredCost:
+    return MeasuredCost(one.weighed, one.label, one.relative_ci)
 
 
-def first_aims(costs: Sequence[Cost], limits: Sequence[float], dense: Weighed) -> list[float]:
+def first_aims(costs: Sequence[Cost], limits: Sequence[float], dense: MeasuredCost) -> list[float]:
     """The budgets as they were on the day of the profile, if the dense network tells how the scales differ now."""
     known = [dense_cost(cost) for cost in costs]
     return [
@@ -205,7 +205,7 @@ def first_aims(costs: Sequence[Cost], limits: Sequence[float], dense: Weighed) -
 # ---------------------------------------------------------------- training with silent channels
 
 
-class SilentAdam(torch.optim.Adam):
+class MaskedAdam(torch.optim.Adam):
     """Adam that keeps silent channels silent."""
 
     def __init__(self, model: nn.Module, graph: ChannelGraph, lr: float, weight_decay: float) -> None:
@@ -229,14 +229,14 @@ def trainer(
     loss: Callable[[Any, Any], Tensor],
     teacher: Teacher | None,
     settings: CompressSettings,
-    world: World,
+    world: DistributedContext,
 ) -> Callable[[nn.Module, int, float, BatchStream], None]:
     """`Work.train`: short trainings of candidates, which are not checkpointed by themselves."""
 
     def go(model: nn.Module, steps: int, lr: float, stream: BatchStream) -> None:
         train(
             model,
-            SilentAdam(model, graph, lr, settings.weight_decay),
+            MaskedAdam(model, graph, lr, settings.weight_decay),
             stream,
             loss=loss,
             settings=TrainSettings(

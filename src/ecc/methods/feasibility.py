@@ -12,9 +12,11 @@ from ecc.energy import Budget, Cost, EnergyModel, counted, dense_cost
 from ecc.errors import BadBudget, InfeasibleBudget
 from ecc.graph import ChannelGraph
 
-from .ecc.floors import floor_widths
+from .ecc.min_widths import floor_widths
 
-_WAYS = "lower min_share (--min-share) or round_to (--round-to), freeze less, or shrink the input"
+_WAYS = (
+    "lower min_width_ratio (--min-width-ratio) or width_multiple (--width-multiple), freeze less, or shrink the input"
+)
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,7 @@ def costs_of(
 
 
 def reaches(
-    graph: ChannelGraph, costs: Sequence[Cost], limits: Sequence[float], *, min_share: float, round_to: int
+    graph: ChannelGraph, costs: Sequence[Cost], limits: Sequence[float], *, min_width_ratio: float, width_multiple: int
 ) -> list[Reach]:
     """What each budget asks of the network.
 
@@ -74,10 +76,10 @@ def reaches(
         graph: The network.
         costs: One for each budget.
         limits: In the units of the costs.
-        min_share: Floor of each group, as a share of its width.
-        round_to: Widths are multiples of this.
+        min_width_ratio: Floor of each group, as a share of its width.
+        width_multiple: Widths are multiples of this.
     """
-    floors = floor_widths(graph, min_share, round_to)
+    floors = floor_widths(graph, min_width_ratio, width_multiple)
     return [reach(cost, limit, floors) for cost, limit in zip(costs, limits, strict=True)]
 
 

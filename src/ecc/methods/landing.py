@@ -18,8 +18,8 @@ from typing import Any
 from ecc.energy.cost import Cost
 from ecc.errors import InfeasibleBudget
 
+from .cost_evaluator import MeasuredCost
 from .ecc.solver import EccSolver
-from .weighing import Weighed
 
 MARKS = (0.25, 0.5, 0.75, 1.0)
 """Shares of a descent at which the network is weighed; with the cubic schedule 42, 12 and 2 % of the way are left.
@@ -36,7 +36,7 @@ _MARGIN = (0.002, 0.015)  # least and most, as a share of the budget
 
 
 @dataclass(frozen=True)
-class Weighing:
+class CostCheck:
     """One look at the scales."""
 
     step: int
@@ -57,7 +57,7 @@ class Landing:
         solver: At the start of its descent.
         costs: As the solver has them.
         limits: The budgets, each in the unit of its cost.
-        scales: Tell what widths really cost; see `Scales`.
+        scales: Tell what widths really cost; see `CostEvaluator`.
         steps: Of the whole solve.
         band: The shares of a budget between which the result must lie.
     """
@@ -67,7 +67,7 @@ class Landing:
         solver: EccSolver,
         costs: Sequence[Cost],
         limits: Sequence[float],
-        scales: Callable[[Mapping[str, int]], Weighed],
+        scales: Callable[[Mapping[str, int]], MeasuredCost],
         steps: int,
         band: tuple[float, float] = BAND,
     ) -> None:
@@ -75,12 +75,12 @@ class Landing:
         self._steps, self._band = steps, band
         self._next_mark = 0
         self._descents = 1
-        self.weighings: list[Weighing] = []
+        self.weighings: list[CostCheck] = []
         self.landed = False
         self.note = ""
         """Why it did not land, or what should be known; empty if all is well."""
 
-    def after_step(self, step: int) -> Weighing | None:
+    def after_step(self, step: int) -> CostCheck | None:
         """To be called after each step of the solver; a weighing, if it was time for one.
 
         Raises:
@@ -105,7 +105,7 @@ class Landing:
             self._solver.aim(list(aims.values()))
         else:
             self._judge(weighed, predicted, aims, step)
-        found = Weighing(
+        found = CostCheck(
             step=step,
             descent=descent,
             widths=widths,
@@ -122,7 +122,9 @@ class Landing:
     def _is_whole(self) -> bool:
         return self._solver.widths == dict(zip(self._costs[0].groups, self._costs[0].full_widths, strict=True))
 
-    def _judge(self, weighed: Weighed, predicted: Mapping[str, float], aims: Mapping[str, float], step: int) -> None:
+    def _judge(
+        self, weighed: MeasuredCost, predicted: Mapping[str, float], aims: Mapping[str, float], step: int
+    ) -> None:
         """At the end of a descent: landed, or one more descent, or why not."""
         shares = shares_of(weighed, predicted, self._costs, self._limits)
         tightest = max(shares, key=shares.__getitem__)
@@ -164,14 +166,14 @@ class Landing:
         """The reverse; the solver's own state is restored by its owner."""
         self._next_mark, self._descents = int(state["next_mark"]), int(state["descents"])
         self.landed, self.note = bool(state["landed"]), str(state["note"])
-        self.weighings = [Weighing(**weighing) for weighing in state["weighings"]]
+        self.weighings = [CostCheck(**weighing) for weighing in state["weighings"]]
 
 
 # ---------------------------------------------------------------- what a weighing says, for every method
 
 
 def shares_of(
-    weighed: Weighed, predicted: Mapping[str, float], costs: Sequence[Cost], limits: Sequence[float]
+    weighed: MeasuredCost, predicted: Mapping[str, float], costs: Sequence[Cost], limits: Sequence[float]
 ) -> dict[str, float]:
     """Each cost as a share of its budget: weighed where it can be, counted where it is exact."""
     return {
@@ -181,7 +183,7 @@ def shares_of(
 
 
 def aims_after(
-    weighed: Weighed, predicted: Mapping[str, float], costs: Sequence[Cost], limits: Sequence[float], top: float
+    weighed: MeasuredCost, predicted: Mapping[str, float], costs: Sequence[Cost], limits: Sequence[float], top: float
 ) -> dict[str, float]:
     """What the model must predict for the scales to show `top` of the budget, or a little less where they scatter."""
     least, most = _MARGIN

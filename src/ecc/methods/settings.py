@@ -6,12 +6,12 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from ecc.constants import MIN_SHARE
+from ecc.constants import MIN_WIDTH_RATIO
 from ecc.errors import EccError
 from ecc.training import Cosine, Distillation, TrainSettings
 
-from .ecc.paper import PaperSettings
-from .ecc.scores import METRICS
+from .ecc.admm import AdmmSettings
+from .ecc.importance import METRICS
 
 PHASES = ("dense", "solve", "tune")
 """The parts of a run, in their order."""
@@ -28,19 +28,19 @@ class CompressSettings:
         EccError: If a value is out of its range.
     """
 
-    train_steps: int = 0
+    pretrain_steps: int = 0
     """Steps of the dense network before anything else, for tasks that come untrained."""
     steps: int = 2000
     """Steps of the solve; the budget is met after about 60 % of them."""
-    tune_steps: int = 1000
+    finetune_steps: int = 1000
     """Steps of the slim network after it was cut."""
     lr: float = 1e-4
     """Of Adam in the solve, and where tuning starts. The paper took 1e-5 over 300,000 steps."""
-    tune_lr: float | None = None
+    finetune_lr: float | None = None
     """Where tuning starts; None for `lr`. It falls to 0 along a cosine. The paper took 3e-5 for MobileNet."""
     falling: bool = False
     """Whether the rate of ECC falls once, over solve and tuning together, as that of a rival does; see `fall`."""
-    train_lr: float = 1e-3
+    pretrain_lr: float = 1e-3
     """Of Adam while the dense network is trained; falls to 0 along a cosine."""
     weight_decay: float = 1e-4
     """As the paper's, coupled to the gradient as Adam's is."""
@@ -52,11 +52,11 @@ class CompressSettings:
     """A label of which the teacher says nothing."""
     metric: str | None = None
     """What a channel counts for when ECC chooses: taylor, or adam, as in the paper; see `EccSolver`."""
-    min_share: float = MIN_SHARE
+    min_width_ratio: float = MIN_WIDTH_RATIO
     """No group falls below this share of its channels."""
     even: float = 0.0
-    """ECC cuts no group below this share of what cutting all groups evenly would leave of it; see `Pace.bound`."""
-    round_to: int | None = None
+    """ECC cuts no group below this share of what cutting all groups evenly would leave of it; see `ScheduledPruner.bound`."""
+    width_multiple: int | None = None
     """Widths become multiples of this; by default as in the profile."""
     dynamics: str = "pace"
     """How ECC walks: `pace` is on time; `paper` takes the paper's constants below, and arrives when it arrives."""
@@ -75,13 +75,13 @@ class CompressSettings:
     checkpoint_seconds: float | None = 300.0
 
     def __post_init__(self) -> None:
-        for name, least_steps in (("train_steps", 0), ("steps", 1), ("tune_steps", 0)):
+        for name, least_steps in (("pretrain_steps", 0), ("steps", 1), ("finetune_steps", 0)):
             if getattr(self, name) < least_steps:
                 raise EccError(f"{name}={getattr(self, name)} is below {least_steps}, the least it may be.")
-        for name, rate in (("lr", self.lr), ("tune_lr", self.first_tune_lr), ("train_lr", self.train_lr)):
+        for name, rate in (("lr", self.lr), ("finetune_lr", self.first_finetune_lr), ("pretrain_lr", self.pretrain_lr)):
             if not 0 < rate < 1:
                 raise EccError(f"{name}={rate} is outside 0..1, of which 0 and 1 are no part.")
-        is_one = self.tune_lr is None and self.dynamics == "pace"
+        is_one = self.finetune_lr is None and self.dynamics == "pace"
         for name, holds, what in (
             ("falling", is_one or not self.falling, "for a tuning with a rate of its own, nor for dynamics='paper'"),
             ("penalty", 0 < self.penalty < math.inf, "a number above 0"),
@@ -95,10 +95,10 @@ class CompressSettings:
         for name, known in (("dynamics", DYNAMICS), ("metric", METRICS)):
             if getattr(self, name) not in (None, *known):
                 raise EccError(f"{name}={getattr(self, name)!r} is unknown; there are {', '.join(known)}.")
-        if not 0 <= self.min_share <= 1:
-            raise EccError(f"min_share={self.min_share} is a share of a group's channels, from 0 to 1.")
-        if self.round_to is not None and self.round_to < 1:
-            raise EccError(f"round_to={self.round_to} is below 1; 1 allows any width.")
+        if not 0 <= self.min_width_ratio <= 1:
+            raise EccError(f"min_width_ratio={self.min_width_ratio} is a share of a group's channels, from 0 to 1.")
+        if self.width_multiple is not None and self.width_multiple < 1:
+            raise EccError(f"width_multiple={self.width_multiple} is below 1; 1 allows any width.")
         for phase in PHASES:
             self.training(phase)  # which checks the rest
         Distillation(weight=self.distill, temperature=self.temperature)
@@ -112,28 +112,28 @@ class CompressSettings:
         own: dict[str, Any] = {
             "dynamics": "paper",
             "metric": "adam",
-            "round_to": 1,
+            "width_multiple": 1,
             "lr": 1e-5,
-            "tune_lr": 3e-5,
+            "finetune_lr": 3e-5,
             "temperature": None,
         }
         return cls(**own | changes)
 
     @property
-    def first_tune_lr(self) -> float:
+    def first_finetune_lr(self) -> float:
         """Where tuning starts."""
-        return self.lr if self.tune_lr is None else self.tune_lr
+        return self.lr if self.finetune_lr is None else self.finetune_lr
 
     @property
     def phase_steps(self) -> dict[str, int]:
         """Steps of each phase, in their order. Steps that a solve leaves over go to the tuning: the sum stays."""
-        return dict(zip(PHASES, (self.train_steps, self.steps, self.tune_steps), strict=True))
+        return dict(zip(PHASES, (self.pretrain_steps, self.steps, self.finetune_steps), strict=True))
 
     def solver(self) -> dict[str, Any]:
         """What `EccSolver` is told of the way down. The paper's has no schedule: it may take all steps."""
         if self.dynamics == "pace":
             return {"metric": self.metric, "even": self.even}
-        constants = PaperSettings(width_lr=self.width_lr, width_penalty=self.penalty, energy_penalty=self.penalty)
+        constants = AdmmSettings(width_lr=self.width_lr, width_penalty=self.penalty, energy_penalty=self.penalty)
         return {"metric": self.metric, "dynamics": constants, "warm_up": 0.0, "ramp": 1.0}
 
     def fall(self, phase: str, cut: float) -> Cosine | None:
@@ -151,14 +151,14 @@ class CompressSettings:
         """
         if not self.falling:
             return None
-        hold = int(cut**2 * (self.steps + self.tune_steps))
+        hold = int(cut**2 * (self.steps + self.finetune_steps))
         if phase == "solve":
-            return Cosine(start_lr=self.lr, hold_steps=hold, after=self.tune_steps)
+            return Cosine(start_lr=self.lr, hold_steps=hold, after=self.finetune_steps)
         return Cosine(start_lr=self.lr, hold_steps=hold, before=self.steps)
 
     def training(self, phase: str) -> TrainSettings:
         """The settings of one phase; where ECC is `falling`, its learning rate is that of `fall`."""
-        start = self.train_lr if phase == "dense" else self.first_tune_lr
+        start = self.pretrain_lr if phase == "dense" else self.first_finetune_lr
         return TrainSettings(
             steps=self.phase_steps[phase],
             schedule=None if phase == "solve" else Cosine(start_lr=start),

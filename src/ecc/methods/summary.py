@@ -10,10 +10,10 @@ import torch
 from ecc.energy import Budget, Cost
 from ecc.graph import ChannelGraph
 
+from .cost_evaluator import MeasuredCost
 from .driving import Drive
 from .ecc.solver import EccSolver
-from .landing import BAND, Landing, Weighing
-from .weighing import Weighed
+from .landing import BAND, CostCheck, Landing
 
 
 def summary_of(
@@ -22,7 +22,7 @@ def summary_of(
     costs: Sequence[Cost],
     limits: Sequence[float],
     widths: dict[str, int],
-    dense: Weighed,
+    dense: MeasuredCost,
     landing: Landing | Drive,
 ) -> dict[str, Any]:
     """Budgets and whether they are met, what was weighed, and the widths.
@@ -82,7 +82,7 @@ def solver_facts(solver: EccSolver, costs: Sequence[Cost], step: int) -> dict[st
     }
 
 
-def told(weighing: Weighing, limits: Sequence[float], costs: Sequence[Cost]) -> str:
+def told(weighing: CostCheck, limits: Sequence[float], costs: Sequence[Cost]) -> str:
     """A look at the scales in words, each amount with its label."""
     parts = []
     for cost, limit in zip(costs, limits, strict=True):
@@ -92,7 +92,7 @@ def told(weighing: Weighing, limits: Sequence[float], costs: Sequence[Cost]) -> 
     return f"step {weighing.step}: {'; '.join(parts)}"
 
 
-def _label(cost: Cost, weighing: Weighing | None) -> str:
+def _label(cost: Cost, weighing: CostCheck | None) -> str:
     """Where the amount of a cost comes from: the scales if they weigh it, else a count or the energy model."""
     if weighing is not None and cost.resource in weighing.weighed:
         return weighing.label

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ecc.energy import EnergyModel
-from ecc.energy.fitting import about_odd_widths, worth_more_rows
+from ecc.energy.fitting import about_outlier_widths, worth_more_rows
 from ecc.errors import BadFile
 
 from .history import Follower, History, thinned
@@ -130,7 +130,7 @@ def _finished(summary: Mapping[str, Any]) -> dict[str, Any]:
         "relative_ci": _number(summary.get("relative_ci")),
         "slim_gap": _number(summary.get("slim_gap")),
         "batches": summary.get("batches"),
-        "prices": summary.get("prices"),
+        "coefficients": summary.get("coefficients"),
         "base": _number(summary.get("base")),
     }
 
@@ -170,7 +170,7 @@ def _running(config: Mapping[str, Any], history: History) -> dict[str, Any]:
         "relative_ci": None,
         "slim_gap": None,
         "batches": None,
-        "prices": None,
+        "coefficients": None,
         "base": None,
         "now": history.now,
     }
@@ -213,16 +213,18 @@ def _priced(folder: Path, facts: dict[str, Any]) -> dict[str, Any]:
 
 
 def _priced_weights(facts: dict[str, Any]) -> list[dict[str, Any]]:
-    prices = facts["prices"]
-    if prices is None:
+    coefficients = facts["coefficients"]
+    if coefficients is None:
         if facts["status"] == "finished":
-            facts["missing"]["layers"] = "the run was made by an ecc that did not write the prices of its weights down."
+            facts["missing"]["layers"] = (
+                "the run was made by an ecc that did not write the coefficients of its weights down."
+            )
         return []
     rows = [
         {
             "layer": row["group"].removesuffix(".weight"),
-            "dense": number(prices[row["group"]] * row["full"]),
-            "result": number(prices[row["group"]] * row["kept"]),
+            "dense": number(coefficients[row["group"]] * row["full"]),
+            "result": number(coefficients[row["group"]] * row["kept"]),
         }
         for row in facts["widths"]
     ]
@@ -257,5 +259,5 @@ def _model_facts(model: EnergyModel) -> dict[str, Any]:
         "held_out": [
             [positive(value), positive(predicted)] for value, predicted in thinned(quality.get("held_out", []), 2000)
         ],
-        "advice": " ".join(filter(None, (worth_more_rows(quality), about_odd_widths(quality)))),
+        "advice": " ".join(filter(None, (worth_more_rows(quality), about_outlier_widths(quality)))),
     }

@@ -13,8 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from ecc.measure.doctor import Examination, Finding, SelfTest
-from ecc.measure.find import WAYS_FORWARD
 from ecc.measure.meter import Declared, DeviceState, Estimated
+from ecc.measure.registry import FALLBACKS
 
 GOOD, FAIR = 0.01, 0.03
 """Relative standard deviations of one window up to which a meter is called good, or fair."""
@@ -164,7 +164,7 @@ def _nothing(examination: Examination) -> Iterator[RenderableType]:
     ways = Table.grid(padding=(0, 2))
     ways.add_column(no_wrap=True, style="bold")
     ways.add_column(overflow="fold")
-    known = {spec: what for spec, what in WAYS_FORWARD if spec}
+    known = {spec: what for spec, what in FALLBACKS if spec}
     for spec in [*_IN_WORDS, *(spec for spec in known if spec not in _IN_WORDS)]:
         ways.add_row(spec, Text(_IN_WORDS.get(spec) or f"{known[spec].capitalize()}."))
     yield Padding(ways, (0, 0, 0, 2))

@@ -9,10 +9,10 @@ import torch
 from rich.console import Group, RenderableType
 from rich.table import Table
 
-from ecc.constants import MIN_SHARE
+from ecc.constants import MIN_WIDTH_RATIO
 from ecc.energy import EnergyModel
 from ecc.energy.budget import Budget
-from ecc.energy.fitting import about_odd_widths, worth_more_rows
+from ecc.energy.fitting import about_outlier_widths, worth_more_rows
 
 LAYERS_SHOWN = 8
 
@@ -27,7 +27,7 @@ def fit_view(model: EnergyModel, title: str) -> RenderableType:
         "and once held out. "
         + ("Repeats were not measured." if noise is None else f"One measurement alone scatters by {noise:.2%}.")
     )
-    parts += [sentence for sentence in (worth_more_rows(quality), about_odd_widths(quality)) if sentence]
+    parts += [sentence for sentence in (worth_more_rows(quality), about_outlier_widths(quality)) if sentence]
     parts += ["What costs most in the dense network, as this model divides it:", _layers(model), reach(model)]
     return Group(*parts)
 
@@ -71,16 +71,16 @@ def reach(model: EnergyModel) -> str:
     each = f" ({si(dense / batch, model.unit)} an item)" if batch > 1 else ""
     return (
         f"Dense: {si(dense, model.unit)}{each} {whose} {model.label} on {model.origin.meter.device}, batch {batch}. "
-        f"With {MIN_SHARE:.0%} of every group (the default --min-share), by this model: {si(least, model.unit)}. "
+        f"With {MIN_WIDTH_RATIO:.0%} of every group (the default --min-width-ratio), by this model: {si(least, model.unit)}. "
         f"Budgets from {least / dense:.0%} to 100% can be met."
     )
 
 
 def least_of(model: EnergyModel) -> float:
     """What is left with every group at its default floor, in the multiples that were profiled."""
-    step = model.origin.multiple_of or 1
+    step = model.origin.width_multiple or 1
     floors = [
-        full if least == full else min(full, max(least, step * math.ceil(MIN_SHARE * full / step)))
+        full if least == full else min(full, max(least, step * math.ceil(MIN_WIDTH_RATIO * full / step)))
         for full, least in zip(model.full_widths, model.least_widths, strict=True)
     ]
     return float(model.value(torch.tensor(floors, dtype=torch.float64)))
@@ -92,8 +92,8 @@ def budget_warning(model: EnergyModel, budget: Budget) -> str:
     if limit < least:
         return (
             f"budget {si(limit, model.unit)} is below {si(least, model.unit)}, the least this network can use with "
-            f"{MIN_SHARE:.0%} of every group. Raise it above {least / model.dense_profiled:.0%} of dense, lower "
-            "--min-share, or shrink the input."
+            f"{MIN_WIDTH_RATIO:.0%} of every group. Raise it above {least / model.dense_profiled:.0%} of dense, lower "
+            "--min-width-ratio, or shrink the input."
         )
     if limit >= (dense := model.dense_profiled):
         return f"budget {si(limit, model.unit)} is met by the dense network, which uses {si(dense, model.unit)}."

@@ -1,4 +1,4 @@
-"""Figures of a fit, drawn from what `ecc.energy.study` found: for the README, for papers, for a doubtful reader."""
+"""Figures of a fit, drawn from what `ecc.energy.ablation` found: for the README, for papers, for a doubtful reader."""
 
 from __future__ import annotations
 

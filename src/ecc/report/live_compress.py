@@ -107,7 +107,7 @@ class CompressView:
         self._times = {}
         if phase in self._ends and done > before:
             pace = (self._now() - since) / (done - before)
-            # Phases that are still to come count as if they were as fast as this one.
+            # CompressionRunner that are still to come count as if they were as fast as this one.
             ends = {"": self._ends[phase], " in all": max(self._ends.values())}
             self._times = {name: self._now() + pace * (end - done) for name, end in ends.items() if end > done}
         steps = f" of {self._ends[phase] - (done - step)}" if phase in self._ends else ""

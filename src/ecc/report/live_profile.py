@@ -13,10 +13,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 from rich.progress import Progress as RichProgress
 
 from ecc.graph import ChannelGraph
-from ecc.measure.learning import quick_error
+from ecc.measure.early_stopping import quick_error
 from ecc.measure.meter import MeterInfo
 from ecc.measure.profile import UNSTEADY_REMEDY, Profile
-from ecc.measure.profiling import Progress
+from ecc.measure.profiler import Progress
 
 LINE_EVERY = 10
 """Networks from one line to the next where the output is no terminal."""

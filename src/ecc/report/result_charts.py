@@ -186,7 +186,7 @@ def widths(facts: Facts) -> dict[str, Any] | None:
 
 
 def layers(facts: Facts) -> dict[str, Any] | None:
-    """Joules of each layer before and after; None where nothing prices them."""
+    """Joules of each layer before and after; None where nothing coefficients them."""
     cells = [cell for cell in facts["cells"] if cell["layers"]]
     if not cells:
         return None
@@ -199,7 +199,9 @@ def layers(facts: Facts) -> dict[str, Any] | None:
         "Before (faint) and after, as the energy model shares the joules out among the layers: predicted, not measured."
     )
     if cells[0]["what"] == "weights":
-        caption = "Before (faint) and after, as the analytic platform prices the weights of each layer: estimated."
+        caption = (
+            "Before (faint) and after, as the analytic platform coefficients the weights of each layer: estimated."
+        )
     caption += f" The {len(order)} largest; {left_out} are smaller." if left_out else ""
     title, axis = "Energy by layer", f"energy per item [{unit}]"
     if facts["kind"] == "run":

@@ -3,13 +3,13 @@
 from .batches import BatchStream
 from .checkpoint import load_state, save_state
 from .distillation import Distillation, Teacher, distillation_loss
-from .distributed import World, find_world
+from .distributed import DistributedContext, find_distributed
 from .loggers import Logger, Loggers, TensorBoardLogger
 from .loop import Diverged, OnStep, OptimizerLike, Trained, train
 from .progress import Histories, History
-from .rundir import RunDir, RunInUse, open_run
+from .random_state import derived_seed, isolated, rng_state, seed_everything, set_rng_state
+from .run_dir import RunDir, RunInUse, open_run
 from .schedules import PAPER_FINE_TUNING_LR, Constant, Cosine, Schedule
-from .seeding import derived_seed, isolated, rng_state, seed_everything, set_rng_state
 from .settings import TrainSettings
 from .signals import Interrupted, StopRequests
 
@@ -19,6 +19,7 @@ __all__ = [
     "Constant",
     "Cosine",
     "Distillation",
+    "DistributedContext",
     "Diverged",
     "Histories",
     "History",
@@ -35,10 +36,9 @@ __all__ = [
     "TensorBoardLogger",
     "TrainSettings",
     "Trained",
-    "World",
     "derived_seed",
     "distillation_loss",
-    "find_world",
+    "find_distributed",
     "isolated",
     "load_state",
     "open_run",

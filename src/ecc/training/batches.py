@@ -21,8 +21,8 @@ from torch import Tensor
 from ecc.errors import BadFile, BadTask, EccError
 from ecc.task import Task
 
-from .failures import users_code
-from .seeding import derived_seed, isolated_host
+from .random_state import derived_seed, fork_host_rng
+from .user_errors import wrap_user_errors
 
 Batch = tuple[Any, Any]
 """(inputs, targets)"""
@@ -31,7 +31,7 @@ SEED_EPOCHS = 100_000
 """Epochs that a seed has for itself."""
 
 
-class Account:
+class BatchCounter:
     """How many batches were drawn by a stream and all that were forked from it."""
 
     def __init__(self) -> None:
@@ -81,7 +81,7 @@ class BatchStream:
         """Batches that led to here: the place in the stream."""
         self.seconds = 0.0
         """Time that the host has spent on drawing batches."""
-        self._account = Account()
+        self._account = BatchCounter()
         self._name = task.name
         self._train_batches: Callable[[int], Iterable[Batch]] = task.train_batches
         self._seed = seed
@@ -184,7 +184,7 @@ class BatchStream:
 
     def _open(self) -> None:
         """Begins the epoch at the place where the stream stands."""
-        with self._blamed(0), isolated_host(derived_seed(self._seed, f"epoch {self._epoch}")):
+        with self._blamed(0), fork_host_rng(derived_seed(self._seed, f"epoch {self._epoch}")):
             batches = self._train_batches(self._seed * SEED_EPOCHS + self._epoch)
             self._is_seeded = getattr(batches, "is_seeded", False) is True
             if isinstance(batches, Sequence):
@@ -205,11 +205,11 @@ class BatchStream:
 
     def _isolated(self, place: str) -> AbstractContextManager[None]:
         """A block whose random numbers depend on its place in the stream alone."""
-        return nullcontext() if self._is_seeded else isolated_host(derived_seed(self._seed, place))
+        return nullcontext() if self._is_seeded else fork_host_rng(derived_seed(self._seed, place))
 
     def _blamed(self, index: int) -> AbstractContextManager[None]:
         """Names the batch at which the task's own code failed."""
-        return users_code(f"train_batches({self._epoch}) of task {self._name!r}, at batch {index},")
+        return wrap_user_errors(f"train_batches({self._epoch}) of task {self._name!r}, at batch {index},")
 
     def _discard(self, count: int) -> bool:
         """Draws batches for nothing, each with the random numbers that it had."""

@@ -28,7 +28,7 @@ from torch import Tensor
 from ecc.errors import BadFile
 from ecc.files import MOST_BYTES, umask
 
-from .tree import FILE_TYPES, as_dtype, tree_of, value_of
+from .state_tree import FILE_TYPES, as_dtype, tree_of, value_of
 
 FORMAT = "ecc state 1"
 

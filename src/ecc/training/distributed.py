@@ -19,7 +19,7 @@ from ecc.errors import EccError
 _BACKENDS = {"cpu": "gloo", "cuda": "nccl"}  # as Accelerate chooses them
 
 
-class World:
+class DistributedContext:
     """All processes of one training. This one is process `rank` of `size`; process 0 writes the files.
 
     Every process must call the same methods in the same order.
@@ -81,7 +81,7 @@ class World:
             self._accelerator.end_training()
 
 
-def find_world(device: torch.device | str = "cpu") -> World:
+def find_distributed(device: torch.device | str = "cpu") -> DistributedContext:
     """One process on `device`, or those that `torchrun` started, each on its own device of that type.
 
     If there are more processes than GPUs on this machine, several share one GPU. NCCL refuses that, so that gloo
@@ -92,7 +92,7 @@ def find_world(device: torch.device | str = "cpu") -> World:
     """
     device = torch.device(device)
     if int(os.environ.get("WORLD_SIZE", "1")) <= 1 or "RANK" not in os.environ:
-        return World(device)
+        return DistributedContext(device)
     try:
         accelerate: Any = importlib.import_module("accelerate")
     except ImportError as error:
@@ -109,7 +109,7 @@ def find_world(device: torch.device | str = "cpu") -> World:
         mixed_precision="no",  # the loop's own is used
         kwargs_handlers=options,
     )
-    return World(accelerator.device, accelerator)
+    return DistributedContext(accelerator.device, accelerator)
 
 
 def _backend(device: torch.device) -> str | None:

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from ecc.errors import BadFile, EccError
 
-from .facts import plain
+from .jsonl import plain
 
 _WHEN = ("phase", "step", "total", "wall")  # what a line says of itself
 

@@ -21,19 +21,19 @@ import torch
 from torch import Tensor, nn
 
 from ecc.errors import BadFile, BadTask, EccError
-from ecc.graph.rebuild import load_whole_state_, whole_state
+from ecc.graph.model_copy import load_whole_state_, whole_state
 
 from .batches import Batch, BatchStream, mapped, micro_batches
+from .cuda_graph import WORTH_IT, CudaGraphPass
 from .distillation import Teacher, call_model
-from .distributed import World
-from .failures import OutOfMemory, is_out_of_memory, told, users_code
-from .graphed import WORTH_IT, GraphedPass
+from .distributed import DistributedContext
 from .losses import Losses, all_finite
 from .progress import History
-from .rundir import RunDir
-from .seeding import derived_seed, isolated, rng_state, set_rng_state
+from .random_state import derived_seed, isolated, rng_state, set_rng_state
+from .run_dir import RunDir
 from .settings import TrainSettings
 from .signals import Interrupted, StopRequests
+from .user_errors import OutOfMemory, is_out_of_memory, told, wrap_user_errors
 
 
 class Diverged(EccError):
@@ -85,7 +85,7 @@ def train(
     loss: Callable[[Any, Any], Tensor],
     settings: TrainSettings,
     teacher: Teacher | None = None,
-    world: World | None = None,
+    world: DistributedContext | None = None,
     run: RunDir | None = None,
     history: History | None = None,
     on_step: OnStep | None = None,
@@ -116,7 +116,7 @@ def train(
         Interrupted: If SIGTERM or Ctrl-C came; the state was saved before.
         BadFile: If the checkpoint does not fit.
     """
-    loop = _Loop(model, optimizer, stream, loss, settings, teacher, world or World(stream.device), run)
+    loop = _Loop(model, optimizer, stream, loss, settings, teacher, world or DistributedContext(stream.device), run)
     loop.history, loop.on_step, loop.extra, loop.phase = history, on_step, extra, phase
     modes = [(module, module.training) for module in model.modules()]
     seed = derived_seed(settings.seed, f"{phase} of process {loop.world.rank}")
@@ -143,7 +143,7 @@ class _Loop:
         loss: Callable[[Any, Any], Tensor],
         settings: TrainSettings,
         teacher: Teacher | None,
-        world: World,
+        world: DistributedContext,
         run: RunDir | None,
     ) -> None:
         _check_places(model, stream, settings, world)
@@ -159,7 +159,7 @@ class _Loop:
         self.saved_at = time.monotonic()
         self.losses = Losses()
         self.last_loss: float | None = None
-        self.graphed: GraphedPass | None = None
+        self.graphed: CudaGraphPass | None = None
 
     # ---------------------------------------------------------------- the loop
 
@@ -171,7 +171,7 @@ class _Loop:
         self.model.train()
         net = self.world.wrapped(self.model)
         if self.settings.cuda_graph and self.device.type == "cuda" and self.settings.steps - self.step >= WORTH_IT:
-            self.graphed = GraphedPass(self.model, partial(self._pass, net))
+            self.graphed = CudaGraphPass(self.model, partial(self._pass, net))
         while self.step < self.settings.steps and not self.stopped:
             try:
                 loss, lr = self._update(net)
@@ -195,7 +195,7 @@ class _Loop:
         """One step of the optimizer; the loss, still on the device, and the learning rate."""
         lr = self._set_lr()
         batch = self._next_batch()
-        with users_code(f"at step {self.step + 1} the network or its loss"):
+        with wrap_user_errors(f"at step {self.step + 1} the network or its loss"):
             total = self._pass(net, batch) if self.graphed is None else self.graphed(batch)
         if self.settings.clip_norm is not None:
             self.scaler.unscale_(self.optimizer)  # type: ignore[arg-type]  # it asks for param_groups only
@@ -386,7 +386,7 @@ def _channels_last(tensor: Tensor) -> Tensor:
     return tensor.contiguous(memory_format=torch.channels_last) if tensor.dim() == 4 else tensor
 
 
-def _check_places(model: nn.Module, stream: BatchStream, settings: TrainSettings, world: World) -> None:
+def _check_places(model: nn.Module, stream: BatchStream, settings: TrainSettings, world: DistributedContext) -> None:
     if settings.cuda_graph and world.size > 1:
         raise EccError(f"cuda_graph is for one process, and this is one of {world.size}; leave it out.")
     if (stream.rank, stream.world_size) != (world.rank, world.size):

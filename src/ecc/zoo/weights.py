@@ -62,7 +62,7 @@ def load_weights_(
         if rows is None:
             tell(
                 f"the head of {Path(path).name} has {len(theirs)} outputs and the data {count} classes: "
-                "it starts anew, and is to be trained first (ecc compress --train-steps N)."
+                "it starts anew, and is to be trained first (ecc compress --pretrain-steps N)."
             )
         else:
             tell(

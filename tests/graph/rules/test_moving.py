@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ecc.graph.grouping import ChannelPartition
 from ecc.graph.labels import FROZEN
-from ecc.graph.resolve import Resolved
-from ecc.graph.rules import moving
-from ecc.graph.rules.moving import reshape_blocks
+from ecc.graph.ops import moving
+from ecc.graph.ops.shape import reshape_blocks
 from graph.following import Following, merged
 
 SHAPE = (2, 12, 4, 6)
@@ -124,7 +124,7 @@ def test_moves_in_place_are_followed_or_freeze(name: str) -> None:
 
 
 def units(following: Following, labels: Tensor) -> list[int]:
-    unit = Resolved(following.book).unit
+    unit = ChannelPartition(following.book).unit
     return unit[labels.flatten().numpy()].tolist()
 
 

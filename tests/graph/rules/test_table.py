@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ecc.graph.rules import carrying, mixing, moving, passing, table
+from ecc.graph.ops import carrying, mixing, moving, passing, table
 from graph.following import Following
 
 aten = torch.ops.aten

@@ -22,9 +22,9 @@ from ecc.measure import (
     Reading,
     find_meter,
 )
-from ecc.measure.header import Design, ProfileHeader, network_of
 from ecc.measure.meters.replay import Replay, open_meter
 from ecc.measure.profile import Profile
+from ecc.measure.profile_header import Design, ProfileHeader, network_of
 from ecc.measure.rows import Row
 
 
@@ -52,7 +52,7 @@ def header(graph: ChannelGraph, provenance: Provenance, *, ran: bool = True) -> 
         meter=info,
         device_type="cuda" if ran else None,
         settings=MeasureSettings(mode="eager") if ran else None,
-        design=Design(kind="mixed", seed=0, multiple_of=None, rows=2, rounds=1, reference_every=10, shard=None),
+        design=Design(kind="mixed", seed=0, width_multiple=None, rows=2, rounds=1, reference_every=10, shard=None),
         environment={},
         created=None,
     )

@@ -12,9 +12,9 @@ import torch
 from ecc.energy import nonzero_cost
 from ecc.errors import BadFile, EccError, InfeasibleBudget
 from ecc.measure.meters.platform import Platform
-from ecc.methods.ecc.budgeted import BudgetedOptimizer, adam_of, checked_ends, device_of, shares_of
-from ecc.methods.ecc.limits import Limits
-from ecc.methods.ecc.paper import PaperSettings
+from ecc.methods.ecc.admm import AdmmSettings
+from ecc.methods.ecc.constraints import Limits
+from ecc.methods.ecc.optimizer_wrapper import BudgetedOptimizer, adam_of, checked_ends, device_of, shares_of
 from ecc.methods.ecc.solver import EccSolver
 from ecc.methods.ecc.weights import WeightSolver
 from methods.nets import bare_graph, macs_cost, pair_cost, traced, train
@@ -71,7 +71,7 @@ def test_the_papers_pace_is_that_of_the_fastest_group() -> None:
     net, example, graph = traced("residual")
     parameters = list(net.parameters())
     adam = torch.optim.Adam([{"params": parameters[:1], "lr": 0.0}, {"params": parameters[1:], "lr": 1e-2}])
-    constants = PaperSettings(width_lr=30.0, width_penalty=5000.0, energy_penalty=5000.0)
+    constants = AdmmSettings(width_lr=30.0, width_penalty=5000.0, energy_penalty=5000.0)
     solver = EccSolver(net, graph, macs_cost(graph), "60%", 60, optimizer=adam, dynamics=constants)
     train(net, solver, example, range(60))
     assert solver.widths != graph.full_widths
@@ -96,7 +96,7 @@ def test_what_constructors_share() -> None:
     assert len(adam.param_groups[0]["params"]) == len(list(net.parameters())) - 1
     assert device_of(net) == torch.device("cpu") == device_of(torch.nn.ReLU())
     limits = Limits([pair_cost([4, 5], [(0, 1)], [1.0])], bare_graph([4, 5]), "cpu")
-    assert checked_ends(limits, "50%", torch.tensor([2, 2]), "min_share") == (0.5,)
-    with pytest.raises(InfeasibleBudget, match="lower min_share"):
-        checked_ends(limits, "10%", torch.tensor([2, 2]), "min_share")
+    assert checked_ends(limits, "50%", torch.tensor([2, 2]), "min_width_ratio") == (0.5,)
+    with pytest.raises(InfeasibleBudget, match="lower min_width_ratio"):
+        checked_ends(limits, "10%", torch.tensor([2, 2]), "min_width_ratio")
     assert shares_of(limits, torch.tensor([2, 5])) == (0.5,)

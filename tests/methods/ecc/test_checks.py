@@ -18,7 +18,7 @@ from ecc.energy import nonzero_cost
 from ecc.errors import BadFile, EccError, EccWarning
 from ecc.graph import ChannelGraph, slim
 from ecc.measure.meters.platform import Platform
-from ecc.methods.ecc.budgeted import BudgetedOptimizer
+from ecc.methods.ecc.optimizer_wrapper import BudgetedOptimizer
 from ecc.methods.ecc.solver import EccSolver
 from ecc.methods.ecc.weights import WeightSolver
 from methods.nets import macs_cost, traced, train

@@ -3,15 +3,15 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ecc.methods.ecc.dynamics import Dynamics, Literal, Paced
-from ecc.methods.ecc.ladder import Ladder
-from ecc.methods.ecc.limits import Limits
-from ecc.methods.ecc.paper import PaperSettings
+from ecc.methods.ecc.admm import AdmmSettings
+from ecc.methods.ecc.channel_ranking import ChannelRanking
+from ecc.methods.ecc.constraints import Limits
+from ecc.methods.ecc.dynamics import Dynamics, Literal, ScheduledSolver
 from ecc.methods.ecc.schedule import Schedule
 from methods.nets import bare_graph, pair_cost
 
 FULL = [6, 8]
-LADDER, FLOORS, ALIVE = Ladder(FULL), torch.tensor([1, 1]), torch.ones(14, dtype=torch.bool)
+LADDER, FLOORS, ALIVE = ChannelRanking(FULL), torch.tensor([1, 1]), torch.ones(14, dtype=torch.bool)
 COST = pair_cost(FULL, [(0, 1)], [0.5], linear=[1.0, 1.0])
 LIMITS = Limits([COST], bare_graph(FULL), "cpu")
 SCHEDULE = Schedule((1.0,), (0.5,), 10, warm_up=0.2, ramp=0.5)
@@ -20,14 +20,14 @@ SCORES = torch.rand(14, generator=torch.Generator().manual_seed(0))
 
 def made(name: str) -> Dynamics:
     if name == "pace":
-        return Paced(LADDER, LIMITS, FLOORS, 1, ALIVE)
-    return Literal(PaperSettings(width_lr=50.0), LADDER, LIMITS, FLOORS, 1, ALIVE)
+        return ScheduledSolver(LADDER, LIMITS, FLOORS, 1, ALIVE)
+    return Literal(AdmmSettings(width_lr=50.0), LADDER, LIMITS, FLOORS, 1, ALIVE)
 
 
 @pytest.mark.parametrize("name", ["pace", "paper"])
 def test_a_state_put_back_goes_on_the_same(name: str) -> None:
     first, second = made(name), made(name)
-    assert isinstance(first, Paced | Literal)
+    assert isinstance(first, ScheduledSolver | Literal)
     for step in range(1, 6):
         first.advance(SCORES, SCHEDULE, step, 1e-2)
     second.load([tensor.clone() for tensor in first.state])
@@ -69,7 +69,7 @@ def test_what_the_paper_does_not_have_is_refused() -> None:
 def test_what_is_allowed_may_be_numbers_or_tensors() -> None:
     """On a GPU an update is a function of tensors alone, so that a CUDA graph can hold it."""
     numbers, tensors = made("pace"), made("pace")
-    assert isinstance(tensors, Paced)
+    assert isinstance(tensors, ScheduledSolver)
     for step in (3, 5, 7):
         before = tensors.state
         allowed = torch.tensor([SCHEDULE.shares(step), SCHEDULE.end], dtype=torch.float64)
@@ -83,9 +83,14 @@ def test_what_is_allowed_may_be_numbers_or_tensors() -> None:
 @pytest.mark.gpu
 def test_on_a_gpu_the_same_channels_are_removed() -> None:
     schedule, draw = Schedule((1.0,), (0.3,), 40, warm_up=0.1, ramp=0.8), torch.Generator().manual_seed(1)
-    cpu = Paced(LADDER, LIMITS, FLOORS, 1, ALIVE, plans=True)
-    gpu = Paced(
-        Ladder(FULL, "cuda"), Limits([COST], bare_graph(FULL), "cuda"), FLOORS.cuda(), 1, ALIVE.cuda(), plans=True
+    cpu = ScheduledSolver(LADDER, LIMITS, FLOORS, 1, ALIVE, plans=True)
+    gpu = ScheduledSolver(
+        ChannelRanking(FULL, "cuda"),
+        Limits([COST], bare_graph(FULL), "cuda"),
+        FLOORS.cuda(),
+        1,
+        ALIVE.cuda(),
+        plans=True,
     )
     assert gpu._graphed is not None
     for step in range(1, 41):

@@ -3,15 +3,15 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ecc.graph import zero_channels_
-from ecc.methods.ecc.floors import alive_and_floors
+from ecc.graph import mask_channels_
+from ecc.methods.ecc.min_widths import alive_and_floors
 from methods.nets import traced
 
 CPU = torch.device("cpu")
 
 
 @pytest.mark.parametrize(
-    ("min_share", "round_to", "expected"),
+    ("min_width_ratio", "width_multiple", "expected"),
     [
         (0.1, 1, [2, 3, 4]),  # 16, 24 and the frozen 4
         (0.0, 1, [1, 1, 4]),
@@ -22,9 +22,9 @@ CPU = torch.device("cpu")
         (0.1, 99, [16, 24, 4]),
     ],
 )
-def test_floors_are_shares_rounded_up(min_share: float, round_to: int, expected: list[int]) -> None:
+def test_floors_are_shares_rounded_up(min_width_ratio: float, width_multiple: int, expected: list[int]) -> None:
     net, _, graph = traced("chain")
-    alive, floors = alive_and_floors(net, graph, min_share, round_to, CPU)
+    alive, floors = alive_and_floors(net, graph, min_width_ratio, width_multiple, CPU)
     assert floors.tolist() == expected
     assert alive.all()
     assert len(alive) == 16 + 24 + 4
@@ -37,7 +37,7 @@ def test_a_third_is_not_rounded_up_by_float_noise() -> None:
 
 def test_what_is_dead_stays_dead_but_a_group_not_yet_trained_is_whole() -> None:
     net, _, graph = traced("chain")
-    zero_channels_(net, graph, {"conv1": torch.tensor([3, 5]), "conv2": torch.arange(22)})
+    mask_channels_(net, graph, {"conv1": torch.tensor([3, 5]), "conv2": torch.arange(22)})
     alive, floors = alive_and_floors(net, graph, 0.1, 1, CPU)
     assert (~alive).nonzero().flatten().tolist() == [3, 5]  # conv2 has 2 of 24 left, below its floor of 3
     assert floors.tolist() == [2, 3, 4]
@@ -45,7 +45,7 @@ def test_what_is_dead_stays_dead_but_a_group_not_yet_trained_is_whole() -> None:
 
 def test_dead_channels_fill_a_group_up_to_a_multiple() -> None:
     net, _, graph = traced("chain")
-    zero_channels_(net, graph, {"conv1": torch.tensor([3, 5]), "conv2": torch.arange(3, 8)})
+    mask_channels_(net, graph, {"conv1": torch.tensor([3, 5]), "conv2": torch.arange(3, 8)})
     alive, floors = alive_and_floors(net, graph, 0.1, 5, CPU)
     assert (~alive).nonzero().flatten().tolist() == [5, *range(16 + 4, 16 + 8)]  # 15 of 16, and 20 of 24
     assert floors.tolist() == [5, 5, 4]
@@ -54,8 +54,8 @@ def test_dead_channels_fill_a_group_up_to_a_multiple() -> None:
     assert floors.tolist() == [15, 15, 4]
 
 
-@pytest.mark.parametrize(("min_share", "round_to"), [(-0.1, 1), (1.1, 1), (0.1, 0)])
-def test_settings_out_of_range_are_refused(min_share: float, round_to: int) -> None:
+@pytest.mark.parametrize(("min_width_ratio", "width_multiple"), [(-0.1, 1), (1.1, 1), (0.1, 0)])
+def test_settings_out_of_range_are_refused(min_width_ratio: float, width_multiple: int) -> None:
     net, _, graph = traced("chain")
-    with pytest.raises(ValueError, match=r"min_share|round_to"):
-        alive_and_floors(net, graph, min_share, round_to, CPU)
+    with pytest.raises(ValueError, match=r"min_width_ratio|width_multiple"):
+        alive_and_floors(net, graph, min_width_ratio, width_multiple, CPU)

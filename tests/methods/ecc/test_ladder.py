@@ -4,11 +4,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ecc.methods.ecc.ladder import Ladder
+from ecc.methods.ecc.channel_ranking import ChannelRanking
 
 
 def test_channels_stand_in_order_within_their_group() -> None:
-    ladder = Ladder([3, 1, 4])
+    ladder = ChannelRanking([3, 1, 4])
     scores = torch.tensor([5.0, 1.0, 3.0, 9.0, 2.0, 2.0, 7.0, 0.5])
     alive = torch.tensor([True, True, True, True, True, True, True, False])
     rungs = ladder.sort(scores, alive)
@@ -25,7 +25,7 @@ def test_channels_stand_in_order_within_their_group() -> None:
 
 
 def test_a_score_that_is_no_number_keeps_its_channel() -> None:
-    ladder = Ladder([4])
+    ladder = ChannelRanking([4])
     rungs = ladder.sort(torch.tensor([torch.nan, 1.0, torch.inf, 0.0]), torch.tensor([True, True, True, False]))
     assert rungs.channels.tolist() == [1, 0, 2, 3]
 
@@ -34,7 +34,7 @@ def test_a_score_that_is_no_number_keeps_its_channel() -> None:
 def test_any_floats_are_sorted_within_their_group(scores: list[float], cut: int) -> None:
     """Zeros, denormals and infinities among them: groups and scores share the bits of one number."""
     full = [min(cut, len(scores) - 1), len(scores) - min(cut, len(scores) - 1)]
-    rungs = Ladder(full).sort(torch.tensor(scores), torch.ones(len(scores), dtype=torch.bool))
+    rungs = ChannelRanking(full).sort(torch.tensor(scores), torch.ones(len(scores), dtype=torch.bool))
     first = full[0]
     order = sorted(range(first), key=scores.__getitem__) + sorted(range(first, len(scores)), key=scores.__getitem__)
     largest = torch.finfo(torch.float32).max
@@ -44,7 +44,7 @@ def test_any_floats_are_sorted_within_their_group(scores: list[float], cut: int)
 
 
 def test_a_negative_zero_stays_in_its_group() -> None:
-    rungs = Ladder([2, 2]).sort(torch.tensor([3.0, 1.0, -0.0, 2.0]), torch.ones(4, dtype=torch.bool))
+    rungs = ChannelRanking([2, 2]).sort(torch.tensor([3.0, 1.0, -0.0, 2.0]), torch.ones(4, dtype=torch.bool))
     assert rungs.channels.tolist() == [1, 0, 2, 3]
 
 
@@ -54,7 +54,7 @@ def test_removing_from_the_foot_is_what_a_loop_would_do(data: st.DataObject) -> 
     count = sum(full)
     scores = data.draw(st.lists(st.integers(0, 4), min_size=count, max_size=count))  # few values, many ties
     alive = data.draw(st.lists(st.booleans(), min_size=count, max_size=count))
-    ladder = Ladder(full)
+    ladder = ChannelRanking(full)
     rungs = ladder.sort(torch.tensor(scores, dtype=torch.float32), torch.tensor(alive))
     removed, expected, first = [], list(alive), 0
     for width in full:

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from ecc.errors import BadWidths, InfeasibleBudget
-from ecc.methods.ecc.limits import Limits
+from ecc.methods.ecc.constraints import Limits
 from methods.nets import ProductCost, bare_graph, pair_cost
 
 GRAPH = bare_graph([4, 5])
@@ -46,15 +46,15 @@ def test_a_cost_of_another_network_is_refused() -> None:
 
 def test_an_unreachable_budget_names_the_least_and_the_ways_out() -> None:
     limits, floors = Limits([ENERGY, BYTES], GRAPH, "cpu"), torch.tensor([1, 2])
-    limits.check((0.017 / 0.05, 0.4), floors, "min_share")  # 0.01 + 0.002 + 0.005, and 16 B
+    limits.check((0.017 / 0.05, 0.4), floors, "min_width_ratio")  # 0.01 + 0.002 + 0.005, and 16 B
     with pytest.raises(InfeasibleBudget) as caught:
-        limits.check((0.0102 / 0.05, 0.9), floors, "min_share")
+        limits.check((0.0102 / 0.05, 0.9), floors, "min_width_ratio")
     assert str(caught.value) == (
         "budget 0.0102 J is below 0.017 J, the least this network can use with every group at its floor. "
-        "Raise the budget, lower min_share, or shrink the input."
+        "Raise the budget, lower min_width_ratio, or shrink the input."
     )
     with pytest.raises(InfeasibleBudget, match=r"budget 15\.2 B is below 16 B"):
-        limits.check((0.9, 0.38), floors, "min_share")
+        limits.check((0.9, 0.38), floors, "min_width_ratio")
 
 
 def test_a_row_exceeds_if_any_cost_does() -> None:

@@ -63,8 +63,8 @@ def drawn_solver(data: st.DataObject, net: nn.Module, graph: ChannelGraph, steps
             [f"{data.draw(st.integers(30, 110) | st.integers(1, 110))}%" for _ in costs],
             steps,
             optimizer=made[data.draw(st.sampled_from(sorted(made)))](net.parameters()),
-            min_share=data.draw(st.sampled_from([0.0, 0.1, 0.5, 1.0])),
-            round_to=data.draw(st.sampled_from([1, 2, 4, 8])),
+            min_width_ratio=data.draw(st.sampled_from([0.0, 0.1, 0.5, 1.0])),
+            width_multiple=data.draw(st.sampled_from([1, 2, 4, 8])),
             warm_up=warm_up,
             ramp=data.draw(st.sampled_from([0.1, 0.5, 1.0 - warm_up])),
             metric=data.draw(st.sampled_from(["taylor", "adam"])),
@@ -137,7 +137,7 @@ def test_any_precision_is_traced_solved_and_cut(name: str, dtype: torch.dtype) -
     assert graph.full_widths == wide.full_widths
     assert [group.frozen for group in graph.groups] == [group.frozen for group in wide.groups]
     optimizer = torch.optim.SGD(net.parameters(), lr=1e-2)  # the epsilon of Adam is 0 in float16
-    solver = EccSolver(net, graph, counted(graph, "macs"), "60%", 6, optimizer=optimizer, min_share=0.0)
+    solver = EccSolver(net, graph, counted(graph, "macs"), "60%", 6, optimizer=optimizer, min_width_ratio=0.0)
     for _ in range(6):
         for parameter in net.parameters():
             parameter.grad = torch.randn_like(parameter)

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from ecc.methods.ecc import pace as pace_module
-from ecc.methods.ecc.ladder import Ladder
-from ecc.methods.ecc.limits import Limits
-from ecc.methods.ecc.pace import Cut, Pace
+from ecc.methods.ecc.channel_ranking import ChannelRanking
+from ecc.methods.ecc.constraints import Limits
+from ecc.methods.ecc.scheduled import Cut, ScheduledPruner
 from methods.nets import ProductCost, bare_graph, pair_cost
 
 
@@ -24,22 +24,22 @@ class Problem:
     full: list[int]
     floors: list[int]
     scores: Tensor
-    round_to: int = 1
+    width_multiple: int = 1
 
     @property
     def limits(self) -> Limits:
         return Limits(self.costs, bare_graph(self.full), "cpu")
 
     @property
-    def ladder(self) -> Ladder:
-        return Ladder(self.full)
+    def ladder(self) -> ChannelRanking:
+        return ChannelRanking(self.full)
 
     @property
-    def pace(self) -> Pace:
+    def pace(self) -> ScheduledPruner:
         return self.bound_pace(0.0)
 
-    def bound_pace(self, even: float) -> Pace:
-        return Pace(self.ladder, self.limits, torch.tensor(self.floors), self.round_to, even=even)
+    def bound_pace(self, even: float) -> ScheduledPruner:
+        return ScheduledPruner(self.ladder, self.limits, torch.tensor(self.floors), self.width_multiple, even=even)
 
     def start(self) -> Cut:
         return self.pace.start(torch.ones(sum(self.full), dtype=torch.bool))
@@ -52,27 +52,27 @@ class Problem:
 
 
 @st.composite
-def problems(draw: st.DrawFn, max_width: int = 24, costs: int = 1, round_to: int | None = None) -> Problem:
+def problems(draw: st.DrawFn, max_width: int = 24, costs: int = 1, width_multiple: int | None = None) -> Problem:
     full = draw(st.lists(st.integers(1, max_width), min_size=1, max_size=5))
     seed = draw(st.integers(0, 10_000))
     generator = torch.Generator().manual_seed(seed)
-    step = draw(st.sampled_from([1, 2, 4, 8])) if round_to is None else round_to
+    step = draw(st.sampled_from([1, 2, 4, 8])) if width_multiple is None else width_multiple
     scores = torch.exp(2 * torch.randn(sum(full), generator=generator))
     if draw(st.booleans()):  # ties
         scores = scores.clamp(1, 2).round()
     made = []
     for _ in range(costs):
         pairs = [(k, k + 1) for k in range(len(full) - 1)]
-        prices = torch.rand(len(pairs), generator=generator).tolist()
+        coefficients = torch.rand(len(pairs), generator=generator).tolist()
         linear = torch.rand(len(full), generator=generator).tolist()
-        made.append(pair_cost(full, pairs, prices, linear, base=draw(st.sampled_from([0.0, 1.0]))))
+        made.append(pair_cost(full, pairs, coefficients, linear, base=draw(st.sampled_from([0.0, 1.0]))))
     floors = [min(width, math.ceil(draw(st.integers(1, width)) / 2 / step) * step) for width in full]
     return Problem(made, full, floors, scores, step)
 
 
 def one_by_one(problem: Problem, shares: list[float], ends: list[float]) -> list[int]:
     """The slow twin of one update: blocks in the order of mean energy per cost, removed one after another."""
-    widths, step = list(problem.full), problem.round_to
+    widths, step = list(problem.full), problem.width_multiple
     slope = problem.limits.slope(torch.tensor(widths, dtype=torch.float64), ends).tolist()
     blocks = []
     for group, scores in enumerate(problem.scores.split(problem.full)):
@@ -114,7 +114,7 @@ def test_the_search_does_not_depend_on_its_fanout(fanout: int, monkeypatch: pyte
 
 
 @settings(max_examples=8)
-@given(problems(max_width=60, round_to=1), st.floats(0.3, 0.9))
+@given(problems(max_width=60, width_multiple=1), st.floats(0.3, 0.9))
 def test_many_small_updates_are_the_exact_greedy(problem: Problem, end: float) -> None:
     """The exact greedy takes one channel at a time and looks at dE/ds anew each time."""
     widths = list(problem.full)
@@ -148,13 +148,13 @@ def test_widths_are_rounded_above_their_floors_and_nothing_comes_back(problem: P
         assert not (cut.alive & ~before.alive).any()
         for width, full, floor in zip(problem.widths(cut), problem.full, problem.floors, strict=True):
             assert floor <= width <= full
-            assert width % problem.round_to == 0 or width == full
+            assert width % problem.width_multiple == 0 or width == full
         spent = problem.share(problem.widths(cut))
         assert spent <= share + 1e-12 or problem.widths(cut) == problem.floors
         assert spent <= problem.share(problem.widths(before))
 
 
-@given(problems(round_to=1), st.floats(0.2, 0.95))
+@given(problems(width_multiple=1), st.floats(0.2, 0.95))
 def test_the_duals_are_those_of_the_fixed_point(problem: Problem, share: float) -> None:
     """Stationarity of Eq. (4): 2 alpha z dE/ds_u <= 2 alpha y_u, and what is gone was worth less than 2 alpha z."""
     cut = problem.pace.update(problem.start(), problem.scores, [share], [share])
@@ -184,7 +184,7 @@ def test_a_group_that_saves_nothing_goes_last_and_only_if_it_must() -> None:
 def test_equal_channels_leave_in_whole_blocks() -> None:
     """Means of equal numbers must tie exactly, or a later block would overtake the first, shorter one."""
     cost = pair_cost([13, 21], [(0, 1)], [0.1], linear=[1.0, 1.0])
-    problem = Problem([cost], [13, 21], [4, 4], torch.full((34,), 0.1), round_to=4)
+    problem = Problem([cost], [13, 21], [4, 4], torch.full((34,), 0.1), width_multiple=4)
     for share in (0.99, 0.9, 0.7, 0.5, 0.3):
         cut = problem.pace.update(problem.start(), problem.scores, [share], [share])
         assert all(width % 4 == 0 or width in (13, 21) for width in problem.widths(cut))
@@ -210,7 +210,7 @@ def test_a_plan_meets_the_ends_and_loses_no_more_than_the_order(problem: Problem
     in_order = one_by_one(problem, ends, ends)
     for width, full, floor in zip(planned, problem.full, problem.floors, strict=True):
         assert floor <= width <= full
-        assert width % problem.round_to == 0 or width == full
+        assert width % problem.width_multiple == 0 or width == full
     assert meets(problem, planned, ends) or planned == in_order == problem.floors
     assert lost(problem, planned) <= lost(problem, in_order) * (1 + 1e-12)
 
@@ -248,14 +248,14 @@ def test_a_bound_plan_stays_near_the_even_cut_and_meets_the_ends(
     bound = pace.bound(ends).tolist()
     for width, full, floor in zip(bound, problem.full, problem.floors, strict=True):
         assert floor <= width <= full
-        assert width % problem.round_to == 0 or width in (full, floor)
+        assert width % problem.width_multiple == 0 or width in (full, floor)
     shares = [step / pace_module.SHARES for step in range(pace_module.SHARES)]
     evenly = [
         [max(share * full, floor) for full, floor in zip(problem.full, problem.floors, strict=True)] for share in shares
     ]
     fitting = [share for share, widths in zip(shares, evenly, strict=True) if meets(problem, widths, ends)]
     most = even * max(fitting, default=0.0)
-    tops = [most * full + problem.round_to for full in problem.full]
+    tops = [most * full + problem.width_multiple for full in problem.full]
     assert all(width <= max(top, floor) for width, top, floor in zip(bound, tops, problem.floors, strict=True))
     assert bound == problem.floors or meets(problem, bound, [pace_module.ROOM * end for end in ends])
     planned = pace.plan(problem.start(), problem.scores, ends).tolist()

@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from ecc.methods.ecc.ladder import Ladder
-from ecc.methods.ecc.limits import Limits
-from ecc.methods.ecc.pace import Pace
-from ecc.methods.ecc.paper import PaperDynamics, PaperSettings, PaperState
+from ecc.methods.ecc.admm import AdmmDynamics, AdmmSettings, AdmmState
+from ecc.methods.ecc.channel_ranking import ChannelRanking
+from ecc.methods.ecc.constraints import Limits
+from ecc.methods.ecc.scheduled import ScheduledPruner
 from methods.nets import ProductCost, bare_graph, pair_cost
 
 # ---------------------------------------------------------------- two iterations by hand
@@ -16,8 +16,8 @@ from methods.nets import ProductCost, bare_graph, pair_cost
 def test_two_iterations_by_hand() -> None:
     """Two groups of 3 and 2 channels, E = s_1 s_2 (dense 6), budget 3; alpha = 1/2, beta = 1/4, rho = 2, 1."""
     full = [3, 2]
-    settings = PaperSettings(width_lr=0.25, width_penalty=2.0, energy_penalty=1.0, min_energy_slope=0.5, max_norm=None)
-    dynamics = PaperDynamics(Ladder(full), pair_cost(full, [(0, 1)], [1.0]), torch.tensor([1, 1]), settings)
+    settings = AdmmSettings(width_lr=0.25, width_penalty=2.0, energy_penalty=1.0, min_energy_slope=0.5, max_norm=None)
+    dynamics = AdmmDynamics(ChannelRanking(full), pair_cost(full, [(0, 1)], [1.0]), torch.tensor([1, 1]), settings)
     scores = torch.tensor([2.0, 5.0, 4.0, 9.0, 8.0])
     state = dynamics.start(torch.ones(5, dtype=torch.bool))
     assert state.widths.tolist() == [3, 2]
@@ -51,14 +51,14 @@ def test_two_iterations_by_hand() -> None:
 
 
 def test_without_a_learning_rate_nothing_is_pruned() -> None:
-    dynamics = PaperDynamics(Ladder([2]), pair_cost([2], [], [], [1.0]), torch.tensor([1]), PaperSettings())
+    dynamics = AdmmDynamics(ChannelRanking([2]), pair_cost([2], [], [], [1.0]), torch.tensor([1]), AdmmSettings())
     state = dynamics.start(torch.ones(2, dtype=torch.bool))
     assert dynamics.step(state, torch.rand(2), weight_lr=0.0, budget=1.0) is state
 
 
 def test_constants_must_be_above_zero() -> None:
     with pytest.raises(ValueError, match="width_lr=0"):
-        PaperSettings(width_lr=0)
+        AdmmSettings(width_lr=0)
 
 
 # ---------------------------------------------------------------- the authors' AlexNet on a Jetson TX2
@@ -77,9 +77,11 @@ class Alexnet:
     def __init__(self, thinner: int = 1) -> None:
         self.full = (INPUT, *(width // thinner for width in ALEXNET), CLASSES)
         pairs = [(k, k + 1) for k in range(len(LAYER_JOULES))]
-        prices = [joules / (self.full[i] * self.full[j]) for joules, (i, j) in zip(LAYER_JOULES, pairs, strict=True)]
-        self.cost: ProductCost = pair_cost(self.full, pairs, prices, base=BASE_JOULES)
-        self.ladder = Ladder(self.full)
+        coefficients = [
+            joules / (self.full[i] * self.full[j]) for joules, (i, j) in zip(LAYER_JOULES, pairs, strict=True)
+        ]
+        self.cost: ProductCost = pair_cost(self.full, pairs, coefficients, base=BASE_JOULES)
+        self.ladder = ChannelRanking(self.full)
         self.floors = torch.tensor([INPUT, *(1 for _ in ALEXNET), CLASSES])
         generator = torch.Generator().manual_seed(0)
         self.scores = 1e-3 * torch.exp(torch.randn(sum(self.full), generator=generator))
@@ -88,9 +90,9 @@ class Alexnet:
     def energy(self, widths: Tensor) -> float:
         return float(self.cost.value(widths.to(torch.float64)))
 
-    def run(self, iterations: int, width_lr: float, *, projects: bool = True) -> PaperState:
-        settings = PaperSettings(width_lr=width_lr, projects=projects)
-        dynamics = PaperDynamics(self.ladder, self.cost, self.floors, settings)
+    def run(self, iterations: int, width_lr: float, *, projects: bool = True) -> AdmmState:
+        settings = AdmmSettings(width_lr=width_lr, projects=projects)
+        dynamics = AdmmDynamics(self.ladder, self.cost, self.floors, settings)
         state = dynamics.start(torch.ones(sum(self.full), dtype=torch.bool))
         for iteration in range(iterations):
             state = dynamics.step(state, self.scores, weight_lr=WEIGHT_LR, budget=BUDGET * self.dense)
@@ -143,7 +145,7 @@ def test_on_the_whole_of_alexnet() -> None:
 
 def test_the_default_dynamics_end_there_too() -> None:
     net = Alexnet()
-    pace = Pace(net.ladder, Limits([net.cost], bare_graph(net.full), "cpu"), net.floors)
+    pace = ScheduledPruner(net.ladder, Limits([net.cost], bare_graph(net.full), "cpu"), net.floors)
     cut = pace.start(torch.ones(sum(net.full), dtype=torch.bool))
     for step in range(1, 101):
         share = BUDGET + (1 - BUDGET) * (1 - step / 100) ** 3

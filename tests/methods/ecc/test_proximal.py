@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ecc.methods.ecc.proximal import keeps, prices, proximal_keep, trimmed_dual
+from ecc.methods.ecc.proximal import coefficients, keeps, proximal_keep, trimmed_dual
 
 # Quarters up to 8 and powers of two: every sum below is exact, so ties are ties.
 QUARTERS = st.integers(0, 32).map(lambda n: n / 4)
@@ -74,7 +74,7 @@ def test_by_hand() -> None:
     """alpha = 0.5, rho = 4, s = 1.5: the ranks cost 0, 0.5 and 4 more, and y = 0.5 adds 0.5 to each."""
     ranks = torch.tensor([1.0, 2.0, 3.0])
     step = {"weight_lr": 0.5, "width_penalty": 4.0}
-    assert prices(ranks, 1.5, **step).tolist() == [0.0, 0.5, 4.0]
+    assert coefficients(ranks, 1.5, **step).tolist() == [0.0, 0.5, 4.0]
     energies = torch.tensor([0.9, 1.0, 4.4])  # the best first by rank: 4.4, 1.0, 0.9
     assert proximal_keep(energies, 1.5, 0.5, **step).tolist() == [False, True, True]  # 1.0 ties, and stays
     assert proximal_keep(energies, 1.5, 0.6, **step).tolist() == [False, False, True]

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ecc.energy.products import Products
-from ecc.graph import ChannelGraph, Extent, trace_channels
-from ecc.methods import EccSolver, PaperSettings
+from ecc.energy.bilinear_form import BilinearForm
+from ecc.graph import AffineSize, ChannelGraph, trace_channels
+from ecc.methods import AdmmSettings, EccSolver
 from methods.ecc.published_loop import Constants, PublishedLoop
 from methods.nets import ProductCost
 
@@ -51,8 +51,8 @@ class Problem:
         shares = [draw.uniform(0.2, 2.0) for _ in full]
         joules = [0.05 * share / sum(shares) for share in shares]
         self.coefficients = [joules[0]] + [j / (full[k] * full[k + 1]) for k, j in enumerate(joules[1:])]
-        self.min_share = draw.choice([0.0, 0.3])
-        self.lower = [max(1, math.ceil(self.min_share * width)) for width in self.widths]
+        self.min_width_ratio = draw.choice([0.0, 0.3])
+        self.lower = [max(1, math.ceil(self.min_width_ratio * width)) for width in self.widths]
         least, share = self.energy([INPUTS, *self.lower, CLASSES]), draw.uniform(0.1, 0.7)
         self.budget = least + share * (self.energy(full) - least)
         # What the published code and the paper do differently, and each kind of clipping, has some of the seeds. Fast
@@ -89,7 +89,7 @@ class Problem:
     def solver(self, graph: ChannelGraph) -> EccSolver:
         constants = self.constants
         optimizer = torch.optim.Adam(self.net.parameters(), lr=constants.alpha, weight_decay=constants.weight_decay)
-        settings = PaperSettings(
+        settings = AdmmSettings(
             width_lr=constants.beta,
             width_penalty=constants.rho_1,
             energy_penalty=constants.rho_2,
@@ -105,13 +105,13 @@ class Problem:
             ITERATIONS,
             optimizer=optimizer,
             dynamics=settings,
-            min_share=self.min_share,
+            min_width_ratio=self.min_width_ratio,
         )
 
     def cost(self, graph: ChannelGraph) -> ProductCost:
-        sizes = [Extent(INPUTS), *(Extent(0, ((position, 1),)) for position in range(len(graph.groups)))]
-        base, *prices = self.coefficients
-        products = Products(base, tuple(prices), tuple(sizes[:-1]), tuple(sizes[1:]), len(graph.groups))
+        sizes = [AffineSize(INPUTS), *(AffineSize(0, ((position, 1),)) for position in range(len(graph.groups)))]
+        base, *coefficients = self.coefficients
+        products = BilinearForm(base, tuple(coefficients), tuple(sizes[:-1]), tuple(sizes[1:]), len(graph.groups))
         return ProductCost(products, tuple(graph.full_widths), tuple(graph.full_widths.values()))
 
     def batch(self, iteration: int) -> tuple[Tensor, Tensor]:

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from ecc.graph import ChannelGraph, live_masks
-from ecc.graph.rebuild import named_tensors
+from ecc.graph.model_copy import named_tensors
 from ecc.methods.ecc import scores as scores_module
-from ecc.methods.ecc.scores import Readers, adam_metrics
+from ecc.methods.ecc.importance import Readers, adam_metrics
 from methods.nets import NETS, traced, train
 
 CPU = torch.device("cpu")
@@ -18,7 +18,7 @@ CPU = torch.device("cpu")
 def slow_scores(net: nn.Module, graph: ChannelGraph, metrics: dict[int, Tensor | float]) -> Tensor:
     """One channel after another: all slices that read it, squared, times B."""
     tensors = named_tensors(net)
-    scores = torch.zeros(graph.num_slots - 1)
+    scores = torch.zeros(graph.num_channel_ids - 1)
     for group in graph.prunable:
         first, _ = graph.slots(group.name)
         for place in group.places:
@@ -54,7 +54,7 @@ def test_scores_are_sums_over_all_reading_slices(name: str, kind: type[torch.opt
 def test_masks_silence_exactly_the_dead_channels(name: str) -> None:
     net, _, graph = traced(name)
     before = {key: tensor.clone() for key, tensor in named_tensors(net).items()}
-    alive = torch.rand(graph.num_slots - 1) > 0.4
+    alive = torch.rand(graph.num_channel_ids - 1) > 0.4
     readers = Readers(net, graph, CPU)
     readers.apply_mask_()  # no mask yet
     assert all(torch.equal(tensor, before[key]) for key, tensor in named_tensors(net).items())
@@ -112,7 +112,7 @@ def test_other_precisions_are_scored_in_single_and_masked_in_their_own(dtype: to
     net = net.to(dtype)
     readers = Readers(net, graph, CPU)
     assert readers.scores([None] * len(readers.tensors)).dtype == torch.float32
-    alive = torch.rand(graph.num_slots - 1) > 0.5
+    alive = torch.rand(graph.num_channel_ids - 1) > 0.5
     readers.set_mask(alive)
     readers.apply_mask_()
     assert all(parameter.dtype == dtype for parameter in net.parameters())
@@ -139,7 +139,7 @@ def test_products_are_the_slopes_of_the_loss_in_the_scale_of_each_channel(name: 
     net(example).square().mean().backward()
     products = Readers(net, graph, CPU).products()
     tensors = named_tensors(net)
-    expected = torch.zeros(graph.num_slots - 1)
+    expected = torch.zeros(graph.num_channel_ids - 1)
     for group in graph.prunable:
         first, _ = graph.slots(group.name)
         for place in (place for place in group.places if place.reads):
@@ -174,7 +174,7 @@ def test_slices_without_a_gradient_count_by_their_norm() -> None:
 def test_live_channels_are_those_of_the_network(name: str) -> None:
     net, _, graph = traced(name)
     readers = Readers(net, graph, CPU)
-    readers.set_mask(torch.rand(graph.num_slots - 1, generator=torch.Generator().manual_seed(0)) > 0.4)
+    readers.set_mask(torch.rand(graph.num_channel_ids - 1, generator=torch.Generator().manual_seed(0)) > 0.4)
     readers.apply_mask_()
     live = readers.live().split([group.width for group in graph.groups])
     for group, mine, theirs in zip(graph.groups, live, live_masks(net, graph), strict=True):
@@ -208,7 +208,7 @@ def test_on_a_gpu_graphs_give_the_same_sums_and_masks() -> None:
             theirs.data.copy_(mine.data)
             theirs.grad = torch.empty_like(theirs).copy_(mine.grad)
         torch.testing.assert_close(gpu.products().cpu(), cpu.products(), rtol=1e-4, atol=1e-4)
-        alive = torch.rand(graph.num_slots - 1, generator=draw) > 0.3
+        alive = torch.rand(graph.num_channel_ids - 1, generator=draw) > 0.3
         for readers, where in ((cpu, alive), (gpu, alive.cuda())):
             readers.set_mask(where)
             readers.apply_mask_()

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ecc.errors import BadFile, InfeasibleBudget
 from ecc.graph import live_channels, slim, trace_channels
-from ecc.methods import EccSolver, PaperSettings
+from ecc.methods import AdmmSettings, EccSolver
 from methods.nets import NETS, bytes_cost, goes_on_to_the_bit, macs_cost, traced, train
 
 STEPS = 24
@@ -107,7 +107,9 @@ def test_two_steps_by_hand(metric: str, kept: float, last: float) -> None:
     with torch.no_grad():
         net[1].weight.copy_(torch.tensor([[1.0, -2.0, 3.0]]))
     optimizer = torch.optim.SGD(net.parameters(), lr=1.0)
-    solver = solver_for(net, graph, "40%", 2, optimizer=optimizer, warm_up=0.0, ramp=1.0, min_share=0.0, metric=metric)
+    solver = solver_for(
+        net, graph, "40%", 2, optimizer=optimizer, warm_up=0.0, ramp=1.0, min_width_ratio=0.0, metric=metric
+    )
     for parameter in net.parameters():
         parameter.grad = torch.zeros_like(parameter)
     assert net[1].weight.grad is not None
@@ -130,7 +132,7 @@ def test_two_steps_by_hand(metric: str, kept: float, last: float) -> None:
 
 def test_the_papers_own_dynamics_prune_a_chain() -> None:
     net, example, graph = traced("chain")
-    solver = solver_for(net, graph, "60%", 150, dynamics=PaperSettings(width_lr=100.0), lr=1e-3)
+    solver = solver_for(net, graph, "60%", 150, dynamics=AdmmSettings(width_lr=100.0), lr=1e-3)
     spent = []
     train(net, solver, example, range(150), lambda _: spent.append(float(solver.energy)))
     assert solver.is_met
@@ -172,7 +174,7 @@ def test_several_budgets_at_once() -> None:
 
 def test_widths_are_rounded() -> None:
     net, example, graph = traced("digits")
-    solver = solver_for(net, graph, "50%", round_to=8)
+    solver = solver_for(net, graph, "50%", width_multiple=8)
     train(net, solver, example, range(STEPS))
     assert solver.is_met
     assert all(width % 8 == 0 for name, width in solver.widths.items() if name != "head")
@@ -222,10 +224,10 @@ def test_a_share_of_the_even_cut_is_below_one(even: float) -> None:
 
 def test_unreachable_budgets_are_refused_before_any_step() -> None:
     net, _, graph = traced("transformer MLP")
-    with pytest.raises(InfeasibleBudget, match=r"J is below .* lower min_share, or shrink"):
+    with pytest.raises(InfeasibleBudget, match=r"J is below .* lower min_width_ratio, or shrink"):
         solver_for(net, graph, "10%")
-    with pytest.raises(InfeasibleBudget, match="lower min_share or round_to"):
-        solver_for(net, graph, "30%", round_to=32)
+    with pytest.raises(InfeasibleBudget, match="lower min_width_ratio or width_multiple"):
+        solver_for(net, graph, "30%", width_multiple=32)
     solver = solver_for(net, graph, "60%")
     with pytest.raises(InfeasibleBudget):
         solver.set_limit(1e-12)
@@ -286,7 +288,7 @@ class Waits(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("settings", [{}, {"round_to": 4}, {"dynamics": "paper"}], ids=str)
+@pytest.mark.parametrize("settings", [{}, {"width_multiple": 4}, {"dynamics": "paper"}], ids=str)
 def test_a_step_never_waits_for_the_device(settings: dict[str, Any]) -> None:
     """SGD, since Adam itself reads its step from a tensor on the CPU; its metric is checked in the next test."""
     net, example, graph = traced("digits")
@@ -329,7 +331,7 @@ def solve_without_waits(net: nn.Module, example: Tensor, solver: Any, steps: int
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("settings", [{}, {"round_to": 4}, {"dynamics": "paper"}], ids=str)
+@pytest.mark.parametrize("settings", [{}, {"width_multiple": 4}, {"dynamics": "paper"}], ids=str)
 @pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD])
 def test_on_a_gpu_torch_itself_sees_no_wait(kind: Any, settings: dict[str, Any]) -> None:
     net, example, graph = traced("digits")

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from ecc.energy import NonzeroCost, nonzero_cost
 from ecc.errors import BadFile, BadWidths, InfeasibleBudget
 from ecc.graph import ChannelGraph
-from ecc.graph.rebuild import named_tensors
+from ecc.graph.model_copy import named_tensors
 from ecc.measure.meters.platform import Platform
-from ecc.methods.ecc.scores import adam_metrics
+from ecc.methods.ecc.importance import adam_metrics
 from ecc.methods.ecc.weights import Weights, WeightSolver, count_nonzeros, floor_counts
 from methods.ecc.test_solver import Waits, solve_without_waits
 from methods.nets import NETS, goes_on_to_the_bit, traced, train
@@ -70,7 +70,7 @@ def test_budgets_are_met_on_schedule_without_regrowth_and_resumed_to_the_bit(nam
     assert len(set(spent)) > 8
     ramp_end = solver._schedule.ramp_end
     assert spent[ramp_end] == spent[-1] <= 0.5 * cost.dense * (1 + 1e-9)
-    assert spent[-1] >= 0.5 * cost.dense - max(cost.prices)  # not a weight more than needed
+    assert spent[-1] >= 0.5 * cost.dense - max(cost.coefficients)  # not a weight more than needed
     assert solver.is_met
     assert solver.progress == solver.descent == 1.0
     assert all(p.abs().sum() > 0 for key, p in net.named_parameters() if key not in cost.groups)
@@ -91,7 +91,7 @@ def greedy(
     """One weight after the other, the least energy per joule first, until the target is met."""
     alive = {name: mask.clone() for name, mask in alive.items()}
     left = {name: int(mask.sum()) for name, mask in alive.items()}
-    price, floor = dict(zip(cost.groups, cost.prices, strict=True)), dict(zip(cost.groups, floors, strict=True))
+    price, floor = dict(zip(cost.groups, cost.coefficients, strict=True)), dict(zip(cost.groups, floors, strict=True))
     order = [
         (float(score) / price[name], cost.groups.index(name), place, name)
         for name in cost.groups
@@ -113,7 +113,7 @@ def test_every_update_is_the_greedy_one(kind: Any, budget: str) -> None:
     net, example, graph = traced("flattened")
     cost = cost_of(graph)
     optimizer = kind(net.parameters(), lr=LR)
-    solver = WeightSolver(net, cost, budget, 6, optimizer=optimizer, min_share=0.15, warm_up=0.0, ramp=1.0)
+    solver = WeightSolver(net, cost, budget, 6, optimizer=optimizer, min_width_ratio=0.15, warm_up=0.0, ramp=1.0)
     copied = copy.deepcopy(net)
     twins = kind(copied.parameters(), lr=LR)
     alive = masks_of(net, cost)
@@ -151,14 +151,14 @@ def test_ties_floors_and_any_prices(data: st.DataObject) -> None:
     for k, size in enumerate(sizes):
         values = data.draw(st.lists(st.sampled_from([0.0, 0.5, -0.5, 1.0, 2.0]), min_size=size, max_size=size))
         net.register_parameter(f"w{k}", nn.Parameter(torch.tensor(values)))
-    prices = tuple(float(data.draw(st.integers(1, 4))) for _ in sizes)
-    cost = NonzeroCost("toy", 1.0, tuple(f"w{k}" for k in range(len(sizes))), tuple(sizes), prices)
+    coefficients = tuple(float(data.draw(st.integers(1, 4))) for _ in sizes)
+    cost = NonzeroCost("toy", 1.0, tuple(f"w{k}" for k in range(len(sizes))), tuple(sizes), coefficients)
     share = data.draw(st.sampled_from([0.0, 0.3, 0.6]))
     floors = floor_counts(sizes, share)
     least = float(cost.value(torch.tensor(floors)))
     limit = least + data.draw(st.floats(0, 1)) * (cost.dense - least)
     sgd = torch.optim.SGD(net.parameters(), lr=1.0)
-    solver = WeightSolver(net, cost, limit, 1, optimizer=sgd, min_share=share, warm_up=0.0, ramp=1.0)
+    solver = WeightSolver(net, cost, limit, 1, optimizer=sgd, min_width_ratio=share, warm_up=0.0, ramp=1.0)
     alive = {}
     for name, parameter, floor in zip(cost.groups, net.parameters(), floors, strict=True):
         mask = parameter.detach() != 0
@@ -185,7 +185,7 @@ def test_of_two_equal_weights_the_dearer_goes_first() -> None:
         net.register_parameter(name, nn.Parameter(torch.tensor([1.0, 1.1, 1.2, 1.3])))
     cost = NonzeroCost("toy", 0.0, ("cheap", "dear"), (4, 4), (1.0, 3.0))
     sgd = torch.optim.SGD(net.parameters(), lr=1.0)
-    solver = WeightSolver(net, cost, "60%", 1, optimizer=sgd, min_share=0.0, warm_up=0.0, ramp=1.0)
+    solver = WeightSolver(net, cost, "60%", 1, optimizer=sgd, min_width_ratio=0.0, warm_up=0.0, ramp=1.0)
     still(net)
     solver.step()  # 16 J, of which 9.6 are allowed: 16 - 3 * 3 = 7
     assert solver.counts == {"cheap": 4, "dear": 1}
@@ -196,16 +196,16 @@ def test_of_two_equal_weights_the_dearer_goes_first() -> None:
 
 
 def test_floors_hold_and_say_so() -> None:
-    net, example, cost, solver = solver_for("residual", "35%", min_share=0.25)
+    net, example, cost, solver = solver_for("residual", "35%", min_width_ratio=0.25)
     train(net, solver, example, range(STEPS))
     full = dict(zip(cost.groups, cost.full_widths, strict=True))
     shares = {name: count / full[name] for name, count in solver.counts.items()}
     assert min(shares.values()) == pytest.approx(0.25, abs=0.01)
-    with pytest.raises(InfeasibleBudget, match=r"J is below .* lower min_share, or shrink"):
-        solver_for("residual", "20%", min_share=0.25)
+    with pytest.raises(InfeasibleBudget, match=r"J is below .* lower min_width_ratio, or shrink"):
+        solver_for("residual", "20%", min_width_ratio=0.25)
     assert floor_counts([10, 3, 1, 1000], 0.0) == [1, 1, 1, 1]
     assert floor_counts([10, 3, 1, 1000], 0.15) == [2, 1, 1, 150]
-    with pytest.raises(ValueError, match=r"min_share=1.5 is a share of a tensor's weights"):
+    with pytest.raises(ValueError, match=r"min_width_ratio=1.5 is a share of a tensor's weights"):
         floor_counts([10], 1.5)
 
 

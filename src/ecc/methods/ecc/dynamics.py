@@ -1,4 +1,4 @@
-"""How widths move, behind one face: `Paced` on schedule, `Literal` as in Algorithm 1, `Held` not at all."""
+"""How widths move, behind one face: `ScheduledSolver` on schedule, `Literal` as in Algorithm 1, `Held` not at all."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from ecc.methods.ecc.ladder import Ladder
-from ecc.methods.ecc.limits import Limits
-from ecc.methods.ecc.pace import Cut, Pace
-from ecc.methods.ecc.paper import PaperDynamics, PaperSettings, PaperState
+from ecc.methods.ecc.admm import AdmmDynamics, AdmmSettings, AdmmState
+from ecc.methods.ecc.channel_ranking import ChannelRanking
+from ecc.methods.ecc.constraints import Limits
 from ecc.methods.ecc.schedule import Schedule
-from ecc.training.graphed import GraphedFunction
+from ecc.methods.ecc.scheduled import Cut, ScheduledPruner
+from ecc.training.cuda_graph import CudaGraphFunction
 
 MOST_GRAPHED = 2**17
 """Parts of a network up to which an update is a CUDA graph, which keeps its memory; single weights are more."""
@@ -55,11 +55,11 @@ class _Planned(NamedTuple):
     """(groups,) int64; the floors where nothing was planned."""
 
 
-class Paced:
-    """`Pace` at the updates of the schedule.
+class ScheduledSolver:
+    """`ScheduledPruner` at the updates of the schedule.
 
     Args:
-        ladder, limits, floors, round_to, left, even: As for `Pace`.
+        ladder, limits, floors, width_multiple, left, even: As for `ScheduledPruner`.
         alive: (channels,) bool.
         plans: Whether updates look ahead, for parts that are removed in coarse blocks.
     """
@@ -68,18 +68,18 @@ class Paced:
 
     def __init__(
         self,
-        ladder: Ladder,
+        ladder: ChannelRanking,
         limits: Limits,
         floors: Tensor,
-        round_to: int,
+        width_multiple: int,
         alive: Tensor,
         left: Tensor | None = None,
         *,
         plans: bool = False,
         even: float = 0.0,
     ) -> None:
-        self._pace, self._plans = Pace(ladder, limits, floors, round_to, left, even), plans
-        self._graphed = GraphedFunction(self._updated) if len(alive) <= MOST_GRAPHED else None
+        self._pace, self._plans = ScheduledPruner(ladder, limits, floors, width_multiple, left, even), plans
+        self._graphed = CudaGraphFunction(self._updated) if len(alive) <= MOST_GRAPHED else None
         self._unit = limits.dense[0] if len(limits.costs) == 1 else 1.0
         self.state = _Planned(*self._pace.start(alive), floors)
 
@@ -110,7 +110,7 @@ class Paced:
     def _updated(
         self, alive: Tensor, next_energies: Tensor, margin: Tensor, scores: Tensor, allowed: Tensor, least: Tensor
     ) -> tuple[Tensor, ...]:
-        """`Pace.update` as a function of tensors: on a GPU its many small kernels are one CUDA graph."""
+        """`ScheduledPruner.update` as a function of tensors: on a GPU its many small kernels are one CUDA graph."""
         shares, ends = allowed
         return self._pace.update(Cut(alive, next_energies, margin), scores, shares, ends, least)
 
@@ -123,7 +123,7 @@ class Paced:
         self.state = _Planned(*_like(tensors, self.state))
 
 
-class Held(Paced):
+class Held(ScheduledSolver):
     """What is dead stays dead, and nothing else is removed."""
 
     name = "held"
@@ -135,7 +135,7 @@ class Held(Paced):
 
 
 class Literal:
-    """`PaperDynamics` at every step; of the schedule it takes the final budget alone.
+    """`AdmmDynamics` at every step; of the schedule it takes the final budget alone.
 
     Raises:
         ValueError: Several costs, or rounding, which the paper does not have.
@@ -145,19 +145,19 @@ class Literal:
 
     def __init__(
         self,
-        settings: str | PaperSettings,
-        ladder: Ladder,
+        settings: str | AdmmSettings,
+        ladder: ChannelRanking,
         limits: Limits,
         floors: Tensor,
-        round_to: int,
+        width_multiple: int,
         alive: Tensor,
     ) -> None:
-        settings = PaperSettings() if settings == "paper" else settings
+        settings = AdmmSettings() if settings == "paper" else settings
         if isinstance(settings, str):
-            raise ValueError(f"dynamics={settings!r} is unknown; give 'pace', 'paper' or PaperSettings.")
-        if len(limits.costs) > 1 or round_to > 1:
+            raise ValueError(f"dynamics={settings!r} is unknown; give 'pace', 'paper' or AdmmSettings.")
+        if len(limits.costs) > 1 or width_multiple > 1:
             raise ValueError("the paper's dynamics know one cost and no rounding; dynamics='pace' knows both.")
-        self._paper = PaperDynamics(ladder, limits.costs[0], floors, settings)
+        self._paper = AdmmDynamics(ladder, limits.costs[0], floors, settings)
         self._dense = limits.dense[0]
         self.state = self._paper.start(alive)
 
@@ -184,7 +184,7 @@ class Literal:
 
     def load(self, tensors: Sequence[Tensor]) -> None:
         """Puts a state back."""
-        self.state = PaperState(*_like(tensors, self.state))
+        self.state = AdmmState(*_like(tensors, self.state))
 
 
 def _like(tensors: Sequence[Tensor], old: Sequence[Tensor]) -> list[Tensor]:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 
-def prices(ranks: Tensor, bounds: Tensor | float, *, weight_lr: float, width_penalty: float) -> Tensor:
+def coefficients(ranks: Tensor, bounds: Tensor | float, *, weight_lr: float, width_penalty: float) -> Tensor:
     """What the r-th channel of a group costs by the quadratic penalty, Algorithm 2: rho_1 alpha (...).
 
     Args:
@@ -53,7 +53,9 @@ def keeps(
     Paper: kept if greater. We: greater or equal, since the trim makes exact ties. Arguments as in `proximal_keep`,
     with the rank of each channel in its group, and s and y of that group.
     """
-    threshold = prices(ranks, bounds, weight_lr=weight_lr, width_penalty=width_penalty) + 2 * weight_lr * width_dual
+    threshold = (
+        coefficients(ranks, bounds, weight_lr=weight_lr, width_penalty=width_penalty) + 2 * weight_lr * width_dual
+    )
     whole = torch.floor(torch.as_tensor(bounds, dtype=torch.float64, device=ranks.device))
     return (energies >= threshold) | (ranks <= whole)
 
@@ -83,4 +85,4 @@ def proximal_keep(
     step = {"weight_lr": weight_lr, "width_penalty": width_penalty}
     if trim:
         return keeps(energies, ranks, bound, width_dual, **step)
-    return energies >= prices(ranks, bound, **step) + 2 * weight_lr * width_dual
+    return energies >= coefficients(ranks, bound, **step) + 2 * weight_lr * width_dual

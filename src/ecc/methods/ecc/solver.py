@@ -9,20 +9,20 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ecc.constants import MIN_SHARE
+from ecc.constants import MIN_WIDTH_RATIO
 from ecc.energy.cost import Cost
 from ecc.errors import EccWarning
-from ecc.graph import ChannelGraph, zero_channels_
-from ecc.graph.surgery import check_before_slim
-from ecc.methods.ecc.budgeted import BudgetedOptimizer, Duals, adam_of, checked_ends, device_of, shares_of
+from ecc.graph import ChannelGraph, mask_channels_
+from ecc.graph.slimming import check_before_slim
+from ecc.methods.ecc.admm import AdmmSettings
+from ecc.methods.ecc.channel_ranking import ChannelRanking
 from ecc.methods.ecc.checks import check_optimizer
-from ecc.methods.ecc.dynamics import Dynamics, Literal, Paced
-from ecc.methods.ecc.floors import alive_and_floors
-from ecc.methods.ecc.ladder import Ladder
-from ecc.methods.ecc.limits import Limit, Limits
-from ecc.methods.ecc.paper import PaperSettings
+from ecc.methods.ecc.constraints import Limit, Limits
+from ecc.methods.ecc.dynamics import Dynamics, Literal, ScheduledSolver
+from ecc.methods.ecc.importance import Readers
+from ecc.methods.ecc.min_widths import alive_and_floors
+from ecc.methods.ecc.optimizer_wrapper import BudgetedOptimizer, Duals, adam_of, checked_ends, device_of, shares_of
 from ecc.methods.ecc.schedule import RAMP, WARM_UP, Schedule
-from ecc.methods.ecc.scores import Readers
 
 __all__ = ["Duals", "EccSolver"]
 
@@ -52,15 +52,15 @@ class EccSolver(BudgetedOptimizer):
         optimizer: What steps the weights; Adam with the paper's settings by default. Adam's kin give the paper's metric
             B; with any other optimizer, SGD among them, B is the identity. Other metrics than the paper's need no B.
         lr: Of the default optimizer.
-        min_share: No group falls below this share of its channels.
-        round_to: Widths become multiples of this, 8 for most GPUs; a group no wider than this stays, and one that is
-            joined with others is cut in such steps (`Skeleton.lattice`). Give `slim` the same number.
+        min_width_ratio: No group falls below this share of its channels.
+        width_multiple: Widths become multiples of this, 8 for most GPUs; a group no wider than this stays, and one that is
+            joined with others is cut in such steps (`StructureSpec.width_remainders`). Give `slim` the same number.
         warm_up: Share of the steps before channels are removed.
         ramp: Share of the steps in which they are.
         dynamics: `"pace"` meets the budget on schedule (see `pace.py`). `"paper"`, or its settings, walks by the
             paper's constants, and arrives when it arrives.
-        even: No group falls below this share of what an even cut to the budget would leave of it, see `Pace.bound`; 0
-            for `min_share` alone, and for the paper's dynamics, which do not plan.
+        even: No group falls below this share of what an even cut to the budget would leave of it, see `ScheduledPruner.bound`; 0
+            for `min_width_ratio` alone, and for the paper's dynamics, which do not plan.
         metric: What a channel counts for: `"taylor"`, what the loss says of it (see `taylor.py`), or `"adam"`, the
             paper's norm of its weights. None for the paper's with the paper's dynamics, and for `"taylor"` otherwise.
 
@@ -80,11 +80,11 @@ class EccSolver(BudgetedOptimizer):
         *,
         optimizer: Optimizer | None = None,
         lr: float = 1e-5,  # Sec. 4.1
-        min_share: float = MIN_SHARE,
-        round_to: int = 1,
+        min_width_ratio: float = MIN_WIDTH_RATIO,
+        width_multiple: int = 1,
         warm_up: float = WARM_UP,
         ramp: float = RAMP,
-        dynamics: str | PaperSettings = "pace",
+        dynamics: str | AdmmSettings = "pace",
         even: float = 0.0,
         metric: str | None = None,
     ) -> None:
@@ -97,17 +97,17 @@ class EccSolver(BudgetedOptimizer):
         inner = adam_of(model, lr) if optimizer is None else optimizer
         device = device_of(model)
         costs = [energy] if isinstance(energy, Cost) else list(energy)
-        ladder = Ladder([group.width for group in graph.groups], device)
+        ladder = ChannelRanking([group.width for group in graph.groups], device)
         limits = Limits(costs, graph, device)
-        alive, floors = alive_and_floors(model, graph, min_share, round_to, device)
-        advice = "min_share" if round_to == 1 else "min_share or round_to"
+        alive, floors = alive_and_floors(model, graph, min_width_ratio, width_multiple, device)
+        advice = "min_width_ratio" if width_multiple == 1 else "min_width_ratio or width_multiple"
         ends = checked_ends(limits, budget, floors, advice)
         moves: Dynamics
         if dynamics == "pace":
-            left = torch.tensor(graph.skeleton.lattice(round_to), dtype=torch.long, device=device)
-            moves = Paced(ladder, limits, floors, round_to, alive, left, plans=True, even=even)
+            left = torch.tensor(graph.structure.width_remainders(width_multiple), dtype=torch.long, device=device)
+            moves = ScheduledSolver(ladder, limits, floors, width_multiple, alive, left, plans=True, even=even)
         else:
-            moves = Literal(dynamics, ladder, limits, floors, round_to, alive)
+            moves = Literal(dynamics, ladder, limits, floors, width_multiple, alive)
         schedule = Schedule(shares_of(limits, ladder.widths(alive)), ends, steps, warm_up, ramp)
         self._readers = Readers(model, graph, device)
         super().__init__(
@@ -123,7 +123,7 @@ class EccSolver(BudgetedOptimizer):
             metric=metric or ("taylor" if dynamics == "pace" else "adam"),
             advice=advice,
         )
-        self._model, self._graph, self.round_to = model, graph, round_to
+        self._model, self._graph, self.width_multiple = model, graph, width_multiple
         check_before_slim(model, self.warn_if_unmet)
 
     @property
@@ -150,7 +150,7 @@ class EccSolver(BudgetedOptimizer):
         return self._ladder.widths(self._readers.live() & self._dynamics.alive)
 
     def _kept_widths(self, live: list[int]) -> dict[str, int]:
-        return dict(zip(self._names, self._graph.skeleton.padded(live, self.round_to), strict=True))
+        return dict(zip(self._names, self._graph.structure.padded(live, self.width_multiple), strict=True))
 
     def warn_if_unmet(self) -> None:
         """Warns if a budget is not met, with the way out; `slim` calls it. Waits for the device."""
@@ -161,4 +161,4 @@ class EccSolver(BudgetedOptimizer):
         """Silences the dead channels in a copy of the network too, such as an average of its weights."""
         masks = self._dynamics.alive.split(list(self._ladder.full_widths))
         named = zip(self._graph.groups, masks, strict=True)
-        zero_channels_(model, self._graph, {group.name: ~mask for group, mask in named if group.frozen is None})
+        mask_channels_(model, self._graph, {group.name: ~mask for group, mask in named if group.frozen is None})

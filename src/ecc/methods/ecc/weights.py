@@ -15,15 +15,15 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ecc.constants import MIN_SHARE
+from ecc.constants import MIN_WIDTH_RATIO
 from ecc.energy.nonzeros import NonzeroCost
 from ecc.errors import BadWidths
-from ecc.graph.rebuild import named_tensors
-from ecc.methods.ecc.budgeted import BudgetedOptimizer, adam_of, checked_ends, device_of, shares_of
+from ecc.graph.model_copy import named_tensors
+from ecc.methods.ecc.channel_ranking import ChannelRanking
 from ecc.methods.ecc.checks import check_optimizer
-from ecc.methods.ecc.dynamics import Held, Paced
-from ecc.methods.ecc.ladder import Ladder
-from ecc.methods.ecc.limits import Limit, Limits
+from ecc.methods.ecc.constraints import Limit, Limits
+from ecc.methods.ecc.dynamics import Held, ScheduledSolver
+from ecc.methods.ecc.optimizer_wrapper import BudgetedOptimizer, adam_of, checked_ends, device_of, shares_of
 from ecc.methods.ecc.schedule import RAMP, WARM_UP, Schedule
 
 
@@ -50,7 +50,7 @@ class WeightSolver(BudgetedOptimizer):
             what is left.
         optimizer: What steps the weights; Adam with the paper's settings by default.
         lr: Of the default optimizer.
-        min_share: No tensor falls below this share of its weights, and none below one weight.
+        min_width_ratio: No tensor falls below this share of its weights, and none below one weight.
         warm_up: Share of the steps before weights are removed.
         ramp: Share of the steps in which they are.
 
@@ -69,7 +69,7 @@ class WeightSolver(BudgetedOptimizer):
         *,
         optimizer: Optimizer | None = None,
         lr: float = 1e-5,  # Sec. 4.1, as for channels
-        min_share: float = MIN_SHARE,
+        min_width_ratio: float = MIN_WIDTH_RATIO,
         warm_up: float = WARM_UP,
         ramp: float = RAMP,
     ) -> None:
@@ -78,13 +78,13 @@ class WeightSolver(BudgetedOptimizer):
         inner = adam_of(model, lr) if optimizer is None else optimizer
         device = device_of(model)
         weights = Weights(model, cost, device)
-        least = floor_counts(cost.full_widths, min_share)
+        least = floor_counts(cost.full_widths, min_width_ratio)
         floors = torch.tensor(least, dtype=torch.long, device=device)
-        ladder, limits = Ladder(cost.full_widths, device), Limits([cost], weights, device)
+        ladder, limits = ChannelRanking(cost.full_widths, device), Limits([cost], weights, device)
         alive = weights.alive([0] * len(least) if budget is None else least)
         start = shares_of(limits, ladder.widths(alive))
-        ends = start if budget is None else checked_ends(limits, budget, floors, "min_share")
-        kind = Held if budget is None else Paced
+        ends = start if budget is None else checked_ends(limits, budget, floors, "min_width_ratio")
+        kind = Held if budget is None else ScheduledSolver
         super().__init__(
             inner,
             weights,
@@ -177,16 +177,16 @@ class Weights:
         torch._foreach_mul_(self.tensors, self._masks)
 
 
-def floor_counts(full: Sequence[int], min_share: float) -> list[int]:
+def floor_counts(full: Sequence[int], min_width_ratio: float) -> list[int]:
     """The least number of weights of each tensor.
 
     Args:
         full: Weights of each.
-        min_share: The least share of them; at least one weight stays in any case.
+        min_width_ratio: The least share of them; at least one weight stays in any case.
     """
-    if not 0 <= min_share <= 1:
-        raise ValueError(f"min_share={min_share} is a share of a tensor's weights, from 0 to 1.")
-    return [min(size, max(1, math.ceil(min_share * size - 1e-9))) for size in full]
+    if not 0 <= min_width_ratio <= 1:
+        raise ValueError(f"min_width_ratio={min_width_ratio} is a share of a tensor's weights, from 0 to 1.")
+    return [min(size, max(1, math.ceil(min_width_ratio * size - 1e-9))) for size in full]
 
 
 def count_nonzeros(model: nn.Module, cost: NonzeroCost) -> dict[str, int]:

@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ecc.training.seeding import derived_seed
+from ecc.training.random_state import derived_seed
 from ecc.zoo.data.images import MAX_ZOOM, Array, Size, centre_photo, random_photo, random_scene, whole_scene
 from ecc.zoo.data.sets import Kept, Packed, Photos, Scenes, Split
 from ecc.zoo.data.workers import pool
@@ -47,7 +47,7 @@ class Form:
         mean, std = (_colour(value, images.device) for value in (self.mean, self.std))
         return (images.float() / 255 - mean) / std
 
-    def resized(self, images: Tensor) -> Tensor:
+    def with_widths(self, images: Tensor) -> Tensor:
         """The same at the network's size, from floats of any."""
         if images.shape[-2:] == self.size:
             return images
@@ -207,7 +207,7 @@ class _Drawn(_Batches):
             images = _sampled(images, where, "bilinear", "zeros")
             if labels.dim() > 1:
                 labels = _sampled(labels[:, None].float(), where, "nearest", "border")[:, 0]
-        return plan.form.resized(images), plan.form.resized_labels(labels)
+        return plan.form.with_widths(images), plan.form.resized_labels(labels)
 
 
 def _random_places(shape: torch.Size, zooms: bool, draw: torch.Generator) -> Tensor:

@@ -29,7 +29,7 @@ VOID = 255
 _REFUSED = 254  # in a table of labels: a value that the data set does not have
 
 CENTRE = 0.875  # share of the shorter side that is kept in the middle: 224 of 256
-AREAS = (0.08, 1.0)  # of a photo, in a random resized crop; Szegedy et al. (2015)
+AREAS = (0.08, 1.0)  # of a photo, in a random with_widths crop; Szegedy et al. (2015)
 ASPECTS = (3 / 4, 4 / 3)
 MAX_ZOOM = 2.0  # of a scene
 _MOST_PHOTO_BYTES = 256 << 20
@@ -67,7 +67,7 @@ def centre_photo(path: Path, size: Size) -> Array:
 
 
 def random_box(photo: tuple[int, int], size: Size, draw: Random) -> Box:
-    """Where a random resized crop is taken: `AREAS` of the photo, its aspect times one of `ASPECTS`.
+    """Where a random with_widths crop is taken: `AREAS` of the photo, its aspect times one of `ASPECTS`.
 
     Args:
         photo: (width, height) of the photo.

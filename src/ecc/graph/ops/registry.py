@@ -1,0 +1,150 @@
+"""The table of operators: which rule follows channels through which torch operator.
+
+Names are those of ATen without overload and without the trailing underscore of in-place variants. Any operator
+that torch tags as pointwise needs no entry. To teach the tracer a new operator, add its name to the family whose
+description fits, and a case to `tests/graph/rules/test_table.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+
+from ecc.graph.deferred import PERMUTES
+from ecc.graph.labels import Labels
+from ecc.graph.ops import elementwise, linear, reduce, shape
+
+if TYPE_CHECKING:
+    from ecc.graph.call import Call
+    from ecc.graph.tracer import Tracer
+
+Rule = Callable[["Tracer", "Call"], "Labels | list[Labels]"]
+
+UNKNOWN: Rule = reduce.unknown
+POINTWISE: Rule = elementwise.pointwise
+CONSTANT: Rule = reduce.constant
+
+_MOVES = PERMUTES | {
+    "expand",
+    "expand_as",
+    "unsqueeze",
+    "squeeze",
+    "select",
+    "unbind",
+    "unfold",
+    "diagonal",
+    "repeat",
+}
+_MOVES |= {"tile", "narrow", "repeat_interleave", "broadcast_to", "adjoint"}
+
+_FAMILIES: dict[Rule, Iterable[str]] = {
+    linear.convolution: ("conv1d conv2d conv3d convolution conv_transpose1d conv_transpose2d conv_transpose3d".split()),
+    linear.linear: ["linear"],
+    linear.matmul: ["matmul", "mm", "bmm"],
+    linear.addmm: ["addmm"],
+    linear.baddbmm: ["baddbmm"],
+    linear.attention: ["scaled_dot_product_attention"],
+    linear.embedding: ["embedding"],
+    elementwise.channel_norm: (
+        "batch_norm instance_norm native_batch_norm _native_batch_norm_legit "
+        "_native_batch_norm_legit_no_training cudnn_batch_norm".split()
+    ),
+    elementwise.layer_norm: ["layer_norm", "native_layer_norm", "rms_norm"],
+    elementwise.group_norm: ["group_norm", "native_group_norm"],
+    elementwise.prelu: ["prelu", "_prelu_kernel"],
+    elementwise.copy_into: ["copy"],
+    elementwise.pointwise: (
+        "hardswish hardsigmoid hardtanh mish silu celu selu elu rrelu relu6 leaky_relu log_sigmoid where clamp_min "
+        "clamp_max clamp masked_fill addcmul addcdiv lerp threshold softplus".split()
+    ),
+    reduce.reduction: (
+        "mean sum amax amin max min prod var std var_mean std_mean norm linalg_vector_norm logsumexp any all argmax "
+        "argmin count_nonzero median nanmean".split()
+    ),
+    reduce.along_axis: (
+        "softmax _softmax log_softmax _log_softmax cumsum cumprod sort argsort topk logcumsumexp _safe_softmax".split()
+    ),
+    reduce.spatial: (
+        "max_pool1d max_pool2d max_pool3d avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d "
+        "adaptive_avg_pool3d adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d _adaptive_avg_pool2d "
+        "_adaptive_avg_pool3d max_pool2d_with_indices max_pool3d_with_indices max_pool1d_with_indices "
+        "upsample_nearest1d upsample_nearest2d upsample_nearest3d _upsample_nearest_exact1d _upsample_nearest_exact2d "
+        "_upsample_nearest_exact3d upsample_bilinear2d upsample_bicubic2d upsample_linear1d upsample_trilinear3d "
+        "_upsample_bilinear2d_aa _upsample_bicubic2d_aa reflection_pad1d reflection_pad2d reflection_pad3d "
+        "replication_pad1d replication_pad2d replication_pad3d grid_sampler_2d grid_sampler_3d".split()
+    ),
+    reduce.same: (
+        "clone contiguous detach alias lift_fresh to _to_copy type_as dropout feature_dropout "
+        "alpha_dropout feature_alpha_dropout native_dropout positive requires_grad zero fill bernoulli "
+        "normal uniform zeros_like ones_like full_like empty_like rand_like randn_like resolve_conj "
+        "resolve_neg view_as_real_copy".split()
+    ),
+    reduce.constant: (
+        "zeros ones full empty new_zeros new_ones new_full new_empty "
+        "rand randn scalar_tensor empty_strided new_empty_strided empty_permuted "
+        "".split()
+    ),
+    reduce.unknown: ["fill_diagonal", "triu", "tril"],
+    shape.moved: _MOVES,
+    shape.rolled: ["roll", "flip"],
+    shape.sliced: ["slice"],
+    shape.split: ["split", "split_with_sizes", "chunk", "tensor_split", "unsafe_chunk", "unsafe_split"],
+    shape.reshape: ["view", "reshape", "flatten", "unflatten", "_unsafe_view", "view_as", "reshape_as"],
+    shape.pixel_shuffle: ["pixel_shuffle"],
+    shape.pixel_unshuffle: ["pixel_unshuffle"],
+    shape.channel_shuffle: ["channel_shuffle", "native_channel_shuffle"],
+    shape.cat: ["cat", "concat", "concatenate"],
+    shape.stack: ["stack"],
+    shape.pad: ["constant_pad_nd"],
+    shape.indexed: ["index"],
+    shape.gathered: ["gather", "index_select", "take_along_dim"],
+}
+
+_RULES: dict[str, Rule] = {name: rule for rule, names in _FAMILIES.items() for name in names}
+
+MOVING = frozenset({shape.moved, shape.rolled, shape.sliced, shape.split, shape.reshape})
+"""Rules of operators that only show their argument in another arrangement."""
+FOLLOWING = MOVING | {reduce.same, shape.indexed}
+"""Rules through which a parameter's elements can be followed one by one."""
+
+
+USES_WEIGHTS = FOLLOWING | {
+    linear.convolution,
+    linear.linear,
+    linear.matmul,
+    linear.addmm,
+    linear.embedding,
+    elementwise.pointwise,
+    elementwise.layer_norm,
+    elementwise.group_norm,
+}
+"""Rules that know what a parameter of several axes means to them."""
+
+
+def rule_for(func: OpOverload, name: str) -> Rule | None:
+    """The rule of an operator; None when torch should take it apart (or it is unknown)."""
+    rule = _RULES.get(name) or _RULES.get(name.rstrip("_"))
+    pointwise = torch.Tag.pointwise in func.tags
+    if pointwise and (rule is None or rule is reduce.reduction):  # torch.max of two tensors
+        return elementwise.pointwise
+    return rule
+
+
+def is_moving(line: str) -> bool:
+    """Whether the operator of an `operator@file:line` only moves data."""
+    return _RULES.get(line.partition("@")[0]) in MOVING
+
+
+def mixes_devices(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Whether meta tensors meet real ones (index buffers and constants keep their values in a meta trace)."""
+    real = meta = False
+    for value in (*args, *kwargs.values()):
+        for item in value if isinstance(value, (list, tuple)) else (value,):
+            if isinstance(item, Tensor):
+                meta |= item.device.type == "meta"
+                real |= item.device.type != "meta"
+    return real and meta

@@ -1,0 +1,363 @@
+"""Cutting networks: to given widths for profiling, or down to the channels that are still alive.
+
+Networks are rebuilt around new, smaller tensors (`rebuild.py`); the dense ones are never copied whole.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar, cast
+from weakref import WeakKeyDictionary, WeakMethod
+
+import torch
+from torch import Tensor, nn
+
+from ecc.errors import BadWidths, EccWarning
+from ecc.graph.channel_graph import ChannelGraph
+from ecc.graph.computed_weights import refuse_computed_weights
+from ecc.graph.model_copy import named_tensors, rebuilt
+
+Net = TypeVar("Net", bound=nn.Module)
+
+
+def with_widths(
+    model: Net, graph: ChannelGraph, widths: Mapping[str, int], *, device: torch.device | str | None = None
+) -> Net:
+    """A new network of the given widths whose weights are the first slices of `model`'s.
+
+    Args:
+        model: the network that was traced.
+        graph: its channel graph.
+        widths: width of each group by name; groups not named keep their full width.
+        device: where the new tensors live (`"meta"` allocates nothing); by default where the old ones do.
+
+    Raises:
+        BadWidths: an unknown or frozen group, or a width outside [1, full width].
+    """
+    whole = graph.widths(widths)
+    if bool((whole != whole.round()).any()):
+        raise BadWidths(f"widths must be whole numbers: {dict(widths)}.")
+    keep = {
+        g.name: torch.arange(int(w), device="cpu")
+        for g, w in zip(graph.groups, whole.tolist(), strict=True)
+        if w < g.width
+    }
+    return _cut(model, graph, keep, device)
+
+
+def slim(model: Net, graph: ChannelGraph, width_multiple: int = 1) -> Net:
+    """A new network without the dead channels of `model`; its outputs are those of `model`.
+
+    A channel is dead when every layer that reads it has a zero slice for it. A group never falls below its
+    least width. Hooks of modules are carried over, those of tensors are not, as by `copy.deepcopy`.
+
+    Args:
+        model: the network that was traced.
+        graph: its channel graph.
+        width_multiple: of which widths shall be multiples, as `width_multiple` of a solver: a few dead channels stay for that.
+            Trained networks have dead channels of their own, and a kernel for an odd width can be a slow one.
+
+    Warns:
+        EccWarning: if a solver prunes this model, and its budget is not met yet.
+    """
+    check = _CHECKS.get(model, lambda: None)()
+    if check is not None:
+        check()
+    _warn_of_tensor_hooks(model)
+    return build_slim(model, graph, width_multiple)
+
+
+def build_slim(model: Net, graph: ChannelGraph, width_multiple: int = 1) -> Net:
+    """`slim` without its checks, for callers that have made them."""
+    refuse_computed_weights(model)
+    return _cut(model, graph, _kept_units(model, graph, width_multiple), None)
+
+
+_CHECKS: WeakKeyDictionary[nn.Module, Callable[[], Callable[[], None] | None]] = WeakKeyDictionary()
+
+
+def check_before_slim(model: nn.Module, check: Callable[[], None]) -> None:
+    """Has `slim` call a method before it slims this model, in place of an earlier one.
+
+    Args:
+        model: The network.
+        check: A bound method; its object is not kept alive, and without it there is no check.
+    """
+    _CHECKS[model] = WeakMethod(check)
+
+
+def _warn_of_tensor_hooks(model: nn.Module) -> None:
+    hooked = [n for n, p in model.named_parameters() if p._backward_hooks or p._post_accumulate_grad_hooks]
+    if hooked:
+        warnings.warn(
+            f"{hooked[0]}{f' and {len(hooked) - 1} more parameters' if hooked[1:] else ''} of the dense network "
+            f"{'have' if hooked[1:] else 'has'} hooks (register_hook or register_post_accumulate_grad_hook), which the "
+            "slim network does not have: register them on its parameters.",
+            EccWarning,
+            stacklevel=3,
+        )
+
+
+def _kept_units(model: nn.Module, graph: ChannelGraph, width_multiple: int) -> dict[str, Tensor]:
+    """The units that `slim` keeps, of the groups that lose some."""
+    kept = zip(graph.groups, kept_masks(graph, _on_cpu(live_masks(model, graph)), width_multiple), strict=True)
+    return {group.name: mask.nonzero().flatten() for group, mask in kept if not bool(mask.all())}
+
+
+def _on_cpu(masks: Sequence[Tensor]) -> list[Tensor]:
+    """The same masks on the CPU, with one wait for each device."""
+    found = list(masks)
+    for device in {mask.device for mask in masks if mask.device.type != "cpu"}:
+        places = [number for number, mask in enumerate(masks) if mask.device == device]
+        flat = torch.cat([masks[number] for number in places]).cpu()
+        parts = flat.split([len(masks[number]) for number in places])
+        for number, part in zip(places, parts, strict=True):
+            found[number] = part
+    return found
+
+
+def slim_and_slices(model: Net, graph: ChannelGraph) -> tuple[Net, dict[str, dict[int, Tensor]]]:
+    """`build_slim` and `kept_slices` at once."""
+    kept = _kept_units(model, graph, 1)
+    return _cut(model, graph, kept, None), _slices(graph, kept)
+
+
+def kept_slices(model: nn.Module, graph: ChannelGraph, width_multiple: int = 1) -> dict[str, dict[int, Tensor]]:
+    """For each tensor and axis of which `slim` removes something, the indices it keeps, ascending."""
+    return _slices(graph, _kept_units(model, graph, width_multiple))
+
+
+def kept_masks(graph: ChannelGraph, live: Sequence[Tensor], width_multiple: int = 1) -> list[Tensor]:
+    """For each group, which of its units `slim` keeps: the live ones, and as many dead ones as its width asks for.
+
+    Args:
+        graph: of the network.
+        live: from `live_masks`.
+        width_multiple: as for `slim`.
+    """
+    if width_multiple < 1:
+        raise BadWidths(f"width_multiple={width_multiple} is below 1; 1 allows any width.")
+    widths = graph.structure.padded([int(mask.sum()) for mask in live], width_multiple)
+    kept = []
+    for group, mask, width in zip(graph.groups, live, widths, strict=True):
+        dead = (~mask).nonzero().flatten()
+        kept.append(mask.index_fill(0, dead[: width - (group.width - len(dead))], True))
+    return kept
+
+
+def live_channels(model: nn.Module, graph: ChannelGraph) -> dict[str, int]:
+    """The paper's phi: how many units of each group some layer still reads."""
+    masks = live_masks(model, graph)
+    return {group.name: int(live.sum()) for group, live in zip(graph.groups, masks, strict=True)}
+
+
+@torch.no_grad()
+def live_masks(model: nn.Module, graph: ChannelGraph) -> list[Tensor]:
+    """For each group, which of its units some layer reads with a slice that is not zero. Shapes (width,)."""
+    tensors = _tensors_of(model, graph)
+    masks = []
+    for group in graph.groups:
+        live: Tensor | None = None
+        for place in group.places:
+            if not place.reads:
+                continue
+            tensor = tensors[place.tensor]
+            others = [a for a in range(tensor.dim()) if a != place.axis]
+            touched = (tensor != 0).any(others) if others else tensor != 0
+            mine = touched[_beside(tensor, place.index)].any(1)
+            live = mine if live is None else live | mine
+        masks.append(torch.ones(group.width, dtype=torch.bool, device="cpu") if live is None else live)
+    return masks
+
+
+@torch.no_grad()
+def mask_channels_(model: nn.Module, graph: ChannelGraph, dead: Mapping[str, Tensor | Sequence[int]]) -> None:
+    """Silence units in place: zero the slices with which layers read them.
+
+    Args:
+        model: the network that was traced.
+        graph: its channel graph.
+        dead: for each group by name, the numbers of the units to silence, or a boolean mask of them.
+    """
+    tensors = _tensors_of(model, graph)
+    for name, units in dead.items():
+        group = graph[name]
+        if group.frozen is not None:
+            raise BadWidths(f"group {name!r} cannot be cut: {group.frozen}.")
+        units = _checked_units(units, group.width, name)
+        for place in group.places:
+            if place.reads:
+                tensor = tensors[place.tensor]
+                tensor.index_fill_(place.axis, _beside(tensor, place.index[units].flatten()), 0)
+
+
+def _checked_units(units: Any, width: int, name: str) -> Tensor:
+    found: Tensor = torch.as_tensor(units, device="cpu")
+    if not found.numel():
+        return torch.zeros(0, dtype=torch.long, device="cpu")
+    mask = found.dtype == torch.bool
+    fits = found.shape == (width,) if mask else found.dim() == 1 and 0 <= found.min() <= found.max() < width
+    if not fits or found.dtype not in (torch.bool, torch.int32, torch.int64):
+        raise BadWidths(
+            f"units of group {name!r} are whole numbers from 0 to {width - 1}, or a mask of {width} truth values."
+        )
+    return found
+
+
+def _beside(tensor: Tensor, index: Tensor) -> Tensor:
+    """An index where a tensor is. CUDA takes its bytes at once, so that nobody has to wait; others may not."""
+    return index.to(tensor.device, non_blocking=tensor.device.type == "cuda")
+
+
+def slim_optimizer(
+    optimizer: torch.optim.Optimizer, model: nn.Module, small: nn.Module, graph: ChannelGraph, width_multiple: int = 1
+) -> torch.optim.Optimizer:
+    """An optimizer for `small` that goes on where `optimizer` stood for `model`: its state is cut along.
+
+    Call it before `model`'s dead channels change again, since they decide what was kept.
+
+    Args:
+        optimizer: Of torch, or made like one of torch's; of a solver, the one inside it.
+        model: The network that was cut.
+        small: What `slim` made of it.
+        graph: Of `model`.
+        width_multiple: That of `slim`.
+
+    Raises:
+        BadWidths: `small` was cut in another way, or the optimizer keeps what cannot be cut along.
+    """
+    optimizer = getattr(optimizer, "inner", optimizer)
+    new = dict(small.named_parameters())
+    pairs = {id(old): new[name] for name, old in model.named_parameters()}
+    slices = kept_slices(model, graph, width_multiple)
+    names = {id(old): name for name, old in model.named_parameters()}
+    _refuse_another_cut(model, new, slices)
+    settings = []
+    for settings_of_group in optimizer.param_groups:
+        mine = {key: value for key, value in settings_of_group.items() if key != "params"}
+        settings.append({**mine, "params": [pairs.get(id(p), p) for p in settings_of_group["params"]]})
+    try:
+        twin = cast(Callable[..., torch.optim.Optimizer], type(optimizer))(settings)
+    except TypeError as error:
+        raise BadWidths(f"a new {type(optimizer).__name__} cannot be made of its parameters alone: {error}.") from error
+    twin.defaults = dict(optimizer.defaults)
+    for old, state in optimizer.state.items():
+        name = names.get(id(old), "")  # parameters from elsewhere keep their state
+        axes = slices.get(name, {})
+        unfit = next((key for key, value in state.items() if axes and _cannot_follow(value, old)), None)
+        if unfit is not None:
+            raise BadWidths(
+                f"{type(optimizer).__name__} keeps {unfit} of {name} in another shape than the weights, which "
+                "cannot be cut along; make a new optimizer for the slim network."
+            )
+        twin.state[pairs.get(id(old), old)] = {
+            key: _sliced(value, axes) if _is_like(value, old) else copy.deepcopy(value) for key, value in state.items()
+        }
+    return twin
+
+
+def _refuse_another_cut(
+    model: nn.Module, small: Mapping[str, Tensor], slices: Mapping[str, Mapping[int, Tensor]]
+) -> None:
+    for name, dense in model.named_parameters():
+        wanted = [len(slices.get(name, {}).get(axis, range(size))) for axis, size in enumerate(dense.shape)]
+        if list(small[name].shape) != wanted:
+            raise BadWidths(
+                f"{name} of the slim network has shape {list(small[name].shape)}, and its live channels make {wanted}: "
+                "give the width_multiple that slim was given, and call this before channels change."
+            )
+
+
+def _is_like(value: Any, parameter: Tensor) -> bool:
+    return isinstance(value, Tensor) and value.shape == parameter.shape
+
+
+def _cannot_follow(value: Any, parameter: Tensor) -> bool:
+    """Whether a part of an optimizer's state has numbers for channels, and not one for each weight."""
+    inner = value if isinstance(value, (list, tuple)) else [value]
+    return any(isinstance(v, Tensor) and v.numel() > 1 and v.shape != parameter.shape for v in inner)
+
+
+# --- cutting ------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def _cut(model: Net, graph: ChannelGraph, keep: Mapping[str, Tensor], device: torch.device | str | None) -> Net:
+    """Rebuild the network with only the kept units (by group name; absent means all)."""
+    refuse_computed_weights(model)
+    tensors = _tensors_of(model, graph)
+    widths = [len(keep[g.name]) if g.name in keep else g.width for g in graph.groups]
+    if device is not None and torch.device(device).type == "meta":
+        shapes = {t.name: [round(axis.at(widths)) for axis in t.axes] for t in graph.tensors}
+        made = {id(t): _hollow(t, shapes.get(name, list(t.shape))) for name, t in tensors.items()}
+    else:
+        slices = _slices(graph, keep)
+        made = {id(t): _filled(t, slices.get(name, {}), device) for name, t in tensors.items()}
+    small = rebuilt(model, made)
+    for path, extent in graph.features:
+        small.get_submodule(path).num_features = round(extent.at(widths))  # type: ignore[assignment]
+    return small
+
+
+def _slices(graph: ChannelGraph, keep: Mapping[str, Tensor]) -> dict[str, dict[int, Tensor]]:
+    """For each tensor and axis that loses something, the indices it keeps, ascending."""
+    alive = torch.ones(graph.num_channel_ids, dtype=torch.bool, device="cpu")
+    for name, kept in keep.items():
+        start, stop = graph.slots(name)
+        alive[start:stop] = False
+        alive[start + kept] = True
+    stays = alive[graph.channel_id_of_index].nonzero().flatten()  # all axes of all tensors, one behind the other
+    starts = torch.tensor(
+        [start for start, _ in graph.axis_spans.values()] + [len(graph.channel_id_of_index)], device="cpu"
+    )
+    bounds = torch.searchsorted(stays, starts).tolist()
+    slices: dict[str, dict[int, Tensor]] = {}
+    for number, ((tensor, axis), (start, size)) in enumerate(graph.axis_spans.items()):
+        if bounds[number + 1] - bounds[number] < size:
+            slices.setdefault(tensor, {})[axis] = stays[bounds[number] : bounds[number + 1]] - start
+    return slices
+
+
+def _sliced(tensor: Tensor, axes: Mapping[int, Tensor]) -> Tensor:
+    """A copy of selected indices of some axes, in the memory format of the original."""
+    result = tensor
+    for axis, index in sorted(axes.items(), key=lambda item: item[1].numel() / tensor.shape[item[0]]):
+        first, last = int(index[0]), int(index[-1])
+        if last - first + 1 == len(index):
+            result = result.narrow(axis, first, len(index))
+        else:
+            result = result.index_select(axis, index.to(tensor.device))
+    if tensor.dim() == 4 and not tensor.is_contiguous() and tensor.is_contiguous(memory_format=torch.channels_last):
+        return result.clone(memory_format=torch.channels_last)
+    return result.clone(memory_format=torch.contiguous_format) if result._is_view() or result is tensor else result
+
+
+def _filled(tensor: Tensor, axes: Mapping[int, Tensor], device: torch.device | str | None) -> Tensor:
+    new = _sliced(tensor.detach(), axes)
+    return _alike(tensor, new if device is None else new.to(device))
+
+
+def _hollow(tensor: Tensor, shape: list[int]) -> Tensor:
+    if shape == list(tensor.shape) and not tensor.is_floating_point() and not tensor.is_complex():
+        return tensor.detach().clone()  # an index: its values matter even where nothing is computed
+    return _alike(tensor, torch.empty(shape, dtype=tensor.dtype, device="meta"))
+
+
+def _alike(old: Tensor, new: Tensor) -> Tensor:
+    return nn.Parameter(new, requires_grad=old.requires_grad) if isinstance(old, nn.Parameter) else new
+
+
+def _tensors_of(model: nn.Module, graph: ChannelGraph) -> dict[str, Tensor]:
+    """The model's parameters and buffers, checked against the graph."""
+    tensors = named_tensors(model)
+    for name, shape in graph.full_shapes.items():
+        tensor = tensors.get(name)
+        if tensor is None or tensor.shape != shape:
+            have = "nothing" if tensor is None else list(tensor.shape)
+            raise BadWidths(
+                f"this graph belongs to another network: it expects {name} of shape {list(shape)}, found {have}. "
+                "Trace this network."
+            )
+    return tensors
