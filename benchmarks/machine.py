@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 import ecc
-from ecc.files import write_text
+from ecc.io import write_text
 
 
 def machine(**more: Any) -> dict[str, Any]:

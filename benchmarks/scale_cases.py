@@ -25,7 +25,7 @@ from typer.testing import CliRunner  # noqa: E402
 import ecc  # noqa: E402
 from ecc.cli.app import app  # noqa: E402
 from ecc.energy import EnergyModel, counted, fit  # noqa: E402
-from ecc.files import write_text  # noqa: E402
+from ecc.io import write_text  # noqa: E402
 from ecc.measure import MeasureSettings, Profile, measure, profile  # noqa: E402
 from ecc.measure.counter import probe  # noqa: E402
 from ecc.measure.workload import make_workload  # noqa: E402

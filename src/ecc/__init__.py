@@ -114,7 +114,7 @@ _HOMES = {
         "UntraceableModel",
     ),
     "export": ("export_model", "export_run", "load_slim", "save_slim"),
-    "files": (),
+    "io": (),
     "graph": (
         "ChannelGraph",
         "ChannelGroup",

@@ -48,7 +48,7 @@ def fit(
     from ecc.energy import parse_budgets
     from ecc.energy.ablation import STUDY, study
     from ecc.energy.model import FORMAT
-    from ecc.files import refuse_another, write_text
+    from ecc.io import refuse_another, write_text
     from ecc.measure import Profile
     from ecc.report.fit import budget_warning, budget_within, fit_facts, fit_view
     from ecc.report.fit_figures import draw_fit

@@ -40,7 +40,7 @@ def report(
         raise EccError("--live serves the page and writes nothing; leave -o and --figures out, or call it twice.")
     import typer
 
-    from ecc.files import refuse_another, write_text
+    from ecc.io import refuse_another, write_text
     from ecc.report.figures import draw_figures
     from ecc.report.html import page_of
     from ecc.report.page import page_facts

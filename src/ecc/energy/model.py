@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ecc.errors import BadFile, BadWidths, EccError
-from ecc.files import read_text, write_text
+from ecc.io import read_text, write_text
 from ecc.graph import AffineSize, ChannelGraph
 from ecc.measure import MeasureSettings, MeterInfo
 

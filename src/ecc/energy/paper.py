@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from ecc.errors import BadFile, BadMeasurement
-from ecc.files import read_text, write_text
+from ecc.io import read_text, write_text
 from ecc.graph import AffineSize
 
 from .bilinear_form import BilinearForm

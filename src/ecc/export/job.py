@@ -22,7 +22,7 @@ from torch import nn
 
 from ecc.constants import EXPORT_FORMATS
 from ecc.errors import BadFile, CannotExport
-from ecc.files import alone, read_bytes, remove_abandoned, temporary, umask
+from ecc.io import alone, read_bytes, remove_abandoned, temporary, umask
 from ecc.graph.forward_pass import as_call
 from ecc.graph.hooks import without_observers
 from ecc.graph.model_copy import whole_state

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from ecc.errors import BadFile, BadWidths
-from ecc.files import read_text, write_text
+from ecc.io import read_text, write_text
 from ecc.graph.costs import AffineSize, CostTable, Layer, TensorShape
 from ecc.graph.labels import Role
 from ecc.graph.structure import StructureSpec

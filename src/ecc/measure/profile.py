@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ecc.errors import BadFile, BadMeasurement, EccError
-from ecc.files import MOST_BYTES, read_bytes, write_bytes
+from ecc.io import MOST_BYTES, read_bytes, write_bytes
 from ecc.graph import ChannelGraph
 
 from .drift import MAX_CV, Drift, Point, drift_of, log_drift

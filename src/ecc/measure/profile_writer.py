@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ecc.errors import BadFile
-from ecc.files import read_bytes
+from ecc.io import read_bytes
 
 from .profile import HEADER_START, MOST_PROFILE_BYTES, Profile, header_line, parsed
 from .profile_header import ProfileHeader

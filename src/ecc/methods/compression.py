@@ -24,7 +24,7 @@ from torch import nn
 
 from ecc.energy import Budget, EnergyModel, dense_cost
 from ecc.errors import BadBudget, BadTask, EccError
-from ecc.files import write_text
+from ecc.io import write_text
 from ecc.graph import ChannelGraph, max_relative_diff, trace_channels, verify, with_widths
 from ecc.graph.model_copy import load_whole_state_, whole_state
 from ecc.graph.slimming import build_slim

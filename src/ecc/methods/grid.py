@@ -26,7 +26,7 @@ from ecc.constants import SCRATCH
 from ecc.energy import EnergyModel
 from ecc.energy.budget import parse_budget
 from ecc.errors import BadFile, EccError
-from ecc.files import read_text, temporaries, write_text
+from ecc.io import read_text, temporaries, write_text
 from ecc.measure import Source
 from ecc.task import Task
 from ecc.training import BatchStream, Interrupted, load_state, open_run, save_state, train

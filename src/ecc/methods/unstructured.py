@@ -22,7 +22,7 @@ from torch import nn
 from ecc.energy.budget import Budget, dense_cost
 from ecc.energy.nonzeros import nonzero_cost
 from ecc.errors import BadBudget, BadMeasurement, EccError
-from ecc.files import write_text
+from ecc.io import write_text
 from ecc.graph import ChannelGraph, trace_channels
 from ecc.measure import Source, find_meter
 from ecc.measure.meters.platform import PLATFORMS, Platform

@@ -12,7 +12,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 
 from ecc.errors import LONGEST, BadFile
-from ecc.files import read_bytes
+from ecc.io import read_bytes
 
 from .fit_figures import pyplot, save_figure
 from .reading import parsed

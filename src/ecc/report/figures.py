@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ecc.errors import BadFile
-from ecc.files import write_bytes, write_text
+from ecc.io import write_bytes, write_text
 
 from .charts import CHOSEN, for_file
 from .model_charts import learning, predictions

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ecc.errors import BadFile
-from ecc.files import refuse_another
+from ecc.io import refuse_another
 
 COLOURS = {"bilinear": "#9a6b00", "physical": "#0b6e99", "measured": "#777777"}
 PAPER_COLOURS = ("#0b6e99", "#c2571a", "#7b4fa3", "#3a7d44")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ecc.files import whole_lines
+from ecc.io import whole_lines
 
 from .reading import number, parsed_line, positive, reading
 

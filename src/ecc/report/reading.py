@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ecc.errors import BadFile
-from ecc.files import read_bytes
+from ecc.io import read_bytes
 
 _LARGEST = 1e100
 _REPLACED = (KeyError, TypeError, ValueError, AttributeError, IndexError, ZeroDivisionError, OverflowError)

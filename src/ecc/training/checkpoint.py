@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from ecc.errors import BadFile
-from ecc.files import MOST_BYTES, umask
+from ecc.io import MOST_BYTES, umask
 
 from .state_tree import FILE_TYPES, as_dtype, tree_of, value_of
 
@@ -192,7 +192,7 @@ def _parts(data: memoryview) -> Iterator[memoryview]:
 
 @contextmanager
 def _replacing(path: Path) -> Iterator[IO[bytes]]:
-    """As `ecc.files.write_bytes`, for what is too large to be held twice. The new name is on the disk too."""
+    """As `ecc.io.write_bytes`, for what is too large to be held twice. The new name is on the disk too."""
     temporary = ""
     try:
         with NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp", delete=False) as file:

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from ecc.errors import BadFile, EccError
-from ecc.files import whole_lines
+from ecc.io import whole_lines
 
 ABSENT = "(absent)"
 

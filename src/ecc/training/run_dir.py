@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from ecc.errors import BadFile
-from ecc.files import read_bytes, write_text
+from ecc.io import read_bytes, write_text
 from ecc.measure.environment import environment
 
 from .checkpoint import load_state, save_state, sync_folder

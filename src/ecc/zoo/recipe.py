@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from ecc.errors import BadFile, EccError
-from ecc.files import read_text
+from ecc.io import read_text
 from ecc.methods import CompressSettings
 
 if sys.version_info >= (3, 11):

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ecc.errors import BadFile
-from ecc.files import MOST_BYTES, read_bytes
+from ecc.io import MOST_BYTES, read_bytes
 
 _MOST_FILE_BYTES = 4 << 30  # the largest bundled network has 250 MB
 _TYPES = {

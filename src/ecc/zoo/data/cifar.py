@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ecc.errors import BadFile, BadTask
-from ecc.files import read_bytes
+from ecc.io import read_bytes
 from ecc.zoo.data.sets import ImageData, Packed, every_tenth
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ecc.errors import BadFile
-from ecc.files import read_bytes, read_text, refuse_another, remove_abandoned, temporary, whole_lines, write_text
+from ecc.io import read_bytes, read_text, refuse_another, remove_abandoned, temporary, whole_lines, write_text
 from ecc.training import save_state
 
 

@@ -1,0 +1,81 @@
+"""JSON records: frozen dataclasses, written and checked by msgspec.
+
+    write_record(path, record)              one file, replaced atomically
+    read_record(path, RunSummary)           a checked instance, or `BadFile` with one clear line
+
+The dataclass is the schema: types are checked when a file is read, missing keys take the default of their field, and
+keys that the dataclass does not have are ignored.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from ecc.errors import BadFile, EccError
+from ecc.io import MOST_BYTES, read_bytes, write_bytes
+
+T = TypeVar("T")
+
+
+def to_json(record: Any) -> bytes:
+    """One line of JSON. NaN and infinity become null, which JSON has no other word for."""
+    return msgspec.json.encode(record)
+
+
+def from_json(data: bytes | str, kind: type[T], where: str | Path) -> T:
+    """Parse and check one JSON value.
+
+    Args:
+        data: JSON text.
+        kind: The dataclass (or any other type that msgspec knows) to return.
+        where: File name, with a line number if there is one, for the error message.
+
+    Raises:
+        BadFile: If the text is not JSON, or does not have the fields and types of `kind`.
+    """
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except msgspec.ValidationError as error:
+        raise BadFile(f"{where} is not a valid {kind.__name__}: {error}. Restore the file from a copy.") from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise BadFile(f"{where} is not valid JSON: {error}. Restore the file from a copy.") from None
+    except EccError as error:  # raised by a `__post_init__`
+        raise BadFile(f"{where} is not a valid {kind.__name__}: {error}") from None
+
+
+def to_builtins(record: Any) -> Any:
+    """The record as dicts, lists, strings and numbers, as its JSON would be read back."""
+    return msgspec.to_builtins(record)
+
+
+def from_builtins(value: Any, kind: type[T], where: str | Path) -> T:
+    """The reverse of `to_builtins`, with the checks of `from_json`.
+
+    Raises:
+        BadFile: If the value does not have the fields and types of `kind`.
+    """
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        raise BadFile(f"{where} is not a valid {kind.__name__}: {error}.") from None
+
+
+def write_record(path: str | Path, record: Any) -> None:
+    """Write a record as indented JSON; an older file stays until the new one is complete.
+
+    Raises:
+        BadFile: If the file cannot be written.
+    """
+    write_bytes(path, msgspec.json.format(to_json(record), indent=1) + b"\n")
+
+
+def read_record(path: str | Path, kind: type[T], most: int = MOST_BYTES) -> T:
+    """Read and check a record.
+
+    Raises:
+        BadFile: If the file is missing, larger than `most` bytes, or not a valid `kind`.
+    """
+    return from_json(read_bytes(path, most), kind, path)

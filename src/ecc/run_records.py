@@ -1,0 +1,179 @@
+"""What a run writes: `RunSummary` (summary.json) and the lines of its history (history.jsonl).
+
+These records are written by `ecc.methods` and read by `ecc.report`, `ecc.export` and users. They are plain data and
+import neither torch nor any other package of ECC.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+PHASES = ("pretrain", "prune", "finetune")
+"""Phases of a run, in order. Pretrain trains the dense network, prune removes channels while training continues, and
+finetune trains the slim network."""
+
+SCORES = ("dense", "pruned", "finetuned")
+"""Names of the scores in a summary: the dense network, the slim network before finetuning, and after it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BudgetResult:
+    """One budget and what became of it."""
+
+    budget: str
+    """As the user wrote it."""
+    limit: float
+    """In units of the cost."""
+    unit: str
+    dense: float
+    """Cost of the dense network."""
+    result: float
+    """Cost of the slim network."""
+    label: str
+    """Where `result` comes from: measured, estimated, predicted, counted or declared."""
+    met: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class DenseAndResult:
+    """A number of the dense network and of the slim one."""
+
+    dense: float
+    result: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchCount:
+    """Training batches of a run."""
+
+    total: int
+    """All batches that were drawn, those of abandoned candidates included."""
+    lineage: int
+    """Batches that the resulting network was trained on."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SparseSummary:
+    """What unstructured pruning adds: single weights are set to zero, and the shape of the network stays."""
+
+    assumes: str
+    """What the energy estimate assumes of the hardware."""
+    base: float
+    coefficients: dict[str, float]
+    """Joules per nonzero weight of each tensor."""
+    weights: dict[str, int]
+    nonzeros: dict[str, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSummary:
+    """The result of a run, as in its summary.json."""
+
+    task: str
+    method: str
+    device: str
+    """Device that the cost refers to."""
+    batch: int
+    """Items per inference."""
+    label: str
+    """Of the main cost: measured, estimated, predicted, counted or declared."""
+    budgets: dict[str, BudgetResult]
+    """By resource: energy, latency, macs, params, weight_bytes or activation_bytes."""
+    met: bool
+    """Whether every budget is met."""
+    note: str = ""
+    """Why a budget is not met, or what else should be known."""
+    within_band: bool = False
+    """Whether the measured cost is within `band` of the tightest budget."""
+    band: tuple[float, float] = (0.0, 1.0)
+    measured: dict[str, DenseAndResult] = field(default_factory=dict)
+    """Measured (or estimated) costs by resource; empty if nothing was measured."""
+    relative_ci: float | None = None
+    """Half width of the 95 % confidence interval of the last measurement, relative to its mean."""
+    cost_checks: int = 0
+    """How many times the network was measured during pruning."""
+    widths: dict[str, int] = field(default_factory=dict)
+    full_widths: dict[str, int] = field(default_factory=dict)
+    macs: DenseAndResult | None = None
+    parameters: DenseAndResult | None = None
+    scores: dict[str, float] = field(default_factory=dict)
+    """By the names of `SCORES`."""
+    max_relative_diff: float | None = None
+    """Largest difference between the outputs of the masked and the slim network, relative to the largest output."""
+    width_multiple: int = 1
+    batches: BatchCount | None = None
+    sparse: SparseSummary | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainLine:
+    """A line of the history: the mean loss since the last such line."""
+
+    phase: str
+    """One of `PHASES`."""
+    step: int
+    loss: float | None
+    """None where it was not finite."""
+    lr: float | None
+    total: int
+    lineage: int = 0
+    micro_batch: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SolverLine:
+    """A line of the history: the state of the solver."""
+
+    step: int
+    cost: dict[str, float]
+    """Predicted cost by resource."""
+    target: float | None
+    """What the schedule allows at this step, as a fraction of the dense cost."""
+    energy_dual: float | None
+    """z of the paper."""
+    width_duals: dict[str, float] = field(default_factory=dict)
+    """y of the paper, by group."""
+    widths: dict[str, int] = field(default_factory=dict)
+    nonzeros: dict[str, int] = field(default_factory=dict)
+    total: int = 0
+    phase: str = "solver"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CostCheck:
+    """A line of the history: one measurement during pruning, which corrects the target."""
+
+    step: int
+    progress: float
+    """Fraction of the pruning schedule that was done."""
+    widths: dict[str, int]
+    predicted: dict[str, float]
+    measured: dict[str, float]
+    label: str
+    relative_ci: float | None
+    targets: dict[str, float]
+    """Predicted cost that the method aims at from here on, by resource."""
+    total: int = 0
+    phase: str = "cost_check"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoreLine:
+    """A line of the history: a score of the network."""
+
+    name: str
+    """One of `SCORES`."""
+    score: float
+    total: int = 0
+    phase: str = "score"
+
+
+@dataclass(frozen=True, kw_only=True)
+class MethodLine:
+    """A line of the history: what a method says of one of its steps."""
+
+    phase: str
+    """Name of the method."""
+    values: dict[str, Any]
+    total: int = 0
