@@ -139,9 +139,9 @@ def wrong_model(graph: ChannelGraph, factor: float, resource: str = "energy") ->
     """Errs by a factor on two of three layers."""
     true = true_model(graph, resource)
     coefficients = tuple(
-        price * (factor if number % 3 else 1.0) for number, price in enumerate(true.priced.coefficients)
+        price * (factor if number % 3 else 1.0) for number, price in enumerate(true.fitted.coefficients)
     )
-    return replace(true, priced=replace(true.priced, coefficients=coefficients))
+    return replace(true, fitted=replace(true.fitted, coefficients=coefficients))
 
 
 class Truth:

@@ -361,7 +361,7 @@ class Compression(CompressionRunner[Compressed]):
         """Budgets in percent are shares of what the dense network weighs here and now."""
         assert self.weighed_dense is not None
         for number, budget in enumerate(self.budgets):
-            if budget.is_share and budget.resource in self.weighed_dense.amounts:
+            if budget.is_relative and budget.resource in self.weighed_dense.amounts:
                 self.limits[number] = budget.amount * self.weighed_dense.amounts[budget.resource]
 
     def _finished(
