@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     )
     from ecc.measure import Measurement, MeasureSettings, Profile, find_meter, measure_model
     from ecc.measure.profiler import profile
-    from ecc.methods import Compressed, Compression, CompressSettings, EccSolver, WeightCompression, WeightSolver
+    from ecc.methods import CompressedModel, Compression, CompressSettings, EccSolver, WeightCompression, WeightSolver
     from ecc.task import Task
 
 __version__ = "0.1.0"
@@ -62,7 +62,7 @@ __all__ = [
     "ChannelGraph",
     "ChannelGroup",
     "CompressSettings",
-    "Compressed",
+    "CompressedModel",
     "Compression",
     "Cost",
     "EccError",
@@ -127,7 +127,7 @@ _HOMES = {
         "mask_channels_",
     ),
     "measure": ("MeasureSettings", "Measurement", "Profile", "find_meter", "measure_model", "profile"),
-    "methods": ("CompressSettings", "Compressed", "Compression", "EccSolver", "WeightCompression", "WeightSolver"),
+    "methods": ("CompressSettings", "CompressedModel", "Compression", "EccSolver", "WeightCompression", "WeightSolver"),
     "task": ("Task",),
     "training": (),
     "zoo": (),

@@ -118,8 +118,8 @@ def test_aims_are_below_the_budget_by_as_much_as_the_scales_may_err(relative_ci:
         assert weighing.relative_ci == relative_ci
         assert weighing.weighed["energy"] == pytest.approx(true.at(weighing.widths))
         assert weighing.predicted["energy"] == pytest.approx(wrong.at(weighing.widths))
-        assert weighing.aims["energy"] == pytest.approx((1 - margin) * limits[0] / error)
-        assert weighing.aims["params"] == limits[1]  # counted: nothing to correct
+        assert weighing.targets["energy"] == pytest.approx((1 - margin) * limits[0] / error)
+        assert weighing.targets["params"] == limits[1]  # counted: nothing to correct
     assert landing.weighings[-1].weighed["energy"] <= (1 - margin) * limits[0] * 1.005
 
 
@@ -262,7 +262,7 @@ def test_energy_and_latency_are_corrected_each_by_its_own_error() -> None:
     for weighing in landing.weighings:
         for model, other, limit in zip(true, wrong, limits, strict=True):
             error = model.at(weighing.widths) / other.at(weighing.widths)
-            assert weighing.aims[model.resource] == pytest.approx(0.998 * limit / error)
+            assert weighing.targets[model.resource] == pytest.approx(0.998 * limit / error)
 
 
 # ---------------------------------------------------------------- to go on later
