@@ -80,7 +80,7 @@ def main() -> None:
             device=device,
         )
         result = job.run(
-            Path(folder) / "run", world=DistributedContext(device), progress=lambda line: print(line, flush=True)
+            Path(folder) / "run", distributed=DistributedContext(device), progress=lambda line: print(line, flush=True)
         )
         history = [json.loads(line) for line in (Path(folder) / "run" / "history.jsonl").read_text().splitlines()]
     summary = result.summary

@@ -58,7 +58,7 @@ from ecc.measure import PROFILE_SETTINGS, Source, close_meter, find_meter
 from ecc.methods.baselines.recalibration import BATCHES
 from ecc.methods.cost_evaluator import CostEvaluator
 from ecc.methods.grid import Cell
-from ecc.task import Task, with_batch
+from ecc.task import Task, with_batch_size
 from ecc.training import Interrupted
 from ecc.zoo.data import ImageData
 from ecc.zoo.recipe import read_recipe
@@ -194,7 +194,7 @@ def weigh(grids: list[Grid], task: Task, batch: int, source: Source, until: floa
     """Every finished network that has not been weighed, and the dense one among them, in the cell's weighed.json."""
     energy = grids[0].asked.energy
     assert isinstance(energy, EnergyModel)
-    example = with_batch(task.example_input, batch)
+    example = with_batch_size(task.example_input, batch)
     graph = trace_channels(task.model, example, proven=False)
     scales = CostEvaluator(task.model, graph, example, {energy.resource: energy}, source, **WEIGHING)
     known: dict[str, str] = {}

@@ -27,7 +27,7 @@ from ecc.measure import (
     find_meter,
     profile,
 )
-from ecc.task import Task, with_batch
+from ecc.task import Task, with_batch_size
 from ecc.zoo import find_task
 
 
@@ -65,7 +65,7 @@ def profiled(
     task: Task, batch: int, source: Source, path: Path, rows: int, device: str, width_multiple: int = 8
 ) -> Profile:
     """A task's network in short windows, for benchmarks that compress it; an analytic source is only asked."""
-    example = with_batch(task.example_input, batch)
+    example = with_batch_size(task.example_input, batch)
     graph = trace_channels(task.model, example, proven=False)
     return profile(
         task.model,
@@ -85,7 +85,7 @@ def measured(plan: Plan, path: Path, meter: Meter, rows: int, reference_every: i
     """All networks once, and the first of them a second time."""
     settings = settings_of(plan.ticks, autotune=plan.autotune)
     task = find_task(plan.network)
-    example = with_batch(task.example_input, plan.batch)
+    example = with_batch_size(task.example_input, plan.batch)
     graph = trace_channels(task.model, example, proven=False)
 
     def stop(progress: Progress) -> None:

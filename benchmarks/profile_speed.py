@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from ecc.graph import trace_channels
 from ecc.measure import PROFILE_SETTINGS, Meter, Profile, Progress, close_meter, find_meter, measure_model, profile
-from ecc.task import with_batch
+from ecc.task import with_batch_size
 from ecc.zoo import find_task
 
 LONG_TICKS = 15
@@ -72,7 +72,7 @@ def _double(inputs: int, outputs: int) -> nn.Sequential:
 
 def _of_library(spec: str, batch: int) -> tuple[nn.Module, Tensor]:
     task = find_task(spec)
-    example = with_batch(task.example_input, batch)
+    example = with_batch_size(task.example_input, batch)
     assert isinstance(example, Tensor)
     return task.model.eval(), example
 

@@ -12,14 +12,14 @@ import tempfile
 from pathlib import Path
 
 import ecc
-from ecc.task import with_batch
+from ecc.task import with_batch_size
 from ecc.zoo import digits
 
 
 def main(folder: Path) -> None:
     task = digits()
     meter = ecc.find_meter("platform:jetson-tx2")
-    batch = with_batch(task.example_input, 256)  # what one inference is, in every number below
+    batch = with_batch_size(task.example_input, 256)  # what one inference is, in every number below
 
     graph = ecc.trace_channels(task.model, batch)
     profile = ecc.profile(task.model, graph, batch, meter, folder / "digits.profile", rows=60)

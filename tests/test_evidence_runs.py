@@ -41,7 +41,7 @@ def test_networks_of_the_same_widths_are_weighed_once(tmp_path: Path, monkeypatc
     monkeypatch.setattr(energy.EnergyModel, "resource", "energy", raising=False)
     monkeypatch.setattr(evidence, "CostEvaluator", lambda *_, **__: scales)
     monkeypatch.setattr(evidence, "trace_channels", lambda *_, **__: None)
-    monkeypatch.setattr(evidence, "with_batch", lambda *_: None)
+    monkeypatch.setattr(evidence, "with_batch_size", lambda *_: None)
     task = SimpleNamespace(model=None, example_input=None)
     evidence.weigh([evidence.Grid("", asks, tmp_path)], task, 1, None, math.inf)
     assert asked == [{}, {"a": 3, "b": 4}, {"a": 2, "b": 4}]

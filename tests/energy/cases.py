@@ -22,7 +22,7 @@ from ecc.energy.regression import Array
 from ecc.energy.samples import Samples
 from ecc.graph import AffineSize, ChannelGraph, StructureSpec, trace_channels
 from ecc.measure import Estimated, MeasureSettings, MeterInfo, Profile, find_meter, profile
-from ecc.task import with_batch
+from ecc.task import with_batch_size
 from ecc.zoo import find_task
 from graph.cases import traced
 
@@ -37,7 +37,7 @@ def network(name: str) -> tuple[Any, Any, ChannelGraph]:
     """A model, its input and its graph: a case of the graph room, or a bundled task."""
     if name in ("digits", "mobilenet_v1", "alexnet"):
         task = find_task(name)
-        inputs = with_batch(task.example_input, DIGITS_BATCH) if name == "digits" else task.example_input
+        inputs = with_batch_size(task.example_input, DIGITS_BATCH) if name == "digits" else task.example_input
         return task.model, inputs, trace_channels(task.model, inputs, proven=False)
     return traced(name)
 

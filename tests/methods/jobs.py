@@ -21,7 +21,7 @@ from ecc.graph import ChannelGraph, trace_channels
 from ecc.measure import MeterInfo, Profile, Reading, Source, find_meter, profile
 from ecc.methods import Compression, CompressSettings
 from ecc.methods.compression import Compressed
-from ecc.task import Task, with_batch
+from ecc.task import Task, with_batch_size
 from ecc.zoo import find_task
 from energy.cases import model_of, origin, slow_extent
 from graph.layers import conv, named
@@ -205,7 +205,7 @@ def wide_job(
 @cache
 def digits_profile(platform: str = "jetson-tx2") -> Profile:
     task = find_task("digits")
-    inputs = with_batch(task.example_input, BATCH)
+    inputs = with_batch_size(task.example_input, BATCH)
     graph = trace_channels(task.model, inputs, proven=False)
     with TemporaryDirectory() as folder:
         return profile(

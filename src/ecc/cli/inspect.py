@@ -68,13 +68,13 @@ def inspect(
     import typer
     from rich.console import Console
 
-    from ecc.io import refuse_another
     from ecc.graph import trace_channels
     from ecc.graph.channel_graph import FORMAT
+    from ecc.io import refuse_other_file
     from ecc.report.inspect import graph_facts, graph_table
 
     if save is not None:
-        refuse_another(save, FORMAT, "channel graph")
+        refuse_other_file(save, FORMAT, "channel graph")
     job = task_of(task, data, weights, size)
     graph = trace_channels(job.model, job.example_input, freeze=freeze or [], proven=proof)
     if save is not None:

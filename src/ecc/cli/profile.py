@@ -79,7 +79,7 @@ def profile(
     from ecc.measure.profiler import chosen_settings
     from ecc.measure.profilers import default_device
     from ecc.report.live_profile import ProfileView, profile_facts, profile_summary
-    from ecc.task import with_batch
+    from ecc.task import with_batch_size
 
     job = task_of(task, data, weights, size)
     source = find_meter(meter, runs_on=device and device.partition(":")[0])
@@ -100,7 +100,7 @@ def profile(
         )
         device = None if isinstance(source, Analytic) else device or default_device(source)
         view.announce(source.describe(), device)
-        example_input = job.example_input if batch is None else with_batch(job.example_input, batch)
+        example_input = job.example_input if batch is None else with_batch_size(job.example_input, batch)
         graph = trace_channels(job.model, example_input, freeze=freeze or [], proven=False)
         graph = verify(job.model, graph, job.example_input)
         with view:

@@ -28,8 +28,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ecc.errors import BadFile, BadMeasurement, EccError
-from ecc.io import MOST_BYTES, read_bytes, write_bytes
 from ecc.graph import ChannelGraph
+from ecc.io import MAX_BYTES, read_bytes, write_bytes
 
 from .drift import MAX_CV, Drift, Point, drift_of, log_drift
 from .measurement import combined, relative_interval
@@ -285,8 +285,8 @@ def _header(data: dict[str, Any]) -> ProfileHeader:
 def _checked(path: str | Path, number: int, line: str, build: Callable[[dict[str, Any]], _T]) -> _T:
     """What a line holds, or an error that names it."""
     try:
-        if len(line) > MOST_BYTES:
-            raise BadFile(f"the line is longer than {MOST_BYTES >> 20} MiB.")
+        if len(line) > MAX_BYTES:
+            raise BadFile(f"the line is longer than {MAX_BYTES >> 20} MiB.")
         data = json.loads(line, parse_constant=_refuse_constant)
         if not isinstance(data, dict):
             raise BadFile("this is not a line of a profile.")

@@ -23,7 +23,7 @@ from torch import nn
 
 from ecc.errors import BadFile, BadMeasurement
 from ecc.graph import ChannelGraph
-from ecc.task import Inputs, checked_input
+from ecc.task import Inputs, check_input
 
 from . import design as designs
 from .design import Shard
@@ -152,7 +152,7 @@ def profile(
         BadWidths: If the network has too few widths for the design.
         BadTask: If the example input is not of tensors.
     """
-    example_input = checked_input(example_input)
+    example_input = check_input(example_input)
     designs.check_design(rows, design, seed, width_multiple)
     for name, value in (("rounds", rounds), ("reference_every", reference_every)):
         if value < 1:

@@ -158,22 +158,22 @@ class SharedCostEvaluator:
 
     Args:
         scales: Of this process; where it is not the first, they may know nothing.
-        world: All processes.
+        distributed: All processes.
     """
 
-    def __init__(self, scales: CostEvaluator, world: DistributedContext) -> None:
-        self._scales, self._world = scales, world
+    def __init__(self, scales: CostEvaluator, distributed: DistributedContext) -> None:
+        self._scales, self._distributed = scales, distributed
 
     def __call__(self, widths: Mapping[str, int]) -> MeasuredCost:
         """Weighs one network."""
         found = self._scales(widths)
-        if self._world.size == 1:
+        if self._distributed.size == 1:
             return found
         known = [found.amounts.get(name, 0.0) for name in ("energy", "latency")]
         ci = -1.0 if found.relative_ci is None else found.relative_ci  # decides about aims, so all must have the same
         label = found.label.encode()[:_LABEL_BYTES].ljust(_LABEL_BYTES)
         mine = torch.tensor([*known, ci, *label], dtype=torch.float64)
-        energy, latency, ci, *letters = self._world.gathered(mine)[0].tolist()
+        energy, latency, ci, *letters = self._distributed.gather(mine)[0].tolist()
         amounts = {name: amount for name, amount in (("energy", energy), ("latency", latency)) if amount}
         text = bytes(map(int, letters)).decode(errors="ignore").rstrip()
         return MeasuredCost(amounts, text, None if ci < 0 else ci)

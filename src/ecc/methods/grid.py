@@ -250,7 +250,9 @@ class Comparison:
                 optimizer,
                 stream,
                 loss=self.task.loss,
-                settings=settings.training("dense"),
+                steps=settings.pretrain_steps,
+                settings=settings.train,
+                schedule=settings.schedule("dense"),
                 run=run,
                 phase="dense",
             )
