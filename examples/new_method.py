@@ -48,7 +48,7 @@ def main() -> None:
     settings = ecc.CompressSettings(pretrain_steps=80, pretrain_lr=3e-3, steps=60, finetune_steps=30, lr=1e-3)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        energy = ecc.fit(ecc.profile(task.model, graph, batch, meter, folder / "digits.profile", rows=60))
+        energy = ecc.fit(ecc.profile(task.model, graph, batch, meter, folder / "digits.profile", samples=60))
         for method in (Tapered(), None):  # None is ECC
             job = ecc.Compression(
                 task, ecc.parse_budgets(["50%"]), energy, source=meter, settings=settings, method=method

@@ -56,7 +56,7 @@ def computed(name: str, platform: str, rows: int = 60, **options: Any) -> Profil
     model, inputs, graph = network(name)
     with TemporaryDirectory() as folder:
         return profile(
-            model, graph, inputs, find_meter(f"platform:{platform}"), Path(folder) / "a.profile", rows=rows, **options
+            model, graph, inputs, find_meter(f"platform:{platform}"), Path(folder) / "a.profile", samples=rows, **options
         )
 
 

@@ -18,7 +18,7 @@ from ecc.energy import EnergyModel, fit, parse_budgets
 from ecc.energy.families import FittedModel
 from ecc.energy.features import bilinear_terms
 from ecc.graph import ChannelGraph, trace_channels
-from ecc.measure import MeterInfo, Profile, Reading, Source, find_meter, profile
+from ecc.measure import MeterInfo, Profile, Reading, EnergySource, find_meter, profile
 from ecc.methods import Compression, CompressSettings
 from ecc.methods.compression import Compressed
 from ecc.task import Task, with_batch
@@ -209,7 +209,7 @@ def digits_profile(platform: str = "jetson-tx2") -> Profile:
     graph = trace_channels(task.model, inputs, proven=False)
     with TemporaryDirectory() as folder:
         return profile(
-            task.model, graph, inputs, find_meter(f"platform:{platform}"), Path(folder) / "a.profile", rows=50
+            task.model, graph, inputs, find_meter(f"platform:{platform}"), Path(folder) / "a.profile", samples=50
         )
 
 
@@ -218,7 +218,7 @@ def digits_model(platform: str = "jetson-tx2", resource: str = "energy") -> Ener
     return fit(digits_profile(platform), resource=resource)
 
 
-def platform(name: str = "jetson-tx2") -> Source:
+def platform(name: str = "jetson-tx2") -> EnergySource:
     return find_meter(f"platform:{name}")
 
 

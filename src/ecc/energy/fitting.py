@@ -27,7 +27,7 @@ def fit(
     family: str = "auto",
     *,
     resource: str = "energy",
-    allow_unsteady: bool = False,
+    allow_drift: bool = False,
     curve: bool = False,
 ) -> EnergyModel:
     """Learns what widths cost on the device of a profile.
@@ -37,7 +37,7 @@ def fit(
         family: `bilinear` (the paper's), `physical`, or `auto`: the one that predicts best in cross-validation, where
             whatever a family chooses for itself is chosen anew within each fold.
         resource: `energy` or `latency`.
-        allow_unsteady: Takes a profile whose reference varied by more than is trusted.
+        allow_drift: Takes a profile whose reference varied by more than is trusted.
         curve: Also keeps what is drawn about a fit: a learning curve, which tells whether more rows would help, and
             each row's value beside what was predicted without it.
 
@@ -47,7 +47,7 @@ def fit(
     """
     if family != "auto" and family not in FAMILIES:
         raise BadMeasurement(f"there is no family {family!r} of models; there are auto, {', '.join(FAMILIES)}.")
-    samples = samples_of(profile, resource, allow_unsteady=allow_unsteady)
+    samples = samples_of(profile, resource, allow_drift=allow_drift)
     check_rows(samples)
     noise = noise_of(profile, resource)
     names = list(FAMILIES) if family == "auto" else [family]
@@ -118,7 +118,7 @@ def model_of(
 def noise_of(profile: Profile, resource: str = "energy") -> float | None:
     """Relative standard deviation of one measurement: from rounds if there were several, else from the reference."""
     field, _ = RESOURCES[resource]
-    noise, drift = profile.repeat_noise_in(field), profile.drift_in(field)
+    noise, drift = profile.repeat_noise_of_field(field), profile.drift_of_field(field)
     is_run = profile.header.device_type is not None  # an analytic reference is the same each time
     return drift.noise if noise is None and is_run and drift is not None and drift.references > 2 else noise
 

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from ecc.errors import BadFile, BadWidths, EccError
-from ecc.io import read_text, write_text
 from ecc.graph import AffineSize, ChannelGraph
+from ecc.io import read_text, write_text
 from ecc.measure import MeasureSettings, MeterInfo
 
 from .bilinear_form import BilinearForm

@@ -24,11 +24,11 @@ from torch import nn
 
 from ecc.energy import Budget, EnergyModel, dense_cost
 from ecc.errors import BadBudget, BadTask, EccError
-from ecc.io import write_text
 from ecc.graph import ChannelGraph, max_relative_diff, trace_channels, verify, with_widths
 from ecc.graph.model_copy import load_whole_state_, whole_state
 from ecc.graph.slimming import build_slim
-from ecc.measure import Source
+from ecc.io import write_text
+from ecc.measure import EnergySource
 from ecc.task import Task, with_batch
 from ecc.training import (
     BatchStream,
@@ -94,7 +94,7 @@ class Compression(CompressionRunner[Compressed]):
         budgets: Sequence[Budget],
         energy: EnergyModel | Sequence[EnergyModel],
         *,
-        source: Source | None = None,
+        source: EnergySource | None = None,
         settings: CompressSettings | None = None,
         device: torch.device | str = "cpu",
         freeze: Sequence[str] = (),

@@ -22,9 +22,9 @@ from torch import nn
 from ecc.energy.budget import Budget, dense_cost
 from ecc.energy.nonzeros import nonzero_cost
 from ecc.errors import BadBudget, BadMeasurement, EccError
-from ecc.io import write_text
 from ecc.graph import ChannelGraph, trace_channels
-from ecc.measure import Source, find_meter
+from ecc.io import write_text
+from ecc.measure import EnergySource, find_meter
 from ecc.measure.meters.platform import PLATFORMS, Platform
 from ecc.task import Task, batch_of
 from ecc.training import BatchStream, RunDir, Schedule, Teacher, load_state, save_state
@@ -49,7 +49,7 @@ def zero_skipping_platform(spec: str) -> Platform:
     return _checked(find_meter(spec) if spec.startswith("platform:") else spec)
 
 
-def _checked(source: Source | str) -> Platform:
+def _checked(source: EnergySource | str) -> Platform:
     if isinstance(source, Platform) and source.constants.skips_zeros:
         return source
     name = repr(source) if isinstance(source, str) else source.describe().device
@@ -94,7 +94,7 @@ class WeightCompression(CompressionRunner[SparseResult]):
         self,
         task: Task,
         budgets: Sequence[Budget],
-        platform: Source,
+        platform: EnergySource,
         *,
         settings: CompressSettings | None = None,
         device: torch.device | str = "cpu",
