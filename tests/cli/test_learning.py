@@ -49,7 +49,7 @@ def test_a_refused_profile_names_the_option_that_accepts_it(tmp_path: Path) -> N
     said = " ".join(text.split())
     assert "the joules of the dense reference varied by" in said
     assert "ecc profile --window 2, window_seconds=2" in said
-    assert "ecc fit --allow-unsteady (allow_unsteady=True)" in said
+    assert "ecc fit --allow-drift (allow_drift=True)" in said
 
 
 @pytest.mark.thorough  # the help's own example draws them as well

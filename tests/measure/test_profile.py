@@ -95,10 +95,10 @@ def test_drift_is_divided_out_of_joules_and_seconds_apart() -> None:
 def test_an_unsteady_reference_is_refused_unless_allowed() -> None:
     profile = profile_of(reference(2.0), row(0), reference(2.3), row(1), reference(2.0))
     with pytest.raises(
-        BadMeasurement, match=r"varied by 8\.2% .* 3% is the most .*ecc fit --allow-unsteady \(allow_unsteady=True\)"
+        BadMeasurement, match=r"varied by 8\.2% .* 3% is the most .*ecc fit --allow-drift \(allow_drift=True\)"
     ):
         profile.corrected()
-    assert len(profile.corrected(allow_unsteady=True)) == 2
+    assert len(profile.corrected(allow_drift=True)) == 2
 
 
 # ---------------------------------------------------------------- its file

@@ -288,7 +288,7 @@ def test_a_reference_that_varies_too_much_is_told_once_while_measuring(path: Pat
     told = [step for step in steps if "the dense reference varied by" in step.message]
     assert len(told) == 1
     assert told[0].done < told[0].total
-    assert "--allow-unsteady (allow_unsteady=True)" in told[0].message
+    assert "--allow-drift (allow_drift=True)" in told[0].message
 
 
 def test_progress_tells_rows_error_and_drift(path: Path) -> None:
@@ -374,7 +374,7 @@ def test_a_real_gpu_is_profiled_in_eager_mode_without_a_promise_of_repeats(path:
     made = profiled_on_a_gpu(path, replace(PROFILE_SETTINGS, mode="eager"), 5)
     assert made.header.settings is not None
     assert (made.header.settings.mode, made.header.mode_reason) == ("eager", "as asked for")
-    assert len(made.corrected(allow_unsteady=True)) == 5
+    assert len(made.corrected(allow_drift=True)) == 5
     assert made.repeat_noise is not None
     assert made.drift is not None
     assert made.drift.references >= 3

@@ -139,7 +139,7 @@ def test_drift_and_repeats_of_measured_profiles_are_told() -> None:
     assert "repeats differ by 0.70% (standard deviation)" in lines
     assert any(line.startswith("reference measured 2 times: spread 9.87%") for line in lines)
     assert lines[-1].startswith("warning: the reference varied too much")
-    assert lines[-1].endswith("ecc fit --allow-unsteady (allow_unsteady=True).")
+    assert lines[-1].endswith("ecc fit --allow-drift (allow_drift=True).")
 
 
 def test_the_mode_is_told_with_its_reason() -> None:

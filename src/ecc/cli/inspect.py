@@ -68,9 +68,9 @@ def inspect(
     import typer
     from rich.console import Console
 
-    from ecc.io import refuse_another
     from ecc.graph import trace_channels
     from ecc.graph.channel_graph import FORMAT
+    from ecc.io import refuse_another
     from ecc.report.inspect import graph_facts, graph_table
 
     if save is not None:

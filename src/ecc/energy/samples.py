@@ -56,7 +56,7 @@ class Samples:
         return replace(self, widths=self.widths[rows], values=self.values[rows], weights=weights)
 
 
-def samples_of(profile: Profile, resource: str = "energy", *, allow_unsteady: bool = False) -> Samples:
+def samples_from_profile(profile: Profile, resource: str = "energy", *, allow_drift: bool = False) -> Samples:
     """The networks of a profile and its dense reference, drift divided out and rounds combined.
 
     The dense network was measured again and again as the reference: it stands among the rows once, as the median, with
@@ -65,7 +65,7 @@ def samples_of(profile: Profile, resource: str = "energy", *, allow_unsteady: bo
     Args:
         profile: Of one network on one device.
         resource: `energy` or `latency`.
-        allow_unsteady: Takes a profile whose reference varied by more than is trusted.
+        allow_drift: Takes a profile whose reference varied by more than is trusted.
 
     Raises:
         BadFile: If a row holds no positive number, or widths that are not the network's, or stands there twice.
@@ -79,7 +79,7 @@ def samples_of(profile: Profile, resource: str = "energy", *, allow_unsteady: bo
     rounds = Counter(row.row for row in profile.rows)
     found = [
         (sample.widths, float(getattr(sample, field)), float(rounds[sample.row]))
-        for sample in profile.corrected(allow_unsteady=allow_unsteady, of=field)
+        for sample in profile.corrected(allow_drift=allow_drift, of=field)
     ]
     if profile.references:
         dense = sorted(float(getattr(row, field)) for row in profile.references)

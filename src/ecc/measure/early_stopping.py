@@ -60,7 +60,7 @@ def quick_error(graph: ChannelGraph, profile: Profile) -> float | None:
     """
     from scipy.optimize import nnls  # a quarter of a second, which most commands need not spend
 
-    samples = profile.corrected(allow_unsteady=True)
+    samples = profile.corrected(allow_drift=True)
     if len(samples) < _MIN_TO_LEARN:
         return None
     joules = np.array([sample.joules for sample in samples])

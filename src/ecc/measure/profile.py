@@ -28,8 +28,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ecc.errors import BadFile, BadMeasurement, EccError
-from ecc.io import MOST_BYTES, read_bytes, write_bytes
 from ecc.graph import ChannelGraph
+from ecc.io import MOST_BYTES, read_bytes, write_bytes
 
 from .drift import MAX_CV, Drift, Point, drift_of, log_drift
 from .measurement import combined, relative_interval
@@ -40,7 +40,7 @@ _T = TypeVar("_T")
 
 UNSTEADY_REMEDY = (
     "Measure again on a device that nothing else uses, with longer windows (ecc profile --window 2, window_seconds=2), "
-    "or accept it with ecc fit --allow-unsteady (allow_unsteady=True)."
+    "or accept it with ecc fit --allow-drift (allow_drift=True)."
 )
 """What to do where the reference varied by more than is trusted."""
 
@@ -127,18 +127,18 @@ class Profile:
         gaps = [gap for gap in gaps if gap >= 0]  # a clock that was set back in between tells nothing
         return statistics.median(gaps) if gaps else None
 
-    def corrected(self, *, allow_unsteady: bool = False, of: str = "joules") -> tuple[Sample, ...]:
+    def corrected(self, *, allow_drift: bool = False, of: str = "joules") -> tuple[Sample, ...]:
         """One sample a network, in the order of the design: drift divided out, rounds combined.
 
         Args:
-            allow_unsteady: Takes a profile whose reference varied by more than is trusted.
+            allow_drift: Takes a profile whose reference varied by more than is trusted.
             of: `joules` or `seconds`: what has to be steady.
 
         Raises:
-            BadMeasurement: If the reference varied by more than 3 %, unless `allow_unsteady`.
+            BadMeasurement: If the reference varied by more than 3 %, unless `allow_drift`.
         """
         drift = self.drift_in(of)
-        if drift is not None and not drift.is_steady and not allow_unsteady:
+        if drift is not None and not drift.is_steady and not allow_drift:
             raise BadMeasurement(
                 f"the {of} of the dense reference varied by {drift.cv:.1%} (standard deviation) over this profile; "
                 f"{MAX_CV:.0%} is the most that is trusted. {UNSTEADY_REMEDY}"

@@ -126,7 +126,7 @@ def _facts(progress: Progress) -> str:
 def profile_facts(profile: Profile, graph: ChannelGraph | None = None) -> dict[str, Any]:
     """What a profile holds, for programs."""
     header, drift = profile.header, profile.drift
-    samples = profile.corrected(allow_unsteady=True)
+    samples = profile.corrected(allow_drift=True)
     dense = sorted(row.joules for row in profile.references)
     return {
         "label": header.label,
