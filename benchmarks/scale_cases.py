@@ -24,7 +24,7 @@ from typer.testing import CliRunner  # noqa: E402
 
 import ecc  # noqa: E402
 from ecc.cli.app import app  # noqa: E402
-from ecc.energy import EnergyModel, counted, fit  # noqa: E402
+from ecc.energy import EnergyModel, counted_cost, fit  # noqa: E402
 from ecc.io import write_text  # noqa: E402
 from ecc.measure import MeasureSettings, Profile, measure, profile  # noqa: E402
 from ecc.measure.counter import probe_counter  # noqa: E402
@@ -296,7 +296,7 @@ def steps(size: int, folder: Path) -> Point:
     del folder
     model, image = plain(3, 16), torch.randn(4, 3, 8, 8)
     graph = ecc.trace_channels(model, image, proven=False)
-    solver = EccSolver(model, graph, counted(graph, "macs"), "50%", size, lr=1e-4)
+    solver = EccSolver(model, graph, counted_cost(graph, "macs"), "50%", size, lr=1e-4)
 
     def step() -> None:
         F.cross_entropy(model(image), torch.tensor([0, 1, 2, 3])).backward()

@@ -31,14 +31,14 @@ class Tapered(OneShotMethod):
         def widths(taper: float) -> list[int]:
             shares = (1 - taper * (1 - 0.5 * number / count) for number in range(count))
             full = (group.width for group in work.graph.groups)
-            return work.rounded([max(0.0, share) * width for share, width in zip(shares, full, strict=True)])
+            return work.round_widths([max(0.0, share) * width for share, width in zip(shares, full, strict=True)])
 
         low, high = 0.0, 2.0
         for _ in range(40):
             middle = 0.5 * (low + high)
-            low, high = (low, middle) if work.excess(widths(middle)) <= 0 else (middle, high)
+            low, high = (low, middle) if work.constraint_violation(widths(middle)) <= 0 else (middle, high)
         work.model.load_state_dict(self._dense)
-        work.keep_(work.model, magnitudes(work), widths(high))  # the channels of largest magnitude stay
+        work.keep_channels_(work.model, magnitudes(work), widths(high))  # the channels of largest magnitude stay
 
 
 def main() -> None:

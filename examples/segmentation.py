@@ -62,7 +62,7 @@ def main() -> None:
     dense = mean_iou(model, *test)
 
     graph = ecc.trace_channels(model, test[0][:1])
-    limited = [ecc.counted(graph, "macs"), ecc.counted(graph, "params")]  # or models of energy and of latency
+    limited = [ecc.counted_cost(graph, "macs"), ecc.counted_cost(graph, "params")]  # or models of energy and of latency
     solver = ecc.EccSolver(model.train(), graph, limited, budget=["50%", "40%"], steps=150, lr=1e-3)
     for _ in range(150):
         images, labels = pictures(16)

@@ -94,7 +94,7 @@ def amp_with_grad_scaler(context: Context) -> Outcome:
     model = Net(16 if context.small else 32).to(device)
     graph = ecc.trace_channels(model, images[:64])
     adam = torch.optim.Adam(model.parameters(), lr=2e-3)
-    solver = ecc.EccSolver(model, graph, ecc.counted(graph, "macs"), f"{BUDGET:.0%}", steps, optimizer=adam)
+    solver = ecc.EccSolver(model, graph, ecc.counted_cost(graph, "macs"), f"{BUDGET:.0%}", steps, optimizer=adam)
     dense = float(graph.macs())
     scaler = torch.amp.GradScaler(device, init_scale=OVERFLOWING_SCALE)
     dtype = torch.float16 if device == "cuda" else torch.bfloat16

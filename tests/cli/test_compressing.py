@@ -140,7 +140,7 @@ def test_a_budget_that_is_not_met_is_an_error_and_the_result_is_kept(folder: Pat
     )
     data = json.loads((folder / "energy.json").read_text())
     for term in data["model"]["terms"]:
-        term["price"] *= 0.7
+        term["coefficient"] *= 0.7
     (folder / "wrong.json").write_text(json.dumps(data))
     result = ecc(*words, "--device", "cpu")
     assert result.exit_code == 2

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from ecc.energy import EnergyModel, fit
 from ecc.energy.families import FittedModel
-from ecc.energy.fitting import FAMILIES, about_outlier_widths, model_of, noise_of, worth_more_rows
-from ecc.energy.samples import samples_of
+from ecc.energy.fitting import FAMILIES, describe_outlier_widths, model_of, noise_of, describe_learning_curve
+from ecc.energy.samples import samples_from_profile
 from ecc.errors import BadFile, BadMeasurement
 from ecc.graph import ChannelGraph, trace_channels
 from ecc.measure import Measured, Profile, Sample, find_meter
@@ -50,7 +50,7 @@ def test_noise_is_not_learnt(name: str, platform: str) -> None:
     """With 2 % of it, the error is that of the noise, sqrt(2 / pi) * 2 % = 1.6 %, within half a point."""
     model = fit(computed(name, f"{platform},noise=0.02,seed=1", rows=100))
     assert model.quality["mean"] == pytest.approx(0.02 * math.sqrt(2 / math.pi), abs=0.005)
-    truth = samples_of(computed(name, platform))
+    truth = samples_from_profile(computed(name, platform))
     away = np.array([float(model.value(torch.from_numpy(row))) for row in truth.widths]) / truth.values - 1
     assert np.abs(away).mean() < 0.01  # nearer to the truth than what it was shown
 
@@ -131,7 +131,7 @@ def test_latency_is_learnt_as_energy_is() -> None:
 
 def test_a_model_can_be_made_of_given_prices() -> None:
     profile = computed("alexnet", "jetson-tx2", 20)
-    model = model_of(authors_alexnet(), samples_of(profile), profile, "energy")
+    model = model_of(authors_alexnet(), samples_from_profile(profile), profile, "energy")
     assert model.dense == pytest.approx(0.0498, abs=5e-5)
     assert model.quality == {}
     assert model.layers == tuple(layer.path for layer in skeleton_of("alexnet").layers)
@@ -215,8 +215,8 @@ def test_noise_and_steadiness_are_those_of_what_is_fitted() -> None:
     assert noise_of(profile, "latency") == pytest.approx(0.001 / math.sqrt(2), rel=0.1)
     assert noise_of(profile, "energy") > 0.02
     with pytest.raises(BadMeasurement, match="the joules of the dense reference varied by 1"):
-        samples_of(profile)
-    assert len(samples_of(profile, "latency")) > 1
+        samples_from_profile(profile)
+    assert len(samples_from_profile(profile, "latency")) > 1
 
 
 def test_a_learning_curve_is_told_if_asked_for() -> None:
@@ -261,13 +261,13 @@ def test_a_learning_curve_is_told_if_asked_for() -> None:
 def test_whether_more_rows_would_help_is_said_in_a_sentence(
     curve: list[list[float]], noise: float | None, said: str
 ) -> None:
-    sentence = worth_more_rows({"learning_curve": curve, "noise": noise})
+    sentence = describe_learning_curve({"learning_curve": curve, "noise": noise})
     assert sentence.startswith(said)
     assert bool(sentence) == bool(said)
 
 
 def test_without_a_curve_nothing_is_said() -> None:
-    assert worth_more_rows({}) == ""
+    assert describe_learning_curve({}) == ""
 
 
 # ---------------------------------------------------------------- widths that cost more than wider ones
@@ -285,12 +285,12 @@ def test_on_an_h200_twelve_channels_of_a_resnet_cost_more_than_sixteen() -> None
 
 
 def test_odd_widths_are_told_in_a_sentence() -> None:
-    assert about_outlier_widths({}) == about_outlier_widths({"outlier_widths": []}) == ""
+    assert describe_outlier_widths({}) == describe_outlier_widths({"outlier_widths": []}) == ""
     odd = [{"group": f"g{number}", "width": 12, "networks": 14, "excess": 0.148} for number in range(5)]
-    assert "with 12 channels in g0 (14 networks) 14.8% more. A wider" in about_outlier_widths(
+    assert "with 12 channels in g0 (14 networks) 14.8% more. A wider" in describe_outlier_widths(
         {"outlier_widths": odd[:1]}
     )
-    several = about_outlier_widths({"outlier_widths": odd})
+    several = describe_outlier_widths({"outlier_widths": odd})
     assert "in g2 (14 networks) 14.8% more, and 2 widths like these." in several
     assert "g3" not in several
 
@@ -336,7 +336,7 @@ def test_a_recorded_profile_can_be_fitted_without_its_network(recorded: Path, tm
     assert model.label == "measured"
     assert model.quality["mean"] < 0.08  # AlexNet's 4096-wide layers jump between kernels, and are the worst
     assert set(model.quality["families"]) == set(FAMILIES)
-    samples = samples_of(profile)
+    samples = samples_from_profile(profile)
     (joules,) = samples.values[samples.is_dense]
     assert model.dense == pytest.approx(joules, rel=0.2)
     assert model.least < model.dense

@@ -22,7 +22,7 @@ from rich.console import Console
 from ecc.cli.compress import show
 from ecc.energy import EnergyModel, fit
 from ecc.energy.paper import Mlp
-from ecc.energy.samples import samples_of
+from ecc.energy.samples import samples_from_profile
 from ecc.graph import ChannelGraph
 from ecc.measure import Profile, find_meter
 from ecc.measure.merge_profiles import missing_samples
@@ -54,7 +54,7 @@ def _use_profile(path: Path) -> None:
     widths = profile.header.structure.widths()
     assert profile.header.structure.costs.macs(widths) >= 0
     for resource in ("energy", "latency"):
-        assert len(samples_of(profile, resource)) >= 0
+        assert len(samples_from_profile(profile, resource)) >= 0
     json.dumps(fit_facts(fit(profile, "bilinear")))
     assert profile_summary(profile, path).replace("\n", " ").isprintable()  # no code for a terminal gets through
     assert len(missing_samples(profile)) >= 0

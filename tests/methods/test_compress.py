@@ -17,7 +17,7 @@ from ecc.energy import EnergyModel, parse_budgets
 from ecc.errors import BadBudget, BadFile, BadMeasurement, BadTask, InfeasibleBudget
 from ecc.graph import live_channels, mask_channels_, with_widths
 from ecc.methods import Compression, CompressSettings, compress, phases
-from ecc.methods.compression import Compressed
+from ecc.methods.compression import CompressedModel
 from ecc.methods.landing import BAND
 from ecc.methods.registry import find_method
 from ecc.training import Interrupted, load_state
@@ -221,7 +221,7 @@ def test_how_often_it_looks_is_not_what_makes_a_run(digits: Digits) -> None:
 
 
 def test_the_result_says_what_came_out(digits: Digits) -> None:
-    assert isinstance(digits.result, Compressed)
+    assert isinstance(digits.result, CompressedModel)
     assert digits.result.graph is digits.job.graph
 
 

@@ -44,7 +44,7 @@ def test_a_bundled_recipe_asks_for_what_there_is(name: str) -> None:
     assert set(found.methods) <= {*METHODS, SCRATCH}
     assert found.budgets is not None
     for budget in found.budgets:
-        assert parse_budgets([budget])[0].is_share
+        assert parse_budgets([budget])[0].is_relative
     assert found.data is None  # where data lies is not the recipe's to say
     assert found.weights is None
 

@@ -115,7 +115,7 @@ def compress(
 
     from ecc.energy import EnergyModel, parse_budgets
     from ecc.measure import close_meter
-    from ecc.methods import Compression, CompressSettings, WeightCompression, reaches
+    from ecc.methods import Compression, CompressSettings, WeightCompression, check_feasibility
     from ecc.methods.registry import find_method
     from ecc.methods.unstructured import zero_skipping_platform
     from ecc.report.compress import compress_view, feasibility_table
@@ -173,7 +173,7 @@ def compress(
                 freeze=freeze or (),
                 method=rival,
             )
-            found = reaches(
+            found = check_feasibility(
                 job.graph,
                 job.costs,
                 job.limits,

@@ -46,7 +46,7 @@ def fit(
 
     from ecc.energy import fit as fit_profile
     from ecc.energy import parse_budgets
-    from ecc.energy.ablation import STUDY, study
+    from ecc.energy.ablation import ABLATION_FORMAT, run_ablation
     from ecc.energy.model import FORMAT
     from ecc.io import refuse_another, write_text
     from ecc.measure import Profile
@@ -65,7 +65,7 @@ def fit(
         )
     stem = file.name.removesuffix(".gz").removesuffix(".profile") + ("" if resource == "energy" else f"-{resource}")
     if figures is not None:
-        refuse_another(figures / f"{stem}-fit.json", STUDY, "data of a fit")
+        refuse_another(figures / f"{stem}-fit.json", ABLATION_FORMAT, "data of a fit")
         for name in ("prediction", "paper"):
             refuse_another(figures / f"{stem}-{name}.svg", "<svg", "figure")
     for one in budgets:
@@ -78,7 +78,7 @@ def fit(
         model.save(output)
     drawn: list[Path] = []
     if figures is not None:
-        found = study(profile, resource=resource, allow_drift=allow_drift, iterations=iterations)
+        found = run_ablation(profile, resource=resource, allow_drift=allow_drift, iterations=iterations)
         drawn = draw_fit(found, stem, figures, stem)
         data = figures / f"{stem}-fit.json"
         write_text(data, json.dumps(found) + "\n")

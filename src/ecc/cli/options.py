@@ -57,7 +57,7 @@ def task_of(
     """The task with its data, as the options above name them; what there is to know is told on stderr."""
     import typer
 
-    from ecc.zoo.find import find_task
+    from ecc.zoo.registry import find_task
 
     return find_task(
         spec,

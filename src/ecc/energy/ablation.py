@@ -13,16 +13,16 @@ from ecc.measure.profile import Profile
 from .fitting import CURVE_SIZES, FAMILIES, judged, noise_of
 from .paper import ITERATIONS, fit_as_paper
 from .quality import cross_validated, learning_curve
-from .samples import RESOURCES, samples_of
+from .samples import RESOURCES, samples_from_profile
 
-STUDY = "ecc fit study 1"
+ABLATION_FORMAT = "ecc fit study 1"
 """The format, in its file."""
 
 HIDDEN_LAYERS = (0, 1, 2, 3)
 """Of the paper's ablation; none is the bilinear model."""
 
 
-def study(
+def run_ablation(
     profile: Profile,
     *,
     resource: str = "energy",
@@ -40,7 +40,7 @@ def study(
     Raises:
         BadFile, BadMeasurement: As `fit`.
     """
-    samples = samples_of(profile, resource, allow_drift=allow_drift)
+    samples = samples_from_profile(profile, resource, allow_drift=allow_drift)
     header, noise = profile.header, noise_of(profile)
     sizes = [size for size in CURVE_SIZES if size <= len(samples)]
     families: dict[str, Any] = {}
@@ -58,7 +58,7 @@ def study(
         for count in (HIDDEN_LAYERS if iterations else ())
     }
     return {
-        "format": STUDY,
+        "format": ABLATION_FORMAT,
         "resource": resource,
         "unit": RESOURCES[resource][1],
         "label": header.label,

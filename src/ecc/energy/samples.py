@@ -56,7 +56,7 @@ class Samples:
         return replace(self, widths=self.widths[rows], values=self.values[rows], weights=weights)
 
 
-def samples_of(profile: Profile, resource: str = "energy", *, allow_drift: bool = False) -> Samples:
+def samples_from_profile(profile: Profile, resource: str = "energy", *, allow_drift: bool = False) -> Samples:
     """The networks of a profile and its dense reference, drift divided out and rounds combined.
 
     The dense network was measured again and again as the reference: it stands among the rows once, as the median, with

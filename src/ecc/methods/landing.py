@@ -46,7 +46,7 @@ class CostCheck:
     weighed: dict[str, float]
     label: str
     relative_ci: float | None
-    aims: dict[str, float]
+    targets: dict[str, float]
     """What the solver was told to reach by its own predictions."""
 
 
@@ -113,7 +113,7 @@ class Landing:
             weighed=weighed.amounts,
             label=weighed.label,
             relative_ci=weighed.relative_ci,
-            aims=aims,
+            targets=aims,
         )
         self.weighings.append(found)
         return found

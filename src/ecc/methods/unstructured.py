@@ -31,7 +31,7 @@ from ecc.training import BatchStream, RunDir, Schedule, Teacher, load_state, sav
 
 from .ecc.constraints import TOLERANCE
 from .ecc.weights import WeightSolver, count_nonzeros, floor_counts
-from .feasibility import Reach, reach, refuse_infeasible
+from .feasibility import Feasibility, reach, refuse_infeasible
 from .runner import CompressionRunner
 from .settings import CompressSettings
 
@@ -115,7 +115,7 @@ class WeightCompression(CompressionRunner[SparseResult]):
         (self.budget,) = budgets
         self.limit = self.budget.limit(self.cost, batch_of(task.example_input))
 
-    def reach(self) -> Reach:
+    def reach(self) -> Feasibility:
         """What the budget asks of the network."""
         return reach(self.cost, self.limit, floor_counts(self.cost.full_widths, self.settings.min_width_ratio))
 

@@ -37,7 +37,7 @@ import torch
 from torch import Tensor
 
 from ecc.errors import EccError, InfeasibleBudget
-from ecc.methods.base import Work, magnitudes
+from ecc.methods.base import PruningContext, magnitudes
 
 from .ddpg import Ddpg, DdpgSettings
 
@@ -92,11 +92,11 @@ class Amc:
     def __init__(self, settings: AmcSettings | None = None) -> None:
         self.settings = settings or AmcSettings()
 
-    def asked(self) -> dict[str, Any]:
+    def config(self) -> dict[str, Any]:
         """All settings but the size of a step, which changes no result."""
         return {name: value for name, value in asdict(self.settings).items() if name != "chunk"}
 
-    def start(self, work: Work) -> None:
+    def start(self, work: PruningContext) -> None:
         """Remembers the dense weights, and makes an agent that knows nothing."""
         self._work = work
         self._dense = copy.deepcopy(work.model.state_dict())
@@ -113,7 +113,7 @@ class Amc:
     @property
     def is_done(self) -> bool:
         """Whether the search is over and the aims are met."""
-        return len(self._tried) >= self._wanted and self._work.excess(self._work.widths()) <= 0
+        return len(self._tried) >= self._wanted and self._work.constraint_violation(self._work.widths()) <= 0
 
     def step(self) -> None:
         """A few episodes; after the last, the network is cut to the best widths that meet the aims.
@@ -122,7 +122,7 @@ class Amc:
             InfeasibleBudget: If the aims were lowered below what the floors cost.
         """
         work = self._work
-        if (excess := work.excess(work.floors())) > 0:
+        if (excess := work.constraint_violation(work.min_widths())) > 0:
             raise InfeasibleBudget(
                 f"with every group at its floor the network is predicted to spend {1 + excess:.1%} of what it may. "
                 "Raise the budget, or lower min_width_ratio (--min-width-ratio)."
@@ -161,7 +161,7 @@ class Amc:
     def _rewarded(self, widths: Sequence[int]) -> float:
         """The score of the dense network cut to some widths; a score that is no number is as bad as the worst."""
         self._trial.load_state_dict(self._dense)
-        self._work.keep_(self._trial, self._scores, widths)
+        self._work.keep_channels_(self._trial, self._scores, widths)
         score = float(self._work.held_out(self._trial))
         return score if math.isfinite(score) else min((reward for reward, _ in self._tried), default=0.0)
 
@@ -169,9 +169,11 @@ class Amc:
         """Cuts the dense network to the best widths that meet the aims; the first of equals."""
         work = self._work
         best_first = sorted(self._tried, key=lambda one: -one[0])
-        reward, widths = next(one for one in best_first if work.excess(one[1]) <= 0)  # the last episode does, at least
+        reward, widths = next(
+            one for one in best_first if work.constraint_violation(one[1]) <= 0
+        )  # the last episode does, at least
         work.model.load_state_dict(self._dense)
-        work.keep_(work.model, self._scores, widths)
+        work.keep_channels_(work.model, self._scores, widths)
         work.log({"phase": "amc", "episodes": len(self._tried), "best": reward, "widths": widths})
 
     def state_dict(self) -> dict[str, Any]:
@@ -198,10 +200,10 @@ class Walk:
         work: Its aims are met by all widths that a walk leads to, if the floors meet them.
     """
 
-    def __init__(self, work: Work) -> None:
+    def __init__(self, work: PruningContext) -> None:
         self._work = work
         self._full = [group.width for group in work.graph.groups]
-        self._floors = work.floors()
+        self._floors = work.min_widths()
         self.choices = _lattice(work)
         """The widths that each group may have, from its floor up."""
         self.stops = [number for number, widths in enumerate(self.choices) if len(widths) > 1]
@@ -242,7 +244,7 @@ class Walk:
 
         def fits(width: int) -> bool:
             trial[stop] = width
-            return self._work.excess(trial) <= 0
+            return self._work.constraint_violation(trial) <= 0
 
         choices = self.choices[stop]
         low, high = 0, max(0, bisect_right(choices, wanted + 1e-9) - 1)
@@ -296,11 +298,11 @@ class Walk:
         return sum(float(cost(vector)) / dense for cost, dense in self._costs) / len(self._costs)
 
 
-def _lattice(work: Work) -> list[list[int]]:
-    """All widths that `Work.rounded` gives to each group, from the floor up."""
+def _lattice(work: PruningContext) -> list[list[int]]:
+    """All widths that `PruningContext.rounded` gives to each group, from the floor up."""
     groups = work.graph.groups
     found: list[set[int]] = [set() for _ in groups]
     for width in range(1, max(group.width for group in groups) + 1):
-        for number, rounded in enumerate(work.rounded([width] * len(groups))):
+        for number, rounded in enumerate(work.round_widths([width] * len(groups))):
             found[number].add(rounded)
     return [sorted(widths) for widths in found]

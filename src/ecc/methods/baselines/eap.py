@@ -36,7 +36,7 @@ from torch import Tensor
 from ecc.energy import EnergyModel
 from ecc.errors import EccError, InfeasibleBudget
 from ecc.graph import ChannelGroup, Role, live_masks, mask_channels_
-from ecc.methods.base import Work, magnitudes
+from ecc.methods.base import PruningContext, magnitudes
 
 from .refit import Samples, View, columns_of, fit_modules, in_evaluation, refit_, restored, sampled
 
@@ -101,11 +101,11 @@ class Eap:
         """Where there is a threshold."""
         return self.settings.max_drop is not None
 
-    def asked(self) -> dict[str, Any]:
+    def config(self) -> dict[str, Any]:
         """Its settings."""
         return asdict(self.settings)
 
-    def start(self, work: Work) -> None:
+    def start(self, work: PruningContext) -> None:
         """Keeps the dense network, whose outputs are what the refits aim at."""
         self._work = work
         self._dense = copy.deepcopy(work.model).requires_grad_(False)
@@ -121,13 +121,13 @@ class Eap:
     @property
     def is_done(self) -> bool:
         """Whether the aims are met."""
-        return self._work.excess(self._work.widths()) <= 0
+        return self._work.constraint_violation(self._work.widths()) <= 0
 
     def step(self) -> None:
         """Cuts one group; before the first of a pass, orders them."""
         work = self._work
         widths = work.widths()
-        floors = dict(zip(work.graph.full_widths, work.floors(), strict=True))
+        floors = dict(zip(work.graph.full_widths, work.min_widths(), strict=True))
         live = dict(zip(work.graph.full_widths, widths, strict=True))
         self._queue = [name for name in self._queue if live[name] > floors[name] and name not in self._closed]
         if not self._queue:
@@ -173,7 +173,7 @@ class Eap:
         work = self._work
         widths = work.widths()
         vector = torch.tensor(widths, dtype=torch.float64)
-        over = [float(cost.to("cpu").value(vector)) / aim for cost, aim in zip(work.costs, work.aims, strict=True)]
+        over = [float(cost.to("cpu").value(vector)) / aim for cost, aim in zip(work.costs, work.targets, strict=True)]
         cost = work.costs[over.index(max(over))].to("cpu")
         spent: dict[str, float]
         if isinstance(cost, EnergyModel):
@@ -189,24 +189,24 @@ class Eap:
         work, low, high = self._work, 0.0, 1.0
         for _ in range(_BISECTIONS):
             share = 0.5 * (low + high)
-            if work.excess(self._lower(widths, share)) <= 0:
+            if work.constraint_violation(self._lower(widths, share)) <= 0:
                 low = share
             else:
                 high = share
         return low
 
     def _lower(self, widths: list[int], share: float) -> list[int]:
-        return [min(*pair) for pair in zip(widths, self._work.rounded([share * w for w in widths]), strict=True)]
+        return [min(*pair) for pair in zip(widths, self._work.round_widths([share * w for w in widths]), strict=True)]
 
     def _target(self, widths: list[int], number: int) -> int:
         """How wide a group shall be: as its share says, but at least one step narrower, and no narrower than needed."""
         work = self._work
 
         def rounded(width: float) -> int:
-            return work.rounded([*widths[:number], width, *widths[number + 1 :]])[number]
+            return work.round_widths([*widths[:number], width, *widths[number + 1 :]])[number]
 
         def is_enough(width: int) -> bool:
-            return work.excess([*widths[:number], width, *widths[number + 1 :]]) <= 0
+            return work.constraint_violation([*widths[:number], width, *widths[number + 1 :]]) <= 0
 
         width = rounded(widths[number] - 1)
         last = min(width, rounded(self._share * widths[number]))

@@ -33,7 +33,7 @@ class Greedy(OneShotMethod):
         masks = alive.split([group.width for group in work.graph.groups])
         scores = {group.name: mask.double() for group, mask in zip(work.graph.groups, masks, strict=True)}
         widths = [int(mask.sum()) for mask in masks]
-        work.keep_(work.model, scores, widths)
+        work.keep_channels_(work.model, scores, widths)
         work.log({"phase": "greedy", "widths": widths})
 
     def _alive(self) -> Tensor:
@@ -48,7 +48,7 @@ class Greedy(OneShotMethod):
         pace = ScheduledPruner(ladder, limits, floors, work.width_multiple, left)
         readers = Readers(work.model, work.graph, device)
         scores = readers.scores([None] * len(readers.tensors))
-        ends = limits.parse(work.aims)
+        ends = limits.parse(work.targets)
         cut = pace.start(alive)
         for update in range(1, UPDATES + 1):
             shares = [1 - (1 - end) * update / UPDATES if end < 1 else end for end in ends]

@@ -30,7 +30,7 @@ import torch
 from torch import nn
 
 from ecc.errors import BadTask, BadWidths
-from ecc.methods.base import Work, magnitudes
+from ecc.methods.base import PruningContext, magnitudes
 from ecc.training import derived_seed, isolated
 
 _RESETS = ("reset_parameters", "_reset_parameters")  # the second is that of torch's attention
@@ -53,11 +53,11 @@ class Scratch:
         self._build = build
         self._is_cut = False
 
-    def asked(self) -> dict[str, Any]:
+    def config(self) -> dict[str, Any]:
         """The widths, and whether the network is built anew."""
         return {"widths": dict(self._asked), "builds": self._build is not None}
 
-    def start(self, work: Work) -> None:
+    def start(self, work: PruningContext) -> None:
         """Checks the widths.
 
         Raises:
@@ -93,7 +93,7 @@ class Scratch:
         widths = [self._asked.get(group.name, group.width) for group in work.graph.groups]
         scores = magnitudes(work)
         redraw_(work.model, work.settings.seed, self._build)
-        work.keep_(work.model, scores, widths)
+        work.keep_channels_(work.model, scores, widths)
         if work.widths() != widths:
             raise BadTask(
                 "the new network reads channels with zeros, so that they count as dead; give a `build` that does not."

@@ -25,11 +25,11 @@ class Uniform(OneShotMethod):
         low, high = 0.0, 1.0
         for _ in range(_BISECTIONS):
             share = 0.5 * (low + high)
-            if work.excess(work.rounded([share * width for width in full])) <= 0:
+            if work.constraint_violation(work.round_widths([share * width for width in full])) <= 0:
                 low = share
             else:
                 high = share
-        widths = work.rounded([low * width for width in full])
+        widths = work.round_widths([low * width for width in full])
         work.model.load_state_dict(self._dense)
-        work.keep_(work.model, magnitudes(work), widths)
+        work.keep_channels_(work.model, magnitudes(work), widths)
         work.log({"phase": "uniform", "share": low, "widths": widths})
