@@ -38,7 +38,7 @@ def main() -> None:
     parser.add_argument("--finetune-steps", type=int, default=1000)
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--temperature", type=float, default=4.0, help="of the teacher's probabilities; 0 for logits")
-    parser.add_argument("--metric", choices=("taylor", "adam"), default="taylor")
+    parser.add_argument("--metric", choices=("taylor", "adam_norm"), default="taylor")
     parser.add_argument("--min-width-ratio", type=float, default=CompressSettings.min_width_ratio)
     parser.add_argument("--precision", default="bf16")
     parser.add_argument("--limit", type=int, help="photos of each split; all by default")
@@ -70,7 +70,7 @@ def main() -> None:
                 lr=options.lr,
                 pretrain_lr=1e-3,
                 temperature=options.temperature or None,
-                metric=options.metric,
+                importance=options.metric,
                 min_width_ratio=options.min_width_ratio,
                 precision=options.precision,
                 channels_last=device == "cuda",

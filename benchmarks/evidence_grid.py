@@ -56,7 +56,7 @@ def paper(
     freeze: tuple[str, ...] = (),
 ) -> Form:
     """Algorithm 1 with its own metric, and a teacher by its logits; beta and rho let it arrive within so few steps."""
-    walk = {"dynamics": "paper", "width_lr": width_lr, "penalty": penalty, "falling": False}
+    walk = {"solver": "admm", "width_lr": width_lr, "penalty": penalty, "falling": False}
     return Form(walk | {"width_multiple": 1, "temperature": None}, budgets, freeze=freeze)
 
 
@@ -65,7 +65,7 @@ def steady(budgets: tuple[str, ...] | None, seeds: int) -> Form:
     return Form({"falling": False}, budgets, seeds)
 
 
-EVEN = Form({"even": 0.8}, seeds=2)
+EVEN = Form({"uniform_floor": 0.8}, seeds=2)
 """No group far below the even cut, which was ahead of all methods that choose where budgets are mild."""
 
 

@@ -17,14 +17,14 @@ from ecc.zoo import digits
 class Tapered(OneShotMethod):
     """The share that a group keeps rises from the first group to the last.
 
-    `OneShotMethod` remembers the dense weights and says when the aims are met; a step is all that is left to write. The
-    aims may tighten after a weighing: then `step` is called again, and begins anew.
+    `OneShotMethod` remembers the dense weights and says when the targets are met; a step is all that is left to write. The
+    targets may tighten after a weighing: then `step` is called again, and begins anew.
     """
 
     name = "tapered"
 
     def step(self) -> None:
-        """Finds the least taper whose widths meet the aims, and silences the other channels."""
+        """Finds the least taper whose widths meet the targets, and silences the other channels."""
         work = self._work
         count = len(work.graph.groups)
 

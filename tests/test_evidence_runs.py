@@ -172,8 +172,8 @@ def test_a_fresh_run_trains_the_dense_network_of_each_seed_for_all_grids_then_it
         monkeypatch.setattr(module, "RECIPES", tmp_path)
     monkeypatch.setitem(grids.DATA, "tiny", "cifar10")
     monkeypatch.setitem(grids.MEASURED_BATCH, "tiny", 256)
-    monkeypatch.setitem(grids.FORMS, "tiny", {"even": grids.Form({"even": 0.8}, seeds=1)})
-    networks, resnet = importlib.import_module("ecc.zoo.design_samples"), importlib.import_module("ecc.zoo.resnet_cifar")
+    monkeypatch.setitem(grids.FORMS, "tiny", {"even": grids.Form({"uniform_floor": 0.8}, seeds=1)})
+    networks, resnet = importlib.import_module("ecc.zoo.networks"), importlib.import_module("ecc.zoo.resnet_cifar")
     small = replace(networks.NETWORKS["resnet20"], build=lambda outputs: resnet.CifarResNet(1, outputs))
     monkeypatch.setitem(networks.NETWORKS, "resnet20", small)
     monkeypatch.delitem(packed.WEIGHTS, "resnet20")  # random ones are trained

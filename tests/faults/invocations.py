@@ -271,7 +271,7 @@ COMPRESS: Table = {
     "norm of no number": (f"{K} --clip-norm nan", "clip_norm is nan"),
     "norm in words": (f"{K} --clip-norm short", "--clip-norm"),
     "seed in words to train": (f"{K} --seed lucky", "--seed"),
-    "unknown metric": (f"{K} --metric norm", "metric='norm' is unknown; there are taylor, adam"),
+    "unknown metric": (f"{K} --metric norm", "importance='norm' is unknown; there are taylor, adam_norm"),
     "a graph of a scaled loss": (f"{K} --cuda-graph --precision fp16", "cuda_graph does not go with precision fp16"),
     "no time between checkpoints": (f"{K} --checkpoint-seconds 0", "checkpoint_seconds is 0.0"),
     "time that is no number": (f"{K} --checkpoint-seconds nan", "checkpoint_seconds is nan"),

@@ -274,7 +274,7 @@ def test_bad_jobs_are_refused() -> None:
         WeightCompression(wide_task(), [], eyeriss)
     with pytest.raises(EccError, match="width_multiple=8 is for widths"):
         fine_job("40%", width_multiple=8)
-    with pytest.raises(EccError, match=r"even=0.5 is for widths"):
-        fine_job("40%", even=0.5)
+    with pytest.raises(EccError, match=r"uniform_floor=0.5 is for widths"):
+        fine_job("40%", uniform_floor=0.5)
     with pytest.raises(BadWidths, match="no convolution or linear layer"):
         fine_job("40%", task=wide_task(model=torch.nn.Sequential(torch.nn.BatchNorm2d(3), torch.nn.ReLU())))

@@ -64,7 +64,7 @@ def test_the_papers_recipes_have_the_papers_numbers(
     settings = found.settings
     assert (found.batch_size, settings.steps, settings.finetune_steps) == (batch, steps, finetune_steps)
     assert (settings.lr, settings.weight_decay, settings.distill) == (1e-5, 1e-4, 0.5)
-    assert (settings.dynamics, settings.penalty) == ("paper", penalty)
+    assert (settings.solver, settings.penalty) == ("admm", penalty)
     assert found.methods == ["ecc", "netadapt", "amc"]
 
 

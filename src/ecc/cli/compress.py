@@ -136,7 +136,7 @@ def compress(
         pretrain_lr=pretrain_lr,
         distill=distill,
         temperature=temperature,
-        metric=metric,
+        importance=metric,
         min_width_ratio=min_width_ratio,
         width_multiple=width_multiple,
         precision=precision,

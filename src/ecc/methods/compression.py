@@ -46,7 +46,7 @@ from ecc.training.user_errors import wrap_user_errors
 from .base import Method, PruningContext, check_needs_held_out
 from .baselines.recalibration import BATCHES, recalibrate_, recalibrated
 from .cost_evaluator import CostEvaluator, MeasuredCost, SharedCostEvaluator, check_source
-from .driving import Drive, first_aims, trainer
+from .driving import Drive, first_targets, trainer
 from .ecc.solver import EccSolver
 from .feasibility import check_feasibility, costs_of, refuse_infeasible
 from .landing import Landing
@@ -118,10 +118,10 @@ class Compression(CompressionRunner[CompressedModel]):
         self.budgets = tuple(budgets)
         self.costs, self.limits = costs_of(self.graph, budgets, self.energies)
         self.width_multiple = self.settings.width_multiple or models[0].origin.width_multiple or 1
-        if self.settings.dynamics == "paper" and method is None and (self.width_multiple > 1 or len(self.costs) > 1):
+        if self.settings.solver == "admm" and method is None and (self.width_multiple > 1 or len(self.costs) > 1):
             raise EccError(
                 "the paper's dynamics know one budget and no rounding; give one budget and width_multiple=1, or leave out "
-                "dynamics='paper'."
+                "solver='admm'."
             )
         self.weighed_dense: MeasuredCost | None = None
         self.slim_gap: float | None = None
@@ -208,7 +208,7 @@ class Compression(CompressionRunner[CompressedModel]):
             optimizer=self._adam(model),
             min_width_ratio=settings.min_width_ratio,
             width_multiple=self.width_multiple,
-            **settings.solver(),
+            **settings.solver_options(),
         )
         landing = self.landing = Landing(solver, self.costs, self.limits, scales, settings.steps)
         _take_up(run, landing)
@@ -241,7 +241,7 @@ class Compression(CompressionRunner[CompressedModel]):
             model=model,
             graph=self.graph,
             costs=tuple(self.costs),
-            targets=first_aims(self.costs, self.limits, self.weighed_dense),
+            targets=first_targets(self.costs, self.limits, self.weighed_dense),
             settings=self.settings,
             width_multiple=self.width_multiple,
             stream=stream,

@@ -107,8 +107,8 @@ class WeightCompression(CompressionRunner[SparseResult]):
             raise EccError(
                 f"width_multiple={self.settings.width_multiple} is for widths; single weights are not rounded."
             )
-        if self.settings.even:
-            raise EccError(f"even={self.settings.even} is for widths; weights are chosen one by one.")
+        if self.settings.uniform_floor:
+            raise EccError(f"uniform_floor={self.settings.uniform_floor} is for widths; weights are chosen one by one.")
         self.platform = _checked(platform)
         self.graph = trace_channels(task.model, task.example_input, proven=False)  # counted by, not cut by
         self.cost = nonzero_cost(self.graph, self.platform)

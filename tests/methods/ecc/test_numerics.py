@@ -67,7 +67,7 @@ def drawn_solver(data: st.DataObject, net: nn.Module, graph: ChannelGraph, steps
             width_multiple=data.draw(st.sampled_from([1, 2, 4, 8])),
             warm_up=warm_up,
             ramp=data.draw(st.sampled_from([0.1, 0.5, 1.0 - warm_up])),
-            metric=data.draw(st.sampled_from(["taylor", "adam"])),
+            importance=data.draw(st.sampled_from(["taylor", "adam_norm"])),
         )
     except InfeasibleBudget:
         assume(False)
@@ -82,7 +82,7 @@ def test_no_step_leaves_the_schedule_its_floors_or_the_dead(net: Toy, data: st.D
     solver = drawn_solver(data, net, graph, steps)
     floors = solver._floors.tolist()
     alive = solver._dynamics.alive
-    spent = [float(cost) for cost in solver.spent]
+    spent = [float(cost) for cost in solver.cost]
     generator = torch.Generator().manual_seed(data.draw(st.integers(0, 99)))
     for step in range(1, steps + 1):
         size = data.draw(st.sampled_from(SIZES))
@@ -90,7 +90,7 @@ def test_no_step_leaves_the_schedule_its_floors_or_the_dead(net: Toy, data: st.D
             noise = torch.randn(parameter.shape, generator=generator)
             parameter.grad = (size * noise).clamp(-3e38, 3e38) if size else torch.zeros_like(parameter)
         solver.step()
-        now = [float(cost) for cost in solver.spent]
+        now = [float(cost) for cost in solver.cost]
         allowed = solver._schedule.shares(step)
         for cost, before, share, dense in zip(now, spent, allowed, solver._limits.dense, strict=True):
             assert cost <= share * dense * (1 + 1e-9)
@@ -159,7 +159,7 @@ def test_scores_of_half_precision_do_not_overflow() -> None:
         net[1].weight.copy_(torch.tensor([30.0, 20.0, 10.0]).expand(4096, 3))  # squares sum to 3.7 million
     optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
     solver = EccSolver(
-        net, graph, counted_cost(graph, "macs"), "70%", 1, optimizer=optimizer, warm_up=0.0, ramp=1.0, metric="adam"
+        net, graph, counted_cost(graph, "macs"), "70%", 1, optimizer=optimizer, warm_up=0.0, ramp=1.0, importance="adam_norm"
     )
     for parameter in net.parameters():
         parameter.grad = torch.zeros_like(parameter)

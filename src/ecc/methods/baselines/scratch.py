@@ -16,7 +16,7 @@ weights are drawn at the size of the dense network and then cut, so that those o
 a wide one; normalisation makes up for it where there is any.
 
 Dense: the network as it is, trained for as many batches as the others, is no method. It removes nothing, so it meets
-no budget below 100 %. It is a `Compression` with a budget of 100 %, by any method that is done where the aims are met,
+no budget below 100 %. It is a `Compression` with a budget of 100 %, by any method that is done where the targets are met,
 such as `Uniform`, with `finetune_steps` as above: only tuning is left to do. Say 101 %, lest the last bit of a division, or
 scales that scatter, cost it a channel.
 """
@@ -78,7 +78,7 @@ class Scratch:
 
     @property
     def is_done(self) -> bool:
-        """Whether it was cut. There is nothing more to be done, even if the aims say so: the widths are given."""
+        """Whether it was cut. There is nothing more to be done, even if the targets say so: the widths are given."""
         return self._is_cut
 
     def step(self) -> None:
