@@ -149,7 +149,7 @@ def compression_of(
     example = with_batch_size(task.example_input, PROFILED)
     graph = trace_channels(task.model, example, proven=False)
     meter, step = find_meter("platform:jetson-tx2"), 1 if quick else 8
-    rows = profile(task.model, graph, example, meter, folder / "rows.profile", rows=40, width_multiple=step)
+    rows = profile(task.model, graph, example, meter, folder / "rows.profile", samples=40, width_multiple=step)
     energy: EnergyModel = fit(rows, "physical")
     full = torch.tensor(energy.full_widths, dtype=torch.float64)
     share = (1 + float(energy.value((NARROW * full).ceil())) / float(energy.value(full))) / 2

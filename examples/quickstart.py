@@ -22,7 +22,7 @@ def main(folder: Path) -> None:
     batch = with_batch_size(task.example_input, 256)  # what one inference is, in every number below
 
     graph = ecc.trace_channels(task.model, batch)
-    profile = ecc.profile(task.model, graph, batch, meter, folder / "digits.profile", rows=60)
+    profile = ecc.profile(task.model, graph, batch, meter, folder / "digits.profile", samples=60)
     energy = ecc.fit(profile)
     print(f"the energy model errs by {energy.quality['mean']:.1%} on networks it has not seen")
 

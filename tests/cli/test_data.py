@@ -78,7 +78,7 @@ def test_profile_fit_and_inspect_see_the_network_that_the_data_asks_for(tmp_path
     found = ecc("inspect", *words, "--json", "--no-proof")
     assert found.exit_code == 0, found.output
     profile, model = tmp_path / "a.profile", tmp_path / "energy.json"
-    done = ecc("profile", *words, "--meter", "platform:jetson-tx2", "--rows", "12", "-o", str(profile), "--quiet")
+    done = ecc("profile", *words, "--meter", "platform:jetson-tx2", "--samples", "12", "-o", str(profile), "--quiet")
     assert done.exit_code == 0, done.output
     assert ecc("fit", str(profile), "-o", str(model)).exit_code == 0
     task = find_task("resnet20", tree)

@@ -74,7 +74,7 @@ def test_a_bundled_recipe_runs_for_a_few_steps_on_a_tiny_tree(
     asked = json.loads((tmp_path / "runs" / "grid.json").read_text())
     assert asked["task"] == task.name
     assert asked["settings"]["precision"] == recipe.settings.precision
-    assert asked["settings"]["dynamics"] == recipe.settings.dynamics
+    assert asked["settings"]["solver"] == recipe.settings.solver
     assert asked["settings"]["steps"] == 3
     assert asked["freeze"] == (recipe.freeze or [])
 

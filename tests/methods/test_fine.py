@@ -239,8 +239,8 @@ def test_the_reach_of_a_budget(tmp_path: Path) -> None:
     full = torch.tensor(job.cost.full_widths, dtype=torch.float64)
     assert (found.dense, found.limit) == pytest.approx((job.cost.dense, 0.4 * job.cost.dense))
     assert found.label == "estimated"
-    assert found.even_share is not None
-    assert float(job.cost.value(found.even_share * full)) == pytest.approx(found.limit)
+    assert found.uniform_ratio is not None
+    assert float(job.cost.value(found.uniform_ratio * full)) == pytest.approx(found.limit)
     task = wide_task(train_batches=untrainable)
     with pytest.raises(InfeasibleBudget, match=r"J of energy is below .* lower min_width_ratio"):
         fine_job("40%", task=task, min_width_ratio=0.9).run(tmp_path / "run")
@@ -274,7 +274,7 @@ def test_bad_jobs_are_refused() -> None:
         WeightCompression(wide_task(), [], eyeriss)
     with pytest.raises(EccError, match="width_multiple=8 is for widths"):
         fine_job("40%", width_multiple=8)
-    with pytest.raises(EccError, match=r"even=0.5 is for widths"):
-        fine_job("40%", even=0.5)
+    with pytest.raises(EccError, match=r"uniform_floor=0.5 is for widths"):
+        fine_job("40%", uniform_floor=0.5)
     with pytest.raises(BadWidths, match="no convolution or linear layer"):
         fine_job("40%", task=wide_task(model=torch.nn.Sequential(torch.nn.BatchNorm2d(3), torch.nn.ReLU())))

@@ -115,7 +115,7 @@ def compress(
 
     from ecc.energy import EnergyModel, parse_budgets
     from ecc.measure import close_meter
-    from ecc.methods import Compression, CompressSettings, WeightCompression, reaches
+    from ecc.methods import Compression, CompressSettings, WeightCompression, check_feasibility
     from ecc.methods.registry import find_method
     from ecc.methods.unstructured import zero_skipping_platform
     from ecc.report.compress import compress_view, feasibility_table
@@ -136,7 +136,7 @@ def compress(
         pretrain_lr=pretrain_lr,
         distill=distill,
         temperature=temperature,
-        metric=metric,
+        importance=metric,
         min_width_ratio=min_width_ratio,
         width_multiple=width_multiple,
         precision=precision,
@@ -173,7 +173,7 @@ def compress(
                 freeze=freeze or (),
                 method=rival,
             )
-            found = reaches(
+            found = check_feasibility(
                 job.graph,
                 job.costs,
                 job.limits,

@@ -34,11 +34,11 @@ def doctor(
     import typer
     from rich.console import Console
 
-    from ecc.measure.doctor import examine
+    from ecc.measure.doctor import diagnose
     from ecc.report.doctor import doctor_view
 
     with Console(stderr=True).status("looking for meters") as status:
-        found = examine(meter, seconds=seconds, quick=quick, say=status.update)
+        found = diagnose(meter, seconds=seconds, quick=quick, say=status.update)
     if as_json:
         typer.echo(json.dumps(found.to_dict(), indent=1))
     else:

@@ -22,8 +22,8 @@ import torch
 from torch import Tensor, nn
 
 from ecc.errors import BadFile, BadMeasurement
-from ecc.io import read_text, write_text
 from ecc.graph import AffineSize
+from ecc.io import read_text, write_text
 
 from .bilinear_form import BilinearForm
 from .families import FittedModel, folds

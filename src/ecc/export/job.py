@@ -36,7 +36,7 @@ from .formats import FORMATS, library, opened
 from .int8 import OnnxNetwork, quantise, refuse_uncalibrated, score_of
 from .latency import Latency, compare_latency
 from .loading import load_slim, on_cpu, weights_file
-from .verification import Proof, prove_export
+from .verification import ExportVerification, verify_export
 
 SAFETENSORS = EXPORT_FORMATS[0]
 CARD = "model_card.md"
@@ -231,10 +231,10 @@ def _made(model: nn.Module, example_input: Inputs, path: Path, name: str) -> Exp
     model.eval()
     with without_observers(model, *as_call(example_input)) as followed:
         FORMATS[name].write(followed, example_input, path)
-        return _record(name, path, prove_export(followed, opened(name, path), example_input, what=path.name))
+        return _record(name, path, verify_export(followed, opened(name, path), example_input, what=path.name))
 
 
-def _record(name: str, path: Path, proof: Proof) -> Exported:
+def _record(name: str, path: Path, proof: ExportVerification) -> Exported:
     return Exported(name, path.name, path.stat().st_size, proof.error, proof.batches, proof.tolerance)
 
 
@@ -248,7 +248,7 @@ def _safetensors(
     widths = run / ("widths.json" if source.name.startswith("slim") else "nonzeros.json")
     (shop / widths.name).write_text(json.dumps(read_json(widths), indent=1) + "\n", encoding="utf-8")
     again = on_cpu(load_slim(task.model, shop))
-    proof = prove_export(slim, lambda inputs: outputs_of(again, inputs), example_input, what=file.name)
+    proof = verify_export(slim, lambda inputs: outputs_of(again, inputs), example_input, what=file.name)
     save_state(shop / ".dense", dense.state_dict())
     size = (shop / ".dense").stat().st_size
     (shop / ".dense").unlink()
@@ -270,7 +270,7 @@ def _quantised(task: Task, slim: nn.Module, example_input: Inputs, timed: Inputs
     source = shop / FORMATS["onnx"].file
     path = shop / f"slim.int8-{mode}.onnx"
     quantise(source, path, mode, task)
-    proof = prove_export(slim, opened("onnx", path), example_input, is_exact=False, what=path.name)
+    proof = verify_export(slim, opened("onnx", path), example_input, is_exact=False, what=path.name)
     return replace(
         _record("onnx int8", path, proof),
         beside_bytes=source.stat().st_size,

@@ -14,11 +14,11 @@ from ecc.task import Inputs, batch_size_of, with_batch_size
 
 from .formats import Runner
 
-__all__ = ["TOLERANCE", "Proof", "prove_export"]
+__all__ = ["TOLERANCE", "ExportVerification", "verify_export"]
 
 
 @dataclass(frozen=True)
-class Proof:
+class ExportVerification:
     """How far outputs were from the network's, at most."""
 
     error: float
@@ -35,9 +35,9 @@ def batches_of(example_input: Inputs) -> tuple[int, ...]:
     return tuple(sorted({1, example, example + 3}))
 
 
-def prove_export(
+def verify_export(
     model: nn.Module, run: Runner, example_input: Inputs, *, is_exact: bool = True, what: str = "the file"
-) -> Proof:
+) -> ExportVerification:
     """Compares a file with the network that it was made of, at several batch sizes.
 
     Args:
@@ -66,7 +66,7 @@ def prove_export(
             f"{what} differs from the network by {worst:.2g} of the largest output, more than {allowed:g}; "
             "it is not kept."
         )
-    return Proof(worst, batches, allowed if is_exact else None)
+    return ExportVerification(worst, batches, allowed if is_exact else None)
 
 
 def _allowed(outputs: list[Tensor]) -> float:

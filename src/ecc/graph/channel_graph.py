@@ -20,10 +20,10 @@ import torch
 from torch import Tensor
 
 from ecc.errors import BadFile, BadWidths
-from ecc.io import read_text, write_text
 from ecc.graph.costs import AffineSize, CostTable, Layer, TensorShape
 from ecc.graph.labels import Role
 from ecc.graph.structure import StructureSpec
+from ecc.io import read_text, write_text
 
 FORMAT = "ecc channel graph, version 1"
 MOST_INDICES = 1 << 24

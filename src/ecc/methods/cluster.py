@@ -29,7 +29,7 @@ import torch
 from ecc.errors import BadFile, EccError
 from ecc.training import Interrupted, RunInUse, StopRequests
 
-from .grid import Cell, Comparison, told
+from .grid import Comparison, GridRun, told
 
 LOCK_SECONDS = 240.0
 """How long a task waits for a folder that a dead machine may still hold."""
@@ -222,7 +222,7 @@ def run_on_cluster(
     root: str | Path,
     cluster: Cluster,
     progress: Callable[[str], None] | None = None,
-) -> list[Cell]:
+) -> list[GridRun]:
     """As `Comparison.run`, with one task a cell; results are the same, on a CPU bit for bit with one thread.
 
     Args:
@@ -248,8 +248,8 @@ def run_on_cluster(
         for seed in dict.fromkeys(cell.seed for cell in missing)
         if grid.needs_dense(seed, root)
     }
-    tickets: dict[Any, Cell] = {}
-    of: dict[Cell, Any] = {}
+    tickets: dict[Any, GridRun] = {}
+    of: dict[GridRun, Any] = {}
     for cell in missing:
         first = grid.built_on(cell)
         awaited = None if first is None else of.get(first)
@@ -278,7 +278,7 @@ def _dense(opened: Opened, root: Path, seed: int) -> Outcome:
     return Outcome()
 
 
-def _cell(opened: Opened, root: Path, cell: Cell, dense: Outcome, awaited: Outcome | None) -> Outcome:
+def _cell(opened: Opened, root: Path, cell: GridRun, dense: Outcome, awaited: Outcome | None) -> Outcome:
     del awaited  # was awaited, which is all
     if dense.error:
         return dense

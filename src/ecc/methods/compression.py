@@ -28,7 +28,7 @@ from ecc.graph import ChannelGraph, max_relative_diff, trace_channels, verify, w
 from ecc.graph.model_copy import load_whole_state_, whole_state
 from ecc.graph.slimming import build_slim
 from ecc.io import write_text
-from ecc.measure import Source
+from ecc.measure import EnergySource
 from ecc.task import Task, with_batch_size
 from ecc.training import (
     BatchStream,
@@ -43,12 +43,12 @@ from ecc.training import (
 from ecc.training.batches import to_device
 from ecc.training.user_errors import wrap_user_errors
 
-from .base import Method, Work, check_needs_held_out
+from .base import Method, PruningContext, check_needs_held_out
 from .baselines.recalibration import BATCHES, recalibrate_, recalibrated
 from .cost_evaluator import CostEvaluator, MeasuredCost, SharedCostEvaluator, check_source
-from .driving import Drive, first_aims, trainer
+from .driving import Drive, first_targets, trainer
 from .ecc.solver import EccSolver
-from .feasibility import costs_of, reaches, refuse_infeasible
+from .feasibility import check_feasibility, costs_of, refuse_infeasible
 from .landing import Landing
 from .runner import CompressionRunner
 from .settings import CompressSettings
@@ -56,7 +56,7 @@ from .summary import solver_facts, summary_of, told
 
 
 @dataclass(frozen=True)
-class Compressed:
+class CompressedModel:
     """What came out."""
 
     model: nn.Module
@@ -68,7 +68,7 @@ class Compressed:
     """As in the run's summary.json."""
 
 
-class Compression(CompressionRunner[Compressed]):
+class Compression(CompressionRunner[CompressedModel]):
     """One network, its budgets, and how they are to be met.
 
     Args:
@@ -94,7 +94,7 @@ class Compression(CompressionRunner[Compressed]):
         budgets: Sequence[Budget],
         energy: EnergyModel | Sequence[EnergyModel],
         *,
-        source: Source | None = None,
+        source: EnergySource | None = None,
         settings: CompressSettings | None = None,
         device: torch.device | str = "cpu",
         freeze: Sequence[str] = (),
@@ -118,10 +118,10 @@ class Compression(CompressionRunner[Compressed]):
         self.budgets = tuple(budgets)
         self.costs, self.limits = costs_of(self.graph, budgets, self.energies)
         self.width_multiple = self.settings.width_multiple or models[0].origin.width_multiple or 1
-        if self.settings.dynamics == "paper" and method is None and (self.width_multiple > 1 or len(self.costs) > 1):
+        if self.settings.solver == "admm" and method is None and (self.width_multiple > 1 or len(self.costs) > 1):
             raise EccError(
                 "the paper's dynamics know one budget and no rounding; give one budget and width_multiple=1, or leave out "
-                "dynamics='paper'."
+                "solver='admm'."
             )
         self.weighed_dense: MeasuredCost | None = None
         self.slim_gap: float | None = None
@@ -143,7 +143,9 @@ class Compression(CompressionRunner[Compressed]):
         self.left_over = 0
         self.costs, self.limits = costs_of(self.graph, self.budgets, self.energies)  # an earlier run weighed its own
         least, multiple = self.settings.min_width_ratio, self.width_multiple
-        refuse_infeasible(reaches(self.graph, self.costs, self.limits, min_width_ratio=least, width_multiple=multiple))
+        refuse_infeasible(
+            check_feasibility(self.graph, self.costs, self.limits, min_width_ratio=least, width_multiple=multiple)
+        )
 
     def _asked(self) -> dict[str, Any]:
         return {
@@ -153,14 +155,14 @@ class Compression(CompressionRunner[Compressed]):
             "energy": {name: [model.kind, model.dense] for name, model in self.energies.items()},
             "meter": None if self.source is None else self.source.describe().device,
             "width_multiple": self.width_multiple,
-            "method": None if self.method is None else {"name": self.method.name, **self.method.asked()},
+            "method": None if self.method is None else {"name": self.method.name, **self.method.config()},
         }
 
-    def _as_it_was(self, run: RunDir, summary: dict[str, Any]) -> Compressed:
+    def _as_it_was(self, run: RunDir, summary: dict[str, Any]) -> CompressedModel:
         widths = {name: int(width) for name, width in summary["widths"].items()}
         small = self._hollow(copy.deepcopy(self.task.model).to(self.device), widths)
         load_whole_state_(small, load_state(run.path / "slim.safetensors"))
-        return Compressed(small, self.graph, widths, summary)
+        return CompressedModel(small, self.graph, widths, summary)
 
     def _extra(self) -> dict[str, Any]:
         return {
@@ -177,7 +179,7 @@ class Compression(CompressionRunner[Compressed]):
         if extra["weighed_dense"] is not None:
             self.weighed_dense = MeasuredCost.restored(extra["weighed_dense"])
 
-    def _go(self, run: RunDir) -> Compressed:
+    def _go(self, run: RunDir) -> CompressedModel:
         if self.distributed.is_main:
             for resource, energy in self.energies.items():
                 energy.save(run.path / f"{resource}.json")  # so that a report needs the run's folder alone
@@ -206,7 +208,7 @@ class Compression(CompressionRunner[Compressed]):
             optimizer=self._adam(model),
             min_width_ratio=settings.min_width_ratio,
             width_multiple=self.width_multiple,
-            **settings.solver(),
+            **settings.solver_options(),
         )
         landing = self.landing = Landing(solver, self.costs, self.limits, scales, settings.steps)
         _take_up(run, landing)
@@ -235,11 +237,11 @@ class Compression(CompressionRunner[Compressed]):
         assert method is not None  # or ECC would solve
         assert self.task.loss is not None  # checked at the start
         assert self.weighed_dense is not None  # by the scales
-        work = Work(
+        work = PruningContext(
             model=model,
             graph=self.graph,
             costs=tuple(self.costs),
-            aims=first_aims(self.costs, self.limits, self.weighed_dense),
+            targets=first_targets(self.costs, self.limits, self.weighed_dense),
             settings=self.settings,
             width_multiple=self.width_multiple,
             stream=stream,
@@ -354,21 +356,19 @@ class Compression(CompressionRunner[Compressed]):
         return scales
 
     def _scales(self) -> CostEvaluator:
-        source = (
-            self.source if self.distributed.is_main else None
-        )  # the task's network: zeros of a pruned one draw less
+        source = self.source if self.distributed.is_main else None  # the task's network: zeros of a pruned one draw less
         return CostEvaluator(self.task.model, self.graph, self.example_input, self.energies, source)
 
     def _resolve_shares(self) -> None:
         """Budgets in percent are shares of what the dense network weighs here and now."""
         assert self.weighed_dense is not None
         for number, budget in enumerate(self.budgets):
-            if budget.is_share and budget.resource in self.weighed_dense.amounts:
+            if budget.is_relative and budget.resource in self.weighed_dense.amounts:
                 self.limits[number] = budget.amount * self.weighed_dense.amounts[budget.resource]
 
     def _finished(
         self, run: RunDir, small: nn.Module, widths: dict[str, int], landing: Landing | Drive, stream: BatchStream
-    ) -> Compressed:
+    ) -> CompressedModel:
         self._score(run, "after tuning", small)
         assert self.weighed_dense is not None
         summary = {
@@ -386,7 +386,7 @@ class Compression(CompressionRunner[Compressed]):
             save_state(run.path / "slim.safetensors", whole_state(small))
             write_text(run.path / "widths.json", json.dumps(widths, indent=1) + "\n")
         run.finish(summary)
-        return Compressed(small, self.graph, widths, summary)
+        return CompressedModel(small, self.graph, widths, summary)
 
 
 def _take_up(run: RunDir, landing: Landing | Drive) -> dict[str, Any] | None:
