@@ -20,7 +20,7 @@ from ecc.zoo.data import Packed
 from ecc.zoo.data.batches import Form, epoch_of
 from ecc.zoo.data.images import MAX_ZOOM
 from ecc.zoo.erfnet import ERFNet
-from ecc.zoo.find import find_task
+from ecc.zoo.registry import find_task
 from ecc.zoo.imaging import PixelLoss
 from ecc.zoo.mobilenet import MobileNetV1
 from ecc.zoo.networks import IMAGENET_MEAN, IMAGENET_STD

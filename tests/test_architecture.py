@@ -14,7 +14,11 @@ ROOT = Path(__file__).resolve().parent.parent
 ORDER = (
     "constants",
     "errors",
-    "files",
+    "formatting",
+    "io",
+    "records",
+    "options",
+    "run_records",
     "task",
     "graph",
     "measure",

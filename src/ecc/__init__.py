@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ecc.energy import Cost, EnergyModel, fit, nonzero_cost, parse_budgets
-    from ecc.energy.counted import counted
+    from ecc.energy.counted import counted_cost
     from ecc.errors import (
         BadBudget,
         BadFile,
@@ -78,7 +78,7 @@ __all__ = [
     "UntraceableModel",
     "WeightCompression",
     "WeightSolver",
-    "counted",
+    "counted_cost",
     "export_model",
     "export_run",
     "find_meter",
@@ -99,7 +99,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "energy": ("Cost", "EnergyModel", "counted", "fit", "nonzero_cost", "parse_budgets"),
+    "energy": ("Cost", "EnergyModel", "counted_cost", "fit", "nonzero_cost", "parse_budgets"),
     "errors": (
         "BadBudget",
         "BadFile",

@@ -287,7 +287,7 @@ def test_widths_are_rounded_as_the_profile_was(tmp_path: Path) -> None:
 
 
 def test_groups_can_be_bound_to_the_even_cut(tmp_path: Path) -> None:
-    free, bound = (wide_job("70%", name="residual", even=even).run(tmp_path / str(even)) for even in (0.0, 0.9))
+    free, bound = (wide_job("70%", name="residual", uniform_floor=floor).run(tmp_path / str(floor)) for floor in (0.0, 0.9))
     least = [min(one.widths[g.name] / g.width for g in one.graph.prunable) for one in (free, bound)]
     assert least[0] < least[1]
     assert bound.summary["met"]

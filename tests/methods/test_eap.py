@@ -132,9 +132,9 @@ def test_prices_change_the_order() -> None:
     orders = []
     for dear in ("conv2", "head"):
         number = model.layers.index(dear)  # type: ignore[attr-defined]
-        priced = model.priced  # type: ignore[attr-defined]
+        priced = model.fitted  # type: ignore[attr-defined]
         coefficients = tuple(1.0 if any(layer == number for layer, _ in term.layers) else 1e-6 for term in priced.terms)
-        work.costs = (replace(model, priced=replace(priced, coefficients=coefficients)),)  # type: ignore[type-var]
+        work.costs = (replace(model, fitted=replace(priced, coefficients=coefficients)),)  # type: ignore[type-var]
         first = started(work).order()[0]
         assert dear in work.graph[first].layers(Role.READ)
         orders.append(first)

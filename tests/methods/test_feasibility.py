@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ecc.energy import counted, parse_budgets
+from ecc.energy import counted_cost, parse_budgets
 from ecc.errors import BadBudget, InfeasibleBudget
 from ecc.graph import ChannelGraph
 from ecc.methods.ecc.min_widths import floor_widths
@@ -48,7 +48,7 @@ def test_the_numbers_are_those_of_the_networks_themselves(
     name: str, min_width_ratio: float, width_multiple: int
 ) -> None:
     graph = graph_of(name)
-    energy, params = true_model(graph), counted(graph, "params")
+    energy, params = true_model(graph), counted_cost(graph, "params")
     limits = [0.5 * energy.dense, 0.7 * float(graph.parameters())]
     found = check_feasibility(
         graph, [energy, params], limits, min_width_ratio=min_width_ratio, width_multiple=width_multiple
@@ -106,7 +106,7 @@ def test_digits_on_a_tx2_can_fall_to_a_sixth() -> None:
 
 def test_the_first_budget_out_of_reach_is_refused_with_the_least_that_can_be() -> None:
     graph = graph_of()
-    energy, params = true_model(graph), counted(graph, "params")
+    energy, params = true_model(graph), counted_cost(graph, "params")
     good = check_feasibility(graph, [energy, params], [energy.dense, 1e6], min_width_ratio=0.1, width_multiple=1)
     refuse_infeasible(good)
     bad = check_feasibility(graph, [energy, params], [energy.dense, 100.0], min_width_ratio=0.1, width_multiple=1)

@@ -73,7 +73,7 @@ def done(method: Lcp, most: int = 1000) -> int:
 def slow_widths(
     work: PruningContext, norms: dict[str, Tensor], compensation: dict[str, tuple[float, float]]
 ) -> list[int]:
-    """One channel after the other, by the compensated score, until the aims are met."""
+    """One channel after the other, by the compensated score, until the targets are met."""
     ranking = sorted(
         (scale * float(norm) + shift, name)
         for name, (scale, shift) in compensation.items()

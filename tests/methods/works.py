@@ -1,4 +1,4 @@
-"""A work for methods: a wide network, its true cost, and aims; and a method that is quick at it."""
+"""A work for methods: a wide network, its true cost, and targets; and a method that is quick at it."""
 
 from __future__ import annotations
 

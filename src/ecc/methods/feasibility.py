@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ecc.energy import Budget, Cost, EnergyModel, counted, dense_cost
+from ecc.energy import Budget, Cost, EnergyModel, counted_cost, dense_cost
 from ecc.errors import BadBudget, InfeasibleBudget
 from ecc.graph import ChannelGraph
 
@@ -61,7 +61,7 @@ def costs_of(
                 )
             cost = energies[budget.resource]
         else:
-            cost = counted(graph, budget.resource)
+            cost = counted_cost(graph, budget.resource)
         costs.append(cost)
         limits.append(budget.limit(cost, batch))
     return costs, limits

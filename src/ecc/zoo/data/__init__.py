@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ecc.zoo.data.find import find_data
+from ecc.zoo.data.registry import find_data
 from ecc.zoo.data.images import VOID
 from ecc.zoo.data.sets import ImageData, Packed, Photos, Scenes
 
