@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ecc.errors import BadFile
-from ecc.io import read_bytes, read_text, refuse_other_file, remove_abandoned, temporary, read_lines, write_text
+from ecc.io import read_bytes, read_lines, read_text, refuse_other_file, remove_abandoned, temporary, write_text
 from ecc.training import save_state
 
 

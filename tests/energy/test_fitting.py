@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from ecc.energy import EnergyModel, fit
 from ecc.energy.families import FittedModel
-from ecc.energy.fitting import FAMILIES, describe_outlier_widths, model_of, noise_of, describe_learning_curve
+from ecc.energy.fitting import FAMILIES, describe_learning_curve, describe_outlier_widths, model_of, noise_of
 from ecc.energy.samples import samples_from_profile
 from ecc.errors import BadFile, BadMeasurement
 from ecc.graph import ChannelGraph, trace_channels

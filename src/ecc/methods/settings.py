@@ -12,9 +12,9 @@ from ecc.run_records import PHASES
 from ecc.training import Cosine, DistillSettings, TrainSettings
 
 from .ecc.admm import AdmmSettings
+from .ecc.importance import IMPORTANCES
 
 SOLVERS = ("scheduled", "admm")
-IMPORTANCES = ("taylor", "adam_norm")
 LR_SCHEDULES = ("constant", "cosine")
 
 
@@ -30,9 +30,7 @@ class CompressSettings:
         0, "Training steps of the dense network before pruning; 0 if it is trained.", range=(0, None), common=True
     )
     prune_steps: int = option(2000, "Number of pruning steps.", range=(1, None), common=True)
-    finetune_steps: int = option(
-        1000, "Number of fine-tuning steps of the slim network.", range=(0, None), common=True
-    )
+    finetune_steps: int = option(1000, "Number of fine-tuning steps of the slim network.", range=(0, None), common=True)
     lr: float = option(1e-4, "Learning rate of pruning and fine-tuning (Adam).", above=0, range=(None, 1), common=True)
     finetune_lr: float | None = option(
         None, "Learning rate at the start of fine-tuning; --lr if not given.", above=0, range=(None, 1)
@@ -121,4 +119,4 @@ class CompressSettings:
             return None
         hold = int(reduction**2 * (self.prune_steps + self.finetune_steps))
         before, after = (0, self.finetune_steps) if phase == "prune" else (self.prune_steps, 0)
-        return Cosine(start_lr=self.lr, hold_steps=hold, before=before, after=after)
+        return Cosine(start_lr=self.lr, hold_steps=hold, steps_before=before, steps_after=after)

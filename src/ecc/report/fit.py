@@ -12,7 +12,7 @@ from rich.table import Table
 from ecc.constants import MIN_WIDTH_RATIO
 from ecc.energy import EnergyModel
 from ecc.energy.budget import Budget
-from ecc.energy.fitting import describe_outlier_widths, describe_learning_curve
+from ecc.energy.fitting import describe_learning_curve, describe_outlier_widths
 
 LAYERS_SHOWN = 8
 
