@@ -14,7 +14,11 @@ ROOT = Path(__file__).resolve().parent.parent
 ORDER = (
     "constants",
     "errors",
-    "files",
+    "io",
+    "records",
+    "options",
+    "run_records",
+    "torch_utils",
     "task",
     "graph",
     "measure",

@@ -334,7 +334,7 @@ def profiled_on_a_gpu(path: Path, settings: MeasureSettings, rows: int) -> Profi
     try:
         made = profile(
             model,
-            trace_channels(model, example, proven=False),
+            trace_channels(model, example, verify=False),
             example,
             meter,
             path,

@@ -51,7 +51,7 @@ def inspect(
     weights: WeightsOption = None,
     size: SizeOption = None,
     freeze: FreezeOption = None,
-    proof: Annotated[
+    verify: Annotated[
         bool, Option(help="Compare the masked with the cut network in numbers (four forward passes).")
     ] = True,
     save: Annotated[Path | None, Option("-o", "--save", metavar="FILE", help="Write the graph as JSON.")] = None,
@@ -68,15 +68,15 @@ def inspect(
     import typer
     from rich.console import Console
 
-    from ecc.io import refuse_another
     from ecc.graph import trace_channels
     from ecc.graph.channel_graph import FORMAT
+    from ecc.io import refuse_another
     from ecc.report.inspect import graph_facts, graph_table
 
     if save is not None:
         refuse_another(save, FORMAT, "channel graph")
     job = task_of(task, data, weights, size)
-    graph = trace_channels(job.model, job.example_input, freeze=freeze or [], proven=proof)
+    graph = trace_channels(job.model, job.example_input, freeze=freeze or [], verify=verify)
     if save is not None:
         graph.save(save)
     if as_json:

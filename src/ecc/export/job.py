@@ -22,11 +22,11 @@ from torch import nn
 
 from ecc.constants import EXPORT_FORMATS
 from ecc.errors import BadFile, CannotExport
-from ecc.io import alone, read_bytes, remove_abandoned, temporary, umask
 from ecc.graph.forward_pass import as_call
 from ecc.graph.hooks import without_observers
 from ecc.graph.model_copy import whole_state
 from ecc.graph.numerics import outputs_of
+from ecc.io import alone, read_bytes, remove_abandoned, temporary, umask
 from ecc.task import Inputs, Task, batch_of, checked_input, with_batch
 from ecc.training import load_state, save_state
 from ecc.training.checkpoint import sync_folder

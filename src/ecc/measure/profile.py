@@ -28,8 +28,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ecc.errors import BadFile, BadMeasurement, EccError
-from ecc.io import MOST_BYTES, read_bytes, write_bytes
 from ecc.graph import ChannelGraph
+from ecc.io import MOST_BYTES, read_bytes, write_bytes
 
 from .drift import MAX_CV, Drift, Point, drift_of, log_drift
 from .measurement import combined, relative_interval

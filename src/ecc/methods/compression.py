@@ -24,10 +24,10 @@ from torch import nn
 
 from ecc.energy import Budget, EnergyModel, dense_cost
 from ecc.errors import BadBudget, BadTask, EccError
-from ecc.io import write_text
-from ecc.graph import ChannelGraph, max_relative_diff, trace_channels, verify, with_widths
+from ecc.graph import ChannelGraph, max_relative_diff, trace_channels, verify_graph, with_widths
 from ecc.graph.model_copy import load_whole_state_, whole_state
 from ecc.graph.slimming import build_slim
+from ecc.io import write_text
 from ecc.measure import Source
 from ecc.task import Task, with_batch
 from ecc.training import (
@@ -111,8 +111,8 @@ class Compression(CompressionRunner[Compressed]):
         check_source(source, self.energies.values())
         self.source = source
         self.example_input = with_batch(task.example_input, models[0].origin.batch)
-        graph = trace_channels(task.model, self.example_input, freeze=freeze, proven=False)
-        self.graph = verify(task.model, graph, task.example_input)
+        graph = trace_channels(task.model, self.example_input, freeze=freeze, verify=False)
+        self.graph = verify_graph(task.model, graph, task.example_input)
         for model in models:
             model.check(self.graph)
         self.budgets = tuple(budgets)

@@ -22,8 +22,8 @@ from torch import nn
 from ecc.energy.budget import Budget, dense_cost
 from ecc.energy.nonzeros import nonzero_cost
 from ecc.errors import BadBudget, BadMeasurement, EccError
-from ecc.io import write_text
 from ecc.graph import ChannelGraph, trace_channels
+from ecc.io import write_text
 from ecc.measure import Source, find_meter
 from ecc.measure.meters.platform import PLATFORMS, Platform
 from ecc.task import Task, batch_of
@@ -110,7 +110,7 @@ class WeightCompression(CompressionRunner[SparseResult]):
         if self.settings.even:
             raise EccError(f"even={self.settings.even} is for widths; weights are chosen one by one.")
         self.platform = _checked(platform)
-        self.graph = trace_channels(task.model, task.example_input, proven=False)  # counted by, not cut by
+        self.graph = trace_channels(task.model, task.example_input, verify=False)  # counted by, not cut by
         self.cost = nonzero_cost(self.graph, self.platform)
         (self.budget,) = budgets
         self.limit = self.budget.limit(self.cost, batch_of(task.example_input))
