@@ -15,7 +15,7 @@ from typing import Any
 
 from machine import machine, write_record
 
-from ecc.energy.ablation import study
+from ecc.energy.ablation import run_ablation
 from ecc.measure import Profile
 from ecc.report.fit_figures import draw_fit, draw_paper
 
@@ -32,7 +32,7 @@ def main() -> None:
     for path in sorted((ROOT / "profiles").glob("*/*.profile.gz")):
         name = f"{path.parent.name}/{path.name.partition('.')[0]}"
         profile = Profile.load(path)
-        found[name] = study(profile, iterations=options.iterations if "mobilenet" in name else 0)
+        found[name] = run_ablation(profile, iterations=options.iterations if "mobilenet" in name else 0)
         families = found[name]["families"]
         print(
             f"{name:24} {found[name]['rows']} rows, noise {found[name]['noise']:.2%}: "

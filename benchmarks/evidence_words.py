@@ -19,7 +19,7 @@ from evidence_facts import (
 from result_tables import load
 
 from ecc.energy import EnergyModel, fit
-from ecc.energy.fitting import about_outlier_widths
+from ecc.energy.fitting import describe_outlier_widths
 from ecc.measure import Profile
 from ecc.methods.baselines.netadapt import NetAdaptSettings
 from ecc.zoo.recipe import read_recipe
@@ -127,7 +127,7 @@ def of_the_model(found: Experiment) -> str:
     if not file.exists():
         return ""
     model = _fitted(file, file.stat().st_mtime_ns)
-    return "\n\n".join(filter(None, (about_outlier_widths(model.quality), _left_to_netadapt(found, model))))
+    return "\n\n".join(filter(None, (describe_outlier_widths(model.quality), _left_to_netadapt(found, model))))
 
 
 @cache

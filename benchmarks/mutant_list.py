@@ -906,15 +906,15 @@ ENERGY = [
     Mutant(
         "quality-outlier-count",
         f"{_ENERGY}/quality.py",
-        "(~here).sum()) < ODD_NETWORKS:",
-        "(~here).sum()) <= ODD_NETWORKS:",
+        "(~here).sum()) < OUTLIER_NETWORKS:",
+        "(~here).sum()) <= OUTLIER_NETWORKS:",
         "off by one: a width needs a network more to be told",
     ),
     Mutant(
         "quality-outlier-error",
         f"{_ENERGY}/quality.py",
-        "> ODD_SIGMAS * scatter / np.sqrt(here.sum())",
-        "> ODD_SIGMAS * scatter",
+        "> OUTLIER_SIGMAS * scatter / np.sqrt(here.sum())",
+        "> OUTLIER_SIGMAS * scatter",
         "standard deviation in place of the standard error",
     ),
     Mutant(

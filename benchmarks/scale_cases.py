@@ -24,10 +24,10 @@ from typer.testing import CliRunner  # noqa: E402
 
 import ecc  # noqa: E402
 from ecc.cli.app import app  # noqa: E402
-from ecc.energy import EnergyModel, counted, fit  # noqa: E402
+from ecc.energy import EnergyModel, counted_cost, fit  # noqa: E402
 from ecc.io import write_text  # noqa: E402
 from ecc.measure import MeasureSettings, Profile, measure, profile  # noqa: E402
-from ecc.measure.counter import probe  # noqa: E402
+from ecc.measure.counter import probe_counter  # noqa: E402
 from ecc.measure.workload import make_workload  # noqa: E402
 from ecc.methods import EccSolver  # noqa: E402
 from ecc.methods.grid import Cell  # noqa: E402
@@ -109,7 +109,7 @@ def rows(size: int, folder: Path) -> Point:
     notes.timed(
         "measure all rows",
         lambda: profile(
-            model, graph, image, FakeMeter(board), folder / "a.profile", rows=size, clock=board.clock,
+            model, graph, image, FakeMeter(board), folder / "a.profile", samples=size, clock=board.clock,
             progress=lambda _: moments.append(time.process_time()),
         ),
     )  # fmt: skip
@@ -134,7 +134,7 @@ def groups(size: int, folder: Path) -> Point:
     notes.timed("save the graph", lambda: graph.save(folder / "graph.json"))
     notes.timed("load the graph", lambda: ecc.ChannelGraph.load(folder / "graph.json"))
     notes.facts["file_bytes"] = (folder / "graph.json").stat().st_size
-    rows = profile(model, graph, image, ecc.find_meter(ESTIMATE), folder / "a.profile", rows=60)
+    rows = profile(model, graph, image, ecc.find_meter(ESTIMATE), folder / "a.profile", samples=60)
     energy = notes.timed("fit 60 rows", lambda: fit(rows))
     full = torch.tensor(energy.full_widths, dtype=torch.float64)
     notes.timed("first prediction", lambda: energy.value(full))
@@ -159,7 +159,7 @@ def _energy(folder: Path) -> EnergyModel:
     task = find_task("digits")
     graph = ecc.trace_channels(task.model, task.example_input, verify=False)
     meter = ecc.find_meter(ESTIMATE)
-    return fit(profile(task.model, graph, task.example_input, meter, folder / "a.profile", rows=60), curve=True)
+    return fit(profile(task.model, graph, task.example_input, meter, folder / "a.profile", samples=60), curve=True)
 
 
 def _config(energy: EnergyModel, share: float, seed: int, method: str | None) -> dict[str, Any]:
@@ -296,7 +296,7 @@ def steps(size: int, folder: Path) -> Point:
     del folder
     model, image = plain(3, 16), torch.randn(4, 3, 8, 8)
     graph = ecc.trace_channels(model, image, verify=False)
-    solver = EccSolver(model, graph, counted(graph, "macs"), "50%", size, lr=1e-4)
+    solver = EccSolver(model, graph, counted_cost(graph, "macs"), "50%", size, lr=1e-4)
 
     def step() -> None:
         F.cross_entropy(model(image), torch.tensor([0, 1, 2, 3])).backward()
@@ -313,7 +313,7 @@ def windows(size: int, folder: Path) -> Point:
     settings = MeasureSettings(min_ticks=5, min_repeats=1, max_repeats=1, warmup_seconds=0.03, warmup_runs=3)
     meter = FakeMeter(board)
     load, _ = make_workload(lambda: board.work(0.02), "cpu", board.clock)
-    counter = probe(meter, load, settings.probe_seconds, clock=board.clock)
+    counter = probe_counter(meter, load, settings.probe_seconds, clock=board.clock)
     return _watched(
         lambda: measure(lambda: board.work(0.02), meter, settings, counter=counter, clock=board.clock), size
     )

@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from machine import machine, write_record
 from torch import Tensor, nn
 
-from ecc.energy import counted
+from ecc.energy import counted_cost
 from ecc.graph import ChannelGraph, trace_channels
 from ecc.methods import EccSolver
 from ecc.zoo import ERFNet, MobileNetV1
@@ -135,7 +135,9 @@ def compared(
         adam = torch.optim.Adam(model.parameters(), lr=1e-5, fused=True)
         optimizer: Any = adam
         if way == "ecc":
-            optimizer = EccSolver(model, graph, counted(graph, "macs"), "60%", SOLVE_STEPS, optimizer=adam, warm_up=0.0)
+            optimizer = EccSolver(
+                model, graph, counted_cost(graph, "macs"), "60%", SOLVE_STEPS, optimizer=adam, warm_up=0.0
+            )
         elif way == "literal":
             optimizer = LiteralSolver(model, graph, adam)
         runs[way] = loop(model, inputs, optimizer, "bf16" if device == "cuda" else None)

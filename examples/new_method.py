@@ -10,45 +10,45 @@ from pathlib import Path
 
 import ecc
 from ecc.methods.base import OneShotMethod, magnitudes
-from ecc.task import with_batch
+from ecc.task import with_batch_size
 from ecc.zoo import digits
 
 
 class Tapered(OneShotMethod):
     """The share that a group keeps rises from the first group to the last.
 
-    `OneShotMethod` remembers the dense weights and says when the aims are met; a step is all that is left to write. The
-    aims may tighten after a weighing: then `step` is called again, and begins anew.
+    `OneShotMethod` remembers the dense weights and says when the targets are met; a step is all that is left to write. The
+    targets may tighten after a weighing: then `step` is called again, and begins anew.
     """
 
     name = "tapered"
 
     def step(self) -> None:
-        """Finds the least taper whose widths meet the aims, and silences the other channels."""
+        """Finds the least taper whose widths meet the targets, and silences the other channels."""
         work = self._work
         count = len(work.graph.groups)
 
         def widths(taper: float) -> list[int]:
             shares = (1 - taper * (1 - 0.5 * number / count) for number in range(count))
             full = (group.width for group in work.graph.groups)
-            return work.rounded([max(0.0, share) * width for share, width in zip(shares, full, strict=True)])
+            return work.round_widths([max(0.0, share) * width for share, width in zip(shares, full, strict=True)])
 
         low, high = 0.0, 2.0
         for _ in range(40):
             middle = 0.5 * (low + high)
-            low, high = (low, middle) if work.excess(widths(middle)) <= 0 else (middle, high)
+            low, high = (low, middle) if work.constraint_violation(widths(middle)) <= 0 else (middle, high)
         work.model.load_state_dict(self._dense)
-        work.keep_(work.model, magnitudes(work), widths(high))  # the channels of largest magnitude stay
+        work.keep_channels_(work.model, magnitudes(work), widths(high))  # the channels of largest magnitude stay
 
 
 def main() -> None:
     task, meter = digits(), ecc.find_meter("platform:jetson-tx2")
-    batch = with_batch(task.example_input, 256)
+    batch = with_batch_size(task.example_input, 256)
     graph = ecc.trace_channels(task.model, batch)
     settings = ecc.CompressSettings(pretrain_steps=80, pretrain_lr=3e-3, steps=60, finetune_steps=30, lr=1e-3)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        energy = ecc.fit(ecc.profile(task.model, graph, batch, meter, folder / "digits.profile", rows=60))
+        energy = ecc.fit(ecc.profile(task.model, graph, batch, meter, folder / "digits.profile", samples=60))
         for method in (Tapered(), None):  # None is ECC
             job = ecc.Compression(
                 task, ecc.parse_budgets(["50%"]), energy, source=meter, settings=settings, method=method

@@ -62,7 +62,7 @@ def main() -> None:
     dense = mean_iou(model, *test)
 
     graph = ecc.trace_channels(model, test[0][:1])
-    limited = [ecc.counted(graph, "macs"), ecc.counted(graph, "params")]  # or models of energy and of latency
+    limited = [ecc.counted_cost(graph, "macs"), ecc.counted_cost(graph, "params")]  # or models of energy and of latency
     solver = ecc.EccSolver(model.train(), graph, limited, budget=["50%", "40%"], steps=150, lr=1e-3)
     for _ in range(150):
         images, labels = pictures(16)
@@ -72,7 +72,7 @@ def main() -> None:
 
     small = ecc.slim(model.eval(), graph)
     full = [float(graph.macs()), sum(p.numel() for p in model.parameters())]
-    for cost, spent, before in zip(limited, solver.spent, full, strict=True):
+    for cost, spent, before in zip(limited, solver.cost, full, strict=True):
         print(f"{cost.resource}: {float(spent) / before:.0%} of the dense network ({cost.label})")
     print(f"mean IoU {dense:.3f} -> {mean_iou(small, *test):.3f}")
     print(f"widths {solver.widths}")

@@ -14,6 +14,7 @@ ROOT = Path(__file__).resolve().parent.parent
 ORDER = (
     "constants",
     "errors",
+    "formatting",
     "io",
     "records",
     "options",

@@ -353,7 +353,7 @@ def test_forms_say_what_they_are_and_have_no_cell_where_none_was_asked_for(
     rows = [row("ecc", "50%", 0.85), row("ecc", "65%", 0.9), {**row("ecc", "50%", 0.8), "form": "paper"}]
     recorded(tmp_path, "e1", rows)
     (found,) = facts.experiments(tmp_path)
-    found.record["forms"] = {"paper": {"dynamics": "paper", "penalty": 5.0}}
+    found.record["forms"] = {"paper": {"solver": "admm", "penalty": 5.0}}
     assert "| ecc (paper) |  | 80.00 |" in page.scores_table(found, facts.AFTER)
     assert "*ecc (paper)* has dynamics = paper, penalty = 5.0." in page.one_experiment(found)
 

@@ -50,7 +50,7 @@ def test_public_classes_can_be_pickled() -> None:
 def test_the_modules_are_attributes_and_torch_comes_late() -> None:
     code = (
         "import sys, ecc; assert 'torch' not in sys.modules; ecc.EccError; assert 'torch' not in sys.modules; "
-        "assert ecc.graph.slim is ecc.slim; import ecc.zoo.find; assert 'torch' in sys.modules; print('good')"
+        "assert ecc.graph.slim is ecc.slim; import ecc.zoo.registry; assert 'torch' in sys.modules; print('good')"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stdout == "good\n", done.stderr

@@ -22,7 +22,7 @@ with _torch.no_grad():
     _right = (small(_inputs).argmax(1) == _labels).double().mean()
 print("REPORT " + _json.dumps({
     "device": next(model.parameters()).device.type,
-    "share": float(solver.spent[0]) / energy.dense,
+    "share": float(solver.cost[0]) / energy.dense,
     "prunable": len(graph.prunable),
     "accuracy": float(_right),
 }))
@@ -94,7 +94,7 @@ def amp_with_grad_scaler(context: Context) -> Outcome:
     model = Net(16 if context.small else 32).to(device)
     graph = ecc.trace_channels(model, images[:64])
     adam = torch.optim.Adam(model.parameters(), lr=2e-3)
-    solver = ecc.EccSolver(model, graph, ecc.counted(graph, "macs"), f"{BUDGET:.0%}", steps, optimizer=adam)
+    solver = ecc.EccSolver(model, graph, ecc.counted_cost(graph, "macs"), f"{BUDGET:.0%}", steps, optimizer=adam)
     dense = float(graph.macs())
     scaler = torch.amp.GradScaler(device, init_scale=OVERFLOWING_SCALE)
     dtype = torch.float16 if device == "cuda" else torch.bfloat16
@@ -126,7 +126,7 @@ def amp_with_grad_scaler(context: Context) -> Outcome:
         "steps": len(losses),
         "skipped_steps": skipped,
         "scale": scaler.get_scale(),
-        "share_of_macs": float(solver.spent[0]) / dense,
+        "share_of_macs": float(solver.cost[0]) / dense,
         "first_loss": losses[0] if losses else math.nan,
         "last_loss": losses[-1] if losses else math.nan,
         "accuracy": accuracy,

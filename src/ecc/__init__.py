@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ecc.energy import Cost, EnergyModel, fit, nonzero_cost, parse_budgets
-    from ecc.energy.counted import counted
+    from ecc.energy.counted import counted_cost
     from ecc.errors import (
         BadBudget,
         BadFile,
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     )
     from ecc.measure import Measurement, MeasureSettings, Profile, find_meter, measure_model
     from ecc.measure.profiler import profile
-    from ecc.methods import Compressed, Compression, CompressSettings, EccSolver, WeightCompression, WeightSolver
+    from ecc.methods import CompressedModel, Compression, CompressSettings, EccSolver, WeightCompression, WeightSolver
     from ecc.task import Task
 
 __version__ = "0.1.0"
@@ -62,7 +62,7 @@ __all__ = [
     "ChannelGraph",
     "ChannelGroup",
     "CompressSettings",
-    "Compressed",
+    "CompressedModel",
     "Compression",
     "Cost",
     "EccError",
@@ -78,7 +78,7 @@ __all__ = [
     "UntraceableModel",
     "WeightCompression",
     "WeightSolver",
-    "counted",
+    "counted_cost",
     "export_model",
     "export_run",
     "find_meter",
@@ -99,7 +99,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "energy": ("Cost", "EnergyModel", "counted", "fit", "nonzero_cost", "parse_budgets"),
+    "energy": ("Cost", "EnergyModel", "counted_cost", "fit", "nonzero_cost", "parse_budgets"),
     "errors": (
         "BadBudget",
         "BadFile",
@@ -127,7 +127,7 @@ _HOMES = {
         "mask_channels_",
     ),
     "measure": ("MeasureSettings", "Measurement", "Profile", "find_meter", "measure_model", "profile"),
-    "methods": ("CompressSettings", "Compressed", "Compression", "EccSolver", "WeightCompression", "WeightSolver"),
+    "methods": ("CompressSettings", "CompressedModel", "Compression", "EccSolver", "WeightCompression", "WeightSolver"),
     "task": ("Task",),
     "training": (),
     "zoo": (),

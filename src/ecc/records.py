@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from ecc.errors import BadFile, EccError
-from ecc.io import MOST_BYTES, read_bytes, write_bytes
+from ecc.io import MAX_BYTES, read_bytes, write_bytes
 
 T = TypeVar("T")
 
@@ -74,7 +74,7 @@ def write_record(path: str | Path, record: Any) -> None:
     write_bytes(path, msgspec.json.format(to_json(record), indent=1) + b"\n")
 
 
-def read_record(path: str | Path, kind: type[T], most: int = MOST_BYTES) -> T:
+def read_record(path: str | Path, kind: type[T], most: int = MAX_BYTES) -> T:
     """Read and check a record.
 
     Raises:

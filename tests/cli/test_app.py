@@ -17,7 +17,7 @@ from ecc.cli import main
 from ecc.cli.app import app
 from ecc.constants import BUNDLED_TASKS
 from ecc.graph import ChannelGraph, trace_channels
-from ecc.zoo.find import find_task
+from ecc.zoo.registry import find_task
 
 VERBS = sorted(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
 

@@ -140,7 +140,7 @@ def test_a_budget_that_is_not_met_is_an_error_and_the_result_is_kept(folder: Pat
     )
     data = json.loads((folder / "energy.json").read_text())
     for term in data["model"]["terms"]:
-        term["price"] *= 0.7
+        term["coefficient"] *= 0.7
     (folder / "wrong.json").write_text(json.dumps(data))
     result = ecc(*words, "--device", "cpu")
     assert result.exit_code == 2
@@ -174,7 +174,7 @@ BAD: dict[str, tuple[list[str], str]] = {
     "min-share above 1": (["digits", *E, *B, *O, "--min-width-ratio", "2"], "min_width_ratio=2.0 is a share"),
     "rate of 0": (["digits", *E, *B, *O, "--lr", "0"], "lr=0.0 is outside 0..1"),
     "distillation above 1": (["digits", *E, *B, *O, "--distill", "3"], "weight of distillation is 3.0"),
-    "metric for a rival": (["digits", *E, *B, *O, "--metric", "adam", "--method", "uniform"], "what ECC ranks"),
+    "metric for a rival": (["digits", *E, *B, *O, "--metric", "adam_norm", "--method", "uniform"], "what ECC ranks"),
     "temperature, no teacher": (["digits", *E, *B, *O, "--distill", "0", "--temperature", "2"], "there is none"),
     "a graph on the CPU": (["digits", *E, *B, *O, "--cuda-graph", "--device", "cpu"], "--cuda-graph is for GPUs"),
     "a recipe": (["mine.toml", *E, *B, *O], "is a recipe, which `ecc compare` takes"),

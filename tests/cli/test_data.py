@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 from ecc.cli.app import app
 from ecc.energy import EnergyModel
 from ecc.graph import trace_channels
-from ecc.task import with_batch
+from ecc.task import with_batch_size
 from ecc.training import load_state
 from ecc.zoo import find_task
 from energy.cases import origin
@@ -43,7 +43,7 @@ def ecc(*words: str) -> Result:
 
 def energy(tmp_path: Path, name: str, tree: Path, size: tuple[int, int]) -> Path:
     task = find_task(name, tree, size=size)
-    graph = trace_channels(task.model, with_batch(task.example_input, origin().batch), verify=False)
+    graph = trace_channels(task.model, with_batch_size(task.example_input, origin().batch), verify=False)
     true_model(graph).save(tmp_path / "energy.json")
     return tmp_path / "energy.json"
 
@@ -78,7 +78,7 @@ def test_profile_fit_and_inspect_see_the_network_that_the_data_asks_for(tmp_path
     found = ecc("inspect", *words, "--json", "--no-verify")
     assert found.exit_code == 0, found.output
     profile, model = tmp_path / "a.profile", tmp_path / "energy.json"
-    done = ecc("profile", *words, "--meter", "platform:jetson-tx2", "--rows", "12", "-o", str(profile), "--quiet")
+    done = ecc("profile", *words, "--meter", "platform:jetson-tx2", "--samples", "12", "-o", str(profile), "--quiet")
     assert done.exit_code == 0, done.output
     assert ecc("fit", str(profile), "-o", str(model)).exit_code == 0
     task = find_task("resnet20", tree)

@@ -22,7 +22,7 @@ from ecc.energy.regression import Array
 from ecc.energy.samples import Samples
 from ecc.graph import AffineSize, ChannelGraph, StructureSpec, trace_channels
 from ecc.measure import Estimated, MeasureSettings, MeterInfo, Profile, find_meter, profile
-from ecc.task import with_batch
+from ecc.task import with_batch_size
 from ecc.zoo import find_task
 from graph.cases import traced
 
@@ -37,7 +37,7 @@ def network(name: str) -> tuple[Any, Any, ChannelGraph]:
     """A model, its input and its graph: a case of the graph room, or a bundled task."""
     if name in ("digits", "mobilenet_v1", "alexnet"):
         task = find_task(name)
-        inputs = with_batch(task.example_input, DIGITS_BATCH) if name == "digits" else task.example_input
+        inputs = with_batch_size(task.example_input, DIGITS_BATCH) if name == "digits" else task.example_input
         return task.model, inputs, trace_channels(task.model, inputs, verify=False)
     return traced(name)
 
@@ -56,7 +56,7 @@ def computed(name: str, platform: str, rows: int = 60, **options: Any) -> Profil
     model, inputs, graph = network(name)
     with TemporaryDirectory() as folder:
         return profile(
-            model, graph, inputs, find_meter(f"platform:{platform}"), Path(folder) / "a.profile", rows=rows, **options
+            model, graph, inputs, find_meter(f"platform:{platform}"), Path(folder) / "a.profile", samples=rows, **options
         )
 
 
@@ -95,8 +95,8 @@ def pairs_of(structure: StructureSpec) -> SearchStrategy[tuple[Tensor, Tensor]]:
 TERMS = {"bilinear": bilinear_terms, "physical": physical_terms}
 
 
-def random_priced(kind: str, structure: StructureSpec, seed: int = 0) -> FittedModel:
-    """Prices of any size, some of them 0."""
+def random_fitted(kind: str, structure: StructureSpec, seed: int = 0) -> FittedModel:
+    """Coefficients of any size, some of them 0."""
     generator = np.random.default_rng(seed)
     terms = TERMS[kind](structure)
     if kind == "physical":
@@ -105,7 +105,7 @@ def random_priced(kind: str, structure: StructureSpec, seed: int = 0) -> FittedM
     return FittedModel(kind, float(generator.random()), terms, tuple(coefficients.tolist()))
 
 
-def model_of(priced: FittedModel, structure: StructureSpec, **changes: Any) -> EnergyModel:
+def model_of(fitted: FittedModel, structure: StructureSpec, **changes: Any) -> EnergyModel:
     values: dict[str, Any] = {
         "fingerprint": structure.fingerprint,
         "groups": structure.groups,
@@ -114,7 +114,7 @@ def model_of(priced: FittedModel, structure: StructureSpec, **changes: Any) -> E
         "layers": tuple(layer.path for layer in structure.layers),
         "resource": "energy",
         "origin": origin(),
-        "priced": priced,
+        "fitted": fitted,
     }
     return EnergyModel(**{**values, **changes})
 
@@ -126,16 +126,16 @@ def origin() -> Origin:
 
 @cache
 def random_model(kind: str, name: str, seed: int = 0) -> EnergyModel:
-    return model_of(random_priced(kind, skeleton_of(name), seed), skeleton_of(name))
+    return model_of(random_fitted(kind, skeleton_of(name), seed), skeleton_of(name))
 
 
 def samples_from(
-    priced: FittedModel, structure: StructureSpec, rows: int, *, seed: int = 0, noise: float = 0.0
+    fitted: FittedModel, structure: StructureSpec, rows: int, *, seed: int = 0, noise: float = 0.0
 ) -> Samples:
     """Uniform random widths, and what the model says of them."""
     widths = random_widths(structure, rows, seed)
     scatter = np.exp(noise * np.random.default_rng(seed + 1).standard_normal(rows))
-    return Samples(structure, widths, np.array([slow_value(priced, row) for row in widths]) * scatter)
+    return Samples(structure, widths, np.array([slow_value(fitted, row) for row in widths]) * scatter)
 
 
 # ---------------------------------------------------------------- twins
@@ -148,11 +148,11 @@ def slow_extent(extent: AffineSize, widths: Sequence[float]) -> float:
     return total
 
 
-def slow_value(priced: FittedModel, widths: Sequence[float]) -> float:
+def slow_value(fitted: FittedModel, widths: Sequence[float]) -> float:
     """The model term by term."""
-    total = priced.base
-    for term, price in zip(priced.terms, priced.coefficients, strict=True):
-        total += price * slow_extent(term.left, widths) * slow_extent(term.right, widths)
+    total = fitted.base
+    for term, coefficient in zip(fitted.terms, fitted.coefficients, strict=True):
+        total += coefficient * slow_extent(term.left, widths) * slow_extent(term.right, widths)
     return total
 
 
@@ -195,7 +195,7 @@ AUTHORS_DENSE_JOULES = 0.04982350906357169
 
 
 def authors_alexnet() -> FittedModel:
-    """The authors' model of AlexNet over our channel graph: a price is a coefficient for each unit of in * out."""
+    """The authors' model of AlexNet over our channel graph: a coefficient is a coefficient for each unit of in * out."""
     structure = skeleton_of("alexnet")
     terms = bilinear_terms(structure)
     dense = [

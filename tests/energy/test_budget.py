@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ecc.energy import Budget, counted, dense_cost, parse_budget, parse_budgets
+from ecc.energy import Budget, counted_cost, dense_cost, parse_budget, parse_budgets
 from ecc.errors import BadBudget
 from energy.cases import graph_of, random_model
 
@@ -80,10 +80,10 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize(("text", "resource", "amount", "is_share", "per_item"), GOOD)
-def test_a_good_budget_is_read(text: str, resource: str, amount: float, is_share: bool, per_item: bool) -> None:
+@pytest.mark.parametrize(("text", "resource", "amount", "is_relative", "per_item"), GOOD)
+def test_a_good_budget_is_read(text: str, resource: str, amount: float, is_relative: bool, per_item: bool) -> None:
     budget = parse_budget(text)
-    assert (budget.resource, budget.is_share, budget.per_item) == (resource, is_share, per_item)
+    assert (budget.resource, budget.is_relative, budget.per_item) == (resource, is_relative, per_item)
     assert budget.amount == pytest.approx(amount, rel=1e-15)
 
 
@@ -115,9 +115,9 @@ def test_numbers_are_read_as_python_reads_them(number: float, unit: str) -> None
 
 def test_budgets_of_several_resources_stand_side_by_side() -> None:
     assert parse_budgets(["60%", "latency=12ms", "params=2M"]) == (
-        Budget("energy", 0.6, is_share=True),
-        Budget("latency", 0.012, is_share=False),
-        Budget("params", 2e6, is_share=False),
+        Budget("energy", 0.6, is_relative=True),
+        Budget("latency", 0.012, is_relative=False),
+        Budget("params", 2e6, is_relative=False),
     )
 
 
@@ -139,7 +139,7 @@ def test_budgets_that_cannot_hold_together_are_refused(texts: list[str], said: s
 
 
 def test_a_share_is_of_the_dense_network() -> None:
-    model, params = random_model("bilinear", "chain"), counted(graph_of("chain"), "params")
+    model, params = random_model("bilinear", "chain"), counted_cost(graph_of("chain"), "params")
     assert parse_budget("60%").limit(model) == pytest.approx(0.6 * model.dense)
     assert parse_budget("60%").limit(model, batch=64) == parse_budget("60%").limit(model)
     assert parse_budget("params=25%").limit(params) == 0.25 * float(graph_of("chain").parameters())
@@ -160,7 +160,7 @@ def test_an_amount_is_for_the_batch_unless_it_says_for_an_item() -> None:
 
 
 def test_limits_are_plain_numbers_whatever_is_the_default_dtype() -> None:
-    limit = parse_budget("50%").limit(counted(graph_of("chain"), "macs"))
+    limit = parse_budget("50%").limit(counted_cost(graph_of("chain"), "macs"))
     assert type(limit) is float
     assert limit == 0.5 * float(graph_of("chain").macs(torch.tensor([8.0, 6.0, 4.0])))
 

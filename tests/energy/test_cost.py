@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ecc.energy import Cost, counted
+from ecc.energy import Cost, counted_cost
 from ecc.energy.counted import UNITS
 from energy.cases import (
     NETWORKS,
@@ -30,7 +30,7 @@ SMOOTH = tuple(name for name in COSTS if name != "peak_bytes")
 
 @cache
 def cost_of(name: str, network: str, seed: int = 0) -> Any:
-    return counted(graph_of(network), name) if name in UNITS else random_model(name, network, seed)
+    return counted_cost(graph_of(network), name) if name in UNITS else random_model(name, network, seed)
 
 
 def drawn(data: st.DataObject, name: str) -> tuple[Any, Any]:

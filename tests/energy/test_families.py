@@ -7,14 +7,14 @@ from hypothesis import strategies as st
 
 from ecc.energy.families import FittedModel, bilinear, folds, physical
 from ecc.energy.features import AMOUNTS
-from ecc.energy.samples import Samples, samples_of
+from ecc.energy.samples import Samples, samples_from_profile
 from energy.cases import (
     AUTHORS_BIAS,
     NETWORKS,
     TERMS,
     authors_alexnet,
     computed,
-    random_priced,
+    random_fitted,
     random_widths,
     samples_from,
     skeleton_of,
@@ -29,14 +29,14 @@ def noisy(samples: Samples, noise: float, seed: int = 0) -> Samples:
     return Samples(samples.structure, samples.widths, samples.values * scatter)
 
 
-# ---------------------------------------------------------------- priced terms
+# ---------------------------------------------------------------- fitted terms
 
 
 @pytest.mark.parametrize("name", NETWORKS)
 @pytest.mark.parametrize("kind", TERMS)
 def test_a_model_is_the_sum_of_its_terms(kind: str, name: str) -> None:
-    priced, widths = random_priced(kind, skeleton_of(name)), random_widths(skeleton_of(name), 5)
-    assert priced.at(widths).tolist() == pytest.approx([slow_value(priced, row) for row in widths], rel=1e-12)
+    fitted, widths = random_fitted(kind, skeleton_of(name)), random_widths(skeleton_of(name), 5)
+    assert fitted.at(widths).tolist() == pytest.approx([slow_value(fitted, row) for row in widths], rel=1e-12)
 
 
 # ---------------------------------------------------------------- the paper's
@@ -68,7 +68,7 @@ def test_noise_moves_the_authors_coefficients_little() -> None:
 @pytest.mark.parametrize("name", NETWORKS)
 def test_a_bilinear_truth_is_predicted_exactly(name: str) -> None:
     structure = skeleton_of(name)
-    truth = random_priced("bilinear", structure, seed=3)
+    truth = random_fitted("bilinear", structure, seed=3)
     found = bilinear(samples_from(truth, structure, 60))
     probe = random_widths(structure, 20, seed=5)
     assert found.at(probe) == pytest.approx(truth.at(probe), rel=1e-6)
@@ -84,24 +84,24 @@ def test_prices_are_never_negative(kind: str, seed: int, noise: float) -> None:
     """Whatever is measured, noise of half the value among it: so a model is nonnegative and monotone."""
     structure = skeleton_of(NETWORKS[seed % len(NETWORKS)])
     found = FAMILIES[kind](
-        samples_from(random_priced("physical", structure, seed), structure, 20, seed=seed, noise=noise)
+        samples_from(random_fitted("physical", structure, seed), structure, 20, seed=seed, noise=noise)
     )
     assert found.base >= 0
     assert min(found.coefficients) >= 0
     assert len(found.coefficients) == len(found.terms)
-    assert all(price >= 0 for price in found.unit_prices)
+    assert all(coefficient >= 0 for coefficient in found.unit_coefficients)
     assert np.isfinite([found.base, *found.coefficients]).all()
 
 
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_the_same_rows_give_the_same_model(kind: str) -> None:
-    samples = noisy(samples_of(computed("digits", "jetson-tx2")), 0.02)
+    samples = noisy(samples_from_profile(computed("digits", "jetson-tx2")), 0.02)
     assert FAMILIES[kind](samples) == FAMILIES[kind](samples)
 
 
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_millijoules_are_learnt_as_joules_are(kind: str) -> None:
-    samples = noisy(samples_of(computed("digits", "jetson-tx2")), 0.02)
+    samples = noisy(samples_from_profile(computed("digits", "jetson-tx2")), 0.02)
     small = Samples(samples.structure, samples.widths, samples.values * 1e-3)
     one, other = FAMILIES[kind](samples), FAMILIES[kind](small)
     probe = random_widths(samples.structure, 20)
@@ -123,7 +123,7 @@ def test_a_constant_is_learnt_as_a_constant(kind: str) -> None:
 @pytest.mark.parametrize("platform", ["jetson-tx2", "gtx-1080-ti", "eyeriss"])
 @pytest.mark.parametrize("name", ["digits", "mobilenet_v1"])
 def test_networks_that_were_not_seen_are_predicted(name: str, platform: str) -> None:
-    samples = samples_of(computed(name, platform))
+    samples = samples_from_profile(computed(name, platform))
     found = physical(samples.take(np.arange(len(samples)) % 2 == 0))
     others = samples.take(np.arange(len(samples)) % 2 == 1)
     assert np.abs(found.at(others.widths) / others.values - 1).mean() < 0.005
@@ -131,7 +131,7 @@ def test_networks_that_were_not_seen_are_predicted(name: str, platform: str) -> 
 
 def test_few_noisy_rows_are_enough_where_the_paper_s_family_needs_many() -> None:
     """30 networks of MobileNet, with 28 layers: more coefficients than rows that could tell them apart."""
-    truth = samples_of(computed("mobilenet_v1", "jetson-tx2"))
+    truth = samples_from_profile(computed("mobilenet_v1", "jetson-tx2"))
     few = noisy(truth, 0.02).take(range(30))
     errors = {kind: np.abs(fit(few).at(truth.widths) / truth.values - 1).mean() for kind, fit in FAMILIES.items()}
     assert errors["physical"] < 0.015
@@ -139,19 +139,19 @@ def test_few_noisy_rows_are_enough_where_the_paper_s_family_needs_many() -> None
 
 
 def test_prices_of_macs_and_bytes_are_told() -> None:
-    found = physical(samples_of(computed("digits", "jetson-tx2")))
+    found = physical(samples_from_profile(computed("digits", "jetson-tx2")))
     assert found.kind == "physical"
-    assert len(found.unit_prices) == len(AMOUNTS)
-    assert max(found.unit_prices) > 0
+    assert len(found.unit_coefficients) == len(AMOUNTS)
+    assert max(found.unit_coefficients) > 0
     assert found.strength is not None
 
 
 def test_a_chosen_strength_is_kept() -> None:
-    assert physical(samples_of(computed("digits", "jetson-tx2")), strengths=(0.01,)).strength == 0.01
+    assert physical(samples_from_profile(computed("digits", "jetson-tx2")), strengths=(0.01,)).strength == 0.01
 
 
-def test_a_term_that_costs_alone_is_learnt_in_spite_of_the_common_prices() -> None:
-    """One layer at ten times the price of the others, as a badly chosen kernel costs it."""
+def test_a_term_that_costs_alone_is_learnt_in_spite_of_the_common_coefficients() -> None:
+    """One layer at ten times the coefficient of the others, as a badly chosen kernel costs it."""
     structure = skeleton_of("alexnet")
     truth = authors_alexnet()
     coefficients = (truth.coefficients[0], 10 * truth.coefficients[1], *truth.coefficients[2:])

@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 
 from ecc.energy import EnergyModel, fit
 from ecc.energy.families import FittedModel
-from ecc.energy.fitting import FAMILIES, about_outlier_widths, model_of, noise_of, worth_more_rows
-from ecc.energy.samples import samples_of
+from ecc.energy.fitting import FAMILIES, describe_learning_curve, describe_outlier_widths, model_of, noise_of
+from ecc.energy.samples import samples_from_profile
 from ecc.errors import BadFile, BadMeasurement
 from ecc.graph import ChannelGraph, trace_channels
-from ecc.measure import Measured, Profile, Row, find_meter
+from ecc.measure import Measured, Profile, Sample, find_meter
 from ecc.zoo import find_task
 from energy.cases import authors_alexnet, computed, graph_of, pairs_of, random_widths, skeleton_of
-from measure.profile_cases import profile_of, reference, row
+from measure.profile_cases import profile_of, reference, sample
 
 PLATFORMS = ("jetson-tx2", "gtx-1080-ti", "eyeriss")
 ROOT = Path(__file__).parents[2]
@@ -50,7 +50,7 @@ def test_noise_is_not_learnt(name: str, platform: str) -> None:
     """With 2 % of it, the error is that of the noise, sqrt(2 / pi) * 2 % = 1.6 %, within half a point."""
     model = fit(computed(name, f"{platform},noise=0.02,seed=1", rows=100))
     assert model.quality["mean"] == pytest.approx(0.02 * math.sqrt(2 / math.pi), abs=0.005)
-    truth = samples_of(computed(name, platform))
+    truth = samples_from_profile(computed(name, platform))
     away = np.array([float(model.value(torch.from_numpy(row))) for row in truth.widths]) / truth.values - 1
     assert np.abs(away).mean() < 0.01  # nearer to the truth than what it was shown
 
@@ -71,7 +71,7 @@ def profile_from(truth: FittedModel, graph: ChannelGraph, rows: int) -> Profile:
     joules = truth.at(widths)
     kept = widths[:, list(structure.prunable)].astype(int)
     found = (
-        Row(row=number, widths=tuple(map(int, kept[number])), joules=float(joules[number]), seconds=1.0)
+        Sample(index=number, widths=tuple(map(int, kept[number])), joules=float(joules[number]), seconds=1.0)
         for number in range(rows)
     )
     return Profile(header, tuple(found))
@@ -131,7 +131,7 @@ def test_latency_is_learnt_as_energy_is() -> None:
 
 def test_a_model_can_be_made_of_given_prices() -> None:
     profile = computed("alexnet", "jetson-tx2", 20)
-    model = model_of(authors_alexnet(), samples_of(profile), profile, "energy")
+    model = model_of(authors_alexnet(), samples_from_profile(profile), profile, "energy")
     assert model.dense == pytest.approx(0.0498, abs=5e-5)
     assert model.quality == {}
     assert model.layers == tuple(layer.path for layer in skeleton_of("alexnet").layers)
@@ -150,10 +150,10 @@ def test_removing_channels_never_predicts_more(family: str, data: st.DataObject)
 @cache
 def odd_model(family: str, way: str) -> EnergyModel:
     profile = computed("digits", "jetson-tx2")
-    noise = np.random.default_rng(0).uniform(0.1, 10, len(profile.rows))
+    noise = np.random.default_rng(0).uniform(0.1, 10, len(profile.samples))
     rows = tuple(
         replace(row, joules=(noise[0] if row.is_reference else noise[number]) if way == "noise" else 1 / row.joules)
-        for number, row in enumerate(profile.rows)
+        for number, row in enumerate(profile.samples)
     )
     return fit(Profile(profile.header, rows), family)
 
@@ -170,23 +170,23 @@ def test_a_family_that_does_not_exist_is_refused() -> None:
 
 def test_too_few_rows_are_refused() -> None:
     with pytest.raises(BadMeasurement, match="the profile holds 11 networks, and a fit needs 12"):
-        fit(profile_of(*(row(number, 1.0 + number) for number in range(11))))
+        fit(profile_of(*(sample(number, 1.0 + number) for number in range(11))))
     with pytest.raises(BadMeasurement, match="the profile holds 0 networks"):
         fit(profile_of())
 
 
 def test_an_unsteady_profile_is_refused_unless_allowed() -> None:
-    rows = [row(number, 1.0 + number, (1 + number, 3)) for number in range(12)]
+    rows = [sample(number, 1.0 + number, (1 + number, 3)) for number in range(12)]
     unsteady = profile_of(reference(20.0), *rows[:6], reference(23.0), *rows[6:], reference(20.0))
-    with pytest.raises(BadMeasurement, match=r"varied by 8\.2% .*allow_unsteady=True"):
+    with pytest.raises(BadMeasurement, match=r"varied by 8\.2% .*allow_drift=True"):
         fit(unsteady)
-    assert fit(unsteady, allow_unsteady=True).origin.rows == 13
+    assert fit(unsteady, allow_drift=True).origin.rows == 13
 
 
 def test_a_bad_row_is_refused_by_its_number() -> None:
-    rows = [row(number, 1.0) for number in range(20)]
+    rows = [sample(number, 1.0) for number in range(20)]
     with pytest.raises(BadFile, match="row 20 of the profile has nan joules"):
-        fit(profile_of(*rows, row(20, math.nan)))
+        fit(profile_of(*rows, sample(20, math.nan)))
     with pytest.raises(BadFile, match="knows nothing of 'macs'"):
         fit(profile_of(*rows), resource="macs")
 
@@ -196,27 +196,27 @@ def test_a_bad_row_is_refused_by_its_number() -> None:
 
 def test_noise_is_told_by_rounds_or_else_by_the_reference() -> None:
     rounds = [
-        row(i, joules, round=r) for i in range(50) for r, joules in enumerate((1.0, math.exp(0.02 * math.sqrt(2))))
+        sample(i, joules, round=r) for i in range(50) for r, joules in enumerate((1.0, math.exp(0.02 * math.sqrt(2))))
     ]
     assert noise_of(profile_of(*rounds)) == pytest.approx(0.02)
     references = [reference(2.0 * math.exp(0.01 * (-1) ** k)) for k in range(20)]
-    measured = profile_of(row(0), *references, device_type="cpu")
+    measured = profile_of(sample(0), *references, device_type="cpu")
     assert noise_of(measured) == pytest.approx(0.01 * math.sqrt(2), rel=1e-6)
-    assert noise_of(profile_of(row(0), *references)) is None  # an analytic one would repeat itself
-    assert noise_of(profile_of(row(0), reference(2.0), reference(2.0))) is None
-    assert noise_of(profile_of(row(0))) is None
+    assert noise_of(profile_of(sample(0), *references)) is None  # an analytic one would repeat itself
+    assert noise_of(profile_of(sample(0), reference(2.0), reference(2.0))) is None
+    assert noise_of(profile_of(sample(0))) is None
 
 
 def test_noise_and_steadiness_are_those_of_what_is_fitted() -> None:
     """Seconds may be steady where joules are not."""
-    rows = [replace(row(i, 1.0 + 0.05 * r, round=r), seconds=2.0 + 0.002 * r) for i in range(30) for r in (0, 1)]
+    rows = [replace(sample(i, 1.0 + 0.05 * r, round=r), seconds=2.0 + 0.002 * r) for i in range(30) for r in (0, 1)]
     references = [replace(reference(2.0 * (1 + 0.1 * k)), seconds=3.0 * (1 + 0.001 * (-1) ** k)) for k in range(6)]
     profile = profile_of(*rows, *references, device_type="cpu")
     assert noise_of(profile, "latency") == pytest.approx(0.001 / math.sqrt(2), rel=0.1)
     assert noise_of(profile, "energy") > 0.02
     with pytest.raises(BadMeasurement, match="the joules of the dense reference varied by 1"):
-        samples_of(profile)
-    assert len(samples_of(profile, "latency")) > 1
+        samples_from_profile(profile)
+    assert len(samples_from_profile(profile, "latency")) > 1
 
 
 def test_a_learning_curve_is_told_if_asked_for() -> None:
@@ -261,13 +261,13 @@ def test_a_learning_curve_is_told_if_asked_for() -> None:
 def test_whether_more_rows_would_help_is_said_in_a_sentence(
     curve: list[list[float]], noise: float | None, said: str
 ) -> None:
-    sentence = worth_more_rows({"learning_curve": curve, "noise": noise})
+    sentence = describe_learning_curve({"learning_curve": curve, "noise": noise})
     assert sentence.startswith(said)
     assert bool(sentence) == bool(said)
 
 
 def test_without_a_curve_nothing_is_said() -> None:
-    assert worth_more_rows({}) == ""
+    assert describe_learning_curve({}) == ""
 
 
 # ---------------------------------------------------------------- widths that cost more than wider ones
@@ -285,12 +285,12 @@ def test_on_an_h200_twelve_channels_of_a_resnet_cost_more_than_sixteen() -> None
 
 
 def test_odd_widths_are_told_in_a_sentence() -> None:
-    assert about_outlier_widths({}) == about_outlier_widths({"outlier_widths": []}) == ""
+    assert describe_outlier_widths({}) == describe_outlier_widths({"outlier_widths": []}) == ""
     odd = [{"group": f"g{number}", "width": 12, "networks": 14, "excess": 0.148} for number in range(5)]
-    assert "with 12 channels in g0 (14 networks) 14.8% more. A wider" in about_outlier_widths(
+    assert "with 12 channels in g0 (14 networks) 14.8% more. A wider" in describe_outlier_widths(
         {"outlier_widths": odd[:1]}
     )
-    several = about_outlier_widths({"outlier_widths": odd})
+    several = describe_outlier_widths({"outlier_widths": odd})
     assert "in g2 (14 networks) 14.8% more, and 2 widths like these." in several
     assert "g3" not in several
 
@@ -325,7 +325,7 @@ def test_a_recorded_profile_was_measured_on_an_h200(recorded: Path) -> None:
     assert (profile.label, header.device_type) == ("measured", "cuda")
     assert header.settings is not None
     assert f"-b{header.batch}." in recorded.name
-    assert len(profile.networks) >= 200
+    assert len(profile.design_samples) >= 200
     assert profile.drift is not None
     assert profile.drift.is_steady
 
@@ -336,7 +336,7 @@ def test_a_recorded_profile_can_be_fitted_without_its_network(recorded: Path, tm
     assert model.label == "measured"
     assert model.quality["mean"] < 0.08  # AlexNet's 4096-wide layers jump between kernels, and are the worst
     assert set(model.quality["families"]) == set(FAMILIES)
-    samples = samples_of(profile)
+    samples = samples_from_profile(profile)
     (joules,) = samples.values[samples.is_dense]
     assert model.dense == pytest.approx(joules, rel=0.2)
     assert model.least < model.dense

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ecc.energy import EnergyModel, counted, fit
+from ecc.energy import EnergyModel, counted_cost, fit
 from ecc.energy.features import AMOUNTS
 from ecc.errors import BadFile
 from ecc.graph import trace_channels
@@ -27,8 +27,8 @@ from energy.cases import (
     model_of,
     named,
     origin,
+    random_fitted,
     random_model,
-    random_priced,
     random_widths,
     skeleton_of,
     slow_extent,
@@ -52,11 +52,11 @@ def fitted() -> EnergyModel:
 def test_its_value_is_the_sum_over_its_terms(kind: str, data: st.DataObject) -> None:
     name = data.draw(st.sampled_from(NETWORKS))
     model, widths = random_model(kind, name), data.draw(widths_of(skeleton_of(name)))
-    assert float(model.value(widths)) == pytest.approx(slow_value(model.priced, widths.tolist()), rel=1e-12)
+    assert float(model.value(widths)) == pytest.approx(slow_value(model.fitted, widths.tolist()), rel=1e-12)
 
 
 def test_where_it_is_already_it_stays_with_all_that_it_has_made() -> None:
-    for cost in (random_model("physical", "chain"), counted(graph_of("chain"), "macs")):
+    for cost in (random_model("physical", "chain"), counted_cost(graph_of("chain"), "macs")):
         assert cost.to("cpu") is cost
         moved = cost.to("meta")
         assert moved is not cost
@@ -122,27 +122,28 @@ def test_the_layers_together_cost_what_the_network_costs(kind: str, name: str) -
         per_layer = model.per_layer(named(structure, widths))
         assert sum(per_layer.values()) == pytest.approx(float(model.value(torch.tensor(widths))), rel=1e-12)
         assert min(per_layer.values()) >= 0
-        assert per_layer[""] >= model.priced.base
+        assert per_layer[""] >= model.fitted.base
     assert set(per_layer) == {"", *(layer.path for layer in structure.layers)}
 
 
 def test_a_term_of_one_layer_is_charged_to_it() -> None:
     model = random_model("bilinear", "chain", seed=1)
     full, per_layer = model.full_widths, model.per_layer()
-    for term, price in zip(model.priced.terms, model.priced.coefficients, strict=True):
+    for term, coefficient in zip(model.fitted.terms, model.fitted.coefficients, strict=True):
         assert per_layer[term.name] == pytest.approx(
-            price * slow_extent(term.left, full) * slow_extent(term.right, full)
+            coefficient * slow_extent(term.left, full) * slow_extent(term.right, full)
         )
 
 
 def test_a_term_of_a_group_is_shared_by_what_each_layer_brings(fitted: EnergyModel) -> None:
-    term, price = next(
-        (t, p) for t, p in zip(fitted.priced.terms, fitted.priced.coefficients, strict=True) if len(t.layers) > 1 and p
+    term, coefficient = next(
+        (t, p) for t, p in zip(fitted.fitted.terms, fitted.fitted.coefficients, strict=True) if len(t.layers) > 1 and p
     )
     alone = replace(
-        fitted, priced=replace(fitted.priced, base=0.0, terms=(term,), coefficients=(price,), steps=(), heights=())
+        fitted,
+        fitted=replace(fitted.fitted, base=0.0, terms=(term,), coefficients=(coefficient,), steps=(), heights=()),
     )
-    worth = [sum(a * u for a, u in zip(part, fitted.priced.unit_prices, strict=True)) for _, part in term.layers]
+    worth = [sum(a * u for a, u in zip(part, fitted.fitted.unit_coefficients, strict=True)) for _, part in term.layers]
     expected = dict.fromkeys(("", *fitted.layers), 0.0)
     for (number, _), share in zip(term.layers, worth, strict=True):
         expected[fitted.layers[number]] += alone.dense * share / sum(worth)
@@ -209,10 +210,10 @@ def test_a_fitted_model_comes_back_with_its_quality(fitted: EnergyModel, tmp_pat
 
 @pytest.mark.parametrize("strength", [None, 1e-3, math.inf])
 def test_any_strength_comes_back(strength: float | None, tmp_path: Path) -> None:
-    priced = replace(
-        random_priced("physical", skeleton_of("chain")), strength=strength, unit_prices=(1.0, 0.0, 2.0, 3.0)
+    fitted = replace(
+        random_fitted("physical", skeleton_of("chain")), strength=strength, unit_coefficients=(1.0, 0.0, 2.0, 3.0)
     )
-    model = model_of(priced, skeleton_of("chain"))
+    model = model_of(fitted, skeleton_of("chain"))
     model.save(tmp_path / "a.model")
     assert EnergyModel.load(tmp_path / "a.model") == model
     assert "Infinity" not in (tmp_path / "a.model").read_text()  # other languages read JSON too
@@ -231,8 +232,8 @@ def test_a_person_can_read_the_file(fitted: EnergyModel, tmp_path: Path) -> None
     assert data["unit"] == "J for one inference of the whole batch"
     assert data["label"] == "estimated"
     assert data["origin"]["meter"]["device"] == "NVIDIA Jetson TX2"
-    assert list(data["model"]["common_prices"]) == list(AMOUNTS)
-    assert len(data["model"]["terms"]) == len(fitted.priced.coefficients)
+    assert list(data["model"]["unit_coefficients"]) == list(AMOUNTS)
+    assert len(data["model"]["terms"]) == len(fitted.fitted.coefficients)
     assert data["quality"]["rows"] == 60
 
 
@@ -255,19 +256,19 @@ DAMAGES = [
     (_set("network/groups", ["conv1"]), "damaged .*(of no group|differ in number)"),
     (_set("network/full_widths", [8, 6]), "damaged .*differ in number"),
     (_set("network/layers", []), "damaged .*belongs to no layer"),
-    (_set("model/base", -1), "damaged .*price -1 is no number of at least 0"),
-    (_set("model/base", "1"), "damaged .*price '1' is no number"),
-    (_set("model/base", True), "damaged .*price True is no number"),
+    (_set("model/base", -1), "damaged .*coefficient -1 is no number of at least 0"),
+    (_set("model/base", "1"), "damaged .*coefficient '1' is no number"),
+    (_set("model/base", True), "damaged .*coefficient True is no number"),
     (_set("model/base", math.nan), "damaged .*NaN is not a number"),
-    (_set("model/terms/0/price", -1e-9), "damaged .*price -1e-09 is no number of at least 0"),
-    (_set("model/terms/0/price", math.inf), "damaged .*Infinity is not a number"),
+    (_set("model/terms/0/coefficient", -1e-9), "damaged .*coefficient -1e-09 is no number of at least 0"),
+    (_set("model/terms/0/coefficient", math.inf), "damaged .*Infinity is not a number"),
     (_set("model/terms/0/left", [0, [[3, 1]]]), "damaged .*negative or of no group"),
     (_set("model/terms/0/left", [-1, []]), "damaged .*negative or of no group"),
     (_set("model/terms/0/right", [0, [[0, -1]]]), "damaged .*negative or of no group"),
     (_set("model/terms/0/layers", [[99, [0, 0, 0, 0]]]), "damaged .*belongs to no layer"),
     (_set("model/terms/0/amounts", [0]), "damaged .*1 amounts where there are 4"),
     (_set("model/terms/0/layers", [[0, [0, 0, 0]]]), "damaged .*3 amounts where there are 4"),
-    (_set("model/terms/0/price", 1e308), "damaged .*the dense network would take"),
+    (_set("model/terms/0/coefficient", 1e308), "damaged .*the dense network would take"),
     (_set("network/min_widths", [0, 1, 1]), "damaged .*a least width is outside"),
     (_set("network/min_widths", [10**9, 1, 1]), "damaged .*a least width is outside"),
     (_set("model/terms", 5), "damaged .*TypeError"),

@@ -45,7 +45,7 @@ def test_the_weights_of_all_convolutions_and_linear_layers_are_priced_and_nothin
     matrices = {key: value.numel() for key, value in net.named_parameters() if value.dim() > 1}
     cost = cost_of(name)
     assert dict(zip(cost.groups, cost.full_widths, strict=True)) == matrices
-    assert all(price > 0 for price in cost.coefficients)
+    assert all(coefficient > 0 for coefficient in cost.coefficients)
 
 
 def test_prices_by_hand() -> None:
@@ -78,9 +78,9 @@ def test_static_power_and_kernels_are_part_of_the_base() -> None:
 def test_a_tensor_that_two_layers_use_costs_both() -> None:
     tied, c = cost_of("tied"), PLATFORMS["eyeriss"]
     assert tied.groups.count("weight") == 1
-    price = dict(zip(tied.groups, tied.coefficients, strict=True))["weight"]
+    coefficient = dict(zip(tied.groups, tied.coefficients, strict=True))["weight"]
     once = 2 * 5 * c.joules_per_mac + 2 * c.joules_per_weight_byte  # two rows of five tokens
-    assert price == pytest.approx(2 * once)
+    assert coefficient == pytest.approx(2 * once)
 
 
 def test_layers_that_cost_nothing_are_not_pruned(monkeypatch: pytest.MonkeyPatch) -> None:

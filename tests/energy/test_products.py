@@ -28,7 +28,9 @@ def test_it_is_the_sum_term_by_term(
     base: float, terms: list[tuple[float, AffineSize, AffineSize]], widths: list[float]
 ) -> None:
     products, vector = products_of(base, terms), torch.tensor(widths, dtype=torch.float64)
-    expected = [price * slow_extent(left, widths) * slow_extent(right, widths) for price, left, right in terms]
+    expected = [
+        coefficient * slow_extent(left, widths) * slow_extent(right, widths) for coefficient, left, right in terms
+    ]
     assert products.terms(vector).tolist() == pytest.approx(expected, rel=1e-12)
     assert float(products.value(vector)) == pytest.approx(base + sum(expected), rel=1e-12)
 

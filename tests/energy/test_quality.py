@@ -6,7 +6,7 @@ import pytest
 from ecc.energy.families import FittedModel, bilinear, folds
 from ecc.energy.quality import (
     LEAST_ROWS,
-    ODD_NETWORKS,
+    OUTLIER_NETWORKS,
     check_rows,
     cross_validated,
     learning_curve,
@@ -16,7 +16,7 @@ from ecc.energy.quality import (
 from ecc.energy.samples import Samples
 from ecc.errors import BadMeasurement
 from ecc.graph import StructureSpec
-from energy.cases import authors_alexnet, random_priced, samples_from, skeleton_of
+from energy.cases import authors_alexnet, random_fitted, samples_from, skeleton_of
 
 
 def chain() -> StructureSpec:
@@ -61,7 +61,7 @@ def test_a_dense_error_keeps_its_sign() -> None:
 
 def test_every_row_is_predicted_by_a_model_that_has_not_seen_it() -> None:
     """A twin that fits once for each row, without the fold of the row."""
-    samples = samples_from(random_priced("physical", chain()), chain(), 25, noise=0.1)
+    samples = samples_from(random_fitted("physical", chain()), chain(), 25, noise=0.1)
     fold = folds(25, 10)
     expected = []
     for number in range(25):
@@ -71,7 +71,7 @@ def test_every_row_is_predicted_by_a_model_that_has_not_seen_it() -> None:
 
 
 def test_rows_are_never_shown_to_the_model_that_predicts_them() -> None:
-    samples = samples_from(random_priced("bilinear", chain()), chain(), 30)
+    samples = samples_from(random_fitted("bilinear", chain()), chain(), 30)
     samples = Samples(chain(), samples.widths, np.arange(1.0, 31.0))  # each row can be told by its value
 
     class Memory:
@@ -97,11 +97,11 @@ def test_a_true_family_has_no_error_and_noise_is_what_is_left() -> None:
 
 
 def test_too_few_rows_are_refused_with_the_number_that_is_needed() -> None:
-    few = samples_from(random_priced("bilinear", chain()), chain(), LEAST_ROWS - 1)
+    few = samples_from(random_fitted("bilinear", chain()), chain(), LEAST_ROWS - 1)
     for refuse in (check_rows, lambda samples: cross_validated(bilinear, samples)):
         with pytest.raises(BadMeasurement, match=r"the profile holds 11 networks, and a fit needs 12\. Profile more"):
             refuse(few)
-    enough = samples_from(random_priced("bilinear", chain()), chain(), LEAST_ROWS)
+    enough = samples_from(random_fitted("bilinear", chain()), chain(), LEAST_ROWS)
     check_rows(enough)
     assert len(cross_validated(bilinear, enough)) == LEAST_ROWS
 
@@ -143,7 +143,7 @@ def test_little_excess_and_few_networks_are_not_odd() -> None:
     odd = samples.widths[:, 0] == 6
     assert outlier_widths(np.where(odd, -0.02, 0.0), samples) == []  # no budget is missed by it
     assert outlier_widths(np.where(odd, 0.2, 0.0), samples) == []  # it costs less than predicted
-    few = samples.take(np.flatnonzero(~odd | (np.cumsum(odd) < ODD_NETWORKS)))
+    few = samples.take(np.flatnonzero(~odd | (np.cumsum(odd) < OUTLIER_NETWORKS)))
     assert outlier_widths(np.where(few.widths[:, 0] == 6, -0.2, 0.0), few) == []
 
 
@@ -166,13 +166,13 @@ def test_the_error_falls_with_rows() -> None:
 
 
 def test_sizes_that_cannot_be_are_left_out() -> None:
-    samples = samples_from(random_priced("bilinear", chain()), chain(), 50)
+    samples = samples_from(random_fitted("bilinear", chain()), chain(), 50)
     assert list(learning_curve(bilinear, samples, (5, 11, 12, 40, 41, 50))) == [12, 40]  # a fifth is held out
     assert learning_curve(bilinear, samples, ()) == {}
 
 
 def test_held_out_rows_are_not_among_those_that_are_fitted() -> None:
-    samples = samples_from(random_priced("bilinear", chain()), chain(), 50)
+    samples = samples_from(random_fitted("bilinear", chain()), chain(), 50)
     samples = Samples(chain(), samples.widths, np.arange(1.0, 51.0))
     shown: list[set[float]] = []
 

@@ -97,7 +97,7 @@ def test_a_price_without_rows_is_its_prior() -> None:
 
 @given(SEEDS)
 def test_units_do_not_matter(seed: int) -> None:
-    """Prices of millijoules are a thousand times those of joules, and MMACs cost a million times a MAC."""
+    """Coefficients of millijoules are a thousand times those of joules, and MMACs cost a million times a MAC."""
     features, _, values = problem(seed)
     values = values * np.exp(0.1 * np.random.default_rng(seed).standard_normal(len(values)))
     units = 10.0 ** np.arange(5)

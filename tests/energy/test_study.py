@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from ecc.energy import fit
-from ecc.energy.ablation import study
+from ecc.energy.ablation import run_ablation
 from ecc.measure import Profile
 
 H200 = Path(__file__).resolve().parent.parent.parent / "profiles" / "h200"
@@ -15,7 +15,7 @@ H200 = Path(__file__).resolve().parent.parent.parent / "profiles" / "h200"
 @pytest.mark.thorough
 def test_a_study_says_what_the_fit_says() -> None:
     profile = Profile.load(H200 / "mobilenet_v1-b1.profile.gz").first(60)
-    found = study(profile, iterations=200)
+    found = run_ablation(profile, iterations=200)
     assert json.loads(json.dumps(found)) == found
     quality = fit(profile).quality
     for name, family in found["families"].items():
@@ -30,4 +30,4 @@ def test_a_study_says_what_the_fit_says() -> None:
 
 def test_the_papers_figures_can_be_left_out() -> None:
     profile = Profile.load(H200 / "mobilenet_v1-b1.profile.gz").first(30)
-    assert study(profile, resource="latency", iterations=0)["paper"] == {}
+    assert run_ablation(profile, resource="latency", iterations=0)["paper"] == {}

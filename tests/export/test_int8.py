@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ecc.errors import BadTask, CannotExport
 from ecc.export.formats import FORMATS
 from ecc.export.int8 import MODES, OnnxNetwork, quantise, refuse_uncalibrated, score_of
-from ecc.export.verification import prove_export
+from ecc.export.verification import verify_export
 from export.runs import small_task
 
 pytest.importorskip("onnxruntime")
@@ -35,7 +35,7 @@ def test_weights_become_integers_and_outputs_stay_near(mode: str, floats: Path, 
     quantise(floats, path, mode, task)
     kinds = {tensor.data_type for tensor in onnx.load(path).graph.initializer if len(tensor.dims) == 4}
     assert kinds <= {onnx.TensorProto.INT8, onnx.TensorProto.UINT8}
-    proof = prove_export(task.model, FORMATS["onnx"].run(path), task.example_input, is_exact=False)
+    proof = verify_export(task.model, FORMATS["onnx"].run(path), task.example_input, is_exact=False)
     assert 0 < proof.error < 0.2
     assert [entry.name for entry in tmp_path.iterdir()] == ["int8.onnx"]
 

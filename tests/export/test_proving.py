@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ecc.errors import CannotExport
-from ecc.export.verification import TOLERANCE, batches_of, prove_export
+from ecc.export.verification import TOLERANCE, batches_of, verify_export
 from ecc.task import Inputs
 
 NET = nn.Linear(4, 3)
@@ -26,17 +26,17 @@ def running(change: Callable[[Tensor], Tensor]) -> Callable[[Inputs], list[Tenso
 
 
 def test_the_same_outputs_pass_at_three_batches() -> None:
-    proof = prove_export(NET, running(lambda y: y), EXAMPLE)
+    proof = verify_export(NET, running(lambda y: y), EXAMPLE)
     assert (proof.error, proof.batches) == (0, (1, 2, 5))
     assert batches_of(torch.zeros(1, 4)) == (1, 4)
 
 
 def test_a_small_error_is_told_and_a_large_one_refused() -> None:
-    proof = prove_export(NET, running(lambda y: y * (1 + 1e-5)), EXAMPLE)
+    proof = verify_export(NET, running(lambda y: y * (1 + 1e-5)), EXAMPLE)
     assert 5e-6 < proof.error < TOLERANCE
     with pytest.raises(CannotExport, match=r"slim\.x differs from the network by 0\.01 of the largest output"):
-        prove_export(NET, running(lambda y: y * 1.01), EXAMPLE, what="slim.x")
-    assert prove_export(NET, running(lambda y: y * 1.01), EXAMPLE, is_exact=False).error == pytest.approx(
+        verify_export(NET, running(lambda y: y * 1.01), EXAMPLE, what="slim.x")
+    assert verify_export(NET, running(lambda y: y * 1.01), EXAMPLE, is_exact=False).error == pytest.approx(
         0.01, rel=1e-3
     )
 
@@ -51,12 +51,12 @@ def test_a_small_error_is_told_and_a_large_one_refused() -> None:
 )
 def test_other_shapes_and_what_is_no_number_are_refused(change: Callable[[Tensor], Tensor]) -> None:
     with pytest.raises(CannotExport, match="differs from the network"):
-        prove_export(NET, running(change), EXAMPLE)
+        verify_export(NET, running(change), EXAMPLE)
 
 
 def test_a_missing_output_is_refused() -> None:
     with pytest.raises(CannotExport, match="inf of the largest output"):
-        prove_export(NET, lambda _: [], EXAMPLE)
+        verify_export(NET, lambda _: [], EXAMPLE)
 
 
 def test_integers_are_compared_too() -> None:
@@ -64,10 +64,10 @@ def test_integers_are_compared_too() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return x.argmax(1)
 
-    right = prove_export(Classes(), lambda x: [x.argmax(1)], EXAMPLE)  # type: ignore[union-attr]
+    right = verify_export(Classes(), lambda x: [x.argmax(1)], EXAMPLE)  # type: ignore[union-attr]
     assert right.error == 0
     with pytest.raises(CannotExport, match="differs"):
-        prove_export(Classes(), lambda x: [x.argmin(1)], EXAMPLE)  # type: ignore[union-attr]
+        verify_export(Classes(), lambda x: [x.argmin(1)], EXAMPLE)  # type: ignore[union-attr]
 
 
 def test_a_file_that_cannot_run_says_at_which_batch() -> None:
@@ -77,4 +77,4 @@ def test_a_file_that_cannot_run_says_at_which_batch() -> None:
         return running(lambda y: y)(inputs)
 
     with pytest.raises(CannotExport, match=r"the file cannot be run at batch 5: fixed size$"):
-        prove_export(NET, run, EXAMPLE)
+        verify_export(NET, run, EXAMPLE)

@@ -22,10 +22,10 @@ from rich.console import Console
 from ecc.cli.compress import show
 from ecc.energy import EnergyModel, fit
 from ecc.energy.paper import Mlp
-from ecc.energy.samples import samples_of
+from ecc.energy.samples import samples_from_profile
 from ecc.graph import ChannelGraph
 from ecc.measure import Profile, find_meter
-from ecc.measure.merge_profiles import missing_rows
+from ecc.measure.merge_profiles import missing_samples
 from ecc.measure.meters.command import parse
 from ecc.measure.profile_writer import open_profile
 from ecc.methods import Compression, CompressSettings
@@ -50,14 +50,14 @@ def _profile(folder: Path) -> Path:
 
 def _use_profile(path: Path) -> None:
     profile = Profile.load(path)
-    _ = profile.drift, profile.repeat_noise, profile.seconds_per_network, profile.label
+    _ = profile.drift, profile.repeat_noise, profile.seconds_per_sample, profile.label
     widths = profile.header.structure.widths()
     assert profile.header.structure.costs.macs(widths) >= 0
     for resource in ("energy", "latency"):
-        assert len(samples_of(profile, resource)) >= 0
+        assert len(samples_from_profile(profile, resource)) >= 0
     json.dumps(fit_facts(fit(profile, "bilinear")))
     assert profile_summary(profile, path).replace("\n", " ").isprintable()  # no code for a terminal gets through
-    assert len(missing_rows(profile)) >= 0
+    assert len(missing_samples(profile)) >= 0
 
 
 def _zipped(folder: Path) -> Path:

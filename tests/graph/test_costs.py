@@ -9,8 +9,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from ecc.graph import ChannelGraph, trace_channels, with_widths
-from ecc.records import from_json, to_json
 from ecc.graph.structure import AffineSize, CostTable, Layer, TensorShape
+from ecc.records import from_json, to_json
 from graph.cases import CASES, Inputs, call, traced
 
 COSTS = ("macs", "parameters", "weight_bytes", "activation_bytes")

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ecc.energy import counted
+from ecc.energy import counted_cost
 from ecc.errors import BadWidths
 from ecc.graph import (
     mask_channels_,
@@ -119,7 +119,7 @@ def test_settings_for_parameters_to_come_are_kept() -> None:
 
 def test_of_a_solver_the_optimizer_inside_is_cut() -> None:
     net, inputs, graph = traced("chain")
-    solver = EccSolver(net, graph, counted(graph, "macs"), "50%", 4, lr=1e-2)
+    solver = EccSolver(net, graph, counted_cost(graph, "macs"), "50%", 4, lr=1e-2)
     for _ in range(4):
         step(net, solver, inputs)
     small = slim(net, graph)

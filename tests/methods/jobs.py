@@ -18,10 +18,10 @@ from ecc.energy import EnergyModel, fit, parse_budgets
 from ecc.energy.families import FittedModel
 from ecc.energy.features import bilinear_terms
 from ecc.graph import ChannelGraph, trace_channels
-from ecc.measure import MeterInfo, Profile, Reading, Source, find_meter, profile
+from ecc.measure import EnergySource, MeterInfo, Profile, Reading, find_meter, profile
 from ecc.methods import Compression, CompressSettings
-from ecc.methods.compression import Compressed
-from ecc.task import Task, with_batch
+from ecc.methods.compression import CompressedModel
+from ecc.task import Task, with_batch_size
 from ecc.zoo import find_task
 from energy.cases import model_of, origin, slow_extent
 from graph.layers import conv, named
@@ -139,9 +139,9 @@ def wrong_model(graph: ChannelGraph, factor: float, resource: str = "energy") ->
     """Errs by a factor on two of three layers."""
     true = true_model(graph, resource)
     coefficients = tuple(
-        price * (factor if number % 3 else 1.0) for number, price in enumerate(true.priced.coefficients)
+        price * (factor if number % 3 else 1.0) for number, price in enumerate(true.fitted.coefficients)
     )
-    return replace(true, priced=replace(true.priced, coefficients=coefficients))
+    return replace(true, fitted=replace(true.fitted, coefficients=coefficients))
 
 
 class Truth:
@@ -205,11 +205,11 @@ def wide_job(
 @cache
 def digits_profile(platform: str = "jetson-tx2") -> Profile:
     task = find_task("digits")
-    inputs = with_batch(task.example_input, BATCH)
+    inputs = with_batch_size(task.example_input, BATCH)
     graph = trace_channels(task.model, inputs, verify=False)
     with TemporaryDirectory() as folder:
         return profile(
-            task.model, graph, inputs, find_meter(f"platform:{platform}"), Path(folder) / "a.profile", rows=50
+            task.model, graph, inputs, find_meter(f"platform:{platform}"), Path(folder) / "a.profile", samples=50
         )
 
 
@@ -218,7 +218,7 @@ def digits_model(platform: str = "jetson-tx2", resource: str = "energy") -> Ener
     return fit(digits_profile(platform), resource=resource)
 
 
-def platform(name: str = "jetson-tx2") -> Source:
+def platform(name: str = "jetson-tx2") -> EnergySource:
     return find_meter(f"platform:{name}")
 
 
@@ -239,7 +239,7 @@ def history_of(folder: Path) -> list[dict[str, Any]]:
     return [{name: value for name, value in facts.items() if name != "wall"} for facts in lines]
 
 
-def same_result(one: Compressed, other: Compressed) -> bool:
+def same_result(one: CompressedModel, other: CompressedModel) -> bool:
     first, second = one.model.state_dict(), other.model.state_dict()
     return (
         one.widths == other.widths

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from ecc.errors import BadTask, EccError, InfeasibleBudget
-from ecc.methods import Work
-from ecc.methods.baselines.amc import FEATURES, Amc, AmcSettings, Walk
+from ecc.methods import PruningContext
+from ecc.methods.baselines.amc import FEATURES, Amc, AmcSettings, LayerEnv
 from ecc.methods.baselines.ddpg import DdpgSettings
 from ecc.methods.cost_evaluator import MeasuredCost
 from ecc.methods.driving import Drive
@@ -27,13 +27,13 @@ def quick(episodes: int = 6, **settings: Any) -> Amc:
     return Amc(AmcSettings(episodes=episodes, agent=SMALL, **{"chunk": 2, **settings}))
 
 
-def started(work: Work, episodes: int = 6, **settings: Any) -> Amc:
+def started(work: PruningContext, episodes: int = 6, **settings: Any) -> Amc:
     method = quick(episodes, **settings)
     method.start(work)
     return method
 
 
-def finished(work: Work, episodes: int = 6, **settings: Any) -> Amc:
+def finished(work: PruningContext, episodes: int = 6, **settings: Any) -> Amc:
     method = started(work, episodes, **settings)
     while not method.is_done:
         method.step()
@@ -45,7 +45,7 @@ def weight_of(model: nn.Module) -> float:
     return float(sum(parameter.detach().abs().sum() for parameter in model.parameters()))
 
 
-def lines_of(work: Work) -> list[dict[str, Any]]:
+def lines_of(work: PruningContext) -> list[dict[str, Any]]:
     return [dict(line) for line in work.lines]  # type: ignore[attr-defined]
 
 
@@ -60,8 +60,8 @@ def test_every_episode_meets_the_aims(name: str, width_multiple: int) -> None:
     episodes = [line for line in lines_of(work) if "episode" in line]
     assert [line["episode"] for line in episodes] == list(range(1, 7))
     for line in episodes:
-        assert work.excess(line["widths"]) <= 0
-        assert line["widths"] == work.rounded(line["widths"])
+        assert work.constraint_violation(line["widths"]) <= 0
+        assert line["widths"] == work.round_widths(line["widths"])
     assert method.is_done
     assert work.widths() == lines_of(work)[-1]["widths"]
 
@@ -69,7 +69,7 @@ def test_every_episode_meets_the_aims(name: str, width_multiple: int) -> None:
 @pytest.mark.parametrize("share", [0.3, 0.7])
 def test_the_wall_is_the_largest_width_that_leaves_a_way(share: float) -> None:
     work = work_of("residual", share=share)
-    walk, floors = Walk(work), work.floors()
+    walk, floors = LayerEnv(work), work.min_widths()
     widths, states, actions = walk.along(lambda _, low: 1.0)
     assert actions == [1.0] * len(walk)
     assert len(states) == len(walk)
@@ -77,24 +77,26 @@ def test_the_wall_is_the_largest_width_that_leaves_a_way(share: float) -> None:
     for place, stop in enumerate(walk.stops):
         rest = {later: floors[later] for later in walk.stops[place + 1 :]}
 
-        def excess(width: int, stop: int = stop, rest: dict[int, int] = rest) -> float:
-            return work.excess([{stop: width, **rest}.get(number, one) for number, one in enumerate(slow)])
+        def constraint_violation(width: int, stop: int = stop, rest: dict[int, int] = rest) -> float:
+            return work.constraint_violation(
+                [{stop: width, **rest}.get(number, one) for number, one in enumerate(slow)]
+            )
 
-        slow[stop] = max(width for width in walk.choices[stop] if excess(width) <= 0)
+        slow[stop] = max(width for width in walk.choices[stop] if constraint_violation(width) <= 0)
     assert widths == slow
-    assert work.excess(widths) <= 0 < work.excess([width + 1 for width in widths])
+    assert work.constraint_violation(widths) <= 0 < work.constraint_violation([width + 1 for width in widths])
 
 
 def test_what_the_wall_lets_through_is_what_was_chosen() -> None:
     work = work_of(share=1.0, width_multiple=8)
-    walk = Walk(work)
+    walk = LayerEnv(work)
     widths, _, _ = walk.along(lambda _, low: 0.6)
-    assert widths == work.rounded(
+    assert widths == work.round_widths(
         [(0.6 if number in walk.stops else 1) * group.width for number, group in enumerate(work.graph.groups)]
     )
     lows: list[float] = []
     low, _, _ = walk.along(lambda _, least: lows.append(least) or least)  # type: ignore[func-returns-value]
-    assert low == work.floors()
+    assert low == work.min_widths()
     assert all(0 < one < 1 for one in lows)
 
 
@@ -103,7 +105,7 @@ def test_what_the_wall_lets_through_is_what_was_chosen() -> None:
 
 @pytest.mark.parametrize("name", WIDE)
 def test_states_are_numbers_from_0_to_1_that_tell_of_the_walk(name: str) -> None:
-    walk = Walk(work_of(name, share=0.5))
+    walk = LayerEnv(work_of(name, share=0.5))
     _, high, _ = walk.along(lambda _, low: 1.0)
     _, low, _ = walk.along(lambda _, least: least)
     for state in high + low:
@@ -151,7 +153,7 @@ def test_the_agent_is_not_taught_in_the_warm_up() -> None:
 def test_it_finds_what_the_held_out_data_want() -> None:
     """The reward likes one group wide and the other narrow: the search beats its own warm-up."""
     work = work_of("chain", share=0.5)
-    stops = Walk(work).stops
+    stops = LayerEnv(work).stops
 
     def wants(model: nn.Module) -> float:
         first, second = (work.widths(model)[stop] / work.graph.groups[stop].width for stop in stops)
@@ -181,13 +183,13 @@ def test_lower_aims_make_it_search_on_from_the_dense_network() -> None:
     work = work_of(share=0.6)
     work.held_out = weight_of
     method = finished(work, 6, again=0.5)
-    work.aims = [0.5 * work.aims[0]]
+    work.targets = [0.5 * work.targets[0]]
     assert not method.is_done
     while not method.is_done:
         method.step()
     episodes = [line for line in lines_of(work) if "episode" in line]
     assert len(episodes) == 9
-    fitting = [line for line in episodes if work.excess(line["widths"]) <= 0]
+    fitting = [line for line in episodes if work.constraint_violation(line["widths"]) <= 0]
     assert all(line in fitting for line in episodes[6:])
     assert [line["noise"] for line in episodes[6:]] == [0.1] * 3
     best = max(fitting, key=lambda line: line["reward"])
@@ -281,7 +283,7 @@ def test_a_budget_is_met_on_the_scales_though_the_model_errs(tmp_path: Path) -> 
 def test_scales_that_show_more_make_it_search_on_until_they_agree() -> None:
     work = work_of(share=0.5)
     work.held_out = weight_of
-    limit, cost = work.aims[0], work.costs[0]
+    limit, cost = work.targets[0], work.costs[0]
 
     def scales(widths: Mapping[str, int]) -> MeasuredCost:
         return MeasuredCost({"energy": 1.3 * float(cost.value(work.graph.widths(widths)))}, "measured")
@@ -311,7 +313,7 @@ def test_settings_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
 
 
 def test_its_defaults_are_those_of_the_paper() -> None:
-    asked = Amc().asked()
+    asked = Amc().config()
     assert asked["episodes"] == 400
     assert asked["warm_up"] * asked["episodes"] == 100
     assert (asked["noise"], asked["noise_decay"], asked["replay"]) == (0.5, 0.95, 100)

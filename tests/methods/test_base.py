@@ -14,20 +14,20 @@ def test_a_work_counts_live_channels_and_its_excess(name: str) -> None:
     work = work_of(name, share=0.5)
     full = [group.width for group in work.graph.groups]
     assert work.widths() == full
-    assert work.excess(full) == pytest.approx(1.0)  # twice the aim
-    assert work.excess(work.floors()) < 1.0
+    assert work.constraint_violation(full) == pytest.approx(1.0)  # twice the aim
+    assert work.constraint_violation(work.min_widths()) < 1.0
 
 
 def test_widths_are_rounded_down_to_the_lattice_and_not_below_floors() -> None:
     work = work_of("chain", width_multiple=8)
     full = [group.width for group in work.graph.groups]
-    assert work.rounded(full) == full
-    halves = work.rounded([0.49 * width for width in full])
-    for group, width, floor in zip(work.graph.groups, halves, work.floors(), strict=True):
+    assert work.round_widths(full) == full
+    halves = work.round_widths([0.49 * width for width in full])
+    for group, width, floor in zip(work.graph.groups, halves, work.min_widths(), strict=True):
         if group.frozen is None:
             assert width % 8 == 0
             assert floor <= width <= max(floor, 0.49 * group.width)
-    assert work.rounded([1.0] * len(full)) == work.floors()
+    assert work.round_widths([1.0] * len(full)) == work.min_widths()
 
 
 def test_dead_channels_count_as_far_as_they_make_widths_round() -> None:
@@ -40,8 +40,8 @@ def test_dead_channels_count_as_far_as_they_make_widths_round() -> None:
 def test_the_channels_of_highest_score_are_kept(name: str) -> None:
     work = work_of(name)
     scores = magnitudes(work)
-    widths = work.rounded([0.5 * group.width for group in work.graph.groups])
-    work.keep_(work.model, scores, widths)
+    widths = work.round_widths([0.5 * group.width for group in work.graph.groups])
+    work.keep_channels_(work.model, scores, widths)
     assert work.widths() == widths
     after = magnitudes(work)
     for group, width in zip(work.graph.groups, widths, strict=True):

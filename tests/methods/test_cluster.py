@@ -23,7 +23,7 @@ from ecc.errors import EccError
 from ecc.methods import CompressSettings
 from ecc.methods import cluster as clusters
 from ecc.methods.cluster import Cluster, Outcome, open_cluster, run_on_cluster
-from ecc.methods.grid import Cell, Comparison
+from ecc.methods.grid import Comparison, GridRun
 from ecc.training import Interrupted, RunInUse
 from methods.jobs import _graph, digits_model, history_of, true_model, wide_task
 
@@ -246,7 +246,7 @@ def test_asked_to_stop_it_cancels_and_says_how_to_go_on() -> None:
     os.kill(os.getpid(), signal.SIGTERM)
     with pytest.raises(Interrupted, match=r"stopped with 1 of 3 tasks done\. The same command goes on") as stop:
         next(outcomes)
-    assert stop.value.number == signal.SIGTERM
+    assert stop.value.signum == signal.SIGTERM
     assert sorted(ray.cancelled) == [Outcome("b"), Outcome("c")]
 
 
@@ -283,8 +283,8 @@ def test_what_others_build_on_comes_first_and_what_is_finished_is_not_run_again(
     assert grid.run(tmp_path / "runs") == []
     grid, cluster = small_grid(seeds=2), Inline()
     assert run_on_cluster(grid, lambda: nullcontext(grid), tmp_path / "runs", cluster, told.append) == []
-    first = [Cell("ecc", "65%", 0), Cell("scratch", "65%", 0)]
-    second = [Cell("uniform", "65%", 1), Cell("ecc", "65%", 1), Cell("scratch", "65%", 1)]
+    first = [GridRun("ecc", "65%", 0), GridRun("scratch", "65%", 0)]
+    second = [GridRun("uniform", "65%", 1), GridRun("ecc", "65%", 1), GridRun("scratch", "65%", 1)]
     assert cluster.started == [1, *first, *second]  # the dense network of seed 1 first
     assert len(told) == 5
     assert not grid.missing(tmp_path / "runs")
@@ -293,7 +293,7 @@ def test_what_others_build_on_comes_first_and_what_is_finished_is_not_run_again(
 def test_a_cell_without_result_is_written_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     grid = small_grid(budgets=["1%", "65%"], methods=["uniform"])
     failed = run_on_cluster(grid, lambda: nullcontext(grid), tmp_path / "some", Inline())
-    assert failed == [Cell("uniform", "1%", 0)]
+    assert failed == [GridRun("uniform", "1%", 0)]
     assert "is below" in json.loads((tmp_path / "some" / "seed-0" / "uniform-1.failed.json").read_text())["error"]
 
     monkeypatch.setattr(Comparison, "train_dense", lambda self, seed, root: raises(EccError("the loss is nan")))

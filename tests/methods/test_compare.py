@@ -11,7 +11,7 @@ import pytest
 
 from ecc.errors import BadFile, EccError
 from ecc.methods import CompressSettings
-from ecc.methods.grid import Cell, Comparison
+from ecc.methods.grid import Comparison, GridRun
 from ecc.training import Interrupted
 from methods.jobs import Truth, _graph, noise_batches, true_model, wide_task, wrong_model
 
@@ -72,7 +72,7 @@ def test_what_is_frozen_stays_whole_by_all_methods_and_is_part_of_the_grid(tmp_p
     some = {"seeds": 1, "budgets": ["80%"]}
     assert grid(**some, freeze=["conv1"]).run(root) == []
     for method in ("uniform", "ecc"):
-        widths = json.loads((Cell(method, "80%", 0).folder(root) / "widths.json").read_text())
+        widths = json.loads((GridRun(method, "80%", 0).folder(root) / "widths.json").read_text())
         full = _graph("chain").full_widths
         assert widths["conv1"] == full["conv1"]
         assert widths != full
@@ -83,7 +83,7 @@ def test_what_is_frozen_stays_whole_by_all_methods_and_is_part_of_the_grid(tmp_p
 def test_a_cell_that_fails_is_written_down_and_the_others_go_on(tmp_path: Path) -> None:
     root = tmp_path / "runs"
     failed = grid(methods=["uniform"], budgets=["1%", "65%"], seeds=1).run(root)
-    assert failed == [Cell("uniform", "1%", 0)]
+    assert failed == [GridRun("uniform", "1%", 0)]
     reason = json.loads((root / "seed-0" / "uniform-1.failed.json").read_text())
     assert "is below" in reason["error"]
     assert (root / "seed-0" / "uniform-65" / "summary.json").exists()
@@ -136,11 +136,11 @@ def test_ctrl_c_ends_the_grid_and_not_only_a_cell(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["{", "5", '{"stem": "8"}', '{"stem": true}', "[" * 100_000])
 def test_widths_that_are_none_are_refused(text: str, tmp_path: Path) -> None:
     job = grid(methods=["scratch", "ecc"], budgets=["65%"], seeds=1)
-    file = Cell("ecc", "65%", 0).folder(tmp_path) / "widths.json"
+    file = GridRun("ecc", "65%", 0).folder(tmp_path) / "widths.json"
     file.parent.mkdir(parents=True)
     file.write_text(text)
     with pytest.raises(BadFile, match=r"widths\.json holds no widths"):
-        job._method(Cell("scratch", "65%", 0), tmp_path)
+        job._method(GridRun("scratch", "65%", 0), tmp_path)
 
 
 @pytest.mark.skipif(os.name != "posix", reason="needs locks")
@@ -168,7 +168,7 @@ def test_what_changes_no_result_may_change_and_the_device_may_not(tmp_path: Path
     grid(**some, budgets=["65%"]).run(root)
     settings = replace(grid().settings, micro_batch=2, log_every=7, checkpoint_seconds=9.0)
     assert grid(**some, settings=settings).run(root) == []
-    assert (Cell("uniform", "50%", 0).folder(root) / "summary.json").exists()
+    assert (GridRun("uniform", "50%", 0).folder(root) / "summary.json").exists()
     better = grid(**some)
     better.energy = wrong_model(_graph("chain"), 0.95)  # of the same device
     assert better.run(root) == []

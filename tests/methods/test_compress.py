@@ -17,7 +17,7 @@ from ecc.energy import EnergyModel, parse_budgets
 from ecc.errors import BadBudget, BadFile, BadMeasurement, BadTask, InfeasibleBudget
 from ecc.graph import live_channels, mask_channels_, with_widths
 from ecc.methods import Compression, CompressSettings, compress, phases
-from ecc.methods.compression import Compressed
+from ecc.methods.compression import CompressedModel
 from ecc.methods.landing import BAND
 from ecc.methods.registry import find_method
 from ecc.training import Interrupted, load_state
@@ -221,7 +221,7 @@ def test_how_often_it_looks_is_not_what_makes_a_run(digits: Digits) -> None:
 
 
 def test_the_result_says_what_came_out(digits: Digits) -> None:
-    assert isinstance(digits.result, Compressed)
+    assert isinstance(digits.result, CompressedModel)
     assert digits.result.graph is digits.job.graph
 
 
@@ -287,7 +287,7 @@ def test_widths_are_rounded_as_the_profile_was(tmp_path: Path) -> None:
 
 
 def test_groups_can_be_bound_to_the_even_cut(tmp_path: Path) -> None:
-    free, bound = (wide_job("70%", name="residual", even=even).run(tmp_path / str(even)) for even in (0.0, 0.9))
+    free, bound = (wide_job("70%", name="residual", uniform_floor=floor).run(tmp_path / str(floor)) for floor in (0.0, 0.9))
     least = [min(one.widths[g.name] / g.width for g in one.graph.prunable) for one in (free, bound)]
     assert least[0] < least[1]
     assert bound.summary["met"]

@@ -12,10 +12,10 @@ import torch
 
 from ecc.energy import Cost, EnergyModel
 from ecc.errors import BadTask, EccError, InfeasibleBudget
-from ecc.methods import Amc, Eap, EapSettings, Greedy, Lcp, NetAdapt, Uniform, Work
+from ecc.methods import Amc, Eap, EapSettings, Greedy, Lcp, NetAdapt, PruningContext, Uniform
 from ecc.methods.base import magnitudes
 from ecc.methods.cost_evaluator import MeasuredCost
-from ecc.methods.driving import MAX_CORRECTIONS, Drive, MaskedAdam, first_aims
+from ecc.methods.driving import MAX_CORRECTIONS, Drive, MaskedAdam, first_targets
 from ecc.methods.landing import BAND
 from ecc.training import Interrupted
 from ecc.training.state_tree import tree_of
@@ -29,15 +29,15 @@ class OneByOne:
     name = "one by one"
     needs_held_out = False
 
-    def asked(self) -> dict[str, Any]:
+    def config(self) -> dict[str, Any]:
         return {"count": 1}
 
-    def start(self, work: Work) -> None:
+    def start(self, work: PruningContext) -> None:
         self.work, self.steps = work, 0
 
     @property
     def is_done(self) -> bool:
-        return self.work.excess(self.work.widths()) <= 0
+        return self.work.constraint_violation(self.work.widths()) <= 0
 
     def step(self) -> None:
         self.steps += 1
@@ -46,7 +46,7 @@ class OneByOne:
             (width, number) for number, width in enumerate(widths) if self.work.graph.groups[number].frozen is None
         )[1]
         widths[widest] -= 1
-        self.work.keep_(self.work.model, magnitudes(self.work), widths)
+        self.work.keep_channels_(self.work.model, magnitudes(self.work), widths)
         self.work.train(self.work.model, 1, 1e-3, self.work.stream)
 
     def state_dict(self) -> dict[str, Any]:
@@ -60,7 +60,7 @@ class Stop(Exception):
     pass
 
 
-def erring(work: Work, factor: float, relative_ci: float | None = None) -> Any:
+def erring(work: PruningContext, factor: float, relative_ci: float | None = None) -> Any:
     cost: Cost = work.costs[0]
 
     def scales(widths: Mapping[str, int]) -> MeasuredCost:
@@ -73,7 +73,7 @@ def erring(work: Work, factor: float, relative_ci: float | None = None) -> Any:
 @pytest.mark.parametrize("factor", [0.8, 1.0, 1.3])
 def test_a_method_is_asked_until_the_scales_agree(factor: float) -> None:
     work, method = work_of(share=0.5), Uniform()
-    limit = work.aims[0]
+    limit = work.targets[0]
     method.start(work)
     drive, saves = Drive(method, work, [limit], erring(work, factor)), []
     drive.go(lambda: saves.append(drive.state()))
@@ -86,10 +86,10 @@ def test_a_method_is_asked_until_the_scales_agree(factor: float) -> None:
 
 @pytest.mark.parametrize("fixed", [0.02, 0.05, 0.15, 0.3])
 @pytest.mark.parametrize("method", [Uniform, Greedy])
-def test_a_method_that_cuts_anew_is_also_asked_for_more(method: Any, fixed: float) -> None:
+def test_a_method_that_prunes_from_dense_is_also_asked_for_more(method: Any, fixed: float) -> None:
     """Where the model takes for fixed what falls with the widths, the first network is far too small."""
     work, one = work_of(share=0.5), method()
-    limit, dense = work.aims[0], float(work.costs[0].value(work.graph.widths({})))
+    limit, dense = work.targets[0], float(work.costs[0].value(work.graph.widths({})))
 
     def scales(widths: Mapping[str, int]) -> MeasuredCost:
         predicted = float(work.costs[0].value(work.graph.widths(widths)))
@@ -119,7 +119,7 @@ def test_a_method_that_cuts_anew_is_also_asked_for_more(method: Any, fixed: floa
 
 def test_where_the_next_network_is_too_large_it_goes_back() -> None:
     work, method = work_of(share=0.5), Uniform()
-    limit, first = work.aims[0], None
+    limit, first = work.targets[0], None
 
     def scales(widths: Mapping[str, int]) -> MeasuredCost:
         nonlocal first
@@ -135,7 +135,7 @@ def test_where_the_next_network_is_too_large_it_goes_back() -> None:
 
 
 class Stubborn(Uniform):
-    """Done as soon as it has cut, whatever the aims are."""
+    """Done as soon as it has cut, whatever the targets are."""
 
     cuts = 0
 
@@ -153,8 +153,10 @@ def test_a_network_that_does_not_change_is_weighed_once() -> None:
     work, method = work_of(share=0.5), Stubborn()
     method.start(work)
     readings = iter([1.02, 0.99])
-    drive = Drive(method, work, list(work.aims), lambda _: MeasuredCost({"energy": next(readings) * limit}, "measured"))
-    limit = work.aims[0]
+    drive = Drive(
+        method, work, list(work.targets), lambda _: MeasuredCost({"energy": next(readings) * limit}, "measured")
+    )
+    limit = work.targets[0]
     drive.go(lambda: None)
     assert not drive.landed
     assert drive.note == "the result lies at 102.0% of the budget, and uniform goes no lower."
@@ -162,21 +164,21 @@ def test_a_network_that_does_not_change_is_weighed_once() -> None:
 
 
 def test_scales_that_scatter_make_it_aim_lower() -> None:
-    aims = []
+    targets = []
     for ci in (None, 0.01):
         work, method = work_of(share=0.5), Uniform()
         method.start(work)
-        drive = Drive(method, work, list(work.aims), erring(work, 1.3, ci))
+        drive = Drive(method, work, list(work.targets), erring(work, 1.3, ci))
         drive.go(lambda: None)
-        aims.append(drive.weighings[0].aims["energy"])
-    assert aims[1] < aims[0]
+        targets.append(drive.weighings[0].targets["energy"])
+    assert targets[1] < targets[0]
 
 
 def test_scales_that_never_agree_end_it_with_a_note() -> None:
     work, method = work_of(share=0.9), Uniform()
     method.start(work)
-    drive = Drive(method, work, list(work.aims), lambda _: MeasuredCost({"energy": 1.01 * work_limit}, "measured"))
-    work_limit = work.aims[0]
+    drive = Drive(method, work, list(work.targets), lambda _: MeasuredCost({"energy": 1.01 * work_limit}, "measured"))
+    work_limit = work.targets[0]
     drive.go(lambda: None)
     assert not drive.landed
     assert f"after {MAX_CORRECTIONS} corrections" in drive.note
@@ -185,11 +187,11 @@ def test_scales_that_never_agree_end_it_with_a_note() -> None:
 def test_aims_below_the_floors_end_it() -> None:
     work, method = work_of(share=0.5, min_width_ratio=0.6), Uniform()
     method.start(work)
-    least = float(work.costs[0].value(torch.tensor(work.floors(), dtype=torch.float64)))
-    work.aims = [0.9 * least]
+    least = float(work.costs[0].value(torch.tensor(work.min_widths(), dtype=torch.float64)))
+    work.targets = [0.9 * least]
     with pytest.raises(InfeasibleBudget, match="cannot meet the budget"):
         Drive(method, work, [0.9 * least], erring(work, 1.0)).go(lambda: None)
-    work.aims = [1.01 * least]
+    work.targets = [1.01 * least]
     drive = Drive(method, work, [1.01 * least], erring(work, 1.5))
     drive.go(lambda: None)
     assert "the floors allow no less" in drive.note
@@ -202,17 +204,17 @@ def test_the_first_aims_take_the_change_of_the_dense_network_since_the_profile()
     assert isinstance(cost, EnergyModel)
     dense = cost.dense
     missed = replace(cost, quality={"dense_fitted": 1.0})
-    assert first_aims([missed], [0.3], MeasuredCost({"energy": dense}, "measured")) == pytest.approx([0.15])
-    assert first_aims([missed], [0.3], MeasuredCost({"energy": dense / 2}, "measured")) == pytest.approx([0.3])
-    assert first_aims([cost], [0.3], MeasuredCost({"energy": 2 * dense}, "measured")) == pytest.approx([0.15])
-    assert first_aims([cost], [0.3], MeasuredCost({}, "measured")) == pytest.approx([0.3])
+    assert first_targets([missed], [0.3], MeasuredCost({"energy": dense}, "measured")) == pytest.approx([0.15])
+    assert first_targets([missed], [0.3], MeasuredCost({"energy": dense / 2}, "measured")) == pytest.approx([0.3])
+    assert first_targets([cost], [0.3], MeasuredCost({"energy": 2 * dense}, "measured")) == pytest.approx([0.15])
+    assert first_targets([cost], [0.3], MeasuredCost({}, "measured")) == pytest.approx([0.3])
 
 
 @pytest.mark.parametrize("name", WIDE)
 def test_silent_channels_stay_silent_while_others_train(name: str) -> None:
     work = work_of(name)
-    widths = work.rounded([0.5 * group.width for group in work.graph.groups])
-    work.keep_(work.model, magnitudes(work), widths)
+    widths = work.round_widths([0.5 * group.width for group in work.graph.groups])
+    work.keep_channels_(work.model, magnitudes(work), widths)
     before = copy.deepcopy(work.model.state_dict())
     work.train(work.model, 3, 1e-2, work.stream)
     assert work.widths() == widths
@@ -306,7 +308,7 @@ def test_a_checkpoint_holds_the_network_once(method: Any) -> None:
 def test_several_processes_are_refused_before_anything_is_written(tmp_path: Path) -> None:
     job = wide_job("50%")
     job.method = Uniform()
-    job.world.size = 2
+    job.distributed.size = 2
     with pytest.raises(EccError, match="uniform chooses in one process, and this is one of 2"):
         job.run(tmp_path / "run")
     assert not (tmp_path / "run").exists()

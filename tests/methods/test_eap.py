@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ecc.errors import EccError, InfeasibleBudget
 from ecc.graph import Role, live_masks
-from ecc.methods import Work
+from ecc.methods import PruningContext
 from ecc.methods.base import magnitudes
 from ecc.methods.baselines.eap import Eap, EapSettings
 from ecc.methods.baselines.refit import sampled
@@ -22,7 +22,7 @@ from methods.nets import macs_cost
 from methods.works import eap, work_of
 
 
-def started(work: Work, **settings: Any) -> Eap:
+def started(work: PruningContext, **settings: Any) -> Eap:
     method = eap(**settings)
     method.start(work)
     return method
@@ -36,11 +36,11 @@ def done(method: Eap, most: int = 200) -> Eap:
     raise AssertionError("it does not end")
 
 
-def lines_of(work: Work) -> list[Mapping[str, Any]]:
+def lines_of(work: PruningContext) -> list[Mapping[str, Any]]:
     return work.lines  # type: ignore[attr-defined,no-any-return]
 
 
-def cuts_of(work: Work) -> list[Mapping[str, Any]]:
+def cuts_of(work: PruningContext) -> list[Mapping[str, Any]]:
     return [line for line in lines_of(work) if "group" in line]
 
 
@@ -52,7 +52,7 @@ def cuts_of(work: Work) -> list[Mapping[str, Any]]:
 def test_the_aims_are_met_on_the_lattice_above_the_floors(name: str, width_multiple: int, cut: float | None) -> None:
     work = work_of(name, share=0.4, width_multiple=width_multiple)
     done(started(work, cut=cut))
-    widths, floors = work.widths(), work.floors()
+    widths, floors = work.widths(), work.min_widths()
     left = work.graph.structure.width_remainders(width_multiple)
     for group, width, floor, rest in zip(work.graph.groups, widths, floors, left, strict=True):
         assert floor <= width <= group.width
@@ -65,7 +65,11 @@ def test_the_last_group_is_cut_no_further_than_needed() -> None:
     done(started(work))
     last = list(work.graph.full_widths).index(cuts_of(work)[-1]["group"])
     widths = work.widths()
-    assert work.excess(widths) <= 0 < work.excess([w + (k == last) for k, w in enumerate(widths)])
+    assert (
+        work.constraint_violation(widths)
+        <= 0
+        < work.constraint_violation([w + (k == last) for k, w in enumerate(widths)])
+    )
 
 
 def test_a_pass_cuts_every_group_by_its_share() -> None:
@@ -93,7 +97,7 @@ def test_it_goes_on_when_the_aims_are_lowered() -> None:
     work = work_of(share=0.6)
     method = done(started(work))
     before = work.widths()
-    work.aims = [0.6 * work.aims[0]]
+    work.targets = [0.6 * work.targets[0]]
     assert not method.is_done
     done(method)
     assert all(now <= then for now, then in zip(work.widths(), before, strict=True))
@@ -103,7 +107,7 @@ def test_floors_end_it_with_a_word() -> None:
     work = work_of(share=0.01, min_width_ratio=0.5)
     with pytest.raises(InfeasibleBudget, match="floor"):
         done(started(work, cut=0.4))
-    assert work.widths() == work.floors()
+    assert work.widths() == work.min_widths()
 
 
 # ---------------------------------------------------------------- the order
@@ -128,9 +132,9 @@ def test_prices_change_the_order() -> None:
     orders = []
     for dear in ("conv2", "head"):
         number = model.layers.index(dear)  # type: ignore[attr-defined]
-        priced = model.priced  # type: ignore[attr-defined]
+        priced = model.fitted  # type: ignore[attr-defined]
         coefficients = tuple(1.0 if any(layer == number for layer, _ in term.layers) else 1e-6 for term in priced.terms)
-        work.costs = (replace(model, priced=replace(priced, coefficients=coefficients)),)  # type: ignore[type-var]
+        work.costs = (replace(model, fitted=replace(priced, coefficients=coefficients)),)  # type: ignore[type-var]
         first = started(work).order()[0]
         assert dear in work.graph[first].layers(Role.CONSUMER)
         orders.append(first)
@@ -141,7 +145,7 @@ def test_a_cost_that_knows_no_layers_gives_an_order_too() -> None:
     work = work_of("chain")
     cost = macs_cost(work.graph)
     full = torch.tensor(cost.full_widths, dtype=torch.float64)
-    work.costs, work.aims = (cost,), [0.5 * float(cost.value(full))]
+    work.costs, work.targets = (cost,), [0.5 * float(cost.value(full))]
     shares = dict(zip(cost.groups, (cost.gradient(full) * full).tolist(), strict=True))
     names = [group.name for group in work.graph.prunable]
     method = started(work)
@@ -157,18 +161,18 @@ def test_the_cost_farthest_above_its_aim_decides() -> None:
     alone = {}
     for number, cost in enumerate(work.costs):
         lone = work_of("chain")
-        lone.costs, lone.aims = (cost,), [0.5 * dense[number]]
+        lone.costs, lone.targets = (cost,), [0.5 * dense[number]]
         alone[number] = started(lone).order()
-    work.aims = [0.9 * dense[0], 0.3 * dense[1]]
+    work.targets = [0.9 * dense[0], 0.3 * dense[1]]
     assert started(work).order() == alone[1]
-    work.aims = [0.3 * dense[0], 0.9 * dense[1]]
+    work.targets = [0.3 * dense[0], 0.9 * dense[1]]
     assert started(work).order() == alone[0]
 
 
 # ---------------------------------------------------------------- the cut
 
 
-def errors(method: Eap, work: Work, paths: list[str]) -> Tensor:
+def errors(method: Eap, work: PruningContext, paths: list[str]) -> Tensor:
     """Of the outputs of some layers, on the calibration batches."""
     batches = method._calibration()
     dense, now = (sampled(net, paths, batches, 10_000) for net in (method._dense, work.model))
@@ -263,7 +267,7 @@ def test_a_group_whose_cut_loses_too_much_is_put_back() -> None:
         return 1.0 if work.widths(net)[number] == work.graph[spoiled].width else 0.5
 
     work.held_out = held_out
-    work.aims = [0.7 * work.aims[0] / 0.5]
+    work.targets = [0.7 * work.targets[0] / 0.5]
     method = started(work, max_drop=0.1)
     method.step()
     assert cuts_of(work)[0]["put_back"]
@@ -279,7 +283,7 @@ def test_where_the_threshold_forbids_the_budget_the_budget_wins_and_it_is_told()
     done(started(work, max_drop=0.1))
     notes = [line["note"] for line in lines_of(work) if "note" in line]
     assert notes == ["the budget cannot be met within max_drop=0.1"]
-    assert work.excess(work.widths()) <= 0
+    assert work.constraint_violation(work.widths()) <= 0
 
 
 def test_held_out_data_are_not_asked_without_a_threshold() -> None:
@@ -290,7 +294,7 @@ def test_held_out_data_are_not_asked_without_a_threshold() -> None:
 
     work.held_out = refuse
     done(started(work))
-    assert work.excess(work.widths()) <= 0
+    assert work.constraint_violation(work.widths()) <= 0
 
 
 def test_training_after_each_pass_keeps_the_silent_silent() -> None:
@@ -298,7 +302,7 @@ def test_training_after_each_pass_keeps_the_silent_silent() -> None:
     done(started(work, finetune_steps=2, cut=0.15))
     passes = max(line["pass"] for line in lines_of(work))
     assert work.stream.lineage == 2 * (passes - 1) > 0
-    assert work.excess(work.widths()) <= 0
+    assert work.constraint_violation(work.widths()) <= 0
 
 
 # ---------------------------------------------------------------- settings and resuming

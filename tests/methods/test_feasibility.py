@@ -3,11 +3,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ecc.energy import counted, parse_budgets
+from ecc.energy import counted_cost, parse_budgets
 from ecc.errors import BadBudget, InfeasibleBudget
 from ecc.graph import ChannelGraph
 from ecc.methods.ecc.min_widths import floor_widths
-from ecc.methods.feasibility import Reach, costs_of, reaches, refuse_infeasible
+from ecc.methods.feasibility import Feasibility, check_feasibility, costs_of, refuse_infeasible
 from methods.jobs import WIDE, digits_model, true_model, wide
 
 
@@ -48,16 +48,18 @@ def test_the_numbers_are_those_of_the_networks_themselves(
     name: str, min_width_ratio: float, width_multiple: int
 ) -> None:
     graph = graph_of(name)
-    energy, params = true_model(graph), counted(graph, "params")
+    energy, params = true_model(graph), counted_cost(graph, "params")
     limits = [0.5 * energy.dense, 0.7 * float(graph.parameters())]
-    found = reaches(graph, [energy, params], limits, min_width_ratio=min_width_ratio, width_multiple=width_multiple)
+    found = check_feasibility(
+        graph, [energy, params], limits, min_width_ratio=min_width_ratio, width_multiple=width_multiple
+    )
     floors = dict(zip(graph.full_widths, floor_widths(graph, min_width_ratio, width_multiple), strict=True))
     assert [(one.resource, one.unit, one.label) for one in found] == [
         ("energy", "J", "estimated"),
         ("params", "", "counted"),
     ]
     assert [one.dense for one in found] == pytest.approx([energy.at(), float(graph.parameters())])
-    assert [one.least for one in found] == pytest.approx([energy.at(floors), float(graph.parameters(floors))])
+    assert [one.min_cost for one in found] == pytest.approx([energy.at(floors), float(graph.parameters(floors))])
     assert [one.limit for one in found] == limits
 
 
@@ -71,27 +73,27 @@ def test_the_even_share_is_the_largest_that_meets_the_limit(name: str) -> None:
         return float(energy.value(torch.maximum(share * full, floors)))
 
     limit = 0.5 * (cost(0.0) + cost(1.0))
-    (found,) = reaches(graph, [energy], [limit], min_width_ratio=0.1, width_multiple=1)
-    assert found.even_share is not None
-    assert cost(found.even_share) <= limit < cost(found.even_share + 1e-6)
+    (found,) = check_feasibility(graph, [energy], [limit], min_width_ratio=0.1, width_multiple=1)
+    assert found.uniform_ratio is not None
+    assert cost(found.uniform_ratio) <= limit < cost(found.uniform_ratio + 1e-6)
     shares = [step / 2000 for step in range(2001)]  # the slow way
-    assert found.even_share == pytest.approx(max(share for share in shares if cost(share) <= limit), abs=1 / 2000)
+    assert found.uniform_ratio == pytest.approx(max(share for share in shares if cost(share) <= limit), abs=1 / 2000)
 
 
 def test_the_even_share_ends_at_both_ends() -> None:
     graph = graph_of()
     energy = true_model(graph)
 
-    def reach(limit: float) -> Reach:
-        return reaches(graph, [energy], [limit], min_width_ratio=0.1, width_multiple=1)[0]
+    def reach(limit: float) -> Feasibility:
+        return check_feasibility(graph, [energy], [limit], min_width_ratio=0.1, width_multiple=1)[0]
 
-    least = reach(1.0).least
-    assert reach(energy.dense).even_share == 1.0
-    assert reach(2 * energy.dense).even_share == 1.0
-    assert reach(0.999 * least).even_share is None
+    least = reach(1.0).min_cost
+    assert reach(energy.dense).uniform_ratio == 1.0
+    assert reach(2 * energy.dense).uniform_ratio == 1.0
+    assert reach(0.999 * least).uniform_ratio is None
     assert not reach(0.999 * least).is_feasible
     assert reach(1.001 * least).is_feasible
-    at_floor = reach(1.001 * least).even_share
+    at_floor = reach(1.001 * least).uniform_ratio
     assert at_floor is not None
     assert at_floor < 0.12
 
@@ -104,15 +106,15 @@ def test_digits_on_a_tx2_can_fall_to_a_sixth() -> None:
 
 def test_the_first_budget_out_of_reach_is_refused_with_the_least_that_can_be() -> None:
     graph = graph_of()
-    energy, params = true_model(graph), counted(graph, "params")
-    good = reaches(graph, [energy, params], [energy.dense, 1e6], min_width_ratio=0.1, width_multiple=1)
+    energy, params = true_model(graph), counted_cost(graph, "params")
+    good = check_feasibility(graph, [energy, params], [energy.dense, 1e6], min_width_ratio=0.1, width_multiple=1)
     refuse_infeasible(good)
-    bad = reaches(graph, [energy, params], [energy.dense, 100.0], min_width_ratio=0.1, width_multiple=1)
-    least = f"{bad[1].least:.4g}"
+    bad = check_feasibility(graph, [energy, params], [energy.dense, 100.0], min_width_ratio=0.1, width_multiple=1)
+    least = f"{bad[1].min_cost:.4g}"
     with pytest.raises(
         InfeasibleBudget, match=rf"budget 100 of params is below {least}, the least .*--min-width-ratio"
     ):
         refuse_infeasible(bad)
-    worse = reaches(graph, [energy, params], [1e-9, 100.0], min_width_ratio=0.1, width_multiple=1)
-    with pytest.raises(InfeasibleBudget, match=rf"budget 1e-09 J of energy is below {bad[0].least:.4g} J"):
+    worse = check_feasibility(graph, [energy, params], [1e-9, 100.0], min_width_ratio=0.1, width_multiple=1)
+    with pytest.raises(InfeasibleBudget, match=rf"budget 1e-09 J of energy is below {bad[0].min_cost:.4g} J"):
         refuse_infeasible(worse)

@@ -23,7 +23,7 @@ def test_quick_methods_search_less() -> None:
         if name in ("amc", "lcp"):
             assert method is not None
             assert quick is not None
-            assert method.asked() != quick.asked()  # so a run of one is not taken for the other
+            assert method.config() != quick.config()  # so a run of one is not taken for the other
 
 
 def test_an_unknown_method_is_refused_with_those_that_are_known() -> None:

@@ -20,7 +20,7 @@ from ecc.measure.meters.platform import Platform
 from ecc.methods import CompressSettings, SparseResult, WeightCompression, phases
 from ecc.methods.ecc.weights import count_nonzeros
 from ecc.methods.unstructured import zero_skipping_platform
-from ecc.task import Task, with_batch
+from ecc.task import Task, with_batch_size
 from ecc.training import Interrupted, load_state
 from ecc.zoo import find_task
 from measure.fakes import FakeBoard, FakeMeter
@@ -225,7 +225,7 @@ def test_phases_can_be_left_out(tmp_path: Path, settings: dict[str, Any]) -> Non
 def test_joules_and_joules_an_item(tmp_path: Path) -> None:
     whole = fine_job("40%")
     dense = whole.cost.dense
-    task = replace(wide_task(), example_input=with_batch(wide_task().example_input, 2))
+    task = replace(wide_task(), example_input=with_batch_size(wide_task().example_input, 2))
     assert fine_job(f"{0.5 * dense:.17g} J", task=task).limit == pytest.approx(0.5 * dense)
     assert fine_job(f"{0.25 * dense:.17g} J/image", task=task).limit == pytest.approx(0.5 * dense)
 
@@ -239,8 +239,8 @@ def test_the_reach_of_a_budget(tmp_path: Path) -> None:
     full = torch.tensor(job.cost.full_widths, dtype=torch.float64)
     assert (found.dense, found.limit) == pytest.approx((job.cost.dense, 0.4 * job.cost.dense))
     assert found.label == "estimated"
-    assert found.even_share is not None
-    assert float(job.cost.value(found.even_share * full)) == pytest.approx(found.limit)
+    assert found.uniform_ratio is not None
+    assert float(job.cost.value(found.uniform_ratio * full)) == pytest.approx(found.limit)
     task = wide_task(train_batches=untrainable)
     with pytest.raises(InfeasibleBudget, match=r"J of energy is below .* lower min_width_ratio"):
         fine_job("40%", task=task, min_width_ratio=0.9).run(tmp_path / "run")
@@ -274,7 +274,7 @@ def test_bad_jobs_are_refused() -> None:
         WeightCompression(wide_task(), [], eyeriss)
     with pytest.raises(EccError, match="width_multiple=8 is for widths"):
         fine_job("40%", width_multiple=8)
-    with pytest.raises(EccError, match=r"even=0.5 is for widths"):
-        fine_job("40%", even=0.5)
+    with pytest.raises(EccError, match=r"uniform_floor=0.5 is for widths"):
+        fine_job("40%", uniform_floor=0.5)
     with pytest.raises(BadWidths, match="no convolution or linear layer"):
         fine_job("40%", task=wide_task(model=torch.nn.Sequential(torch.nn.BatchNorm2d(3), torch.nn.ReLU())))

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ecc.energy import Cost, EnergyModel, counted
+from ecc.energy import Cost, EnergyModel, counted_cost
 from ecc.errors import InfeasibleBudget
 from ecc.graph import ChannelGraph, live_channels, slim
 from ecc.methods import EccSolver
@@ -86,7 +86,7 @@ def test_a_wrong_model_lands_by_weighing_where_belief_would_have_missed(name: st
     torch.testing.assert_close(small(weighing.example), weighing.net(weighing.example), rtol=1e-4, atol=1e-5)
 
 
-# ---------------------------------------------------------------- when, and what it aims at
+# ---------------------------------------------------------------- when, and what it targets at
 
 
 def test_it_weighs_once_at_each_mark_and_not_after_it_has_landed() -> None:
@@ -110,7 +110,7 @@ def test_it_weighs_once_at_each_mark_and_not_after_it_has_landed() -> None:
 @pytest.mark.parametrize(("relative_ci", "margin"), [(None, 0.002), (0.0001, 0.002), (0.008, 0.008), (0.2, 0.015)])
 def test_aims_are_below_the_budget_by_as_much_as_the_scales_may_err(relative_ci: float | None, margin: float) -> None:
     graph = graph_of("residual")
-    true, wrong, params = true_model(graph), wrong_model(graph, 0.8), counted(graph, "params")
+    true, wrong, params = true_model(graph), wrong_model(graph, 0.8), counted_cost(graph, "params")
     limits = [0.6 * true.dense, 20_000.0]
     landing = Solve("residual", [wrong, params], limits, scales_of(true, relative_ci=relative_ci)).go()
     for weighing in landing.weighings:
@@ -118,8 +118,8 @@ def test_aims_are_below_the_budget_by_as_much_as_the_scales_may_err(relative_ci:
         assert weighing.relative_ci == relative_ci
         assert weighing.weighed["energy"] == pytest.approx(true.at(weighing.widths))
         assert weighing.predicted["energy"] == pytest.approx(wrong.at(weighing.widths))
-        assert weighing.aims["energy"] == pytest.approx((1 - margin) * limits[0] / error)
-        assert weighing.aims["params"] == limits[1]  # counted: nothing to correct
+        assert weighing.targets["energy"] == pytest.approx((1 - margin) * limits[0] / error)
+        assert weighing.targets["params"] == limits[1]  # counted: nothing to correct
     assert landing.weighings[-1].weighed["energy"] <= (1 - margin) * limits[0] * 1.005
 
 
@@ -232,7 +232,7 @@ def test_a_budget_above_the_dense_network_removes_nothing() -> None:
 @pytest.mark.parametrize(("energy_share", "params_share"), [(0.7, 0.5), (0.35, 0.8)])
 def test_energy_and_parameters_both_hold(energy_share: float, params_share: float) -> None:
     graph = graph_of("residual")
-    true, wrong, params = true_model(graph), wrong_model(graph, 0.8), counted(graph, "params")
+    true, wrong, params = true_model(graph), wrong_model(graph, 0.8), counted_cost(graph, "params")
     limits = [energy_share * true.dense, params_share * float(graph.parameters())]
     solve = Solve("residual", [wrong, params], limits, scales_of(true))
     landing = solve.go()
@@ -262,7 +262,7 @@ def test_energy_and_latency_are_corrected_each_by_its_own_error() -> None:
     for weighing in landing.weighings:
         for model, other, limit in zip(true, wrong, limits, strict=True):
             error = model.at(weighing.widths) / other.at(weighing.widths)
-            assert weighing.aims[model.resource] == pytest.approx(0.998 * limit / error)
+            assert weighing.targets[model.resource] == pytest.approx(0.998 * limit / error)
 
 
 # ---------------------------------------------------------------- to go on later

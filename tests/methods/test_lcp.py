@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ecc.energy import parse_budgets
 from ecc.errors import BadTask, BadWidths, EccError, InfeasibleBudget
 from ecc.graph import live_masks
-from ecc.methods import Compression, CompressSettings, Work
+from ecc.methods import Compression, CompressSettings, PruningContext
 from ecc.methods.base import magnitudes
 from ecc.methods.baselines.lcp import Compensation, Lcp, LcpSettings, ranked_widths
 from ecc.methods.landing import BAND
@@ -42,15 +42,15 @@ def size(model: nn.Module) -> float:
 
 def work_of(
     share: float, *, net: str = "chain", width_multiple: int = 1, held_out: Callable[[nn.Module], float] | None = None
-) -> Work:
+) -> PruningContext:
     model, _, graph = traced(net)
     cost = macs_cost(graph)
     full = torch.tensor(cost.full_widths, dtype=torch.float64)
-    return Work(
+    return PruningContext(
         model=model,
         graph=graph,
         costs=(cost,),
-        aims=[share * float(cost.value(full))],
+        targets=[share * float(cost.value(full))],
         settings=CompressSettings(),
         width_multiple=width_multiple,
         stream=BatchStream(wide_task("chain")),
@@ -70,8 +70,10 @@ def done(method: Lcp, most: int = 1000) -> int:
     return steps
 
 
-def slow_widths(work: Work, norms: dict[str, Tensor], compensation: dict[str, tuple[float, float]]) -> list[int]:
-    """One channel after the other, by the compensated score, until the aims are met."""
+def slow_widths(
+    work: PruningContext, norms: dict[str, Tensor], compensation: dict[str, tuple[float, float]]
+) -> list[int]:
+    """One channel after the other, by the compensated score, until the targets are met."""
     ranking = sorted(
         (scale * float(norm) + shift, name)
         for name, (scale, shift) in compensation.items()
@@ -79,14 +81,14 @@ def slow_widths(work: Work, norms: dict[str, Tensor], compensation: dict[str, tu
     )
     left = dict(work.graph.full_widths)
     for _, name in ranking:
-        widths = work.rounded(list(left.values()))
-        if work.excess(widths) <= 0:
+        widths = work.round_widths(list(left.values()))
+        if work.constraint_violation(widths) <= 0:
             return widths
         left[name] -= 1
-    return work.rounded(list(left.values()))
+    return work.round_widths(list(left.values()))
 
 
-def drawn(work: Work, seed: int) -> tuple[Lcp, dict[str, tuple[float, float]]]:
+def drawn(work: PruningContext, seed: int) -> tuple[Lcp, dict[str, tuple[float, float]]]:
     """A method that was told a random compensation."""
     draw = random.Random(seed)
     norms = magnitudes(work)
@@ -111,7 +113,7 @@ def test_the_cut_is_that_of_removing_one_channel_after_the_other(net: str, width
         expected = slow_widths(work, norms, found)
         assert done(method) == 1
         assert work.widths() == expected
-        assert work.excess(expected) <= 0
+        assert work.constraint_violation(expected) <= 0
 
 
 def test_what_stays_are_the_largest_of_each_group_with_their_weights() -> None:
@@ -129,7 +131,7 @@ def test_what_stays_are_the_largest_of_each_group_with_their_weights() -> None:
 
 def test_a_group_that_is_shifted_away_stops_at_its_floor_and_one_that_is_lifted_stays() -> None:
     work = work_of(0.3, width_multiple=4)
-    floors, (low, high) = work.floors(), list(magnitudes(work))
+    floors, (low, high) = work.min_widths(), list(magnitudes(work))
     for first, second in ((low, high), (high, low)):
         work = work_of(0.3, width_multiple=4)
         method = Lcp(found={first: (1.0, -1e6), second: (1.0, 0.0)})
@@ -162,7 +164,7 @@ def test_lower_aims_are_cut_anew_without_asking_for_another_score(scale: bool) -
     assert done(method) == 8
     assert judge.calls == 7
     first = work.widths()
-    work.aims = [0.5 * aim for aim in work.aims]
+    work.targets = [0.5 * aim for aim in work.targets]
     assert not method.is_done
     assert done(method) == 1
     assert judge.calls == 7
@@ -183,7 +185,7 @@ def test_what_was_found_serves_another_run() -> None:
     assert done(again) == 1
     assert judge.calls == 0
     assert work.widths() == slow_widths(work, magnitudes(work_of(0.5)), method.compensation)
-    assert again.asked()["found"] is not None
+    assert again.config()["found"] is not None
     with pytest.raises(BadWidths, match="nothing for"):
         Lcp(found={}).start(work_of(0.5))
 
@@ -201,8 +203,8 @@ def test_candidates_are_judged_at_the_share_of_the_search() -> None:
     method.start(work)
     done(method)
     full = [group.width for group in work.graph.groups]
-    tight = replace(work, aims=[0.4 / 0.9 * aim for aim in work.aims])
-    assert all(-0.15 < tight.excess(widths) <= 1e-12 for widths in seen)
+    tight = replace(work, targets=[0.4 / 0.9 * aim for aim in work.targets])
+    assert all(-0.15 < tight.constraint_violation(widths) <= 1e-12 for widths in seen)
     assert full != work.widths() != seen[-1]
 
 
@@ -294,8 +296,8 @@ def test_values_out_of_their_range_are_refused(wrong: dict[str, Any]) -> None:
 
 def test_names_and_what_was_asked() -> None:
     assert (Lcp().name, Lcp(LcpSettings(scale=True)).name) == ("lcp", "legr")
-    assert Lcp().asked()["candidates"] == 400
-    assert Lcp().asked() != Lcp(LcpSettings(sigma=2.0)).asked()
+    assert Lcp().config()["candidates"] == 400
+    assert Lcp().config() != Lcp(LcpSettings(sigma=2.0)).config()
 
 
 # ---------------------------------------------------------------- digits, from end to end

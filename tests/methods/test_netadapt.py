@@ -10,7 +10,7 @@ from torch import nn
 
 from ecc.energy import parse_budgets
 from ecc.errors import BadTask, EccError, InfeasibleBudget
-from ecc.methods import Compression, CompressSettings, Work
+from ecc.methods import Compression, CompressSettings, PruningContext
 from ecc.methods.baselines.netadapt import NetAdapt, NetAdaptSettings
 from ecc.training import BatchStream
 from ecc.zoo import find_task
@@ -31,21 +31,21 @@ class Stop(Exception):
     pass
 
 
-def started(work: Work, **settings: Any) -> NetAdapt:
+def started(work: PruningContext, **settings: Any) -> NetAdapt:
     method = NetAdapt(NetAdaptSettings(**{"short_steps": 1, **settings}))
     method.start(work)
     return method
 
 
-def full_of(work: Work) -> list[int]:
+def full_of(work: PruningContext) -> list[int]:
     return [group.width for group in work.graph.groups]
 
 
-def cost_at(work: Work, widths: Sequence[int], number: int = 0) -> float:
+def cost_at(work: PruningContext, widths: Sequence[int], number: int = 0) -> float:
     return float(work.costs[number].value(torch.tensor(widths, dtype=torch.float64)))
 
 
-def trainings(work: Work) -> list[tuple[int, ...]]:
+def trainings(work: PruningContext) -> list[tuple[int, ...]]:
     """The widths of every candidate that is trained from now on."""
     seen, real = [], work.train
 
@@ -57,22 +57,22 @@ def trainings(work: Work) -> list[tuple[int, ...]]:
     return seen
 
 
-def judged_by_widths(work: Work, score: Any) -> None:
+def judged_by_widths(work: PruningContext, score: Any) -> None:
     work.held_out = lambda model: score(work.widths(model))
 
 
-def slow_proposals(work: Work, widths: Sequence[int], target: float) -> dict[str, int]:
+def slow_proposals(work: PruningContext, widths: Sequence[int], target: float) -> dict[str, int]:
     """For each group the largest width that alone is enough, by trying all."""
     found, left = {}, work.graph.structure.width_remainders(work.width_multiple)
     for number, group in enumerate(work.graph.groups):
         if group.frozen is not None:
             continue
-        for width in range(widths[number] - 1, work.floors()[number] - 1, -1):
+        for width in range(widths[number] - 1, work.min_widths()[number] - 1, -1):
             on_lattice = (
-                width % work.width_multiple == left[number] % work.width_multiple or width == work.floors()[number]
+                width % work.width_multiple == left[number] % work.width_multiple or width == work.min_widths()[number]
             )
             one = [*widths[:number], width, *widths[number + 1 :]]
-            if on_lattice and work.excess(one) <= target:
+            if on_lattice and work.constraint_violation(one) <= target:
                 found[group.name] = width
                 break
     return found
@@ -86,7 +86,7 @@ def slow_proposals(work: Work, widths: Sequence[int], target: float) -> dict[str
 def test_each_group_proposes_the_largest_width_that_alone_meets_the_target(name: str, width_multiple: int) -> None:
     work = work_of(name, share=0.3, width_multiple=width_multiple)
     method = started(work, initial_reduction=0.1)
-    for widths in (full_of(work), work.rounded([0.8 * width for width in full_of(work)])):
+    for widths in (full_of(work), work.round_widths([0.8 * width for width in full_of(work)])):
         target = method.target(widths)
         slow = slow_proposals(work, widths, target)
         assert slow, "the case is of use"
@@ -97,34 +97,34 @@ def test_each_group_proposes_the_largest_width_that_alone_meets_the_target(name:
                 proposal.groups[0]: slow[proposal.groups[0]]
             }
             assert proposal.widths == tuple(changed.values())
-            assert work.excess(proposal.widths) <= target
+            assert work.constraint_violation(proposal.widths) <= target
 
 
 @pytest.mark.parametrize("name", sorted(WIDE.keys() - {"transformer MLP", "grouped"}))  # which have but one to cut
 def test_where_no_group_can_alone_others_help_and_floors_hold(name: str) -> None:
     work = work_of(name, width_multiple=8)
-    work.aims = [1.05 * cost_at(work, work.floors())]
+    work.targets = [1.05 * cost_at(work, work.min_widths())]
     method, widths = started(work), full_of(work)
     assert not slow_proposals(work, widths, 0.0)
     proposals = method.proposals(widths, 0.0)
     groups = [group for proposal in proposals for group in proposal.groups]
     assert sorted(groups) == sorted(
         group.name
-        for group, floor in zip(work.graph.groups, work.floors(), strict=True)
+        for group, floor in zip(work.graph.groups, work.min_widths(), strict=True)
         if group.frozen is None and floor < group.width
     )
     for proposal in proposals:
-        assert list(proposal.widths) == work.rounded(proposal.widths)
-        assert work.excess(proposal.widths) <= 0
+        assert list(proposal.widths) == work.round_widths(proposal.widths)
+        assert work.constraint_violation(proposal.widths) <= 0
     assert len({proposal.widths for proposal in proposals}) == len(proposals)
 
 
 def test_identical_proposals_are_trained_once() -> None:
     work = work_of("residual", share=0.2)
-    work.aims = [cost_at(work, work.floors())]  # which only all floors meet
+    work.targets = [cost_at(work, work.min_widths())]  # which only all floors meet
     method, seen = started(work, rounds=1), trainings(work)
     method.step()
-    assert seen == [tuple(work.floors())] == [tuple(work.widths())]
+    assert seen == [tuple(work.min_widths())] == [tuple(work.widths())]
     assert method.is_done
     assert len(method.rounds[0]["chosen"]) == len(work.graph.prunable) > 1
     assert work.stream.total == work.stream.lineage == 1
@@ -133,7 +133,7 @@ def test_identical_proposals_are_trained_once() -> None:
 def test_aims_below_all_floors_end_in_one_line_and_not_in_a_loop() -> None:
     work = work_of(share=0.001)
     method = started(work, initial_reduction=0.5)
-    while work.widths() != work.floors():
+    while work.widths() != work.min_widths():
         before = sum(work.widths())
         method.step()
         assert sum(work.widths()) < before
@@ -146,7 +146,7 @@ def test_aims_below_all_floors_end_in_one_line_and_not_in_a_loop() -> None:
 def test_of_several_costs_the_one_that_is_exceeded_most_counts() -> None:
     work = work_of("residual", share=0.5)
     work.costs = (*work.costs, true_model(work.graph, "latency"))
-    work.aims = [work.aims[0], 0.4 * true_model(work.graph, "latency").dense]
+    work.targets = [work.targets[0], 0.4 * true_model(work.graph, "latency").dense]
     method = started(work, initial_reduction=0.1)
     target = method.target(full_of(work))
     assert target == pytest.approx(0.9 / 0.4 - 1)
@@ -154,7 +154,7 @@ def test_of_several_costs_the_one_that_is_exceeded_most_counts() -> None:
     assert {p.groups[0] for p in method.proposals(full_of(work), target)} == set(slow)
     while not method.is_done:
         method.step()
-    assert all(cost_at(work, work.widths(), number) <= aim for number, aim in enumerate(work.aims))
+    assert all(cost_at(work, work.widths(), number) <= aim for number, aim in enumerate(work.targets))
 
 
 # ---------------------------------------------------------------- rounds
@@ -163,15 +163,17 @@ def test_of_several_costs_the_one_that_is_exceeded_most_counts() -> None:
 def test_the_reduction_decays_and_the_last_target_is_the_aim() -> None:
     work = work_of(share=0.5)
     method = started(work, initial_reduction=0.1, decay=0.9)
-    targets, dense = [], 1 + work.excess(full_of(work))
+    targets, dense = [], 1 + work.constraint_violation(full_of(work))
     while not method.is_done:
-        before = work.excess(work.widths())
+        before = work.constraint_violation(work.widths())
         method.step()
         facts = method.rounds[-1]
         number = len(targets)
         assert facts["target"] - 1 == pytest.approx(max(0.0, before - 0.1 * 0.9**number * dense))
-        assert before > work.excess(work.widths()) <= facts["target"] - 1 + 1e-12
-        assert facts["predicted"]["energy"] == pytest.approx((1 + work.excess(work.widths())) * work.aims[0])
+        assert before > work.constraint_violation(work.widths()) <= facts["target"] - 1 + 1e-12
+        assert facts["predicted"]["energy"] == pytest.approx(
+            (1 + work.constraint_violation(work.widths())) * work.targets[0]
+        )
         assert facts["widths"] == work.widths()
         targets.append(facts["target"])
     assert targets[-1] == 1
@@ -195,7 +197,7 @@ def test_it_goes_on_from_where_it_is_when_the_aims_fall() -> None:
     while not method.is_done:
         method.step()
     first = work.widths()
-    work.aims = [0.98 * work.aims[0]]
+    work.targets = [0.98 * work.targets[0]]
     assert not method.is_done
     while not method.is_done:
         method.step()
@@ -208,7 +210,7 @@ def test_it_goes_on_from_where_it_is_when_the_aims_fall() -> None:
 def test_the_highest_score_wins_and_of_equals_the_one_that_saves_most() -> None:
     for score, key in [
         (lambda widths: float(widths[1]), lambda work, widths: widths[1]),
-        (lambda widths: 0.5, lambda work, widths: -work.excess(widths)),
+        (lambda widths: 0.5, lambda work, widths: -work.constraint_violation(widths)),
     ]:
         work = work_of("residual", share=0.5, width_multiple=8)
         judged_by_widths(work, score)
@@ -324,8 +326,8 @@ def test_a_task_without_held_out_data_is_refused_before_anything_is_written(tmp_
 
 
 def test_other_settings_are_another_run() -> None:
-    assert NetAdapt().asked() == NetAdapt(NetAdaptSettings()).asked()
-    assert NetAdapt(NetAdaptSettings(short_steps=7)).asked()["short_steps"] == 7
+    assert NetAdapt().config() == NetAdapt(NetAdaptSettings()).config()
+    assert NetAdapt(NetAdaptSettings(short_steps=7)).config()["short_steps"] == 7
 
 
 @pytest.mark.parametrize(

@@ -10,20 +10,20 @@ import pytest
 import torch
 from torch import nn
 
-from ecc.methods import Work
+from ecc.methods import PruningContext
 from ecc.methods.base import magnitudes
 from ecc.methods.baselines.netadapt import NetAdapt, NetAdaptSettings
 from ecc.training import BatchStream
 from methods.works import work_of
 
 
-def started(work: Work, **settings: Any) -> NetAdapt:
+def started(work: PruningContext, **settings: Any) -> NetAdapt:
     method = NetAdapt(NetAdaptSettings(**{"short_steps": 1, **settings}))
     method.start(work)
     return method
 
 
-def steps_taken(work: Work) -> list[int]:
+def steps_taken(work: PruningContext) -> list[int]:
     """Of every candidate that is trained from now on."""
     seen, real = [], work.train
 
@@ -42,7 +42,7 @@ def test_the_winner_is_the_proposal_trained_by_itself() -> None:
     method = started(work, short_steps=3)
     method.step()
     alone = work_of("residual", share=0.5)
-    alone.keep_(alone.model, magnitudes(alone, dense), method.rounds[0]["widths"])
+    alone.keep_channels_(alone.model, magnitudes(alone, dense), method.rounds[0]["widths"])
     alone.train(alone.model, 3, alone.settings.lr, alone.stream)
     expected = alone.model.state_dict()
     assert all(torch.equal(expected[name], tensor) for name, tensor in work.model.state_dict().items())

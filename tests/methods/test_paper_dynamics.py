@@ -9,7 +9,7 @@ import pytest
 from ecc.errors import EccError
 from methods.jobs import history_of, same_result, wide_job
 
-FAST = {"dynamics": "paper", "width_lr": 300.0, "penalty": 1.0, "steps": 60, "lr": 1e-3}
+FAST = {"solver": "admm", "width_lr": 300.0, "penalty": 1.0, "steps": 60, "lr": 1e-3}
 
 
 def test_the_papers_walk_reaches_a_budget_and_is_weighed(tmp_path: Path) -> None:

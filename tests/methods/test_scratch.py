@@ -11,7 +11,7 @@ from torch import nn
 from ecc.energy import parse_budgets
 from ecc.errors import BadTask, BadWidths
 from ecc.graph import live_masks
-from ecc.methods import Compression, CompressSettings, Uniform, Work
+from ecc.methods import Compression, CompressSettings, PruningContext, Uniform
 from ecc.methods.base import magnitudes
 from ecc.methods.baselines.scratch import Scratch, redraw_
 from ecc.training import BatchStream
@@ -21,13 +21,13 @@ from methods.jobs import digits_model, platform, wide_task
 from methods.nets import NETS, macs_cost, traced
 
 
-def work_of(net: str = "chain", seed: int = 0) -> Work:
+def work_of(net: str = "chain", seed: int = 0) -> PruningContext:
     model, _, graph = traced(net)
-    return Work(
+    return PruningContext(
         model=model,
         graph=graph,
         costs=(macs_cost(graph),),
-        aims=[1e-12],
+        targets=[1e-12],
         settings=CompressSettings(seed=seed),
         width_multiple=1,
         stream=BatchStream(wide_task("chain")),
@@ -38,11 +38,11 @@ def work_of(net: str = "chain", seed: int = 0) -> Work:
     )
 
 
-def halves(work: Work) -> dict[str, int]:
+def halves(work: PruningContext) -> dict[str, int]:
     return {group.name: group.width // 2 for group in work.graph.prunable if group.width >= 4}
 
 
-def scratched(work: Work, **fields: Any) -> Work:
+def scratched(work: PruningContext, **fields: Any) -> PruningContext:
     method = Scratch(halves(work), **fields)
     method.start(work)
     assert not method.is_done
@@ -139,7 +139,7 @@ def test_its_state_says_that_it_was_cut() -> None:
     other.start(work)
     other.load_state_dict(one.state_dict())
     assert other.is_done
-    assert one.asked() == other.asked() == {"widths": halves(work), "builds": False}
+    assert one.config() == other.config() == {"widths": halves(work), "builds": False}
 
 
 # ---------------------------------------------------------------- digits, from end to end

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ecc.energy import Cost, counted, parse_budgets
+from ecc.energy import Cost, counted_cost, parse_budgets
 from ecc.methods import EccSolver
 from ecc.methods.cost_evaluator import MeasuredCost
 from ecc.methods.landing import BAND, Landing
@@ -22,7 +22,7 @@ def solved(*texts: str, label: str = "measured", steps: int = STEPS, factor: flo
     net, example, graph = wide("residual")
     true, budgets = true_model(graph), parse_budgets(texts)
     costs: list[Cost] = [
-        wrong_model(graph, factor) if budget.resource == "energy" else counted(graph, budget.resource)
+        wrong_model(graph, factor) if budget.resource == "energy" else counted_cost(graph, budget.resource)
         for budget in budgets
     ]
     limits = [

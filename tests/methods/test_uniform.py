@@ -19,17 +19,17 @@ def test_all_groups_keep_about_the_same_share_and_no_larger_one_would_do(name: s
     assert method.is_done
     widths, full = work.widths(), [group.width for group in work.graph.groups]
     share = work.lines[-1]["share"]  # type: ignore[attr-defined]
-    assert widths == work.rounded([share * width for width in full])
-    larger = work.rounded([(share + 1e-6) * width + (1e-6 if share < 1 else 0) for width in full])
-    assert larger == widths or work.excess(larger) > 0
+    assert widths == work.round_widths([share * width for width in full])
+    larger = work.round_widths([(share + 1e-6) * width + (1e-6 if share < 1 else 0) for width in full])
+    assert larger == widths or work.constraint_violation(larger) > 0
 
 
-def test_it_cuts_anew_from_the_dense_network_when_it_is_asked_again() -> None:
+def test_it_prunes_from_dense_from_the_dense_network_when_it_is_asked_again() -> None:
     work, method = work_of(share=0.6), Uniform()
     method.start(work)
     method.step()
     first = work.widths()
-    work.aims = [0.5 * work.aims[0]]
+    work.targets = [0.5 * work.targets[0]]
     assert not method.is_done
     method.step()
     fresh = work_of(share=0.3)

@@ -1,4 +1,4 @@
-"""A work for methods: a wide network, its true cost, and aims; and a method that is quick at it."""
+"""A work for methods: a wide network, its true cost, and targets; and a method that is quick at it."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 
 from torch import nn
 
-from ecc.methods import CompressSettings, Work
+from ecc.methods import CompressSettings, PruningContext
 from ecc.methods.baselines.eap import Eap, EapSettings
 from ecc.methods.driving import trainer
 from ecc.training import BatchStream, DistributedContext
 from methods.jobs import squared, true_model, wide, wide_task
 
 
-def work_of(name: str = "chain", share: float = 0.5, *, width_multiple: int = 1, **settings: Any) -> Work:
+def work_of(name: str = "chain", share: float = 0.5, *, width_multiple: int = 1, **settings: Any) -> PruningContext:
     """Aims at a share of what the dense network costs."""
     model, _, graph = wide(name)
     cost = true_model(graph)
@@ -25,11 +25,11 @@ def work_of(name: str = "chain", share: float = 0.5, *, width_multiple: int = 1,
     def held_out(net: nn.Module) -> float:
         return -float(sum(parameter.detach().abs().sum() for parameter in net.parameters()))
 
-    work = Work(
+    work = PruningContext(
         model=copy.deepcopy(model),
         graph=graph,
         costs=(cost,),
-        aims=[share * cost.dense],
+        targets=[share * cost.dense],
         settings=chosen,
         width_multiple=width_multiple,
         stream=BatchStream(wide_task(name)),

@@ -23,14 +23,14 @@ def cells(line: str) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Reach:
+class Feasibility:
     resource: str = "energy"
     unit: str = "J"
     label: str = "estimated"
     dense: float = 0.01898
-    least: float = 0.0029
+    min_cost: float = 0.0029
     limit: float = 0.00949
-    even_share: float | None = 0.613
+    uniform_ratio: float | None = 0.613
 
 
 def summary(**changes: Any) -> dict[str, Any]:
@@ -54,8 +54,8 @@ def summary(**changes: Any) -> dict[str, Any]:
 
 
 def test_the_table_of_reach_has_the_numbers() -> None:
-    latency = Reach("latency", "s", "measured", 0.0036, 0.0027, 0.0018, None)
-    _, _, *lines = shown(feasibility_table([Reach(), latency])).splitlines()
+    latency = Feasibility("latency", "s", "measured", 0.0036, 0.0027, 0.0018, None)
+    _, _, *lines = shown(feasibility_table([Feasibility(), latency])).splitlines()
     assert cells(lines[0]) == ["energy (estimated)", "19 mJ", "2.9 mJ", "9.49 mJ", "50%", "61%"]
     assert cells(lines[1]) == ["latency (measured)", "3.6 ms", "2.7 ms", "1.8 ms", "50%", "out of reach"]
     assert len(lines) == 2

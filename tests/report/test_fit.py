@@ -61,7 +61,7 @@ def test_the_layers_of_the_view_add_up_to_the_dense_network() -> None:
 
 
 def test_what_the_view_calls_constant_is_what_no_width_changes() -> None:
-    base, outside = model().priced.base, model().per_layer()[""] - model().priced.base
+    base, outside = model().fitted.base, model().per_layer()[""] - model().fitted.base
     (line,) = [line.split() for line in shown().splitlines() if line.startswith("(constant)")]
     assert f"{line[1]} {line[2]}" == si(base, "J")
     assert ("(outside any layer)" in shown()) == (outside > 0)

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from ecc.report.live_compress import BARS, LINE_SECONDS, CompressView, duration, sparkline
-from report.test_compress import Reach
+from report.test_compress import Feasibility
 
 
 class Clock:
@@ -30,7 +30,7 @@ def loss(phase: str, step: int, total: int) -> dict[str, Any]:
 
 def planned(console: Console | None, clock: Clock, processes: int = 1) -> CompressView:
     view = CompressView(console, now=clock)
-    view.plan(ENDS, [Reach(limit=0.0095)], FULL, processes)
+    view.plan(ENDS, [Feasibility(limit=0.0095)], FULL, processes)
     return view
 
 
@@ -130,7 +130,7 @@ def test_lines_that_are_too_long_are_cut_and_not_wrapped() -> None:
 
 def test_single_weights_and_several_budgets() -> None:
     view = planned(terminal(io.StringIO()), Clock())
-    view.plan(ENDS, [Reach(limit=0.0095), Reach("params", "", "counted", limit=30_000)], FULL)
+    view.plan(ENDS, [Feasibility(limit=0.0095), Feasibility("params", "", "counted", limit=30_000)], FULL)
     spent = {"energy": 0.0125, "params": 31_000.0}
     view.log({"phase": "solver", "spent": spent, "target": 0.013, "nonzeros": {"a": 2, "b": 16}})
     assert view._picture().plain == (

@@ -13,7 +13,7 @@ from torch import nn
 from ecc.constants import BUNDLED_TASKS
 from ecc.errors import BadTask
 from ecc.task import Task
-from ecc.zoo.find import find_task
+from ecc.zoo.registry import find_task
 from zoo.data.trees import cifar10
 
 

@@ -44,7 +44,7 @@ def test_a_bundled_recipe_asks_for_what_there_is(name: str) -> None:
     assert set(found.methods) <= {*METHODS, SCRATCH}
     assert found.budgets is not None
     for budget in found.budgets:
-        assert parse_budgets([budget])[0].is_share
+        assert parse_budgets([budget])[0].is_relative
     assert found.data is None  # where data lies is not the recipe's to say
     assert found.weights is None
 
@@ -64,7 +64,7 @@ def test_the_papers_recipes_have_the_papers_numbers(
     settings = found.settings
     assert (found.batch_size, settings.steps, settings.finetune_steps) == (batch, steps, finetune_steps)
     assert (settings.lr, settings.weight_decay, settings.distill) == (1e-5, 1e-4, 0.5)
-    assert (settings.dynamics, settings.penalty) == ("paper", penalty)
+    assert (settings.solver, settings.penalty) == ("admm", penalty)
     assert found.methods == ["ecc", "netadapt", "amc"]
 
 

@@ -80,7 +80,7 @@ def export(
 def _task_of(run: Path, spec: str | None) -> Task:
     """The task of a run. A file of yours is executed only if you name it: a run may come from someone else."""
     from ecc.export.job import read_json
-    from ecc.zoo.find import find_task
+    from ecc.zoo.registry import find_task
 
     if spec is not None:
         return find_task(spec)

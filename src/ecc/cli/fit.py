@@ -27,8 +27,8 @@ def fit(
     iterations: Annotated[
         int, Option("--paper", metavar="N", help="With figures: N iterations of the paper's Adam; it took 10000.")
     ] = 0,
-    allow_unsteady: Annotated[
-        bool, Option("--allow-unsteady", help="Take a profile whose reference varied by more than 3 %.")
+    allow_drift: Annotated[
+        bool, Option("--allow-drift", help="Take a profile whose reference varied by more than 3 %.")
     ] = False,
     as_json: Annotated[bool, Option("--json", help="Print facts for programs.")] = False,
 ) -> None:
@@ -46,9 +46,9 @@ def fit(
 
     from ecc.energy import fit as fit_profile
     from ecc.energy import parse_budgets
-    from ecc.energy.ablation import STUDY, study
+    from ecc.energy.ablation import ABLATION_FORMAT, run_ablation
     from ecc.energy.model import FORMAT
-    from ecc.io import refuse_another, write_text
+    from ecc.io import refuse_other_file, write_text
     from ecc.measure import Profile
     from ecc.report.fit import budget_warning, budget_within, fit_facts, fit_view
     from ecc.report.fit_figures import draw_fit
@@ -58,27 +58,27 @@ def fit(
     if output is not None and not output.parent.is_dir():
         raise BadFile(f"cannot write {output}: there is no folder {output.parent}.")
     if output is not None:
-        refuse_another(output, FORMAT, "energy model")
+        refuse_other_file(output, FORMAT, "energy model")
     if iterations < 0 or (iterations and figures is None):
         raise EccError(
             f"--paper {iterations} is a number of iterations to draw; give at least 1, and --figures FOLDER."
         )
     stem = file.name.removesuffix(".gz").removesuffix(".profile") + ("" if resource == "energy" else f"-{resource}")
     if figures is not None:
-        refuse_another(figures / f"{stem}-fit.json", STUDY, "data of a fit")
+        refuse_other_file(figures / f"{stem}-fit.json", ABLATION_FORMAT, "data of a fit")
         for name in ("prediction", "paper"):
-            refuse_another(figures / f"{stem}-{name}.svg", "<svg", "figure")
+            refuse_other_file(figures / f"{stem}-{name}.svg", "<svg", "figure")
     for one in budgets:
         if one.resource != resource:
             raise BadBudget(
                 f"budget {one} is about {one.resource}, and this model about {resource}; leave it out here."
             )
-    model = fit_profile(profile, family, resource=resource, allow_unsteady=allow_unsteady, curve=True)
+    model = fit_profile(profile, family, resource=resource, allow_drift=allow_drift, curve=True)
     if output is not None:
         model.save(output)
     drawn: list[Path] = []
     if figures is not None:
-        found = study(profile, resource=resource, allow_unsteady=allow_unsteady, iterations=iterations)
+        found = run_ablation(profile, resource=resource, allow_drift=allow_drift, iterations=iterations)
         drawn = draw_fit(found, stem, figures, stem)
         data = figures / f"{stem}-fit.json"
         write_text(data, json.dumps(found) + "\n")

@@ -2,7 +2,7 @@
 
 from .budget import Budget, dense_cost, parse_budget, parse_budgets
 from .cost import Cost
-from .counted import Counted, counted
+from .counted import CountedCost, counted_cost
 from .fitting import fit
 from .model import EnergyModel
 from .nonzeros import NonzeroCost, nonzero_cost
@@ -10,10 +10,10 @@ from .nonzeros import NonzeroCost, nonzero_cost
 __all__ = [
     "Budget",
     "Cost",
-    "Counted",
+    "CountedCost",
     "EnergyModel",
     "NonzeroCost",
-    "counted",
+    "counted_cost",
     "dense_cost",
     "fit",
     "nonzero_cost",

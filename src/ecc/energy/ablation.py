@@ -13,20 +13,20 @@ from ecc.measure.profile import Profile
 from .fitting import CURVE_SIZES, FAMILIES, judged, noise_of
 from .paper import ITERATIONS, fit_as_paper
 from .quality import cross_validated, learning_curve
-from .samples import RESOURCES, samples_of
+from .samples import RESOURCES, samples_from_profile
 
-STUDY = "ecc fit study 1"
+ABLATION_FORMAT = "ecc fit study 1"
 """The format, in its file."""
 
 HIDDEN_LAYERS = (0, 1, 2, 3)
 """Of the paper's ablation; none is the bilinear model."""
 
 
-def study(
+def run_ablation(
     profile: Profile,
     *,
     resource: str = "energy",
-    allow_unsteady: bool = False,
+    allow_drift: bool = False,
     iterations: int = ITERATIONS,
 ) -> dict[str, Any]:
     """Cross-validates all families on a profile.
@@ -34,13 +34,13 @@ def study(
     Args:
         profile: Of one network.
         resource: `energy` or `latency`.
-        allow_unsteady: Takes a profile whose reference varied by more than is trusted.
+        allow_drift: Takes a profile whose reference varied by more than is trusted.
         iterations: Of Adam, for the paper's figures; 0 leaves them out.
 
     Raises:
         BadFile, BadMeasurement: As `fit`.
     """
-    samples = samples_of(profile, resource, allow_unsteady=allow_unsteady)
+    samples = samples_from_profile(profile, resource, allow_drift=allow_drift)
     header, noise = profile.header, noise_of(profile)
     sizes = [size for size in CURVE_SIZES if size <= len(samples)]
     families: dict[str, Any] = {}
@@ -58,7 +58,7 @@ def study(
         for count in (HIDDEN_LAYERS if iterations else ())
     }
     return {
-        "format": STUDY,
+        "format": ABLATION_FORMAT,
         "resource": resource,
         "unit": RESOURCES[resource][1],
         "label": header.label,
@@ -75,7 +75,7 @@ def study(
         "width_multiple": header.design.width_multiple,
         "rows": len(samples),
         "noise": noise,
-        "seconds_per_network": profile.seconds_per_network,
+        "seconds_per_network": profile.seconds_per_sample,
         "values": [float(f"{value:.6g}") for value in samples.values.tolist()],
         "mean_share": [round(share, 4) for share in samples.mean_share.tolist()],
         "is_dense": samples.is_dense.tolist(),

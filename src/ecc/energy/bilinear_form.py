@@ -26,7 +26,7 @@ from .regression import Array
 
 @dataclass(frozen=True)
 class BilinearForm:
-    """base + sum of price * left * right, on one device.
+    """base + sum of coefficient * left * right, on one device.
 
     Args:
         base: What is spent at any widths.
@@ -60,7 +60,7 @@ class BilinearForm:
 
     @cached_property
     def parts(self) -> tuple[Tensor, ...]:
-        """Prices, the left matrix and what is fixed in it, the right matrix and what is fixed in it; on the device."""
+        """Coefficients, the left matrix and what is fixed in it, the right matrix and what is fixed in it; on the device."""
         left, left_fixed = _matrix(self.lefts, self.num_groups)
         right, right_fixed = _matrix(self.rights, self.num_groups)
         coefficients = np.array(self.coefficients, dtype=np.float64)
@@ -68,7 +68,7 @@ class BilinearForm:
         return tuple(torch.from_numpy(part).to(self.device) for part in dense)
 
     def terms(self, widths: Tensor) -> Tensor:
-        """price * left * right of every term, along the last axis."""
+        """coefficient * left * right of every term, along the last axis."""
         coefficients, left, left_fixed, right, right_fixed = self.parts
         widths = widths.to(torch.float64)
         return coefficients * (widths @ left.T + left_fixed) * (widths @ right.T + right_fixed)

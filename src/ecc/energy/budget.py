@@ -29,18 +29,18 @@ class Budget:
 
     resource: str
     amount: float
-    is_share: bool
+    is_relative: bool
     per_item: bool = False
     """Whether the amount is for one item of the batch; otherwise it is for the whole batch."""
 
     def limit(self, cost: Cost, batch: int = 1) -> float:
         """The most that may be spent, in the unit of the cost."""
-        if self.is_share:
+        if self.is_relative:
             return self.amount * dense_cost(cost)
         return self.amount * (batch if self.per_item else 1)
 
     def __str__(self) -> str:
-        if self.is_share:
+        if self.is_relative:
             return f"{self.resource} {self.amount:.4g} of dense"
         unit = _unit(self.resource)
         return f"{self.resource} {self.amount:.4g} {unit}".rstrip() + (" an item" if self.per_item else "")
@@ -78,7 +78,7 @@ def parse_budget(text: str) -> Budget:
     if unit == "%":
         if number > 100:
             raise BadBudget(f"budget {text!r} is above 100%, what the dense network takes; give a share up to 100%.")
-        return Budget(resource, number / 100, is_share=True)
+        return Budget(resource, number / 100, is_relative=True)
     stem, slash, item = unit.partition("/")
     if slash and item.strip() not in ("image", "item", "sample"):
         raise BadBudget(f"budget {text!r} is per {item.strip()!r}; write /image, or leave it out for the whole batch.")
@@ -92,7 +92,7 @@ def parse_budget(text: str) -> Budget:
     if factor is None:
         wanted = _unit(resource) or "a plain number, or one with k, M or G"
         raise BadBudget(f"budget {text!r} has the unit {unit!r}; {resource} is in {wanted}, or % of dense.")
-    return Budget(resource, number * factor, is_share=False, per_item=bool(slash))
+    return Budget(resource, number * factor, is_relative=False, per_item=bool(slash))
 
 
 def parse_budgets(texts: str | Sequence[str]) -> tuple[Budget, ...]:

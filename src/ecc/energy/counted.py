@@ -27,7 +27,7 @@ MEANINGS = {
 
 
 @dataclass(frozen=True)
-class Counted:
+class CountedCost:
     """A `Cost` that is exact.
 
     Raises:
@@ -77,7 +77,7 @@ class Counted:
             return (coefficients * largest / largest.sum()) @ left
         return self._products.gradient(widths)
 
-    def to(self, device: torch.device | str) -> Counted:
+    def to(self, device: torch.device | str) -> CountedCost:
         """The same cost, computing on a device."""
         is_there = torch.device(device) == torch.device(self.device)
         return self if is_there else replace(self, device=device)  # with its tensors, which took a while to make
@@ -89,13 +89,13 @@ class Counted:
         return BilinearForm(0.0, coefficients, lefts, rights, len(self.groups), self.device)
 
 
-def counted(graph: ChannelGraph, resource: str) -> Counted:
+def counted_cost(graph: ChannelGraph, resource: str) -> CountedCost:
     """The exact cost of a network: macs, params, weight_bytes, activation_bytes or peak_bytes.
 
     Raises:
         BadWidths: If there is no such resource.
     """
-    return Counted(graph.structure, resource)
+    return CountedCost(graph.structure, resource)
 
 
 def _rows(structure: StructureSpec, resource: str) -> list[tuple[float, AffineSize, AffineSize]]:

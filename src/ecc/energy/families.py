@@ -1,4 +1,4 @@
-"""The two families of energy models that are sums of priced terms: the paper's, and ours, which also has steps.
+"""The two families of energy models that are sums of fitted terms: the paper's, and ours, which also has steps.
 
 A family is a function from samples to a `FittedModel`; `fitting` chooses between them. The third, `Mlp`, is the paper's
 ablation and is no such sum.
@@ -26,7 +26,7 @@ class FittedModel:
     base: float
     terms: tuple[Term, ...]
     coefficients: tuple[float, ...]
-    unit_prices: tuple[float, ...] = ()
+    unit_coefficients: tuple[float, ...] = ()
     """Of one of each of `AMOUNTS`, where terms were drawn to common coefficients."""
     strength: float | None = None
     """Of the pull to the common coefficients; None where there was none."""
@@ -37,9 +37,9 @@ class FittedModel:
     def at(self, widths: Array) -> Array:
         """The cost at each row of widths."""
         total = np.full(len(widths), self.base)
-        for term, price in zip(self.terms, self.coefficients, strict=True):
-            if price:
-                total += price * term.at(widths)
+        for term, coefficient in zip(self.terms, self.coefficients, strict=True):
+            if coefficient:
+                total += coefficient * term.at(widths)
         for step, height in zip(self.steps, self.heights, strict=True):
             total += height * step.at(widths)
         return total
@@ -76,7 +76,7 @@ _LEAST_SHARE = 0.02  # of the mean contribution: the least that the scale of a t
 
 
 def physical(samples: Samples, *, strengths: Sequence[float] = STRENGTHS) -> FittedModel:
-    """Common coefficients for MACs and bytes; each term has a price of its own, drawn to them; and steps, drawn to none.
+    """Common coefficients for MACs and bytes; each term has a coefficient of its own, drawn to them; and steps, drawn to none.
 
     A kernel costs what its MACs and bytes cost, more or less; which kernels a library picks at which shapes is known to
     no formula, and shows in coefficients of layers and in steps of sizes. With few rows the terms stay near the common
@@ -89,7 +89,7 @@ def physical(samples: Samples, *, strengths: Sequence[float] = STRENGTHS) -> Fit
     terms, steps = physical_terms(samples.structure), steps_of(samples.structure)
     columns = [*(term.at(samples.widths) for term in terms), *(step.at(samples.widths) for step in steps)]
     features = np.stack(columns, axis=1)
-    common = _common_prices(terms, features[:, : len(terms)], samples)
+    common = _common_coefficients(terms, features[:, : len(terms)], samples)
     amounts = np.array([term.amounts for term in terms])
     prior = np.concatenate([amounts @ common[1:], np.zeros(len(steps))])
     prior[0] += common[0]  # the constant term also pays for being switched on and for launching kernels
@@ -114,14 +114,14 @@ def physical(samples: Samples, *, strengths: Sequence[float] = STRENGTHS) -> Fit
         base=float(coefficients[0]),
         terms=terms[1:],
         coefficients=tuple(coefficients[1 : len(terms)].tolist()),
-        unit_prices=tuple(common[1:].tolist()),
+        unit_coefficients=tuple(common[1:].tolist()),
         strength=float(strength),
         steps=tuple(step for step, _ in kept),
         heights=tuple(height for _, height in kept),
     )
 
 
-def _common_prices(terms: Sequence[Term], features: Array, samples: Samples) -> Array:
+def _common_coefficients(terms: Sequence[Term], features: Array, samples: Samples) -> Array:
     """Of being switched on, and of each of `AMOUNTS`."""
     amounts = np.array([term.amounts for term in terms])
     pooled = np.column_stack([np.ones(len(samples)), features @ amounts])
@@ -132,7 +132,7 @@ def _common_prices(terms: Sequence[Term], features: Array, samples: Samples) -> 
 
 
 def _slack(terms: Sequence[Term], steps: Sequence[Step], prior: Array, features: Array, samples: Samples) -> Array:
-    """How far each price may be from its prior: in contributions, by the root of what physics expects of it.
+    """How far each coefficient may be from its prior: in contributions, by the root of what physics expects of it.
 
     A step may be as high as the terms of its size and its layers let expect.
     """

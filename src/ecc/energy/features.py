@@ -6,7 +6,7 @@ Every count of the network (MACs, bytes) is a sum of products of extents. Sorted
     one term a group, linear in its width: activations, biases and norms, depthwise convolutions;
     one term a layer that mixes channels, in * out: the paper's s_j * s_{j+1}.
 
-A term knows the amounts it stands for. FittedModel by the joule a MAC and the joule a byte, it has a price before anything
+A term knows the amounts it stands for. FittedModel by the joule a MAC and the joule a byte, it has a coefficient before anything
 is learnt about it alone.
 """
 
@@ -23,7 +23,7 @@ from ecc.graph.structure import width_of
 from .regression import Array
 
 AMOUNTS = ("MACs", "grouped MACs", "activation bytes", "weight bytes")
-"""What a term may stand for. Grouped convolutions reuse little of what they fetch, so their MACs have a price of
+"""What a term may stand for. Grouped convolutions reuse little of what they fetch, so their MACs have a coefficient of
 their own."""
 
 ONE = AffineSize(1)

@@ -12,13 +12,13 @@ from .families import Family, FittedModel, bilinear, physical
 from .model import EnergyModel, Origin
 from .quality import LEAST_ROWS, Quality, check_rows, cross_validated, learning_curve, outlier_widths, quality_of
 from .regression import Array
-from .samples import RESOURCES, Samples, samples_of
+from .samples import RESOURCES, Samples, samples_from_profile
 
 FAMILIES: dict[str, Family] = {"bilinear": bilinear, "physical": physical}
-"""Sums of priced products, by name."""
+"""Sums of fitted products, by name."""
 
 CURVE_SIZES = (15, 20, 30, 40, 60, 80, 120, 160, 200, 300, 500, 1000, 2000, 5000)
-ODD_SHOWN = 3
+OUTLIERS_SHOWN = 3
 _MARGIN = 0.98  # a family must be better than the simpler one by this factor to be chosen
 
 
@@ -27,7 +27,7 @@ def fit(
     family: str = "auto",
     *,
     resource: str = "energy",
-    allow_unsteady: bool = False,
+    allow_drift: bool = False,
     curve: bool = False,
 ) -> EnergyModel:
     """Learns what widths cost on the device of a profile.
@@ -37,7 +37,7 @@ def fit(
         family: `bilinear` (the paper's), `physical`, or `auto`: the one that predicts best in cross-validation, where
             whatever a family chooses for itself is chosen anew within each fold.
         resource: `energy` or `latency`.
-        allow_unsteady: Takes a profile whose reference varied by more than is trusted.
+        allow_drift: Takes a profile whose reference varied by more than is trusted.
         curve: Also keeps what is drawn about a fit: a learning curve, which tells whether more rows would help, and
             each row's value beside what was predicted without it.
 
@@ -47,7 +47,7 @@ def fit(
     """
     if family != "auto" and family not in FAMILIES:
         raise BadMeasurement(f"there is no family {family!r} of models; there are auto, {', '.join(FAMILIES)}.")
-    samples = samples_of(profile, resource, allow_unsteady=allow_unsteady)
+    samples = samples_from_profile(profile, resource, allow_drift=allow_drift)
     check_rows(samples)
     noise = noise_of(profile, resource)
     names = list(FAMILIES) if family == "auto" else [family]
@@ -91,7 +91,7 @@ def judged(name: str, samples: Samples, noise: float | None, errors: Array | Non
 
 
 def model_of(
-    priced: FittedModel, samples: Samples, profile: Profile, resource: str, quality: dict[str, Any] | None = None
+    fitted: FittedModel, samples: Samples, profile: Profile, resource: str, quality: dict[str, Any] | None = None
 ) -> EnergyModel:
     """An energy model with the origin of the profile."""
     header, structure = profile.header, samples.structure
@@ -110,7 +110,7 @@ def model_of(
             rows=len(samples),
             width_multiple=header.design.width_multiple,
         ),
-        priced=priced,
+        fitted=fitted,
         quality=quality or {},
     )
 
@@ -118,12 +118,12 @@ def model_of(
 def noise_of(profile: Profile, resource: str = "energy") -> float | None:
     """Relative standard deviation of one measurement: from rounds if there were several, else from the reference."""
     field, _ = RESOURCES[resource]
-    noise, drift = profile.repeat_noise_in(field), profile.drift_in(field)
+    noise, drift = profile.repeat_noise_of_field(field), profile.drift_of_field(field)
     is_run = profile.header.device_type is not None  # an analytic reference is the same each time
     return drift.noise if noise is None and is_run and drift is not None and drift.references > 2 else noise
 
 
-def worth_more_rows(quality: dict[str, Any]) -> str:
+def describe_learning_curve(quality: dict[str, Any]) -> str:
     """A sentence about whether more rows would help; empty without a learning curve."""
     curve = {int(size): float(error) for size, error in quality.get("learning_curve", [])}
     if len(curve) < 3:
@@ -140,16 +140,16 @@ def worth_more_rows(quality: dict[str, Any]) -> str:
     return f"More rows will hardly help: the error has stopped falling ({trend})."
 
 
-def about_outlier_widths(quality: dict[str, Any]) -> str:
+def describe_outlier_widths(quality: dict[str, Any]) -> str:
     """A sentence about widths that cost more than wider ones; empty if there are none."""
     found = quality.get("outlier_widths", [])
     if not found:
         return ""
     told = [
         f"with {one['width']} channels in {one['group']} ({one['networks']} networks) {one['excess']:.1%} more"
-        for one in found[:ODD_SHOWN]
+        for one in found[:OUTLIERS_SHOWN]
     ]
-    more = f", and {len(found) - ODD_SHOWN} widths like these" if len(found) > ODD_SHOWN else ""
+    more = f", and {len(found) - OUTLIERS_SHOWN} widths like these" if len(found) > OUTLIERS_SHOWN else ""
     return (
         f"Some networks cost more than predicted: {', '.join(told)}{more}. A wider network never costs less by this "
         "model, and may do so on this device. Profile in larger steps (--width-multiple), or keep such a group whole "
@@ -157,4 +157,4 @@ def about_outlier_widths(quality: dict[str, Any]) -> str:
     )
 
 
-__all__ = ["FAMILIES", "Quality", "about_outlier_widths", "fit", "model_of", "noise_of", "worth_more_rows"]
+__all__ = ["FAMILIES", "Quality", "describe_outlier_widths", "fit", "model_of", "noise_of", "describe_learning_curve"]

@@ -71,9 +71,9 @@ class Origin:
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class EnergyModel:
-    """A `Cost` that is a sum of priced products of widths.
+    """A `Cost` that is a sum of fitted products of widths.
 
-    Prices are at least 0, so that the model is too, and removing a channel never raises it.
+    Coefficients are at least 0, so that the model is too, and removing a channel never raises it.
     """
 
     fingerprint: str
@@ -85,7 +85,7 @@ class EnergyModel:
     """Paths, for telling what each costs."""
     resource: str
     origin: Origin
-    priced: FittedModel
+    fitted: FittedModel
     quality: dict[str, Any] = field(default_factory=dict)
     """How well it predicts, as `fit` found it."""
     device: torch.device | str = "cpu"
@@ -108,17 +108,17 @@ class EnergyModel:
     @property
     def kind(self) -> str:
         """bilinear or physical."""
-        return self.priced.kind
+        return self.fitted.kind
 
     def value(self, widths: Tensor) -> Tensor:
         """The cost at one vector of widths, or at each row of a matrix."""
         value = self._products.value(widths)
-        return value + self._stairs.value(widths) if self.priced.steps else value
+        return value + self._stairs.value(widths) if self.fitted.steps else value
 
     def gradient(self, widths: Tensor) -> Tensor:
         """Derivative at one vector of widths; where it jumps, that of cutting."""
         gradient = self._products.gradient(widths)
-        return gradient + self._stairs.gradient(widths) if self.priced.steps else gradient
+        return gradient + self._stairs.gradient(widths) if self.fitted.steps else gradient
 
     def to(self, device: torch.device | str) -> EnergyModel:
         """The same model, computing on a device."""
@@ -166,16 +166,16 @@ class EnergyModel:
         vector = self._vector(widths)
         costs = self._products.terms(vector).tolist()
         found = dict.fromkeys(("", *self.layers), 0.0)
-        found[""] = self.priced.base  # operators in the root's own forward have the empty path too
-        unit_prices = self.priced.unit_prices or (1.0,) * len(AMOUNTS)
-        for term, cost in zip(self.priced.terms, costs, strict=True):
-            parts = [sum(a * p for a, p in zip(amounts, unit_prices, strict=True)) for _, amounts in term.layers]
+        found[""] = self.fitted.base  # operators in the root's own forward have the empty path too
+        unit_coefficients = self.fitted.unit_coefficients or (1.0,) * len(AMOUNTS)
+        for term, cost in zip(self.fitted.terms, costs, strict=True):
+            parts = [sum(a * p for a, p in zip(amounts, unit_coefficients, strict=True)) for _, amounts in term.layers]
             parts = parts if sum(parts) > 0 else [1.0] * len(parts)
             for (number, _), part in zip(term.layers, parts, strict=True):
                 found[self.layers[number]] += cost * part / sum(parts)
-        if self.priced.steps:
+        if self.fitted.steps:
             raised = self._stairs.terms(vector).tolist()
-            for step, cost in zip(self.priced.steps, raised, strict=True):
+            for step, cost in zip(self.fitted.steps, raised, strict=True):
                 for number in step.layers:
                     found[self.layers[number]] += cost / len(step.layers)
         return found
@@ -199,15 +199,15 @@ class EnergyModel:
 
     @cached_property
     def _products(self) -> BilinearForm:
-        terms = self.priced.terms
+        terms = self.fitted.terms
         lefts, rights = tuple(term.left for term in terms), tuple(term.right for term in terms)
-        return BilinearForm(self.priced.base, self.priced.coefficients, lefts, rights, len(self.groups), self.device)
+        return BilinearForm(self.fitted.base, self.fitted.coefficients, lefts, rights, len(self.groups), self.device)
 
     @cached_property
     def _stairs(self) -> StepTerms:
-        steps = self.priced.steps
+        steps = self.fitted.steps
         sizes, levels = tuple(step.size for step in steps), tuple(step.level for step in steps)
-        return StepTerms(self.priced.heights, sizes, levels, len(self.groups), self.device)
+        return StepTerms(self.fitted.heights, sizes, levels, len(self.groups), self.device)
 
     # ------------------------------------------------------------ files
 
@@ -247,7 +247,7 @@ class EnergyModel:
         return model
 
     def _to_json(self) -> dict[str, Any]:
-        priced = self.priced
+        fitted = self.fitted
         return {
             "format": FORMAT,
             "resource": self.resource,
@@ -263,22 +263,24 @@ class EnergyModel:
             },
             "quality": self.quality,
             "model": {
-                "kind": priced.kind,
-                "formula": "base + sum of price * left * right + sum of height * clip((size - level) / 8, 0, 1); "
+                "kind": fitted.kind,
+                "formula": "base + sum of coefficient * left * right + sum of height * clip((size - level) / 8, 0, 1); "
                 "a size is [fixed, [[group, multiple], ...]]",
-                "common_prices": dict(zip(AMOUNTS, priced.unit_prices, strict=True)) if priced.unit_prices else None,
-                "strength": "inf" if priced.strength == math.inf else priced.strength,  # JSON knows no infinity
-                "base": priced.base,
+                "unit_coefficients": dict(zip(AMOUNTS, fitted.unit_coefficients, strict=True))
+                if fitted.unit_coefficients
+                else None,
+                "strength": "inf" if fitted.strength == math.inf else fitted.strength,  # JSON knows no infinity
+                "base": fitted.base,
                 "terms": [
                     {
                         "name": term.name,
-                        "price": price,
+                        "coefficient": coefficient,
                         "left": to_builtins(term.left),
                         "right": to_builtins(term.right),
                         "amounts": list(term.amounts),
                         "layers": [[number, list(amounts)] for number, amounts in term.layers],
                     }
-                    for term, price in zip(priced.terms, priced.coefficients, strict=True)
+                    for term, coefficient in zip(fitted.terms, fitted.coefficients, strict=True)
                 ],
                 "steps": [
                     {
@@ -288,7 +290,7 @@ class EnergyModel:
                         "level": step.level,
                         "layers": list(step.layers),
                     }
-                    for step, height in zip(priced.steps, priced.heights, strict=True)
+                    for step, height in zip(fitted.steps, fitted.heights, strict=True)
                 ],
             },
         }
@@ -296,7 +298,7 @@ class EnergyModel:
     @classmethod
     def _from_json(cls, data: Mapping[str, Any]) -> EnergyModel:
         network, model = data["network"], data["model"]
-        common = model["common_prices"]
+        common = model["unit_coefficients"]
         groups = tuple(str(name) for name in network["groups"])
         layers = tuple(str(path) for path in network["layers"])
         found = cls(
@@ -307,15 +309,15 @@ class EnergyModel:
             layers=layers,
             resource=str(data["resource"]),
             origin=Origin.from_dict(data["origin"]),
-            priced=FittedModel(
+            fitted=FittedModel(
                 kind=str(model["kind"]),
-                base=_price(model["base"]),
+                base=_coefficient(model["base"]),
                 terms=tuple(_term(term, len(groups), len(layers)) for term in model["terms"]),
-                coefficients=tuple(_price(term["price"]) for term in model["terms"]),
-                unit_prices=() if common is None else tuple(_price(common[name]) for name in AMOUNTS),
+                coefficients=tuple(_coefficient(term["coefficient"]) for term in model["terms"]),
+                unit_coefficients=() if common is None else tuple(_coefficient(common[name]) for name in AMOUNTS),
                 strength=None if model["strength"] is None else float(model["strength"]),
                 steps=tuple(_step(step, len(groups), len(layers)) for step in model["steps"]),
-                heights=tuple(_price(step["height"]) for step in model["steps"]),
+                heights=tuple(_coefficient(step["height"]) for step in model["steps"]),
             ),
             quality=_quality(data["quality"]),
         )
@@ -348,7 +350,7 @@ def _term(data: Mapping[str, Any], num_groups: int, num_layers: int) -> Term:
 def _amounts(values: Sequence[Any]) -> tuple[float, ...]:
     if len(values) != len(AMOUNTS):
         raise ValueError(f"{len(values)} amounts where there are {len(AMOUNTS)}")
-    return tuple(_price(value) for value in values)
+    return tuple(_coefficient(value) for value in values)
 
 
 def _step(data: Mapping[str, Any], num_groups: int, num_layers: int) -> Step:
@@ -360,9 +362,9 @@ def _step(data: Mapping[str, Any], num_groups: int, num_layers: int) -> Step:
     return Step(str(data["name"]), size, int(data["level"]), layers)
 
 
-def _price(value: Any) -> float:
+def _coefficient(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not (math.isfinite(value) and value >= 0):
-        raise ValueError(f"price {value!r} is no number of at least 0")
+        raise ValueError(f"coefficient {value!r} is no number of at least 0")
     return float(value)
 
 

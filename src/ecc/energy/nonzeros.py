@@ -1,7 +1,7 @@
 """`NonzeroCost`: joules of a network whose weights are pruned one by one, on an analytic platform.
 
-    joules = base + sum over weight tensors of  price * nonzeros
-    price  = joules per MAC * MACs that use one weight  +  joules per weight byte * bytes of one value
+    joules = base + sum over weight tensors of  coefficient * nonzeros
+    coefficient  = joules per MAC * MACs that use one weight  +  joules per weight byte * bytes of one value
 
 A weight of a convolution is used once for each position of its output, so that the same number of weights saves the
 more the earlier they are removed. The base is what the platform spends at full widths on all else: activations,
@@ -48,14 +48,16 @@ class NonzeroCost:
     coefficients: tuple[float, ...]
     """Joules of one weight in each."""
     device: torch.device | str = "cpu"
-    _prices: Tensor = field(init=False, repr=False, compare=False)
+    _coefficient_tensor: Tensor = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not self.groups:
             raise BadWidths("the network has no convolution or linear layer with weights of its own to prune.")
         if not len(self.groups) == len(self.full_widths) == len(self.coefficients):
             raise BadWidths(f"{len(self.groups)} weight tensors need as many sizes and coefficients.")
-        object.__setattr__(self, "_prices", torch.tensor(self.coefficients, dtype=torch.float64, device=self.device))
+        object.__setattr__(
+            self, "_coefficient_tensor", torch.tensor(self.coefficients, dtype=torch.float64, device=self.device)
+        )
 
     @property
     def resource(self) -> str:
@@ -79,12 +81,12 @@ class NonzeroCost:
 
     def value(self, widths: Tensor) -> Tensor:
         """Joules at one vector of nonzero counts, or at each row of a matrix."""
-        return (widths.to(torch.float64) * self._prices).sum(-1) + self.base
+        return (widths.to(torch.float64) * self._coefficient_tensor).sum(-1) + self.base
 
     def gradient(self, widths: Tensor) -> Tensor:
         """The coefficients, whatever the counts."""
         del widths
-        return self._prices
+        return self._coefficient_tensor
 
     def to(self, device: torch.device | str) -> NonzeroCost:
         """The same cost, computing on a device."""
@@ -114,8 +116,10 @@ def nonzero_cost(graph: ChannelGraph, platform: Platform) -> NonzeroCost:
         (name,) = matrices
         size = sizes[name] = math.prod(round(axis.at(structure.full_widths)) for axis in shapes[name].axes)
         value_bytes = shapes[name].item_bytes * (constants.value_bytes or layer.item_bytes) / layer.item_bytes
-        price = constants.joules_per_mac * work / size + constants.joules_per_weight_byte * value_bytes
-        coefficients[name] = coefficients.get(name, 0.0) + price  # a tensor that two layers use is fetched by both
+        coefficient = constants.joules_per_mac * work / size + constants.joules_per_weight_byte * value_bytes
+        coefficients[name] = (
+            coefficients.get(name, 0.0) + coefficient
+        )  # a tensor that two layers use is fetched by both
     pruned = math.fsum(coefficients[name] * size for name, size in sizes.items())
     base = max(0.0, platform.truth(graph, {}).joules - pruned)
     return NonzeroCost(graph.fingerprint, base, tuple(sizes), tuple(sizes.values()), tuple(coefficients.values()))

@@ -28,11 +28,11 @@ PATH = (0.15, 0.85)
 """Scaled networks, whose widths are all about equal shares, stand for the path of a compression between these."""
 _PATH_SPREAD = 0.15  # standard deviation of the shares up to which a network counts as scaled
 
-ODD_NETWORKS = 5
+OUTLIER_NETWORKS = 5
 """So many networks must have a width before it can be called odd."""
-ODD_SIGMAS = 6.0
+OUTLIER_SIGMAS = 6.0
 """Standard errors by which they must stand out: profiles have hundreds of widths, and one in a million passes."""
-ODD_LEAST = 0.03
+OUTLIER_MIN_EXCESS = 0.03
 """The least excess that is told, and what a budget is allowed to be missed by."""
 
 LEAST_ROWS = 12
@@ -134,19 +134,19 @@ def outlier_widths(errors: Array, samples: Samples) -> list[dict[str, Any]]:
 
     Returns:
         Group, width, the number of networks, and the share by which they cost more; the worst first. A width has to
-        have `ODD_NETWORKS`, most of which cost more, and to stand out from the scatter of all by `ODD_SIGMAS`.
+        have `OUTLIER_NETWORKS`, most of which cost more, and to stand out from the scatter of all by `OUTLIER_SIGMAS`.
     """
     excess = -np.log(np.maximum(1 + errors, 1e-3))  # of value / prediction
-    scatter = max(float(excess.std()), ODD_LEAST / ODD_SIGMAS)
+    scatter = max(float(excess.std()), OUTLIER_MIN_EXCESS / OUTLIER_SIGMAS)
     found = []
     for position in samples.structure.prunable:
         for width in np.unique(samples.widths[:, position]):
             here = samples.widths[:, position] == width
-            if min(here.sum(), (~here).sum()) < ODD_NETWORKS:
+            if min(here.sum(), (~here).sum()) < OUTLIER_NETWORKS:
                 continue
             mean, median = float(excess[here].mean()), float(np.median(excess[here]))
-            stands_out = mean - excess[~here].mean() > ODD_SIGMAS * scatter / np.sqrt(here.sum())
-            if stands_out and min(mean, median) > ODD_LEAST:
+            stands_out = mean - excess[~here].mean() > OUTLIER_SIGMAS * scatter / np.sqrt(here.sum())
+            if stands_out and min(mean, median) > OUTLIER_MIN_EXCESS:
                 group = samples.structure.groups[position]
                 found.append(
                     {"group": group, "width": int(width), "networks": int(here.sum()), "excess": math.expm1(mean)}

@@ -18,7 +18,7 @@ def coefficients_of(
     prior_scale: Array | None = None,
     strength: float = 0.0,
 ) -> Array:
-    """Prices c >= 0 that make features @ c fit the values, drawn towards prior ones.
+    """Coefficients c >= 0 that make features @ c fit the values, drawn towards prior ones.
 
     They minimise  mean(importance * ((features @ c - values) / values)^2) + strength * sum(((c - prior) / prior_scale)^2),
     or the same without the division by the values.
@@ -28,13 +28,13 @@ def coefficients_of(
         values: (networks,), above 0.
         relative: Whether relative or absolute errors are squared.
         importance: Of each network; 1 if None.
-        prior: Prices to be drawn to; 0 if None.
-        prior_scale: How far a price may be from its prior at a cost of one; needed with a strength.
+        prior: Coefficients to be drawn to; 0 if None.
+        prior_scale: How far a coefficient may be from its prior at a cost of one; needed with a strength.
         strength: Of that pull.
     """
     rows, goal = _scaled(features, values, relative, importance)
     scale = np.sqrt((rows**2).sum(axis=0))
-    scale[scale == 0] = 1.0  # a term that is always 0 keeps its prior price
+    scale[scale == 0] = 1.0  # a term that is always 0 keeps its prior coefficient
     rows = rows / scale
     if strength > 0:
         assert prior_scale is not None

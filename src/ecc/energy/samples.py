@@ -56,7 +56,7 @@ class Samples:
         return replace(self, widths=self.widths[rows], values=self.values[rows], weights=weights)
 
 
-def samples_of(profile: Profile, resource: str = "energy", *, allow_unsteady: bool = False) -> Samples:
+def samples_from_profile(profile: Profile, resource: str = "energy", *, allow_drift: bool = False) -> Samples:
     """The networks of a profile and its dense reference, drift divided out and rounds combined.
 
     The dense network was measured again and again as the reference: it stands among the rows once, as the median, with
@@ -65,7 +65,7 @@ def samples_of(profile: Profile, resource: str = "energy", *, allow_unsteady: bo
     Args:
         profile: Of one network on one device.
         resource: `energy` or `latency`.
-        allow_unsteady: Takes a profile whose reference varied by more than is trusted.
+        allow_drift: Takes a profile whose reference varied by more than is trusted.
 
     Raises:
         BadFile: If a row holds no positive number, or widths that are not the network's, or stands there twice.
@@ -76,10 +76,10 @@ def samples_of(profile: Profile, resource: str = "energy", *, allow_unsteady: bo
     field, _ = RESOURCES[resource]
     header = profile.header
     _check_rows(profile)
-    rounds = Counter(row.row for row in profile.rows)
+    rounds = Counter(row.index for row in profile.samples)
     found = [
-        (sample.widths, float(getattr(sample, field)), float(rounds[sample.row]))
-        for sample in profile.corrected(allow_unsteady=allow_unsteady, of=field)
+        (sample.widths, float(getattr(sample, field)), float(rounds[sample.index]))
+        for sample in profile.corrected(allow_drift=allow_drift, of=field)
     ]
     if profile.references:
         dense = sorted(float(getattr(row, field)) for row in profile.references)
@@ -98,13 +98,13 @@ def samples_of(profile: Profile, resource: str = "energy", *, allow_unsteady: bo
 def _check_rows(profile: Profile) -> None:
     """Refuses rows that are no measurements of the network; those of a file were checked as they were read."""
     full, seen = profile.header.full_widths, set()
-    for row in profile.rows:
-        name = "the dense reference" if row.row is None else f"row {row.row}"
+    for row in profile.samples:
+        name = "the dense reference" if row.index is None else f"row {row.index}"
         for field, value in (("joules", row.joules), ("seconds", row.seconds)):
             if not (math.isfinite(value) and value > 0):
                 raise BadFile(f"{name} of the profile has {value} {field}; it must be above 0. Remove the row.")
         if len(row.widths) != len(full) or any(not 1 <= w <= f for w, f in zip(row.widths, full, strict=True)):
             raise BadFile(f"{name} of the profile has widths {list(row.widths)}, outside 1..{list(full)}.")
-        if row.row is not None and (row.row, row.round) in seen:
+        if row.index is not None and (row.index, row.round) in seen:
             raise BadFile(f"{name} of the profile stands there twice for round {row.round}. Remove one of the two.")
-        seen.add((row.row, row.round))
+        seen.add((row.index, row.round))

@@ -3,14 +3,14 @@
 from .job import Exported, ExportedRun, export_model, export_run
 from .latency import Latency, compare_latency
 from .loading import load_slim, save_slim
-from .verification import TOLERANCE, Proof
+from .verification import TOLERANCE, ExportVerification
 
 __all__ = [
     "TOLERANCE",
     "Exported",
     "ExportedRun",
     "Latency",
-    "Proof",
+    "ExportVerification",
     "compare_latency",
     "export_model",
     "export_run",

@@ -27,7 +27,7 @@ from ecc.graph.hooks import without_observers
 from ecc.graph.model_copy import whole_state
 from ecc.graph.numerics import outputs_of
 from ecc.io import alone, read_bytes, remove_abandoned, temporary, umask
-from ecc.task import Inputs, Task, batch_of, checked_input, with_batch
+from ecc.task import Inputs, Task, batch_size_of, check_input, with_batch_size
 from ecc.training import load_state, save_state
 from ecc.training.checkpoint import sync_folder
 
@@ -36,7 +36,7 @@ from .formats import FORMATS, library, opened
 from .int8 import OnnxNetwork, quantise, refuse_uncalibrated, score_of
 from .latency import Latency, compare_latency
 from .loading import load_slim, on_cpu, weights_file
-from .verification import Proof, prove_export
+from .verification import ExportVerification, verify_export
 
 SAFETENSORS = EXPORT_FORMATS[0]
 CARD = "model_card.md"
@@ -91,7 +91,7 @@ def export_model(model: nn.Module, example_input: Inputs, path: str | Path, *, f
         BadTask: If the example input is not of tensors.
         CannotExport: If the network cannot be written so, or the file computes something else.
     """
-    path, example_input = Path(path), checked_input(example_input)
+    path, example_input = Path(path), check_input(example_input)
     name = path.suffix.removeprefix(".")
     if name not in FORMATS:
         raise CannotExport(f"{path} names no format by its ending; end it in .{', .'.join(FORMATS)}.")
@@ -140,7 +140,7 @@ def export_run(
     card = _card(run, summary, config, licence)
     slim, dense = on_cpu(load_slim(task.model, run)), on_cpu(dense_of(task.model, run))
     example = _on_cpu(task.example_input)
-    timed = with_batch(example, _batch(summary, example))
+    timed = with_batch_size(example, _batch(summary, example))
     _refuse_unfit(slim, example, run)
     folder, files = Path(output or run / "export"), []
     with _workshop(folder) as shop:
@@ -231,10 +231,10 @@ def _made(model: nn.Module, example_input: Inputs, path: Path, name: str) -> Exp
     model.eval()
     with without_observers(model, *as_call(example_input)) as followed:
         FORMATS[name].write(followed, example_input, path)
-        return _record(name, path, prove_export(followed, opened(name, path), example_input, what=path.name))
+        return _record(name, path, verify_export(followed, opened(name, path), example_input, what=path.name))
 
 
-def _record(name: str, path: Path, proof: Proof) -> Exported:
+def _record(name: str, path: Path, proof: ExportVerification) -> Exported:
     return Exported(name, path.name, path.stat().st_size, proof.error, proof.batches, proof.tolerance)
 
 
@@ -248,7 +248,7 @@ def _safetensors(
     widths = run / ("widths.json" if source.name.startswith("slim") else "nonzeros.json")
     (shop / widths.name).write_text(json.dumps(read_json(widths), indent=1) + "\n", encoding="utf-8")
     again = on_cpu(load_slim(task.model, shop))
-    proof = prove_export(slim, lambda inputs: outputs_of(again, inputs), example_input, what=file.name)
+    proof = verify_export(slim, lambda inputs: outputs_of(again, inputs), example_input, what=file.name)
     save_state(shop / ".dense", dense.state_dict())
     size = (shop / ".dense").stat().st_size
     (shop / ".dense").unlink()
@@ -270,7 +270,7 @@ def _quantised(task: Task, slim: nn.Module, example_input: Inputs, timed: Inputs
     source = shop / FORMATS["onnx"].file
     path = shop / f"slim.int8-{mode}.onnx"
     quantise(source, path, mode, task)
-    proof = prove_export(slim, opened("onnx", path), example_input, is_exact=False, what=path.name)
+    proof = verify_export(slim, opened("onnx", path), example_input, is_exact=False, what=path.name)
     return replace(
         _record("onnx int8", path, proof),
         beside_bytes=source.stat().st_size,
@@ -291,7 +291,7 @@ def _on_cpu(example_input: Inputs) -> Inputs:
 def _batch(summary: Mapping[str, Any], example_input: Inputs) -> int:
     """The batch that the budget was about, and that is timed; a file that says nonsense is not followed."""
     batch = summary.get("batch")
-    return batch if isinstance(batch, int) and 1 <= batch <= _MAX_BATCH else batch_of(example_input)
+    return batch if isinstance(batch, int) and 1 <= batch <= _MAX_BATCH else batch_size_of(example_input)
 
 
 @contextmanager

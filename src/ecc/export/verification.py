@@ -10,15 +10,15 @@ from torch import Tensor, nn
 from ecc.errors import CannotExport
 from ecc.graph.numerics import ALLOWED_FLOAT32 as TOLERANCE
 from ecc.graph.numerics import allowed_difference, outputs_of, relative_error
-from ecc.task import Inputs, batch_of, with_batch
+from ecc.task import Inputs, batch_size_of, with_batch_size
 
 from .formats import Runner
 
-__all__ = ["TOLERANCE", "Proof", "prove_export"]
+__all__ = ["TOLERANCE", "ExportVerification", "verify_export"]
 
 
 @dataclass(frozen=True)
-class Proof:
+class ExportVerification:
     """How far outputs were from the network's, at most."""
 
     error: float
@@ -31,13 +31,13 @@ class Proof:
 
 def batches_of(example_input: Inputs) -> tuple[int, ...]:
     """One item, the example, and a batch that it was not exported with."""
-    example = batch_of(example_input)
+    example = batch_size_of(example_input)
     return tuple(sorted({1, example, example + 3}))
 
 
-def prove_export(
+def verify_export(
     model: nn.Module, run: Runner, example_input: Inputs, *, is_exact: bool = True, what: str = "the file"
-) -> Proof:
+) -> ExportVerification:
     """Compares a file with the network that it was made of, at several batch sizes.
 
     Args:
@@ -52,7 +52,7 @@ def prove_export(
     """
     worst, allowed, batches = 0.0, TOLERANCE, batches_of(example_input)
     for batch in batches:
-        inputs = with_batch(example_input, batch)
+        inputs = with_batch_size(example_input, batch)
         wanted = outputs_of(model, inputs)
         allowed = _allowed(wanted)
         try:
@@ -66,7 +66,7 @@ def prove_export(
             f"{what} differs from the network by {worst:.2g} of the largest output, more than {allowed:g}; "
             "it is not kept."
         )
-    return Proof(worst, batches, allowed if is_exact else None)
+    return ExportVerification(worst, batches, allowed if is_exact else None)
 
 
 def _allowed(outputs: list[Tensor]) -> float:

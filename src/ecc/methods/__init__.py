@@ -1,6 +1,6 @@
 """Room 5: methods that bring a network down to a budget; ECC first."""
 
-from .base import Method, Work
+from .base import Method, PruningContext
 from .baselines.amc import Amc, AmcSettings
 from .baselines.eap import Eap, EapSettings
 from .baselines.greedy import Greedy
@@ -8,9 +8,9 @@ from .baselines.lcp import Lcp, LcpSettings
 from .baselines.netadapt import NetAdapt, NetAdaptSettings
 from .baselines.scratch import Scratch
 from .baselines.uniform import Uniform
-from .compression import Compressed, Compression
+from .compression import CompressedModel, Compression
 from .ecc import AdmmSettings, EccSolver, WeightSolver
-from .feasibility import Reach, reaches
+from .feasibility import Feasibility, check_feasibility
 from .settings import CompressSettings
 from .unstructured import SparseResult, WeightCompression
 
@@ -19,7 +19,7 @@ __all__ = [
     "Amc",
     "AmcSettings",
     "CompressSettings",
-    "Compressed",
+    "CompressedModel",
     "Compression",
     "Eap",
     "EapSettings",
@@ -30,12 +30,12 @@ __all__ = [
     "Method",
     "NetAdapt",
     "NetAdaptSettings",
-    "Reach",
+    "Feasibility",
     "Scratch",
     "SparseResult",
     "Uniform",
     "WeightCompression",
     "WeightSolver",
-    "Work",
-    "reaches",
+    "PruningContext",
+    "check_feasibility",
 ]

@@ -1,12 +1,12 @@
 """`Method`: what a rival of ECC has to be. One file each; an instance is passed to `Compression`.
 
 A method is given its work, takes steps of its natural size (a round, an episode, a layer), and says when it is done:
-when its predictions are within the aims. Between two steps its state can be saved. What it leaves is the dense network
+when its predictions are within the targets. Between two steps its state can be saved. What it leaves is the dense network
 with channels silenced, so that all methods are cut, weighed and tuned alike.
 
-The aims may change after it was done: the scales found that the energy model errs there. A method that is asked again
+The targets may change after it was done: the scales found that the energy model errs there. A method that is asked again
 goes on from where it is, or begins anew where that is cheap. One that cuts the dense network anew in each step says so
-(`cuts_anew = True`), and is also asked for more where its network lies far below the budget.
+(`prunes_from_dense = True`), and is also asked for more where its network lies far below the budget.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from ecc.graph import ChannelGraph, live_masks, mask_channels_
 from ecc.task import Task
 from ecc.training import BatchStream, Teacher
 
-from .ecc.importance import Readers
+from .ecc.importance import ConsumerSlices
 from .ecc.min_widths import floor_widths
 from .settings import CompressSettings
 
 
 @dataclass
-class Work:
+class PruningContext:
     """A network, what it may cost, and what there is to work with."""
 
     model: nn.Module
     """The dense network, trained; a method silences channels of it in place."""
     graph: ChannelGraph
     costs: tuple[Cost, ...]
-    aims: list[float]
+    targets: list[float]
     """What each cost may be at most, as the cost itself predicts it."""
     settings: CompressSettings
     width_multiple: int
@@ -59,26 +59,26 @@ class Work:
         counts = torch.stack([mask.sum().to(device) for mask in masks]).tolist()  # waits for the device once
         return self.graph.structure.padded(counts, self.width_multiple)
 
-    def excess(self, widths: Sequence[float]) -> float:
-        """The largest of cost / aim - 1 at some widths: not above 0 where all aims are met."""
+    def constraint_violation(self, widths: Sequence[float]) -> float:
+        """The largest of cost / aim - 1 at some widths: not above 0 where all targets are met."""
         vector = torch.tensor(widths, dtype=torch.float64)
         spent = (float(cost.to("cpu").value(vector)) for cost in self.costs)
-        return max(cost / aim - 1 for cost, aim in zip(spent, self.aims, strict=True))
+        return max(cost / aim - 1 for cost, aim in zip(spent, self.targets, strict=True))
 
-    def floors(self) -> list[int]:
+    def min_widths(self) -> list[int]:
         """The least width of each group."""
         return floor_widths(self.graph, self.settings.min_width_ratio, self.width_multiple)
 
-    def rounded(self, widths: Sequence[float]) -> list[int]:
+    def round_widths(self, widths: Sequence[float]) -> list[int]:
         """Widths on the width_remainders that the hardware likes, none larger than given and none below its floor."""
         left = self.graph.structure.width_remainders(self.width_multiple)
         found = []
-        for group, width, floor, rest in zip(self.graph.groups, widths, self.floors(), left, strict=True):
+        for group, width, floor, rest in zip(self.graph.groups, widths, self.min_widths(), left, strict=True):
             on_lattice = rest + int((width - rest + 1e-9) // self.width_multiple) * self.width_multiple
             found.append(group.width if width >= group.width else max(floor, on_lattice))
         return found
 
-    def keep_(self, model: nn.Module, scores: Mapping[str, Tensor], widths: Sequence[int]) -> None:
+    def keep_channels_(self, model: nn.Module, scores: Mapping[str, Tensor], widths: Sequence[int]) -> None:
         """Silences all but the channels of highest score.
 
         Args:
@@ -99,7 +99,7 @@ class Work:
 
 
 class Method(Protocol):
-    """A way to bring a network down to its aims."""
+    """A way to bring a network down to its targets."""
 
     @property
     def name(self) -> str:
@@ -107,12 +107,12 @@ class Method(Protocol):
 
     @property
     def needs_held_out(self) -> bool:
-        """Whether it judges by `Work.held_out`; a task without held-out data is then refused before any training."""
+        """Whether it judges by `PruningContext.held_out`; a task without held-out data is then refused before any training."""
 
-    def asked(self) -> dict[str, Any]:
+    def config(self) -> dict[str, Any]:
         """Its settings as plain values; a run with other settings is another run."""
 
-    def start(self, work: Work) -> None:
+    def start(self, work: PruningContext) -> None:
         """Takes on a work. Called once, before anything else, and with the dense weights in any case."""
 
     def step(self) -> None:
@@ -120,7 +120,7 @@ class Method(Protocol):
 
     @property
     def is_done(self) -> bool:
-        """Whether the network in the work is within the aims."""
+        """Whether the network in the work is within the targets."""
 
     def state_dict(self) -> dict[str, Any]:
         """All that is needed to go on later, beside the weights of the network and those that `start` was given."""
@@ -146,21 +146,21 @@ class OneShotMethod:
     """What methods share that cut the dense network anew whenever they are asked, and can be set in nothing."""
 
     needs_held_out = False
-    cuts_anew = True
+    prunes_from_dense = True
 
-    def asked(self) -> dict[str, Any]:
+    def config(self) -> dict[str, Any]:
         """Nothing can be set."""
         return {}
 
-    def start(self, work: Work) -> None:
+    def start(self, work: PruningContext) -> None:
         """Remembers the dense weights."""
         self._work = work
         self._dense = copy.deepcopy(work.model.state_dict())
 
     @property
     def is_done(self) -> bool:
-        """Whether the aims are met."""
-        return self._work.excess(self._work.widths()) <= 0
+        """Whether the targets are met."""
+        return self._work.constraint_violation(self._work.widths()) <= 0
 
     def state_dict(self) -> dict[str, Any]:
         """Nothing: it begins anew."""
@@ -178,11 +178,11 @@ def _on_cpu(scores: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return dict(zip(scores, flat.split([len(one) for one in scores.values()]), strict=True))
 
 
-def magnitudes(work: Work, model: nn.Module | None = None) -> dict[str, Tensor]:
+def magnitudes(work: PruningContext, model: nn.Module | None = None) -> dict[str, Tensor]:
     """For each channel that can be cut, the sum of squares of the weights that read it."""
     model = work.model if model is None else model
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
-    readers = Readers(model, work.graph, device)
+    readers = ConsumerSlices(model, work.graph, device)
     flat = readers.scores([None] * len(readers.tensors))
     found = {}
     for group in work.graph.prunable:

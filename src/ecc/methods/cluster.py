@@ -29,7 +29,7 @@ import torch
 from ecc.errors import BadFile, EccError
 from ecc.training import Interrupted, RunInUse, StopRequests
 
-from .grid import Cell, Comparison, told
+from .grid import Comparison, GridRun, told
 
 LOCK_SECONDS = 240.0
 """How long a task waits for a folder that a dead machine may still hold."""
@@ -107,12 +107,12 @@ class Cluster:
             with StopRequests() as stop:
                 while left:
                     ready, left = self._ray.wait(left, timeout=0.5)
-                    if stop.number:
+                    if stop.signum:
                         left += ready
                         raise Interrupted(
                             f"stopped with {len(tickets) - len(left)} of {len(tickets)} tasks done. "
                             "The same command goes on from here.",
-                            stop.number,
+                            stop.signum,
                         )
                     for ticket in ready:
                         outcome = self._outcome(ticket)
@@ -192,7 +192,7 @@ def _at_home(folder: str, work: Callable[..., Outcome], *values: Any) -> Outcome
     try:
         return _when_free(work, *values)
     except Interrupted as stop:
-        if stop.number == signal.SIGTERM:
+        if stop.signum == signal.SIGTERM:
             os._exit(128 + signal.SIGTERM)  # the machine goes down: Ray sees a death, and tries elsewhere
         raise KeyboardInterrupt from None  # cancelled
     except EccError as error:
@@ -222,7 +222,7 @@ def run_on_cluster(
     root: str | Path,
     cluster: Cluster,
     progress: Callable[[str], None] | None = None,
-) -> list[Cell]:
+) -> list[GridRun]:
     """As `Comparison.run`, with one task a cell; results are the same, on a CPU bit for bit with one thread.
 
     Args:
@@ -248,8 +248,8 @@ def run_on_cluster(
         for seed in dict.fromkeys(cell.seed for cell in missing)
         if grid.needs_dense(seed, root)
     }
-    tickets: dict[Any, Cell] = {}
-    of: dict[Cell, Any] = {}
+    tickets: dict[Any, GridRun] = {}
+    of: dict[GridRun, Any] = {}
     for cell in missing:
         first = grid.built_on(cell)
         awaited = None if first is None else of.get(first)
@@ -278,7 +278,7 @@ def _dense(opened: Opened, root: Path, seed: int) -> Outcome:
     return Outcome()
 
 
-def _cell(opened: Opened, root: Path, cell: Cell, dense: Outcome, awaited: Outcome | None) -> Outcome:
+def _cell(opened: Opened, root: Path, cell: GridRun, dense: Outcome, awaited: Outcome | None) -> Outcome:
     del awaited  # was awaited, which is all
     if dense.error:
         return dense

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ecc.energy import Budget, Cost, EnergyModel, counted, dense_cost
+from ecc.energy import Budget, Cost, EnergyModel, counted_cost, dense_cost
 from ecc.errors import BadBudget, InfeasibleBudget
 from ecc.graph import ChannelGraph
 
@@ -20,7 +20,7 @@ _WAYS = (
 
 
 @dataclass(frozen=True)
-class Reach:
+class Feasibility:
     """One budget, and what the network could do about it; in the unit of the cost."""
 
     resource: str
@@ -28,16 +28,16 @@ class Reach:
     label: str
     """Of the cost: measured, estimated, counted, ..."""
     dense: float
-    least: float
+    min_cost: float
     """With every group at its floor."""
     limit: float
-    even_share: float | None
+    uniform_ratio: float | None
     """The share of all widths, cut evenly, at which the limit is met; None if it is not even at the floors."""
 
     @property
     def is_feasible(self) -> bool:
         """Whether some widths meet it."""
-        return self.least <= self.limit
+        return self.min_cost <= self.limit
 
 
 def costs_of(
@@ -61,15 +61,15 @@ def costs_of(
                 )
             cost = energies[budget.resource]
         else:
-            cost = counted(graph, budget.resource)
+            cost = counted_cost(graph, budget.resource)
         costs.append(cost)
         limits.append(budget.limit(cost, batch))
     return costs, limits
 
 
-def reaches(
+def check_feasibility(
     graph: ChannelGraph, costs: Sequence[Cost], limits: Sequence[float], *, min_width_ratio: float, width_multiple: int
-) -> list[Reach]:
+) -> list[Feasibility]:
     """What each budget asks of the network.
 
     Args:
@@ -83,7 +83,7 @@ def reaches(
     return [reach(cost, limit, floors) for cost, limit in zip(costs, limits, strict=True)]
 
 
-def reach(cost: Cost, limit: float, floors: Sequence[int]) -> Reach:
+def reach(cost: Cost, limit: float, floors: Sequence[int]) -> Feasibility:
     """What one budget asks of the network.
 
     Args:
@@ -94,10 +94,10 @@ def reach(cost: Cost, limit: float, floors: Sequence[int]) -> Reach:
     cost = cost.to("cpu")
     full, low = (torch.tensor(widths, dtype=torch.float64) for widths in (cost.full_widths, floors))
     dense, least = dense_cost(cost), float(cost.value(low))
-    return Reach(cost.resource, cost.unit, cost.label, dense, least, limit, _even_share(cost, full, low, limit))
+    return Feasibility(cost.resource, cost.unit, cost.label, dense, least, limit, _even_share(cost, full, low, limit))
 
 
-def refuse_infeasible(found: Sequence[Reach], ways: str = _WAYS) -> None:
+def refuse_infeasible(found: Sequence[Feasibility], ways: str = _WAYS) -> None:
     """Refuses budgets that no widths meet.
 
     Args:
@@ -109,7 +109,7 @@ def refuse_infeasible(found: Sequence[Reach], ways: str = _WAYS) -> None:
     """
     for one in found:
         if not one.is_feasible:
-            limit, least = (f"{amount:.4g} {one.unit}".rstrip() for amount in (one.limit, one.least))
+            limit, least = (f"{amount:.4g} {one.unit}".rstrip() for amount in (one.limit, one.min_cost))
             raise InfeasibleBudget(
                 f"budget {limit} of {one.resource} is below {least}, the least this network can use. Raise the budget, "
                 f"{ways}."

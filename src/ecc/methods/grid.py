@@ -27,7 +27,7 @@ from ecc.energy import EnergyModel
 from ecc.energy.budget import parse_budget
 from ecc.errors import BadFile, EccError
 from ecc.io import read_text, temporaries, write_text
-from ecc.measure import Source
+from ecc.measure import EnergySource
 from ecc.task import Task
 from ecc.training import BatchStream, Interrupted, load_state, open_run, save_state, train
 from ecc.training.optimizers import fused_on_gpu
@@ -43,7 +43,7 @@ _CLEAR = Path("/proc/self/clear_refs")
 
 
 @dataclass(frozen=True)
-class Cell:
+class GridRun:
     """One method, one budget, one seed."""
 
     method: str
@@ -84,7 +84,7 @@ class Comparison:
         methods: Sequence[str],
         budgets: Sequence[str],
         seeds: int = 3,
-        source: Source | None = None,
+        source: EnergySource | None = None,
         settings: CompressSettings | None = None,
         device: torch.device | str = "cpu",
         freeze: Sequence[str] = (),
@@ -102,7 +102,7 @@ class Comparison:
         folders: dict[Path, str] = {}
         for text in budgets:
             parse_budget(text)
-            first = folders.setdefault(Cell("", text, 0).folder(Path()), text)
+            first = folders.setdefault(GridRun("", text, 0).folder(Path()), text)
             if first != text:
                 raise EccError(f"budgets {first!r} and {text!r} would share a folder; compare them in two grids.")
         self.task, self.energy, self.source, self.device = task, energy, source, torch.device(device)
@@ -112,16 +112,16 @@ class Comparison:
         self.budgets, self.seeds, self.quick, self.freeze = tuple(dict.fromkeys(budgets)), seeds, quick, tuple(freeze)
 
     @property
-    def cells(self) -> list[Cell]:
+    def cells(self) -> list[GridRun]:
         """All of them, seed by seed, so that an interrupted grid has whole seeds."""
         return [
-            Cell(method, budget, seed)
+            GridRun(method, budget, seed)
             for seed in range(self.seeds)
             for budget in self.budgets
             for method in self.methods
         ]
 
-    def run(self, root: str | Path, progress: Callable[[str], None] | None = None) -> list[Cell]:
+    def run(self, root: str | Path, progress: Callable[[str], None] | None = None) -> list[GridRun]:
         """Runs the cells that are not finished.
 
         Args:
@@ -147,7 +147,7 @@ class Comparison:
 
     # ------------------------------------------------------------ one by one, as on several machines
 
-    def missing(self, root: Path) -> list[Cell]:
+    def missing(self, root: Path) -> list[GridRun]:
         """The cells that are not finished; those that failed among them."""
         return [
             cell
@@ -155,7 +155,7 @@ class Comparison:
             if not all((cell.folder(root) / name).exists() for name in ("summary.json", "cell.json"))
         ]
 
-    def run_cell(self, cell: Cell, root: Path) -> str | None:
+    def run_cell(self, cell: GridRun, root: Path) -> str | None:
         """Runs one cell, and the dense network of its seed if that is not trained yet.
 
         Returns:
@@ -174,13 +174,13 @@ class Comparison:
             return str(error)
         return None
 
-    def note_failure(self, cell: Cell, root: Path, reason: str) -> None:
+    def note_failure(self, cell: GridRun, root: Path, reason: str) -> None:
         """Writes down why a cell has no result."""
         file = _failure(cell.folder(root))
         file.parent.mkdir(parents=True, exist_ok=True)
         write_text(file, json.dumps({**asdict(cell), "error": reason}) + "\n")
 
-    def built_on(self, cell: Cell) -> Cell | None:
+    def built_on(self, cell: GridRun) -> GridRun | None:
         """The cell that must come first: `scratch` takes its widths from `ecc`."""
         return replace(cell, method="ecc") if cell.method == SCRATCH else None
 
@@ -194,7 +194,7 @@ class Comparison:
 
     # ------------------------------------------------------------ a cell
 
-    def _run(self, cell: Cell, root: Path) -> None:
+    def _run(self, cell: GridRun, root: Path) -> None:
         task = self._trained(cell.seed, root)
         started = time.monotonic()
         self._forget_peak()
@@ -219,7 +219,7 @@ class Comparison:
         _failure(folder).unlink(missing_ok=True)  # before the cell counts as finished, and is not come back to
         write_text(folder / "cell.json", json.dumps(facts) + "\n")
 
-    def _method(self, cell: Cell, root: Path) -> Method | None:
+    def _method(self, cell: GridRun, root: Path) -> Method | None:
         foundation = self.built_on(cell)
         if foundation is None:
             return find_method(cell.method, quick=self.quick)
@@ -250,7 +250,9 @@ class Comparison:
                 optimizer,
                 stream,
                 loss=self.task.loss,
-                settings=settings.training("dense"),
+                steps=settings.pretrain_steps,
+                settings=settings.train,
+                schedule=settings.schedule("dense"),
                 run=run,
                 phase="dense",
             )
@@ -315,7 +317,7 @@ class Comparison:
                 raise BadFile(f"{root} was begun with {name} = {then}, and now it is {now}. Give another folder.")
 
 
-def told(cell: Cell, reason: str | None) -> str:
+def told(cell: GridRun, reason: str | None) -> str:
     """What became of a cell, in words."""
     name = f"{cell.method} {cell.budget} seed {cell.seed}"
     return f"{name}: done" if reason is None else f"{name}: failed: {reason}"

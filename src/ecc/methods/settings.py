@@ -8,15 +8,15 @@ from typing import Any
 
 from ecc.constants import MIN_WIDTH_RATIO
 from ecc.errors import EccError
-from ecc.training import Cosine, Distillation, TrainSettings
+from ecc.training import Cosine, DistillSettings, LRSchedule, TrainSettings
 
 from .ecc.admm import AdmmSettings
-from .ecc.importance import METRICS
+from .ecc.importance import IMPORTANCES
 
 PHASES = ("dense", "solve", "tune")
 """The parts of a run, in their order."""
 
-DYNAMICS = ("pace", "paper")
+SOLVERS = ("scheduled", "admm")
 """How ECC walks down to its budget."""
 
 
@@ -50,16 +50,16 @@ class CompressSettings:
     """None compares logits, as the paper's code; a number compares probabilities softened by it."""
     ignore_index: int | None = None
     """A label of which the teacher says nothing."""
-    metric: str | None = None
-    """What a channel counts for when ECC chooses: taylor, or adam, as in the paper; see `EccSolver`."""
+    importance: str | None = None
+    """What a channel counts for when ECC chooses: taylor, or adam_norm, as in the paper; see `EccSolver`."""
     min_width_ratio: float = MIN_WIDTH_RATIO
     """No group falls below this share of its channels."""
-    even: float = 0.0
+    uniform_floor: float = 0.0
     """ECC cuts no group below this share of what cutting all groups evenly would leave of it; see `ScheduledPruner.bound`."""
     width_multiple: int | None = None
     """Widths become multiples of this; by default as in the profile."""
-    dynamics: str = "pace"
-    """How ECC walks: `pace` is on time; `paper` takes the paper's constants below, and arrives when it arrives."""
+    solver: str = "scheduled"
+    """How ECC walks: `scheduled` is on time; `admm` takes the paper's constants below, and arrives when it arrives."""
     penalty: float = 10.0
     """rho_1 and rho_2 of the paper: 10 on ImageNet, 1 on Cityscapes."""
     width_lr: float = 3.0
@@ -81,27 +81,26 @@ class CompressSettings:
         for name, rate in (("lr", self.lr), ("finetune_lr", self.first_finetune_lr), ("pretrain_lr", self.pretrain_lr)):
             if not 0 < rate < 1:
                 raise EccError(f"{name}={rate} is outside 0..1, of which 0 and 1 are no part.")
-        is_one = self.finetune_lr is None and self.dynamics == "pace"
+        is_one = self.finetune_lr is None and self.solver == "scheduled"
         for name, holds, what in (
-            ("falling", is_one or not self.falling, "for a tuning with a rate of its own, nor for dynamics='paper'"),
+            ("falling", is_one or not self.falling, "for a tuning with a rate of its own, nor for solver='admm'"),
             ("penalty", 0 < self.penalty < math.inf, "a number above 0"),
             ("width_lr", 0 < self.width_lr < math.inf, "a number above 0"),
-            ("even", 0 <= self.even < 1, "a share from 0 to below 1"),
-            ("even", self.dynamics == "pace" or not self.even, "for dynamics='paper', which does not plan"),
+            ("uniform_floor", 0 <= self.uniform_floor < 1, "a share from 0 to below 1"),
+            ("uniform_floor", self.solver == "scheduled" or not self.uniform_floor, "for solver='admm', which does not plan"),
             ("weight_decay", 0 <= self.weight_decay < math.inf, "a number of at least 0"),
         ):
             if not holds:
                 raise EccError(f"{name}={getattr(self, name)} is not {what}.")
-        for name, known in (("dynamics", DYNAMICS), ("metric", METRICS)):
+        for name, known in (("solver", SOLVERS), ("importance", IMPORTANCES)):
             if getattr(self, name) not in (None, *known):
                 raise EccError(f"{name}={getattr(self, name)!r} is unknown; there are {', '.join(known)}.")
         if not 0 <= self.min_width_ratio <= 1:
             raise EccError(f"min_width_ratio={self.min_width_ratio} is a share of a group's channels, from 0 to 1.")
         if self.width_multiple is not None and self.width_multiple < 1:
             raise EccError(f"width_multiple={self.width_multiple} is below 1; 1 allows any width.")
-        for phase in PHASES:
-            self.training(phase)  # which checks the rest
-        Distillation(weight=self.distill, temperature=self.temperature)
+        self.train  # noqa: B018 - which checks the rest
+        DistillSettings(weight=self.distill, temperature=self.temperature)
 
     @classmethod
     def paper(cls, **changes: Any) -> CompressSettings:
@@ -110,8 +109,8 @@ class CompressSettings:
         It arrives when it arrives: `width_lr` and `penalty` (beta and rho) must suit the number of steps.
         """
         own: dict[str, Any] = {
-            "dynamics": "paper",
-            "metric": "adam",
+            "solver": "admm",
+            "importance": "adam_norm",
             "width_multiple": 1,
             "lr": 1e-5,
             "finetune_lr": 3e-5,
@@ -129,12 +128,12 @@ class CompressSettings:
         """Steps of each phase, in their order. Steps that a solve leaves over go to the tuning: the sum stays."""
         return dict(zip(PHASES, (self.pretrain_steps, self.steps, self.finetune_steps), strict=True))
 
-    def solver(self) -> dict[str, Any]:
+    def solver_options(self) -> dict[str, Any]:
         """What `EccSolver` is told of the way down. The paper's has no schedule: it may take all steps."""
-        if self.dynamics == "pace":
-            return {"metric": self.metric, "even": self.even}
+        if self.solver == "scheduled":
+            return {"importance": self.importance, "uniform_floor": self.uniform_floor}
         constants = AdmmSettings(width_lr=self.width_lr, width_penalty=self.penalty, energy_penalty=self.penalty)
-        return {"metric": self.metric, "dynamics": constants, "warm_up": 0.0, "ramp": 1.0}
+        return {"importance": self.importance, "solver": constants, "warm_up": 0.0, "ramp": 1.0}
 
     def fall(self, phase: str, cut: float) -> Cosine | None:
         """The learning rate of a solve and a tuning that are one training: steady, then along a cosine to 0.
@@ -153,16 +152,20 @@ class CompressSettings:
             return None
         hold = int(cut**2 * (self.steps + self.finetune_steps))
         if phase == "solve":
-            return Cosine(start_lr=self.lr, hold_steps=hold, after=self.finetune_steps)
-        return Cosine(start_lr=self.lr, hold_steps=hold, before=self.steps)
+            return Cosine(start_lr=self.lr, hold_steps=hold, steps_after=self.finetune_steps)
+        return Cosine(start_lr=self.lr, hold_steps=hold, steps_before=self.steps)
 
-    def training(self, phase: str) -> TrainSettings:
-        """The settings of one phase; where ECC is `falling`, its learning rate is that of `fall`."""
+    def schedule(self, phase: str) -> LRSchedule | None:
+        """Learning rate of one phase; where ECC is `falling`, it is that of `fall`."""
         start = self.pretrain_lr if phase == "dense" else self.first_finetune_lr
+        return None if phase == "solve" else Cosine(start_lr=start)
+
+    @property
+    def train(self) -> TrainSettings:
+        """Settings of the training loop, the same in all phases."""
         return TrainSettings(
-            steps=self.phase_steps[phase],
-            schedule=None if phase == "solve" else Cosine(start_lr=start),
-            precision=self.precision,  # type: ignore[arg-type]  # checked there
+            precision=self.precision,
+            weight_decay=self.weight_decay,
             clip_norm=self.clip_norm,
             micro_batch=self.micro_batch,
             channels_last=self.channels_last,

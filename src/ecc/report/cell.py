@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ecc.energy import EnergyModel
-from ecc.energy.fitting import about_outlier_widths, worth_more_rows
+from ecc.energy.fitting import describe_learning_curve, describe_outlier_widths
 from ecc.errors import BadFile
 
 from .history import Follower, History, thinned
@@ -259,5 +259,5 @@ def _model_facts(model: EnergyModel) -> dict[str, Any]:
         "held_out": [
             [positive(value), positive(predicted)] for value, predicted in thinned(quality.get("held_out", []), 2000)
         ],
-        "advice": " ".join(filter(None, (worth_more_rows(quality), about_outlier_widths(quality)))),
+        "advice": " ".join(filter(None, (describe_learning_curve(quality), describe_outlier_widths(quality)))),
     }

@@ -14,7 +14,7 @@ from .fit import si
 
 
 class Reachable(Protocol):
-    """What a budget asks of a network; made by `ecc.methods.reaches`."""
+    """What a budget asks of a network; made by `ecc.methods.check_feasibility`."""
 
     @property
     def resource(self) -> str: ...  # noqa: D102
@@ -25,11 +25,11 @@ class Reachable(Protocol):
     @property
     def dense(self) -> float: ...  # noqa: D102
     @property
-    def least(self) -> float: ...  # noqa: D102
+    def min_cost(self) -> float: ...  # noqa: D102
     @property
     def limit(self) -> float: ...  # noqa: D102
     @property
-    def even_share(self) -> float | None: ...  # noqa: D102
+    def uniform_ratio(self) -> float | None: ...  # noqa: D102
 
 
 def feasibility_table(found: Sequence[Reachable]) -> Table:
@@ -38,8 +38,8 @@ def feasibility_table(found: Sequence[Reachable]) -> Table:
     for name in ("", "dense", "least", "budget", "of dense", "even widths"):
         table.add_column(name, justify="left" if not name else "right")
     for one in found:
-        share = "out of reach" if one.even_share is None else f"{one.even_share:.0%}"
-        amounts = [si(amount, one.unit) for amount in (one.dense, one.least, one.limit)]
+        share = "out of reach" if one.uniform_ratio is None else f"{one.uniform_ratio:.0%}"
+        amounts = [si(amount, one.unit) for amount in (one.dense, one.min_cost, one.limit)]
         table.add_row(f"{one.resource} ({one.label})", *amounts, f"{one.limit / one.dense:.0%}", share)
     return table
 

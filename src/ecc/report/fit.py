@@ -12,7 +12,7 @@ from rich.table import Table
 from ecc.constants import MIN_WIDTH_RATIO
 from ecc.energy import EnergyModel
 from ecc.energy.budget import Budget
-from ecc.energy.fitting import about_outlier_widths, worth_more_rows
+from ecc.energy.fitting import describe_learning_curve, describe_outlier_widths
 
 LAYERS_SHOWN = 8
 
@@ -27,7 +27,7 @@ def fit_view(model: EnergyModel, title: str) -> RenderableType:
         "and once held out. "
         + ("Repeats were not measured." if noise is None else f"One measurement alone scatters by {noise:.2%}.")
     )
-    parts += [sentence for sentence in (worth_more_rows(quality), about_outlier_widths(quality)) if sentence]
+    parts += [sentence for sentence in (describe_learning_curve(quality), describe_outlier_widths(quality)) if sentence]
     parts += ["What costs most in the dense network, as this model divides it:", _layers(model), reach(model)]
     return Group(*parts)
 
@@ -49,8 +49,8 @@ def _layers(model: EnergyModel) -> Table:
     """The layers that cost most, dense."""
     costs = model.per_layer()
     total = sum(costs.values())
-    outside = costs.pop("") - model.priced.base  # operators that the network calls between its layers
-    costs |= {"(constant)": model.priced.base} | ({"(outside any layer)": outside} if outside > 0 else {})
+    outside = costs.pop("") - model.fitted.base  # operators that the network calls between its layers
+    costs |= {"(constant)": model.fitted.base} | ({"(outside any layer)": outside} if outside > 0 else {})
     table = Table(box=None, pad_edge=False)
     table.add_column("layer")
     table.add_column(model.unit, justify="right")

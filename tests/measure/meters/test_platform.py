@@ -80,9 +80,9 @@ def test_the_authors_fit_for_alexnet_on_the_tx2_comes_out(graphs: dict[str, Chan
     joules = [reading.joules - per_kernel for reading in platform.per_layer(graph, {})]
     macs = graph.costs.macs_per_layer(widths).tolist()
     weights = graph.costs.weight_bytes_per_layer(widths).tolist()
-    rows = list(zip(graph.layers, joules, macs, weights, strict=True))
-    per_mac = [1e12 * j / m for layer, j, m, _ in rows if layer.kind == "conv"]
-    per_byte = [1e12 * j / w for layer, j, _, w in rows if layer.kind == "linear"]
+    samples = list(zip(graph.layers, joules, macs, weights, strict=True))
+    per_mac = [1e12 * j / m for layer, j, m, _ in samples if layer.kind == "conv"]
+    per_byte = [1e12 * j / w for layer, j, _, w in samples if layer.kind == "linear"]
     assert len(per_mac) == 5
     assert all(31.8 <= value <= 34.9 for value in per_mac)
     assert len(per_byte) == 3

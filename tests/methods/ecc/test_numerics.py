@@ -13,7 +13,7 @@ from hypothesis import Phase, assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from ecc.energy import counted
+from ecc.energy import counted_cost
 from ecc.errors import InfeasibleBudget
 from ecc.graph import ChannelGraph, live_channels, live_masks, slim, trace_channels
 from ecc.methods import EccSolver
@@ -52,7 +52,7 @@ def toys() -> st.SearchStrategy[Toy]:
 def drawn_solver(data: st.DataObject, net: nn.Module, graph: ChannelGraph, steps: int) -> EccSolver:
     """Any settings at all; those whose budget cannot be met are not tried."""
     names = data.draw(st.sampled_from([["macs"], ["params"], ["peak_bytes"], ["macs", "activation_bytes"]]))
-    costs = [counted(graph, name) for name in names]
+    costs = [counted_cost(graph, name) for name in names]
     warm_up = data.draw(st.sampled_from([0.0, 0.02, 0.5]))
     made = {"sgd": lambda p: torch.optim.SGD(p, lr=1e-3, momentum=0.9), "adam": lambda p: torch.optim.Adam(p, lr=0.1)}
     try:
@@ -67,7 +67,7 @@ def drawn_solver(data: st.DataObject, net: nn.Module, graph: ChannelGraph, steps
             width_multiple=data.draw(st.sampled_from([1, 2, 4, 8])),
             warm_up=warm_up,
             ramp=data.draw(st.sampled_from([0.1, 0.5, 1.0 - warm_up])),
-            metric=data.draw(st.sampled_from(["taylor", "adam"])),
+            importance=data.draw(st.sampled_from(["taylor", "adam_norm"])),
         )
     except InfeasibleBudget:
         assume(False)
@@ -82,7 +82,7 @@ def test_no_step_leaves_the_schedule_its_floors_or_the_dead(net: Toy, data: st.D
     solver = drawn_solver(data, net, graph, steps)
     floors = solver._floors.tolist()
     alive = solver._dynamics.alive
-    spent = [float(cost) for cost in solver.spent]
+    spent = [float(cost) for cost in solver.cost]
     generator = torch.Generator().manual_seed(data.draw(st.integers(0, 99)))
     for step in range(1, steps + 1):
         size = data.draw(st.sampled_from(SIZES))
@@ -90,7 +90,7 @@ def test_no_step_leaves_the_schedule_its_floors_or_the_dead(net: Toy, data: st.D
             noise = torch.randn(parameter.shape, generator=generator)
             parameter.grad = (size * noise).clamp(-3e38, 3e38) if size else torch.zeros_like(parameter)
         solver.step()
-        now = [float(cost) for cost in solver.spent]
+        now = [float(cost) for cost in solver.cost]
         allowed = solver._schedule.shares(step)
         for cost, before, share, dense in zip(now, spent, allowed, solver._limits.dense, strict=True):
             assert cost <= share * dense * (1 + 1e-9)
@@ -113,7 +113,7 @@ def test_the_same_seed_gives_the_same_bits(name: str) -> None:
     found = []
     for _ in range(2):
         net, example, graph = traced(name, seed=5)
-        solver = EccSolver(net, graph, counted(graph, "macs"), "50%", 8, lr=1e-2)
+        solver = EccSolver(net, graph, counted_cost(graph, "macs"), "50%", 8, lr=1e-2)
         train(net, solver, example, range(8))
         found.append((slim(net, graph).state_dict(), solver.widths, solver.duals, solver.state_dict()["ecc"]["taylor"]))
         torch.manual_seed(17)  # what others draw in between is no part of it
@@ -137,7 +137,7 @@ def test_any_precision_is_traced_solved_and_cut(name: str, dtype: torch.dtype) -
     assert graph.full_widths == wide.full_widths
     assert [group.frozen for group in graph.groups] == [group.frozen for group in wide.groups]
     optimizer = torch.optim.SGD(net.parameters(), lr=1e-2)  # the epsilon of Adam is 0 in float16
-    solver = EccSolver(net, graph, counted(graph, "macs"), "60%", 6, optimizer=optimizer, min_width_ratio=0.0)
+    solver = EccSolver(net, graph, counted_cost(graph, "macs"), "60%", 6, optimizer=optimizer, min_width_ratio=0.0)
     for _ in range(6):
         for parameter in net.parameters():
             parameter.grad = torch.randn_like(parameter)
@@ -159,7 +159,7 @@ def test_scores_of_half_precision_do_not_overflow() -> None:
         net[1].weight.copy_(torch.tensor([30.0, 20.0, 10.0]).expand(4096, 3))  # squares sum to 3.7 million
     optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
     solver = EccSolver(
-        net, graph, counted(graph, "macs"), "70%", 1, optimizer=optimizer, warm_up=0.0, ramp=1.0, metric="adam"
+        net, graph, counted_cost(graph, "macs"), "70%", 1, optimizer=optimizer, warm_up=0.0, ramp=1.0, importance="adam_norm"
     )
     for parameter in net.parameters():
         parameter.grad = torch.zeros_like(parameter)
@@ -171,7 +171,7 @@ def test_scores_of_half_precision_do_not_overflow() -> None:
 def masked_twin(name: str) -> tuple[nn.Module, nn.Module, ChannelGraph, EccSolver, Any]:
     """A network with dead channels, and the same cut."""
     net, example, graph = traced(name)
-    solver = EccSolver(net, graph, counted(graph, "macs"), "50%", 6, lr=1e-2)
+    solver = EccSolver(net, graph, counted_cost(graph, "macs"), "50%", 6, lr=1e-2)
     train(net, solver, example, range(6))
     return net, slim(net, graph), graph, solver, example
 

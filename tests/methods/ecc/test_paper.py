@@ -6,7 +6,7 @@ from torch import Tensor
 
 from ecc.methods.ecc.admm import AdmmDynamics, AdmmSettings, AdmmState
 from ecc.methods.ecc.channel_ranking import ChannelRanking
-from ecc.methods.ecc.constraints import Limits
+from ecc.methods.ecc.constraints import ResourceConstraints
 from ecc.methods.ecc.scheduled import ScheduledPruner
 from methods.nets import ProductCost, bare_graph, pair_cost
 
@@ -145,7 +145,7 @@ def test_on_the_whole_of_alexnet() -> None:
 
 def test_the_default_dynamics_end_there_too() -> None:
     net = Alexnet()
-    pace = ScheduledPruner(net.ladder, Limits([net.cost], bare_graph(net.full), "cpu"), net.floors)
+    pace = ScheduledPruner(net.ladder, ResourceConstraints([net.cost], bare_graph(net.full), "cpu"), net.floors)
     cut = pace.start(torch.ones(sum(net.full), dtype=torch.bool))
     for step in range(1, 101):
         share = BUDGET + (1 - BUDGET) * (1 - step / 100) ** 3

@@ -104,7 +104,7 @@ class Problem:
             self.budget,
             ITERATIONS,
             optimizer=optimizer,
-            dynamics=settings,
+            solver=settings,
             min_width_ratio=self.min_width_ratio,
         )
 

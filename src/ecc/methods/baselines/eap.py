@@ -15,11 +15,11 @@ refit (see `refit.py`) is cut by magnitude alone.
 
 Changed for energy: the order comes from the fitted energy model of the device in place of a model of one chip, at the
 widths of each pass; for costs that know no layers, from the derivative times the width. The paper stops when the
-accuracy has fallen too far; a budget has to be met whatever that costs. So a pass stops where the aims are met, and the
+accuracy has fallen too far; a budget has to be met whatever that costs. So a pass stops where the targets are met, and the
 last group is cut no further than needed. `max_drop` brings the paper's threshold back: a group whose cut loses too much
 is put back and left alone. If the budget cannot be met so, the history says it, and the threshold is given up.
 
-If the aims are lowered later, it goes on cutting from where it is: the passes would have led there too.
+If the targets are lowered later, it goes on cutting from where it is: the passes would have led there too.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from torch import Tensor
 from ecc.energy import EnergyModel
 from ecc.errors import EccError, InfeasibleBudget
 from ecc.graph import ChannelGroup, Role, live_masks, mask_channels_
-from ecc.methods.base import Work, magnitudes
+from ecc.methods.base import PruningContext, magnitudes
 
 from .refit import Samples, View, columns_of, fit_modules, in_evaluation, refit_, restored, sampled
 
@@ -54,7 +54,7 @@ class EapSettings:
     cut: float | None = None
     """Share of its live channels that each group loses in a pass: a small one takes many passes, and the expensive
     groups, which go first, may be cut once more than the others. None finds, for each pass, the one share at which all
-    groups together meet the aims, so that one pass is enough unless floors or `max_drop` stop some."""
+    groups together meet the targets, so that one pass is enough unless floors or `max_drop` stop some."""
     extra: float = 0.1
     """So many more than needed are removed, as a share of the cut, and the best of them restored."""
     batches: int = 4
@@ -68,7 +68,7 @@ class EapSettings:
     max_drop: float | None = None
     """How far the score on held-out data may fall below that of the dense network; None asks the budget alone."""
     finetune_steps: int = 0
-    """Training steps after each pass that did not meet the aims."""
+    """Training steps after each pass that did not meet the targets."""
 
     def __post_init__(self) -> None:
         if self.cut is not None and not 0 < self.cut < 1:
@@ -101,11 +101,11 @@ class Eap:
         """Where there is a threshold."""
         return self.settings.max_drop is not None
 
-    def asked(self) -> dict[str, Any]:
+    def config(self) -> dict[str, Any]:
         """Its settings."""
         return asdict(self.settings)
 
-    def start(self, work: Work) -> None:
+    def start(self, work: PruningContext) -> None:
         """Keeps the dense network, whose outputs are what the refits aim at."""
         self._work = work
         self._dense = copy.deepcopy(work.model).requires_grad_(False)
@@ -120,14 +120,14 @@ class Eap:
 
     @property
     def is_done(self) -> bool:
-        """Whether the aims are met."""
-        return self._work.excess(self._work.widths()) <= 0
+        """Whether the targets are met."""
+        return self._work.constraint_violation(self._work.widths()) <= 0
 
     def step(self) -> None:
         """Cuts one group; before the first of a pass, orders them."""
         work = self._work
         widths = work.widths()
-        floors = dict(zip(work.graph.full_widths, work.floors(), strict=True))
+        floors = dict(zip(work.graph.full_widths, work.min_widths(), strict=True))
         live = dict(zip(work.graph.full_widths, widths, strict=True))
         self._queue = [name for name in self._queue if live[name] > floors[name] and name not in self._closed]
         if not self._queue:
@@ -157,7 +157,7 @@ class Eap:
             self._new_pass(live, floors)
             return
         if not open_:
-            raise InfeasibleBudget("every group is at its floor, and the aims are not met. Raise the budget.")
+            raise InfeasibleBudget("every group is at its floor, and the targets are not met. Raise the budget.")
         if self._passes and settings.finetune_steps:
             work.train(work.model, settings.finetune_steps, work.settings.lr, work.stream)
         self._passes += 1
@@ -173,7 +173,7 @@ class Eap:
         work = self._work
         widths = work.widths()
         vector = torch.tensor(widths, dtype=torch.float64)
-        over = [float(cost.to("cpu").value(vector)) / aim for cost, aim in zip(work.costs, work.aims, strict=True)]
+        over = [float(cost.to("cpu").value(vector)) / aim for cost, aim in zip(work.costs, work.targets, strict=True)]
         cost = work.costs[over.index(max(over))].to("cpu")
         spent: dict[str, float]
         if isinstance(cost, EnergyModel):
@@ -185,28 +185,28 @@ class Eap:
         return sorted((group.name for group in work.graph.prunable), key=lambda name: -spent[name])
 
     def _even_share(self, widths: list[int]) -> float:
-        """The largest share of all live widths that meets the aims; 0 if none does."""
+        """The largest share of all live widths that meets the targets; 0 if none does."""
         work, low, high = self._work, 0.0, 1.0
         for _ in range(_BISECTIONS):
             share = 0.5 * (low + high)
-            if work.excess(self._lower(widths, share)) <= 0:
+            if work.constraint_violation(self._lower(widths, share)) <= 0:
                 low = share
             else:
                 high = share
         return low
 
     def _lower(self, widths: list[int], share: float) -> list[int]:
-        return [min(*pair) for pair in zip(widths, self._work.rounded([share * w for w in widths]), strict=True)]
+        return [min(*pair) for pair in zip(widths, self._work.round_widths([share * w for w in widths]), strict=True)]
 
     def _target(self, widths: list[int], number: int) -> int:
         """How wide a group shall be: as its share says, but at least one step narrower, and no narrower than needed."""
         work = self._work
 
         def rounded(width: float) -> int:
-            return work.rounded([*widths[:number], width, *widths[number + 1 :]])[number]
+            return work.round_widths([*widths[:number], width, *widths[number + 1 :]])[number]
 
         def is_enough(width: int) -> bool:
-            return work.excess([*widths[:number], width, *widths[number + 1 :]]) <= 0
+            return work.constraint_violation([*widths[:number], width, *widths[number + 1 :]]) <= 0
 
         width = rounded(widths[number] - 1)
         last = min(width, rounded(self._share * widths[number]))

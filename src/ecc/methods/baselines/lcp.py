@@ -11,7 +11,7 @@ scales by exp(N(0, 1)) with a step that shrinks to a fifth, shifts by N(0, sprea
 candidate is judged by the network that it leaves, after a few steps of training or none. The plain norms are among the
 first candidates. At least a tenth of a layer stays. One search serves every budget.
 
-Changed for energy: the ranking is cut where the predicted joules meet the aims, not the FLOPs. The energy enters there
+Changed for energy: the ranking is cut where the predicted joules meet the targets, not the FLOPs. The energy enters there
 alone: the order is by score, not by score per joule, for the compensation can learn what a layer is worth.
 
 Changed besides, and why:
@@ -38,7 +38,7 @@ from torch import Tensor
 
 from ecc.errors import BadWidths, EccError, InfeasibleBudget
 from ecc.graph import ChannelGroup
-from ecc.methods.base import Work, magnitudes
+from ecc.methods.base import PruningContext, magnitudes
 from ecc.training import derived_seed
 
 LAST_STEP = 0.2
@@ -71,7 +71,7 @@ class LcpSettings:
     short_lr: float | None = None
     """Learning rate of these; by default as in the solve."""
     search_share: float | None = None
-    """What candidates may cost, of the dense network, such as that of the tightest budget to come. None: the aims."""
+    """What candidates may cost, of the dense network, such as that of the tightest budget to come. None: the targets."""
 
     def __post_init__(self) -> None:
         for name, least in (("candidates", 1), ("population", 1), ("tournament", 1), ("short_steps", 0)):
@@ -175,14 +175,14 @@ class Evolution:
 
 
 class Lcp:
-    """Searches for the compensation of each group, and cuts the ranking at the aims.
+    """Searches for the compensation of each group, and cuts the ranking at the targets.
 
     Args:
         settings: How.
         found: The `compensation` of an earlier search of the same network: nothing is searched then.
     """
 
-    cuts_anew = True
+    prunes_from_dense = True
 
     def __init__(
         self, settings: LcpSettings | None = None, *, found: Mapping[str, tuple[float, float]] | None = None
@@ -200,12 +200,12 @@ class Lcp:
         """Where it searches."""
         return self._found is None
 
-    def asked(self) -> dict[str, Any]:
+    def config(self) -> dict[str, Any]:
         """The settings, and what was found before."""
         found = None if self._found is None else {name: list(pair) for name, pair in self._found.items()}
         return {**asdict(self.settings), "found": found}
 
-    def start(self, work: Work) -> None:
+    def start(self, work: PruningContext) -> None:
         """Remembers the dense weights, from which every candidate is cut, and their norms.
 
         Raises:
@@ -215,7 +215,7 @@ class Lcp:
         self._work = work
         self._dense = copy.deepcopy(work.model.state_dict())
         self._trial = copy.deepcopy(work.model)  # pruned anew for each candidate
-        pairs = zip(work.graph.groups, work.floors(), strict=True)
+        pairs = zip(work.graph.groups, work.min_widths(), strict=True)
         self._groups = [group for group, floor in pairs if group.frozen is None and floor < group.width]
         self._begin({name: norms.double().cpu() for name, norms in magnitudes(work).items()})
         share = self.settings.search_share
@@ -241,8 +241,8 @@ class Lcp:
 
     @property
     def is_done(self) -> bool:
-        """Whether the search is over and the aims are met."""
-        return not self.is_searching and self._work.excess(self._work.widths()) <= 0
+        """Whether the search is over and the targets are met."""
+        return not self.is_searching and self._work.constraint_violation(self._work.widths()) <= 0
 
     @property
     def compensation(self) -> dict[str, tuple[float, float]]:
@@ -254,7 +254,7 @@ class Lcp:
         return {group.name: pair for group, pair in zip(self._groups, pairs, strict=True)}
 
     def step(self) -> None:
-        """Judges one candidate; once all are judged, cuts the dense network to the aims by the best of them."""
+        """Judges one candidate; once all are judged, cuts the dense network to the targets by the best of them."""
         if self.is_searching:
             self._judge()
         else:
@@ -265,7 +265,7 @@ class Lcp:
         candidate = evolution.propose()
         widths = ranked_widths(self._search_work, self._groups, self._norms, candidate)
         self._trial.load_state_dict(self._dense)
-        work.keep_(self._trial, self._norms, widths)
+        work.keep_channels_(self._trial, self._norms, widths)
         if self.settings.short_steps:
             lr = self.settings.short_lr or work.settings.lr
             work.train(self._trial, self.settings.short_steps, lr, work.stream.fork())
@@ -287,13 +287,13 @@ class Lcp:
         candidate = Compensation(tuple(scale for scale, _ in pairs), tuple(shift for _, shift in pairs))
         widths = ranked_widths(work, self._groups, self._norms, candidate)
         work.model.load_state_dict(self._dense)
-        work.keep_(work.model, self._norms, widths)
+        work.keep_channels_(work.model, self._norms, widths)
         compensation = {name: list(pair) for name, pair in found.items()}
         work.log({"phase": self.name, "compensation": compensation, "widths": widths})
 
     @property
-    def _search_work(self) -> Work:
-        return self._work if self._search_aims is None else replace(self._work, aims=self._search_aims)
+    def _search_work(self) -> PruningContext:
+        return self._work if self._search_aims is None else replace(self._work, targets=self._search_aims)
 
     def state_dict(self) -> dict[str, Any]:
         """The norms of the dense weights, and where the search stands."""
@@ -306,21 +306,21 @@ class Lcp:
 
 
 def ranked_widths(
-    work: Work, groups: Sequence[ChannelGroup], norms: Mapping[str, Tensor], compensation: Compensation
+    work: PruningContext, groups: Sequence[ChannelGroup], norms: Mapping[str, Tensor], compensation: Compensation
 ) -> list[int]:
-    """What is left when the fewest channels of the ranking are removed that meet the aims.
+    """What is left when the fewest channels of the ranking are removed that meet the targets.
 
     Widths are rounded down to the width_remainders, and none goes below its floor: a channel that comes up in a group at its
     floor stays. Costs never fall when widths grow, so that a bisection finds the very channel.
 
     Args:
-        work: Its aims are met.
+        work: Its targets are met.
         groups: Those that can shrink.
         norms: Of each channel of each of them.
         compensation: Of each of them.
 
     Raises:
-        InfeasibleBudget: If the aims are below what all floors cost.
+        InfeasibleBudget: If the targets are below what all floors cost.
     """
     _refuse_infeasible(work)
     places = {group.name: place for place, group in enumerate(work.graph.groups)}
@@ -332,20 +332,20 @@ def ranked_widths(
     order = torch.cat(owners)[torch.cat(scores).argsort(stable=True)]
 
     def left(removed: int) -> list[int]:
-        return work.rounded((full - order[:removed].bincount(minlength=len(full))).tolist())
+        return work.round_widths((full - order[:removed].bincount(minlength=len(full))).tolist())
 
-    low, high = 0, len(order)  # high meets the aims
+    low, high = 0, len(order)  # high meets the targets
     while low < high:
         middle = (low + high) // 2
-        if work.excess(left(middle)) <= 0:
+        if work.constraint_violation(left(middle)) <= 0:
             high = middle
         else:
             low = middle + 1
     return left(high)
 
 
-def _refuse_infeasible(work: Work) -> None:
-    excess = work.excess(work.floors())
+def _refuse_infeasible(work: PruningContext) -> None:
+    excess = work.constraint_violation(work.min_widths())
     if excess > 0:
         raise InfeasibleBudget(
             f"with every group at its floor this network still costs {1 + excess:.1%} of what it may. Raise the budget "

@@ -36,7 +36,7 @@ import torch
 from torch import Tensor, nn
 
 from ecc.errors import EccError, InfeasibleBudget
-from ecc.methods.base import Work, magnitudes
+from ecc.methods.base import PruningContext, magnitudes
 from ecc.training import BatchStream
 
 SELECTIONS = ("score", "score per joule")
@@ -56,7 +56,7 @@ class NetAdaptSettings:
     decay: float = 0.98
     """The reduction of a round, as a share of that of the round before."""
     rounds: int = 30
-    """In this round, at the latest, the aims are met."""
+    """In this round, at the latest, the targets are met."""
     short_steps: int | None = None
     """Training steps of each candidate, or fewer where they are not left. None shares the steps of the solve among the
     rounds that are to be expected, and those of a round among its candidates, as ECC's authors did: then NetAdapt sees
@@ -124,11 +124,11 @@ class NetAdapt:
         self.rounds: list[dict[str, Any]] = []
         """What each round so far proposed and chose."""
 
-    def asked(self) -> dict[str, Any]:
+    def config(self) -> dict[str, Any]:
         """All settings."""
         return asdict(self.settings)
 
-    def start(self, work: Work) -> None:
+    def start(self, work: PruningContext) -> None:
         """Notes the widths that each group can have."""
         self._work = work
         self._full = [group.width for group in work.graph.groups]
@@ -139,22 +139,22 @@ class NetAdapt:
 
     @property
     def is_done(self) -> bool:
-        """Whether the aims are met."""
-        return self._work.excess(self._work.widths()) <= 0
+        """Whether the targets are met."""
+        return self._work.constraint_violation(self._work.widths()) <= 0
 
     def target(self, widths: Sequence[int]) -> float:
         """The excess that the next round may leave; 0 in the last."""
         if len(self.rounds) + 1 >= self.settings.rounds:
             return 0.0
-        dense = 1 + self._work.excess(self._full)
-        return max(0.0, self._work.excess(widths) - self.settings.reduction(len(self.rounds)) * dense)
+        dense = 1 + self._work.constraint_violation(self._full)
+        return max(0.0, self._work.constraint_violation(widths) - self.settings.reduction(len(self.rounds)) * dense)
 
     def step(self) -> None:
         """One round.
 
         Raises:
             BadTask: If the task has nothing held out to choose by.
-            InfeasibleBudget: If every group is at its floor, and the aims are not met.
+            InfeasibleBudget: If every group is at its floor, and the targets are not met.
         """
         work = self._work
         if self._score is None:
@@ -164,7 +164,7 @@ class NetAdapt:
         proposals = self.proposals(before, target)
         if not proposals:
             raise InfeasibleBudget(
-                f"the energy model still predicts {work.excess(before):.1%} too much with every group at its floor; "
+                f"the energy model still predicts {work.constraint_violation(before):.1%} too much with every group at its floor; "
                 "raise the budget or lower min_width_ratio (--min-width-ratio)."
             )
         best: _Candidate | None = None
@@ -209,15 +209,17 @@ class NetAdapt:
     def _alone(self, widths: Sequence[int], group: int, target: float) -> int | None:
         """The largest width of one group that meets the target, or None; costs never fall when widths grow."""
         below = self._below(group, widths[group])
-        meet = bisect_right(below, target, key=lambda width: self._work.excess(_with(widths, group, width)))
+        meet = bisect_right(
+            below, target, key=lambda width: self._work.constraint_violation(_with(widths, group, width))
+        )
         return below[meet - 1] if meet else None
 
     def _together(self, widths: Sequence[int], first: int, target: float) -> list[int]:
         """One group at its floor, and then as many others as it takes, those first that save most."""
         found = _with(widths, first, self._ladders[first][0])
-        while self._work.excess(found) > target:
+        while self._work.constraint_violation(found) > target:
             at_floor = {
-                group: self._work.excess(_with(found, group, below[0]))
+                group: self._work.constraint_violation(_with(found, group, below[0]))
                 for group, width in enumerate(found)
                 if (below := self._below(group, width))
             }
@@ -233,7 +235,7 @@ class NetAdapt:
     def short_steps(self, candidates: int) -> int:
         """Training steps of each candidate of this round: the same for all, and none that were not given."""
         left = self._work.settings.steps - (self._work.stream.total - self._begun)
-        rounds = self.settings.rounds_to(1 / (1 + self._work.excess(self._full))) - len(self.rounds)
+        rounds = self.settings.rounds_to(1 / (1 + self._work.constraint_violation(self._full))) - len(self.rounds)
         shared = left // max(1, rounds) if self.settings.short_steps is None else left
         return max(0, min(self.settings.short_steps or shared, shared // candidates))
 
@@ -241,7 +243,7 @@ class NetAdapt:
         """A copy of the network, cut, trained for a short while on a fork of the stream, and judged."""
         work = self._work
         model, stream = copy.deepcopy(work.model), work.stream.fork()
-        work.keep_(model, norms, proposal.widths)
+        work.keep_channels_(model, norms, proposal.widths)
         if steps:
             work.train(model, steps, work.settings.lr, stream)
         score = float(work.held_out(model))
@@ -249,7 +251,9 @@ class NetAdapt:
 
     def _rank(self, score: float, before: Sequence[int], after: Sequence[int]) -> tuple[float, float]:
         """The highest wins; of equals the one that saves most, and then the first in the graph."""
-        saved = (self._work.excess(before) - self._work.excess(after)) / (1 + self._work.excess(self._full))
+        saved = (self._work.constraint_violation(before) - self._work.constraint_violation(after)) / (
+            1 + self._work.constraint_violation(self._full)
+        )
         if math.isnan(score):
             return -math.inf, saved
         if self.settings.selection == "score":
@@ -270,7 +274,7 @@ class NetAdapt:
             "phase": self.name,
             "round": len(self.rounds) + 1,
             "reduction": self.settings.reduction(len(self.rounds)),
-            "target": 1 + target,  # as a share of the aims
+            "target": 1 + target,  # as a share of the targets
             "chosen": list(winner.proposal.groups),
             "widths": list(widths),
             "predicted": {cost.resource: float(cost.to("cpu").value(vector)) for cost in work.costs},
@@ -302,11 +306,11 @@ def _with(widths: Sequence[int], group: int, width: int) -> list[int]:
     return found
 
 
-def _ladders(work: Work) -> list[list[int]]:
+def _ladders(work: PruningContext) -> list[list[int]]:
     """The widths on the width_remainders that each group can have, from its floor to all of it."""
     widths = [group.width for group in work.graph.groups]
     ladders = [[width] for width in widths]
-    while (lower := work.rounded([width - 1 for width in widths])) != widths:
+    while (lower := work.round_widths([width - 1 for width in widths])) != widths:
         for ladder, width in zip(ladders, lower, strict=True):
             if width < ladder[0]:
                 ladder.insert(0, width)

@@ -3,7 +3,7 @@
 The plainest control. MobileNet's width multiplier does so before training; here the kept channels are those of the
 trained network, and tuning follows as for every method.
 
-Changed for energy: the share is the largest whose rounded widths meet the aims.
+Changed for energy: the share is the largest whose rounded widths meet the targets.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ class Uniform(OneShotMethod):
         low, high = 0.0, 1.0
         for _ in range(_BISECTIONS):
             share = 0.5 * (low + high)
-            if work.excess(work.rounded([share * width for width in full])) <= 0:
+            if work.constraint_violation(work.round_widths([share * width for width in full])) <= 0:
                 low = share
             else:
                 high = share
-        widths = work.rounded([low * width for width in full])
+        widths = work.round_widths([low * width for width in full])
         work.model.load_state_dict(self._dense)
-        work.keep_(work.model, magnitudes(work), widths)
+        work.keep_channels_(work.model, magnitudes(work), widths)
         work.log({"phase": "uniform", "share": low, "widths": widths})

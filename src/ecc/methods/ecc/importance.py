@@ -1,6 +1,6 @@
 """Channel energies a_i = ||w_i||_B^2, and the masks that keep dead channels dead.
 
-`Readers` collects the parameters (and axes of them) that read channels. A channel read by several layers has the sum
+`ConsumerSlices` collects the parameters (and axes of them) that read channels. A channel read by several layers has the sum
 of its slices. All sums go in a fixed order, so that every process of a distributed run decides alike: no atomic
 additions, which a GPU performs in any order.
 """
@@ -24,7 +24,7 @@ _AT_ONCE = 2**24
 """Elements that are multiplied at once: their products take memory."""
 
 
-class Readers:
+class ConsumerSlices:
     """The slices of a model with which layers read its cuttable channels.
 
     Args:
@@ -194,7 +194,7 @@ def _column_sums(values: Tensor, axis: int) -> Tensor:
 
 # ---------------------------------------------------------------- the metric
 
-METRICS = ("taylor", "adam")
+IMPORTANCES = ("taylor", "adam_norm")
 """What a channel counts for: what the loss says of it (`Taylor`), or the paper's norm of its weights."""
 
 
