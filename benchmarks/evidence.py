@@ -195,7 +195,7 @@ def weigh(grids: list[Grid], task: Task, batch: int, source: EnergySource, until
     energy = grids[0].asked.energy
     assert isinstance(energy, EnergyModel)
     example = with_batch_size(task.example_input, batch)
-    graph = trace_channels(task.model, example, proven=False)
+    graph = trace_channels(task.model, example, verify=False)
     scales = CostEvaluator(task.model, graph, example, {energy.resource: energy}, source, **WEIGHING)
     known: dict[str, str] = {}
     waiting = []
@@ -297,7 +297,7 @@ def main() -> None:
         "tested_on": len(data.test),
         "settings": {key: value for key, value in vars(grids[0].asked.settings).items() if key != "seed"},
         "forms": {grid.form: form_facts(FORMS[options.name][grid.form]) for grid in grids[1:]},
-        "full_widths": trace_channels(task.model, task.example_input, proven=False).full_widths,
+        "full_widths": trace_channels(task.model, task.example_input, verify=False).full_widths,
         "fit": {key: value for key, value in energy.quality.items() if key != "families"},
         "dense_sha256": dense_weights(grids[0]),
         "rows": rows_of(grids),

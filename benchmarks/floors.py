@@ -50,7 +50,7 @@ def main() -> None:
         name, batch, size = word.split(":")
         model = find_task(name).model
         example = torch.randn(int(batch), 3, *(int(side) for side in size.split("x")))
-        graph = trace_channels(model, example, proven=False)
+        graph = trace_channels(model, example, verify=False)
         counter = None
         for way, how in WAYS.items():
             settings = settings_of(3, autotune=False, **how)

@@ -148,7 +148,7 @@ def compression_of(
 ) -> Watched:
     """The task with an energy model of the default family, fitted to an analytic platform."""
     example = with_batch_size(task.example_input, PROFILED)
-    graph = trace_channels(task.model, example, proven=False)
+    graph = trace_channels(task.model, example, verify=False)
     meter, step = find_meter("platform:jetson-tx2"), 1 if quick else 8
     rows = profile(task.model, graph, example, meter, folder / "rows.profile", samples=40, width_multiple=step)
     energy: EnergyModel = fit(rows, "physical")

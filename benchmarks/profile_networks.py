@@ -66,7 +66,7 @@ def profiled(
 ) -> Profile:
     """A task's network in short windows, for benchmarks that compress it; an analytic source is only asked."""
     example = with_batch_size(task.example_input, batch)
-    graph = trace_channels(task.model, example, proven=False)
+    graph = trace_channels(task.model, example, verify=False)
     return profile(
         task.model,
         graph,
@@ -86,7 +86,7 @@ def measured(plan: Plan, path: Path, meter: Meter, rows: int, reference_every: i
     settings = settings_of(plan.ticks, autotune=plan.autotune)
     task = find_task(plan.network)
     example = with_batch_size(task.example_input, plan.batch)
-    graph = trace_channels(task.model, example, proven=False)
+    graph = trace_channels(task.model, example, verify=False)
 
     def stop(progress: Progress) -> None:
         if progress.done >= rows + repeats:

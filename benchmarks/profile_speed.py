@@ -109,7 +109,7 @@ def seconds_of(made: Profile) -> tuple[list[float], list[float]]:
 def one(name: str, path: Path, meter: Meter, device: str, rows: int, deadline: float) -> dict[str, Any]:
     """Profiles one network with default options."""
     model, example = NETWORKS[name]()
-    graph = trace_channels(model, example, proven=False)
+    graph = trace_channels(model, example, verify=False)
 
     def stop(_: Progress) -> None:
         if time.perf_counter() > deadline:

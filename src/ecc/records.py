@@ -61,6 +61,8 @@ def from_builtins(value: Any, kind: type[T], where: str | Path) -> T:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
         raise BadFile(f"{where} is not a valid {kind.__name__}: {error}.") from None
+    except EccError as error:  # raised by a `__post_init__`
+        raise BadFile(f"{where} is not a valid {kind.__name__}: {error}") from None
 
 
 def write_record(path: str | Path, record: Any) -> None:

@@ -59,7 +59,7 @@ def test_a_bundled_recipe_runs_for_a_few_steps_on_a_tiny_tree(
     height, _, width = size.partition("x")
     task = image_task(recipe.task, find_data(tree), size=(int(height), int(width or height)))
     example = with_batch_size(task.example_input, origin().batch)
-    true_model(trace_channels(task.model, example, proven=False)).save(tmp_path / "energy.json")
+    true_model(trace_channels(task.model, example, verify=False)).save(tmp_path / "energy.json")
     # A few steps of what a recipe is about; its methods are tested with theirs.
     few = ("--prune-steps", "3", "--finetune-steps", "1", "--pretrain-steps", "1", "--batch-size", "2", "--size", size)
     code, text = run(

@@ -38,7 +38,7 @@ def network(name: str) -> tuple[Any, Any, ChannelGraph]:
     if name in ("digits", "mobilenet_v1", "alexnet"):
         task = find_task(name)
         inputs = with_batch_size(task.example_input, DIGITS_BATCH) if name == "digits" else task.example_input
-        return task.model, inputs, trace_channels(task.model, inputs, proven=False)
+        return task.model, inputs, trace_channels(task.model, inputs, verify=False)
     return traced(name)
 
 
@@ -66,7 +66,7 @@ def computed(name: str, platform: str, rows: int = 60, **options: Any) -> Profil
 def random_widths(structure: StructureSpec, count: int, seed: int = 0) -> Array:
     """(networks, groups), each group anywhere between its least and its full width."""
     generator = np.random.default_rng(seed)
-    least, full = np.array(structure.least_widths), np.array(structure.full_widths)
+    least, full = np.array(structure.min_widths), np.array(structure.full_widths)
     return generator.integers(least, full + 1, (count, len(full))).astype(np.float64)
 
 
@@ -78,7 +78,7 @@ def widths_of(structure: StructureSpec) -> SearchStrategy[Tensor]:
     """Whole widths, and widths between them as a solver has them."""
     ranges = [
         st.one_of(st.integers(least, full).map(float), st.floats(least, full))
-        for least, full in zip(structure.least_widths, structure.full_widths, strict=True)
+        for least, full in zip(structure.min_widths, structure.full_widths, strict=True)
     ]
     return st.tuples(*ranges).map(lambda widths: torch.tensor(widths, dtype=torch.float64))
 
@@ -110,7 +110,7 @@ def model_of(fitted: FittedModel, structure: StructureSpec, **changes: Any) -> E
         "fingerprint": structure.fingerprint,
         "groups": structure.groups,
         "full_widths": structure.full_widths,
-        "least_widths": structure.least_widths,
+        "min_widths": structure.min_widths,
         "layers": tuple(layer.path for layer in structure.layers),
         "resource": "energy",
         "origin": origin(),

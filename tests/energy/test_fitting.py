@@ -314,7 +314,7 @@ def recorded(request: pytest.FixtureRequest) -> Path:
 
 def recorded_graph(path: Path, shape: tuple[int, ...]) -> ChannelGraph:
     """Of the network that a file is named for, at the input of the recording."""
-    return trace_channels(find_task(path.name.partition("-")[0]).model, torch.rand(shape), proven=False)
+    return trace_channels(find_task(path.name.partition("-")[0]).model, torch.rand(shape), verify=False)
 
 
 def test_a_recorded_profile_was_measured_on_an_h200(recorded: Path) -> None:

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from ecc.errors import BadTask, CannotExport, EccError
 from ecc.export import TOLERANCE, export_model
 from ecc.export.formats import FORMATS, library
-from ecc.graph.call import tensors_in
 from ecc.task import Inputs, with_batch_size
+from ecc.torch_utils import tensors_in
 from export.runs import SmallNet
 
 

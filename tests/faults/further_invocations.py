@@ -5,7 +5,7 @@ from __future__ import annotations
 Table = dict[str, tuple[str, str]]
 HUGE = "9" * 30
 
-I = "inspect resnet20 --no-proof"  # noqa: E741 - short, as the letters in `invocations.py`
+I = "inspect resnet20 --no-verify"  # noqa: E741 - short, as the letters in `invocations.py`
 DATA: Table = {
     "data not there": (f"{I} --data none", "there is no folder 'none' of data"),
     "data in a file": (f"{I} --data net.py", "there is no folder 'net.py' of data"),

@@ -194,7 +194,7 @@ def _chain() -> Compression:
     from ecc.graph import trace_channels
 
     task = replace(wide_task("chain"), evaluate=lambda model: 0.5)
-    graph = trace_channels(task.model.eval(), example_of("chain"), proven=False)
+    graph = trace_channels(task.model.eval(), example_of("chain"), verify=False)
     source = Truth(true_model(graph))
     return Compression(task, parse_budgets(["60%"]), true_model(graph), source=source, settings=SETTINGS)
 

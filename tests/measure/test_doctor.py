@@ -249,7 +249,7 @@ def test_the_network_is_small_and_leaves_random_numbers_alone() -> None:
     state = torch.get_rng_state()
     model, images = doctor._small_network(torch.device("cpu"))
     assert torch.equal(torch.get_rng_state(), state)
-    assert int(trace_channels(model, images, proven=False).macs()) == 29_196_288
+    assert int(trace_channels(model, images, verify=False).macs()) == 29_196_288
     assert images.shape[0] == 1
     _, images = doctor._small_network(torch.device("meta"))
     assert images.shape[0] == 256

@@ -17,7 +17,7 @@ PRICES = np.array([2e-3, 3e-9, 5e-9, 7e-9, 11e-9])
 
 @pytest.fixture(scope="module")
 def graph() -> ChannelGraph:
-    return trace_channels(DigitsNet(), torch.ones(1, 1, 8, 8), proven=False)
+    return trace_channels(DigitsNet(), torch.ones(1, 1, 8, 8), verify=False)
 
 
 def profile_with(graph: ChannelGraph, count: int, noise: float = 0.0, coefficients: np.ndarray = PRICES) -> Profile:

@@ -336,7 +336,7 @@ def profiled_on_a_gpu(path: Path, settings: MeasureSettings, samples: int) -> Pr
     try:
         made = profile(
             model,
-            trace_channels(model, example, proven=False),
+            trace_channels(model, example, verify=False),
             example,
             meter,
             path,

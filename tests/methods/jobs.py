@@ -105,7 +105,7 @@ WIDE: dict[str, Callable[[], nn.Module]] = {
 @cache
 def _graph(name: str) -> ChannelGraph:
     net = WIDE[name]()
-    return trace_channels(net.eval(), example_of(name), proven=False)
+    return trace_channels(net.eval(), example_of(name), verify=False)
 
 
 def example_of(name: str) -> Tensor:
@@ -207,7 +207,7 @@ def wide_job(
 def digits_profile(platform: str = "jetson-tx2") -> Profile:
     task = find_task("digits")
     inputs = with_batch_size(task.example_input, BATCH)
-    graph = trace_channels(task.model, inputs, proven=False)
+    graph = trace_channels(task.model, inputs, verify=False)
     with TemporaryDirectory() as folder:
         return profile(
             task.model, graph, inputs, find_meter(f"platform:{platform}"), Path(folder) / "a.profile", samples=50

@@ -51,7 +51,7 @@ def inspect(
     weights: WeightsOption = None,
     size: SizeOption = None,
     freeze: FreezeOption = None,
-    proof: Annotated[
+    verify: Annotated[
         bool, Option(help="Compare the masked with the cut network in numbers (four forward passes).")
     ] = True,
     save: Annotated[Path | None, Option("-o", "--save", metavar="FILE", help="Write the graph as JSON.")] = None,
@@ -76,7 +76,7 @@ def inspect(
     if save is not None:
         refuse_other_file(save, FORMAT, "channel graph")
     job = task_of(task, data, weights, size)
-    graph = trace_channels(job.model, job.example_input, freeze=freeze or [], proven=proof)
+    graph = trace_channels(job.model, job.example_input, freeze=freeze or [], verify=verify)
     if save is not None:
         graph.save(save)
     if as_json:

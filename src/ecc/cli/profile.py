@@ -73,7 +73,7 @@ def profile(
     import typer
     from rich.console import Console
 
-    from ecc.graph import trace_channels, verify
+    from ecc.graph import trace_channels, verify_graph
     from ecc.measure import Analytic, close_meter, find_meter
     from ecc.measure import profile as measure_profile
     from ecc.measure.design import parse_shard
@@ -103,8 +103,8 @@ def profile(
         device = None if isinstance(source, Analytic) else device or default_device(source)
         view.announce(source.describe(), device)
         example_input = job.example_input if batch is None else with_batch_size(job.example_input, batch)
-        graph = trace_channels(job.model, example_input, freeze=freeze or [], proven=False)
-        graph = verify(job.model, graph, job.example_input)
+        graph = trace_channels(job.model, example_input, freeze=freeze or [], verify=False)
+        graph = verify_graph(job.model, graph, job.example_input)
         with view:
             result = measure_profile(
                 job.model,

@@ -99,7 +99,7 @@ def model_of(
         fingerprint=structure.fingerprint,
         groups=structure.groups,
         full_widths=structure.full_widths,
-        least_widths=structure.least_widths,
+        min_widths=structure.min_widths,
         layers=tuple(layer.path for layer in structure.layers),
         resource=resource,
         origin=Origin(

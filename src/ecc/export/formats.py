@@ -25,9 +25,9 @@ import torch
 from torch import Tensor, nn
 
 from ecc.errors import CannotExport, EccError
-from ecc.graph.call import tensors_in
 from ecc.graph.forward_pass import as_call
 from ecc.task import Inputs, batch_size_of, with_batch_size
+from ecc.torch_utils import tensors_in
 
 Runner = Callable[[Inputs], list[Tensor]]
 """A program that runs a file: inputs to every tensor that comes out."""

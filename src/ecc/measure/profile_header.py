@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from ecc.errors import BadFile
 from ecc.graph import ChannelGraph, StructureSpec
+from ecc.records import from_builtins, to_builtins
 from ecc.task import Inputs
 
 from .counter import CounterProbe
@@ -116,7 +117,7 @@ class ProfileHeader:
                 "fingerprint": self.fingerprint,
                 "groups": list(self.groups),
                 "full_widths": list(self.full_widths),
-                "structure": self.structure.to_json(),
+                "structure": to_builtins(self.structure),
             },
             "input": {
                 "batch": self.batch,
@@ -146,7 +147,7 @@ class ProfileHeader:
             raise BadFile(f"the profile has version {data['version']}; this ecc reads version {VERSION}.")
         network = data["network"]
         header = cls(
-            structure=StructureSpec.from_json(network["structure"]),
+            structure=from_builtins(network["structure"], StructureSpec, "the profile header"),
             groups=tuple(str(name) for name in network["groups"]),
             full_widths=tuple(int(width) for width in network["full_widths"]),
             input_shapes={str(name): tuple(shape) for name, shape in data["input"]["shapes"].items()},

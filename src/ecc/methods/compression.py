@@ -24,7 +24,7 @@ from torch import nn
 
 from ecc.energy import Budget, EnergyModel, dense_cost
 from ecc.errors import BadBudget, BadTask, EccError
-from ecc.graph import ChannelGraph, max_relative_diff, trace_channels, verify, with_widths
+from ecc.graph import ChannelGraph, max_relative_diff, trace_channels, verify_graph, with_widths
 from ecc.graph.model_copy import load_whole_state_, whole_state
 from ecc.graph.slimming import build_slim
 from ecc.io import write_text
@@ -113,8 +113,8 @@ class Compression(CompressionRunner[CompressedModel]):
         check_source(source, self.energies.values())
         self.source = source
         self.example_input = with_batch_size(task.example_input, models[0].origin.batch)
-        graph = trace_channels(task.model, self.example_input, freeze=freeze, proven=False)
-        self.graph = verify(task.model, graph, task.example_input)
+        graph = trace_channels(task.model, self.example_input, freeze=freeze, verify=False)
+        self.graph = verify_graph(task.model, graph, task.example_input)
         for model in models:
             model.check(self.graph)
         self.budgets = tuple(budgets)

@@ -110,7 +110,7 @@ class WeightCompression(CompressionRunner[SparseResult]):
         if self.settings.uniform_floor:
             raise EccError(f"uniform_floor={self.settings.uniform_floor} is for widths; weights are chosen one by one.")
         self.platform = _checked(platform)
-        self.graph = trace_channels(task.model, task.example_input, proven=False)  # counted by, not cut by
+        self.graph = trace_channels(task.model, task.example_input, verify=False)  # counted by, not cut by
         self.cost = nonzero_cost(self.graph, self.platform)
         (self.budget,) = budgets
         self.limit = self.budget.limit(self.cost, batch_size_of(task.example_input))

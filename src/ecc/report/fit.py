@@ -81,7 +81,7 @@ def least_of(model: EnergyModel) -> float:
     step = model.origin.width_multiple or 1
     floors = [
         full if least == full else min(full, max(least, step * math.ceil(MIN_WIDTH_RATIO * full / step)))
-        for full, least in zip(model.full_widths, model.least_widths, strict=True)
+        for full, least in zip(model.full_widths, model.min_widths, strict=True)
     ]
     return float(model.value(torch.tensor(floors, dtype=torch.float64)))
 

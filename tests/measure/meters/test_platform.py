@@ -31,7 +31,7 @@ def graphs() -> dict[str, ChannelGraph]:
     for name, (build, shape) in BUILDERS.items():
         with torch.device("meta"):  # shapes are all that is needed
             net, example = build(), torch.empty(shape)
-        found[name] = trace_channels(net, example, proven=False)
+        found[name] = trace_channels(net, example, verify=False)
     return found
 
 
@@ -45,7 +45,7 @@ def small() -> ChannelGraph:
         nn.Flatten(),
         nn.Linear(28, 5),
     )
-    return trace_channels(net, torch.randn(1, 3, 2, 2), proven=False)
+    return trace_channels(net, torch.randn(1, 3, 2, 2), verify=False)
 
 
 def thinner(graph: ChannelGraph, share: float) -> dict[str, int]:
@@ -152,7 +152,7 @@ def test_a_linear_layer_by_hand(name: str) -> None:
     bound = set()
     for inputs, outputs, batch in [(8, 4, 1), (1500, 2000, 1), (1500, 2000, 4000)]:
         net = nn.Sequential(nn.Linear(inputs, outputs, bias=False))
-        graph = trace_channels(net, torch.empty(batch, inputs, device="meta"), proven=False)
+        graph = trace_channels(net, torch.empty(batch, inputs, device="meta"), verify=False)
         (got,) = platform.per_layer(graph, {})
         macs, activations = batch * inputs * outputs, 4 * batch * (inputs + outputs)
         expected = by_hand(platform, macs, 4 * inputs * outputs, activations)

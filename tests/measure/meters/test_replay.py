@@ -31,7 +31,7 @@ from ecc.measure.samples import Sample
 @pytest.fixture(scope="module")
 def graph() -> ChannelGraph:
     net = nn.Sequential(nn.Linear(4, 12), nn.ReLU(), nn.Linear(12, 9), nn.ReLU(), nn.Linear(9, 3))
-    return trace_channels(net, torch.randn(2, 4), proven=False)
+    return trace_channels(net, torch.randn(2, 4), verify=False)
 
 
 def header(graph: ChannelGraph, provenance: Provenance, *, ran: bool = True) -> ProfileHeader:
@@ -124,7 +124,7 @@ def test_other_widths_are_refused_and_the_nearest_named(graph: ChannelGraph) -> 
 
 def test_a_long_list_of_differences_is_cut(graph: ChannelGraph) -> None:
     layers = [nn.Linear(4, 4) for _ in range(8)]
-    deep = trace_channels(nn.Sequential(*layers), torch.randn(2, 4), proven=False)
+    deep = trace_channels(nn.Sequential(*layers), torch.randn(2, 4), verify=False)
     dense = Sample(index=0, widths=(4,) * 7, joules=1.0, seconds=1.0)
     replay = Replay(recorded(deep, samples=(dense,)), "x")
     with pytest.raises(
@@ -134,7 +134,7 @@ def test_a_long_list_of_differences_is_cut(graph: ChannelGraph) -> None:
 
 
 def test_another_network_is_refused(graph: ChannelGraph) -> None:
-    other = trace_channels(nn.Sequential(nn.Linear(4, 12), nn.Linear(12, 3)), torch.randn(2, 4), proven=False)
+    other = trace_channels(nn.Sequential(nn.Linear(4, 12), nn.Linear(12, 3)), torch.randn(2, 4), verify=False)
     with pytest.raises(BadFile, match=f"recorded of network {graph.fingerprint}, and this one is {other.fingerprint}"):
         Replay(recorded(graph), "x").cost(other, {})
 
