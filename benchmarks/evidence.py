@@ -54,11 +54,12 @@ from packed import packed_data
 from ecc.energy import EnergyModel
 from ecc.errors import BadFile
 from ecc.graph import trace_channels
-from ecc.measure import PROFILE_SETTINGS, Source, close_meter, find_meter
+from ecc.measure import PROFILE_SETTINGS, EnergySource, close_meter, find_meter
 from ecc.methods.baselines.recalibration import BATCHES
 from ecc.methods.cost_evaluator import CostEvaluator
 from ecc.methods.grid import Cell
-from ecc.task import Task, with_batch
+from ecc.records import to_builtins
+from ecc.task import Task, with_batch_size
 from ecc.training import Interrupted
 from ecc.zoo.data import ImageData
 from ecc.zoo.recipe import read_recipe
@@ -190,12 +191,12 @@ def time_after(cells: int, seconds: float) -> float:
 # ---------------------------------------------------------------- the scales
 
 
-def weigh(grids: list[Grid], task: Task, batch: int, source: Source, until: float) -> None:
+def weigh(grids: list[Grid], task: Task, batch: int, source: EnergySource, until: float) -> None:
     """Every finished network that has not been weighed, and the dense one among them, in the cell's weighed.json."""
     energy = grids[0].asked.energy
     assert isinstance(energy, EnergyModel)
-    example = with_batch(task.example_input, batch)
-    graph = trace_channels(task.model, example, proven=False)
+    example = with_batch_size(task.example_input, batch)
+    graph = trace_channels(task.model, example, verify=False)
     scales = CostEvaluator(task.model, graph, example, {energy.resource: energy}, source, **WEIGHING)
     known: dict[str, str] = {}
     waiting = []
@@ -251,7 +252,7 @@ def main() -> None:
     parser.add_argument(
         "--seconds", type=float, default=540.0, help="in which this call ends; cells are stopped earlier"
     )
-    parser.add_argument("--rows", type=int, default=100, help="networks in the profile")
+    parser.add_argument("--samples", type=int, default=100, help="networks in the profile")
     parser.add_argument("--limit", type=int, help="images of each split; all by default")
     parser.add_argument("--methods", type=lambda text: text.split(","))
     parser.add_argument("--budgets", type=lambda text: text.split(","))
@@ -264,12 +265,12 @@ def main() -> None:
     data = for_all(packed_data(DATA[options.name], options.data, options.limit))
     task = the_task(options, recipe, for_all(data))  # its copies on the GPU are not for the workers
     batch = MEASURED_BATCH[options.name]
-    source = find_meter(options.meter, runs_on=options.device)
+    source = find_meter(options.meter, device_type=options.device)
     try:
         if options.record is not None:
             bring_model(options.record, options.root)
         energy = fitted(task, source, options)
-        print(f"{time.monotonic() - started:.0f} s: energy model, error {energy.quality['mean']:.2%}", flush=True)
+        print(f"{time.monotonic() - started:.0f} s: energy model, error {energy.errors.mean:.2%}", flush=True)
         grids = the_grids(options, recipe, task)
         for grid in grids:
             grid.asked.begin(grid.runs)
@@ -297,8 +298,8 @@ def main() -> None:
         "tested_on": len(data.test),
         "settings": {key: value for key, value in vars(grids[0].asked.settings).items() if key != "seed"},
         "forms": {grid.form: form_facts(FORMS[options.name][grid.form]) for grid in grids[1:]},
-        "full_widths": trace_channels(task.model, task.example_input, proven=False).full_widths,
-        "fit": {key: value for key, value in energy.quality.items() if key != "families"},
+        "full_widths": trace_channels(task.model, task.example_input, verify=False).full_widths,
+        "fit": {"family": energy.kind, **to_builtins(energy.errors), "noise": energy.quality.noise},
         "dense_sha256": dense_weights(grids[0]),
         "rows": rows_of(grids),
     }

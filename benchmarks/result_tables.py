@@ -107,22 +107,32 @@ def resizing() -> str:
 def energy_models() -> str:
     lines = []
     for name, one in load("energy_fit.json")["profiles"].items():
-        bilinear, physical = one["families"]["bilinear"], one["families"]["physical"]
+        bilinear, physical = (one["families"][name]["quality"] for name in ("bilinear", "physical"))
         lines.append(
             [
                 name,
-                str(one["rows"]),
-                f"{one['seconds_per_network']:.2f}",
+                str(len(one["values"])),
+                f"{one['seconds_per_sample']:.2f}",
                 f"{one['noise']:.2%}",
                 f"{bilinear['mean']:.2%}",
                 f"**{physical['mean']:.2%}**",
-                f"{physical['ninetieth']:.2%}",
+                f"{physical['p90']:.2%}",
                 f"{physical['bias']:+.2%}",
                 f"{physical['dense_fitted']:+.1%} / {physical['dense']:+.1%}",
                 f"{physical['near_dense']:.2%}",
             ]
         )
-    head = ["profile", "rows", "s a row", "noise", "bilinear", "ours", "9 in 10", "bias", "dense: fitted / held out"]
+    head = [
+        "profile",
+        "samples",
+        "s per sample",
+        "noise",
+        "bilinear",
+        "physical",
+        "p90",
+        "bias",
+        "dense: fitted / held out",
+    ]
     return table([*head, "near dense"], lines)
 
 

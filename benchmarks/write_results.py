@@ -107,7 +107,7 @@ def compressed_how() -> str:
         + (
             ""
             if "metric" in found
-            else '\n`metric="taylor"` has since become the default; its run is still to be made.'
+            else '\n`importance="taylor"` has since become the default; its run is still to be made.'
         )
     )
 

@@ -14,7 +14,12 @@ ROOT = Path(__file__).resolve().parent.parent
 ORDER = (
     "constants",
     "errors",
-    "files",
+    "formatting",
+    "io",
+    "records",
+    "options",
+    "run_records",
+    "torch_utils",
     "task",
     "graph",
     "measure",

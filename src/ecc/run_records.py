@@ -1,13 +1,22 @@
 """What a run writes: `RunSummary` (summary.json) and the lines of its history (history.jsonl).
 
 These records are written by `ecc.methods` and read by `ecc.report`, `ecc.export` and users. They are plain data and
-import neither torch nor any other package of ECC.
+import neither torch nor any other package of ECC. Ranges are checked when a file is read.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
+
+Number = Annotated[float, msgspec.Meta(ge=-1e100, le=1e100)]
+"""A number that can be computed with. Files may hold larger ones; `ecc.records` refuses them when it reads."""
+Positive = Annotated[float, msgspec.Meta(ge=1e-100, le=1e100)]
+"""A number that can be divided by."""
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+Width = Annotated[int, msgspec.Meta(ge=1, le=2**53)]
 
 PHASES = ("pretrain", "prune", "finetune")
 """Phases of a run, in order. Pretrain trains the dense network, prune removes channels while training continues, and
@@ -23,12 +32,12 @@ class BudgetResult:
 
     budget: str
     """As the user wrote it."""
-    limit: float
+    limit: Positive
     """In units of the cost."""
     unit: str
-    dense: float
+    dense: Positive
     """Cost of the dense network."""
-    result: float
+    result: Number
     """Cost of the slim network."""
     label: str
     """Where `result` comes from: measured, estimated, predicted, counted or declared."""
@@ -39,17 +48,17 @@ class BudgetResult:
 class DenseAndResult:
     """A number of the dense network and of the slim one."""
 
-    dense: float
-    result: float
+    dense: Number
+    result: Number
 
 
 @dataclass(frozen=True, kw_only=True)
 class BatchCount:
     """Training batches of a run."""
 
-    total: int
+    total: Count
     """All batches that were drawn, those of abandoned candidates included."""
-    lineage: int
+    lineage: Count
     """Batches that the resulting network was trained on."""
 
 
@@ -59,11 +68,11 @@ class SparseSummary:
 
     assumes: str
     """What the energy estimate assumes of the hardware."""
-    base: float
-    coefficients: dict[str, float]
+    base: Number
+    coefficients: dict[str, Number]
     """Joules per nonzero weight of each tensor."""
-    weights: dict[str, int]
-    nonzeros: dict[str, int]
+    weights: dict[str, Width]
+    nonzeros: dict[str, Count]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +83,7 @@ class RunSummary:
     method: str
     device: str
     """Device that the cost refers to."""
-    batch: int
+    batch: Width
     """Items per inference."""
     label: str
     """Of the main cost: measured, estimated, predicted, counted or declared."""
@@ -86,20 +95,20 @@ class RunSummary:
     """Why a budget is not met, or what else should be known."""
     within_band: bool = False
     """Whether the measured cost is within `band` of the tightest budget."""
-    band: tuple[float, float] = (0.0, 1.0)
+    band: tuple[Number, Number] = (0.0, 1.0)
     measured: dict[str, DenseAndResult] = field(default_factory=dict)
     """Measured (or estimated) costs by resource; empty if nothing was measured."""
-    relative_ci: float | None = None
+    relative_ci: Number | None = None
     """Half width of the 95 % confidence interval of the last measurement, relative to its mean."""
     cost_checks: int = 0
     """How many times the network was measured during pruning."""
-    widths: dict[str, int] = field(default_factory=dict)
-    full_widths: dict[str, int] = field(default_factory=dict)
+    widths: dict[str, Count] = field(default_factory=dict)
+    full_widths: dict[str, Width] = field(default_factory=dict)
     macs: DenseAndResult | None = None
     parameters: DenseAndResult | None = None
-    scores: dict[str, float] = field(default_factory=dict)
+    scores: dict[str, Number] = field(default_factory=dict)
     """By the names of `SCORES`."""
-    max_relative_diff: float | None = None
+    max_relative_diff: Number | None = None
     """Largest difference between the outputs of the masked and the slim network, relative to the largest output."""
     width_multiple: int = 1
     batches: BatchCount | None = None
@@ -112,12 +121,12 @@ class TrainLine:
 
     phase: str
     """One of `PHASES`."""
-    step: int
-    loss: float | None
+    step: Count
+    loss: Number | None
     """None where it was not finite."""
-    lr: float | None
-    total: int
-    lineage: int = 0
+    lr: Number | None
+    total: Count
+    lineage: Count = 0
     micro_batch: int | None = None
 
 
@@ -125,18 +134,18 @@ class TrainLine:
 class SolverLine:
     """A line of the history: the state of the solver."""
 
-    step: int
-    cost: dict[str, float]
+    step: Count
+    cost: dict[str, Number]
     """Predicted cost by resource."""
-    target: float | None
-    """What the schedule allows at this step, as a fraction of the dense cost."""
-    energy_dual: float | None
+    target: Number | None
+    """Cost that the schedule allows at this step, of the first resource."""
+    energy_dual: Number | None
     """z of the paper."""
-    width_duals: dict[str, float] = field(default_factory=dict)
+    width_duals: dict[str, Number] = field(default_factory=dict)
     """y of the paper, by group."""
-    widths: dict[str, int] = field(default_factory=dict)
-    nonzeros: dict[str, int] = field(default_factory=dict)
-    total: int = 0
+    widths: dict[str, Count] = field(default_factory=dict)
+    nonzeros: dict[str, Count] = field(default_factory=dict)
+    total: Count = 0
     phase: str = "solver"
 
 
@@ -144,17 +153,17 @@ class SolverLine:
 class CostCheck:
     """A line of the history: one measurement during pruning, which corrects the target."""
 
-    step: int
-    progress: float
+    step: Count
+    progress: Number
     """Fraction of the pruning schedule that was done."""
-    widths: dict[str, int]
-    predicted: dict[str, float]
-    measured: dict[str, float]
+    widths: dict[str, Count]
+    predicted: dict[str, Positive]
+    measured: dict[str, Positive]
     label: str
-    relative_ci: float | None
-    targets: dict[str, float]
+    relative_ci: Number | None
+    targets: dict[str, Number]
     """Predicted cost that the method aims at from here on, by resource."""
-    total: int = 0
+    total: Count = 0
     phase: str = "cost_check"
 
 
@@ -164,8 +173,8 @@ class ScoreLine:
 
     name: str
     """One of `SCORES`."""
-    score: float
-    total: int = 0
+    score: Number
+    total: Count = 0
     phase: str = "score"
 
 
@@ -176,4 +185,4 @@ class MethodLine:
     phase: str
     """Name of the method."""
     values: dict[str, Any]
-    total: int = 0
+    total: Count = 0

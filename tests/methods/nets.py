@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ecc.energy.bilinear_form import BilinearForm
+from ecc.energy.cost import BilinearForm
 from ecc.graph import AffineSize, ChannelGraph, ChannelGroup, trace_channels
 from ecc.zoo.digits import DigitsNet
 from graph.layers import conv, named
@@ -213,7 +213,7 @@ def traced(name: str, seed: int = 0) -> tuple[nn.Module, Tensor, ChannelGraph]:
     build, inputs = NETS[name]
     net, example = build(), inputs()
     if name not in _GRAPHS:  # a trace takes longer than all else a test does
-        _GRAPHS[name] = trace_channels(net.eval(), example, proven=False)
+        _GRAPHS[name] = trace_channels(net.eval(), example, verify=False)
     return net.train(), example, _GRAPHS[name]
 
 

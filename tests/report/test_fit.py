@@ -10,6 +10,7 @@ from rich.console import Console
 
 from ecc.constants import MIN_WIDTH_RATIO
 from ecc.energy import EnergyModel, fit, parse_budget
+from ecc.energy.quality import OutlierWidth
 from ecc.graph import trace_channels
 from ecc.measure import Profile
 from ecc.methods.ecc.min_widths import floor_widths
@@ -32,27 +33,25 @@ def shown() -> str:
 
 def test_the_view_has_the_numbers_of_the_model() -> None:
     text = shown()
-    for name, found in model().quality["families"].items():
+    for name, found in model().quality.families.items():
         line = next(line for line in text.splitlines() if line.startswith(name))
-        assert f"{found['mean']:.2%}" in line
-        assert f"{found['bias']:+.2%}" in line
-        assert f"{found['dense']:+.2%}" in line
-        assert f"{found['dense_fitted']:+.2%}" in line
+        assert f"{found.mean:.2%}" in line
+        assert f"{found.bias:+.2%}" in line
+        assert f"{found.dense:+.2%}" in line
+        assert f"{found.dense_fitted:+.2%}" in line
     assert text.count("<- chosen") == 1
-    assert f"scatters by {model().quality['noise']:.2%}" in text
-    assert "More rows w" in text
+    assert f"scatters by {model().quality.noise:.2%}" in text
+    assert "More samples w" in text
     assert "What costs most in the dense network, as this model divides it" in text
 
 
 def test_the_view_names_widths_at_which_the_model_fails() -> None:
     assert "cost more than predicted" not in shown()
-    odd = [{"group": "conv1", "width": 12, "networks": 14, "excess": 0.148}]
+    odd = (OutlierWidth("conv1", 12, 14, 0.148),)
     file = io.StringIO()
-    with_odd = replace(model(), quality=model().quality | {"outlier_widths": odd})
+    with_odd = replace(model(), quality=replace(model().quality, outlier_widths=odd))
     Console(width=400, file=file).print(fit_view(with_odd, "mobile: energy"))
-    assert (
-        "Some networks cost more than predicted: with 12 channels in conv1 (14 networks) 14.8% more." in file.getvalue()
-    )
+    assert "Some widths cost more than predicted: 14.8% with 12 channels in conv1 (14 networks)." in file.getvalue()
 
 
 def test_the_layers_of_the_view_add_up_to_the_dense_network() -> None:
@@ -69,10 +68,10 @@ def test_what_the_view_calls_constant_is_what_no_width_changes() -> None:
 
 def test_the_range_that_can_be_met_is_told() -> None:
     text = reach(model())
-    assert model().least < least_of(model()) < 0.3 * model().dense_profiled  # a tenth of each group is kept
+    assert model().min_cost < least_of(model()) < 0.3 * model().dense_profiled  # a tenth of each group is kept
     assert f"Budgets from {least_of(model()) / model().dense_profiled:.0%} to 100% can be met." in text
     assert "as measured on NVIDIA H200, batch 64" in text
-    assert "by this model of what was measured on" in reach(replace(model(), quality={}))
+    assert "by this model of what was measured on" in reach(replace(model(), dense_sample=None))
     assert "an item)" in text
 
 
@@ -90,7 +89,7 @@ def test_facts_are_plain_values() -> None:
     facts = fit_facts(model())
     assert facts["label"] == "measured"
     assert facts["dense"] == model().dense
-    assert facts["quality"]["mean"] == model().quality["mean"]
+    assert facts["errors"]["mean"] == model().errors.mean
 
 
 @pytest.mark.parametrize(
@@ -108,7 +107,7 @@ def test_that_a_budget_can_be_met_is_told() -> None:
 def test_what_can_be_met_is_what_compress_can_reach() -> None:
     """As far as the multiples that were profiled go."""
     task = find_task("mobilenet_v1")
-    graph = trace_channels(task.model, task.example_input, proven=False)
+    graph = trace_channels(task.model, task.example_input, verify=False)
     floors = floor_widths(graph, MIN_WIDTH_RATIO, model().origin.width_multiple or 1)
     widths = dict(zip(graph.full_widths, floors, strict=True))
     assert least_of(model()) == pytest.approx(model().at({group.name: widths[group.name] for group in graph.prunable}))

@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import importlib
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ecc.energy.ablation import run_ablation
+from ecc.energy.ablation import FitAblation, run_ablation
 from ecc.errors import BadFile
 from ecc.measure import Profile
 from ecc.report.fit_figures import draw_fit, draw_paper
@@ -16,7 +17,7 @@ H200 = Path(__file__).resolve().parent.parent.parent / "profiles" / "h200"
 
 
 @cache
-def found() -> dict[str, Any]:
+def found() -> FitAblation:
     return run_ablation(Profile.load(H200 / "mobilenet_v1-b1.profile.gz").first(60), iterations=200)
 
 
@@ -32,7 +33,7 @@ def test_figures_are_drawn_with_their_labels(tmp_path: Path) -> None:
 
 
 def test_without_the_papers_fit_its_figure_is_left_out(tmp_path: Path) -> None:
-    drawn = draw_fit({**found(), "paper": {}}, "MobileNet v1", tmp_path, "mobile")
+    drawn = draw_fit(replace(found(), paper={}), "MobileNet v1", tmp_path, "mobile")
     assert [path.name for path in drawn] == ["mobile-prediction.svg"]
 
 

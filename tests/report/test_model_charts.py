@@ -15,7 +15,7 @@ def test_predictions_are_those_of_profile_and_scales(tmp_path: Path) -> None:
     assert made is not None
     assert made["title"] == "Predicted against estimated"
     _, profile, weighed = (layer["data"]["values"] for layer in made["spec"]["layer"])
-    values = [value / BATCH * 1e6 for value, _ in energy_model().quality["held_out"]]
+    values = [value / BATCH * 1e6 for value, _ in energy_model().quality.held_out]
     assert [row["value"] for row in profile] == pytest.approx(values)
     assert [row["error"] for row in weighed] == pytest.approx([0.1, 0.1])
 
@@ -35,7 +35,9 @@ def test_the_learning_curve_and_the_noise(tmp_path: Path) -> None:
     made = learning(facts)
     assert made is not None
     line, _ = made["spec"]["layer"]
-    assert [[row["rows"], row["error"]] for row in line["data"]["values"]] == energy_model().quality["learning_curve"]
+    assert [(row["rows"], row["error"]) for row in line["data"]["values"]] == list(
+        energy_model().quality.learning_curve
+    )
     facts["model"]["noise"] = 0.01
     made = learning(facts)
     assert made is not None

@@ -99,7 +99,7 @@ def run_ablation(
         settings=header.settings,
         width_multiple=header.design.width_multiple,
         noise=measurement_noise(profile, resource),
-        seconds_per_sample=profile.seconds_per_network,
+        seconds_per_sample=profile.seconds_per_sample,
         values=tuple(float(f"{value:.6g}") for value in samples.values.tolist()),
         mean_width_ratio=tuple(round(ratio, 4) for ratio in samples.width_ratios.mean(axis=1).tolist()),
         is_dense=tuple(samples.is_dense.tolist()),

@@ -1,6 +1,6 @@
 """`Budget`: a limit on one resource, and the only parser of budgets.
 
-    50%   24 mJ   0.4 mJ/image   latency=12ms   macs=50%   macs=300M   params=2M   weight_bytes=4MiB
+50%   24 mJ   0.4 mJ/image   latency=12ms   macs=50%   macs=300M   params=2M   weight_bytes=4MiB
 """
 
 from __future__ import annotations

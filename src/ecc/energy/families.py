@@ -20,6 +20,7 @@ import msgspec
 import numpy as np
 
 from ecc.graph import AffineSize, Layer, StructureSpec
+from ecc.graph.structure import width_of
 
 from .cost import ONE, RISE, Array, size_at
 from .regression import Samples, fit_coefficients, leave_one_out_errors
@@ -317,7 +318,7 @@ class _TermTable:
         """The constant first, then groups, then layers."""
         groups, layers = self._structure.groups, self._structure.layers
         found = [self._constant.term("constant", ONE, ONE)]
-        found += [self._linear[g].term(groups[g], AffineSize(0, ((g, 1),)), ONE) for g in sorted(self._linear)]
+        found += [self._linear[g].term(groups[g], width_of(g), ONE) for g in sorted(self._linear)]
         for (layer, left, right), amounts in self._products.items():
             found.append(amounts.term(layers[layer].path, left, right))
         return tuple(found)
@@ -327,7 +328,7 @@ def without_frozen(size: AffineSize, structure: StructureSpec) -> AffineSize:
     """The size with groups that are not prunable counted as fixed."""
     fixed, multiples = size.fixed, []
     for group, multiple in size.multiples:
-        if structure.least_widths[group] == structure.full_widths[group]:
+        if structure.min_widths[group] == structure.full_widths[group]:
             fixed += multiple * structure.full_widths[group]
         else:
             multiples.append((group, multiple))

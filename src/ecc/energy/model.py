@@ -383,7 +383,7 @@ def build_model(
         fingerprint=structure.fingerprint,
         groups=structure.groups,
         full_widths=structure.full_widths,
-        min_widths=structure.least_widths,
+        min_widths=structure.min_widths,
         layers=tuple(layer.path for layer in structure.layers),
         resource=resource,
         origin=Origin(

@@ -141,7 +141,7 @@ def evaluate_family(name: str, samples: Samples, errors: Array) -> FitErrors:
 def measurement_noise(profile: Profile, resource: str = "energy") -> float | None:
     """Relative standard deviation of one measurement: from rounds if there are several, else from the reference."""
     name, _ = RESOURCES[resource]
-    noise, drift = profile.repeat_noise_in(name), profile.drift_in(name)
+    noise, drift = profile.repeat_noise_of_field(name), profile.drift_of_field(name)
     is_run = profile.header.device_type is not None  # an analytic reference is the same each time
     return drift.noise if noise is None and is_run and drift is not None and drift.references > 2 else noise
 

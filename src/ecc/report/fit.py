@@ -12,7 +12,8 @@ from rich.table import Table
 from ecc.constants import MIN_WIDTH_RATIO
 from ecc.energy import EnergyModel
 from ecc.energy.budget import Budget
-from ecc.energy.fitting import describe_outlier_widths, describe_learning_curve
+from ecc.energy.quality import describe_learning_curve, describe_outlier_widths
+from ecc.records import to_builtins
 
 LAYERS_SHOWN = 8
 
@@ -21,7 +22,7 @@ def fit_view(model: EnergyModel, title: str) -> RenderableType:
     """Tables and sentences for a terminal."""
     parts: list[RenderableType] = [_errors(model, title)]
     quality = model.quality
-    noise = quality.get("noise")
+    noise = quality.noise
     parts.append(
         "Errors are relative, on networks that the model had not seen (10-fold); the dense network once in the fit, "
         "and once held out. "
@@ -34,13 +35,13 @@ def fit_view(model: EnergyModel, title: str) -> RenderableType:
 
 def _errors(model: EnergyModel, title: str) -> Table:
     table = Table(title=title, title_justify="left", box=None, pad_edge=False)
-    for name in ("model", "mean", "9 in 10", "largest", "bias", "dense", "held out", "near dense", "scaled"):
+    for name in ("model", "mean", "p90", "max", "bias", "dense", "held out", "near dense", "uniform"):
         table.add_column(name, justify="left" if name == "model" else "right")
-    for name, found in model.quality.get("families", {}).items():
-        cells = [_percent(found[key]) for key in ("mean", "ninetieth", "largest")]
-        cells += [_percent(found[key], sign=True) for key in ("bias", "dense_fitted", "dense")]
-        cells += [_percent(found[key]) for key in ("near_dense", "path")]
-        mark = " <- chosen" if name == model.kind and len(model.quality["families"]) > 1 else ""
+    for name, found in model.quality.families.items():
+        cells = [_percent(getattr(found, key)) for key in ("mean", "p90", "max")]
+        cells += [_percent(getattr(found, key), sign=True) for key in ("bias", "dense_fitted", "dense")]
+        cells += [_percent(getattr(found, key)) for key in ("near_dense", "uniform")]
+        mark = " <- chosen" if name == model.kind and len(model.quality.families) > 1 else ""
         table.add_row(name + mark, *cells)
     return table
 
@@ -67,7 +68,7 @@ def _layers(model: EnergyModel) -> Table:
 def reach(model: EnergyModel) -> str:
     """Which budgets can be met."""
     dense, least, batch = model.dense_profiled, least_of(model), model.origin.batch
-    whose = "by this model of what was" if model.quality.get("dense_fitted") is None else "as"
+    whose = "by this model of what was" if model.dense_sample is None else "as"
     each = f" ({si(dense / batch, model.unit)} an item)" if batch > 1 else ""
     return (
         f"Dense: {si(dense, model.unit)}{each} {whose} {model.label} on {model.origin.meter.device}, batch {batch}. "
@@ -81,7 +82,7 @@ def least_of(model: EnergyModel) -> float:
     step = model.origin.width_multiple or 1
     floors = [
         full if least == full else min(full, max(least, step * math.ceil(MIN_WIDTH_RATIO * full / step)))
-        for full, least in zip(model.full_widths, model.least_widths, strict=True)
+        for full, least in zip(model.full_widths, model.min_widths, strict=True)
     ]
     return float(model.value(torch.tensor(floors, dtype=torch.float64)))
 
@@ -114,10 +115,11 @@ def fit_facts(model: EnergyModel) -> dict[str, Any]:
         "device": model.origin.meter.device,
         "batch": model.origin.batch,
         "kind": model.kind,
-        "rows": model.origin.rows,
+        "samples": model.origin.samples,
         "dense": model.dense,
-        "least": model.least,
-        "quality": model.quality,
+        "min_cost": model.min_cost,
+        "errors": to_builtins(model.errors),
+        "quality": to_builtins(model.quality),
         "per_layer": model.per_layer(),
     }
 

@@ -221,9 +221,12 @@ def _widths(facts: Facts, drawn: Mapping[str, Any]) -> Html:
                 table(f"{cell['what'].capitalize()} of each group", ("group", "before", "after", "kept"), rows),
             )
         )
-        if cell["slim_gap"] is not None:
+        if cell["max_relative_diff"] is not None:
             parts.append(
-                tag("p", f"The cut and the masked network agree to {cell['slim_gap']:.1g} of the largest output.")
+                tag(
+                    "p",
+                    f"The cut and the masked network agree to {cell['max_relative_diff']:.1g} of the largest output.",
+                )
             )
     return section("widths", title, *parts)
 
@@ -292,11 +295,11 @@ def _model(facts: Facts, drawn: Mapping[str, Any]) -> Html:
 
 
 def _families(model: Mapping[str, Any]) -> Html:
-    heads = ("family", "mean error", "9 in 10 below", "largest", "bias", "at dense")
+    heads = ("family", "mean error", "p90", "max", "bias", "at dense")
     rows = [
         (
             f"{name} (chosen)" if name == model["kind"] else name,
-            *(percent(found.get(key), 2) for key in ("mean", "ninetieth", "largest")),
+            *(percent(found.get(key), 2) for key in ("mean", "p90", "max")),
             *(percent(found.get(key), 2, sign=True) for key in ("bias", "dense")),
         )
         for name, found in model["families"].items()
