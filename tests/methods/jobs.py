@@ -23,7 +23,7 @@ from ecc.methods.compression import CompressedModel
 from ecc.options import settings_from
 from ecc.task import Task, with_batch_size
 from ecc.zoo import find_task
-from energy.cases import model_of, origin, slow_extent
+from energy.cases import model_of, origin, slow_size
 from graph.layers import conv, named
 
 BATCH = 256  # of digits: with one item, starting the kernels is most of what a platform spends
@@ -129,7 +129,7 @@ def true_model(graph: ChannelGraph, resource: str = "energy") -> EnergyModel:
     price = 1e-9 if resource == "energy" else 3e-7
     coefficients = tuple(price * (1 + number % 3) for number in range(len(terms)))
     dense = sum(
-        one * slow_extent(term.left, structure.full_widths) * slow_extent(term.right, structure.full_widths)
+        one * slow_size(term.left, structure.full_widths) * slow_size(term.right, structure.full_widths)
         for one, term in zip(coefficients, terms, strict=True)
     )
     return model_of(FittedModel("bilinear", dense / 20, terms, coefficients), structure, resource=resource)
