@@ -32,7 +32,9 @@ def profile(
         str | None,
         Option(metavar="SHARE", help="Stop when a quick fit errs by less, e.g. 2%, or no longer learns."),
     ] = None,
-    shard: Annotated[str | None, Option(metavar="K/N", help="Measure only the K-th of N parts, for N equal devices.")] = None,
+    shard: Annotated[
+        str | None, Option(metavar="K/N", help="Measure only the K-th of N parts, for N equal devices.")
+    ] = None,
     batch: Annotated[
         int | None, Option(metavar="N", help="Items in one inference; the task's own if not given.")
     ] = None,
