@@ -10,21 +10,21 @@ from pathlib import Path
 
 import ecc
 from ecc.methods.base import OneShotMethod, magnitudes
-from ecc.task import with_batch
+from ecc.task import with_batch_size
 from ecc.zoo import digits
 
 
 class Tapered(OneShotMethod):
     """The share that a group keeps rises from the first group to the last.
 
-    `OneShotMethod` remembers the dense weights and says when the aims are met; a step is all that is left to write. The
-    aims may tighten after a weighing: then `step` is called again, and begins anew.
+    `OneShotMethod` remembers the dense weights and says when the targets are met; a step is all that is left to write. The
+    targets may tighten after a weighing: then `step` is called again, and begins anew.
     """
 
     name = "tapered"
 
     def step(self) -> None:
-        """Finds the least taper whose widths meet the aims, and silences the other channels."""
+        """Finds the least taper whose widths meet the targets, and silences the other channels."""
         work = self._work
         count = len(work.graph.groups)
 
@@ -43,12 +43,12 @@ class Tapered(OneShotMethod):
 
 def main() -> None:
     task, meter = digits(), ecc.find_meter("platform:jetson-tx2")
-    batch = with_batch(task.example_input, 256)
+    batch = with_batch_size(task.example_input, 256)
     graph = ecc.trace_channels(task.model, batch)
-    settings = ecc.CompressSettings(pretrain_steps=80, pretrain_lr=3e-3, steps=60, finetune_steps=30, lr=1e-3)
+    settings = ecc.CompressSettings(pretrain_steps=80, pretrain_lr=3e-3, prune_steps=60, finetune_steps=30, lr=1e-3)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        energy = ecc.fit(ecc.profile(task.model, graph, batch, meter, folder / "digits.profile", rows=60))
+        energy = ecc.fit(ecc.profile(task.model, graph, batch, meter, folder / "digits.profile", samples=60))
         for method in (Tapered(), None):  # None is ECC
             job = ecc.Compression(
                 task, ecc.parse_budgets(["50%"]), energy, source=meter, settings=settings, method=method

@@ -72,7 +72,7 @@ def main() -> None:
 
     small = ecc.slim(model.eval(), graph)
     full = [float(graph.macs()), sum(p.numel() for p in model.parameters())]
-    for cost, spent, before in zip(limited, solver.spent, full, strict=True):
+    for cost, spent, before in zip(limited, solver.cost, full, strict=True):
         print(f"{cost.resource}: {float(spent) / before:.0%} of the dense network ({cost.label})")
     print(f"mean IoU {dense:.3f} -> {mean_iou(small, *test):.3f}")
     print(f"widths {solver.widths}")

@@ -74,7 +74,7 @@ with torch.no_grad():
     same = torch.equal(again.eval()(signals[:, None]), small(signals[:, None]))
     right = float((again(signals[:, None]).argmax(1) == labels).float().mean())
 sizes = [sum(p.numel() for p in net.parameters()) for net in (Net(), again)]
-print(f"CHECKS share={float(solver.spent[0]) / energy.dense} same={same} accuracy={right} sizes={sizes[1] / sizes[0]}")
+print(f"CHECKS share={float(solver.cost[0]) / energy.dense} same={same} accuracy={right} sizes={sizes[1] / sizes[0]}")
 """
 
 

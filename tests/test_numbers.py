@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 import ecc
-from ecc.methods.ecc.importance import METRICS
+from ecc.methods.ecc.importance import IMPORTANCES
 from ecc.methods.registry import METHODS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -25,7 +25,7 @@ WRITERS = (
     "write_results.py",
     "result_tables.py",
     "evidence_page.py",
-    "evidence_words.py",
+    "evidence_text.py",
     "evidence_tables.py",
     "gpu_table.py",
     "profile_table.py",
@@ -45,7 +45,7 @@ IN_README = {
     "fasterai 0.4.1": "the version that was read",
     "September 2025": "when it was released",
     "September 2026": "when they were released",
-    f"{len(METRICS)} metrics; {len(METHODS) - 1} rival methods": "counted in the code, just here",
+    f"{len(IMPORTANCES)} metrics; {len(METHODS) - 1} rival methods": "counted in the code, just here",
     "NNCF 3": "the version that was read",
     "Apache-2.0": "the licence",
 }

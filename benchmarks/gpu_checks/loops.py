@@ -22,7 +22,7 @@ with _torch.no_grad():
     _right = (small(_inputs).argmax(1) == _labels).double().mean()
 print("REPORT " + _json.dumps({
     "device": next(model.parameters()).device.type,
-    "share": float(solver.spent[0]) / energy.dense,
+    "share": float(solver.cost[0]) / energy.dense,
     "prunable": len(graph.prunable),
     "accuracy": float(_right),
 }))
@@ -126,7 +126,7 @@ def amp_with_grad_scaler(context: Context) -> Outcome:
         "steps": len(losses),
         "skipped_steps": skipped,
         "scale": scaler.get_scale(),
-        "share_of_macs": float(solver.spent[0]) / dense,
+        "share_of_macs": float(solver.cost[0]) / dense,
         "first_loss": losses[0] if losses else math.nan,
         "last_loss": losses[-1] if losses else math.nan,
         "accuracy": accuracy,

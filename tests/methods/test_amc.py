@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ecc.errors import BadTask, EccError, InfeasibleBudget
 from ecc.methods import PruningContext
-from ecc.methods.baselines.amc import FEATURES, Amc, AmcSettings, Walk
+from ecc.methods.baselines.amc import FEATURES, Amc, AmcSettings, LayerEnv
 from ecc.methods.baselines.ddpg import DdpgSettings
 from ecc.methods.cost_evaluator import MeasuredCost
 from ecc.methods.driving import Drive
@@ -69,7 +69,7 @@ def test_every_episode_meets_the_aims(name: str, width_multiple: int) -> None:
 @pytest.mark.parametrize("share", [0.3, 0.7])
 def test_the_wall_is_the_largest_width_that_leaves_a_way(share: float) -> None:
     work = work_of("residual", share=share)
-    walk, floors = Walk(work), work.min_widths()
+    walk, floors = LayerEnv(work), work.min_widths()
     widths, states, actions = walk.along(lambda _, low: 1.0)
     assert actions == [1.0] * len(walk)
     assert len(states) == len(walk)
@@ -77,19 +77,19 @@ def test_the_wall_is_the_largest_width_that_leaves_a_way(share: float) -> None:
     for place, stop in enumerate(walk.stops):
         rest = {later: floors[later] for later in walk.stops[place + 1 :]}
 
-        def excess(width: int, stop: int = stop, rest: dict[int, int] = rest) -> float:
+        def constraint_violation(width: int, stop: int = stop, rest: dict[int, int] = rest) -> float:
             return work.constraint_violation(
                 [{stop: width, **rest}.get(number, one) for number, one in enumerate(slow)]
             )
 
-        slow[stop] = max(width for width in walk.choices[stop] if excess(width) <= 0)
+        slow[stop] = max(width for width in walk.choices[stop] if constraint_violation(width) <= 0)
     assert widths == slow
     assert work.constraint_violation(widths) <= 0 < work.constraint_violation([width + 1 for width in widths])
 
 
 def test_what_the_wall_lets_through_is_what_was_chosen() -> None:
     work = work_of(share=1.0, width_multiple=8)
-    walk = Walk(work)
+    walk = LayerEnv(work)
     widths, _, _ = walk.along(lambda _, low: 0.6)
     assert widths == work.round_widths(
         [(0.6 if number in walk.stops else 1) * group.width for number, group in enumerate(work.graph.groups)]
@@ -105,7 +105,7 @@ def test_what_the_wall_lets_through_is_what_was_chosen() -> None:
 
 @pytest.mark.parametrize("name", WIDE)
 def test_states_are_numbers_from_0_to_1_that_tell_of_the_walk(name: str) -> None:
-    walk = Walk(work_of(name, share=0.5))
+    walk = LayerEnv(work_of(name, share=0.5))
     _, high, _ = walk.along(lambda _, low: 1.0)
     _, low, _ = walk.along(lambda _, least: least)
     for state in high + low:
@@ -153,7 +153,7 @@ def test_the_agent_is_not_taught_in_the_warm_up() -> None:
 def test_it_finds_what_the_held_out_data_want() -> None:
     """The reward likes one group wide and the other narrow: the search beats its own warm-up."""
     work = work_of("chain", share=0.5)
-    stops = Walk(work).stops
+    stops = LayerEnv(work).stops
 
     def wants(model: nn.Module) -> float:
         first, second = (work.widths(model)[stop] / work.graph.groups[stop].width for stop in stops)

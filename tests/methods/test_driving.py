@@ -15,7 +15,7 @@ from ecc.errors import BadTask, EccError, InfeasibleBudget
 from ecc.methods import Amc, Eap, EapSettings, Greedy, Lcp, NetAdapt, PruningContext, Uniform
 from ecc.methods.base import magnitudes
 from ecc.methods.cost_evaluator import MeasuredCost
-from ecc.methods.driving import MAX_CORRECTIONS, Drive, MaskedAdam, first_aims
+from ecc.methods.driving import MAX_CORRECTIONS, Drive, MaskedAdam, first_targets
 from ecc.methods.landing import BAND
 from ecc.training import Interrupted
 from ecc.training.state_tree import tree_of
@@ -135,7 +135,7 @@ def test_where_the_next_network_is_too_large_it_goes_back() -> None:
 
 
 class Stubborn(Uniform):
-    """Done as soon as it has cut, whatever the aims are."""
+    """Done as soon as it has cut, whatever the targets are."""
 
     cuts = 0
 
@@ -164,14 +164,14 @@ def test_a_network_that_does_not_change_is_weighed_once() -> None:
 
 
 def test_scales_that_scatter_make_it_aim_lower() -> None:
-    aims = []
+    targets = []
     for ci in (None, 0.01):
         work, method = work_of(share=0.5), Uniform()
         method.start(work)
         drive = Drive(method, work, list(work.targets), erring(work, 1.3, ci))
         drive.go(lambda: None)
-        aims.append(drive.weighings[0].targets["energy"])
-    assert aims[1] < aims[0]
+        targets.append(drive.weighings[0].targets["energy"])
+    assert targets[1] < targets[0]
 
 
 def test_scales_that_never_agree_end_it_with_a_note() -> None:
@@ -204,10 +204,10 @@ def test_the_first_aims_take_the_change_of_the_dense_network_since_the_profile()
     assert isinstance(cost, EnergyModel)
     dense = cost.dense
     missed = replace(cost, quality={"dense_fitted": 1.0})
-    assert first_aims([missed], [0.3], MeasuredCost({"energy": dense}, "measured")) == pytest.approx([0.15])
-    assert first_aims([missed], [0.3], MeasuredCost({"energy": dense / 2}, "measured")) == pytest.approx([0.3])
-    assert first_aims([cost], [0.3], MeasuredCost({"energy": 2 * dense}, "measured")) == pytest.approx([0.15])
-    assert first_aims([cost], [0.3], MeasuredCost({}, "measured")) == pytest.approx([0.3])
+    assert first_targets([missed], [0.3], MeasuredCost({"energy": dense}, "measured")) == pytest.approx([0.15])
+    assert first_targets([missed], [0.3], MeasuredCost({"energy": dense / 2}, "measured")) == pytest.approx([0.3])
+    assert first_targets([cost], [0.3], MeasuredCost({"energy": 2 * dense}, "measured")) == pytest.approx([0.15])
+    assert first_targets([cost], [0.3], MeasuredCost({}, "measured")) == pytest.approx([0.3])
 
 
 @pytest.mark.parametrize("name", WIDE)
@@ -308,7 +308,7 @@ def test_a_checkpoint_holds_the_network_once(method: Any) -> None:
 def test_several_processes_are_refused_before_anything_is_written(tmp_path: Path) -> None:
     job = wide_job("50%")
     job.method = Uniform()
-    job.world.size = 2
+    job.distributed.size = 2
     with pytest.raises(EccError, match="uniform chooses in one process, and this is one of 2"):
         job.run(tmp_path / "run")
     assert not (tmp_path / "run").exists()

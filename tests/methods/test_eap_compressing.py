@@ -20,7 +20,7 @@ def test_the_budget_is_met_on_the_scales_though_the_model_errs(tmp_path: Path) -
     assert summary["method"] == "eap"
     row = summary["budgets"]["energy"]
     assert 0.9 * row["limit"] <= row["result"] <= row["limit"]
-    assert summary["weighings"] > 1  # the aims were lowered, and it went on
+    assert summary["weighings"] > 1  # the targets were lowered, and it went on
 
 
 class Stops(Eap):
@@ -36,7 +36,7 @@ class Stops(Eap):
 
 
 def digits_job(method: Eap) -> Compression:
-    settings = CompressSettings(pretrain_steps=6, steps=1, finetune_steps=3, lr=1e-3)
+    settings = CompressSettings(pretrain_steps=6, prune_steps=1, finetune_steps=3, lr=1e-3)
     return Compression(
         find_task("digits"),
         parse_budgets(("60%",)),

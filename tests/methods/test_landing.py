@@ -86,7 +86,7 @@ def test_a_wrong_model_lands_by_weighing_where_belief_would_have_missed(name: st
     torch.testing.assert_close(small(weighing.example), weighing.net(weighing.example), rtol=1e-4, atol=1e-5)
 
 
-# ---------------------------------------------------------------- when, and what it aims at
+# ---------------------------------------------------------------- when, and what it targets at
 
 
 def test_it_weighs_once_at_each_mark_and_not_after_it_has_landed() -> None:

@@ -4,7 +4,7 @@ A method is given its work, takes steps of its natural size (a round, an episode
 when its predictions are within the targets. Between two steps its state can be saved. What it leaves is the dense network
 with channels silenced, so that all methods are cut, weighed and tuned alike.
 
-The aims may change after it was done: the scales found that the energy model errs there. A method that is asked again
+The targets may change after it was done: the scales found that the energy model errs there. A method that is asked again
 goes on from where it is, or begins anew where that is cheap. One that cuts the dense network anew in each step says so
 (`prunes_from_dense = True`), and is also asked for more where its network lies far below the budget.
 """
@@ -25,7 +25,7 @@ from ecc.graph import ChannelGraph, live_masks, mask_channels_
 from ecc.task import Task
 from ecc.training import BatchStream, Teacher
 
-from .ecc.importance import Readers
+from .ecc.importance import ConsumerSlices
 from .ecc.min_widths import floor_widths
 from .settings import CompressSettings
 
@@ -60,7 +60,7 @@ class PruningContext:
         return self.graph.structure.padded(counts, self.width_multiple)
 
     def constraint_violation(self, widths: Sequence[float]) -> float:
-        """The largest of cost / aim - 1 at some widths: not above 0 where all aims are met."""
+        """The largest of cost / aim - 1 at some widths: not above 0 where all targets are met."""
         vector = torch.tensor(widths, dtype=torch.float64)
         spent = (float(cost.to("cpu").value(vector)) for cost in self.costs)
         return max(cost / aim - 1 for cost, aim in zip(spent, self.targets, strict=True))
@@ -99,7 +99,7 @@ class PruningContext:
 
 
 class Method(Protocol):
-    """A way to bring a network down to its aims."""
+    """A way to bring a network down to its targets."""
 
     @property
     def name(self) -> str:
@@ -182,10 +182,10 @@ def magnitudes(work: PruningContext, model: nn.Module | None = None) -> dict[str
     """For each channel that can be cut, the sum of squares of the weights that read it."""
     model = work.model if model is None else model
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
-    readers = Readers(model, work.graph, device)
+    readers = ConsumerSlices(model, work.graph, device)
     flat = readers.scores([None] * len(readers.tensors))
     found = {}
     for group in work.graph.prunable:
-        first, stop = work.graph.slots(group.name)
+        first, stop = work.graph.channel_ids(group.name)
         found[group.name] = flat[first - 1 : stop - 1]
     return found

@@ -1,4 +1,4 @@
-"""`Drive`: lets a method work until its aims are met, weighs what it left, and corrects the aims.
+"""`Drive`: lets a method work until its targets are met, weighs what it left, and corrects the targets.
 
 For methods that take steps of their own (see `base.py`). ECC lands in its own way, while it trains (`landing.py`).
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -16,13 +16,14 @@ from torch import Tensor, nn
 from ecc.energy import Cost, dense_cost
 from ecc.errors import InfeasibleBudget
 from ecc.graph import ChannelGraph, live_masks
-from ecc.training import BatchStream, DistributedContext, Teacher, TrainSettings, train
+from ecc.run_records import CostCheck
+from ecc.training import BatchStream, DistributedContext, Teacher, train
 from ecc.training.optimizers import fused_on_gpu
 
 from .base import Method, PruningContext
 from .cost_evaluator import MeasuredCost
-from .ecc.importance import Readers
-from .landing import BAND, CostCheck, aims_after, shares_of
+from .ecc.importance import ConsumerSlices
+from .landing import BAND, shares_of, targets_after
 from .settings import CompressSettings
 
 MAX_CORRECTIONS = 6
@@ -43,7 +44,7 @@ class Drive:
 
     Args:
         method: Has started on the work.
-        work: Its aims are corrected here.
+        work: Its targets are corrected here.
         limits: The budgets, each in the unit of its cost.
         scales: Tell what widths really cost.
         band: The shares of a budget between which the result should lie.
@@ -99,39 +100,39 @@ class Drive:
         vector = work.graph.widths(widths)
         predicted = {cost.resource: float(cost.to("cpu").value(vector)) for cost in work.costs}
         weighed = self._scales(widths)
-        aims = aims_after(weighed, predicted, work.costs, self._limits, self._band[1])
+        targets = targets_after(weighed, predicted, work.costs, self._limits, self._band[1])
         shares = shares_of(weighed, predicted, work.costs, self._limits)
         tightest = max(shares, key=shares.__getitem__)
         self.weighings.append(
             CostCheck(
                 step=self.steps,
-                descent=1.0,
+                progress=1.0,
                 widths=widths,
                 predicted=predicted,
-                weighed=weighed.amounts,
+                measured=weighed.amounts,
                 label=weighed.label,
                 relative_ci=weighed.relative_ci,
-                targets=aims,
+                targets=targets,
             )
         )
         share = shares[tightest]
         if self._band[0] <= share <= self._band[1]:
             self.landed = True
         elif share < self._band[0] or self._within is not None:
-            self._ask_for_another(share, aims)
+            self._ask_for_another(share, targets)
         elif len(self.weighings) > MAX_CORRECTIONS:
             self.note = f"after {MAX_CORRECTIONS} corrections the result lies at {share:.1%} of the budget."
         else:
-            work.targets = list(aims.values())
+            work.targets = list(targets.values())
             if work.constraint_violation(work.min_widths()) > 0:
                 self.note = f"the result lies at {share:.1%} of the budget, and the floors allow no less."
 
-    def _ask_for_another(self, share: float, aims: Mapping[str, float]) -> None:
+    def _ask_for_another(self, share: float, targets: Mapping[str, float]) -> None:
         """Asks a method that cuts anew for a network between one that is too small and one that is too large.
 
         Args:
             share: Of the budget, at which the last one lies: below the band, or above the budget after another below.
-            aims: By which one that is too small is corrected as long as none was too large.
+            targets: By which one that is too small is corrected as long as none was too large.
         """
         work, last = self._work, self.weighings[-1]
         if share < self._band[0]:
@@ -140,7 +141,7 @@ class Drive:
             self._above = _Bound(list(work.targets), share, last)
         assert self._within is not None  # or the first one would have been corrected downwards
         is_higher = self._above is not None or any(
-            new > old for new, old in zip(aims.values(), work.targets, strict=True)
+            new > old for new, old in zip(targets.values(), work.targets, strict=True)
         )
         if (
             not is_higher
@@ -151,7 +152,7 @@ class Drive:
             return
         self._again = True
         if self._above is None:
-            work.targets = list(aims.values())
+            work.targets = list(targets.values())
         else:
             low, high, wanted = self._within, self._above, statistics.fmean(self._band)
             part = (wanted - low.share) / (high.share - low.share)
@@ -196,10 +197,10 @@ class Drive:
 
 
 def _weighed(one: CostCheck) -> MeasuredCost:
-    return MeasuredCost(one.weighed, one.label, one.relative_ci)
+    return MeasuredCost(one.measured, one.label, one.relative_ci)
 
 
-def first_aims(costs: Sequence[Cost], limits: Sequence[float], dense: MeasuredCost) -> list[float]:
+def first_targets(costs: Sequence[Cost], limits: Sequence[float], dense: MeasuredCost) -> list[float]:
     """The budgets as they were on the day of the profile, if the dense network tells how the scales differ now."""
     known = [dense_cost(cost) for cost in costs]
     return [
@@ -218,7 +219,7 @@ class MaskedAdam(torch.optim.Adam):
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         super().__init__(trained, lr=lr, weight_decay=weight_decay, fused=fused_on_gpu(trained))
         device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
-        self._readers = Readers(model, graph, device)
+        self._readers = ConsumerSlices(model, graph, device)
         masks = zip(graph.groups, live_masks(model, graph), strict=True)
         alive = [torch.ones_like(mask) if group.frozen is not None else mask for group, mask in masks]
         self._readers.set_mask(torch.cat([mask.to(device) for mask in alive]))
@@ -235,29 +236,25 @@ def trainer(
     loss: Callable[[Any, Any], Tensor],
     teacher: Teacher | None,
     settings: CompressSettings,
-    world: DistributedContext,
+    distributed: DistributedContext,
 ) -> Callable[[nn.Module, int, float, BatchStream], None]:
     """`PruningContext.train`: short trainings of candidates, which are not checkpointed by themselves."""
 
     def go(model: nn.Module, steps: int, lr: float, stream: BatchStream) -> None:
         train(
             model,
-            MaskedAdam(model, graph, lr, settings.weight_decay),
+            MaskedAdam(model, graph, lr, settings.train.weight_decay),
             stream,
             loss=loss,
-            settings=TrainSettings(
-                steps=steps,
-                precision=settings.precision,  # type: ignore[arg-type]  # checked by CompressSettings
-                clip_norm=settings.clip_norm,
-                micro_batch=settings.micro_batch,
-                channels_last=settings.channels_last,
-                cuda_graph=settings.cuda_graph,
-                seed=settings.seed + stream.lineage,
-                log_every=settings.log_every,
+            steps=steps,
+            settings=replace(
+                settings.train,
+                seed=settings.train.seed + stream.lineage,
+                checkpoint_steps=None,
                 checkpoint_seconds=None,
             ),
             teacher=teacher,
-            world=world,
+            distributed=distributed,
         )
 
     return go

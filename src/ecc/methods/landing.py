@@ -12,11 +12,12 @@ the budget by as much as the scales may err.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 from ecc.energy.cost import Cost
 from ecc.errors import InfeasibleBudget
+from ecc.run_records import CostCheck
 
 from .cost_evaluator import MeasuredCost
 from .ecc.solver import EccSolver
@@ -33,21 +34,6 @@ BAND = (0.97, 1.0)
 MAX_DESCENTS = 6
 _CORRECTION = 0.03  # of all steps: a descent after the first
 _MARGIN = (0.002, 0.015)  # least and most, as a share of the budget
-
-
-@dataclass(frozen=True)
-class CostCheck:
-    """One look at the scales."""
-
-    step: int
-    descent: float
-    widths: dict[str, int]
-    predicted: dict[str, float]
-    weighed: dict[str, float]
-    label: str
-    relative_ci: float | None
-    targets: dict[str, float]
-    """What the solver was told to reach by its own predictions."""
 
 
 class Landing:
@@ -95,25 +81,25 @@ class Landing:
                 return None
             self.landed, self.note = False, ""  # what was silent when it landed is read by now
         weighed = self._scales(widths)
-        predicted = {cost.resource: float(spent) for cost, spent in zip(self._costs, self._solver.spent, strict=True)}
-        aims = aims_after(weighed, predicted, self._costs, self._limits, self._band[1])
+        predicted = {cost.resource: float(spent) for cost, spent in zip(self._costs, self._solver.cost, strict=True)}
+        targets = targets_after(weighed, predicted, self._costs, self._limits, self._band[1])
         if self._is_whole and max(shares_of(weighed, predicted, self._costs, self._limits).values()) <= self._band[1]:
-            aims = {name: max(aim, predicted[name]) for name, aim in aims.items()}  # nothing needs to go
+            targets = {name: max(aim, predicted[name]) for name, aim in targets.items()}  # nothing needs to go
         while self._next_mark < len(MARKS) - 1 and descent >= MARKS[self._next_mark]:  # a short one passes several
             self._next_mark += 1
         if descent < 1.0 and not is_last:
-            self._solver.aim(list(aims.values()))
+            self._solver.retarget(list(targets.values()))
         else:
-            self._judge(weighed, predicted, aims, step)
+            self._judge(weighed, predicted, targets, step)
         found = CostCheck(
             step=step,
-            descent=descent,
+            progress=descent,
             widths=widths,
             predicted=predicted,
-            weighed=weighed.amounts,
+            measured=weighed.amounts,
             label=weighed.label,
             relative_ci=weighed.relative_ci,
-            targets=aims,
+            targets=targets,
         )
         self.weighings.append(found)
         return found
@@ -123,7 +109,7 @@ class Landing:
         return self._solver.widths == dict(zip(self._costs[0].groups, self._costs[0].full_widths, strict=True))
 
     def _judge(
-        self, weighed: MeasuredCost, predicted: Mapping[str, float], aims: Mapping[str, float], step: int
+        self, weighed: MeasuredCost, predicted: Mapping[str, float], targets: Mapping[str, float], step: int
     ) -> None:
         """At the end of a descent: landed, or one more descent, or why not."""
         shares = shares_of(weighed, predicted, self._costs, self._limits)
@@ -146,7 +132,7 @@ class Landing:
         self._descents += 1
         ramp = min(1.0, max(1.0, _CORRECTION * self._steps) / left)
         try:
-            self._solver.set_limit(list(aims.values()), left, ramp=ramp)
+            self._solver.set_limit(list(targets.values()), left, ramp=ramp)
         except InfeasibleBudget as error:
             self.note = f"the result lies at {shares[tightest]:.1%} of the budget of {tightest}: {error}"
 
@@ -182,15 +168,15 @@ def shares_of(
     }
 
 
-def aims_after(
+def targets_after(
     weighed: MeasuredCost, predicted: Mapping[str, float], costs: Sequence[Cost], limits: Sequence[float], top: float
 ) -> dict[str, float]:
     """What the model must predict for the scales to show `top` of the budget, or a little less where they scatter."""
     least, most = _MARGIN
     margin = min(most, max(least, weighed.relative_ci or 0.0))
-    aims = {}
+    targets = {}
     for cost, limit in zip(costs, limits, strict=True):
         name = cost.resource
         error = weighed.amounts[name] / predicted[name] if name in weighed.amounts else None
-        aims[name] = limit if error is None else (top - margin) * limit / error
-    return aims
+        targets[name] = limit if error is None else (top - margin) * limit / error
+    return targets

@@ -13,7 +13,7 @@ from ecc.energy import nonzero_cost
 from ecc.errors import BadFile, EccError, InfeasibleBudget
 from ecc.measure.meters.platform import Platform
 from ecc.methods.ecc.admm import AdmmSettings
-from ecc.methods.ecc.constraints import Limits
+from ecc.methods.ecc.constraints import ResourceConstraints
 from ecc.methods.ecc.optimizer_wrapper import BudgetedOptimizer, adam_of, checked_ends, device_of, shares_of
 from ecc.methods.ecc.solver import EccSolver
 from ecc.methods.ecc.weights import WeightSolver
@@ -44,16 +44,16 @@ def test_a_descent_is_told_corrected_and_begun_again(number: int) -> None:
     assert 0 < solver.descent < 1
     assert solver.target < dense
     with pytest.raises(InfeasibleBudget):
-        solver.aim("1%")
-    solver.aim("70%")
+        solver.retarget("1%")
+    solver.retarget("70%")
     assert solver.limits == pytest.approx((0.7 * dense,))
     train(net, solver, example, range(4, STEPS))
     assert (solver.progress, solver.descent, solver.is_met) == (1.0, 1.0, True)
     assert solver.target == solver.limits[0]
-    assert solver.spent[0] == solver.energy <= 0.7 * dense * (1 + 1e-9)
+    assert solver.cost[0] == solver.energy <= 0.7 * dense * (1 + 1e-9)
     assert solver.duals.energy > 0
     with pytest.raises(EccError, match=r"the descent has ended.* set_limit begins another"):
-        solver.aim("60%")
+        solver.retarget("60%")
     solver.set_limit("50%", 5, ramp=1.0)
     assert not solver.is_met
     train(net, solver, example, range(5))
@@ -72,7 +72,7 @@ def test_the_papers_pace_is_that_of_the_fastest_group() -> None:
     parameters = list(net.parameters())
     adam = torch.optim.Adam([{"params": parameters[:1], "lr": 0.0}, {"params": parameters[1:], "lr": 1e-2}])
     constants = AdmmSettings(width_lr=30.0, width_penalty=5000.0, energy_penalty=5000.0)
-    solver = EccSolver(net, graph, macs_cost(graph), "60%", 60, optimizer=adam, dynamics=constants)
+    solver = EccSolver(net, graph, macs_cost(graph), "60%", 60, optimizer=adam, solver=constants)
     train(net, solver, example, range(60))
     assert solver.widths != graph.full_widths
 
@@ -95,7 +95,7 @@ def test_what_constructors_share() -> None:
     assert adam.defaults["lr"] == 0.25
     assert len(adam.param_groups[0]["params"]) == len(list(net.parameters())) - 1
     assert device_of(net) == torch.device("cpu") == device_of(torch.nn.ReLU())
-    limits = Limits([pair_cost([4, 5], [(0, 1)], [1.0])], bare_graph([4, 5]), "cpu")
+    limits = ResourceConstraints([pair_cost([4, 5], [(0, 1)], [1.0])], bare_graph([4, 5]), "cpu")
     assert checked_ends(limits, "50%", torch.tensor([2, 2]), "min_width_ratio") == (0.5,)
     with pytest.raises(InfeasibleBudget, match="lower min_width_ratio"):
         checked_ends(limits, "10%", torch.tensor([2, 2]), "min_width_ratio")

@@ -134,7 +134,7 @@ def test_slimming_too_early_warns() -> None:
 
 def test_a_budget_that_all_steps_did_not_meet_has_another_way_out() -> None:
     net, example, graph = traced("residual")
-    solver = of_channels(net, graph, dynamics="paper", lr=1e-6)
+    solver = of_channels(net, graph, solver="admm", lr=1e-6)
     train(net, solver, example, range(STEPS))
     assert not solver.is_met
     with pytest.warns(EccWarning, match=r"after 100% of the 12 steps. Call set_limit\(\) with more steps"):

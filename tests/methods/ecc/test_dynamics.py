@@ -5,29 +5,29 @@ import torch
 
 from ecc.methods.ecc.admm import AdmmSettings
 from ecc.methods.ecc.channel_ranking import ChannelRanking
-from ecc.methods.ecc.constraints import Limits
-from ecc.methods.ecc.dynamics import Dynamics, Literal, ScheduledSolver
+from ecc.methods.ecc.constraints import ResourceConstraints
+from ecc.methods.ecc.dynamics import AdmmSolver, Dynamics, ScheduledSolver
 from ecc.methods.ecc.schedule import Schedule
 from methods.nets import bare_graph, pair_cost
 
 FULL = [6, 8]
 LADDER, FLOORS, ALIVE = ChannelRanking(FULL), torch.tensor([1, 1]), torch.ones(14, dtype=torch.bool)
 COST = pair_cost(FULL, [(0, 1)], [0.5], linear=[1.0, 1.0])
-LIMITS = Limits([COST], bare_graph(FULL), "cpu")
+LIMITS = ResourceConstraints([COST], bare_graph(FULL), "cpu")
 SCHEDULE = Schedule((1.0,), (0.5,), 10, warm_up=0.2, ramp=0.5)
 SCORES = torch.rand(14, generator=torch.Generator().manual_seed(0))
 
 
 def made(name: str) -> Dynamics:
-    if name == "pace":
+    if name == "scheduled":
         return ScheduledSolver(LADDER, LIMITS, FLOORS, 1, ALIVE)
-    return Literal(AdmmSettings(width_lr=50.0), LADDER, LIMITS, FLOORS, 1, ALIVE)
+    return AdmmSolver(AdmmSettings(width_lr=50.0), LADDER, LIMITS, FLOORS, 1, ALIVE)
 
 
-@pytest.mark.parametrize("name", ["pace", "paper"])
+@pytest.mark.parametrize("name", ["scheduled", "admm"])
 def test_a_state_put_back_goes_on_the_same(name: str) -> None:
     first, second = made(name), made(name)
-    assert isinstance(first, ScheduledSolver | Literal)
+    assert isinstance(first, ScheduledSolver | AdmmSolver)
     for step in range(1, 6):
         first.advance(SCORES, SCHEDULE, step, 1e-2)
     second.load([tensor.clone() for tensor in first.state])
@@ -40,13 +40,13 @@ def test_a_state_put_back_goes_on_the_same(name: str) -> None:
 
 
 def test_pace_moves_at_updates_and_the_paper_always() -> None:
-    assert [made("pace").is_due(SCHEDULE, step) for step in (1, 2, 3, 7, 8)] == [False, False, True, True, False]
-    assert all(made("paper").is_due(SCHEDULE, step) for step in range(10))
+    assert [made("scheduled").is_due(SCHEDULE, step) for step in (1, 2, 3, 7, 8)] == [False, False, True, True, False]
+    assert all(made("admm").is_due(SCHEDULE, step) for step in range(10))
 
 
 def test_duals_of_pace_are_in_units_of_the_loss_and_of_the_cost() -> None:
     """y_u >= z dE/ds_u with dE/ds in joules per channel, and y_u = a_next / (2 alpha)."""
-    dynamics, alpha = made("pace"), 0.1
+    dynamics, alpha = made("scheduled"), 0.1
     before = COST.gradient(torch.tensor(FULL, dtype=torch.float64))
     dynamics.advance(SCORES, SCHEDULE, 7, alpha)
     width_dual, energy_dual = (dual.tolist() for dual in dynamics.duals(alpha))
@@ -58,17 +58,17 @@ def test_duals_of_pace_are_in_units_of_the_loss_and_of_the_cost() -> None:
 
 
 def test_what_the_paper_does_not_have_is_refused() -> None:
-    with pytest.raises(ValueError, match="dynamics='greedy' is unknown"):
-        Literal("greedy", LADDER, LIMITS, FLOORS, 1, ALIVE)
+    with pytest.raises(ValueError, match="solver='greedy' is unknown"):
+        AdmmSolver("greedy", LADDER, LIMITS, FLOORS, 1, ALIVE)
     with pytest.raises(ValueError, match="one cost and no rounding"):
-        Literal("paper", LADDER, LIMITS, FLOORS, 8, ALIVE)
+        AdmmSolver("admm", LADDER, LIMITS, FLOORS, 8, ALIVE)
     with pytest.raises(ValueError, match="one cost and no rounding"):
-        Literal("paper", LADDER, Limits([COST, COST], bare_graph(FULL), "cpu"), FLOORS, 1, ALIVE)
+        AdmmSolver("admm", LADDER, ResourceConstraints([COST, COST], bare_graph(FULL), "cpu"), FLOORS, 1, ALIVE)
 
 
 def test_what_is_allowed_may_be_numbers_or_tensors() -> None:
     """On a GPU an update is a function of tensors alone, so that a CUDA graph can hold it."""
-    numbers, tensors = made("pace"), made("pace")
+    numbers, tensors = made("scheduled"), made("scheduled")
     assert isinstance(tensors, ScheduledSolver)
     for step in (3, 5, 7):
         before = tensors.state
@@ -86,7 +86,7 @@ def test_on_a_gpu_the_same_channels_are_removed() -> None:
     cpu = ScheduledSolver(LADDER, LIMITS, FLOORS, 1, ALIVE, plans=True)
     gpu = ScheduledSolver(
         ChannelRanking(FULL, "cuda"),
-        Limits([COST], bare_graph(FULL), "cuda"),
+        ResourceConstraints([COST], bare_graph(FULL), "cuda"),
         FLOORS.cuda(),
         1,
         ALIVE.cuda(),

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from ecc.errors import BadWidths, InfeasibleBudget
-from ecc.methods.ecc.constraints import Limits
+from ecc.methods.ecc.constraints import ResourceConstraints
 from methods.nets import ProductCost, bare_graph, pair_cost
 
 GRAPH = bare_graph([4, 5])
@@ -14,12 +14,12 @@ BYTES = ProductCost(pair_cost([4, 5], [], [], linear=[0.0, 8.0]).products, ("g0"
 
 
 def test_budgets_are_shares_of_the_dense_network_or_numbers_in_the_unit() -> None:
-    limits = Limits([ENERGY, BYTES], GRAPH, "cpu")
+    limits = ResourceConstraints([ENERGY, BYTES], GRAPH, "cpu")
     assert limits.dense == pytest.approx((0.05, 40.0))
     assert limits.parse(["60%", 10]) == pytest.approx((0.6, 0.25))
-    assert Limits([ENERGY], GRAPH, "cpu").parse(0.02) == pytest.approx((0.4,))
-    assert Limits([ENERGY], GRAPH, "cpu").parse(" 12.5 %") == (0.125,)
-    assert Limits([ENERGY], GRAPH, "cpu").parse(numpy.float32(0.025)) == pytest.approx((0.5,))
+    assert ResourceConstraints([ENERGY], GRAPH, "cpu").parse(0.02) == pytest.approx((0.4,))
+    assert ResourceConstraints([ENERGY], GRAPH, "cpu").parse(" 12.5 %") == (0.125,)
+    assert ResourceConstraints([ENERGY], GRAPH, "cpu").parse(numpy.float32(0.025)) == pytest.approx((0.5,))
 
 
 @pytest.mark.parametrize(
@@ -34,18 +34,18 @@ def test_budgets_are_shares_of_the_dense_network_or_numbers_in_the_unit() -> Non
 )
 def test_other_budgets_are_refused(budget: object, words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        Limits([ENERGY], GRAPH, "cpu").parse(budget)  # type: ignore[arg-type]
+        ResourceConstraints([ENERGY], GRAPH, "cpu").parse(budget)  # type: ignore[arg-type]
 
 
 def test_a_cost_of_another_network_is_refused() -> None:
     with pytest.raises(BadWidths, match="belongs to another network"):
-        Limits([ENERGY], bare_graph([4, 6]), "cpu")
+        ResourceConstraints([ENERGY], bare_graph([4, 6]), "cpu")
     with pytest.raises(ValueError, match="no cost"):
-        Limits([], GRAPH, "cpu")
+        ResourceConstraints([], GRAPH, "cpu")
 
 
 def test_an_unreachable_budget_names_the_least_and_the_ways_out() -> None:
-    limits, floors = Limits([ENERGY, BYTES], GRAPH, "cpu"), torch.tensor([1, 2])
+    limits, floors = ResourceConstraints([ENERGY, BYTES], GRAPH, "cpu"), torch.tensor([1, 2])
     limits.check((0.017 / 0.05, 0.4), floors, "min_width_ratio")  # 0.01 + 0.002 + 0.005, and 16 B
     with pytest.raises(InfeasibleBudget) as caught:
         limits.check((0.0102 / 0.05, 0.9), floors, "min_width_ratio")
@@ -58,7 +58,7 @@ def test_an_unreachable_budget_names_the_least_and_the_ways_out() -> None:
 
 
 def test_a_row_exceeds_if_any_cost_does() -> None:
-    limits = Limits([ENERGY, BYTES], GRAPH, "cpu")
+    limits = ResourceConstraints([ENERGY, BYTES], GRAPH, "cpu")
     rows = torch.tensor([[4.0, 5.0], [1.0, 5.0], [4.0, 1.0], [1.0, 1.0]], dtype=torch.float64)
     assert limits.exceeded(rows, (0.5, 0.5)).tolist() == [True, True, True, False]
     assert limits.exceeded(rows, (1.0, 1.0)).tolist() == [False] * 4
@@ -67,8 +67,8 @@ def test_a_row_exceeds_if_any_cost_does() -> None:
 def test_one_cost_slopes_as_it_is_several_as_far_as_they_must_fall() -> None:
     widths = torch.tensor([4.0, 5.0], dtype=torch.float64)
     energy = (ENERGY.gradient(widths) / 0.05).tolist()
-    both = Limits([ENERGY, BYTES], GRAPH, "cpu")
-    assert Limits([ENERGY], GRAPH, "cpu").slope(widths, (0.5,)).tolist() == pytest.approx(energy)
+    both = ResourceConstraints([ENERGY, BYTES], GRAPH, "cpu")
+    assert ResourceConstraints([ENERGY], GRAPH, "cpu").slope(widths, (0.5,)).tolist() == pytest.approx(energy)
     # 20 % and 60 % to go: weights 1/4 and 3/4.
     assert both.slope(widths, (0.8, 0.4)).tolist() == pytest.approx([energy[0] / 4, energy[1] / 4 + 3 / 4 * 0.2])
     assert both.slope(widths, (0.8, 1.0)).tolist() == pytest.approx(energy)
@@ -76,5 +76,5 @@ def test_one_cost_slopes_as_it_is_several_as_far_as_they_must_fall() -> None:
 
 
 def test_spending_is_in_units() -> None:
-    spent = Limits([ENERGY, BYTES], GRAPH, "cpu").spent(torch.tensor([2, 3]))
+    spent = ResourceConstraints([ENERGY, BYTES], GRAPH, "cpu").cost(torch.tensor([2, 3]))
     assert [float(value) for value in spent] == pytest.approx([0.01 + 0.006 + 0.01, 24.0])

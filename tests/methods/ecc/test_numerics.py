@@ -67,7 +67,7 @@ def drawn_solver(data: st.DataObject, net: nn.Module, graph: ChannelGraph, steps
             width_multiple=data.draw(st.sampled_from([1, 2, 4, 8])),
             warm_up=warm_up,
             ramp=data.draw(st.sampled_from([0.1, 0.5, 1.0 - warm_up])),
-            metric=data.draw(st.sampled_from(["taylor", "adam"])),
+            importance=data.draw(st.sampled_from(["taylor", "adam_norm"])),
         )
     except InfeasibleBudget:
         assume(False)
@@ -77,12 +77,12 @@ def drawn_solver(data: st.DataObject, net: nn.Module, graph: ChannelGraph, steps
 @settings(max_examples=max(1, settings.default.max_examples * 40 // 100), phases=set(Phase) - {Phase.explain})
 @given(toys(), st.data())
 def test_no_step_leaves_the_schedule_its_floors_or_the_dead(net: Toy, data: st.DataObject) -> None:
-    graph = trace_channels(net, torch.randn(1, 2, 4, 4), proven=False)
+    graph = trace_channels(net, torch.randn(1, 2, 4, 4), verify=False)
     steps = data.draw(st.integers(1, 10), "steps")
     solver = drawn_solver(data, net, graph, steps)
     floors = solver._floors.tolist()
     alive = solver._dynamics.alive
-    spent = [float(cost) for cost in solver.spent]
+    spent = [float(cost) for cost in solver.cost]
     generator = torch.Generator().manual_seed(data.draw(st.integers(0, 99)))
     for step in range(1, steps + 1):
         size = data.draw(st.sampled_from(SIZES))
@@ -90,14 +90,14 @@ def test_no_step_leaves_the_schedule_its_floors_or_the_dead(net: Toy, data: st.D
             noise = torch.randn(parameter.shape, generator=generator)
             parameter.grad = (size * noise).clamp(-3e38, 3e38) if size else torch.zeros_like(parameter)
         solver.step()
-        now = [float(cost) for cost in solver.spent]
+        now = [float(cost) for cost in solver.cost]
         allowed = solver._schedule.shares(step)
         for cost, before, share, dense in zip(now, spent, allowed, solver._limits.dense, strict=True):
             assert cost <= share * dense * (1 + 1e-9)
             assert cost <= before
         assert all(width >= floor for width, floor in zip(solver.widths.values(), floors, strict=True))
         assert all(
-            width >= min(group.width, group.least)
+            width >= min(group.width, group.min_width)
             for group, width in zip(graph.groups, solver.widths.values(), strict=True)
         )
         assert not (solver._dynamics.alive & ~alive).any()
@@ -132,7 +132,7 @@ def test_any_precision_is_traced_solved_and_cut(name: str, dtype: torch.dtype) -
     torch.manual_seed(3)
     build, inputs = NETS[name]
     net, example = build().to(dtype).eval(), inputs()
-    graph = trace_channels(net, example.to(dtype), proven=False)
+    graph = trace_channels(net, example.to(dtype), verify=False)
     wide = traced(name)[2]
     assert graph.full_widths == wide.full_widths
     assert [group.frozen for group in graph.groups] == [group.frozen for group in wide.groups]
@@ -154,12 +154,20 @@ def test_any_precision_is_traced_solved_and_cut(name: str, dtype: torch.dtype) -
 def test_scores_of_half_precision_do_not_overflow() -> None:
     """A channel of many weights has a norm beyond float16; it is summed in float32."""
     net = nn.Sequential(nn.Linear(2, 3, bias=False), nn.Linear(3, 4096, bias=False)).half()
-    graph = trace_channels(net, torch.zeros(1, 2, dtype=torch.float16), proven=False)
+    graph = trace_channels(net, torch.zeros(1, 2, dtype=torch.float16), verify=False)
     with torch.no_grad():
         net[1].weight.copy_(torch.tensor([30.0, 20.0, 10.0]).expand(4096, 3))  # squares sum to 3.7 million
     optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
     solver = EccSolver(
-        net, graph, counted_cost(graph, "macs"), "70%", 1, optimizer=optimizer, warm_up=0.0, ramp=1.0, metric="adam"
+        net,
+        graph,
+        counted_cost(graph, "macs"),
+        "70%",
+        1,
+        optimizer=optimizer,
+        warm_up=0.0,
+        ramp=1.0,
+        importance="adam_norm",
     )
     for parameter in net.parameters():
         parameter.grad = torch.zeros_like(parameter)
@@ -204,7 +212,7 @@ def test_a_network_without_weights_has_the_same_graph(name: str) -> None:
     build, inputs = NETS[name]
     with torch.device("meta"):
         hollow = build().eval()
-    graph = trace_channels(hollow, inputs().to("meta"), proven=False)
+    graph = trace_channels(hollow, inputs().to("meta"), verify=False)
     real = traced(name)[2]
     assert graph.fingerprint == real.fingerprint
     assert [(g.name, g.width, g.frozen) for g in graph.groups] == [(g.name, g.width, g.frozen) for g in real.groups]

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ecc.methods.ecc import pace as pace_module
+from ecc.methods.ecc import scheduled as pace_module
 from ecc.methods.ecc.channel_ranking import ChannelRanking
-from ecc.methods.ecc.constraints import Limits
-from ecc.methods.ecc.scheduled import Cut, ScheduledPruner
+from ecc.methods.ecc.constraints import ResourceConstraints
+from ecc.methods.ecc.scheduled import PruneDecision, ScheduledPruner
 from methods.nets import ProductCost, bare_graph, pair_cost
 
 
@@ -27,8 +27,8 @@ class Problem:
     width_multiple: int = 1
 
     @property
-    def limits(self) -> Limits:
-        return Limits(self.costs, bare_graph(self.full), "cpu")
+    def limits(self) -> ResourceConstraints:
+        return ResourceConstraints(self.costs, bare_graph(self.full), "cpu")
 
     @property
     def ladder(self) -> ChannelRanking:
@@ -38,13 +38,15 @@ class Problem:
     def pace(self) -> ScheduledPruner:
         return self.bound_pace(0.0)
 
-    def bound_pace(self, even: float) -> ScheduledPruner:
-        return ScheduledPruner(self.ladder, self.limits, torch.tensor(self.floors), self.width_multiple, even=even)
+    def bound_pace(self, uniform_floor: float) -> ScheduledPruner:
+        return ScheduledPruner(
+            self.ladder, self.limits, torch.tensor(self.floors), self.width_multiple, uniform_floor=uniform_floor
+        )
 
-    def start(self) -> Cut:
+    def start(self) -> PruneDecision:
         return self.pace.start(torch.ones(sum(self.full), dtype=torch.bool))
 
-    def widths(self, cut: Cut) -> list[int]:
+    def widths(self, cut: PruneDecision) -> list[int]:
         return [int(width) for width in self.ladder.widths(cut.alive)]
 
     def share(self, widths: list[int], which: int = 0) -> float:
@@ -242,9 +244,9 @@ def test_an_update_takes_nothing_that_the_plan_keeps(problem: Problem, end: floa
 
 @given(problems(costs=2), st.floats(0.05, 0.99), st.floats(0.05, 0.99), st.sampled_from([0.5, 0.8, 0.95]))
 def test_a_bound_plan_stays_near_the_even_cut_and_meets_the_ends(
-    problem: Problem, first: float, second: float, even: float
+    problem: Problem, first: float, second: float, uniform_floor: float
 ) -> None:
-    ends, pace = [first, second], problem.bound_pace(even)
+    ends, pace = [first, second], problem.bound_pace(uniform_floor)
     bound = pace.bound(ends).tolist()
     for width, full, floor in zip(bound, problem.full, problem.floors, strict=True):
         assert floor <= width <= full
@@ -254,7 +256,7 @@ def test_a_bound_plan_stays_near_the_even_cut_and_meets_the_ends(
         [max(share * full, floor) for full, floor in zip(problem.full, problem.floors, strict=True)] for share in shares
     ]
     fitting = [share for share, widths in zip(shares, evenly, strict=True) if meets(problem, widths, ends)]
-    most = even * max(fitting, default=0.0)
+    most = uniform_floor * max(fitting, default=0.0)
     tops = [most * full + problem.width_multiple for full in problem.full]
     assert all(width <= max(top, floor) for width, top, floor in zip(bound, tops, problem.floors, strict=True))
     assert bound == problem.floors or meets(problem, bound, [pace_module.ROOM * end for end in ends])
@@ -267,5 +269,5 @@ def test_what_would_be_cut_deep_is_bound_to_the_even_cut() -> None:
     """Two groups that cost the same, and one of them is hardly of use: half of all must go."""
     problem = Problem([pair_cost([64, 64], [], [], linear=[1.0, 1.0])], [64, 64], [6, 6], torch.ones(128))
     scores = torch.cat([torch.full((64,), 1e-3), torch.ones(64)])
-    for even, planned in ((0.0, [6, 58]), (0.5, [16, 48]), (0.75, [24, 40])):
-        assert problem.bound_pace(even).plan(problem.start(), scores, [0.5]).tolist() == planned
+    for uniform_floor, planned in ((0.0, [6, 58]), (0.5, [16, 48]), (0.75, [24, 40])):
+        assert problem.bound_pace(uniform_floor).plan(problem.start(), scores, [0.5]).tolist() == planned

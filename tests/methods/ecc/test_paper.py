@@ -6,7 +6,7 @@ from torch import Tensor
 
 from ecc.methods.ecc.admm import AdmmDynamics, AdmmSettings, AdmmState
 from ecc.methods.ecc.channel_ranking import ChannelRanking
-from ecc.methods.ecc.constraints import Limits
+from ecc.methods.ecc.constraints import ResourceConstraints
 from ecc.methods.ecc.scheduled import ScheduledPruner
 from methods.nets import ProductCost, bare_graph, pair_cost
 
@@ -57,7 +57,7 @@ def test_without_a_learning_rate_nothing_is_pruned() -> None:
 
 
 def test_constants_must_be_above_zero() -> None:
-    with pytest.raises(ValueError, match="width_lr=0"):
+    with pytest.raises(EccError, match="admm_width_lr is 0"):
         AdmmSettings(width_lr=0)
 
 
@@ -145,7 +145,7 @@ def test_on_the_whole_of_alexnet() -> None:
 
 def test_the_default_dynamics_end_there_too() -> None:
     net = Alexnet()
-    pace = ScheduledPruner(net.ladder, Limits([net.cost], bare_graph(net.full), "cpu"), net.floors)
+    pace = ScheduledPruner(net.ladder, ResourceConstraints([net.cost], bare_graph(net.full), "cpu"), net.floors)
     cut = pace.start(torch.ones(sum(net.full), dtype=torch.bool))
     for step in range(1, 101):
         share = BUDGET + (1 - BUDGET) * (1 - step / 100) ** 3

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from ecc.graph import ChannelGraph, live_masks
 from ecc.graph.model_copy import named_tensors
-from ecc.methods.ecc import scores as scores_module
-from ecc.methods.ecc.importance import Readers, adam_metrics
+from ecc.methods.ecc import importance as scores_module
+from ecc.methods.ecc.importance import ConsumerSlices, adam_metrics
 from methods.nets import NETS, traced, train
 
 CPU = torch.device("cpu")
@@ -20,9 +20,9 @@ def slow_scores(net: nn.Module, graph: ChannelGraph, metrics: dict[int, Tensor |
     tensors = named_tensors(net)
     scores = torch.zeros(graph.num_channel_ids - 1)
     for group in graph.prunable:
-        first, _ = graph.slots(group.name)
-        for place in group.places:
-            if place.reads:
+        first, _ = graph.channel_ids(group.name)
+        for place in group.slices:
+            if place.is_consumer:
                 weighted = tensors[place.tensor].detach() ** 2 * metrics[id(tensors[place.tensor])]
                 for unit in range(group.width):
                     for index in place.index[unit].tolist():
@@ -41,7 +41,7 @@ def test_scores_are_sums_over_all_reading_slices(name: str, kind: type[torch.opt
     net, example, graph = traced(name)
     optimizer = kind(net.parameters(), lr=1e-3)  # type: ignore[call-arg]
     train(net, optimizer, example, range(3))
-    readers = Readers(net, graph, CPU)
+    readers = ConsumerSlices(net, graph, CPU)
     metrics: dict[int, Tensor | float] = {
         id(t): 1.0 if kind is torch.optim.SGD else adam_by_hand(optimizer, t) for t in readers.tensors
     }
@@ -55,13 +55,13 @@ def test_masks_silence_exactly_the_dead_channels(name: str) -> None:
     net, _, graph = traced(name)
     before = {key: tensor.clone() for key, tensor in named_tensors(net).items()}
     alive = torch.rand(graph.num_channel_ids - 1) > 0.4
-    readers = Readers(net, graph, CPU)
+    readers = ConsumerSlices(net, graph, CPU)
     readers.apply_mask_()  # no mask yet
     assert all(torch.equal(tensor, before[key]) for key, tensor in named_tensors(net).items())
     readers.set_mask(alive)
     readers.apply_mask_()
     for group, live in zip(graph.groups, live_masks(net, graph), strict=True):
-        first, stop = graph.slots(group.name)
+        first, stop = graph.channel_ids(group.name)
         if group.frozen is None:
             assert torch.equal(live, alive[first - 1 : stop - 1])
     for key, tensor in named_tensors(net).items():
@@ -110,13 +110,13 @@ def test_a_frozen_parameter_takes_the_mean_metric_of_the_others() -> None:
 def test_other_precisions_are_scored_in_single_and_masked_in_their_own(dtype: torch.dtype) -> None:
     net, _, graph = traced("residual")
     net = net.to(dtype)
-    readers = Readers(net, graph, CPU)
+    readers = ConsumerSlices(net, graph, CPU)
     assert readers.scores([None] * len(readers.tensors)).dtype == torch.float32
     alive = torch.rand(graph.num_channel_ids - 1) > 0.5
     readers.set_mask(alive)
     readers.apply_mask_()
     assert all(parameter.dtype == dtype for parameter in net.parameters())
-    first, stop = graph.slots("stem")
+    first, stop = graph.channel_ids("stem")
     assert torch.equal(live_masks(net, graph)[0], alive[first - 1 : stop - 1])
 
 
@@ -125,7 +125,7 @@ def test_sums_do_not_depend_on_other_networks_of_the_same_weights() -> None:
     results = []
     for _ in range(2):
         net, _, graph = traced("digits", seed=3)
-        readers = Readers(net, graph, CPU)
+        readers = ConsumerSlices(net, graph, CPU)
         results.append(readers.scores([None] * len(readers.tensors)))
     assert torch.equal(*results)
 
@@ -137,12 +137,12 @@ def test_sums_do_not_depend_on_other_networks_of_the_same_weights() -> None:
 def test_products_are_the_slopes_of_the_loss_in_the_scale_of_each_channel(name: str) -> None:
     net, example, graph = traced(name)
     net(example).square().mean().backward()
-    products = Readers(net, graph, CPU).products()
+    products = ConsumerSlices(net, graph, CPU).products()
     tensors = named_tensors(net)
     expected = torch.zeros(graph.num_channel_ids - 1)
     for group in graph.prunable:
-        first, _ = graph.slots(group.name)
-        for place in (place for place in group.places if place.reads):
+        first, _ = graph.channel_ids(group.name)
+        for place in (place for place in group.slices if place.is_consumer):
             grad = tensors[place.tensor].grad
             assert grad is not None
             slopes = (tensors[place.tensor].detach() * grad).sum([k for k in range(grad.dim()) if k != place.axis])
@@ -154,7 +154,7 @@ def test_products_are_the_slopes_of_the_loss_in_the_scale_of_each_channel(name: 
 
 def test_slices_without_a_gradient_count_by_their_norm() -> None:
     net, example, graph = traced("chain")
-    readers = Readers(net, graph, CPU)
+    readers = ConsumerSlices(net, graph, CPU)
     frozen = readers.tensors[-1]
     net(example).square().mean().backward()
     whole = readers.products()
@@ -173,7 +173,7 @@ def test_slices_without_a_gradient_count_by_their_norm() -> None:
 @pytest.mark.parametrize("name", NETS)
 def test_live_channels_are_those_of_the_network(name: str) -> None:
     net, _, graph = traced(name)
-    readers = Readers(net, graph, CPU)
+    readers = ConsumerSlices(net, graph, CPU)
     readers.set_mask(torch.rand(graph.num_channel_ids - 1, generator=torch.Generator().manual_seed(0)) > 0.4)
     readers.apply_mask_()
     live = readers.live().split([group.width for group in graph.groups])
@@ -185,7 +185,7 @@ def test_live_channels_are_those_of_the_network(name: str) -> None:
 def test_products_are_the_same_however_many_are_made_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     net, example, graph = traced("digits")
     net(example).square().mean().backward()
-    readers = Readers(net, graph, CPU)
+    readers = ConsumerSlices(net, graph, CPU)
     at_once = readers.products()
     assert at_once.any()
     for most in (0, 100):
@@ -197,7 +197,7 @@ def test_products_are_the_same_however_many_are_made_at_once(monkeypatch: pytest
 def test_on_a_gpu_graphs_give_the_same_sums_and_masks() -> None:
     net, _, graph = traced("digits")
     other = copy.deepcopy(net).cuda()
-    cpu, gpu = Readers(net, graph, CPU), Readers(other, graph, next(other.parameters()).device)
+    cpu, gpu = ConsumerSlices(net, graph, CPU), ConsumerSlices(other, graph, next(other.parameters()).device)
     draw = torch.Generator().manual_seed(0)
     for number in range(12):
         if number == 6:

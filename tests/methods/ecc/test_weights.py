@@ -239,7 +239,7 @@ def test_without_a_budget_nothing_more_goes_and_nothing_comes_back() -> None:
         assert not mask.any() or not torch.equal(weights[name], named_tensors(net)[name])
     assert tuner.is_met
     other = WeightSolver(net, cost, "90%", 10, lr=LR)
-    with pytest.raises(BadFile, match="dynamics 'held'"):
+    with pytest.raises(BadFile, match="solver 'fixed'"):
         other.load_state_dict(tuner.state_dict())
 
 

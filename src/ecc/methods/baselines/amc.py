@@ -14,14 +14,14 @@ Changed for energy, and why:
 - Action and state are about channel groups: layers that share channels can only be cut together.
 - The wall asks the energy model, or whatever has a budget, in the place of FLOPs. Costs are no sums over layers there,
   so the wall is found by bisection, with all later groups at their floors. It is right as costs never fall when a width
-  grows; every episode meets the aims.
+  grows; every episode meets the targets.
 - The state tells what a group and the choices so far save of the costs, in the place of FLOPs and kernel sizes.
 - Floors and rounding are those of all methods here (in the authors' code 0.2, and up to multiples of 8); rounding down
   is what lets the budget hold.
 - Channels go by magnitude alone. The authors' code refits 1x1 convolutions by least squares, which is not defined for
   every layer that may read a group; all methods here are tuned alike instead.
 - Batch norms get statistics of their own before a network is judged (`recalibration.py`), as for all methods here.
-- When the scales lower the aims, the trained agent searches on for a few episodes.
+- When the scales lower the targets, the trained agent searches on for a few episodes.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class AmcSettings:
     noise_decay: float = 0.95
     """What is left of the noise after each episode."""
     again: float = 0.05
-    """Episodes, as a share of `episodes`, when the aims were lowered after the search."""
+    """Episodes, as a share of `episodes`, when the targets were lowered after the search."""
     again_noise: float = 0.1
     """Noise in these; that of the search has died away."""
     replay: int = 100
@@ -102,9 +102,9 @@ class Amc:
         self._dense = copy.deepcopy(work.model.state_dict())
         self._trial = copy.deepcopy(work.model)  # pruned anew in each episode
         self._scores = {name: scores.cpu() for name, scores in magnitudes(work).items()}
-        self._walk = Walk(work)
+        self._walk = LayerEnv(work)
         self._agent = Ddpg(
-            FEATURES, self.settings.replay * max(1, len(self._walk)), work.settings.seed, self.settings.agent
+            FEATURES, self.settings.replay * max(1, len(self._walk)), work.settings.train.seed, self.settings.agent
         )
         self._wanted = self.settings.episodes
         self._tried: list[tuple[float, list[int]]] = []
@@ -112,14 +112,14 @@ class Amc:
 
     @property
     def is_done(self) -> bool:
-        """Whether the search is over and the aims are met."""
+        """Whether the search is over and the targets are met."""
         return len(self._tried) >= self._wanted and self._work.constraint_violation(self._work.widths()) <= 0
 
     def step(self) -> None:
-        """A few episodes; after the last, the network is cut to the best widths that meet the aims.
+        """A few episodes; after the last, the network is cut to the best widths that meet the targets.
 
         Raises:
-            InfeasibleBudget: If the aims were lowered below what the floors cost.
+            InfeasibleBudget: If the targets were lowered below what the floors cost.
         """
         work = self._work
         if (excess := work.constraint_violation(work.min_widths())) > 0:
@@ -127,7 +127,7 @@ class Amc:
                 f"with every group at its floor the network is predicted to spend {1 + excess:.1%} of what it may. "
                 "Raise the budget, or lower min_width_ratio (--min-width-ratio)."
             )
-        if len(self._tried) >= self._wanted:  # the aims were lowered
+        if len(self._tried) >= self._wanted:  # the targets were lowered
             self._wanted = len(self._tried) + max(1, round(self.settings.again * self.settings.episodes))
         for _ in range(min(self.settings.chunk, self._wanted - len(self._tried))):
             self._episode()
@@ -166,7 +166,7 @@ class Amc:
         return score if math.isfinite(score) else min((reward for reward, _ in self._tried), default=0.0)
 
     def _take_best(self) -> None:
-        """Cuts the dense network to the best widths that meet the aims; the first of equals."""
+        """Cuts the dense network to the best widths that meet the targets; the first of equals."""
         work = self._work
         best_first = sorted(self._tried, key=lambda one: -one[0])
         reward, widths = next(
@@ -193,11 +193,11 @@ class Amc:
         self._tried = list(zip(rewards, state["widths"].tolist(), strict=True))
 
 
-class Walk:
+class LayerEnv:
     """The way along the groups that can be cut: what is seen at each, and which choices are let through.
 
     Args:
-        work: Its aims are met by all widths that a walk leads to, if the floors meet them.
+        work: Its targets are met by all widths that a walk leads to, if the floors meet them.
     """
 
     def __init__(self, work: PruningContext) -> None:
@@ -222,7 +222,7 @@ class Walk:
             chosen: `chosen(state, low)` is the share that a group should keep, in low..1.
 
         Returns:
-            The widths of all groups, which meet the aims, and at each stop the state and what was chosen: before the
+            The widths of all groups, which meet the targets, and at each stop the state and what was chosen: before the
             wall, as in the authors' code.
         """
         widths, states, actions = list(self._full), [], []
@@ -236,7 +236,7 @@ class Walk:
         return widths, states, actions
 
     def _walled(self, place: int, widths: Sequence[int], wanted: float) -> int:
-        """The action wall: the largest width up to that wanted with which later groups can still meet the aims."""
+        """The action wall: the largest width up to that wanted with which later groups can still meet the targets."""
         stop = self.stops[place]
         trial = list(widths)
         for later in self.stops[place:]:

@@ -15,11 +15,11 @@ refit (see `refit.py`) is cut by magnitude alone.
 
 Changed for energy: the order comes from the fitted energy model of the device in place of a model of one chip, at the
 widths of each pass; for costs that know no layers, from the derivative times the width. The paper stops when the
-accuracy has fallen too far; a budget has to be met whatever that costs. So a pass stops where the aims are met, and the
+accuracy has fallen too far; a budget has to be met whatever that costs. So a pass stops where the targets are met, and the
 last group is cut no further than needed. `max_drop` brings the paper's threshold back: a group whose cut loses too much
 is put back and left alone. If the budget cannot be met so, the history says it, and the threshold is given up.
 
-If the aims are lowered later, it goes on cutting from where it is: the passes would have led there too.
+If the targets are lowered later, it goes on cutting from where it is: the passes would have led there too.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class EapSettings:
     cut: float | None = None
     """Share of its live channels that each group loses in a pass: a small one takes many passes, and the expensive
     groups, which go first, may be cut once more than the others. None finds, for each pass, the one share at which all
-    groups together meet the aims, so that one pass is enough unless floors or `max_drop` stop some."""
+    groups together meet the targets, so that one pass is enough unless floors or `max_drop` stop some."""
     extra: float = 0.1
     """So many more than needed are removed, as a share of the cut, and the best of them restored."""
     batches: int = 4
@@ -68,7 +68,7 @@ class EapSettings:
     max_drop: float | None = None
     """How far the score on held-out data may fall below that of the dense network; None asks the budget alone."""
     finetune_steps: int = 0
-    """Training steps after each pass that did not meet the aims."""
+    """Training steps after each pass that did not meet the targets."""
 
     def __post_init__(self) -> None:
         if self.cut is not None and not 0 < self.cut < 1:
@@ -120,7 +120,7 @@ class Eap:
 
     @property
     def is_done(self) -> bool:
-        """Whether the aims are met."""
+        """Whether the targets are met."""
         return self._work.constraint_violation(self._work.widths()) <= 0
 
     def step(self) -> None:
@@ -157,7 +157,7 @@ class Eap:
             self._new_pass(live, floors)
             return
         if not open_:
-            raise InfeasibleBudget("every group is at its floor, and the aims are not met. Raise the budget.")
+            raise InfeasibleBudget("every group is at its floor, and the targets are not met. Raise the budget.")
         if self._passes and settings.finetune_steps:
             work.train(work.model, settings.finetune_steps, work.settings.lr, work.stream)
         self._passes += 1
@@ -178,14 +178,14 @@ class Eap:
         spent: dict[str, float]
         if isinstance(cost, EnergyModel):
             layers = cost.per_layer(dict(zip(work.graph.full_widths, widths, strict=True)))
-            spent = {g.name: sum(layers.get(path, 0.0) for path in g.layers(Role.READ)) for g in work.graph.prunable}
+            spent = {g.name: sum(layers.get(path, 0.0) for path in g.layers(Role.CONSUMER)) for g in work.graph.prunable}
         else:
             shares = (cost.gradient(vector) * vector).tolist()
             spent = dict(zip(work.graph.full_widths, shares, strict=True))
         return sorted((group.name for group in work.graph.prunable), key=lambda name: -spent[name])
 
     def _even_share(self, widths: list[int]) -> float:
-        """The largest share of all live widths that meets the aims; 0 if none does."""
+        """The largest share of all live widths that meets the targets; 0 if none does."""
         work, low, high = self._work, 0.0, 1.0
         for _ in range(_BISECTIONS):
             share = 0.5 * (low + high)
@@ -243,9 +243,9 @@ class Eap:
         """The layers that read a group and can be refit, in the order of the forward pass, and where they read it."""
         known = fit_modules(self._work.model)
         found: dict[str, Tensor] = {}
-        for place in group.places:
+        for place in group.slices:
             path, _, tensor = place.tensor.rpartition(".")
-            if place.reads and path in known and tensor == "weight" and place.axis == 1:
+            if place.is_consumer and path in known and tensor == "weight" and place.axis == 1:
                 found[path] = torch.cat([found[path], place.index], 1) if path in found else place.index
         return found
 
@@ -258,7 +258,7 @@ class Eap:
         ]
 
     def _samples(self, model: torch.nn.Module, paths: list[str]) -> dict[str, Samples]:
-        return sampled(model, paths, self._calibration(), self.settings.rows, self._work.settings.seed)
+        return sampled(model, paths, self._calibration(), self.settings.rows, self._work.settings.train.seed)
 
     def _calibration(self) -> list[Any]:
         """The same inputs in all steps; they are counted once, however often a run is taken up again."""

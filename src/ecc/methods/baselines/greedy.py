@@ -11,8 +11,8 @@ from torch import Tensor
 
 from ecc.methods.base import OneShotMethod
 from ecc.methods.ecc.channel_ranking import ChannelRanking
-from ecc.methods.ecc.constraints import Limits
-from ecc.methods.ecc.importance import Readers
+from ecc.methods.ecc.constraints import ResourceConstraints
+from ecc.methods.ecc.importance import ConsumerSlices
 from ecc.methods.ecc.min_widths import alive_and_floors
 from ecc.methods.ecc.scheduled import ScheduledPruner
 
@@ -26,7 +26,7 @@ class Greedy(OneShotMethod):
     name = "greedy"
 
     def step(self) -> None:
-        """Cuts the dense network to the aims."""
+        """Cuts the dense network to the targets."""
         work = self._work
         work.model.load_state_dict(self._dense)
         alive = self._alive()
@@ -40,13 +40,13 @@ class Greedy(OneShotMethod):
         work = self._work
         device = next((parameter.device for parameter in work.model.parameters()), torch.device("cpu"))
         ladder = ChannelRanking([group.width for group in work.graph.groups], device)
-        limits = Limits(work.costs, work.graph, device)
+        limits = ResourceConstraints(work.costs, work.graph, device)
         alive, floors = alive_and_floors(
             work.model, work.graph, work.settings.min_width_ratio, work.width_multiple, device
         )
         left = torch.tensor(work.graph.structure.width_remainders(work.width_multiple), dtype=torch.long, device=device)
         pace = ScheduledPruner(ladder, limits, floors, work.width_multiple, left)
-        readers = Readers(work.model, work.graph, device)
+        readers = ConsumerSlices(work.model, work.graph, device)
         scores = readers.scores([None] * len(readers.tensors))
         ends = limits.parse(work.targets)
         cut = pace.start(alive)

@@ -11,7 +11,7 @@ scales by exp(N(0, 1)) with a step that shrinks to a fifth, shifts by N(0, sprea
 candidate is judged by the network that it leaves, after a few steps of training or none. The plain norms are among the
 first candidates. At least a tenth of a layer stays. One search serves every budget.
 
-Changed for energy: the ranking is cut where the predicted joules meet the aims, not the FLOPs. The energy enters there
+Changed for energy: the ranking is cut where the predicted joules meet the targets, not the FLOPs. The energy enters there
 alone: the order is by score, not by score per joule, for the compensation can learn what a layer is worth.
 
 Changed besides, and why:
@@ -71,7 +71,7 @@ class LcpSettings:
     short_lr: float | None = None
     """Learning rate of these; by default as in the solve."""
     search_share: float | None = None
-    """What candidates may cost, of the dense network, such as that of the tightest budget to come. None: the aims."""
+    """What candidates may cost, of the dense network, such as that of the tightest budget to come. None: the targets."""
 
     def __post_init__(self) -> None:
         for name, least in (("candidates", 1), ("population", 1), ("tournament", 1), ("short_steps", 0)):
@@ -175,7 +175,7 @@ class Evolution:
 
 
 class Lcp:
-    """Searches for the compensation of each group, and cuts the ranking at the aims.
+    """Searches for the compensation of each group, and cuts the ranking at the targets.
 
     Args:
         settings: How.
@@ -232,7 +232,7 @@ class Lcp:
     def _begin(self, norms: dict[str, Tensor]) -> None:
         self._norms = norms
         spreads = [float(norms[group.name].std(unbiased=False)) for group in self._groups]
-        self._evolution = Evolution(spreads, self.settings, derived_seed(self._work.settings.seed, "lcp"))
+        self._evolution = Evolution(spreads, self.settings, derived_seed(self._work.settings.train.seed, "lcp"))
 
     @property
     def is_searching(self) -> bool:
@@ -241,7 +241,7 @@ class Lcp:
 
     @property
     def is_done(self) -> bool:
-        """Whether the search is over and the aims are met."""
+        """Whether the search is over and the targets are met."""
         return not self.is_searching and self._work.constraint_violation(self._work.widths()) <= 0
 
     @property
@@ -254,7 +254,7 @@ class Lcp:
         return {group.name: pair for group, pair in zip(self._groups, pairs, strict=True)}
 
     def step(self) -> None:
-        """Judges one candidate; once all are judged, cuts the dense network to the aims by the best of them."""
+        """Judges one candidate; once all are judged, cuts the dense network to the targets by the best of them."""
         if self.is_searching:
             self._judge()
         else:
@@ -308,19 +308,19 @@ class Lcp:
 def ranked_widths(
     work: PruningContext, groups: Sequence[ChannelGroup], norms: Mapping[str, Tensor], compensation: Compensation
 ) -> list[int]:
-    """What is left when the fewest channels of the ranking are removed that meet the aims.
+    """What is left when the fewest channels of the ranking are removed that meet the targets.
 
     Widths are rounded down to the width_remainders, and none goes below its floor: a channel that comes up in a group at its
     floor stays. Costs never fall when widths grow, so that a bisection finds the very channel.
 
     Args:
-        work: Its aims are met.
+        work: Its targets are met.
         groups: Those that can shrink.
         norms: Of each channel of each of them.
         compensation: Of each of them.
 
     Raises:
-        InfeasibleBudget: If the aims are below what all floors cost.
+        InfeasibleBudget: If the targets are below what all floors cost.
     """
     _refuse_infeasible(work)
     places = {group.name: place for place, group in enumerate(work.graph.groups)}
@@ -334,7 +334,7 @@ def ranked_widths(
     def left(removed: int) -> list[int]:
         return work.round_widths((full - order[:removed].bincount(minlength=len(full))).tolist())
 
-    low, high = 0, len(order)  # high meets the aims
+    low, high = 0, len(order)  # high meets the targets
     while low < high:
         middle = (low + high) // 2
         if work.constraint_violation(left(middle)) <= 0:

@@ -56,7 +56,7 @@ class NetAdaptSettings:
     decay: float = 0.98
     """The reduction of a round, as a share of that of the round before."""
     rounds: int = 30
-    """In this round, at the latest, the aims are met."""
+    """In this round, at the latest, the targets are met."""
     short_steps: int | None = None
     """Training steps of each candidate, or fewer where they are not left. None shares the steps of the solve among the
     rounds that are to be expected, and those of a round among its candidates, as ECC's authors did: then NetAdapt sees
@@ -139,7 +139,7 @@ class NetAdapt:
 
     @property
     def is_done(self) -> bool:
-        """Whether the aims are met."""
+        """Whether the targets are met."""
         return self._work.constraint_violation(self._work.widths()) <= 0
 
     def target(self, widths: Sequence[int]) -> float:
@@ -154,7 +154,7 @@ class NetAdapt:
 
         Raises:
             BadTask: If the task has nothing held out to choose by.
-            InfeasibleBudget: If every group is at its floor, and the aims are not met.
+            InfeasibleBudget: If every group is at its floor, and the targets are not met.
         """
         work = self._work
         if self._score is None:
@@ -234,7 +234,7 @@ class NetAdapt:
 
     def short_steps(self, candidates: int) -> int:
         """Training steps of each candidate of this round: the same for all, and none that were not given."""
-        left = self._work.settings.steps - (self._work.stream.total - self._begun)
+        left = self._work.settings.prune_steps - (self._work.stream.total - self._begun)
         rounds = self.settings.rounds_to(1 / (1 + self._work.constraint_violation(self._full))) - len(self.rounds)
         shared = left // max(1, rounds) if self.settings.short_steps is None else left
         return max(0, min(self.settings.short_steps or shared, shared // candidates))
@@ -274,7 +274,7 @@ class NetAdapt:
             "phase": self.name,
             "round": len(self.rounds) + 1,
             "reduction": self.settings.reduction(len(self.rounds)),
-            "target": 1 + target,  # as a share of the aims
+            "target": 1 + target,  # as a share of the targets
             "chosen": list(winner.proposal.groups),
             "widths": list(widths),
             "predicted": {cost.resource: float(cost.to("cpu").value(vector)) for cost in work.costs},

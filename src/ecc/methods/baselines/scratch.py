@@ -16,7 +16,7 @@ weights are drawn at the size of the dense network and then cut, so that those o
 a wide one; normalisation makes up for it where there is any.
 
 Dense: the network as it is, trained for as many batches as the others, is no method. It removes nothing, so it meets
-no budget below 100 %. It is a `Compression` with a budget of 100 %, by any method that is done where the aims are met,
+no budget below 100 %. It is a `Compression` with a budget of 100 %, by any method that is done where the targets are met,
 such as `Uniform`, with `finetune_steps` as above: only tuning is left to do. Say 101 %, lest the last bit of a division, or
 scales that scatter, cost it a channel.
 """
@@ -31,7 +31,7 @@ from torch import nn
 
 from ecc.errors import BadTask, BadWidths
 from ecc.methods.base import PruningContext, magnitudes
-from ecc.training import derived_seed, isolated
+from ecc.training import derived_seed, fork_rng
 
 _RESETS = ("reset_parameters", "_reset_parameters")  # the second is that of torch's attention
 
@@ -78,7 +78,7 @@ class Scratch:
 
     @property
     def is_done(self) -> bool:
-        """Whether it was cut. There is nothing more to be done, even if the aims say so: the widths are given."""
+        """Whether it was cut. There is nothing more to be done, even if the targets say so: the widths are given."""
         return self._is_cut
 
     def step(self) -> None:
@@ -92,7 +92,7 @@ class Scratch:
         work = self._work
         widths = [self._asked.get(group.name, group.width) for group in work.graph.groups]
         scores = magnitudes(work)
-        redraw_(work.model, work.settings.seed, self._build)
+        redraw_(work.model, work.settings.train.seed, self._build)
         work.keep_channels_(work.model, scores, widths)
         if work.widths() != widths:
             raise BadTask(
@@ -119,7 +119,7 @@ def redraw_(model: nn.Module, seed: int, build: Callable[[], nn.Module] | None =
         build: Makes such a network; by default each module resets itself.
     """
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
-    with isolated(derived_seed(seed, "scratch"), device), torch.no_grad():
+    with fork_rng(derived_seed(seed, "scratch"), device), torch.no_grad():
         if build is not None:
             model.load_state_dict(build().state_dict())
             return

@@ -3,7 +3,7 @@
 The plainest control. MobileNet's width multiplier does so before training; here the kept channels are those of the
 trained network, and tuning follows as for every method.
 
-Changed for energy: the share is the largest whose rounded widths meet the aims.
+Changed for energy: the share is the largest whose rounded widths meet the targets.
 """
 
 from __future__ import annotations

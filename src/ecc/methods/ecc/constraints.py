@@ -1,4 +1,4 @@
-"""`Limits`: the budgets of a solve, each cost as a share of what the dense network spends.
+"""`ResourceConstraints`: the budgets of a solve, each cost as a share of what the dense network spends.
 
 With shares, costs of different units can be mixed and scheduled alike. Units come back at the edges.
 """
@@ -32,7 +32,7 @@ class Grouped(Protocol):
         """Parts of each group when nothing is removed."""
 
 
-class Limits:
+class ResourceConstraints:
     """Costs that belong together, computing on one device.
 
     Args:
@@ -87,7 +87,7 @@ class Limits:
                     f"with every group at its floor. Raise the budget, lower {advice}, or shrink the input."
                 )
 
-    def spent(self, widths: Tensor) -> tuple[Tensor, ...]:
+    def cost(self, widths: Tensor) -> tuple[Tensor, ...]:
         """Each cost at one vector of widths, in its own unit."""
         return tuple(cost.value(widths.to(torch.float64)) for cost in self.costs)
 

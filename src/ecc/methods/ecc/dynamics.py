@@ -1,4 +1,4 @@
-"""How widths move, behind one face: `ScheduledSolver` on schedule, `Literal` as in Algorithm 1, `Held` not at all."""
+"""How widths move, behind one face: `ScheduledSolver` on schedule, `AdmmSolver` as in Algorithm 1, `FixedMask` not at all."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from torch import Tensor
 
 from ecc.methods.ecc.admm import AdmmDynamics, AdmmSettings, AdmmState
 from ecc.methods.ecc.channel_ranking import ChannelRanking
-from ecc.methods.ecc.constraints import Limits
+from ecc.methods.ecc.constraints import ResourceConstraints
 from ecc.methods.ecc.schedule import Schedule
-from ecc.methods.ecc.scheduled import Cut, ScheduledPruner
+from ecc.methods.ecc.scheduled import PruneDecision, ScheduledPruner
 from ecc.training.cuda_graph import CudaGraphFunction
 
 MOST_GRAPHED = 2**17
@@ -46,7 +46,7 @@ class Dynamics(Protocol):
 
 
 class _Planned(NamedTuple):
-    """A `Cut`, and what the last plan keeps."""
+    """A `PruneDecision`, and what the last plan keeps."""
 
     alive: Tensor
     next_energies: Tensor
@@ -59,26 +59,26 @@ class ScheduledSolver:
     """`ScheduledPruner` at the updates of the schedule.
 
     Args:
-        ladder, limits, floors, width_multiple, left, even: As for `ScheduledPruner`.
+        ladder, limits, floors, width_multiple, left, uniform_floor: As for `ScheduledPruner`.
         alive: (channels,) bool.
         plans: Whether updates look ahead, for parts that are removed in coarse blocks.
     """
 
-    name = "pace"
+    name = "scheduled"
 
     def __init__(
         self,
         ladder: ChannelRanking,
-        limits: Limits,
+        limits: ResourceConstraints,
         floors: Tensor,
         width_multiple: int,
         alive: Tensor,
         left: Tensor | None = None,
         *,
         plans: bool = False,
-        even: float = 0.0,
+        uniform_floor: float = 0.0,
     ) -> None:
-        self._pace, self._plans = ScheduledPruner(ladder, limits, floors, width_multiple, left, even), plans
+        self._pace, self._plans = ScheduledPruner(ladder, limits, floors, width_multiple, left, uniform_floor), plans
         self._graphed = CudaGraphFunction(self._updated) if len(alive) <= MOST_GRAPHED else None
         self._unit = limits.dense[0] if len(limits.costs) == 1 else 1.0
         self.state = _Planned(*self._pace.start(alive), floors)
@@ -96,7 +96,7 @@ class ScheduledSolver:
         """Down to what the schedule allows; the order of removal does not depend on alpha."""
         del weight_lr
         *before, least = self.state
-        cut, ends = Cut(*before), schedule.end
+        cut, ends = PruneDecision(*before), schedule.end
         if self._plans and schedule.plans_at(step):
             least = self._pace.plan(cut, scores, ends)
         shares = schedule.shares(step)
@@ -112,7 +112,7 @@ class ScheduledSolver:
     ) -> tuple[Tensor, ...]:
         """`ScheduledPruner.update` as a function of tensors: on a GPU its many small kernels are one CUDA graph."""
         shares, ends = allowed
-        return self._pace.update(Cut(alive, next_energies, margin), scores, shares, ends, least)
+        return self._pace.update(PruneDecision(alive, next_energies, margin), scores, shares, ends, least)
 
     def duals(self, weight_lr: float) -> tuple[Tensor, Tensor]:
         """Read off the margin, see `pace.py`."""
@@ -123,10 +123,10 @@ class ScheduledSolver:
         self.state = _Planned(*_like(tensors, self.state))
 
 
-class Held(ScheduledSolver):
+class FixedMask(ScheduledSolver):
     """What is dead stays dead, and nothing else is removed."""
 
-    name = "held"
+    name = "fixed"
 
     def is_due(self, schedule: Schedule, step: int) -> bool:
         """Never."""
@@ -134,29 +134,29 @@ class Held(ScheduledSolver):
         return False
 
 
-class Literal:
+class AdmmSolver:
     """`AdmmDynamics` at every step; of the schedule it takes the final budget alone.
 
     Raises:
         ValueError: Several costs, or rounding, which the paper does not have.
     """
 
-    name = "paper"
+    name = "admm"
 
     def __init__(
         self,
         settings: str | AdmmSettings,
         ladder: ChannelRanking,
-        limits: Limits,
+        limits: ResourceConstraints,
         floors: Tensor,
         width_multiple: int,
         alive: Tensor,
     ) -> None:
-        settings = AdmmSettings() if settings == "paper" else settings
+        settings = AdmmSettings() if settings == "admm" else settings
         if isinstance(settings, str):
-            raise ValueError(f"dynamics={settings!r} is unknown; give 'pace', 'paper' or AdmmSettings.")
+            raise ValueError(f"solver={settings!r} is unknown; give 'scheduled', 'admm' or AdmmSettings.")
         if len(limits.costs) > 1 or width_multiple > 1:
-            raise ValueError("the paper's dynamics know one cost and no rounding; dynamics='pace' knows both.")
+            raise ValueError("the paper's dynamics know one cost and no rounding; solver='scheduled' knows both.")
         self._paper = AdmmDynamics(ladder, limits.costs[0], floors, settings)
         self._dense = limits.dense[0]
         self.state = self._paper.start(alive)

@@ -19,9 +19,9 @@ from torch.optim import Adam, Optimizer
 from ecc.errors import BadFile, EccError
 from ecc.methods.ecc.channel_ranking import ChannelRanking
 from ecc.methods.ecc.checks import has_gradients, warn_no_gradients
-from ecc.methods.ecc.constraints import TOLERANCE, Limit, Limits
+from ecc.methods.ecc.constraints import TOLERANCE, Limit, ResourceConstraints
 from ecc.methods.ecc.dynamics import Dynamics
-from ecc.methods.ecc.importance import METRICS, adam_metrics
+from ecc.methods.ecc.importance import IMPORTANCES, adam_metrics
 from ecc.methods.ecc.schedule import Schedule
 from ecc.methods.ecc.taylor import Taylor
 from ecc.training.optimizers import fused_on_gpu
@@ -68,7 +68,7 @@ class BudgetedOptimizer(Optimizer):
         schedule: When.
         names: Of the groups.
         network: Whose state this is; a state of another one is refused.
-        metric: One of `METRICS`.
+        importance: One of `IMPORTANCES`.
         advice: What lowers the floors.
 
     Raises:
@@ -80,28 +80,30 @@ class BudgetedOptimizer(Optimizer):
         inner: Optimizer,
         parts: Slices,
         ladder: ChannelRanking,
-        limits: Limits,
+        limits: ResourceConstraints,
         floors: Tensor,
         dynamics: Dynamics,
         schedule: Schedule,
         *,
         names: Sequence[str],
         network: str,
-        metric: str,
+        importance: str,
         advice: str = "min_width_ratio",
     ) -> None:
-        if metric not in METRICS:
-            raise ValueError(f"metric={metric!r} is unknown; give one of {', '.join(METRICS)}.")
+        if importance not in IMPORTANCES:
+            raise ValueError(f"importance={importance!r} is unknown; give one of {', '.join(IMPORTANCES)}.")
         self.inner = inner
         """The optimizer that steps the weights."""
         super().__init__(inner.param_groups, inner.defaults)
         self._share_state()
         self._parts, self._ladder, self._limits, self._floors = parts, ladder, limits, floors
         self._dynamics, self._schedule = dynamics, schedule
-        self._names, self._network, self._metric, self._advice = tuple(names), network, metric, advice
+        self._names, self._network, self._importance, self._advice = tuple(names), network, importance, advice
         alive = dynamics.alive
-        self._taylor = Taylor(len(alive), alive.device) if metric == "taylor" else None
-        self._budget = None if dynamics.name == "held" else schedule.end  # as asked for; `aim` changes the schedule
+        self._taylor = Taylor(len(alive), alive.device) if importance == "taylor" else None
+        self._budget = (
+            None if dynamics.name == "fixed" else schedule.end
+        )  # as asked for; `retarget` changes the schedule
         self._has_warned = False  # of steps without gradients
         self._steps = 0  # of the present schedule
         self._set_masks(masked=not bool(dynamics.alive.all()))
@@ -166,8 +168,8 @@ class BudgetedOptimizer(Optimizer):
             "graph": self._network,
             "steps": self._steps,
             "schedule": [list(schedule.start), list(schedule.end), schedule.steps, schedule.warm_up, schedule.ramp],
-            "dynamics": self._dynamics.name,
-            "metric": self._metric,
+            "solver": self._dynamics.name,
+            "importance": self._importance,
             "optimizer": type(self.inner).__name__,
             "budget": None if self._budget is None else list(self._budget),
             "taylor": None if self._taylor is None else list(self._taylor.state),
@@ -188,11 +190,11 @@ class BudgetedOptimizer(Optimizer):
                 f"this state has no entry 'ecc': it is not a state of {type(self).__name__}. "
                 "Load it into a plain optimizer."
             )
-        then = tuple(own[name] for name in ("graph", "dynamics", "metric"))
-        now = (self._network, self._dynamics.name, self._metric)
+        then = tuple(own[name] for name in ("graph", "solver", "importance"))
+        now = (self._network, self._dynamics.name, self._importance)
         if then != now:
             raise BadFile(
-                f"this state belongs to network {then[0]}, dynamics {then[1]!r} and metric {then[2]!r}, the solver to "
+                f"this state belongs to network {then[0]}, solver {then[1]!r} and importance {then[2]!r}, the solver to "
                 f"{now[0]}, {now[1]!r} and {now[2]!r}. Make the solver as it was made then."
             )
         if own.get("optimizer") != type(self.inner).__name__:
@@ -222,14 +224,14 @@ class BudgetedOptimizer(Optimizer):
     # --- the budget's part -----------------------------------------------------------------------
 
     @property
-    def spent(self) -> tuple[Tensor, ...]:
+    def cost(self) -> tuple[Tensor, ...]:
         """What is alive costs, each cost in its unit; does not wait for the device."""
-        return self._limits.spent(self._ladder.widths(self._dynamics.alive))
+        return self._limits.cost(self._ladder.widths(self._dynamics.alive))
 
     @property
     def energy(self) -> Tensor:
         """What is alive costs, by the first cost."""
-        return self.spent[0]
+        return self.cost[0]
 
     @property
     def limits(self) -> tuple[float, ...]:
@@ -244,7 +246,7 @@ class BudgetedOptimizer(Optimizer):
     @property
     def is_met(self) -> bool:
         """Whether all budgets are met. Waits for the device."""
-        return all(float(cost) <= limit * (1 + TOLERANCE) for cost, limit in zip(self.spent, self.limits, strict=True))
+        return all(float(cost) <= limit * (1 + TOLERANCE) for cost, limit in zip(self.cost, self.limits, strict=True))
 
     @property
     def steps(self) -> int:
@@ -268,7 +270,7 @@ class BudgetedOptimizer(Optimizer):
         schedule = self._schedule
         return min(max(self._steps - schedule.ramp_start, 0) / schedule.ramp_steps, 1.0)
 
-    def aim(self, limit: Limit | Sequence[Limit]) -> None:
+    def retarget(self, limit: Limit | Sequence[Limit]) -> None:
         """Corrects where the present descent ends, as after a measurement on the way. Its pace stays.
 
         Raises:
@@ -304,7 +306,7 @@ class BudgetedOptimizer(Optimizer):
 
     def _unmet(self) -> str:
         """What a user should know before the network is slimmed; empty if the budgets are met. Waits for the device."""
-        for cost, spent, limit in zip(self._limits.costs, self.spent, self.limits, strict=True):
+        for cost, spent, limit in zip(self._limits.costs, self.cost, self.limits, strict=True):
             if float(spent) > limit * (1 + TOLERANCE):
                 left = self._schedule.steps - self._steps
                 way = (
@@ -352,7 +354,9 @@ def _percent(shares: Sequence[float] | None) -> str:
     return "None" if shares is None else " and ".join(f"{100 * share:.4g}% of dense" for share in shares)
 
 
-def checked_ends(limits: Limits, budget: Limit | Sequence[Limit], floors: Tensor, advice: str) -> tuple[float, ...]:
+def checked_ends(
+    limits: ResourceConstraints, budget: Limit | Sequence[Limit], floors: Tensor, advice: str
+) -> tuple[float, ...]:
     """Budgets as shares of the dense network's costs.
 
     Raises:
@@ -363,6 +367,6 @@ def checked_ends(limits: Limits, budget: Limit | Sequence[Limit], floors: Tensor
     return ends
 
 
-def shares_of(limits: Limits, widths: Tensor) -> tuple[float, ...]:
+def shares_of(limits: ResourceConstraints, widths: Tensor) -> tuple[float, ...]:
     """What is spent at some widths, as shares of the dense network's costs."""
-    return tuple(float(cost) / dense for cost, dense in zip(limits.spent(widths), limits.dense, strict=True))
+    return tuple(float(cost) / dense for cost, dense in zip(limits.cost(widths), limits.dense, strict=True))

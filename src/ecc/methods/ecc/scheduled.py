@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from ecc.methods.ecc.channel_ranking import ChannelRanking, SortedChannels
-from ecc.methods.ecc.constraints import Limits, Shares
+from ecc.methods.ecc.constraints import ResourceConstraints, Shares
 
 FANOUT = 64  # candidates a level of the search: two levels find one of 4,096 prefixes, three one of 262,144
 FANOUT_ON_GPU = 1024  # there a level costs its kernels, whatever their size
@@ -40,7 +40,7 @@ ROOM = 0.9  # of what may be spent: what those widths may take, so that there is
 SWAPS = 2  # blocks of a plan that are too large for what is wanted, one after the other
 
 
-class Cut(NamedTuple):
+class PruneDecision(NamedTuple):
     """What an update decided."""
 
     alive: Tensor
@@ -80,20 +80,20 @@ class ScheduledPruner:
         floors: (groups,) int64, least widths: multiples of `width_multiple`, or the width at the start of those that stay.
         width_multiple: Widths are multiples of this.
         left: (groups,) int64, what widths leave over when divided by it, see `StructureSpec.width_remainders`; nothing if None.
-        even: Plans are bound to this share of the even cut, see `bound`; 0 for floors alone.
+        uniform_floor: Plans are bound to this share of the even cut, see `bound`; 0 for floors alone.
     """
 
     def __init__(
         self,
         ladder: ChannelRanking,
-        limits: Limits,
+        limits: ResourceConstraints,
         floors: Tensor,
         width_multiple: int = 1,
         left: Tensor | None = None,
-        even: float = 0.0,
+        uniform_floor: float = 0.0,
     ) -> None:
         self._ladder, self._limits, self._floors, self._round_to = ladder, limits, floors, width_multiple
-        self._even = even
+        self._uniform_floor = uniform_floor
         device = ladder.group.device
         self._left = torch.zeros_like(floors) if left is None else left
         blocks = ChannelRanking([width // width_multiple + 1 for width in ladder.full_widths], device)
@@ -106,20 +106,20 @@ class ScheduledPruner:
         while self._fanout**self._levels <= len(self._item_group):
             self._levels += 1
 
-    def start(self, alive: Tensor) -> Cut:
+    def start(self, alive: Tensor) -> PruneDecision:
         """Before the first update: nothing removed, duals zero."""
         groups = len(self._ladder.full_widths)
         zeros = torch.zeros(groups, dtype=torch.float64, device=alive.device)
-        return Cut(alive, zeros, zeros.new_zeros(()))
+        return PruneDecision(alive, zeros, zeros.new_zeros(()))
 
     def update(
         self,
-        before: Cut,
+        before: PruneDecision,
         scores: Tensor,
         shares: Shares,
         ends: Shares,
         least: Tensor | None = None,
-    ) -> Cut:
+    ) -> PruneDecision:
         """Removes channels until every cost is within its share; none if they are already.
 
         Args:
@@ -134,7 +134,7 @@ class ScheduledPruner:
         removed, position = self._search(items, rungs.widths, shares)
         # Not `ratios[position]`: an index without dimensions is read on the host.
         last = items.ratios.index_select(0, (position - 1).clamp(min=0).view(1)).squeeze(0)
-        return Cut(
+        return PruneDecision(
             self._ladder.without_least(rungs, removed),
             self._ladder.least(rungs, removed).to(torch.float64),
             torch.where(position > 0, last, before.margin),
@@ -173,13 +173,13 @@ class ScheduledPruner:
         # Costs never fall when widths grow, so those that fit come first.
         fitting = (~self._limits.exceeded(torch.maximum(evenly, floors), ends)).sum()
         left = self._left.to(torch.float64)
-        rounded = torch.minimum(left + ((self._even * evenly - left) / step).ceil() * step, full)
+        rounded = torch.minimum(left + ((self._uniform_floor * evenly - left) / step).ceil() * step, full)
         bounds = torch.maximum(rounded, floors)
         roomy = (~self._limits.exceeded(bounds, [ROOM * end for end in ends])).sum()
         chosen = (torch.minimum(fitting, roomy) - 1).clamp(min=0)
         return bounds.index_select(0, chosen.view(1)).squeeze(0).long()
 
-    def plan(self, before: Cut, scores: Tensor, ends: Sequence[float]) -> Tensor:
+    def plan(self, before: PruneDecision, scores: Tensor, ends: Sequence[float]) -> Tensor:
         """The widths at the end of the descent, if scores and slopes stay as they are.
 
         The last block of the shortest prefix may save far more than is wanted. Then either it goes, and others that
@@ -194,7 +194,10 @@ class ScheduledPruner:
             (groups,) int64.
         """
         rungs = self._ladder.sort(scores, before.alive)
-        items, widths = self._items(rungs, ends, self.bound(ends) if self._even else self._floors), rungs.widths
+        items, widths = (
+            self._items(rungs, ends, self.bound(ends) if self._uniform_floor else self._floors),
+            rungs.widths,
+        )
         position = torch.arange(len(items.groups), device=widths.device)
         removed, count = self._search(items, widths, ends)
         for _ in range(SWAPS):

@@ -17,9 +17,9 @@ from ecc.graph.slimming import check_before_slim
 from ecc.methods.ecc.admm import AdmmSettings
 from ecc.methods.ecc.channel_ranking import ChannelRanking
 from ecc.methods.ecc.checks import check_optimizer
-from ecc.methods.ecc.constraints import Limit, Limits
-from ecc.methods.ecc.dynamics import Dynamics, Literal, ScheduledSolver
-from ecc.methods.ecc.importance import Readers
+from ecc.methods.ecc.constraints import Limit, ResourceConstraints
+from ecc.methods.ecc.dynamics import AdmmSolver, Dynamics, ScheduledSolver
+from ecc.methods.ecc.importance import ConsumerSlices
 from ecc.methods.ecc.min_widths import alive_and_floors
 from ecc.methods.ecc.optimizer_wrapper import BudgetedOptimizer, Duals, adam_of, checked_ends, device_of, shares_of
 from ecc.methods.ecc.schedule import RAMP, WARM_UP, Schedule
@@ -57,11 +57,11 @@ class EccSolver(BudgetedOptimizer):
             joined with others is cut in such steps (`StructureSpec.width_remainders`). Give `slim` the same number.
         warm_up: Share of the steps before channels are removed.
         ramp: Share of the steps in which they are.
-        dynamics: `"pace"` meets the budget on schedule (see `pace.py`). `"paper"`, or its settings, walks by the
+        solver: `"scheduled"` meets the budget on schedule (see `pace.py`). `"admm"`, or its settings, walks by the
             paper's constants, and arrives when it arrives.
-        even: No group falls below this share of what an even cut to the budget would leave of it, see `ScheduledPruner.bound`; 0
+        uniform_floor: No group falls below this share of what an even cut to the budget would leave of it, see `ScheduledPruner.bound`; 0
             for `min_width_ratio` alone, and for the paper's dynamics, which do not plan.
-        metric: What a channel counts for: `"taylor"`, what the loss says of it (see `taylor.py`), or `"adam"`, the
+        importance: What a channel counts for: `"taylor"`, what the loss says of it (see `taylor.py`), or `"adam_norm"`, the
             paper's norm of its weights. None for the paper's with the paper's dynamics, and for `"taylor"` otherwise.
 
     Raises:
@@ -84,32 +84,34 @@ class EccSolver(BudgetedOptimizer):
         width_multiple: int = 1,
         warm_up: float = WARM_UP,
         ramp: float = RAMP,
-        dynamics: str | AdmmSettings = "pace",
-        even: float = 0.0,
-        metric: str | None = None,
+        solver: str | AdmmSettings = "scheduled",
+        uniform_floor: float = 0.0,
+        importance: str | None = None,
     ) -> None:
-        if not 0 <= even < 1:
-            raise ValueError(f"even={even} is a share of the even cut, from 0 to below 1.")
-        if even and dynamics != "pace":
-            raise ValueError(f"even={even} is for dynamics='pace'; the paper's do not plan.")
+        if not 0 <= uniform_floor < 1:
+            raise ValueError(f"uniform_floor={uniform_floor} is a share of the even cut, from 0 to below 1.")
+        if uniform_floor and solver != "scheduled":
+            raise ValueError(f"uniform_floor={uniform_floor} is for solver='scheduled'; the paper's do not plan.")
         if optimizer is not None:
             check_optimizer(model, optimizer)
         inner = adam_of(model, lr) if optimizer is None else optimizer
         device = device_of(model)
         costs = [energy] if isinstance(energy, Cost) else list(energy)
         ladder = ChannelRanking([group.width for group in graph.groups], device)
-        limits = Limits(costs, graph, device)
+        limits = ResourceConstraints(costs, graph, device)
         alive, floors = alive_and_floors(model, graph, min_width_ratio, width_multiple, device)
         advice = "min_width_ratio" if width_multiple == 1 else "min_width_ratio or width_multiple"
         ends = checked_ends(limits, budget, floors, advice)
         moves: Dynamics
-        if dynamics == "pace":
+        if solver == "scheduled":
             left = torch.tensor(graph.structure.width_remainders(width_multiple), dtype=torch.long, device=device)
-            moves = ScheduledSolver(ladder, limits, floors, width_multiple, alive, left, plans=True, even=even)
+            moves = ScheduledSolver(
+                ladder, limits, floors, width_multiple, alive, left, plans=True, uniform_floor=uniform_floor
+            )
         else:
-            moves = Literal(dynamics, ladder, limits, floors, width_multiple, alive)
+            moves = AdmmSolver(solver, ladder, limits, floors, width_multiple, alive)
         schedule = Schedule(shares_of(limits, ladder.widths(alive)), ends, steps, warm_up, ramp)
-        self._readers = Readers(model, graph, device)
+        self._readers = ConsumerSlices(model, graph, device)
         super().__init__(
             inner,
             self._readers,
@@ -120,7 +122,7 @@ class EccSolver(BudgetedOptimizer):
             schedule,
             names=tuple(graph.full_widths),
             network=graph.fingerprint,
-            metric=metric or ("taylor" if dynamics == "pace" else "adam"),
+            importance=importance or ("taylor" if solver == "scheduled" else "adam_norm"),
             advice=advice,
         )
         self._model, self._graph, self.width_multiple = model, graph, width_multiple
@@ -137,9 +139,9 @@ class EccSolver(BudgetedOptimizer):
 
     @property
     def numbers(self) -> tuple[tuple[float, ...], Duals, dict[str, int]]:
-        """`spent`, `duals` and `widths`, for which the device is waited for only once."""
+        """`cost`, `duals` and `widths`, for which the device is waited for only once."""
         y, z = self._dynamics.duals(self.inner.param_groups[0]["lr"])
-        parts = [torch.stack(self.spent), y, z.view(1), self._live_counts()]
+        parts = [torch.stack(self.cost), y, z.view(1), self._live_counts()]
         found = torch.cat([part.to(torch.float64) for part in parts]).cpu().split([len(part) for part in parts])
         spent, width_duals, energy_dual, live = (part.tolist() for part in found)
         duals = Duals(dict(zip(self._names, width_duals, strict=True)), energy_dual[0])

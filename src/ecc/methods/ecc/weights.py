@@ -21,8 +21,8 @@ from ecc.errors import BadWidths
 from ecc.graph.model_copy import named_tensors
 from ecc.methods.ecc.channel_ranking import ChannelRanking
 from ecc.methods.ecc.checks import check_optimizer
-from ecc.methods.ecc.constraints import Limit, Limits
-from ecc.methods.ecc.dynamics import Held, ScheduledSolver
+from ecc.methods.ecc.constraints import Limit, ResourceConstraints
+from ecc.methods.ecc.dynamics import FixedMask, ScheduledSolver
 from ecc.methods.ecc.optimizer_wrapper import BudgetedOptimizer, adam_of, checked_ends, device_of, shares_of
 from ecc.methods.ecc.schedule import RAMP, WARM_UP, Schedule
 
@@ -80,11 +80,11 @@ class WeightSolver(BudgetedOptimizer):
         weights = Weights(model, cost, device)
         least = floor_counts(cost.full_widths, min_width_ratio)
         floors = torch.tensor(least, dtype=torch.long, device=device)
-        ladder, limits = ChannelRanking(cost.full_widths, device), Limits([cost], weights, device)
+        ladder, limits = ChannelRanking(cost.full_widths, device), ResourceConstraints([cost], weights, device)
         alive = weights.alive([0] * len(least) if budget is None else least)
         start = shares_of(limits, ladder.widths(alive))
         ends = start if budget is None else checked_ends(limits, budget, floors, "min_width_ratio")
-        kind = Held if budget is None else ScheduledSolver
+        kind = FixedMask if budget is None else ScheduledSolver
         super().__init__(
             inner,
             weights,
@@ -95,7 +95,7 @@ class WeightSolver(BudgetedOptimizer):
             Schedule(start, ends, steps, warm_up, ramp),
             names=cost.groups,
             network=f"weights of {cost.network}",
-            metric="adam",
+            importance="adam_norm",
         )
 
     @property
