@@ -1,6 +1,6 @@
 """Charts of the page and of papers, made by Altair.
 
-A chart is drawn by the browser on the page, where it can be hovered and filtered, and by vl-convert to SVG, PNG and PDF.
+The browser draws a chart on the page, where it can be hovered and filtered; vl-convert draws it to SVG, PNG and PDF.
 Colours are CSS variables, so that a page switches between light and dark without drawing again; files get the light
 values. Names that come from a run are data: they are never part of a Vega expression.
 """
@@ -21,7 +21,7 @@ from altair.utils import schemapi
 
 from ecc.errors import BadFile
 from ecc.formatting import percent, si_scale
-from ecc.io import refuse_another, write_bytes, write_text
+from ecc.io import refuse_other_file, write_bytes, write_text
 from ecc.run_records import SCORES
 
 from .load import LayerCost, Report, Resource, Run
@@ -651,11 +651,11 @@ def draw_figures(report: Report, folder: str | Path) -> list[Path]:
         BadFile: If the folder cannot be written to.
     """
     folder = _made(folder)
-    drawn = []
-    for figure in figures_of(report):
-        for suffix in (".svg", ".png"):
-            drawn.append(save_chart(for_file(figure.spec), folder / f"{figure.name}{suffix}"))
-    return drawn
+    return [
+        save_chart(for_file(figure.spec), folder / f"{figure.name}{suffix}")
+        for figure in figures_of(report)
+        for suffix in (".svg", ".png")
+    ]
 
 
 def draw_tradeoff(report: Report, path: Path) -> Path:
@@ -811,7 +811,7 @@ def check_figure_path(path: Path) -> None:
         raise BadFile(f"cannot write {path}: the folder {path.parent} does not exist.")
     if not os.access(folder, os.W_OK):
         raise BadFile(f"cannot write {path}: no write permission for the folder {path.parent}.")
-    refuse_another(path, FORMATS[path.suffix.lower()], "figure")
+    refuse_other_file(path, FORMATS[path.suffix.lower()], "figure")
 
 
 def _made(folder: str | Path) -> Path:

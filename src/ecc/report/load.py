@@ -3,7 +3,7 @@
     load_report("run")      a `Report`: all that the page shows, of one run or of a grid of runs
     load_grid("runs")       the rows of `ecc compare`: one per method and budget, without histories
 
-Files may be damaged or hostile. Each is checked by `ecc.records`, and whatever is wrong is one line that names the file.
+Files may be damaged or hostile. Each is checked by `ecc.records`, and an error is one line that names the file.
 Numbers keep the units of the files: joules are for the whole batch.
 """
 
@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from ecc.energy import EnergyModel
-from ecc.energy.fitting import about_outlier_widths, worth_more_rows
+from ecc.energy.fitting import describe_learning_curve, describe_outlier_widths
 from ecc.errors import BadFile
-from ecc.io import whole_lines
+from ecc.io import read_lines
 from ecc.records import from_json, read_record
 from ecc.run_records import (
     PHASES,
@@ -521,10 +521,10 @@ class Follower:
         found = self._progress.pop(path, None)  # not put back if an error is raised below
         if not path.exists():
             return History()
-        if found is not None and next(whole_lines(path, found.end - len(found.last)), b"") != found.last:
+        if found is not None and next(read_lines(path, found.end - len(found.last)), b"") != found.last:
             found = None
         found = found or _Progress()
-        for line in whole_lines(path, found.end):
+        for line in read_lines(path, found.end):
             found.lines += 1
             found.history.add(line, f"{path}:{found.lines}")
             found.last, found.end = line, found.end + len(line)
@@ -684,7 +684,7 @@ def _finite(value: float) -> float:
 def _model_info(model: EnergyModel) -> ModelInfo:
     meter, quality, settings = model.origin.meter, model.quality, model.origin.settings
     pairs = thinned(quality.get("held_out", []), MAX_HELD_OUT)
-    info = ModelInfo(
+    return ModelInfo(
         kind=model.kind,
         label=model.label,
         samples=model.origin.rows,
@@ -700,9 +700,8 @@ def _model_info(model: EnergyModel) -> ModelInfo:
         noise=quality.get("noise"),
         learning_curve=[(samples, error) for samples, error in quality.get("learning_curve", [])],
         held_out=[(measured, predicted) for measured, predicted in pairs if measured > 0 and predicted > 0],
-        advice=" ".join(filter(None, (worth_more_rows(quality), about_outlier_widths(quality)))),
+        advice=" ".join(filter(None, (describe_learning_curve(quality), describe_outlier_widths(quality)))),
     )
-    return info
 
 
 # ---------------------------------------------------------------- grids

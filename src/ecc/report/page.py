@@ -10,7 +10,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Mapping
 from functools import lru_cache
 from importlib.resources import files
 from typing import Any
@@ -56,25 +55,33 @@ def render_page(report: Report, *, live: bool = False) -> str:
         "base-uri 'none'",
         "form-action 'none'",
     ]
-    return _templates().get_template("page.html").render(
-        report=report,
-        live=live,
-        policy=Markup("; ".join(policy)),  # hashes and keywords only
-        style=Markup(style()),
-        body=Markup(content["body"]),
-        content=Markup(embedded({name: content[name] for name in ("figures", "data")})),
-        library=Markup(library),
-        script=Markup(script),
+    return (
+        _templates()
+        .get_template("page.html")
+        .render(
+            report=report,
+            live=live,
+            policy=Markup("; ".join(policy)),  # hashes and keywords only
+            style=Markup(style()),
+            body=Markup(content["body"]),
+            content=Markup(embedded({name: content[name] for name in ("figures", "data")})),
+            library=Markup(library),
+            script=Markup(script),
+        )
     )
 
 
 def page_content(report: Report) -> dict[str, Any]:
     """What changes while a run continues: the body, the figures and the data."""
     figures = figures_of(report)
-    body = _templates().get_template("body.html").render(
-        report=report,
-        run=report.runs[0] if report.runs else None,
-        figures={figure.name: figure for figure in figures},
+    body = (
+        _templates()
+        .get_template("body.html")
+        .render(
+            report=report,
+            run=report.runs[0] if report.runs else None,
+            figures={figure.name: figure for figure in figures},
+        )
     )
     specs = {figure.name: figure.spec for figure in figures}
     return {"body": body, "figures": specs, "data": to_builtins(report)}
