@@ -32,7 +32,7 @@ def main() -> None:
     parser.add_argument("--meter", default="nvml")
     parser.add_argument("--budget", default="50%")
     parser.add_argument("--batch", type=int, default=64, help="items in one measured inference")
-    parser.add_argument("--rows", type=int, default=100, help="networks in the profile")
+    parser.add_argument("--samples", type=int, default=100, help="networks in the profile")
     parser.add_argument("--pretrain-steps", type=int, default=600)
     parser.add_argument("--steps", type=int, default=1500)
     parser.add_argument("--finetune-steps", type=int, default=1000)
@@ -46,13 +46,13 @@ def main() -> None:
     options = parser.parse_args()
     started = time.perf_counter()
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    source = find_meter(options.meter, runs_on=device)
+    source = find_meter(options.meter, device_type=device)
     task = packed_task(
         "mobilenet_v1", "imagenette", options.data, device=device, size=(128, 128), batch=128, limit=options.limit
     )
     with tempfile.TemporaryDirectory() as folder:
         path = options.profile or Path(folder) / "imagenette.profile"
-        energy = fit(profiled(task, options.batch, source, path, options.rows, device))
+        energy = fit(profiled(task, options.batch, source, path, options.samples, device))
         seconds = time.perf_counter() - started
         print(
             f"profile and fit: {seconds:.0f} s, error {energy.quality['mean']:.2%}, dense {energy.dense:.4g} J",
@@ -80,7 +80,7 @@ def main() -> None:
             device=device,
         )
         result = job.run(
-            Path(folder) / "run", world=DistributedContext(device), progress=lambda line: print(line, flush=True)
+            Path(folder) / "run", distributed=DistributedContext(device), progress=lambda line: print(line, flush=True)
         )
         history = [json.loads(line) for line in (Path(folder) / "run" / "history.jsonl").read_text().splitlines()]
     summary = result.summary

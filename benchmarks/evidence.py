@@ -54,11 +54,11 @@ from packed import packed_data
 from ecc.energy import EnergyModel
 from ecc.errors import BadFile
 from ecc.graph import trace_channels
-from ecc.measure import PROFILE_SETTINGS, Source, close_meter, find_meter
+from ecc.measure import PROFILE_SETTINGS, EnergySource, close_meter, find_meter
 from ecc.methods.baselines.recalibration import BATCHES
 from ecc.methods.cost_evaluator import CostEvaluator
 from ecc.methods.grid import Cell
-from ecc.task import Task, with_batch
+from ecc.task import Task, with_batch_size
 from ecc.training import Interrupted
 from ecc.zoo.data import ImageData
 from ecc.zoo.recipe import read_recipe
@@ -190,12 +190,12 @@ def time_after(cells: int, seconds: float) -> float:
 # ---------------------------------------------------------------- the scales
 
 
-def weigh(grids: list[Grid], task: Task, batch: int, source: Source, until: float) -> None:
+def weigh(grids: list[Grid], task: Task, batch: int, source: EnergySource, until: float) -> None:
     """Every finished network that has not been weighed, and the dense one among them, in the cell's weighed.json."""
     energy = grids[0].asked.energy
     assert isinstance(energy, EnergyModel)
-    example = with_batch(task.example_input, batch)
-    graph = trace_channels(task.model, example, proven=False)
+    example = with_batch_size(task.example_input, batch)
+    graph = trace_channels(task.model, example, verify=False)
     scales = CostEvaluator(task.model, graph, example, {energy.resource: energy}, source, **WEIGHING)
     known: dict[str, str] = {}
     waiting = []
@@ -251,7 +251,7 @@ def main() -> None:
     parser.add_argument(
         "--seconds", type=float, default=540.0, help="in which this call ends; cells are stopped earlier"
     )
-    parser.add_argument("--rows", type=int, default=100, help="networks in the profile")
+    parser.add_argument("--samples", type=int, default=100, help="networks in the profile")
     parser.add_argument("--limit", type=int, help="images of each split; all by default")
     parser.add_argument("--methods", type=lambda text: text.split(","))
     parser.add_argument("--budgets", type=lambda text: text.split(","))
@@ -264,7 +264,7 @@ def main() -> None:
     data = for_all(packed_data(DATA[options.name], options.data, options.limit))
     task = the_task(options, recipe, for_all(data))  # its copies on the GPU are not for the workers
     batch = MEASURED_BATCH[options.name]
-    source = find_meter(options.meter, runs_on=options.device)
+    source = find_meter(options.meter, device_type=options.device)
     try:
         if options.record is not None:
             bring_model(options.record, options.root)
@@ -297,7 +297,7 @@ def main() -> None:
         "tested_on": len(data.test),
         "settings": {key: value for key, value in vars(grids[0].asked.settings).items() if key != "seed"},
         "forms": {grid.form: form_facts(FORMS[options.name][grid.form]) for grid in grids[1:]},
-        "full_widths": trace_channels(task.model, task.example_input, proven=False).full_widths,
+        "full_widths": trace_channels(task.model, task.example_input, verify=False).full_widths,
         "fit": {key: value for key, value in energy.quality.items() if key != "families"},
         "dense_sha256": dense_weights(grids[0]),
         "rows": rows_of(grids),

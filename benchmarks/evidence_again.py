@@ -11,8 +11,7 @@ from typing import Any
 from evidence_grid import Grid, failure_of
 
 from ecc.energy import fit
-from ecc.measure import Profile
-from ecc.measure.rows import Row
+from ecc.measure import Profile, Sample
 from ecc.methods.grid import Cell
 
 MISSED = 0.03
@@ -33,7 +32,7 @@ def learn_again(grids: list[Grid], root: Path) -> None:
             failure_of(cell, grid.runs).unlink(missing_ok=True)
     grids = [grid for grid in grids if grid.asked.settings.width_multiple is None]
     whole = Profile.load(root / "profile.gz")
-    known = {row.widths for row in whole.rows}
+    known = {row.widths for row in whole.samples}
     fresh: dict[tuple[float, float], dict[tuple[int, ...], dict[str, Any]]] = {}
     for grid in grids:
         for cell in grid.finished():
@@ -69,9 +68,9 @@ def extended(
     profile: Profile, fresh: Mapping[tuple[float, float], Mapping[tuple[int, ...], Mapping[str, Any]]]
 ) -> Profile:
     """A profile with more networks: each dense weighing, with those that were weighed beside it, is a session."""
-    rows, reference = list(profile.rows), profile.references[0]
+    rows, reference = list(profile.samples), profile.references[0]
     session = max(row.session for row in rows)
-    number = max(row.row for row in rows if row.row is not None)
+    number = max(row.index for row in rows if row.index is not None)
     for (joules, seconds), networks in fresh.items():
         session += 1
         dense = replace(reference, session=session, joules=joules, seconds=seconds)
@@ -79,8 +78,8 @@ def extended(
         for widths, weighed in networks.items():
             number += 1
             rows.append(
-                Row(
-                    row=number,
+                Sample(
+                    index=number,
                     session=session,
                     widths=widths,
                     joules=weighed["joules"],

@@ -14,7 +14,7 @@ from packed import as_packed, packed_task
 from profile_networks import profiled
 
 from ecc.energy import EnergyModel, fit
-from ecc.measure import Source
+from ecc.measure import EnergySource
 from ecc.methods.grid import Cell, Comparison
 from ecc.task import Task
 from ecc.zoo.data import ImageData, Packed
@@ -124,12 +124,12 @@ def for_all(data: ImageData) -> ImageData:
     return replace(data, train=splits[0], held_out=splits[1], test=splits[2])
 
 
-def fitted(task: Task, source: Source, options: argparse.Namespace) -> EnergyModel:
+def fitted(task: Task, source: EnergySource, options: argparse.Namespace) -> EnergyModel:
     """The energy model of this machine, fitted once."""
     file, batch, step = options.root / "energy.json", MEASURED_BATCH[options.name], MULTIPLE_OF.get(options.name, 8)
     if not file.exists():
         path = options.root / "network.profile"
-        found = profiled(task, batch, source, path, options.rows, options.device, step)
+        found = profiled(task, batch, source, path, options.samples, options.device, step)
         found.save(options.root / "profile.gz")
         fit(found).save(file)
     if (options.root / "profile.gz").exists():  # not where the model was brought along

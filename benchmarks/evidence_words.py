@@ -144,7 +144,7 @@ def _left_to_netadapt(found: Experiment, model: EnergyModel) -> str:
     for place, name in enumerate(model.groups):
         width = found.record["full_widths"].get(name, 0)
         floor = math.ceil(found.record["settings"]["min_width_ratio"] * width / step) * step
-        if 0 < floor < width and model.least_widths[place] < model.full_widths[place]:
+        if 0 < floor < width and model.min_widths[place] < model.full_widths[place]:
             cut = full.clone()
             cut[place] = floor
             groups, able = groups + 1, able + (1 - float(model.value(cut)) / dense >= asked)

@@ -41,7 +41,7 @@ def test_networks_of_the_same_widths_are_weighed_once(tmp_path: Path, monkeypatc
     monkeypatch.setattr(energy.EnergyModel, "resource", "energy", raising=False)
     monkeypatch.setattr(evidence, "CostEvaluator", lambda *_, **__: scales)
     monkeypatch.setattr(evidence, "trace_channels", lambda *_, **__: None)
-    monkeypatch.setattr(evidence, "with_batch", lambda *_: None)
+    monkeypatch.setattr(evidence, "with_batch_size", lambda *_: None)
     task = SimpleNamespace(model=None, example_input=None)
     evidence.weigh([evidence.Grid("", asks, tmp_path)], task, 1, None, math.inf)
     assert asked == [{}, {"a": 3, "b": 4}, {"a": 2, "b": 4}]
@@ -98,10 +98,10 @@ def test_what_was_weighed_is_learned_from_and_what_was_missed_is_run_again_once(
     again = importlib.import_module("evidence_again")
     again.learn_again([grid], tmp_path)
     whole = measure.Profile.load(tmp_path / "profile.gz")
-    assert len(whole.networks) == len(first.networks) + 3
+    assert len(whole.design_samples) == len(first.design_samples) + 3
     added = [sample.joules / first.references[0].joules for sample in whole.corrected()[-3:]]
     assert added == pytest.approx([0.55, 0.51, 0.495], rel=0.02)  # as shares of the dense network, drift divided out
-    assert energy.EnergyModel.load(tmp_path / "energy.json").origin.rows == len(whole.networks)
+    assert energy.EnergyModel.load(tmp_path / "energy.json").origin.rows == len(whole.design_samples)
     assert grid.finished() == cells[2:-1]  # ecc was 10 % above what was predicted, and scratch builds on it
     assert not begun.folder(grid.runs).exists()
     assert grid.failure(begun) is None
@@ -110,7 +110,7 @@ def test_what_was_weighed_is_learned_from_and_what_was_missed_is_run_again_once(
         run(cell, 8)
     again.learn_again([grid], tmp_path)
     assert grid.finished() == cells[:-1]
-    assert len(measure.Profile.load(tmp_path / "profile.gz").networks) == len(whole.networks)
+    assert len(measure.Profile.load(tmp_path / "profile.gz").design_samples) == len(whole.design_samples)
 
 
 def test_cells_of_a_record_count_as_done(tmp_path: Path) -> None:
@@ -149,7 +149,7 @@ def test_the_energy_model_of_a_record_is_that_of_its_profile(tmp_path: Path) -> 
     measure, file = importlib.import_module("ecc.measure"), ROOT / "results" / "evidence" / "e1.json"
     records.bring_model(file, tmp_path)
     brought = energy.EnergyModel.load(tmp_path / "energy.json")
-    assert brought.origin.rows == len(measure.Profile.load(file.with_suffix(".profile.gz")).networks)
+    assert brought.origin.rows == len(measure.Profile.load(file.with_suffix(".profile.gz")).design_samples)
     (tmp_path / "profile.gz").unlink()
     records.bring_model(file, tmp_path)
     assert not (tmp_path / "profile.gz").exists()  # what is there already is the later one
@@ -181,7 +181,7 @@ def test_a_fresh_run_trains_the_dense_network_of_each_seed_for_all_grids_then_it
     splits = [data.Packed(some, torch.arange(16) % 2) for some in images]
     tiny = grids.for_all(data.ImageData("cifar10", ("even", "odd"), *splits))
     options = SimpleNamespace(
-        name="tiny", data=tmp_path, root=tmp_path, out=tmp_path / "new" / "out.json", device="cpu", rows=40,
+        name="tiny", data=tmp_path, root=tmp_path, out=tmp_path / "new" / "out.json", device="cpu", samples=40,
         methods=None, budgets=None, seeds=None, settings="{}",
     )  # fmt: skip
     recipe = recipes.read_recipe(tmp_path / "tiny.toml")

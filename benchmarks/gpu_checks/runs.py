@@ -34,7 +34,7 @@ SCORE_TOLERANCE = 0.03
 def make_energy_model(folder: Path) -> Path:
     """An energy model of the small user network, from an analytic platform."""
     copy_net(folder)
-    words = ["-m", "ecc", "profile", f"{NET}:build_small", "--meter", PLATFORM, "--rows", "60", "-q"]
+    words = ["-m", "ecc", "profile", f"{NET}:build_small", "--meter", PLATFORM, "--samples", "60", "-q"]
     run_python([*words, "-o", "small.profile"], folder, 60)
     run_python(["-m", "ecc", "fit", "small.profile", "-o", "energy.json"], folder, 60)
     return folder / "energy.json"
@@ -92,7 +92,7 @@ def command_line_with_meter(context: Context) -> Outcome:
     copy_net(folder)
     meter, label = ("nvml", "measured") if context.device == "cuda" else (PLATFORM, "estimated")
     net = f"{NET}:build_small" if context.small else f"{NET}:build"
-    words = ["-m", "ecc", "profile", net, "--meter", meter, "--rows", str(ROWS), "-o", "net.profile"]
+    words = ["-m", "ecc", "profile", net, "--meter", meter, "--samples", str(ROWS), "-o", "net.profile"]
     profile = run_python(words, folder, 120)
     fit = run_python(["-m", "ecc", "fit", "net.profile", "-o", "energy.json", "--json"], folder, 60)
     words = ["-m", "ecc", "compress", net, "--energy", "energy.json", "--budget", BUDGET, "-o", "run", "-q"]

@@ -17,7 +17,7 @@ from ecc.cli.compare import compare
 from ecc.cli.recipes import QUICK
 from ecc.graph import trace_channels
 from ecc.methods import CompressSettings
-from ecc.task import with_batch
+from ecc.task import with_batch_size
 from ecc.zoo import AlexNet, find_data, image_task
 from ecc.zoo.networks import NETWORKS
 from ecc.zoo.recipe import read_recipe
@@ -58,8 +58,8 @@ def test_a_bundled_recipe_runs_for_a_few_steps_on_a_tiny_tree(
     tree = trees.cityscapes(tmp_path / "data") if "cityscapes" in name else make(tmp_path / "data")
     height, _, width = size.partition("x")
     task = image_task(recipe.task, find_data(tree), size=(int(height), int(width or height)))
-    example = with_batch(task.example_input, origin().batch)
-    true_model(trace_channels(task.model, example, proven=False)).save(tmp_path / "energy.json")
+    example = with_batch_size(task.example_input, origin().batch)
+    true_model(trace_channels(task.model, example, verify=False)).save(tmp_path / "energy.json")
     # A few steps of what a recipe is about; its methods are tested with theirs.
     few = ("--steps", "3", "--finetune-steps", "1", "--pretrain-steps", "1", "--batch-size", "2", "--size", size)
     code, text = run(

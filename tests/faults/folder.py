@@ -34,7 +34,7 @@ def filled(folder: Path) -> Path:
             "--meter",
             "platform:jetson-tx2",
             *words.split(),
-            "--rows",
+            "--samples",
             "40",
             "-o",
             f"{folder / name}.profile",

@@ -79,18 +79,18 @@ DOCTOR: Table = {
 }
 
 HUGE = "9" * 30
-P = "profile net.py:build --meter platform:jetson-tx2 --rows 12 -o new.profile"
+P = "profile net.py:build --meter platform:jetson-tx2 --samples 12 -o new.profile"
 PROFILE: Table = {
     "no output": ("profile net.py:build", "--output"),
     "no task to profile": ("profile -o new.profile", "TASK"),
     "unknown task to profile": ("profile digit -o new.profile", "did you mean 'digits'?"),
     "unknown meter to profile": (f"{P} --meter sundial", "sundial"),
-    "no rows": (f"{P} --rows 0", "rows=0 is below 1"),
-    "negative rows": (f"{P} --rows -3", "rows=-3 is below 1"),
-    "rows in words": (f"{P} --rows many", "--rows"),
-    "rows and a half": (f"{P} --rows 2.5", "--rows"),
-    "more rows than widths": (f"{P} --rows 1000", "has only 192 different widths"),
-    "rows beyond counting": (f"{P} --rows {HUGE}", "is above 1000000"),
+    "no rows": (f"{P} --samples 0", "samples=0 is below 1"),
+    "negative rows": (f"{P} --samples -3", "samples=-3 is below 1"),
+    "rows in words": (f"{P} --samples many", "--samples"),
+    "rows and a half": (f"{P} --samples 2.5", "--samples"),
+    "more rows than widths": (f"{P} --samples 1000", "has only 192 different widths"),
+    "rows beyond counting": (f"{P} --samples {HUGE}", "is above 1000000"),
     "unknown design": (f"{P} --design corners", "design 'corners' is unknown"),
     "negative seed": (f"{P} --seed -1", "seed"),
     "seed in words": (f"{P} --seed lucky", "--seed"),
@@ -107,15 +107,15 @@ PROFILE: Table = {
     "rounds in words": (f"{P} --rounds twice", "--rounds"),
     "no references": (f"{P} --reference-every 0", "reference_every=0 is below 1"),
     "references in words": (f"{P} --reference-every often", "--reference-every"),
-    "until in words": (f"{P} --until soon", "'soon' is not a share"),
-    "until too much": (f"{P} --until 200%", "until=2.0 is not a share"),
-    "until nothing": (f"{P} --until 0%", "until=0.0 is not a share"),
-    "until no number": (f"{P} --until nan%", "not a share"),
+    "until in words": (f"{P} --target-error soon", "'soon' is not a share"),
+    "until too much": (f"{P} --target-error 200%", "target_error=2.0 is not a share"),
+    "until nothing": (f"{P} --target-error 0%", "target_error=0.0 is not a share"),
+    "until no number": (f"{P} --target-error nan%", "not a share"),
     "shard without its number": (f"{P} --shard 3", "shard '3' is not written as K/N"),
     "shard beyond": (f"{P} --shard 9/8", "shard 9/8 does not exist"),
     "shard of nothing": (f"{P} --shard 0/0", "shard 0/0 does not exist"),
     "shard in words": (f"{P} --shard one/two", "is not written as K/N"),
-    "shard without rows": (f"{P} --rows 3 --shard 8/9", "holds no row"),
+    "shard without rows": (f"{P} --samples 3 --shard 8/9", "holds no sample"),
     "batch of nothing": (f"{P} --batch 0", "batch 0 is below 1"),
     "negative batch": (f"{P} --batch -4", "batch -4 is below 1"),
     "batch in words": (f"{P} --batch big", "--batch"),
@@ -145,10 +145,10 @@ PROFILE: Table = {
     "profile into a folder": (f"{P} -o .", "cannot write ."),
     "profile into a file of mine": (f"{P} -o net.py", "net.py is not a profile, and is left as it is"),
     "profile into a compressed file": (f"{P} -o a.profile.gz", "is compressed"),
-    "profile of another network": (f"{P} -o digits.profile --rows 5", "cannot be continued"),
+    "profile of another network": (f"{P} -o digits.profile --samples 5", "cannot be continued"),
     "nothing to cut": ("profile net.py:nothing_to_cut --meter platform:jetson-tx2 -o n", "cut"),
     "everything frozen": (f"{P} --freeze 0 --freeze 2", "cut"),
-    "recording of another network": (f"{P} --meter replay:digits.profile --rows 5", "was recorded of network"),
+    "recording of another network": (f"{P} --meter replay:digits.profile --samples 5", "was recorded of network"),
 }
 
 FIT: Table = {

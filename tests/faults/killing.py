@@ -48,7 +48,7 @@ class Recipe:
 
 
 RECIPES: dict[str, Recipe] = {
-    "profile": Recipe(f"profile digits {_WEIGH} --batch 256 --rows 40 -o a.profile", "", "a.profile"),
+    "profile": Recipe(f"profile digits {_WEIGH} --batch 256 --samples 40 -o a.profile", "", "a.profile"),
     "fit": Recipe("fit a.profile --json -o energy.json", "a.profile", "energy.json"),
     "compress": Recipe(
         f"compress digits --energy energy.json --budget 60% {_WEIGH} {_STEPS} --checkpoint-seconds 0.05 --json -o run",

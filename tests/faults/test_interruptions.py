@@ -303,7 +303,7 @@ def test_a_full_disk_keeps_the_rows_of_a_profile(tmp_path: Path, monkeypatch: py
         Full(patch, after=9)
         with pytest.raises(BadFile, match=r"No space left on device\. What it holds so far is safe"):
             computed(path)
-    held = len(Profile.load(path).rows)
+    held = len(Profile.load(path).samples)
     assert held >= 7
     computed(path)
     computed(tmp_path / "b.profile")
@@ -328,7 +328,7 @@ def test_a_folder_that_may_not_be_written_is_one_line(
         raise OSError(code, os.strerror(code), str(path))
 
     monkeypatch.setattr(os, "open", refusing)
-    profile = ["profile", "net.py:build", "--meter", "platform:jetson-tx2", "--rows", "12", "-o", "new.profile"]
+    profile = ["profile", "net.py:build", "--meter", "platform:jetson-tx2", "--samples", "12", "-o", "new.profile"]
     for args in (profile, ["fit", "net.profile", "-o", "new.json"], words("slow")):
         assert text in refused(run(*args))
     monkeypatch.setattr(os, "mkdir", refusing_folder)

@@ -246,7 +246,7 @@ def test_asked_to_stop_it_cancels_and_says_how_to_go_on() -> None:
     os.kill(os.getpid(), signal.SIGTERM)
     with pytest.raises(Interrupted, match=r"stopped with 1 of 3 tasks done\. The same command goes on") as stop:
         next(outcomes)
-    assert stop.value.number == signal.SIGTERM
+    assert stop.value.signum == signal.SIGTERM
     assert sorted(ray.cancelled) == [Outcome("b"), Outcome("c")]
 
 

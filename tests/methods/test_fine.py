@@ -20,7 +20,7 @@ from ecc.measure.meters.platform import Platform
 from ecc.methods import CompressSettings, SparseResult, WeightCompression, phases
 from ecc.methods.ecc.weights import count_nonzeros
 from ecc.methods.unstructured import zero_skipping_platform
-from ecc.task import Task, with_batch
+from ecc.task import Task, with_batch_size
 from ecc.training import Interrupted, load_state
 from ecc.zoo import find_task
 from measure.fakes import FakeBoard, FakeMeter
@@ -225,7 +225,7 @@ def test_phases_can_be_left_out(tmp_path: Path, settings: dict[str, Any]) -> Non
 def test_joules_and_joules_an_item(tmp_path: Path) -> None:
     whole = fine_job("40%")
     dense = whole.cost.dense
-    task = replace(wide_task(), example_input=with_batch(wide_task().example_input, 2))
+    task = replace(wide_task(), example_input=with_batch_size(wide_task().example_input, 2))
     assert fine_job(f"{0.5 * dense:.17g} J", task=task).limit == pytest.approx(0.5 * dense)
     assert fine_job(f"{0.25 * dense:.17g} J/image", task=task).limit == pytest.approx(0.5 * dense)
 

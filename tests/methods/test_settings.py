@@ -10,7 +10,6 @@ import pytest
 from ecc.errors import EccError
 from ecc.methods import CompressSettings
 from ecc.methods.ecc.admm import AdmmSettings
-from ecc.methods.settings import PHASES
 from ecc.training import Cosine
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
@@ -90,15 +89,15 @@ def test_each_phase_has_its_own_steps_and_rate_and_all_else_in_common() -> None:
         micro_batch=4,
         log_every=6,
     )
-    phases = {phase: settings.training(phase) for phase in PHASES}
-    assert {phase: one.steps for phase, one in phases.items()} == {"dense": 3, "solve": 5, "tune": 7}
-    assert phases["solve"].schedule is None
+    assert settings.phase_steps == {"dense": 3, "solve": 5, "tune": 7}
+    assert settings.schedule("solve") is None
     for phase, start in (("dense", 1e-2), ("tune", 1e-4)):
-        schedule = phases[phase].schedule
+        schedule = settings.schedule(phase)
         assert schedule == Cosine(start_lr=start)
         assert schedule.lr(start, 0, 100) == pytest.approx(start)
         assert schedule.lr(start, 100, 100) == pytest.approx(0, abs=1e-9)
-    assert {(one.seed, one.clip_norm, one.micro_batch, one.log_every) for one in phases.values()} == {(9, 2.0, 4, 6)}
+    one = settings.train
+    assert (one.seed, one.clip_norm, one.micro_batch, one.log_every) == (9, 2.0, 4, 6)
 
 
 @pytest.mark.parametrize(("cut", "held"), [(0.0, 0), (0.2, 4), (0.5, 25), (0.8, 64), (1.0, 100)])
@@ -118,8 +117,8 @@ def test_otherwise_the_solve_keeps_its_rate_and_tuning_starts_anew(changes: Any)
     settings = CompressSettings(lr=1e-4, **changes)
     assert settings.fall("solve", 0.5) is None
     assert settings.fall("tune", 0.5) is None
-    assert settings.training("solve").schedule is None
-    assert settings.training("tune").schedule == Cosine(start_lr=changes.get("finetune_lr", 1e-4))
+    assert settings.schedule("solve") is None
+    assert settings.schedule("tune") == Cosine(start_lr=changes.get("finetune_lr", 1e-4))
 
 
 def test_the_paper_is_one_word_and_its_constants_can_be_changed() -> None:

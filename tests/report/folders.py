@@ -52,7 +52,7 @@ def write_run(folder: Path, **options: Any) -> Path:
         model.save(folder / "energy.json")
     widths = {
         name: max(least, round(asked["share"] * full))
-        for name, full, least in zip(model.groups, model.full_widths, model.least_widths, strict=True)
+        for name, full, least in zip(model.groups, model.full_widths, model.min_widths, strict=True)
     }
     (folder / "history.jsonl").write_text("".join(json.dumps(line) + "\n" for line in _history(asked, limit, widths)))
     if asked.get("finished", True):

@@ -108,7 +108,7 @@ def test_that_a_budget_can_be_met_is_told() -> None:
 def test_what_can_be_met_is_what_compress_can_reach() -> None:
     """As far as the multiples that were profiled go."""
     task = find_task("mobilenet_v1")
-    graph = trace_channels(task.model, task.example_input, proven=False)
+    graph = trace_channels(task.model, task.example_input, verify=False)
     floors = floor_widths(graph, MIN_WIDTH_RATIO, model().origin.width_multiple or 1)
     widths = dict(zip(graph.full_widths, floors, strict=True))
     assert least_of(model()) == pytest.approx(model().at({group.name: widths[group.name] for group in graph.prunable}))

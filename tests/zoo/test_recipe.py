@@ -71,9 +71,9 @@ def test_the_papers_recipes_have_the_papers_numbers(
 def test_the_papers_erfnet_has_51_layers_that_can_be_cut() -> None:
     found, net = read_recipe(RECIPES / "paper" / "erfnet-cityscapes.toml"), ERFNet(20)
     assert found.freeze is not None
-    graph = trace_channels(net, torch.zeros(1, 3, 64, 64), freeze=found.freeze, proven=False)
+    graph = trace_channels(net, torch.zeros(1, 3, 64, 64), freeze=found.freeze, verify=False)
     assert len(graph.prunable) == 51
-    assert len(trace_channels(net, torch.zeros(1, 3, 64, 64), proven=False).prunable) > 51
+    assert len(trace_channels(net, torch.zeros(1, 3, 64, 64), verify=False).prunable) > 51
 
 
 def test_our_experiments_compare_all_methods_at_the_same_budgets() -> None:

@@ -155,7 +155,7 @@ def compare(
                 failed = run_on_cluster(grid, replace(spec, device=cluster.device).opened, output, cluster, tell)
     except Interrupted as stop:
         typer.echo(f"\n{stop}", err=True)
-        raise typer.Exit(128 + stop.number) from None
+        raise typer.Exit(128 + stop.signum) from None
     entries = load_grid(output)
     if figure is not None:
         draw_grid(entries, figure)

@@ -151,16 +151,16 @@ def compress(
     place = usable_device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     if cuda_graph and torch.device(place).type != "cuda":
         raise EccError(f"--cuda-graph is for GPUs, and this trains on {place}; leave it out.")
-    world = find_distributed(place)
+    distributed = find_distributed(place)
     source = zero_skipping_platform(meter) if is_fine else source_of(meter, models[0])
-    view = CompressView(None if quiet or as_json or not world.is_main else Console(stderr=True))
-    loggers = [TensorBoardLogger(tensorboard)] if tensorboard is not None and world.is_main else []
+    view = CompressView(None if quiet or as_json or not distributed.is_main else Console(stderr=True))
+    loggers = [TensorBoardLogger(tensorboard)] if tensorboard is not None and distributed.is_main else []
     job: Compression | WeightCompression
     try:
-        job_task = task_of(task, data, weights, size, batch_size, world.device)
+        job_task = task_of(task, data, weights, size, batch_size, distributed.device)
         if is_fine:
             assert source is not None
-            job = WeightCompression(job_task, budgets, source, settings=settings, device=world.device)
+            job = WeightCompression(job_task, budgets, source, settings=settings, device=distributed.device)
             found, groups, full = [job.reach()], job.cost.groups, job.cost.full_widths
         else:
             job = Compression(
@@ -169,7 +169,7 @@ def compress(
                 models,
                 source=source,
                 settings=settings,
-                device=world.device,
+                device=distributed.device,
                 freeze=freeze or (),
                 method=rival,
             )
@@ -185,19 +185,19 @@ def compress(
         if note := _untrained(task, weights, pretrain_steps):
             view.tell(note)
         ends = dict(zip(settings.phase_steps, accumulate(settings.phase_steps.values()), strict=True))
-        view.plan(ends, found, dict(zip(groups, full, strict=True)), world.size)
+        view.plan(ends, found, dict(zip(groups, full, strict=True)), distributed.size)
         with view:
-            result = job.run(output, world=world, history=view, loggers=loggers, progress=view.tell)
+            result = job.run(output, distributed=distributed, history=view, loggers=loggers, progress=view.tell)
     except Interrupted as stop:
         typer.echo(f"\n{stop}", err=True)
-        raise typer.Exit(128 + stop.number) from None
+        raise typer.Exit(128 + stop.signum) from None
     finally:
         for logger in loggers:
             logger.close()
         if source is not None:
             close_meter(source)
-        world.close()
-    if not world.is_main:
+        distributed.close()
+    if not distributed.is_main:
         return
     if as_json:
         typer.echo(json.dumps(result.summary, indent=1))

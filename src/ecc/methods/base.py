@@ -186,6 +186,6 @@ def magnitudes(work: PruningContext, model: nn.Module | None = None) -> dict[str
     flat = readers.scores([None] * len(readers.tensors))
     found = {}
     for group in work.graph.prunable:
-        first, stop = work.graph.slots(group.name)
+        first, stop = work.graph.channel_ids(group.name)
         found[group.name] = flat[first - 1 : stop - 1]
     return found

@@ -24,23 +24,23 @@ from torch import nn
 
 from ecc.energy import Budget, EnergyModel, dense_cost
 from ecc.errors import BadBudget, BadTask, EccError
-from ecc.graph import ChannelGraph, max_relative_diff, trace_channels, verify, with_widths
+from ecc.graph import ChannelGraph, max_relative_diff, trace_channels, verify_graph, with_widths
 from ecc.graph.model_copy import load_whole_state_, whole_state
 from ecc.graph.slimming import build_slim
 from ecc.io import write_text
-from ecc.measure import Source
-from ecc.task import Task, with_batch
+from ecc.measure import EnergySource
+from ecc.task import Task, with_batch_size
 from ecc.training import (
     BatchStream,
     Interrupted,
+    LRSchedule,
     RunDir,
-    Schedule,
     StopRequests,
     Teacher,
     load_state,
     save_state,
 )
-from ecc.training.batches import moved
+from ecc.training.batches import to_device
 from ecc.training.user_errors import wrap_user_errors
 
 from .base import Method, PruningContext, check_needs_held_out
@@ -94,7 +94,7 @@ class Compression(CompressionRunner[CompressedModel]):
         budgets: Sequence[Budget],
         energy: EnergyModel | Sequence[EnergyModel],
         *,
-        source: Source | None = None,
+        source: EnergySource | None = None,
         settings: CompressSettings | None = None,
         device: torch.device | str = "cpu",
         freeze: Sequence[str] = (),
@@ -110,9 +110,9 @@ class Compression(CompressionRunner[CompressedModel]):
             raise BadBudget("two of the energy models are about the same resource; give one of each.")
         check_source(source, self.energies.values())
         self.source = source
-        self.example_input = with_batch(task.example_input, models[0].origin.batch)
-        graph = trace_channels(task.model, self.example_input, freeze=freeze, proven=False)
-        self.graph = verify(task.model, graph, task.example_input)
+        self.example_input = with_batch_size(task.example_input, models[0].origin.batch)
+        graph = trace_channels(task.model, self.example_input, freeze=freeze, verify=False)
+        self.graph = verify_graph(task.model, graph, task.example_input)
         for model in models:
             model.check(self.graph)
         self.budgets = tuple(budgets)
@@ -133,9 +133,9 @@ class Compression(CompressionRunner[CompressedModel]):
     # ------------------------------------------------------------ phases
 
     def _begin(self) -> None:
-        if self.method is not None and self.world.size > 1:
+        if self.method is not None and self.distributed.size > 1:
             raise EccError(
-                f"{self.method.name} chooses in one process, and this is one of {self.world.size}: they would choose "
+                f"{self.method.name} chooses in one process, and this is one of {self.distributed.size}: they would choose "
                 "differently. Start it without torchrun; ecc itself runs in several."
             )
         check_needs_held_out(self.method, self.task)
@@ -180,7 +180,7 @@ class Compression(CompressionRunner[CompressedModel]):
             self.weighed_dense = MeasuredCost.restored(extra["weighed_dense"])
 
     def _go(self, run: RunDir) -> CompressedModel:
-        if self.world.is_main:
+        if self.distributed.is_main:
             for resource, energy in self.energies.items():
                 energy.save(run.path / f"{resource}.json")  # so that a report needs the run's folder alone
         model = copy.deepcopy(self.task.model).to(self.device)
@@ -189,7 +189,7 @@ class Compression(CompressionRunner[CompressedModel]):
         solve = self._solved if self.method is None else self._driven
         widths, landing = solve(run, model, stream, teacher, reached)
         if reached != "tune":
-            taken = stream.total // self.world.size - self.settings.pretrain_steps
+            taken = stream.total // self.distributed.size - self.settings.pretrain_steps
             self.left_over = max(0, self.settings.steps - taken)
         small = self._tuned(run, model, stream, teacher, widths)
         return self._finished(run, small, widths, landing, stream)
@@ -213,7 +213,7 @@ class Compression(CompressionRunner[CompressedModel]):
         landing = self.landing = Landing(solver, self.costs, self.limits, scales, settings.steps)
         _take_up(run, landing)
         if reached == "tune":
-            with run.understood():
+            with run.restoring():
                 return landing.weighings[-1].widths, landing
         self.tell(f"solving for the budget, {settings.steps} steps")
 
@@ -247,17 +247,17 @@ class Compression(CompressionRunner[CompressedModel]):
             stream=stream,
             teacher=teacher,
             held_out=self._held_out,
-            train=trainer(self.graph, self.task.loss, teacher, self.settings, self.world),
+            train=trainer(self.graph, self.task.loss, teacher, self.settings, self.distributed),
             log=lambda facts: self._log(run, facts),
         )
         method.start(work)
         drive = self.landing = Drive(method, work, self.limits, scales)
         saved = _take_up(run, drive)
         if reached == "tune":
-            with run.understood():
+            with run.restoring():
                 return drive.weighings[-1].widths, drive
         if reached == "solve" and saved is not None:
-            with run.understood():
+            with run.restoring():
                 model.load_state_dict(saved["model"])
                 stream.restore(saved["stream"])
         self.tell(f"solving for the budget by {method.name}")
@@ -268,15 +268,15 @@ class Compression(CompressionRunner[CompressedModel]):
             nonlocal saved_at, weighed
             how, age = self.settings, time.monotonic() - saved_at
             old = how.checkpoint_steps is not None or (how.checkpoint_seconds or math.inf) <= age
-            if self.world.is_main and (old or stop.number or len(drive.weighings) > weighed):
+            if self.distributed.is_main and (old or stop.signum or len(drive.weighings) > weighed):
                 saved_at, weighed = time.monotonic(), len(drive.weighings)
                 state = {"phase": "solve", "model": model.state_dict(), "stream": stream.state()}
                 run.save({**state, "extra": self._extra()})
-            if stop.number:
+            if stop.signum:
                 raise Interrupted(
-                    f"stopped by signal {stop.number} after step {drive.steps} of {method.name}, which "
+                    f"stopped by signal {stop.signum} after step {drive.steps} of {method.name}, which "
                     f"{run.checkpoint_path} holds. Give the same command again to go on.",
-                    stop.number,
+                    stop.signum,
                 )
 
         with StopRequests() as stop:
@@ -297,11 +297,11 @@ class Compression(CompressionRunner[CompressedModel]):
         """Cuts the dead channels off and trains what is left."""
         saved = run.checkpoint()
         if saved is not None and saved["phase"] == "tune":
-            with run.understood():
+            with run.restoring():
                 small = self._hollow(model, widths)
         else:
             small = build_slim(model, self.graph, self.width_multiple)  # the summary tells whether the budget is met
-            self.slim_gap = max_relative_diff(model, small, moved(self.task.example_input, self.device))
+            self.slim_gap = max_relative_diff(model, small, to_device(self.task.example_input, self.device))
             self.tell(f"cut and masked networks agree to {self.slim_gap:.1g} of the largest output")
             if self.method is not None:
                 recalibrate_(small, self._calibration())
@@ -313,7 +313,7 @@ class Compression(CompressionRunner[CompressedModel]):
             self._train(run, small, adam, stream, "tune", teacher, steps=steps, schedule=fall)
         return small
 
-    def _fall(self, phase: str) -> Schedule | None:
+    def _fall(self, phase: str) -> LRSchedule | None:
         """The learning rate of ECC; None for rivals, who cut at once and then tune."""
         if self.method is not None:
             return None
@@ -349,14 +349,14 @@ class Compression(CompressionRunner[CompressedModel]):
 
     def _ready_scales(self) -> SharedCostEvaluator:
         """CostEvaluator on which the dense network was weighed, so that shares of it are amounts."""
-        scales = SharedCostEvaluator(self._scales(), self.world)
+        scales = SharedCostEvaluator(self._scales(), self.distributed)
         if self.weighed_dense is None:
             self.weighed_dense = scales({})
         self._resolve_shares()
         return scales
 
     def _scales(self) -> CostEvaluator:
-        source = self.source if self.world.is_main else None  # the task's network: zeros of a pruned one draw less
+        source = self.source if self.distributed.is_main else None  # the task's network: zeros of a pruned one draw less
         return CostEvaluator(self.task.model, self.graph, self.example_input, self.energies, source)
 
     def _resolve_shares(self) -> None:
@@ -382,7 +382,7 @@ class Compression(CompressionRunner[CompressedModel]):
             "width_multiple": self.width_multiple,
             "batches": {"total": stream.total, "lineage": stream.lineage},
         }
-        if self.world.is_main:
+        if self.distributed.is_main:
             save_state(run.path / "slim.safetensors", whole_state(small))
             write_text(run.path / "widths.json", json.dumps(widths, indent=1) + "\n")
         run.finish(summary)
@@ -393,6 +393,6 @@ def _take_up(run: RunDir, landing: Landing | Drive) -> dict[str, Any] | None:
     """What the run has saved, if anything; what had been weighed is in `landing` again."""
     saved = run.checkpoint()
     if saved is not None and saved["extra"]["landing"] is not None:
-        with run.understood():
+        with run.restoring():
             landing.restore(saved["extra"]["landing"])
     return saved

@@ -27,7 +27,7 @@ from ecc.energy import EnergyModel
 from ecc.energy.budget import parse_budget
 from ecc.errors import BadFile, EccError
 from ecc.io import read_text, temporaries, write_text
-from ecc.measure import Source
+from ecc.measure import EnergySource
 from ecc.task import Task
 from ecc.training import BatchStream, Interrupted, load_state, open_run, save_state, train
 from ecc.training.optimizers import fused_on_gpu
@@ -84,7 +84,7 @@ class Comparison:
         methods: Sequence[str],
         budgets: Sequence[str],
         seeds: int = 3,
-        source: Source | None = None,
+        source: EnergySource | None = None,
         settings: CompressSettings | None = None,
         device: torch.device | str = "cpu",
         freeze: Sequence[str] = (),
@@ -250,7 +250,9 @@ class Comparison:
                 optimizer,
                 stream,
                 loss=self.task.loss,
-                settings=settings.training("dense"),
+                steps=settings.pretrain_steps,
+                settings=settings.train,
+                schedule=settings.schedule("dense"),
                 run=run,
                 phase="dense",
             )

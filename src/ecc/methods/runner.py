@@ -14,7 +14,7 @@ import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -25,22 +25,22 @@ from ecc.errors import BadTask
 from ecc.task import Task
 from ecc.training import (
     BatchStream,
-    Distillation,
+    DistillSettings,
     DistributedContext,
     Histories,
     History,
     Logger,
     Loggers,
+    LRSchedule,
     OnStep,
     RunDir,
-    Schedule,
     Teacher,
     load_state,
     open_run,
     save_state,
     train,
 )
-from ecc.training.checkpoint import checksum_of
+from ecc.training.checkpoint import weights_checksum
 from ecc.training.optimizers import fused_on_gpu
 from ecc.training.user_errors import wrap_user_errors
 
@@ -64,7 +64,7 @@ def settled(settings: CompressSettings) -> dict[str, Any]:
 
 def weights_of(task: Task, settings: CompressSettings) -> str | None:
     """A checksum of the dense weights, which another file of them would change; None if the run trains them itself."""
-    return None if settings.pretrain_steps else checksum_of(task.model.state_dict())
+    return None if settings.pretrain_steps else weights_checksum(task.model.state_dict())
 
 
 class CompressionRunner(ABC, Generic[Result]):
@@ -88,7 +88,7 @@ class CompressionRunner(ABC, Generic[Result]):
         _check_weights(task)
         self.task, self.settings, self.device = task, settings or CompressSettings(), torch.device(device)
         self.scores: dict[str, float] = {}
-        self.world = DistributedContext(self.device)
+        self.distributed = DistributedContext(self.device)
         self.history: History = Histories()
         self.stream: BatchStream | None = None
         self.tell: Callable[[str], None] = lambda _: None
@@ -97,7 +97,7 @@ class CompressionRunner(ABC, Generic[Result]):
         self,
         run_dir: str | Path,
         *,
-        world: DistributedContext | None = None,
+        distributed: DistributedContext | None = None,
         history: History | None = None,
         loggers: Sequence[Logger] = (),
         progress: Callable[[str], None] | None = None,
@@ -106,7 +106,7 @@ class CompressionRunner(ABC, Generic[Result]):
 
         Args:
             run_dir: The folder of the run.
-            world: The processes that train together; None for this one alone.
+            distributed: The processes that train together; None for this one alone.
             history: Is told what the run's history is told in this session.
             loggers: Are told the numbers in the run's history, those of earlier sessions before. They stay open.
             progress: Is told each phase, in words.
@@ -115,19 +115,19 @@ class CompressionRunner(ABC, Generic[Result]):
             BadFile: If the folder holds another run, or something else.
             InfeasibleBudget: If a budget cannot be met.
         """
-        self.world = world or self.world
+        self.distributed = distributed or self.distributed
         curves = Loggers(*loggers)
         self.history = Histories(curves) if history is None else Histories(history, curves)
         self.stream, self.tell = None, progress or self.tell
         self.scores = {}
         self._begin()
-        with open_run(run_dir, self.config(), device_type=self.device.type, writes=self.world.is_main) as run:
+        with open_run(run_dir, self.config(), device_type=self.device.type, writes=self.distributed.is_main) as run:
             finished = run.summary()
             for facts in run.history() if loggers and run.writes else ():
                 curves.log(facts)
             if finished is None:
                 return self._go(run)
-            with run.understood("summary.json"):
+            with run.restoring("summary.json"):
                 return self._as_it_was(run, finished)
 
     def config(self) -> dict[str, Any]:
@@ -168,14 +168,14 @@ class CompressionRunner(ABC, Generic[Result]):
         saved = run.checkpoint()
         if saved is None:
             return PHASES[0]
-        with run.understood():
+        with run.restoring():
             self._restore(saved["extra"])
             return PHASES[PHASES.index(saved["phase"])]
 
     def _stream(self) -> BatchStream:
-        world = self.world
+        distributed = self.distributed
         self.stream = BatchStream(
-            self.task, device=self.device, seed=self.settings.seed, rank=world.rank, world_size=world.size
+            self.task, device=self.device, seed=self.settings.seed, rank=distributed.rank, world_size=distributed.size
         )
         return self.stream
 
@@ -187,17 +187,17 @@ class CompressionRunner(ABC, Generic[Result]):
             fused = fused_on_gpu(model.parameters())
             optimizer = torch.optim.Adam(model.parameters(), lr=self.settings.pretrain_lr, fused=fused)
             self._train(run, model, optimizer, stream, "dense")
-            if self.world.is_main:
+            if self.distributed.is_main:
                 save_state(file, model.state_dict())
         elif self.settings.pretrain_steps:
-            with run.understood(file.name):
+            with run.restoring(file.name):
                 model.load_state_dict(load_state(file))
         self._score(run, "dense", model)
         how = self.settings
         if how.distill == 0:
             return None
         return Teacher(
-            model, Distillation(weight=how.distill, temperature=how.temperature, ignore_index=how.ignore_index)
+            model, DistillSettings(weight=how.distill, temperature=how.temperature, ignore_index=how.ignore_index)
         )
 
     def _adam(self, model: nn.Module) -> torch.optim.Adam:
@@ -215,20 +215,20 @@ class CompressionRunner(ABC, Generic[Result]):
         teacher: Teacher | None = None,
         on_step: OnStep | None = None,
         steps: int | None = None,
-        schedule: Schedule | None = None,
+        schedule: LRSchedule | None = None,
     ) -> None:
         assert self.task.loss is not None  # checked at the start
-        settings = self.settings.training(phase)
-        settings = settings if schedule is None else replace(settings, schedule=schedule)
         started, drawn = time.perf_counter(), stream.seconds
         train(
             model,
             optimizer,
             stream,
+            steps=self.settings.phase_steps[phase] if steps is None else steps,
             loss=self.task.loss,
-            settings=settings if steps is None else replace(settings, steps=steps),
+            settings=self.settings.train,
+            schedule=self.settings.schedule(phase) if schedule is None else schedule,
             teacher=teacher,
-            world=self.world,
+            distributed=self.distributed,
             run=run,
             history=self.history,
             on_step=on_step,
@@ -251,7 +251,7 @@ class CompressionRunner(ABC, Generic[Result]):
 
     def _log(self, run: RunDir, facts: Mapping[str, Any]) -> None:
         """A line for the history, with the batches that were drawn so far."""
-        if self.world.is_main:
+        if self.distributed.is_main:
             line = {**facts, "total": 0 if self.stream is None else self.stream.total}
             run.log(line)
             self.history.log(line)

@@ -8,7 +8,7 @@ from typing import Any
 
 from ecc.constants import MIN_WIDTH_RATIO
 from ecc.errors import EccError
-from ecc.training import Cosine, Distillation, TrainSettings
+from ecc.training import Cosine, DistillSettings, LRSchedule, TrainSettings
 
 from .ecc.admm import AdmmSettings
 from .ecc.importance import IMPORTANCES
@@ -99,9 +99,8 @@ class CompressSettings:
             raise EccError(f"min_width_ratio={self.min_width_ratio} is a share of a group's channels, from 0 to 1.")
         if self.width_multiple is not None and self.width_multiple < 1:
             raise EccError(f"width_multiple={self.width_multiple} is below 1; 1 allows any width.")
-        for phase in PHASES:
-            self.training(phase)  # which checks the rest
-        Distillation(weight=self.distill, temperature=self.temperature)
+        self.train  # noqa: B018 - which checks the rest
+        DistillSettings(weight=self.distill, temperature=self.temperature)
 
     @classmethod
     def paper(cls, **changes: Any) -> CompressSettings:
@@ -153,16 +152,20 @@ class CompressSettings:
             return None
         hold = int(cut**2 * (self.steps + self.finetune_steps))
         if phase == "solve":
-            return Cosine(start_lr=self.lr, hold_steps=hold, after=self.finetune_steps)
-        return Cosine(start_lr=self.lr, hold_steps=hold, before=self.steps)
+            return Cosine(start_lr=self.lr, hold_steps=hold, steps_after=self.finetune_steps)
+        return Cosine(start_lr=self.lr, hold_steps=hold, steps_before=self.steps)
 
-    def training(self, phase: str) -> TrainSettings:
-        """The settings of one phase; where ECC is `falling`, its learning rate is that of `fall`."""
+    def schedule(self, phase: str) -> LRSchedule | None:
+        """Learning rate of one phase; where ECC is `falling`, it is that of `fall`."""
         start = self.pretrain_lr if phase == "dense" else self.first_finetune_lr
+        return None if phase == "solve" else Cosine(start_lr=start)
+
+    @property
+    def train(self) -> TrainSettings:
+        """Settings of the training loop, the same in all phases."""
         return TrainSettings(
-            steps=self.phase_steps[phase],
-            schedule=None if phase == "solve" else Cosine(start_lr=start),
-            precision=self.precision,  # type: ignore[arg-type]  # checked there
+            precision=self.precision,
+            weight_decay=self.weight_decay,
             clip_norm=self.clip_norm,
             micro_batch=self.micro_batch,
             channels_last=self.channels_last,

@@ -24,10 +24,10 @@ from ecc.energy.nonzeros import nonzero_cost
 from ecc.errors import BadBudget, BadMeasurement, EccError
 from ecc.graph import ChannelGraph, trace_channels
 from ecc.io import write_text
-from ecc.measure import Source, find_meter
+from ecc.measure import EnergySource, find_meter
 from ecc.measure.meters.platform import PLATFORMS, Platform
-from ecc.task import Task, batch_of
-from ecc.training import BatchStream, RunDir, Schedule, Teacher, load_state, save_state
+from ecc.task import Task, batch_size_of
+from ecc.training import BatchStream, LRSchedule, RunDir, Teacher, load_state, save_state
 
 from .ecc.constraints import TOLERANCE
 from .ecc.weights import WeightSolver, count_nonzeros, floor_counts
@@ -49,7 +49,7 @@ def zero_skipping_platform(spec: str) -> Platform:
     return _checked(find_meter(spec) if spec.startswith("platform:") else spec)
 
 
-def _checked(source: Source | str) -> Platform:
+def _checked(source: EnergySource | str) -> Platform:
     if isinstance(source, Platform) and source.constants.skips_zeros:
         return source
     name = repr(source) if isinstance(source, str) else source.describe().device
@@ -94,7 +94,7 @@ class WeightCompression(CompressionRunner[SparseResult]):
         self,
         task: Task,
         budgets: Sequence[Budget],
-        platform: Source,
+        platform: EnergySource,
         *,
         settings: CompressSettings | None = None,
         device: torch.device | str = "cpu",
@@ -110,10 +110,10 @@ class WeightCompression(CompressionRunner[SparseResult]):
         if self.settings.uniform_floor:
             raise EccError(f"uniform_floor={self.settings.uniform_floor} is for widths; weights are chosen one by one.")
         self.platform = _checked(platform)
-        self.graph = trace_channels(task.model, task.example_input, proven=False)  # counted by, not cut by
+        self.graph = trace_channels(task.model, task.example_input, verify=False)  # counted by, not cut by
         self.cost = nonzero_cost(self.graph, self.platform)
         (self.budget,) = budgets
-        self.limit = self.budget.limit(self.cost, batch_of(task.example_input))
+        self.limit = self.budget.limit(self.cost, batch_size_of(task.example_input))
 
     def reach(self) -> Feasibility:
         """What the budget asks of the network."""
@@ -179,7 +179,7 @@ class WeightCompression(CompressionRunner[SparseResult]):
 
         self._train(run, model, solver, stream, "solve", teacher, on_step, schedule=self._fall("solve"))
 
-    def _fall(self, phase: str) -> Schedule | None:
+    def _fall(self, phase: str) -> LRSchedule | None:
         return self.settings.fall(phase, max(0.0, 1 - self.limit / dense_cost(self.cost)))
 
     # ------------------------------------------------------------ numbers
@@ -187,7 +187,7 @@ class WeightCompression(CompressionRunner[SparseResult]):
     def _finished(self, run: RunDir, model: nn.Module, stream: BatchStream) -> SparseResult:
         self._score(run, "after tuning", model)
         nonzeros = count_nonzeros(model, self.cost)
-        if self.world.is_main:
+        if self.distributed.is_main:
             save_state(run.path / "sparse.safetensors", model.state_dict())
             write_text(run.path / "nonzeros.json", json.dumps(nonzeros, indent=1) + "\n")
         summary = self._summary(nonzeros) | {"batches": {"total": stream.total, "lineage": stream.lineage}}
@@ -211,7 +211,7 @@ class WeightCompression(CompressionRunner[SparseResult]):
         return {
             "task": self.task.name,
             "device": self.platform.constants.device,
-            "batch": batch_of(self.task.example_input),
+            "batch": batch_size_of(self.task.example_input),
             "granularity": "weight",
             "label": cost.label,
             "assumes": ASSUMES,

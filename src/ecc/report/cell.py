@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ecc.energy import EnergyModel
-from ecc.energy.fitting import describe_outlier_widths, describe_learning_curve
+from ecc.energy.fitting import describe_learning_curve, describe_outlier_widths
 from ecc.errors import BadFile
 
 from .history import Follower, History, thinned

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ecc.io import whole_lines
+from ecc.io import read_lines
 
 from .reading import number, parsed_line, positive, reading
 
@@ -208,7 +208,7 @@ class Follower:
         if found is None or not _goes_on(path, found):
             found = Followed()
         with reading(path):
-            for line in whole_lines(path, found.end):
+            for line in read_lines(path, found.end):
                 found.lines += 1
                 found.history.add(parsed_line(line, path, found.lines))
                 found.last, found.end = line, found.end + len(line)
@@ -219,4 +219,4 @@ class Follower:
 
 def _goes_on(path: Path, found: Followed) -> bool:
     start = found.end - len(found.last)
-    return next(whole_lines(path, start), b"") == found.last
+    return next(read_lines(path, start), b"") == found.last

@@ -6,7 +6,7 @@ import torch
 from ecc.methods.ecc.admm import AdmmSettings
 from ecc.methods.ecc.channel_ranking import ChannelRanking
 from ecc.methods.ecc.constraints import ResourceConstraints
-from ecc.methods.ecc.dynamics import Dynamics, AdmmSolver, ScheduledSolver
+from ecc.methods.ecc.dynamics import AdmmSolver, Dynamics, ScheduledSolver
 from ecc.methods.ecc.schedule import Schedule
 from methods.nets import bare_graph, pair_cost
 

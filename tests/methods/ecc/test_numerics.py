@@ -77,7 +77,7 @@ def drawn_solver(data: st.DataObject, net: nn.Module, graph: ChannelGraph, steps
 @settings(max_examples=max(1, settings.default.max_examples * 40 // 100), phases=set(Phase) - {Phase.explain})
 @given(toys(), st.data())
 def test_no_step_leaves_the_schedule_its_floors_or_the_dead(net: Toy, data: st.DataObject) -> None:
-    graph = trace_channels(net, torch.randn(1, 2, 4, 4), proven=False)
+    graph = trace_channels(net, torch.randn(1, 2, 4, 4), verify=False)
     steps = data.draw(st.integers(1, 10), "steps")
     solver = drawn_solver(data, net, graph, steps)
     floors = solver._floors.tolist()
@@ -97,7 +97,7 @@ def test_no_step_leaves_the_schedule_its_floors_or_the_dead(net: Toy, data: st.D
             assert cost <= before
         assert all(width >= floor for width, floor in zip(solver.widths.values(), floors, strict=True))
         assert all(
-            width >= min(group.width, group.least)
+            width >= min(group.width, group.min_width)
             for group, width in zip(graph.groups, solver.widths.values(), strict=True)
         )
         assert not (solver._dynamics.alive & ~alive).any()
@@ -132,7 +132,7 @@ def test_any_precision_is_traced_solved_and_cut(name: str, dtype: torch.dtype) -
     torch.manual_seed(3)
     build, inputs = NETS[name]
     net, example = build().to(dtype).eval(), inputs()
-    graph = trace_channels(net, example.to(dtype), proven=False)
+    graph = trace_channels(net, example.to(dtype), verify=False)
     wide = traced(name)[2]
     assert graph.full_widths == wide.full_widths
     assert [group.frozen for group in graph.groups] == [group.frozen for group in wide.groups]
@@ -154,7 +154,7 @@ def test_any_precision_is_traced_solved_and_cut(name: str, dtype: torch.dtype) -
 def test_scores_of_half_precision_do_not_overflow() -> None:
     """A channel of many weights has a norm beyond float16; it is summed in float32."""
     net = nn.Sequential(nn.Linear(2, 3, bias=False), nn.Linear(3, 4096, bias=False)).half()
-    graph = trace_channels(net, torch.zeros(1, 2, dtype=torch.float16), proven=False)
+    graph = trace_channels(net, torch.zeros(1, 2, dtype=torch.float16), verify=False)
     with torch.no_grad():
         net[1].weight.copy_(torch.tensor([30.0, 20.0, 10.0]).expand(4096, 3))  # squares sum to 3.7 million
     optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
@@ -204,7 +204,7 @@ def test_a_network_without_weights_has_the_same_graph(name: str) -> None:
     build, inputs = NETS[name]
     with torch.device("meta"):
         hollow = build().eval()
-    graph = trace_channels(hollow, inputs().to("meta"), proven=False)
+    graph = trace_channels(hollow, inputs().to("meta"), verify=False)
     real = traced(name)[2]
     assert graph.fingerprint == real.fingerprint
     assert [(g.name, g.width, g.frozen) for g in graph.groups] == [(g.name, g.width, g.frozen) for g in real.groups]

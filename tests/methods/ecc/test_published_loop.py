@@ -124,7 +124,7 @@ class Problem:
 def test_every_iteration_is_that_of_the_published_loop(seed: int) -> None:
     problem = Problem(seed)
     net, loop = problem.net, problem.loop()
-    graph = trace_channels(net.eval(), problem.batch(0)[0], proven=False)
+    graph = trace_channels(net.eval(), problem.batch(0)[0], verify=False)
     assert list(graph.full_widths.values()) == loop.c[1:]
     solver = problem.solver(graph)
     net.train()

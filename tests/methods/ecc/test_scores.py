@@ -20,9 +20,9 @@ def slow_scores(net: nn.Module, graph: ChannelGraph, metrics: dict[int, Tensor |
     tensors = named_tensors(net)
     scores = torch.zeros(graph.num_channel_ids - 1)
     for group in graph.prunable:
-        first, _ = graph.slots(group.name)
-        for place in group.places:
-            if place.reads:
+        first, _ = graph.channel_ids(group.name)
+        for place in group.slices:
+            if place.is_consumer:
                 weighted = tensors[place.tensor].detach() ** 2 * metrics[id(tensors[place.tensor])]
                 for unit in range(group.width):
                     for index in place.index[unit].tolist():
@@ -61,7 +61,7 @@ def test_masks_silence_exactly_the_dead_channels(name: str) -> None:
     readers.set_mask(alive)
     readers.apply_mask_()
     for group, live in zip(graph.groups, live_masks(net, graph), strict=True):
-        first, stop = graph.slots(group.name)
+        first, stop = graph.channel_ids(group.name)
         if group.frozen is None:
             assert torch.equal(live, alive[first - 1 : stop - 1])
     for key, tensor in named_tensors(net).items():
@@ -116,7 +116,7 @@ def test_other_precisions_are_scored_in_single_and_masked_in_their_own(dtype: to
     readers.set_mask(alive)
     readers.apply_mask_()
     assert all(parameter.dtype == dtype for parameter in net.parameters())
-    first, stop = graph.slots("stem")
+    first, stop = graph.channel_ids("stem")
     assert torch.equal(live_masks(net, graph)[0], alive[first - 1 : stop - 1])
 
 
@@ -141,8 +141,8 @@ def test_products_are_the_slopes_of_the_loss_in_the_scale_of_each_channel(name: 
     tensors = named_tensors(net)
     expected = torch.zeros(graph.num_channel_ids - 1)
     for group in graph.prunable:
-        first, _ = graph.slots(group.name)
-        for place in (place for place in group.places if place.reads):
+        first, _ = graph.channel_ids(group.name)
+        for place in (place for place in group.slices if place.is_consumer):
             grad = tensors[place.tensor].grad
             assert grad is not None
             slopes = (tensors[place.tensor].detach() * grad).sum([k for k in range(grad.dim()) if k != place.axis])

@@ -103,7 +103,7 @@ def test_until_channels_go_it_is_the_optimizer_within() -> None:
 def test_two_steps_by_hand(metric: str, kept: float, last: float) -> None:
     """fc1 (1 -> 3), fc2 (3 -> 1), gradients given: SGD with lr 1, then the least w^2, or (w g)^2, leaves."""
     net = nn.Sequential(nn.Linear(1, 3, bias=False), nn.Linear(3, 1, bias=False))
-    graph = trace_channels(net, torch.randn(1, 1), proven=False)
+    graph = trace_channels(net, torch.randn(1, 1), verify=False)
     with torch.no_grad():
         net[1].weight.copy_(torch.tensor([[1.0, -2.0, 3.0]]))
     optimizer = torch.optim.SGD(net.parameters(), lr=1.0)

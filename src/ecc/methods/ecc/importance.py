@@ -35,7 +35,7 @@ class ConsumerSlices:
 
     def __init__(self, model: nn.Module, graph: ChannelGraph, device: torch.device) -> None:
         tensors = named_tensors(model)
-        places = [(group, place) for group in graph.prunable for place in group.places if place.reads]
+        places = [(group, place) for group in graph.prunable for place in group.slices if place.is_consumer]
         self._axes = list(dict.fromkeys((place.tensor, place.axis) for _, place in places))
         self.tensors = [tensors[name] for name, _ in self._axes]
         """One for each axis that reads; a tensor that reads along two axes comes twice."""
@@ -49,7 +49,7 @@ class ConsumerSlices:
         columns: dict[str, list[Tensor]] = {}  # of each group: where the slices of its units lie
         for group, place in places:
             flat = starts[place.tensor, place.axis] + place.index
-            channel_of[flat] = graph.slots(group.name)[0] - 1 + torch.arange(group.width, device="cpu")[:, None]
+            channel_of[flat] = graph.channel_ids(group.name)[0] - 1 + torch.arange(group.width, device="cpu")[:, None]
             columns.setdefault(group.name, []).append(flat)
         self._channel_of = channel_of.to(device)
         self._sums, self._order = _by_degree(graph, columns, device)
@@ -174,7 +174,7 @@ def _by_degree(
     row = 0
     for same in by_degree.values():
         for name, index in same:
-            first, stop = graph.slots(name)
+            first, stop = graph.channel_ids(name)
             order[first - 1 : stop - 1] = torch.arange(row, row + len(index), device="cpu")
             row += len(index)
     return [torch.cat([index for _, index in same]).to(device) for same in by_degree.values()], order.to(device)

@@ -33,11 +33,11 @@ def _floor(group: ChannelGroup, live: int, min_width_ratio: float, width_multipl
 
 
 def _least(group: ChannelGroup, min_width_ratio: float) -> int:
-    return min(group.width, max(group.least, math.ceil(min_width_ratio * group.width - 1e-9)))
+    return min(group.width, max(group.min_width, math.ceil(min_width_ratio * group.width - 1e-9)))
 
 
 def _stays(group: ChannelGroup) -> bool:
-    return group.frozen is not None or not any(place.reads for place in group.places)
+    return group.frozen is not None or not any(place.is_consumer for place in group.slices)
 
 
 def _check(min_width_ratio: float, width_multiple: int) -> None:

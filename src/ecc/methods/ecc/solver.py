@@ -18,7 +18,7 @@ from ecc.methods.ecc.admm import AdmmSettings
 from ecc.methods.ecc.channel_ranking import ChannelRanking
 from ecc.methods.ecc.checks import check_optimizer
 from ecc.methods.ecc.constraints import Limit, ResourceConstraints
-from ecc.methods.ecc.dynamics import Dynamics, AdmmSolver, ScheduledSolver
+from ecc.methods.ecc.dynamics import AdmmSolver, Dynamics, ScheduledSolver
 from ecc.methods.ecc.importance import ConsumerSlices
 from ecc.methods.ecc.min_widths import alive_and_floors
 from ecc.methods.ecc.optimizer_wrapper import BudgetedOptimizer, Duals, adam_of, checked_ends, device_of, shares_of
