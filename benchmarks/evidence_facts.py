@@ -30,7 +30,7 @@ SCORES = {"e2": "mean IoU"}  # top-1 for the others
 BAND = (0.97, 1.0)  # of the budget, in which a result should be weighed
 OVER = 1.03  # of the budget, from where on a cell is marked
 OURS = "ecc"
-AFTER, BEFORE = "after tuning", "before tuning"
+AFTER, BEFORE = "finetuned", "pruned"
 ALIKE = 1e-9  # what the order of a sum can do to a mean
 ALIKE_JOULES = 0.05  # networks are compared that weigh so nearly the same
 

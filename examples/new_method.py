@@ -45,7 +45,7 @@ def main() -> None:
     task, meter = digits(), ecc.find_meter("platform:jetson-tx2")
     batch = with_batch_size(task.example_input, 256)
     graph = ecc.trace_channels(task.model, batch)
-    settings = ecc.CompressSettings(pretrain_steps=80, pretrain_lr=3e-3, steps=60, finetune_steps=30, lr=1e-3)
+    settings = ecc.CompressSettings(pretrain_steps=80, pretrain_lr=3e-3, prune_steps=60, finetune_steps=30, lr=1e-3)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         energy = ecc.fit(ecc.profile(task.model, graph, batch, meter, folder / "digits.profile", samples=60))

@@ -46,7 +46,7 @@ def row(
 ) -> dict[str, Any]:
     """A cell as evidence.py writes it; dense scores 0.9 and takes 2 J."""
     found: dict[str, Any] = {"method": method, "budget": budget, "seed": seed, "widths": {"a": 8, "b": 24}}
-    found["scores"] = {"dense": 0.9, "before tuning": before, "after tuning": after}
+    found["scores"] = {"dense": 0.9, "pruned": before, "finetuned": after}
     found["predicted"] = {"limit": 1.0, "result": 0.98}
     if of_budget is not None:
         joules = 2.0 * float(budget.rstrip("%")) / 100 * of_budget
@@ -326,8 +326,8 @@ def test_figures_are_drawn_of_what_there_is(facts: ModuleType, tmp_path: Path, k
     assert figures.drawn(found) == ["ecc", "scratch", "amc", "lcp", "ecc (paper)"]
     full = RECORD["full_widths"] if known else {}
     assert figures.kept(found, "ecc", "65%", full) == ([50, 75] if known else [8, 24])
-    assert figures._point(found, "ecc", "65%", "after tuning") == pytest.approx((64.35, 81, 1, 1))
-    assert figures._point(found, "lcp", "65%", "after tuning") is None  # never weighed
+    assert figures._point(found, "ecc", "65%", "finetuned") == pytest.approx((64.35, 81, 1, 1))
+    assert figures._point(found, "lcp", "65%", "finetuned") is None  # never weighed
     assert [path.stat().st_size > 0 for path in figures.draw(found, tmp_path / "new")] == [True, True]
 
 

@@ -22,7 +22,7 @@ def spec(tmp_path: Path) -> GridSpec:
         methods=("uniform",),
         budgets=("65%",),
         seeds=2,
-        settings=CompressSettings(steps=7),
+        settings=CompressSettings(prune_steps=7),
         device="cpu",
     )
 
