@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import inspect as signatures
 import io
-import sys
 import warnings
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,12 +21,12 @@ import torch
 from rich.console import Console
 from torch import nn
 
-from ecc.constants import EXPORT_FORMATS, RUN_PROFILE
+from ecc.constants import EXPORT_FORMATS, PRESETS, RUN_PROFILE
 from ecc.energy import Budget, EnergyModel, fit, parse_budgets
 from ecc.errors import BadMeasurement, BadTask, EccError, EccWarning, NoMeter
 from ecc.formatting import si
 from ecc.graph import ChannelGraph, trace_channels, verify_graph
-from ecc.io import write_text
+from ecc.io import refuse_other_file, write_text
 from ecc.measure import Analytic, EnergySource, Profile, close_meter, find_meter, profile
 from ecc.measure.profilers import default_device
 from ecc.methods import Compression, CompressSettings, check_feasibility
@@ -38,11 +37,12 @@ from ecc.report.inspect import graph_table
 from ecc.report.live_compress import CompressView
 from ecc.report.live_profile import ProfileView
 from ecc.run_records import RunSummary
-from ecc.task import Inputs, Task, batch_of, checked_input, with_batch
+from ecc.task import Inputs, Task, check_input, with_batch_size
 from ecc.training import DistributedContext, Logger
+from ecc.training.run_dir import check_run_folder
 
 if TYPE_CHECKING:
-    from ecc.export import Exported
+    from ecc.methods.feasibility import Feasibility
 
 MEASURED = ("energy", "latency")
 """Resources that need a meter or a platform. The others are counted."""
@@ -52,9 +52,6 @@ SAMPLES = 250
 
 TARGET_ERROR = 0.02
 """Relative error of a quick fit at which `compress` stops measuring."""
-
-PRESETS = ("default", "paper")
-"""`paper` is the whole of the paper: bilinear energy model, uniform design, ADMM solver and its settings."""
 
 
 # ---------------------------------------------------------------- one call
@@ -207,11 +204,11 @@ def compress(
     _check_model(model)
     budgets = parse_budgets([budget] if isinstance(budget, str) else list(budget))
     if example_input is None:
-        example_input = _first_input(train_loader, loss)
+        example_input = _first_input(train_loader)
     task = Task(
         name=name or type(model).__name__,
         model=model,
-        example_input=checked_input(example_input),
+        example_input=check_input(example_input),
         loss=loss,
         train_batches=train_loader,
         evaluate=evaluate,
@@ -279,39 +276,78 @@ def compress_task(
         is_command: Whether messages name options of the command line.
     """
     distributed = distributed or DistributedContext(torch.device(device))
-    view = CompressView(console if distributed.is_main else None)
-    models = list(energy_models)
-    needed = [budget.resource for budget in budgets if budget.resource in MEASURED]
-    with ExitStack() as stack:
-        source: EnergySource | None = None
-        if needed and not models:
-            source = stack.enter_context(_opened(meter, is_command=is_command))
-            models = _fitted_models(
-                task, needed, source, Path(folder), samples, preset, batch, freeze, settings, distributed, console
+    models, resources = list(energy_models), measured_resources(budgets)
+    is_profiled = bool(resources) and not models
+    with open_meter(meter if resources else None, distributed.device, models, is_command=is_command) as source:
+        if is_profiled:
+            assert source is not None  # without an energy model there has to be one
+            models = profile_and_fit(
+                task,
+                resources,
+                source,
+                Path(folder),
+                samples=samples,
+                preset=preset,
+                batch=batch,
+                freeze=freeze,
+                width_multiple=settings.width_multiple,
+                distributed=distributed,
+                console=console,
             )
-        elif models:
-            source = stack.enter_context(_opened(meter, models[0], is_command=is_command))
         job = Compression(
             task,
             budgets,
             models,
-            meter=source,
+            source=source,
             settings=settings,
             device=distributed.device,
             freeze=freeze,
             method=find_method(method),
-            optimizer=optimizer_factory(optimizer),
         )
-        found = job.feasibility()
-        view.show(feasibility_table(found))
-        ends = dict(zip(settings.phase_steps, accumulate(settings.phase_steps.values()), strict=True))
-        view.plan(ends, found, job.graph.full_widths, distributed.size)
-        with view:
+        found = check_feasibility(
+            job.graph,
+            job.costs,
+            job.limits,
+            min_width_ratio=settings.min_width_ratio,
+            width_multiple=job.width_multiple,
+        )
+        full = dict(zip(job.costs[0].groups, job.costs[0].full_widths, strict=True))
+        with show_progress(console, settings, found, full, distributed) as view:
             done = job.run(folder, distributed=distributed, history=view, loggers=loggers, progress=view.tell)
     result = CompressResult(done.model, done.summary, Path(folder), done.graph, task)
     if not result.met and not is_command:
         warnings.warn(f"the budget is not met: {done.summary.note}", EccWarning, stacklevel=3)
     return result
+
+
+@contextmanager
+def show_progress(
+    console: Console | None,
+    settings: CompressSettings,
+    feasibility: Sequence[Feasibility],
+    full: Mapping[str, int],
+    distributed: DistributedContext,
+) -> Iterator[CompressView]:
+    """Show what the budgets require, and then the progress of a run.
+
+    Args:
+        console: Where; None shows nothing.
+        settings: Of the run.
+        feasibility: Of each budget.
+        full: Channels, or weights, of each group in the dense network.
+        distributed: Only the first process shows something.
+    """
+    view = CompressView(console if distributed.is_main else None)
+    view.show(feasibility_table(feasibility))
+    ends = dict(zip(settings.phase_steps, accumulate(settings.phase_steps.values()), strict=True))
+    view.plan(ends, feasibility, full, distributed.size)
+    with view:
+        yield view
+
+
+def measured_resources(budgets: Sequence[Budget]) -> list[str]:
+    """Those of the budgets' resources that have to be measured, not counted."""
+    return [resource for resource in MEASURED if any(budget.resource == resource for budget in budgets)]
 
 
 def write_report(folder: str | Path, path: str | Path | None = None) -> Path:
@@ -321,12 +357,11 @@ def write_report(folder: str | Path, path: str | Path | None = None) -> Path:
         folder: Of the run or the comparison.
         path: The file; `report.html` in the folder by default.
     """
-    from ecc.io import refuse_another
     from ecc.report.html import page_of
     from ecc.report.page import page_facts
 
     path = Path(folder) / "report.html" if path is None else Path(path)
-    refuse_another(path, "<!doctype html>", "page")
+    refuse_other_file(path, "<!doctype html>", "page")
     write_text(path, page_of(page_facts(folder)))
     return path
 
@@ -344,7 +379,11 @@ def make_settings(preset: str, values: dict[str, Any]) -> CompressSettings:
     if preset not in PRESETS:
         raise EccError(f"preset {preset!r} is unknown; choose one of {', '.join(PRESETS)}.")
     base = flat_values(CompressSettings.paper()) if preset == "paper" else {}
-    return settings_from(CompressSettings, {**base, **values})
+    made = settings_from(CompressSettings, {**base, **values})
+    if "log_every" in values:
+        return made
+    log_every = max(1, min(50, made.prune_steps // 50))  # a short run is drawn as finely as a long one
+    return replace(made, train=replace(made.train, log_every=log_every))
 
 
 # ---------------------------------------------------------------- parts of a call
@@ -366,7 +405,7 @@ LABELS = ("label", "labels", "label_ids", "target", "targets")
 """Keys of a dict batch that are not inputs of the deployed network."""
 
 
-def _first_input(loader: Any, loss: Callable[..., Any]) -> Any:
+def _first_input(loader: Any) -> Any:
     """The inputs of the first batch of a loader, as the deployed network gets them."""
     batches: Iterable[Any] = loader(0) if callable(loader) else loader
     with torch.random.fork_rng(devices=[]):  # a loader that shuffles draws its seed
@@ -374,12 +413,10 @@ def _first_input(loader: Any, loss: Callable[..., Any]) -> Any:
     if batch is None:
         raise BadTask("train_loader has no batches.")
     if isinstance(batch, dict):
-        return {
-            key: value for key, value in batch.items() if key not in LABELS and isinstance(value, torch.Tensor)
-        }
+        return {key: value for key, value in batch.items() if key not in LABELS and isinstance(value, torch.Tensor)}
     if isinstance(batch, tuple | list) and batch:
         return tuple(batch[0]) if isinstance(batch[0], list) else batch[0]
-    if isinstance(batch, torch.Tensor) and takes_model(loss):
+    if isinstance(batch, torch.Tensor):
         return batch
     raise BadTask(f"a batch of train_loader is {type(batch).__name__}; give example_input=, one batch of inputs.")
 
@@ -397,7 +434,9 @@ def _steps(loader: Any, epochs: float, settings: dict[str, Any]) -> dict[str, in
         ) from None
     total = round(epochs * length)
     if total < 2:
-        raise EccError(f"epochs={epochs:g} of {length} batches is {total} steps; pruning and finetuning need 2 or more.")
+        raise EccError(
+            f"epochs={epochs:g} of {length} batches is {total} steps; pruning and finetuning need 2 or more."
+        )
     return {"prune_steps": (total + 1) // 2, "finetune_steps": total // 2}
 
 
@@ -410,14 +449,18 @@ def _device_of(model: nn.Module) -> torch.device:
 
 @contextmanager
 def open_meter(
-    meter: str | EnergySource, device: torch.device, energy: EnergyModel | None = None, *, is_command: bool = False
+    meter: str | EnergySource | None,
+    device: torch.device,
+    models: Sequence[EnergyModel] = (),
+    *,
+    is_command: bool = False,
 ) -> Iterator[EnergySource | None]:
     """The meter of a compression, closed at the end if it was opened here.
 
     Args:
-        meter: A spec for `find_meter`, "none", or an open meter.
+        meter: A spec for `find_meter`, "none", an open meter, or None if nothing has to be measured.
         device: Training device: "auto" takes a meter that sees it.
-        energy: The energy model, if there is one: "auto" takes the meter or platform that it was fitted on.
+        models: The energy models, if there are any: "auto" takes the meter or platform of the first one.
         is_command: Whether messages name options of the command line.
 
     Raises:
@@ -427,7 +470,10 @@ def open_meter(
     if not isinstance(meter, str):
         yield meter
         return
-    source = _find_source(meter, device, energy, is_command)
+    if models:
+        source = _meter_of_model(meter, models[0], is_command)
+    else:
+        source = _meter_of_device(meter, device, is_command)
     try:
         yield source
     finally:
@@ -435,36 +481,36 @@ def open_meter(
             close_meter(source)
 
 
-def _find_source(
-    spec: str, device: torch.device, energy: EnergyModel | None, is_command: bool
-) -> EnergySource | None:
-    name = "--meter {}" if is_command else 'meter="{}"'
-    if energy is None:
-        if spec == "none":
-            raise NoMeter(f"{name.format('none')} relies on an energy model, and none was given; {_ENERGY[is_command]}.")
-        try:
-            return find_meter(spec, runs_on=device.type) if spec == "auto" else find_meter(spec)
-        except NoMeter:
-            if spec != "auto":
-                raise
-            raise NoMeter(_no_meter(is_command)) from None
+def _meter_of_device(spec: str, device: torch.device, is_command: bool) -> EnergySource:
+    """A meter for a new profile."""
+    if spec == "none":
+        way = "--energy FILE" if is_command else "energy_model="
+        raise NoMeter(f"without a meter an energy model is needed; give {way}.")
+    try:
+        return find_meter(spec, device_type=device.type) if spec == "auto" else find_meter(spec)
+    except NoMeter:
+        if spec != "auto":
+            raise
+        raise NoMeter(_no_meter(is_command)) from None
+
+
+def _meter_of_model(spec: str, energy: EnergyModel, is_command: bool) -> EnergySource | None:
+    """The meter or platform that an energy model was fitted on."""
+    origin = energy.origin
     if spec == "none":
         return None
-    origin = energy.origin
     if spec == "auto" and origin.meter.name == "platform":
         return find_meter(f"platform:{origin.meter.device_id}")
     try:
-        return find_meter(spec if spec != "auto" else origin.meter.name, runs_on=origin.device_type)
+        return find_meter(spec if spec != "auto" else origin.meter.name, device_type=origin.device_type)
     except EccError as error:
         if spec != "auto":
             raise
+        way = "--meter none" if is_command else 'meter="none"'
         raise BadMeasurement(
             f"the energy model was measured by {origin.meter.name} on {origin.meter.device}, which cannot be read "
-            f"here: {error} Compress on that device, or use {name.format('none')} to rely on the model's predictions."
+            f"here: {error} Compress on that device, or use {way} to rely on the model's predictions."
         ) from None
-
-
-_ENERGY = {False: "give energy_model=", True: "give --energy FILE"}
 
 
 def _no_meter(is_command: bool) -> str:
@@ -516,7 +562,7 @@ def profile_and_fit(
     if distributed.is_main:
         check_run_folder(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        example = task.example_input if batch is None else with_batch(task.example_input, batch)
+        example = task.example_input if batch is None else with_batch_size(task.example_input, batch)
         graph = trace_channels(task.model, example, freeze=freeze, verify=False)
         graph = verify_graph(task.model, graph, task.example_input)
         device = None if isinstance(source, Analytic) else default_device(source)
@@ -536,7 +582,7 @@ def profile_and_fit(
                 target_error=None if samples or preset == "paper" else TARGET_ERROR,
                 progress=view,
             )
-    distributed.wait()
+    distributed.gather(torch.zeros(1))  # the others wait for the profile
     measured = Profile.load(path)
     family = "bilinear" if preset == "paper" else "auto"
     # The result is measured in the end, so that a device that drifts is worth a warning and no refusal.
@@ -618,5 +664,5 @@ def inspect(
         An object that prints the table; its `graph` is what `trace_channels` returns.
     """
     _check_model(model)
-    graph = trace_channels(model, checked_input(example_input), freeze=freeze, verify=verify)
+    graph = trace_channels(model, check_input(example_input), freeze=freeze, verify=verify)
     return Inspection(graph, f"Channel groups of {name or type(model).__name__}")

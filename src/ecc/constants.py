@@ -19,3 +19,6 @@ MIN_WIDTH_RATIO = 0.1
 
 RUN_PROFILE = "network.profile"
 """The profile in a run folder."""
+
+PRESETS = ("default", "paper")
+"""Presets of `ecc compress`: `paper` is the published algorithm with its energy model, design and settings."""

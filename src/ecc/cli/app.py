@@ -86,10 +86,14 @@ class Commands(click.Group):
         command: click.Command = getattr(import_module(f"ecc.cli.{VERBS[cmd_name].module}"), cmd_name)
         return command
 
-    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
         """Names the closest verb if there is no such one."""
         if args[0] not in VERBS and not args[0].startswith("-"):
-            raise click.UsageError(f"there is no command {args[0]!r}{did_you_mean(args[0], VERBS)}. Try ecc --help.")
+            raise click.UsageError(
+                f"there is no command {args[0]!r}{did_you_mean(args[0], VERBS)} ecc --help lists them."
+            )
         return super().resolve_command(ctx, args)
 
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -114,9 +118,9 @@ class Commands(click.Group):
 
 
 def did_you_mean(word: str, known: Any) -> str:
-    """A question that names the closest of the known words; empty if none is close."""
+    """The end of a sentence: a question that names the closest of the known words, if one is close."""
     close = difflib.get_close_matches(word.lower(), list(known), n=1)
-    return f"; did you mean {close[0]!r}?" if close else ""
+    return f"; did you mean {close[0]}?" if close else "."
 
 
 def fail(message: str) -> NoReturn:

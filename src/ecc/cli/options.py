@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import hmac
+import os
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -11,8 +15,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from click.core import ParameterSource
 
+from ecc.constants import BUNDLED_TASKS
 from ecc.errors import EccError
-from ecc.options import Setting, options_of
+from ecc.options import Setting, flat_values, options_of
 
 from .app import did_you_mean
 
@@ -20,6 +25,9 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from ecc.task import Task
+
+TASK_FILE = "task.json"
+"""In a run folder: the task, as it was typed."""
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -33,6 +41,12 @@ class Option(click.Option):
     def __init__(self, *args: Any, common: bool = True, **settings: Any) -> None:
         super().__init__(*args, **settings)
         self.common = common
+
+    def get_help_extra(self, ctx: click.Context) -> Any:
+        """The default; ranges are in the messages."""
+        extra = super().get_help_extra(ctx)
+        extra.pop("range", None)  # type: ignore[typeddict-item]
+        return extra
 
 
 class Command(click.Command):
@@ -50,7 +64,8 @@ class Command(click.Command):
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The table of options."""
         params = self.get_params(ctx)
-        shown = [param for param in params if "help_all" in ctx.meta or _is_common(param)]
+        options = [param for param in params if isinstance(param, click.Option)]
+        shown = [param for param in options if "help_all" in ctx.meta or _is_common(param)]
         rows = [row for param in shown if (row := param.get_help_record(ctx)) is not None]
         with formatter.section("Options"):
             formatter.write_dl(rows)
@@ -62,8 +77,8 @@ class Command(click.Command):
         except click.NoSuchOption as error:
             known = [name for param in self.get_params(ctx) for name in param.opts]
             raise click.UsageError(
-                f"there is no option {error.option_name}{did_you_mean(error.option_name, known)}. "
-                f"Try ecc {ctx.info_name} --help."
+                f"there is no option {error.option_name}{did_you_mean(error.option_name, known)} "
+                f"ecc {ctx.info_name} --help-all lists them."
             ) from None
 
 
@@ -183,9 +198,16 @@ def _use_config(ctx: click.Context, path: Path) -> str:
     from ecc.zoo.recipe import read_recipe
 
     recipe = read_recipe(path)
-    names = {param.name for param in ctx.command.params}
-    values = {name: value for name, value in recipe.options().items() if name in names}
-    ctx.default_map = {**values, **(ctx.default_map or {})}
+    settings = flat_values(recipe.settings)
+    values: dict[str, Any] = {name: settings[name] for name in recipe.given}
+    values |= {name: getattr(recipe, name) for name in ("data", "weights", "batch_size", "seeds", "meter", "freeze")}
+    values["image_size"] = None if recipe.size is None else "x".join(map(str, recipe.size))
+    for name in ("budgets", "methods"):
+        found = getattr(recipe, name)
+        is_list = any(param.name == name and param.multiple for param in ctx.command.params)
+        values[name] = found if is_list or found is None else ",".join(found)
+    known = {name: value for name, value in values.items() if value is not None}
+    ctx.default_map = {**known, **(ctx.default_map or {})}
     return recipe.task
 
 
@@ -276,18 +298,88 @@ def parse_image_size(text: str) -> tuple[int, int]:
     return int(found[1]), int(found[2] or found[1])
 
 
+# ---------------------------------------------------------------- the task of a run, for `ecc export`
+
+
+@dataclass(frozen=True, kw_only=True)
+class RememberedTask:
+    """The task of a run, as it was typed, with absolute paths."""
+
+    task: str
+    data: str | None = None
+    weights: str | None = None
+    image_size: str | None = None
+    signature: str = ""
+    """Made with a key of this user: a task file is executed only if this user named it, not because a folder does."""
+
+
+def remember_task(folder: Path, task: str, data: Mapping[str, Any]) -> None:
+    """Write the task of a run into its folder."""
+    from ecc.records import write_record
+
+    file, colon, function = task.rpartition(":")
+    if file.endswith(".py"):
+        task = f"{Path(file).resolve()}{colon}{function}"
+    paths = {name: str(data[name].resolve()) for name in ("data", "weights") if data.get(name) is not None}
+    found = RememberedTask(task=task, image_size=data.get("image_size"), **paths)
+    with suppress(OSError, EccError):  # a home or a run that cannot be written to: the task is asked for again
+        write_record(folder / TASK_FILE, replace(found, signature=_signature(found)))
+
+
+def recall_task(folder: Path) -> RememberedTask | None:
+    """The task of a run; None if the run does not say, or this user did not make it and code would be executed.
+
+    Raises:
+        BadFile: If the file in the folder is damaged.
+    """
+    from ecc.records import read_record
+
+    if not (folder / TASK_FILE).is_file():
+        return None
+    found = read_record(folder / TASK_FILE, RememberedTask)
+    is_code = found.task not in BUNDLED_TASKS and not found.task.startswith(("torchvision:", "timm:"))
+    try:
+        is_ours = hmac.compare_digest(found.signature, _signature(found))
+    except OSError:
+        is_ours = False
+    return found if is_ours or not is_code else None
+
+
+def _signature(found: RememberedTask) -> str:
+    """A keyed hash of the record; the key is a file in the home of the user."""
+    home = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "ecc"
+    file = home / "key"
+    if not file.is_file():
+        home.mkdir(parents=True, exist_ok=True)
+        with suppress(FileExistsError), file.open("xb") as opened:
+            file.chmod(0o600)
+            opened.write(os.urandom(32))
+    text = "\n".join(map(str, (found.task, found.data, found.weights, found.image_size)))
+    return hmac.new(file.read_bytes(), text.encode(), "sha256").hexdigest()
+
+
+# ---------------------------------------------------------------- small things
+
+
+def usable_device(name: str | None) -> str:
+    """The training device: the named one if torch can compute there; else a GPU, or the CPU.
+
+    Raises:
+        EccError: If it cannot be used, with torch's reason.
+    """
+    import torch
+
+    device = name or ("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        torch.zeros(1, device=device).item()  # the device `meta` makes tensors, but has no numbers
+    except (RuntimeError, AssertionError) as error:  # torch asserts that it was built for the device
+        reason = str(error).strip().splitlines()[0].rstrip(".")
+        raise EccError(f"device {device!r} cannot be used: {reason}. Give --device cpu, or leave it out.") from None
+    return device
+
+
 def console(*, is_shown: bool) -> Console | None:
     """stderr for progress; None if nothing is shown."""
     from rich.console import Console
 
     return Console(stderr=True) if is_shown else None
-
-
-def words(text: str) -> tuple[str, ...]:
-    """The words of a list with commas."""
-    return tuple(word.strip() for word in text.split(",") if word.strip())
-
-
-def given(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Those values that are not None."""
-    return {name: value for name, value in values.items() if value is not None}
