@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 import torch
 from coverage_networks import TOLERANCE, Network, build, difference, outputs
-from coverage_rival import NeedsAnswer, measure_rival
+from coverage_torch_pruning import NeedsAnswer, measure_rival
 from torch import Tensor, nn
 
 import ecc
