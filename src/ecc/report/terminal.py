@@ -614,13 +614,9 @@ def _mean_std(found: MeanStd | None) -> str:
 # ---------------------------------------------------------------- ecc export
 
 
-def export_table(result: ExportedRun, score: float | None) -> RenderableType:
-    """The files of an export, how they were verified, and their latency in onnxruntime.
-
-    Args:
-        result: From `ecc.export.export_run`.
-        score: Of the slim network, if the run has one.
-    """
+def export_table(result: ExportedRun) -> RenderableType:
+    """The files of an export, how they were verified, and their latency in onnxruntime."""
+    score = result.summary.scores.get("finetuned", result.summary.scores.get("pruned"))
     files = _table("file", "bytes", "dense bytes", "max relative error", "tolerance")
     times = _table("onnxruntime", "before", "after", "speedup")
     notes: dict[str, None] = {}  # each once, in order
