@@ -103,7 +103,7 @@ def main() -> None:
         "points_lost": 100 * drop,
         "seconds": time.perf_counter() - started,
         "seconds_profile_and_fit": seconds,
-        "fit": {"family": energy.kind, **to_builtins(energy.errors), "noise": energy.quality.noise},
+        "fit": {"chosen": energy.kind, **to_builtins(energy.errors), "noise": energy.quality.noise},
         "summary": summary,
         "weighings": [line for line in history if line.get("phase") == "weighing"],
         "solver": [line for line in history if line.get("phase") == "solver"],

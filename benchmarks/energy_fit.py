@@ -4,7 +4,7 @@
 
 For each profile in profiles/: ten-fold cross-validated errors of the paper's bilinear model and of ours, at random
 widths, at the dense network (in the fit, and held out) and near dense; noise of one measurement; learning curves. For
-MobileNet also the paper's Figures 2 and 3: the error over iterations of Adam, of the bilinear model and of MLPs.
+MobileNet also the paper's Figures 2 and 3: the error over iterations of Adam, of the bilinear model and of perceptrons.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from machine import machine, write_record
 from ecc.energy.ablation import FitAblation, run_ablation
 from ecc.measure import Profile
 from ecc.records import to_builtins
-from ecc.report.fit_figures import draw_fit, draw_paper
+from ecc.report.charts import draw_fit, draw_paper
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -38,8 +38,7 @@ def main() -> None:
         print(
             f"{name:24} {len(found[name].values)} samples, noise {found[name].noise:.2%}: "
             + ", ".join(
-                f"{kind} {one.quality.mean:.2%} (dense {one.quality.dense_fitted:+.1%})"
-                for kind, one in families.items()
+                f"{kind} {one.mean:.2%} (dense {one.dense_fitted:+.1%})" for kind, one in families.items()
             ),
             flush=True,
         )

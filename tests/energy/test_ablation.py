@@ -102,9 +102,9 @@ def test_an_ablation_agrees_with_the_fit_and_round_trips() -> None:
     assert from_json(to_json(found), FitAblation, "a.json") == found
     quality = fit(profile).quality
     for name, family in found.families.items():
-        assert family.quality == quality.families[name]
-        assert len(family.errors) == len(found.values) == len(found.mean_width_ratio) == family.quality.samples
-        assert family.quality.mean == pytest.approx(np.abs(family.errors).mean(), abs=1e-6)
+        assert vars(family).items() >= vars(quality.families[name]).items()
+        assert len(family.errors) == len(found.values) == len(found.mean_width_ratio) == family.samples
+        assert family.mean == pytest.approx(np.abs(family.errors).mean(), abs=1e-6)
         assert [size for size, _ in family.learning_curve] == [15, 20, 30]
     assert list(found.paper) == ["0", "1", "2", "3"]
     assert (found.label, found.device, found.batch) == ("measured", "NVIDIA H200", 1)

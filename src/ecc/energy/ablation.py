@@ -33,10 +33,9 @@ _TEST_FOLDS = 5
 
 
 @dataclass(frozen=True, kw_only=True)
-class FamilyAblation:
+class FamilyAblation(FitErrors):
     """One family on one profile."""
 
-    quality: FitErrors
     errors: tuple[float, ...]
     """Cross-validated relative error of each sample."""
     learning_curve: tuple[tuple[int, float], ...]
@@ -85,7 +84,7 @@ def run_ablation(
     for name, family in FAMILIES.items():
         errors = cross_validate(family, samples)
         families[name] = FamilyAblation(
-            quality=evaluate_family(name, samples, errors),
+            **vars(evaluate_family(name, samples, errors)),
             errors=tuple(round(error, 6) for error in errors.tolist()),
             learning_curve=learning_curve(family, samples, CURVE_SIZES),
         )
