@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 from ecc.cli.app import app
 from ecc.methods.grid import Cell, Comparison

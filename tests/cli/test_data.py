@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
-from typer.testing import CliRunner, Result
+from click.testing import CliRunner, Result
 
 from ecc.cli.app import app
 from ecc.energy import EnergyModel

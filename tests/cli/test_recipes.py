@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from torch import nn
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 from ecc.cli.app import app
 from ecc.cli.compare import compare

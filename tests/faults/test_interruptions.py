@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 import torch
-from typer.testing import CliRunner, Result
+from click.testing import CliRunner, Result
 
 import ecc
 from ecc.cli.app import app

@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from ecc.constants import SCRATCH
+from ecc.constants import RUN_PROFILE, SCRATCH
 from ecc.energy import EnergyModel
 from ecc.energy.budget import parse_budget
 from ecc.errors import BadFile, EccError
@@ -297,9 +297,7 @@ class Comparison:
         }
         file = root / "grid.json"
         if not file.exists():
-            own = temporaries(root, ".grid.json.", ".tmp")  # of a grid that was killed before it had begun
-            if root.exists() and (root.is_file() or any(entry not in own for entry in root.iterdir())):
-                raise BadFile(f"{root} is no grid of runs and is left as it is. Give an empty or a new folder.")
+            check_grid_folder(root)
             try:
                 root.mkdir(parents=True, exist_ok=True)
             except OSError as error:
@@ -315,6 +313,20 @@ class Comparison:
             then, now = _at(before, name), _at(asked, name)
             if then != now:
                 raise BadFile(f"{root} was begun with {name} = {then}, and now it is {now}. Give another folder.")
+
+
+def check_grid_folder(root: Path) -> None:
+    """Refuse a folder that holds something else than a comparison, or the profile and energy models of one.
+
+    Raises:
+        BadFile: If it does, or is a file.
+    """
+    if not root.exists() or (root / "grid.json").exists():
+        return
+    own = temporaries(root, ".grid.json.", ".tmp")  # of a grid that was killed before it had begun
+    own += [root / name for name in (RUN_PROFILE, "energy.json", "latency.json")]
+    if root.is_file() or any(entry not in own for entry in root.iterdir()):
+        raise BadFile(f"{root} holds other files than a comparison and is left as it is. Give an empty or a new folder.")
 
 
 def told(cell: GridRun, reason: str | None) -> str:
