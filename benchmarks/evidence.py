@@ -58,6 +58,7 @@ from ecc.measure import PROFILE_SETTINGS, EnergySource, close_meter, find_meter
 from ecc.methods.baselines.recalibration import BATCHES
 from ecc.methods.cost_evaluator import CostEvaluator
 from ecc.methods.grid import Cell
+from ecc.records import to_builtins
 from ecc.task import Task, with_batch_size
 from ecc.training import Interrupted
 from ecc.zoo.data import ImageData
@@ -271,7 +272,7 @@ def main() -> None:
         if options.record is not None:
             bring_model(options.record, options.root)
         energy = fitted(task, source, options)
-        print(f"{time.monotonic() - started:.0f} s: energy model, error {energy.quality['mean']:.2%}", flush=True)
+        print(f"{time.monotonic() - started:.0f} s: energy model, error {energy.errors.mean:.2%}", flush=True)
         grids = the_grids(options, recipe, task)
         for grid in grids:
             grid.comparison.begin(grid.runs)
@@ -300,7 +301,7 @@ def main() -> None:
         "settings": {key: value for key, value in vars(grids[0].comparison.settings).items() if key != "seed"},
         "variants": {grid.variant: variant_settings(VARIANTS[options.name][grid.variant]) for grid in grids[1:]},
         "full_widths": trace_channels(task.model, task.example_input, verify=False).full_widths,
-        "fit": {key: value for key, value in energy.quality.items() if key != "families"},
+        "fit": {"chosen": energy.kind, **to_builtins(energy.errors), "noise": energy.quality.noise},
         "dense_sha256": dense_weights(grids[0]),
         "rows": rows_of(grids),
     }

@@ -19,7 +19,7 @@ from evidence_data import (
 from result_tables import load
 
 from ecc.energy import EnergyModel, fit
-from ecc.energy.fitting import describe_outlier_widths
+from ecc.energy.quality import describe_outlier_widths
 from ecc.measure import Profile
 from ecc.methods.baselines.netadapt import NetAdaptSettings
 from ecc.zoo.recipe import read_recipe

@@ -101,7 +101,7 @@ def test_what_was_weighed_is_learned_from_and_what_was_missed_is_run_again_once(
     assert len(whole.design_samples) == len(first.design_samples) + 3
     added = [sample.joules / first.references[0].joules for sample in whole.corrected()[-3:]]
     assert added == pytest.approx([0.55, 0.51, 0.495], rel=0.02)  # as shares of the dense network, drift divided out
-    assert energy.EnergyModel.load(tmp_path / "energy.json").origin.rows == len(whole.design_samples)
+    assert energy.EnergyModel.load(tmp_path / "energy.json").origin.samples == len(whole.design_samples)
     assert grid.finished() == cells[2:-1]  # ecc was 10 % above what was predicted, and scratch builds on it
     assert not begun.folder(grid.runs).exists()
     assert grid.failure(begun) is None
@@ -149,7 +149,7 @@ def test_the_energy_model_of_a_record_is_that_of_its_profile(tmp_path: Path) -> 
     measure, file = importlib.import_module("ecc.measure"), ROOT / "results" / "evidence" / "e1.json"
     records.bring_model(file, tmp_path)
     brought = energy.EnergyModel.load(tmp_path / "energy.json")
-    assert brought.origin.rows == len(measure.Profile.load(file.with_suffix(".profile.gz")).design_samples)
+    assert brought.origin.samples == len(measure.Profile.load(file.with_suffix(".profile.gz")).design_samples)
     (tmp_path / "profile.gz").unlink()
     records.bring_model(file, tmp_path)
     assert not (tmp_path / "profile.gz").exists()  # what is there already is the later one

@@ -11,7 +11,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from rich import box
@@ -21,8 +21,8 @@ from rich.table import Table
 from rich.text import Text
 
 from ecc.constants import MIN_WIDTH_RATIO
-from ecc.energy import Budget, EnergyModel
-from ecc.energy.fitting import describe_learning_curve, describe_outlier_widths
+from ecc.energy import Budget, EnergyModel, FitErrors, FitQuality
+from ecc.energy.quality import describe_learning_curve, describe_outlier_widths
 from ecc.formatting import percent, si
 from ecc.graph import ChannelGraph, ChannelGroup, Role
 from ecc.measure.doctor import DoctorReport, MeterFinding, SelfTest
@@ -415,7 +415,8 @@ class FitSummary:
     samples: int
     dense: float
     min_cost: float
-    quality: dict[str, Any]
+    errors: FitErrors | None
+    quality: FitQuality
     per_layer: dict[str, float]
 
 
@@ -427,9 +428,10 @@ def fit_summary(model: EnergyModel) -> FitSummary:
         device=model.origin.meter.device,
         batch=model.origin.batch,
         kind=model.kind,
-        samples=model.origin.rows,
+        samples=model.origin.samples,
         dense=model.dense,
-        min_cost=model.least,
+        min_cost=model.min_cost,
+        errors=model.errors,
         quality=model.quality,
         per_layer=model.per_layer(),
     )
@@ -440,13 +442,13 @@ def fit_table(model: EnergyModel, title: str) -> RenderableType:
     quality = model.quality
     columns = ("model", "mean", "p90", "max", "bias", "dense", "held out", "near dense", "uniform")
     table = _table(*columns, title=title)
-    for name, found in quality.get("families", {}).items():
-        selected = " (selected)" if name == model.kind and len(quality["families"]) > 1 else ""
-        numbers = [_optional(found[key]) for key in ("mean", "ninetieth", "largest")]
-        numbers += [_optional(found[key], sign=True) for key in ("bias", "dense_fitted", "dense")]
-        numbers += [_optional(found[key]) for key in ("near_dense", "path")]
+    for name, found in quality.families.items():
+        selected = " (selected)" if name == model.kind and len(quality.families) > 1 else ""
+        numbers = [_optional(getattr(found, key)) for key in ("mean", "p90", "max")]
+        numbers += [_optional(getattr(found, key), sign=True) for key in ("bias", "dense_fitted", "dense")]
+        numbers += [_optional(getattr(found, key)) for key in ("near_dense", "uniform")]
         table.add_row(name + selected, *numbers)
-    noise = quality.get("noise")
+    noise = quality.noise
     about = "Relative errors on held-out samples (10-fold cross-validation); `dense`: in the final fit. "
     about += "The noise was not measured." if noise is None else f"Std of one measurement: {percent(noise, 2)}."
     sentences = [text for text in (describe_learning_curve(quality), describe_outlier_widths(quality)) if text]
@@ -472,7 +474,7 @@ def _layer_table(model: EnergyModel) -> Table:
 def reachable_budgets(model: EnergyModel) -> str:
     """Which budgets can be met."""
     dense, smallest, batch = model.dense_profiled, min_cost(model), model.origin.batch
-    label = model.label if model.quality.get("dense_fitted") is not None else "predicted"
+    label = model.label if model.dense_sample is not None else "predicted"
     each = f" ({si(dense / batch, model.unit)} per item)" if batch > 1 else ""
     return (
         f"Dense: {si(dense, model.unit)}{each}, {label}; {model.origin.meter.device}, batch {batch}. With "
