@@ -19,7 +19,7 @@ from ecc.graph import trace_channels
 from ecc.methods import CompressSettings
 from ecc.task import with_batch_size
 from ecc.zoo import AlexNet, find_data, image_task
-from ecc.zoo.networks import NETWORKS
+from ecc.zoo.image_task import NETWORKS
 from ecc.zoo.recipe import read_recipe
 from energy.cases import origin
 from methods.jobs import digits_model, true_model

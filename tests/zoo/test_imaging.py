@@ -16,7 +16,7 @@ from ecc.errors import BadTask
 from ecc.zoo.data import find_data
 from ecc.zoo.data.images import VOID
 from ecc.zoo.data.sets import ImageData, Packed
-from ecc.zoo.imaging import PixelLoss, image_task, pixel_counts
+from ecc.zoo.image_task import PixelLoss, image_task, pixel_counts
 from zoo.data import trees
 
 CASES: dict[str, tuple[Any, str, tuple[int, int], int]] = {

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ecc.errors import BadTask
 from ecc.zoo.data.images import VOID
-from ecc.zoo.metrics import confusion, judged, mean_iou, pair_counts, top_k
+from ecc.zoo.image_task import confusion, judged, mean_iou, pair_counts, top_k
 
 
 class Told(nn.Module):

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ecc.zoo.networks import NETWORKS
+from ecc.zoo.image_task import NETWORKS
 
 
 @pytest.mark.parametrize("name", NETWORKS)

@@ -10,9 +10,9 @@ from safetensors.torch import save_file
 
 from ecc.errors import BadFile
 from ecc.training import save_state
-from ecc.zoo.networks import NETWORKS
+from ecc.zoo.image_task import NETWORKS
 from ecc.zoo.resnet_cifar import resnet20
-from ecc.zoo.weights import load_weights_, read_weights
+from ecc.zoo.image_task import load_weights_, read_weights
 
 HEAD = NETWORKS["resnet20"].head
 

@@ -201,7 +201,7 @@ def _use_config(ctx: click.Context, path: Path) -> str:
     settings = flat_values(recipe.settings)
     values: dict[str, Any] = {name: settings[name] for name in recipe.given}
     values |= {name: getattr(recipe, name) for name in ("data", "weights", "batch_size", "seeds", "meter", "freeze")}
-    values["image_size"] = None if recipe.size is None else "x".join(map(str, recipe.size))
+    values["image_size"] = None if recipe.image_size is None else "x".join(map(str, recipe.image_size))
     for name in ("budgets", "methods"):
         found = getattr(recipe, name)
         is_list = any(param.name == name and param.multiple for param in ctx.command.params)
@@ -279,10 +279,10 @@ def build_task(
         spec,
         data,
         weights,
-        size=None if image_size is None else parse_image_size(image_size),
+        image_size=None if image_size is None else parse_image_size(image_size),
         batch_size=batch_size,
         device=device,
-        tell=lambda line: click.echo(line, err=True),
+        log=lambda line: click.echo(line, err=True),
     )
 
 

@@ -16,7 +16,7 @@ from ecc.zoo.data import batches, find_data
 from ecc.zoo.data.batches import Form, epoch_of, in_order
 from ecc.zoo.data.images import VOID, whole_scene
 from ecc.zoo.data.sets import ImageData, Packed, Scenes
-from ecc.zoo.data.workers import ThreadPoolExecutor
+from ecc.zoo.data.sets import ThreadPoolExecutor
 from zoo.data import trees
 
 PLAIN = Form((16, 16), (0.0, 0.0, 0.0), (1.0, 1.0, 1.0))

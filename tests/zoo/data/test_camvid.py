@@ -8,8 +8,8 @@ import torch
 from PIL import Image
 
 from ecc.errors import BadTask
-from ecc.zoo.data.camvid import CLASSES, FROM_CITYSCAPES, is_camvid, read_camvid
-from ecc.zoo.data.cityscapes import CLASSES as CITYSCAPES
+from ecc.zoo.data.layouts import CLASSES, FROM_CITYSCAPES, is_camvid, read_camvid
+from ecc.zoo.data.layouts import CLASSES as CITYSCAPES
 from ecc.zoo.data.images import VOID
 from ecc.zoo.data.sets import Kept
 from zoo.data.trees import camvid, noise, save

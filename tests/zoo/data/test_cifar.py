@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from ecc.errors import BadTask
-from ecc.zoo.data.cifar import is_cifar10, read_cifar10, stratified
+from ecc.zoo.data.layouts import is_cifar10, read_cifar10, stratified
 from ecc.zoo.data.sets import Packed
 from zoo.data.trees import cifar10, noise
 

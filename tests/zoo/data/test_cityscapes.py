@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from ecc.errors import BadTask
-from ecc.zoo.data.cityscapes import CLASSES, TABLE, is_cityscapes, read_cityscapes
+from ecc.zoo.data.layouts import CLASSES, TABLE, is_cityscapes, read_cityscapes
 from ecc.zoo.data.images import VOID, whole_scene
 from ecc.zoo.data.sets import Scenes
 from zoo.data.trees import cityscapes, noise, save

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from ecc.errors import BadTask
-from ecc.zoo.data.folders import is_folders, read_folders
+from ecc.zoo.data.layouts import is_folders, read_folders
 from ecc.zoo.data.sets import Photos
 from zoo.data.trees import folders, noise, save
 

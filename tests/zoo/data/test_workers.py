@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from ecc.zoo.data.workers import cores, in_threads, pool
+from ecc.zoo.data.sets import cores, in_threads, pool
 
 
 def test_results_come_in_the_order_of_the_items() -> None:
