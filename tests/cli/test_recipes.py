@@ -57,7 +57,7 @@ def test_a_bundled_recipe_runs_for_a_few_steps_on_a_tiny_tree(
     make, size = TREES[recipe.task]
     tree = trees.cityscapes(tmp_path / "data") if "cityscapes" in name else make(tmp_path / "data")
     height, _, width = size.partition("x")
-    task = image_task(recipe.task, find_data(tree), size=(int(height), int(width or height)))
+    task = image_task(recipe.task, find_data(tree), image_size=(int(height), int(width or height)))
     example = with_batch_size(task.example_input, origin().batch)
     true_model(trace_channels(task.model, example, verify=False)).save(tmp_path / "energy.json")
     # A few steps of what a recipe is about; its methods are tested with theirs.

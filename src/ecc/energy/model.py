@@ -220,8 +220,8 @@ class EnergyModel:
         origin = {**vars(self.origin), "meter": self.origin.meter.to_dict()}
         shared = {name: getattr(self, name) for name in _SHARED}
         unit = f"{self.unit} for one inference of the whole batch"
-        record = _ModelFile(
-            format=FORMAT, unit=unit, label=self.label, formula=FORMULA, origin=_OriginFile(**origin), **shared
+        record = EnergyModelFile(
+            format=FORMAT, unit=unit, label=self.label, formula=FORMULA, origin=OriginFile(**origin), **shared
         )
         write_record(path, record)
 
@@ -241,7 +241,7 @@ class EnergyModel:
             raise BadFile(f"{path} is a profile, not an energy model. Fit one: ecc fit {path} -o energy.json")
         if FORMAT.encode() not in data[:512]:
             raise BadFile(f"{path} is not an energy model of this version ({FORMAT!r}). Fit one with ecc fit.")
-        record = from_json(data, _ModelFile, path)
+        record = from_json(data, EnergyModelFile, path)
         try:
             origin = {**vars(record.origin), "meter": MeterInfo.from_dict(record.origin.meter)}
             model = cls(origin=Origin(**origin), **{name: getattr(record, name) for name in _SHARED})
@@ -254,7 +254,9 @@ class EnergyModel:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _OriginFile:
+class OriginFile:
+    """`Origin` in the file."""
+
     meter: dict[str, Any]
     batch: int
     device_type: str | None
@@ -264,14 +266,14 @@ class _OriginFile:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _ModelFile:
+class EnergyModelFile:
     """The file of an energy model."""
 
     format: str
     resource: str
     unit: str
     label: str
-    origin: _OriginFile
+    origin: OriginFile
     fingerprint: str
     groups: tuple[str, ...]
     full_widths: tuple[int, ...]

@@ -30,7 +30,9 @@ else:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _RecipeFile:
+class RecipeFile:
+    """The top level of a recipe."""
+
     task: str
     """As for `find_task`, but no file that would be executed."""
     data: str | None = None
@@ -49,7 +51,7 @@ class _RecipeFile:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recipe(_RecipeFile):
+class Recipe(RecipeFile):
     """A comparison; None for values that the recipe does not set."""
 
     settings: CompressSettings = field(default_factory=CompressSettings)
@@ -71,14 +73,14 @@ def read_recipe(path: str | Path) -> Recipe:
     settings = table.pop("settings", {})
     if not isinstance(settings, dict):
         raise BadFile(f"{path}: settings is {settings!r}; write a table [settings].")
-    known = [one.name for one in fields(_RecipeFile)]
+    known = [one.name for one in fields(RecipeFile)]
     for key in table:
         if key not in known:
             raise BadFile(f"{path}: unknown key {key!r}; known keys: {', '.join(known)}.")
     if "task" not in table:
         raise BadFile(f'{path} has no key task; add for example task = "mobilenet_v1".')
     _refuse_code(path, table)
-    file = from_builtins(table, _RecipeFile, path)
+    file = from_builtins(table, RecipeFile, path)
     try:
         made = settings_from(CompressSettings, settings, f"{path}: settings.")
     except EccError as error:
