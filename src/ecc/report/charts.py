@@ -90,10 +90,15 @@ class Figure:
     """Vega-Lite."""
 
 
-def figures_of(report: Report) -> list[Figure]:
-    """All figures that the data allow, in the order of the page."""
+def figures_of(report: Report, *, validate: bool = False) -> list[Figure]:
+    """All figures that the data allow, in the order of the page.
+
+    Args:
+        report: The data.
+        validate: Check every chart against the Vega-Lite schema, which takes four times as long.
+    """
     makers = (tradeoff, widths, layers, cost, loss, score, dual, width_duals, predictions, learning_curve)
-    with schemapi.debug_mode(False):  # checking charts against the schema takes four times as long; the tests do it
+    with schemapi.debug_mode(validate):
         made = [figure for make in makers if (figure := make(report)) is not None]
     for figure in made:
         controls = {"hidden": [], "score": "finetuned", "budget": report.first_budget}

@@ -29,6 +29,7 @@ from ecc.run_records import (
     GridFailure,
     GridRunInfo,
     Number,
+    Positive,
     RunSummary,
     ScoreLine,
     SolverLine,
@@ -216,7 +217,7 @@ class ModelInfo:
     families: dict[str, dict[str, Number | None]]
     noise: Number | None
     learning_curve: list[tuple[Count, Number]]
-    held_out: list[tuple[float, float]]
+    held_out: list[tuple[Positive, Positive]]
     """Measured and predicted."""
     advice: str
 
@@ -699,7 +700,7 @@ def _model_info(model: EnergyModel) -> ModelInfo:
         families={name: dict(found) for name, found in quality.get("families", {}).items()},
         noise=quality.get("noise"),
         learning_curve=[(samples, error) for samples, error in quality.get("learning_curve", [])],
-        held_out=[(measured, predicted) for measured, predicted in pairs if measured > 0 and predicted > 0],
+        held_out=[(measured, predicted) for measured, predicted in pairs],
         advice=" ".join(filter(None, (describe_learning_curve(quality), describe_outlier_widths(quality)))),
     )
 
