@@ -63,7 +63,7 @@ def main() -> None:
             task,
             parse_budgets([options.budget]),
             energy,
-            source=source,
+            meter=source,
             settings=settings_from(CompressSettings, dict(
                 pretrain_steps=options.pretrain_steps,
                 prune_steps=options.steps,

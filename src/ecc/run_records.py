@@ -186,3 +186,28 @@ class MethodLine:
     """Name of the method."""
     values: dict[str, Any]
     total: Count = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class GridRunResult:
+    """A finished run of a comparison, in its cell.json; the result itself is in summary.json."""
+
+    method: str
+    budget: str
+    seed: int
+    seconds: float
+    """Of the last session."""
+    sessions: int
+    """How often the run was started; 1 if it was never interrupted."""
+    peak_bytes: int | None
+    """Peak memory of the GPU or the process; None if unknown."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GridRunFailure:
+    """A failed run of a comparison, in METHOD-BUDGET.failed.json."""
+
+    method: str
+    budget: str
+    seed: int
+    error: str

@@ -181,7 +181,7 @@ def compare(
         click.echo(json.dumps(grid_facts(entries), indent=1))
     else:
         Console().print(grid_view(entries))
-    if len(failed) == len(grid.cells):
+    if len(failed) == len(grid.runs):
         raise EccError("every run failed; the lines above say why.")
     try:
         tell(f"report: {write_report(output)}")
@@ -241,7 +241,7 @@ class GridSpec:
                 methods=self.methods,
                 budgets=self.budgets,
                 seeds=self.seeds,
-                source=source,
+                meter=source,
                 settings=self.settings,
                 device=device,
                 freeze=self.freeze,

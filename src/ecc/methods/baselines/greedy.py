@@ -27,7 +27,7 @@ class Greedy(OneShotMethod):
 
     def step(self) -> None:
         """Cuts the dense network to the targets."""
-        work = self._work
+        work = self._context
         work.model.load_state_dict(self._dense)
         alive = self._alive()
         masks = alive.split([group.width for group in work.graph.groups])
@@ -37,7 +37,7 @@ class Greedy(OneShotMethod):
         work.log({"phase": "greedy", "widths": widths})
 
     def _alive(self) -> Tensor:
-        work = self._work
+        work = self._context
         device = next((parameter.device for parameter in work.model.parameters()), torch.device("cpu"))
         ladder = ChannelRanking([group.width for group in work.graph.groups], device)
         limits = ResourceConstraints(work.costs, work.graph, device)
