@@ -189,25 +189,25 @@ class MethodLine:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GridRunResult:
-    """A finished run of a comparison, in its cell.json; the result itself is in summary.json."""
+class GridRunInfo:
+    """What a comparison writes beside each finished run."""
 
     method: str
     budget: str
-    seed: int
-    seconds: float
-    """Of the last session."""
-    sessions: int
-    """How often the run was started; 1 if it was never interrupted."""
-    peak_bytes: int | None
-    """Peak memory of the GPU or the process; None if unknown."""
+    """As the user wrote it."""
+    seed: Count
+    seconds: Number
+    """Duration of the last session."""
+    sessions: Count = 1
+    peak_bytes: Count | None = None
+    """Peak memory; None where the system does not report it."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class GridRunFailure:
-    """A failed run of a comparison, in METHOD-BUDGET.failed.json."""
+class GridFailure:
+    """Why a run of a comparison has no result."""
 
     method: str
     budget: str
-    seed: int
+    seed: Count
     error: str

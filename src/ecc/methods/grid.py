@@ -28,7 +28,7 @@ from ecc.errors import BadFile, EccError
 from ecc.io import temporaries
 from ecc.measure import EnergySource
 from ecc.records import read_record, write_record
-from ecc.run_records import GridRunFailure, GridRunResult
+from ecc.run_records import GridFailure, GridRunInfo
 from ecc.task import Task
 from ecc.training import BatchStream, Interrupted, load_state, open_run, save_state, train
 
@@ -225,7 +225,7 @@ class Comparison:
         """Write why a run has no result."""
         file = one.failure_file(root)
         file.parent.mkdir(parents=True, exist_ok=True)
-        write_record(file, GridRunFailure(**asdict(one), error=error))
+        write_record(file, GridFailure(**asdict(one), error=error))
 
     def prerequisite(self, one: GridRun) -> GridRun | None:
         """The run that must come first: `scratch` needs the widths of `ecc`."""
@@ -262,7 +262,7 @@ class Comparison:
             method=self._method(one, root),
         )
         job.run(folder)
-        result = GridRunResult(
+        result = GridRunInfo(
             **asdict(one),
             seconds=round(time.monotonic() - started, 3),
             sessions=len(read_record(folder / "environment.json", dict[str, list[Any]])["sessions"]),

@@ -1,7 +1,7 @@
 """`WeightCompression`: unstructured pruning, for devices that skip zeros.
 
 Single weights are set to zero, and the shapes of the network stay. The energy is that of an analytic platform
-(`ecc.energy.nonzeros`) and linear in the number of nonzero weights, so nothing is measured during pruning.
+(`ecc.energy.counted`) and linear in the number of nonzero weights, so nothing is measured during pruning.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from ecc.energy.budget import Budget, dense_cost
-from ecc.energy.nonzeros import nonzero_cost
+from ecc.energy.counted import nonzero_cost
 from ecc.errors import BadBudget, BadMeasurement, EccError
 from ecc.graph import ChannelGraph, trace_channels
 from ecc.measure import EnergySource, find_meter
