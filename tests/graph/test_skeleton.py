@@ -83,8 +83,8 @@ def test_widths_that_do_not_fit_are_refused(graph: ChannelGraph, widths: dict[st
         ({"min_widths": (1, 1, 5, 1)}, "3 groups need 3 full widths and 3 minimum widths"),
         ({"min_widths": (0, 1, 5)}, r"the minimum width 0 of group 'stem' is outside 1\.\.8"),
         ({"min_widths": (1, 7, 5)}, r"the minimum width 7 of group 'conv1' is outside 1\.\.6"),
-        ({"groups": ("a", "b"), "full_widths": (8, 6), "min_widths": (1, 1)}, "a size names a group that is none of"),
-        ({"tensors": ()}, "layer 'stem' uses a tensor that is not there"),
+        ({"groups": ("a", "b"), "full_widths": (8, 6), "min_widths": (1, 1)}, "refers to a group outside"),
+        ({"tensors": ()}, "layer .stem. uses an unknown tensor"),
     ],
 )
 def test_parts_that_do_not_fit_together_are_refused(graph: ChannelGraph, changes: dict[str, Any], said: str) -> None:
