@@ -32,7 +32,6 @@ from typing import Any
 
 import torch
 import torch.multiprocessing
-from evidence_rerun import learn_again
 from evidence_grid import (
     DATA,
     FORMS,
@@ -48,6 +47,7 @@ from evidence_grid import (
     train_dense,
 )
 from evidence_record import bring_cells, bring_model, dense_weights, rows_of
+from evidence_rerun import learn_again
 from machine import machine, write_record
 from packed import packed_data
 
@@ -58,6 +58,7 @@ from ecc.measure import PROFILE_SETTINGS, EnergySource, close_meter, find_meter
 from ecc.methods.baselines.recalibration import BATCHES
 from ecc.methods.cost_evaluator import CostEvaluator
 from ecc.methods.grid import Cell
+from ecc.records import to_builtins
 from ecc.task import Task, with_batch_size
 from ecc.training import Interrupted
 from ecc.zoo.data import ImageData
@@ -291,7 +292,7 @@ def main() -> None:
         "device": torch.cuda.get_device_name() if options.device == "cuda" else "cpu",
         "measured_batch": batch,
         "width_multiple": MULTIPLE_OF.get(options.name, 8),
-        "meter": source.describe().to_dict(),
+        "meter": to_builtins(source.describe()),
         "recalibration_batches": BATCHES,
         "judged_on": len(data.held_out),
         "tested_on": len(data.test),

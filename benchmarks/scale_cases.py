@@ -18,9 +18,9 @@ sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "benchmarks")]
 
 import torch  # noqa: E402 - the tests' folder must be on the path first
 import torch.nn.functional as F  # noqa: E402
+from click.testing import CliRunner  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 from trace_scaling import plain, reset_peak_memory, status  # noqa: E402
-from click.testing import CliRunner  # noqa: E402
 
 import ecc  # noqa: E402
 from ecc.cli.app import app  # noqa: E402

@@ -28,7 +28,7 @@ from ecc.formatting import si
 from ecc.graph import ChannelGraph, trace_channels, verify_graph
 from ecc.io import refuse_other_file, write_text
 from ecc.measure import Analytic, EnergySource, Profile, close_meter, find_meter, profile
-from ecc.measure.profilers import default_device
+from ecc.measure.profiler import default_device
 from ecc.methods import Compression, CompressSettings, check_feasibility
 from ecc.methods.registry import find_method
 from ecc.options import flat_values, settings_from

@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 from click.testing import CliRunner
+from rich.console import Console
 
 from ecc.cli.app import app
 from ecc.methods.grid import Cell, Comparison

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
 from click.testing import CliRunner, Result
+from safetensors.torch import save_file
 
 from ecc.cli.app import app
 from ecc.energy import EnergyModel

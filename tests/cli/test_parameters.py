@@ -6,10 +6,9 @@ from typing import Annotated
 import pytest
 import typer
 from click.testing import CliRunner
-
-from ecc.cli.app import app
-from ecc.cli.app import VERBS, verb
 from ecc.cli.parameters import Argument, Context, Option, for_typer, verb_help
+
+from ecc.cli.app import VERBS, app, verb
 
 
 def with_default(context: Context, word: str) -> str:

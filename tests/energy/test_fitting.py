@@ -351,5 +351,5 @@ def test_a_recorded_profile_answers_as_a_meter(recorded: Path) -> None:
     assert replay.describe().device == "NVIDIA H200"
     assert replay.describe().label == f"measured (replayed from {recorded.name})"
     for sample in profile.corrected()[::50]:
-        reading = replay.cost(graph, profile.named(sample.widths))
+        reading = replay.cost(graph, profile.widths_by_group(sample.widths))
         assert (reading.joules, reading.seconds) == (sample.joules, sample.seconds)

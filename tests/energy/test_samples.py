@@ -83,7 +83,7 @@ def test_a_profile_of_a_platform_has_all_its_rows() -> None:
     assert samples.is_dense.sum() == 1
     found = {tuple(widths) for widths in samples.widths.tolist()}
     for network in profile.corrected():
-        assert tuple(profile.header.structure.widths(profile.named(network.widths)).tolist()) in found
+        assert tuple(profile.header.structure.widths(profile.widths_by_group(network.widths)).tolist()) in found
 
 
 # ---------------------------------------------------------------- what it refuses

@@ -14,7 +14,7 @@ H200 = Path(__file__).resolve().parent.parent.parent / "profiles" / "h200"
 
 @pytest.mark.thorough
 def test_a_study_says_what_the_fit_says() -> None:
-    profile = Profile.load(H200 / "mobilenet_v1-b1.profile.gz").first(60)
+    profile = Profile.load(H200 / "mobilenet_v1-b1.profile.gz").head(60)
     found = run_ablation(profile, iterations=200)
     assert json.loads(json.dumps(found)) == found
     quality = fit(profile).quality
@@ -29,5 +29,5 @@ def test_a_study_says_what_the_fit_says() -> None:
 
 
 def test_the_papers_figures_can_be_left_out() -> None:
-    profile = Profile.load(H200 / "mobilenet_v1-b1.profile.gz").first(30)
+    profile = Profile.load(H200 / "mobilenet_v1-b1.profile.gz").head(30)
     assert run_ablation(profile, resource="latency", iterations=0)["paper"] == {}

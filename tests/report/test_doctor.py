@@ -47,7 +47,7 @@ COUNTER = CounterProbe(
 )
 NOTHING = DoctorReport(
     machine=MACHINE,
-    findings=(
+    meters=(
         MeterFinding(spec="nvml", reason="no NVIDIA driver here"),
         MeterFinding(spec="rapl", reason="only root may read it", remedy="sudo chmod a+r /sys/counter"),
     ),
@@ -92,7 +92,7 @@ def words(examination: DoctorReport) -> str:
 
 
 def examined(finding: MeterFinding) -> DoctorReport:
-    return DoctorReport(machine=MACHINE, findings=(finding, MeterFinding(spec="rapl", reason="no RAPL here")))
+    return DoctorReport(machine=MACHINE, meters=(finding, MeterFinding(spec="rapl", reason="no RAPL here")))
 
 
 # ---------------------------------------------------------------- nothing works
@@ -110,7 +110,7 @@ def test_where_nothing_works_it_says_so_plainly_and_names_every_way_forward() ->
 def test_the_line_that_grants_the_right_is_shown() -> None:
     text = words(NOTHING)
     assert "Or let rapl be read, which works until the next boot: sudo chmod a+r /sys/counter" in text
-    without = replace(NOTHING, findings=NOTHING.findings[:1])
+    without = replace(NOTHING, meters=NOTHING.meters[:1])
     assert "next boot" not in words(without)
 
 
@@ -168,10 +168,10 @@ def test_declared_watts_have_no_idle_and_estimates_no_counter() -> None:
     assert "CPU time x declared 15 W" in text
     assert "idle" not in text
     estimate = replace(WORKING, info=replace(INFO, provenance=Estimated("a table of 2019")), counter=None)
-    text = words(DoctorReport(machine=MACHINE, findings=(estimate,)))
+    text = words(DoctorReport(machine=MACHINE, meters=(estimate,)))
     assert "nvml NVIDIA H200, board: estimated joules computed from constants: a table of 2019" in text
     replayed = replace(WORKING, info=replace(INFO, reads="replay of h200.profile"), counter=None)
-    assert "joules replay of h200.profile" in words(DoctorReport(machine=MACHINE, findings=(replayed,)))
+    assert "joules replay of h200.profile" in words(DoctorReport(machine=MACHINE, meters=(replayed,)))
 
 
 def test_a_counter_that_told_little() -> None:
@@ -182,7 +182,7 @@ def test_a_counter_that_told_little() -> None:
 
 def test_a_spec_with_blanks_is_quoted() -> None:
     finding = replace(WORKING, spec="command:read-joules --port 3")
-    assert "--meter 'command:read-joules --port 3' -o" in words(DoctorReport(machine=MACHINE, findings=(finding,)))
+    assert "--meter 'command:read-joules --port 3' -o" in words(DoctorReport(machine=MACHINE, meters=(finding,)))
 
 
 # ---------------------------------------------------------------- the machine, and the page
@@ -207,7 +207,7 @@ def test_it_fits_the_terminal_and_loses_no_word(examination: DoctorReport, width
 
 def test_markup_in_a_reason_is_text() -> None:
     finding = MeterFinding(spec="nvml", reason="field [bold]186[/bold] is not supported")
-    assert "field [bold]186[/bold] is not supported" in words(replace(NOTHING, findings=(finding, *NOTHING.findings)))
+    assert "field [bold]186[/bold] is not supported" in words(replace(NOTHING, meters=(finding, *NOTHING.meters)))
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ H200 = Path(__file__).resolve().parent.parent.parent / "profiles" / "h200"
 
 @cache
 def found() -> dict[str, Any]:
-    return run_ablation(Profile.load(H200 / "mobilenet_v1-b1.profile.gz").first(60), iterations=200)
+    return run_ablation(Profile.load(H200 / "mobilenet_v1-b1.profile.gz").head(60), iterations=200)
 
 
 def test_figures_are_drawn_with_their_labels(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 from dataclasses import replace
+from datetime import datetime
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from rich.console import Console
 from ecc.measure import Declared, MeasureSettings, Profile, Progress
 from ecc.measure.drift import Drift
 from ecc.report.live_profile import ProfileView, profile_facts, profile_summary
-from measure.profile_cases import Prices, header, profile_of, reference, sample, small_graph
+from measure.profile_cases import FakeCosts, header, profile_of, reference, sample, small_graph
 
 DRIFT = Drift(references=3, cv=0.004, span=0.01, noise=0.002, is_significant=True)
 
@@ -76,7 +77,7 @@ def test_a_terminal_shows_a_bar() -> None:
 def test_the_meter_is_told_before_anything_is_measured() -> None:
     for device, place in ((None, "no network is run"), ("cuda", "networks run on cuda")):
         screen = Screen(terminal=False)
-        screen.view.announce(Prices().describe(), device)
+        screen.view.announce(FakeCosts().describe(), device)
         assert screen.text.getvalue() == ""  # an error, if there is one, comes alone
         screen.show(0)
         screen.show(1, message="hello")
@@ -128,8 +129,8 @@ def test_the_summary_carries_the_label() -> None:
 
 def test_drift_and_repeats_of_measured_profiles_are_told() -> None:
     profile = profile_of(
-        reference(2.0, measured_at="2026-01-01T00:00:01+00:00"),
-        sample(0, measured_at="2026-01-01T00:00:01.750+00:00"),
+        reference(2.0, measured_at=datetime.fromisoformat("2026-01-01T00:00:01+00:00")),
+        sample(0, measured_at=datetime.fromisoformat("2026-01-01T00:00:01.750+00:00")),
         sample(0, 1.01, round=1),
         reference(2.3),
         device_type="cpu",
@@ -159,5 +160,5 @@ def test_a_floor_under_the_energy_is_told() -> None:
 
 def test_the_label_is_that_of_the_meter() -> None:
     meter = header().meter
-    declared = some_profile(meter=type(meter)(**{**vars(Prices().describe()), "provenance": Declared(15)}))
+    declared = some_profile(meter=type(meter)(**{**vars(FakeCosts().describe()), "provenance": Declared(15)}))
     assert "CPU time x declared 15 W" in profile_summary(declared, "a")

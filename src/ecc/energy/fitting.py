@@ -157,4 +157,4 @@ def describe_outlier_widths(quality: dict[str, Any]) -> str:
     )
 
 
-__all__ = ["FAMILIES", "Quality", "describe_outlier_widths", "fit", "model_of", "noise_of", "describe_learning_curve"]
+__all__ = ["FAMILIES", "Quality", "describe_learning_curve", "describe_outlier_widths", "fit", "model_of", "noise_of"]

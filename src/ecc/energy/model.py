@@ -30,7 +30,7 @@ from .samples import RESOURCES
 from .step_terms import Step, StepTerms
 
 FORMAT = "ecc energy model, version 1"
-A_PROFILE = '{"header": {"format": "ecc profile"'
+A_PROFILE = '{"header":{"format":"ecc profile"'
 """How a profile begins, which may be taken for its energy model."""
 
 
@@ -53,14 +53,14 @@ class Origin:
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
         settings = None if self.settings is None else asdict(self.settings)
-        return {**vars(self), "meter": self.meter.to_dict(), "settings": settings}
+        return {**vars(self), "meter": to_builtins(self.meter), "settings": settings}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Origin:
         """The reverse of `to_dict`."""
         settings = data["settings"]
         return cls(
-            meter=MeterInfo.from_dict(data["meter"]),
+            meter=from_builtins(data["meter"], MeterInfo, "meter"),
             batch=int(data["batch"]),
             device_type=data["device_type"],
             settings=None if settings is None else MeasureSettings(**settings),

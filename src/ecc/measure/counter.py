@@ -1,7 +1,7 @@
 """Observe a joule counter: find its ticks, refuse faulty counters, and `probe_counter`.
 
-Counters move in steps, called ticks here. Between two ticks a reading is stale by up to a whole period, so a window that
-starts and ends at arbitrary times has an error of 0.41 * period / window (8 % for 0.5 s and a period of 100 ms). A
+Counters move in steps, called ticks here. Between two ticks a reading is stale by up to a whole period, so a window
+that starts and ends at arbitrary times has an error of 0.41 * period / window (8 % for 0.5 s and a period of 100 ms). A
 window that starts and ends on observed ticks is only uncertain by how closely the ticks were observed.
 """
 
@@ -78,7 +78,7 @@ class CounterWatch:
         if now.joules < last.joules:
             raise BadMeasurement(
                 f"the counter of {self._name} decreased from {last.joules:.3f} J to {now.joules:.3f} J: it was reset "
-                "(driver reload, suspend) or wrapped around. Measure again; a meter of your own must unwrap its counter."
+                "(driver reload, suspend) or wrapped around. Measure again; your own meter must unwrap its counter."
             )
         if now.joules > last.joules:
             self._ticked_at, self._unchanged_reads = now.seconds, 0
@@ -133,7 +133,7 @@ def check_steps(name: str, ticks: Sequence[Reading], tick_seconds: float, max_wa
         if any(watts > JUMP_FACTOR * limit for limit in limits):
             raise BadMeasurement(
                 f"the counter of {name} jumped by {joules:.3f} J within {seconds:.3f} s ({watts:.0f} W; at most "
-                f"{JUMP_FACTOR * min(limits):.0f} W are plausible here). Measure again; if it recurs, choose another meter."
+                f"{JUMP_FACTOR * min(limits):.0f} W are plausible). Measure again; if it recurs, choose another meter."
             )
 
 

@@ -4,8 +4,8 @@
     mixed     dense, minimum and half widths; then one third uniform and two thirds scaled configurations
 
 A scaled configuration multiplies the full widths by one common ratio and by a random factor per group. Networks that a
-solver finds look like this. A design of extreme widths alone misleads on hardware with launch overhead and tiles: its fit
-errs by 7 to 9 % on realistic networks, that of `mixed` by 1 to 3 %.
+solver finds look like this. A design of extreme widths alone misleads on hardware with launch overhead and tiles: its
+fit errs by 7 to 9 % on realistic networks, that of `mixed` by 1 to 3 %.
 
 Designs are seeded, and a longer design begins with the shorter one, so a profile can be extended.
 """
@@ -15,7 +15,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
 
 import numpy as np
 
@@ -23,7 +22,7 @@ from ecc.errors import BadMeasurement, BadWidths
 from ecc.graph import ChannelGraph, ChannelGroup
 from ecc.options import check_options, option
 
-DesignKind = Literal["mixed", "uniform"]
+DESIGNS = ("mixed", "uniform")
 
 Shard = tuple[int, int]
 """(k, n): the samples whose index is k modulo n, with k from 1 to n."""
@@ -46,7 +45,7 @@ class Design:
         EccError: If a value is out of its range.
     """
 
-    kind: DesignKind = option("mixed", "Design: mixed or uniform.", choices=get_args(DesignKind), flag="design")
+    kind: str = option("mixed", "Design: mixed or uniform.", choices=DESIGNS, flag="design")
     samples: int = option(
         250, "Number of width configurations.", range=(1, MAX_SAMPLES), metavar="N", common=True, changes_result=False
     )
@@ -96,7 +95,7 @@ def parse_shard(text: str) -> Shard:
 def sample_widths(
     graph: ChannelGraph,
     samples: int,
-    kind: DesignKind = "mixed",
+    kind: str = "mixed",
     seed: int = 0,
     width_multiple: int | None = None,
 ) -> tuple[dict[str, int], ...]:
@@ -139,7 +138,7 @@ def sample_widths(
     return tuple(dict(zip(names, widths, strict=True)) for widths in drawn)
 
 
-def _draw(groups: Sequence[ChannelGroup], kind: DesignKind, seed: int) -> Iterator[list[float]]:
+def _draw(groups: Sequence[ChannelGroup], kind: str, seed: int) -> Iterator[list[float]]:
     """Endless widths before rounding."""
     random = np.random.RandomState(seed)  # numpy guarantees its stream; newer generators may change
     full = np.array([group.width for group in groups])

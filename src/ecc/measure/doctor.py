@@ -187,7 +187,9 @@ def _test(
             left = seconds - (clock.now() - started)
             settings = replace(_settings(counter.tick_seconds, left), mode=runner.mode)
             report(f"{finding.spec}: measuring a small network {settings.max_repeats} times")
-            result = measure(runner.run, meter, settings, device=device, batch=runner.batch, counter=counter, clock=clock)
+            result = measure(
+                runner.run, meter, settings, device=device, batch=runner.batch, counter=counter, clock=clock
+            )
             joules = [window.joules for window in result.windows]
             repeatability = statistics.stdev(joules) / statistics.fmean(joules)
             test = SelfTest(device=str(device), measurement=result, repeatability=repeatability)
@@ -242,8 +244,8 @@ def _is_available(kind: str) -> bool:
 
 def _no_device(info: MeterInfo) -> str:
     return (
-        f"no self-test: the meter sees {' and '.join(info.covers)}, and torch {torch.__version__} cannot compute there. "
-        "Install the build of torch for this device (https://pytorch.org/get-started)."
+        f"no self-test: the meter sees {' and '.join(info.covers)}, and torch {torch.__version__} cannot compute "
+        "there. Install the build of torch for this device (https://pytorch.org/get-started)."
     )
 
 

@@ -1,8 +1,8 @@
 """Stop a profile when more samples no longer improve a fit.
 
 The quick fit has five terms: a constant, MACs, MACs of grouped convolutions, bytes of activations and bytes of weights,
-each with a coefficient of at least 0. It is not the energy model that is used later. But errors that it cannot reduce with
-more samples, such as noise and steps of the hardware, remain for better models too.
+each with a coefficient of at least 0. It is not the energy model that is used later. But errors that it cannot reduce
+with more samples, such as noise and steps of the hardware, remain for better models too.
 """
 
 from __future__ import annotations
@@ -130,7 +130,9 @@ class EarlyStop:
             return None
         latest = [self._error_at(count, profile) for count in counts[-_CHECKS_BELOW_TARGET:]]
         if len(latest) == _CHECKS_BELOW_TARGET and all(e is not None and e < self._target_error for e in latest):
-            return f"the error of the fit is {self.error:.2%}, below {self._target_error:.2%}, with {counts[-1]} samples"
+            return (
+                f"the error of the fit is {self.error:.2%}, below {self._target_error:.2%}, with {counts[-1]} samples"
+            )
         if len(counts) <= _PATIENCE:
             return None
         before, *since = (self._error_at(count, profile) for count in counts[-_PATIENCE - 1 :])

@@ -38,18 +38,28 @@ class MeasureSettings:
         "be captured, because it repeats better; else eager).",
         choices=get_args(Mode),
     )
-    precision: Precision = option("fp32", "Numerical precision: fp32 (no TF32), tf32, fp16 or bf16.", choices=get_args(Precision))
+    precision: Precision = option(
+        "fp32", "Numerical precision: fp32 (no TF32), tf32, fp16 or bf16.", choices=get_args(Precision)
+    )
     memory_format: MemoryFormat = option(
-        "contiguous", "Memory format of weights and inputs: contiguous or channels_last.", choices=get_args(MemoryFormat)
+        "contiguous",
+        "Memory format of weights and inputs: contiguous or channels_last.",
+        choices=get_args(MemoryFormat),
     )
     cudnn_autotune: bool = option(
         True, "Let cuDNN choose its algorithms by measuring them during the warm-up.", flag="autotune"
     )
     input_data: InputData = option(
-        "random", "Input data: random (normal random numbers) or example (the example input itself).", choices=get_args(InputData)
+        "random",
+        "Input data: random (normal random numbers) or example (the example input itself).",
+        choices=get_args(InputData),
     )
     window_seconds: float = option(
-        0.5, "Minimum length of a window in seconds.", range=(0.001, MAX_WINDOW_SECONDS), flag="window", metavar="SECONDS"
+        0.5,
+        "Minimum length of a window in seconds.",
+        range=(0.001, MAX_WINDOW_SECONDS),
+        flag="window",
+        metavar="SECONDS",
     )
     min_ticks: int = option(10, "Minimum number of counter ticks in a window.", range=(1, None), metavar="N")
     max_window_seconds: float = option(
@@ -74,7 +84,8 @@ class MeasureSettings:
         check_options(self)
         if self.max_window_seconds < self.window_seconds:
             raise BadMeasurement(
-                f"max_window_seconds is {self.max_window_seconds:g}; give at least the window of {self.window_seconds:g} s."
+                f"max_window_seconds is {self.max_window_seconds:g}; it must not be below "
+                f"window_seconds={self.window_seconds:g}."
             )
         if self.max_repeats < self.min_repeats:
             raise BadMeasurement(f"max_repeats is {self.max_repeats}; give at least min_repeats={self.min_repeats}.")

@@ -1,12 +1,12 @@
 """`Profile`: measured energy of many width configurations of one network, and its file.
 
-The file has one JSON record per line: a header, then one sample per line, appended and never changed. It may be compressed
-(.gz). pandas reads it in one line:
+The file has one JSON record per line: a header, then one sample per line, appended and never changed. It may be
+compressed (.gz). pandas reads it in one line:
 
     pandas.read_json("digits.profile", lines=True).dropna(subset="index")
 
-`dropna` removes the header and the measurements of the dense reference, which have no `index`. The widths of a sample are
-in the order of `groups` of the header:
+`dropna` removes the header and the measurements of the dense reference, which have no `index`. The widths of a sample
+are in the order of `groups` of the header:
 
     pandas.read_json("digits.profile", lines=True).header[0]["groups"]
 
@@ -32,9 +32,9 @@ from msgspec import Meta
 
 from ecc.errors import BadFile, BadMeasurement, option_hint
 from ecc.graph import ChannelGraph, StructureSpec
-from ecc.io import MOST_BYTES, read_bytes, write_bytes
+from ecc.io import MAX_BYTES, read_bytes, write_bytes
 from ecc.records import from_json, to_builtins, to_json
-from ecc.task import Inputs, batch_of
+from ecc.task import Inputs, batch_size_of
 
 from .counter import CounterProbe
 from .design import Design, Shard
@@ -52,7 +52,6 @@ MAX_PROFILE_BYTES = 256 << 20
 MAX_DEVICE_DIFFERENCE = 0.02
 """Largest relative difference of the reference between devices whose profiles are merged."""
 
-Field = Literal["joules", "seconds"]
 Count = Annotated[int, Meta(ge=0)]
 Positive = Annotated[float, Meta(gt=0)]
 NotNegative = Annotated[float, Meta(ge=0)]
@@ -84,7 +83,7 @@ class ProfileHeader:
     """
 
     format: Literal["ecc profile"] = "ecc profile"
-    version: Literal[3] = VERSION
+    version: Literal[3] = 3
     created: str | None = None
     """UTC time; None for computed profiles, so that equal ones are equal files."""
     groups: tuple[str, ...]
@@ -132,7 +131,7 @@ class ProfileHeader:
             groups=tuple(group.name for group in graph.prunable),
             full_widths=tuple(group.width for group in graph.prunable),
             input_shapes={name: tuple(tensor.shape) for name, tensor in named.items()},
-            batch=batch_of(example_input),
+            batch=batch_size_of(example_input),
             **fields,
         )
 
@@ -308,7 +307,7 @@ class Profile:
         """Variation of the energy of the dense reference; None if it was never measured."""
         return self.drift_of_field("joules")
 
-    def drift_of_field(self, field: Field) -> Drift | None:
+    def drift_of_field(self, field: str) -> Drift | None:
         """Variation of `joules` or `seconds` of the dense reference."""
         return reference_drift([Point(sample.session, getattr(sample, field), True) for sample in self.references])
 
@@ -317,7 +316,7 @@ class Profile:
         """Relative standard deviation of the energy of one measurement, from rounds; None with one round."""
         return self.repeat_noise_of_field("joules")
 
-    def repeat_noise_of_field(self, field: Field) -> float | None:
+    def repeat_noise_of_field(self, field: str) -> float | None:
         """Relative standard deviation of `joules` or `seconds` of one measurement."""
         squares, freedom = 0.0, 0
         for values in self._without_drift(field).values():
@@ -337,7 +336,7 @@ class Profile:
         gaps = [gap for gap in gaps if gap >= 0]  # negative if the clock was set back
         return statistics.median(gaps) if gaps else None
 
-    def corrected(self, *, allow_drift: bool = False, of: Field = "joules") -> tuple[CorrectedSample, ...]:
+    def corrected(self, *, allow_drift: bool = False, of: str = "joules") -> tuple[CorrectedSample, ...]:
         """Samples in the order of the design, with drift divided out and rounds combined.
 
         Args:
@@ -381,7 +380,7 @@ class Profile:
         known = {sample.index for sample in self.design_samples}
         return [index for index in range(self.header.design.samples) if index not in known]
 
-    def _without_drift(self, field: Field) -> dict[int, list[float]]:
+    def _without_drift(self, field: str) -> dict[int, list[float]]:
         """Values of each design index, divided by the drift of the device."""
         points = [Point(sample.session, getattr(sample, field), sample.is_reference) for sample in self.samples]
         found: dict[int, list[float]] = {}
@@ -461,8 +460,8 @@ def parse_profile(data: bytes, path: str | Path) -> Profile:
     if not lines:
         raise BadFile(f"{path} is empty: it has no header of a profile.")
     for number, line in enumerate(lines, start=1):
-        if len(line) > MOST_BYTES:
-            raise BadFile(f"{path}:{number}: the line is longer than {MOST_BYTES >> 20} MiB.")
+        if len(line) > MAX_BYTES:
+            raise BadFile(f"{path}:{number}: the line is longer than {MAX_BYTES >> 20} MiB.")
     try:
         found = from_json(lines[0], _VersionLine, path).header
     except BadFile:
@@ -577,9 +576,9 @@ def _check_levels(paths: Sequence[str | Path], joules: Sequence[float]) -> None:
     difference = joules[high] / joules[low] - 1
     if difference > MAX_DEVICE_DIFFERENCE:
         raise BadFile(
-            f"the devices differ: the dense reference uses {joules[low]:.4g} J in {paths[low]} and {joules[high]:.4g} J "
-            f"in {paths[high]}, {difference:.1%} more ({MAX_DEVICE_DIFFERENCE:.0%} is accepted). Check whether one is "
-            f"warmer, slower or shared, or scale them with {option_hint('rescale', True)}."
+            f"the devices differ: the dense reference uses {joules[low]:.4g} J in {paths[low]} and {joules[high]:.4g} "
+            f"J in {paths[high]}, {difference:.1%} more ({MAX_DEVICE_DIFFERENCE:.0%} is accepted). Check whether one "
+            f"is warmer, slower or shared, or scale them with {option_hint('rescale', True)}."
         )
 
 

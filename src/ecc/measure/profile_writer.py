@@ -14,7 +14,16 @@ from pathlib import Path
 from ecc.errors import BadFile
 from ecc.io import read_bytes
 
-from .profile import HEADER_START, MAX_PROFILE_BYTES, Profile, ProfileHeader, Sample, header_line, parse_profile, sample_line
+from .profile import (
+    HEADER_START,
+    MAX_PROFILE_BYTES,
+    Profile,
+    ProfileHeader,
+    Sample,
+    header_line,
+    parse_profile,
+    sample_line,
+)
 
 try:
     import fcntl
@@ -74,7 +83,9 @@ class ProfileWriter:
                 data = data[os.write(self._descriptor, data) :]
             os.fsync(self._descriptor)
         except OSError as error:
-            raise BadFile(f"cannot write {self.path}: {error.strerror}. The samples written so far are safe.") from error
+            raise BadFile(
+                f"cannot write {self.path}: {error.strerror}. The samples written so far are safe."
+            ) from error
 
 
 @contextmanager
@@ -86,7 +97,9 @@ def open_profile(path: str | Path) -> Iterator[ProfileWriter]:
     """
     path = Path(path)
     if path.suffix == ".gz":
-        raise BadFile(f"{path}: samples cannot be appended to a compressed file. Leave out .gz, and compress it at the end.")
+        raise BadFile(
+            f"{path}: samples cannot be appended to a compressed file. Leave out .gz, and compress it at the end."
+        )
     descriptor = _lock(path)
     try:
         writer = ProfileWriter(path, descriptor)

@@ -3,8 +3,8 @@
     reference | 10 samples | reference | 10 samples | ... | reference
     ^ the dense network, measured again and again to observe the drift of the device
 
-What is measured next depends only on what the file contains. So the same call resumes after any interruption, and a call
-with more samples extends a profile.
+What is measured next depends only on what the file contains. So the same call resumes after any interruption, and a
+call with more samples extends a profile.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from torch import nn
 
 from ecc.errors import BadFile, BadMeasurement, EccError, first_line, option_hint
 from ecc.graph import ChannelGraph, with_widths
-from ecc.task import Inputs, checked_input
+from ecc.task import Inputs, check_input
 from ecc.torch_utils import device_of
 
 from .counter import CounterProbe, probe_counter
-from .design import Design, DesignKind, Shard, sample_widths
+from .design import Design, Shard, sample_widths
 from .drift import MAX_CV, Drift
 from .early_stopping import EarlyStop, FitError, quick_error
 from .environment import environment
@@ -47,10 +47,10 @@ PROFILE_SETTINGS = MeasureSettings(
 )
 """One short window per sample, below a second on a counter with a period of 100 ms.
 
-Repeats are better made in other rounds, where the noise is independent. The device is still warm from the previous sample,
-and energy before the first tick of a window is not counted, so the warm-up can be short. cuDNN autotuning takes about as
-long as the window. Limiting it to three algorithms instead of torch's ten saves two thirds of that, but networks then use
-several percent more energy on an H200 than users would see.
+Repeats are better made in other rounds, where the noise is independent. The device is still warm from the previous
+sample, and energy before the first tick of a window is not counted, so the warm-up can be short. cuDNN autotuning takes
+about as long as the window. Limiting it to three algorithms instead of torch's ten saves two thirds of that, but
+networks then use several percent more energy on an H200 than users would see.
 """
 
 _MIN_REFERENCES_TO_WARN = 3  # two may differ by chance
@@ -118,7 +118,7 @@ def profile(
     path: str | Path,
     *,
     samples: int = 250,
-    design: DesignKind = "mixed",
+    design: str = "mixed",
     seed: int = 0,
     width_multiple: int | None = None,
     settings: MeasureSettings = PROFILE_SETTINGS,
@@ -164,7 +164,7 @@ def profile(
         BadWidths: If the network has too few widths for the design.
         EccError: If an argument is out of its range.
     """
-    example_input = checked_input(example_input)
+    example_input = check_input(example_input)
     if target_error is not None and not 0 < target_error < 1:
         raise BadMeasurement(f"target error {target_error} is not between 0 and 1; give a fraction such as 0.02.")
     plan = Design(
@@ -280,8 +280,8 @@ class _ProfileRun:
             return
         self._has_warned = True
         self._report(
-            message=f"warning: the dense reference varied by {drift.cv:.1%} over {drift.references} measurements; a fit "
-            f"accepts at most {MAX_CV:.0%}. {drift_remedy()}"
+            message=f"warning: the dense reference varied by {drift.cv:.1%} over {drift.references} measurements; a "
+            f"fit accepts at most {MAX_CV:.0%}. {drift_remedy()}"
         )
 
     def _measure(self, index: int | None, round_: int) -> Sample:
@@ -444,7 +444,8 @@ class DeviceProfiler:
                 counter = self._probe()
             except (RuntimeError, MemoryError) as error:
                 raise BadMeasurement(
-                    f"the dense network cannot be run on {self._device} in mode {self._settings.mode!r}: {_reason(error)}"
+                    f"the dense network cannot be run on {self._device} in mode {self._settings.mode!r}: "
+                    f"{_reason(error)}"
                 ) from error
             self.clear()
         self._counter = counter
@@ -561,9 +562,7 @@ class AnalyticProfiler:
             name = self._source.describe().name
             raise BadMeasurement(f"{name} returned {cost.joules} J and {cost.seconds} s; both must be above 0.")
         kept = tuple(widths[group.name] for group in self._graph.prunable)
-        return Sample(
-            index=index, round=round_, session=session, widths=kept, joules=cost.joules, seconds=cost.seconds
-        )
+        return Sample(index=index, round=round_, session=session, widths=kept, joules=cost.joules, seconds=cost.seconds)
 
     def clear(self) -> None:
         """Nothing to free."""

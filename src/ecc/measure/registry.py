@@ -27,7 +27,7 @@ from typing import Literal, overload
 
 from ecc.errors import EccError, NoMeter, option_hint
 
-from .meter import Analytic, Estimated, EnergySource, Meter, MeterInfo, close_meter
+from .meter import Analytic, EnergySource, Estimated, Meter, MeterInfo, close_meter
 
 AUTO = ("nvml", "jetson", "amd", "apple", "rapl")
 """Meters that `auto` tries, in this order. All of them read a device."""
@@ -128,7 +128,8 @@ def _attempts(device_type: str | None) -> Iterator[Attempt]:
 def _no_meter_message(failed: list[Attempt], device_type: str | None) -> Iterator[str]:
     where = "" if device_type is None else f" for {device_type}"
     tried = ", ".join(
-        f"{attempt.name} (meters {' and '.join(attempt.covers)})" if attempt.covers else attempt.name for attempt in failed
+        f"{attempt.name} (meters {' and '.join(attempt.covers)})" if attempt.covers else attempt.name
+        for attempt in failed
     )
     yield f"No energy meter works here{where}. Tried: {tried}. `ecc doctor` explains why."
     yield f"Choose a source of joules with {option_hint('meter')}:"

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ecc.errors import BadMeasurement, first_line
 from ecc.graph.hooks import without_observers
 from ecc.graph.torch_settings import torch_settings, waiting_is_an_error
-from ecc.task import Inputs, batch_of
+from ecc.task import Inputs, batch_size_of
 from ecc.torch_utils import eval_mode
 
 from .measurement import MeasureSettings, Mode
@@ -92,7 +92,7 @@ def prepare_runner(
             stack.enter_context(torch.cuda.device(device))
         stack.enter_context(torch.inference_mode())
         run, mode, reason = _make_run(model, args, kwargs, *resolve_mode(settings.mode, device))
-        yield InferenceRunner(run, device, batch_of(example_input), mode, reason)
+        yield InferenceRunner(run, device, batch_size_of(example_input), mode, reason)
 
 
 def resolve_mode(mode: Mode, device: torch.device) -> tuple[Mode, str]:
@@ -194,8 +194,8 @@ def _refuse_zeros(tensors: dict[int | str, Tensor]) -> None:
     for name, tensor in tensors.items():
         if not bool(tensor.any()):
             raise BadMeasurement(
-                f"input {name!r} of shape {tuple(tensor.shape)} is all zeros. Zeros use less power than real data (13 % "
-                f"less on an H200). Give torch.randn{tuple(tensor.shape)} or real data."
+                f"input {name!r} of shape {tuple(tensor.shape)} is all zeros. Zeros use less power than real data (13 "
+                f"% less on an H200). Give torch.randn{tuple(tensor.shape)} or real data."
             )
 
 

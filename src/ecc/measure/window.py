@@ -7,8 +7,8 @@ Faults are refused, not averaged: see `CounterWatch`, `check_steps`, `check_stat
 
 Two errors limit a window. First its edges: a tick is only known to lie between two readings of the counter, so the
 counter is read closely when a tick is due, and a tick that was seen late does not become an edge. Second aliasing: a
-sensor that averages over a part of each period sees different layers of the network at each tick. So a window is extended
-by a few ticks until the joules per tick agree.
+sensor that averages over a part of each period sees different layers of the network at each tick. So a window is
+extended by a few ticks until the joules per tick agree.
 """
 
 from __future__ import annotations
@@ -126,7 +126,8 @@ def measure(
         finally:
             load.drain()
     joules, seconds = (
-        combine_repeats([getattr(window, name) for window in windows], info.provenance) for name in ("joules", "seconds")
+        combine_repeats([getattr(window, name) for window in windows], info.provenance)
+        for name in ("joules", "seconds")
     )
     idle = counter.idle_watts
     measurement = Measurement(
@@ -206,16 +207,16 @@ class WindowAligner:
         self.info = meter.describe()
         if not counter.moves or counter.tick_seconds is None:
             raise BadMeasurement(
-                f"the counter of {self.info.name} did not change while it was probed: it does not count what runs here. "
-                "Check it with `ecc doctor`, or choose another meter."
+                f"the counter of {self.info.name} did not change while it was probed: it does not count what runs "
+                "here. Check it with `ecc doctor`, or choose another meter."
             )
         self.tick_seconds = counter.tick_seconds
         required = settings.min_ticks * self.tick_seconds
         if required > settings.max_window_seconds:
             raise BadMeasurement(
                 f"the counter of {self.info.name} ticks every {self.tick_seconds:.3g} s, so {settings.min_ticks} ticks "
-                f"take {required:.3g} s, more than max_window_seconds={settings.max_window_seconds:g}. Use a faster "
-                f"meter, a lower {option_hint('min_ticks')} or a higher {option_hint('max_window_seconds', cli='window')}."
+                f"take {required:.3g} s; a window may take {settings.max_window_seconds:g} s. Use a faster meter, a "
+                f"lower {option_hint('min_ticks')} or a longer {option_hint('max_window_seconds', cli='window')}."
             )
         self._load, self._chunk_seconds = load, chunk_seconds
         self._meter, self._settings, self._clock = meter, settings, clock
@@ -401,8 +402,8 @@ def check_state(state: DeviceState | None, info: MeterInfo, settings: MeasureSet
         return
     if state.other_processes and not settings.allow_shared:
         raise BadMeasurement(
-            f"{info.device} is also used by {', '.join(state.other_processes)}, and their energy would be counted. Wait "
-            f"for them, end them, or measure anyway with {option_hint('allow_shared', True)}."
+            f"{info.device} is also used by {', '.join(state.other_processes)}, and their energy would be counted. "
+            f"Wait for them, end them, or measure anyway with {option_hint('allow_shared', True)}."
         )
     if state.throttling and not settings.allow_throttling:
         heat = "" if state.temperature_celsius is None else f" at {state.temperature_celsius:.0f} C"
@@ -458,6 +459,6 @@ def _check_power(measurement: Measurement) -> None:
     if max(sensor, counted) > MAX_POWER_DISAGREEMENT * min(sensor, counted):
         raise BadMeasurement(
             f"the energy counter of {measurement.meter.name} shows {counted:.1f} W, and the power reading of "
-            f"{measurement.meter.device} {sensor:.1f} W, more than a factor of {MAX_POWER_DISAGREEMENT:g} apart. One of "
-            "them is wrong: compare both with `ecc doctor`, or update the driver."
+            f"{measurement.meter.device} {sensor:.1f} W, more than a factor of {MAX_POWER_DISAGREEMENT:g} apart. One "
+            "of them is wrong: compare both with `ecc doctor`, or update the driver."
         )

@@ -16,8 +16,7 @@ from torch import nn
 from ecc.energy import EnergyModel
 from ecc.errors import BadMeasurement
 from ecc.graph import ChannelGraph
-from ecc.measure import Analytic, Clock, EnergySource, Meter
-from ecc.measure.profilers import DeviceProfiler
+from ecc.measure import Analytic, Clock, DeviceProfiler, EnergySource, Meter
 from ecc.task import Inputs
 from ecc.training import DistributedContext
 
@@ -128,7 +127,7 @@ class CostEvaluator:
         least, most = self._repeats
         careful = replace(settings, min_repeats=least, max_repeats=most, target_relative_ci=self._target_ci)
         bench = DeviceProfiler(model, self._graph, example_input, meter, careful, device, clock or Clock())
-        bench.ready(None)
+        bench.prepare()
         return bench
 
     def __call__(self, widths: Mapping[str, int]) -> MeasuredCost:

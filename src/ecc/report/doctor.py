@@ -25,7 +25,7 @@ _TELL_APART = 1.96 * math.sqrt(2)  # times that: what two windows of one network
 def doctor_view(examination: DoctorReport) -> RenderableType:
     """Machine, meters, the findings on each that works, and what to do next."""
     parts: list[RenderableType] = [Text(line) for line in _machine(examination.machine)]
-    parts.append(_table(examination) if len(examination.findings) > 1 else Text())
+    parts.append(_table(examination) if len(examination.meters) > 1 else Text())
     for finding in examination.working:
         parts += [_finding(finding), Text()]
     if examination.working:
@@ -54,7 +54,7 @@ def _table(examination: DoctorReport) -> Table:
     table.add_column("meter", no_wrap=True)
     table.add_column("works")
     table.add_column("what it reads, or why it does not work", overflow="fold")
-    for finding in examination.findings:
+    for finding in examination.meters:
         works = Text("yes", style="green") if finding.works else Text("no")
         beside = examination.working and not finding.works  # where nothing works, the reasons are what matters
         table.add_row(finding.spec, works, Text(finding.reason), style="dim" if beside else None)
@@ -169,7 +169,7 @@ def _nothing(examination: DoctorReport) -> Iterator[RenderableType]:
         ways.add_row(spec, Text(_IN_WORDS.get(spec) or f"{known[spec].capitalize()}."))
     yield Padding(ways, (0, 0, 0, 2))
     yield Text()
-    remedies = [finding for finding in examination.findings if finding.remedy]
+    remedies = [finding for finding in examination.meters if finding.remedy]
     for finding in remedies:
         yield Text(f"Or let {finding.spec} be read, which works until the next boot:")
         yield Padding(Text(finding.remedy, style="bold", overflow="fold"), (0, 0, 1, 2))

@@ -15,7 +15,7 @@ from rich.progress import Progress as RichProgress
 from ecc.graph import ChannelGraph
 from ecc.measure.early_stopping import quick_error
 from ecc.measure.meter import MeterInfo
-from ecc.measure.profile import DRIFT_REMEDY, Profile
+from ecc.measure.profile import Profile, drift_remedy
 from ecc.measure.profiler import Progress
 
 LINE_EVERY = 10
@@ -179,5 +179,5 @@ def profile_summary(profile: Profile, path: str | Path, graph: ChannelGraph | No
     if profile.drift is not None and profile.header.device_type is not None:
         lines.append(str(profile.drift))
         if not profile.drift.is_steady:
-            lines.append(f"warning: the reference varied too much to trust this profile. {DRIFT_REMEDY}")
+            lines.append(f"warning: the reference varied too much to trust this profile. {drift_remedy()}")
     return "\n".join(lines)

@@ -1,8 +1,8 @@
 """Replay a recorded profile in place of its device: `replay:h200.profile`.
 
-It knows the widths of the file and refuses all others. Rounds are combined and drift is divided out, because the numbers
-are used in another order than they were measured. The joules keep the provenance of the recording, and the description
-says that they are replayed.
+It knows the widths of the file and refuses all others. Rounds are combined and drift is divided out, because the
+numbers are used in another order than they were measured. The joules keep the provenance of the recording, and the
+description says that they are replayed.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Replay:
         header = self._profile.header
         if graph.fingerprint != header.fingerprint:
             raise BadFile(
-                f"{self._name} was recorded with network {header.fingerprint}, and this network is {graph.fingerprint}. "
+                f"{self._name} was recorded with network {header.fingerprint}, and this one is {graph.fingerprint}. "
                 "A recording is only valid for the same network and input shape."
             )
         vector = graph.widths(widths).tolist()
