@@ -99,7 +99,7 @@ def header(**changes: Any) -> ProfileHeader:
 
 
 def reference(joules: float, **values: Any) -> Sample:
-    return Sample(**{"widths": (16, 12), "joules": joules, "seconds": 1e-3, **values})
+    return Sample(**{"index": None, "widths": (16, 12), "joules": joules, "seconds": 1e-3, **values})
 
 
 def sample(number: int, joules: float = 1.0, widths: tuple[int, ...] = (4, 3), **values: Any) -> Sample:

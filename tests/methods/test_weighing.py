@@ -60,7 +60,8 @@ def test_without_a_source_the_model_has_the_word_and_is_called_so() -> None:
 
 def test_without_a_source_the_dense_network_is_as_the_profile_has_it() -> None:
     net, example, graph = wide("residual")
-    model = replace(wrong_model(graph, 0.8, "energy"), quality={"dense_fitted": -0.2})
+    model = wrong_model(graph, 0.8, "energy")
+    model = replace(model, dense_sample=model.dense / 0.8)
     found = CostEvaluator(net, graph, example, {"energy": model}, None)({})
     assert found.amounts == {"energy": pytest.approx(1.25 * model.dense)}
 

@@ -4,7 +4,7 @@
     solve    remove single weights while training, until their energy is within the budget (`WeightSolver`)
     tune     train what is left; what is zero stays zero
 
-The shapes of the network do not change. The energy is that of an analytic platform (`ecc.energy.nonzeros`), linear in
+The shapes of the network do not change. The energy is that of an analytic platform (`ecc.energy.counted`), linear in
 the nonzeros, so there is nothing to weigh on the way: the prediction is the estimate, and it is called that.
 """
 
@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from ecc.energy.budget import Budget, dense_cost
-from ecc.energy.nonzeros import nonzero_cost
+from ecc.energy.counted import nonzero_cost
 from ecc.errors import BadBudget, BadMeasurement, EccError
 from ecc.graph import ChannelGraph, trace_channels
 from ecc.measure import EnergySource, find_meter

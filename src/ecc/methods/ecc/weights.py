@@ -1,7 +1,7 @@
 """`WeightSolver`: fine-grained pruning to an energy budget. Weights go one by one, in place of whole channels.
 
 The paper's problem with one weight a "channel": phi counts the nonzeros of a layer, a_i = w_i^2 B_i is the energy of a
-weight in the metric of Eq. (7), and the cost is linear in the counts (`ecc.energy.nonzeros`), so that its slope is a
+weight in the metric of Eq. (7), and the cost is linear in the counts (`ecc.energy.counted`), so that its slope is a
 constant price for each layer and the order of `pace.py`, by a_i per joule, is exact at any size of step: what is kept
 minimises the sum of the a_i that are lost, up to the last weight.
 """
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ecc.constants import MIN_WIDTH_RATIO
-from ecc.energy.nonzeros import NonzeroCost
+from ecc.energy.counted import NonzeroCost
 from ecc.errors import BadWidths
 from ecc.graph.model_copy import named_tensors
 from ecc.methods.ecc.channel_ranking import ChannelRanking
