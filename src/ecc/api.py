@@ -28,7 +28,7 @@ from ecc.formatting import si
 from ecc.graph import ChannelGraph, trace_channels, verify_graph
 from ecc.io import refuse_other_file, write_text
 from ecc.measure import Analytic, EnergySource, Profile, close_meter, find_meter, profile
-from ecc.measure.profilers import default_device
+from ecc.measure.profiler import default_device
 from ecc.methods import Compression, CompressSettings
 from ecc.options import flat_values, settings_from
 from ecc.report.live import CompressProgress, ProfileProgress

@@ -21,7 +21,6 @@ from ecc.energy import EnergyModel, fit
 from ecc.energy.regression import samples_from_profile
 from ecc.graph import ChannelGraph
 from ecc.measure import Profile, find_meter
-from ecc.measure.merge_profiles import missing_samples
 from ecc.measure.meters.command import parse
 from ecc.measure.profile_writer import open_profile
 from ecc.methods import Compression, CompressSettings
@@ -53,7 +52,7 @@ def _use_profile(path: Path) -> None:
         assert len(samples_from_profile(profile, resource)) >= 0
     to_builtins(fit_summary(fit(profile, "bilinear")))
     assert profile_text(profile, path).replace("\n", " ").isprintable()  # no code for a terminal gets through
-    assert len(missing_samples(profile)) >= 0
+    assert len(profile.missing_samples()) >= 0
 
 
 def _zipped(folder: Path) -> Path:

@@ -16,7 +16,9 @@ from torch import nn
 from ecc.energy import EnergyModel, parse_budgets
 from ecc.errors import BadBudget, BadFile, BadMeasurement, BadTask, InfeasibleBudget
 from ecc.graph import live_channels, mask_channels_, with_widths
-from ecc.methods import Compression, CompressSettings, compression as compress, runner as phases
+from ecc.methods import Compression, CompressSettings
+from ecc.methods import compression as compress
+from ecc.methods import runner as phases
 from ecc.methods.compression import CompressedModel
 from ecc.methods.landing import BAND
 from ecc.methods.registry import find_method

@@ -15,8 +15,7 @@ from torch import nn
 from ecc.energy import EnergyModel
 from ecc.errors import BadMeasurement
 from ecc.graph import ChannelGraph
-from ecc.measure import Analytic, Clock, EnergySource
-from ecc.measure.profilers import DeviceProfiler
+from ecc.measure import Analytic, Clock, DeviceProfiler, EnergySource
 from ecc.task import Inputs
 from ecc.training import DistributedContext
 
@@ -111,7 +110,7 @@ class CostEvaluator:
         settings = replace(origin.settings, min_repeats=least, max_repeats=most, target_relative_ci=target_ci)
         place = device or origin.device_type
         self._profiler = DeviceProfiler(model, graph, example_input, meter, settings, place, clock or Clock())
-        self._profiler.ready(None)
+        self._profiler.prepare()
 
     @property
     def label(self) -> str:
