@@ -24,7 +24,7 @@ install: $(STAMP)  ## make .venv and install ECC with its tools (done by itself 
 DEMO := build/demo
 demo: $(STAMP)  ## the whole job on the embedded digits task: profile, fit, compress to half the energy, tune, cut, report
 	rm -rf $(DEMO) && mkdir -p $(DEMO)
-	$(VENV)/bin/ecc profile digits --meter platform:jetson-tx2 --batch 256 --rows 60 -o $(DEMO)/digits.profile
+	$(VENV)/bin/ecc profile digits --meter platform:jetson-tx2 --batch 256 --samples 60 -o $(DEMO)/digits.profile
 	$(VENV)/bin/ecc fit $(DEMO)/digits.profile -o $(DEMO)/energy.json
 	$(VENV)/bin/ecc compress digits --energy $(DEMO)/energy.json --budget 50% -o $(DEMO)/run \
 	  --train-steps 300 --train-lr 3e-3 --lr 1e-3 --steps 400 --tune-steps 200

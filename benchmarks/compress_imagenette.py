@@ -22,6 +22,7 @@ from profile_networks import profiled
 from ecc.energy import fit, parse_budgets
 from ecc.measure import find_meter
 from ecc.methods import Compression, CompressSettings
+from ecc.options import settings_from
 from ecc.training import DistributedContext
 
 
@@ -32,13 +33,13 @@ def main() -> None:
     parser.add_argument("--meter", default="nvml")
     parser.add_argument("--budget", default="50%")
     parser.add_argument("--batch", type=int, default=64, help="items in one measured inference")
-    parser.add_argument("--rows", type=int, default=100, help="networks in the profile")
+    parser.add_argument("--samples", type=int, default=100, help="networks in the profile")
     parser.add_argument("--pretrain-steps", type=int, default=600)
     parser.add_argument("--steps", type=int, default=1500)
     parser.add_argument("--finetune-steps", type=int, default=1000)
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--temperature", type=float, default=4.0, help="of the teacher's probabilities; 0 for logits")
-    parser.add_argument("--metric", choices=("taylor", "adam_norm"), default="taylor")
+    parser.add_argument("--importance", choices=("taylor", "adam_norm"), default="taylor")
     parser.add_argument("--min-width-ratio", type=float, default=CompressSettings.min_width_ratio)
     parser.add_argument("--precision", default="bf16")
     parser.add_argument("--limit", type=int, help="photos of each split; all by default")
@@ -46,13 +47,13 @@ def main() -> None:
     options = parser.parse_args()
     started = time.perf_counter()
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    source = find_meter(options.meter, runs_on=device)
+    source = find_meter(options.meter, device_type=device)
     task = packed_task(
         "mobilenet_v1", "imagenette", options.data, device=device, size=(128, 128), batch=128, limit=options.limit
     )
     with tempfile.TemporaryDirectory() as folder:
         path = options.profile or Path(folder) / "imagenette.profile"
-        energy = fit(profiled(task, options.batch, source, path, options.rows, device))
+        energy = fit(profiled(task, options.batch, source, path, options.samples, device))
         seconds = time.perf_counter() - started
         print(
             f"profile and fit: {seconds:.0f} s, error {energy.quality['mean']:.2%}, dense {energy.dense:.4g} J",
@@ -63,35 +64,35 @@ def main() -> None:
             parse_budgets([options.budget]),
             energy,
             source=source,
-            settings=CompressSettings(
+            settings=settings_from(CompressSettings, dict(
                 pretrain_steps=options.pretrain_steps,
-                steps=options.steps,
+                prune_steps=options.steps,
                 finetune_steps=options.finetune_steps,
                 lr=options.lr,
                 pretrain_lr=1e-3,
-                temperature=options.temperature or None,
-                importance=options.metric,
+                kd_temperature=options.temperature or None,
+                importance=options.importance,
                 min_width_ratio=options.min_width_ratio,
                 precision=options.precision,
                 channels_last=device == "cuda",
                 cuda_graph=True,
                 checkpoint_seconds=None,
-            ),
+            )),
             device=device,
         )
         result = job.run(
-            Path(folder) / "run", world=DistributedContext(device), progress=lambda line: print(line, flush=True)
+            Path(folder) / "run", distributed=DistributedContext(device), progress=lambda line: print(line, flush=True)
         )
         history = [json.loads(line) for line in (Path(folder) / "run" / "history.jsonl").read_text().splitlines()]
     summary = result.summary
     row = summary["budgets"]["energy"]
-    drop = summary["scores"]["dense"] - summary["scores"]["after tuning"]
+    drop = summary["scores"]["dense"] - summary["scores"]["finetuned"]
     record = {
         "what": "MobileNet v1 on Imagenette (a lossy 128 px copy) compressed to a budget of joules",
         "environment": machine(),
         "device": summary["device"],
         "label": row["label"],
-        "metric": options.metric,
+        "importance": options.importance,
         "temperature": options.temperature or None,
         "budget_share_reached": row["result"] / row["limit"],
         "energy_share_of_dense": row["result"] / row["dense"],

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 import torch
 from coverage_networks import TOLERANCE, Network, build, difference, outputs
-from coverage_rival import NeedsAnswer, measure_rival
+from coverage_torch_pruning import NeedsAnswer, measure_rival
 from torch import Tensor, nn
 
 import ecc
@@ -138,10 +138,10 @@ def measure_ours(
 ) -> None:
     """Trace, verify, cut, and compare the masked network with the cut one."""
     with stages("trace"):
-        traced, seconds = best(lambda: ecc.trace_channels(model, example, proven=False))
+        traced, seconds = best(lambda: ecc.trace_channels(model, example, verify=False))
     out.update(trace_seconds=seconds.cpu, trace_wall_seconds=seconds.wall)
     with stages("proof"):
-        graph, seconds = timed(lambda: ecc.verify(model, traced, example))
+        graph, seconds = timed(lambda: ecc.verify_graph(model, traced, example))
     out.update(
         proof_seconds=seconds.cpu,
         groups=len(graph.groups),

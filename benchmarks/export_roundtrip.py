@@ -46,7 +46,7 @@ def half(graph: ChannelGraph, multiple: int, seed: int) -> dict[str, int]:
     for group in graph.prunable:
         step = multiple if group.width >= 2 * multiple else 1
         wanted = round(group.width * draw.uniform(0.4, 0.6) / step) * step
-        widths[group.name] = min(max(wanted, group.least, 1), group.width)
+        widths[group.name] = min(max(wanted, group.min_width, 1), group.width)
     return widths
 
 

@@ -45,12 +45,12 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
-    meter, found = find_meter(options.meter, runs_on=options.device), []
+    meter, found = find_meter(options.meter, device_type=options.device), []
     for word in options.networks:
         name, batch, size = word.split(":")
         model = find_task(name).model
         example = torch.randn(int(batch), 3, *(int(side) for side in size.split("x")))
-        graph = trace_channels(model, example, proven=False)
+        graph = trace_channels(model, example, verify=False)
         counter = None
         for way, how in WAYS.items():
             settings = settings_of(3, autotune=False, **how)
@@ -58,7 +58,7 @@ def main() -> None:
             counter = bench.ready(counter)
             joules = {}
             for what, (share, multiple) in CUTS.items():
-                joules[what] = bench.row(None, 0, 0, cut(graph, share, multiple)).joules
+                joules[what] = bench.sample(None, 0, 0, cut(graph, share, multiple)).joules
             row: dict[str, Any] = {"network": name, "batch": int(batch), "size": size, "way": way, "joules": joules}
             found.append(row)
             shares = ", ".join(f"{what} {amount / joules['dense']:.1%}" for what, amount in joules.items())

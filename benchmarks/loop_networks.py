@@ -20,10 +20,10 @@ from ecc.zoo.data import Packed
 from ecc.zoo.data.batches import Form, epoch_of
 from ecc.zoo.data.images import MAX_ZOOM
 from ecc.zoo.erfnet import ERFNet
-from ecc.zoo.registry import find_task
 from ecc.zoo.imaging import PixelLoss
 from ecc.zoo.mobilenet import MobileNetV1
 from ecc.zoo.networks import IMAGENET_MEAN, IMAGENET_STD
+from ecc.zoo.registry import find_task
 
 Batches = Callable[[], Iterator[tuple[Tensor, Tensor]]]
 LR, WEIGHT_DECAY, DISTILL = 1e-4, 1e-4, 0.5

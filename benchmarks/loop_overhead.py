@@ -36,8 +36,9 @@ from ecc.energy import EnergyModel, fit, parse_budgets
 from ecc.graph import trace_channels
 from ecc.measure import find_meter, profile
 from ecc.methods import Compression, CompressSettings
-from ecc.task import Task, with_batch
-from ecc.training import OnStep, RunDir, Schedule, Teacher
+from ecc.options import settings_from
+from ecc.task import Task, with_batch_size
+from ecc.training import LRSchedule, OnStep, RunDir, Teacher
 
 GOAL = 1.05
 BLOCKS = 5  # of each loop for a ratio; with blocks of ten steps, the loss is looked at as often as by default
@@ -67,7 +68,7 @@ class Watched(Compression):
         teacher: Teacher | None = None,
         on_step: OnStep | None = None,
         steps: int | None = None,
-        schedule: Schedule | None = None,
+        schedule: LRSchedule | None = None,
     ) -> None:
         watch = self.begin(phase, self, model, teacher)
 
@@ -146,10 +147,10 @@ def compression_of(
     task: Task, device: torch.device, folder: Path, settings: CompressSettings, *, quick: bool
 ) -> Watched:
     """The task with an energy model of the default family, fitted to an analytic platform."""
-    example = with_batch(task.example_input, PROFILED)
-    graph = trace_channels(task.model, example, proven=False)
+    example = with_batch_size(task.example_input, PROFILED)
+    graph = trace_channels(task.model, example, verify=False)
     meter, step = find_meter("platform:jetson-tx2"), 1 if quick else 8
-    rows = profile(task.model, graph, example, meter, folder / "rows.profile", rows=40, width_multiple=step)
+    rows = profile(task.model, graph, example, meter, folder / "rows.profile", samples=40, width_multiple=step)
     energy: EnergyModel = fit(rows, "physical")
     full = torch.tensor(energy.full_widths, dtype=torch.float64)
     share = (1 + float(energy.value((NARROW * full).ceil())) / float(energy.value(full))) / 2
@@ -183,15 +184,15 @@ def measured(
 
 
 def settings_of(device: torch.device, log_every: int) -> CompressSettings:
-    return CompressSettings(
-        steps=SOLVE_STEPS,
+    return settings_from(CompressSettings, dict(
+        prune_steps=SOLVE_STEPS,
         finetune_steps=SOLVE_STEPS,
         lr=LR,
         weight_decay=WEIGHT_DECAY,
         precision="bf16" if device.type == "cuda" else "fp32",
         channels_last=True,
         log_every=log_every,
-    )
+    ))
 
 
 def summarised(found: Mapping[str, Mapping[str, list[float]]]) -> dict[str, Any]:

@@ -667,8 +667,8 @@ SLIMMING = [
     Mutant(
         "resolve-unread",
         f"{_GRAPH}/resolve.py",
-        "self._freeze(np.flatnonzero(~self._with(Role.READ)), ",
-        "self._freeze(np.flatnonzero(~self._with(Role.READ))[:0], ",
+        "self._freeze(np.flatnonzero(~self._with(Role.CONSUMER)), ",
+        "self._freeze(np.flatnonzero(~self._with(Role.CONSUMER))[:0], ",
         "channels that no layer reads can be removed",
     ),
     Mutant(

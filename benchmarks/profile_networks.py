@@ -19,15 +19,15 @@ from typing import Any
 from ecc.graph import trace_channels
 from ecc.measure import (
     PROFILE_SETTINGS,
+    EnergySource,
     MeasureSettings,
     Meter,
     Profile,
     Progress,
-    Source,
     find_meter,
     profile,
 )
-from ecc.task import Task, with_batch
+from ecc.task import Task, with_batch_size
 from ecc.zoo import find_task
 
 
@@ -62,18 +62,18 @@ def settings_of(ticks: int, *, autotune: bool, **deployed: Any) -> MeasureSettin
 
 
 def profiled(
-    task: Task, batch: int, source: Source, path: Path, rows: int, device: str, width_multiple: int = 8
+    task: Task, batch: int, source: EnergySource, path: Path, rows: int, device: str, width_multiple: int = 8
 ) -> Profile:
     """A task's network in short windows, for benchmarks that compress it; an analytic source is only asked."""
-    example = with_batch(task.example_input, batch)
-    graph = trace_channels(task.model, example, proven=False)
+    example = with_batch_size(task.example_input, batch)
+    graph = trace_channels(task.model, example, verify=False)
     return profile(
         task.model,
         graph,
         example,
         source,
         path,
-        rows=rows,
+        samples=rows,
         width_multiple=width_multiple,
         settings=settings_of(3, autotune=False),
         device=device,
@@ -85,8 +85,8 @@ def measured(plan: Plan, path: Path, meter: Meter, rows: int, reference_every: i
     """All networks once, and the first of them a second time."""
     settings = settings_of(plan.ticks, autotune=plan.autotune)
     task = find_task(plan.network)
-    example = with_batch(task.example_input, plan.batch)
-    graph = trace_channels(task.model, example, proven=False)
+    example = with_batch_size(task.example_input, plan.batch)
+    graph = trace_channels(task.model, example, verify=False)
 
     def stop(progress: Progress) -> None:
         if progress.done >= rows + repeats:
@@ -99,7 +99,7 @@ def measured(plan: Plan, path: Path, meter: Meter, rows: int, reference_every: i
             example,
             meter,
             path,
-            rows=rows,
+            samples=rows,
             width_multiple=8,
             settings=settings,
             device="cuda",
@@ -114,21 +114,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--only", default=",".join(PLANS), help="names, with commas between them")
-    parser.add_argument("--rows", type=int, default=250)
+    parser.add_argument("--samples", type=int, default=250)
     parser.add_argument("--repeats", type=int, default=12, help="networks measured a second time, for the noise")
     parser.add_argument("--reference-every", type=int, default=20)
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
-    meter = find_meter("nvml", runs_on="cuda")
+    meter = find_meter("nvml", device_type="cuda")
     assert isinstance(meter, Meter)
     for name in options.only.split(","):
         started, path = time.perf_counter(), options.out / f"{name}.profile"
-        found = measured(PLANS[name], path, meter, options.rows, options.reference_every, options.repeats)
+        found = measured(PLANS[name], path, meter, options.samples, options.reference_every, options.repeats)
         found.save(options.out / f"{name}.profile.gz")
         path.unlink()
         noise = "-" if found.repeat_noise is None else f"{found.repeat_noise:.2%}"
         print(
-            f"{name:18} {len(found.networks)} measurements, {found.seconds_per_network:.2f} s each, repeat noise "
+            f"{name:18} {len(found.design_samples)} measurements, {found.seconds_per_sample:.2f} s each, repeat noise "
             f"{noise}; {found.drift}; {time.perf_counter() - started:.0f} s",
             flush=True,
         )

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from ecc.graph import trace_channels
 from ecc.measure import PROFILE_SETTINGS, Meter, Profile, Progress, close_meter, find_meter, measure_model, profile
-from ecc.task import with_batch
+from ecc.task import with_batch_size
 from ecc.zoo import find_task
 
 LONG_TICKS = 15
@@ -72,7 +72,7 @@ def _double(inputs: int, outputs: int) -> nn.Sequential:
 
 def _of_library(spec: str, batch: int) -> tuple[nn.Module, Tensor]:
     task = find_task(spec)
-    example = with_batch(task.example_input, batch)
+    example = with_batch_size(task.example_input, batch)
     assert isinstance(example, Tensor)
     return task.model.eval(), example
 
@@ -98,7 +98,7 @@ def seconds_of(made: Profile) -> tuple[list[float], list[float]]:
     """Seconds that each sample took, and each reference but the first."""
     samples: list[float] = []
     references: list[float] = []
-    for before, row in pairwise(made.rows):
+    for before, row in pairwise(made.samples):
         assert before.measured_at is not None
         assert row.measured_at is not None
         took = datetime.fromisoformat(row.measured_at) - datetime.fromisoformat(before.measured_at)
@@ -109,7 +109,7 @@ def seconds_of(made: Profile) -> tuple[list[float], list[float]]:
 def one(name: str, path: Path, meter: Meter, device: str, rows: int, deadline: float) -> dict[str, Any]:
     """Profiles one network with default options."""
     model, example = NETWORKS[name]()
-    graph = trace_channels(model, example, proven=False)
+    graph = trace_channels(model, example, verify=False)
 
     def stop(_: Progress) -> None:
         if time.perf_counter() > deadline:
@@ -122,7 +122,7 @@ def one(name: str, path: Path, meter: Meter, device: str, rows: int, deadline: f
             example,
             meter,
             path,
-            rows=rows,
+            samples=rows,
             settings=SETTINGS,
             reference_every=1,
             device=device,
@@ -145,7 +145,7 @@ def one(name: str, path: Path, meter: Meter, device: str, rows: int, deadline: f
         "seconds_per_sample": statistics.fmean(samples),
         "slowest_sample_seconds": max(samples),
         "seconds_per_reference": statistics.fmean(references),
-        "ticks": [row.ticks for row in made.rows],
+        "ticks": [row.ticks for row in made.samples],
         "references": len(dense),
         "reference_joules": dense,
         "repeat_noise": statistics.stdev(dense) / statistics.fmean(dense),
@@ -168,13 +168,13 @@ def main() -> None:
     started = time.perf_counter()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--rows", type=int, default=5, help="samples of each network")
+    parser.add_argument("--samples", type=int, default=5, help="samples of each network")
     parser.add_argument("--seconds", type=float, default=55, help="no sample is begun after this")
     parser.add_argument("--only", default=",".join(NETWORKS), help="names, with commas between them")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--meter", default="nvml")
     options = parser.parse_args()
-    meter = find_meter(options.meter, runs_on=options.device)
+    meter = find_meter(options.meter, device_type=options.device)
     assert isinstance(meter, Meter), "an analytic source measures nothing"
     names = options.only.split(",")
     networks: dict[str, Any] = {}
@@ -184,7 +184,7 @@ def main() -> None:
                 left = started + options.seconds - time.perf_counter()
                 deadline = time.perf_counter() + left / (len(names) - number)
                 path = Path(folder) / f"{number}.profile"
-                networks[name] = found = one(name, path, meter, options.device, options.rows, deadline)
+                networks[name] = found = one(name, path, meter, options.device, options.samples, deadline)
                 write_record(record_of(networks, options.device), options.out)  # a run that is cut short leaves this
                 print(
                     f"{name:22} mode {found['mode']}, {found['seconds_per_sample']:.2f} s a sample (slowest "

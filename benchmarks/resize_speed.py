@@ -54,7 +54,7 @@ def measure(name: str, repeats: int) -> dict[str, Any]:
     """All numbers of one network."""
     build, shape = NETWORKS[name]
     model = build().eval()
-    graph = ecc.trace_channels(model, torch.randn(shape), proven=False)
+    graph = ecc.trace_channels(model, torch.randn(shape), verify=False)
     half = {group.name: max(1, group.width // 2) for group in graph.prunable}
     small = ecc.with_widths(model, graph, half)
     tensors = [*small.parameters(), *small.buffers()]

@@ -27,7 +27,7 @@ from ecc.cli.app import app  # noqa: E402
 from ecc.energy import EnergyModel, counted_cost, fit  # noqa: E402
 from ecc.io import write_text  # noqa: E402
 from ecc.measure import MeasureSettings, Profile, measure, profile  # noqa: E402
-from ecc.measure.counter import probe  # noqa: E402
+from ecc.measure.counter import probe_counter  # noqa: E402
 from ecc.measure.workload import make_workload  # noqa: E402
 from ecc.methods import EccSolver  # noqa: E402
 from ecc.methods.grid import Cell  # noqa: E402
@@ -104,12 +104,12 @@ def rows(size: int, folder: Path) -> Point:
     board = DriftingBoard(noise=0.002)
     board.drift_per_second = 0.02 / (size * 2.0)
     model, image, notes = BoardNet(board).eval(), torch.ones(1, 3, 4, 4), Notes()
-    graph = ecc.trace_channels(model, image, proven=False)
+    graph = ecc.trace_channels(model, image, verify=False)
     moments: list[float] = []
     notes.timed(
         "measure all rows",
         lambda: profile(
-            model, graph, image, FakeMeter(board), folder / "a.profile", rows=size, clock=board.clock,
+            model, graph, image, FakeMeter(board), folder / "a.profile", samples=size, clock=board.clock,
             progress=lambda _: moments.append(time.process_time()),
         ),
     )  # fmt: skip
@@ -128,13 +128,13 @@ def rows(size: int, folder: Path) -> Point:
 def groups(size: int, folder: Path) -> Point:
     """A chain of so many convolutions, each with a group of its own."""
     notes, image = Notes(), torch.randn(1, 3, 8, 8)
-    ecc.trace_channels(plain(3, 8), image, proven=False)  # late imports are nobody's cost
+    ecc.trace_channels(plain(3, 8), image, verify=False)  # late imports are nobody's cost
     model = plain(size, 16).eval()
-    graph = notes.timed("trace", lambda: ecc.trace_channels(model, image, proven=False))
+    graph = notes.timed("trace", lambda: ecc.trace_channels(model, image, verify=False))
     notes.timed("save the graph", lambda: graph.save(folder / "graph.json"))
     notes.timed("load the graph", lambda: ecc.ChannelGraph.load(folder / "graph.json"))
     notes.facts["file_bytes"] = (folder / "graph.json").stat().st_size
-    rows = profile(model, graph, image, ecc.find_meter(ESTIMATE), folder / "a.profile", rows=60)
+    rows = profile(model, graph, image, ecc.find_meter(ESTIMATE), folder / "a.profile", samples=60)
     energy = notes.timed("fit 60 rows", lambda: fit(rows))
     full = torch.tensor(energy.full_widths, dtype=torch.float64)
     notes.timed("first prediction", lambda: energy.value(full))
@@ -157,9 +157,9 @@ def groups(size: int, folder: Path) -> Point:
 
 def _energy(folder: Path) -> EnergyModel:
     task = find_task("digits")
-    graph = ecc.trace_channels(task.model, task.example_input, proven=False)
+    graph = ecc.trace_channels(task.model, task.example_input, verify=False)
     meter = ecc.find_meter(ESTIMATE)
-    return fit(profile(task.model, graph, task.example_input, meter, folder / "a.profile", rows=60), curve=True)
+    return fit(profile(task.model, graph, task.example_input, meter, folder / "a.profile", samples=60), curve=True)
 
 
 def _config(energy: EnergyModel, share: float, seed: int, method: str | None) -> dict[str, Any]:
@@ -183,7 +183,7 @@ def _solve(run: RunDir, energy: EnergyModel, steps: range, share: float) -> None
         facts = {"spent": {"energy": spent}, "target": spent, "energy_dual": 0.1 * step, "widths": widths}
         run.log({"phase": "solver", "step": step, **facts, "width_duals": dict.fromkeys(widths, 0.1), "total": step})
         counted_ = {"step": step, "total": step, "lineage": step}
-        run.log({"phase": "solve", **counted_, "loss": 1 / (1 + step), "lr": 1e-4, "wall": {"steps_per_second": 9.7}})
+        run.log({"phase": "prune", **counted_, "loss": 1 / (1 + step), "lr": 1e-4, "wall": {"steps_per_second": 9.7}})
 
 
 def _summary(energy: EnergyModel, share: float, method: str | None) -> dict[str, Any]:
@@ -200,7 +200,7 @@ def _summary(energy: EnergyModel, share: float, method: str | None) -> dict[str,
         "met": True,
         "widths": {name: max(1, round(share * width)) for name, width in widths.items()},
         "full_widths": widths,
-        "scores": {"dense": 0.98, "before tuning": 0.5 + share / 3, "after tuning": 0.6 + share / 3},
+        "scores": {"dense": 0.98, "pruned": 0.5 + share / 3, "finetuned": 0.6 + share / 3},
         "batches": {"total": 2000, "lineage": 2000},
     }
 
@@ -240,7 +240,7 @@ def lines(size: int, folder: Path) -> Point:
     with open_run(path, config) as run:
         energy.save(run.path / "energy.json")
         notes.timed("log all lines", lambda: _solve(run, energy, range(1, size // 2 + 1), 0.5))
-        run.save({"phase": "solve"})
+        run.save({"phase": "prune"})
     notes.facts["file_bytes"] = (path / "history.jsonl").stat().st_size
     with notes.opened("resume", path, config) as run:
         notes.timed("tell loggers anew", lambda: sum(1 for _ in run.history()))
@@ -260,11 +260,11 @@ def parameters(size: int, folder: Path) -> Point:
     del folder
     notes, width = Notes(), int((size / 3) ** 0.5)
     small = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
-    ecc.trace_channels(small, torch.randn(1, 8), proven=False)
+    ecc.trace_channels(small, torch.randn(1, 8), verify=False)
     with torch.device("meta"):
         layers = [part for _ in range(3) for part in (nn.Linear(width, width, bias=False), nn.ReLU())]
         model = nn.Sequential(nn.Linear(16, width), nn.ReLU(), *layers, nn.Linear(width, 16))
-    graph = notes.timed("trace", lambda: ecc.trace_channels(model, torch.randn(1, 16), proven=False))
+    graph = notes.timed("trace", lambda: ecc.trace_channels(model, torch.randn(1, 16), verify=False))
     notes.facts["weight_bytes"] = 4 * int(graph.parameters())
     return notes.point(size)
 
@@ -295,7 +295,7 @@ def steps(size: int, folder: Path) -> Point:
     """So many steps of a solver, which removes channels again and again."""
     del folder
     model, image = plain(3, 16), torch.randn(4, 3, 8, 8)
-    graph = ecc.trace_channels(model, image, proven=False)
+    graph = ecc.trace_channels(model, image, verify=False)
     solver = EccSolver(model, graph, counted_cost(graph, "macs"), "50%", size, lr=1e-4)
 
     def step() -> None:
@@ -313,7 +313,7 @@ def windows(size: int, folder: Path) -> Point:
     settings = MeasureSettings(min_ticks=5, min_repeats=1, max_repeats=1, warmup_seconds=0.03, warmup_runs=3)
     meter = FakeMeter(board)
     load, _ = make_workload(lambda: board.work(0.02), "cpu", board.clock)
-    counter = probe(meter, load, settings.probe_seconds, clock=board.clock)
+    counter = probe_counter(meter, load, settings.probe_seconds, clock=board.clock)
     return _watched(
         lambda: measure(lambda: board.work(0.02), meter, settings, counter=counter, clock=board.clock), size
     )

@@ -74,8 +74,8 @@ class LiteralSolver:
         self._readers = [
             (parameters[place.tensor], place.axis)
             for group in graph.prunable
-            for place in group.places
-            if place.reads and place.tensor in parameters
+            for place in group.slices
+            if place.is_consumer and place.tensor in parameters
         ]
         self._optimizer = optimizer
 
@@ -131,7 +131,7 @@ def compared(
     for way in ("adam", "ecc", "literal"):
         torch.manual_seed(0)
         model = build().to(device).train()
-        graph = trace_channels(model, inputs[:1], proven=False)
+        graph = trace_channels(model, inputs[:1], verify=False)
         adam = torch.optim.Adam(model.parameters(), lr=1e-5, fused=True)
         optimizer: Any = adam
         if way == "ecc":

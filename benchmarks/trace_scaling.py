@@ -83,7 +83,7 @@ def measure(family: str, depth: int, width: int, weights_gib: float) -> Point:
     peaks = []
     for _ in range(REPEATS):
         before = reset_peak_memory()
-        graph = _timed(lambda: ecc.trace_channels(model, image, proven=False), seconds["trace_seconds"])
+        graph = _timed(lambda: ecc.trace_channels(model, image, verify=False), seconds["trace_seconds"])
         if before is not None:
             peaks.append(status("VmHWM") - before)
         _time_the_rest(model, graph, seconds)

@@ -28,8 +28,8 @@ from typing import Any
 import torch
 from machine import machine, write_record
 
-from ecc.measure import MeasureSettings, Meter, find_meter, measure, probe
-from ecc.measure.runner import deployed
+from ecc.measure import MeasureSettings, Meter, find_meter, measure, probe_counter
+from ecc.measure.runner import prepare_runner
 from ecc.zoo import MobileNetV1
 
 LENGTHS = (0.3, 0.5, 1.0, 2.0)
@@ -107,12 +107,12 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--device", default="0", help="the GPU's number for nvidia-smi")
     options = parser.parse_args()
-    meter = find_meter("nvml", runs_on="cuda")
+    meter = find_meter("nvml", device_type="cuda")
     assert isinstance(meter, Meter)
     model = MobileNetV1().eval().cuda()
     example = torch.randn(options.batch, 3, 224, 224, device="cuda")
     results: dict[str, dict[str, tuple[list[float], list[float]]]] = {}
-    with deployed(
+    with prepare_runner(
         model,
         example,
         mode="graph",
@@ -121,7 +121,7 @@ def main() -> None:
         cudnn_autotune=True,
         input_data="random",
     ) as ready:
-        counter = probe(meter, None, 2.0)
+        counter = probe_counter(meter, None, 2.0)
 
         def ours(seconds: float, repeats: int) -> tuple[list[float], list[float]]:
             settings = MeasureSettings(

@@ -17,36 +17,36 @@ import torch
 import torch.distributed as dist
 
 import ecc
-from ecc.task import with_batch
+from ecc.task import with_batch_size
 from ecc.training import find_distributed
 from ecc.zoo import digits
 
 
 def main(folder: Path) -> None:
-    world = find_distributed("cuda" if torch.cuda.is_available() else "cpu")
+    distributed = find_distributed("cuda" if torch.cuda.is_available() else "cpu")
     task, meter = digits(), ecc.find_meter("platform:jetson-tx2")
-    batch = with_batch(task.example_input, 256)
+    batch = with_batch_size(task.example_input, 256)
     graph = ecc.trace_channels(task.model, batch)
     # An estimate takes a moment, so each process makes its own. A measured profile is made once, before.
     with tempfile.TemporaryDirectory() as own:
-        energy = ecc.fit(ecc.profile(task.model, graph, batch, meter, Path(own) / "digits.profile", rows=60))
-    settings = ecc.CompressSettings(pretrain_steps=50, pretrain_lr=3e-3, steps=60, finetune_steps=20, lr=1e-3)
+        energy = ecc.fit(ecc.profile(task.model, graph, batch, meter, Path(own) / "digits.profile", samples=60))
+    settings = ecc.CompressSettings(pretrain_steps=50, pretrain_lr=3e-3, prune_steps=60, finetune_steps=20, lr=1e-3)
     job = ecc.Compression(
-        task, ecc.parse_budgets(["50%"]), energy, source=meter, settings=settings, device=world.device
+        task, ecc.parse_budgets(["50%"]), energy, source=meter, settings=settings, device=distributed.device
     )
-    result = job.run(folder, world=world)
+    result = job.run(folder, distributed=distributed)
 
     widths = list(result.widths.values())
     everyone = [widths]
-    if world.size > 1:
-        everyone = [[] for _ in range(world.size)]
+    if distributed.size > 1:
+        everyone = [[] for _ in range(distributed.size)]
         dist.all_gather_object(everyone, widths)
-    if world.is_main:
+    if distributed.is_main:
         spent = result.summary["budgets"]["energy"]
-        print(f"{world.size} processes, {result.summary['batches']['total']} batches in all")
+        print(f"{distributed.size} processes, {result.summary['batches']['total']} batches in all")
         print(f"energy {spent['result'] / spent['limit']:.1%} of the budget ({spent['label']})")
         print(f"widths {widths}, the same in all processes: {all(other == widths for other in everyone)}")
-    world.close()
+    distributed.close()
 
 
 if __name__ == "__main__":

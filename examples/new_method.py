@@ -10,7 +10,7 @@ from pathlib import Path
 
 import ecc
 from ecc.methods.base import OneShotMethod, magnitudes
-from ecc.task import with_batch
+from ecc.task import with_batch_size
 from ecc.zoo import digits
 
 
@@ -25,7 +25,7 @@ class Tapered(OneShotMethod):
 
     def step(self) -> None:
         """Finds the least taper whose widths meet the targets, and silences the other channels."""
-        work = self._work
+        work = self._context
         count = len(work.graph.groups)
 
         def widths(taper: float) -> list[int]:
@@ -43,12 +43,12 @@ class Tapered(OneShotMethod):
 
 def main() -> None:
     task, meter = digits(), ecc.find_meter("platform:jetson-tx2")
-    batch = with_batch(task.example_input, 256)
+    batch = with_batch_size(task.example_input, 256)
     graph = ecc.trace_channels(task.model, batch)
-    settings = ecc.CompressSettings(pretrain_steps=80, pretrain_lr=3e-3, steps=60, finetune_steps=30, lr=1e-3)
+    settings = ecc.CompressSettings(pretrain_steps=80, pretrain_lr=3e-3, prune_steps=60, finetune_steps=30, lr=1e-3)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        energy = ecc.fit(ecc.profile(task.model, graph, batch, meter, folder / "digits.profile", rows=60))
+        energy = ecc.fit(ecc.profile(task.model, graph, batch, meter, folder / "digits.profile", samples=60))
         for method in (Tapered(), None):  # None is ECC
             job = ecc.Compression(
                 task, ecc.parse_budgets(["50%"]), energy, source=meter, settings=settings, method=method

@@ -53,7 +53,7 @@ def main() -> None:
     graph = ecc.trace_channels(model, example_input)
     meter = ecc.find_meter("platform:jetson-tx2")  # an estimate; ecc.find_meter() for this device's own meter
     with tempfile.TemporaryDirectory() as folder:
-        energy = ecc.fit(ecc.profile(model, graph, example_input, meter, Path(folder) / "net.profile", rows=60))
+        energy = ecc.fit(ecc.profile(model, graph, example_input, meter, Path(folder) / "net.profile", samples=60))
 
     epochs = 6
     adam = torch.optim.Adam(model.parameters(), lr=1e-3)

@@ -12,21 +12,21 @@ import tempfile
 from pathlib import Path
 
 import ecc
-from ecc.task import with_batch
+from ecc.task import with_batch_size
 from ecc.zoo import digits
 
 
 def main(folder: Path) -> None:
     task = digits()
     meter = ecc.find_meter("platform:jetson-tx2")
-    batch = with_batch(task.example_input, 256)  # what one inference is, in every number below
+    batch = with_batch_size(task.example_input, 256)  # what one inference is, in every number below
 
     graph = ecc.trace_channels(task.model, batch)
-    profile = ecc.profile(task.model, graph, batch, meter, folder / "digits.profile", rows=60)
+    profile = ecc.profile(task.model, graph, batch, meter, folder / "digits.profile", samples=60)
     energy = ecc.fit(profile)
     print(f"the energy model errs by {energy.quality['mean']:.1%} on networks it has not seen")
 
-    settings = ecc.CompressSettings(pretrain_steps=100, pretrain_lr=3e-3, steps=100, finetune_steps=50, lr=1e-3)
+    settings = ecc.CompressSettings(pretrain_steps=100, pretrain_lr=3e-3, prune_steps=100, finetune_steps=50, lr=1e-3)
     job = ecc.Compression(task, ecc.parse_budgets(["50%"]), energy, source=meter, settings=settings)
     result = job.run(folder / "run", progress=print)
 

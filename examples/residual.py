@@ -18,8 +18,8 @@ def main() -> None:
     graph = ecc.trace_channels(model, example_input)
 
     # A group is what must be cut together: here, all that a chain of shortcuts adds up.
-    for group in sorted(graph.prunable, key=lambda group: -len(group.layers(Role.WRITE)))[:3]:
-        print(f"{group.name}: {group.width} channels, written by {', '.join(group.layers(Role.WRITE))}")
+    for group in sorted(graph.prunable, key=lambda group: -len(group.layers(Role.PRODUCER)))[:3]:
+        print(f"{group.name}: {group.width} channels, written by {', '.join(group.layers(Role.PRODUCER))}")
     for group in graph.groups:
         if group.frozen is not None:
             print(f"{group.name}: kept whole, since {group.frozen}")

@@ -19,6 +19,7 @@ ORDER = (
     "records",
     "options",
     "run_records",
+    "torch_utils",
     "task",
     "graph",
     "measure",

@@ -1,4 +1,4 @@
-"""How the cells of the evidence are run: what is weighed, what is given up, and what is run again."""
+"""How the cells of the evidence are run: what is measured, what is given up, and what is run again."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ def test_networks_of_the_same_widths_are_weighed_once(tmp_path: Path, monkeypatc
     monkeypatch.setattr(energy.EnergyModel, "resource", "energy", raising=False)
     monkeypatch.setattr(evidence, "CostEvaluator", lambda *_, **__: scales)
     monkeypatch.setattr(evidence, "trace_channels", lambda *_, **__: None)
-    monkeypatch.setattr(evidence, "with_batch", lambda *_: None)
+    monkeypatch.setattr(evidence, "with_batch_size", lambda *_: None)
     task = SimpleNamespace(model=None, example_input=None)
     evidence.weigh([evidence.Grid("", asks, tmp_path)], task, 1, None, math.inf)
     assert asked == [{}, {"a": 3, "b": 4}, {"a": 2, "b": 4}]
-    joules = [json.loads((cell.folder(tmp_path) / "weighed.json").read_text())["joules"] for cell in cells]
+    joules = [json.loads((cell.folder(tmp_path) / "measured.json").read_text())["joules"] for cell in cells]
     assert joules == [3.0, 3.0, 4.0]
 
 
@@ -87,7 +87,7 @@ def test_what_was_weighed_is_learned_from_and_what_was_missed_is_run_again_once(
         if (share := shares[cell]) is not None:
             facts = {"joules": share * dense, "dense_joules": dense, "seconds": share, "dense_seconds": 1.0}
             facts["relative_ci"] = 0.01
-            (folder / "weighed.json").write_text(json.dumps(facts), encoding="utf-8")
+            (folder / "measured.json").write_text(json.dumps(facts), encoding="utf-8")
 
     for number, cell in enumerate(cells):
         run(cell, 8 * max(1, number))  # scratch has the widths of ecc
@@ -95,13 +95,13 @@ def test_what_was_weighed_is_learned_from_and_what_was_missed_is_run_again_once(
     cells.append(begun)
     begun.folder(grid.runs).mkdir(parents=True)  # with the limits of the old model
     grids.failure_of(begun, grid.runs).write_text('{"error": "too little"}', encoding="utf-8")
-    again = importlib.import_module("evidence_again")
+    again = importlib.import_module("evidence_rerun")
     again.learn_again([grid], tmp_path)
     whole = measure.Profile.load(tmp_path / "profile.gz")
-    assert len(whole.networks) == len(first.networks) + 3
+    assert len(whole.design_samples) == len(first.design_samples) + 3
     added = [sample.joules / first.references[0].joules for sample in whole.corrected()[-3:]]
     assert added == pytest.approx([0.55, 0.51, 0.495], rel=0.02)  # as shares of the dense network, drift divided out
-    assert energy.EnergyModel.load(tmp_path / "energy.json").origin.rows == len(whole.networks)
+    assert energy.EnergyModel.load(tmp_path / "energy.json").origin.rows == len(whole.design_samples)
     assert grid.finished() == cells[2:-1]  # ecc was 10 % above what was predicted, and scratch builds on it
     assert not begun.folder(grid.runs).exists()
     assert grid.failure(begun) is None
@@ -110,7 +110,7 @@ def test_what_was_weighed_is_learned_from_and_what_was_missed_is_run_again_once(
         run(cell, 8)
     again.learn_again([grid], tmp_path)
     assert grid.finished() == cells[:-1]
-    assert len(measure.Profile.load(tmp_path / "profile.gz").networks) == len(whole.networks)
+    assert len(measure.Profile.load(tmp_path / "profile.gz").design_samples) == len(whole.design_samples)
 
 
 def test_cells_of_a_record_count_as_done(tmp_path: Path) -> None:
@@ -120,20 +120,20 @@ def test_cells_of_a_record_count_as_done(tmp_path: Path) -> None:
     records, errors = importlib.import_module("evidence_record"), importlib.import_module("ecc.errors")
     file = ROOT / "results" / "evidence" / "e2.json"
     before = json.loads(file.read_text(encoding="utf-8"))
-    forms: dict[str, Any] = {}
+    variants: dict[str, Any] = {}
     for row in before["rows"]:
-        forms.setdefault(row.get("form", ""), []).append(compare.Cell(row["method"], row["budget"], row["seed"]))
+        variants.setdefault(row.get("variant", ""), []).append(compare.Cell(row["method"], row["budget"], row["seed"]))
 
-    def asked(form: str, **changes: Any) -> Any:
+    def asked(variant: str, **changes: Any) -> Any:
         asks = object.__new__(compare.Comparison)
         settings = SimpleNamespace(**before["settings"] | {"checkpoint_seconds": 1.0} | changes)
-        found = SimpleNamespace(cells=forms[form], settings=settings, built_on=asks.built_on)
+        found = SimpleNamespace(cells=variants[variant], settings=settings, built_on=asks.built_on)
         found.missing = lambda runs: compare.Comparison.missing(found, runs)
-        return grids.Grid(form, found, tmp_path / f"runs-{form}")
+        return grids.Grid(variant, found, tmp_path / f"runs-{variant}")
 
-    kept = [asked(form) for form in forms]
+    kept = [asked(variant) for variant in variants]
     done = [row for row in before["rows"] if "missing" not in row]
-    even = [row for row in done if row.get("form") == "even"]
+    even = [row for row in done if row.get("variant") == "even"]
     assert records.bring_cells(file, kept, ["even"]) == len(done) - len(even) > 0
     rows = records.rows_of(kept)
     assert [row for row in rows if "missing" not in row] == [row for row in done if row not in even]
@@ -149,7 +149,7 @@ def test_the_energy_model_of_a_record_is_that_of_its_profile(tmp_path: Path) -> 
     measure, file = importlib.import_module("ecc.measure"), ROOT / "results" / "evidence" / "e1.json"
     records.bring_model(file, tmp_path)
     brought = energy.EnergyModel.load(tmp_path / "energy.json")
-    assert brought.origin.rows == len(measure.Profile.load(file.with_suffix(".profile.gz")).networks)
+    assert brought.origin.rows == len(measure.Profile.load(file.with_suffix(".profile.gz")).design_samples)
     (tmp_path / "profile.gz").unlink()
     records.bring_model(file, tmp_path)
     assert not (tmp_path / "profile.gz").exists()  # what is there already is the later one
@@ -181,7 +181,7 @@ def test_a_fresh_run_trains_the_dense_network_of_each_seed_for_all_grids_then_it
     splits = [data.Packed(some, torch.arange(16) % 2) for some in images]
     tiny = grids.for_all(data.ImageData("cifar10", ("even", "odd"), *splits))
     options = SimpleNamespace(
-        name="tiny", data=tmp_path, root=tmp_path, out=tmp_path / "new" / "out.json", device="cpu", rows=40,
+        name="tiny", data=tmp_path, root=tmp_path, out=tmp_path / "new" / "out.json", device="cpu", samples=40,
         methods=None, budgets=None, seeds=None, settings="{}",
     )  # fmt: skip
     recipe = recipes.read_recipe(tmp_path / "tiny.toml")
@@ -199,10 +199,10 @@ def test_a_fresh_run_trains_the_dense_network_of_each_seed_for_all_grids_then_it
     trained = importlib.import_module("evidence_record").dense_weights
     assert list(trained(first)) == ["0", "1"]
     assert trained(first)["0"] != trained(first)["1"]
-    assert trained(even) == {"0": trained(first)["0"]}  # the same network, and none of a seed that the form has not
+    assert trained(even) == {"0": trained(first)["0"]}  # the same network, and none of a seed that the variant has not
     evidence.weigh(asked, task, 256, source, math.inf)
     rows = importlib.import_module("evidence_record").rows_of(asked)
-    assert [(row.get("form"), row["method"], row["seed"]) for row in rows] == [
+    assert [(row.get("variant"), row["method"], row["seed"]) for row in rows] == [
         (None, "uniform", 0), (None, "ecc", 0), (None, "uniform", 1), (None, "ecc", 1), ("even", "ecc", 0)
     ]  # fmt: skip
-    assert all(row["weighed"]["joules"] < 0.9 * row["weighed"]["dense_joules"] for row in rows)
+    assert all(row["measured"]["joules"] < 0.9 * row["measured"]["dense_joules"] for row in rows)

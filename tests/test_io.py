@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ecc.errors import BadFile
-from ecc.io import read_bytes, read_text, refuse_another, remove_abandoned, temporary, whole_lines, write_text
+from ecc.io import read_bytes, read_lines, read_text, refuse_other_file, remove_abandoned, temporary, write_text
 from ecc.training import save_state
 
 
@@ -64,15 +64,15 @@ def test_so_does_a_checkpoint(tmp_path: Path, mask: int) -> None:
 
 def test_a_file_of_another_kind_is_not_replaced(tmp_path: Path) -> None:
     file = tmp_path / "a.json"
-    refuse_another(file, "of a kind", "thing")  # nothing is there
+    refuse_other_file(file, "of a kind", "thing")  # nothing is there
     file.write_text("", encoding="utf-8")
-    refuse_another(file, "of a kind", "thing")
+    refuse_other_file(file, "of a kind", "thing")
     file.write_text("this is of a kind", encoding="utf-8")
-    refuse_another(file, "of a kind", "thing")
-    refuse_another(tmp_path, "of a kind", "thing")  # a folder has its own error
+    refuse_other_file(file, "of a kind", "thing")
+    refuse_other_file(tmp_path, "of a kind", "thing")  # a folder has its own error
     file.write_text("measured for hours", encoding="utf-8")
     with pytest.raises(BadFile, match=r"a.json is there and is no thing; it is left as it is\. Give another name"):
-        refuse_another(file, "of a kind", "thing")
+        refuse_other_file(file, "of a kind", "thing")
 
 
 def test_what_was_written_is_read(tmp_path: Path) -> None:
@@ -164,11 +164,11 @@ def test_what_is_reserved_to_read_a_file_is_its_size(tmp_path: Path) -> None:
 def test_lines_come_one_at_a_time_and_a_torn_one_does_not(tmp_path: Path) -> None:
     file = tmp_path / "h"
     file.write_bytes(b"one\n\ntwo\r\nthr")
-    assert list(whole_lines(file)) == [b"one\n", b"\n", b"two\r\n"]
-    assert list(whole_lines(file, start=4)) == [b"\n", b"two\r\n"]
+    assert list(read_lines(file)) == [b"one\n", b"\n", b"two\r\n"]
+    assert list(read_lines(file, start=4)) == [b"\n", b"two\r\n"]
     for bad in (tmp_path, tmp_path / "missing"):
         with pytest.raises(BadFile, match="cannot read"):
-            list(whole_lines(bad))
+            list(read_lines(bad))
 
 
 def test_a_line_without_an_end_in_sight_is_refused_before_it_is_read(tmp_path: Path) -> None:
@@ -176,7 +176,7 @@ def test_a_line_without_an_end_in_sight_is_refused_before_it_is_read(tmp_path: P
     with file.open("wb") as hole:
         hole.write(b"one\n")
         hole.truncate(1 << 40)  # a terabyte, most of it a hole
-    lines = whole_lines(file)
+    lines = read_lines(file)
     assert next(lines) == b"one\n"
     with pytest.raises(BadFile, match="h:2: the line is damaged: it is longer than 1 MiB"):
         next(lines)
@@ -187,7 +187,7 @@ def test_memory_does_not_grow_with_the_lines(tmp_path: Path) -> None:
     file.write_bytes(b'{"step": 1}\n' * 200_000)
     tracemalloc.start()
     try:
-        assert sum(1 for _ in whole_lines(file)) == 200_000
+        assert sum(1 for _ in read_lines(file)) == 200_000
         assert tracemalloc.get_traced_memory()[1] < 200_000
     finally:
         tracemalloc.stop()

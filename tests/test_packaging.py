@@ -123,7 +123,7 @@ def test_the_wheel_works_in_an_environment_of_its_own_and_brings_its_data(built:
     pytest.importorskip("vl_convert")
     code = (  # one process: torch takes long to import
         "import ecc; from ecc.cli.app import app; print(ecc.__file__); "
-        "app(['inspect', 'digits', '--no-proof'], standalone_mode=False); "
+        "app(['inspect', 'digits', '--no-verify'], standalone_mode=False); "
         "app(['report', 'run', '-o', 'page.html'], standalone_mode=False)"
     )
     said = run(str(scripts / "python"), "-c", code)

@@ -11,7 +11,7 @@ import torch
 
 from ecc.measure import Profile
 from measure.fakes import FakeBoard, FakeMeter
-from measure.profile_cases import EXAMPLE, SmallNet, profile_of, reference, row
+from measure.profile_cases import EXAMPLE, SmallNet, profile_of, reference, sample
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -29,7 +29,7 @@ def at(seconds: float) -> str:
 
 
 def small_profile() -> Profile:
-    rows = [reference(2.0, measured_at=at(1)), row(0, measured_at=at(1.75)), row(1, measured_at=at(2.75))]
+    rows = [reference(2.0, measured_at=at(1)), sample(0, measured_at=at(1.75)), sample(1, measured_at=at(2.75))]
     return profile_of(*rows, reference(2.1, measured_at=at(3.25)))
 
 
@@ -50,7 +50,7 @@ def test_a_network_is_profiled_with_default_options(
 
     def on_the_board(*args: object, **options: object) -> Profile:
         made: Profile = real(*args, **options, clock=board.clock)
-        rows = [replace(one, measured_at=at(k)) for k, one in enumerate(made.rows)]
+        rows = [replace(one, measured_at=at(k)) for k, one in enumerate(made.samples)]
         Path(str(args[4])).unlink()
         Profile(made.header, tuple(rows)).save(str(args[4]))
         return made

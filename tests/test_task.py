@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from ecc.errors import BadTask
-from ecc.task import Task, batch_of, with_batch
+from ecc.task import Task, batch_size_of, with_batch_size
 
 MODEL = nn.Linear(2, 3)
 INPUT = torch.zeros(1, 2)
@@ -118,15 +118,15 @@ def test_every_field_has_its_line_of_documentation() -> None:
 
 def test_items_are_repeated_or_cut_to_a_batch() -> None:
     two = torch.tensor([[1.0], [2.0]])
-    assert with_batch(two, 5).flatten().tolist() == [1, 2, 1, 2, 1]  # type: ignore[union-attr]
-    assert with_batch(two, 1).flatten().tolist() == [1]  # type: ignore[union-attr]
+    assert with_batch_size(two, 5).flatten().tolist() == [1, 2, 1, 2, 1]  # type: ignore[union-attr]
+    assert with_batch_size(two, 1).flatten().tolist() == [1]  # type: ignore[union-attr]
 
 
 def test_only_tensors_with_the_same_first_axis_are_batched() -> None:
     first, table, scalar = torch.ones(2, 3), torch.ones(7, 3), torch.tensor(1.0)
-    changed = with_batch((first, table, scalar), 4)
+    changed = with_batch_size((first, table, scalar), 4)
     assert [tuple(tensor.shape) for tensor in changed] == [(4, 3), (7, 3), ()]
-    named = with_batch({"x": first, "table": table}, 4)
+    named = with_batch_size({"x": first, "table": table}, 4)
     assert isinstance(named, dict)
     assert {name: len(tensor) for name, tensor in named.items()} == {"x": 4, "table": 7}
 
@@ -142,10 +142,10 @@ def test_only_tensors_with_the_same_first_axis_are_batched() -> None:
 )
 def test_an_impossible_batch_is_refused(example_input: torch.Tensor, batch: int, text: str) -> None:
     with pytest.raises(BadTask, match=text):
-        with_batch(example_input, batch)
+        with_batch_size(example_input, batch)
 
 
 def test_the_batch_of_an_input() -> None:
-    assert batch_of(torch.ones(5, 3)) == batch_of((torch.ones(5, 3), torch.ones(7))) == 5
-    assert batch_of({"x": torch.ones(2, 3)}) == 2
-    assert batch_of(torch.tensor(1.0)) == 1
+    assert batch_size_of(torch.ones(5, 3)) == batch_size_of((torch.ones(5, 3), torch.ones(7))) == 5
+    assert batch_size_of({"x": torch.ones(2, 3)}) == 2
+    assert batch_size_of(torch.tensor(1.0)) == 1

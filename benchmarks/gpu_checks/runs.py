@@ -34,7 +34,7 @@ SCORE_TOLERANCE = 0.03
 def make_energy_model(folder: Path) -> Path:
     """An energy model of the small user network, from an analytic platform."""
     copy_net(folder)
-    words = ["-m", "ecc", "profile", f"{NET}:build_small", "--meter", PLATFORM, "--rows", "60", "-q"]
+    words = ["-m", "ecc", "profile", f"{NET}:build_small", "--meter", PLATFORM, "--samples", "60", "-q"]
     run_python([*words, "-o", "small.profile"], folder, 60)
     run_python(["-m", "ecc", "fit", "small.profile", "-o", "energy.json"], folder, 60)
     return folder / "energy.json"
@@ -47,7 +47,7 @@ def copy_net(folder: Path) -> None:
 
 def compress_words(context: Context, energy: Path, run: Path, steps: int = 150) -> list[str]:
     """`ecc compress` of the small user network with an estimated budget."""
-    phases = ["--pretrain-steps", str(steps), "--steps", str(steps), "--finetune-steps", str(steps // 3)]
+    phases = ["--pretrain-steps", str(steps), "--prune-steps", str(steps), "--finetune-steps", str(steps // 3)]
     rates = ["--pretrain-lr", "3e-3", "--lr", "1e-3", "--checkpoint-seconds", "0.5", "-q"]
     words = ["-m", "ecc", "compress", f"{NET}:build_small", "--energy", str(energy), "--budget", "50%"]
     return [*words, "-o", str(run), "--meter", PLATFORM, "--device", context.device, *phases, *rates]
@@ -71,7 +71,7 @@ def summary_of(run: Path) -> dict[str, Any]:
         "label": energy["label"],
         "share_of_budget": energy["result"] / energy["limit"],
         "share_of_dense": energy["result"] / energy["dense"],
-        "score": found["scores"]["after tuning"],
+        "score": found["scores"]["finetuned"],
         "dense_score": found["scores"]["dense"],
         "widths": found["widths"],
     }
@@ -92,14 +92,14 @@ def command_line_with_meter(context: Context) -> Outcome:
     copy_net(folder)
     meter, label = ("nvml", "measured") if context.device == "cuda" else (PLATFORM, "estimated")
     net = f"{NET}:build_small" if context.small else f"{NET}:build"
-    words = ["-m", "ecc", "profile", net, "--meter", meter, "--rows", str(ROWS), "-o", "net.profile"]
+    words = ["-m", "ecc", "profile", net, "--meter", meter, "--samples", str(ROWS), "-o", "net.profile"]
     profile = run_python(words, folder, 120)
     fit = run_python(["-m", "ecc", "fit", "net.profile", "-o", "energy.json", "--json"], folder, 60)
     words = ["-m", "ecc", "compress", net, "--energy", "energy.json", "--budget", BUDGET, "-o", "run", "-q"]
     steps = [
         "--pretrain-steps",
         "100",
-        "--steps",
+        "--prune-steps",
         "150",
         "--finetune-steps",
         "50",

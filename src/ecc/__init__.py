@@ -42,7 +42,7 @@ if TYPE_CHECKING:
         slim,
         slim_optimizer,
         trace_channels,
-        verify,
+        verify_graph,
         with_widths,
     )
     from ecc.measure import Measurement, MeasureSettings, Profile, find_meter, measure_model
@@ -94,7 +94,7 @@ __all__ = [
     "slim",
     "slim_optimizer",
     "trace_channels",
-    "verify",
+    "verify_graph",
     "with_widths",
 ]
 
@@ -119,7 +119,7 @@ _HOMES = {
         "ChannelGraph",
         "ChannelGroup",
         "live_channels",
-        "verify",
+        "verify_graph",
         "with_widths",
         "slim",
         "slim_optimizer",

@@ -78,3 +78,9 @@ class BadBudget(EccError):
 
 class CannotExport(EccError):
     """Raised when a network cannot be written in a format, or what was written computes something else."""
+
+
+def first_line(error: BaseException) -> str:
+    """Type and first line of the message of an exception, such as `ValueError: no such axis`."""
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__

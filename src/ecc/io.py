@@ -20,7 +20,7 @@ try:
 except ImportError:  # Windows: what a process leaves that is killed while it writes stays there
     fcntl = None  # type: ignore[assignment]
 
-MOST_BYTES = 8 << 20
+MAX_BYTES = 8 << 20
 """Of a file that is read at once. Ours have a megabyte or two; the worst JSON of this size takes a second."""
 
 
@@ -28,11 +28,11 @@ MARKED_BYTES = 512
 """Of a file, in which it says what it is."""
 
 
-MOST_LINE_BYTES = 1 << 20
+MAX_LINE_BYTES = 1 << 20
 """Of a line that is read by itself; those of a history have some kilobytes."""
 
 
-def read_bytes(path: str | Path, most: int = MOST_BYTES) -> bytes:
+def read_bytes(path: str | Path, most: int = MAX_BYTES) -> bytes:
     """The bytes of a plain file of bounded size. A pipe or a device might never end, and is refused.
 
     Raises:
@@ -45,7 +45,7 @@ def read_bytes(path: str | Path, most: int = MOST_BYTES) -> bytes:
     return data
 
 
-def read_text(path: str | Path, most: int = MOST_BYTES) -> str:
+def read_text(path: str | Path, most: int = MAX_BYTES) -> str:
     """As `read_bytes`, for text.
 
     Raises:
@@ -55,7 +55,7 @@ def read_text(path: str | Path, most: int = MOST_BYTES) -> str:
     return read_bytes(path, most).decode("utf-8")
 
 
-def whole_lines(path: str | Path, start: int = 0) -> Iterator[bytes]:
+def read_lines(path: str | Path, start: int = 0) -> Iterator[bytes]:
     """The lines of a plain file, each with its end, one at a time: memory does not grow with the file.
 
     A last line without its end is left out: it is being written, or was torn when a process died.
@@ -70,11 +70,11 @@ def whole_lines(path: str | Path, start: int = 0) -> Iterator[bytes]:
     with _opened(path) as file:
         file.seek(start)
         number = 0
-        while line := file.readline(MOST_LINE_BYTES + 1):
+        while line := file.readline(MAX_LINE_BYTES + 1):
             number += 1
-            if len(line) > MOST_LINE_BYTES:
+            if len(line) > MAX_LINE_BYTES:
                 where = f"{path}:{number}" if start == 0 else str(path)
-                raise BadFile(f"{where}: the line is damaged: it is longer than {MOST_LINE_BYTES >> 20} MiB.")
+                raise BadFile(f"{where}: the line is damaged: it is longer than {MAX_LINE_BYTES >> 20} MiB.")
             if line.endswith(b"\n"):
                 yield line
 
@@ -92,7 +92,7 @@ def _opened(path: str | Path) -> Iterator[BinaryIO]:
         raise BadFile(f"cannot read {str(path)!r}: {error}.") from None
 
 
-def refuse_another(path: str | Path, mark: str, what: str) -> None:
+def refuse_other_file(path: str | Path, mark: str, what: str) -> None:
     """Refuses to put a file in the place of one of another kind, such as hours of measurements.
 
     Args:

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from ecc.errors import BadFile, EccError
-from ecc.io import MOST_BYTES, read_bytes, write_bytes
+from ecc.io import MAX_BYTES, read_bytes, write_bytes
 
 T = TypeVar("T")
 
@@ -61,6 +61,8 @@ def from_builtins(value: Any, kind: type[T], where: str | Path) -> T:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
         raise BadFile(f"{where} is not a valid {kind.__name__}: {error}.") from None
+    except EccError as error:  # raised by a `__post_init__`
+        raise BadFile(f"{where} is not a valid {kind.__name__}: {error}") from None
 
 
 def write_record(path: str | Path, record: Any) -> None:
@@ -72,7 +74,7 @@ def write_record(path: str | Path, record: Any) -> None:
     write_bytes(path, msgspec.json.format(to_json(record), indent=1) + b"\n")
 
 
-def read_record(path: str | Path, kind: type[T], most: int = MOST_BYTES) -> T:
+def read_record(path: str | Path, kind: type[T], most: int = MAX_BYTES) -> T:
     """Read and check a record.
 
     Raises:

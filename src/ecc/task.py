@@ -14,7 +14,7 @@ from ecc.errors import BadTask
 Inputs = Tensor | tuple[Tensor, ...] | dict[str, Tensor]
 """What a model is called with: one tensor, positional tensors, or tensors by argument name."""
 
-MOST_ITEMS = 1 << 20
+MAX_BATCH_SIZE = 1 << 20
 """In one batch."""
 
 
@@ -73,7 +73,7 @@ class Task:
             raise BadTask(f"task {self.name!r} has train_batches but no loss; training needs both.")
 
 
-def with_batch(example_input: Inputs, batch: int) -> Inputs:
+def with_batch_size(example_input: Inputs, batch: int) -> Inputs:
     """The example input at another batch size: its items over and over, or the first of them.
 
     Args:
@@ -85,8 +85,8 @@ def with_batch(example_input: Inputs, batch: int) -> Inputs:
     """
     if batch < 1:
         raise BadTask(f"batch {batch} is below 1, the least a network can be run on.")
-    if batch > MOST_ITEMS:
-        raise BadTask(f"batch {batch} is above {MOST_ITEMS}, more than is ever run at once.")
+    if batch > MAX_BATCH_SIZE:
+        raise BadTask(f"batch {batch} is above {MAX_BATCH_SIZE}, more than is ever run at once.")
     first = _first_tensor(example_input)
     if first.dim() == 0 or len(first) == 0:
         raise BadTask(f"the example input has shape {tuple(first.shape)}: no batch can be made of it.")
@@ -102,7 +102,7 @@ def with_batch(example_input: Inputs, batch: int) -> Inputs:
     return {name: changed(tensor) for name, tensor in example_input.items()}
 
 
-def batch_of(example_input: Inputs) -> int:
+def batch_size_of(example_input: Inputs) -> int:
     """Items in the example input, by the first axis of its first tensor; 1 if it has none."""
     first = _first_tensor(example_input)
     return len(first) if first.dim() else 1
@@ -114,7 +114,7 @@ def _first_tensor(example_input: Inputs) -> Tensor:
     return example_input[0] if isinstance(example_input, tuple) else next(iter(example_input.values()))
 
 
-def checked_input(example_input: object) -> Inputs:
+def check_input(example_input: object) -> Inputs:
     """An example input that did not come with a task; a list of positional arguments is as good as a tuple.
 
     Raises:

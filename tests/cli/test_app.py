@@ -160,7 +160,7 @@ def test_inspect_shows_a_table(run: Run) -> None:
 
 
 def test_inspect_without_the_proof_says_so(run: Run) -> None:
-    assert "not verified" in one_line(run("inspect", "net.py:build", "--no-proof").out)
+    assert "not verified" in one_line(run("inspect", "net.py:build", "--no-verify").out)
 
 
 def test_freezing_is_passed_on(run: Run) -> None:

@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 from ecc.cli.app import app
 from ecc.energy import EnergyModel
 from ecc.graph import trace_channels
-from ecc.task import with_batch
+from ecc.task import with_batch_size
 from ecc.training import load_state
 from ecc.zoo import find_task
 from energy.cases import origin
@@ -22,7 +22,7 @@ from methods.jobs import true_model
 from zoo.data import trees
 
 SHORT = (
-    "--steps",
+    "--prune-steps",
     "3",
     "--finetune-steps",
     "1",
@@ -43,7 +43,7 @@ def ecc(*words: str) -> Result:
 
 def energy(tmp_path: Path, name: str, tree: Path, size: tuple[int, int]) -> Path:
     task = find_task(name, tree, size=size)
-    graph = trace_channels(task.model, with_batch(task.example_input, origin().batch), proven=False)
+    graph = trace_channels(task.model, with_batch_size(task.example_input, origin().batch), verify=False)
     true_model(graph).save(tmp_path / "energy.json")
     return tmp_path / "energy.json"
 
@@ -67,7 +67,7 @@ def test_the_papers_networks_are_compressed_on_their_data(
     summary = json.loads(result.stdout)
     assert summary["met"]
     assert summary["task"] == f"{name}-{'cityscapes' if name == 'erfnet' else 'tree'}"
-    assert set(summary["scores"]) == {"dense", "before tuning", "after tuning"}
+    assert set(summary["scores"]) == {"dense", "pruned", "finetuned"}
     outputs = {"erfnet": 19}.get(name, 3)
     assert load_state(tmp_path / "run" / "slim.safetensors")[head].shape == (outputs,)
 
@@ -75,21 +75,21 @@ def test_the_papers_networks_are_compressed_on_their_data(
 def test_profile_fit_and_inspect_see_the_network_that_the_data_asks_for(tmp_path: Path) -> None:
     tree = str(trees.cifar10(tmp_path / "tree"))
     words = ("resnet20", "--data", tree)
-    found = ecc("inspect", *words, "--json", "--no-proof")
+    found = ecc("inspect", *words, "--json", "--no-verify")
     assert found.exit_code == 0, found.output
     profile, model = tmp_path / "a.profile", tmp_path / "energy.json"
-    done = ecc("profile", *words, "--meter", "platform:jetson-tx2", "--rows", "12", "-o", str(profile), "--quiet")
+    done = ecc("profile", *words, "--meter", "platform:jetson-tx2", "--samples", "12", "-o", str(profile), "--quiet")
     assert done.exit_code == 0, done.output
     assert ecc("fit", str(profile), "-o", str(model)).exit_code == 0
     task = find_task("resnet20", tree)
-    EnergyModel.load(model).check(trace_channels(task.model, task.example_input, proven=False))
+    EnergyModel.load(model).check(trace_channels(task.model, task.example_input, verify=False))
 
 
 def test_a_head_that_starts_anew_is_told_on_stderr(tmp_path: Path) -> None:
     state = find_task("resnet20").model.state_dict()
     save_file({name: value for name, value in state.items() if value.dim()}, tmp_path / "w.safetensors")
     words = ("--data", str(trees.folders(tmp_path / "tree")), "--weights", str(tmp_path / "w.safetensors"))
-    result = ecc("inspect", "resnet20", *words, "--no-proof", "--json")
+    result = ecc("inspect", "resnet20", *words, "--no-verify", "--json")
     assert result.exit_code == 0
     assert result.stderr == (
         "the head of w.safetensors has 10 outputs and the data 3 classes: "
@@ -132,7 +132,7 @@ def test_what_is_wrong_is_said_in_one_line(
 
 
 def test_a_size_reads_height_first(tmp_path: Path) -> None:
-    result = ecc("inspect", "erfnet", "--size", "16x32", "--no-proof", "--json", "-o", str(tmp_path / "graph.json"))
+    result = ecc("inspect", "erfnet", "--size", "16x32", "--no-verify", "--json", "-o", str(tmp_path / "graph.json"))
     assert result.exit_code == 0, result.output
     task = find_task("erfnet", size=(16, 32))
     assert isinstance(task.example_input, torch.Tensor)

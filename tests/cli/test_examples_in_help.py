@@ -65,11 +65,11 @@ PARSED = {
 """Lines that are only parsed, and why."""
 
 PLATFORM = "--meter platform:jetson-tx2"
-SHORT = "--steps 20 --pretrain-steps 10 --finetune-steps 5 --lr 1e-3"
+SHORT = "--prune-steps 20 --pretrain-steps 10 --finetune-steps 5 --lr 1e-3"
 SMALLER = {
     "ecc doctor --meter 'command:read-joules --port 3' --seconds 30": "--seconds 1",
-    "ecc profile net.py:build --rounds 2 --until 2% -o net.profile": f"{PLATFORM},noise=0.01 --rows 20",
-    "ecc profile alexnet --shard 3/8 -o alexnet-3.profile": f"{PLATFORM} --rows 40",
+    "ecc profile net.py:build --rounds 2 --target-error 2% -o net.profile": f"{PLATFORM},noise=0.01 --samples 20",
+    "ecc profile alexnet --shard 3/8 -o alexnet-3.profile": f"{PLATFORM} --samples 40",
     "ecc fit mobile.profile --figures figures --paper 10000": "--paper 20",
     "ecc compress digits --energy energy.json --budget 50% -o run --pretrain-steps 300": SHORT,
     "ecc compress digits --granularity weight --meter platform:eyeriss --budget 40% -o fine": SHORT,
@@ -112,10 +112,10 @@ def stock(tmp_path_factory: pytest.TempPathFactory) -> Path:
         Path("bin/read-joules").write_text(READ_JOULES)
         Path("bin/read-joules").chmod(0o755)
         for line in (
-            f"profile digits {PLATFORM} --batch 256 --rows 40 -o digits.profile",
-            f"profile net.py:build {PLATFORM} --rows 40 -o mobile.profile",
-            f"profile net.py:build {PLATFORM} --rows 20 --shard 1/2 -o alexnet-1.profile",
-            f"profile net.py:build {PLATFORM} --rows 20 --shard 2/2 -o alexnet-2.profile",
+            f"profile digits {PLATFORM} --batch 256 --samples 40 -o digits.profile",
+            f"profile net.py:build {PLATFORM} --samples 40 -o mobile.profile",
+            f"profile net.py:build {PLATFORM} --samples 20 --shard 1/2 -o alexnet-1.profile",
+            f"profile net.py:build {PLATFORM} --samples 20 --shard 2/2 -o alexnet-2.profile",
             "fit digits.profile -o energy.json",
             "fit mobile.profile -o e.json",
             f"compress digits --energy energy.json --budget 60% -o digits-run {SHORT}",

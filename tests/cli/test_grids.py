@@ -8,7 +8,7 @@ import pytest
 from ecc.cli import grids
 from ecc.cli.grids import GridSpec
 from ecc.errors import BadFile, BadTask, EccError
-from ecc.measure import Source
+from ecc.measure import EnergySource
 from ecc.methods import CompressSettings
 from methods.jobs import digits_model
 
@@ -22,13 +22,13 @@ def spec(tmp_path: Path) -> GridSpec:
         methods=("uniform",),
         budgets=("65%",),
         seeds=2,
-        settings=CompressSettings(steps=7),
+        settings=CompressSettings(prune_steps=7),
         device="cpu",
     )
 
 
 def test_the_same_grid_is_built_from_plain_values(spec: GridSpec, monkeypatch: pytest.MonkeyPatch) -> None:
-    closed: list[Source] = []
+    closed: list[EnergySource] = []
     monkeypatch.setattr(grids, "close_meter", closed.append)
     with spec.opened() as grid:
         assert grid.task.name == "digits"

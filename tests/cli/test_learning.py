@@ -41,9 +41,9 @@ def test_facts_for_programs(tmp_path: Path) -> None:
 
 def test_a_refused_profile_names_the_option_that_accepts_it(tmp_path: Path) -> None:
     whole = Profile.load(PROFILE)
-    references = [row for row in whole.rows if row.is_reference]
+    references = [row for row in whole.samples if row.is_reference]
     dearer = {id(row): replace(row, joules=1.2 * row.joules) for row in references[::2]}
-    Profile(whole.header, tuple(dearer.get(id(row), row) for row in whole.rows)).save(tmp_path / "a.profile")
+    Profile(whole.header, tuple(dearer.get(id(row), row) for row in whole.samples)).save(tmp_path / "a.profile")
     code, text = run(str(tmp_path / "a.profile"))
     assert code == 2
     said = " ".join(text.split())

@@ -64,13 +64,13 @@ def profiled(*words: str, meter: str = "meters.py:Prices", output: str = "a.prof
 
 
 def test_a_profile_is_made_told_and_found_finished(folder: Path) -> None:
-    first = profiled("--rows", "20")
+    first = profiled("--samples", "20")
     assert first.exit_code == 0, first.output
     assert "a.profile: 20 networks, estimated: paper, batch 1" in first.stdout
     assert "10 of 20 networks" in first.stderr
     assert "(estimated)" in first.stderr
     before = (folder / "a.profile").read_bytes()
-    again = profiled("--rows", "20")
+    again = profiled("--samples", "20")
     assert again.exit_code == 0
     assert again.stdout == first.stdout
     assert (folder / "a.profile").read_bytes() == before
@@ -87,7 +87,7 @@ def test_the_promise_of_the_readme(folder: Path) -> None:
 
 
 def test_facts_come_as_json_alone(folder: Path) -> None:
-    result = profiled("--rows", "12", "--json")
+    result = profiled("--samples", "12", "--json")
     facts = json.loads(result.stdout)
     assert result.stderr == ""
     assert (facts["file"], facts["label"], facts["networks"], facts["device"]) == (
@@ -99,13 +99,13 @@ def test_facts_come_as_json_alone(folder: Path) -> None:
 
 
 def test_quiet_says_nothing(folder: Path) -> None:
-    result = profiled("--rows", "12", "--quiet")
+    result = profiled("--samples", "12", "--quiet")
     assert (result.exit_code, result.output) == (0, "")
-    assert len(Profile.load("a.profile").networks) == 12
+    assert len(Profile.load("a.profile").design_samples) == 12
 
 
 def test_design_and_batch_reach_the_header(folder: Path) -> None:
-    words = "--rows 9 --design uniform --seed 3 --width-multiple 4 --batch 5 --rounds 2 --shard 2/3"
+    words = "--samples 9 --design uniform --seed 3 --width-multiple 4 --batch 5 --rounds 2 --shard 2/3"
     result = profiled(*words.split())
     assert result.exit_code == 0, result.output
     header = Profile.load("a.profile").header
@@ -119,19 +119,19 @@ def test_design_and_batch_reach_the_header(folder: Path) -> None:
         (2, 3),
     )
     assert header.groups == ("0", "2")
-    assert profiled("--rows", "5", "--freeze", "0", output="b.profile").exit_code == 0
+    assert profiled("--samples", "5", "--freeze", "0", output="b.profile").exit_code == 0
     assert Profile.load("b.profile").header.groups == ("2",)
 
 
 def test_it_stops_early(folder: Path) -> None:
-    result = profiled("--rows", "80", "--until", "2%")
+    result = profiled("--samples", "80", "--target-error", "2%")
     assert "stopped early: the error of the fit is 0.00%, below 2.00%, with 50 networks." in result.stderr
-    assert len(Profile.load("a.profile").networks) == 50
+    assert len(Profile.load("a.profile").design_samples) == 50
 
 
 @pytest.mark.gpu  # a real meter: CPU time on a loaded machine may be refused
 def test_this_machine_is_measured_by_cpu_time(folder: Path) -> None:
-    words = "--rows 2 --device cpu --window 0.05 --memory-format channels_last --no-autotune"
+    words = "--samples 2 --device cpu --window 0.05 --memory-format channels_last --no-autotune"
     result = profiled(*words.split(), meter="cputime:15W")
     assert result.exit_code == 0, result.output
     assert "CPU time x declared 15 W" in result.stdout
@@ -143,7 +143,7 @@ def test_this_machine_is_measured_by_cpu_time(folder: Path) -> None:
 
 def test_shards_are_merged(folder: Path) -> None:
     for number in "12":
-        assert profiled("--rows", "20", "--shard", f"{number}/3", output=f"{number}.profile").exit_code == 0
+        assert profiled("--samples", "20", "--shard", f"{number}/3", output=f"{number}.profile").exit_code == 0
     result = ecc("merge", "1.profile", "2.profile", "-o", "all.profile.gz")
     assert result.exit_code == 0, result.output
     assert "all.profile.gz: 13 networks, estimated: paper, batch 1" in result.stdout
@@ -152,9 +152,9 @@ def test_shards_are_merged(folder: Path) -> None:
 
 
 def test_devices_that_differ_need_rescaling(folder: Path) -> None:
-    profiled("--rows", "8", "--shard", "1/2", output="1")
+    profiled("--samples", "8", "--shard", "1/2", output="1")
     text = (folder / "1").read_text()
-    profiled("--rows", "8", "--shard", "2/2", output="2", meter="meters.py:Dear")
+    profiled("--samples", "8", "--shard", "2/2", output="2", meter="meters.py:Dear")
     refused = ecc("merge", "1", "2", "-o", "all")
     assert refused.exit_code == 2
     assert refused.stderr.startswith("error: the devices differ: the dense reference takes ")
@@ -166,13 +166,13 @@ def test_devices_that_differ_need_rescaling(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        (["--rows", "0"], "rows=0 is below 1"),
-        (["--rows", "1000"], "this network has only 192 different widths"),
+        (["--samples", "0"], "samples=0 is below 1"),
+        (["--samples", "1000"], "this network has only 192 different widths"),
         (["--design", "corners"], "design 'corners' is unknown"),
         (["--shard", "3"], "shard '3' is not written as K/N"),
         (["--shard", "9/8"], "shard 9/8 does not exist"),
-        (["--until", "soon"], "'soon' is not a share"),
-        (["--until", "200%"], "until=2.0 is not a share between 0 and 1"),
+        (["--target-error", "soon"], "'soon' is not a share"),
+        (["--target-error", "200%"], "target_error=2.0 is not a share between 0 and 1"),
         (["--batch", "0"], "batch 0 is below 1"),
         (["--mode", "graph"], "mode was chosen, but coefficients runs nothing here: its numbers are estimated"),
         (["--device", "cpu"], "device was chosen, but coefficients runs nothing here"),
@@ -185,7 +185,7 @@ def test_devices_that_differ_need_rescaling(folder: Path) -> None:
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(folder: Path, words: list[str], text: str) -> None:
-    result = profiled("--rows", "12", *words)
+    result = profiled("--samples", "12", *words)
     assert result.exit_code == 2
     assert result.stdout == ""
     assert result.stderr.startswith("error: ")
@@ -195,8 +195,8 @@ def test_bad_input_is_one_line_and_exit_code_2(folder: Path, words: list[str], t
 
 
 def test_another_setting_is_refused_in_one_line(folder: Path) -> None:
-    profiled("--rows", "5")
-    result = profiled("--rows", "5", "--seed", "1")
+    profiled("--samples", "5")
+    result = profiled("--samples", "5", "--seed", "1")
     assert result.exit_code == 2
     assert result.stderr == (
         "error: a.profile cannot be continued: its design.seed is 0, and now it is 1. "
@@ -214,7 +214,7 @@ def test_help_has_examples() -> None:
 @pytest.mark.skipif(sys.platform == "win32", reason="needs signals")
 def test_ctrl_c_leaves_a_file_that_goes_on_and_says_so(folder: Path) -> None:
     command = [sys.executable, "-m", "ecc", "profile", "net.py:build", "--meter", "meters.py:Slow", "-o", "a.profile"]
-    run = subprocess.Popen([*command, "--rows", "100"], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    run = subprocess.Popen([*command, "--samples", "100"], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     with run:
         for _ in range(600):
             time.sleep(0.1)
@@ -223,11 +223,11 @@ def test_ctrl_c_leaves_a_file_that_goes_on_and_says_so(folder: Path) -> None:
         os.kill(run.pid, signal.SIGINT)
         _, told = run.communicate(timeout=60)
     assert run.returncode == 130
-    done = len(Profile.load("a.profile").networks)
+    done = len(Profile.load("a.profile").design_samples)
     assert told.strip().endswith(
         f"stopped; {done} of 100 networks are in a.profile; the same command goes on from there."
     )
     assert "Traceback" not in told
-    profiled("--rows", "8", "--quiet", meter="meters.py:Prices")
+    profiled("--samples", "8", "--quiet", meter="meters.py:Prices")
     whole = Profile.load("a.profile")
-    assert set(range(8)) <= {row.row for row in whole.networks}
+    assert set(range(8)) <= {row.index for row in whole.design_samples}

@@ -22,7 +22,7 @@ from ecc.energy.regression import Array
 from ecc.energy.samples import Samples
 from ecc.graph import AffineSize, ChannelGraph, StructureSpec, trace_channels
 from ecc.measure import Estimated, MeasureSettings, MeterInfo, Profile, find_meter, profile
-from ecc.task import with_batch
+from ecc.task import with_batch_size
 from ecc.zoo import find_task
 from graph.cases import traced
 
@@ -37,8 +37,8 @@ def network(name: str) -> tuple[Any, Any, ChannelGraph]:
     """A model, its input and its graph: a case of the graph room, or a bundled task."""
     if name in ("digits", "mobilenet_v1", "alexnet"):
         task = find_task(name)
-        inputs = with_batch(task.example_input, DIGITS_BATCH) if name == "digits" else task.example_input
-        return task.model, inputs, trace_channels(task.model, inputs, proven=False)
+        inputs = with_batch_size(task.example_input, DIGITS_BATCH) if name == "digits" else task.example_input
+        return task.model, inputs, trace_channels(task.model, inputs, verify=False)
     return traced(name)
 
 
@@ -56,7 +56,7 @@ def computed(name: str, platform: str, rows: int = 60, **options: Any) -> Profil
     model, inputs, graph = network(name)
     with TemporaryDirectory() as folder:
         return profile(
-            model, graph, inputs, find_meter(f"platform:{platform}"), Path(folder) / "a.profile", rows=rows, **options
+            model, graph, inputs, find_meter(f"platform:{platform}"), Path(folder) / "a.profile", samples=rows, **options
         )
 
 
@@ -66,7 +66,7 @@ def computed(name: str, platform: str, rows: int = 60, **options: Any) -> Profil
 def random_widths(structure: StructureSpec, count: int, seed: int = 0) -> Array:
     """(networks, groups), each group anywhere between its least and its full width."""
     generator = np.random.default_rng(seed)
-    least, full = np.array(structure.least_widths), np.array(structure.full_widths)
+    least, full = np.array(structure.min_widths), np.array(structure.full_widths)
     return generator.integers(least, full + 1, (count, len(full))).astype(np.float64)
 
 
@@ -78,7 +78,7 @@ def widths_of(structure: StructureSpec) -> SearchStrategy[Tensor]:
     """Whole widths, and widths between them as a solver has them."""
     ranges = [
         st.one_of(st.integers(least, full).map(float), st.floats(least, full))
-        for least, full in zip(structure.least_widths, structure.full_widths, strict=True)
+        for least, full in zip(structure.min_widths, structure.full_widths, strict=True)
     ]
     return st.tuples(*ranges).map(lambda widths: torch.tensor(widths, dtype=torch.float64))
 
@@ -110,7 +110,7 @@ def model_of(fitted: FittedModel, structure: StructureSpec, **changes: Any) -> E
         "fingerprint": structure.fingerprint,
         "groups": structure.groups,
         "full_widths": structure.full_widths,
-        "least_widths": structure.least_widths,
+        "min_widths": structure.min_widths,
         "layers": tuple(layer.path for layer in structure.layers),
         "resource": "energy",
         "origin": origin(),

@@ -13,7 +13,7 @@ from ecc.energy import CountedCost, counted_cost
 from ecc.energy.counted import MEANINGS, UNITS
 from ecc.errors import BadWidths
 from ecc.graph import AffineSize, with_widths
-from ecc.graph.costs import TensorShape
+from ecc.graph.structure import TensorShape
 from energy.cases import (
     NETWORKS,
     autograd,
@@ -42,7 +42,7 @@ MORE = (*NETWORKS, "transformer block", "tied weights", "unet", "squeeze and exc
 def test_it_counts_what_the_graph_counts(name: str, resource: str) -> None:
     graph = graph_of(name)
     cost, count = counted_cost(graph, resource), getattr(graph, COUNTS[resource])
-    for widths in (*random_widths(graph.structure, 5), graph.structure.full_widths, graph.structure.least_widths):
+    for widths in (*random_widths(graph.structure, 5), graph.structure.full_widths, graph.structure.min_widths):
         vector = torch.tensor(widths, dtype=torch.float64)
         assert float(cost.value(vector)) == float(count(vector))  # whole numbers: no rounding
 

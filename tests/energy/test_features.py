@@ -5,11 +5,11 @@ import pytest
 
 from ecc.energy.features import AMOUNTS, ONE, Term, bilinear_terms, extent_at, physical_terms
 from ecc.graph import AffineSize, Layer, StructureSpec
-from ecc.graph.costs import TensorShape
+from ecc.graph.structure import TensorShape
 from energy.cases import NETWORKS, graph_of, random_widths, skeleton_of, slow_amounts, slow_extent
 
 
-def affine(group: int, multiple: int = 1, fixed: int = 0) -> AffineSize:
+def width_of(group: int, multiple: int = 1, fixed: int = 0) -> AffineSize:
     return AffineSize(fixed, ((group, multiple),))
 
 
@@ -88,38 +88,38 @@ def test_the_constant_stands_first_then_groups_then_layers(name: str) -> None:
 
 def test_one_convolution_by_hand() -> None:
     """Weights (b, a, 3, 3) of 4 bytes; what is read and written is linear in one group each."""
-    conv = Layer("c", "conv", 9 * 25, affine(0), affine(1), affine(0, 25), affine(1, 25), 4, ("w", "bias"))
-    weight = TensorShape("w", (affine(1), affine(0), AffineSize(3), AffineSize(3)), 4, True)
-    bias = TensorShape("bias", (affine(1),), 4, True)
+    conv = Layer("c", "conv", 9 * 25, width_of(0), width_of(1), width_of(0, 25), width_of(1, 25), 4, ("w", "bias"))
+    weight = TensorShape("w", (width_of(1), width_of(0), AffineSize(3), AffineSize(3)), 4, True)
+    bias = TensorShape("bias", (width_of(1),), 4, True)
     constant, a, b, product = physical_terms(structure(conv, tensors=(weight, bias)))
     assert constant.amounts == (0, 0, 0, 0)
     assert a.amounts == (0, 0, 4 * 25, 0)
     assert b.amounts == (0, 0, 4 * 25, 4)
     assert product.amounts == (225, 0, 0, 4 * 9)
-    assert (product.left, product.right) == (affine(0), affine(1))
+    assert (product.left, product.right) == (width_of(0), width_of(1))
 
 
 def test_a_layer_with_one_fixed_side_is_linear() -> None:
-    terms = physical_terms(structure(layer(7, AffineSize(3), affine(1))))
+    terms = physical_terms(structure(layer(7, AffineSize(3), width_of(1))))
     assert [(term.name, term.amounts) for term in terms] == [("constant", (0,) * 4), ("b", (21, 0, 0, 0))]
 
 
 def test_frozen_groups_count_as_fixed() -> None:
-    terms = physical_terms(structure(layer(7, affine(0), affine(1, 2, 5)), least=(8, 1)))
+    terms = physical_terms(structure(layer(7, width_of(0), width_of(1, 2, 5)), least=(8, 1)))
     assert [(term.name, term.amounts[0]) for term in terms] == [("constant", 7 * 8 * 5), ("b", 7 * 8 * 2)]
 
 
 def test_common_factors_are_taken_out_of_products() -> None:
     """A flattened channel is 36 columns: 36 a * b is 36 times a * b."""
-    wide, narrow = layer(1, affine(0, 36), affine(1)), layer(36, affine(1), affine(0))
+    wide, narrow = layer(1, width_of(0, 36), width_of(1)), layer(36, width_of(1), width_of(0))
     (_, one), (_, other) = (physical_terms(structure(item)) for item in (wide, narrow))
     assert one == other
     assert one.amounts[0] == 36
 
 
 def test_the_macs_of_grouped_convolutions_are_told_apart() -> None:
-    (term,) = bilinear_terms(structure(layer(9, AffineSize(1), affine(0), kind="grouped conv")))
+    (term,) = bilinear_terms(structure(layer(9, AffineSize(1), width_of(0), kind="grouped conv")))
     assert term.amounts == (0, 9, 0, 0)
-    (term,) = bilinear_terms(structure(layer(9, AffineSize(1), affine(0))))
+    (term,) = bilinear_terms(structure(layer(9, AffineSize(1), width_of(0))))
     assert term.amounts == (9, 0, 0, 0)
-    assert bilinear_terms(structure(layer(0, AffineSize(1), affine(0)))) == ()
+    assert bilinear_terms(structure(layer(0, AffineSize(1), width_of(0)))) == ()

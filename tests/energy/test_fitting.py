@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 
 from ecc.energy import EnergyModel, fit
 from ecc.energy.families import FittedModel
-from ecc.energy.fitting import FAMILIES, describe_outlier_widths, model_of, noise_of, describe_learning_curve
+from ecc.energy.fitting import FAMILIES, describe_learning_curve, describe_outlier_widths, model_of, noise_of
 from ecc.energy.samples import samples_from_profile
 from ecc.errors import BadFile, BadMeasurement
 from ecc.graph import ChannelGraph, trace_channels
-from ecc.measure import Measured, Profile, Row, find_meter
+from ecc.measure import Measured, Profile, Sample, find_meter
 from ecc.zoo import find_task
 from energy.cases import authors_alexnet, computed, graph_of, pairs_of, random_widths, skeleton_of
-from measure.profile_cases import profile_of, reference, row
+from measure.profile_cases import profile_of, reference, sample
 
 PLATFORMS = ("jetson-tx2", "gtx-1080-ti", "eyeriss")
 ROOT = Path(__file__).parents[2]
@@ -71,7 +71,7 @@ def profile_from(truth: FittedModel, graph: ChannelGraph, rows: int) -> Profile:
     joules = truth.at(widths)
     kept = widths[:, list(structure.prunable)].astype(int)
     found = (
-        Row(row=number, widths=tuple(map(int, kept[number])), joules=float(joules[number]), seconds=1.0)
+        Sample(index=number, widths=tuple(map(int, kept[number])), joules=float(joules[number]), seconds=1.0)
         for number in range(rows)
     )
     return Profile(header, tuple(found))
@@ -150,10 +150,10 @@ def test_removing_channels_never_predicts_more(family: str, data: st.DataObject)
 @cache
 def odd_model(family: str, way: str) -> EnergyModel:
     profile = computed("digits", "jetson-tx2")
-    noise = np.random.default_rng(0).uniform(0.1, 10, len(profile.rows))
+    noise = np.random.default_rng(0).uniform(0.1, 10, len(profile.samples))
     rows = tuple(
         replace(row, joules=(noise[0] if row.is_reference else noise[number]) if way == "noise" else 1 / row.joules)
-        for number, row in enumerate(profile.rows)
+        for number, row in enumerate(profile.samples)
     )
     return fit(Profile(profile.header, rows), family)
 
@@ -170,13 +170,13 @@ def test_a_family_that_does_not_exist_is_refused() -> None:
 
 def test_too_few_rows_are_refused() -> None:
     with pytest.raises(BadMeasurement, match="the profile holds 11 networks, and a fit needs 12"):
-        fit(profile_of(*(row(number, 1.0 + number) for number in range(11))))
+        fit(profile_of(*(sample(number, 1.0 + number) for number in range(11))))
     with pytest.raises(BadMeasurement, match="the profile holds 0 networks"):
         fit(profile_of())
 
 
 def test_an_unsteady_profile_is_refused_unless_allowed() -> None:
-    rows = [row(number, 1.0 + number, (1 + number, 3)) for number in range(12)]
+    rows = [sample(number, 1.0 + number, (1 + number, 3)) for number in range(12)]
     unsteady = profile_of(reference(20.0), *rows[:6], reference(23.0), *rows[6:], reference(20.0))
     with pytest.raises(BadMeasurement, match=r"varied by 8\.2% .*allow_drift=True"):
         fit(unsteady)
@@ -184,9 +184,9 @@ def test_an_unsteady_profile_is_refused_unless_allowed() -> None:
 
 
 def test_a_bad_row_is_refused_by_its_number() -> None:
-    rows = [row(number, 1.0) for number in range(20)]
+    rows = [sample(number, 1.0) for number in range(20)]
     with pytest.raises(BadFile, match="row 20 of the profile has nan joules"):
-        fit(profile_of(*rows, row(20, math.nan)))
+        fit(profile_of(*rows, sample(20, math.nan)))
     with pytest.raises(BadFile, match="knows nothing of 'macs'"):
         fit(profile_of(*rows), resource="macs")
 
@@ -196,20 +196,20 @@ def test_a_bad_row_is_refused_by_its_number() -> None:
 
 def test_noise_is_told_by_rounds_or_else_by_the_reference() -> None:
     rounds = [
-        row(i, joules, round=r) for i in range(50) for r, joules in enumerate((1.0, math.exp(0.02 * math.sqrt(2))))
+        sample(i, joules, round=r) for i in range(50) for r, joules in enumerate((1.0, math.exp(0.02 * math.sqrt(2))))
     ]
     assert noise_of(profile_of(*rounds)) == pytest.approx(0.02)
     references = [reference(2.0 * math.exp(0.01 * (-1) ** k)) for k in range(20)]
-    measured = profile_of(row(0), *references, device_type="cpu")
+    measured = profile_of(sample(0), *references, device_type="cpu")
     assert noise_of(measured) == pytest.approx(0.01 * math.sqrt(2), rel=1e-6)
-    assert noise_of(profile_of(row(0), *references)) is None  # an analytic one would repeat itself
-    assert noise_of(profile_of(row(0), reference(2.0), reference(2.0))) is None
-    assert noise_of(profile_of(row(0))) is None
+    assert noise_of(profile_of(sample(0), *references)) is None  # an analytic one would repeat itself
+    assert noise_of(profile_of(sample(0), reference(2.0), reference(2.0))) is None
+    assert noise_of(profile_of(sample(0))) is None
 
 
 def test_noise_and_steadiness_are_those_of_what_is_fitted() -> None:
     """Seconds may be steady where joules are not."""
-    rows = [replace(row(i, 1.0 + 0.05 * r, round=r), seconds=2.0 + 0.002 * r) for i in range(30) for r in (0, 1)]
+    rows = [replace(sample(i, 1.0 + 0.05 * r, round=r), seconds=2.0 + 0.002 * r) for i in range(30) for r in (0, 1)]
     references = [replace(reference(2.0 * (1 + 0.1 * k)), seconds=3.0 * (1 + 0.001 * (-1) ** k)) for k in range(6)]
     profile = profile_of(*rows, *references, device_type="cpu")
     assert noise_of(profile, "latency") == pytest.approx(0.001 / math.sqrt(2), rel=0.1)
@@ -314,7 +314,7 @@ def recorded(request: pytest.FixtureRequest) -> Path:
 
 def recorded_graph(path: Path, shape: tuple[int, ...]) -> ChannelGraph:
     """Of the network that a file is named for, at the input of the recording."""
-    return trace_channels(find_task(path.name.partition("-")[0]).model, torch.rand(shape), proven=False)
+    return trace_channels(find_task(path.name.partition("-")[0]).model, torch.rand(shape), verify=False)
 
 
 def test_a_recorded_profile_was_measured_on_an_h200(recorded: Path) -> None:
@@ -325,7 +325,7 @@ def test_a_recorded_profile_was_measured_on_an_h200(recorded: Path) -> None:
     assert (profile.label, header.device_type) == ("measured", "cuda")
     assert header.settings is not None
     assert f"-b{header.batch}." in recorded.name
-    assert len(profile.networks) >= 200
+    assert len(profile.design_samples) >= 200
     assert profile.drift is not None
     assert profile.drift.is_steady
 

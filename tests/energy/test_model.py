@@ -27,8 +27,8 @@ from energy.cases import (
     model_of,
     named,
     origin,
-    random_model,
     random_fitted,
+    random_model,
     random_widths,
     skeleton_of,
     slow_extent,
@@ -109,7 +109,7 @@ def test_widths_are_given_by_name_and_the_rest_is_full(kind: str) -> None:
     model, structure = random_model(kind, "residual"), skeleton_of("residual")
     assert model.at({"conv1": 2}) == float(model.value(structure.widths({"conv1": 2})))
     assert model.at() == model.dense == float(model.value(structure.widths()))
-    assert model.least == float(model.value(torch.tensor(structure.least_widths)))
+    assert model.least == float(model.value(torch.tensor(structure.min_widths)))
     assert model.least < model.dense
 
 
@@ -269,8 +269,8 @@ DAMAGES = [
     (_set("model/terms/0/amounts", [0]), "damaged .*1 amounts where there are 4"),
     (_set("model/terms/0/layers", [[0, [0, 0, 0]]]), "damaged .*3 amounts where there are 4"),
     (_set("model/terms/0/coefficient", 1e308), "damaged .*the dense network would take"),
-    (_set("network/least_widths", [0, 1, 1]), "damaged .*a least width is outside"),
-    (_set("network/least_widths", [10**9, 1, 1]), "damaged .*a least width is outside"),
+    (_set("network/min_widths", [0, 1, 1]), "damaged .*a least width is outside"),
+    (_set("network/min_widths", [10**9, 1, 1]), "damaged .*a least width is outside"),
     (_set("model/terms", 5), "damaged .*TypeError"),
     (_set("origin/meter", {}), "damaged"),
     (_set("origin/settings", {"unheard": 1}), "damaged .*TypeError"),

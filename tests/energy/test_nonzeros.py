@@ -51,7 +51,7 @@ def test_the_weights_of_all_convolutions_and_linear_layers_are_priced_and_nothin
 def test_prices_by_hand() -> None:
     """A 3x3 convolution on 4x4 images, two of them: each weight is used 32 times. A linear weight: twice."""
     net = named(conv=conv(3, 5), pool=nn.AdaptiveAvgPool2d(1), flat=nn.Flatten(), fc=nn.Linear(5, 7))
-    cost = nonzero_cost(trace_channels(net, torch.randn(2, 3, 4, 4), proven=False), Platform("eyeriss"))
+    cost = nonzero_cost(trace_channels(net, torch.randn(2, 3, 4, 4), verify=False), Platform("eyeriss"))
     c = PLATFORMS["eyeriss"]
     stored = 2 * c.joules_per_weight_byte  # 16 bits
     assert cost.groups == ("conv.weight", "fc.weight")
@@ -123,7 +123,7 @@ def test_it_is_linear_and_never_falls_when_weights_come_back(data: st.DataObject
 
 def test_networks_without_such_layers_are_refused() -> None:
     net = nn.Sequential(nn.BatchNorm2d(3), nn.ReLU())
-    graph: ChannelGraph = trace_channels(net, torch.randn(2, 3, 4, 4), proven=False)
+    graph: ChannelGraph = trace_channels(net, torch.randn(2, 3, 4, 4), verify=False)
     with pytest.raises(BadWidths, match="no convolution or linear layer"):
         nonzero_cost(graph, Platform("eyeriss"))
     with pytest.raises(BadWidths, match="2 weight tensors need as many"):

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from ecc.energy.samples import RESOURCES, samples_from_profile
 from ecc.errors import BadFile, BadMeasurement
-from ecc.measure import Profile, Row
+from ecc.measure import Profile, Sample
 from energy.cases import computed
-from measure.profile_cases import profile_of, reference, row, small_graph
+from measure.profile_cases import profile_of, reference, sample, small_graph
 
-STEADY = (reference(2.0), row(0, 0.5, seconds=0.1), row(1, 0.7, (8, 6), seconds=0.2), reference(2.01))
+STEADY = (reference(2.0), sample(0, 0.5, seconds=0.1), sample(1, 0.7, (8, 6), seconds=0.2), reference(2.01))
 
 
 def test_rows_become_widths_of_all_groups_and_values() -> None:
@@ -34,13 +34,13 @@ def test_seconds_are_taken_where_latency_is_asked_for() -> None:
 
 
 def test_groups_are_found_by_name_whatever_their_order() -> None:
-    rows = (row(0, widths=(3, 4)),)
+    rows = (sample(0, widths=(3, 4)),)
     samples = samples_from_profile(profile_of(*rows, groups=("second", "first"), full_widths=(12, 16)))
     assert samples.widths.tolist() == [[4, 3, 4]]
 
 
 def test_the_dense_network_of_the_design_is_one_more_reference() -> None:
-    samples = samples_from_profile(profile_of(reference(2.0), row(0, 1.9, (16, 12)), reference(2.0)))
+    samples = samples_from_profile(profile_of(reference(2.0), sample(0, 1.9, (16, 12)), reference(2.0)))
     assert samples.values.tolist() == [2.0]
     assert samples.weights is not None
     assert samples.weights.tolist() == [3]
@@ -49,17 +49,17 @@ def test_the_dense_network_of_the_design_is_one_more_reference() -> None:
 
 @given(st.lists(st.floats(1.98, 2.02), min_size=1, max_size=9))
 def test_the_reference_counts_once_as_its_median(joules: list[float]) -> None:
-    samples = samples_from_profile(profile_of(row(0), *map(reference, joules)))
+    samples = samples_from_profile(profile_of(sample(0), *map(reference, joules)))
     assert samples.values.tolist()[1:] == [statistics.median(joules)]
 
 
 def test_rounds_are_combined_and_drift_is_divided_out() -> None:
-    rows = [row(0, joules, round=number) for number, joules in enumerate((1.0, 3.0, 1.1))]
+    rows = [sample(0, joules, round=number) for number, joules in enumerate((1.0, 3.0, 1.1))]
     assert samples_from_profile(profile_of(*rows)).values.tolist() == [1.1]
-    drifting: list[Row] = []
+    drifting: list[Sample] = []
     for number in range(11):
         warm = 1 + 0.004 * (number - 5)
-        drifting += [reference(2 * warm), row(number, 0.5 * warm)]
+        drifting += [reference(2 * warm), sample(number, 0.5 * warm)]
     assert samples_from_profile(profile_of(*drifting)).values[:-1] == pytest.approx([0.5] * 11, rel=0.004)
 
 
@@ -79,7 +79,7 @@ def test_some_rows_are_taken_by_number_or_by_mask() -> None:
 def test_a_profile_of_a_platform_has_all_its_rows() -> None:
     profile = computed("digits", "jetson-tx2")
     samples = samples_from_profile(profile)
-    assert len(samples) == len(profile.networks)
+    assert len(samples) == len(profile.design_samples)
     assert samples.is_dense.sum() == 1
     found = {tuple(widths) for widths in samples.widths.tolist()}
     for network in profile.corrected():
@@ -93,20 +93,20 @@ def test_a_profile_of_a_platform_has_all_its_rows() -> None:
 @pytest.mark.parametrize("field", ["joules", "seconds"])
 @pytest.mark.parametrize("resource", RESOURCES)
 def test_a_row_that_is_no_measurement_is_refused_by_its_number(resource: str, field: str, value: float) -> None:
-    bad = row(17, **{field: value})
+    bad = sample(17, **{field: value})
     said = rf"^row 17 of the profile has {value} {field}; it must be above 0\. Remove the row\.$"
     with pytest.raises(BadFile, match=said):
-        samples_from_profile(profile_of(reference(2.0), row(0), bad, row(3), reference(2.0)), resource)
+        samples_from_profile(profile_of(reference(2.0), sample(0), bad, sample(3), reference(2.0)), resource)
 
 
 @pytest.mark.parametrize("value", [math.nan, 0.0, -1.0])
 def test_a_reference_that_is_no_measurement_is_refused(value: float) -> None:
     with pytest.raises(BadFile, match=f"^the dense reference of the profile has {value} joules"):
-        samples_from_profile(profile_of(reference(2.0), row(0), reference(value), row(1), reference(2.0)))
+        samples_from_profile(profile_of(reference(2.0), sample(0), reference(value), sample(1), reference(2.0)))
 
 
 def test_one_bad_round_is_not_hidden_by_the_others() -> None:
-    rounds = [row(5, value, round=number) for number, value in enumerate((1.0, 1.1, math.nan, 1.2))]
+    rounds = [sample(5, value, round=number) for number, value in enumerate((1.0, 1.1, math.nan, 1.2))]
     with pytest.raises(BadFile, match=r"^row 5 of the profile has nan joules"):
         samples_from_profile(profile_of(*rounds))
 
@@ -114,17 +114,17 @@ def test_one_bad_round_is_not_hidden_by_the_others() -> None:
 @pytest.mark.parametrize("widths", [(17, 3), (4, 0), (4, -1), (4,), (4, 3, 4)])
 def test_widths_of_no_such_network_are_refused_by_their_row(widths: tuple[int, ...]) -> None:
     with pytest.raises(BadFile, match=r"^row 9 of the profile has widths \[.*\], outside 1\.\.\[16, 12\]"):
-        samples_from_profile(profile_of(row(0), row(9, widths=widths)))
+        samples_from_profile(profile_of(sample(0), sample(9, widths=widths)))
 
 
 def test_a_row_that_stands_twice_is_refused_by_its_number() -> None:
-    twice = profile_of(row(0), row(4), row(4, round=1), row(4, 1.1))
+    twice = profile_of(sample(0), sample(4), sample(4, round=1), sample(4, 1.1))
     with pytest.raises(BadFile, match=r"^row 4 of the profile stands there twice for round 0\. Remove one"):
         samples_from_profile(twice)
 
 
 def test_an_unsteady_profile_is_refused_unless_allowed() -> None:
-    unsteady = profile_of(reference(2.0), row(0), reference(2.3), row(1), reference(2.0))
+    unsteady = profile_of(reference(2.0), sample(0), reference(2.3), sample(1), reference(2.0))
     with pytest.raises(BadMeasurement, match=r"varied by 8\.2%"):
         samples_from_profile(unsteady)
     assert len(samples_from_profile(unsteady, allow_drift=True)) == 3
@@ -137,5 +137,5 @@ def test_a_resource_that_no_profile_has_is_refused(resource: Any) -> None:
 
 
 def test_a_profile_without_a_reference_has_its_rows_alone() -> None:
-    profile = Profile(profile_of().header, (row(0), row(1)))
+    profile = Profile(profile_of().header, (sample(0), sample(1)))
     assert len(samples_from_profile(profile)) == 2

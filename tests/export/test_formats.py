@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from ecc.errors import BadTask, CannotExport, EccError
 from ecc.export import TOLERANCE, export_model
 from ecc.export.formats import FORMATS, library
-from ecc.graph.call import tensors_in
-from ecc.task import Inputs, with_batch
+from ecc.task import Inputs, with_batch_size
+from ecc.torch_utils import tensors_in
 from export.runs import SmallNet
 
 
@@ -48,7 +48,7 @@ def test_a_file_computes_what_the_network_does_at_any_batch(name: str, case: str
     how.write(model, example, tmp_path / how.file)
     run = how.run(tmp_path / how.file)
     for batch in (1, 2, 5):
-        inputs = with_batch(example, batch)
+        inputs = with_batch_size(example, batch)
         with torch.no_grad():
             wanted = model(**inputs) if isinstance(inputs, dict) else model(*([inputs] if case == "one" else inputs))
         found = run(inputs)

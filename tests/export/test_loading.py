@@ -24,8 +24,8 @@ from export.runs import SmallNet, finished_run, small_task
 )
 def test_the_slim_network_comes_back_without_tracing(build, shape, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     dense, example = build(), torch.randn(2, *shape)
-    graph = trace_channels(dense, example, proven=False)
-    widths = {group.name: max(group.least, group.width // 2) for group in graph.prunable}
+    graph = trace_channels(dense, example, verify=False)
+    widths = {group.name: max(group.min_width, group.width // 2) for group in graph.prunable}
     slim = with_widths(dense, graph, widths)
     save_state(tmp_path / "slim.safetensors", slim.state_dict())
 
@@ -134,8 +134,8 @@ def test_a_network_on_the_cpu_neither_trains_nor_learns() -> None:
 
 def test_a_network_cut_in_a_loop_of_ones_own_is_saved_and_comes_back(tmp_path: Path) -> None:
     dense, example = SmallNet(), small_task().example_input
-    graph = trace_channels(dense, example, proven=False)
-    slim = with_widths(dense, graph, {group.name: max(group.least, group.width // 2) for group in graph.prunable})
+    graph = trace_channels(dense, example, verify=False)
+    slim = with_widths(dense, graph, {group.name: max(group.min_width, group.width // 2) for group in graph.prunable})
     ecc.save_slim(slim, tmp_path / "mine.safetensors")
     assert max_relative_diff(slim, ecc.load_slim(SmallNet(), tmp_path / "mine.safetensors"), example) == 0
 

@@ -34,7 +34,7 @@ def filled(folder: Path) -> Path:
             "--meter",
             "platform:jetson-tx2",
             *words.split(),
-            "--rows",
+            "--samples",
             "40",
             "-o",
             f"{folder / name}.profile",
@@ -98,7 +98,7 @@ def _add_recipes(folder: Path) -> None:
 
 def _add_runs(folder: Path) -> None:
     """A finished run of `net.py:task`, one that is damaged, one that is only begun, and folders that others use."""
-    words = "--meter none --budget 80% --steps 3 --finetune-steps 0 --device cpu --quiet"
+    words = "--meter none --budget 80% --prune-steps 3 --finetune-steps 0 --device cpu --quiet"
     run(
         "compress",
         f"{folder / 'net.py'}:task",

@@ -5,7 +5,7 @@ from __future__ import annotations
 Table = dict[str, tuple[str, str]]
 HUGE = "9" * 30
 
-I = "inspect resnet20 --no-proof"  # noqa: E741 - short, as the letters in `invocations.py`
+I = "inspect resnet20 --no-verify"  # noqa: E741 - short, as the letters in `invocations.py`
 DATA: Table = {
     "data not there": (f"{I} --data none", "there is no folder 'none' of data"),
     "data in a file": (f"{I} --data net.py", "there is no folder 'net.py' of data"),
@@ -122,7 +122,7 @@ REPORT: Table = {
 
 PIPES: Table = {  # a reader would wait for ever, and root would put a file in the place of a device
     "graph into a pipe": ("inspect net.py:build -o pipe", "cannot write pipe: it is not a plain file"),
-    "profile into a pipe": ("profile net.py:build --meter platform:jetson-tx2 --rows 12 -o pipe", "not a plain file"),
+    "profile into a pipe": ("profile net.py:build --meter platform:jetson-tx2 --samples 12 -o pipe", "not a plain file"),
     "model into a pipe": ("fit digits.profile -o pipe", "cannot write pipe: it is not a plain file"),
     "merge into a pipe": ("merge net.profile net2.profile -o pipe", "exists already, and is left as it is"),
     "page into a pipe": ("report run -o pipe", "cannot write pipe: it is not a plain file"),

@@ -79,18 +79,18 @@ DOCTOR: Table = {
 }
 
 HUGE = "9" * 30
-P = "profile net.py:build --meter platform:jetson-tx2 --rows 12 -o new.profile"
+P = "profile net.py:build --meter platform:jetson-tx2 --samples 12 -o new.profile"
 PROFILE: Table = {
     "no output": ("profile net.py:build", "--output"),
     "no task to profile": ("profile -o new.profile", "TASK"),
     "unknown task to profile": ("profile digit -o new.profile", "did you mean 'digits'?"),
     "unknown meter to profile": (f"{P} --meter sundial", "sundial"),
-    "no rows": (f"{P} --rows 0", "rows=0 is below 1"),
-    "negative rows": (f"{P} --rows -3", "rows=-3 is below 1"),
-    "rows in words": (f"{P} --rows many", "--rows"),
-    "rows and a half": (f"{P} --rows 2.5", "--rows"),
-    "more rows than widths": (f"{P} --rows 1000", "has only 192 different widths"),
-    "rows beyond counting": (f"{P} --rows {HUGE}", "is above 1000000"),
+    "no rows": (f"{P} --samples 0", "samples=0 is below 1"),
+    "negative rows": (f"{P} --samples -3", "samples=-3 is below 1"),
+    "rows in words": (f"{P} --samples many", "--samples"),
+    "rows and a half": (f"{P} --samples 2.5", "--samples"),
+    "more rows than widths": (f"{P} --samples 1000", "has only 192 different widths"),
+    "rows beyond counting": (f"{P} --samples {HUGE}", "is above 1000000"),
     "unknown design": (f"{P} --design corners", "design 'corners' is unknown"),
     "negative seed": (f"{P} --seed -1", "seed"),
     "seed in words": (f"{P} --seed lucky", "--seed"),
@@ -107,15 +107,15 @@ PROFILE: Table = {
     "rounds in words": (f"{P} --rounds twice", "--rounds"),
     "no references": (f"{P} --reference-every 0", "reference_every=0 is below 1"),
     "references in words": (f"{P} --reference-every often", "--reference-every"),
-    "until in words": (f"{P} --until soon", "'soon' is not a share"),
-    "until too much": (f"{P} --until 200%", "until=2.0 is not a share"),
-    "until nothing": (f"{P} --until 0%", "until=0.0 is not a share"),
-    "until no number": (f"{P} --until nan%", "not a share"),
+    "until in words": (f"{P} --target-error soon", "'soon' is not a share"),
+    "until too much": (f"{P} --target-error 200%", "target_error=2.0 is not a share"),
+    "until nothing": (f"{P} --target-error 0%", "target_error=0.0 is not a share"),
+    "until no number": (f"{P} --target-error nan%", "not a share"),
     "shard without its number": (f"{P} --shard 3", "shard '3' is not written as K/N"),
     "shard beyond": (f"{P} --shard 9/8", "shard 9/8 does not exist"),
     "shard of nothing": (f"{P} --shard 0/0", "shard 0/0 does not exist"),
     "shard in words": (f"{P} --shard one/two", "is not written as K/N"),
-    "shard without rows": (f"{P} --rows 3 --shard 8/9", "holds no row"),
+    "shard without rows": (f"{P} --samples 3 --shard 8/9", "holds no sample"),
     "batch of nothing": (f"{P} --batch 0", "batch 0 is below 1"),
     "negative batch": (f"{P} --batch -4", "batch -4 is below 1"),
     "batch in words": (f"{P} --batch big", "--batch"),
@@ -145,10 +145,10 @@ PROFILE: Table = {
     "profile into a folder": (f"{P} -o .", "cannot write ."),
     "profile into a file of mine": (f"{P} -o net.py", "net.py is not a profile, and is left as it is"),
     "profile into a compressed file": (f"{P} -o a.profile.gz", "is compressed"),
-    "profile of another network": (f"{P} -o digits.profile --rows 5", "cannot be continued"),
+    "profile of another network": (f"{P} -o digits.profile --samples 5", "cannot be continued"),
     "nothing to cut": ("profile net.py:nothing_to_cut --meter platform:jetson-tx2 -o n", "cut"),
     "everything frozen": (f"{P} --freeze 0 --freeze 2", "cut"),
-    "recording of another network": (f"{P} --meter replay:digits.profile --rows 5", "was recorded of network"),
+    "recording of another network": (f"{P} --meter replay:digits.profile --samples 5", "was recorded of network"),
 }
 
 FIT: Table = {
@@ -187,7 +187,7 @@ MERGE: Table = {
     "merge into a folder not there": ("merge net.profile net2.profile -o none/all", "cannot write none/all"),
 }
 
-C = "compress net.py:task --energy net.json --meter none --steps 3 --finetune-steps 0"
+C = "compress net.py:task --energy net.json --meter none --prune-steps 3 --finetune-steps 0"
 B = f"{C} -o new --budget"
 BUDGETS: Table = {
     "budget of nothing": (f"{B} 0%", "is not above 0"),
@@ -236,8 +236,8 @@ COMPRESS: Table = {
         "prunes channels",
     ),
     "weights on a meter": ("compress net.py:task --granularity weight --meter none --budget 50% -o new", "none"),
-    "no steps": (f"{K} --steps 0", "steps=0 is below 1"),
-    "steps in words": (f"{K} --steps many", "--steps"),
+    "no steps": (f"{K} --prune-steps 0", "steps=0 is below 1"),
+    "steps in words": (f"{K} --prune-steps many", "--prune-steps"),
     "negative tuning": (f"{K} --finetune-steps -1", "finetune_steps=-1 is below 0"),
     "tuning in words": (f"{K} --finetune-steps some", "--finetune-steps"),
     "negative training": (f"{K} --pretrain-steps -1", "pretrain_steps=-1 is below 0"),
@@ -248,11 +248,11 @@ COMPRESS: Table = {
     "rate in words": (f"{K} --lr slow", "--lr"),
     "rate of training": (f"{K} --pretrain-lr 7", "pretrain_lr=7.0 is outside 0..1"),
     "rate of training in words": (f"{K} --pretrain-lr slow", "--pretrain-lr"),
-    "distillation above one": (f"{K} --distill 3", "weight of distillation is 3.0"),
-    "distillation of no number": (f"{K} --distill nan", "weight of distillation is nan"),
-    "distillation in words": (f"{K} --distill half", "--distill"),
+    "distillation above one": (f"{K} --kd-weight 3", "weight of distillation is 3.0"),
+    "distillation of no number": (f"{K} --kd-weight nan", "weight of distillation is nan"),
+    "distillation in words": (f"{K} --kd-weight half", "--kd-weight"),
     "no temperature": (f"{K} --temperature 0", "temperature"),
-    "temperature in words": (f"{K} --temperature hot", "--temperature"),
+    "temperature in words": (f"{K} --temperature hot", "--kd-temperature"),
     "temperature of no number": (f"{K} --temperature nan", "temperature"),
     "share above one": (f"{K} --min-width-ratio 2", "min_width_ratio=2.0 is a share"),
     "negative share": (f"{K} --min-width-ratio -0.1", "min_width_ratio=-0.1 is a share"),
@@ -285,7 +285,7 @@ COMPRESS: Table = {
     "meter of another device": (f"{K} --meter platform:eyeriss", "fitted on NVIDIA Jetson TX2"),
 }
 
-T = "--energy net.json --meter none --steps 3 --finetune-steps 2 --budget 80% -o new"
+T = "--energy net.json --meter none --prune-steps 3 --finetune-steps 2 --budget 80% -o new"
 TRAINING: Table = {
     "task that cannot train": (f"compress net.py:build {T}", "has no train_batches and loss"),
     "no batches": (f"compress net.py:empty {T}", "gave no batch"),
@@ -295,14 +295,14 @@ TRAINING: Table = {
     "input of another shape": (f"compress net.py:shapes {T}", "at step 1 the network or its loss raised RuntimeError"),
     "labels of another type": (f"compress net.py:types {T}", "the network or its loss raised"),
     "loss that is no scalar": (f"compress net.py:vectors {T}", "the network or its loss raised"),
-    "loss that is no tensor": (f"compress net.py:numbers {T} --distill 0", "the network or its loss raised"),
+    "loss that is no tensor": (f"compress net.py:numbers {T} --kd-weight 0", "the network or its loss raised"),
     "loss without end": (f"compress net.py:infinite {T}", "is not finite at step 1"),
     "frozen network": (f"compress net.py:frozen {T}", "no parameter of task 'toy' can be trained"),
     "weights that are no numbers": (f"compress net.py:nan {T}", "2.weight of task 'toy' holds NaN"),
     "score in words": (f"compress net.py:judged {T}", "evaluate of task 'toy' raised ValueError"),
     "score that raises": (f"compress net.py:judge {T}", "evaluate of task 'toy' raised ZeroDivisionError"),
     "loader that breaks": (
-        f"compress net.py:breaks {T} --steps 9",
+        f"compress net.py:breaks {T} --prune-steps 9",
         "at batch 3, raised OSError: the disk of the images",
     ),
     "method without a judge": (f"compress net.py:unjudged {T} --method netadapt", "evaluate_held_out"),
@@ -314,7 +314,7 @@ COMPARE: Table = {
     "no grid folder": ("compare net.py:task --energy net.json", "--output"),
     "figure of an unknown kind": (f"{G} --figure a.foo", "a.foo names no format by its ending"),
     "budget that no method meets": (
-        f"{G} --methods uniform --budgets 1% --seeds 1 --steps 1 --finetune-steps 0 --pretrain-steps 0",
+        f"{G} --methods uniform --budgets 1% --seeds 1 --prune-steps 1 --finetune-steps 0 --pretrain-steps 0",
         "no cell that was asked for has a result",
     ),
     "no model to compare": ("compare net.py:task -o new", "--energy"),
@@ -328,8 +328,8 @@ COMPARE: Table = {
     "no seeds": (f"{G} --methods ecc --seeds 0", "one seed"),
     "seeds beyond counting": (f"{G} --seeds {HUGE}", "seeds"),
     "seeds in words": (f"{G} --seeds many", "--seeds"),
-    "no steps to compare": (f"{G} --methods ecc --steps 0", "steps=0 is below 1"),
-    "steps in words to compare": (f"{G} --steps many", "--steps"),
+    "no steps to compare": (f"{G} --methods ecc --prune-steps 0", "steps=0 is below 1"),
+    "steps in words to compare": (f"{G} --prune-steps many", "--prune-steps"),
     "negative tuning to compare": (f"{G} --finetune-steps -1", "finetune_steps=-1 is below 0"),
     "tuning in words to compare": (f"{G} --finetune-steps some", "--finetune-steps"),
     "negative training to compare": (f"{G} --pretrain-steps -1", "pretrain_steps=-1 is below 0"),

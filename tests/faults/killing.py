@@ -34,7 +34,7 @@ import torch
 from ecc.cli.app import app
 
 _WEIGH = "--meter platform:jetson-tx2"
-_STEPS = "--pretrain-steps 20 --steps 20 --finetune-steps 10"
+_STEPS = "--pretrain-steps 20 --prune-steps 20 --finetune-steps 10"
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Recipe:
 
 
 RECIPES: dict[str, Recipe] = {
-    "profile": Recipe(f"profile digits {_WEIGH} --batch 256 --rows 40 -o a.profile", "", "a.profile"),
+    "profile": Recipe(f"profile digits {_WEIGH} --batch 256 --samples 40 -o a.profile", "", "a.profile"),
     "fit": Recipe("fit a.profile --json -o energy.json", "a.profile", "energy.json"),
     "compress": Recipe(
         f"compress digits --energy energy.json --budget 60% {_WEIGH} {_STEPS} --checkpoint-seconds 0.05 --json -o run",

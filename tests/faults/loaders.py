@@ -25,11 +25,12 @@ from ecc.energy.paper import Mlp
 from ecc.energy.samples import samples_from_profile
 from ecc.graph import ChannelGraph
 from ecc.measure import Profile, find_meter
-from ecc.measure.merge_profiles import missing_rows
+from ecc.measure.merge_profiles import missing_samples
 from ecc.measure.meters.command import parse
 from ecc.measure.profile_writer import open_profile
 from ecc.methods import Compression, CompressSettings
 from ecc.methods.grid import Cell, Comparison
+from ecc.options import settings_from
 from ecc.report.compare import grid_facts, grid_view, load_grid
 from ecc.report.compress import compress_view
 from ecc.report.fit import fit_facts
@@ -50,14 +51,14 @@ def _profile(folder: Path) -> Path:
 
 def _use_profile(path: Path) -> None:
     profile = Profile.load(path)
-    _ = profile.drift, profile.repeat_noise, profile.seconds_per_network, profile.label
+    _ = profile.drift, profile.repeat_noise, profile.seconds_per_sample, profile.label
     widths = profile.header.structure.widths()
     assert profile.header.structure.costs.macs(widths) >= 0
     for resource in ("energy", "latency"):
         assert len(samples_from_profile(profile, resource)) >= 0
     json.dumps(fit_facts(fit(profile, "bilinear")))
     assert profile_summary(profile, path).replace("\n", " ").isprintable()  # no code for a terminal gets through
-    assert len(missing_rows(profile)) >= 0
+    assert len(missing_samples(profile)) >= 0
 
 
 def _zipped(folder: Path) -> Path:
@@ -89,7 +90,7 @@ def _use_energy(path: Path) -> None:
     model.gradient(torch.tensor(model.full_widths, dtype=torch.float64))
     assert sum(model.per_layer().values()) >= 0
     json.dumps(fit_facts(model))
-    Compression(wide_task("chain"), _chain().budgets, model, settings=CompressSettings(steps=2))._begin()
+    Compression(wide_task("chain"), _chain().budgets, model, settings=CompressSettings(prune_steps=2))._begin()
 
 
 def _fitted(folder: Path) -> Path:
@@ -184,7 +185,7 @@ def signed_state(data: bytes, rng: random.Random) -> bytes:
     return len(text).to_bytes(8, "little") + text + body
 
 
-SETTINGS = CompressSettings(pretrain_steps=1, steps=3, finetune_steps=1, lr=1e-3, log_every=1, checkpoint_steps=1)
+SETTINGS = settings_from(CompressSettings, dict(pretrain_steps=1, prune_steps=3, finetune_steps=1, lr=1e-3, log_every=1, checkpoint_steps=1))
 
 
 @cache
@@ -193,7 +194,7 @@ def _chain() -> Compression:
     from ecc.graph import trace_channels
 
     task = replace(wide_task("chain"), evaluate=lambda model: 0.5)
-    graph = trace_channels(task.model.eval(), example_of("chain"), proven=False)
+    graph = trace_channels(task.model.eval(), example_of("chain"), verify=False)
     source = Truth(true_model(graph))
     return Compression(task, parse_budgets(["60%"]), true_model(graph), source=source, settings=SETTINGS)
 

@@ -102,7 +102,7 @@ def folder(made: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 def words(task: str, *more: str) -> list[str]:
-    asked = "--energy net.json --meter none --budget 80% --steps 8 --finetune-steps 2 --lr 1e-3 --device cpu -o run"
+    asked = "--energy net.json --meter none --budget 80% --prune-steps 8 --finetune-steps 2 --lr 1e-3 --device cpu -o run"
     return ["compress", f"tasks.py:{task}", *asked.split(), *more]
 
 
@@ -183,7 +183,7 @@ def started(*args: str) -> subprocess.Popen[str]:
 def test_a_signal_saves_the_state_keeps_others_out_meanwhile_and_the_same_command_goes_on(
     folder: Path, number: signal.Signals
 ) -> None:
-    args = words("slow", "--steps", "400")
+    args = words("slow", "--prune-steps", "400")
     process = started(*args)
     assert process.stderr is not None
     try:
@@ -303,7 +303,7 @@ def test_a_full_disk_keeps_the_rows_of_a_profile(tmp_path: Path, monkeypatch: py
         Full(patch, after=9)
         with pytest.raises(BadFile, match=r"No space left on device\. What it holds so far is safe"):
             computed(path)
-    held = len(Profile.load(path).rows)
+    held = len(Profile.load(path).samples)
     assert held >= 7
     computed(path)
     computed(tmp_path / "b.profile")
@@ -328,7 +328,7 @@ def test_a_folder_that_may_not_be_written_is_one_line(
         raise OSError(code, os.strerror(code), str(path))
 
     monkeypatch.setattr(os, "open", refusing)
-    profile = ["profile", "net.py:build", "--meter", "platform:jetson-tx2", "--rows", "12", "-o", "new.profile"]
+    profile = ["profile", "net.py:build", "--meter", "platform:jetson-tx2", "--samples", "12", "-o", "new.profile"]
     for args in (profile, ["fit", "net.profile", "-o", "new.json"], words("slow")):
         assert text in refused(run(*args))
     monkeypatch.setattr(os, "mkdir", refusing_folder)

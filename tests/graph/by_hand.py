@@ -18,12 +18,12 @@ def by_hand(index: torch.Tensor = IRREGULAR, **changes: Any) -> ChannelGraph:
         "first",
         3,
         (
-            ParamSlice("first.weight", 0, (Role.WRITE,), torch.arange(3)[:, None]),
-            ParamSlice("last.weight", 1, (Role.READ,), index),
+            ParamSlice("first.weight", 0, (Role.PRODUCER,), torch.arange(3)[:, None]),
+            ParamSlice("last.weight", 1, (Role.CONSUMER,), index),
         ),
     )
     outputs = ChannelGroup(
-        "last", 2, (ParamSlice("last.weight", 0, (Role.WRITE,), torch.arange(2)[:, None]),), "it is a network output"
+        "last", 2, (ParamSlice("last.weight", 0, (Role.PRODUCER,), torch.arange(2)[:, None]),), "it is a network output"
     )
     s, t = AffineSize(0, ((0, 1),)), AffineSize(0, ((1, 1),))
     each = index.shape[1]

@@ -337,4 +337,4 @@ def traced(name: str, **settings: Any) -> tuple[nn.Module, Inputs, ChannelGraph]
     """A fresh network of a case, its input and its graph; without the proof in numbers unless asked for."""
     case = CASES[name]
     net, inputs = case.build(), case.inputs()
-    return net, inputs, trace_channels(net, inputs, **{"proven": False, **settings})
+    return net, inputs, trace_channels(net, inputs, **{"verify": False, **settings})

@@ -94,14 +94,14 @@ def assert_cutting_is_exact(
 
 def checked_groups(graph: ChannelGraph) -> list[ChannelGroup]:
     """The groups that can be cut; of those with two units a trace without proof says that it did not check them."""
-    return [group for group in graph.prunable if group.width > 2 or graph.proof is not None]
+    return [group for group in graph.prunable if group.width > 2 or graph.max_relative_diff is not None]
 
 
 def all_masks(graph: ChannelGraph, limit: int = 300) -> Iterator[dict[str, list[int]]]:
     """Every choice of dead units that leaves enough in each group, as far as `limit` goes."""
     groups = checked_groups(graph)
     choices = [
-        list(chain.from_iterable(combinations(range(g.width), n) for n in range(g.width - g.least + 1))) for g in groups
+        list(chain.from_iterable(combinations(range(g.width), n) for n in range(g.width - g.min_width + 1))) for g in groups
     ]
     for dead in islice(product(*choices), limit):
         yield {group.name: list(units) for group, units in zip(groups, dead, strict=True)}

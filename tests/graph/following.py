@@ -33,13 +33,13 @@ class Following:
 
     def channels(self, *shape: int, axis: int = 1, name: str = "x") -> Tensor:
         """An activation whose labels change along one axis, as those of a layer's output do."""
-        vector = self.book.axis(name, 0, shape[axis], Role.WRITE)
+        vector = self.book.axis(name, 0, shape[axis], Role.PRODUCER)
         return self.activation(vector.view([-1 if a == axis else 1 for a in range(len(shape))]).expand(shape))
 
     def distinct(self, *shape: int, name: str = "x") -> Tensor:
         """An activation with another label at every position: what an operator does to it hides nothing."""
         count = torch.Size(shape).numel()
-        return self.activation(self.book.axis(name, 0, count, Role.WRITE).view(shape))
+        return self.activation(self.book.axis(name, 0, count, Role.PRODUCER).view(shape))
 
     def input(self, *shape: int) -> Tensor:
         """What the network was called with."""

@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ecc.graph.call import Call, amount, tensors_in
+from ecc.graph.call import Call, amount
 from ecc.graph.labels import FROZEN
+from ecc.torch_utils import tensors_in
 
 aten = torch.ops.aten
 

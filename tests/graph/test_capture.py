@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ecc.errors import UntraceableModel
-from ecc.graph.forward_pass import ModelCopy, as_call, first_line, one_pass, refuse_untraceable
+from ecc.errors import UntraceableModel, first_line
+from ecc.graph.forward_pass import ModelCopy, as_call, one_pass, refuse_untraceable
 from ecc.graph.grouping import ChannelPartition
 from ecc.graph.labels import ChannelLabels, Misaligned, Role
 from ecc.graph.model_copy import named_tensors
@@ -144,7 +144,7 @@ def test_an_error_of_the_networks_own_is_left_as_it_is() -> None:
 
 def test_in_a_cut_network_it_shows_that_the_code_does_not_follow() -> None:
     dense = ChannelLabels()
-    dense.axis("w", 0, 4, Role.WRITE)
+    dense.axis("w", 0, 4, Role.PRODUCER)
     book = cut_book(dense)
     with pytest.raises(Misaligned, match=r"^ValueError: no$") as caught:
         one_pass(ModelCopy.of(Raises(), on_meta=True), X, Tracer(book), training=False)

@@ -45,7 +45,7 @@ def test_widths_that_do_not_fit_are_refused(widths: dict[str, float], message: s
 
 def test_a_group_has_a_least_width() -> None:
     first, last = by_hand().groups
-    graph = by_hand(groups=(replace(first, least=2), last))
+    graph = by_hand(groups=(replace(first, min_width=2), last))
     assert graph.widths({"first": 2}).tolist() == [2, 2]
     with pytest.raises(BadWidths, match=r"width 1 of group 'first' is outside 2\.\.3\."):
         graph.widths({"first": 1})
@@ -67,8 +67,8 @@ def test_groups_are_found_by_name() -> None:
     graph = by_hand()
     assert graph["first"] is graph.groups[0]
     assert graph.prunable == graph.groups[:1]
-    assert graph["first"].layers(Role.READ) == ("last",)
-    assert graph["first"].layers(Role.CARRY) == ()
+    assert graph["first"].layers(Role.CONSUMER) == ("last",)
+    assert graph["first"].layers(Role.PER_CHANNEL) == ()
 
 
 # ---------------------------------------------------------------- places
@@ -84,7 +84,7 @@ def test_every_place_lies_in_its_tensor_and_belongs_to_one_unit(name: str) -> No
     tensors = dict(net.state_dict())
     seen: set[tuple[str, int, int]] = set()
     for group in graph.groups:
-        for place in group.places:
+        for place in group.slices:
             assert len(place.index) == group.width
             assert 0 <= int(place.index.min()) <= int(place.index.max()) < tensors[place.tensor].shape[place.axis]
             indices = {(place.tensor, place.axis, k) for k in place.index.flatten().tolist()}
@@ -133,21 +133,21 @@ def test_equal_networks_have_equal_fingerprints() -> None:
 @pytest.mark.parametrize(
     "other",
     [
-        lambda: trace_channels(chain(), torch.randn(2, 3, 9, 9), proven=False),  # another resolution
-        lambda: trace_channels(chain(), torch.randn(1, 3, 8, 8), proven=False),  # another batch
-        lambda: trace_channels(chain().double(), torch.randn(2, 3, 8, 8).double(), proven=False),
-        lambda: trace_channels(chain(), torch.randn(2, 3, 8, 8), proven=False, freeze=["conv1"]),
-        lambda: trace_channels(Residual(), torch.randn(2, 3, 8, 8), proven=False),
+        lambda: trace_channels(chain(), torch.randn(2, 3, 9, 9), verify=False),  # another resolution
+        lambda: trace_channels(chain(), torch.randn(1, 3, 8, 8), verify=False),  # another batch
+        lambda: trace_channels(chain().double(), torch.randn(2, 3, 8, 8).double(), verify=False),
+        lambda: trace_channels(chain(), torch.randn(2, 3, 8, 8), verify=False, freeze=["conv1"]),
+        lambda: trace_channels(Residual(), torch.randn(2, 3, 8, 8), verify=False),
     ],
 )
 def test_another_structure_has_another_fingerprint(other: Callable[[], ChannelGraph]) -> None:
-    assert other().fingerprint != trace_channels(chain(), torch.randn(2, 3, 8, 8), proven=False).fingerprint
+    assert other().fingerprint != trace_channels(chain(), torch.randn(2, 3, 8, 8), verify=False).fingerprint
 
 
 def test_wording_notes_and_proof_are_no_structure() -> None:
     graph = by_hand()
     groups = (graph.groups[0], replace(graph.groups[1], frozen="another wording"))
-    assert by_hand(groups=groups, notes=("a note",), proof=1e-7).fingerprint == graph.fingerprint
+    assert by_hand(groups=groups, notes=("a note",), max_relative_diff=1e-7).fingerprint == graph.fingerprint
 
 
 def test_an_index_is_structure() -> None:

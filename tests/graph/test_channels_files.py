@@ -41,7 +41,7 @@ def refusal(path: Path) -> str:
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_graph_comes_back_from_its_file_bit_by_bit(name: str, tmp_path: Path) -> None:
-    _, _, graph = traced(name, proven=True)
+    _, _, graph = traced(name, verify=True)
     first, second = tmp_path / "first", tmp_path / "second"
     graph.save(first)
     loaded = ChannelGraph.load(first)
@@ -50,17 +50,17 @@ def test_a_graph_comes_back_from_its_file_bit_by_bit(name: str, tmp_path: Path) 
     assert loaded.fingerprint == graph.fingerprint
     assert (loaded.layers, loaded.tensors, loaded.features) == (graph.layers, graph.tensors, graph.features)
     assert loaded.notes == graph.notes
-    assert loaded.proof == graph.proof
+    assert loaded.max_relative_diff == graph.max_relative_diff
     for mine, theirs in zip(loaded.groups, graph.groups, strict=True):
-        assert replace(mine, places=()) == replace(theirs, places=())
-        for one, other in zip(mine.places, theirs.places, strict=True):
+        assert replace(mine, slices=()) == replace(theirs, slices=())
+        for one, other in zip(mine.slices, theirs.slices, strict=True):
             assert (one.tensor, one.axis, one.roles) == (other.tensor, other.axis, other.roles)
             assert torch.equal(one.index, other.index)
             assert one.index.dtype == other.index.dtype
 
 
 def packed_index(path: Path) -> dict[str, Any]:
-    place = json.loads(path.read_text())["groups"][0]["places"][1]
+    place = json.loads(path.read_text())["groups"][0]["slices"][1]
     return {key: place[key] for key in place if key in ("regular", "index")}
 
 
@@ -80,7 +80,7 @@ def test_regular_indices_are_packed_and_irregular_ones_written_in_full(
 ) -> None:
     path = saved(tmp_path, by_hand(index))
     assert packed_index(path) == packed
-    assert torch.equal(ChannelGraph.load(path)["first"].places[1].index, index)
+    assert torch.equal(ChannelGraph.load(path)["first"].slices[1].index, index)
 
 
 def test_a_large_network_has_a_small_file(tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ def test_a_truncated_file_is_refused(part: float, tmp_path: Path) -> None:
     assert "is damaged (JSONDecodeError)" in refusal(path)
 
 
-@pytest.mark.parametrize("key", ["groups", "layers", "tensors", "features", "notes", "proof", "fingerprint"])
+@pytest.mark.parametrize("key", ["groups", "layers", "tensors", "features", "notes", "max_relative_diff", "fingerprint"])
 def test_a_missing_part_is_refused(key: str, tmp_path: Path) -> None:
     path = edited(saved(tmp_path), lambda data: data.pop(key))
     assert "Trace the network again" in refusal(path)
@@ -157,9 +157,9 @@ EDITS: dict[str, Callable[[dict[str, Any]], None]] = {
     "width": set_at("groups", 1, "width", value=3),
     "name": set_at("groups", 0, "name", value="other"),
     "thawed group": set_at("groups", 1, "frozen", value=None),
-    "axis": set_at("groups", 0, "places", 0, "axis", value=1),
-    "role": set_at("groups", 0, "places", 0, "roles", value=["reads"]),
-    "index": set_at("groups", 0, "places", 1, "index", value=[[0], [1], [2]]),
+    "axis": set_at("groups", 0, "slices", 0, "axis", value=1),
+    "role": set_at("groups", 0, "slices", 0, "roles", value=["consumer"]),
+    "index": set_at("groups", 0, "slices", 1, "index", value=[[0], [1], [2]]),
     "multiply-accumulates": set_at("layers", 0, "macs", value=2),
     "extent": set_at("layers", 0, "incoming", value=[6, []]),
     "bytes": set_at("tensors", 0, "item_bytes", value=2),
@@ -183,14 +183,14 @@ IMPOSSIBLE: dict[str, Callable[[dict[str, Any]], None]] = {
     "negative width": set_at("groups", 1, "width", value=-2),
     "endless width": set_at("groups", 0, "width", value=float("inf")),
     "width in words": set_at("groups", 0, "width", value="three"),
-    "huge index": set_at("groups", 1, "places", 0, "regular", value=[0, 1, 10**9, 1]),
-    "huge offset": set_at("groups", 1, "places", 0, "regular", value=[HUGE, 1, 1, 1]),
-    "half an index": set_at("groups", 1, "places", 0, "regular", value=[0, 1]),
-    "huge number in an index": set_at("groups", 0, "places", 1, "index", value=[[HUGE], [0], [0]]),
-    "ragged index": set_at("groups", 0, "places", 1, "index", value=[[0], [1, 2], [0]]),
-    "index in words": set_at("groups", 0, "places", 1, "index", value="abc"),
-    "unknown role": set_at("groups", 0, "places", 0, "roles", value=["leaks"]),
-    "no axis": set_at("groups", 0, "places", 0, "axis", value=None),
+    "huge index": set_at("groups", 1, "slices", 0, "regular", value=[0, 1, 10**9, 1]),
+    "huge offset": set_at("groups", 1, "slices", 0, "regular", value=[HUGE, 1, 1, 1]),
+    "half an index": set_at("groups", 1, "slices", 0, "regular", value=[0, 1]),
+    "huge number in an index": set_at("groups", 0, "slices", 1, "index", value=[[HUGE], [0], [0]]),
+    "ragged index": set_at("groups", 0, "slices", 1, "index", value=[[0], [1, 2], [0]]),
+    "index in words": set_at("groups", 0, "slices", 1, "index", value="abc"),
+    "unknown role": set_at("groups", 0, "slices", 0, "roles", value=["leaks"]),
+    "no axis": set_at("groups", 0, "slices", 0, "axis", value=None),
     "number of groups": set_at("groups", value=3),
     "empty group": set_at("groups", 0, value=None),
     "list of multiply-accumulates": set_at("layers", 0, "macs", value=[]),
@@ -199,7 +199,7 @@ IMPOSSIBLE: dict[str, Callable[[dict[str, Any]], None]] = {
     "number of axes": set_at("tensors", 0, "axes", value=7),
     "number of notes": set_at("notes", value=5),
     "note that is a number": set_at("notes", value=[5]),
-    "proof in words": set_at("proof", value="very good"),
+    "proof in words": set_at("max_relative_diff", value="very good"),
     "reason that is a number": set_at("groups", 1, "frozen", value=5),
 }
 
@@ -213,12 +213,12 @@ def test_a_file_with_impossible_values_is_refused(name: str, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     "edit",
     [
-        set_at("groups", 0, "places", 0, "tensor", value="../../etc/passwd"),
-        set_at("groups", 0, "places", 0, "axis", value=2),
-        set_at("groups", 0, "places", 0, "axis", value=-1),
-        set_at("groups", 0, "places", 1, "index", value=[[3], [0], [4]]),
-        set_at("groups", 0, "places", 1, "index", value=[[3], [0], [-1]]),
-        set_at("groups", 0, "least", value=4),
+        set_at("groups", 0, "slices", 0, "tensor", value="../../etc/passwd"),
+        set_at("groups", 0, "slices", 0, "axis", value=2),
+        set_at("groups", 0, "slices", 0, "axis", value=-1),
+        set_at("groups", 0, "slices", 1, "index", value=[[3], [0], [4]]),
+        set_at("groups", 0, "slices", 1, "index", value=[[3], [0], [-1]]),
+        set_at("groups", 0, "min_width", value=4),
         set_at("groups", 1, "name", value="first"),
         set_at("tensors", 1, "name", value="first.weight"),
         set_at("tensors", 0, "axes", 1, value=[-5, []]),
@@ -241,6 +241,6 @@ def test_many_large_places_are_refused_before_memory_is_taken(tmp_path: Path) ->
     path = saved(tmp_path)
     data = json.loads(path.read_text())
     place = {"tensor": "first.weight", "axis": 0, "roles": [], "regular": [0, 0, 1 << 21, 0]}
-    data["groups"][0]["places"] = [place] * 1000  # 3 units each: 48 GiB in all
+    data["groups"][0]["slices"] = [place] * 1000  # 3 units each: 48 GiB in all
     path.write_text(json.dumps(data))
     assert "is damaged (ValueError)" in refusal(path)

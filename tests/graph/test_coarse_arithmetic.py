@@ -31,7 +31,7 @@ QUICK = ("resnet20", "erfnet")
 
 def structure(graph: ChannelGraph) -> Any:
     """All that a graph says, without measured differences."""
-    groups = [(g.name, g.width, g.least, _without_numbers(g.frozen)) for g in graph.groups]
+    groups = [(g.name, g.width, g.min_width, _without_numbers(g.frozen)) for g in graph.groups]
     return graph.fingerprint, groups, graph.features, [_without_numbers(note) for note in graph.notes]
 
 

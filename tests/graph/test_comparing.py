@@ -55,7 +55,7 @@ def only_when_wide(x: Tensor) -> Tensor:
     ids=lambda value: getattr(value, "__name__", ""),
 )
 def test_what_labels_cannot_show_is_frozen_without_a_proof(code: Callable[[Tensor], Tensor], reason: str) -> None:
-    graph = trace_channels(Between(code), torch.randn(2, 3, 4, 4), proven=False)
+    graph = trace_channels(Between(code), torch.randn(2, 3, 4, 4), verify=False)
     frozen = graph["stem"].frozen
     assert frozen is not None
     assert reason in frozen
@@ -65,5 +65,5 @@ def test_what_labels_cannot_show_is_frozen_without_a_proof(code: Callable[[Tenso
 def test_code_that_follows_its_widths_is_cut(code: Callable[[Tensor], Tensor]) -> None:
     graph = trace_channels(Between(code), torch.randn(2, 3, 4, 4))
     assert graph["stem"].frozen is None
-    assert graph.proof is not None
-    assert graph.proof <= 1e-5
+    assert graph.max_relative_diff is not None
+    assert graph.max_relative_diff <= 1e-5

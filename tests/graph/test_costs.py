@@ -9,7 +9,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from ecc.graph import ChannelGraph, trace_channels, with_widths
-from ecc.graph.costs import AffineSize, CostTable, Layer, TensorShape
+from ecc.graph.structure import AffineSize, CostTable, Layer, TensorShape
+from ecc.records import from_json, to_json
 from graph.cases import CASES, Inputs, call, traced
 
 COSTS = ("macs", "parameters", "weight_bytes", "activation_bytes")
@@ -17,7 +18,7 @@ COSTS = ("macs", "parameters", "weight_bytes", "activation_bytes")
 
 def random_widths(graph: ChannelGraph, seed: int) -> dict[str, int]:
     generator = torch.Generator().manual_seed(seed)
-    return {g.name: int(torch.randint(g.least, g.width + 1, (), generator=generator)) for g in graph.prunable}
+    return {g.name: int(torch.randint(g.min_width, g.width + 1, (), generator=generator)) for g in graph.prunable}
 
 
 # ---------------------------------------------------------------- extents by hand
@@ -33,12 +34,12 @@ def test_extents_layers_and_tensors_come_back_from_json() -> None:
     extent = AffineSize(3, ((0, 2), (2, 5)))
     layer = Layer("a.b", "conv", 9, extent, AffineSize(1), AffineSize(2), extent, 4, ("a.b.weight",))
     tensor = TensorShape("a.b.weight", (extent, AffineSize(3)), 2, True)
-    assert AffineSize.from_json(extent.to_json()) == extent
-    assert Layer.from_json(layer.to_json()) == layer
-    assert TensorShape.from_json(tensor.to_json()) == tensor
+    assert from_json(to_json(extent), AffineSize, "") == extent
+    assert from_json(to_json(layer), Layer, "") == layer
+    assert from_json(to_json(tensor), TensorShape, "") == tensor
 
 
-def test_a_layer_touches_the_groups_in_its_macs() -> None:
+def test_a_layer_depends_on_the_groups_in_its_macs() -> None:
     layer = Layer(
         "a",
         "conv",
@@ -50,7 +51,7 @@ def test_a_layer_touches_the_groups_in_its_macs() -> None:
         4,
         (),
     )
-    assert [layer.touches(k) for k in range(4)] == [True, False, True, False]
+    assert [layer.depends_on(k) for k in range(4)] == [True, False, True, False]
 
 
 def test_costs_of_two_layers_by_hand() -> None:
@@ -111,7 +112,7 @@ def counted_bytes(net: nn.Module) -> int:
 @pytest.mark.parametrize("name", CASES)
 def test_macs_and_sizes_are_those_of_the_resized_network(name: str) -> None:
     net, inputs, graph = traced(name)
-    for widths in ({}, random_widths(graph, 1), {g.name: g.least for g in graph.prunable}):
+    for widths in ({}, random_widths(graph, 1), {g.name: g.min_width for g in graph.prunable}):
         small = with_widths(net, graph, widths)
         assert int(graph.macs(widths)) == counted_macs(small, inputs)
         assert int(graph.parameters(widths)) == sum(p.numel() for p in small.parameters())
@@ -150,7 +151,7 @@ def test_an_addition_reads_both_of_its_operands() -> None:
 
 def test_bytes_follow_the_precision() -> None:
     net, inputs, graph = traced("chain")
-    double = trace_channels(net.double(), inputs.double(), proven=False)
+    double = trace_channels(net.double(), inputs.double(), verify=False)
     assert double.activation_bytes() == 2 * graph.activation_bytes()
     assert double.macs() == graph.macs()
 

@@ -46,21 +46,21 @@ def test_the_axis_that_meets_channels_is_cut_with_them(shape: tuple[int, ...], w
     graph = trace_channels(Embedded(shape, way), torch.randn(2, 3, 5, 5))
     group = graph["stem"]
     assert group.frozen is None
-    assert ("table", axis) in {(place.tensor, place.axis) for place in group.places}
-    assert graph.proof is not None
-    assert graph.proof <= 1e-5
+    assert ("table", axis) in {(place.tensor, place.axis) for place in group.slices}
+    assert graph.max_relative_diff is not None
+    assert graph.max_relative_diff <= 1e-5
 
 
 def test_one_value_for_all_channels_is_not_cut() -> None:
     graph = trace_channels(Embedded((1, 1, 5, 5), "as it is"), torch.randn(2, 3, 5, 5))
     assert graph["stem"].frozen is None
-    assert all(place.tensor != "table" for group in graph.groups for place in group.places)
+    assert all(place.tensor != "table" for group in graph.groups for place in group.slices)
 
 
 def test_a_parameter_looked_at_as_a_whole_stays_whole() -> None:
     graph = trace_channels(Embedded((1, 6, 5, 5), "mean"), torch.randn(2, 3, 5, 5))
     assert graph["stem"].frozen is None
-    assert all(place.tensor != "table" for group in graph.prunable for place in group.places)
+    assert all(place.tensor != "table" for group in graph.prunable for place in group.slices)
 
 
 def test_elements_are_numbered_in_the_order_of_memory() -> None:

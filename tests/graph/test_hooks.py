@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
 from ecc.errors import UntraceableModel
-from ecc.graph import ChannelGraph, mask_channels_, max_relative_diff, slim, trace_channels, verify, with_widths
+from ecc.graph import ChannelGraph, mask_channels_, max_relative_diff, slim, trace_channels, verify_graph, with_widths
 from ecc.graph.hooks import hook_names, without_observers
 from graph.cases import Shared, chain
 from graph.layers import conv, image
@@ -27,7 +27,7 @@ def facts(graph: ChannelGraph) -> dict[str, tuple[int, str | None]]:
 
 
 def assert_slimmed_exactly(net: nn.Module, graph: ChannelGraph, inputs: Any) -> nn.Module:
-    dead = {group.name: list(range(0, group.width - group.least, 2)) for group in graph.prunable}
+    dead = {group.name: list(range(0, group.width - group.min_width, 2)) for group in graph.prunable}
     mask_channels_(net, graph, dead)
     small = slim(net, graph)
     assert sum(p.numel() for p in small.parameters()) < sum(p.numel() for p in net.parameters())
@@ -85,8 +85,8 @@ def test_a_hook_that_observes_changes_no_graph(hook: Callable[..., Any]) -> None
     graph = trace_channels(net, inputs)
     assert facts(graph) == wanted
     assert graph.notes == ()
-    assert graph.proof is not None
-    assert graph.proof < 1e-5
+    assert graph.max_relative_diff is not None
+    assert graph.max_relative_diff < 1e-5
     assert list(net.conv2._forward_hooks.values()) == [hook]
 
 
@@ -231,7 +231,7 @@ def test_a_hook_is_named_where_verification_fails() -> None:
     graph = trace_channels(net, inputs)
     net.conv2.register_forward_hook(normalises)  # which the trace has not seen
     net.conv1.register_forward_hook(reads_values)
-    found = verify(net, graph, inputs)
+    found = verify_graph(net, graph, inputs)
     assert {group.name for group in found.prunable} == {"conv1"}
     assert str(found["conv2"].frozen).endswith("; hooks change tensors: normalises on conv2")
 

@@ -84,18 +84,18 @@ def test_loose_labels_are_those_that_may_still_be_cut() -> None:
 
 def test_an_axis_is_numbered_once_and_collects_roles() -> None:
     book = ChannelLabels()
-    first = book.axis("w", 0, 3, Role.WRITE)
-    second = book.axis("w", 1, 2, Role.READ)
-    assert torch.equal(book.axis("w", 0, 3, Role.CARRY), first)
+    first = book.axis("w", 0, 3, Role.PRODUCER)
+    second = book.axis("w", 1, 2, Role.CONSUMER)
+    assert torch.equal(book.axis("w", 0, 3, Role.PER_CHANNEL), first)
     assert sorted(first.tolist() + second.tolist()) == list(range(2, 7))  # 0 and 1 are no channels
-    assert book.roles == {("w", 0): {Role.WRITE, Role.CARRY}, ("w", 1): {Role.READ}}
+    assert book.roles == {("w", 0): {Role.PRODUCER, Role.PER_CHANNEL}, ("w", 1): {Role.CONSUMER}}
     assert torch.equal(book.vector("w", 1), second)
     assert book.size == 7
 
 
 def test_unions_are_pairs_at_equal_positions() -> None:
     book = ChannelLabels()
-    a, b = book.axis("a", 0, 3, Role.WRITE), book.axis("b", 0, 3, Role.READ)
+    a, b = book.axis("a", 0, 3, Role.PRODUCER), book.axis("b", 0, 3, Role.CONSUMER)
     book.unite(a, b, "add")
     left, right, _ = book.unions()
     assert list(zip(left.tolist(), right.tolist(), strict=True)) == list(zip(a.tolist(), b.tolist(), strict=True))
@@ -103,14 +103,14 @@ def test_unions_are_pairs_at_equal_positions() -> None:
 
 def test_unions_broadcast() -> None:
     book = ChannelLabels()
-    a, b = book.axis("a", 0, 1, Role.WRITE), book.axis("b", 0, 3, Role.READ)
+    a, b = book.axis("a", 0, 1, Role.PRODUCER), book.axis("b", 0, 3, Role.CONSUMER)
     book.unite(a, b, "group")
     assert len(set(ChannelPartition(book).unit[2:].tolist())) == 1
 
 
 def test_unions_of_different_sizes_are_misaligned() -> None:
     book = ChannelLabels()
-    a, b = book.axis("a", 0, 2, Role.WRITE), book.axis("b", 0, 3, Role.READ)
+    a, b = book.axis("a", 0, 2, Role.PRODUCER), book.axis("b", 0, 3, Role.CONSUMER)
     with pytest.raises(Misaligned, match="sizes differ in add") as caught:
         book.unite(a, b, "add")
     assert caught.value.labels.tolist() == a.tolist() + b.tolist()
@@ -118,7 +118,7 @@ def test_unions_of_different_sizes_are_misaligned() -> None:
 
 def test_what_meets_a_frozen_position_is_frozen_and_no_union() -> None:
     book = ChannelLabels()
-    a = book.axis("a", 0, 3, Role.WRITE)
+    a = book.axis("a", 0, 3, Role.PRODUCER)
     book.unite(a, torch.tensor([FROZEN, 3, FROZEN]), "add")
     assert [labels.tolist() for labels, _ in book.freezes()] == [[2, 4]]
     assert book.freezes()[0][1] == "it meets something that cannot be cut in add"
@@ -126,14 +126,14 @@ def test_what_meets_a_frozen_position_is_frozen_and_no_union() -> None:
 
 def test_the_order_of_sides_does_not_matter_to_a_freeze() -> None:
     book = ChannelLabels()
-    a = book.axis("a", 0, 3, Role.WRITE)
+    a = book.axis("a", 0, 3, Role.PRODUCER)
     book.unite(torch.tensor(FROZEN), a, "mul")
     assert [labels.tolist() for labels, _ in book.freezes()] == [a.tolist()]
 
 
 def test_freezes_name_every_reason_and_leave_the_frozen_label_out() -> None:
     book = ChannelLabels()
-    a = book.axis("a", 0, 3, Role.WRITE)
+    a = book.axis("a", 0, 3, Role.PRODUCER)
     book.freeze(a[:1], "softmax mixes along it")
     book.freeze(torch.tensor([FROZEN, 4]), "it is a network output")
     assert [(labels.tolist(), why) for labels, why in book.freezes()] == [
@@ -144,7 +144,7 @@ def test_freezes_name_every_reason_and_leave_the_frozen_label_out() -> None:
 
 def test_unions_made_later_are_seen() -> None:
     book = ChannelLabels()
-    a, b = book.axis("a", 0, 2, Role.WRITE), book.axis("b", 0, 2, Role.READ)
+    a, b = book.axis("a", 0, 2, Role.PRODUCER), book.axis("b", 0, 2, Role.CONSUMER)
     assert book.unions()[0].tolist() == []
     book.unite(a[:1], b[:1], "one")
     assert len(book.unions()[0]) == 1
@@ -158,7 +158,7 @@ def test_unions_made_later_are_seen() -> None:
 def dense_book() -> tuple[ChannelLabels, Tensor, Tensor]:
     """Four channels written by `a` and read by `b`."""
     book = ChannelLabels()
-    a, b = book.axis("a", 0, 4, Role.WRITE), book.axis("b", 1, 4, Role.READ)
+    a, b = book.axis("a", 0, 4, Role.PRODUCER), book.axis("b", 1, 4, Role.CONSUMER)
     book.unite(a, b, "b (linear)")
     return book, a, b
 
@@ -166,8 +166,8 @@ def dense_book() -> tuple[ChannelLabels, Tensor, Tensor]:
 def test_a_cut_that_lines_up_is_accepted() -> None:
     book, a, b = dense_book()
     cut = cut_book(book, a[[0, 2]], b[[0, 2]])
-    assert cut.axis("a", 0, 2, Role.WRITE).tolist() == a[[0, 2]].tolist()
-    cut.unite(cut.axis("a", 0, 2, Role.WRITE), cut.axis("b", 1, 2, Role.READ), "b (linear)")
+    assert cut.axis("a", 0, 2, Role.PRODUCER).tolist() == a[[0, 2]].tolist()
+    cut.unite(cut.axis("a", 0, 2, Role.PRODUCER), cut.axis("b", 1, 2, Role.CONSUMER), "b (linear)")
     cut.check()
     assert len(cut.pairs) == 1
 
@@ -175,7 +175,7 @@ def test_a_cut_that_lines_up_is_accepted() -> None:
 def test_channels_that_slide_past_each_other_are_caught() -> None:
     book, a, b = dense_book()
     cut = cut_book(book, a[[0, 2]], b[[1, 2]])
-    cut.unite(cut.axis("a", 0, 2, Role.WRITE), cut.axis("b", 1, 2, Role.READ), "b (linear)")
+    cut.unite(cut.axis("a", 0, 2, Role.PRODUCER), cut.axis("b", 1, 2, Role.CONSUMER), "b (linear)")
     with pytest.raises(Misaligned, match=r"channels slide past each other in b \(linear\)") as caught:
         cut.check()
     assert caught.value.labels.tolist() == [int(a[0]), int(b[1])]
@@ -184,8 +184,8 @@ def test_channels_that_slide_past_each_other_are_caught() -> None:
 def test_columns_of_one_channel_in_another_order_are_caught() -> None:
     """Two channels of two positions, flattened: column 2k + p belongs to channel k, position p."""
     book = ChannelLabels()
-    a, b = book.axis("a", 0, 2, Role.WRITE), book.axis("b", 1, 4, Role.READ)
-    c = book.axis("c", 0, 4, Role.CARRY)
+    a, b = book.axis("a", 0, 2, Role.PRODUCER), book.axis("b", 1, 4, Role.CONSUMER)
+    c = book.axis("c", 0, 4, Role.PER_CHANNEL)
     book.unite(a.repeat_interleave(2), b, "fc (linear)")
     book.unite(b, c, "scale (mul)")
     good, bad = (cut_book(book, a[1:], b[2:], c[2:]) for _ in range(2))
@@ -222,10 +222,10 @@ def test_an_axis_of_the_wrong_size_is_caught() -> None:
     book, a, b = dense_book()
     cut = cut_book(book, a[:2], b[:2])
     with pytest.raises(Misaligned, match="axis 1 of b has 3 entries, not 2"):
-        cut.axis("b", 1, 3, Role.READ)
+        cut.axis("b", 1, 3, Role.CONSUMER)
 
 
-@pytest.mark.parametrize(("tensor", "axis", "role"), [("c", 0, Role.READ), ("a", 1, Role.READ), ("a", 0, Role.READ)])
+@pytest.mark.parametrize(("tensor", "axis", "role"), [("c", 0, Role.CONSUMER), ("a", 1, Role.CONSUMER), ("a", 0, Role.CONSUMER)])
 def test_a_parameter_used_in_another_way_is_caught(tensor: str, axis: int, role: Role) -> None:
     book, a, b = dense_book()
     cut = cut_book(book, a[:2], b[:2])
@@ -235,8 +235,8 @@ def test_a_parameter_used_in_another_way_is_caught(tensor: str, axis: int, role:
 
 def test_a_weight_of_a_grouped_convolution_is_known_when_one_group_is_left() -> None:
     book = ChannelLabels()
-    book.axis("dw", 0, 4, Role.CARRY)
-    book.axis("conv", 0, 4, Role.WRITE)
+    book.axis("dw", 0, 4, Role.PER_CHANNEL)
+    book.axis("conv", 0, 4, Role.PRODUCER)
     cut = cut_book(book)
     assert cut.is_grouped("dw")
     assert not cut.is_grouped("conv")

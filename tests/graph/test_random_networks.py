@@ -32,18 +32,18 @@ def dead_units(draw: Any, graph: ChannelGraph) -> dict[str, list[int]]:
     """For each group that can be cut, any units but all; often as many as can go, which are mostly all but one."""
     dead = {}
     for group in checked_groups(graph):
-        units, most = range(group.width), group.width - group.least
+        units, most = range(group.width), group.width - group.min_width
         some = st.sets(st.sampled_from(units), max_size=most)
         many = st.sets(st.sampled_from(units), min_size=most, max_size=most)
         dead[group.name] = sorted(draw(some | many))
     return dead
 
 
-def traced(drawn: Drawn, *, proven: bool = False) -> ChannelGraph:
+def traced(drawn: Drawn, *, verify: bool = False) -> ChannelGraph:
     """The graph of a drawn network, which the trace leaves as it was."""
     note(str(drawn.plan))
     before, mode = copy.deepcopy(drawn.net.state_dict()), drawn.net.training
-    graph = ecc.trace_channels(drawn.net, drawn.example, proven=proven)
+    graph = ecc.trace_channels(drawn.net, drawn.example, verify=verify)
     note(str(graph))
     assert_same_state(before, drawn.net.state_dict())
     assert drawn.net.training == mode
@@ -59,7 +59,7 @@ def assert_exact(drawn: Drawn, graph: ChannelGraph, data: st.DataObject) -> None
 def assert_found(graph: ChannelGraph, tensor: str, expected: int | str) -> None:
     """That so many units of a parameter's axis can be cut, or none for the reason expected."""
     name, _, axis = tensor.partition(":")
-    groups = [g for g in graph.groups for p in g.places if (p.tensor, p.axis) == (name, int(axis or 0))]
+    groups = [g for g in graph.groups for p in g.slices if (p.tensor, p.axis) == (name, int(axis or 0))]
     loose = sum(g.width for g in groups if g.frozen is None)
     if isinstance(expected, int):
         assert loose == (expected if expected > 1 else 0), f"{tensor}: {loose} units can be cut"
@@ -73,7 +73,7 @@ def test_a_block_between_two_convolutions(kind: str) -> None:
     @examples(10)
     @given(networks_with(kind), st.data())
     def check(drawn: Drawn, data: st.DataObject) -> None:
-        graph = traced(drawn, proven=kind in NUMERIC)
+        graph = traced(drawn, verify=kind in NUMERIC)
         path, block = block_of(drawn.net)
         for tensor, expected in block.expects.items():
             assert_found(graph, "blocks.0.layer.weight" if tensor == "in" else f"{path}.{tensor}", expected)
@@ -97,4 +97,4 @@ def test_networks_of_all_blocks(drawn: Drawn, data: st.DataObject) -> None:
 @examples(60)
 @given(networks(), st.data())
 def test_networks_of_all_blocks_with_proof(drawn: Drawn, data: st.DataObject) -> None:
-    assert_exact(drawn, traced(drawn, proven=True), data)
+    assert_exact(drawn, traced(drawn, verify=True), data)

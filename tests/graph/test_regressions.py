@@ -162,12 +162,12 @@ def moved_in_place(x: Tensor) -> Tensor:
 # --- tests --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("proven", [False, True], ids=["by structure", "by proof"])
+@pytest.mark.parametrize("verified", [False, True], ids=["by structure", "by proof"])
 @pytest.mark.parametrize("name", EXACT)
-def test_every_cut_is_exact(name: str, proven: bool) -> None:
+def test_every_cut_is_exact(name: str, verified: bool) -> None:
     middle, width = EXACT[name]
     net = Sandwich(middle, width)
-    graph = ecc.trace_channels(net, image(), proven=proven)
+    graph = ecc.trace_channels(net, image(), verify=verified)
     for dead in all_masks(graph):
         masked, small = masked_and_cut(net, graph, dead)
         for training in (False, True):
@@ -189,11 +189,11 @@ PLANS = [
 """What random networks were shrunk to, where it is not one piece of code that is to blame."""
 
 
-@pytest.mark.parametrize("proven", [False, True], ids=["by structure", "by proof"])
+@pytest.mark.parametrize("verified", [False, True], ids=["by structure", "by proof"])
 @pytest.mark.parametrize("plan", PLANS, ids=str)
-def test_every_cut_of_a_plan_is_exact(plan: Plan, proven: bool) -> None:
+def test_every_cut_of_a_plan_is_exact(plan: Plan, verified: bool) -> None:
     net = plan.build()
-    graph = ecc.trace_channels(net, net.example(), proven=proven)
+    graph = ecc.trace_channels(net, net.example(), verify=verified)
     for dead in all_masks(graph):
         masked, small = masked_and_cut(net, graph, dead)
         assert_same_outputs(masked, small, net.example(), f"outputs without {dead}")
@@ -202,7 +202,7 @@ def test_every_cut_of_a_plan_is_exact(plan: Plan, proven: bool) -> None:
 @pytest.mark.parametrize("name", LIVELY)
 def test_it_can_be_cut(name: str) -> None:
     middle, width, units = LIVELY[name]
-    graph = ecc.trace_channels(Sandwich(middle, width), image(), proven=False)
+    graph = ecc.trace_channels(Sandwich(middle, width), image(), verify=False)
     assert graph["first"].frozen is None
     assert graph["first"].width == units
 
@@ -221,14 +221,14 @@ class StandardisedWeight(nn.Module):
 )
 def test_multiply_accumulates_are_counted(middle: Middle, width: dict[str, int]) -> None:
     net = Sandwich(middle, 4 if middle is StandardisedWeight else 2)
-    graph = ecc.trace_channels(net, image(), proven=False)
+    graph = ecc.trace_channels(net, image(), verify=False)
     with FlopCounterMode(display=False) as counter:
         run(ecc.with_widths(net, graph, width), image())
     assert counter.get_total_flops() == 2 * graph.macs(width)
 
 
 def test_the_reason_names_the_operator_that_leaks_rather_than_one_behind_it() -> None:
-    graph = ecc.trace_channels(Sandwich(lambda x: F.normalize(x, dim=1), 4), image(), proven=False)
+    graph = ecc.trace_channels(Sandwich(lambda x: F.normalize(x, dim=1), 4), image(), verify=False)
     assert "norm" in str(graph["first"].frozen)
 
 
@@ -236,7 +236,7 @@ def test_a_cut_instance_norm_runs_without_a_warning() -> None:
     net = Sandwich(InstanceNormWithoutParameters, 4)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        graph = ecc.trace_channels(net, image(), proven=False)
+        graph = ecc.trace_channels(net, image(), verify=False)
     small = ecc.with_widths(net, graph, {"first": 2})
     run(small, image())  # a warning would be an error
     assert [m.num_features for m in small.modules() if isinstance(m, nn.InstanceNorm2d)] == [2]
@@ -260,7 +260,7 @@ class OneLineReadInTwoWays(nn.Module):
 
 @pytest.mark.xfail(reason="guesses are kept by line of code, so a line read in two ways freezes more than it must")
 def test_one_line_of_code_may_be_read_in_two_ways() -> None:
-    graph = ecc.trace_channels(Sandwich(OneLineReadInTwoWays, 8), image(), proven=False)
+    graph = ecc.trace_channels(Sandwich(OneLineReadInTwoWays, 8), image(), verify=False)
     assert {group.name: group.width for group in graph.prunable} == {"first": 4, "middle.layer": 4}
 
 
@@ -269,5 +269,5 @@ def test_a_size_written_in_the_code_freezes_what_it_holds_and_nothing_else() -> 
         nn.Conv2d(3, 4, 1), nn.ReLU(), nn.Conv2d(4, 6, 1), nn.Unflatten(1, (3, 2)), nn.Flatten(1, 2), nn.Conv2d(6, 5, 1)
     )
     net.append(nn.Conv2d(5, 3, 1))
-    graph = ecc.trace_channels(net, image(), proven=False)
+    graph = ecc.trace_channels(net, image(), verify=False)
     assert {group.name for group in graph.prunable} == {"0", "5"}

@@ -7,7 +7,7 @@ from ecc.graph.call import Record
 from ecc.graph.grouping import ChannelPartition, build_graph, build_layers
 from ecc.graph.labels import FROZEN, ChannelLabels
 
-READ, WRITE, CARRY = Role.READ, Role.WRITE, Role.CARRY
+READ, WRITE, CARRY = Role.CONSUMER, Role.PRODUCER, Role.PER_CHANNEL
 
 
 def two_layers() -> ChannelLabels:
@@ -60,13 +60,13 @@ def test_a_frozen_unit_leaves_the_group_of_its_neighbours() -> None:
         ("a#2", 1, "softmax mixes along it"),
         ("b", 2, "it is a network output"),
     ]
-    assert graph["a"].places[0].index.flatten().tolist() == [0, 2, 3]
-    assert graph["a#2"].places[0].index.flatten().tolist() == [1]
+    assert graph["a"].slices[0].index.flatten().tolist() == [0, 2, 3]
+    assert graph["a#2"].slices[0].index.flatten().tolist() == [1]
 
 
 def test_the_graph_has_places_with_writers_first() -> None:
     graph = build_graph(ChannelPartition(two_layers()), TENSORS)
-    assert [(p.tensor, p.axis, p.roles) for p in graph["a"].places] == [
+    assert [(p.tensor, p.axis, p.roles) for p in graph["a"].slices] == [
         ("a.weight", 0, (WRITE,)),
         ("b.weight", 1, (READ,)),
     ]
@@ -100,7 +100,7 @@ def test_two_units_stay_where_code_drops_axes_of_size_one() -> None:
         book, tensors = pair_of_layers(width)
         book.paired.append(book.vector("a.weight", 0))
         group = build_graph(ChannelPartition(book), tensors)["a"]
-        assert (group.least, group.frozen) == (2, frozen)
+        assert (group.min_width, group.frozen) == (2, frozen)
 
 
 def test_a_user_can_freeze_by_module_or_by_tensor() -> None:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from typing import Any
 
@@ -9,9 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ecc.errors import BadWidths
+from ecc.errors import BadFile, BadWidths
 from ecc.graph import AffineSize, ChannelGraph, StructureSpec, trace_channels
-from ecc.graph.structure import affine
+from ecc.graph.structure import width_of
+from ecc.records import from_builtins, from_json, to_builtins, to_json
 from graph.cases import CASES, traced
 
 
@@ -28,7 +28,7 @@ def test_it_counts_what_its_graph_counts(name: str) -> None:
     assert structure.groups == tuple(graph.full_widths)
     generator = torch.Generator().manual_seed(1)
     for _ in range(3):
-        widths = {g.name: int(torch.randint(g.least, g.width + 1, (), generator=generator)) for g in graph.prunable}
+        widths = {g.name: int(torch.randint(g.min_width, g.width + 1, (), generator=generator)) for g in graph.prunable}
         vector = structure.widths(widths)
         assert vector.tolist() == graph.widths(widths).tolist()
         for cost in ("macs", "parameters", "weight_bytes", "activation_bytes"):
@@ -38,7 +38,7 @@ def test_it_counts_what_its_graph_counts(name: str) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_it_comes_back_from_json(name: str) -> None:
     structure = traced(name)[2].structure
-    again = StructureSpec.from_json(json.loads(json.dumps(structure.to_json())))
+    again = from_json(to_json(structure), StructureSpec, "")
     assert again == structure
     assert hash(again) == hash(structure)
 
@@ -48,10 +48,10 @@ def test_frozen_groups_have_no_smaller_width(name: str) -> None:
     graph = traced(name)[2]
     structure = graph.structure
     assert [structure.groups[position] for position in structure.prunable] == [
-        group.name for group in graph.prunable if group.least < group.width
+        group.name for group in graph.prunable if group.min_width < group.width
     ]
-    for group, least, full in zip(graph.groups, structure.least_widths, structure.full_widths, strict=True):
-        assert least == (full if group.frozen is not None else group.least)
+    for group, least, full in zip(graph.groups, structure.min_widths, structure.full_widths, strict=True):
+        assert least == (full if group.frozen is not None else group.min_width)
 
 
 def test_groups_not_named_keep_their_full_width(graph: ChannelGraph) -> None:
@@ -79,12 +79,12 @@ def test_widths_that_do_not_fit_are_refused(graph: ChannelGraph, widths: dict[st
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"full_widths": (8, 6)}, "3 groups need as many full and least widths"),
-        ({"least_widths": (1, 1, 5, 1)}, "3 groups need as many full and least widths"),
-        ({"least_widths": (0, 1, 5)}, r"group 'stem' has the least width 0, outside 1\.\.8"),
-        ({"least_widths": (1, 7, 5)}, r"group 'conv1' has the least width 7, outside 1\.\.6"),
-        ({"groups": ("a", "b"), "full_widths": (8, 6), "least_widths": (1, 1)}, "a size names a group that is none of"),
-        ({"tensors": ()}, "layer 'stem' uses a tensor that is not there"),
+        ({"full_widths": (8, 6)}, "3 groups need 3 full widths and 3 minimum widths"),
+        ({"min_widths": (1, 1, 5, 1)}, "3 groups need 3 full widths and 3 minimum widths"),
+        ({"min_widths": (0, 1, 5)}, r"the minimum width 0 of group 'stem' is outside 1\.\.8"),
+        ({"min_widths": (1, 7, 5)}, r"the minimum width 7 of group 'conv1' is outside 1\.\.6"),
+        ({"groups": ("a", "b"), "full_widths": (8, 6), "min_widths": (1, 1)}, "refers to a group outside"),
+        ({"tensors": ()}, "layer .stem. uses an unknown tensor"),
     ],
 )
 def test_parts_that_do_not_fit_together_are_refused(graph: ChannelGraph, changes: dict[str, Any], said: str) -> None:
@@ -99,20 +99,19 @@ def test_negative_sizes_are_refused(graph: ChannelGraph) -> None:
             replace(graph.structure, layers=(replace(first, **changes), *rest))
 
 
-@pytest.mark.parametrize("key", ["fingerprint", "groups", "full_widths", "least_widths", "layers", "tensors"])
+@pytest.mark.parametrize("key", ["fingerprint", "groups", "full_widths", "min_widths", "layers", "tensors"])
 def test_damaged_json_is_refused(graph: ChannelGraph, key: str) -> None:
-    data = graph.structure.to_json()
+    data = to_builtins(graph.structure)
+    with pytest.raises(BadFile, match=key):
+        from_builtins({**data, key: None}, StructureSpec, "a.json")
     del data[key]
-    with pytest.raises(KeyError, match=key):
-        StructureSpec.from_json(data)
-    if key != "fingerprint":
-        with pytest.raises((TypeError, ValueError)):
-            StructureSpec.from_json({**data, key: None})
+    with pytest.raises(BadFile, match=key):
+        from_builtins(data, StructureSpec, "a.json")
 
 
 def test_a_width_is_an_extent() -> None:
-    assert affine(3) == AffineSize(0, ((3, 1),))
-    assert affine(1).at([10, 20]) == 20
+    assert width_of(3) == AffineSize(0, ((3, 1),))
+    assert width_of(1).at([10, 20]) == 20
 
 
 def test_joined_groups_are_cut_so_that_their_sum_stays_a_multiple() -> None:

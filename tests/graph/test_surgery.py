@@ -20,8 +20,8 @@ from ecc.graph import (
     trace_channels,
     with_widths,
 )
-from ecc.graph.call import tensors_in
 from ecc.graph.model_copy import named_tensors
+from ecc.torch_utils import tensors_in
 from graph.cases import CASES, Inputs, call, chain, traced
 
 
@@ -30,7 +30,7 @@ def random_dead(graph: ChannelGraph, seed: int = 0) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(seed)
     dead = {}
     for group in graph.prunable:
-        count = int(torch.randint(1, group.width - group.least + 1, (), generator=generator))
+        count = int(torch.randint(1, group.width - group.min_width + 1, (), generator=generator))
         dead[group.name] = torch.randperm(group.width, generator=generator)[:count]
     return dead
 
@@ -93,7 +93,7 @@ def test_slim_keeps_as_many_as_the_code_needs() -> None:
     net, inputs, graph = traced("squeeze")
     mask_channels_(net, graph, {"stem": torch.arange(8)})
     small = slim(net, graph)
-    assert small.stem.out_channels == graph["stem"].least == 2
+    assert small.stem.out_channels == graph["stem"].min_width == 2
     torch.testing.assert_close(small(inputs), net(inputs))
 
 

@@ -39,7 +39,7 @@ def step(net: nn.Module, optimizer: torch.optim.Optimizer, inputs: Tensor) -> No
 def test_a_cut_optimizer_goes_on_where_the_dense_one_stood(name: str) -> None:
     net, inputs, _ = traced("residual")
     net.double().eval()  # in train mode a bias before a batch norm has no gradient but noise, which Adam scales up
-    graph = trace_channels(net, inputs.double(), proven=False)
+    graph = trace_channels(net, inputs.double(), verify=False)
     optimizer = OPTIMIZERS[name](net.parameters())
     for _ in range(3):
         step(net, optimizer, inputs.double())

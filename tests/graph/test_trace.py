@@ -17,7 +17,7 @@ from graph.special_nets import BranchesOnChannels
 
 
 def place(graph: ChannelGraph, group: str, tensor: str, axis: int) -> ParamSlice:
-    (found,) = [p for p in graph[group].places if (p.tensor, p.axis) == (tensor, axis)]
+    (found,) = [p for p in graph[group].slices if (p.tensor, p.axis) == (tensor, axis)]
     return found
 
 
@@ -40,11 +40,11 @@ def test_groups_and_reasons_are_those_found_by_hand(name: str) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_the_proof_in_numbers_freezes_nothing_more(name: str) -> None:
     net, inputs, graph = traced(name)
-    assert graph.proof is None
-    proven = ecc.verify(net, graph, inputs)
-    assert proven.proof is not None
-    assert proven.proof <= 1e-4
-    assert proven.groups == graph.groups
+    assert graph.max_relative_diff is None
+    verified = ecc.verify_graph(net, graph, inputs)
+    assert verified.max_relative_diff is not None
+    assert verified.max_relative_diff <= 1e-4
+    assert verified.groups == graph.groups
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -81,15 +81,15 @@ def test_a_chain_reads_and_writes_what_its_weights_say() -> None:
     _, _, graph = traced("chain")
     everything = torch.arange(8)[:, None]
     expected = [
-        ("conv1.weight", 0, (Role.WRITE,)),
-        ("conv1.bias", 0, (Role.WRITE,)),
-        ("bn1.weight", 0, (Role.CARRY,)),
-        ("bn1.bias", 0, (Role.CARRY,)),
-        ("bn1.running_mean", 0, (Role.CARRY,)),
-        ("bn1.running_var", 0, (Role.CARRY,)),
-        ("conv2.weight", 1, (Role.READ,)),
+        ("conv1.weight", 0, (Role.PRODUCER,)),
+        ("conv1.bias", 0, (Role.PRODUCER,)),
+        ("bn1.weight", 0, (Role.PER_CHANNEL,)),
+        ("bn1.bias", 0, (Role.PER_CHANNEL,)),
+        ("bn1.running_mean", 0, (Role.PER_CHANNEL,)),
+        ("bn1.running_var", 0, (Role.PER_CHANNEL,)),
+        ("conv2.weight", 1, (Role.CONSUMER,)),
     ]
-    found = graph["conv1"].places
+    found = graph["conv1"].slices
     assert sorted((p.tensor, p.axis, p.roles) for p in found) == sorted(expected)
     assert all(torch.equal(p.index, everything) for p in found)
 
@@ -117,13 +117,13 @@ def test_mobilenet_has_one_group_for_each_published_width() -> None:
     published = [32, 64, 128, 128, 256, 256, 512, 512, 512, 512, 512, 512, 1024, 1024]  # Table 1, filters of 1 x 1
     assert [g.width for g in graph.prunable] == published
     assert [g.name for g in graph.groups if g.frozen] == ["fc"]
-    assert graph["conv1"].layers(Role.CARRY) == ("conv1_bn", "conv_dw_1", "conv_dw_1_bn")
+    assert graph["conv1"].layers(Role.PER_CHANNEL) == ("conv1_bn", "conv_dw_1", "conv_dw_1_bn")
 
 
 def test_a_residual_stream_has_all_its_writers_and_readers() -> None:
     _, _, graph = traced("residual")
-    assert graph["stem"].layers(Role.WRITE) == ("stem", "conv2")
-    assert graph["stem"].layers(Role.READ) == ("conv1", "head")
+    assert graph["stem"].layers(Role.PRODUCER) == ("stem", "conv2")
+    assert graph["stem"].layers(Role.CONSUMER) == ("conv1", "head")
 
 
 def test_option_a_ties_the_middle_channels_to_the_shortcut() -> None:
@@ -170,29 +170,29 @@ def test_a_pixel_shuffle_makes_one_channel_of_four() -> None:
 def test_attention_heads_lose_the_same_channels() -> None:
     _, _, graph = traced("transformer block")
     assert place(graph, "value", "value.weight", 0).index.tolist() == [[k, 4 + k] for k in range(4)]
-    assert graph["value"].layers(Role.READ) == ("project",)
+    assert graph["value"].layers(Role.CONSUMER) == ("project",)
 
 
 def test_a_shared_layer_reads_what_it_writes() -> None:
     _, _, graph = traced("shared module")
-    assert graph["stem"].layers(Role.WRITE) == ("stem", "body")
-    assert graph["stem"].layers(Role.READ) == ("body", "head")
+    assert graph["stem"].layers(Role.PRODUCER) == ("stem", "body")
+    assert graph["stem"].layers(Role.CONSUMER) == ("body", "head")
 
 
 def test_a_tied_weight_appears_once() -> None:
     _, _, graph = traced("tied weights")
-    assert [p.axis for p in graph["fc1"].places if p.tensor == "fc2.weight"] == [0, 1]
-    assert not [p for p in graph["fc1"].places if p.tensor == "fc3.weight"]
+    assert [p.axis for p in graph["fc1"].slices if p.tensor == "fc2.weight"] == [0, 1]
+    assert not [p for p in graph["fc1"].slices if p.tensor == "fc3.weight"]
 
 
 def test_a_head_that_runs_in_training_only_is_a_reader_too() -> None:
     _, _, graph = traced("auxiliary head")
-    assert graph["body"].layers(Role.READ) == ("head", "aux")
+    assert graph["body"].layers(Role.CONSUMER) == ("head", "aux")
 
 
 def test_two_channels_stay_where_code_drops_axes_of_size_one() -> None:
-    assert traced("squeeze")[2]["stem"].least == 2
-    assert traced("chain")[2]["conv1"].least == 1
+    assert traced("squeeze")[2]["stem"].min_width == 2
+    assert traced("chain")[2]["conv1"].min_width == 1
 
 
 # ---------------------------------------------------------------- costs by hand
@@ -318,11 +318,11 @@ class NamesChannels(nn.Module):
         return self.head(self.function(self.stem(x)))
 
 
-@pytest.mark.parametrize("proven", [True, False])
+@pytest.mark.parametrize("verified", [True, False])
 @pytest.mark.parametrize("function", [doubles_the_first, raises_the_first, doubles_three, gates_the_last, masks_half])
-def test_cutting_is_exact_where_code_means_a_channel_by_its_number(function: Any, proven: bool) -> None:
+def test_cutting_is_exact_where_code_means_a_channel_by_its_number(function: Any, verified: bool) -> None:
     net, images = NamesChannels(function).eval(), torch.randn(2, 3, 8, 8)
-    graph = trace_channels(net, images, proven=proven)
+    graph = trace_channels(net, images, verify=verified)
     for unit in range(8) if graph["stem"].frozen is None else ():
         masked = copy.deepcopy(net)
         mask_channels_(masked, graph, {"stem": torch.tensor([unit])})

@@ -27,8 +27,8 @@ def test_a_vector_has_the_labels_of_its_axis() -> None:
 
 def test_the_role_is_the_one_it_was_asked_in() -> None:
     following = Following()
-    following.tracer.labels(following.parameter("b", 4), Role.WRITE)
-    assert following.roles("b") == {0: {Role.WRITE}}
+    following.tracer.labels(following.parameter("b", 4), Role.PRODUCER)
+    assert following.roles("b") == {0: {Role.PRODUCER}}
 
 
 def test_a_parameter_of_several_axes_waits_for_its_channels() -> None:

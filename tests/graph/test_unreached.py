@@ -73,4 +73,4 @@ def test_layers_that_run_in_train_mode_only_are_reached() -> None:
     graph = trace_channels(Auxiliary(), torch.randn(2, 3, 4, 4))
     assert graph.notes == ()
     assert graph["stem"].frozen is None
-    assert "auxiliary.weight" in {place.tensor for place in graph["stem"].places}
+    assert "auxiliary.weight" in {place.tensor for place in graph["stem"].slices}

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from ecc.errors import EccWarning, UntraceableModel
 from ecc.graph import ChannelGraph, ParamSlice, trace_channels
 from ecc.graph.numerics import ALLOWED_FLOAT64, relative_error
-from ecc.graph.verification import Check, Result, verify
+from ecc.graph.verification import Check, Result, verify_graph
 from graph.cases import conv, image, traced
 
 DIFFERS = "verification failed: outputs differ by "
@@ -34,8 +34,8 @@ def planted(graph: ChannelGraph, group: str, tensor: str, index: Any) -> Channel
             return place
         return None if index is None else replace(place, index=index(place.index))
 
-    changed = tuple(place for p in graph[group].places if (place := change(p)) is not None)
-    groups = tuple(replace(g, places=changed) if g.name == group else g for g in graph.groups)
+    changed = tuple(place for p in graph[group].slices if (place := change(p)) is not None)
+    groups = tuple(replace(g, slices=changed) if g.name == group else g for g in graph.groups)
     return replace(graph, groups=groups)
 
 
@@ -48,10 +48,10 @@ def rolled(index: Tensor) -> Tensor:
 
 def test_a_right_graph_is_verified_as_it_is() -> None:
     net, inputs, graph = traced("residual")
-    proven = verify(net, graph, inputs)
-    assert proven.groups == graph.groups
-    assert proven.proof is not None
-    assert proven.proof <= ALLOWED_FLOAT64
+    verified = verify_graph(net, graph, inputs)
+    assert verified.groups == graph.groups
+    assert verified.max_relative_diff is not None
+    assert verified.max_relative_diff <= ALLOWED_FLOAT64
 
 
 def test_other_seeds_cut_other_units_and_agree() -> None:
@@ -62,14 +62,14 @@ def test_other_seeds_cut_other_units_and_agree() -> None:
 
 def test_a_graph_with_nothing_to_prune_is_verified() -> None:
     net, inputs, graph = traced("chain", freeze=["*"])
-    assert verify(net, graph, inputs).proof == 0
+    assert verify_graph(net, graph, inputs).max_relative_diff == 0
 
 
 def test_the_network_is_left_alone() -> None:
     net, inputs, graph = traced("residual")
     net.train()
     before, state = {k: v.clone() for k, v in net.state_dict().items()}, torch.get_rng_state()
-    verify(net, graph, inputs)
+    verify_graph(net, graph, inputs)
     assert all(torch.equal(v, before[k]) for k, v in net.state_dict().items())
     assert net.training
     assert torch.equal(torch.get_rng_state(), state)
@@ -89,19 +89,19 @@ def test_outputs_of_every_nesting_are_compared() -> None:
 def test_a_permuted_place_is_caught_and_only_its_group_frozen(tensor: str) -> None:
     net, inputs, graph = traced("chain")
     wrong = planted(graph, "conv1", tensor, rolled)
-    fixed = verify(net, wrong, inputs)
+    fixed = verify_graph(net, wrong, inputs)
     assert [g.name for g in fixed.prunable] == ["conv2"]
     assert why(fixed, "conv1").startswith(DIFFERS)
     assert why(fixed, "conv3") == "it is a network output"
-    assert fixed.proof is not None
-    assert fixed.proof <= ALLOWED_FLOAT64
+    assert fixed.max_relative_diff is not None
+    assert fixed.max_relative_diff <= ALLOWED_FLOAT64
 
 
 @pytest.mark.parametrize("tensor", ["bn1.weight", "bn1.bias", "bn1.running_mean", "bn1.running_var"])
 def test_a_permuted_batch_norm_is_caught_although_fresh_ones_are_all_alike(tensor: str) -> None:
     net, inputs, graph = traced("chain")
     assert len(net.bn1.weight.unique()) == 1
-    assert why(verify(net, planted(graph, "conv1", tensor, rolled), inputs), "conv1").startswith(DIFFERS)
+    assert why(verify_graph(net, planted(graph, "conv1", tensor, rolled), inputs), "conv1").startswith(DIFFERS)
 
 
 class Raises(nn.Module):
@@ -121,21 +121,21 @@ class Raises(nn.Module):
 @pytest.mark.parametrize("unit", range(8))
 def test_an_error_at_a_single_unit_is_caught_whichever_it_is(unit: int) -> None:
     net, images = Raises(unit), image()()
-    graph = trace_channels(net, images, proven=False)
-    assert verify(net, graph, images)["stem"].frozen is not None
+    graph = trace_channels(net, images, verify=False)
+    assert verify_graph(net, graph, images)["stem"].frozen is not None
 
 
 def test_an_error_behind_a_scale_of_zero_is_caught() -> None:
     net, inputs, graph = traced("layer scale")
     nn.init.zeros_(net.scale)
-    assert verify(net, planted(graph, "stem", "conv.weight", lambda i: i), inputs)["stem"].frozen is None
+    assert verify_graph(net, planted(graph, "stem", "conv.weight", lambda i: i), inputs)["stem"].frozen is None
     conv_bias = planted(graph, "stem", "conv.bias", rolled)
-    assert why(verify(net, conv_bias, inputs), "stem").startswith(DIFFERS)
+    assert why(verify_graph(net, conv_bias, inputs), "stem").startswith(DIFFERS)
 
 
 def test_a_forgotten_place_is_caught() -> None:
     net, inputs, graph = traced("chain")
-    fixed = verify(net, planted(graph, "conv1", "bn1.bias", None), inputs)
+    fixed = verify_graph(net, planted(graph, "conv1", "bn1.bias", None), inputs)
     assert "the slim network raised RuntimeError: bias should contain 4 elements not 8" in why(fixed, "conv1")
 
 
@@ -148,22 +148,22 @@ def thawed(graph: ChannelGraph, *names: str) -> ChannelGraph:
 def test_two_groups_that_are_wrong_only_together_are_both_frozen() -> None:
     """Each group alone keeps the code's equation; both cut at once break it."""
     net, images = Together(), torch.randn(2, 3, 8, 8)
-    graph = verify(net, thawed(trace_channels(net, images, proven=False), "left", "right"), images)
+    graph = verify_graph(net, thawed(trace_channels(net, images, verify=False), "left", "right"), images)
     assert why(graph, "left") == why(graph, "right")
     assert why(graph, "left").startswith(DIFFERS)
-    assert graph.proof == 0
+    assert graph.max_relative_diff == 0
 
 
 def test_many_failures_at_once_are_a_warning_with_their_cause() -> None:
     net = nn.Sequential(*(conv(8 if n else 3, 8) for n in range(5)))
     images = torch.randn(2, 3, 8, 8)
-    graph = trace_channels(net, images, proven=False)
+    graph = trace_channels(net, images, verify=False)
     for name in "012":
         graph = planted(graph, name, f"{name}.bias", rolled)
     with pytest.warns(
         EccWarning, match=r"3 of 4 prunable channel groups failed.* 0: verification failed: outputs diff"
     ):
-        fixed = verify(net, graph, images)
+        fixed = verify_graph(net, graph, images)
     assert [group.name for group in fixed.prunable] == ["3"]
 
 
@@ -195,9 +195,9 @@ class Shrinks(nn.Module):
 
 def test_outputs_of_another_shape_differ_without_bound() -> None:
     net, images = Shrinks(), image()()
-    graph = thawed(trace_channels(net, images, proven=False), "stem")
+    graph = thawed(trace_channels(net, images, verify=False), "stem")
     assert result_of(net, graph, images).reason == f"{DIFFERS}inf after pruning (allowed 1e-04, eval mode)"
-    assert why(verify(net, graph, images), "stem").startswith(DIFFERS)
+    assert why(verify_graph(net, graph, images), "stem").startswith(DIFFERS)
 
 
 class Breaks(Shrinks):
@@ -210,8 +210,8 @@ class Breaks(Shrinks):
 
 def test_outputs_that_are_no_numbers_any_more_differ() -> None:
     net, images = Breaks(), image()()
-    graph = thawed(trace_channels(net, images, proven=False), "stem")
-    assert why(verify(net, graph, images), "stem").startswith(DIFFERS)
+    graph = thawed(trace_channels(net, images, verify=False), "stem")
+    assert why(verify_graph(net, graph, images), "stem").startswith(DIFFERS)
 
 
 class Refuses(Shrinks):
@@ -226,7 +226,7 @@ class Refuses(Shrinks):
 
 def test_what_a_slim_network_raises_is_the_reason() -> None:
     net, images = Refuses(), image()()
-    graph = verify(net, trace_channels(net, images, proven=False), images)
+    graph = verify_graph(net, trace_channels(net, images, verify=False), images)
     assert why(graph, "stem") == (
         "verification failed: the slim network raised ValueError: 8 channels, please (eval mode)"
     )
@@ -241,10 +241,10 @@ class Nothing(Shrinks):
 
 def test_outputs_that_are_not_finite_cannot_be_verified_and_nothing_is_blamed_on_pruning() -> None:
     net, images = Nothing(), image()()
-    graph = trace_channels(net, images, proven=False)
+    graph = trace_channels(net, images, verify=False)
     with pytest.warns(EccWarning, match="could not run because the outputs of the masked network are not finite"):
-        verified = verify(net, graph, images)
-    assert verified.proof is None
+        verified = verify_graph(net, graph, images)
+    assert verified.max_relative_diff is None
     assert verified.groups == graph.groups
     assert verified.notes[-1].startswith("verification could not run because the outputs")
 
@@ -269,10 +269,10 @@ def test_half_precision_is_verified_as_sharply_as_any(dtype: torch.dtype) -> Non
     net, images = Scenes().to(dtype), torch.randn(2, 3, 48, 48).to(dtype)
     graph = trace_channels(net, images)
     assert [group.name for group in graph.prunable] == ["first", "second"]
-    assert graph.proof is not None
-    assert graph.proof <= ALLOWED_FLOAT64  # it was computed in float64
+    assert graph.max_relative_diff is not None
+    assert graph.max_relative_diff <= ALLOWED_FLOAT64  # it was computed in float64
     wrong = planted(graph, "first", "second.weight", rolled)
-    assert why(verify(net, wrong, images), "first").startswith(DIFFERS)
+    assert why(verify_graph(net, wrong, images), "first").startswith(DIFFERS)
 
 
 def test_classes_that_are_masked_with_infinity_stay_so() -> None:
@@ -313,12 +313,12 @@ def test_a_network_that_runs_with_its_own_weights_alone_is_verified_with_them() 
 
     graph = trace_channels(Sized(), torch.randn(2, 3, 8, 8))
     assert graph["body"].frozen is None
-    assert graph.proof is not None
+    assert graph.max_relative_diff is not None
 
 
 def test_other_devices_keep_their_random_state(monkeypatch: pytest.MonkeyPatch) -> None:
     seeds: list[int] = []
     monkeypatch.setattr(torch.cuda, "manual_seed_all", seeds.append)  # as torch.manual_seed does it
     net, images, graph = traced("chain")
-    verify(net, graph, images)
+    verify_graph(net, graph, images)
     assert seeds == []

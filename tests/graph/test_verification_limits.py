@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from ecc.errors import EccWarning
 from ecc.graph import trace_channels
 from ecc.graph.numerics import ALLOWED_FLOAT32, ALLOWED_FLOAT64
-from ecc.graph.verification import verify
+from ecc.graph.verification import verify_graph
 from graph.cases import conv, traced
 from graph.test_verification import planted, rolled, why
 
@@ -22,8 +22,8 @@ def test_too_little_memory_is_told_and_nothing_is_frozen(monkeypatch: pytest.Mon
 
     monkeypatch.setattr("ecc.graph.verification.run_steadily", full)
     with pytest.warns(EccWarning, match="verification could not run because .*Tried to allocate 2 GiB"):
-        verified = verify(net, graph, images)
-    assert verified.proof is None
+        verified = verify_graph(net, graph, images)
+    assert verified.max_relative_diff is None
     assert verified.groups == graph.groups
 
 
@@ -41,9 +41,9 @@ class NamesItsType(nn.Module):
 def test_a_network_that_cannot_run_in_float64_is_verified_in_its_own_type() -> None:
     graph = trace_channels(NamesItsType(), torch.randn(3, 6))
     assert [group.name for group in graph.prunable] == ["body"]
-    assert graph.proof is not None
+    assert graph.max_relative_diff is not None
     assert ALLOWED_FLOAT64 < ALLOWED_FLOAT32
-    assert 0 <= graph.proof <= ALLOWED_FLOAT32
+    assert 0 <= graph.max_relative_diff <= ALLOWED_FLOAT32
 
 
 class NeedsTargets(nn.Module):
@@ -71,11 +71,11 @@ def test_a_large_network_on_a_cpu_is_verified_in_float32_and_failures_are_confir
 ) -> None:
     monkeypatch.setattr("ecc.graph.verification.MOST_MACS_IN_FLOAT64", 0)
     net, images, graph = traced("residual")
-    verified = verify(net, graph, images)
-    assert verified.proof is not None
-    assert 1e-12 < verified.proof < ALLOWED_FLOAT32  # as float32 rounds
+    verified = verify_graph(net, graph, images)
+    assert verified.max_relative_diff is not None
+    assert 1e-12 < verified.max_relative_diff < ALLOWED_FLOAT32  # as float32 rounds
     net, images, graph = traced("chain")
-    wrong = verify(net, planted(graph, "conv1", "conv1.bias", rolled), images)
+    wrong = verify_graph(net, planted(graph, "conv1", "conv1.bias", rolled), images)
     assert "allowed 1e-09" in why(wrong, "conv1")
     assert [group.name for group in wrong.prunable] == ["conv2"]
 
@@ -101,6 +101,6 @@ def test_a_network_that_enlarges_rounding_errors_is_not_blamed() -> None:
 def test_the_search_for_what_fails_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     net, images, graph = traced("chain")
     wrong = planted(graph, "conv1", "conv1.bias", rolled)
-    assert [group.name for group in verify(net, wrong, images).prunable] == ["conv2"]
+    assert [group.name for group in verify_graph(net, wrong, images).prunable] == ["conv2"]
     monkeypatch.setattr("ecc.graph.verification.MOST_CHECKS", 0)
-    assert verify(net, wrong, images).prunable == ()
+    assert verify_graph(net, wrong, images).prunable == ()

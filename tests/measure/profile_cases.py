@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ecc.graph import ChannelGraph, trace_channels
 from ecc.measure import Estimated, MeterInfo, Profile, Progress, Reading, profile
 from ecc.measure.profile_header import Design, ProfileHeader, input_of, network_of
-from ecc.measure.rows import Row
+from ecc.measure.samples import Sample
 from measure.fakes import FakeBoard, FakeMeter
 
 EXAMPLE = torch.ones(2, 3, 6, 6)
@@ -91,7 +91,7 @@ class DriftingBoard(FakeBoard):
 
 def header(**changes: Any) -> ProfileHeader:
     """A header of the small network."""
-    plan = Design(kind="mixed", seed=0, width_multiple=None, rows=20, rounds=1, reference_every=10, shard=None)
+    plan = Design(kind="mixed", seed=0, width_multiple=None, samples=20, rounds=1, reference_every=10, shard=None)
     values: dict[str, Any] = {
         **network_of(small_graph()),
         **input_of(EXAMPLE),
@@ -105,28 +105,28 @@ def header(**changes: Any) -> ProfileHeader:
     return ProfileHeader(**{**values, **changes})
 
 
-def reference(joules: float, **values: Any) -> Row:
-    return Row(**{"row": None, "widths": (16, 12), "joules": joules, "seconds": 1e-3, **values})
+def reference(joules: float, **values: Any) -> Sample:
+    return Sample(**{"sample": None, "widths": (16, 12), "joules": joules, "seconds": 1e-3, **values})
 
 
-def row(number: int, joules: float = 1.0, widths: tuple[int, ...] = (4, 3), **values: Any) -> Row:
-    return Row(**{"row": number, "widths": widths, "joules": joules, "seconds": 1e-3, **values})
+def sample(number: int, joules: float = 1.0, widths: tuple[int, ...] = (4, 3), **values: Any) -> Sample:
+    return Sample(**{"sample": number, "widths": widths, "joules": joules, "seconds": 1e-3, **values})
 
 
-def profile_of(*rows: Row, **changes: Any) -> Profile:
-    return Profile(header(**changes), rows)
+def profile_of(*samples: Sample, **changes: Any) -> Profile:
+    return Profile(header(**changes), samples)
 
 
 # ---------------------------------------------------------------- profiles in a line
 
 
 def computed(path: Path, source: Prices | None = None, **options: Any) -> Profile:
-    options = {"rows": 25, "reference_every": 10, **options}
+    options = {"samples": 25, "reference_every": 10, **options}
     return profile(SmallNet(), small_graph(), EXAMPLE, source or Prices(), path, **options)
 
 
 def measured(path: Path, board: FakeBoard, meter: FakeMeter | None = None, **options: Any) -> Profile:
-    options = {"rows": 12, "reference_every": 4, "clock": board.clock, **options}
+    options = {"samples": 12, "reference_every": 4, "clock": board.clock, **options}
     return profile(SmallNet(board), small_graph(), EXAMPLE, meter or FakeMeter(board), path, **options)
 
 
@@ -139,7 +139,7 @@ def stop_after(count: int) -> Any:
     seen: list[Progress] = []
 
     def progress(step: Progress) -> None:
-        seen.extend([step] if step.row is not None else [])
+        seen.extend([step] if step.sample is not None else [])
         if len(seen) == count:
             raise Stop
 

@@ -10,7 +10,7 @@ import pytest
 from ecc.errors import BadFile
 from ecc.measure import Profile
 from ecc.measure.profile_writer import open_profile
-from measure.profile_cases import header, profile_of, reference, row
+from measure.profile_cases import header, profile_of, reference, sample
 
 
 @pytest.fixture
@@ -20,20 +20,20 @@ def path(tmp_path: Path) -> Path:
 
 def test_rows_are_in_the_file_as_soon_as_they_are_appended(path: Path) -> None:
     with open_profile(path) as file:
-        assert (file.header, file.rows) == (None, [])
+        assert (file.header, file.samples) == (None, [])
         file.start(header())
-        for count, one in enumerate((reference(2.0), row(0)), start=1):
+        for count, one in enumerate((reference(2.0), sample(0)), start=1):
             file.append(one)
-            assert len(Profile.load(path).rows) == count
+            assert len(Profile.load(path).samples) == count
         assert file.profile() == Profile.load(path)
 
 
 def test_a_file_is_continued(path: Path) -> None:
-    profile_of(reference(2.0), row(0)).save(path)
+    profile_of(reference(2.0), sample(0)).save(path)
     with open_profile(path) as file:
         assert file.header == header()
-        file.append(row(1))
-    assert Profile.load(path) == profile_of(reference(2.0), row(0), row(1))
+        file.append(sample(1))
+    assert Profile.load(path) == profile_of(reference(2.0), sample(0), sample(1))
 
 
 def test_a_false_start_leaves_nothing(path: Path) -> None:
@@ -44,7 +44,7 @@ def test_a_false_start_leaves_nothing(path: Path) -> None:
 
 
 def test_a_torn_line_is_cut_off_before_anything_is_appended(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    profile_of(row(0), row(1)).save(path)
+    profile_of(sample(0), sample(1)).save(path)
     data = path.read_bytes()
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)  # hundreds of them take long
     for end in [*range(1, len(data) - 250, 11), *range(len(data) - 250, len(data))]:
@@ -52,8 +52,8 @@ def test_a_torn_line_is_cut_off_before_anything_is_appended(path: Path, monkeypa
         with open_profile(path) as file:
             if file.header is None:
                 file.start(header())
-            for number in range(len(file.rows), 2):
-                file.append(row(number))
+            for number in range(len(file.samples), 2):
+                file.append(sample(number))
         assert path.read_bytes() == data
 
 
@@ -68,8 +68,8 @@ def test_a_file_that_is_no_profile_is_left_as_it_is(path: Path, text: str) -> No
 
 
 def test_a_damaged_profile_is_left_as_it_is(path: Path) -> None:
-    profile_of(row(0)).save(path)
-    text = path.read_text() + "{}\n" + '{"row": 1, "ref'
+    profile_of(sample(0)).save(path)
+    text = path.read_text() + "{}\n" + '{"sample": 1, "ref'
     path.write_text(text)
     with pytest.raises(BadFile, match=r"a\.profile:3: "), open_profile(path):
         pass
@@ -77,7 +77,7 @@ def test_a_damaged_profile_is_left_as_it_is(path: Path) -> None:
 
 
 def test_bytes_that_are_no_text_are_refused(path: Path) -> None:
-    profile_of(row(0)).save(path)
+    profile_of(sample(0)).save(path)
     path.write_bytes(path.read_bytes() + b"\xff\xfe\n")
     with pytest.raises(BadFile, match=r"a\.profile:3: "), open_profile(path):
         pass
@@ -85,7 +85,7 @@ def test_bytes_that_are_no_text_are_refused(path: Path) -> None:
 
 def test_a_compressed_file_cannot_grow(tmp_path: Path) -> None:
     with (
-        pytest.raises(BadFile, match=r"a\.gz is compressed, and rows cannot be appended"),
+        pytest.raises(BadFile, match=r"a\.gz is compressed, and samples cannot be appended"),
         open_profile(tmp_path / "a.gz"),
     ):
         pass
@@ -97,7 +97,7 @@ def test_a_folder_that_is_missing_is_told(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_is_told_and_what_is_there_is_safe(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    profile_of(row(0)).save(path)
+    profile_of(sample(0)).save(path)
 
     def full(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
@@ -105,8 +105,8 @@ def test_a_full_disk_is_told_and_what_is_there_is_safe(path: Path, monkeypatch: 
     with open_profile(path) as file:
         monkeypatch.setattr(os, "fsync", full)
         with pytest.raises(BadFile, match=r"No space left on device\. What it holds so far is safe"):
-            file.append(row(1))
-        assert len(file.rows) == 1
+            file.append(sample(1))
+        assert len(file.samples) == 1
 
 
 # ---------------------------------------------------------------- the lock
@@ -131,7 +131,7 @@ sys.stdin.read()
 
 
 def test_the_lock_ends_with_its_process(path: Path) -> None:
-    profile_of(row(0)).save(path)
+    profile_of(sample(0)).save(path)
     holder = subprocess.Popen(
         [sys.executable, "-c", HOLDER, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
@@ -143,8 +143,8 @@ def test_the_lock_ends_with_its_process(path: Path) -> None:
         holder.kill()
         holder.wait()
         with open_profile(path) as file:
-            file.append(row(1))
-    assert len(Profile.load(path).rows) == 2
+            file.append(sample(1))
+    assert len(Profile.load(path).samples) == 2
 
 
 def test_a_file_removed_before_it_was_locked_is_made_anew(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,5 +162,5 @@ def test_a_file_removed_before_it_was_locked_is_made_anew(path: Path, monkeypatc
     monkeypatch.setattr(fcntl, "flock", flock)
     with open_profile(path) as file:
         file.start(header())
-        file.append(row(0))
-    assert len(Profile.load(path).rows) == 1
+        file.append(sample(0))
+    assert len(Profile.load(path).samples) == 1

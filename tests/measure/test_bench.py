@@ -33,16 +33,16 @@ def test_a_network_of_given_widths_is_measured() -> None:
     place = bench_on(board, FakeMeter(board, state=DeviceState(temperature_celsius=50, clock_mhz=1980)))
     counter = place.ready(None)
     assert counter.tick_seconds == pytest.approx(0.1, rel=0.05)
-    row = place.row(7, 1, 2, {"first": 4, "second": 3})
-    assert row.joules == pytest.approx(300 * run_seconds(4, 3), rel=0.01)
-    assert row.seconds == pytest.approx(run_seconds(4, 3), rel=0.01)
-    assert (row.row, row.round, row.session, row.widths) == (7, 1, 2, (4, 3))
-    assert row.ticks in range(4, 6)
-    assert (row.temperature_celsius, row.clock_mhz, row.power_capped) == (50, 1980, False)
-    assert row.relative_ci is None
-    assert row.edge_error is not None
-    assert row.measured_at is not None
-    assert row.measured_at.endswith("+00:00")
+    sample = place.index(7, 1, 2, {"first": 4, "second": 3})
+    assert sample.joules == pytest.approx(300 * run_seconds(4, 3), rel=0.01)
+    assert sample.seconds == pytest.approx(run_seconds(4, 3), rel=0.01)
+    assert (sample.index, sample.round, sample.session, sample.widths) == (7, 1, 2, (4, 3))
+    assert sample.ticks in range(4, 6)
+    assert (sample.temperature_celsius, sample.clock_mhz, sample.power_capped) == (50, 1980, False)
+    assert sample.relative_ci is None
+    assert sample.edge_error is not None
+    assert sample.measured_at is not None
+    assert sample.measured_at.endswith("+00:00")
 
 
 def test_a_network_takes_less_than_a_second_on_a_counter_of_100_ms() -> None:
@@ -51,7 +51,7 @@ def test_a_network_takes_less_than_a_second_on_a_counter_of_100_ms() -> None:
     place.ready(None)
     started = board.now()
     for _ in range(5):
-        place.row(0, 0, 0, {"first": 16, "second": 12})
+        place.index(0, 0, 0, {"first": 16, "second": 12})
     assert (board.now() - started) / 5 < 0.75
 
 
@@ -60,8 +60,8 @@ def test_what_was_counted_before_the_first_tick_does_not_matter() -> None:
     place = bench_on(board)
     place.ready(None)
     board.wait(0.39)  # of a period without any load
-    row = place.row(0, 0, 0, {"first": 16, "second": 12})
-    assert row.joules == pytest.approx(300 * run_seconds(16, 12), rel=0.01)
+    sample = place.index(0, 0, 0, {"first": 16, "second": 12})
+    assert sample.joules == pytest.approx(300 * run_seconds(16, 12), rel=0.01)
 
 
 def test_inputs_are_drawn_once_and_as_a_single_measurement_draws_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,7 +74,7 @@ def test_inputs_are_drawn_once_and_as_a_single_measurement_draws_them(monkeypatc
     )
     for _ in range(2):
         with pytest.raises(RuntimeError, match="enough"):
-            place.row(0, 0, 0, {"first": 16, "second": 12})
+            place.index(0, 0, 0, {"first": 16, "second": 12})
     assert seen[0] is seen[1]
     assert seen[0].shape == EXAMPLE.shape
     assert not torch.equal(seen[0], EXAMPLE)
@@ -112,7 +112,7 @@ def test_networks_are_gone_before_the_next_one(monkeypatch: pytest.MonkeyPatch) 
     gc.disable()
     try:
         for _ in range(3):
-            place.row(0, 0, 0, {"first": 16, "second": 12})
+            place.index(0, 0, 0, {"first": 16, "second": 12})
     finally:
         gc.enable()
     assert left == [0, 0, 0]
@@ -144,7 +144,7 @@ def test_the_mode_is_decided_by_the_dense_network(monkeypatch: pytest.MonkeyPatc
     place = bench_on(FakeBoard())
     assert place.header(PLAN).settings == replace(PROFILE_SETTINGS, mode="eager")  # on a CPU it is known at once
     place._run_in("auto", "")  # as on CUDA
-    real = bench.deployed_as
+    real = bench.runner_for
 
     def as_graph(settings: MeasureSettings, *args: Any) -> Any:
         assert settings.mode == "auto"
@@ -152,7 +152,7 @@ def test_the_mode_is_decided_by_the_dense_network(monkeypatch: pytest.MonkeyPatc
         monkeypatch.undo()
         return captured(ready)
 
-    monkeypatch.setattr(bench, "deployed_as", as_graph)
+    monkeypatch.setattr(bench, "runner_for", as_graph)
     place.ready(None)
     made = place.header(PLAN)
     assert made.settings == replace(PROFILE_SETTINGS, mode="graph")
@@ -212,9 +212,9 @@ def test_an_analytic_source_is_asked_and_nothing_volatile_is_kept() -> None:
     desk = AnalyticProfiler(small_graph(), EXAMPLE, Prices())
     desk.ready(None)
     desk.clear()
-    row = desk.row(3, 0, 0, {"first": 4, "second": 3})
-    assert row.joules == 1e-3 + 1e-6 * float(small_graph().macs({"first": 4, "second": 3}))
-    assert set(row.to_dict()) == {"row", "reference", "round", "session", "widths", "joules", "seconds"}
+    sample = desk.index(3, 0, 0, {"first": 4, "second": 3})
+    assert sample.joules == 1e-3 + 1e-6 * float(small_graph().macs({"first": 4, "second": 3}))
+    assert set(sample.to_dict()) == {"sample", "reference", "round", "session", "widths", "joules", "seconds"}
     made = desk.header(PLAN)
     assert (made.created, made.settings, made.device_type, made.label) == (None, None, None, "estimated")
 
@@ -223,20 +223,20 @@ def test_an_analytic_source_is_asked_and_nothing_volatile_is_kept() -> None:
 def test_a_source_must_give_positive_numbers(joules: float, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Prices, "cost", lambda *_: Reading(joules, 1.0))
     with pytest.raises(BadMeasurement, match=f"coefficients gave {joules} joules"):
-        AnalyticProfiler(small_graph(), EXAMPLE, Prices()).row(0, 0, 0, {"first": 4, "second": 3})
+        AnalyticProfiler(small_graph(), EXAMPLE, Prices()).index(0, 0, 0, {"first": 4, "second": 3})
 
 
 # ---------------------------------------------------------------- small things
 
 
 def test_the_default_device_is_one_that_the_meter_sees(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Source(Prices):
+    class EnergySource(Prices):
         covers: tuple[str, ...] = ()
 
         def describe(self) -> MeterInfo:
             return MeterInfo(name="a", device="b", provenance=Estimated("c"), scope="d", covers=self.covers)
 
-    source = Source()
+    source = EnergySource()
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert default_device(source) == "cpu"

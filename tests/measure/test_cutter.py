@@ -10,7 +10,7 @@ from ecc.errors import BadMeasurement
 from ecc.measure import CounterProbe, DeviceState, MeasureSettings, Window, probe
 from ecc.measure.counter import Tick
 from ecc.measure.tick_alignment import WindowAligner, check_state, tick_error
-from ecc.measure.workload import HostWorkload, Load
+from ecc.measure.workload import HostWorkload, Workload
 from measure.fakes import FakeBoard, FakeMeter
 
 RUN_SECONDS = 0.001037  # shares no period with any counter below
@@ -20,16 +20,16 @@ def windows_of(
     board: FakeBoard,
     settings: MeasureSettings,
     *,
-    load: Load | None = None,
+    workload: Workload | None = None,
     meter: FakeMeter | None = None,
     counter: CounterProbe | None = None,
 ) -> list[Window]:
     meter = meter or FakeMeter(board)
     load = load or HostWorkload(lambda: board.work(RUN_SECONDS), 4, board.clock)
     counter = counter or probe(meter, load, 1.0, clock=board.clock)
-    cutter = WindowAligner(load, 4 * RUN_SECONDS, meter, counter, settings, board.clock)
-    cutter.warm_up()
-    return list(cutter.windows())
+    aligner = WindowAligner(load, 4 * RUN_SECONDS, meter, counter, settings, board.clock)
+    aligner.warm_up()
+    return list(aligner.windows())
 
 
 def repeats(count: int, **changes: object) -> MeasureSettings:
@@ -163,9 +163,9 @@ def test_the_warm_up_lasts_until_the_sensor_is_settled() -> None:
     meter = FakeMeter(board, settle_seconds=2.0)
     load = HostWorkload(lambda: board.work(RUN_SECONDS), 4, board.clock)
     counter = probe(meter, load, 1.0, clock=board.clock)
-    cutter = WindowAligner(load, 0.004, meter, counter, MeasureSettings(), board.clock)
+    aligner = WindowAligner(load, 0.004, meter, counter, MeasureSettings(), board.clock)
     started = board.now()
-    cutter.warm_up()
+    aligner.warm_up()
     assert board.now() - started >= 2.0
 
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from ecc.errors import BadMeasurement
 from ecc.measure import deploy
-from ecc.measure.runner import deployed, random_inputs
+from ecc.measure.runner import prepare_runner, random_inputs
 
 
 class Spy(nn.Module):
@@ -33,7 +33,7 @@ def test_a_model_runs_in_eval_and_inference_mode_and_is_left_as_it_was() -> None
     model = Spy().train()
     model.drop.eval()
     before = copy.deepcopy(model.state_dict())
-    with deployed(model, image()) as ready:
+    with prepare_runner(model, image()) as ready:
         assert not model.training
         output = ready.run()
         assert isinstance(output, Tensor)
@@ -53,7 +53,7 @@ def test_hooks_that_observe_are_not_run_and_others_are() -> None:
     wanted = model.eval()(random := torch.randn(2, 3, 8, 8)) * 2
     model.conv.register_forward_hook(lambda *_: heard.append(1))
     model.drop.register_forward_hook(lambda module, args, output: output * 2)
-    with deployed(model, random, input_data="example") as ready:
+    with prepare_runner(model, random, input_data="example") as ready:
         for _ in range(3):
             output = ready.run()
         assert isinstance(output, Tensor)
@@ -65,7 +65,7 @@ def test_hooks_that_observe_are_not_run_and_others_are() -> None:
 
 def test_training_is_restored_after_a_failure() -> None:
     model = Spy().train()
-    with pytest.raises(RuntimeError, match="boom"), deployed(model, image()):
+    with pytest.raises(RuntimeError, match="boom"), prepare_runner(model, image()):
         raise RuntimeError("boom")
     assert model.training
     assert not torch.is_inference_mode_enabled()
@@ -74,7 +74,7 @@ def test_training_is_restored_after_a_failure() -> None:
 def test_inputs_are_normal_random_numbers_the_same_for_every_network() -> None:
     first, second = Spy(), Spy()
     for model in (first, second):
-        with deployed(model, image(batch=64)) as ready:
+        with prepare_runner(model, image(batch=64)) as ready:
             ready.run()
     (seen,), (again,) = first.seen[0], second.seen[0]
     assert abs(seen.mean().item()) < 0.05
@@ -84,21 +84,21 @@ def test_inputs_are_normal_random_numbers_the_same_for_every_network() -> None:
 
 def test_the_example_itself_can_be_measured() -> None:
     model = Spy()
-    with deployed(model, image(), input_data="example") as ready:
+    with prepare_runner(model, image(), input_data="example") as ready:
         ready.run()
     assert torch.equal(model.seen[0][0], image())
 
 
 def test_integer_inputs_are_kept() -> None:
     model, index = Spy(), torch.tensor([3, 1])
-    with deployed(model, (image(), index)) as ready:
+    with prepare_runner(model, (image(), index)) as ready:
         ready.run()
     assert torch.equal(model.seen[0][1], index)
 
 
 def test_inputs_by_name_are_passed_by_name() -> None:
     model = Spy()
-    with deployed(model, {"index": torch.tensor([1]), "image": image()}) as ready:
+    with prepare_runner(model, {"index": torch.tensor([1]), "image": image()}) as ready:
         ready.run()
         assert ready.batch == 1  # of the first tensor
     assert model.seen[0][0].shape == (2, 3, 8, 8)
@@ -118,14 +118,14 @@ def test_inputs_by_name_are_passed_by_name() -> None:
     ],
 )
 def test_an_input_of_zeros_is_refused(example: object, said: str) -> None:
-    with pytest.raises(BadMeasurement, match=said), deployed(Spy(), example):  # type: ignore[arg-type]
+    with pytest.raises(BadMeasurement, match=said), prepare_runner(Spy(), example):  # type: ignore[arg-type]
         pass
 
 
 @pytest.mark.parametrize(("precision", "dtype"), [("fp16", torch.float16), ("bf16", torch.bfloat16)])
 def test_half_precision_converts_a_copy(precision: deploy.Precision, dtype: torch.dtype) -> None:
     model = nn.Linear(4, 4)
-    with deployed(model, torch.ones(2, 4), precision=precision) as ready:
+    with prepare_runner(model, torch.ones(2, 4), precision=precision) as ready:
         output = ready.run()
     assert isinstance(output, Tensor)
     assert output.dtype == dtype
@@ -141,7 +141,7 @@ def test_channels_last_converts_a_copy_and_the_input() -> None:
             return super().forward(input)
 
     model = Strides(3, 4, 3)
-    with deployed(model, image(), memory_format="channels_last") as ready:
+    with prepare_runner(model, image(), memory_format="channels_last") as ready:
         ready.run()
     assert strides == [((192, 1, 24, 3), (27, 1, 9, 3))]
     assert model.weight.is_contiguous()
@@ -151,16 +151,16 @@ def test_channels_last_converts_a_copy_and_the_input() -> None:
 def test_what_needs_a_gpu_is_refused_on_the_cpu(option: dict[str, str], said: str) -> None:
     with (
         pytest.raises(BadMeasurement, match=f"{said} needs a CUDA device, and the model is on cpu"),
-        deployed(Spy(), image(), **option),  # type: ignore[arg-type]
+        prepare_runner(Spy(), image(), **option),  # type: ignore[arg-type]
     ):
         pass
 
 
 def test_inputs_drawn_once_are_those_that_would_be_drawn_each_time() -> None:
     model = Spy()
-    with deployed(model, image()) as ready:
+    with prepare_runner(model, image()) as ready:
         ready.run()
-    with deployed(model, random_inputs(image(), "cpu"), input_data="example") as ready:
+    with prepare_runner(model, random_inputs(image(), "cpu"), input_data="example") as ready:
         ready.run()
     assert torch.equal(model.seen[0][0], model.seen[1][0])
     pair = random_inputs((image(), torch.tensor([3])), "cpu")
@@ -178,7 +178,7 @@ def test_compiling_starts_afresh_for_every_network(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(torch.compiler, "reset", lambda: calls.append("reset"))
     monkeypatch.setattr(torch, "compile", lambda model, **options: (calls.append(options), model)[1])
     model = Spy()
-    with deployed(model, image(), mode="compile") as ready:
+    with prepare_runner(model, image(), mode="compile") as ready:
         ready.run()
     assert calls == ["reset", {"dynamic": False}]
     assert len(model.seen) == 1
@@ -193,7 +193,7 @@ def runner_in(mode: deploy.Mode) -> tuple[object, deploy.Mode, str]:
 
 
 def test_a_mode_that_was_asked_for_is_told_as_asked_for() -> None:
-    with deployed(Spy(), image(), mode="eager") as ready:
+    with prepare_runner(Spy(), image(), mode="eager") as ready:
         assert (ready.mode, ready.mode_reason) == ("eager", deploy.AS_ASKED)
 
 
@@ -238,16 +238,19 @@ class Choosy(nn.Module):
 
 @pytest.mark.gpu
 def test_on_a_gpu_auto_captures_what_can_be_captured_and_nothing_else() -> None:
-    with deployed(nn.Conv2d(3, 8, 3).cuda(), image()) as ready:
+    with prepare_runner(nn.Conv2d(3, 8, 3).cuda(), image()) as ready:
         assert (ready.mode, ready.mode_reason) == ("graph", deploy.CAPTURED)
         ready.run()
-    with deployed(Choosy().cuda(), image()) as ready:
+    with prepare_runner(Choosy().cuda(), image()) as ready:
         assert ready.mode == "eager"
         assert "cannot be captured as a CUDA graph" in ready.mode_reason
         ready.run()
-    with pytest.raises(BadMeasurement, match="cannot be captured"), deployed(Choosy().cuda(), image(), mode="graph"):
+    with (
+        pytest.raises(BadMeasurement, match="cannot be captured"),
+        prepare_runner(Choosy().cuda(), image(), mode="graph"),
+    ):
         pass
     assert torch.rand(3, device="cuda").sum() > 0  # the random generator is as usable as before
     wrong = torch.ones(2, 4, 8, 8)
-    with pytest.raises(RuntimeError, match="expected input"), deployed(nn.Conv2d(3, 8, 3).cuda(), wrong):
+    with pytest.raises(RuntimeError, match="expected input"), prepare_runner(nn.Conv2d(3, 8, 3).cuda(), wrong):
         pass  # a network that does not run is not taken for one that cannot be captured

@@ -12,8 +12,8 @@ import torch
 from ecc.errors import BadMeasurement, NoMeter
 from ecc.graph import trace_channels
 from ecc.measure import DeviceState, Meter, MeterInfo, doctor, find
-from ecc.measure.doctor import Examination, Finding, examine
-from ecc.measure.runner import Deployed
+from ecc.measure.doctor import DoctorReport, MeterFinding, diagnose
+from ecc.measure.runner import InferenceRunner
 from measure.fakes import FakeBoard, FakeMeter
 
 RUN_SECONDS = 0.004
@@ -44,16 +44,16 @@ def works(monkeypatch: pytest.MonkeyPatch) -> Works:
         monkeypatch.setitem(find.OPENERS, name, lambda argument: meter)
 
         @contextmanager
-        def on_the_board(model: torch.nn.Module, inputs: torch.Tensor) -> Iterator[Deployed]:
-            yield Deployed(lambda: board.work(RUN_SECONDS), torch.device("cpu"), inputs.shape[0], "eager", "")
+        def on_the_board(model: torch.nn.Module, inputs: torch.Tensor) -> Iterator[InferenceRunner]:
+            yield InferenceRunner(lambda: board.work(RUN_SECONDS), torch.device("cpu"), inputs.shape[0], "eager", "")
 
-        monkeypatch.setattr(doctor, "deployed", on_the_board)
+        monkeypatch.setattr(doctor, "prepare_runner", on_the_board)
         return meter
 
     return make
 
 
-def only(examination: Examination) -> Finding:
+def only(examination: DoctorReport) -> MeterFinding:
     (finding,) = examination.working
     return finding
 
@@ -62,7 +62,7 @@ def only(examination: Examination) -> Finding:
 
 
 def test_a_machine_with_nothing_to_measure_with() -> None:
-    examination = examine(clock=FakeBoard().clock)
+    examination = diagnose(clock=FakeBoard().clock)
     assert [finding.spec for finding in examination.findings] == list(find.AUTO)
     assert [finding.reason for finding in examination.findings] == [f"no {name} here" for name in find.AUTO]
     assert not examination.working
@@ -70,14 +70,14 @@ def test_a_machine_with_nothing_to_measure_with() -> None:
 
 
 def test_the_machine_is_described_without_its_name() -> None:
-    machine = examine(clock=FakeBoard().clock).machine
+    machine = diagnose(clock=FakeBoard().clock).machine
     assert {"ecc", "python", "torch", "system", "processor", "cores", "cuda"} <= set(machine)
     assert machine["torch"] == torch.__version__
 
 
 def test_a_remedy_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(find.OPENERS, "rapl", failing("only root", remedy="sudo chmod a+r counter"))
-    assert examine(clock=FakeBoard().clock).findings[-1].remedy == "sudo chmod a+r counter"
+    assert diagnose(clock=FakeBoard().clock).findings[-1].remedy == "sudo chmod a+r counter"
 
 
 # ---------------------------------------------------------------- a meter that works
@@ -88,7 +88,7 @@ def test_a_meter_is_watched_and_tested(works: Works) -> None:
     state = DeviceState(temperature_celsius=34, clock_mhz=345)
     works("jetson", board, state=state, resolution_joules=1e-3)
     started = board.now()
-    examination = examine(clock=board.clock)
+    examination = diagnose(clock=board.clock)
     assert examination.can_measure
     finding = only(examination)
     assert finding.spec == "jetson"
@@ -113,7 +113,7 @@ def test_a_meter_is_watched_and_tested(works: Works) -> None:
 def test_repeatability_follows_the_noise(works: Works, noise: float) -> None:
     board = FakeBoard(tick_seconds=0.01, noise=noise, seed=3)
     works("rapl", board)
-    test = only(examine(seconds=20, clock=board.clock)).self_test
+    test = only(diagnose(seconds=20, clock=board.clock)).self_test
     assert test is not None
     assert test.repeatability == pytest.approx(noise / 50**0.5, rel=0.3, abs=0.006)  # 50 ticks a window
 
@@ -122,7 +122,7 @@ def test_repeatability_follows_the_noise(works: Works, noise: float) -> None:
 def test_a_longer_test_has_more_windows(works: Works, seconds: float, windows: int) -> None:
     board = FakeBoard(tick_seconds=0.01)
     works("rapl", board)
-    test = only(examine(seconds=seconds, clock=board.clock)).self_test
+    test = only(diagnose(seconds=seconds, clock=board.clock)).self_test
     assert test is not None
     assert len(test.measurement.windows) == pytest.approx(windows, abs=2)
 
@@ -130,9 +130,9 @@ def test_a_longer_test_has_more_windows(works: Works, seconds: float, windows: i
 def test_quick_watches_the_counter_and_runs_nothing(works: Works, monkeypatch: pytest.MonkeyPatch) -> None:
     board = FakeBoard()
     works("rapl", board)
-    monkeypatch.setattr(doctor, "deployed", lambda *_: pytest.fail("it ran"))
+    monkeypatch.setattr(doctor, "prepare_runner", lambda *_: pytest.fail("it ran"))
     started = board.now()
-    finding = only(examine(quick=True, clock=board.clock))
+    finding = only(diagnose(quick=True, clock=board.clock))
     assert finding.counter is not None
     assert finding.counter.idle_watts == pytest.approx(80, rel=0.02)
     assert finding.self_test is None
@@ -144,7 +144,7 @@ def test_every_meter_that_works_is_examined_and_closed(works: Works) -> None:
     board, closed = FakeBoard(), []
     for name in ("jetson", "rapl"):
         works(name, board).close = lambda name=name: closed.append(name)  # type: ignore[attr-defined]
-    examination = examine(clock=board.clock)
+    examination = diagnose(clock=board.clock)
     assert [finding.spec for finding in examination.working] == ["jetson", "rapl"]
     assert all(finding.self_test is not None for finding in examination.working)
     assert closed == ["jetson", "rapl"]
@@ -154,7 +154,7 @@ def test_it_says_what_it_does(works: Works) -> None:
     board = FakeBoard()
     works("rapl", board)
     said: list[str] = []
-    examine(say=said.append, clock=board.clock)
+    diagnose(say=said.append, clock=board.clock)
     assert said[0] == "looking for meters"
     assert said[1] == "rapl: watching the counter, at rest and at work"
     assert said[2].startswith("rapl: measuring a small network ")
@@ -166,7 +166,7 @@ def test_it_says_what_it_does(works: Works) -> None:
 def test_a_counter_that_stands_still(works: Works) -> None:
     board = FakeBoard(fault=lambda joules, now: 7.0)
     works("rapl", board)
-    finding = only(examine(clock=board.clock))
+    finding = only(diagnose(clock=board.clock))
     assert finding.trouble == "its counter stood still while a network ran: it does not count what runs on cpu."
     assert finding.self_test is None
 
@@ -174,13 +174,13 @@ def test_a_counter_that_stands_still(works: Works) -> None:
 def test_a_counter_that_goes_back(works: Works) -> None:
     board = FakeBoard(fault=lambda joules, now: joules - (1e4 if now > 1003 else 0))
     works("rapl", board)
-    assert "went back" in only(examine(clock=board.clock)).trouble
+    assert "went back" in only(diagnose(clock=board.clock)).trouble
 
 
 def test_a_device_that_is_shared(works: Works) -> None:
     board = FakeBoard()
     works("rapl", board, state=DeviceState(other_processes=("process 42",)))
-    finding = only(examine(clock=board.clock))
+    finding = only(diagnose(clock=board.clock))
     assert "process 42" in finding.trouble
     assert finding.counter is not None  # what was seen before is kept
 
@@ -192,15 +192,15 @@ def test_a_device_that_fails(works: Works, monkeypatch: pytest.MonkeyPatch) -> N
     def broken(*_: object) -> object:
         raise RuntimeError("CUDA error: out of memory\nCompile with TORCH_USE_CUDA_DSA")
 
-    monkeypatch.setattr(doctor, "deployed", broken)
-    assert only(examine(clock=board.clock)).trouble == "RuntimeError: CUDA error: out of memory"
+    monkeypatch.setattr(doctor, "prepare_runner", broken)
+    assert only(diagnose(clock=board.clock)).trouble == "RuntimeError: CUDA error: out of memory"
 
 
 def test_a_meter_for_a_device_that_torch_cannot_use(works: Works, monkeypatch: pytest.MonkeyPatch) -> None:
     board = FakeBoard()
     works("nvml", board, covers=("cuda",))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    finding = only(examine(clock=board.clock))
+    finding = only(diagnose(clock=board.clock))
     assert finding.trouble.startswith("no self-test: the meter sees cuda, and torch ")
     assert finding.counter is not None  # at rest, it was watched all the same
 
@@ -209,7 +209,7 @@ def test_a_meter_for_a_device_that_torch_cannot_use(works: Works, monkeypatch: p
 
 
 def test_a_named_meter_is_examined_alone() -> None:
-    examination = examine("cputime:15W", quick=True)
+    examination = diagnose("cputime:15W", quick=True)
     (finding,) = examination.findings
     assert finding.spec == "cputime:15W"
     assert finding.reason == "CPU, this process, process CPU time"
@@ -218,11 +218,11 @@ def test_a_named_meter_is_examined_alone() -> None:
 
 def test_a_named_meter_that_does_not_work_is_an_error() -> None:
     with pytest.raises(NoMeter, match="no rapl here"):
-        examine("rapl")
+        diagnose("rapl")
 
 
 def test_an_estimate_is_no_measurement() -> None:
-    examination = examine("platform:eyeriss")
+    examination = diagnose("platform:eyeriss")
     finding = only(examination)
     assert not finding.is_meter
     assert not examination.can_measure
@@ -231,13 +231,13 @@ def test_an_estimate_is_no_measurement() -> None:
 
 def test_a_test_of_no_time_is_refused() -> None:
     with pytest.raises(BadMeasurement, match=r"seconds=0\.5 is below 1"):
-        examine(seconds=0.5)
+        diagnose(seconds=0.5)
 
 
 @pytest.mark.slow
 @pytest.mark.gpu  # a real meter: CPU time on a loaded machine may be refused
 def test_a_real_self_test_on_the_cpu() -> None:
-    finding = only(examine("cputime:15W", seconds=1))
+    finding = only(diagnose("cputime:15W", seconds=1))
     assert finding.self_test is not None, finding.trouble
     assert finding.self_test.measurement.joules > 0
 
@@ -249,7 +249,7 @@ def test_the_network_is_small_and_leaves_random_numbers_alone() -> None:
     state = torch.get_rng_state()
     model, images = doctor._small_network(torch.device("cpu"))
     assert torch.equal(torch.get_rng_state(), state)
-    assert int(trace_channels(model, images, proven=False).macs()) == 29_196_288
+    assert int(trace_channels(model, images, verify=False).macs()) == 29_196_288
     assert images.shape[0] == 1
     _, images = doctor._small_network(torch.device("meta"))
     assert images.shape[0] == 256
@@ -294,7 +294,7 @@ def test_gpus_are_part_of_the_machine(two_gpus: None) -> None:
 def test_facts_for_programs(works: Works) -> None:
     board = FakeBoard()
     works("rapl", board)
-    facts = json.loads(json.dumps(examine(clock=board.clock).to_dict()))
+    facts = json.loads(json.dumps(diagnose(clock=board.clock).to_dict()))
     assert facts["can_measure"] is True
     *failed, rapl = facts["meters"]
     assert [meter["works"] for meter in failed] == [False] * 4

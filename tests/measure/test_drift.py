@@ -12,7 +12,7 @@ from ecc.measure.drift import Drift, Point, _interpolated, drift_of, log_drift
 
 
 def points(values: list[float], every: int = 5, session: int = 0) -> list[Point]:
-    """References at these values, with rows between them."""
+    """References at these values, with samples between them."""
     made = []
     for value in values:
         made.append(Point(session, value, is_reference=True))
@@ -27,9 +27,9 @@ def found(values: list[float]) -> Drift:
 
 
 def test_without_references_nothing_is_known() -> None:
-    rows = [Point(0, 1.0, is_reference=False)] * 3
-    assert drift_of(rows) is None
-    assert log_drift(rows) == [0.0] * 3
+    samples = [Point(0, 1.0, is_reference=False)] * 3
+    assert drift_of(samples) is None
+    assert log_drift(samples) == [0.0] * 3
 
 
 def test_a_single_reference_shows_no_drift() -> None:
@@ -76,8 +76,8 @@ def test_between_references_the_logarithm_runs_straight() -> None:
 
 
 def test_outside_the_references_the_nearest_counts() -> None:
-    row = Point(0, 1.0, is_reference=False)
-    drift = log_drift([row, row, *points([math.exp(0.01 * i) for i in range(5)]), row])
+    sample = Point(0, 1.0, is_reference=False)
+    drift = log_drift([sample, sample, *points([math.exp(0.01 * i) for i in range(5)]), sample])
     assert drift[:2] == pytest.approx([-0.02, -0.02])
     assert drift[-1] == pytest.approx(0.02)
 
@@ -105,7 +105,7 @@ class Counting(list[tuple[int, float]]):
         return super().__getitem__(index)
 
     def __iter__(self) -> Any:
-        raise AssertionError("all knots are looked at for one row")
+        raise AssertionError("all knots are looked at for one sample")
 
 
 @given(
@@ -124,7 +124,7 @@ def test_the_search_by_halves_is_the_look_at_all(positions: list[int], position:
 
 
 def test_a_row_of_a_long_profile_looks_at_few_references() -> None:
-    """Ten thousand rows have a thousand references: with a look at all for each, drift would be quadratic."""
+    """Ten thousand samples have a thousand references: with a look at all for each, drift would be quadratic."""
     knots = Counting((10 * number, 0.001 * number) for number in range(1000))
     assert _interpolated(knots, 5005) == pytest.approx(0.5005)
     assert knots.asked <= 14

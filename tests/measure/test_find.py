@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ecc.errors import NoMeter
-from ecc.measure import Analytic, Attempt, Meter, close_meter, find, find_meter, tried
+from ecc.measure import Analytic, Attempt, Meter, close_meter, find, find_meter
 from ecc.measure.meters.cputime import CpuTimeMeter
 from ecc.measure.meters.platform import Platform
 from measure.fakes import FakeBoard, FakeMeter
@@ -62,7 +62,7 @@ def test_auto_never_falls_back_in_silence(nothing_works: None) -> None:
 def test_what_was_tried_can_be_asked_for(nothing_works: None, monkeypatch: pytest.MonkeyPatch) -> None:
     meter = FakeMeter(FakeBoard())
     monkeypatch.setitem(find.OPENERS, "jetson", lambda argument: meter)
-    attempts = tried()
+    attempts = probe_meters()
     assert [attempt.name for attempt in attempts] == list(find.AUTO)
     assert attempts[0] == Attempt("nvml", ok=False, reason="no nvml here")
     assert attempts[1] == Attempt("jetson", ok=True, reason="fake board, board, energy counter", meter=meter)
@@ -75,12 +75,12 @@ def test_auto_passes_over_a_meter_that_does_not_see_the_network(
     monkeypatch.setitem(find.OPENERS, "nvml", lambda argument: gpu)
     monkeypatch.setitem(find.OPENERS, "rapl", lambda argument: cpu)
     assert find_meter() is gpu
-    assert find_meter(runs_on="cpu") is cpu
-    assert tried(runs_on="cpu")[0].reason == "fake board works, but it meters cuda and not cpu."
+    assert find_meter(device_type="cpu") is cpu
+    assert probe_meters(device_type="cpu")[0].reason == "fake board works, but it meters cuda and not cpu."
 
 
 def test_auto_on_this_machine_finds_a_meter_or_says_why_not() -> None:
-    for attempt in tried():
+    for attempt in probe_meters():
         assert attempt.reason
         assert attempt.ok == (attempt.meter is not None)
         if attempt.meter is not None:
@@ -141,7 +141,7 @@ def test_a_remedy_reaches_the_attempt(nothing_works: None, monkeypatch: pytest.M
         raise NoMeter("only root may read it", remedy="sudo chmod a+r counter")
 
     monkeypatch.setitem(find.OPENERS, "rapl", refused)
-    assert [attempt.remedy for attempt in tried()] == ["", "", "", "", "sudo chmod a+r counter"]
+    assert [attempt.remedy for attempt in probe_meters()] == ["", "", "", "", "sudo chmod a+r counter"]
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from ecc.measure import CounterProbe, Declared, Measured, MeasureSettings, Meter
 from ecc.measure.profile_header import Design, ProfileHeader, disagreement, input_of, network_of
 from measure.profile_cases import header, small_graph
 
-PLAN = Design(kind="uniform", seed=3, width_multiple=8, rows=20, rounds=2, reference_every=5, shard=(3, 8))
+PLAN = Design(kind="uniform", seed=3, width_multiple=8, samples=20, rounds=2, reference_every=5, shard=(3, 8))
 METER = MeterInfo(name="nvml", device="GPU", device_id="GPU-1", provenance=Measured(), scope="board", covers=("cuda",))
 MEASURED = header(
     meter=METER,
@@ -107,7 +107,7 @@ def test_what_changes_joules_is_a_disagreement(change: dict[str, Any], field: st
         {"created": None},
         {"counter": None},
         {"mode_reason": "as asked for"},
-        {"design": replace(PLAN, rows=200, rounds=3)},
+        {"design": replace(PLAN, samples=200, rounds=3)},
         {"environment": {**MEASURED.environment, "python": "3.13", "ecc": "2"}},
         {"meter": replace(METER, notes=("said better",))},
     ],
@@ -164,8 +164,8 @@ def test_what_a_later_version_adds_is_passed_over() -> None:
         {"settings": 0},
         {"settings": ""},
         {"counter": []},
-        {"design": {**MEASURED.to_dict()["design"], "rows": 10**18}},
-        {"design": {**MEASURED.to_dict()["design"], "rows": "many"}},
+        {"design": {**MEASURED.to_dict()["design"], "samples": 10**18}},
+        {"design": {**MEASURED.to_dict()["design"], "samples": "many"}},
         {"design": {**MEASURED.to_dict()["design"], "shard": [1]}},
         {"design": {**MEASURED.to_dict()["design"], "kind": 5}},
         {"meter": {**MEASURED.to_dict()["meter"], "device": ["a"]}},

@@ -8,26 +8,26 @@ from ecc.errors import BadMeasurement
 from ecc.graph import ChannelGraph, trace_channels
 from ecc.measure import Profile
 from ecc.measure.design import design
-from ecc.measure.early_stopping import MIN_ROWS, EarlyStop, features, looks, parse_share, quick_error
+from ecc.measure.early_stopping import MIN_SAMPLES, EarlyStop, features, looks, parse_share, quick_error
 from ecc.zoo.digits import DigitsNet
-from measure.profile_cases import header, row, small_graph
+from measure.profile_cases import header, sample, small_graph
 
 PRICES = np.array([2e-3, 3e-9, 5e-9, 7e-9, 11e-9])
 
 
 @pytest.fixture(scope="module")
 def graph() -> ChannelGraph:
-    return trace_channels(DigitsNet(), torch.ones(1, 1, 8, 8), proven=False)
+    return trace_channels(DigitsNet(), torch.ones(1, 1, 8, 8), verify=False)
 
 
 def profile_with(graph: ChannelGraph, count: int, noise: float = 0.0, coefficients: np.ndarray = PRICES) -> Profile:
     networks = design(graph, count)
     joules = features(graph, list(networks)) @ coefficients
     joules *= np.exp(noise * np.random.RandomState(0).standard_normal(count))
-    rows = [row(i, float(j), tuple(n.values())) for i, (n, j) in enumerate(zip(networks, joules, strict=True))]
+    samples = [sample(i, float(j), tuple(n.values())) for i, (n, j) in enumerate(zip(networks, joules, strict=True))]
     groups = tuple(group.name for group in graph.prunable)
     full = tuple(group.width for group in graph.prunable)
-    return Profile(header(groups=groups, full_widths=full), tuple(rows))
+    return Profile(header(groups=groups, full_widths=full), tuple(samples))
 
 
 # ---------------------------------------------------------------- the quick fit
@@ -65,23 +65,25 @@ def test_a_few_rows_teach_nothing(graph: ChannelGraph) -> None:
 
 
 def test_equal_widths_everywhere_do_not_divide_by_zero() -> None:
-    rows = tuple(row(i, 1.0) for i in range(12))
-    assert quick_error(small_graph(), Profile(header(), rows)) == pytest.approx(0.0, abs=1e-9)
+    samples = tuple(sample(i, 1.0) for i in range(12))
+    assert quick_error(small_graph(), Profile(header(), samples)) == pytest.approx(0.0, abs=1e-9)
 
 
 # ---------------------------------------------------------------- early stop
 
 
-def told(graph: ChannelGraph, errors: list[float | None], until: float | None, rows: int) -> tuple[int, str] | None:
-    """The errors at 10, 20, ... rows; when it stops, and why."""
-    stop = EarlyStop(graph, until, lambda _, profile: errors[len(profile.networks) // 10 - 1])
-    profile = profile_with(graph, rows)
-    for count in range(1, rows + 1):
+def told(
+    graph: ChannelGraph, errors: list[float | None], target_error: float | None, samples: int
+) -> tuple[int, str] | None:
+    """The errors at 10, 20, ... samples; when it stops, and why."""
+    stop = EarlyStop(graph, target_error, lambda _, profile: errors[len(profile.design_samples) // 10 - 1])
+    profile = profile_with(graph, samples)
+    for count in range(1, samples + 1):
         if stop.is_due(count):
             reason = stop.reason(profile.first(count))
             if reason is not None:
                 # Asked once only, as after an interruption, it says the same.
-                again = EarlyStop(graph, until, lambda _, profile: errors[len(profile.networks) // 10 - 1])
+                again = EarlyStop(graph, target_error, lambda _, profile: errors[len(profile.design_samples) // 10 - 1])
                 assert again.reason(profile.first(count)) == reason
                 return count, reason
     return None
@@ -93,7 +95,7 @@ def test_it_stops_once_the_error_is_low_twice(graph: ChannelGraph) -> None:
 
 
 def test_it_never_stops_before_there_are_enough_rows(graph: ChannelGraph) -> None:
-    assert told(graph, [0.001] * 8, 0.02, MIN_ROWS) is None
+    assert told(graph, [0.001] * 8, 0.02, MIN_SAMPLES) is None
     assert told(graph, [0.001] * 8, 0.02, 80) is not None
 
 
@@ -126,7 +128,7 @@ def test_it_looks_every_ten_rows_and_more_rarely_at_many() -> None:
     stop = EarlyStop(small_graph(), None, lambda *_: 0.5)
     assert not stop.is_due(9)
     assert stop.is_due(10)
-    stop.reason(Profile(header(), tuple(row(i) for i in range(10))))
+    stop.reason(Profile(header(), tuple(sample(i) for i in range(10))))
     assert not stop.is_due(19)
     assert stop.is_due(20)
 

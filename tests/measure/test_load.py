@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from ecc.measure.workload import CHUNK_SECONDS, HostWorkload, Load, make_workload, queue_depth
+from ecc.measure.workload import CHUNK_SECONDS, HostWorkload, Workload, make_workload, queue_depth
 from measure.fakes import FakeBoard
 
 
@@ -87,7 +87,7 @@ def test_drain_waits_for_what_is_queued() -> None:
 def test_chunks_are_calibrated_to_some_milliseconds(run_seconds: float, runs: int) -> None:
     board = FakeBoard()
     load, chunk_seconds = make_workload(lambda: board.work(run_seconds), "cpu", board.clock)
-    assert isinstance(load, Load)
+    assert isinstance(load, Workload)
     assert chunk_seconds == pytest.approx(max(run_seconds, CHUNK_SECONDS), rel=0.01)
     load.advance()
     assert load.done_at(board.now()) == runs
@@ -100,4 +100,4 @@ def test_a_run_that_takes_no_time_at_all_is_survived() -> None:
 
 
 def test_a_plain_function_is_no_load() -> None:
-    assert not isinstance(lambda: None, Load)
+    assert not isinstance(lambda: None, Workload)

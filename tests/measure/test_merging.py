@@ -9,37 +9,37 @@ import pytest
 
 from ecc.errors import BadFile
 from ecc.measure import Profile, design, merge, profile
-from ecc.measure.merge_profiles import missing_rows
-from measure.profile_cases import EXAMPLE, Prices, SmallNet, header, profile_of, reference, row, small_graph
+from ecc.measure.merge_profiles import missing_samples
+from measure.profile_cases import EXAMPLE, Prices, SmallNet, header, profile_of, reference, sample, small_graph
 
 
-def shard(path: Path, number: int, count: int = 3, rows: int = 20, source: Prices | None = None) -> Path:
+def shard(path: Path, number: int, count: int = 3, samples: int = 20, source: Prices | None = None) -> Path:
     file = path / f"{number}.profile"
-    profile(SmallNet(), small_graph(), EXAMPLE, source or Prices(), file, rows=rows, shard=(number, count))
+    profile(SmallNet(), small_graph(), EXAMPLE, source or Prices(), file, samples=samples, shard=(number, count))
     return file
 
 
 def test_shards_together_are_the_whole_design(tmp_path: Path) -> None:
-    whole = profile(SmallNet(), small_graph(), EXAMPLE, Prices(), tmp_path / "whole", rows=20)
+    whole = profile(SmallNet(), small_graph(), EXAMPLE, Prices(), tmp_path / "whole", samples=20)
     merged = merge([shard(tmp_path, number) for number in (1, 2, 3)], tmp_path / "merged.profile")
     assert merged == Profile.load(tmp_path / "merged.profile")
     assert merged.corrected() == whole.corrected()
     assert [s.widths for s in merged.corrected()] == [tuple(n.values()) for n in design(small_graph(), 20)]
-    assert missing_rows(merged) == []
+    assert missing_samples(merged) == []
     assert merged.header.design == whole.header.design
     assert [part["shard"] for part in merged.header.merged_from] == [[1, 3], [2, 3], [3, 3]]
     assert [part["rescaled_by"] for part in merged.header.merged_from] == [None] * 3
-    assert {one.session for one in merged.rows} == {0, 1, 2}
+    assert {one.session for one in merged.samples} == {0, 1, 2}
 
 
 def test_the_joined_file_may_be_compressed(tmp_path: Path) -> None:
     merged = merge([shard(tmp_path, 1), shard(tmp_path, 2)], tmp_path / "merged.gz")
     assert Profile.load(tmp_path / "merged.gz") == merged
-    assert missing_rows(merged) == [0, 3, 6, 9, 12, 15, 18]
+    assert missing_samples(merged) == [0, 3, 6, 9, 12, 15, 18]
 
 
-def saved(path: Path, *rows: Any, **changes: Any) -> Path:
-    profile_of(*rows, **changes).save(path)
+def saved(path: Path, *samples: Any, **changes: Any) -> Path:
+    profile_of(*samples, **changes).save(path)
     return path
 
 
@@ -50,7 +50,7 @@ def two(tmp_path: Path, joules: float) -> list[Path]:
         saved(
             tmp_path / "a",
             reference(2.0),
-            row(1, 1.0),
+            sample(1, 1.0),
             reference(2.0),
             design=replace(plan, shard=(1, 2)),
             meter=replace(meter, device_id="one"),
@@ -58,7 +58,7 @@ def two(tmp_path: Path, joules: float) -> list[Path]:
         saved(
             tmp_path / "b",
             reference(joules),
-            row(2, 1.0, session=3),
+            sample(2, 1.0, session=3),
             design=replace(plan, shard=(2, 2)),
             meter=replace(meter, device_id="two"),
         ),
@@ -67,8 +67,8 @@ def two(tmp_path: Path, joules: float) -> list[Path]:
 
 def test_devices_that_agree_are_joined(tmp_path: Path) -> None:
     merged = merge(two(tmp_path, 2.039), tmp_path / "out")
-    assert [one.joules for one in merged.rows] == [2.0, 1.0, 2.0, 2.039, 1.0]
-    assert [one.session for one in merged.rows] == [0, 0, 0, 1, 4]
+    assert [one.joules for one in merged.samples] == [2.0, 1.0, 2.0, 2.039, 1.0]
+    assert [one.session for one in merged.samples] == [0, 0, 0, 1, 4]
     assert [part["device_id"] for part in merged.header.merged_from] == ["one", "two"]
     assert merged.header.meter.device_id == ""
 
@@ -82,8 +82,8 @@ def test_devices_that_differ_are_refused_with_both_numbers(tmp_path: Path) -> No
 def test_devices_that_differ_can_be_scaled_and_the_header_says_so(tmp_path: Path) -> None:
     merged = merge(two(tmp_path, 8.0), tmp_path / "out", rescale=True)
     assert [one.joules for one in merged.references] == pytest.approx([4.0] * 3)
-    assert [one.joules for one in merged.networks] == pytest.approx([2.0, 0.5])
-    assert [one.seconds for one in merged.rows] == pytest.approx([1e-3] * 5)
+    assert [one.joules for one in merged.design_samples] == pytest.approx([2.0, 0.5])
+    assert [one.seconds for one in merged.samples] == pytest.approx([1e-3] * 5)
     head = json.loads((tmp_path / "out").read_text().splitlines()[0])["header"]
     assert [part["rescaled_by"] for part in head["merged_from"]] == pytest.approx([2.0, 0.5])
     assert [part["reference_joules"] for part in head["merged_from"]] == [2.0, 8.0]
@@ -105,13 +105,13 @@ def test_files_of_different_things_are_refused(tmp_path: Path, changes: dict[str
 
 
 def test_a_row_that_two_files_hold_is_refused(tmp_path: Path) -> None:
-    path = saved(tmp_path / "a", reference(2.0), row(1))
-    with pytest.raises(BadFile, match=r"row 1 of round 0 stands both in .*a and in .*a\. Leave one"):
+    path = saved(tmp_path / "a", reference(2.0), sample(1))
+    with pytest.raises(BadFile, match=r"sample 1 of round 0 stands both in .*a and in .*a\. Leave one"):
         merge([path, path], tmp_path / "out")
 
 
 def test_a_file_without_a_reference_is_refused(tmp_path: Path) -> None:
-    paths = [saved(tmp_path / "a", row(1)), saved(tmp_path / "b", reference(2.0), row(2))]
+    paths = [saved(tmp_path / "a", sample(1)), saved(tmp_path / "b", reference(2.0), sample(2))]
     with pytest.raises(BadFile, match="a holds no measurement of the dense reference"):
         merge(paths, tmp_path / "out")
 
@@ -122,7 +122,7 @@ def test_what_was_merged_is_not_merged_again_nor_continued(tmp_path: Path) -> No
     with pytest.raises(BadFile, match="ab was merged already; give the files"):
         merge([tmp_path / "ab", third], tmp_path / "abc")
     with pytest.raises(BadFile, match="ab was merged from 2 files; extend those"):
-        profile(SmallNet(), small_graph(), EXAMPLE, Prices(), tmp_path / "ab", rows=20)
+        profile(SmallNet(), small_graph(), EXAMPLE, Prices(), tmp_path / "ab", samples=20)
 
 
 def test_nothing_is_overwritten(tmp_path: Path) -> None:

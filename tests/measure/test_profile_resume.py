@@ -28,14 +28,14 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("rounds", [1, 2])
 def test_a_profile_that_was_interrupted_ends_up_the_same(path: Path, rounds: int) -> None:
-    total = len(computed(path, rounds=rounds).rows)
+    total = len(computed(path, rounds=rounds).samples)
     whole = path.read_bytes()
     for lines in (1, 2, 11, 12, 13, total // 2, total - 2, total - 1):
         part = path.with_suffix(".part")
         part.unlink(missing_ok=True)
         with pytest.raises(Stop):
             computed(part, rounds=rounds, progress=stop_after(lines))
-        assert len(Profile.load(part).rows) == lines
+        assert len(Profile.load(part).samples) == lines
         computed(part, rounds=rounds)
         assert part.read_bytes() == whole
 
@@ -47,14 +47,14 @@ torch.set_num_threads(1)
 from ecc.measure import profile
 from measure.profile_cases import EXAMPLE, Prices, SmallNet, small_graph
 
-path, rows = sys.argv[1], 120
+path, samples = sys.argv[1], 120
 graph = small_graph()
 rng = random.Random(0)
 kills = 0
 while True:
     child = os.fork()
     if child == 0:
-        profile(SmallNet(), graph, EXAMPLE, Prices(wait_seconds=0.003), path, rows=rows)
+        profile(SmallNet(), graph, EXAMPLE, Prices(wait_seconds=0.003), path, samples=samples)
         os._exit(0)
     time.sleep(rng.uniform(0.0, 0.12))
     if kills < 15:
@@ -70,7 +70,7 @@ print(kills)
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_killed_at_random_moments_the_file_ends_up_the_same(path: Path) -> None:
-    computed(path, rows=120)
+    computed(path, samples=120)
     killed = path.with_suffix(".killed")
     run = subprocess.run(
         [sys.executable, "-c", KILLED, str(killed)],
@@ -90,20 +90,20 @@ def test_a_finished_profile_asks_for_nothing(path: Path) -> None:
     source = Prices()
     before = path.read_bytes()
     computed(path, source)
-    computed(path, source, rows=5)
+    computed(path, source, samples=5)
     assert source.calls == 0
     assert path.read_bytes() == before
 
 
 def test_more_rows_and_rounds_extend_a_profile(path: Path) -> None:
-    computed(path, rows=10)
+    computed(path, samples=10)
     before = path.read_bytes()
-    made = computed(path, rows=25, rounds=2)
+    made = computed(path, samples=25, rounds=2)
     assert path.read_bytes().startswith(before)
-    assert len(made.networks) == 50
+    assert len(made.design_samples) == 50
     assert made.corrected() == computed(path.with_suffix(".once")).corrected() or len(made.corrected()) == 25
     assert [s.widths for s in made.corrected()] == [tuple(n.values()) for n in design(small_graph(), 25)]
-    assert made.rows[-1].is_reference
+    assert made.samples[-1].is_reference
 
 
 def test_a_measured_profile_goes_on_with_a_new_session(path: Path) -> None:
@@ -112,10 +112,10 @@ def test_a_measured_profile_goes_on_with_a_new_session(path: Path) -> None:
         measured(path, board, progress=stop_after(7))
     probes = board.now()
     made = measured(path, board)
-    assert "".join(("R" if row.is_reference else ".") + str(row.session) for row in made.rows) == (
+    assert "".join(("R" if sample.is_reference else ".") + str(sample.session) for sample in made.samples) == (
         "R0.0.0.0.0R0.0" + "R1.1.1.1.1R1.1.1.1R1"
     )
-    assert sorted(row.row for row in made.networks if row.row is not None) == list(range(12))
+    assert sorted(sample.index for sample in made.design_samples if sample.index is not None) == list(range(12))
     assert board.now() - probes < 0.9 * 10  # the counter was not probed again
 
 
@@ -164,17 +164,17 @@ def test_another_device_batch_meter_or_network_is_not_appended(path: Path) -> No
     with pytest.raises(BadFile, match="its label is 'measured', and now it is 'estimated'"):
         computed(path)
     with pytest.raises(BadFile, match=r"its input\.batch is 2, and now it is 4"):
-        profile(SmallNet(board), small_graph(), torch.ones(4, 3, 6, 6), FakeMeter(board), path, rows=12)
+        profile(SmallNet(board), small_graph(), torch.ones(4, 3, 6, 6), FakeMeter(board), path, samples=12)
     other = replace(small_graph(), layers=small_graph().layers[:-1])
     with pytest.raises(BadFile, match=rf"its network\.fingerprint is '{small_graph().fingerprint}', and now"):
-        profile(SmallNet(board), other, EXAMPLE, FakeMeter(board), path, rows=12)
+        profile(SmallNet(board), other, EXAMPLE, FakeMeter(board), path, samples=12)
 
 
 def test_rows_that_the_design_does_not_give_are_refused(path: Path) -> None:
-    computed(path, rows=5)
+    computed(path, samples=5)
     lines = path.read_text().splitlines(keepends=True)
     changed = json.loads(lines[2])
     changed["widths"] = [1, 2]
     path.write_text("".join([*lines[:2], json.dumps(changed) + "\n", *lines[3:]]))
-    with pytest.raises(BadFile, match=r"a\.profile:3: row \d has widths \[1, 2\], and its design gives \["):
-        computed(path, rows=5)
+    with pytest.raises(BadFile, match=r"a\.profile:3: sample \d has widths \[1, 2\], and its design gives \["):
+        computed(path, samples=5)

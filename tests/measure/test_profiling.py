@@ -48,33 +48,35 @@ def path(tmp_path: Path) -> Path:
 def test_every_row_of_the_design_is_there_once(path: Path) -> None:
     made = computed(path)
     networks = design(small_graph(), 25)
-    assert sorted(row.row for row in made.networks if row.row is not None) == list(range(25))
-    for row in made.networks:
-        assert row.row is not None
-        assert made.named(row.widths) == networks[row.row]
-        assert row.joules == 1e-3 + 1e-6 * float(small_graph().macs(made.named(row.widths)))
+    assert sorted(sample.index for sample in made.design_samples if sample.index is not None) == list(range(25))
+    for sample in made.design_samples:
+        assert sample.index is not None
+        assert made.named(sample.widths) == networks[sample.index]
+        assert sample.joules == 1e-3 + 1e-6 * float(small_graph().macs(made.named(sample.widths)))
     assert made == Profile.load(path, small_graph())
 
 
 def test_the_reference_comes_first_last_and_in_between(path: Path) -> None:
-    kinds = "".join("R" if row.is_reference else "." for row in computed(path).rows)
+    kinds = "".join("R" if sample.is_reference else "." for sample in computed(path).samples)
     assert kinds == "R..........R..........R.....R"
-    kinds = "".join("R" if row.is_reference else "." for row in computed(path.with_suffix(".2"), rows=20).rows)
+    kinds = "".join(
+        "R" if sample.is_reference else "." for sample in computed(path.with_suffix(".2"), samples=20).samples
+    )
     assert kinds == "R..........R..........R"
-    assert all(row.widths == (16, 12) for row in Profile.load(path).references)
+    assert all(sample.widths == (16, 12) for sample in Profile.load(path).references)
 
 
 def test_the_order_is_shuffled_and_seeded(path: Path) -> None:
-    order = [row.row for row in computed(path).networks]
+    order = [sample.index for sample in computed(path).design_samples]
     assert order != sorted(order, key=str)
-    assert order == [row.row for row in computed(path.with_suffix(".again")).networks]
-    assert order != [row.row for row in computed(path.with_suffix(".other"), seed=1).networks]
+    assert order == [sample.index for sample in computed(path.with_suffix(".again")).design_samples]
+    assert order != [sample.index for sample in computed(path.with_suffix(".other"), seed=1).design_samples]
 
 
 def test_rounds_follow_one_another_in_orders_of_their_own(path: Path) -> None:
     made = computed(path, rounds=2)
-    assert [row.round for row in made.networks] == [0] * 25 + [1] * 25
-    first, second = [[row.row for row in made.networks if row.round == r] for r in (0, 1)]
+    assert [sample.round for sample in made.design_samples] == [0] * 25 + [1] * 25
+    first, second = [[sample.index for sample in made.design_samples if sample.round == r] for r in (0, 1)]
     assert sorted(map(str, first)) == sorted(map(str, second))
     assert first != second
     assert len(made.corrected()) == 25
@@ -88,10 +90,10 @@ def test_arithmetic_gives_the_same_bytes_each_time(path: Path) -> None:
 
 def test_networks_are_measured_on_their_device(path: Path) -> None:
     made = measured(path, FakeBoard())
-    for row in made.rows:
-        assert row.joules == pytest.approx(300 * run_seconds(*row.widths), rel=0.01)
-        assert row.ticks in range(4, 6)
-        assert row.measured_at is not None
+    for sample in made.samples:
+        assert sample.joules == pytest.approx(300 * run_seconds(*sample.widths), rel=0.01)
+        assert sample.ticks in range(4, 6)
+        assert sample.measured_at is not None
     assert made.header.counter is not None
     assert made.header.counter.tick_seconds == pytest.approx(0.1, rel=0.05)
     assert made.header.settings == replace(PROFILE_SETTINGS, mode="eager")
@@ -101,7 +103,7 @@ def test_networks_are_measured_on_their_device(path: Path) -> None:
 
 def test_a_network_takes_at_most_a_second_in_all(path: Path) -> None:
     board = FakeBoard()
-    measured(path, board, rows=10)
+    measured(path, board, samples=10)
     probing = 0.5 + 2 + 2
     assert (board.now() - 1000.0 - probing) / 14 < 0.9  # ten networks and four references
 
@@ -109,12 +111,12 @@ def test_a_network_takes_at_most_a_second_in_all(path: Path) -> None:
 def test_garbage_is_collected_quickly_and_thawed_after(path: Path) -> None:
     frozen = []
     board = FakeBoard()
-    measured(path, board, rows=3, progress=lambda step: frozen.append(gc.get_freeze_count()))
+    measured(path, board, samples=3, progress=lambda step: frozen.append(gc.get_freeze_count()))
     assert min(frozen) > 1_000
     assert gc.get_freeze_count() == 0
     gc.freeze()
     try:
-        measured(path, board, rows=4)
+        measured(path, board, samples=4)
         assert gc.get_freeze_count() > 0  # the caller's, left alone
     finally:
         gc.unfreeze()
@@ -126,9 +128,9 @@ def test_garbage_is_collected_quickly_and_thawed_after(path: Path) -> None:
 def test_drift_is_seen_and_divided_out(path: Path) -> None:
     board = DriftingBoard()
     board.drift_per_second = 0.0025  # 4 % over this profile
-    made = measured(path, board, rows=20)
-    raw = {row.row: row.joules for row in made.networks}
-    truth = {row.row: run_seconds(*row.widths) for row in made.networks}
+    made = measured(path, board, samples=20)
+    raw = {sample.index: sample.joules for sample in made.design_samples}
+    truth = {sample.index: run_seconds(*sample.widths) for sample in made.design_samples}
     assert made.drift is not None
     assert made.drift.is_significant
     assert made.drift.span > 0.03
@@ -139,7 +141,7 @@ def test_drift_is_seen_and_divided_out(path: Path) -> None:
 
     # A window on the host's own work scatters by some 0.3 % here.
     assert spread(raw) > 0.009
-    assert spread({sample.row: sample.joules for sample in made.corrected()}) < 0.005
+    assert spread({sample.index: sample.joules for sample in made.corrected()}) < 0.005
     assert Profile.load(path).corrected() == made.corrected()
 
 
@@ -169,15 +171,15 @@ def test_a_row_that_fails_once_is_tried_again(path: Path, error: Exception | Non
     assert path.read_bytes() == path.with_suffix(".smooth").read_bytes()
     said = [message for message in messages if message]
     assert len(said) == 2
-    assert all(message.startswith("row ") and message.endswith("Trying once more.") for message in said)
+    assert all(message.startswith("sample ") and message.endswith("Trying once more.") for message in said)
 
 
 def test_a_row_that_fails_twice_ends_the_run_and_nothing_is_lost(path: Path) -> None:
     with pytest.raises(
-        BadMeasurement, match=r"^row \d+ failed twice: CUDA out of memory\. Tried .* 20 GiB\. The 5 rows"
+        BadMeasurement, match=r"^sample \d+ failed twice: CUDA out of memory\. Tried .* 20 GiB\. The 5 samples"
     ):
         computed(path, Moody(6, 7))
-    assert len(Profile.load(path).networks) == 5
+    assert len(Profile.load(path).design_samples) == 5
     computed(path)
     computed(path.with_suffix(".smooth"))
     assert path.read_bytes() == path.with_suffix(".smooth").read_bytes()
@@ -192,7 +194,7 @@ def test_a_reference_that_fails_at_once_leaves_no_file(path: Path) -> None:
 def test_a_fault_of_the_program_is_not_taken_for_one_of_the_device(path: Path) -> None:
     with pytest.raises(ZeroDivisionError):
         computed(path, Moody(6, error=ZeroDivisionError()))
-    assert len(Profile.load(path).networks) == 5
+    assert len(Profile.load(path).design_samples) == 5
 
 
 def test_ctrl_c_leaves_a_file_that_goes_on(path: Path) -> None:
@@ -218,29 +220,29 @@ def test_two_profiles_into_one_file_are_kept_apart(path: Path) -> None:
 
 def test_it_stops_early_and_says_why(path: Path) -> None:
     steps: list[Progress] = []
-    made = computed(path, rows=80, until=0.02, progress=steps.append)
-    assert len(made.networks) == 50
-    assert made.rows[-1].is_reference
+    made = computed(path, samples=80, target_error=0.02, progress=steps.append)
+    assert len(made.design_samples) == 50
+    assert made.samples[-1].is_reference
     messages = [step.message for step in steps if step.message]
     assert messages == ["stopped early: the error of the fit is 0.00%, below 2.00%, with 50 networks."]
 
 
 def test_a_model_of_another_room_can_decide(path: Path) -> None:
     def error_of(graph: ChannelGraph, made: Profile) -> float:
-        return 0.01 if len(made.networks) >= 50 else 0.5
+        return 0.01 if len(made.design_samples) >= 50 else 0.5
 
     steps: list[Progress] = []
-    made = computed(path, rows=80, until=0.02, error_of=error_of, progress=steps.append)
-    assert len(made.networks) == 60
+    made = computed(path, samples=80, target_error=0.02, error_of=error_of, progress=steps.append)
+    assert len(made.design_samples) == 60
     assert steps[-1].error == 0.01
     before = path.read_bytes()
-    computed(path, rows=80, until=0.02, error_of=error_of)
+    computed(path, samples=80, target_error=0.02, error_of=error_of)
     assert path.read_bytes() == before  # asked again it stops again
     with pytest.raises(Stop):
-        computed(path.with_suffix(".part"), rows=80, until=0.02, error_of=error_of, progress=stop_after(33))
-    computed(path.with_suffix(".part"), rows=80, until=0.02, error_of=error_of)
+        computed(path.with_suffix(".part"), samples=80, target_error=0.02, error_of=error_of, progress=stop_after(33))
+    computed(path.with_suffix(".part"), samples=80, target_error=0.02, error_of=error_of)
     assert path.with_suffix(".part").read_bytes() == before
-    assert len(computed(path, rows=80).networks) == 80  # and goes on without a target
+    assert len(computed(path, samples=80).design_samples) == 80  # and goes on without a target
 
 
 # ---------------------------------------------------------------- shards, arguments, progress
@@ -248,20 +250,20 @@ def test_a_model_of_another_room_can_decide(path: Path) -> None:
 
 def test_a_shard_measures_its_rows_and_the_reference(path: Path) -> None:
     made = computed(path, shard=(3, 8))
-    assert sorted(row.row for row in made.networks if row.row is not None) == [3, 11, 19]
-    assert [row.is_reference for row in made.rows] == [True, False, False, False, True]
+    assert sorted(sample.index for sample in made.design_samples if sample.index is not None) == [3, 11, 19]
+    assert [sample.is_reference for sample in made.samples] == [True, False, False, False, True]
 
 
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"rows": 0}, "rows=0"),
+        ({"samples": 0}, "samples=0"),
         ({"rounds": 0}, "rounds=0 is below 1"),
         ({"rounds": 10**9}, "more than 1000000 measurements"),
         ({"reference_every": 0}, "reference_every=0 is below 1"),
-        ({"until": 2.0}, r"until=2\.0 is not a share between 0 and 1"),
+        ({"until": 2.0}, r"target_error=2\.0 is not a share between 0 and 1"),
         ({"shard": (9, 8)}, "shard 9/8 does not exist"),
-        ({"shard": (7, 8), "rows": 3}, "shard 7/8 of a design of 3 rows holds no row"),
+        ({"shard": (7, 8), "samples": 3}, "shard 7/8 of a design of 3 samples holds no sample"),
         ({"design": "corners"}, "design 'corners' is unknown"),
     ],
 )
@@ -275,7 +277,7 @@ def test_arguments_out_of_range_are_refused_before_anything_is_done(
 
 def test_a_network_with_too_few_widths_is_refused(path: Path) -> None:
     with pytest.raises(BadWidths, match="has only 192 different widths"):
-        computed(path, rows=193)
+        computed(path, samples=193)
 
 
 def test_a_reference_that_varies_too_much_is_told_once_while_measuring(path: Path) -> None:
@@ -294,7 +296,7 @@ def test_a_reference_that_varies_too_much_is_told_once_while_measuring(path: Pat
 def test_progress_tells_rows_error_and_drift(path: Path) -> None:
     steps: list[Progress] = []
     measured(path, FakeBoard(), progress=steps.append)
-    assert (steps[0].done, steps[0].total, steps[0].row) == (0, 12, None)
+    assert (steps[0].done, steps[0].total, steps[0].index) == (0, 12, None)
     assert steps[0].message == "mode eager: CUDA graphs need a CUDA device, and the network runs on cpu."
     assert (steps[-1].done, steps[-1].total) == (12, 12)
     assert steps[-1].error is not None
@@ -305,7 +307,7 @@ def test_progress_tells_rows_error_and_drift(path: Path) -> None:
     computed(path.with_suffix(".c"), progress=steps.append)
     assert steps[-1].drift is None  # arithmetic does not drift
     steps.clear()
-    computed(path.with_suffix(".c"), rows=30, progress=steps.append)
+    computed(path.with_suffix(".c"), samples=30, progress=steps.append)
     assert steps[0].message == "25 of 30 networks are there already."
 
 
@@ -327,18 +329,18 @@ def test_settings_are_chosen_one_by_one() -> None:
 # ---------------------------------------------------------------- on real hardware
 
 
-def profiled_on_a_gpu(path: Path, settings: MeasureSettings, rows: int) -> Profile:
+def profiled_on_a_gpu(path: Path, settings: MeasureSettings, samples: int) -> Profile:
     model = nn.Sequential(nn.Conv2d(3, 64, 3), nn.ReLU(), nn.Conv2d(64, 96, 3), nn.ReLU(), nn.Conv2d(96, 8, 1))
     example = torch.ones(64, 3, 64, 64)
     meter = find_meter("nvml")
     try:
         made = profile(
             model,
-            trace_channels(model, example, proven=False),
+            trace_channels(model, example, verify=False),
             example,
             meter,
             path,
-            rows=rows,
+            samples=samples,
             rounds=2,
             reference_every=5,
             device="cuda",
@@ -362,8 +364,8 @@ def test_a_real_gpu_is_profiled_with_default_options(path: Path) -> None:
     assert len(made.corrected()) == 15
     assert made.repeat_noise is not None
     assert made.repeat_noise < 0.01, made.drift
-    assert made.seconds_per_network is not None
-    assert made.seconds_per_network < 1.0
+    assert made.seconds_per_sample is not None
+    assert made.seconds_per_sample < 1.0
     assert made.drift is not None
     assert made.drift.is_steady
 

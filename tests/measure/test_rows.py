@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from ecc.errors import BadFile
-from ecc.measure.rows import Row, row_line
-from measure.profile_cases import reference, row
+from ecc.measure.samples import Sample, sample_line
+from measure.profile_cases import reference, sample
 
 FULL = (16, 12)
-EVERYTHING = Row(
-    row=3,
+EVERYTHING = Sample(
+    index=3,
     round=1,
     session=2,
     widths=(4, 3),
@@ -29,21 +29,21 @@ EVERYTHING = Row(
 )
 
 
-@pytest.mark.parametrize("one", [EVERYTHING, row(0), reference(2.0)])
-def test_a_row_comes_back_as_it_was(one: Row) -> None:
-    assert Row.from_dict(json.loads(row_line(one)), FULL) == one
+@pytest.mark.parametrize("one", [EVERYTHING, sample(0), reference(2.0)])
+def test_a_row_comes_back_as_it_was(one: Sample) -> None:
+    assert Sample.from_dict(json.loads(sample_line(one)), FULL) == one
 
 
 def test_what_is_not_known_is_not_written() -> None:
-    assert row_line(row(7)) == (
-        '{"row": 7, "reference": false, "round": 0, "session": 0, "widths": [4, 3], "joules": 1.0, "seconds": 0.001}\n'
+    assert sample_line(sample(7)) == (
+        '{"sample": 7, "reference": false, "round": 0, "session": 0, "widths": [4, 3], "joules": 1.0, "seconds": 0.001}\n'
     )
 
 
 def test_references_have_no_number_but_say_what_they_are() -> None:
     assert reference(2.0).is_reference
-    assert json.loads(row_line(reference(2.0)))["reference"] is True
-    assert json.loads(row_line(reference(2.0)))["row"] is None
+    assert json.loads(sample_line(reference(2.0)))["reference"] is True
+    assert json.loads(sample_line(reference(2.0)))["sample"] is None
 
 
 @pytest.mark.parametrize(
@@ -57,10 +57,10 @@ def test_references_have_no_number_but_say_what_they_are() -> None:
         ("joules", True, "joules is True"),
         ("joules", None, "joules is None"),
         ("seconds", 0, "seconds is 0"),
-        ("row", -1, "row is -1; it must be a whole number of at least 0"),
-        ("row", 1.5, "row is 1.5"),
-        ("row", None, "reference is False, although row is None"),
-        ("reference", True, "reference is True, although row is 3"),
+        ("sample", -1, "sample is -1; it must be a whole number of at least 0"),
+        ("sample", 1.5, "sample is 1.5"),
+        ("sample", None, "reference is False, although sample is None"),
+        ("reference", True, "reference is True, although sample is 3"),
         ("round", None, "round is None"),
         ("session", True, "session is True"),
         ("widths", [4], r"widths is \[4\]; it must be a list of 2 whole numbers"),
@@ -79,4 +79,4 @@ def test_references_have_no_number_but_say_what_they_are() -> None:
 )
 def test_a_wrong_value_is_refused_by_name(field: str, value: Any, text: str) -> None:
     with pytest.raises(BadFile, match=text):
-        Row.from_dict({**json.loads(row_line(EVERYTHING)), field: value}, FULL)
+        Sample.from_dict({**json.loads(sample_line(EVERYTHING)), field: value}, FULL)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from ecc.errors import BadMeasurement, BadWidths
 from ecc.graph import ChannelGraph, ChannelGroup
-from ecc.measure.design import DESIGNS, design, parse_shard, rows_of
+from ecc.measure.design import DESIGNS, parse_shard, shard_indices
 
 FULL = (64, 192, 384, 256, 100)
 
@@ -25,19 +25,21 @@ seeds = st.integers(0, 2**32 - 1)
 multiples = st.none() | st.integers(1, 64)
 
 
-def drawn(full: list[int], rows: int, kind: str, seed: int, width_multiple: int | None) -> tuple[dict[str, int], ...]:
+def drawn(
+    full: list[int], samples: int, kind: str, seed: int, width_multiple: int | None
+) -> tuple[dict[str, int], ...]:
     """A design, or none where the network is too small for it."""
     try:
-        return design(graph_of(*full), rows, kind, seed, width_multiple)
+        return sample_widths(graph_of(*full), samples, kind, seed, width_multiple)
     except BadWidths:
         return ()
 
 
-@given(full=widths, rows=st.integers(1, 40), kind=kinds, seed=seeds, width_multiple=multiples)
+@given(full=widths, samples=st.integers(1, 40), kind=kinds, seed=seeds, width_multiple=multiples)
 def test_widths_are_possible_and_no_two_rows_are_equal(
-    full: list[int], rows: int, kind: str, seed: int, width_multiple: int | None
+    full: list[int], samples: int, kind: str, seed: int, width_multiple: int | None
 ) -> None:
-    made = drawn(full, rows, kind, seed, width_multiple)
+    made = drawn(full, samples, kind, seed, width_multiple)
     for network in made:
         assert list(network) == [f"g{i}" for i in range(len(full))]
         for width, most in zip(network.values(), full, strict=True):
@@ -45,36 +47,41 @@ def test_widths_are_possible_and_no_two_rows_are_equal(
             assert 1 <= width <= most
             assert width == most or width % (width_multiple or 1) == 0
     assert len({tuple(network.values()) for network in made}) == len(made)
-    assert len(made) in (0, rows)
+    assert len(made) in (0, samples)
 
 
 @given(
-    full=widths, rows=st.integers(2, 40), shorter=st.integers(1, 40), kind=kinds, seed=seeds, width_multiple=multiples
+    full=widths,
+    samples=st.integers(2, 40),
+    shorter=st.integers(1, 40),
+    kind=kinds,
+    seed=seeds,
+    width_multiple=multiples,
 )
 def test_a_longer_design_begins_with_the_shorter(
-    full: list[int], rows: int, shorter: int, kind: str, seed: int, width_multiple: int | None
+    full: list[int], samples: int, shorter: int, kind: str, seed: int, width_multiple: int | None
 ) -> None:
-    made = drawn(full, rows, kind, seed, width_multiple)
+    made = drawn(full, samples, kind, seed, width_multiple)
     short = min(shorter, len(made))
-    assert not short or made[:short] == design(graph_of(*full), short, kind, seed, width_multiple)
+    assert not short or made[:short] == sample_widths(graph_of(*full), short, kind, seed, width_multiple)
 
 
-@given(rows=st.integers(1, 60), count=st.integers(1, 9))
-def test_shards_are_disjoint_and_together_the_whole(rows: int, count: int) -> None:
-    shards = [rows_of(rows, (number, count)) for number in range(1, count + 1)]
-    assert sorted(row for shard in shards for row in shard) == list(range(rows))
+@given(samples=st.integers(1, 60), count=st.integers(1, 9))
+def test_shards_are_disjoint_and_together_the_whole(samples: int, count: int) -> None:
+    shards = [shard_indices(samples, (number, count)) for number in range(1, count + 1)]
+    assert sorted(sample for shard in shards for sample in shard) == list(range(samples))
 
 
 def test_a_shard_takes_its_number_modulo_the_count() -> None:
-    assert rows_of(30, (3, 8)) == (3, 11, 19, 27)
-    assert rows_of(30, (8, 8)) == (0, 8, 16, 24)
-    assert rows_of(3, None) == (0, 1, 2)
+    assert shard_indices(30, (3, 8)) == (3, 11, 19, 27)
+    assert shard_indices(30, (8, 8)) == (0, 8, 16, 24)
+    assert shard_indices(3, None) == (0, 1, 2)
 
 
 @pytest.mark.parametrize(("shard", "text"), [((0, 8), "shard 0/8"), ((9, 8), "1/8 to 8/8"), ((1, 0), "shard 1/0")])
 def test_a_shard_that_does_not_exist_is_refused(shard: tuple[int, int], text: str) -> None:
     with pytest.raises(BadMeasurement, match=text):
-        rows_of(10, shard)
+        shard_indices(10, shard)
 
 
 def test_shards_are_written_with_a_slash() -> None:
@@ -86,36 +93,36 @@ def test_shards_are_written_with_a_slash() -> None:
 
 def test_designs_are_the_same_on_every_machine() -> None:
     """Literal values: neither hash seeds nor versions of Python or numpy may change them."""
-    made = design(graph_of(*FULL), 6, "mixed", 7)
+    made = sample_widths(graph_of(*FULL), 6, "mixed", 7)
     assert [tuple(network.values()) for network in made[3:]] == [
         (50, 85, 278, 251, 54),
         (11, 17, 90, 52, 13),
         (59, 41, 174, 239, 3),
     ]
-    made = design(graph_of(*FULL), 2, "uniform", 7, width_multiple=8)
+    made = sample_widths(graph_of(*FULL), 2, "uniform", 7, width_multiple=8)
     assert [tuple(network.values()) for network in made] == [(8, 152, 168, 184, 96), (32, 96, 32, 72, 48)]
 
 
 def test_mixed_begins_with_dense_minimum_and_half() -> None:
-    dense, least, half = design(graph_of(*FULL), 3)
+    dense, least, half = sample_widths(graph_of(*FULL), 3)
     assert tuple(dense.values()) == FULL
     assert tuple(least.values()) == (1,) * 5
     assert tuple(half.values()) == (32, 96, 192, 128, 50)
-    dense, least, half = design(graph_of(*FULL, 3), 3, width_multiple=8)
+    dense, least, half = sample_widths(graph_of(*FULL, 3), 3, width_multiple=8)
     assert tuple(dense.values()) == (*FULL, 3)
     assert tuple(least.values()) == (8, 8, 8, 8, 8, 3)
     assert tuple(half.values()) == (32, 96, 192, 128, 48, 3)
 
 
 def test_uniform_is_uniform() -> None:
-    made = design(graph_of(10, 10_000), 4_000, "uniform", 1)
+    made = sample_widths(graph_of(10, 10_000), 4_000, "uniform", 1)
     counts = [sum(network["g0"] == width for network in made) for width in range(1, 11)]
     assert all(abs(count - 400) < 5 * math.sqrt(400) for count in counts)
 
 
 def test_two_thirds_of_mixed_are_scaled_copies() -> None:
     full = [512] * 40
-    made = design(graph_of(*full), 3_003, "mixed", 1)[3:]
+    made = sample_widths(graph_of(*full), 3_003, "mixed", 1)[3:]
     # Widths of a scaled network agree on their scale; the mean of many uniform ones is near a half.
     shares = [sum(network.values()) / sum(full) for network in made]
     near_half = sum(0.4 < share < 0.6 for share in shares) / len(shares)
@@ -125,15 +132,15 @@ def test_two_thirds_of_mixed_are_scaled_copies() -> None:
 
 
 def test_frozen_groups_are_left_out() -> None:
-    made = design(graph_of(5, frozen=(7,)), 3)
+    made = sample_widths(graph_of(5, frozen=(7,)), 3)
     assert all(list(network) == ["g0"] for network in made)
 
 
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ({"rows": 0}, "rows=0 is below 1"),
-        ({"rows": 10**30}, "is above 1000000, the most a design can have"),
+        ({"samples": 0}, "samples=0 is below 1"),
+        ({"samples": 10**30}, "is above 1000000, the most a design can have"),
         ({"kind": "corners"}, "design 'corners' is unknown; give one of uniform, mixed"),
         ({"seed": -1}, "seed=-1 is outside"),
         ({"width_multiple": 0}, "width_multiple=0 is below 1"),
@@ -141,21 +148,23 @@ def test_frozen_groups_are_left_out() -> None:
 )
 def test_arguments_out_of_range_are_refused(arguments: dict[str, int], text: str) -> None:
     with pytest.raises(BadMeasurement, match=text):
-        design(graph_of(5), **{"rows": 3, **arguments})  # type: ignore[arg-type]
+        sample_widths(graph_of(5), **{"samples": 3, **arguments})  # type: ignore[arg-type]
 
 
 def test_a_network_with_too_few_widths_is_refused() -> None:
-    assert len(design(graph_of(3, 4), 12, "uniform")) == 12
-    with pytest.raises(BadWidths, match=r"13 rows was asked for, but this network has only 12 different widths\. Ask"):
-        design(graph_of(3, 4), 13)
+    assert len(sample_widths(graph_of(3, 4), 12, "uniform")) == 12
     with pytest.raises(
-        BadWidths, match=r"has only 4 different widths in multiples of 8\. Ask for fewer rows or a smal"
+        BadWidths, match=r"13 samples was asked for, but this network has only 12 different widths\. Ask"
     ):
-        design(graph_of(16, 12), 13, width_multiple=8)
-    with pytest.raises(BadWidths, match=r"3000 rows was asked for, but this network has hardly more than 29\d\d"):
-        design(graph_of(3000), 3000)  # the last few would take for ever to be drawn
+        sample_widths(graph_of(3, 4), 13)
+    with pytest.raises(
+        BadWidths, match=r"has only 4 different widths in multiples of 8\. Ask for fewer samples or a smal"
+    ):
+        sample_widths(graph_of(16, 12), 13, width_multiple=8)
+    with pytest.raises(BadWidths, match=r"3000 samples was asked for, but this network has hardly more than 29\d\d"):
+        sample_widths(graph_of(3000), 3000)  # the last few would take for ever to be drawn
 
 
 def test_a_network_without_a_group_to_cut_is_refused() -> None:
     with pytest.raises(BadWidths, match="no group of this network can be cut"):
-        design(graph_of(frozen=(7,)), 3)
+        sample_widths(graph_of(frozen=(7,)), 3)

@@ -18,10 +18,11 @@ from ecc.energy import EnergyModel, fit, parse_budgets
 from ecc.energy.families import FittedModel
 from ecc.energy.features import bilinear_terms
 from ecc.graph import ChannelGraph, trace_channels
-from ecc.measure import MeterInfo, Profile, Reading, Source, find_meter, profile
+from ecc.measure import EnergySource, MeterInfo, Profile, Reading, find_meter, profile
 from ecc.methods import Compression, CompressSettings
 from ecc.methods.compression import CompressedModel
-from ecc.task import Task, with_batch
+from ecc.options import settings_from
+from ecc.task import Task, with_batch_size
 from ecc.zoo import find_task
 from energy.cases import model_of, origin, slow_extent
 from graph.layers import conv, named
@@ -104,7 +105,7 @@ WIDE: dict[str, Callable[[], nn.Module]] = {
 @cache
 def _graph(name: str) -> ChannelGraph:
     net = WIDE[name]()
-    return trace_channels(net.eval(), example_of(name), proven=False)
+    return trace_channels(net.eval(), example_of(name), verify=False)
 
 
 def example_of(name: str) -> Tensor:
@@ -189,13 +190,13 @@ def wide_job(
 ) -> Compression:
     """A compression of a wide network by a model that errs, on scales that do not."""
     graph = _graph(name)
-    values = {"steps": 24, "finetune_steps": 4, "lr": 1e-3, "log_every": 5} | settings
+    values = {"prune_steps": 24, "finetune_steps": 4, "lr": 1e-3, "log_every": 5} | settings
     return Compression(
         task or wide_task(name),
         parse_budgets(budgets or ("50%",)),
         wrong_model(graph, factor),
         source=Truth(true_model(graph)),
-        settings=CompressSettings(**values),
+        settings=settings_from(CompressSettings, values),
     )
 
 
@@ -205,11 +206,11 @@ def wide_job(
 @cache
 def digits_profile(platform: str = "jetson-tx2") -> Profile:
     task = find_task("digits")
-    inputs = with_batch(task.example_input, BATCH)
-    graph = trace_channels(task.model, inputs, proven=False)
+    inputs = with_batch_size(task.example_input, BATCH)
+    graph = trace_channels(task.model, inputs, verify=False)
     with TemporaryDirectory() as folder:
         return profile(
-            task.model, graph, inputs, find_meter(f"platform:{platform}"), Path(folder) / "a.profile", rows=50
+            task.model, graph, inputs, find_meter(f"platform:{platform}"), Path(folder) / "a.profile", samples=50
         )
 
 
@@ -218,15 +219,19 @@ def digits_model(platform: str = "jetson-tx2", resource: str = "energy") -> Ener
     return fit(digits_profile(platform), resource=resource)
 
 
-def platform(name: str = "jetson-tx2") -> Source:
+def platform(name: str = "jetson-tx2") -> EnergySource:
     return find_meter(f"platform:{name}")
 
 
 def digits_job(*budgets: str, **settings: Any) -> Compression:
-    values = {"pretrain_steps": 6, "steps": 16, "finetune_steps": 4, "lr": 1e-3, "log_every": 5} | settings
+    values = {"pretrain_steps": 6, "prune_steps": 16, "finetune_steps": 4, "lr": 1e-3, "log_every": 5} | settings
     models = [digits_model(), *([digits_model(resource="latency")] if any("latency" in b for b in budgets) else [])]
     return Compression(
-        find_task("digits"), parse_budgets(budgets), models, source=platform(), settings=CompressSettings(**values)
+        find_task("digits"),
+        parse_budgets(budgets),
+        models,
+        source=platform(),
+        settings=settings_from(CompressSettings, values),
     )
 
 

@@ -213,7 +213,7 @@ def traced(name: str, seed: int = 0) -> tuple[nn.Module, Tensor, ChannelGraph]:
     build, inputs = NETS[name]
     net, example = build(), inputs()
     if name not in _GRAPHS:  # a trace takes longer than all else a test does
-        _GRAPHS[name] = trace_channels(net.eval(), example, proven=False)
+        _GRAPHS[name] = trace_channels(net.eval(), example, verify=False)
     return net.train(), example, _GRAPHS[name]
 
 

@@ -18,17 +18,17 @@ from ecc.methods.landing import CostCheck, Landing
 from ecc.training import DistributedContext, Interrupted, find_distributed, save_state
 from methods.jobs import noise_batches, wide_job, wide_task
 
-SETTINGS: dict[str, Any] = {"pretrain_steps": 2, "steps": 16, "finetune_steps": 3, "log_every": 4}
+SETTINGS: dict[str, Any] = {"pretrain_steps": 2, "prune_steps": 16, "finetune_steps": 3, "log_every": 4}
 STOP = 9  # the step of the solve at which the second process is asked to stop
 
 
-def only_the_first_knows(world: DistributedContext) -> None:
+def only_the_first_knows(distributed: DistributedContext) -> None:
     """Its scales scatter, and those of the others have only the word of the model."""
     weigh = CostEvaluator.__call__
 
     def scattered(self: CostEvaluator, widths: Mapping[str, int]) -> MeasuredCost:
         found = weigh(self, widths)
-        return replace(found, relative_ci=0.012) if world.is_main else found
+        return replace(found, relative_ci=0.012) if distributed.is_main else found
 
     CostEvaluator.__call__ = scattered  # type: ignore[method-assign]
 
@@ -62,31 +62,31 @@ def stopping(epoch: int, asked: list[int]) -> Iterator[tuple[Tensor, Tensor]]:
 
 def main(folder: Path) -> None:
     torch.set_num_threads(1)
-    world = find_distributed("cpu")
+    distributed = find_distributed("cpu")
     seen: dict[str, Any] = {}
-    only_the_first_knows(world)
+    only_the_first_knows(distributed)
     watched(seen)
 
     # Each has a folder of its own name, so that one that writes is found out.
-    result = wide_job("50%", **SETTINGS).run(folder / f"whole-{world.rank}", world=world)
+    result = wide_job("50%", **SETTINGS).run(folder / f"whole-{distributed.rank}", distributed=distributed)
     label, widths = result.summary["label"], torch.tensor(list(result.widths.values()))
     save_state(
-        folder / f"{world.rank}.safetensors",
+        folder / f"{distributed.rank}.safetensors",
         {"steps": dict(seen), "label": label, "widths": widths, "slim": result.model.state_dict()},
     )
 
     # The second process draws both processes' batches too: it is asked to stop in the midst of the solve.
-    asked = [0, 2 * (SETTINGS["pretrain_steps"] + STOP) if world.rank else -1]
+    asked = [0, 2 * (SETTINGS["pretrain_steps"] + STOP) if distributed.rank else -1]
     task = wide_task(train_batches=lambda epoch: stopping(epoch, asked))
     stopped = 0
     try:
-        wide_job("50%", task=task, **SETTINGS).run(folder / "parted", world=world)
+        wide_job("50%", task=task, **SETTINGS).run(folder / "parted", distributed=distributed)
     except Interrupted:
         stopped = 1
-    assert world.largest([stopped, -stopped]) == [1, -1], "both stopped"
-    again = wide_job("50%", **SETTINGS).run(folder / "parted", world=world)
-    save_state(folder / f"parted-{world.rank}.safetensors", {"slim": again.model.state_dict()})
-    world.close()
+    assert distributed.max([stopped, -stopped]) == [1, -1], "both stopped"
+    again = wide_job("50%", **SETTINGS).run(folder / "parted", distributed=distributed)
+    save_state(folder / f"parted-{distributed.rank}.safetensors", {"slim": again.model.state_dict()})
+    distributed.close()
 
 
 if __name__ == "__main__":

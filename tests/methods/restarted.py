@@ -23,7 +23,7 @@ from methods.jobs import noise_batches, wide_job, wide_task
 
 SETTINGS: dict[str, Any] = {
     "pretrain_steps": 4,
-    "steps": 16,
+    "prune_steps": 16,
     "finetune_steps": 8,
     "log_every": 2,
     "checkpoint_steps": 3,
@@ -42,20 +42,22 @@ def deadly_batches(folder: Path, rank: int, epoch: int) -> Iterator[tuple[Tensor
         yield batch
 
 
-def job(world: DistributedContext, **fields: Any) -> Compression:
+def job(distributed: DistributedContext, **fields: Any) -> Compression:
     task = wide_task(evaluate=lambda model: float(next(model.parameters()).detach().sum()), **fields)
     made = wide_job("45%", task=task, **SETTINGS)
-    made.device = world.device  # as the command line does it
+    made.device = distributed.device  # as the command line does it
     return made
 
 
 def main(folder: Path) -> None:
     torch.set_num_threads(1)
-    world = find_distributed("cpu")
-    job(world).run(folder / "peace", world=world)
-    result = job(world, train_batches=partial(deadly_batches, folder, world.rank)).run(folder / "war", world=world)
-    save_state(folder / f"war-{world.rank}.safetensors", {"slim": result.model.state_dict()})
-    world.close()
+    distributed = find_distributed("cpu")
+    job(distributed).run(folder / "peace", distributed=distributed)
+    result = job(distributed, train_batches=partial(deadly_batches, folder, distributed.rank)).run(
+        folder / "war", distributed=distributed
+    )
+    save_state(folder / f"war-{distributed.rank}.safetensors", {"slim": result.model.state_dict()})
+    distributed.close()
 
 
 if __name__ == "__main__":

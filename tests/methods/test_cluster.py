@@ -246,7 +246,7 @@ def test_asked_to_stop_it_cancels_and_says_how_to_go_on() -> None:
     os.kill(os.getpid(), signal.SIGTERM)
     with pytest.raises(Interrupted, match=r"stopped with 1 of 3 tasks done\. The same command goes on") as stop:
         next(outcomes)
-    assert stop.value.number == signal.SIGTERM
+    assert stop.value.signum == signal.SIGTERM
     assert sorted(ray.cancelled) == [Outcome("b"), Outcome("c")]
 
 
@@ -274,7 +274,7 @@ class Inline:
 def small_grid(**changes: Any) -> Comparison:
     graph = _graph("chain")
     values: dict[str, Any] = {"methods": ["scratch", "uniform", "ecc"], "budgets": ["65%"], "seeds": 1} | changes
-    settings = CompressSettings(pretrain_steps=3, steps=20, finetune_steps=2, lr=1e-3)
+    settings = CompressSettings(pretrain_steps=3, prune_steps=20, finetune_steps=2, lr=1e-3)
     return Comparison(wide_task("chain"), true_model(graph), settings=settings, **values)
 
 

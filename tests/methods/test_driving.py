@@ -308,7 +308,7 @@ def test_a_checkpoint_holds_the_network_once(method: Any) -> None:
 def test_several_processes_are_refused_before_anything_is_written(tmp_path: Path) -> None:
     job = wide_job("50%")
     job.method = Uniform()
-    job.world.size = 2
+    job.distributed.size = 2
     with pytest.raises(EccError, match="uniform chooses in one process, and this is one of 2"):
         job.run(tmp_path / "run")
     assert not (tmp_path / "run").exists()

@@ -118,7 +118,7 @@ def test_groups_go_in_the_order_of_the_energy_of_their_readers(name: str) -> Non
     work = work_of(name, share=0.3)
     method = started(work, cut=0.05)
     layers = work.costs[0].per_layer()  # type: ignore[attr-defined]
-    spent = {group.name: sum(layers[path] for path in group.layers(Role.READ)) for group in work.graph.prunable}
+    spent = {group.name: sum(layers[path] for path in group.layers(Role.CONSUMER)) for group in work.graph.prunable}
     expected = sorted(spent, key=lambda group: -spent[group])
     assert method.order() == expected
     for _ in expected:
@@ -136,7 +136,7 @@ def test_prices_change_the_order() -> None:
         coefficients = tuple(1.0 if any(layer == number for layer, _ in term.layers) else 1e-6 for term in priced.terms)
         work.costs = (replace(model, fitted=replace(priced, coefficients=coefficients)),)  # type: ignore[type-var]
         first = started(work).order()[0]
-        assert dear in work.graph[first].layers(Role.READ)
+        assert dear in work.graph[first].layers(Role.CONSUMER)
         orders.append(first)
     assert orders[0] != orders[1]
 
@@ -186,7 +186,7 @@ def test_refitting_lowers_the_error_of_the_outputs(name: str) -> None:
         work = work_of(name, share=0.5)
         method = started(work, refit=refit, rows=10_000, extra=0.0, cut=0.4)
         method.step()
-        found[refit] = errors(method, work, list(work.graph[cuts_of(work)[0]["group"]].layers(Role.READ))[:1])
+        found[refit] = errors(method, work, list(work.graph[cuts_of(work)[0]["group"]].layers(Role.CONSUMER))[:1])
         assert bool(cuts_of(work)[0]["refit"]) == refit
     assert (found[True] < 0.9 * found[False]).all()
 
@@ -197,7 +197,7 @@ def test_restoring_lowers_the_error_of_the_outputs() -> None:
         work = work_of("chain", share=0.5)
         method = started(work, refit=False, rows=10_000, extra=extra, cut=0.3)
         method.step()
-        found.append(errors(method, work, list(work.graph[cuts_of(work)[0]["group"]].layers(Role.READ))))
+        found.append(errors(method, work, list(work.graph[cuts_of(work)[0]["group"]].layers(Role.CONSUMER))))
     assert (found[1] < found[0]).all()
 
 

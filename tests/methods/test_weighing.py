@@ -172,7 +172,7 @@ class TwoWorlds(DistributedContext):
         super().__init__("cpu")
         self.rank, self.size, self.first = rank, 2, first
 
-    def gathered(self, tensor: Tensor) -> Tensor:
+    def gather(self, tensor: Tensor) -> Tensor:
         if self.rank == 0:
             self.first.append(tensor)
         return torch.stack([self.first[-1], tensor])

@@ -17,7 +17,7 @@ from ecc.measure import (
     MeterInfo,
     Window,
 )
-from ecc.measure.doctor import Examination, Finding, SelfTest
+from ecc.measure.doctor import DoctorReport, MeterFinding, SelfTest
 from ecc.measure.registry import FALLBACKS
 from ecc.report.doctor import _si, _watts, doctor_view
 
@@ -45,11 +45,11 @@ COUNTER = CounterProbe(
     idle_watts=76.31,
     idle_state=DeviceState(temperature_celsius=34, clock_mhz=345, other_processes=("process 42",)),
 )
-NOTHING = Examination(
+NOTHING = DoctorReport(
     machine=MACHINE,
     findings=(
-        Finding(spec="nvml", reason="no NVIDIA driver here"),
-        Finding(spec="rapl", reason="only root may read it", remedy="sudo chmod a+r /sys/counter"),
+        MeterFinding(spec="nvml", reason="no NVIDIA driver here"),
+        MeterFinding(spec="rapl", reason="only root may read it", remedy="sudo chmod a+r /sys/counter"),
     ),
 )
 
@@ -76,23 +76,23 @@ def self_test(spread: float, **window: Any) -> SelfTest:
     return SelfTest(device="cuda:0", measurement=result)
 
 
-WORKING = Finding(spec="nvml", reason="NVIDIA H200, board, energy counter", info=INFO, is_meter=True, counter=COUNTER)
+WORKING = MeterFinding(spec="nvml", reason="NVIDIA H200, board, energy counter", info=INFO, is_meter=True, counter=COUNTER)
 
 
-def shown(examination: Examination, width: int = 80) -> str:
+def shown(examination: DoctorReport, width: int = 80) -> str:
     console = Console(width=width, highlight=False)
     with console.capture() as capture:
         console.print(doctor_view(examination))
     return capture.get()
 
 
-def words(examination: Examination) -> str:
+def words(examination: DoctorReport) -> str:
     """Without line breaks and columns."""
     return " ".join(shown(examination, width=1000).split())
 
 
-def examined(finding: Finding) -> Examination:
-    return Examination(machine=MACHINE, findings=(finding, Finding(spec="rapl", reason="no RAPL here")))
+def examined(finding: MeterFinding) -> DoctorReport:
+    return DoctorReport(machine=MACHINE, findings=(finding, MeterFinding(spec="rapl", reason="no RAPL here")))
 
 
 # ---------------------------------------------------------------- nothing works
@@ -168,10 +168,10 @@ def test_declared_watts_have_no_idle_and_estimates_no_counter() -> None:
     assert "CPU time x declared 15 W" in text
     assert "idle" not in text
     estimate = replace(WORKING, info=replace(INFO, provenance=Estimated("a table of 2019")), counter=None)
-    text = words(Examination(machine=MACHINE, findings=(estimate,)))
+    text = words(DoctorReport(machine=MACHINE, findings=(estimate,)))
     assert "nvml NVIDIA H200, board: estimated joules computed from constants: a table of 2019" in text
     replayed = replace(WORKING, info=replace(INFO, reads="replay of h200.profile"), counter=None)
-    assert "joules replay of h200.profile" in words(Examination(machine=MACHINE, findings=(replayed,)))
+    assert "joules replay of h200.profile" in words(DoctorReport(machine=MACHINE, findings=(replayed,)))
 
 
 def test_a_counter_that_told_little() -> None:
@@ -182,7 +182,7 @@ def test_a_counter_that_told_little() -> None:
 
 def test_a_spec_with_blanks_is_quoted() -> None:
     finding = replace(WORKING, spec="command:read-joules --port 3")
-    assert "--meter 'command:read-joules --port 3' -o" in words(Examination(machine=MACHINE, findings=(finding,)))
+    assert "--meter 'command:read-joules --port 3' -o" in words(DoctorReport(machine=MACHINE, findings=(finding,)))
 
 
 # ---------------------------------------------------------------- the machine, and the page
@@ -198,7 +198,7 @@ def test_the_machine() -> None:
 
 @pytest.mark.parametrize("width", [60, 80, 120])
 @pytest.mark.parametrize("examination", [NOTHING, examined(replace(WORKING, self_test=self_test(0.1)))])
-def test_it_fits_the_terminal_and_loses_no_word(examination: Examination, width: int) -> None:
+def test_it_fits_the_terminal_and_loses_no_word(examination: DoctorReport, width: int) -> None:
     text = shown(examination, width)
     assert all(len(line.rstrip()) <= width for line in text.splitlines())
     assert "…" not in text
@@ -206,7 +206,7 @@ def test_it_fits_the_terminal_and_loses_no_word(examination: Examination, width:
 
 
 def test_markup_in_a_reason_is_text() -> None:
-    finding = Finding(spec="nvml", reason="field [bold]186[/bold] is not supported")
+    finding = MeterFinding(spec="nvml", reason="field [bold]186[/bold] is not supported")
     assert "field [bold]186[/bold] is not supported" in words(replace(NOTHING, findings=(finding, *NOTHING.findings)))
 
 

@@ -12,7 +12,7 @@ from ecc.constants import MIN_WIDTH_RATIO
 from ecc.energy import EnergyModel, fit, parse_budget
 from ecc.graph import trace_channels
 from ecc.measure import Profile
-from ecc.methods.ecc.min_widths import floor_widths
+from ecc.methods.ecc.constraints import group_min_widths
 from ecc.report.fit import budget_warning, budget_within, fit_facts, fit_view, least_of, reach, si
 from ecc.zoo import find_task
 
@@ -108,7 +108,7 @@ def test_that_a_budget_can_be_met_is_told() -> None:
 def test_what_can_be_met_is_what_compress_can_reach() -> None:
     """As far as the multiples that were profiled go."""
     task = find_task("mobilenet_v1")
-    graph = trace_channels(task.model, task.example_input, proven=False)
-    floors = floor_widths(graph, MIN_WIDTH_RATIO, model().origin.width_multiple or 1)
+    graph = trace_channels(task.model, task.example_input, verify=False)
+    floors = group_min_widths(graph, MIN_WIDTH_RATIO, model().origin.width_multiple or 1)
     widths = dict(zip(graph.full_widths, floors, strict=True))
     assert least_of(model()) == pytest.approx(model().at({group.name: widths[group.name] for group in graph.prunable}))

@@ -78,8 +78,8 @@ def test_the_summary_tells_what_can_be_cut_and_how_sure_it_is() -> None:
     _, _, graph = traced("chain")
     assert "2 of 3 groups can be cut" in shown(graph)
     assert "not verified." in shown(graph)
-    assert "verified: max relative difference 3e-07." in shown(replace(graph, proof=2.9e-7))
-    assert "verified: outputs are equal." in shown(replace(graph, proof=0.0))
+    assert "verified: max relative difference 3e-07." in shown(replace(graph, max_relative_diff=2.9e-7))
+    assert "verified: outputs are equal." in shown(replace(graph, max_relative_diff=0.0))
 
 
 def test_names_that_look_like_markup_are_shown_as_they_are() -> None:
@@ -115,13 +115,13 @@ def test_a_narrow_terminal_loses_no_name(width: int) -> None:
 
 @pytest.mark.parametrize("name", CASES)
 def test_facts_are_json_and_the_graphs_own_numbers(name: str) -> None:
-    _, _, graph = traced(name, proven=True)
+    _, _, graph = traced(name, verify=True)
     facts = graph_facts(graph)
     assert json.loads(json.dumps(facts)) == facts
     assert facts["fingerprint"] == graph.fingerprint
     for cost in ("macs", "parameters", "weight_bytes", "activation_bytes"):
         assert facts[cost] == int(getattr(graph, cost)())
-    assert facts["proof"] == graph.proof
+    assert facts["max_relative_diff"] == graph.max_relative_diff
     assert facts["notes"] == list(graph.notes)
     assert {g["name"]: (g["width"], g["frozen"]) for g in facts["groups"]} == {
         g.name: (g.width, g.frozen) for g in graph.groups
@@ -131,9 +131,9 @@ def test_facts_are_json_and_the_graphs_own_numbers(name: str) -> None:
 def test_facts_name_writers_carriers_and_readers() -> None:
     first = graph_facts(traced("residual")[2])["groups"][0]
     assert (first["name"], first["width"], first["frozen"]) == ("stem", 8, None)
-    assert first["written_by"] == ["stem", "conv2"]
-    assert first["carried_by"] == ["bn2"]
-    assert first["read_by"] == ["conv1", "head"]
+    assert first["producers"] == ["stem", "conv2"]
+    assert first["per_channel"] == ["bn2"]
+    assert first["consumers"] == ["conv1", "head"]
     assert first["share_of_macs"] == 1  # every layer reads or writes the residual stream
 
 

@@ -10,7 +10,7 @@ from rich.console import Console
 from ecc.measure import Declared, MeasureSettings, Profile, Progress
 from ecc.measure.drift import Drift
 from ecc.report.live_profile import ProfileView, profile_facts, profile_summary
-from measure.profile_cases import Prices, header, profile_of, reference, row, small_graph
+from measure.profile_cases import Prices, header, profile_of, reference, sample, small_graph
 
 DRIFT = Drift(references=3, cv=0.004, span=0.01, noise=0.002, is_significant=True)
 
@@ -34,8 +34,8 @@ def test_elsewhere_than_in_a_terminal_a_line_comes_every_ten_rows() -> None:
         screen.show(0)
         for done in range(1, 51):
             screen.seconds = 4.0 * done
-            screen.show(done, row=row(done, 0.02471, relative_ci=0.004), error=0.023, drift=DRIFT)
-            screen.show(done, row=reference(0.03))
+            screen.show(done, sample=sample(done, 0.02471, relative_ci=0.004), error=0.023, drift=DRIFT)
+            screen.show(done, sample=reference(0.03))
     lines = screen.text.getvalue().splitlines()
     assert len(lines) == 5
     assert lines[0] == ("10 of 50 networks, 0.02471 J +- 0.4% (measured), fit error 2.3%, reference +-0.4%, 3 min left")
@@ -47,13 +47,13 @@ def test_time_left_counts_from_where_this_run_began() -> None:
     screen = Screen(terminal=False)
     screen.show(30)
     screen.seconds = 10.0
-    screen.show(40, row=row(1))
+    screen.show(40, sample=sample(1))
     assert screen.text.getvalue().strip().endswith("10 s left")
 
 
 def test_the_last_line_comes_whatever_the_number() -> None:
     screen = Screen(terminal=False)
-    screen.show(7, total=7, row=row(1))
+    screen.show(7, total=7, sample=sample(1))
     assert screen.text.getvalue() == "7 of 7 networks, 1 J (measured)\n"
 
 
@@ -68,7 +68,7 @@ def test_messages_are_always_shown(terminal: bool) -> None:
 def test_a_terminal_shows_a_bar() -> None:
     screen = Screen(terminal=True)
     with screen.view:
-        screen.show(20, row=row(1, 0.02471), error=0.023)
+        screen.show(20, sample=sample(1, 0.02471), error=0.023)
     assert "20/50" in screen.text.getvalue()
     assert "0.02471 J (measured), fit error 2.3%" in screen.text.getvalue()
 
@@ -86,7 +86,7 @@ def test_the_meter_is_told_before_anything_is_measured() -> None:
 def test_without_a_console_nothing_is_shown() -> None:
     view = ProfileView(None)
     with view:
-        view(Progress(done=10, total=20, label="measured", row=row(1), message="hello"))
+        view(Progress(done=10, total=20, label="measured", sample=sample(1), message="hello"))
     assert view.so_far("a.profile") == "10 of 20 networks are in a.profile; the same command goes on from there."
 
 
@@ -98,7 +98,7 @@ def test_before_the_first_row_there_is_nothing_to_go_on_from() -> None:
 
 
 def some_profile(**changes: Any) -> Profile:
-    rows = [row(i, 0.5 + 0.01 * i, (4 + i, 3)) for i in range(12)]
+    rows = [sample(i, 0.5 + 0.01 * i, (4 + i, 3)) for i in range(12)]
     return profile_of(reference(2.0), *rows, reference(2.02), **changes)
 
 
@@ -129,8 +129,8 @@ def test_the_summary_carries_the_label() -> None:
 def test_drift_and_repeats_of_measured_profiles_are_told() -> None:
     profile = profile_of(
         reference(2.0, measured_at="2026-01-01T00:00:01+00:00"),
-        row(0, measured_at="2026-01-01T00:00:01.750+00:00"),
-        row(0, 1.01, round=1),
+        sample(0, measured_at="2026-01-01T00:00:01.750+00:00"),
+        sample(0, 1.01, round=1),
         reference(2.3),
         device_type="cpu",
     )
@@ -151,9 +151,9 @@ def test_the_mode_is_told_with_its_reason() -> None:
 
 
 def test_a_floor_under_the_energy_is_told() -> None:
-    profile = profile_of(reference(1.0), row(0, 0.97))
+    profile = profile_of(reference(1.0), sample(0, 0.97))
     assert "even the least network takes 97% of the dense one" in profile_summary(profile, "a")
-    wide = profile_of(reference(1.0), replace(row(0, 0.97), widths=profile.header.full_widths))
+    wide = profile_of(reference(1.0), replace(sample(0, 0.97), widths=profile.header.full_widths))
     assert "even the least" not in profile_summary(wide, "a")  # nothing narrow was measured
 
 

@@ -27,32 +27,38 @@ def stop_one(rank: int, step: int, facts: Any) -> None:
 
 def main(folder: Path) -> None:
     torch.set_num_threads(1)
-    world = find_distributed("cpu")
+    distributed = find_distributed("cpu")
 
     def weights(name: str, model: torch.nn.Module) -> None:
-        save_state(folder / f"{name}-{world.rank}.safetensors", model.state_dict())
+        save_state(folder / f"{name}-{distributed.rank}.safetensors", model.state_dict())
 
     torch.manual_seed(0)
     plain = toy_task(model=Net(norm=False, dropout=0.0))
-    weights("joint", fit(STEPS, task=plain, world=world)[0])
+    weights("joint", fit(STEPS, task=plain, distributed=distributed)[0])
     torch.manual_seed(0)
     plain = toy_task(model=Net(norm=False, dropout=0.0))
-    weights("micro", fit(STEPS, task=plain, world=world, micro_batch=2)[0])
+    weights("micro", fit(STEPS, task=plain, distributed=distributed, micro_batch=2)[0])
 
-    weights("whole", fit(STEPS, world=world, log_every=3)[0])
+    weights("whole", fit(STEPS, distributed=distributed, log_every=3)[0])
     stopped = 0
-    with open_run(folder / "run", {}, writes=world.is_main) as run:
+    with open_run(folder / "run", {}, writes=distributed.is_main) as run:
         try:
-            fit(STEPS, world=world, run=run, log_every=3, on_step=lambda *facts: stop_one(world.rank, *facts))
+            fit(
+                STEPS,
+                distributed=distributed,
+                run=run,
+                log_every=3,
+                on_step=lambda *facts: stop_one(distributed.rank, *facts),
+            )
         except Interrupted:
             stopped = 1
-    assert world.largest([stopped, -stopped]) == [1, -1], "both stopped"
-    with open_run(folder / "run", {}, writes=world.is_main) as run:
-        model, outcome = fit(STEPS, world=world, run=run, log_every=3)
+    assert distributed.max([stopped, -stopped]) == [1, -1], "both stopped"
+    with open_run(folder / "run", {}, writes=distributed.is_main) as run:
+        model, outcome = fit(STEPS, distributed=distributed, run=run, log_every=3)
     assert outcome.resumed_at == 3, outcome
     weights("resumed", model)
-    save_state(folder / f"facts-{world.rank}.safetensors", {"rank": world.rank, "size": world.size})
-    world.close()
+    save_state(folder / f"facts-{distributed.rank}.safetensors", {"rank": distributed.rank, "size": distributed.size})
+    distributed.close()
 
 
 if __name__ == "__main__":

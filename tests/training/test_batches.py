@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 from ecc.errors import BadFile, BadTask, EccError
-from ecc.training.batches import SEED_EPOCHS, BatchStream, micro_batches, moved
+from ecc.training.batches import SEED_EPOCHS, BatchStream, micro_batches, to_device
 from ecc.zoo.digits import digits
 from training.toys import data, toy_task
 
@@ -262,7 +262,7 @@ class Point(NamedTuple):
 
 def test_nested_tensors_are_moved_and_the_rest_is_kept() -> None:
     value = {"a": [torch.zeros(2), "text"], "b": Point(torch.ones(1), "p"), "c": (1, None)}
-    there = moved(value, torch.device("meta"))
+    there = to_device(value, torch.device("meta"))
     assert there["a"][0].device.type == there["b"].x.device.type == "meta"
     assert (there["a"][1], there["b"].label, there["c"]) == ("text", "p", (1, None))
     assert type(there["b"]) is Point

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from ecc.errors import BadFile
-from ecc.training.checkpoint import checksum_of, load_state, save_state, sync_folder
+from ecc.training.checkpoint import load_state, save_state, sync_folder, weights_checksum
 from ecc.training.random_state import rng_state
 
 DTYPES = [
@@ -229,10 +229,10 @@ def test_tied_tensors_have_one_name_and_leave_that_of_others(tmp_path: Path) -> 
 
 def test_a_checksum_tells_weights_apart() -> None:
     state = {"a": torch.arange(4.0), "b": torch.ones(2, 3)}
-    found = checksum_of(state)
-    assert found == checksum_of({name: value.clone() for name, value in state.items()})
+    found = weights_checksum(state)
+    assert found == weights_checksum({name: value.clone() for name, value in state.items()})
     changed = [{"b": torch.ones(3, 2)}, {"b": torch.ones(2, 3).double()}, {"a": torch.arange(4.0).flip(0)}]
-    assert len({found, checksum_of({}), *(checksum_of({**state, **change}) for change in changed)}) == 5
+    assert len({found, weights_checksum({}), *(weights_checksum({**state, **change}) for change in changed)}) == 5
 
 
 @pytest.mark.parametrize(("code", "refused"), [(errno.EIO, True), (errno.EINVAL, False)])

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ecc.errors import BadTask, EccError
-from ecc.training.distillation import Distillation, Teacher, call_model, distillation_loss, logits_of
+from ecc.training.distill import DistillSettings, Teacher, call_model, distillation_loss, logits_of
 
 STUDENT = torch.tensor([[1.0, 0.0], [0.0, 2.0]])
 TEACHER = torch.tensor([[3.0, 0.0], [0.0, 1.0]])  # squared errors 4, 0, 0, 1: a mean of 1.25
@@ -97,8 +97,8 @@ def test_logits_are_the_first_tensor() -> None:
 
 @pytest.mark.parametrize(("field", "value"), [("weight", 1.5), ("weight", float("nan")), ("temperature", 0.0)])
 def test_settings_out_of_range_are_told(field: str, value: float) -> None:
-    with pytest.raises(EccError, match=f"{field} of distillation is {value}"):
-        Distillation(**{field: value})
+    with pytest.raises(EccError, match=f"kd_{field} is {value}"):
+        DistillSettings(**{field: value})
 
 
 # ---------------------------------------------------------------- the teacher
@@ -126,7 +126,7 @@ def test_the_teacher_computes_in_the_precision_of_the_block() -> None:
 
 def test_the_teachers_loss_can_be_learnt_from() -> None:
     model = nn.Linear(3, 4)
-    teacher = Teacher(model, Distillation(weight=0.5, ignore_index=255))
+    teacher = Teacher(model, DistillSettings(weight=0.5, ignore_index=255))
     inputs, targets = torch.randn(2, 3), torch.tensor([1, 255])
     outputs = model(inputs) + 1
     task_loss = F.cross_entropy(outputs, targets, ignore_index=255)
@@ -137,13 +137,13 @@ def test_the_teachers_loss_can_be_learnt_from() -> None:
 
 
 def test_a_weight_of_0_does_not_run_the_teacher() -> None:
-    teacher = Teacher(nn.Linear(3, 4), Distillation(weight=0))
+    teacher = Teacher(nn.Linear(3, 4), DistillSettings(weight=0))
     task_loss = torch.tensor(1.0)
     assert teacher.loss(None, torch.zeros(7), None, task_loss) is task_loss
 
 
 def test_labels_to_ignore_must_be_a_tensor() -> None:
-    teacher = Teacher(nn.Linear(3, 4), Distillation(ignore_index=255))
+    teacher = Teacher(nn.Linear(3, 4), DistillSettings(ignore_index=255))
     with pytest.raises(BadTask, match="ignore_index needs targets that are a tensor"):
         teacher.loss(torch.zeros(1, 4), torch.zeros(1, 3), ["a"], torch.tensor(1.0))
 

@@ -20,15 +20,15 @@ from training.toys import Net, toy_task
 
 
 def test_one_process_is_a_world_of_its_own() -> None:
-    world = DistributedContext("cpu")
+    distributed = DistributedContext("cpu")
     model = torch.nn.Linear(1, 1)
-    assert (world.rank, world.size, world.is_main) == (0, 1, True)
-    assert world.wrapped(model) is model
-    assert world.largest([3, -1]) == [3, -1]
-    assert torch.equal(world.gathered(torch.tensor(2.0)), torch.tensor([2.0]))
-    with world.without_sync(model):
-        world.share_buffers_(model)
-    world.close()
+    assert (distributed.rank, distributed.size, distributed.is_main) == (0, 1, True)
+    assert distributed.wrap_model(model) is model
+    assert distributed.max([3, -1]) == [3, -1]
+    assert torch.equal(distributed.gather(torch.tensor(2.0)), torch.tensor([2.0]))
+    with distributed.no_sync(model):
+        distributed.broadcast_buffers_(model)
+    distributed.close()
 
 
 def test_a_cpu_has_no_number() -> None:
@@ -90,8 +90,8 @@ def test_processes_that_share_a_gpu_wrap_the_network_without_its_number(monkeypa
     monkeypatch.setattr(torch.nn.parallel, "DistributedDataParallel", lambda model: ("shared", model))
     for backend, expected in (("gloo", ("shared", net)), ("nccl", "by Accelerate")):
         monkeypatch.setattr(torch.distributed, "get_backend", lambda backend=backend: backend)
-        assert DistributedContext("cuda:0", asked).wrapped(net) == expected
-    assert DistributedContext("cpu", asked).wrapped(net) == "by Accelerate"
+        assert DistributedContext("cuda:0", asked).wrap_model(net) == expected
+    assert DistributedContext("cpu", asked).wrap_model(net) == "by Accelerate"
 
 
 # ---------------------------------------------------------------- two processes

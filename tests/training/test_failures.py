@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from ecc.errors import BadFile, BadTask
-from ecc.training.user_errors import OutOfMemory, is_out_of_memory, told, wrap_user_errors
+from ecc.training.user_errors import OutOfMemory, describe, is_out_of_memory, wrap_user_errors
 
 
 @pytest.mark.parametrize(
@@ -52,5 +52,5 @@ def test_our_own_errors_and_interrupts_pass() -> None:
 
 def test_the_error_of_a_loading_process_is_told_as_it_was_there() -> None:
     text = "Caught ValueError in DataLoader worker process 0.\nOriginal\n  File x\nValueError: bad image 7.\n"
-    assert told(ValueError(text)) == "ValueError: bad image 7"
-    assert told(ValueError()) == "ValueError: no message"
+    assert describe(ValueError(text)) == "ValueError: bad image 7"
+    assert describe(ValueError()) == "ValueError: no message"

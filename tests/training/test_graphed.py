@@ -10,9 +10,9 @@ from torch import Tensor
 from ecc.errors import EccError
 from ecc.training.batches import BatchStream
 from ecc.training.cuda_graph import CALLS, WORTH_IT, CudaGraphFunction, CudaGraphPass
-from ecc.training.distillation import Teacher
+from ecc.training.distill import Teacher
 from ecc.training.distributed import DistributedContext
-from ecc.training.loop import Trained, train
+from ecc.training.loop import TrainResult, train
 from ecc.training.settings import TrainSettings
 from training.toys import Net, fit, same_weights, toy_task
 
@@ -25,18 +25,18 @@ def test_elsewhere_than_on_a_gpu_it_changes_nothing() -> None:
 
 def test_a_scaled_loss_is_refused() -> None:
     with pytest.raises(EccError, match="precision fp16"):
-        TrainSettings(steps=1, precision="fp16", cuda_graph=True)
+        TrainSettings(precision="fp16", cuda_graph=True)
 
 
 def test_several_processes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = DistributedContext(torch.device("cpu"))
-    monkeypatch.setattr(world, "size", 2)
+    distributed = DistributedContext(torch.device("cpu"))
+    monkeypatch.setattr(distributed, "size", 2)
     task = toy_task()
-    stream = BatchStream(task, rank=world.rank, world_size=2)
+    stream = BatchStream(task, rank=distributed.rank, world_size=2)
     optimizer = torch.optim.Adam(task.model.parameters())
-    settings = TrainSettings(steps=1, cuda_graph=True)
+    settings = TrainSettings(cuda_graph=True)
     with pytest.raises(EccError, match="for one process, and this is one of 2"):
-        train(task.model, optimizer, stream, loss=F.cross_entropy, settings=settings, world=world)
+        train(task.model, optimizer, stream, steps=1, loss=F.cross_entropy, settings=settings, distributed=distributed)
 
 
 def test_what_a_replay_could_not_follow_is_refused() -> None:
@@ -45,7 +45,7 @@ def test_what_a_replay_could_not_follow_is_refused() -> None:
         CudaGraphPass(Net(), lambda _: torch.zeros(()))(batch)
 
 
-def on_gpu(cuda_graph: bool, steps: int = 40, **settings: Any) -> tuple[Net, Trained, list[float]]:
+def on_gpu(cuda_graph: bool, steps: int = 40, **settings: Any) -> tuple[Net, TrainResult, list[float]]:
     torch.manual_seed(0)
     model = Net(norm=True, dropout=settings.pop("dropout", 0.0)).cuda()
     task = toy_task(model=model)
@@ -54,8 +54,9 @@ def on_gpu(cuda_graph: bool, steps: int = 40, **settings: Any) -> tuple[Net, Tra
         model,
         torch.optim.Adam(model.parameters(), lr=0.01),
         BatchStream(task, device="cuda"),
+        steps=steps,
         loss=F.cross_entropy,
-        settings=TrainSettings(steps=steps, cuda_graph=cuda_graph, log_every=10, **settings),
+        settings=TrainSettings(cuda_graph=cuda_graph, log_every=10, **settings),
         teacher=Teacher(model),
         on_step=lambda _, facts: losses.append(float(facts["loss"])),
     )

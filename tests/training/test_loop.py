@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ecc.errors import BadFile, EccError
 from ecc.training.batches import BatchStream
-from ecc.training.distillation import Distillation, Teacher, distillation_loss
+from ecc.training.distill import DistillSettings, Teacher, distillation_loss
 from ecc.training.distributed import DistributedContext
 from ecc.training.loop import Diverged, train
 from ecc.training.run_dir import open_run
@@ -102,8 +102,8 @@ def test_gradients_are_clipped_at_their_true_size() -> None:
     for precision in ("fp32", "fp16"):
         task = toy_task(model=plain_net())
         optimizer = torch.optim.SGD(task.model.parameters(), lr=0.5)  # Adam does not mind the size of gradients
-        settings = TrainSettings(steps=5, precision=precision, clip_norm=0.1)  # type: ignore[arg-type]
-        train(task.model, optimizer, BatchStream(task), loss=F.cross_entropy, settings=settings)
+        settings = TrainSettings(precision=precision, clip_norm=0.1)  # type: ignore[arg-type]
+        train(task.model, optimizer, BatchStream(task), steps=5, loss=F.cross_entropy, settings=settings)
         models.append(task.model.head.weight.detach())
     moved = (models[0] - plain_net().head.weight.detach()).norm()
     assert moved > 0.03
@@ -120,7 +120,7 @@ def test_channels_last_is_the_same_network() -> None:
 @pytest.mark.parametrize("temperature", [None, 2.0])
 def test_a_teacher_adds_its_term(temperature: float | None) -> None:
     dense = plain_net()
-    teacher = Teacher(dense, Distillation(weight=0.3, temperature=temperature))
+    teacher = Teacher(dense, DistillSettings(weight=0.3, temperature=temperature))
     student = plain_net()
     with torch.no_grad():
         student.head.weight.mul_(0.5)
@@ -163,9 +163,18 @@ def test_a_solver_takes_the_optimizers_place(tmp_path: Path, precision: Any) -> 
     for steps in (2, 5):
         task = toy_task()
         solver = Signs(task.model)
-        settings = TrainSettings(steps=steps, schedule=Cosine(), precision=precision, clip_norm=1.0)
+        settings = TrainSettings(precision=precision, clip_norm=1.0)
         with open_run(tmp_path / "run", {}) as run:
-            train(task.model, solver, BatchStream(task), loss=F.cross_entropy, settings=settings, run=run)
+            train(
+                task.model,
+                solver,
+                BatchStream(task),
+                steps=steps,
+                schedule=Cosine(),
+                loss=F.cross_entropy,
+                settings=settings,
+                run=run,
+            )
         assert solver.taken == steps
     assert not same_weights(task.model, toy_task().model)
 
@@ -236,12 +245,20 @@ def test_a_checkpoint_of_more_processes_is_refused(tmp_path: Path, monkeypatch: 
 def test_a_stream_on_another_device_or_of_another_process_is_refused() -> None:
     task = toy_task()
     optimizer = torch.optim.SGD(task.model.parameters())
-    settings = TrainSettings(steps=1)
+    settings = TrainSettings()
     with pytest.raises(EccError, match=r"conv\.weight is on cpu and the batches come on meta"):
-        train(task.model, optimizer, BatchStream(task, device="meta"), loss=F.cross_entropy, settings=settings)
+        train(task.model, optimizer, BatchStream(task, device="meta"), steps=1, loss=F.cross_entropy, settings=settings)
     stream = BatchStream(task, rank=1, world_size=2)
     with pytest.raises(EccError, match="process 1 of 2, and this is 0 of 1"):
-        train(task.model, optimizer, stream, loss=F.cross_entropy, settings=settings, world=DistributedContext("cpu"))
+        train(
+            task.model,
+            optimizer,
+            stream,
+            steps=1,
+            loss=F.cross_entropy,
+            settings=settings,
+            distributed=DistributedContext("cpu"),
+        )
 
 
 def test_the_device_is_waited_for_only_when_looking(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -262,8 +279,9 @@ def test_the_device_is_waited_for_only_when_looking(monkeypatch: pytest.MonkeyPa
         optimizer_free.model,
         solver,
         BatchStream(optimizer_free),
+        steps=10,
         loss=F.cross_entropy,
-        settings=TrainSettings(steps=10, log_every=5),
+        settings=TrainSettings(log_every=5),
         on_step=lambda step, facts: steps.append(step),
     )
     assert set(reads) - {0} == {5, 10}

@@ -139,7 +139,7 @@ def test_a_signal_saves_and_says_how_to_go_on(tmp_path: Path, number: signal.Sig
         message = rf"signal {int(number)} after step 2, which .*checkpoint\.safetensors holds.*same command"
         with pytest.raises(Interrupted, match=message) as caught:
             fit(20, run=run, on_step=stop)
-        assert caught.value.number == number
+        assert caught.value.signum == number
         state = run.checkpoint()
         assert state is not None
         assert state["step"] == 2

@@ -59,7 +59,7 @@ def test_every_session_notes_its_software(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("argv", "world", "command"),
+    ("argv", "distributed", "command"),
     [
         (["/home/me/bin/ecc", "compress", "a net.py:build"], {}, "ecc compress 'a net.py:build'"),
         (["/site/ecc/__main__.py", "compress"], {}, "ecc compress"),
@@ -69,10 +69,10 @@ def test_every_session_notes_its_software(path: Path) -> None:
     ],
 )
 def test_every_session_notes_its_command(
-    path: Path, monkeypatch: pytest.MonkeyPatch, argv: list[str], world: dict[str, str], command: str
+    path: Path, monkeypatch: pytest.MonkeyPatch, argv: list[str], distributed: dict[str, str], command: str
 ) -> None:
     monkeypatch.setattr("sys.argv", argv)
-    for name, value in world.items():
+    for name, value in distributed.items():
         monkeypatch.setenv(name, value)
     with open_run(path, CONFIG):
         pass
@@ -188,7 +188,7 @@ def test_a_run_that_is_refused_later_keeps_the_lines_that_would_be_made_again(pa
         run.save({})
         run.log({"step": 2})
     said = r"checkpoint\.safetensors does not fit this run \(KeyError: 'model'\)"
-    with pytest.raises(BadFile, match=said), open_run(path, CONFIG) as run, run.understood():
+    with pytest.raises(BadFile, match=said), open_run(path, CONFIG) as run, run.restoring():
         raise KeyError("model")
     assert steps(path) == [1, 2]
 

@@ -25,7 +25,7 @@ def test_the_papers_fine_tuning_decays_from_3e_5() -> None:
 
 
 def test_a_cosine_ends_at_its_share_of_the_optimizers_rate() -> None:
-    schedule = Cosine(final_share=0.1)
+    schedule = Cosine(final_ratio=0.1)
     assert schedule.lr(2.0, 0, 10) == 2.0
     assert schedule.lr(2.0, 10, 10) == pytest.approx(0.2)
     assert schedule.lr(2.0, 99, 10) == pytest.approx(0.2)
@@ -50,7 +50,7 @@ def test_the_cosine_begins_after_what_is_held() -> None:
 
 @given(st.integers(0, 50), st.integers(1, 50), st.integers(0, 50), st.integers(0, 5), st.integers(0, 60))
 def test_a_fall_in_parts_is_the_fall_in_one(before: int, steps: int, after: int, warmup: int, hold: int) -> None:
-    part = Cosine(start_lr=0.3, warmup_steps=warmup, hold_steps=hold, before=before, after=after)
+    part = Cosine(start_lr=0.3, warmup_steps=warmup, hold_steps=hold, steps_before=before, steps_after=after)
     whole = Cosine(start_lr=0.3, warmup_steps=warmup, hold_steps=hold)
     rates = [part.lr(1.0, step, steps) for step in range(steps)]
     assert rates == [whole.lr(1.0, before + step, before + steps + after) for step in range(steps)]
@@ -65,11 +65,11 @@ def test_a_cosine_over_no_steps_is_defined() -> None:
     [
         (lambda: Constant(warmup_steps=-1), "warmup_steps is -1"),
         (lambda: Cosine(warmup_steps=-1), "warmup_steps is -1"),
-        (lambda: Cosine(before=-1), "before is -1"),
-        (lambda: Cosine(after=-2), "after is -2"),
+        (lambda: Cosine(steps_before=-1), "before is -1"),
+        (lambda: Cosine(steps_after=-2), "after is -2"),
         (lambda: Cosine(hold_steps=-3), "hold_steps is -3"),
         (lambda: Cosine(start_lr=0), "start_lr is 0"),
-        (lambda: Cosine(final_share=1.1), "final_share is 1.1"),
+        (lambda: Cosine(final_ratio=1.1), "final_ratio is 1.1"),
     ],
 )
 def test_values_out_of_range_are_told(make: object, message: str) -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from ecc.errors import BadFile
-from ecc.training.random_state import derived_seed, fork_host_rng, isolated, rng_state, seed_everything, set_rng_state
+from ecc.training.random_state import derived_seed, fork_host_rng, fork_rng, rng_state, seed_everything, set_rng_state
 
 
 def drawn() -> tuple[float, float, float, float]:
@@ -57,7 +57,7 @@ def test_states_are_tensors_of_fixed_shapes() -> None:
     assert set(before) == {"python", "numpy", "torch"}
 
 
-@pytest.mark.parametrize("block", [isolated, fork_host_rng])
+@pytest.mark.parametrize("block", [fork_rng, fork_host_rng])
 def test_a_block_of_its_own_leaves_no_trace(block: type) -> None:
     seed_everything(5)
     expected = drawn()
@@ -69,7 +69,7 @@ def test_a_block_of_its_own_leaves_no_trace(block: type) -> None:
         assert drawn() == inside
 
 
-@pytest.mark.parametrize("block", [isolated, fork_host_rng])
+@pytest.mark.parametrize("block", [fork_rng, fork_host_rng])
 def test_an_error_inside_a_block_leaves_no_trace_either(block: type) -> None:
     seed_everything(5)
     expected = drawn()
@@ -92,7 +92,7 @@ def test_the_device_is_seeded_and_put_back() -> None:
     seed_everything(5, device)
     state = rng_state(device)
     first = torch.rand(4, device=device)
-    with isolated(9, device):
+    with fork_rng(9, device):
         assert not torch.equal(torch.rand(4, device=device), first)
     set_rng_state(state, device)
     assert torch.equal(torch.rand(4, device=device), first)

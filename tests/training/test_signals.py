@@ -16,9 +16,9 @@ def test_a_signal_is_noted_and_the_next_acts_as_before(number: signal.Signals) -
     signal.signal(number, lambda *_: came.append("second"))
     try:
         with StopRequests() as requests:
-            assert requests.number == 0
+            assert requests.signum == 0
             signal.raise_signal(number)
-            assert requests.number == number
+            assert requests.signum == number
             assert came == []
             signal.raise_signal(number)
             assert came == ["second"]
@@ -37,7 +37,7 @@ def test_a_block_within_another_leaves_the_signal_to_it() -> None:
     with StopRequests() as outer:
         with StopRequests() as inner:
             signal.raise_signal(signal.SIGTERM)
-        assert (outer.number, inner.number) == (signal.SIGTERM, 0)
+        assert (outer.signum, inner.signum) == (signal.SIGTERM, 0)
 
 
 def test_in_another_thread_nothing_is_touched() -> None:
@@ -46,7 +46,7 @@ def test_in_another_thread_nothing_is_touched() -> None:
 
     def work() -> None:
         with StopRequests() as requests:
-            seen.append((requests.number, signal.getsignal(signal.SIGTERM)))
+            seen.append((requests.signum, signal.getsignal(signal.SIGTERM)))
 
     thread = threading.Thread(target=work)
     thread.start()
@@ -57,4 +57,4 @@ def test_in_another_thread_nothing_is_touched() -> None:
 def test_an_interruption_is_an_error_of_ours_and_knows_its_signal() -> None:
     error = Interrupted("stopped", signal.SIGTERM)
     assert isinstance(error, EccError)
-    assert (str(error), error.number) == ("stopped", 15)
+    assert (str(error), error.signum) == ("stopped", 15)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ecc.task import Task
 from ecc.training.batches import BatchStream
 from ecc.training.distributed import DistributedContext
-from ecc.training.loop import Trained, train
+from ecc.training.loop import TrainResult, train
 from ecc.training.run_dir import RunDir
 from ecc.training.settings import TrainSettings
 
@@ -67,22 +67,34 @@ def fit(
     *,
     run: RunDir | None = None,
     task: Task | None = None,
-    world: DistributedContext | None = None,
+    distributed: DistributedContext | None = None,
     lr: float = 0.01,
     weights_to: Path | None = None,
     **options: Any,
-) -> tuple[nn.Module, Trained]:
+) -> tuple[nn.Module, TrainResult]:
     """Trains the toy; settings and arguments of `train` by name."""
     task = task or toy_task()
-    world = world or DistributedContext("cpu")
+    distributed = distributed or DistributedContext("cpu")
     arguments = {
-        name: options.pop(name) for name in ("teacher", "history", "on_step", "extra", "phase") if name in options
+        name: options.pop(name)
+        for name in ("teacher", "history", "on_step", "extra", "phase", "schedule")
+        if name in options
     }
     optimizer = torch.optim.Adam(task.model.parameters(), lr=lr)
-    stream = BatchStream(task, seed=3, rank=world.rank, world_size=world.size)
+    stream = BatchStream(task, seed=3, rank=distributed.rank, world_size=distributed.size)
     assert task.loss is not None
-    settings = TrainSettings(steps=steps, **{"log_every": 3, **options})
-    trained = train(task.model, optimizer, stream, loss=task.loss, settings=settings, world=world, run=run, **arguments)
+    settings = TrainSettings(**{"log_every": 3, **options})
+    trained = train(
+        task.model,
+        optimizer,
+        stream,
+        steps=steps,
+        loss=task.loss,
+        settings=settings,
+        distributed=distributed,
+        run=run,
+        **arguments,
+    )
     return task.model, trained
 
 

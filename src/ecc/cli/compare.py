@@ -52,7 +52,7 @@ def compare(
     meter: Annotated[
         str, Option("--meter", metavar="METER", help="Weighs the results: auto, nvml, platform:..., none.")
     ] = "auto",
-    steps: Annotated[int, Option("--steps", metavar="N", help="Batches to solve with, for each method.")] = 2000,
+    prune_steps: Annotated[int, Option("--prune-steps", metavar="N", help="Pruning steps of each method.")] = 2000,
     finetune_steps: Annotated[int, Option("--finetune-steps", metavar="N", help="Batches to tune with.")] = 1000,
     pretrain_steps: Annotated[
         int, Option("--pretrain-steps", metavar="N", help="Of the dense network before, once a seed.")
@@ -114,7 +114,7 @@ def compare(
         refuse_undrawable(figure)
     typed = {
         "pretrain_steps": pretrain_steps,
-        "steps": steps,
+        "prune_steps": prune_steps,
         "finetune_steps": finetune_steps,
         "lr": lr,
         "pretrain_lr": pretrain_lr,
@@ -155,7 +155,7 @@ def compare(
                 failed = run_on_cluster(grid, replace(spec, device=cluster.device).opened, output, cluster, tell)
     except Interrupted as stop:
         typer.echo(f"\n{stop}", err=True)
-        raise typer.Exit(128 + stop.number) from None
+        raise typer.Exit(128 + stop.signum) from None
     entries = load_grid(output)
     if figure is not None:
         draw_grid(entries, figure)

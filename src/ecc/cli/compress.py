@@ -55,22 +55,22 @@ def compress(
         str,
         Option("--meter", metavar="METER", help="Weighs the result: auto, nvml, platform:..., none."),
     ] = "auto",
-    steps: Annotated[int, Option("--steps", metavar="N", help="Of pruning while training.")] = 2000,
+    prune_steps: Annotated[int, Option("--prune-steps", metavar="N", help="Number of pruning steps.")] = 2000,
     finetune_steps: Annotated[int, Option("--finetune-steps", metavar="N", help="Of the slim network after.")] = 1000,
     pretrain_steps: Annotated[
         int, Option("--pretrain-steps", metavar="N", help="Of the dense network before; 0 if it comes trained.")
     ] = 0,
     lr: Annotated[float, Option("--lr", metavar="RATE", help="Of Adam in pruning and tuning.")] = 1e-4,
     pretrain_lr: Annotated[float, Option("--pretrain-lr", metavar="RATE", help="Of Adam before pruning.")] = 1e-3,
-    distill: Annotated[
-        float, Option("--distill", metavar="SHARE", help="Of the dense network's word in the loss.")
-    ] = 0.5,
-    temperature: Annotated[
-        float | None, Option("--temperature", metavar="T", help="Compare probabilities instead of logits.")
+    kd_weight: Annotated[
+        float | None, Option("--kd-weight", metavar="W", help="Weight of the distillation loss (0: off).")
     ] = None,
-    metric: Annotated[
+    kd_temperature: Annotated[
+        float | None, Option("--kd-temperature", metavar="T", help="Softmax temperature of distillation.")
+    ] = None,
+    importance: Annotated[
         str | None,
-        Option("--metric", help="What a channel counts for: taylor, or adam, as in the paper."),
+        Option("--importance", help="What a channel counts for: taylor, or adam_norm as in the paper."),
     ] = None,
     min_width_ratio: MinShareOption = MIN_WIDTH_RATIO,
     width_multiple: RoundToOption = None,
@@ -118,49 +118,54 @@ def compress(
     from ecc.methods import Compression, CompressSettings, WeightCompression, check_feasibility
     from ecc.methods.registry import find_method
     from ecc.methods.unstructured import zero_skipping_platform
+    from ecc.options import settings_from
+    from ecc.records import to_builtins
     from ecc.report.compress import compress_view, feasibility_table
     from ecc.report.live_compress import CompressView
     from ecc.report.weights import weights_view
     from ecc.training import Interrupted, TensorBoardLogger, find_distributed
 
     budgets = parse_budgets(budget)
-    is_fine = _is_fine(granularity, energy or [], freeze or [], metric)
+    is_fine = _is_fine(granularity, energy or [], freeze or [], importance)
     rival = find_method(method)
-    _refuse_without_effect(method, is_fine, metric, temperature, distill)
+    _refuse_without_effect(method, is_fine, importance, kd_temperature, kd_weight)
     models = [EnergyModel.load(path) for path in energy or []]
-    settings = CompressSettings(
-        pretrain_steps=pretrain_steps,
-        steps=steps,
-        finetune_steps=finetune_steps,
-        lr=lr,
-        pretrain_lr=pretrain_lr,
-        distill=distill,
-        temperature=temperature,
-        importance=metric,
-        min_width_ratio=min_width_ratio,
-        width_multiple=width_multiple,
-        precision=precision,
-        micro_batch=micro_batch,
-        channels_last=channels_last,
-        cuda_graph=cuda_graph,
-        clip_norm=clip_norm,
-        seed=seed,
-        log_every=max(1, min(50, steps // 50)),  # a short run is drawn as finely as a long one
-        checkpoint_seconds=checkpoint_seconds,
+    settings = settings_from(
+        CompressSettings,
+        {
+            "pretrain_steps": pretrain_steps,
+            "prune_steps": prune_steps,
+            "finetune_steps": finetune_steps,
+            "lr": lr,
+            "pretrain_lr": pretrain_lr,
+            "kd_weight": kd_weight,
+            "kd_temperature": kd_temperature,
+            "importance": importance or "taylor",
+            "min_width_ratio": min_width_ratio,
+            "width_multiple": width_multiple,
+            "precision": precision,
+            "micro_batch": micro_batch,
+            "channels_last": channels_last,
+            "cuda_graph": cuda_graph,
+            "clip_norm": clip_norm,
+            "seed": seed,
+            "log_every": max(1, min(50, prune_steps // 50)),  # a short run is drawn as finely as a long one
+            "checkpoint_seconds": checkpoint_seconds,
+        },
     )
     place = usable_device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     if cuda_graph and torch.device(place).type != "cuda":
         raise EccError(f"--cuda-graph is for GPUs, and this trains on {place}; leave it out.")
-    world = find_distributed(place)
+    distributed = find_distributed(place)
     source = zero_skipping_platform(meter) if is_fine else source_of(meter, models[0])
-    view = CompressView(None if quiet or as_json or not world.is_main else Console(stderr=True))
-    loggers = [TensorBoardLogger(tensorboard)] if tensorboard is not None and world.is_main else []
+    view = CompressView(None if quiet or as_json or not distributed.is_main else Console(stderr=True))
+    loggers = [TensorBoardLogger(tensorboard)] if tensorboard is not None and distributed.is_main else []
     job: Compression | WeightCompression
     try:
-        job_task = task_of(task, data, weights, size, batch_size, world.device)
+        job_task = task_of(task, data, weights, size, batch_size, distributed.device)
         if is_fine:
             assert source is not None
-            job = WeightCompression(job_task, budgets, source, settings=settings, device=world.device)
+            job = WeightCompression(job_task, budgets, source, settings=settings, device=distributed.device)
             found, groups, full = [job.reach()], job.cost.groups, job.cost.full_widths
         else:
             job = Compression(
@@ -169,7 +174,7 @@ def compress(
                 models,
                 source=source,
                 settings=settings,
-                device=world.device,
+                device=distributed.device,
                 freeze=freeze or (),
                 method=rival,
             )
@@ -185,26 +190,27 @@ def compress(
         if note := _untrained(task, weights, pretrain_steps):
             view.tell(note)
         ends = dict(zip(settings.phase_steps, accumulate(settings.phase_steps.values()), strict=True))
-        view.plan(ends, found, dict(zip(groups, full, strict=True)), world.size)
+        view.plan(ends, found, dict(zip(groups, full, strict=True)), distributed.size)
         with view:
-            result = job.run(output, world=world, history=view, loggers=loggers, progress=view.tell)
+            result = job.run(output, distributed=distributed, history=view, loggers=loggers, progress=view.tell)
     except Interrupted as stop:
         typer.echo(f"\n{stop}", err=True)
-        raise typer.Exit(128 + stop.number) from None
+        raise typer.Exit(128 + stop.signum) from None
     finally:
         for logger in loggers:
             logger.close()
         if source is not None:
             close_meter(source)
-        world.close()
-    if not world.is_main:
+        distributed.close()
+    if not distributed.is_main:
         return
+    summary = to_builtins(result.summary)
     if as_json:
-        typer.echo(json.dumps(result.summary, indent=1))
+        typer.echo(json.dumps(summary, indent=1))
     elif not quiet:
-        show(result.summary, output, weights_view if is_fine else compress_view)
-    if not result.summary.get("met"):
-        raise EccError(f"the budget is not met: {result.summary.get('note', '')}")
+        show(summary, output, weights_view if is_fine else compress_view)
+    if not result.summary.met:
+        raise EccError(f"the budget is not met: {result.summary.note}")
 
 
 def show(summary: dict[str, Any], folder: Path, view: Callable[[dict[str, Any], Path], RenderableType]) -> None:
@@ -230,7 +236,7 @@ def show(summary: dict[str, Any], folder: Path, view: Callable[[dict[str, Any], 
     typer.echo(text.get(), nl=False)
 
 
-def _is_fine(granularity: str, energy: Sequence[Path], freeze: Sequence[str], metric: str | None) -> bool:
+def _is_fine(granularity: str, energy: Sequence[Path], freeze: Sequence[str], importance: str | None) -> bool:
     """Whether single weights are pruned; refuses options that do not go together."""
     if granularity not in ("channel", "weight"):
         raise EccError(f"granularity {granularity!r} is unknown; there are channel and weight.")
@@ -240,22 +246,22 @@ def _is_fine(granularity: str, energy: Sequence[Path], freeze: Sequence[str], me
                 "--energy is missing: channels are pruned by an energy model. Fit one: ecc fit PROFILE -o energy.json"
             )
         return False
-    for option, given in (("--energy", energy), ("--freeze", freeze), ("--metric", metric)):
+    for option, given in (("--energy", energy), ("--freeze", freeze), ("--importance", importance)):
         if given:
             raise EccError(f"{option} is for channels; with --granularity weight leave it out.")
     return True
 
 
 def _refuse_without_effect(
-    method: str, is_fine: bool, metric: str | None, temperature: float | None, distill: float
+    method: str, is_fine: bool, importance: str | None, temperature: float | None, kd_weight: float | None
 ) -> None:
     """Refuses options that would be read by nobody."""
     if is_fine and method != "ecc":
         raise EccError(f"--method {method} prunes channels; with --granularity weight leave it out.")
-    if metric is not None and method != "ecc":
-        raise EccError(f"--metric {metric} is what ECC ranks channels by; with --method {method} leave it out.")
-    if temperature is not None and distill == 0:
-        raise EccError(f"--temperature {temperature:g} softens a teacher, and with --distill 0 there is none.")
+    if importance is not None and method != "ecc":
+        raise EccError(f"--importance {importance} is what ECC ranks channels by; with --method {method} leave it out.")
+    if temperature is not None and kd_weight == 0:
+        raise EccError(f"--kd-temperature {temperature:g} has no effect with --kd-weight 0.")
 
 
 def _untrained(task: str, weights: Path | None, pretrain_steps: int) -> str:

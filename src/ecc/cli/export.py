@@ -93,7 +93,7 @@ def _task_of(run: Path, spec: str | None) -> Task:
 def facts_of(result: ExportedRun) -> dict[str, Any]:
     """Plain values, for programs and for the table."""
     scores = result.summary.get("scores") or {}
-    score = scores.get("after tuning", scores.get("before tuning"))
+    score = scores.get("finetuned", scores.get("pruned"))
     return {
         "folder": str(result.folder),
         "files": [asdict(file) for file in result.files],

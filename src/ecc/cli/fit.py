@@ -48,7 +48,7 @@ def fit(
     from ecc.energy import parse_budgets
     from ecc.energy.ablation import ABLATION_FORMAT, run_ablation
     from ecc.energy.model import FORMAT
-    from ecc.io import refuse_another, write_text
+    from ecc.io import refuse_other_file, write_text
     from ecc.measure import Profile
     from ecc.report.fit import budget_warning, budget_within, fit_facts, fit_view
     from ecc.report.fit_figures import draw_fit
@@ -58,16 +58,16 @@ def fit(
     if output is not None and not output.parent.is_dir():
         raise BadFile(f"cannot write {output}: there is no folder {output.parent}.")
     if output is not None:
-        refuse_another(output, FORMAT, "energy model")
+        refuse_other_file(output, FORMAT, "energy model")
     if iterations < 0 or (iterations and figures is None):
         raise EccError(
             f"--paper {iterations} is a number of iterations to draw; give at least 1, and --figures FOLDER."
         )
     stem = file.name.removesuffix(".gz").removesuffix(".profile") + ("" if resource == "energy" else f"-{resource}")
     if figures is not None:
-        refuse_another(figures / f"{stem}-fit.json", ABLATION_FORMAT, "data of a fit")
+        refuse_other_file(figures / f"{stem}-fit.json", ABLATION_FORMAT, "data of a fit")
         for name in ("prediction", "paper"):
-            refuse_another(figures / f"{stem}-{name}.svg", "<svg", "figure")
+            refuse_other_file(figures / f"{stem}-{name}.svg", "<svg", "figure")
     for one in budgets:
         if one.resource != resource:
             raise BadBudget(

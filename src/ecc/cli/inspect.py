@@ -34,11 +34,11 @@ def doctor(
     import typer
     from rich.console import Console
 
-    from ecc.measure.doctor import examine
+    from ecc.measure.doctor import diagnose
     from ecc.report.doctor import doctor_view
 
     with Console(stderr=True).status("looking for meters") as status:
-        found = examine(meter, seconds=seconds, quick=quick, say=status.update)
+        found = diagnose(meter, seconds=seconds, quick=quick, say=status.update)
     if as_json:
         typer.echo(json.dumps(found.to_dict(), indent=1))
     else:
@@ -51,7 +51,7 @@ def inspect(
     weights: WeightsOption = None,
     size: SizeOption = None,
     freeze: FreezeOption = None,
-    proof: Annotated[
+    verify: Annotated[
         bool, Option(help="Compare the masked with the cut network in numbers (four forward passes).")
     ] = True,
     save: Annotated[Path | None, Option("-o", "--save", metavar="FILE", help="Write the graph as JSON.")] = None,
@@ -70,13 +70,13 @@ def inspect(
 
     from ecc.graph import trace_channels
     from ecc.graph.channel_graph import FORMAT
-    from ecc.io import refuse_another
+    from ecc.io import refuse_other_file
     from ecc.report.inspect import graph_facts, graph_table
 
     if save is not None:
-        refuse_another(save, FORMAT, "channel graph")
+        refuse_other_file(save, FORMAT, "channel graph")
     job = task_of(task, data, weights, size)
-    graph = trace_channels(job.model, job.example_input, freeze=freeze or [], proven=proof)
+    graph = trace_channels(job.model, job.example_input, freeze=freeze or [], verify=verify)
     if save is not None:
         graph.save(save)
     if as_json:

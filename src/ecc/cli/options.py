@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import torch
 
     from ecc.energy import EnergyModel
-    from ecc.measure import Source
+    from ecc.measure import EnergySource
     from ecc.task import Task
 
 DataOption = Annotated[
@@ -98,7 +98,7 @@ def usable_device(device: str) -> str:
     return device
 
 
-def source_of(spec: str, energy: EnergyModel) -> Source | None:
+def source_of(spec: str, energy: EnergyModel) -> EnergySource | None:
     """The meter or platform of the energy model; None if the model's word must do.
 
     Raises:
@@ -112,7 +112,7 @@ def source_of(spec: str, energy: EnergyModel) -> Source | None:
     if spec == "auto" and origin.meter.name == "platform":
         return find_meter(f"platform:{origin.meter.device_id}")
     try:
-        return find_meter(spec if spec != "auto" else origin.meter.name, runs_on=origin.device_type)
+        return find_meter(spec if spec != "auto" else origin.meter.name, device_type=origin.device_type)
     except EccError as error:
         if spec != "auto":
             raise

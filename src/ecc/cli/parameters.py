@@ -106,7 +106,7 @@ def verb_help(name: str, function: Callable[..., Any]) -> str:
 
 
 def _label(parameter: str, kind: Any, record: Option | Argument) -> str:
-    """`-o, --output FILE`, `--proof / --no-proof` or `TASK`."""
+    """`-o, --output FILE`, `--verify / --no-verify` or `TASK`."""
     metavar = record.settings.get("metavar") or _METAVARS.get(_plain(kind), "")
     if isinstance(record, Argument):
         return str(metavar)

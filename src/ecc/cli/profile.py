@@ -20,7 +20,7 @@ def profile(
         str,
         Option("--meter", metavar="METER", help="Where joules come from: auto, nvml, platform:jetson-tx2, ..."),
     ] = "auto",
-    rows: Annotated[int, Option(help="Networks in the design; more than before extends a file.")] = 250,
+    samples: Annotated[int, Option(help="Networks in the design; more than before extends a file.")] = 250,
     design: Annotated[str, Option(help="mixed, or uniform as in the paper.")] = "mixed",
     seed: Annotated[int, Option(help="Of the design and its order.")] = 0,
     width_multiple: Annotated[int | None, Option(metavar="N", help="Widths in multiples of N.")] = None,
@@ -28,11 +28,13 @@ def profile(
     reference_every: Annotated[
         int, Option(metavar="N", help="Networks between two measurements of the dense reference.")
     ] = 10,
-    until: Annotated[
+    target_error: Annotated[
         str | None,
         Option(metavar="SHARE", help="Stop when a quick fit errs by less, e.g. 2%, or no longer learns."),
     ] = None,
-    shard: Annotated[str | None, Option(metavar="K/N", help="Rows for the K-th of N equal devices.")] = None,
+    shard: Annotated[
+        str | None, Option(metavar="K/N", help="Measure only the K-th of N parts, for N equal devices.")
+    ] = None,
     batch: Annotated[
         int | None, Option(metavar="N", help="Items in one inference; the task's own if not given.")
     ] = None,
@@ -61,17 +63,17 @@ def profile(
     Examples:
       ecc profile digits --meter platform:jetson-tx2 -o digits.profile
       ecc profile mobilenet_v1 --mode graph --precision tf32 -o mobile.profile
-      ecc profile net.py:build --rounds 2 --until 2% -o net.profile
+      ecc profile net.py:build --rounds 2 --target-error 2% -o net.profile
       ecc profile alexnet --shard 3/8 -o alexnet-3.profile
 
     \b
     The file is opened by pandas in one line:
-      pandas.read_json("digits.profile", lines=True).dropna(subset="row")
+      pandas.read_json("digits.profile", lines=True).dropna(subset="index")
     """
     import typer
     from rich.console import Console
 
-    from ecc.graph import trace_channels, verify
+    from ecc.graph import trace_channels, verify_graph
     from ecc.measure import Analytic, close_meter, find_meter
     from ecc.measure import profile as measure_profile
     from ecc.measure.design import parse_shard
@@ -79,10 +81,10 @@ def profile(
     from ecc.measure.profiler import chosen_settings
     from ecc.measure.profilers import default_device
     from ecc.report.live_profile import ProfileView, profile_facts, profile_summary
-    from ecc.task import with_batch
+    from ecc.task import with_batch_size
 
     job = task_of(task, data, weights, size)
-    source = find_meter(meter, runs_on=device and device.partition(":")[0])
+    source = find_meter(meter, device_type=device and device.partition(":")[0])
     console = None if quiet or as_json else Console(stderr=True)
     view = ProfileView(console)
     try:
@@ -100,9 +102,9 @@ def profile(
         )
         device = None if isinstance(source, Analytic) else device or default_device(source)
         view.announce(source.describe(), device)
-        example_input = job.example_input if batch is None else with_batch(job.example_input, batch)
-        graph = trace_channels(job.model, example_input, freeze=freeze or [], proven=False)
-        graph = verify(job.model, graph, job.example_input)
+        example_input = job.example_input if batch is None else with_batch_size(job.example_input, batch)
+        graph = trace_channels(job.model, example_input, freeze=freeze or [], verify=False)
+        graph = verify_graph(job.model, graph, job.example_input)
         with view:
             result = measure_profile(
                 job.model,
@@ -110,7 +112,7 @@ def profile(
                 example_input,
                 source,
                 output,
-                rows=rows,
+                samples=samples,
                 design=design,
                 seed=seed,
                 width_multiple=width_multiple,
@@ -118,7 +120,7 @@ def profile(
                 device=device,
                 rounds=rounds,
                 reference_every=reference_every,
-                until=None if until is None else parse_share(until),
+                target_error=None if target_error is None else parse_share(target_error),
                 shard=None if shard is None else parse_shard(shard),
                 progress=view,
             )
@@ -149,12 +151,12 @@ def merge(
     """
     import typer
 
-    from ecc.measure import merge as merge_profiles
-    from ecc.measure.merge_profiles import missing_rows
+    from ecc.measure import merge_profiles
+    from ecc.measure.merge_profiles import missing_samples
     from ecc.report.live_profile import profile_summary
 
     result = merge_profiles(files, output, rescale=rescale)
     typer.echo(profile_summary(result, output))
-    missing = missing_rows(result)
+    missing = missing_samples(result)
     if missing:
-        typer.echo(f"{len(missing)} rows of the design are in none of the files, such as row {missing[0]}.")
+        typer.echo(f"{len(missing)} samples of the design are in none of the files, such as sample {missing[0]}.")

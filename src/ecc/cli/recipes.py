@@ -6,8 +6,9 @@ Both work on the defaults of the options that follow, before those are read: fir
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
+
+from ecc.options import flat_values, settings_from
 
 from .parameters import Context
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 QUICK = {
     "pretrain_steps": 60,
-    "steps": 40,
+    "prune_steps": 40,
     "finetune_steps": 20,
     "lr": 1e-3,
     "pretrain_lr": 3e-3,
@@ -52,12 +53,13 @@ def settings_of(context: Context, typed: Mapping[str, Any]) -> CompressSettings:
     from ecc.zoo.recipe import Recipe
 
     recipe = context.obj if isinstance(context.obj, Recipe) else None
-    return replace(CompressSettings() if recipe is None else recipe.settings, **typed)
+    given = {} if recipe is None else flat_values(recipe.settings)
+    return settings_from(CompressSettings, {**given, **typed})
 
 
 def _defaults(recipe: Recipe) -> dict[str, Any]:
     """A recipe as defaults of the options of `ecc compare`, by the names of its parameters."""
-    settings = asdict(recipe.settings)
+    settings = flat_values(recipe.settings)
     found: dict[str, Any] = {name: settings[name] for name in recipe.given}
     found |= {name: getattr(recipe, name) for name in ("data", "weights", "batch_size", "seeds", "meter", "freeze")}
     if recipe.size is not None:

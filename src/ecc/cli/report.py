@@ -40,7 +40,7 @@ def report(
         raise EccError("--live serves the page and writes nothing; leave -o and --figures out, or call it twice.")
     import typer
 
-    from ecc.io import refuse_another, write_text
+    from ecc.io import refuse_other_file, write_text
     from ecc.report.figures import draw_figures
     from ecc.report.html import page_of
     from ecc.report.page import page_facts
@@ -54,7 +54,7 @@ def report(
     if output is None and figures is None:
         raise EccError("nothing to do: say where the page goes with -o report.html, or follow the run with --live.")
     if output is not None:
-        refuse_another(output, "<!doctype html>", "page")
+        refuse_other_file(output, "<!doctype html>", "page")
     facts = page_facts(folder)
     if output is not None:
         write_text(output, page_of(facts))

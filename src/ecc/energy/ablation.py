@@ -75,7 +75,7 @@ def run_ablation(
         "width_multiple": header.design.width_multiple,
         "rows": len(samples),
         "noise": noise,
-        "seconds_per_network": profile.seconds_per_network,
+        "seconds_per_network": profile.seconds_per_sample,
         "values": [float(f"{value:.6g}") for value in samples.values.tolist()],
         "mean_share": [round(share, 4) for share in samples.mean_share.tolist()],
         "is_dense": samples.is_dense.tolist(),

@@ -19,7 +19,7 @@ import torch
 from scipy.sparse import csr_array, diags
 from torch import Tensor
 
-from ecc.graph.costs import AffineSize
+from ecc.graph.structure import AffineSize
 
 from .regression import Array
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ecc.graph import AffineSize, Layer, StructureSpec
-from ecc.graph.structure import affine
+from ecc.graph.structure import width_of
 
 from .regression import Array
 
@@ -121,7 +121,7 @@ class _Table:
         self.tensors = {tensor.name: tensor for tensor in structure.tensors}
         self._fixed_width = {
             position: full
-            for position, (least, full) in enumerate(zip(structure.least_widths, structure.full_widths, strict=True))
+            for position, (least, full) in enumerate(zip(structure.min_widths, structure.full_widths, strict=True))
             if least == full
         }
         self._constant = _Sum()
@@ -148,7 +148,7 @@ class _Table:
     def terms(self) -> tuple[Term, ...]:
         """The constant first, then groups, then layers."""
         found = [self._constant.term("constant", ONE, ONE)]
-        found += [self._linear[g].term(self._skeleton.groups[g], affine(g), ONE) for g in sorted(self._linear)]
+        found += [self._linear[g].term(self._skeleton.groups[g], width_of(g), ONE) for g in sorted(self._linear)]
         found += [
             amounts.term(self._skeleton.layers[layer].path, left, right)
             for (layer, left, right), amounts in self._products.items()

@@ -99,7 +99,7 @@ def model_of(
         fingerprint=structure.fingerprint,
         groups=structure.groups,
         full_widths=structure.full_widths,
-        least_widths=structure.least_widths,
+        min_widths=structure.min_widths,
         layers=tuple(layer.path for layer in structure.layers),
         resource=resource,
         origin=Origin(
@@ -118,7 +118,7 @@ def model_of(
 def noise_of(profile: Profile, resource: str = "energy") -> float | None:
     """Relative standard deviation of one measurement: from rounds if there were several, else from the reference."""
     field, _ = RESOURCES[resource]
-    noise, drift = profile.repeat_noise_in(field), profile.drift_in(field)
+    noise, drift = profile.repeat_noise_of_field(field), profile.drift_of_field(field)
     is_run = profile.header.device_type is not None  # an analytic reference is the same each time
     return drift.noise if noise is None and is_run and drift is not None and drift.references > 2 else noise
 

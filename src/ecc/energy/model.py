@@ -21,6 +21,7 @@ from ecc.errors import BadFile, BadWidths, EccError
 from ecc.graph import AffineSize, ChannelGraph
 from ecc.io import read_text, write_text
 from ecc.measure import MeasureSettings, MeterInfo
+from ecc.records import from_builtins, to_builtins
 
 from .bilinear_form import BilinearForm
 from .families import FittedModel
@@ -79,7 +80,7 @@ class EnergyModel:
     """Of the channel graph that it belongs to."""
     groups: tuple[str, ...]
     full_widths: tuple[int, ...]
-    least_widths: tuple[int, ...]
+    min_widths: tuple[int, ...]
     layers: tuple[str, ...]
     """Paths, for telling what each costs."""
     resource: str
@@ -154,7 +155,7 @@ class EnergyModel:
     @property
     def least(self) -> float:
         """With every group at the smallest width it may have: no budget below this can be met."""
-        return self.at(dict(zip(self.groups, self.least_widths, strict=True)))
+        return self.at(dict(zip(self.groups, self.min_widths, strict=True)))
 
     def per_layer(self, widths: Mapping[str, float] | None = None) -> dict[str, float]:
         """What each layer costs, by its path; under the empty name what belongs to none.
@@ -185,7 +186,7 @@ class EnergyModel:
         Raises:
             BadFile: If the model was fitted to another one.
         """
-        sizes = zip(self.groups, self.least_widths, self.full_widths, strict=True)
+        sizes = zip(self.groups, self.min_widths, self.full_widths, strict=True)
         frozen = [name for name, least, full in sizes if least == full]
         is_known = {group.name for group in graph.prunable} <= set(self.groups) - set(frozen)  # all that can be cut
         if graph.fingerprint != self.fingerprint and not (
@@ -257,7 +258,7 @@ class EnergyModel:
                 "fingerprint": self.fingerprint,
                 "groups": list(self.groups),
                 "full_widths": list(self.full_widths),
-                "least_widths": list(self.least_widths),
+                "min_widths": list(self.min_widths),
                 "layers": list(self.layers),
             },
             "quality": self.quality,
@@ -274,8 +275,8 @@ class EnergyModel:
                     {
                         "name": term.name,
                         "coefficient": coefficient,
-                        "left": term.left.to_json(),
-                        "right": term.right.to_json(),
+                        "left": to_builtins(term.left),
+                        "right": to_builtins(term.right),
                         "amounts": list(term.amounts),
                         "layers": [[number, list(amounts)] for number, amounts in term.layers],
                     }
@@ -285,7 +286,7 @@ class EnergyModel:
                     {
                         "name": step.name,
                         "height": height,
-                        "size": step.size.to_json(),
+                        "size": to_builtins(step.size),
                         "level": step.level,
                         "layers": list(step.layers),
                     }
@@ -304,7 +305,7 @@ class EnergyModel:
             fingerprint=str(network["fingerprint"]),
             groups=groups,
             full_widths=tuple(int(width) for width in network["full_widths"]),
-            least_widths=tuple(int(width) for width in network["least_widths"]),
+            min_widths=tuple(int(width) for width in network["min_widths"]),
             layers=layers,
             resource=str(data["resource"]),
             origin=Origin.from_dict(data["origin"]),
@@ -320,9 +321,9 @@ class EnergyModel:
             ),
             quality=_quality(data["quality"]),
         )
-        if not len(set(groups)) == len(groups) == len(found.full_widths) == len(found.least_widths):
+        if not len(set(groups)) == len(groups) == len(found.full_widths) == len(found.min_widths):
             raise ValueError("groups and widths differ in number")
-        if any(not 1 <= least <= full for least, full in zip(found.least_widths, found.full_widths, strict=True)):
+        if any(not 1 <= least <= full for least, full in zip(found.min_widths, found.full_widths, strict=True)):
             raise ValueError("a least width is outside 1 and the full width")
         if not all(name.isprintable() for name in (*groups, *layers, found.fingerprint, found.kind)):
             raise ValueError("a name cannot be shown")
@@ -336,7 +337,7 @@ class EnergyModel:
 
 
 def _term(data: Mapping[str, Any], num_groups: int, num_layers: int) -> Term:
-    left, right = AffineSize.from_json(data["left"]), AffineSize.from_json(data["right"])
+    left, right = from_builtins(data["left"], AffineSize, "the energy model"), from_builtins(data["right"], AffineSize, "the energy model")
     for extent in (left, right):
         if extent.fixed < 0 or any(not 0 <= g < num_groups or m < 0 for g, m in extent.multiples):
             raise ValueError(f"a size of term {data['name']!r} is negative or of no group")
@@ -353,7 +354,7 @@ def _amounts(values: Sequence[Any]) -> tuple[float, ...]:
 
 
 def _step(data: Mapping[str, Any], num_groups: int, num_layers: int) -> Step:
-    size, layers = AffineSize.from_json(data["size"]), tuple(int(number) for number in data["layers"])
+    size, layers = from_builtins(data["size"], AffineSize, "the energy model"), tuple(int(number) for number in data["layers"])
     if size.fixed < 0 or any(not 0 <= g < num_groups or m < 0 for g, m in size.multiples):
         raise ValueError(f"the size of step {data['name']!r} is negative or of no group")
     if not layers or any(not 0 <= number < num_layers for number in layers):

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from ecc.errors import BadFile, BadMeasurement
 from ecc.graph import AffineSize
 from ecc.io import read_text, write_text
+from ecc.records import from_builtins, to_builtins
 
 from .bilinear_form import BilinearForm
 from .families import FittedModel, folds
@@ -209,8 +210,8 @@ class Mlp:
         data = {
             "format": MLP_FORMAT,
             **{name: value for name, value in vars(self).items() if name not in ("layers", "device")},
-            "lefts": [extent.to_json() for extent in self.lefts],
-            "rights": [extent.to_json() for extent in self.rights],
+            "lefts": [to_builtins(extent) for extent in self.lefts],
+            "rights": [to_builtins(extent) for extent in self.rights],
             "layers": [[weight.tolist(), bias.tolist()] for weight, bias in self.layers],
         }
         write_text(path, json.dumps(data) + "\n")
@@ -230,8 +231,8 @@ class Mlp:
                 groups=tuple(str(name) for name in data["groups"]),
                 full_widths=tuple(int(width) for width in data["full_widths"]),
                 resource=str(data["resource"]),
-                lefts=tuple(AffineSize.from_json(extent) for extent in data["lefts"]),
-                rights=tuple(AffineSize.from_json(extent) for extent in data["rights"]),
+                lefts=tuple(from_builtins(extent, AffineSize, "the energy model") for extent in data["lefts"]),
+                rights=tuple(from_builtins(extent, AffineSize, "the energy model") for extent in data["rights"]),
                 dense_products=tuple(float(product) for product in data["dense_products"]),
                 mean=float(data["mean"]),
                 layers=tuple(

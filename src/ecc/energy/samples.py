@@ -76,9 +76,9 @@ def samples_from_profile(profile: Profile, resource: str = "energy", *, allow_dr
     field, _ = RESOURCES[resource]
     header = profile.header
     _check_rows(profile)
-    rounds = Counter(row.row for row in profile.rows)
+    rounds = Counter(row.index for row in profile.samples)
     found = [
-        (sample.widths, float(getattr(sample, field)), float(rounds[sample.row]))
+        (sample.widths, float(getattr(sample, field)), float(rounds[sample.index]))
         for sample in profile.corrected(allow_drift=allow_drift, of=field)
     ]
     if profile.references:
@@ -98,13 +98,13 @@ def samples_from_profile(profile: Profile, resource: str = "energy", *, allow_dr
 def _check_rows(profile: Profile) -> None:
     """Refuses rows that are no measurements of the network; those of a file were checked as they were read."""
     full, seen = profile.header.full_widths, set()
-    for row in profile.rows:
-        name = "the dense reference" if row.row is None else f"row {row.row}"
+    for row in profile.samples:
+        name = "the dense reference" if row.index is None else f"row {row.index}"
         for field, value in (("joules", row.joules), ("seconds", row.seconds)):
             if not (math.isfinite(value) and value > 0):
                 raise BadFile(f"{name} of the profile has {value} {field}; it must be above 0. Remove the row.")
         if len(row.widths) != len(full) or any(not 1 <= w <= f for w, f in zip(row.widths, full, strict=True)):
             raise BadFile(f"{name} of the profile has widths {list(row.widths)}, outside 1..{list(full)}.")
-        if row.row is not None and (row.row, row.round) in seen:
+        if row.index is not None and (row.index, row.round) in seen:
             raise BadFile(f"{name} of the profile stands there twice for round {row.round}. Remove one of the two.")
-        seen.add((row.row, row.round))
+        seen.add((row.index, row.round))

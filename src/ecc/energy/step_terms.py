@@ -77,7 +77,7 @@ def _reduced(extent: AffineSize, structure: StructureSpec) -> AffineSize:
     """The extent with groups that cannot be cut counted as fixed; one group alone stands for its multiples."""
     fixed, multiples = extent.fixed, []
     for group, multiple in extent.multiples:
-        if structure.least_widths[group] == structure.full_widths[group]:
+        if structure.min_widths[group] == structure.full_widths[group]:
             fixed += multiple * structure.full_widths[group]
         else:
             multiples.append((group, multiple))

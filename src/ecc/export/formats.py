@@ -6,7 +6,7 @@
     torchscript  `torch.jit.trace`: for C++ and older programs; torch calls it deprecated. The file tells the paths
                  of the source that it was made of.
 
-All three take any batch size: the axis that `with_batch` repeats along is left open.
+All three take any batch size: the axis that `with_batch_size` repeats along is left open.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ import torch
 from torch import Tensor, nn
 
 from ecc.errors import CannotExport, EccError
-from ecc.graph.call import tensors_in
 from ecc.graph.forward_pass import as_call
-from ecc.task import Inputs, batch_of, with_batch
+from ecc.task import Inputs, batch_size_of, with_batch_size
+from ecc.torch_utils import tensors_in
 
 Runner = Callable[[Inputs], list[Tensor]]
 """A program that runs a file: inputs to every tensor that comes out."""
@@ -66,10 +66,10 @@ def program_of(model: nn.Module, example_input: Inputs) -> torch.export.Exported
     Raises:
         CannotExport: If torch cannot follow it, or its code fixes the batch size.
     """
-    several = with_batch(example_input, max(2, batch_of(example_input)))  # torch takes a size of 1 for a constant
+    several = with_batch_size(example_input, max(2, batch_size_of(example_input)))  # torch takes a size of 1 for a constant
     args, kwargs = as_call(several)
     batch = torch.export.Dim("batch")
-    size = batch_of(several)
+    size = batch_size_of(several)
 
     def axes(tensor: Tensor) -> dict[int, Any] | None:
         return {0: batch} if tensor.dim() and len(tensor) == size else None
@@ -145,7 +145,7 @@ def feed_of(session: Any, inputs: Inputs) -> dict[str, Any]:
 
 
 def _write_torchscript(model: nn.Module, example_input: Inputs, path: Path) -> None:
-    args, kwargs = as_call(with_batch(example_input, max(2, batch_of(example_input))))
+    args, kwargs = as_call(with_batch_size(example_input, max(2, batch_size_of(example_input))))
     given: dict[str, Any] = {"example_kwarg_inputs": kwargs} if kwargs else {"example_inputs": args}
     with _one_line("torch.jit cannot trace this network"), _deprecated():
         # We compare the file itself, at other batch sizes, so torch need not; strict refuses a dict as the result.

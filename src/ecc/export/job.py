@@ -27,7 +27,7 @@ from ecc.graph.hooks import without_observers
 from ecc.graph.model_copy import whole_state
 from ecc.graph.numerics import outputs_of
 from ecc.io import alone, read_bytes, remove_abandoned, temporary, umask
-from ecc.task import Inputs, Task, batch_of, checked_input, with_batch
+from ecc.task import Inputs, Task, batch_size_of, check_input, with_batch_size
 from ecc.training import load_state, save_state
 from ecc.training.checkpoint import sync_folder
 
@@ -91,7 +91,7 @@ def export_model(model: nn.Module, example_input: Inputs, path: str | Path, *, f
         BadTask: If the example input is not of tensors.
         CannotExport: If the network cannot be written so, or the file computes something else.
     """
-    path, example_input = Path(path), checked_input(example_input)
+    path, example_input = Path(path), check_input(example_input)
     name = path.suffix.removeprefix(".")
     if name not in FORMATS:
         raise CannotExport(f"{path} names no format by its ending; end it in .{', .'.join(FORMATS)}.")
@@ -140,7 +140,7 @@ def export_run(
     card = _card(run, summary, config, licence)
     slim, dense = on_cpu(load_slim(task.model, run)), on_cpu(dense_of(task.model, run))
     example = _on_cpu(task.example_input)
-    timed = with_batch(example, _batch(summary, example))
+    timed = with_batch_size(example, _batch(summary, example))
     _refuse_unfit(slim, example, run)
     folder, files = Path(output or run / "export"), []
     with _workshop(folder) as shop:
@@ -291,7 +291,7 @@ def _on_cpu(example_input: Inputs) -> Inputs:
 def _batch(summary: Mapping[str, Any], example_input: Inputs) -> int:
     """The batch that the budget was about, and that is timed; a file that says nonsense is not followed."""
     batch = summary.get("batch")
-    return batch if isinstance(batch, int) and 1 <= batch <= _MAX_BATCH else batch_of(example_input)
+    return batch if isinstance(batch, int) and 1 <= batch <= _MAX_BATCH else batch_size_of(example_input)
 
 
 @contextmanager

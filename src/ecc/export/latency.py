@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from ecc.task import Inputs, batch_of
+from ecc.task import Inputs, batch_size_of
 
 from .formats import feed_of, onnx_session
 
@@ -75,7 +75,7 @@ def compare_latency(dense: Path, slim: Path, example_input: Inputs) -> Latency:
         slim_seconds=statistics.median(second for _, second in times),
         ratio=statistics.median(ratios),
         ratio_range=(ratios[1], ratios[-2]),
-        batch=batch_of(example_input),
+        batch=batch_size_of(example_input),
         threads=torch.get_num_threads(),
         clock=clock_name,
     )

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from ecc.errors import CannotExport
 from ecc.graph.numerics import ALLOWED_FLOAT32 as TOLERANCE
 from ecc.graph.numerics import allowed_difference, outputs_of, relative_error
-from ecc.task import Inputs, batch_of, with_batch
+from ecc.task import Inputs, batch_size_of, with_batch_size
 
 from .formats import Runner
 
@@ -31,7 +31,7 @@ class ExportVerification:
 
 def batches_of(example_input: Inputs) -> tuple[int, ...]:
     """One item, the example, and a batch that it was not exported with."""
-    example = batch_of(example_input)
+    example = batch_size_of(example_input)
     return tuple(sorted({1, example, example + 3}))
 
 
@@ -52,7 +52,7 @@ def verify_export(
     """
     worst, allowed, batches = 0.0, TOLERANCE, batches_of(example_input)
     for batch in batches:
-        inputs = with_batch(example_input, batch)
+        inputs = with_batch_size(example_input, batch)
         wanted = outputs_of(model, inputs)
         allowed = _allowed(wanted)
         try:

@@ -1,12 +1,11 @@
 """Room 1: a network becomes a channel graph."""
 
 from ecc.graph.channel_graph import ChannelGraph, ChannelGroup, ParamSlice
-from ecc.graph.costs import AffineSize, Layer
 from ecc.graph.labels import Role
 from ecc.graph.slimming import kept_masks, live_channels, live_masks, mask_channels_, slim, slim_optimizer, with_widths
-from ecc.graph.structure import StructureSpec
+from ecc.graph.structure import AffineSize, Layer, StructureSpec
 from ecc.graph.trace import trace_channels
-from ecc.graph.verification import max_relative_diff, verify
+from ecc.graph.verification import max_relative_diff, verify_graph
 
 __all__ = [
     "AffineSize",
@@ -24,6 +23,6 @@ __all__ = [
     "slim",
     "slim_optimizer",
     "trace_channels",
-    "verify",
+    "verify_graph",
     "with_widths",
 ]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch._ops import OpOverload
 
 from ecc.graph.labels import compact, frozen_labels
@@ -93,21 +93,3 @@ def amount(tensor: Tensor, labels: Tensor | None) -> tuple[Tensor, int]:
         return frozen_labels(torch.Size([1])), tensor.numel()
     small = compact(labels).reshape(-1)
     return small, tensor.numel() // max(small.numel(), 1)
-
-
-def tensors_in(value: Any, depth: int = 0) -> Iterator[Tensor]:
-    """Every tensor inside a nested result: sequences, mappings, dataclasses, plain objects."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from tensors_in(item, depth + 1)
-    elif isinstance(value, (list, tuple, set)):
-        for item in value:
-            yield from tensors_in(item, depth + 1)
-    elif is_dataclass(value) and not isinstance(value, type):
-        for item in fields(value):
-            yield from tensors_in(getattr(value, item.name), depth + 1)
-    elif hasattr(value, "__dict__") and depth < 8 and not isinstance(value, (nn.Module, type)):
-        for item in vars(value).values():
-            yield from tensors_in(item, depth + 1)

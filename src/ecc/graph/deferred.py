@@ -54,7 +54,7 @@ class Deferred:
         """The parameter's values are looked at as a whole (its mean, its norm): it must stay whole."""
         for axis, size in enumerate(self.shape):
             if size > 1:
-                book.freeze(book.axis(self.name, axis, size, Role.CARRY), f"{where} looks at all of {self.name}")
+                book.freeze(book.axis(self.name, axis, size, Role.PER_CHANNEL), f"{where} looks at all of {self.name}")
 
     def bind(self, book: ChannelLabels, labels: Tensor | None, where: str) -> None:
         """The parameter meets channels elementwise: the axis on which they depend carries them."""
@@ -74,6 +74,6 @@ class Deferred:
             step *= size
             first = torch.zeros(size, dtype=torch.long).scatter_(0, place, wanted)
             if size > 1 and bool((first[place] == wanted).all()) and bool((first > 0).all()):
-                book.unite(book.axis(self.name, axis, size, Role.CARRY), first, where)
+                book.unite(book.axis(self.name, axis, size, Role.PER_CHANNEL), first, where)
                 return
         book.freeze(labels, f"{where} meets {self.name} in a way that cannot be cut")

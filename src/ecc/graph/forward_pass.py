@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from ecc.errors import BadWidths, UntraceableModel
-from ecc.graph.call import tensors_in
+from ecc.errors import BadWidths, UntraceableModel, first_line
 from ecc.graph.computed_weights import refuse_computed_weights
 from ecc.graph.labels import Misaligned, PrunedLabels, frozen_labels
 from ecc.graph.model_copy import named_tensors, rebuilt
 from ecc.graph.tracer import Tracer
+from ecc.torch_utils import tensors_in
 
 Inputs = Tensor | Sequence[Any] | Mapping[str, Any]
 """An example input: one tensor, a sequence of positional arguments, or a mapping of keyword arguments."""
@@ -159,9 +159,3 @@ def refuse_unknown_patterns(model: nn.Module, patterns: Sequence[str]) -> None:
         if not any(fnmatch(name, pattern) for name in names):
             some = ", ".join(path for path, _ in list(model.named_modules())[1:6])
             raise BadWidths(f"freeze pattern {pattern!r} matches no module. Modules are {some}, ...")
-
-
-def first_line(error: BaseException) -> str:
-    """The kind and the first line of an error."""
-    text = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 from ecc.graph.call import Record
 from ecc.graph.channel_graph import ChannelGraph, ChannelGroup, ParamSlice
-from ecc.graph.costs import AffineSize, Layer, TensorShape
 from ecc.graph.labels import FROZEN, ChannelLabels, Role
+from ecc.graph.structure import AffineSize, Layer, TensorShape
 
-_ROLE_ORDER = (Role.WRITE, Role.CARRY, Role.READ)
+_ROLE_ORDER = (Role.PRODUCER, Role.PER_CHANNEL, Role.CONSUMER)
 
 
 class ChannelPartition:
@@ -80,9 +80,9 @@ class ChannelPartition:
         """A channel that nothing reads can have no zero slice; a user may also ask for layers to stay whole."""
         for key, roles in self.book.roles.items():
             names = _with_parents(key[0])
-            if Role.READ not in roles and any(fnmatch(name, p) for name in names for p in patterns):
+            if Role.CONSUMER not in roles and any(fnmatch(name, p) for name in names for p in patterns):
                 self._freeze(self.units_on(key), "frozen on request")
-        self._freeze(np.flatnonzero(~self._with(Role.READ)), "no layer reads it")
+        self._freeze(np.flatnonzero(~self._with(Role.CONSUMER)), "no layer reads it")
 
     def _with(self, role: Role) -> np.ndarray:
         """By unit: whether some axis has it in this role."""
@@ -100,7 +100,7 @@ class ChannelPartition:
         marks = np.random.default_rng(0).integers(1, 2**63, size=len(sizes), dtype=np.uint64)
         signature = np.zeros(self.count, dtype=np.uint64)  # the sum of its marks identifies a multiset of axes
         np.add.at(signature, unit_of, marks[axis_of])
-        made, carried, read = (self._with(role) for role in (Role.WRITE, Role.CARRY, Role.READ))
+        made, carried, read = (self._with(role) for role in (Role.PRODUCER, Role.PER_CHANNEL, Role.CONSUMER))
         made |= carried & read
         # What no layer makes (the network's input) is no group: it is a fixed part of every size.
         units, first = np.unique(unit_of[made[unit_of]], return_index=True)

@@ -20,12 +20,11 @@ from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 from torch.utils._pytree import tree_map_only
 
-from ecc.errors import UntraceableModel
-from ecc.graph.call import tensors_in
-from ecc.graph.forward_pass import first_line
+from ecc.errors import UntraceableModel, first_line
 from ecc.graph.model_copy import named_tensors, rebuilt
 from ecc.graph.numerics import seeded
 from ecc.graph.side_effects import undone
+from ecc.torch_utils import tensors_in
 
 _TABLES = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 _GLOBAL = -1

@@ -33,11 +33,11 @@ Indices = tuple[tuple[str, int], Tensor]
 class Role(str, Enum):
     """What a parameter axis does to the channels it is labelled with."""
 
-    READ = "reads"
+    CONSUMER = "consumer"
     """Mixes the channel into others (input axis of a convolution): a zero slice makes the channel dead."""
-    WRITE = "writes"
+    PRODUCER = "producer"
     """Makes the channel (output axis, bias)."""
-    CARRY = "carries"
+    PER_CHANNEL = "per_channel"
     """Transforms the channel into itself (batch norm, depthwise convolution, layer scale)."""
 
 
@@ -183,7 +183,7 @@ class PrunedLabels(ChannelLabels):
 
     def is_grouped(self, tensor: str) -> bool:
         """Whether it was one in the dense network."""
-        return self.roles.get((tensor, 0)) == {Role.CARRY}
+        return self.roles.get((tensor, 0)) == {Role.PER_CHANNEL}
 
     def check(self) -> None:
         """Compare everything seen so far with the dense network.

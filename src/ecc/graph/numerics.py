@@ -15,9 +15,9 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
-from ecc.graph.call import tensors_in
 from ecc.graph.forward_pass import Inputs, as_call
 from ecc.graph.model_copy import named_tensors, rebuilt
+from ecc.torch_utils import tensors_in
 
 ALLOWED_FLOAT64 = 1e-9
 """Allowed difference, relative to the largest output, in float64: some million times its rounding error, which leaves

@@ -160,8 +160,8 @@ def live_masks(model: nn.Module, graph: ChannelGraph) -> list[Tensor]:
     masks = []
     for group in graph.groups:
         live: Tensor | None = None
-        for place in group.places:
-            if not place.reads:
+        for place in group.slices:
+            if not place.is_consumer:
                 continue
             tensor = tensors[place.tensor]
             others = [a for a in range(tensor.dim()) if a != place.axis]
@@ -187,8 +187,8 @@ def mask_channels_(model: nn.Module, graph: ChannelGraph, dead: Mapping[str, Ten
         if group.frozen is not None:
             raise BadWidths(f"group {name!r} cannot be cut: {group.frozen}.")
         units = _checked_units(units, group.width, name)
-        for place in group.places:
-            if place.reads:
+        for place in group.slices:
+            if place.is_consumer:
                 tensor = tensors[place.tensor]
                 tensor.index_fill_(place.axis, _beside(tensor, place.index[units].flatten()), 0)
 
@@ -305,7 +305,7 @@ def _slices(graph: ChannelGraph, keep: Mapping[str, Tensor]) -> dict[str, dict[i
     """For each tensor and axis that loses something, the indices it keeps, ascending."""
     alive = torch.ones(graph.num_channel_ids, dtype=torch.bool, device="cpu")
     for name, kept in keep.items():
-        start, stop = graph.slots(name)
+        start, stop = graph.channel_ids(name)
         alive[start:stop] = False
         alive[start + kept] = True
     stays = alive[graph.channel_id_of_index].nonzero().flatten()  # all axes of all tensors, one behind the other

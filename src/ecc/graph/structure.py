@@ -1,22 +1,78 @@
-"""`StructureSpec`: what the costs of a network are counted from. A channel graph without its places in the weights.
+"""Sizes and costs of a network as functions of its widths.
 
-It is small and plain, so that files about a network can carry it: a profile can be fitted where nobody has the
-network any more.
+Every size in a network is an `AffineSize`: a fixed part plus a multiple of the width of each group. The
+multiply-accumulates (MACs) of a layer are a constant times its input size times its output size, which is the paper's
+s_j * s_{j+1}. Parameters, activations and their bytes are such products too.
+
+`StructureSpec` collects what the costs are computed from. It is a channel graph without the parameter slices, small
+enough to be stored in a profile, so that a profile can be fitted without the network.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
+import msgspec
 import torch
 from torch import Tensor
 
 from ecc.errors import BadWidths
 
-from .costs import AffineSize, CostTable, Layer, TensorShape
+
+class AffineSize(msgspec.Struct, frozen=True, array_like=True):
+    """fixed + sum of multiple * width over some groups. In JSON `[fixed, [[group, multiple], ...]]`."""
+
+    fixed: int
+    multiples: tuple[tuple[int, int], ...] = ()
+    """Pairs of the position of a group in the graph and a multiple of its width."""
+
+    def at(self, widths: Sequence[float]) -> float:
+        """The size at these widths, one per group of the graph."""
+        return self.fixed + sum(multiple * widths[group] for group, multiple in self.multiples)
+
+
+def width_of(group: int) -> AffineSize:
+    """The width of one group, by its position in the graph."""
+    return AffineSize(0, ((group, 1),))
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One operator of the forward pass that does work, for the shapes of the example input."""
+
+    path: str
+    """The module that runs it."""
+    kind: str
+    """conv, grouped conv, linear, matmul, norm, elementwise, reduction, pool, move or other."""
+    macs: int
+    """Multiply-accumulates for each pair of an input and an output channel."""
+    incoming: AffineSize
+    """Number of input channels."""
+    outgoing: AffineSize
+    """Number of output channels."""
+    reads: AffineSize
+    """Number of activation elements read."""
+    writes: AffineSize
+    """Number of activation elements written."""
+    item_bytes: int
+    tensors: tuple[str, ...]
+    """Names of the parameters and buffers that it uses."""
+
+    def depends_on(self, group: int) -> bool:
+        """Whether its multiply-accumulates depend on the width of a group."""
+        return any(group == g for size in (self.incoming, self.outgoing) for g, _ in size.multiples)
+
+
+@dataclass(frozen=True)
+class TensorShape:
+    """Shape of a parameter or buffer as a function of the widths."""
+
+    name: str
+    axes: tuple[AffineSize, ...]
+    item_bytes: int
+    is_parameter: bool
 
 
 @dataclass(frozen=True)
@@ -24,122 +80,169 @@ class StructureSpec:
     """Groups by name and width, layers and tensors of one traced network."""
 
     fingerprint: str
-    """Of the channel graph."""
+    """Fingerprint of the channel graph."""
     groups: tuple[str, ...]
     """Names of all groups, in the order of the graph."""
     full_widths: tuple[int, ...]
-    """The paper's c."""
-    least_widths: tuple[int, ...]
-    """The smallest that each may have; its full width where a group is frozen."""
+    """Widths of the dense network, the paper's c."""
+    min_widths: tuple[int, ...]
+    """Smallest allowed widths; the full width for a group that is not prunable."""
     layers: tuple[Layer, ...]
     tensors: tuple[TensorShape, ...]
 
     def __post_init__(self) -> None:
         count = len(self.groups)
-        if len(self.full_widths) != count or len(self.least_widths) != count:
-            raise BadWidths(f"{count} groups need as many full and least widths.")
-        for name, least, full in zip(self.groups, self.least_widths, self.full_widths, strict=True):
+        if len(self.full_widths) != count or len(self.min_widths) != count:
+            raise BadWidths(f"{count} groups need {count} full widths and {count} minimum widths.")
+        for name, least, full in zip(self.groups, self.min_widths, self.full_widths, strict=True):
             if not 1 <= least <= full:
-                raise BadWidths(f"group {name!r} has the least width {least}, outside 1..{full}, its full width.")
+                raise BadWidths(f"the minimum width {least} of group {name!r} is outside 1..{full} (its full width).")
         sizes = [size for layer in self.layers for size in (layer.incoming, layer.outgoing, layer.reads, layer.writes)]
         sizes += [axis for tensor in self.tensors for axis in tensor.axes]
         for size in sizes:
             if any(not 0 <= group < count for group, _ in size.multiples):
-                raise BadWidths(f"a size names a group that is none of the {count}.")
+                raise BadWidths(f"{size} refers to a group outside 0..{count - 1}.")
             if size.fixed < 0 or any(multiple < 0 for _, multiple in size.multiples):
-                raise BadWidths(f"a size is negative: {size}.")
-        there = {tensor.name for tensor in self.tensors}
+                raise BadWidths(f"{size} is negative.")
+        names = {tensor.name for tensor in self.tensors}
         for layer in self.layers:
-            if not there.issuperset(layer.tensors) or layer.macs < 0:
-                raise BadWidths(f"layer {layer.path!r} uses a tensor that is not there, or fewer than no MACs.")
+            if not names.issuperset(layer.tensors) or layer.macs < 0:
+                raise BadWidths(f"layer {layer.path!r} uses an unknown tensor or has negative MACs.")
 
     @cached_property
     def costs(self) -> CostTable:
-        """Costs as differentiable functions of the widths vector."""
+        """Costs as differentiable functions of the vector of widths."""
         return CostTable(self.layers, self.tensors)
 
     @cached_property
     def prunable(self) -> tuple[int, ...]:
-        """Positions of the groups that can be cut."""
-        pairs = enumerate(zip(self.least_widths, self.full_widths, strict=True))
+        """Positions of the prunable groups."""
+        pairs = enumerate(zip(self.min_widths, self.full_widths, strict=True))
         return tuple(position for position, (least, full) in pairs if least < full)
 
     def widths(self, widths: Mapping[str, float] | None = None) -> Tensor:
-        """All widths in the order of `groups`, float64; groups not named keep their full width.
+        """All widths in the order of `groups`, float64. Groups that are not named keep their full width.
 
         Raises:
-            BadWidths: An unknown group, or a width outside its range.
+            BadWidths: If a group is unknown or a width is outside its range.
         """
         vector = torch.tensor(self.full_widths, dtype=torch.float64, device="cpu")
         for name, width in (widths or {}).items():
             if name not in self._positions:
                 raise BadWidths(f"no channel group is called {name!r}.")
             position = self._positions[name]
-            least, full = self.least_widths[position], self.full_widths[position]
+            least, full = self.min_widths[position], self.full_widths[position]
             if not least <= width <= full:
                 raise BadWidths(f"width {width} of group {name!r} is outside {least}..{full}.")
             vector[position] = width
         return vector
 
     def width_remainders(self, width_multiple: int) -> tuple[int, ...]:
-        """For each group, what its widths leave over when divided, so that hardware meets multiples of a number.
+        """For each group, the remainder of its allowed widths modulo `width_multiple`.
 
-        That is nothing, as a rule. But where a group is joined with other channels to a sum that is such a multiple (13
-        and 3 make 16), cutting it to a multiple of its own would spoil the sum; such a group is cut in whole steps from
-        its full width (13, 5).
+        The goal is that the *layers* have sizes that are multiples. Usually that means remainder 0 for every group.
+        If a group is concatenated with other channels to a size that is a multiple (13 + 3 = 16), pruning the group to
+        a multiple of its own would spoil the sum. Such a group is pruned in steps of `width_multiple` from its full
+        width (13, 5).
         """
-        left = [0] * len(self.groups)
+        remainders = [0] * len(self.groups)
         for layer in self.layers:
             for size in (layer.incoming, layer.outgoing):
-                joined = len(size.multiples) > 1 or size.fixed > 0
-                if not joined or round(size.at(self.full_widths)) % width_multiple:
+                is_sum = len(size.multiples) > 1 or size.fixed > 0
+                if not is_sum or round(size.at(self.full_widths)) % width_multiple:
                     continue
                 for group, _ in size.multiples:
-                    left[group] = self.full_widths[group] % width_multiple
-        return tuple(left)
+                    remainders[group] = self.full_widths[group] % width_multiple
+        return tuple(remainders)
 
     def padded(self, widths: Sequence[int], width_multiple: int) -> list[int]:
-        """The least widths on the width_remainders that hold so many channels; never below a group's least or above its full."""
+        """Widths rounded up to `width_multiple` (see `width_remainders`), within each group's minimum and full width."""
         found = []
-        groups = zip(widths, self.least_widths, self.full_widths, self.width_remainders(width_multiple), strict=True)
+        groups = zip(widths, self.min_widths, self.full_widths, self.width_remainders(width_multiple), strict=True)
         for width, least, full, rest in groups:
-            on_lattice = rest + max(0, -((rest - width) // width_multiple)) * width_multiple
-            found.append(min(full, max(least, on_lattice)))
+            rounded = rest + max(0, -((rest - width) // width_multiple)) * width_multiple
+            found.append(min(full, max(least, rounded)))
         return found
 
     @cached_property
     def _positions(self) -> dict[str, int]:
         return {name: position for position, name in enumerate(self.groups)}
 
-    def to_json(self) -> dict[str, Any]:
-        """As plain JSON."""
-        return {
-            "fingerprint": self.fingerprint,
-            "groups": list(self.groups),
-            "full_widths": list(self.full_widths),
-            "least_widths": list(self.least_widths),
-            "layers": [layer.to_json() for layer in self.layers],
-            "tensors": [tensor.to_json() for tensor in self.tensors],
-        }
 
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> StructureSpec:
-        """From what `to_json` gave.
+class _Sizes:
+    """Many `AffineSize` evaluated at once, in time linear in the number of their terms."""
 
-        Raises:
-            BadWidths: If its parts do not fit together.
-            KeyError, TypeError, ValueError: If it is damaged.
-        """
-        return cls(
-            fingerprint=str(data["fingerprint"]),
-            groups=tuple(str(name) for name in data["groups"]),
-            full_widths=tuple(int(width) for width in data["full_widths"]),
-            least_widths=tuple(int(width) for width in data["least_widths"]),
-            layers=tuple(Layer.from_json(layer) for layer in data["layers"]),
-            tensors=tuple(TensorShape.from_json(tensor) for tensor in data["tensors"]),
-        )
+    def __init__(self, sizes: Sequence[AffineSize]) -> None:
+        self._fixed = _vector(size.fixed for size in sizes)
+        self._row = _indices(row for row, size in enumerate(sizes) for _ in size.multiples)
+        self._group = _indices(group for size in sizes for group, _ in size.multiples)
+        self._multiple = _vector(multiple for size in sizes for _, multiple in size.multiples)
+
+    def __call__(self, widths: Tensor) -> Tensor:
+        terms = self._multiple * widths.to(torch.float64)[self._group]
+        return self._fixed.index_add(0, self._row, terms)
 
 
-def affine(group: int) -> AffineSize:
-    """The width of one group, as an extent."""
-    return AffineSize(0, ((group, 1),))
+class CostTable:
+    """Costs of layers and tensors as differentiable functions of the vector of widths."""
+
+    def __init__(self, layers: Sequence[Layer], tensors: Sequence[TensorShape]) -> None:
+        self._macs = _vector(layer.macs for layer in layers)
+        self._incoming = _Sizes([layer.incoming for layer in layers])
+        self._outgoing = _Sizes([layer.outgoing for layer in layers])
+        self._reads = _Sizes([layer.reads for layer in layers])
+        self._writes = _Sizes([layer.writes for layer in layers])
+        self._item = _vector(layer.item_bytes for layer in layers)
+        rank = max([len(tensor.axes) for tensor in tensors], default=0)
+        padded = [(*tensor.axes, *[AffineSize(1)] * (rank - len(tensor.axes))) for tensor in tensors]
+        self._axes = [_Sizes([axes[k] for axes in padded]) for k in range(rank)]
+        self._tensor_bytes = _vector(tensor.item_bytes for tensor in tensors)
+        self._is_parameter = _vector(tensor.is_parameter for tensor in tensors)
+        position = {tensor.name: number for number, tensor in enumerate(tensors)}
+        used = [(row, position[name]) for row, layer in enumerate(layers) for name in layer.tensors]
+        self._using_layer = _indices(row for row, _ in used)
+        self._used_tensor = _indices(tensor for _, tensor in used)
+
+    def macs_per_layer(self, widths: Tensor) -> Tensor:
+        """Multiply-accumulates of each layer."""
+        return self._macs * self._incoming(widths) * self._outgoing(widths)
+
+    def macs(self, widths: Tensor) -> Tensor:
+        """Multiply-accumulates of all layers."""
+        return self.macs_per_layer(widths).sum()
+
+    def activation_bytes_per_layer(self, widths: Tensor) -> Tensor:
+        """Bytes of activations that each layer reads and writes."""
+        return self._item * (self._reads(widths) + self._writes(widths))
+
+    def activation_bytes(self, widths: Tensor) -> Tensor:
+        """Bytes of activations that all layers read and write."""
+        return self.activation_bytes_per_layer(widths).sum()
+
+    def elements_per_tensor(self, widths: Tensor) -> Tensor:
+        """Number of elements of each parameter and buffer."""
+        sizes = torch.ones_like(self._tensor_bytes)
+        for axis in self._axes:
+            sizes = sizes * axis(widths)
+        return sizes
+
+    def parameters(self, widths: Tensor) -> Tensor:
+        """Number of parameters."""
+        return (self.elements_per_tensor(widths) * self._is_parameter).sum()
+
+    def weight_bytes_per_layer(self, widths: Tensor) -> Tensor:
+        """Bytes of the parameters and buffers that each layer uses. A shared tensor counts once per layer."""
+        bytes_per_tensor = self.elements_per_tensor(widths) * self._tensor_bytes
+        return torch.zeros_like(self._macs).index_add(0, self._using_layer, bytes_per_tensor[self._used_tensor])
+
+    def weight_bytes(self, widths: Tensor) -> Tensor:
+        """Bytes of parameters and buffers."""
+        return (self.elements_per_tensor(widths) * self._tensor_bytes).sum()
+
+
+def _vector(values: Iterable[float]) -> Tensor:
+    return torch.tensor([float(value) for value in values], dtype=torch.float64, device="cpu")
+
+
+def _indices(values: Iterable[int]) -> Tensor:
+    return torch.tensor(list(values), dtype=torch.long, device="cpu")

@@ -39,7 +39,7 @@ from ecc.graph.slimming import with_widths
 from ecc.graph.torch_settings import exact_arithmetic
 from ecc.graph.tracer import Tracer
 from ecc.graph.unreached import freeze_unreached, unreached_modules
-from ecc.graph.verification import verify
+from ecc.graph.verification import verify_graph
 
 _MAX_ROUNDS = 200  # readings tried before everything left is frozen
 _PARTS = 3  # cuts of a network that slices its channels: together they cut every unit
@@ -47,7 +47,7 @@ _SMALLEST = -1  # the cut that leaves two units of each group
 
 
 def trace_channels(
-    model: nn.Module, example_input: Inputs, *, freeze: str | Sequence[str] = (), proven: bool = True
+    model: nn.Module, example_input: Inputs, *, freeze: str | Sequence[str] = (), verify: bool = True
 ) -> ChannelGraph:
     """Find out which channels of a network live and die together, and which can be cut.
 
@@ -57,7 +57,7 @@ def trace_channels(
         model: any network.
         example_input: a tensor, a sequence of positional or a mapping of keyword arguments. Costs refer to it.
         freeze: patterns (`head*`, `features.0`) of modules whose outputs stay whole.
-        proven: compare the masked with the cut network in numbers, on the example input (four forward passes).
+        verify: compare the masked with the cut network in numbers, on the example input (four forward passes).
             Without it the structure is still checked by tracing a cut network.
 
     Raises:
@@ -73,23 +73,23 @@ def trace_channels(
     freeze = [freeze] if isinstance(freeze, str) else list(freeze)
     refuse_unknown_patterns(model, freeze)
     with without_observers(model, *as_call(example_input)) as followed:
-        return _traced(followed, example_input, freeze, proven)
+        return _traced(followed, example_input, freeze, verify)
 
 
-def _traced(model: nn.Module, example_input: Inputs, freeze: list[str], proven: bool) -> ChannelGraph:
+def _traced(model: nn.Module, example_input: Inputs, freeze: list[str], verify: bool) -> ChannelGraph:
     on_meta = any(t.device.type == "meta" for t in named_tensors(model).values())
-    search = _Search(model, example_input, freeze, proven)
+    search = _Search(model, example_input, freeze, verify)
     try:
         graph = search.run()
     except _NeedsValues as error:
         if on_meta:
             raise UntraceableModel(f"the network on meta tensors cannot run: {error}") from error.__cause__
-        search = _Search(model, example_input, freeze, proven, on_meta=False)
+        search = _Search(model, example_input, freeze, verify, on_meta=False)
         try:
             graph = search.run()
         except _NeedsValues as again:
             raise UntraceableModel(f"the network cannot run on the example input: {again}") from again.__cause__
-    return verify(model, graph, example_input) if proven else graph
+    return verify_graph(model, graph, example_input) if verify else graph
 
 
 class _NeedsValues(Exception):
@@ -103,7 +103,7 @@ class _Search:
     model: nn.Module
     example_input: Inputs
     freeze: list[str]
-    proven: bool
+    verify: bool
     on_meta: bool = True
     choices: dict[str, int] = field(default_factory=dict)
     stops: dict[str, str] = field(default_factory=dict)
@@ -188,7 +188,7 @@ class _Search:
                 "them. Trace with an input that reaches them, or remove them"
             )
         pairs = sum(group.frozen is None and group.width == 2 for group in graph.groups)
-        if pairs and not self.proven:
+        if pairs and not self.verify:
             notes.append(f"{pairs} groups of two units are too small for the check by cutting; `verify` compares them")
         if not self.on_meta:
             notes.append("traced on real tensors, because the network's code asks for values")
@@ -227,7 +227,7 @@ class _Search:
             if mishap is not None:
                 return mishap
         if risky or any(group.width == 2 for group in graph.prunable):
-            return self._dry_run(graph, {group.name: group.least for group in graph.prunable}, passes[0])
+            return self._dry_run(graph, {group.name: group.min_width for group in graph.prunable}, passes[0])
         return None
 
     def _cut(

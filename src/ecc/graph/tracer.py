@@ -99,7 +99,7 @@ class Tracer(TorchDispatchMode):
             state = frozen_labels(tensor.shape)
         tensor._ecc_name, tensor._ecc_own, tensor._ecc_state = name, name, state  # type: ignore[attr-defined]
 
-    def labels(self, tensor: Tensor | None, role: Role = Role.CARRY, *, defer: bool = False) -> Tensor | None:
+    def labels(self, tensor: Tensor | None, role: Role = Role.PER_CHANNEL, *, defer: bool = False) -> Tensor | None:
         """The labels of a tensor, None if it belongs to no channel. Unheard-of tensors are frozen."""
         if tensor is None:
             return None

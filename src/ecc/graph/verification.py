@@ -23,9 +23,9 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
-from ecc.errors import EccWarning, UntraceableModel
+from ecc.errors import EccWarning, UntraceableModel, first_line
 from ecc.graph.channel_graph import ChannelGraph, ChannelGroup
-from ecc.graph.forward_pass import Inputs, as_call, first_line
+from ecc.graph.forward_pass import Inputs, as_call
 from ecc.graph.hooks import hook_names, without_observers
 from ecc.graph.model_copy import named_tensors
 from ecc.graph.numerics import (
@@ -61,7 +61,7 @@ TRAIN_FACTOR = 1e3
 enlarges rounding errors layer by layer."""
 
 
-def verify(model: nn.Module, graph: ChannelGraph, example_input: Inputs, *, seed: int = 0) -> ChannelGraph:
+def verify_graph(model: nn.Module, graph: ChannelGraph, example_input: Inputs, *, seed: int = 0) -> ChannelGraph:
     """Compare the masked with the slim network; groups that fail are frozen with the reason.
 
     Args:
@@ -71,14 +71,14 @@ def verify(model: nn.Module, graph: ChannelGraph, example_input: Inputs, *, seed
         seed: which units are removed.
 
     Returns:
-        The graph with `proof` filled in: the largest relative difference of the outputs of the groups that passed.
+        The graph with `max_relative_diff` filled in: the largest relative difference of the outputs of the groups that passed.
         Where verification could not run, it stays None, a warning says why, and so does a note of the graph.
 
     Raises:
         UntraceableModel: the network cannot run on the example input.
     """
     if not graph.prunable:
-        return replace(graph, proof=0.0)
+        return replace(graph, max_relative_diff=0.0)
     with without_observers(model, *as_call(example_input)) as followed:
         return _verified(followed, graph, example_input, seed)
 
@@ -91,7 +91,7 @@ def _verified(model: nn.Module, graph: ChannelGraph, example_input: Inputs, seed
             check, result = _first_check(network, graph, inputs, seed)
             failed = {} if result.passed else dict(_failed(check, graph.prunable, result))
             rest = [group for group in graph.prunable if group.name not in failed]
-            proof = result.difference if not failed else check(rest).difference if rest else 0.0
+            difference = result.difference if not failed else check(rest).difference if rest else 0.0
     except CannotVerify as error:
         return _unverified(graph, str(error))
     if failed and (hooks := hook_names(model)):
@@ -99,7 +99,7 @@ def _verified(model: nn.Module, graph: ChannelGraph, example_input: Inputs, seed
         failed = {name: f"{why}; hooks change tensors: {some}" for name, why in failed.items()}
     _warn_of_many(failed, graph)
     groups = tuple(replace(g, frozen=failed[g.name]) if g.name in failed else g for g in graph.groups)
-    return replace(graph, groups=groups, proof=proof, notes=(*graph.notes, *dict.fromkeys(check.notes)))
+    return replace(graph, groups=groups, max_relative_diff=difference, notes=(*graph.notes, *dict.fromkeys(check.notes)))
 
 
 def max_relative_diff(one: nn.Module, other: nn.Module, example_input: Inputs) -> float:
@@ -177,10 +177,10 @@ class Check:
         for group in groups:
             order = torch.randperm(group.width, generator=generator, device="cpu")
             count = int(group.width * (0.3 + 0.3 * torch.rand((), generator=generator, device="cpu").item()))
-            count = min(max(count, 1), group.width - group.least)
+            count = min(max(count, 1), group.width - group.min_width)
             some[group.name] = order[:count]
-            others[group.name] = order[count:][: group.width - group.least]
-            most[group.name] = order[group.least :]
+            others[group.name] = order[count:][: group.width - group.min_width]
+            most[group.name] = order[group.min_width :]
         return some, others, most
 
     def _compared(self, dead: Mapping[str, Tensor], runs: Sequence[_Run]) -> Iterator[Result]:
@@ -376,7 +376,7 @@ def _refuse_what_cannot_run(model: nn.Module, graph: ChannelGraph, example_input
 def _unverified(graph: ChannelGraph, why: str) -> ChannelGraph:
     note = f"verification could not run because {why}"
     warnings.warn(
-        f"{note}. The channel groups are those of the trace alone; proven=False accepts that without this warning.",
+        f"{note}. The channel groups are those of the trace alone; verify=False accepts that without this warning.",
         EccWarning,
         stacklevel=6,
     )

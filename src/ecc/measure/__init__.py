@@ -1,14 +1,15 @@
 """Room 2: joules and seconds of a network, read off a real device or refused."""
 
-from .counter import CounterProbe, probe
-from .design import design
+from .counter import CounterProbe, probe_counter
+from .design import sample_widths
 from .measurement import Measurement, MeasureSettings, Window
-from .merge_profiles import merge
+from .merge_profiles import merge_profiles
 from .meter import (
     Analytic,
     Clock,
     Declared,
     DeviceState,
+    EnergySource,
     Estimated,
     Measured,
     Meter,
@@ -16,13 +17,12 @@ from .meter import (
     PowerIntegrator,
     Provenance,
     Reading,
-    Source,
     close_meter,
 )
-from .profile import Profile, Sample
+from .profile import CorrectedSample, Profile
 from .profiler import PROFILE_SETTINGS, Progress, profile
-from .registry import Attempt, find_meter, tried
-from .rows import Row
+from .registry import Attempt, find_meter, probe_meters
+from .samples import Sample
 from .window import measure, measure_model
 
 __all__ = [
@@ -30,9 +30,11 @@ __all__ = [
     "Analytic",
     "Attempt",
     "Clock",
+    "CorrectedSample",
     "CounterProbe",
     "Declared",
     "DeviceState",
+    "EnergySource",
     "Estimated",
     "MeasureSettings",
     "Measured",
@@ -44,17 +46,15 @@ __all__ = [
     "Progress",
     "Provenance",
     "Reading",
-    "Row",
     "Sample",
-    "Source",
     "Window",
     "close_meter",
-    "design",
     "find_meter",
     "measure",
     "measure_model",
-    "merge",
-    "probe",
+    "merge_profiles",
+    "probe_counter",
+    "probe_meters",
     "profile",
-    "tried",
+    "sample_widths",
 ]

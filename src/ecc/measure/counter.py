@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from ecc.errors import BadMeasurement
 
 from .meter import Clock, Declared, DeviceState, HasState, Meter, Reading
-from .workload import HostWorkload, Load
+from .workload import HostWorkload, Workload
 
 POLL_SECONDS = 0.0005
 """Rest between two looks at the counter while there is nothing else to do."""
@@ -179,9 +179,9 @@ class CounterProbe:
     """Temperature, clock and neighbours before the load, if the meter tells."""
 
 
-def probe(
+def probe_counter(
     meter: Meter,
-    busy: Load | Callable[[], object] | None = None,
+    busy: Workload | Callable[[], object] | None = None,
     seconds: float = 2.0,
     *,
     clock: Clock | None = None,
@@ -205,7 +205,7 @@ def probe(
     idle = _observe(watch, clock, seconds, None)
     loaded: list[Tick] = []
     if busy is not None:
-        load = busy if isinstance(busy, Load) else HostWorkload(busy, 1, clock)
+        load = busy if isinstance(busy, Workload) else HostWorkload(busy, 1, clock)
         loaded = _observe(watch, clock, seconds, load)
         load.drain()
     intervals = [period for period in (_period(idle), _period(loaded)) if period is not None]
@@ -223,7 +223,7 @@ def probe(
     )
 
 
-def _observe(watch: CounterWatch, clock: Clock, seconds: float, load: Load | None) -> list[Tick]:
+def _observe(watch: CounterWatch, clock: Clock, seconds: float, load: Workload | None) -> list[Tick]:
     ticks: list[Tick] = []
     started = clock.now()
     while True:

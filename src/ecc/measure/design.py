@@ -24,20 +24,20 @@ from ecc.graph import ChannelGraph, ChannelGroup
 DESIGNS = ("uniform", "mixed")
 
 Shard = tuple[int, int]
-"""(k, n): this device takes the rows that are k modulo n, with k from 1 to n."""
+"""(k, n): this device takes the samples that are k modulo n, with k from 1 to n."""
 
 UNIFORM_SHARE = 1 / 3  # of `mixed`, after its anchors
 SCALE_RANGE = (0.1, 1.0)  # g, the share of the full widths
 SCALE_SPREAD = 0.35  # standard deviation of the logarithm of each group's own factor
 _MAX_REDRAWS = 1_000
-MOST_ROWS = 1_000_000
+MAX_SAMPLES = 1_000_000
 """Of a design; it is made in memory before the first is measured."""
 _MAX_SEED = 2**32 - 1  # of numpy's RandomState
 
 
-def design(
+def sample_widths(
     graph: ChannelGraph,
-    rows: int,
+    samples: int,
     kind: str = "mixed",
     seed: int = 0,
     width_multiple: int | None = None,
@@ -46,7 +46,7 @@ def design(
 
     Args:
         graph: Gives the groups and their full widths.
-        rows: How many networks, no two of them equal.
+        samples: How many networks, no two of them equal.
         kind: `uniform` or `mixed`.
         seed: The same seed gives the same design on every machine.
         width_multiple: Rounds each width to the nearest multiple of this, at least one multiple; the full width
@@ -56,14 +56,14 @@ def design(
         BadMeasurement: If an argument is out of its range.
         BadWidths: If there are not so many different networks.
     """
-    check_design(rows, kind, seed, width_multiple)
+    check_design(samples, kind, seed, width_multiple)
     groups = graph.prunable
     if not groups:
         raise BadWidths("no group of this network can be cut, so there is no width to vary. See `ecc inspect`.")
     left = dict(zip(graph.structure.groups, graph.structure.width_remainders(width_multiple or 1), strict=True))
     room = math.prod(len(_allowed(group, width_multiple, left[group.name])) for group in groups)
-    if rows > room:
-        raise BadWidths(_too_small(rows, f"only {room}", width_multiple))
+    if samples > room:
+        raise BadWidths(_too_small(samples, f"only {room}", width_multiple))
     drawn: dict[tuple[int, ...], None] = {}  # a set that keeps its order
     redraws = 0
     for values in _endless(groups, kind, seed):
@@ -73,10 +73,10 @@ def design(
         )
         redraws = redraws + 1 if widths in drawn else 0
         drawn[widths] = None
-        if len(drawn) == rows:
+        if len(drawn) == samples:
             break
         if redraws > _MAX_REDRAWS:
-            raise BadWidths(_too_small(rows, f"hardly more than {len(drawn)}", width_multiple))
+            raise BadWidths(_too_small(samples, f"hardly more than {len(drawn)}", width_multiple))
     names = [group.name for group in groups]
     return tuple(dict(zip(names, widths, strict=True)) for widths in drawn)
 
@@ -93,23 +93,23 @@ def parse_shard(text: str) -> Shard:
     return int(number), int(count)
 
 
-def rows_of(rows: int, shard: Shard | None) -> tuple[int, ...]:
-    """The rows of a design that a shard takes; all of them without a shard.
+def shard_indices(samples: int, shard: Shard | None) -> tuple[int, ...]:
+    """The samples of a design that a shard takes; all of them without a shard.
 
     Raises:
         BadMeasurement: If there is no such shard.
     """
     if shard is None:
-        return tuple(range(rows))
+        return tuple(range(samples))
     number, count = shard
     if count < 1:
         raise BadMeasurement(f"shard {number}/{count} does not exist; the first of two is 1/2.")
     if not 1 <= number <= count:
         raise BadMeasurement(f"shard {number}/{count} does not exist; {count} shards are 1/{count} to {count}/{count}.")
-    return tuple(row for row in range(rows) if row % count == number % count)
+    return tuple(sample for sample in range(samples) if sample % count == number % count)
 
 
-def check_design(rows: int, kind: str, seed: int, width_multiple: int | None) -> None:
+def check_design(samples: int, kind: str, seed: int, width_multiple: int | None) -> None:
     """Refuses arguments that no design can be made of.
 
     Raises:
@@ -117,10 +117,10 @@ def check_design(rows: int, kind: str, seed: int, width_multiple: int | None) ->
     """
     if kind not in DESIGNS:
         raise BadMeasurement(f"design {kind!r} is unknown; give one of {', '.join(DESIGNS)}.")
-    if rows < 1:
-        raise BadMeasurement(f"rows={rows} is below 1, the least a design can have.")
-    if rows > MOST_ROWS:
-        raise BadMeasurement(f"rows={rows} is above {MOST_ROWS}, the most a design can have.")
+    if samples < 1:
+        raise BadMeasurement(f"samples={samples} is below 1, the least a design can have.")
+    if samples > MAX_SAMPLES:
+        raise BadMeasurement(f"samples={samples} is above {MAX_SAMPLES}, the most a design can have.")
     if not 0 <= seed <= _MAX_SEED:
         raise BadMeasurement(f"seed={seed} is outside 0..{_MAX_SEED}.")
     if width_multiple is not None and width_multiple < 1:
@@ -131,7 +131,7 @@ def check_design(rows: int, kind: str, seed: int, width_multiple: int | None) ->
 
 
 def _endless(groups: Sequence[ChannelGroup], kind: str, seed: int) -> Iterator[list[float]]:
-    """Widths before rounding, row after row."""
+    """Widths before rounding, sample after sample."""
     # numpy has frozen the stream of RandomState; other generators may change with a release.
     random = np.random.RandomState(seed)
     full = np.array([group.width for group in groups])
@@ -160,7 +160,7 @@ def _allowed(group: ChannelGroup, width_multiple: int | None, left: int) -> rang
     return {*range(left or width_multiple, group.width + 1, width_multiple), group.width}
 
 
-def _too_small(rows: int, room: str, width_multiple: int | None) -> str:
+def _too_small(samples: int, room: str, width_multiple: int | None) -> str:
     steps = "" if width_multiple is None else f" in multiples of {width_multiple}"
-    way = "Ask for fewer rows" if width_multiple is None else "Ask for fewer rows or a smaller multiple"
-    return f"a design of {rows} rows was asked for, but this network has {room} different widths{steps}. {way}."
+    way = "Ask for fewer samples" if width_multiple is None else "Ask for fewer samples or a smaller multiple"
+    return f"a design of {samples} samples was asked for, but this network has {room} different widths{steps}. {way}."

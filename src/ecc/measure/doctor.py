@@ -18,13 +18,13 @@ from torch import nn
 
 from ecc.errors import BadMeasurement, EccError
 
-from .counter import CounterProbe, probe
+from .counter import CounterProbe, probe_counter
 from .environment import environment
 from .measurement import Measurement, MeasureSettings
-from .meter import Clock, Meter, MeterInfo, Source, close_meter
+from .meter import Clock, EnergySource, Meter, MeterInfo, close_meter
 from .meters.rapl import processor_name
-from .registry import FALLBACKS, find_meter, tried
-from .runner import deployed
+from .registry import FALLBACKS, find_meter, probe_meters
+from .runner import prepare_runner
 from .window import measure
 from .workload import make_workload
 
@@ -53,7 +53,7 @@ class SelfTest:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finding:
+class MeterFinding:
     """One meter: what it is and how well it measures, or why it does not work."""
 
     spec: str
@@ -107,17 +107,17 @@ class Finding:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Examination:
+class DoctorReport:
     """A machine and its meters."""
 
     machine: dict[str, str]
     """Versions, processor and GPUs; neither host nor user."""
 
-    findings: tuple[Finding, ...]
+    findings: tuple[MeterFinding, ...]
     """In the order in which `auto` tries them."""
 
     @property
-    def working(self) -> tuple[Finding, ...]:
+    def working(self) -> tuple[MeterFinding, ...]:
         """The meters that work."""
         return tuple(finding for finding in self.findings if finding.works)
 
@@ -136,14 +136,14 @@ class Examination:
         }
 
 
-def examine(
+def diagnose(
     spec: str = "auto",
     *,
     seconds: float = 10.0,
     quick: bool = False,
     say: Say = lambda _: None,
     clock: Clock | None = None,
-) -> Examination:
+) -> DoctorReport:
     """Tries the meters of this machine, and tests those that work.
 
     Args:
@@ -160,9 +160,9 @@ def examine(
     if not seconds >= 1:
         raise BadMeasurement(f"seconds={seconds:g} is below 1, the least a self-test can take; quick leaves it out.")
     say("looking for meters")
-    findings: list[Finding] = []
+    findings: list[MeterFinding] = []
     for name, reason, remedy, source in _sources(spec):
-        finding = Finding(spec=name, reason=reason, remedy=remedy)
+        finding = MeterFinding(spec=name, reason=reason, remedy=remedy)
         if source is not None:
             try:
                 finding = replace(finding, info=source.describe(), is_meter=isinstance(source, Meter))
@@ -171,34 +171,34 @@ def examine(
             finally:
                 close_meter(source)
         findings.append(finding)
-    return Examination(machine=_machine(), findings=tuple(findings))
+    return DoctorReport(machine=_machine(), findings=tuple(findings))
 
 
-def _sources(spec: str) -> list[tuple[str, str, str, Source | None]]:
+def _sources(spec: str) -> list[tuple[str, str, str, EnergySource | None]]:
     """(spec, reason, remedy, open source) of what is to be examined."""
     if spec == "auto":
-        return [(attempt.name, attempt.reason, attempt.remedy, attempt.meter) for attempt in tried()]
+        return [(attempt.name, attempt.reason, attempt.remedy, attempt.meter) for attempt in probe_meters()]
     source = find_meter(spec)
     info = source.describe()
     return [(spec, f"{info.device}, {info.scope}, {info.reads}", "", source)]
 
 
-def _examined(finding: Finding, meter: Meter, seconds: float, quick: bool, say: Say, clock: Clock) -> Finding:
+def _examined(finding: MeterFinding, meter: Meter, seconds: float, quick: bool, say: Say, clock: Clock) -> MeterFinding:
     """The finding, with what watching and testing the meter has shown."""
     info = meter.describe()
     device = _device_of(info)
     try:
         if quick or device is None:
             say(f"{finding.spec}: watching the counter at rest")
-            finding = replace(finding, counter=probe(meter, None, _QUICK_SECONDS, clock=clock))
+            finding = replace(finding, counter=probe_counter(meter, None, _QUICK_SECONDS, clock=clock))
             return finding if quick else replace(finding, trouble=_no_device(info))
-        with deployed(*_small_network(device)) as ready:
+        with prepare_runner(*_small_network(device)) as ready:
             started = clock.now()
             for _ in range(_WARMUP_RUNS):
                 ready.run()
             load, _ = make_workload(ready.run, device.type, clock)
             say(f"{finding.spec}: watching the counter, at rest and at work")
-            counter = probe(meter, load, min(2.0, seconds / 10), clock=clock)
+            counter = probe_counter(meter, load, min(2.0, seconds / 10), clock=clock)
             finding = replace(finding, counter=counter)
             if not counter.moves or counter.tick_seconds is None:
                 stood = "its counter stood still while a network ran: it does not count what runs on"

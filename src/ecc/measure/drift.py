@@ -21,7 +21,7 @@ _QUANTILE = 1.645  # one-sided 5 % of the normal distribution
 
 @dataclass(frozen=True)
 class Point:
-    """One row of a profile, as drift sees it."""
+    """One sample of a profile, as drift sees it."""
 
     session: int
     """Rows of one session were measured without a break; drift is not followed across breaks."""
@@ -88,7 +88,7 @@ def drift_of(points: Sequence[Point]) -> Drift | None:
 
 
 def log_drift(points: Sequence[Point]) -> list[float]:
-    """For each row, the logarithm of how much more than usual the device used at that time.
+    """For each sample, the logarithm of how much more than usual the device used at that time.
 
     Usual is the median of the references. Before the first reference of a session and after its last, the
     nearest one counts.

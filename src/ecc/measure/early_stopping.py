@@ -1,8 +1,8 @@
-"""How well a profile can be learnt so far, and whether more rows still help.
+"""How well a profile can be learnt so far, and whether more samples still help.
 
 The model is the quickest that is physical: a constant, MACs, MACs of grouped convolutions, bytes of activations
 and bytes of weights, each with a price of at least 0. It is no energy model to compress with, but what it cannot
-learn from more rows, noise and steps of the hardware, a better model will hardly learn either.
+learn from more samples, noise and steps of the hardware, a better model will hardly learn either.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from ecc.graph import ChannelGraph
 from .profile import Profile
 
 ErrorOf: TypeAlias = Callable[[ChannelGraph, Profile], float | None]
-"""Cross-validated relative error of a model on a profile; None as long as there are too few rows."""
+"""Cross-validated relative error of a model on a profile; None as long as there are too few samples."""
 
 CHECK_EVERY = 10
 """Rows from one look at the error to the next."""
 
-MIN_ROWS = 40
-"""No profile is stopped before: fewer rows agree by luck. In simulation 40 already beat the paper's 3 %."""
+MIN_SAMPLES = 40
+"""No profile is stopped before: fewer samples agree by luck. In simulation 40 already beat the paper's 3 %."""
 
 _FOLDS = 5
 _MIN_TO_LEARN = 10
 _IN_A_ROW = 2  # looks at which the error must be below its target
-_PATIENCE = 5  # looks without improvement after which more rows are taken to be in vain
+_PATIENCE = 5  # looks without improvement after which more samples are taken to be in vain
 _IMPROVEMENT = 0.05  # a relative fall of the error that counts as one
 
 
@@ -49,7 +49,7 @@ def parse_share(text: str) -> float:
 
 
 def quick_error(graph: ChannelGraph, profile: Profile) -> float | None:
-    """Mean relative error of five pooled physical terms on rows they were not fitted to.
+    """Mean relative error of five pooled physical terms on samples they were not fitted to.
 
     Args:
         graph: Counts MACs and bytes.
@@ -99,18 +99,18 @@ class EarlyStop:
     """Watches the error while a profile grows.
 
     What it says depends on the profile alone and not on when it was asked, so that a profile that was
-    interrupted stops at the same row.
+    interrupted stops at the same sample.
 
     Args:
         graph: Of the profile.
-        until: The error to reach; None never stops.
+        target_error: The error to reach; None never stops.
         error_of: The model that is learnt.
     """
 
-    def __init__(self, graph: ChannelGraph, until: float | None, error_of: ErrorOf = quick_error) -> None:
+    def __init__(self, graph: ChannelGraph, target_error: float | None, error_of: ErrorOf = quick_error) -> None:
         self.error: float | None = None
         """At the last look."""
-        self._graph, self._until, self._error_of = graph, until, error_of
+        self._graph, self._target_error, self._error_of = graph, target_error, error_of
         self._errors: dict[int, float | None] = {}
         self._looked_at = 0
 
@@ -120,17 +120,19 @@ class EarlyStop:
 
     def reason(self, profile: Profile) -> str | None:
         """Looks at the error: why to stop, or None to go on."""
-        counts = looks(len(profile.networks))
+        counts = looks(len(profile.design_samples))
         if not counts:
             return None
         self._looked_at = counts[-1]
         self.error = self._at(counts[-1], profile)
-        counts = [count for count in counts if count >= MIN_ROWS]
-        if self._until is None or self.error is None or not counts:
+        counts = [count for count in counts if count >= MIN_SAMPLES]
+        if self._target_error is None or self.error is None or not counts:
             return None
         latest = [self._at(count, profile) for count in counts[-_IN_A_ROW:]]
-        if len(latest) == _IN_A_ROW and all(error is not None and error < self._until for error in latest):
-            return f"the error of the fit is {self.error:.2%}, below {self._until:.2%}, with {counts[-1]} networks"
+        if len(latest) == _IN_A_ROW and all(error is not None and error < self._target_error for error in latest):
+            return (
+                f"the error of the fit is {self.error:.2%}, below {self._target_error:.2%}, with {counts[-1]} networks"
+            )
         if len(counts) <= _PATIENCE:
             return None
         before, *since = (self._at(count, profile) for count in counts[-_PATIENCE - 1 :])

@@ -1,4 +1,4 @@
-"""A fleet: equal devices measure shards of one design, and `merge` joins their files.
+"""A fleet: equal devices measure shards of one design, and `merge_profiles` joins their files.
 
 All of them measure the dense reference too, so that it is seen whether the devices are as equal as they look.
 """
@@ -14,7 +14,7 @@ from ecc.errors import BadFile
 
 from .profile import Profile
 from .profile_header import disagreement
-from .rows import Row
+from .samples import Sample
 
 MAX_DIFFERENCE = 0.02
 """Devices whose references differ by more are not taken for equal."""
@@ -22,7 +22,7 @@ MAX_DIFFERENCE = 0.02
 _OF_A_SHARD = frozenset({"design.shard", "meter.device_id"})
 
 
-def merge(paths: Sequence[str | Path], out: str | Path, *, rescale: bool = False) -> Profile:
+def merge_profiles(paths: Sequence[str | Path], out: str | Path, *, rescale: bool = False) -> Profile:
     """Joins profiles of one design that were measured on equal devices.
 
     Args:
@@ -31,7 +31,7 @@ def merge(paths: Sequence[str | Path], out: str | Path, *, rescale: bool = False
         rescale: CostEvaluator each file so that all agree on the reference; the header tells the factors.
 
     Raises:
-        BadFile: If the files belong to different networks, settings or designs, hold the same row, or come
+        BadFile: If the files belong to different networks, settings or designs, hold the same sample, or come
             from devices that differ by more than 2 % on the reference.
     """
     if len(paths) < 2:
@@ -48,9 +48,9 @@ def merge(paths: Sequence[str | Path], out: str | Path, *, rescale: bool = False
         factors = [(common[0] / joules, common[1] / seconds) for joules, seconds in levels]
     else:
         _check_levels(paths, [joules for joules, _ in levels])
-    rows: list[Row] = []
+    samples: list[Sample] = []
     for shard, scale in zip(shards, factors, strict=True):
-        rows += _placed(shard.rows, 1 + max((row.session for row in rows), default=-1), *scale)
+        samples += _placed(shard.samples, 1 + max((sample.session for sample in samples), default=-1), *scale)
     parts = [
         {
             "shard": shard.header.design.shard and list(shard.header.design.shard),
@@ -62,29 +62,34 @@ def merge(paths: Sequence[str | Path], out: str | Path, *, rescale: bool = False
         for shard, (joules, _), scale in zip(shards, levels, factors, strict=True)
     ]
     designs = [shard.header.design for shard in shards]
-    rows_planned, rounds_planned = max(plan.rows for plan in designs), max(plan.rounds for plan in designs)
+    samples_planned, rounds_planned = max(plan.samples for plan in designs), max(plan.rounds for plan in designs)
     header = replace(
         shards[0].header,
-        design=replace(designs[0], shard=None, rows=rows_planned, rounds=rounds_planned),
+        design=replace(designs[0], shard=None, samples=samples_planned, rounds=rounds_planned),
         meter=replace(shards[0].header.meter, device_id=""),
         merged_from=tuple(parts),
     )
-    profile = Profile(header, tuple(rows))
+    profile = Profile(header, tuple(samples))
     profile.save(out)
     return profile
 
 
-def missing_rows(profile: Profile) -> list[int]:
+def missing_samples(profile: Profile) -> list[int]:
     """Rows of the design that the profile does not hold, such as those of a shard that was not merged."""
-    there = {row.row for row in profile.networks}
-    return [number for number in range(profile.header.design.rows) if number not in there]
+    there = {sample.index for sample in profile.design_samples}
+    return [number for number in range(profile.header.design.samples) if number not in there]
 
 
-def _placed(rows: Sequence[Row], first_session: int, joules: float, seconds: float) -> list[Row]:
+def _placed(samples: Sequence[Sample], first_session: int, joules: float, seconds: float) -> list[Sample]:
     """Rows as sessions of their own, so that drift is not followed from one device to the next."""
     return [
-        replace(row, session=first_session + row.session, joules=row.joules * joules, seconds=row.seconds * seconds)
-        for row in rows
+        replace(
+            sample,
+            session=first_session + sample.session,
+            joules=sample.joules * joules,
+            seconds=sample.seconds * seconds,
+        )
+        for sample in samples
     ]
 
 
@@ -92,8 +97,8 @@ def _reference(path: str | Path, shard: Profile) -> tuple[float, float]:
     """Median joules and seconds of the dense reference."""
     if not shard.references:
         raise BadFile(f"{path} holds no measurement of the dense reference, so it cannot be compared.")
-    joules = statistics.median(row.joules for row in shard.references)
-    return joules, statistics.median(row.seconds for row in shard.references)
+    joules = statistics.median(sample.joules for sample in shard.references)
+    return joules, statistics.median(sample.seconds for sample in shard.references)
 
 
 def _check_levels(paths: Sequence[str | Path], joules: Sequence[float]) -> None:
@@ -120,10 +125,10 @@ def _check_headers(paths: Sequence[str | Path], shards: Sequence[Profile]) -> No
 def _check_twice(paths: Sequence[str | Path], shards: Sequence[Profile]) -> None:
     seen: dict[tuple[int | None, int], str | Path] = {}
     for path, shard in zip(paths, shards, strict=True):
-        for row in shard.networks:
-            if (row.row, row.round) in seen:
+        for sample in shard.design_samples:
+            if (sample.index, sample.round) in seen:
                 raise BadFile(
-                    f"row {row.row} of round {row.round} stands both in {seen[row.row, row.round]} and in {path}. "
+                    f"sample {sample.index} of round {sample.round} stands both in {seen[sample.index, sample.round]} and in {path}. "
                     "Leave one of them out."
                 )
-        seen.update(dict.fromkeys(((row.row, row.round) for row in shard.networks), path))
+        seen.update(dict.fromkeys(((sample.index, sample.round) for sample in shard.design_samples), path))

@@ -221,7 +221,7 @@ class Analytic(Protocol):
 
 
 @runtime_checkable
-class Scatters(Analytic, Protocol):
+class NoisyAnalytic(Analytic, Protocol):
     """An `Analytic` with artificial noise, which is another each time that a network is asked for."""
 
     noise: float
@@ -230,10 +230,10 @@ class Scatters(Analytic, Protocol):
         """Joules and seconds of one inference, the `repeat`-th time."""
 
 
-Source: TypeAlias = Meter | Analytic
+EnergySource: TypeAlias = Meter | Analytic
 
 
-def close_meter(meter: Source) -> None:
+def close_meter(meter: EnergySource) -> None:
     """Ends the meter's threads and handles, if it has any."""
     close = getattr(meter, "close", None)
     if callable(close):

@@ -3,10 +3,10 @@
 The file holds JSON lines: a header, then one line a measurement, appended and never changed. The networks of
 the design are read by pandas in one line, compressed (.gz) or not:
 
-    pandas.read_json("digits.profile", lines=True).dropna(subset="row")
+    pandas.read_json("digits.profile", lines=True).dropna(subset="index")
 
-`dropna` leaves out the header and the measurements of the dense reference, which have no `row`. The widths of a
-row stand in the order of `network.groups` of the header, which is the first value of the column `header`:
+`dropna` leaves out the header and the measurements of the dense reference, which have no `index`. The widths of a
+sample stand in the order of `network.groups` of the header, which is the first value of the column `header`:
 
     pandas.read_json("digits.profile", lines=True).header[0]["network"]["groups"]
 """
@@ -29,16 +29,16 @@ from typing import Any, TypeVar
 
 from ecc.errors import BadFile, BadMeasurement, EccError
 from ecc.graph import ChannelGraph
-from ecc.io import MOST_BYTES, read_bytes, write_bytes
+from ecc.io import MAX_BYTES, read_bytes, write_bytes
 
 from .drift import MAX_CV, Drift, Point, drift_of, log_drift
 from .measurement import combined, relative_interval
 from .profile_header import ProfileHeader
-from .rows import Row, row_line
+from .samples import Sample, sample_line
 
 _T = TypeVar("_T")
 
-UNSTEADY_REMEDY = (
+DRIFT_REMEDY = (
     "Measure again on a device that nothing else uses, with longer windows (ecc profile --window 2, window_seconds=2), "
     "or accept it with ecc fit --allow-drift (allow_drift=True)."
 )
@@ -46,10 +46,10 @@ UNSTEADY_REMEDY = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sample:
+class CorrectedSample:
     """One network of a profile: drift divided out, rounds combined."""
 
-    row: int
+    index: int
     """Number of the network in the design."""
 
     widths: tuple[int, ...]
@@ -70,10 +70,10 @@ class Profile:
     """A header, and measurements in the order in which they were made."""
 
     header: ProfileHeader
-    rows: tuple[Row, ...]
+    samples: tuple[Sample, ...]
 
     def __repr__(self) -> str:
-        count = f"{len(self.networks)} samples, {len(self.references)} of the dense network"
+        count = f"{len(self.design_samples)} samples, {len(self.references)} of the dense network"
         return f"<Profile of {self.header.fingerprint}: {count}, {self.label} on {self.header.meter.device}>"
 
     @property
@@ -82,52 +82,52 @@ class Profile:
         return self.header.label
 
     @cached_property
-    def networks(self) -> tuple[Row, ...]:
+    def design_samples(self) -> tuple[Sample, ...]:
         """The measurements of the design: without the references."""
-        return tuple(row for row in self.rows if not row.is_reference)
+        return tuple(sample for sample in self.samples if not sample.is_reference)
 
     @cached_property
-    def references(self) -> tuple[Row, ...]:
+    def references(self) -> tuple[Sample, ...]:
         """The measurements of the dense reference."""
-        return tuple(row for row in self.rows if row.is_reference)
+        return tuple(sample for sample in self.samples if sample.is_reference)
 
     @cached_property
     def drift(self) -> Drift | None:
         """How the joules of the dense reference varied; None if it was never measured."""
-        return self.drift_in("joules")
+        return self.drift_of_field("joules")
 
-    def drift_in(self, field: str) -> Drift | None:
+    def drift_of_field(self, field: str) -> Drift | None:
         """Likewise, of `joules` or `seconds`."""
-        return drift_of([Point(row.session, getattr(row, field), True) for row in self.references])
+        return drift_of([Point(sample.session, getattr(sample, field), True) for sample in self.references])
 
     @property
     def repeat_noise(self) -> float | None:
         """Relative standard deviation of the joules of one measurement, from rounds; None with one round."""
-        return self.repeat_noise_in("joules")
+        return self.repeat_noise_of_field("joules")
 
-    def repeat_noise_in(self, field: str) -> float | None:
+    def repeat_noise_of_field(self, field: str) -> float | None:
         """Likewise, of `joules` or `seconds`."""
         squares, freedom = 0.0, 0
-        for rows in self._by_network(self._without_drift(field)).values():
-            logs = [math.log(value) for _, value in rows]
+        for samples in self._by_network(self._without_drift(field)).values():
+            logs = [math.log(value) for _, value in samples]
             if len(logs) > 1:
                 squares += statistics.variance(logs) * (len(logs) - 1)
                 freedom += len(logs) - 1
         return math.sqrt(squares / freedom) if freedom else None
 
     @property
-    def seconds_per_network(self) -> float | None:
+    def seconds_per_sample(self) -> float | None:
         """How long one measurement takes in all, building and warming up among it; None where it is not known."""
-        times = [datetime.fromisoformat(row.measured_at) if row.measured_at else None for row in self.rows]
+        times = [datetime.fromisoformat(sample.measured_at) if sample.measured_at else None for sample in self.samples]
         gaps = [
             (later - earlier).total_seconds()
-            for (earlier, later), (first, second) in zip(pairwise(times), pairwise(self.rows), strict=True)
+            for (earlier, later), (first, second) in zip(pairwise(times), pairwise(self.samples), strict=True)
             if earlier is not None and later is not None and first.session == second.session
         ]
         gaps = [gap for gap in gaps if gap >= 0]  # a clock that was set back in between tells nothing
         return statistics.median(gaps) if gaps else None
 
-    def corrected(self, *, allow_drift: bool = False, of: str = "joules") -> tuple[Sample, ...]:
+    def corrected(self, *, allow_drift: bool = False, of: str = "joules") -> tuple[CorrectedSample, ...]:
         """One sample a network, in the order of the design: drift divided out, rounds combined.
 
         Args:
@@ -137,17 +137,17 @@ class Profile:
         Raises:
             BadMeasurement: If the reference varied by more than 3 %, unless `allow_drift`.
         """
-        drift = self.drift_in(of)
+        drift = self.drift_of_field(of)
         if drift is not None and not drift.is_steady and not allow_drift:
             raise BadMeasurement(
                 f"the {of} of the dense reference varied by {drift.cv:.1%} (standard deviation) over this profile; "
-                f"{MAX_CV:.0%} is the most that is trusted. {UNSTEADY_REMEDY}"
+                f"{MAX_CV:.0%} is the most that is trusted. {DRIFT_REMEDY}"
             )
         joules = self._by_network(self._without_drift("joules"))
         seconds = self._by_network(self._without_drift("seconds"))
         return tuple(
-            Sample(
-                row=number,
+            CorrectedSample(
+                index=number,
                 widths=joules[number][0][0].widths,
                 joules=combined([value for _, value in joules[number]], self.header.meter.provenance),
                 seconds=combined([value for _, value in seconds[number]], self.header.meter.provenance),
@@ -157,24 +157,27 @@ class Profile:
         )
 
     def named(self, widths: Sequence[int]) -> dict[str, int]:
-        """The widths of a row or sample by group name, as the graph takes them."""
+        """The widths of a sample by group name, as the graph takes them."""
         return dict(zip(self.header.groups, widths, strict=True))
 
     def first(self, count: int) -> Profile:
         """The profile as it was when it had that many networks."""
-        ends = [end for end, row in enumerate(self.rows, start=1) if not row.is_reference]
-        return Profile(self.header, self.rows[: ends[count - 1]] if 0 < count <= len(ends) else ())
+        ends = [end for end, sample in enumerate(self.samples, start=1) if not sample.is_reference]
+        return Profile(self.header, self.samples[: ends[count - 1]] if 0 < count <= len(ends) else ())
 
     def _without_drift(self, name: str) -> list[float]:
-        values = [float(getattr(row, name)) for row in self.rows]
-        points = [Point(row.session, value, row.is_reference) for row, value in zip(self.rows, values, strict=True)]
+        values = [float(getattr(sample, name)) for sample in self.samples]
+        points = [
+            Point(sample.session, value, sample.is_reference)
+            for sample, value in zip(self.samples, values, strict=True)
+        ]
         return [value / math.exp(drift) for value, drift in zip(values, log_drift(points), strict=True)]
 
-    def _by_network(self, values: Sequence[float]) -> dict[int, list[tuple[Row, float]]]:
-        found: dict[int, list[tuple[Row, float]]] = {}
-        for row, value in zip(self.rows, values, strict=True):
-            if row.row is not None:
-                found.setdefault(row.row, []).append((row, value))
+    def _by_network(self, values: Sequence[float]) -> dict[int, list[tuple[Sample, float]]]:
+        found: dict[int, list[tuple[Sample, float]]] = {}
+        for sample, value in zip(self.samples, values, strict=True):
+            if sample.index is not None:
+                found.setdefault(sample.index, []).append((sample, value))
         return found
 
     # ------------------------------------------------------------ files
@@ -206,7 +209,7 @@ class Profile:
         Raises:
             BadFile: If it cannot be written.
         """
-        text = "".join([header_line(self.header), *map(row_line, self.rows)])
+        text = "".join([header_line(self.header), *map(sample_line, self.samples)])
         data = text.encode("utf-8")
         # Without a time stamp, equal profiles give equal files.
         write_bytes(path, gzip.compress(data, mtime=0) if Path(path).suffix == ".gz" else data)
@@ -215,7 +218,7 @@ class Profile:
 # ---------------------------------------------------------------- lines
 
 MOST_PROFILE_BYTES = 256 << 20
-"""About a million rows. They are read line by line, so that they unfold into little more."""
+"""About a million samples. They are read line by line, so that they unfold into little more."""
 
 HEADER_START = '{"header": {"format": "ecc profile"'
 """How every profile begins."""
@@ -261,19 +264,19 @@ def parsed(text: str, path: str | Path) -> Profile:
     if not lines:
         raise BadFile(f"{path} holds no profile yet: its header is missing.")
     header = _checked(path, 1, lines[0], _header)
-    rows: list[Row] = []
+    samples: list[Sample] = []
     seen: dict[tuple[int, int], int] = {}
     for number, line in enumerate(lines[1:], start=2):
-        row = _checked(path, number, line, lambda data: Row.from_dict(data, header.full_widths))
-        if row.row is not None:
-            first = seen.setdefault((row.row, row.round), number)
+        sample = _checked(path, number, line, lambda data: Sample.from_dict(data, header.full_widths))
+        if sample.index is not None:
+            first = seen.setdefault((sample.index, sample.round), number)
             if first != number:
                 raise BadFile(
-                    f"{path}:{number}: row {row.row} of round {row.round} stands in line {first} already. "
+                    f"{path}:{number}: sample {sample.index} of round {sample.round} stands in line {first} already. "
                     "Remove one of the two."
                 )
-        rows.append(row)
-    return Profile(header, tuple(rows))
+        samples.append(sample)
+    return Profile(header, tuple(samples))
 
 
 def _header(data: dict[str, Any]) -> ProfileHeader:
@@ -285,8 +288,8 @@ def _header(data: dict[str, Any]) -> ProfileHeader:
 def _checked(path: str | Path, number: int, line: str, build: Callable[[dict[str, Any]], _T]) -> _T:
     """What a line holds, or an error that names it."""
     try:
-        if len(line) > MOST_BYTES:
-            raise BadFile(f"the line is longer than {MOST_BYTES >> 20} MiB.")
+        if len(line) > MAX_BYTES:
+            raise BadFile(f"the line is longer than {MAX_BYTES >> 20} MiB.")
         data = json.loads(line, parse_constant=_refuse_constant)
         if not isinstance(data, dict):
             raise BadFile("this is not a line of a profile.")

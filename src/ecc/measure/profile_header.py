@@ -1,7 +1,7 @@
 """What the numbers of a profile mean: the first line of its file.
 
 A profile holds one network, on one device, run in one way. Everything that says so stands in the header, and
-rows are only ever appended under a header that agrees in all of it.
+samples are only ever appended under a header that agrees in all of it.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from ecc.errors import BadFile
 from ecc.graph import ChannelGraph, StructureSpec
+from ecc.records import from_builtins, to_builtins
 from ecc.task import Inputs
 
 from .counter import CounterProbe
@@ -30,11 +31,11 @@ UNITS = {
     "widths": "channels kept, in the order of network.groups",
 }
 
-# A later run may ask for more rows or rounds; the rest of this list changes no joule.
+# A later run may ask for more samples or rounds; the rest of this list changes no joule.
 _MAY_DIFFER = {
     "created",
     "counter",
-    "design.rows",
+    "design.samples",
     "design.rounds",
     "environment.ecc",
     "environment.python",
@@ -51,14 +52,14 @@ class Design:
     """`uniform` or `mixed`."""
     seed: int
     width_multiple: int | None
-    rows: int
+    samples: int
     """As planned when the file was made; the file may have been extended since."""
     rounds: int
     """Times that each network is measured, as planned; rounds are far apart in time."""
     reference_every: int
     """Networks between two measurements of the dense reference."""
     shard: Shard | None
-    """(k, n): only the rows that are k modulo n."""
+    """(k, n): only the samples that are k modulo n."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +69,7 @@ class ProfileHeader:
     structure: StructureSpec
     """The network, as far as costs are counted from it: with it, a profile can be fitted by itself."""
     groups: tuple[str, ...]
-    """The groups that can be cut: the order of the widths in each row."""
+    """The groups that can be cut: the order of the widths in each sample."""
     full_widths: tuple[int, ...]
     """Of those groups."""
     input_shapes: dict[str, tuple[int, ...]]
@@ -116,7 +117,7 @@ class ProfileHeader:
                 "fingerprint": self.fingerprint,
                 "groups": list(self.groups),
                 "full_widths": list(self.full_widths),
-                "structure": self.structure.to_json(),
+                "structure": to_builtins(self.structure),
             },
             "input": {
                 "batch": self.batch,
@@ -146,7 +147,7 @@ class ProfileHeader:
             raise BadFile(f"the profile has version {data['version']}; this ecc reads version {VERSION}.")
         network = data["network"]
         header = cls(
-            structure=StructureSpec.from_json(network["structure"]),
+            structure=from_builtins(network["structure"], StructureSpec, "the profile header"),
             groups=tuple(str(name) for name in network["groups"]),
             full_widths=tuple(int(width) for width in network["full_widths"]),
             input_shapes={str(name): tuple(shape) for name, shape in data["input"]["shapes"].items()},
@@ -233,13 +234,13 @@ def _maybe(cls: type[_T], data: Mapping[str, Any] | None) -> _T | None:
 
 
 def _design(data: Mapping[str, Any]) -> Design:
-    planned = _known(Design, data)
+    planned = _known(Design, {"samples": data.get("rows"), **data})  # files of 0.1
     shard, multiple = planned["shard"], planned["width_multiple"]
     planned["shard"] = None if shard is None else (int(shard[0]), int(shard[1]))
-    for name in ("seed", "rows", "rounds", "reference_every", *([] if multiple is None else ["width_multiple"])):
+    for name in ("seed", "samples", "rounds", "reference_every", *([] if multiple is None else ["width_multiple"])):
         planned[name] = int(planned[name])
     design = Design(**planned)
-    check_design(design.rows, design.kind, design.seed, design.width_multiple)
+    check_design(design.samples, design.kind, design.seed, design.width_multiple)
     return design
 
 

@@ -1,7 +1,7 @@
-"""A profile that is being written: locked, appended to, on the disk after every row.
+"""A profile that is being written: locked, appended to, on the disk after every sample.
 
-A process that dies at any moment loses the row in flight and nothing else: a line that was cut off is dropped
-when the file is opened again, and its row is measured anew.
+A process that dies at any moment loses the sample in flight and nothing else: a line that was cut off is dropped
+when the file is opened again, and its sample is measured anew.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ecc.io import read_bytes
 
 from .profile import HEADER_START, MOST_PROFILE_BYTES, Profile, header_line, parsed
 from .profile_header import ProfileHeader
-from .rows import Row, row_line
+from .samples import Sample, sample_line
 
 try:
     import fcntl
@@ -31,7 +31,7 @@ class ProfileFile:
         self.path = path
         self.header: ProfileHeader | None = None
         """None as long as the file is empty."""
-        self.rows: list[Row] = []
+        self.samples: list[Sample] = []
         self._descriptor = descriptor
         self._is_empty = True
         self._read()
@@ -39,25 +39,25 @@ class ProfileFile:
     def profile(self) -> Profile:
         """All that was read and appended."""
         assert self.header is not None, "a file has a header before it has a profile"
-        return Profile(self.header, tuple(self.rows))
+        return Profile(self.header, tuple(self.samples))
 
     def start(self, header: ProfileHeader) -> None:
-        """Gives a new file its header. It is written with the first row, so that a false start leaves nothing."""
+        """Gives a new file its header. It is written with the first sample, so that a false start leaves nothing."""
         assert self.header is None, "a file has one header"
         self.header = header
 
-    def append(self, row: Row) -> None:
-        """Adds a row; it is on the disk when this returns.
+    def append(self, sample: Sample) -> None:
+        """Adds a sample; it is on the disk when this returns.
 
         Raises:
             BadFile: If it cannot be written, as on a full disk.
         """
-        assert self.header is not None, "a header comes before rows"
+        assert self.header is not None, "a header comes before samples"
         if self._is_empty:
             self._write(header_line(self.header))
             self._is_empty = False
-        self._write(row_line(row))
-        self.rows.append(row)
+        self._write(sample_line(sample))
+        self.samples.append(sample)
 
     def _read(self) -> None:
         data = read_bytes(self.path, MOST_PROFILE_BYTES)
@@ -67,7 +67,7 @@ class ProfileFile:
             raise BadFile(f"{self.path} is not a profile, and is left as it is. Give another file.")
         if whole:
             there = parsed(whole.decode("utf-8", errors="replace"), self.path)
-            self.header, self.rows, self._is_empty = there.header, list(there.rows), False
+            self.header, self.samples, self._is_empty = there.header, list(there.samples), False
         if len(whole) < len(data):
             os.ftruncate(self._descriptor, len(whole))
 
@@ -91,7 +91,7 @@ def open_profile(path: str | Path) -> Iterator[ProfileFile]:
     path = Path(path)
     if path.suffix == ".gz":
         raise BadFile(
-            f"{path} is compressed, and rows cannot be appended to it. Leave out .gz, and compress it when done."
+            f"{path} is compressed, and samples cannot be appended to it. Leave out .gz, and compress it when done."
         )
     descriptor = _locked(path)
     try:

@@ -4,7 +4,7 @@
     ^ the dense network, again and again: what changes in it is drift of the device
 
 What comes next is decided by what the file holds and by nothing else. So running the same call again goes on
-where the last one ended, however it ended, and asking for more rows extends a profile.
+where the last one ended, however it ended, and asking for more samples extends a profile.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from torch import nn
 
 from ecc.errors import BadFile, BadMeasurement
 from ecc.graph import ChannelGraph
-from ecc.task import Inputs, checked_input
+from ecc.task import Inputs, check_input
 
 from . import design as designs
 from .design import Shard
 from .drift import MAX_CV, Drift
 from .early_stopping import EarlyStop, ErrorOf, quick_error
 from .measurement import MeasureSettings
-from .meter import Analytic, Clock, Source
-from .profile import UNSTEADY_REMEDY, Profile
+from .meter import Analytic, Clock, EnergySource
+from .profile import DRIFT_REMEDY, Profile
 from .profile_header import Design, ProfileHeader, disagreement
 from .profile_writer import ProfileFile, open_profile
 from .profilers import AnalyticProfiler, DeviceProfiler, first_line
-from .rows import Row
+from .samples import Sample
 
 PROFILE_SETTINGS = MeasureSettings(
     window_seconds=0.4, min_ticks=4, min_repeats=1, max_repeats=1, warmup_seconds=0.03, warmup_runs=3
@@ -53,7 +53,7 @@ _FAILURES = (BadMeasurement, RuntimeError, MemoryError)  # RuntimeError: torch i
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """Where a profile stands; passed to `progress` after each row, and when there is something to say."""
+    """Where a profile stands; passed to `progress` after each sample, and when there is something to say."""
 
     done: int
     """Measurements of networks that the file holds, references not counted."""
@@ -61,8 +61,8 @@ class Progress:
     """Of how many; fewer will do if the profile stops early."""
     label: str
     """Measured, estimated or declared."""
-    row: Row | None = None
-    """The row just measured."""
+    sample: Sample | None = None
+    """The sample just measured."""
     drift: Drift | None = None
     """How the reference varied; None before it was measured, and where nothing can drift."""
     error: float | None = None
@@ -74,7 +74,7 @@ LONGEST_WINDOW = 3600.0
 """Seconds that a user may ask for."""
 
 
-def chosen_settings(source: Source, **choices: Any) -> MeasureSettings:
+def chosen_settings(source: EnergySource, **choices: Any) -> MeasureSettings:
     """The settings of a profile with some of them chosen; None leaves the default.
 
     Args:
@@ -104,10 +104,10 @@ def profile(
     model: nn.Module,
     graph: ChannelGraph,
     example_input: Inputs,
-    meter: Source,
+    meter: EnergySource,
     path: str | Path,
     *,
-    rows: int = 250,
+    samples: int = 250,
     design: str = "mixed",
     seed: int = 0,
     width_multiple: int | None = None,
@@ -115,7 +115,7 @@ def profile(
     device: torch.device | str | None = None,
     rounds: int = 1,
     reference_every: int = 10,
-    until: float | None = None,
+    target_error: float | None = None,
     shard: Shard | None = None,
     error_of: ErrorOf = quick_error,
     progress: Callable[[Progress], None] | None = None,
@@ -129,7 +129,7 @@ def profile(
         example_input: One batch.
         meter: From `find_meter`, or your own. An `Analytic` is asked, and no network is built.
         path: The file to append to; made if it does not exist.
-        rows: Networks in the design. More than before extends a profile.
+        samples: Networks in the design. More than before extends a profile.
         design: `mixed` or `uniform`, see `ecc.measure.design`.
         seed: Of the design and of the order of measuring.
         width_multiple: Widths in multiples of this.
@@ -137,10 +137,10 @@ def profile(
         device: Where networks run; by default where the model is.
         rounds: How often each network is measured. A second round beats a second window: it is far away in time.
         reference_every: Networks between two measurements of the dense reference.
-        until: Stops when the error of the quick fit is below this share, or no longer falls.
-        shard: (3, 8) takes the rows that are 3 modulo 8, for the third of eight equal devices; see `merge`.
+        target_error: Stops when the error of the quick fit is below this share, or no longer falls.
+        shard: (3, 8) takes the samples that are 3 modulo 8, for the third of eight equal devices; see `merge_profiles`.
         error_of: The model whose error `until` is about.
-        progress: Called after each row.
+        progress: Called after each sample.
         clock: The time; the system's by default.
 
     Returns:
@@ -152,35 +152,35 @@ def profile(
         BadWidths: If the network has too few widths for the design.
         BadTask: If the example input is not of tensors.
     """
-    example_input = checked_input(example_input)
-    designs.check_design(rows, design, seed, width_multiple)
+    example_input = check_input(example_input)
+    designs.check_design(samples, design, seed, width_multiple)
     for name, value in (("rounds", rounds), ("reference_every", reference_every)):
         if value < 1:
             raise BadMeasurement(f"{name}={value} is below 1, the least it may be.")
-    if rounds * rows > designs.MOST_ROWS:
-        raise BadMeasurement(f"rounds={rounds} of {rows} rows are more than {designs.MOST_ROWS} measurements.")
-    if until is not None and not 0 < until < 1:
-        raise BadMeasurement(f"until={until} is not a share between 0 and 1, such as 0.02.")
+    if rounds * samples > designs.MAX_SAMPLES:
+        raise BadMeasurement(f"rounds={rounds} of {samples} samples are more than {designs.MAX_SAMPLES} measurements.")
+    if target_error is not None and not 0 < target_error < 1:
+        raise BadMeasurement(f"target_error={target_error} is not a share between 0 and 1, such as 0.02.")
     plan = Design(
         kind=design,
         seed=seed,
         width_multiple=width_multiple,
-        rows=rows,
+        samples=samples,
         rounds=rounds,
         reference_every=reference_every,
         shard=shard,
     )
-    if not designs.rows_of(rows, shard):
-        assert shard is not None  # a design has rows
+    if not designs.shard_indices(samples, shard):
+        assert shard is not None  # a design has samples
         name = "/".join(map(str, shard))
-        raise BadMeasurement(f"shard {name} of a design of {rows} rows holds no row; ask for more rows.")
+        raise BadMeasurement(f"shard {name} of a design of {samples} samples holds no sample; ask for more samples.")
     place: DeviceProfiler | AnalyticProfiler
     if isinstance(meter, Analytic):
         place = AnalyticProfiler(graph, example_input, meter)
     else:
         place = DeviceProfiler(model, graph, example_input, meter, settings, device, clock or Clock())
-    networks = designs.design(graph, rows, design, seed, width_multiple)
-    early_stop = EarlyStop(graph, until, error_of)
+    networks = designs.sample_widths(graph, samples, design, seed, width_multiple)
+    early_stop = EarlyStop(graph, target_error, error_of)
     with open_profile(path) as file, _few_collections() if place.drifts else nullcontext():
         _Run(plan, networks, place, file, early_stop, progress or (lambda _: None)).finish()
         return file.profile()
@@ -207,11 +207,11 @@ class _Run:
             _check_same(file, file.header, self._header)
             _check_design(file, networks)
         self._pending = self._missing()
-        self._done = sum(not row.is_reference for row in file.rows)
+        self._done = sum(not sample.is_reference for sample in file.samples)
         self._total = self._done + len(self._pending)
         self._drift: Drift | None = None
         self._has_warned = False
-        last = max((row.session for row in file.rows), default=-1)
+        last = max((sample.session for sample in file.samples), default=-1)
         self._session = last + 1 if place.drifts else 0  # arithmetic has no breaks
         self._look()
         self._since_reference = self._count_since_reference()
@@ -230,43 +230,43 @@ class _Run:
         self._say(message=" ".join(filter(None, (_mode(self._header), there))))
         while self._pending or self._since_reference:
             if self._since_reference >= self._plan.reference_every or not self._pending:
-                row = self._measured(None, self._pending[0][0] if self._pending else self._file.rows[-1].round)
-                self._file.append(row)
+                sample = self._measured(None, self._pending[0][0] if self._pending else self._file.samples[-1].round)
+                self._file.append(sample)
                 self._since_reference = 0
                 self._drift = self._file.profile().drift if self._place.drifts else None
                 self._warn_if_unsteady()
             else:
                 round_, number = self._pending[0]
-                row = self._measured(number, round_)
-                self._file.append(row)
+                sample = self._measured(number, round_)
+                self._file.append(sample)
                 self._pending.popleft()
                 self._done += 1
                 self._since_reference += 1
                 self._look()
-            self._say(row=row)
+            self._say(sample=sample)
 
     # ------------------------------------------------------------ what is left
 
     def _missing(self) -> deque[tuple[int, int]]:
-        """(round, row), in the order in which they are measured: shuffled, and one round after the other."""
-        there = {(row.round, row.row) for row in self._file.rows}
+        """(round, sample), in the order in which they are measured: shuffled, and one round after the other."""
+        there = {(sample.round, sample.index) for sample in self._file.samples}
         wanted = (
             (round_, number)
             for round_ in range(self._plan.rounds)
-            for number in designs.rows_of(self._plan.rows, self._plan.shard)
+            for number in designs.shard_indices(self._plan.samples, self._plan.shard)
         )
         missing = [key for key in wanted if key not in there]
         return deque(sorted(missing, key=lambda key: (key[0], _shuffled(self._plan.seed, *key))))
 
     def _count_since_reference(self) -> int:
         """Networks since the last reference; in a new session, and in a new file, the reference is due at once."""
-        rows = self._file.rows
-        if not rows or (self._place.drifts and self._pending):
+        samples = self._file.samples
+        if not samples or (self._place.drifts and self._pending):
             return self._plan.reference_every
-        return next((count for count, row in enumerate(reversed(rows)) if row.is_reference), len(rows))
+        return next((count for count, sample in enumerate(reversed(samples)) if sample.is_reference), len(samples))
 
     def _look(self) -> None:
-        """Leaves out what is pending when more rows no longer help."""
+        """Leaves out what is pending when more samples no longer help."""
         if not self._early_stop.is_due(self._done):
             return
         reason = self._early_stop.reason(self._file.profile())
@@ -282,24 +282,24 @@ class _Run:
         self._has_warned = True
         self._say(
             message=f"warning: the dense reference varied by {drift.cv:.1%} over {drift.references} measurements; "
-            f"ecc fit refuses more than {MAX_CV:.0%}. {UNSTEADY_REMEDY}"
+            f"ecc fit refuses more than {MAX_CV:.0%}. {DRIFT_REMEDY}"
         )
 
-    # ------------------------------------------------------------ one row
+    # ------------------------------------------------------------ one sample
 
-    def _measured(self, number: int | None, round_: int) -> Row:
+    def _measured(self, number: int | None, round_: int) -> Sample:
         widths = dict(zip(self._header.groups, self._header.full_widths, strict=True))
         if number is not None:
             widths = self._networks[number]
-        what = "the dense reference" if number is None else f"row {number}"
+        what = "the dense reference" if number is None else f"sample {number}"
         for is_last in (False, True):
             try:
-                return self._place.row(number, round_, self._session, widths)
+                return self._place.sample(number, round_, self._session, widths)
             except _FAILURES as error:
                 reason = first_line(error)
                 if is_last:
                     raise BadMeasurement(
-                        f"{what} failed twice: {reason} The {self._done} rows measured so far are in "
+                        f"{what} failed twice: {reason} The {self._done} samples measured so far are in "
                         f"{self._file.path}; the same command goes on from there."
                     ) from error
             gc.collect()  # the failed network may hang in the traceback
@@ -307,13 +307,13 @@ class _Run:
             self._say(message=f"{what} failed: {reason} Trying once more.")
         raise AssertionError("the loop returns or raises")
 
-    def _say(self, *, row: Row | None = None, message: str = "") -> None:
+    def _say(self, *, sample: Sample | None = None, message: str = "") -> None:
         self._tell(
             Progress(
                 done=self._done,
                 total=self._total,
                 label=self._header.label,
-                row=row,
+                sample=sample,
                 drift=self._drift,
                 error=self._early_stop.error,
                 message=message,
@@ -338,14 +338,14 @@ def _check_same(file: ProfileFile, old: ProfileHeader, new: ProfileHeader) -> No
 
 
 def _check_design(file: ProfileFile, networks: Sequence[dict[str, int]]) -> None:
-    """Refuses rows that the design of the header does not give: it was made by another version, or changed."""
-    for line, row in enumerate(file.rows, start=2):
-        if row.row is None or row.row >= len(networks):
+    """Refuses samples that the design of the header does not give: it was made by another version, or changed."""
+    for line, sample in enumerate(file.samples, start=2):
+        if sample.index is None or sample.index >= len(networks):
             continue
-        expected = tuple(networks[row.row].values())
-        if row.widths != expected:
+        expected = tuple(networks[sample.index].values())
+        if sample.widths != expected:
             raise BadFile(
-                f"{file.path}:{line}: row {row.row} has widths {list(row.widths)}, and its design gives "
+                f"{file.path}:{line}: sample {sample.index} has widths {list(sample.widths)}, and its design gives "
                 f"{list(expected)}. Give another file."
             )
 

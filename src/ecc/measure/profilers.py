@@ -1,4 +1,4 @@
-"""Where the rows of a profile come from.
+"""Where the samples of a profile come from.
 
 Either a bench, on which networks are built and measured, or a desk, at which an analytic source is asked.
 """
@@ -18,14 +18,14 @@ from ecc.errors import BadMeasurement
 from ecc.graph import ChannelGraph, with_widths
 from ecc.task import Inputs
 
-from .counter import CounterProbe, probe
+from .counter import CounterProbe, probe_counter
 from .environment import environment
 from .measurement import Measurement, MeasureSettings
-from .meter import Analytic, Clock, Meter, Scatters
+from .meter import Analytic, Clock, Meter, NoisyAnalytic
 from .profile_header import Design, ProfileHeader, input_of, network_of
-from .rows import Row
 from .runner import Mode, mode_on, random_inputs
-from .window import check_device, deployed_as, measure_model
+from .samples import Sample
+from .window import check_device, measure_model, runner_for
 from .workload import make_workload
 
 
@@ -68,7 +68,7 @@ class DeviceProfiler:
         check_device(meter.describe(), self._device)
 
     def header(self, design: Design) -> ProfileHeader:
-        """What rows from here mean; the counter is not known yet."""
+        """What samples from here mean; the counter is not known yet."""
         return ProfileHeader(
             **network_of(self._graph),
             **input_of(self._example_input),
@@ -104,7 +104,7 @@ class DeviceProfiler:
         self._counter = counter
         return counter
 
-    def row(self, number: int | None, round_: int, session: int, widths: Mapping[str, int]) -> Row:
+    def sample(self, number: int | None, round_: int, session: int, widths: Mapping[str, int]) -> Sample:
         """Measures one network.
 
         Raises:
@@ -115,8 +115,8 @@ class DeviceProfiler:
             result = self._measured(widths)
         finally:
             self.clear()
-        return Row(
-            row=number,
+        return Sample(
+            index=number,
             round=round_,
             session=session,
             widths=tuple(widths[group.name] for group in self._graph.prunable),
@@ -161,13 +161,13 @@ class DeviceProfiler:
 
     def _probed(self) -> CounterProbe:
         settings = self._each
-        with deployed_as(settings, self._source, self._inputs) as ready:
+        with runner_for(settings, self._source, self._inputs) as ready:
             if settings.mode == "auto":
                 self._run_in(ready.mode, ready.mode_reason)
             for _ in range(settings.warmup_runs):
                 ready.run()
             load, _ = make_workload(ready.run, self._device.type, self._clock)
-            return probe(self._meter, load, settings.probe_seconds, clock=self._clock)
+            return probe_counter(self._meter, load, settings.probe_seconds, clock=self._clock)
 
 
 class AnalyticProfiler:
@@ -185,7 +185,7 @@ class AnalyticProfiler:
         self._graph, self._example_input, self._source = graph, example_input, source
 
     def header(self, design: Design) -> ProfileHeader:
-        """What rows from here mean."""
+        """What samples from here mean."""
         return ProfileHeader(
             **network_of(self._graph),
             **input_of(self._example_input),
@@ -203,13 +203,13 @@ class AnalyticProfiler:
     def ready(self, counter: CounterProbe | None) -> None:
         """There is no counter to probe."""
 
-    def row(self, number: int | None, round_: int, session: int, widths: Mapping[str, int]) -> Row:
+    def sample(self, number: int | None, round_: int, session: int, widths: Mapping[str, int]) -> Sample:
         """Computes one network.
 
         Raises:
             BadMeasurement: If the source gives no positive numbers.
         """
-        if isinstance(self._source, Scatters):
+        if isinstance(self._source, NoisyAnalytic):
             cost = self._source.cost(self._graph, widths, repeat=round_)
         else:
             cost = self._source.cost(self._graph, widths)
@@ -217,7 +217,9 @@ class AnalyticProfiler:
             if not (math.isfinite(value) and value > 0):
                 raise BadMeasurement(f"{self._source.describe().name} gave {value} {name}; it must give more than 0.")
         kept = tuple(widths[group.name] for group in self._graph.prunable)
-        return Row(row=number, round=round_, session=session, widths=kept, joules=cost.joules, seconds=cost.seconds)
+        return Sample(
+            index=number, round=round_, session=session, widths=kept, joules=cost.joules, seconds=cost.seconds
+        )
 
     def clear(self) -> None:
         """There is nothing to clear away."""

@@ -25,7 +25,7 @@ from typing import Literal, overload
 
 from ecc.errors import EccError, NoMeter
 
-from .meter import Analytic, Estimated, Meter, MeterInfo, Source, close_meter
+from .meter import Analytic, EnergySource, Estimated, Meter, MeterInfo, close_meter
 
 # ---------------------------------------------------------------- the table of specs
 # One entry a spec `NAME` or `NAME:ARGUMENT`. An opener gets the argument ("" when there is none), reads its
@@ -87,7 +87,7 @@ def _open_replay(argument: str) -> Analytic:
     return replay.open_meter(argument)
 
 
-OPENERS: dict[str, Callable[[str], Source]] = {
+OPENERS: dict[str, Callable[[str], EnergySource]] = {
     "nvml": _open_nvml,
     "jetson": _open_jetson,
     "amd": _open_amd,
@@ -137,19 +137,19 @@ class Attempt:
 
 
 @overload
-def find_meter(spec: Literal["auto"] = "auto", *, runs_on: str | None = None) -> Meter: ...
+def find_meter(spec: Literal["auto"] = "auto", *, device_type: str | None = None) -> Meter: ...
 
 
 @overload
-def find_meter(spec: str, *, runs_on: str | None = None) -> Source: ...
+def find_meter(spec: str, *, device_type: str | None = None) -> EnergySource: ...
 
 
-def find_meter(spec: str = "auto", *, runs_on: str | None = None) -> Source:
+def find_meter(spec: str = "auto", *, device_type: str | None = None) -> EnergySource:
     """Opens the meter that `spec` names; `auto` never gives an `Analytic`.
 
     Args:
         spec: A line of the table at the top of this file.
-        runs_on: The torch device type that the model runs on. `auto` then passes over meters that do not
+        device_type: The torch device type that the model runs on. `auto` then passes over meters that do not
             see its work, such as a GPU's meter for a network on the CPU.
 
     Raises:
@@ -158,19 +158,19 @@ def find_meter(spec: str = "auto", *, runs_on: str | None = None) -> Source:
     if spec != "auto":
         return _open(spec)
     failed = []
-    for attempt in _attempts(AUTO, runs_on):
+    for attempt in _attempts(AUTO, device_type):
         if attempt.meter is not None:
             return attempt.meter
         failed.append(attempt)
     raise NoMeter("\n".join(_complaint(failed)))
 
 
-def tried(*, runs_on: str | None = None) -> list[Attempt]:
+def probe_meters(*, device_type: str | None = None) -> list[Attempt]:
     """Tries every meter that `auto` would, past the first that works. Close those that opened."""
-    return list(_attempts(AUTO, runs_on))
+    return list(_attempts(AUTO, device_type))
 
 
-def _attempts(specs: tuple[str, ...], runs_on: str | None) -> Iterator[Attempt]:
+def _attempts(specs: tuple[str, ...], device_type: str | None) -> Iterator[Attempt]:
     for spec in specs:
         try:
             meter = _open(spec)
@@ -179,10 +179,10 @@ def _attempts(specs: tuple[str, ...], runs_on: str | None) -> Iterator[Attempt]:
             continue
         assert isinstance(meter, Meter), f"{spec} reads no device, so it has no place in AUTO"
         info = meter.describe()
-        if runs_on is not None and info.covers and runs_on not in info.covers:
+        if device_type is not None and info.covers and device_type not in info.covers:
             close_meter(meter)
             covers = " and ".join(info.covers)
-            yield Attempt(spec, ok=False, reason=f"{info.device} works, but it meters {covers} and not {runs_on}.")
+            yield Attempt(spec, ok=False, reason=f"{info.device} works, but it meters {covers} and not {device_type}.")
             continue
         yield Attempt(spec, ok=True, reason=f"{info.device}, {info.scope}, {info.reads}", meter=meter)
 
@@ -196,7 +196,7 @@ def _complaint(failed: list[Attempt]) -> Iterator[str]:
     yield from (f"  - {way}: {spec}" if spec else f"  - {way}" for spec, way in FALLBACKS)
 
 
-def _open(spec: str) -> Source:
+def _open(spec: str) -> EnergySource:
     if ".py:" in spec:
         source = _proved(_from_file(spec), spec)
         if isinstance(source, Meter) or isinstance(source.describe().provenance, Estimated):
@@ -211,7 +211,7 @@ def _open(spec: str) -> Source:
     return _proved(OPENERS[name](argument.strip()), spec)
 
 
-def _proved(source: object, spec: str) -> Source:
+def _proved(source: object, spec: str) -> EnergySource:
     """Returns the meter once it has been read: a device that opens but cannot be read is no meter."""
     if not isinstance(source, Meter | Analytic):
         missing = next(name for name in ("read", "describe") if not callable(getattr(source, name, None)))

@@ -40,7 +40,7 @@ CAPTURED = "the network can be captured as a CUDA graph, and a graph repeats bet
 
 
 @dataclass(frozen=True)
-class Deployed:
+class InferenceRunner:
     """A network ready to run."""
 
     run: Callable[[], object]
@@ -60,7 +60,7 @@ class Deployed:
 
 
 @contextmanager
-def deployed(
+def prepare_runner(
     model: nn.Module,
     example_input: Inputs,
     *,
@@ -69,7 +69,7 @@ def deployed(
     memory_format: MemoryFormat = "contiguous",
     cudnn_autotune: bool = True,
     input_data: InputData = "random",
-) -> Iterator[Deployed]:
+) -> Iterator[InferenceRunner]:
     """Makes a model ready to be measured, and puts everything back afterwards.
 
     Args:
@@ -115,7 +115,7 @@ def deployed(
         stack.enter_context(torch.inference_mode())
         mode, reason = mode_on(mode, device)
         run, mode, reason = _runner(model, args, kwargs, mode, reason)
-        yield Deployed(run, device, _batch(tensors), mode, reason)
+        yield InferenceRunner(run, device, _batch(tensors), mode, reason)
 
 
 def mode_on(mode: Mode, device: torch.device) -> tuple[Mode, str]:

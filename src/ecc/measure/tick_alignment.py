@@ -20,7 +20,7 @@ from ecc.errors import BadMeasurement
 from .counter import POLL_SECONDS, CounterProbe, CounterWatch, Tick, check_steps
 from .measurement import MeasureSettings, Window, relative_interval
 from .meter import Clock, DeviceState, HasState, Meter, MeterInfo
-from .workload import Load, QueuedWorkload
+from .workload import QueuedWorkload, Workload
 
 _JITTER = 0.03  # of a period: no tick comes earlier after the last, so the host need not look before
 _READS_A_WINDOW = 25  # of a counter that moves all the time; enough to see a fault
@@ -46,7 +46,7 @@ class WindowAligner:
 
     def __init__(
         self,
-        load: Load,
+        load: Workload,
         chunk_seconds: float,
         meter: Meter,
         counter: CounterProbe,

@@ -19,10 +19,10 @@ from torch import nn
 from ecc.errors import BadMeasurement
 from ecc.task import Inputs
 
-from .counter import CounterProbe, probe
+from .counter import CounterProbe, probe_counter
 from .measurement import Measurement, MeasureSettings, Window, combine, relative_interval
 from .meter import Analytic, Clock, Meter, MeterInfo
-from .runner import Deployed, deployed
+from .runner import InferenceRunner, prepare_runner
 from .tick_alignment import WindowAligner, check_state, device_state
 from .workload import make_workload
 
@@ -56,7 +56,7 @@ def measure_model(
     """
     refuse_analytic(meter)
     settings = settings or MeasureSettings()
-    with deployed_as(settings, model, example_input) as ready:
+    with runner_for(settings, model, example_input) as ready:
         return measure(
             ready.run,
             meter,
@@ -68,9 +68,11 @@ def measure_model(
         )
 
 
-def deployed_as(settings: MeasureSettings, model: nn.Module, example_input: Inputs) -> AbstractContextManager[Deployed]:
+def runner_for(
+    settings: MeasureSettings, model: nn.Module, example_input: Inputs
+) -> AbstractContextManager[InferenceRunner]:
     """The network ready to run as the settings say."""
-    return deployed(
+    return prepare_runner(
         model,
         example_input,
         mode=settings.mode,
@@ -119,10 +121,10 @@ def measure(
         read_seconds = _time_of_a_reading(meter, clock) if counter is None else counter.read_seconds
         load, chunk_seconds = make_workload(run, device.type, clock, read_seconds=read_seconds)
         try:
-            counter = counter or probe(meter, load, settings.probe_seconds, clock=clock)
-            cutter = WindowAligner(load, chunk_seconds, meter, counter, settings, clock)
-            cutter.warm_up()
-            windows = tuple(cutter.windows())
+            counter = counter or probe_counter(meter, load, settings.probe_seconds, clock=clock)
+            aligner = WindowAligner(load, chunk_seconds, meter, counter, settings, clock)
+            aligner.warm_up()
+            windows = tuple(aligner.windows())
         finally:
             load.drain()
     if inferences_per_run != 1:
@@ -138,7 +140,7 @@ def measure(
         batch=batch,
         device_type=device.type,
         combined_by=rule,
-        tick_seconds=cutter.tick_seconds,
+        tick_seconds=aligner.tick_seconds,
         windows=windows,
         meter=info,
         settings=settings,

@@ -33,7 +33,7 @@ class Event(Protocol):
 
 
 @runtime_checkable
-class Load(Protocol):
+class Workload(Protocol):
     """Work without end, and a count of what is done."""
 
     chunks_done: int
@@ -195,7 +195,7 @@ class QueuedWorkload:
 
 def make_workload(
     run: Callable[[], object], device_type: str, clock: Clock, *, read_seconds: float = 0.0
-) -> tuple[Load, float]:
+) -> tuple[Workload, float]:
     """The load for a device, its chunks calibrated.
 
     Args:
@@ -212,7 +212,7 @@ def make_workload(
     chunk_seconds = CHUNK_SECONDS if is_queued else max(CHUNK_SECONDS, _HOST_CHUNK_READS * read_seconds)
     run_seconds = _time_of_a_run(run, synchronize, clock, chunk_seconds)
     num_runs = max(1, round(chunk_seconds / run_seconds))
-    load: Load
+    load: Workload
     if is_queued:
         depth = queue_depth(num_runs * run_seconds, read_seconds)
         load = QueuedWorkload(run, num_runs, clock, mark=_cuda_mark, synchronize=synchronize, depth=depth)

@@ -25,8 +25,8 @@ from ecc.graph import ChannelGraph, live_masks, mask_channels_
 from ecc.task import Task
 from ecc.training import BatchStream, Teacher
 
+from .ecc.constraints import group_min_widths
 from .ecc.importance import ConsumerSlices
-from .ecc.min_widths import floor_widths
 from .settings import CompressSettings
 
 
@@ -67,7 +67,7 @@ class PruningContext:
 
     def min_widths(self) -> list[int]:
         """The least width of each group."""
-        return floor_widths(self.graph, self.settings.min_width_ratio, self.width_multiple)
+        return group_min_widths(self.graph, self.settings.min_width_ratio, self.width_multiple)
 
     def round_widths(self, widths: Sequence[float]) -> list[int]:
         """Widths on the width_remainders that the hardware likes, none larger than given and none below its floor."""
@@ -143,31 +143,31 @@ def check_needs_held_out(method: Method | None, task: Task) -> None:
 
 
 class OneShotMethod:
-    """What methods share that cut the dense network anew whenever they are asked, and can be set in nothing."""
+    """Base of methods without settings that prune the dense network in one step, and again when the targets change."""
 
     needs_held_out = False
     prunes_from_dense = True
 
     def config(self) -> dict[str, Any]:
-        """Nothing can be set."""
+        """No settings."""
         return {}
 
-    def start(self, work: PruningContext) -> None:
-        """Remembers the dense weights."""
-        self._work = work
-        self._dense = copy.deepcopy(work.model.state_dict())
+    def start(self, context: PruningContext) -> None:
+        """Keep the context and the dense weights."""
+        self._context = context
+        self._dense = copy.deepcopy(context.model.state_dict())
 
     @property
     def is_done(self) -> bool:
         """Whether the targets are met."""
-        return self._work.constraint_violation(self._work.widths()) <= 0
+        return self._context.constraint_violation(self._context.widths()) <= 0
 
     def state_dict(self) -> dict[str, Any]:
-        """Nothing: it begins anew."""
+        """Empty: the method starts from the dense weights again."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Nothing."""
+        """Nothing to restore."""
 
 
 def _on_cpu(scores: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -182,10 +182,9 @@ def magnitudes(work: PruningContext, model: nn.Module | None = None) -> dict[str
     """For each channel that can be cut, the sum of squares of the weights that read it."""
     model = work.model if model is None else model
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
-    readers = ConsumerSlices(model, work.graph, device)
-    flat = readers.scores([None] * len(readers.tensors))
+    flat = ConsumerSlices(model, work.graph, device).norms()
     found = {}
     for group in work.graph.prunable:
-        first, stop = work.graph.slots(group.name)
+        first, stop = work.graph.channel_ids(group.name)
         found[group.name] = flat[first - 1 : stop - 1]
     return found

@@ -107,12 +107,12 @@ class Cluster:
             with StopRequests() as stop:
                 while left:
                     ready, left = self._ray.wait(left, timeout=0.5)
-                    if stop.number:
+                    if stop.signum:
                         left += ready
                         raise Interrupted(
                             f"stopped with {len(tickets) - len(left)} of {len(tickets)} tasks done. "
                             "The same command goes on from here.",
-                            stop.number,
+                            stop.signum,
                         )
                     for ticket in ready:
                         outcome = self._outcome(ticket)
@@ -192,7 +192,7 @@ def _at_home(folder: str, work: Callable[..., Outcome], *values: Any) -> Outcome
     try:
         return _when_free(work, *values)
     except Interrupted as stop:
-        if stop.number == signal.SIGTERM:
+        if stop.signum == signal.SIGTERM:
             os._exit(128 + signal.SIGTERM)  # the machine goes down: Ray sees a death, and tries elsewhere
         raise KeyboardInterrupt from None  # cancelled
     except EccError as error:

@@ -15,7 +15,7 @@ import json
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from typing import Any
 
@@ -24,23 +24,25 @@ from torch import nn
 
 from ecc.energy import Budget, EnergyModel, dense_cost
 from ecc.errors import BadBudget, BadTask, EccError
-from ecc.graph import ChannelGraph, max_relative_diff, trace_channels, verify, with_widths
+from ecc.graph import ChannelGraph, max_relative_diff, trace_channels, verify_graph, with_widths
 from ecc.graph.model_copy import load_whole_state_, whole_state
 from ecc.graph.slimming import build_slim
 from ecc.io import write_text
-from ecc.measure import Source
-from ecc.task import Task, with_batch
+from ecc.measure import EnergySource
+from ecc.records import to_builtins
+from ecc.run_records import BatchCount, CostCheck, DenseAndResult, MethodLine, RunSummary
+from ecc.task import Task, with_batch_size
 from ecc.training import (
     BatchStream,
     Interrupted,
+    LRSchedule,
     RunDir,
-    Schedule,
     StopRequests,
     Teacher,
     load_state,
     save_state,
 )
-from ecc.training.batches import moved
+from ecc.training.batches import to_device
 from ecc.training.user_errors import wrap_user_errors
 
 from .base import Method, PruningContext, check_needs_held_out
@@ -49,10 +51,10 @@ from .cost_evaluator import CostEvaluator, MeasuredCost, SharedCostEvaluator, ch
 from .driving import Drive, first_targets, trainer
 from .ecc.solver import EccSolver
 from .feasibility import check_feasibility, costs_of, refuse_infeasible
-from .landing import Landing
+from .landing import BAND, Landing
 from .runner import CompressionRunner
 from .settings import CompressSettings
-from .summary import solver_facts, summary_of, told
+from .summary import budget_results, describe_check, measured_costs, solver_line
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,7 @@ class CompressedModel:
     graph: ChannelGraph
     """Of the dense network."""
     widths: dict[str, int]
-    summary: dict[str, Any]
+    summary: RunSummary
     """As in the run's summary.json."""
 
 
@@ -94,7 +96,7 @@ class Compression(CompressionRunner[CompressedModel]):
         budgets: Sequence[Budget],
         energy: EnergyModel | Sequence[EnergyModel],
         *,
-        source: Source | None = None,
+        source: EnergySource | None = None,
         settings: CompressSettings | None = None,
         device: torch.device | str = "cpu",
         freeze: Sequence[str] = (),
@@ -110,9 +112,9 @@ class Compression(CompressionRunner[CompressedModel]):
             raise BadBudget("two of the energy models are about the same resource; give one of each.")
         check_source(source, self.energies.values())
         self.source = source
-        self.example_input = with_batch(task.example_input, models[0].origin.batch)
-        graph = trace_channels(task.model, self.example_input, freeze=freeze, proven=False)
-        self.graph = verify(task.model, graph, task.example_input)
+        self.example_input = with_batch_size(task.example_input, models[0].origin.batch)
+        graph = trace_channels(task.model, self.example_input, freeze=freeze, verify=False)
+        self.graph = verify_graph(task.model, graph, task.example_input)
         for model in models:
             model.check(self.graph)
         self.budgets = tuple(budgets)
@@ -124,7 +126,7 @@ class Compression(CompressionRunner[CompressedModel]):
                 "solver='admm'."
             )
         self.weighed_dense: MeasuredCost | None = None
-        self.slim_gap: float | None = None
+        self.max_relative_diff: float | None = None
         self.landing: Landing | Drive | None = None
         self._calibrating: list[Any] | None = None
         self.left_over = 0
@@ -133,13 +135,13 @@ class Compression(CompressionRunner[CompressedModel]):
     # ------------------------------------------------------------ phases
 
     def _begin(self) -> None:
-        if self.method is not None and self.world.size > 1:
+        if self.method is not None and self.distributed.size > 1:
             raise EccError(
-                f"{self.method.name} chooses in one process, and this is one of {self.world.size}: they would choose "
+                f"{self.method.name} chooses in one process, and this is one of {self.distributed.size}: they would choose "
                 "differently. Start it without torchrun; ecc itself runs in several."
             )
         check_needs_held_out(self.method, self.task)
-        self.weighed_dense = self.slim_gap = self.landing = None
+        self.weighed_dense = self.max_relative_diff = self.landing = None
         self.left_over = 0
         self.costs, self.limits = costs_of(self.graph, self.budgets, self.energies)  # an earlier run weighed its own
         least, multiple = self.settings.min_width_ratio, self.width_multiple
@@ -158,8 +160,8 @@ class Compression(CompressionRunner[CompressedModel]):
             "method": None if self.method is None else {"name": self.method.name, **self.method.config()},
         }
 
-    def _as_it_was(self, run: RunDir, summary: dict[str, Any]) -> CompressedModel:
-        widths = {name: int(width) for name, width in summary["widths"].items()}
+    def _as_it_was(self, run: RunDir, summary: RunSummary) -> CompressedModel:
+        widths = summary.widths
         small = self._hollow(copy.deepcopy(self.task.model).to(self.device), widths)
         load_whole_state_(small, load_state(run.path / "slim.safetensors"))
         return CompressedModel(small, self.graph, widths, summary)
@@ -169,18 +171,18 @@ class Compression(CompressionRunner[CompressedModel]):
             **super()._extra(),
             "weighed_dense": None if self.weighed_dense is None else asdict(self.weighed_dense),
             "landing": None if self.landing is None else self.landing.state(),
-            "slim_gap": self.slim_gap,
+            "max_relative_diff": self.max_relative_diff,
             "left_over": self.left_over,
         }
 
     def _restore(self, extra: Mapping[str, Any]) -> None:
         super()._restore(extra)
-        self.slim_gap, self.left_over = extra["slim_gap"], int(extra["left_over"])
+        self.max_relative_diff, self.left_over = extra["max_relative_diff"], int(extra["left_over"])
         if extra["weighed_dense"] is not None:
             self.weighed_dense = MeasuredCost.restored(extra["weighed_dense"])
 
     def _go(self, run: RunDir) -> CompressedModel:
-        if self.world.is_main:
+        if self.distributed.is_main:
             for resource, energy in self.energies.items():
                 energy.save(run.path / f"{resource}.json")  # so that a report needs the run's folder alone
         model = copy.deepcopy(self.task.model).to(self.device)
@@ -188,9 +190,9 @@ class Compression(CompressionRunner[CompressedModel]):
         teacher = self._dense(run, model, stream, reached)
         solve = self._solved if self.method is None else self._driven
         widths, landing = solve(run, model, stream, teacher, reached)
-        if reached != "tune":
-            taken = stream.total // self.world.size - self.settings.pretrain_steps
-            self.left_over = max(0, self.settings.steps - taken)
+        if reached != "finetune":
+            taken = stream.total // self.distributed.size - self.settings.pretrain_steps
+            self.left_over = max(0, self.settings.prune_steps - taken)
         small = self._tuned(run, model, stream, teacher, widths)
         return self._finished(run, small, widths, landing, stream)
 
@@ -204,29 +206,28 @@ class Compression(CompressionRunner[CompressedModel]):
             self.graph,
             self.costs,
             list(self.limits),
-            settings.steps,
+            settings.prune_steps,
             optimizer=self._adam(model),
             min_width_ratio=settings.min_width_ratio,
             width_multiple=self.width_multiple,
-            **settings.solver_options(),
+            **_solver_options(settings),
         )
-        landing = self.landing = Landing(solver, self.costs, self.limits, scales, settings.steps)
+        landing = self.landing = Landing(solver, self.costs, self.limits, scales, settings.prune_steps)
         _take_up(run, landing)
-        if reached == "tune":
-            with run.understood():
+        if reached == "finetune":
+            with run.restoring():
                 return landing.weighings[-1].widths, landing
-        self.tell(f"solving for the budget, {settings.steps} steps")
+        self.tell(f"solving for the budget, {settings.prune_steps} steps")
 
         def on_step(step: int, facts: Mapping[str, Any]) -> None:
             del facts
             weighing = landing.after_step(step)
             if weighing is not None:
-                self._log(run, {"phase": "weighing", **asdict(weighing)})
-                self.tell(told(weighing, self.limits, self.costs))
-            elif step % settings.log_every == 0:
-                self._log(run, solver_facts(solver, self.costs, step))
+                self._log_check(run, weighing)
+            elif step % settings.train.log_every == 0:
+                self._log(run, solver_line(solver, self.costs, step, self._total))
 
-        self._train(run, model, solver, stream, "solve", teacher, on_step, schedule=self._fall("solve"))
+        self._train(run, model, solver, stream, "prune", teacher, on_step, schedule=self._fall("prune"))
         return solver.widths, landing
 
     def _driven(
@@ -247,17 +248,17 @@ class Compression(CompressionRunner[CompressedModel]):
             stream=stream,
             teacher=teacher,
             held_out=self._held_out,
-            train=trainer(self.graph, self.task.loss, teacher, self.settings, self.world),
-            log=lambda facts: self._log(run, facts),
+            train=trainer(self.graph, self.task.loss, teacher, self.settings, self.distributed),
+            log=lambda values: self._log(run, MethodLine(phase=method.name, values=dict(values), total=self._total)),
         )
         method.start(work)
         drive = self.landing = Drive(method, work, self.limits, scales)
         saved = _take_up(run, drive)
-        if reached == "tune":
-            with run.understood():
+        if reached == "finetune":
+            with run.restoring():
                 return drive.weighings[-1].widths, drive
-        if reached == "solve" and saved is not None:
-            with run.understood():
+        if reached == "prune" and saved is not None:
+            with run.restoring():
                 model.load_state_dict(saved["model"])
                 stream.restore(saved["stream"])
         self.tell(f"solving for the budget by {method.name}")
@@ -266,24 +267,23 @@ class Compression(CompressionRunner[CompressedModel]):
 
         def save() -> None:
             nonlocal saved_at, weighed
-            how, age = self.settings, time.monotonic() - saved_at
+            how, age = self.settings.train, time.monotonic() - saved_at
             old = how.checkpoint_steps is not None or (how.checkpoint_seconds or math.inf) <= age
-            if self.world.is_main and (old or stop.number or len(drive.weighings) > weighed):
+            if self.distributed.is_main and (old or stop.signum or len(drive.weighings) > weighed):
                 saved_at, weighed = time.monotonic(), len(drive.weighings)
-                state = {"phase": "solve", "model": model.state_dict(), "stream": stream.state()}
+                state = {"phase": "prune", "model": model.state_dict(), "stream": stream.state()}
                 run.save({**state, "extra": self._extra()})
-            if stop.number:
+            if stop.signum:
                 raise Interrupted(
-                    f"stopped by signal {stop.number} after step {drive.steps} of {method.name}, which "
+                    f"stopped by signal {stop.signum} after step {drive.steps} of {method.name}, which "
                     f"{run.checkpoint_path} holds. Give the same command again to go on.",
-                    stop.number,
+                    stop.signum,
                 )
 
         with StopRequests() as stop:
             drive.go(save)
         for weighing in drive.weighings:
-            self._log(run, {"phase": "weighing", **asdict(weighing)})
-            self.tell(told(weighing, self.limits, self.costs))
+            self._log_check(run, weighing)
         return drive.weighings[-1].widths, drive
 
     def _tuned(
@@ -296,31 +296,31 @@ class Compression(CompressionRunner[CompressedModel]):
     ) -> nn.Module:
         """Cuts the dead channels off and trains what is left."""
         saved = run.checkpoint()
-        if saved is not None and saved["phase"] == "tune":
-            with run.understood():
+        if saved is not None and saved["phase"] == "finetune":
+            with run.restoring():
                 small = self._hollow(model, widths)
         else:
             small = build_slim(model, self.graph, self.width_multiple)  # the summary tells whether the budget is met
-            self.slim_gap = max_relative_diff(model, small, moved(self.task.example_input, self.device))
-            self.tell(f"cut and masked networks agree to {self.slim_gap:.1g} of the largest output")
+            self.max_relative_diff = max_relative_diff(model, small, to_device(self.task.example_input, self.device))
+            self.tell(f"cut and masked networks agree to {self.max_relative_diff:.1g} of the largest output")
             if self.method is not None:
                 recalibrate_(small, self._calibration())
-            self._score(run, "before tuning", small)
+            self._score(run, "pruned", small)
         steps = self.settings.finetune_steps + self.left_over
         if steps:
             self.tell(f"tuning the slim network, {steps} steps")
-            adam, fall = self._adam(small), self._fall("tune")
-            self._train(run, small, adam, stream, "tune", teacher, steps=steps, schedule=fall)
+            adam, fall = self._adam(small), self._fall("finetune")
+            self._train(run, small, adam, stream, "finetune", teacher, steps=steps, schedule=fall)
         return small
 
-    def _fall(self, phase: str) -> Schedule | None:
+    def _fall(self, phase: str) -> LRSchedule | None:
         """The learning rate of ECC; None for rivals, who cut at once and then tune."""
         if self.method is not None:
             return None
         assert self.weighed_dense is not None  # by the scales, before the solve
         full = [self.weighed_dense.amounts.get(cost.resource, dense_cost(cost)) for cost in self.costs]
         least = min(limit / dense for limit, dense in zip(self.limits, full, strict=True))
-        return self.settings.fall(phase, max(0.0, 1 - least))
+        return self.settings.joint_schedule(phase, max(0.0, 1 - least))
 
     def _hollow(self, model: nn.Module, widths: Mapping[str, int]) -> nn.Module:
         """A network of these widths, whose weights are to be loaded."""
@@ -332,7 +332,7 @@ class Compression(CompressionRunner[CompressedModel]):
         """What a search goes by: in the precision of training, for there are hundreds of candidates."""
         if self.task.evaluate_held_out is None:
             raise BadTask("the method judges by held-out data and does not say so: its needs_held_out must be True.")
-        dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.settings.precision)
+        dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.settings.train.precision)
         with (
             torch.autocast(self.device.type, dtype=dtype, enabled=dtype is not None),
             recalibrated(model, self._calibration()),
@@ -343,20 +343,22 @@ class Compression(CompressionRunner[CompressedModel]):
     def _calibration(self) -> list[Any]:
         """The first inputs of the task, for batch norms of networks that were cut; the same for all methods."""
         if self._calibrating is None:
-            stream = BatchStream(self.task, device=self.device, seed=self.settings.seed)
+            stream = BatchStream(self.task, device=self.device, seed=self.settings.train.seed)
             self._calibrating = [inputs for inputs, _ in islice(stream, BATCHES)]
         return self._calibrating
 
     def _ready_scales(self) -> SharedCostEvaluator:
         """CostEvaluator on which the dense network was weighed, so that shares of it are amounts."""
-        scales = SharedCostEvaluator(self._scales(), self.world)
+        scales = SharedCostEvaluator(self._scales(), self.distributed)
         if self.weighed_dense is None:
             self.weighed_dense = scales({})
         self._resolve_shares()
         return scales
 
     def _scales(self) -> CostEvaluator:
-        source = self.source if self.world.is_main else None  # the task's network: zeros of a pruned one draw less
+        source = (
+            self.source if self.distributed.is_main else None
+        )  # the task's network: zeros of a pruned one draw less
         return CostEvaluator(self.task.model, self.graph, self.example_input, self.energies, source)
 
     def _resolve_shares(self) -> None:
@@ -366,26 +368,45 @@ class Compression(CompressionRunner[CompressedModel]):
             if budget.is_relative and budget.resource in self.weighed_dense.amounts:
                 self.limits[number] = budget.amount * self.weighed_dense.amounts[budget.resource]
 
+    def _log_check(self, run: RunDir, check: CostCheck) -> None:
+        self._log(run, replace(check, total=self._total))
+        self.tell(describe_check(check, self.limits, self.costs))
+
     def _finished(
         self, run: RunDir, small: nn.Module, widths: dict[str, int], landing: Landing | Drive, stream: BatchStream
     ) -> CompressedModel:
-        self._score(run, "after tuning", small)
+        self._score(run, "finetuned", small)
         assert self.weighed_dense is not None
-        summary = {
-            "task": self.task.name,
-            "method": "ecc" if self.method is None else self.method.name,
-            "device": next(iter(self.energies.values())).origin.meter.device,
-            "batch": next(iter(self.energies.values())).origin.batch,
-            **summary_of(self.graph, self.budgets, self.costs, self.limits, widths, self.weighed_dense, landing),
-            "scores": self.scores,
-            "slim_gap": self.slim_gap,
-            "width_multiple": self.width_multiple,
-            "batches": {"total": stream.total, "lineage": stream.lineage},
-        }
-        if self.world.is_main:
+        last = landing.weighings[-1] if landing.weighings else None
+        budgets = budget_results(self.graph, self.budgets, self.costs, self.limits, widths, self.weighed_dense, last)
+        graph, origin = self.graph, next(iter(self.energies.values())).origin
+        summary = RunSummary(
+            task=self.task.name,
+            method="ecc" if self.method is None else self.method.name,
+            device=origin.meter.device,
+            batch=origin.batch,
+            label="predicted" if last is None else last.label,
+            budgets=budgets,
+            met=all(row.met for row in budgets.values()),
+            note=landing.note,
+            within_band=landing.landed,
+            band=BAND,
+            measured=measured_costs(self.weighed_dense, last),
+            relative_ci=None if last is None else last.relative_ci,
+            cost_checks=len(landing.weighings),
+            widths=widths,
+            full_widths=dict(graph.full_widths),
+            macs=DenseAndResult(dense=float(graph.macs()), result=float(graph.macs(widths))),
+            parameters=DenseAndResult(dense=float(graph.parameters()), result=float(graph.parameters(widths))),
+            scores=dict(self.scores),
+            max_relative_diff=self.max_relative_diff,
+            width_multiple=self.width_multiple,
+            batches=BatchCount(total=stream.total, lineage=stream.lineage),
+        )
+        if self.distributed.is_main:
             save_state(run.path / "slim.safetensors", whole_state(small))
             write_text(run.path / "widths.json", json.dumps(widths, indent=1) + "\n")
-        run.finish(summary)
+        run.finish(to_builtins(summary))
         return CompressedModel(small, self.graph, widths, summary)
 
 
@@ -393,6 +414,13 @@ def _take_up(run: RunDir, landing: Landing | Drive) -> dict[str, Any] | None:
     """What the run has saved, if anything; what had been weighed is in `landing` again."""
     saved = run.checkpoint()
     if saved is not None and saved["extra"]["landing"] is not None:
-        with run.understood():
+        with run.restoring():
             landing.restore(saved["extra"]["landing"])
     return saved
+
+
+def _solver_options(settings: CompressSettings) -> dict[str, Any]:
+    """Arguments of `EccSolver`. The ADMM solver has no schedule and may use all steps."""
+    if settings.solver == "scheduled":
+        return {"importance": settings.importance, "uniform_floor": settings.uniform_floor}
+    return {"importance": settings.importance, "solver": settings.admm, "warm_up": 0.0, "ramp": 1.0}

@@ -16,13 +16,13 @@ from torch import nn
 from ecc.energy import EnergyModel
 from ecc.errors import BadMeasurement
 from ecc.graph import ChannelGraph
-from ecc.measure import Analytic, Clock, Meter, Source
+from ecc.measure import Analytic, Clock, EnergySource, Meter
 from ecc.measure.profilers import DeviceProfiler
 from ecc.task import Inputs
 from ecc.training import DistributedContext
 
 REPEATS = (3, 8)
-"""Least and most windows: what decides about a budget is measured more carefully than one row of a profile."""
+"""Least and most windows: what decides about a budget is measured more carefully than one sample of a profile."""
 
 TARGET_CI = 0.005
 """Half the 95 % interval to be reached; it makes windows as long as their edges must be sharp."""
@@ -55,7 +55,7 @@ class MeasuredCost:
 _LABEL_BYTES = 64  # of a label on its way to the other processes
 
 
-def check_source(source: Source | None, energies: Iterable[EnergyModel]) -> None:
+def check_source(source: EnergySource | None, energies: Iterable[EnergyModel]) -> None:
     """Refuses scales that cannot weigh what the models predict.
 
     Raises:
@@ -101,7 +101,7 @@ class CostEvaluator:
         graph: ChannelGraph,
         example_input: Inputs,
         energies: Mapping[str, EnergyModel],
-        source: Source | None,
+        source: EnergySource | None,
         device: torch.device | str | None = None,
         clock: Clock | None = None,
         repeats: tuple[int, int] = REPEATS,
@@ -142,7 +142,7 @@ class CostEvaluator:
         """
         if self._bench is not None:
             kept = {group.name: int(widths.get(group.name, group.width)) for group in self._graph.prunable}
-            row = self._bench.row(None, 0, 0, kept)
+            row = self._bench.sample(None, 0, 0, kept)
             label = next(iter(self._energies.values())).label
             return MeasuredCost({"energy": row.joules, "latency": row.seconds}, label, row.relative_ci)
         if isinstance(self._source, Analytic):
@@ -158,22 +158,24 @@ class SharedCostEvaluator:
 
     Args:
         scales: Of this process; where it is not the first, they may know nothing.
-        world: All processes.
+        distributed: All processes.
     """
 
-    def __init__(self, scales: CostEvaluator, world: DistributedContext) -> None:
-        self._scales, self._world = scales, world
+    def __init__(self, scales: CostEvaluator, distributed: DistributedContext) -> None:
+        self._scales, self._distributed = scales, distributed
 
     def __call__(self, widths: Mapping[str, int]) -> MeasuredCost:
         """Weighs one network."""
         found = self._scales(widths)
-        if self._world.size == 1:
+        if self._distributed.size == 1:
             return found
         known = [found.amounts.get(name, 0.0) for name in ("energy", "latency")]
-        ci = -1.0 if found.relative_ci is None else found.relative_ci  # decides about targets, so all must have the same
+        ci = (
+            -1.0 if found.relative_ci is None else found.relative_ci
+        )  # decides about targets, so all must have the same
         label = found.label.encode()[:_LABEL_BYTES].ljust(_LABEL_BYTES)
         mine = torch.tensor([*known, ci, *label], dtype=torch.float64)
-        energy, latency, ci, *letters = self._world.gathered(mine)[0].tolist()
+        energy, latency, ci, *letters = self._distributed.gather(mine)[0].tolist()
         amounts = {name: amount for name, amount in (("energy", energy), ("latency", latency)) if amount}
         text = bytes(map(int, letters)).decode(errors="ignore").rstrip()
         return MeasuredCost(amounts, text, None if ci < 0 else ci)

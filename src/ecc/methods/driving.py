@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -16,13 +16,14 @@ from torch import Tensor, nn
 from ecc.energy import Cost, dense_cost
 from ecc.errors import InfeasibleBudget
 from ecc.graph import ChannelGraph, live_masks
-from ecc.training import BatchStream, DistributedContext, Teacher, TrainSettings, train
+from ecc.run_records import CostCheck
+from ecc.training import BatchStream, DistributedContext, Teacher, train
 from ecc.training.optimizers import fused_on_gpu
 
 from .base import Method, PruningContext
 from .cost_evaluator import MeasuredCost
 from .ecc.importance import ConsumerSlices
-from .landing import BAND, CostCheck, targets_after, shares_of
+from .landing import BAND, shares_of, targets_after
 from .settings import CompressSettings
 
 MAX_CORRECTIONS = 6
@@ -105,10 +106,10 @@ class Drive:
         self.weighings.append(
             CostCheck(
                 step=self.steps,
-                descent=1.0,
+                progress=1.0,
                 widths=widths,
                 predicted=predicted,
-                weighed=weighed.amounts,
+                measured=weighed.amounts,
                 label=weighed.label,
                 relative_ci=weighed.relative_ci,
                 targets=targets,
@@ -196,7 +197,7 @@ class Drive:
 
 
 def _weighed(one: CostCheck) -> MeasuredCost:
-    return MeasuredCost(one.weighed, one.label, one.relative_ci)
+    return MeasuredCost(one.measured, one.label, one.relative_ci)
 
 
 def first_targets(costs: Sequence[Cost], limits: Sequence[float], dense: MeasuredCost) -> list[float]:
@@ -235,29 +236,25 @@ def trainer(
     loss: Callable[[Any, Any], Tensor],
     teacher: Teacher | None,
     settings: CompressSettings,
-    world: DistributedContext,
+    distributed: DistributedContext,
 ) -> Callable[[nn.Module, int, float, BatchStream], None]:
     """`PruningContext.train`: short trainings of candidates, which are not checkpointed by themselves."""
 
     def go(model: nn.Module, steps: int, lr: float, stream: BatchStream) -> None:
         train(
             model,
-            MaskedAdam(model, graph, lr, settings.weight_decay),
+            MaskedAdam(model, graph, lr, settings.train.weight_decay),
             stream,
             loss=loss,
-            settings=TrainSettings(
-                steps=steps,
-                precision=settings.precision,  # type: ignore[arg-type]  # checked by CompressSettings
-                clip_norm=settings.clip_norm,
-                micro_batch=settings.micro_batch,
-                channels_last=settings.channels_last,
-                cuda_graph=settings.cuda_graph,
-                seed=settings.seed + stream.lineage,
-                log_every=settings.log_every,
+            steps=steps,
+            settings=replace(
+                settings.train,
+                seed=settings.train.seed + stream.lineage,
+                checkpoint_steps=None,
                 checkpoint_seconds=None,
             ),
             teacher=teacher,
-            world=world,
+            distributed=distributed,
         )
 
     return go

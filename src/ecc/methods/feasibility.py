@@ -12,7 +12,7 @@ from ecc.energy import Budget, Cost, EnergyModel, counted_cost, dense_cost
 from ecc.errors import BadBudget, InfeasibleBudget
 from ecc.graph import ChannelGraph
 
-from .ecc.min_widths import floor_widths
+from .ecc.constraints import group_min_widths
 
 _WAYS = (
     "lower min_width_ratio (--min-width-ratio) or width_multiple (--width-multiple), freeze less, or shrink the input"
@@ -79,7 +79,7 @@ def check_feasibility(
         min_width_ratio: Floor of each group, as a share of its width.
         width_multiple: Widths are multiples of this.
     """
-    floors = floor_widths(graph, min_width_ratio, width_multiple)
+    floors = group_min_widths(graph, min_width_ratio, width_multiple)
     return [reach(cost, limit, floors) for cost, limit in zip(costs, limits, strict=True)]
 
 

@@ -27,7 +27,7 @@ from ecc.energy import EnergyModel
 from ecc.energy.budget import parse_budget
 from ecc.errors import BadFile, EccError
 from ecc.io import read_text, temporaries, write_text
-from ecc.measure import Source
+from ecc.measure import EnergySource
 from ecc.task import Task
 from ecc.training import BatchStream, Interrupted, load_state, open_run, save_state, train
 from ecc.training.optimizers import fused_on_gpu
@@ -36,7 +36,7 @@ from .base import Method, check_needs_held_out
 from .baselines.scratch import Scratch
 from .compression import Compression
 from .registry import METHODS, find_method
-from .runner import settled, weights_of
+from .runner import result_settings, weights_of
 from .settings import CompressSettings
 
 _CLEAR = Path("/proc/self/clear_refs")
@@ -84,7 +84,7 @@ class Comparison:
         methods: Sequence[str],
         budgets: Sequence[str],
         seeds: int = 3,
-        source: Source | None = None,
+        source: EnergySource | None = None,
         settings: CompressSettings | None = None,
         device: torch.device | str = "cpu",
         freeze: Sequence[str] = (),
@@ -203,7 +203,7 @@ class Comparison:
             [parse_budget(cell.budget)],
             self.energy,
             source=self.source,
-            settings=replace(self.settings, pretrain_steps=0, seed=cell.seed),
+            settings=replace(self.settings, pretrain_steps=0, train=replace(self.settings.train, seed=cell.seed)),
             device=self.device,
             freeze=self.freeze,
             method=self._method(cell, root),
@@ -239,9 +239,9 @@ class Comparison:
         return replace(self.task, model=model.cpu())
 
     def _train_dense(self, model: torch.nn.Module, seed: int, folder: Path) -> None:
-        settings = replace(self.settings, seed=seed)
+        settings = replace(self.settings, train=replace(self.settings.train, seed=seed))
         assert self.task.loss is not None  # Compression checks it as well
-        with open_run(folder, {"verb": "dense", "task": self.task.name, "settings": settled(settings)}) as run:
+        with open_run(folder, {"verb": "dense", "task": self.task.name, "settings": result_settings(settings)}) as run:
             fused = fused_on_gpu(model.parameters())
             optimizer = torch.optim.Adam(model.parameters(), lr=settings.pretrain_lr, fused=fused)
             stream = BatchStream(self.task, device=self.device, seed=seed)
@@ -250,9 +250,11 @@ class Comparison:
                 optimizer,
                 stream,
                 loss=self.task.loss,
-                settings=settings.training("dense"),
+                steps=settings.pretrain_steps,
+                settings=settings.train,
+                schedule=settings.schedule("pretrain"),
                 run=run,
-                phase="dense",
+                phase="pretrain",
             )
             save_state(folder / "dense.safetensors", model.cpu().state_dict())
             run.finish({"batches": stream.total})
@@ -291,7 +293,7 @@ class Comparison:
             "freeze": list(self.freeze),
             "device": self._device_name,
             "weights": weights_of(self.task, self.settings),
-            "settings": {name: value for name, value in settled(self.settings).items() if name != "seed"},
+            "settings": {name: value for name, value in result_settings(self.settings).items() if name != "seed"},
         }
         file = root / "grid.json"
         if not file.exists():

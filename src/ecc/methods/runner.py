@@ -14,7 +14,6 @@ import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -22,29 +21,31 @@ import torch
 from torch import nn
 
 from ecc.errors import BadTask
+from ecc.options import flat_values
+from ecc.records import read_record, to_builtins
+from ecc.run_records import PHASES, CostCheck, MethodLine, RunSummary, ScoreLine, SolverLine
 from ecc.task import Task
 from ecc.training import (
     BatchStream,
-    Distillation,
     DistributedContext,
     Histories,
     History,
     Logger,
     Loggers,
+    LRSchedule,
     OnStep,
     RunDir,
-    Schedule,
     Teacher,
     load_state,
     open_run,
     save_state,
     train,
 )
-from ecc.training.checkpoint import checksum_of
+from ecc.training.checkpoint import weights_checksum
 from ecc.training.optimizers import fused_on_gpu
 from ecc.training.user_errors import wrap_user_errors
 
-from .settings import PHASES, CompressSettings
+from .settings import CompressSettings
 
 Result = TypeVar("Result")
 
@@ -53,18 +54,15 @@ SLOW_BATCHES = 0.5
 LEAST_SECONDS = 5.0
 """Of a training of which something is told."""
 
-# Settings that change no result, and one that a run which is out of memory must be able to change.
-_RUN_ONLY = ("log_every", "checkpoint_steps", "checkpoint_seconds", "micro_batch", "cuda_graph")
 
-
-def settled(settings: CompressSettings) -> dict[str, Any]:
-    """The settings that must stay as they are when a run or a grid goes on."""
-    return {name: value for name, value in asdict(settings).items() if name not in _RUN_ONLY}
+def result_settings(settings: CompressSettings) -> dict[str, Any]:
+    """The settings that must stay the same when a run or a grid is resumed."""
+    return flat_values(settings, only_result=True)
 
 
 def weights_of(task: Task, settings: CompressSettings) -> str | None:
     """A checksum of the dense weights, which another file of them would change; None if the run trains them itself."""
-    return None if settings.pretrain_steps else checksum_of(task.model.state_dict())
+    return None if settings.pretrain_steps else weights_checksum(task.model.state_dict())
 
 
 class CompressionRunner(ABC, Generic[Result]):
@@ -88,7 +86,7 @@ class CompressionRunner(ABC, Generic[Result]):
         _check_weights(task)
         self.task, self.settings, self.device = task, settings or CompressSettings(), torch.device(device)
         self.scores: dict[str, float] = {}
-        self.world = DistributedContext(self.device)
+        self.distributed = DistributedContext(self.device)
         self.history: History = Histories()
         self.stream: BatchStream | None = None
         self.tell: Callable[[str], None] = lambda _: None
@@ -97,7 +95,7 @@ class CompressionRunner(ABC, Generic[Result]):
         self,
         run_dir: str | Path,
         *,
-        world: DistributedContext | None = None,
+        distributed: DistributedContext | None = None,
         history: History | None = None,
         loggers: Sequence[Logger] = (),
         progress: Callable[[str], None] | None = None,
@@ -106,7 +104,7 @@ class CompressionRunner(ABC, Generic[Result]):
 
         Args:
             run_dir: The folder of the run.
-            world: The processes that train together; None for this one alone.
+            distributed: The processes that train together; None for this one alone.
             history: Is told what the run's history is told in this session.
             loggers: Are told the numbers in the run's history, those of earlier sessions before. They stay open.
             progress: Is told each phase, in words.
@@ -115,25 +113,25 @@ class CompressionRunner(ABC, Generic[Result]):
             BadFile: If the folder holds another run, or something else.
             InfeasibleBudget: If a budget cannot be met.
         """
-        self.world = world or self.world
+        self.distributed = distributed or self.distributed
         curves = Loggers(*loggers)
         self.history = Histories(curves) if history is None else Histories(history, curves)
         self.stream, self.tell = None, progress or self.tell
         self.scores = {}
         self._begin()
-        with open_run(run_dir, self.config(), device_type=self.device.type, writes=self.world.is_main) as run:
-            finished = run.summary()
+        with open_run(run_dir, self.config(), device_type=self.device.type, writes=self.distributed.is_main) as run:
+            finished = (run.path / "summary.json").exists()
             for facts in run.history() if loggers and run.writes else ():
                 curves.log(facts)
-            if finished is None:
+            if not finished:
                 return self._go(run)
-            with run.understood("summary.json"):
-                return self._as_it_was(run, finished)
+            with run.restoring("summary.json"):
+                return self._as_it_was(run, read_record(run.path / "summary.json", RunSummary))
 
     def config(self) -> dict[str, Any]:
         """What makes this run this run; a run of another config is another run."""
         asked = {**self._asked(), "weights": weights_of(self.task, self.settings)}
-        return {"verb": "compress", "task": self.task.name, **asked, "settings": settled(self.settings)}
+        return {"verb": "compress", "task": self.task.name, **asked, "settings": result_settings(self.settings)}
 
     # ------------------------------------------------------------ what a compression adds
 
@@ -150,7 +148,7 @@ class CompressionRunner(ABC, Generic[Result]):
         """All phases."""
 
     @abstractmethod
-    def _as_it_was(self, run: RunDir, summary: dict[str, Any]) -> Result:
+    def _as_it_was(self, run: RunDir, summary: RunSummary) -> Result:
         """What an earlier session finished."""
 
     def _extra(self) -> dict[str, Any]:
@@ -168,41 +166,40 @@ class CompressionRunner(ABC, Generic[Result]):
         saved = run.checkpoint()
         if saved is None:
             return PHASES[0]
-        with run.understood():
+        with run.restoring():
             self._restore(saved["extra"])
             return PHASES[PHASES.index(saved["phase"])]
 
     def _stream(self) -> BatchStream:
-        world = self.world
+        distributed = self.distributed
         self.stream = BatchStream(
-            self.task, device=self.device, seed=self.settings.seed, rank=world.rank, world_size=world.size
+            self.task,
+            device=self.device,
+            seed=self.settings.train.seed,
+            rank=distributed.rank,
+            world_size=distributed.size,
         )
         return self.stream
 
     def _dense(self, run: RunDir, model: nn.Module, stream: BatchStream, reached: str) -> Teacher | None:
         """Trains the dense network, or takes what an earlier session trained; it is the teacher from then on."""
         file = run.path / "dense.safetensors"
-        if self.settings.pretrain_steps and (reached == "dense" or not file.exists()):
+        if self.settings.pretrain_steps and (reached == "pretrain" or not file.exists()):
             self.tell(f"training the dense network, {self.settings.pretrain_steps} steps")
             fused = fused_on_gpu(model.parameters())
             optimizer = torch.optim.Adam(model.parameters(), lr=self.settings.pretrain_lr, fused=fused)
-            self._train(run, model, optimizer, stream, "dense")
-            if self.world.is_main:
+            self._train(run, model, optimizer, stream, "pretrain")
+            if self.distributed.is_main:
                 save_state(file, model.state_dict())
         elif self.settings.pretrain_steps:
-            with run.understood(file.name):
+            with run.restoring(file.name):
                 model.load_state_dict(load_state(file))
         self._score(run, "dense", model)
-        how = self.settings
-        if how.distill == 0:
-            return None
-        return Teacher(
-            model, Distillation(weight=how.distill, temperature=how.temperature, ignore_index=how.ignore_index)
-        )
+        return None if self.settings.distill.is_off else Teacher(model, self.settings.distill)
 
     def _adam(self, model: nn.Module) -> torch.optim.Adam:
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        lr, decay = self.settings.lr, self.settings.weight_decay
+        lr, decay = self.settings.lr, self.settings.train.weight_decay
         return torch.optim.Adam(trained, lr=lr, weight_decay=decay, fused=fused_on_gpu(trained))
 
     def _train(
@@ -215,20 +212,20 @@ class CompressionRunner(ABC, Generic[Result]):
         teacher: Teacher | None = None,
         on_step: OnStep | None = None,
         steps: int | None = None,
-        schedule: Schedule | None = None,
+        schedule: LRSchedule | None = None,
     ) -> None:
         assert self.task.loss is not None  # checked at the start
-        settings = self.settings.training(phase)
-        settings = settings if schedule is None else replace(settings, schedule=schedule)
         started, drawn = time.perf_counter(), stream.seconds
         train(
             model,
             optimizer,
             stream,
+            steps=self.settings.phase_steps[phase] if steps is None else steps,
             loss=self.task.loss,
-            settings=settings if steps is None else replace(settings, steps=steps),
+            settings=self.settings.train,
+            schedule=self.settings.schedule(phase) if schedule is None else schedule,
             teacher=teacher,
-            world=self.world,
+            distributed=self.distributed,
             run=run,
             history=self.history,
             on_step=on_step,
@@ -246,15 +243,20 @@ class CompressionRunner(ABC, Generic[Result]):
         if not math.isfinite(score):
             raise BadTask(f"evaluate of task {self.task.name!r} gave {score}; give a finite number, higher for better.")
         self.scores[name] = score
-        self._log(run, {"phase": "score", name: self.scores[name]})
+        self._log(run, ScoreLine(name=name, score=score, total=self._total))
         self.tell(f"score {name}: {self.scores[name]:.4f}")
 
-    def _log(self, run: RunDir, facts: Mapping[str, Any]) -> None:
-        """A line for the history, with the batches that were drawn so far."""
-        if self.world.is_main:
-            line = {**facts, "total": 0 if self.stream is None else self.stream.total}
-            run.log(line)
-            self.history.log(line)
+    @property
+    def _total(self) -> int:
+        """Batches drawn so far."""
+        return 0 if self.stream is None else self.stream.total
+
+    def _log(self, run: RunDir, line: SolverLine | CostCheck | ScoreLine | MethodLine) -> None:
+        """Write a line of the history."""
+        if self.distributed.is_main:
+            values = to_builtins(line)
+            run.log(values)
+            self.history.log(values)
 
 
 def about_slow_batches(device: torch.device, drawing: float, whole: float) -> str:

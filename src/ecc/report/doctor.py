@@ -12,7 +12,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from ecc.measure.doctor import Examination, Finding, SelfTest
+from ecc.measure.doctor import DoctorReport, MeterFinding, SelfTest
 from ecc.measure.meter import Declared, DeviceState, Estimated
 from ecc.measure.registry import FALLBACKS
 
@@ -22,7 +22,7 @@ GOOD, FAIR = 0.01, 0.03
 _TELL_APART = 1.96 * math.sqrt(2)  # times that: what two windows of one network stay within, 19 times of 20
 
 
-def doctor_view(examination: Examination) -> RenderableType:
+def doctor_view(examination: DoctorReport) -> RenderableType:
     """Machine, meters, the findings on each that works, and what to do next."""
     parts: list[RenderableType] = [Text(line) for line in _machine(examination.machine)]
     parts.append(_table(examination) if len(examination.findings) > 1 else Text())
@@ -49,7 +49,7 @@ def _machine(machine: dict[str, str]) -> Iterator[str]:
     yield f"{machine['system']}, {machine['processor']}, {cores}{gpus}"
 
 
-def _table(examination: Examination) -> Table:
+def _table(examination: DoctorReport) -> Table:
     table = Table(header_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("meter", no_wrap=True)
     table.add_column("works")
@@ -64,7 +64,7 @@ def _table(examination: Examination) -> Table:
 # ---------------------------------------------------------------- one meter
 
 
-def _finding(finding: Finding) -> RenderableType:
+def _finding(finding: MeterFinding) -> RenderableType:
     assert finding.info is not None
     info = finding.info
     title = Text.assemble((finding.spec, "bold"), f"  {info.device}, {info.scope}: ", (info.label, "bold"))
@@ -76,7 +76,7 @@ def _finding(finding: Finding) -> RenderableType:
     return Group(title, Padding(grid, (0, 0, 0, 2)))
 
 
-def _lines(finding: Finding) -> Iterator[tuple[str, str]]:
+def _lines(finding: MeterFinding) -> Iterator[tuple[str, str]]:
     info, counter, test = finding.info, finding.counter, finding.self_test
     assert info is not None
     if isinstance(info.provenance, Estimated):
@@ -158,7 +158,7 @@ _IN_WORDS = {
 }
 
 
-def _nothing(examination: Examination) -> Iterator[RenderableType]:
+def _nothing(examination: DoctorReport) -> Iterator[RenderableType]:
     yield Text(_NOTHING)
     yield Text()
     ways = Table.grid(padding=(0, 2))

@@ -12,7 +12,7 @@ from rich.table import Table
 from ecc.constants import MIN_WIDTH_RATIO
 from ecc.energy import EnergyModel
 from ecc.energy.budget import Budget
-from ecc.energy.fitting import describe_outlier_widths, describe_learning_curve
+from ecc.energy.fitting import describe_learning_curve, describe_outlier_widths
 
 LAYERS_SHOWN = 8
 
@@ -81,7 +81,7 @@ def least_of(model: EnergyModel) -> float:
     step = model.origin.width_multiple or 1
     floors = [
         full if least == full else min(full, max(least, step * math.ceil(MIN_WIDTH_RATIO * full / step)))
-        for full, least in zip(model.full_widths, model.least_widths, strict=True)
+        for full, least in zip(model.full_widths, model.min_widths, strict=True)
     ]
     return float(model.value(torch.tensor(floors, dtype=torch.float64)))
 

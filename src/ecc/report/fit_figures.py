@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ecc.errors import BadFile
-from ecc.io import refuse_another
+from ecc.io import refuse_other_file
 
 COLOURS = {"bilinear": "#9a6b00", "physical": "#0b6e99", "measured": "#777777"}
 PAPER_COLOURS = ("#0b6e99", "#c2571a", "#7b4fa3", "#3a7d44")
@@ -123,7 +123,7 @@ def refuse_undrawable(path: Path) -> None:
         raise BadFile(f"cannot write {path}: there is no folder {path.parent}.")
     if not os.access(folder, os.W_OK):
         raise BadFile(f"cannot write {path}: the folder {path.parent} may not be written to.")
-    refuse_another(path, _MARKS.get(path.suffix.lower(), ""), "figure")
+    refuse_other_file(path, _MARKS.get(path.suffix.lower(), ""), "figure")
 
 
 def pyplot() -> Any:

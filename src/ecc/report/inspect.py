@@ -25,8 +25,8 @@ def graph_table(graph: ChannelGraph, title: str) -> RenderableType:
         table.add_row(
             Text(group.name),
             str(group.width) if _channels(group) == group.width else f"{group.width} ({_channels(group)} ch.)",
-            Text(_names([path for path in group.layers(Role.WRITE) if path != group.name.partition("#")[0]])),
-            Text(_names(list(group.layers(Role.READ)))),
+            Text(_names([path for path in group.layers(Role.PRODUCER) if path != group.name.partition("#")[0]])),
+            Text(_names(list(group.layers(Role.CONSUMER)))),
             f"{graph.share_of_macs(group):.1%}",
             Text("yes" if group.frozen is None else f"no: {group.frozen}"),
             style=None if group.frozen is None else "dim",
@@ -43,15 +43,15 @@ def graph_facts(graph: ChannelGraph) -> dict[str, Any]:
         "weight_bytes": int(graph.weight_bytes()),
         "activation_bytes": int(graph.activation_bytes()),
         "prunable_share_of_parameters": prunable_share(graph),
-        "proof": graph.proof,
+        "max_relative_diff": graph.max_relative_diff,
         "notes": list(graph.notes),
         "groups": [
             {
                 "name": group.name,
                 "width": group.width,
-                "written_by": list(group.layers(Role.WRITE)),
-                "carried_by": list(group.layers(Role.CARRY)),
-                "read_by": list(group.layers(Role.READ)),
+                "producers": list(group.layers(Role.PRODUCER)),
+                "per_channel": list(group.layers(Role.PER_CHANNEL)),
+                "consumers": list(group.layers(Role.CONSUMER)),
                 "share_of_macs": graph.share_of_macs(group),
                 "frozen": group.frozen,
             }
@@ -62,16 +62,16 @@ def graph_facts(graph: ChannelGraph) -> dict[str, Any]:
 
 def prunable_share(graph: ChannelGraph) -> float:
     """The part of the parameters that goes when every group is at its least width."""
-    least = graph.parameters({group.name: group.least for group in graph.prunable})
+    least = graph.parameters({group.name: group.min_width for group in graph.prunable})
     return float(1 - least / graph.parameters().clamp(min=1))
 
 
 def _summary(graph: ChannelGraph) -> str:
     macs, parameters = float(graph.macs()), float(graph.parameters())
     verified = "not verified"
-    if graph.proof is not None:
+    if graph.max_relative_diff is not None:
         verified = (
-            f"verified: max relative difference {graph.proof:.0e}" if graph.proof else "verified: outputs are equal"
+            f"verified: max relative difference {graph.max_relative_diff:.0e}" if graph.max_relative_diff else "verified: outputs are equal"
         )
     return (
         f"{len(graph.prunable)} of {len(graph.groups)} groups can be cut; {_short(macs)} MACs, "
@@ -89,7 +89,7 @@ def _short(count: float) -> str:
 
 def _channels(group: ChannelGroup) -> int:
     """Output channels of the group's first writer: more than its width where channels are tied."""
-    return group.places[0].index.numel()
+    return group.slices[0].index.numel()
 
 
 def _names(paths: list[str], limit: int = 2) -> str:

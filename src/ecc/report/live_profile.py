@@ -15,7 +15,7 @@ from rich.progress import Progress as RichProgress
 from ecc.graph import ChannelGraph
 from ecc.measure.early_stopping import quick_error
 from ecc.measure.meter import MeterInfo
-from ecc.measure.profile import UNSTEADY_REMEDY, Profile
+from ecc.measure.profile import DRIFT_REMEDY, Profile
 from ecc.measure.profiler import Progress
 
 LINE_EVERY = 10
@@ -83,7 +83,11 @@ class ProfileView:
             self._bar.update(
                 self._bar_task, completed=progress.done, total=progress.total, description=_facts(progress)
             )
-        elif progress.row is not None and not progress.row.is_reference and self._is_due(progress.done, progress.total):
+        elif (
+            progress.sample is not None
+            and not progress.sample.is_reference
+            and self._is_due(progress.done, progress.total)
+        ):
             left = self._left(progress)
             line = f"{progress.done} of {progress.total} networks, {_facts(progress)}{left}"
             self._console.print(line, markup=False, highlight=False, soft_wrap=True)
@@ -93,7 +97,7 @@ class ProfileView:
         if self._last is None or self._last.done == 0:
             return "nothing was measured yet."
         # The file knows of a row that was written at the last moment.
-        done = len(Profile.load(path).networks) if Path(path).exists() else self._last.done
+        done = len(Profile.load(path).design_samples) if Path(path).exists() else self._last.done
         return f"{done} of {self._last.total} networks are in {path}; the same command goes on from there."
 
     def _is_due(self, done: int, total: int) -> bool:
@@ -110,9 +114,9 @@ class ProfileView:
 
 def _facts(progress: Progress) -> str:
     parts = []
-    if progress.row is not None:
-        spread = "" if progress.row.relative_ci is None else f" +- {progress.row.relative_ci:.1%}"
-        parts.append(f"{progress.row.joules:.4g} J{spread} ({progress.label})")
+    if progress.sample is not None:
+        spread = "" if progress.sample.relative_ci is None else f" +- {progress.sample.relative_ci:.1%}"
+        parts.append(f"{progress.sample.joules:.4g} J{spread} ({progress.label})")
     if progress.error is not None:
         parts.append(f"fit error {progress.error:.1%}")
     if progress.drift is not None and progress.drift.references > 1:
@@ -136,13 +140,13 @@ def profile_facts(profile: Profile, graph: ChannelGraph | None = None) -> dict[s
         "mode": None if header.settings is None else header.settings.mode,
         "mode_reason": header.mode_reason,
         "networks": len(samples),
-        "measurements": len(profile.networks),
+        "measurements": len(profile.design_samples),
         "references": len(profile.references),
         "dense_joules": dense[len(dense) // 2] if dense else None,
         "least_joules": min((sample.joules for sample in samples), default=None),
         "narrowest_share": min((sum(sample.widths) / sum(header.full_widths) for sample in samples), default=None),
         "most_joules": max((sample.joules for sample in samples), default=None),
-        "seconds_per_network": profile.seconds_per_network,
+        "seconds_per_sample": profile.seconds_per_sample,
         "repeat_noise": profile.repeat_noise,
         "reference_cv": None if drift is None else drift.cv,
         "drift_divided_out": drift is not None and drift.is_significant,
@@ -166,8 +170,8 @@ def profile_summary(profile: Profile, path: str | Path, graph: ChannelGraph | No
         if dense_joules is not None and narrowest < NARROW and facts["least_joules"] > FLOOR_SHARE * dense_joules:
             share = facts["least_joules"] / dense_joules
             lines.append(f"even the least network takes {share:.0%} of the dense one: a lower budget cannot be reached")
-    if facts["seconds_per_network"] is not None:
-        lines.append(f"{facts['seconds_per_network']:.2f} s a network in all")
+    if facts["seconds_per_sample"] is not None:
+        lines.append(f"{facts['seconds_per_sample']:.2f} s a network in all")
     if facts["repeat_noise"] is not None:
         lines.append(f"repeats differ by {facts['repeat_noise']:.2%} (standard deviation)")
     if facts["quick_fit_error"] is not None:
@@ -175,5 +179,5 @@ def profile_summary(profile: Profile, path: str | Path, graph: ChannelGraph | No
     if profile.drift is not None and profile.header.device_type is not None:
         lines.append(str(profile.drift))
         if not profile.drift.is_steady:
-            lines.append(f"warning: the reference varied too much to trust this profile. {UNSTEADY_REMEDY}")
+            lines.append(f"warning: the reference varied too much to trust this profile. {DRIFT_REMEDY}")
     return "\n".join(lines)

@@ -2,15 +2,15 @@
 
 from .batches import BatchStream
 from .checkpoint import load_state, save_state
-from .distillation import Distillation, Teacher, distillation_loss
+from .distill import Teacher, distillation_loss
 from .distributed import DistributedContext, find_distributed
 from .loggers import Logger, Loggers, TensorBoardLogger
-from .loop import Diverged, OnStep, OptimizerLike, Trained, train
+from .loop import Diverged, OnStep, OptimizerLike, TrainResult, train
 from .progress import Histories, History
-from .random_state import derived_seed, isolated, rng_state, seed_everything, set_rng_state
+from .random_state import derived_seed, fork_rng, rng_state, seed_everything, set_rng_state
 from .run_dir import RunDir, RunInUse, open_run
-from .schedules import PAPER_FINE_TUNING_LR, Constant, Cosine, Schedule
-from .settings import TrainSettings
+from .schedules import PAPER_FINE_TUNING_LR, Constant, Cosine, LRSchedule
+from .settings import DistillSettings, TrainSettings
 from .signals import Interrupted, StopRequests
 
 __all__ = [
@@ -18,28 +18,28 @@ __all__ = [
     "BatchStream",
     "Constant",
     "Cosine",
-    "Distillation",
+    "DistillSettings",
     "DistributedContext",
     "Diverged",
     "Histories",
     "History",
     "Interrupted",
+    "LRSchedule",
     "Logger",
     "Loggers",
     "OnStep",
     "OptimizerLike",
     "RunDir",
     "RunInUse",
-    "Schedule",
     "StopRequests",
     "Teacher",
     "TensorBoardLogger",
+    "TrainResult",
     "TrainSettings",
-    "Trained",
     "derived_seed",
     "distillation_loss",
     "find_distributed",
-    "isolated",
+    "fork_rng",
     "load_state",
     "open_run",
     "rng_state",

@@ -115,7 +115,7 @@ class BatchStream:
         self.lineage += self.world_size
         self._account.total += self.world_size
         inputs, targets = mine
-        batch = moved(inputs, self.device), moved(targets, self.device)
+        batch = to_device(inputs, self.device), to_device(targets, self.device)
         self.seconds += time.perf_counter() - started
         return batch
 
@@ -221,7 +221,7 @@ class BatchStream:
         return True
 
 
-def moved(value: Any, device: torch.device) -> Any:
+def to_device(value: Any, device: torch.device) -> Any:
     """The same nest of tuples, lists and dicts with its tensors on a device.
 
     Copies to a GPU start from pinned memory, so that they run beside the host.

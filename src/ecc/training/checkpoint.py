@@ -26,14 +26,14 @@ import torch
 from torch import Tensor
 
 from ecc.errors import BadFile
-from ecc.io import MOST_BYTES, umask
+from ecc.io import MAX_BYTES, umask
 
 from .state_tree import FILE_TYPES, as_dtype, tree_of, value_of
 
 FORMAT = "ecc state 1"
 
 _TYPES = {name: dtype for dtype, name in FILE_TYPES.items()}
-_MAX_HEADER_BYTES = MOST_BYTES  # safetensors itself allows 100 MB, which would unfold into gigabytes
+_MAX_HEADER_BYTES = MAX_BYTES  # safetensors itself allows 100 MB, which would unfold into gigabytes
 _CHUNK_BYTES = 1 << 24
 _NO_CHECKSUM = "00000000"
 _CHECKSUM = re.compile(rb'"crc32":"([0-9a-f]{8})"')  # quotes inside the tree are escaped, so this is the field
@@ -100,7 +100,7 @@ def _names(state: Any, tree: Any, count: int) -> list[str]:
     return [names[number] for number in range(count)] if len(names) == count else numbered
 
 
-def checksum_of(state: Mapping[str, Any]) -> str:
+def weights_checksum(state: Mapping[str, Any]) -> str:
     """A short number for a network's weights: the same for the same ones, on any device, and for hardly any others."""
     found = 0
     for name, value in state.items():

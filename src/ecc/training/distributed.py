@@ -37,7 +37,7 @@ class DistributedContext:
         """Whether this process writes the files."""
         return self.rank == 0
 
-    def wrapped(self, model: nn.Module) -> nn.Module:
+    def wrap_model(self, model: nn.Module) -> nn.Module:
         """The network to run forward: gradients of its parameters become means over all processes."""
         if self._accelerator is None:
             return model
@@ -47,27 +47,27 @@ class DistributedContext:
         wrapped: nn.Module = self._accelerator.prepare_model(model)
         return wrapped
 
-    def without_sync(self, wrapped: nn.Module) -> AbstractContextManager[Any]:
+    def no_sync(self, wrapped: nn.Module) -> AbstractContextManager[Any]:
         """A block in which gradients only add up, to be averaged by the next pass outside of it."""
         if self._accelerator is None:
             return nullcontext()
         block: AbstractContextManager[Any] = self._accelerator.no_sync(wrapped)
         return block
 
-    def gathered(self, tensor: Tensor) -> Tensor:
+    def gather(self, tensor: Tensor) -> Tensor:
         """The tensors of all processes, stacked in the order of ranks; they must have one shape."""
         if self._accelerator is None:
             return tensor[None]
         every: Tensor = self._accelerator.gather(tensor[None].to(self.device))
         return every
 
-    def largest(self, numbers: Sequence[int]) -> list[int]:
+    def max(self, numbers: Sequence[int]) -> list[int]:
         """The largest of each number over all processes: what one wants, all do."""
         if self._accelerator is None:
             return list(numbers)
-        return [int(number) for number in self.gathered(torch.tensor(numbers)).amax(dim=0).tolist()]
+        return [int(number) for number in self.gather(torch.tensor(numbers)).amax(dim=0).tolist()]
 
-    def share_buffers_(self, model: nn.Module) -> None:
+    def broadcast_buffers_(self, model: nn.Module) -> None:
         """Gives every process the buffers of process 0, whose batch norm statistics are the ones saved."""
         if self._accelerator is None:
             return

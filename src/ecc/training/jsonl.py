@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from ecc.errors import BadFile, EccError
-from ecc.io import whole_lines
+from ecc.io import read_lines
 
 ABSENT = "(absent)"
 
@@ -55,7 +55,7 @@ def parsed_lines(path: Path) -> Iterator[tuple[dict[str, Any], int]]:
         BadFile: If another line is damaged.
     """
     end = 0
-    for number, line in enumerate(whole_lines(path), start=1):
+    for number, line in enumerate(read_lines(path), start=1):
         end += len(line)
         try:
             facts = json.loads(line)

@@ -25,15 +25,16 @@ from ecc.graph.model_copy import load_whole_state_, whole_state
 
 from .batches import Batch, BatchStream, mapped, micro_batches
 from .cuda_graph import WORTH_IT, CudaGraphPass
-from .distillation import Teacher, call_model
+from .distill import Teacher, call_model
 from .distributed import DistributedContext
 from .losses import Losses, all_finite
 from .progress import History
-from .random_state import derived_seed, isolated, rng_state, set_rng_state
+from .random_state import derived_seed, fork_rng, rng_state, set_rng_state
 from .run_dir import RunDir
+from .schedules import LRSchedule
 from .settings import TrainSettings
 from .signals import Interrupted, StopRequests
-from .user_errors import OutOfMemory, is_out_of_memory, told, wrap_user_errors
+from .user_errors import OutOfMemory, describe, is_out_of_memory, wrap_user_errors
 
 
 class Diverged(EccError):
@@ -64,7 +65,7 @@ To return True ends the training; with several processes, all must return the sa
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trained:
+class TrainResult:
     """How a training went."""
 
     steps: int
@@ -82,26 +83,30 @@ def train(
     optimizer: OptimizerLike,
     stream: BatchStream,
     *,
+    steps: int,
     loss: Callable[[Any, Any], Tensor],
-    settings: TrainSettings,
+    settings: TrainSettings | None = None,
+    schedule: LRSchedule | None = None,
     teacher: Teacher | None = None,
-    world: DistributedContext | None = None,
+    distributed: DistributedContext | None = None,
     run: RunDir | None = None,
     history: History | None = None,
     on_step: OnStep | None = None,
     extra: Callable[[], Any] | None = None,
     phase: str = "train",
-) -> Trained:
+) -> TrainResult:
     """Trains a network in place, from where the checkpoint of the run left it.
 
     Args:
         model: On its device. It is in train mode meanwhile, and its modes are put back after.
         optimizer: Of the model's parameters.
         stream: Gives the batches, on the same device.
+        steps: Number of optimizer steps; each takes one batch of every process.
         loss: Called as `loss(outputs, targets)`: a mean over the items of a batch.
-        settings: How.
+        settings: How; the defaults if None.
+        schedule: Learning rate of every step; None keeps that of the optimizer.
         teacher: Adds its term to the loss.
-        world: The processes that train together; None for this one alone.
+        distributed: The processes that train together; None for this one alone.
         run: Where checkpoints and history go. None keeps nothing.
         history: Is told the same lines as the run.
         on_step: See `OnStep`.
@@ -116,12 +121,17 @@ def train(
         Interrupted: If SIGTERM or Ctrl-C came; the state was saved before.
         BadFile: If the checkpoint does not fit.
     """
-    loop = _Loop(model, optimizer, stream, loss, settings, teacher, world or DistributedContext(stream.device), run)
+    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 0:
+        raise EccError(f"steps is {steps!r}; give a whole number of at least 0.")
+    settings = settings or TrainSettings()
+    distributed = distributed or DistributedContext(stream.device)
+    loop = _Loop(model, optimizer, stream, loss, settings, teacher, distributed, run)
+    loop.steps, loop.schedule = steps, schedule
     loop.history, loop.on_step, loop.extra, loop.phase = history, on_step, extra, phase
     modes = [(module, module.training) for module in model.modules()]
-    seed = derived_seed(settings.seed, f"{phase} of process {loop.world.rank}")
+    seed = derived_seed(settings.seed, f"{phase} of process {loop.distributed.rank}")
     try:
-        with isolated(seed, stream.device), StopRequests() as loop.requests:
+        with fork_rng(seed, stream.device), StopRequests() as loop.requests:
             return loop.go()
     finally:
         for module, mode in modes:
@@ -133,6 +143,8 @@ class _Loop:
     on_step: OnStep | None
     extra: Callable[[], Any] | None
     phase: str
+    steps: int
+    schedule: LRSchedule | None
     requests: StopRequests
 
     def __init__(
@@ -143,12 +155,12 @@ class _Loop:
         loss: Callable[[Any, Any], Tensor],
         settings: TrainSettings,
         teacher: Teacher | None,
-        world: DistributedContext,
+        distributed: DistributedContext,
         run: RunDir | None,
     ) -> None:
-        _check_places(model, stream, settings, world)
+        _check_places(model, stream, settings, distributed)
         self.model, self.optimizer, self.stream, self.loss = model, optimizer, stream, loss
-        self.settings, self.teacher, self.world, self.run = settings, teacher, world, run
+        self.settings, self.teacher, self.distributed, self.run = settings, teacher, distributed, run
         self.device = stream.device
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=settings.precision == "fp16")
         self.base_lrs = [float(group["lr"]) if "lr" in group else None for group in optimizer.param_groups]
@@ -163,16 +175,16 @@ class _Loop:
 
     # ---------------------------------------------------------------- the loop
 
-    def go(self) -> Trained:
+    def go(self) -> TrainResult:
         if self.settings.channels_last:
             for model in [self.model, *([] if self.teacher is None else [self.teacher.model])]:
                 model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # not in torch's stubs
         self._restore()
         self.model.train()
-        net = self.world.wrapped(self.model)
-        if self.settings.cuda_graph and self.device.type == "cuda" and self.settings.steps - self.step >= WORTH_IT:
+        net = self.distributed.wrap_model(self.model)
+        if self.settings.cuda_graph and self.device.type == "cuda" and self.steps - self.step >= WORTH_IT:
             self.graphed = CudaGraphPass(self.model, partial(self._pass, net))
-        while self.step < self.settings.steps and not self.stopped:
+        while self.step < self.steps and not self.stopped:
             try:
                 loss, lr = self._update(net)
             except Exception as error:
@@ -188,8 +200,8 @@ class _Loop:
                 facts = {"loss": loss, "lr": lr, "total": self.stream.total, "lineage": self.stream.lineage}
                 self.stopped = self.on_step(self.step, facts) is True
             self._after_step(lr)
-        self.world.share_buffers_(self.model)
-        return Trained(steps=self.step, resumed_at=self.resumed_at, stopped=self.stopped, loss=self.last_loss)
+        self.distributed.broadcast_buffers_(self.model)
+        return TrainResult(steps=self.step, resumed_at=self.resumed_at, stopped=self.stopped, loss=self.last_loss)
 
     def _update(self, net: nn.Module) -> tuple[Tensor, float | None]:
         """One step of the optimizer; the loss, still on the device, and the learning rate."""
@@ -215,7 +227,7 @@ class _Loop:
         parts = list(micro_batches(batch, self.settings.micro_batch))
         total = torch.zeros((), device=self.device)
         for number, ((inputs, targets), share) in enumerate(parts, start=1):
-            with nullcontext() if number == len(parts) else self.world.without_sync(net):
+            with nullcontext() if number == len(parts) else self.distributed.no_sync(net):
                 loss = self._forward(net, inputs, targets)
                 self.scaler.scale(loss * share).backward()
             total += loss.detach() * share
@@ -235,7 +247,7 @@ class _Loop:
 
         After a pass that ran out of memory, batch norm has seen a part of the batch once more than it should.
         """
-        if self.place is not None and self.world.size == 1 and self.step > (self.saved_step or 0):
+        if self.place is not None and self.distributed.size == 1 and self.step > (self.saved_step or 0):
             self.stream.restore(self.place)  # several processes would have to agree
             self._save()
 
@@ -250,23 +262,23 @@ class _Loop:
 
     def _set_lr(self) -> float | None:
         for group, base in zip(self.optimizer.param_groups, self.base_lrs, strict=True):
-            if self.settings.schedule is not None and base is not None:
-                group["lr"] = self.settings.schedule.lr(base, self.step, self.settings.steps)
+            if self.schedule is not None and base is not None:
+                group["lr"] = self.schedule.lr(base, self.step, self.steps)
         lr = self.optimizer.param_groups[0].get("lr")
         return None if lr is None else float(lr)
 
     def _after_step(self, lr: float | None) -> None:
         """Looks, notes, saves and stops, where it is time to."""
         settings = self.settings
-        ended = self.step == settings.steps or self.stopped
+        ended = self.step == self.steps or self.stopped
         looks = ended or self.step % settings.log_every == 0
         if looks:
             self._refuse_divergence()
             self._log(lr)
         number, due = 0, 0
-        if looks or self.world.size == 1:  # several must agree, which takes time
+        if looks or self.distributed.size == 1:  # several must agree, which takes time
             old = settings.checkpoint_seconds is not None and self._age() >= settings.checkpoint_seconds
-            number, due = self.world.largest([self.requests.number, int(old)])
+            number, due = self.distributed.max([self.requests.signum, int(old)])
         every = settings.checkpoint_steps
         if ended or number or due or (every is not None and self.step % every == 0):
             self._save()
@@ -281,7 +293,7 @@ class _Loop:
         if self.settings.micro_batch is not None:
             facts["micro_batch"] = self.settings.micro_batch  # it may change within a run, and batch norm sees it
         for history in (self.run, self.history):
-            if history is not None and self.world.is_main:
+            if history is not None and self.distributed.is_main:
                 history.log(facts)
 
     # ---------------------------------------------------------------- states
@@ -290,16 +302,16 @@ class _Loop:
         self._refuse_divergence()
         if self.run is None:
             return
-        self.world.share_buffers_(self.model)
-        random = {name: self.world.gathered(state).cpu() for name, state in rng_state(self.device).items()}
+        self.distributed.broadcast_buffers_(self.model)
+        random = {name: self.distributed.gather(state).cpu() for name, state in rng_state(self.device).items()}
         losses = self._loss_sums().cpu()  # each process has seen other batches
-        if self.world.is_main:
+        if self.distributed.is_main:
             self.run.save(
                 {
                     "phase": self.phase,
                     "step": self.step,
                     "stopped": self.stopped,
-                    "world_size": self.world.size,
+                    "world_size": self.distributed.size,
                     "model": whole_state(self.model),
                     "optimizer": self.optimizer.state_dict(),
                     "base_lrs": self.base_lrs,
@@ -318,21 +330,21 @@ class _Loop:
         if self.run is None or state is None or state.get("phase") != self.phase:
             return
         where = self.run.checkpoint_path
-        if state.get("world_size") != self.world.size:
+        if state.get("world_size") != self.distributed.size:
             raise BadFile(
-                f"{where} was written by {state.get('world_size')} processes, and this is one of {self.world.size}; "
+                f"{where} was written by {state.get('world_size')} processes, and this is one of {self.distributed.size}; "
                 "go on with as many as before, or start anew."
             )
-        with self.run.understood():
+        with self.run.restoring():
             load_whole_state_(self.model, state["model"])
             self.optimizer.load_state_dict(state["optimizer"])
             self.scaler.load_state_dict(state["scaler"])
             self.base_lrs = list(state["base_lrs"])
-            self.losses.total = float(state["loss_sums"][self.world.rank])
+            self.losses.total = float(state["loss_sums"][self.distributed.rank])
             self.losses.count, self.stopped = int(state["loss_count"]), bool(state["stopped"])
             self.step = self.resumed_at = self.saved_step = int(state["step"])
             self.stream.restore(state["stream"])
-            random = {name: states[self.world.rank] for name, states in state["random"].items()}
+            random = {name: states[self.distributed.rank] for name, states in state["random"].items()}
             set_rng_state(random, self.device)
 
     def _refuse_divergence(self) -> None:
@@ -341,7 +353,7 @@ class _Loop:
         bad = self.losses.first_bad
         if bad < 0 and not all_finite(self._parameters()):
             bad = self.step
-        (bad,) = self.world.largest([bad])
+        (bad,) = self.distributed.max([bad])
         if bad >= 0:
             raise Diverged(
                 f"the loss or a weight is not finite at step {bad}; {self._last_checkpoint()}. "
@@ -356,7 +368,7 @@ class _Loop:
     def _too_large(self, error: Exception) -> str:
         now = self.settings.micro_batch
         less = "--micro-batch N, N items at once" if now is None else f"a --micro-batch below {now}"
-        reason = told(error.__cause__ or error) if isinstance(error, OutOfMemory) else told(error)
+        reason = describe(error.__cause__ or error) if isinstance(error, OutOfMemory) else describe(error)
         return (
             f"step {self.step + 1} ran out of memory on {self.device} ({reason}); {self._last_checkpoint()}. "
             f"Give the same command with {less} (micro_batch), and it goes on from there."
@@ -372,8 +384,8 @@ class _Loop:
 
     def _loss_sums(self) -> Tensor:
         """Of all processes."""
-        where = "cpu" if self.world.size == 1 else self.device
-        return self.world.gathered(torch.tensor(self.losses.total, dtype=torch.float64, device=where))
+        where = "cpu" if self.distributed.size == 1 else self.device
+        return self.distributed.gather(torch.tensor(self.losses.total, dtype=torch.float64, device=where))
 
     def _age(self) -> float:
         return time.monotonic() - self.saved_at
@@ -386,13 +398,15 @@ def _channels_last(tensor: Tensor) -> Tensor:
     return tensor.contiguous(memory_format=torch.channels_last) if tensor.dim() == 4 else tensor
 
 
-def _check_places(model: nn.Module, stream: BatchStream, settings: TrainSettings, world: DistributedContext) -> None:
-    if settings.cuda_graph and world.size > 1:
-        raise EccError(f"cuda_graph is for one process, and this is one of {world.size}; leave it out.")
-    if (stream.rank, stream.world_size) != (world.rank, world.size):
+def _check_places(
+    model: nn.Module, stream: BatchStream, settings: TrainSettings, distributed: DistributedContext
+) -> None:
+    if settings.cuda_graph and distributed.size > 1:
+        raise EccError(f"cuda_graph is for one process, and this is one of {distributed.size}; leave it out.")
+    if (stream.rank, stream.world_size) != (distributed.rank, distributed.size):
         raise EccError(
-            f"the stream is that of process {stream.rank} of {stream.world_size}, and this is {world.rank} of "
-            f"{world.size}; make it with rank=world.rank, world_size=world.size."
+            f"the stream is that of process {stream.rank} of {stream.world_size}, and this is {distributed.rank} of "
+            f"{distributed.size}; make it with rank=distributed.rank, world_size=distributed.size."
         )
     for name, parameter in model.named_parameters():
         here, there = parameter.device, stream.device

@@ -82,7 +82,7 @@ def set_rng_state(state: Mapping[str, Tensor], device: torch.device | None = Non
 
 
 @contextmanager
-def isolated(seed: int, device: torch.device | None = None) -> Iterator[None]:
+def fork_rng(seed: int, device: torch.device | None = None) -> Iterator[None]:
     """A block that draws from `seed`; after it, all generators stand where they stood before."""
     before = rng_state(device)
     seed_everything(seed, device)
@@ -94,7 +94,7 @@ def isolated(seed: int, device: torch.device | None = None) -> Iterator[None]:
 
 @contextmanager
 def fork_host_rng(seed: int) -> Iterator[None]:
-    """As `isolated` for the generators of the host, and quick: it is entered for every batch."""
+    """As `fork_rng` for the generators of the host, and quick: it is entered for every batch."""
     numpy = _numpy_random()
     python_before, torch_before = random.getstate(), torch.get_rng_state()
     numpy_before = None if numpy is None else numpy.get_state()

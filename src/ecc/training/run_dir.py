@@ -80,13 +80,13 @@ class RunDir:
         state: dict[str, Any] = _saved(self.checkpoint_path)["state"]
         return state
 
-    def understood(self, file: str = "checkpoint.safetensors") -> AbstractContextManager[None]:
+    def restoring(self, file: str = "checkpoint.safetensors") -> AbstractContextManager[None]:
         """A block in which what a file of the run holds is put to use: if it does not fit, the file is named.
 
         Raises:
             BadFile: In the place of what unforeseen values lead to.
         """
-        return _understood(self.path / file)
+        return _restoring(self.path / file)
 
     def save(self, state: Mapping[str, Any]) -> None:
         """Replaces the checkpoint; it is on the disk when this returns, and so is the history up to here."""
@@ -304,7 +304,7 @@ if hasattr(os, "register_at_fork"):
 
 
 @contextmanager
-def _understood(path: Path) -> Iterator[None]:
+def _restoring(path: Path) -> Iterator[None]:
     try:
         yield
     except (LookupError, TypeError, ValueError, ArithmeticError, RuntimeError, AttributeError) as error:

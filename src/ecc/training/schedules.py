@@ -11,7 +11,7 @@ from ecc.errors import EccError
 PAPER_FINE_TUNING_LR = 3e-5  # Sec. 4.1: "cosine decay from 3e-5", 300,000 iterations on MobileNet
 
 
-class Schedule(Protocol):
+class LRSchedule(Protocol):
     """Says the learning rate of each step."""
 
     def lr(self, base_lr: float, step: int, steps: int) -> float:
@@ -35,13 +35,13 @@ class Constant:
         _check_warmup(self.warmup_steps)
 
     def lr(self, base_lr: float, step: int, steps: int) -> float:  # noqa: ARG002 - the same however long it takes
-        """See `Schedule`."""
+        """See `LRSchedule`."""
         return base_lr * _warmth(step, self.warmup_steps)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cosine:
-    """Half a cosine from the start rate down to `final_share` of it, after an optional warm-up and a steady part.
+    """Half a cosine from the start rate down to `final_ratio` of it, after an optional warm-up and a steady part.
 
     `Cosine(start_lr=PAPER_FINE_TUNING_LR)` is the paper's fine-tuning of MobileNet.
 
@@ -51,35 +51,35 @@ class Cosine:
 
     start_lr: float | None = None
     """None for the optimizer's own."""
-    final_share: float = 0.0
+    final_ratio: float = 0.0
     """Of the start rate, at the end."""
     warmup_steps: int = 0
     """Steps in which the rate rises from near 0."""
     hold_steps: int = 0
     """Steps after these in which it stays."""
-    before: int = 0
+    steps_before: int = 0
     """Steps that another training took before this one, along the same curve."""
-    after: int = 0
+    steps_after: int = 0
     """Steps of the curve that are left to a training after this one."""
 
     def __post_init__(self) -> None:
         _check_warmup(self.warmup_steps)
-        for name in ("hold_steps", "before", "after"):
+        for name in ("hold_steps", "steps_before", "steps_after"):
             if getattr(self, name) < 0:
                 raise EccError(f"{name} is {getattr(self, name)}; it counts steps, and cannot be below 0.")
         if self.start_lr is not None and not 0 < self.start_lr < math.inf:
             raise EccError(f"start_lr is {self.start_lr}; give a number above 0, or None for the optimizer's rate.")
-        if not 0 <= self.final_share <= 1:
-            raise EccError(f"final_share is {self.final_share}; it is a share in 0..1.")
+        if not 0 <= self.final_ratio <= 1:
+            raise EccError(f"final_ratio is {self.final_ratio}; it is a share in 0..1.")
 
     def lr(self, base_lr: float, step: int, steps: int) -> float:
-        """See `Schedule`."""
+        """See `LRSchedule`."""
         start = base_lr if self.start_lr is None else self.start_lr
-        step, steps = self.before + step, self.before + steps + self.after
+        step, steps = self.steps_before + step, self.steps_before + steps + self.steps_after
         first = self.warmup_steps + self.hold_steps
         done = max(step - first, 0) / max(steps - first, 1)
         cosine = (1 + math.cos(math.pi * min(done, 1.0))) / 2
-        return start * (self.final_share + (1 - self.final_share) * cosine) * _warmth(step, self.warmup_steps)
+        return start * (self.final_ratio + (1 - self.final_ratio) * cosine) * _warmth(step, self.warmup_steps)
 
 
 def _warmth(step: int, warmup_steps: int) -> float:

@@ -1,77 +1,90 @@
-"""How to train: the settings of the loop."""
+"""Settings of training, declared once for Python, TOML files and the command line."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from typing import Literal, get_args
 
 from ecc.errors import EccError
+from ecc.options import check_options, option
 
-from .schedules import Schedule
+PRECISIONS = ("fp32", "bf16", "fp16")
 
-Precision = Literal["fp32", "bf16", "fp16"]
-"""fp16 scales the loss, so that small gradients do not vanish."""
-
-PRECISIONS: tuple[Precision, ...] = get_args(Precision)
+AUTO_DISTILL_WEIGHT = 0.5
+"""Weight of the distillation loss by default, as in the authors' code."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainSettings:
-    """How long, how exactly, and how often to look.
+    """Settings of the training loop. The number of steps and the learning-rate schedule are arguments of `train`.
 
     Raises:
         EccError: If a value is out of its range.
     """
 
-    steps: int
-    """Updates of the weights; each takes one batch of every process."""
-
-    schedule: Schedule | None = None
-    """Of the learning rate; None leaves it to the optimizer."""
-
-    precision: Precision = "fp32"
-    """Of the forward pass; weights and their updates stay fp32."""
-
-    clip_norm: float | None = None
-    """The largest norm of the gradient; None for no limit."""
-
-    micro_batch: int | None = None
-    """Items that go through the network at once, where a whole batch does not fit; batch norm sees only these."""
-
-    channels_last: bool = False
-    """Images with their channels innermost: faster on GPUs."""
-
-    cuda_graph: bool = False
-    """Forward and backward as one CUDA graph, for small networks on large GPUs, which would wait for the host. Not for
-    networks that look at values, such as those that choose their way by them. On other devices it changes nothing."""
-
-    seed: int = 0
-    """Of dropout and whatever else the network draws."""
-
-    log_every: int = 50
-    """Steps between two looks at the loss. Only then the device is waited for, and a loss that is not finite seen."""
-
-    checkpoint_steps: int | None = None
-    """Steps between two checkpoints; None for none by steps."""
-
-    checkpoint_seconds: float | None = 300.0
-    """Seconds between two checkpoints, whatever the steps; None for none by time."""
+    precision: str = option(
+        "fp32",
+        "Precision of forward and backward pass (autocast); weights stay fp32. fp16 scales the loss.",
+        choices=PRECISIONS,
+    )
+    clip_norm: float | None = option(None, "Largest norm of the gradient; larger ones are scaled down.", above=0)
+    weight_decay: float = option(1e-4, "Weight decay of Adam (L2 penalty, as in the paper).", range=(0, None))
+    micro_batch: int | None = option(
+        None, "Micro-batch size (gradient accumulation); batch norm sees micro-batches.", range=(1, None),
+        changes_result=False,
+    )  # fmt: skip
+    channels_last: bool = option(False, "Use the channels-last memory format; faster on GPUs.")
+    cuda_graph: bool = option(
+        False,
+        "Run forward and backward pass as one CUDA graph; faster for small networks on large GPUs.",
+        changes_result=False,
+    )
+    seed: int = option(0, "Random seed.", range=(0, None), common=True)
+    log_every: int = option(50, "Steps between two lines of the history.", range=(1, None), changes_result=False)
+    checkpoint_steps: int | None = option(None, "Steps between two checkpoints.", range=(1, None), changes_result=False)
+    checkpoint_seconds: float | None = option(300.0, "Seconds between two checkpoints.", above=0, changes_result=False)
 
     def __post_init__(self) -> None:
-        if self.precision not in PRECISIONS:
-            raise EccError(f"precision is {self.precision!r}; choose one of {', '.join(PRECISIONS)}.")
+        check_options(self)
         if self.cuda_graph and self.precision == "fp16":
-            raise EccError("cuda_graph does not go with precision fp16, whose loss is scaled anew; take bf16.")
-        for name, least in (("steps", 0), ("log_every", 1), ("micro_batch", 1), ("checkpoint_steps", 1)):
-            number = getattr(self, name)
-            optional = name in ("micro_batch", "checkpoint_steps")
-            if number is None and optional:
-                continue
-            if isinstance(number, bool) or not isinstance(number, int) or number < least:
-                ways = ", or leave it out" if optional else ""
-                raise EccError(f"{name} is {number!r}; give a whole number of at least {least}{ways}.")
-        for name in ("clip_norm", "checkpoint_seconds"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < math.inf:
-                raise EccError(f"{name} is {value!r}; give a number above 0, or leave it out.")
+            raise EccError("cuda_graph does not support precision fp16, which rescales the loss; use bf16.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DistillSettings:
+    """Settings of distillation: the loss is `weight * distance(outputs, teacher) + (1 - weight) * task loss`.
+
+    Raises:
+        EccError: If a value is out of its range.
+    """
+
+    weight: float | None = option(
+        None,
+        "Weight of the distillation loss (0: off). Default: 0.5 if the outputs can be compared.",
+        range=(0, 1),
+        flag="kd_weight",
+    )
+    temperature: float | None = option(
+        None,
+        "Softmax temperature of distillation. Default: mean squared error of the logits.",
+        above=0,
+        flag="kd_temperature",
+    )
+    ignore_index: int | None = option(None, "Label of targets that distillation ignores, such as 255 on Cityscapes.")
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+    @property
+    def is_off(self) -> bool:
+        """Whether there is no distillation."""
+        return self.weight == 0
+
+    @property
+    def is_auto(self) -> bool:
+        """Whether distillation is left out where the outputs of student and teacher cannot be compared."""
+        return self.weight is None
+
+    @property
+    def used_weight(self) -> float:
+        """The weight, or the default one."""
+        return AUTO_DISTILL_WEIGHT if self.weight is None else self.weight

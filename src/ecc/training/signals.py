@@ -17,12 +17,12 @@ class Interrupted(EccError):
 
     Args:
         message: Where it stopped, and how to go on.
-        number: The signal; a command line exits with 128 more than it.
+        signum: The signal; a command line exits with 128 more than it.
     """
 
-    def __init__(self, message: str, number: int) -> None:
+    def __init__(self, message: str, signum: int) -> None:
         super().__init__(message)
-        self.number = number
+        self.signum = signum
 
 
 class StopRequests:
@@ -33,7 +33,7 @@ class StopRequests:
     """
 
     def __init__(self) -> None:
-        self.number = 0
+        self.signum = 0
         """The signal that came; 0 for none."""
         self._before: dict[int, Any] = {}
 
@@ -53,7 +53,7 @@ class StopRequests:
         return any(isinstance(getattr(signal.getsignal(one), "__self__", None), StopRequests) for one in SIGNALS)
 
     def _note(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 - as Python calls it
-        self.number = number
+        self.signum = number
         self._put_back()
 
     def _put_back(self) -> None:

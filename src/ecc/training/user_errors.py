@@ -24,7 +24,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(sign in str(error).lower() for sign in _SIGNS)
 
 
-def told(error: BaseException) -> str:
+def describe(error: BaseException) -> str:
     """An exception in one line; one that came from a process that loads data, as it was there."""
     lines = str(error).strip().splitlines() or ["no message"]
     if lines[0].startswith("Caught ") and len(lines) > 1:  # as DataLoader hands it on, traceback and all
@@ -51,5 +51,5 @@ def wrap_user_errors(what: str) -> Iterator[None]:
         raise
     except Exception as error:
         if is_out_of_memory(error):
-            raise OutOfMemory(f"{what} ran out of memory ({told(error)}).") from error
-        raise BadTask(f"{what} raised {told(error)}.") from error
+            raise OutOfMemory(f"{what} ran out of memory ({describe(error)}).") from error
+        raise BadTask(f"{what} raised {describe(error)}.") from error

@@ -11,9 +11,9 @@ from ecc.zoo.alexnet import AlexNet
 from ecc.zoo.data import ImageData, find_data
 from ecc.zoo.digits import DigitsNet, digits
 from ecc.zoo.erfnet import ERFNet
-from ecc.zoo.registry import find_task
 from ecc.zoo.imaging import image_task
 from ecc.zoo.mobilenet import MobileNetV1
+from ecc.zoo.registry import find_task
 from ecc.zoo.resnet_cifar import CifarResNet, resnet20, resnet56
 
 __all__ = [

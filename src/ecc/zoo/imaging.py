@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ecc.errors import BadTask
-from ecc.task import MOST_ITEMS, Task
+from ecc.task import MAX_BATCH_SIZE, Task
 from ecc.zoo.data.batches import Form, epoch_of, in_order
 from ecc.zoo.data.images import VOID, Size, label_counts
 from ecc.zoo.data.sets import ImageData, Photos, Scenes, Split
@@ -69,8 +69,8 @@ def image_task(
     if data is None:
         return Task(name=name, model=model, example_input=example)
     count = ((data.batch if network.for_pixels else None) or network.batch) if batch is None else batch
-    if not 1 <= count <= MOST_ITEMS:
-        raise BadTask(f"batch size {count} is outside 1..{MOST_ITEMS}.")
+    if not 1 <= count <= MAX_BATCH_SIZE:
+        raise BadTask(f"batch size {count} is outside 1..{MAX_BATCH_SIZE}.")
     score = partial(_score, form, outputs if network.for_pixels else None, count)
     return Task(
         name=f"{name}-{data.name}",

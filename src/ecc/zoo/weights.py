@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ecc.errors import BadFile
-from ecc.io import MOST_BYTES, read_bytes
+from ecc.io import MAX_BYTES, read_bytes
 
 _MOST_FILE_BYTES = 4 << 30  # the largest bundled network has 250 MB
 _TYPES = {
@@ -96,7 +96,7 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
     path = Path(path)
     data = read_bytes(path, _MOST_FILE_BYTES)
     length = struct.unpack_from("<Q", data)[0] if len(data) >= 8 else len(data)
-    if length > min(MOST_BYTES, len(data) - 8):
+    if length > min(MAX_BYTES, len(data) - 8):
         raise BadFile(f"{path} is cut off or no safetensors file; save the state dict with safetensors.")
     try:
         header = json.loads(data[8 : 8 + length])

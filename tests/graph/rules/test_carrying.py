@@ -23,7 +23,7 @@ def test_batch_norm_carries_each_channel_with_its_four_numbers(space: tuple[int,
     assert following.along(out) == following.axis("x", 0)
     names = ("x", "weight", "bias", "mean", "var")
     assert following.tied() == merged(*(following.axis(name, 0) for name in names))
-    assert following.roles("weight") == {0: {Role.CARRY}}
+    assert following.roles("weight") == {0: {Role.PER_CHANNEL}}
     assert (following.record.kind, following.record.macs) == ("norm", 0)
 
 
@@ -230,7 +230,7 @@ def test_a_parameter_that_meets_channels_carries_them_on_the_right_axis(shape: t
     following = Following()
     out = following.run(torch.mul, following.channels(2, 4, 5, 5), following.parameter("scale", *shape))
     assert following.along(out) == following.axis("x", 0)
-    assert following.roles("scale") == {axis: {Role.CARRY}}
+    assert following.roles("scale") == {axis: {Role.PER_CHANNEL}}
     assert following.tied() == merged(following.axis("x", 0), following.axis("scale", axis))
 
 
@@ -240,7 +240,7 @@ def test_a_parameter_that_was_permuted_carries_channels_on_its_own_axis() -> Non
         lambda x, p: x + p.permute(2, 0, 1), following.channels(2, 4, 5, 6), following.parameter("table", 5, 6, 4)
     )
     assert following.along(out) == following.axis("x", 0)
-    assert following.roles("table") == {2: {Role.CARRY}}
+    assert following.roles("table") == {2: {Role.PER_CHANNEL}}
 
 
 def test_a_parameter_beside_the_channels_stays_whole() -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 from ecc.graph.labels import FROZEN, Role
 from graph.following import Following, merged
 
-READ, WRITE, CARRY = {Role.READ}, {Role.WRITE}, {Role.CARRY}
+READ, WRITE, CARRY = {Role.CONSUMER}, {Role.PRODUCER}, {Role.PER_CHANNEL}
 
 
 def sizes(factors: list[Tensor]) -> list[int]:

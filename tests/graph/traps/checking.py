@@ -65,8 +65,8 @@ def masks(graph: ecc.ChannelGraph) -> Iterator[dict[str, list[int]]]:
     half, most = {}, {}
     for group in graph.prunable:
         order = torch.randperm(group.width, generator=generator).tolist()
-        half[group.name] = order[: min((group.width + 1) // 2, group.width - group.least)]
-        most[group.name] = order[: group.width - group.least]
+        half[group.name] = order[: min((group.width + 1) // 2, group.width - group.min_width)]
+        most[group.name] = order[: group.width - group.min_width]
     for dead in (half, most):
         yield from ({name: units} for name, units in dead.items())
         if len(dead) > 1:
@@ -125,7 +125,7 @@ def kept_indices(graph: ecc.ChannelGraph, dead: Mapping[str, list[int]]) -> dict
     """For each tensor and axis that loses indices, those that are left."""
     kept: dict[str, dict[int, Tensor]] = {}
     for name, units in dead.items():
-        for place in graph[name].places if units else ():
+        for place in graph[name].slices if units else ():
             size = graph.full_shapes[place.tensor][place.axis]
             axes = kept.setdefault(place.tensor, {})
             mask = axes.setdefault(place.axis, torch.ones(size, dtype=torch.bool))

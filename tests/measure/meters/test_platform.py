@@ -31,7 +31,7 @@ def graphs() -> dict[str, ChannelGraph]:
     for name, (build, shape) in BUILDERS.items():
         with torch.device("meta"):  # shapes are all that is needed
             net, example = build(), torch.empty(shape)
-        found[name] = trace_channels(net, example, proven=False)
+        found[name] = trace_channels(net, example, verify=False)
     return found
 
 
@@ -45,7 +45,7 @@ def small() -> ChannelGraph:
         nn.Flatten(),
         nn.Linear(28, 5),
     )
-    return trace_channels(net, torch.randn(1, 3, 2, 2), proven=False)
+    return trace_channels(net, torch.randn(1, 3, 2, 2), verify=False)
 
 
 def thinner(graph: ChannelGraph, share: float) -> dict[str, int]:
@@ -80,9 +80,9 @@ def test_the_authors_fit_for_alexnet_on_the_tx2_comes_out(graphs: dict[str, Chan
     joules = [reading.joules - per_kernel for reading in platform.per_layer(graph, {})]
     macs = graph.costs.macs_per_layer(widths).tolist()
     weights = graph.costs.weight_bytes_per_layer(widths).tolist()
-    rows = list(zip(graph.layers, joules, macs, weights, strict=True))
-    per_mac = [1e12 * j / m for layer, j, m, _ in rows if layer.kind == "conv"]
-    per_byte = [1e12 * j / w for layer, j, _, w in rows if layer.kind == "linear"]
+    samples = list(zip(graph.layers, joules, macs, weights, strict=True))
+    per_mac = [1e12 * j / m for layer, j, m, _ in samples if layer.kind == "conv"]
+    per_byte = [1e12 * j / w for layer, j, _, w in samples if layer.kind == "linear"]
     assert len(per_mac) == 5
     assert all(31.8 <= value <= 34.9 for value in per_mac)
     assert len(per_byte) == 3
@@ -152,7 +152,7 @@ def test_a_linear_layer_by_hand(name: str) -> None:
     bound = set()
     for inputs, outputs, batch in [(8, 4, 1), (1500, 2000, 1), (1500, 2000, 4000)]:
         net = nn.Sequential(nn.Linear(inputs, outputs, bias=False))
-        graph = trace_channels(net, torch.empty(batch, inputs, device="meta"), proven=False)
+        graph = trace_channels(net, torch.empty(batch, inputs, device="meta"), verify=False)
         (got,) = platform.per_layer(graph, {})
         macs, activations = batch * inputs * outputs, 4 * batch * (inputs + outputs)
         expected = by_hand(platform, macs, 4 * inputs * outputs, activations)

@@ -25,13 +25,13 @@ from ecc.measure import (
 from ecc.measure.meters.replay import Replay, open_meter
 from ecc.measure.profile import Profile
 from ecc.measure.profile_header import Design, ProfileHeader, network_of
-from ecc.measure.rows import Row
+from ecc.measure.samples import Sample
 
 
 @pytest.fixture(scope="module")
 def graph() -> ChannelGraph:
     net = nn.Sequential(nn.Linear(4, 12), nn.ReLU(), nn.Linear(12, 9), nn.ReLU(), nn.Linear(9, 3))
-    return trace_channels(net, torch.randn(2, 4), proven=False)
+    return trace_channels(net, torch.randn(2, 4), verify=False)
 
 
 def header(graph: ChannelGraph, provenance: Provenance, *, ran: bool = True) -> ProfileHeader:
@@ -52,23 +52,25 @@ def header(graph: ChannelGraph, provenance: Provenance, *, ran: bool = True) -> 
         meter=info,
         device_type="cuda" if ran else None,
         settings=MeasureSettings(mode="eager") if ran else None,
-        design=Design(kind="mixed", seed=0, width_multiple=None, rows=2, rounds=1, reference_every=10, shard=None),
+        design=Design(kind="mixed", seed=0, width_multiple=None, samples=2, rounds=1, reference_every=10, shard=None),
         environment={},
         created=None,
     )
 
 
-def recorded(graph: ChannelGraph, provenance: Provenance | None = None, rows: tuple[Row, ...] | None = None) -> Profile:
+def recorded(
+    graph: ChannelGraph, provenance: Provenance | None = None, samples: tuple[Sample, ...] | None = None
+) -> Profile:
     """Two networks, one of them in three rounds, and the dense reference before and after."""
-    rows = rows or (
-        Row(row=None, widths=(12, 9), joules=10.0, seconds=1.0),
-        Row(row=0, widths=(6, 5), joules=4.0, seconds=0.4),
-        Row(row=1, widths=(1, 1), joules=1.0, seconds=0.1),
-        Row(row=1, widths=(1, 1), joules=1.2, seconds=0.1, round=1),
-        Row(row=1, widths=(1, 1), joules=1.1, seconds=0.2, round=2),
-        Row(row=None, widths=(12, 9), joules=10.2, seconds=1.0),
+    samples = samples or (
+        Sample(index=None, widths=(12, 9), joules=10.0, seconds=1.0),
+        Sample(index=0, widths=(6, 5), joules=4.0, seconds=0.4),
+        Sample(index=1, widths=(1, 1), joules=1.0, seconds=0.1),
+        Sample(index=1, widths=(1, 1), joules=1.2, seconds=0.1, round=1),
+        Sample(index=1, widths=(1, 1), joules=1.1, seconds=0.2, round=2),
+        Sample(index=None, widths=(12, 9), joules=10.2, seconds=1.0),
     )
-    return Profile(header(graph, provenance or Measured()), rows)
+    return Profile(header(graph, provenance or Measured()), samples)
 
 
 def names(graph: ChannelGraph) -> tuple[str, str]:
@@ -89,18 +91,18 @@ def test_what_was_recorded_comes_back(graph: ChannelGraph) -> None:
 
 def test_drift_of_the_recording_is_divided_out(graph: ChannelGraph) -> None:
     """References rise by 2 % over the recording; a network measured at the end comes back as in its middle."""
-    rows = [Row(row=None, widths=(12, 9), joules=10 * 1.001**k, seconds=1.0) for k in range(21)]
-    last = Row(row=0, widths=(6, 5), joules=4 * 1.001**20, seconds=0.4)
-    replay, (first, second) = Replay(recorded(graph, rows=(*rows, last)), "x"), names(graph)
+    samples = [Sample(index=None, widths=(12, 9), joules=10 * 1.001**k, seconds=1.0) for k in range(21)]
+    last = Sample(index=0, widths=(6, 5), joules=4 * 1.001**20, seconds=0.4)
+    replay, (first, second) = Replay(recorded(graph, samples=(*samples, last)), "x"), names(graph)
     assert replay.cost(graph, {first: 6, second: 5}).joules == pytest.approx(4 * 1.001**10)
 
 
 def test_the_dense_network_of_the_design_counts_before_the_reference(graph: ChannelGraph) -> None:
-    rows = (
-        Row(row=None, widths=(12, 9), joules=10.0, seconds=1.0),
-        Row(row=0, widths=(12, 9), joules=10.1, seconds=1.0),
+    samples = (
+        Sample(index=None, widths=(12, 9), joules=10.0, seconds=1.0),
+        Sample(index=0, widths=(12, 9), joules=10.1, seconds=1.0),
     )
-    assert Replay(recorded(graph, rows=rows), "x").cost(graph, {}).joules == 10.1
+    assert Replay(recorded(graph, samples=samples), "x").cost(graph, {}).joules == 10.1
 
 
 # ---------------------------------------------------------------- what it refuses
@@ -109,7 +111,7 @@ def test_the_dense_network_of_the_design_counts_before_the_reference(graph: Chan
 def test_other_widths_are_refused_and_the_nearest_named(graph: ChannelGraph) -> None:
     replay, (first, second) = Replay(recorded(graph), "h200.profile"), names(graph)
     said = re.escape(
-        f"h200.profile holds 3 networks, but none of these widths. The nearest is row 0, which has "
+        f"h200.profile holds 3 networks, but none of these widths. The nearest is sample 0, which has "
         f"{first} 6 (asked: 7). Ask for recorded widths, or measure these on the device."
     )
     with pytest.raises(BadWidths, match=said):
@@ -122,15 +124,17 @@ def test_other_widths_are_refused_and_the_nearest_named(graph: ChannelGraph) -> 
 
 def test_a_long_list_of_differences_is_cut(graph: ChannelGraph) -> None:
     layers = [nn.Linear(4, 4) for _ in range(8)]
-    deep = trace_channels(nn.Sequential(*layers), torch.randn(2, 4), proven=False)
-    dense = Row(row=0, widths=(4,) * 7, joules=1.0, seconds=1.0)
-    replay = Replay(recorded(deep, rows=(dense,)), "x")
-    with pytest.raises(BadWidths, match=r"row 0, which has (\S+ 4 \(asked: 3\), ){3}\S+ 4 \(asked: 3\) and 3 more\."):
+    deep = trace_channels(nn.Sequential(*layers), torch.randn(2, 4), verify=False)
+    dense = Sample(index=0, widths=(4,) * 7, joules=1.0, seconds=1.0)
+    replay = Replay(recorded(deep, samples=(dense,)), "x")
+    with pytest.raises(
+        BadWidths, match=r"sample 0, which has (\S+ 4 \(asked: 3\), ){3}\S+ 4 \(asked: 3\) and 3 more\."
+    ):
         replay.cost(deep, {group.name: 3 for group in deep.prunable})
 
 
 def test_another_network_is_refused(graph: ChannelGraph) -> None:
-    other = trace_channels(nn.Sequential(nn.Linear(4, 12), nn.Linear(12, 3)), torch.randn(2, 4), proven=False)
+    other = trace_channels(nn.Sequential(nn.Linear(4, 12), nn.Linear(12, 3)), torch.randn(2, 4), verify=False)
     with pytest.raises(BadFile, match=f"recorded of network {graph.fingerprint}, and this one is {other.fingerprint}"):
         Replay(recorded(graph), "x").cost(other, {})
 
@@ -139,9 +143,9 @@ def test_an_empty_or_unsteady_recording_is_refused(graph: ChannelGraph) -> None:
     empty = Profile(header(graph, Measured()), ())
     with pytest.raises(BadFile, match="x holds a header but no measurement yet"):
         Replay(empty, "x")
-    rows = tuple(Row(row=None, widths=(12, 9), joules=joules, seconds=1.0) for joules in (10.0, 11.0, 12.0))
+    samples = tuple(Sample(index=None, widths=(12, 9), joules=joules, seconds=1.0) for joules in (10.0, 11.0, 12.0))
     with pytest.raises(BadMeasurement, match="varied by"):
-        Replay(recorded(graph, rows=rows), "x")
+        Replay(recorded(graph, samples=samples), "x")
 
 
 # ---------------------------------------------------------------- what it says of itself

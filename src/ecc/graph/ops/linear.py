@@ -52,7 +52,7 @@ def convolution(trace: Tracer, call: Call) -> Labels:
         return _computed(trace, call, x, weight, kernel * weight.shape[0] * weight.shape[1])
     incoming = channel_vector(labels, channel, x.shape[channel])
     out_size = call.out.shape[channel]
-    rows = trace.book.axis(name, 0, weight.shape[0], Role.CARRY)
+    rows = trace.book.axis(name, 0, weight.shape[0], Role.PER_CHANNEL)
     if transposed:  # (in, out / groups, ...): rows are the incoming channels
         trace.book.unite(incoming, rows, call.here)
         outgoing = rows.view(groups, -1)[:, :1].expand(groups, out_size // groups).reshape(-1)
@@ -62,7 +62,7 @@ def convolution(trace: Tracer, call: Call) -> Labels:
     lead = incoming.view(groups, -1)[:, :1]
     trace.book.unite(lead, incoming.view(groups, -1), call.here)
     trace.book.unite(lead, rows.view(groups, -1), call.here)
-    _bind_bias(trace, call, outgoing, bias, Role.CARRY)
+    _bind_bias(trace, call, outgoing, bias, Role.PER_CHANNEL)
     trace.record(call, "grouped conv", kernel * (x.shape[channel] // groups), [outgoing], [weight, bias])
     return _along(outgoing, channel, call.out.shape)
 
@@ -129,8 +129,8 @@ def _mix(
     """The one rule of every dense layer: read the channels of x, write those of the weight's output axis."""
     order = trace.axis_order(weight)
     in_size, out_size = weight.shape[order.index(in_axis)], weight.shape[order.index(out_axis)]
-    reads = trace.book.axis(name, in_axis, in_size, Role.READ)
-    writes = trace.book.axis(name, out_axis, out_size, Role.WRITE)
+    reads = trace.book.axis(name, in_axis, in_size, Role.CONSUMER)
+    writes = trace.book.axis(name, out_axis, out_size, Role.PRODUCER)
     elsewhere = [a for a in varying_axes(labels) if a != channel] if labels is not None else []
     if labels is not None and elsewhere and varies(labels, channel):
         labels, elsewhere = trace.freeze(labels, f"{call.here} mixes it along two axes"), []
@@ -153,7 +153,7 @@ def _mix(
     return writes.view(shape)
 
 
-def _bind_bias(trace: Tracer, call: Call, outgoing: Tensor, bias: Tensor | None, role: Role = Role.WRITE) -> None:
+def _bind_bias(trace: Tracer, call: Call, outgoing: Tensor, bias: Tensor | None, role: Role = Role.PRODUCER) -> None:
     if bias is not None and (labels := trace.labels(bias, role)) is not None:
         trace.book.unite(outgoing, labels.reshape(-1), f"the bias of {call.here}")
 
@@ -204,7 +204,7 @@ def embedding(trace: Tracer, call: Call) -> Labels:
         return unknown_labels(trace, call)
     trace.freeze_others(call, call["weight"])
     trace.record(call, "move", 0, [], [call["weight"]])
-    writes = trace.book.axis(name, 1, call["weight"].shape[1], Role.WRITE)
+    writes = trace.book.axis(name, 1, call["weight"].shape[1], Role.PRODUCER)
     return writes.expand(call.out.shape)
 
 

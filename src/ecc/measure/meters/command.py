@@ -33,7 +33,7 @@ _NUMBER = r"(?<![\w.])([-+]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?)"
 _WITH_UNIT = re.compile(rf"{_NUMBER}\s*({'|'.join(sorted(UNITS, key=len, reverse=True))})(?![\w])")
 _BARE = re.compile(_NUMBER)
 TIMEOUT_SECONDS = 20.0
-MOST_BYTES = 1 << 20
+MAX_BYTES = 1 << 20
 """Of what a program prints for one value."""
 
 
@@ -169,7 +169,7 @@ class _Stream:
         silence.daemon = True
         silence.start()
         try:
-            while line := self._process.stdout.readline(MOST_BYTES):
+            while line := self._process.stdout.readline(MAX_BYTES):
                 if line.strip():
                     return line
         finally:
@@ -244,9 +244,9 @@ def _run(argv: list[str]) -> str:
         timer.start()
         listener.start()
         try:
-            data = process.stdout.read(MOST_BYTES + 1)
-            if len(data) > MOST_BYTES:
-                raise BadMeasurement(f"printed more than {MOST_BYTES >> 20} MiB; print one value.")
+            data = process.stdout.read(MAX_BYTES + 1)
+            if len(data) > MAX_BYTES:
+                raise BadMeasurement(f"printed more than {MAX_BYTES >> 20} MiB; print one value.")
             code = process.wait()
         finally:
             timer.cancel()

@@ -43,7 +43,7 @@ class Replay:
         if profile.references:  # the dense network, also where the design does not hold it
             provenance = header.meter.provenance
             joules, seconds = (
-                combined([getattr(row, value) for row in profile.references], provenance)
+                combined([getattr(sample, value) for sample in profile.references], provenance)
                 for value in ("joules", "seconds")
             )
             self._recorded[header.full_widths] = Reading(joules, seconds)
@@ -88,8 +88,8 @@ class Replay:
 
     def _not_recorded(self, wanted: _Widths) -> str:
         nearest = min(self._recorded, key=lambda widths: _distance(widths, wanted))
-        rows = [str(row.row) for row in self._profile.networks if row.widths == nearest]
-        which = f"row {rows[0]}" if rows else "the dense reference"
+        samples = [str(sample.index) for sample in self._profile.design_samples if sample.widths == nearest]
+        which = f"sample {samples[0]}" if samples else "the dense reference"
         differs = [
             f"{group} {there} (asked: {here})"
             for group, there, here in zip(self._profile.header.groups, nearest, wanted, strict=True)

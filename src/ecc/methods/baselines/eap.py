@@ -178,7 +178,7 @@ class Eap:
         spent: dict[str, float]
         if isinstance(cost, EnergyModel):
             layers = cost.per_layer(dict(zip(work.graph.full_widths, widths, strict=True)))
-            spent = {g.name: sum(layers.get(path, 0.0) for path in g.layers(Role.READ)) for g in work.graph.prunable}
+            spent = {g.name: sum(layers.get(path, 0.0) for path in g.layers(Role.CONSUMER)) for g in work.graph.prunable}
         else:
             shares = (cost.gradient(vector) * vector).tolist()
             spent = dict(zip(work.graph.full_widths, shares, strict=True))
@@ -243,9 +243,9 @@ class Eap:
         """The layers that read a group and can be refit, in the order of the forward pass, and where they read it."""
         known = fit_modules(self._work.model)
         found: dict[str, Tensor] = {}
-        for place in group.places:
+        for place in group.slices:
             path, _, tensor = place.tensor.rpartition(".")
-            if place.reads and path in known and tensor == "weight" and place.axis == 1:
+            if place.is_consumer and path in known and tensor == "weight" and place.axis == 1:
                 found[path] = torch.cat([found[path], place.index], 1) if path in found else place.index
         return found
 
@@ -258,7 +258,7 @@ class Eap:
         ]
 
     def _samples(self, model: torch.nn.Module, paths: list[str]) -> dict[str, Samples]:
-        return sampled(model, paths, self._calibration(), self.settings.rows, self._work.settings.seed)
+        return sampled(model, paths, self._calibration(), self.settings.rows, self._work.settings.train.seed)
 
     def _calibration(self) -> list[Any]:
         """The same inputs in all steps; they are counted once, however often a run is taken up again."""

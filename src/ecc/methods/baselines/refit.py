@@ -24,8 +24,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ecc.training import isolated
-from ecc.training.distillation import call_model
+from ecc.training import fork_rng
+from ecc.training.distill import call_model
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ def sampled(
 
     handles = [modules[path].register_forward_hook(noting(path), with_kwargs=True) for path in paths]
     try:
-        with in_evaluation(model), torch.no_grad(), isolated(seed, device_of(model)):
+        with in_evaluation(model), torch.no_grad(), fork_rng(seed, device_of(model)):
             for batch in batches:
                 call_model(model, batch)
     finally:

@@ -31,7 +31,7 @@ from torch import nn
 
 from ecc.errors import BadTask, BadWidths
 from ecc.methods.base import PruningContext, magnitudes
-from ecc.training import derived_seed, isolated
+from ecc.training import derived_seed, fork_rng
 
 _RESETS = ("reset_parameters", "_reset_parameters")  # the second is that of torch's attention
 
@@ -92,7 +92,7 @@ class Scratch:
         work = self._work
         widths = [self._asked.get(group.name, group.width) for group in work.graph.groups]
         scores = magnitudes(work)
-        redraw_(work.model, work.settings.seed, self._build)
+        redraw_(work.model, work.settings.train.seed, self._build)
         work.keep_channels_(work.model, scores, widths)
         if work.widths() != widths:
             raise BadTask(
@@ -119,7 +119,7 @@ def redraw_(model: nn.Module, seed: int, build: Callable[[], nn.Module] | None =
         build: Makes such a network; by default each module resets itself.
     """
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
-    with isolated(derived_seed(seed, "scratch"), device), torch.no_grad():
+    with fork_rng(derived_seed(seed, "scratch"), device), torch.no_grad():
         if build is not None:
             model.load_state_dict(build().state_dict())
             return

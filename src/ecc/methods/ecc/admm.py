@@ -44,13 +44,19 @@ class AdmmSettings:
         EccError: A value is out of range.
     """
 
-    width_lr: float = option(3.0, "Step size of the widths, beta in the paper.", above=0)
-    width_penalty: float = option(10.0, "Penalty of the width constraint, rho_1 in the paper.", above=0)
-    energy_penalty: float = option(10.0, "Penalty of the energy constraint, rho_2 in the paper.", above=0)
-    min_energy_slope: float = option(1e-3, "Smallest gradient after projecting z, epsilon in the paper.", above=0)
-    width_clip_norm: float | None = option(1.0, "Maximum norm of the gradient of the widths.", above=0)
-    floor_width_dual: bool = option(True, "Use floor(s) in the update of y, as in the authors' code; s if false.")
-    project_energy_dual: bool = option(True, "Project z. Without the projection the solver stalls.")
+    width_lr: float = option(3.0, "Step size of the widths (beta).", above=0, flag="admm_width_lr")
+    width_penalty: float = option(10.0, "Penalty of the widths (rho_1).", above=0, flag="admm_width_penalty")
+    energy_penalty: float = option(10.0, "Penalty of the energy (rho_2).", above=0, flag="admm_energy_penalty")
+    min_energy_slope: float = option(
+        1e-3, "Smallest gradient after projecting z (epsilon).", above=0, flag="admm_min_energy_slope"
+    )
+    max_norm: float | None = option(1.0, "Maximum norm of the gradient of s.", above=0, flag="admm_max_norm")
+    floor_width_dual: bool = option(
+        True, "Use floor(s) in Eq. (11), as the authors' code.", flag="admm_floor_width_dual"
+    )
+    project_energy_dual: bool = option(
+        True, "Project z (Sec. 3.3.3). Without it the solver stalls.", flag="admm_project_energy_dual"
+    )
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -152,7 +158,7 @@ def width_gradient(
     width_penalty: float,
     energy_penalty: float,
 ) -> Tensor:
-    """Gradient of L1 + L2 by s without the term of z, from Eq. (10):
+    """Gradient of L1 + L2 by s without the term of z, from Eq. (10).
 
         g1 = rho_2 [E(s) - E_budget]_+ dE/ds - y - rho_1 [phi - s]_+
 
@@ -301,7 +307,7 @@ class AdmmIteration:
             gradient + energy_dual * energy_slope,
             self._min_widths,
             width_lr=settings.width_lr,
-            max_norm=settings.width_clip_norm,
+            max_norm=settings.max_norm,
         )
         width_dual = update_width_dual(
             width_dual, live, widths, width_penalty=settings.width_penalty, whole=settings.floor_width_dual

@@ -159,7 +159,7 @@ def group_min_widths(graph: ChannelGraph, min_width_ratio: float, width_multiple
 
     Args:
         graph: Channel graph of the network.
-        min_width_ratio: Minimum fraction of channels kept in each group. `ChannelGroup.least` is kept in any case.
+        min_width_ratio: Minimum fraction of channels kept in each group. `ChannelGroup.min_width` is kept in any case.
         width_multiple: Widths are multiples of this. A group that is not wider keeps its width.
     """
     _check_ratio(min_width_ratio, width_multiple)
@@ -212,11 +212,11 @@ def _min_width(group: ChannelGroup, live: int, min_width_ratio: float, width_mul
 
 
 def _required(group: ChannelGroup, min_width_ratio: float) -> int:
-    return min(group.width, max(group.least, math.ceil(min_width_ratio * group.width - 1e-9)))
+    return min(group.width, max(group.min_width, math.ceil(min_width_ratio * group.width - 1e-9)))
 
 
 def _keeps_width(group: ChannelGroup) -> bool:
-    return group.frozen is not None or not any(place.reads for place in group.places)
+    return group.frozen is not None or not any(one.is_consumer for one in group.slices)
 
 
 def _check_ratio(min_width_ratio: float, width_multiple: int) -> None:

@@ -90,9 +90,9 @@ _SQUARES = "exp_avg_sq"  # v, in the state of Adam, AdamW, NAdam and RAdam
 def adam_preconditioners(optimizer: Optimizer, tensors: Sequence[Tensor]) -> Iterator[Tensor | None]:
     """B of each tensor, Eq. (7): sqrt(v_hat) + eps of Adam and its variants; None if the optimizer has no such state.
 
-    Paper: "as in Adam". Authors' code: no bias correction, so about 32 times too small at first. We: corrected. A tensor
-    that never had a gradient (frozen, or a buffer) has no B. It takes the mean of the others, so that its channels are
-    neither always kept nor always pruned. The result is an iterator, since all B together are as large as the network.
+    Paper: "as in Adam". Authors' code: no bias correction, so about 32 times too small at first. We: corrected.
+    A tensor that never had a gradient (frozen, or a buffer) has no B. It takes the mean of the others, so that its
+    channels are neither always kept nor always pruned. Returns an iterator: all B together are as large as the network.
     """
     settings = {id(p): group for group in optimizer.param_groups for p in group["params"]}
     states = [optimizer.state.get(tensor, {}) for tensor in tensors]
@@ -143,7 +143,7 @@ class ConsumerSlices:
 
     def __init__(self, model: nn.Module, graph: ChannelGraph, device: torch.device) -> None:
         tensors = named_tensors(model)
-        places = [(group, place) for group in graph.prunable for place in group.places if place.reads]
+        places = [(group, place) for group in graph.prunable for place in group.slices if place.is_consumer]
         self._axes = list(dict.fromkeys((place.tensor, place.axis) for _, place in places))
         self.tensors = [tensors[name] for name, _ in self._axes]
         """One for each consuming axis; a tensor that consumes along two axes appears twice."""

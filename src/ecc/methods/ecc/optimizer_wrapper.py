@@ -385,14 +385,14 @@ def check_optimizer(model: nn.Module, optimizer: Optimizer) -> None:
     if named and not any(id(parameter) in held for parameter in named.values()):
         raise EccError(
             f"the optimizer ({kind}) holds none of the model's {len(named)} parameters, such as {next(iter(named))!r}: "
-            f"the model would be pruned but not trained. Create it from the same model: {kind}(model.parameters(), ...)."
+            f"the model would be pruned but not trained. Create it from this model: {kind}(model.parameters(), ...)."
         )
     trainable = {name: id(parameter) for name, parameter in named.items() if parameter.requires_grad}
     missing = [name for name, key in trainable.items() if key not in held]
     if missing:
         warnings.warn(
-            f"the optimizer ({kind}) does not hold {len(missing)} of the model's {len(trainable)} trainable parameters, "
-            f"such as {missing[0]!r}: their channels are pruned, but they are not trained. Add them to the optimizer, "
+            f"the optimizer ({kind}) does not hold {len(missing)} of the model's {len(trainable)} trainable "
+            f"parameters, such as {missing[0]!r}: their channels are pruned, but they are not trained. Add them to the optimizer, "
             "or call requires_grad_(False) on them if they should stay constant.",
             EccWarning,
             stacklevel=3,

@@ -15,7 +15,7 @@ from torch import Tensor
 
 
 class SortedChannels(NamedTuple):
-    """Channels in order: entry `first[g] + k` is the k-th least important live channel of group g; dead ones are last."""
+    """Channels in order: entry `first[g] + k` is the k-th least important channel of group g; dead ones are last."""
 
     importance: Tensor
     """(channels,) float32, ascending within each group; infinite for dead channels."""

@@ -1,25 +1,25 @@
 """The default solver (`solver="scheduled"`): the fixed point of Algorithm 1, reached on schedule and without constants.
 
-Why this solves the problem of the paper. With the trim of Sec. 3.3.3, y_u = a_u / (2 alpha), where a_u is the importance
-of the next channel that group u would lose. With the projection of z, z is the smallest number that moves some width
-in Eq. (10), so z = min over u of y_u / (dE/ds_u). The group that moves is the one with the smallest a_u per joule. It
-loses that channel (Algorithm 2), its y_u rises to the next one, and so on until E <= E_budget. Then no width moves:
-z dE/ds_u <= y_u in all groups, with equality at the margin. This is stationarity of Eq. (4) in s, and channel i of
-group u is alive exactly if
+Why this solves the problem of the paper. With the trim of Sec. 3.3.3, y_u = a_u / (2 alpha), where a_u is the
+importance of the next channel that group u would lose. With the projection of z, z is the smallest number that moves
+some width in Eq. (10), so z = min over u of y_u / (dE/ds_u). The group that moves is the one with the smallest a_u per
+joule. It loses that channel (Algorithm 2), its y_u rises to the next one, and so on until E <= E_budget. Then no width
+moves: z dE/ds_u <= y_u in all groups, with equality at the margin. This is stationarity of Eq. (4) in s, and channel i
+of group u is alive exactly if
 
     a_i / (dE/ds_u)  >=  2 alpha z,
 
-one threshold for the whole network. So an update ranks all channels by a_i / (dE/ds_u), removes them in this order until
-the cost is what the schedule allows, and reads off the duals: 2 alpha z is the ratio of the last channel removed, and
-2 alpha y_u is the importance of the next one. The paper's alpha, beta, rho and epsilon determine how fast its iterates
-move along this order, but not the order; here the schedule determines the speed.
+one threshold for the whole network. So an update ranks all channels by a_i / (dE/ds_u), removes them in this order
+until the cost is what the schedule allows, and reads off the duals: 2 alpha z is the ratio of the last channel removed,
+and 2 alpha y_u is the importance of the next one. The paper's alpha, beta, rho and epsilon determine how fast its
+iterates move along this order, but not the order; here the schedule determines the speed.
 
 dE/ds is taken at the widths before the update. It is exact in the limit of many small updates, as in Eq. (10).
 
-Where channels are removed in blocks (`width_multiple`), the order alone wastes budget. The last block may save a sixth of
-the network's energy where a hundredth was needed, and channels that were removed before it do not come back. So `plan`
-computes the widths at the end of the schedule from the current importance, and an update does not remove what the
-plan keeps. With blocks of one channel the plan is nearly the order itself.
+Where channels are removed in blocks (`width_multiple`), the order alone wastes budget. The last block may save a sixth
+of the network's energy where a hundredth was needed, and channels that were removed before it do not come back. So
+`plan` computes the widths at the end of the schedule from the current importance, and an update does not remove what
+the plan keeps. With blocks of one channel the plan is nearly the order itself.
 """
 
 from __future__ import annotations
@@ -411,7 +411,13 @@ class ScheduledSolver:
         self.state = _State(alive, next_importance, threshold, planned)
 
     def _updated(
-        self, alive: Tensor, next_importance: Tensor, threshold: Tensor, importance: Tensor, allowed: Tensor, planned: Tensor
+        self,
+        alive: Tensor,
+        next_importance: Tensor,
+        threshold: Tensor,
+        importance: Tensor,
+        allowed: Tensor,
+        planned: Tensor,
     ) -> tuple[Tensor, ...]:
         """`ScheduledPruner.update` as a function of tensors: on a GPU its many small kernels are one CUDA graph."""
         fractions, ends = allowed

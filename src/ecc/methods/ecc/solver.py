@@ -20,6 +20,7 @@ from ecc.methods.ecc.importance import ConsumerSlices
 from ecc.methods.ecc.optimizer_wrapper import Duals, PruningOptimizer, WidthSolver, adam_for, check_optimizer
 from ecc.methods.ecc.ranking import ChannelRanking
 from ecc.methods.ecc.scheduled import RAMP, WARM_UP, Schedule, ScheduledSolver
+from ecc.torch_utils import device_of
 
 __all__ = ["Duals", "EccSolver"]
 
@@ -53,9 +54,8 @@ class EccSolver(PruningOptimizer):
             Adam and its variants provide B, and any other optimizer has B = 1.
         lr: Learning rate of the default optimizer.
         min_width_ratio: Minimum fraction of channels kept in each group.
-        width_multiple: Widths become multiples of this; 8 suits most GPUs. A group that is not wider keeps its width, and
-            concatenated groups are pruned in such steps (`StructureSpec.width_remainders`). Pass the same number to
-            `slim`.
+        width_multiple: Widths become multiples of this; 8 suits most GPUs. A group that is not wider keeps its width.
+            Concatenated groups are pruned in such steps (`StructureSpec.width_remainders`). Pass it to `slim` too.
         warm_up: Fraction of the steps before channels are removed.
         ramp: Fraction of the steps in which channels are removed.
         importance: Channel importance, `"taylor"` or `"adam_norm"` (the paper's). By default `"adam_norm"` with

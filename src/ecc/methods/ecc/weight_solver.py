@@ -1,8 +1,8 @@
 """`WeightSolver`: unstructured pruning to an energy budget. Single weights are removed instead of channels.
 
-The paper's problem with one weight per "channel": phi counts the nonzeros of a tensor, a_i = w_i^2 B_i is the importance
-of a weight, and the cost is linear in the counts (`ecc.energy.nonzeros`). dE/ds is then one constant per tensor, so the
-order of `scheduled.py` is exact for any size of step: the kept weights minimise the sum of the a_i that are lost.
+The paper's problem with one weight per "channel": phi counts the nonzeros of a tensor, a_i = w_i^2 B_i is the
+importance of a weight, and the cost is linear in the counts (`ecc.energy.nonzeros`). dE/ds is then one constant per
+tensor, so the order of `scheduled.py` is exact for any size of step: the kept weights minimise the sum of the a_i lost.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from ecc.methods.ecc.importance import squared_norm
 from ecc.methods.ecc.optimizer_wrapper import PruningOptimizer, adam_for, check_optimizer
 from ecc.methods.ecc.ranking import ChannelRanking
 from ecc.methods.ecc.scheduled import RAMP, WARM_UP, FixedMask, Schedule, ScheduledSolver
+from ecc.torch_utils import device_of
 
 
 class WeightSolver(PruningOptimizer):
@@ -35,8 +36,8 @@ class WeightSolver(PruningOptimizer):
             solver.step()
             solver.zero_grad()
 
-    It replaces an optimizer as `EccSolver` does; see there for schedulers, clipping and averaged weights. An update sorts
-    all weights at once and needs about 150 bytes of memory per weight.
+    It replaces an optimizer as `EccSolver` does; see there for schedulers, clipping and averaged weights. An update
+    sorts all weights at once and needs about 150 bytes of memory per weight.
 
     Args:
         model: The network of the cost, with trained weights. Weights that are zero stay zero; a tensor with fewer

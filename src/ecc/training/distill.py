@@ -8,9 +8,7 @@ divergence of softened class probabilities (Hinton et al., 2015).
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,29 +18,7 @@ from torch import Tensor, nn
 from ecc.errors import BadTask, EccError
 from ecc.task import Inputs
 
-
-@dataclass(frozen=True, kw_only=True)
-class Distillation:
-    """How much to learn from the teacher, and in which way.
-
-    Raises:
-        EccError: If a value is out of its range.
-    """
-
-    weight: float = 0.5
-    """Share of the teacher's term; the task's own loss has the rest."""
-
-    temperature: float | None = None
-    """None compares logits by mean squared error; a number compares probabilities softened by it."""
-
-    ignore_index: int | None = None
-    """Positions with this label teach nothing, such as 255 on Cityscapes."""
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.weight <= 1:
-            raise EccError(f"weight of distillation is {self.weight}; it is a share in 0..1.")
-        if self.temperature is not None and not (0 < self.temperature < math.inf):
-            raise EccError(f"temperature of distillation is {self.temperature}; give one above 0, or leave it out.")
+from .settings import DistillSettings
 
 
 def distillation_loss(
@@ -113,8 +89,8 @@ class Teacher:
         settings: How to learn from it.
     """
 
-    def __init__(self, model: nn.Module, settings: Distillation | None = None) -> None:
-        self.settings = settings or Distillation()
+    def __init__(self, model: nn.Module, settings: DistillSettings | None = None) -> None:
+        self.settings = settings or DistillSettings()
         self.model = copy.deepcopy(model).eval().requires_grad_(False)
 
     @torch.no_grad()  # inference mode would be quicker still, but its tensors cannot enter a backward pass
@@ -124,7 +100,7 @@ class Teacher:
 
     def loss(self, outputs: Any, inputs: Inputs, targets: Any, task_loss: Tensor) -> Tensor:
         """The loss to train with, given the student's outputs and what the labels say."""
-        if self.settings.weight == 0:
+        if self.settings.is_off:
             return task_loss
         ignore = None
         if self.settings.ignore_index is not None:
@@ -133,7 +109,12 @@ class Teacher:
             ignore = targets == self.settings.ignore_index
         settings = self.settings
         return distillation_loss(
-            outputs, self(inputs), task_loss, weight=settings.weight, temperature=settings.temperature, ignore=ignore
+            outputs,
+            self(inputs),
+            task_loss,
+            weight=settings.used_weight,
+            temperature=settings.temperature,
+            ignore=ignore,
         )
 
 

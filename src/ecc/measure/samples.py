@@ -1,4 +1,4 @@
-"""`Row`: one measurement of a profile, and what is checked when it is read back."""
+"""`Sample`: one measurement of a profile, and what is checked when it is read back."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class Sample:
     """One measurement, as read; None where a source does not tell."""
 
-    row: int | None
+    index: int | None
     """Number of the network in the design; None for the dense reference."""
 
     round: int = 0
@@ -59,26 +59,27 @@ class Row:
     @property
     def is_reference(self) -> bool:
         """Whether this is the dense network, measured again to see drift."""
-        return self.row is None
+        return self.index is None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON; what is not known is left out."""
         known = {name: value for name, value in asdict(self).items() if value is not None}
-        return {"row": self.row, "reference": self.is_reference, **known}
+        return {"index": self.index, "reference": self.is_reference, **known}
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any], full_widths: Sequence[int]) -> Row:
+    def from_dict(cls, data: Mapping[str, Any], full_widths: Sequence[int]) -> Sample:
         """The reverse of `to_dict`.
 
         Raises:
             BadFile: If a value is missing, of the wrong type or out of its range.
         """
-        number = None if data.get("row") is None else _whole(data, "row")
+        data = {"index": data.get("row"), **data}  # files of 0.1
+        number = None if data.get("index") is None else _whole(data, "index")
         if data.get("reference") is not (number is None):
-            raise BadFile(f"reference is {data.get('reference')!r}, although row is {number}.")
+            raise BadFile(f"reference is {data.get('reference')!r}, although index is {number}.")
         known = {name for name, value in data.items() if value is not None}
         return cls(
-            row=number,
+            index=number,
             round=_whole(data, "round"),
             session=_whole(data, "session"),
             widths=_widths(data.get("widths"), full_widths),
@@ -92,9 +93,9 @@ class Row:
         )
 
 
-def row_line(row: Row) -> str:
+def sample_line(sample: Sample) -> str:
     """The line of one measurement."""
-    return json.dumps(row.to_dict()) + "\n"
+    return json.dumps(sample.to_dict()) + "\n"
 
 
 # ---------------------------------------------------------------- checks
