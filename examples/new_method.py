@@ -51,7 +51,7 @@ def main() -> None:
         energy = ecc.fit(ecc.profile(task.model, graph, batch, meter, folder / "digits.profile", samples=60))
         for method in (Tapered(), None):  # None is ECC
             job = ecc.Compression(
-                task, ecc.parse_budgets(["50%"]), energy, source=meter, settings=settings, method=method
+                task, ecc.energy.parse_budgets(["50%"]), energy, meter=meter, settings=settings, method=method
             )
             result = job.run(folder / (method.name if method else "ecc"))
             spent, scores = result.summary["budgets"]["energy"], result.summary["scores"]

@@ -10,13 +10,15 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from rich.console import Console
-from typer.testing import CliRunner
 
 from ecc.cli.app import app
 from ecc.methods.grid import Cell, Comparison
 from ecc.methods.registry import METHODS
-from ecc.report.compare import draw_grid, grid_facts, grid_view, load_grid
+from ecc.report.charts import draw_tradeoff
+from ecc.report.load import load_grid, load_report
+from ecc.report.terminal import grid_table
 from ecc.training import Interrupted
 from methods.jobs import digits_model
 
@@ -43,14 +45,14 @@ def test_a_quick_comparison_of_all_methods(energy: Path, tmp_path: Path) -> None
     assert (tmp_path / "grid.svg").stat().st_size > 5000
     moved = (tmp_path / "runs").rename(tmp_path / "moved")  # table and figure come out of the folders alone
     file = io.StringIO()
-    Console(file=file, width=80).print(grid_view(load_grid(moved)))
+    Console(file=file, width=80).print(grid_table(load_grid(moved)))
     assert file.getvalue().strip() in text
-    draw_grid(load_grid(moved), tmp_path / "again.svg")
+    draw_tradeoff(load_report(moved), tmp_path / "again.svg")
     assert drawn(tmp_path / "again.svg") == drawn(tmp_path / "grid.svg")
-    rows = grid_facts(load_grid(moved))
-    assert {(row["method"], row["budget"]) for row in rows} == {(method, "45%") for method in METHODS}
-    assert all(row["met"] and row["batches_total"] == 60 and row["batches_lineage"] <= 60 for row in rows)
-    assert all(row["seconds"] > 0 and row["peak_bytes"] > 0 for row in rows)
+    rows = load_grid(moved)
+    assert {(row.method, row.budget) for row in rows} == {(method, "45%") for method in METHODS}
+    assert all(row.met and row.batches_total == 60 and row.batches_lineage <= 60 for row in rows)
+    assert all(row.seconds > 0 and row.peak_bytes > 0 for row in rows)
 
 
 def drawn(figure: Path) -> str:
@@ -131,5 +133,5 @@ def test_cells_asked_for_that_all_fail_are_an_error_whatever_is_there_already(en
     code, text = run(*words, "--budgets", "1%")
     assert code == 2
     assert "no cell that was asked for has a result" in text
-    rows = {row["budget"]: row["met"] for row in grid_facts(load_grid(tmp_path / "runs"))}
+    rows = {row.budget: row.met for row in load_grid(tmp_path / "runs")}
     assert rows == {"60%": True, "1%": None}

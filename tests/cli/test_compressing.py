@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from typer.testing import CliRunner, Result
+from click.testing import CliRunner, Result
 
 from ecc.cli.app import app
 from ecc.cli.compress import compress

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from click.testing import CliRunner, Result
 from safetensors.torch import save_file
-from typer.testing import CliRunner, Result
 
 from ecc.cli.app import app
 from ecc.energy import EnergyModel

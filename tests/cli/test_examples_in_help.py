@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 import typer
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 from ecc.cli.app import app
 

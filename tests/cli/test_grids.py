@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from ecc.cli import grids
-from ecc.cli.grids import GridSpec
+from ecc.cli.compare import GridSpec
 from ecc.errors import BadFile, BadTask, EccError
 from ecc.measure import EnergySource
 from ecc.methods import CompressSettings

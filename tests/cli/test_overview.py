@@ -1,9 +1,9 @@
 from __future__ import annotations
 
 import typer
+from ecc.cli.overview import OPTIONS, VERBS, overview, verb
 
 from ecc.cli.app import app
-from ecc.cli.overview import OPTIONS, VERBS, overview, verb
 
 
 def test_every_verb_is_a_function_of_its_module() -> None:

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
+from ecc.cli.recipes import QUICK
 from torch import nn
-from typer.testing import CliRunner
 
 from ecc.cli.app import app
 from ecc.cli.compare import compare
-from ecc.cli.recipes import QUICK
 from ecc.graph import trace_channels
 from ecc.methods import CompressSettings
 from ecc.task import with_batch_size

@@ -10,7 +10,7 @@ from pathlib import Path
 from urllib.request import urlopen
 
 import pytest
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 from ecc.cli.app import app
 from report.folders import write_grid, write_run
@@ -52,7 +52,7 @@ def test_what_cannot_be_done_is_one_line(tmp_path: Path, words: list[str], said:
 
 
 def test_a_folder_that_cannot_be_written_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ecc.report.html._library", lambda: "0")
+    monkeypatch.setattr("ecc.report.page._library", lambda: "0")
     code, text = run(str(write_run(tmp_path / "run")), "-o", str(tmp_path / "no" / "report.html"))
     assert (code, "cannot write" in text) == (2, True)
 

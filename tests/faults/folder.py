@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 
 import torch
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 from ecc.cli.app import app
 from ecc.training import save_state

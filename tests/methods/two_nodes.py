@@ -19,7 +19,7 @@ from typing import Any
 import ray
 from ray.cluster_utils import Cluster
 
-from ecc.cli.grids import GridSpec
+from ecc.cli.compare import GridSpec
 from ecc.methods import CompressSettings
 from ecc.methods.cluster import open_cluster, run_on_cluster
 from ecc.options import settings_from

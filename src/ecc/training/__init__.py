@@ -5,7 +5,7 @@ from .checkpoint import load_state, save_state
 from .distill import Teacher, distillation_loss
 from .distributed import DistributedContext, find_distributed
 from .loggers import Logger, Loggers, TensorBoardLogger
-from .loop import Diverged, OnStep, OptimizerLike, TrainResult, train
+from .loop import Diverged, OnStep, OptimizerLike, TrainResult, train, train_steps
 from .progress import Histories, History
 from .random_state import derived_seed, fork_rng, rng_state, seed_everything, set_rng_state
 from .run_dir import RunDir, RunInUse, open_run
@@ -47,4 +47,5 @@ __all__ = [
     "seed_everything",
     "set_rng_state",
     "train",
+    "train_steps",
 ]

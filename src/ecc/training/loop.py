@@ -11,8 +11,8 @@ On a CPU, a run that was stopped anywhere and taken up again equals one that was
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Generator, Mapping
+from contextlib import closing, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -121,48 +121,71 @@ def train(
         Interrupted: If SIGTERM or Ctrl-C came; the state was saved before.
         BadFile: If the checkpoint does not fit.
     """
-    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 0:
-        raise EccError(f"steps is {steps!r}; give a whole number of at least 0.")
-    settings = settings or TrainSettings()
-    distributed = distributed or DistributedContext(stream.device)
-    loop = _Loop(model, optimizer, stream, loss, settings, teacher, distributed, run)
-    loop.steps, loop.schedule = steps, schedule
-    loop.history, loop.on_step, loop.extra, loop.phase = history, on_step, extra, phase
-    modes = [(module, module.training) for module in model.modules()]
-    seed = derived_seed(settings.seed, f"{phase} of process {loop.distributed.rank}")
-    try:
-        with fork_rng(seed, stream.device), StopRequests() as loop.requests:
-            return loop.go()
-    finally:
-        for module, mode in modes:
-            module.training = mode
+    loop = _Loop(model, optimizer, stream, steps, loss, settings, schedule, teacher, distributed, run, history, extra)
+    loop.phase = phase
+    with closing(loop.run_steps()) as taken:
+        for facts in taken:
+            loop.stopped = on_step is not None and on_step(loop.step, facts) is True
+    return TrainResult(steps=loop.step, resumed_at=loop.resumed_at, stopped=loop.stopped, loss=loop.last_loss)
+
+
+def train_steps(
+    model: nn.Module,
+    optimizer: OptimizerLike,
+    stream: BatchStream,
+    *,
+    steps: int,
+    loss: Callable[[Any, Any], Tensor],
+    settings: TrainSettings | None = None,
+    schedule: LRSchedule | None = None,
+    teacher: Teacher | None = None,
+    distributed: DistributedContext | None = None,
+    run: RunDir | None = None,
+    history: History | None = None,
+    extra: Callable[[], Any] | None = None,
+    phase: str = "train",
+) -> Generator[int, None, None]:
+    """`train` as a generator: each `next` takes one step and gives its number.
+
+    The loss is logged and a checkpoint is written when the generator continues, so a caller can still change the
+    optimizer after a step and have the change saved with it. Exhaust the generator, or close it.
+
+    Args and errors: See `train`.
+    """
+    loop = _Loop(model, optimizer, stream, steps, loss, settings, schedule, teacher, distributed, run, history, extra)
+    loop.phase = phase
+    with closing(loop.run_steps()) as taken:
+        for _ in taken:
+            yield loop.step
 
 
 class _Loop:
-    history: History | None
-    on_step: OnStep | None
-    extra: Callable[[], Any] | None
     phase: str
-    steps: int
-    schedule: LRSchedule | None
-    requests: StopRequests
 
     def __init__(
         self,
         model: nn.Module,
         optimizer: OptimizerLike,
         stream: BatchStream,
+        steps: int,
         loss: Callable[[Any, Any], Tensor],
-        settings: TrainSettings,
+        settings: TrainSettings | None,
+        schedule: LRSchedule | None,
         teacher: Teacher | None,
-        distributed: DistributedContext,
+        distributed: DistributedContext | None,
         run: RunDir | None,
+        history: History | None,
+        extra: Callable[[], Any] | None,
     ) -> None:
-        _check_places(model, stream, settings, distributed)
+        if isinstance(steps, bool) or not isinstance(steps, int) or steps < 0:
+            raise EccError(f"steps is {steps!r}; give a whole number of at least 0.")
+        self.settings, self.distributed = settings or TrainSettings(), distributed or DistributedContext(stream.device)
+        _check_places(model, stream, self.settings, self.distributed)
         self.model, self.optimizer, self.stream, self.loss = model, optimizer, stream, loss
-        self.settings, self.teacher, self.distributed, self.run = settings, teacher, distributed, run
+        self.steps, self.schedule, self.teacher = steps, schedule, teacher
+        self.run, self.history, self.extra = run, history, extra
         self.device = stream.device
-        self.scaler = torch.amp.GradScaler(self.device.type, enabled=settings.precision == "fp16")
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.settings.precision == "fp16")
         self.base_lrs = [float(group["lr"]) if "lr" in group else None for group in optimizer.param_groups]
         self.step = self.resumed_at = 0
         self.stopped = False
@@ -175,7 +198,18 @@ class _Loop:
 
     # ---------------------------------------------------------------- the loop
 
-    def go(self) -> TrainResult:
+    def run_steps(self) -> Generator[Mapping[str, Any], None, None]:
+        """Take one step after another. After each one, the caller may set `stopped`."""
+        modes = [(module, module.training) for module in self.model.modules()]
+        seed = derived_seed(self.settings.seed, f"{self.phase} of process {self.distributed.rank}")
+        try:
+            with fork_rng(seed, self.device), StopRequests() as self.requests:
+                yield from self._run_steps()
+        finally:
+            for module, mode in modes:
+                module.training = mode
+
+    def _run_steps(self) -> Generator[Mapping[str, Any], None, None]:
         if self.settings.channels_last:
             for model in [self.model, *([] if self.teacher is None else [self.teacher.model])]:
                 model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # not in torch's stubs
@@ -196,12 +230,9 @@ class _Loop:
                 raise OutOfMemory(self._too_large(error)) from error
             self.step += 1
             self.losses.append(loss, self.step)
-            if self.on_step is not None:
-                facts = {"loss": loss, "lr": lr, "total": self.stream.total, "lineage": self.stream.lineage}
-                self.stopped = self.on_step(self.step, facts) is True
+            yield {"loss": loss, "lr": lr, "total": self.stream.total, "lineage": self.stream.lineage}
             self._after_step(lr)
         self.distributed.broadcast_buffers_(self.model)
-        return TrainResult(steps=self.step, resumed_at=self.resumed_at, stopped=self.stopped, loss=self.last_loss)
 
     def _update(self, net: nn.Module) -> tuple[Tensor, float | None]:
         """One step of the optimizer; the loss, still on the device, and the learning rate."""

@@ -24,6 +24,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from ecc.constants import RUN_PROFILE
 from ecc.errors import BadFile
 from ecc.io import read_bytes, write_text
 from ecc.measure.environment import environment
@@ -190,7 +191,7 @@ def open_run(
     if not writes:
         yield RunDir(path, config, writes=False)
         return
-    _refuse_foreign(path)
+    check_run_folder(path)
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -211,7 +212,12 @@ def open_run(
         os.close(descriptor)  # this gives the lock back, as does the death of the process
 
 
-def _refuse_foreign(path: Path) -> None:
+def check_run_folder(path: Path) -> None:
+    """Refuse a folder that holds something else than a run.
+
+    Raises:
+        BadFile: If it does, or is a file.
+    """
     try:
         _refuse_others(path)
     except OSError as error:
@@ -223,7 +229,7 @@ def _refuse_others(path: Path) -> None:
         raise BadFile(f"{path} is a file; a run needs a folder. Give another path.")
     if not path.exists() or (path / "config.json").exists():
         return
-    own = [path / _LOCK, *path.glob(".config.json.*.tmp")]  # of a run that died before it had begun
+    own = [path / _LOCK, path / RUN_PROFILE, *path.glob(".config.json.*.tmp")]  # of a run that died before it had begun
     other = sorted(entry.name for entry in path.iterdir() if entry not in own)
     if other:
         raise BadFile(f"{path} holds {other[0]!r} and is no run; it is left as it is. Give an empty or a new folder.")

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ecc.energy.bilinear_form import BilinearForm
+from ecc.energy.cost import BilinearForm
 from ecc.graph import AffineSize, ChannelGraph, trace_channels
 from ecc.methods import AdmmSettings, EccSolver
 from methods.ecc.published_loop import Constants, PublishedLoop

@@ -1,7 +1,7 @@
 """`WeightSolver`: unstructured pruning to an energy budget. Single weights are removed instead of channels.
 
 The paper's problem with one weight per "channel": phi counts the nonzeros of a tensor, a_i = w_i^2 B_i is the
-importance of a weight, and the cost is linear in the counts (`ecc.energy.nonzeros`). dE/ds is then one constant per
+importance of a weight, and the cost is linear in the counts (`ecc.energy.counted`). dE/ds is then one constant per
 tensor, so the order of `scheduled.py` is exact for any size of step: the kept weights minimise the sum of the a_i lost.
 """
 
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ecc.constants import MIN_WIDTH_RATIO
-from ecc.energy.nonzeros import NonzeroCost
+from ecc.energy.counted import NonzeroCost
 from ecc.errors import BadWidths
 from ecc.graph.model_copy import named_tensors
 from ecc.methods.ecc.constraints import Limit, ResourceConstraints
