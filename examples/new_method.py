@@ -25,7 +25,7 @@ class Tapered(OneShotMethod):
 
     def step(self) -> None:
         """Finds the least taper whose widths meet the targets, and silences the other channels."""
-        work = self._work
+        work = self._context
         count = len(work.graph.groups)
 
         def widths(taper: float) -> list[int]:

@@ -23,8 +23,8 @@ from ecc.torch_utils import device_of
 from ecc.training import BatchStream, OptimizerLike, Teacher
 from ecc.training.optimizers import fused_on_gpu
 
+from .ecc.constraints import group_min_widths
 from .ecc.importance import ConsumerSlices
-from .ecc.min_widths import floor_widths
 from .settings import CompressSettings
 
 
@@ -83,7 +83,7 @@ class PruningContext:
 
     def min_widths(self) -> list[int]:
         """Minimum width of each group."""
-        return floor_widths(self.graph, self.settings.min_width_ratio, self.width_multiple)
+        return group_min_widths(self.graph, self.settings.min_width_ratio, self.width_multiple)
 
     def round_widths(self, widths: Sequence[float]) -> list[int]:
         """The largest allowed widths that are not above the given ones, and not below the minimum widths."""
@@ -208,8 +208,7 @@ class OneShotMethod:
 def magnitudes(context: PruningContext, model: nn.Module | None = None) -> dict[str, Tensor]:
     """Sum of squares of the consumer weights of each prunable channel, by group."""
     model = context.model if model is None else model
-    slices = ConsumerSlices(model, context.graph, device_of(model))
-    flat = slices.scores([None] * len(slices.tensors))
+    flat = ConsumerSlices(model, context.graph, device_of(model)).norms()
     found = {}
     for group in context.graph.prunable:
         first, stop = context.graph.channel_ids(group.name)

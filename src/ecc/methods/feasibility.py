@@ -14,7 +14,7 @@ from ecc.errors import BadBudget, InfeasibleBudget
 from ecc.formatting import si
 from ecc.graph import ChannelGraph
 
-from .ecc.min_widths import floor_widths
+from .ecc.constraints import group_min_widths
 
 MEASURED_RESOURCES = ("energy", "latency")
 """Resources that need a fitted model. All others are counted."""
@@ -81,7 +81,7 @@ def check_feasibility(
         min_width_ratio: Minimum fraction of channels kept in each group.
         width_multiple: Widths are multiples of this.
     """
-    min_widths = floor_widths(graph, min_width_ratio, width_multiple)
+    min_widths = group_min_widths(graph, min_width_ratio, width_multiple)
     return [feasibility_of(cost, limit, min_widths) for cost, limit in zip(costs, limits, strict=True)]
 
 
@@ -113,7 +113,7 @@ def refuse_infeasible(
     """
 
     def reached(cost: Cost, ratio: float, multiple: int) -> float:
-        return float(cost.to("cpu").value(torch.tensor(floor_widths(graph, ratio, multiple), dtype=torch.float64)))
+        return float(cost.to("cpu").value(torch.tensor(group_min_widths(graph, ratio, multiple), dtype=torch.float64)))
 
     for cost, one in zip(costs, found, strict=True):
         if not one.is_feasible:

@@ -26,7 +26,7 @@ from ecc.task import Task, batch_size_of
 from ecc.training import Cosine, Teacher, load_state, save_state
 
 from .ecc.constraints import TOLERANCE
-from .ecc.weights import WeightSolver, count_nonzeros, floor_counts
+from .ecc.weight_solver import WeightSolver, count_nonzeros, min_counts
 from .feasibility import Feasibility, feasibility_of, raise_infeasible
 from .runner import CompressionRunner
 from .settings import CompressSettings
@@ -115,7 +115,7 @@ class WeightCompression(CompressionRunner[SparseResult]):
         return [self._feasibility(self.settings.min_width_ratio)]
 
     def _feasibility(self, min_ratio: float) -> Feasibility:
-        return feasibility_of(self.cost, self.limit, floor_counts(self.cost.full_widths, min_ratio))
+        return feasibility_of(self.cost, self.limit, min_counts(self.cost.full_widths, min_ratio))
 
     # ------------------------------------------------------------ phases
 
