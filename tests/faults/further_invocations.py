@@ -122,7 +122,10 @@ REPORT: Table = {
 
 PIPES: Table = {  # a reader would wait for ever, and root would put a file in the place of a device
     "graph into a pipe": ("inspect net.py:build -o pipe", "cannot write pipe: it is not a plain file"),
-    "profile into a pipe": ("profile net.py:build --meter platform:jetson-tx2 --samples 12 -o pipe", "not a plain file"),
+    "profile into a pipe": (
+        "profile net.py:build --meter platform:jetson-tx2 --samples 12 -o pipe",
+        "not a plain file",
+    ),
     "model into a pipe": ("fit digits.profile -o pipe", "cannot write pipe: it is not a plain file"),
     "merge into a pipe": ("merge net.profile net2.profile -o pipe", "exists already, and is left as it is"),
     "page into a pipe": ("report run -o pipe", "cannot write pipe: it is not a plain file"),

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ecc.energy.ablation import run_ablation
+from ecc.energy.ablation import FitAblation, run_ablation
 from ecc.errors import BadFile
 from ecc.records import write_record
 from ecc.report import charts
@@ -119,7 +120,7 @@ def test_the_tradeoff_of_a_grid_is_written_with_a_legend(tmp_path: Path) -> None
 
 
 @cache
-def ablation() -> dict[str, Any]:
+def ablation() -> FitAblation:
     return run_ablation(digits_profile(), iterations=200)
 
 
@@ -128,7 +129,7 @@ def test_figures_of_a_fit_are_the_same_for_the_same_data(tmp_path: Path) -> None
     assert [path.name for path in drawn] == ["digits-prediction.svg", "digits-paper.svg"]
     text = drawn[0].read_text(encoding="utf-8")
     assert all(words in text for words in ("digits", "predicted, held out", "mean error", "physical"))
-    again = draw_fit({**ablation(), "paper": {}}, "digits", tmp_path / "again", "digits")
+    again = draw_fit(replace(ablation(), paper={}), "digits", tmp_path / "again", "digits")
     assert [path.read_text(encoding="utf-8") for path in again] == [text]
     both = draw_paper([("one", ablation()), ("two", ablation())], tmp_path / "paper.svg").read_text(encoding="utf-8")
     assert all(words in both for words in ("one", "two", "MLP, 3 hidden"))

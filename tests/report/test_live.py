@@ -14,8 +14,8 @@ from ecc.measure.drift import Drift
 from ecc.records import to_builtins
 from ecc.report.live import BARS, LINE_SECONDS, CompressProgress, ProfileProgress, sparkline
 from ecc.run_records import ScoreLine, SolverLine, TrainLine
-from measure.profile_cases import Prices, reference, sample
-from report.test_terminal import Budgeted
+from measure.profile_cases import FakeCosts, reference, sample
+from report.folders import Budgeted
 
 
 class Clock:
@@ -208,7 +208,7 @@ def test_messages_of_a_profile_are_always_shown(is_terminal: bool) -> None:
 @pytest.mark.parametrize(("device", "place"), [(None, "networks are not run"), ("cuda", "networks run on cuda")])
 def test_the_meter_is_announced_with_the_first_step(device: str | None, place: str) -> None:
     screen = Screen(is_terminal=False)
-    screen.view.announce(Prices().describe(), device)
+    screen.view.announce(FakeCosts().describe(), device)
     assert screen.text.getvalue() == ""  # an error before the first step is shown alone
     screen.show(0)
     screen.show(1, message="hello")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import io
 import json
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -41,7 +42,7 @@ from ecc.report.load import load_grid
 from ecc.run_records import BudgetResult
 from graph.cases import CASES, conv, named, traced
 from measure.profile_cases import profile_of, reference, sample, small_graph
-from report.folders import energy_model, make_summary, sparse_summary, write_grid
+from report.folders import Budgeted, energy_model, make_summary, sparse_summary, write_grid
 
 
 def shown(what: RenderableType, width: int = 200) -> str:
@@ -141,7 +142,12 @@ COUNTER = CounterProbe(
     idle_state=DeviceState(temperature_celsius=34, clock_mhz=345, other_processes=("process 42",)),
 )
 REFUSED = MeterFinding(spec="rapl", reason="only [root] may read it", remedy="sudo chmod a+r /sys/counter")
-NO_METER = DoctorReport(machine=MACHINE, findings=(MeterFinding(spec="nvml", reason="no NVIDIA driver"), REFUSED))
+NO_METER = DoctorReport(
+    can_measure=False,
+    machine=MACHINE,
+    meters=(MeterFinding(spec="nvml", reason="no NVIDIA driver"), REFUSED),
+    fallbacks=dict(FALLBACKS),
+)
 
 
 def self_test(spread: float, **window: Any) -> SelfTest:
@@ -163,12 +169,12 @@ def self_test(spread: float, **window: Any) -> SelfTest:
         meter=INFO,
         settings=MeasureSettings(),
     )
-    return SelfTest(device="cuda:0", measurement=result)
+    return SelfTest(device="cuda:0", measurement=result, repeatability=spread)
 
 
 def doctor(**changes: Any) -> DoctorReport:
-    finding = MeterFinding(spec="nvml", reason="works", info=INFO, is_meter=True, counter=COUNTER)
-    return DoctorReport(machine=MACHINE, findings=(replace(finding, **changes), REFUSED))
+    finding = MeterFinding(spec="nvml", works=True, reason="works", info=INFO, is_meter=True, counter=COUNTER)
+    return replace(NO_METER, can_measure=True, meters=(replace(finding, **changes), REFUSED))
 
 
 def test_without_a_meter_doctor_lists_every_alternative(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -230,6 +236,9 @@ def test_doctor_fits_the_terminal_and_loses_no_word(report: DoctorReport, width:
 # ---------------------------------------------------------------- ecc profile
 
 
+START = datetime(2026, 1, 1, tzinfo=timezone.utc)
+
+
 def some_profile(**changes: Any) -> Profile:
     samples = [sample(i, 0.5 + 0.01 * i, (4 + i, 3)) for i in range(12)]
     return profile_of(reference(2.0), *samples, reference(2.02), **changes)
@@ -250,8 +259,8 @@ def test_the_summary_of_a_profile() -> None:
 
 def test_the_summary_of_a_measured_profile_has_noise_and_drift() -> None:
     profile = profile_of(
-        reference(2.0, measured_at="2026-01-01T00:00:01+00:00"),
-        sample(0, measured_at="2026-01-01T00:00:01.750+00:00"),
+        reference(2.0, measured_at=START),
+        sample(0, measured_at=START + timedelta(seconds=0.75)),
         sample(0, 1.01, round=1),
         reference(2.3),
         device_type="cpu",
@@ -310,17 +319,6 @@ def test_budgets_are_checked_against_a_model(budget: str, is_reachable: bool, pa
 
 
 # ---------------------------------------------------------------- ecc compress
-
-
-@dataclass(frozen=True)
-class Budgeted:
-    resource: str = "energy"
-    unit: str = "J"
-    label: str = "estimated"
-    dense: float = 0.01898
-    min_cost: float = 0.0029
-    limit: float = 0.00949
-    uniform_ratio: float | None = 0.613
 
 
 def test_the_feasibility_table_has_the_numbers() -> None:

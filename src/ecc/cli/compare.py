@@ -175,7 +175,7 @@ def compare(
                 failed = run_on_cluster(grid, replace(spec, device=cluster.device).opened, output, cluster, tell)
     except Interrupted as stop:
         click.echo(f"\n{stop}", err=True)
-        raise click.exceptions.Exit(128 + stop.number) from None
+        raise click.exceptions.Exit(128 + stop.signum) from None
     rows = load_grid(output)
     if figure is not None:
         draw_tradeoff(load_report(output), figure)
@@ -183,7 +183,7 @@ def compare(
         click.echo(json.dumps(to_builtins(rows), indent=1))
     else:
         Console().print(grid_table(rows))
-    if len(failed) == len(grid.cells):
+    if len(failed) == len(grid.runs):
         raise EccError("every run failed; the lines above say why.")
     try:
         tell(f"report: {write_report(output)}")
@@ -243,7 +243,7 @@ class GridSpec:
                 methods=self.methods,
                 budgets=self.budgets,
                 seeds=self.seeds,
-                source=source,
+                meter=source,
                 settings=self.settings,
                 device=device,
                 freeze=self.freeze,

@@ -19,6 +19,7 @@ from typing import Any
 import altair as alt
 from altair.utils import schemapi
 
+from ecc.energy.ablation import FitAblation
 from ecc.errors import BadFile
 from ecc.formatting import percent, si_scale
 from ecc.io import refuse_other_file, write_bytes, write_text
@@ -588,7 +589,7 @@ def predictions(report: Report) -> Figure | None:
     ]
     samples: list[Row] = [
         {"measured": measured, "predicted": predicted, "error": predicted / measured - 1}
-        for measured, predicted in (model.held_out if model else ())
+        for measured, predicted in (model.quality.held_out if model else ())
     ]
     if main is None or not (samples or checks):
         return None
@@ -627,9 +628,9 @@ def predictions(report: Report) -> Figure | None:
 def learning_curve(report: Report) -> Figure | None:
     """The error of the energy model by the number of samples."""
     model = report.model
-    if model is None or len(model.learning_curve) < 2:
+    if model is None or len(model.quality.learning_curve) < 2:
         return None
-    rows = [{"samples": samples, "error": error} for samples, error in model.learning_curve]
+    rows = [{"samples": samples, "error": error} for samples, error in model.quality.learning_curve]
     x = _x("samples", "samples of the profile", scale=alt.Scale(zero=False))
     y = _y("error", "mean cross-validated error", scale=alt.Scale(zero=True), axis=alt.Axis(format=".2~%"))
     tips = _tips(("samples", "samples", "d"), ("error", "mean error", ".3~%"))
@@ -637,8 +638,8 @@ def learning_curve(report: Report) -> Figure | None:
         _chart(rows).mark_line(stroke=_var("accent"), strokeWidth=2).encode(x, y, tooltip=tips),
         _chart(rows).mark_point(filled=True, fill=_var("accent"), opacity=1, size=60).encode(x, y, tooltip=tips),
     ]
-    if model.noise is not None:
-        noise = _chart([{"error": model.noise, "text": "noise of one measurement"}])
+    if model.quality.noise is not None:
+        noise = _chart([{"error": model.quality.noise, "text": "noise of one measurement"}])
         text = {"align": "right", "baseline": "bottom", "dy": -4}
         parts.append(noise.mark_rule(strokeDash=[4, 4]).encode(y))
         parts.append(noise.mark_text(**text).encode(y, x=alt.value({"expr": "width"}), text="text:N"))
@@ -675,7 +676,7 @@ def draw_tradeoff(report: Report, path: Path) -> Path:
     return save_chart(for_file(figure.spec), path)
 
 
-def draw_fit(found: Mapping[str, Any], title: str, folder: str | Path, stem: str) -> list[Path]:
+def draw_fit(found: FitAblation, title: str, folder: str | Path, stem: str) -> list[Path]:
     """Draw predicted against measured cost, errors over widths, learning curves, and the paper's figures.
 
     Args:
@@ -689,32 +690,32 @@ def draw_fit(found: Mapping[str, Any], title: str, folder: str | Path, stem: str
     """
     folder = _made(folder)
     drawn = [save_chart(_fit_chart(found, title), folder / f"{stem}-prediction.svg")]
-    if found["paper"]:
+    if found.paper:
         drawn.append(draw_paper([(title, found)], folder / f"{stem}-paper.svg"))
     return drawn
 
 
-def _fit_chart(found: Mapping[str, Any], title: str) -> Row:
-    unit, families = found["unit"], found["families"]
+def _fit_chart(found: FitAblation, title: str) -> Row:
+    unit, families = found.unit, found.families
     points = [
         {"family": name, "value": value, "predicted": value * (1 + error), "error": error, "ratio": ratio}
         for name, family in families.items()
-        for value, ratio, error in zip(found["values"], found["mean_share"], family["errors"], strict=True)
+        for value, ratio, error in zip(found.values, found.mean_width_ratio, family.errors, strict=True)
     ]
     curves = [
         {"family": name, "samples": samples, "error": error}
         for name, family in families.items()
-        for samples, error in family["learning_curve"]
+        for samples, error in family.learning_curve
     ]
-    ends = [min(found["values"]), max(found["values"])]
-    names = [f"{name} ({family['mean']:.2%})" for name, family in families.items()]
+    ends = [min(found.values), max(found.values)]
+    names = [f"{name} ({family.mean:.2%})" for name, family in families.items()]
     for row in (*points, *curves):
         row["family"] = names[list(families).index(row["family"])]
     scale = alt.Scale(domain=names, range=[_FAMILIES.get(name, "#777777") for name in families])
     colour = alt.Color("family", type="nominal", title="mean error", scale=scale)
     dots = {"filled": True, "size": 14, "opacity": 0.6}
     log = _log_axis(ends)
-    x, y = _x("value", f"{found['label']} [{unit}]", **log), _y("predicted", f"predicted, held out [{unit}]", **log)
+    x, y = _x("value", f"{found.label} [{unit}]", **log), _y("predicted", f"predicted, held out [{unit}]", **log)
     diagonal = _chart([{"value": end, "predicted": end} for end in ends]).mark_line(stroke="#777777", strokeWidth=1)
     left = diagonal.encode(x, y) + _chart(points).mark_point(**dots).encode(x, y, colour)
     percents = alt.Axis(format="%")
@@ -724,18 +725,18 @@ def _fit_chart(found: Mapping[str, Any], title: str) -> Row:
     right = _chart(curves).mark_line(point=True).encode(
         _x("samples", "samples"), _y("error", "mean error, held out", axis=percents), colour
     )  # fmt: skip
-    if found["noise"] is not None:
-        noise = _chart([{"error": found["noise"], "text": "noise of one measurement"}])
+    if found.noise is not None:
+        noise = _chart([{"error": found.noise, "text": "noise of one measurement"}])
         right = right + noise.mark_rule(strokeDash=[4, 4]).encode(_y("error"))
         right = right + noise.mark_text(align="right", dy=-6, fontSize=10).encode(
             _y("error"), x=alt.value(270), text="text:N"
         )
-    heading = f"{title}: {found['resource']}, {found['label']} on {found['device']}, batch {found['batch']}"
+    heading = f"{title}: {found.resource}, {found.label} on {found.device}, batch {found.batch}"
     panels = [part.properties(width=270, height=230) for part in (left, middle, right)]
     return _file_config(alt.hconcat(*panels).properties(title=heading).to_dict())
 
 
-def draw_paper(found: Sequence[tuple[str, Mapping[str, Any]]], path: Path) -> Path:
+def draw_paper(found: Sequence[tuple[str, FitAblation]], path: Path) -> Path:
     """Draw Figures 2 and 3 of the paper (test error over iterations of Adam) for several profiles side by side.
 
     Raises:
@@ -745,7 +746,7 @@ def draw_paper(found: Sequence[tuple[str, Mapping[str, Any]]], path: Path) -> Pa
     for title, one in found:
         rows = [
             {"model": "bilinear" if count == "0" else f"MLP, {count} hidden", "iteration": iteration, "error": error}
-            for count, curve in one["paper"].items()
+            for count, curve in one.paper.items()
             for iteration, error in curve
         ]
         y = _y("error", "relative test error", scale=alt.Scale(domain=[0, 0.2], clamp=True))
