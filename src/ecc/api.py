@@ -392,9 +392,7 @@ def make_settings(preset: str, values: dict[str, Any]) -> CompressSettings:
 def _check_model(model: object) -> None:
     """Refuse what looks like a model and is not one, such as `ultralytics.YOLO`, whose `train()` starts a training."""
     inner, kind = getattr(model, "model", None), type(model).__name__
-    is_module = isinstance(model, nn.Module)
-    if is_module and type(model).train is not nn.Module.train:
-        is_module = "mode" in signatures.signature(type(model).train).parameters
+    is_module = isinstance(model, nn.Module) and "mode" in signatures.signature(model.train).parameters
     if not is_module and isinstance(inner, nn.Module):
         raise BadTask(f"model is a {kind}, which only wraps a torch.nn.Module; pass `{kind.lower()}.model`.")
     if not isinstance(model, nn.Module):

@@ -173,7 +173,7 @@ def compare(
                 failed = run_on_cluster(grid, replace(spec, device=cluster.device).opened, output, cluster, tell)
     except Interrupted as stop:
         click.echo(f"\n{stop}", err=True)
-        raise click.exceptions.Exit(128 + stop.number) from None
+        raise click.exceptions.Exit(128 + stop.signum) from None
     entries = load_grid(output)
     if figure is not None:
         draw_grid(entries, figure)

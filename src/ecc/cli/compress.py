@@ -157,7 +157,7 @@ def compress(
             ).summary
     except Interrupted as stop:
         click.echo(f"\n{stop}", err=True)
-        raise click.exceptions.Exit(128 + stop.number) from None
+        raise click.exceptions.Exit(128 + stop.signum) from None
     finally:
         for logger in loggers:
             logger.close()

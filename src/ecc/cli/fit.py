@@ -89,7 +89,7 @@ def fit(
     if as_json:
         click.echo(json.dumps({**fit_facts(model), "warnings": warnings}, indent=1))
         return
-    Console().print(fit_view(model, f"{file.name}: {resource} of {model.origin.samples} samples ({model.label})"))
+    Console().print(fit_view(model, f"{file.name}: {resource} of {model.origin.rows} samples ({model.label})"))
     for one in parsed:
         click.echo(budget_warning(model, one) or budget_within(model, one))
     for path in written:

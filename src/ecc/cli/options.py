@@ -45,7 +45,7 @@ class Option(click.Option):
     def get_help_extra(self, ctx: click.Context) -> Any:
         """The default; ranges are in the messages."""
         extra = super().get_help_extra(ctx)
-        extra.pop("range", None)  # type: ignore[typeddict-item]
+        extra.pop("range", None)
         return extra
 
 
@@ -266,8 +266,8 @@ def quiet_option(function: F) -> F:
 
 def build_task(
     spec: str,
-    data: Path | None = None,
-    weights: Path | None = None,
+    data: str | Path | None = None,
+    weights: str | Path | None = None,
     image_size: str | None = None,
     batch_size: int | None = None,
     device: Any = "cpu",
