@@ -17,7 +17,7 @@ from machine import machine, write_record
 
 from ecc.energy.ablation import run_ablation
 from ecc.measure import Profile
-from ecc.report.fit_figures import draw_fit, draw_paper
+from ecc.report.charts import draw_fit, draw_paper
 
 ROOT = Path(__file__).resolve().parent.parent
 

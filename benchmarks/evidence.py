@@ -32,7 +32,6 @@ from typing import Any
 
 import torch
 import torch.multiprocessing
-from evidence_rerun import learn_again
 from evidence_grid import (
     DATA,
     FORMS,
@@ -48,6 +47,7 @@ from evidence_grid import (
     train_dense,
 )
 from evidence_record import bring_cells, bring_model, dense_weights, rows_of
+from evidence_rerun import learn_again
 from machine import machine, write_record
 from packed import packed_data
 

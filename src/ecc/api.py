@@ -32,10 +32,8 @@ from ecc.measure.profilers import default_device
 from ecc.methods import Compression, CompressSettings, check_feasibility
 from ecc.methods.registry import find_method
 from ecc.options import flat_values, settings_from
-from ecc.report.compress import feasibility_table
-from ecc.report.inspect import graph_table
-from ecc.report.live_compress import CompressView
-from ecc.report.live_profile import ProfileView
+from ecc.report.live import CompressProgress, ProfileProgress
+from ecc.report.terminal import feasibility_table, graph_table
 from ecc.run_records import RunSummary
 from ecc.task import Inputs, Task, check_input, with_batch_size
 from ecc.training import DistributedContext, Logger
@@ -313,7 +311,7 @@ def compress_task(
         )
         full = dict(zip(job.costs[0].groups, job.costs[0].full_widths, strict=True))
         with show_progress(console, settings, found, full, distributed) as view:
-            done = job.run(folder, distributed=distributed, history=view, loggers=loggers, progress=view.tell)
+            done = job.run(folder, distributed=distributed, history=view, loggers=loggers, progress=view.say)
     result = CompressResult(done.model, done.summary, Path(folder), done.graph, task)
     if not result.met and not is_command:
         warnings.warn(f"the budget is not met: {done.summary.note}", EccWarning, stacklevel=3)
@@ -327,7 +325,7 @@ def show_progress(
     feasibility: Sequence[Feasibility],
     full: Mapping[str, int],
     distributed: DistributedContext,
-) -> Iterator[CompressView]:
+) -> Iterator[CompressProgress]:
     """Show what the budgets require, and then the progress of a run.
 
     Args:
@@ -337,7 +335,7 @@ def show_progress(
         full: Channels, or weights, of each group in the dense network.
         distributed: Only the first process shows something.
     """
-    view = CompressView(console if distributed.is_main else None)
+    view = CompressProgress(console if distributed.is_main else None)
     view.show(feasibility_table(feasibility))
     ends = dict(zip(settings.phase_steps, accumulate(settings.phase_steps.values()), strict=True))
     view.plan(ends, feasibility, full, distributed.size)
@@ -357,12 +355,12 @@ def write_report(folder: str | Path, path: str | Path | None = None) -> Path:
         folder: Of the run or the comparison.
         path: The file; `report.html` in the folder by default.
     """
-    from ecc.report.html import page_of
-    from ecc.report.page import page_facts
+    from ecc.report.load import load_report
+    from ecc.report.page import render_page
 
     path = Path(folder) / "report.html" if path is None else Path(path)
     refuse_other_file(path, "<!doctype html>", "page")
-    write_text(path, page_of(page_facts(folder)))
+    write_text(path, render_page(load_report(folder)))
     return path
 
 
@@ -564,7 +562,7 @@ def profile_and_fit(
         graph = trace_channels(task.model, example, freeze=freeze, verify=False)
         graph = verify_graph(task.model, graph, task.example_input)
         device = None if isinstance(source, Analytic) else default_device(source)
-        view = ProfileView(console)
+        view = ProfileProgress(console)
         view.announce(source.describe(), device)
         with view:
             profile(

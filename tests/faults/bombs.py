@@ -90,8 +90,9 @@ def loaders() -> dict[str, Callable[[Path], Any]]:
     from ecc.export.job import read_json as read_exported
     from ecc.graph import ChannelGraph
     from ecc.measure import Profile
-    from ecc.report.history import Follower
-    from ecc.report.reading import read_json
+    from ecc.records import read_record
+    from ecc.report.load import Follower
+    from ecc.run_records import RunSummary
     from ecc.training import load_state, open_run
     from ecc.zoo.data.images import centre_photo
     from ecc.zoo.recipe import read_recipe
@@ -118,7 +119,7 @@ def loaders() -> dict[str, Callable[[Path], Any]]:
         "toml": read_recipe,
         "weights": read_weights,
         "png": lambda path: centre_photo(path, (8, 8)),
-        "page": lambda path: (read_json if path.suffix == ".json" else _whole(Follower().read))(path),
+        "page": lambda path: read_record(path, RunSummary) if path.suffix == ".json" else _whole(Follower().read)(path),
         "export": read_exported,
     }
 

@@ -5,21 +5,18 @@ from __future__ import annotations
 import gzip
 import io
 import json
-import os
 import random
 import shutil
 import zlib
 from collections.abc import Callable
-from contextlib import redirect_stdout
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 
 import torch
-from rich.console import Console
+from rich.console import Console, RenderableType
 
-from ecc.cli.compress import show
 from ecc.energy import EnergyModel, fit
 from ecc.energy.paper import Mlp
 from ecc.energy.samples import samples_from_profile
@@ -31,10 +28,9 @@ from ecc.measure.profile_writer import open_profile
 from ecc.methods import Compression, CompressSettings
 from ecc.methods.grid import Cell, Comparison
 from ecc.options import settings_from
-from ecc.report.compare import grid_facts, grid_view, load_grid
-from ecc.report.compress import compress_view
-from ecc.report.fit import fit_facts
-from ecc.report.live_profile import profile_summary
+from ecc.records import to_builtins
+from ecc.report.load import load_grid
+from ecc.report.terminal import compress_table, fit_summary, grid_table, profile_text
 from ecc.training import load_state, save_state
 from faults import fuzz
 from faults.trying import Target
@@ -56,8 +52,8 @@ def _use_profile(path: Path) -> None:
     assert profile.header.structure.costs.macs(widths) >= 0
     for resource in ("energy", "latency"):
         assert len(samples_from_profile(profile, resource)) >= 0
-    json.dumps(fit_facts(fit(profile, "bilinear")))
-    assert profile_summary(profile, path).replace("\n", " ").isprintable()  # no code for a terminal gets through
+    to_builtins(fit_summary(fit(profile, "bilinear")))
+    assert profile_text(profile, path).replace("\n", " ").isprintable()  # no code for a terminal gets through
     assert len(missing_samples(profile)) >= 0
 
 
@@ -89,7 +85,7 @@ def _use_energy(path: Path) -> None:
     _ = model.label, model.unit, model.kind
     model.gradient(torch.tensor(model.full_widths, dtype=torch.float64))
     assert sum(model.per_layer().values()) >= 0
-    json.dumps(fit_facts(model))
+    json.dumps(to_builtins(fit_summary(model)))
     Compression(wide_task("chain"), _chain().budgets, model, settings=CompressSettings(prune_steps=2))._begin()
 
 
@@ -103,7 +99,7 @@ def _use_fitted(path: Path) -> None:
     assert model.least <= model.dense
     model.gradient(torch.tensor(model.full_widths, dtype=torch.float64))
     assert sum(model.per_layer().values()) >= 0
-    json.dumps(fit_facts(model))
+    json.dumps(to_builtins(fit_summary(model)))
     model.check(profile_cases.small_graph())
 
 
@@ -223,8 +219,7 @@ def _run_until(phase: str | None, file: str) -> Callable[[Path], Path]:
 def _go_on(path: Path) -> None:
     run = next(parent for parent in path.parents if parent.name == "run")
     result = _chain().run(run, progress=lambda _: None)
-    with redirect_stdout(io.StringIO()):
-        show(result.summary, run, compress_view)
+    _print(compress_table(result.summary, run))
 
 
 def _grid(name: str) -> Callable[[Path], Path]:
@@ -243,10 +238,16 @@ def _grid(name: str) -> Callable[[Path], Path]:
 
 
 def _use_grid(path: Path) -> None:
-    entries = load_grid(next(parent for parent in path.parents if parent.name == "grid"))
-    json.dumps(grid_facts(entries))
-    with Path(os.devnull).open("w") as nowhere:
-        Console(file=nowhere).print(grid_view(entries))
+    rows = load_grid(next(parent for parent in path.parents if parent.name == "grid"))
+    json.dumps(to_builtins(rows), allow_nan=False)
+    _print(grid_table(rows))
+
+
+def _print(what: RenderableType) -> None:
+    """On a terminal that must not be sent control codes."""
+    file = io.StringIO()
+    Console(file=file, width=200).print(what)
+    assert file.getvalue().replace("\n", " ").isprintable()
 
 
 def _comparison() -> Comparison:

@@ -133,12 +133,14 @@ def compare(
 
     from ecc.api import make_settings, write_report
     from ecc.methods.cluster import open_cluster, run_on_cluster
-    from ecc.report.compare import draw_grid, grid_facts, grid_view, load_grid
-    from ecc.report.fit_figures import refuse_undrawable
+    from ecc.records import to_builtins
+    from ecc.report.charts import check_figure_path, draw_tradeoff
+    from ecc.report.load import load_grid, load_report
+    from ecc.report.terminal import grid_table
     from ecc.training import Interrupted
 
     if figure is not None:
-        refuse_undrawable(figure)
+        check_figure_path(figure)
     shown = console(is_shown=not as_json)
 
     def tell(line: str) -> None:
@@ -174,13 +176,13 @@ def compare(
     except Interrupted as stop:
         click.echo(f"\n{stop}", err=True)
         raise click.exceptions.Exit(128 + stop.signum) from None
-    entries = load_grid(output)
+    rows = load_grid(output)
     if figure is not None:
-        draw_grid(entries, figure)
+        draw_tradeoff(load_report(output), figure)
     if as_json:
-        click.echo(json.dumps(grid_facts(entries), indent=1))
+        click.echo(json.dumps(to_builtins(rows), indent=1))
     else:
-        Console().print(grid_view(entries))
+        Console().print(grid_table(rows))
     if len(failed) == len(grid.cells):
         raise EccError("every run failed; the lines above say why.")
     try:

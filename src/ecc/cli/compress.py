@@ -115,8 +115,7 @@ def compress(
 
     from ecc.api import compress_task, make_settings
     from ecc.energy import EnergyModel, parse_budgets
-    from ecc.report.compress import compress_view
-    from ecc.report.weights import weights_view
+    from ecc.report.terminal import compress_table
     from ecc.training import Interrupted, TensorBoardLogger, find_distributed
 
     if not budgets:
@@ -171,7 +170,7 @@ def compress(
 
         click.echo(to_json(summary))
     elif not quiet:
-        Console().print((weights_view if unstructured else compress_view)(summary, output))
+        Console().print(compress_table(summary, output))
         click.echo(report)
     if not summary.met:
         raise EccError(f"the budget is not met: {summary.note}")
@@ -196,7 +195,7 @@ def _compress_weights(
     job = WeightCompression(task, budgets, source, settings=settings, device=distributed.device)
     full = dict(zip(job.cost.groups, job.cost.full_widths, strict=True))
     with show_progress(shown, settings, [job.reach()], full, distributed) as view:
-        return job.run(folder, distributed=distributed, history=view, loggers=loggers, progress=view.tell).summary
+        return job.run(folder, distributed=distributed, history=view, loggers=loggers, progress=view.say).summary
 
 
 def _report(folder: Path) -> str:

@@ -60,7 +60,7 @@ def export(
     from rich.console import Console
 
     from ecc.export import export_run
-    from ecc.report.export import export_view
+    from ecc.report.terminal import export_table
 
     shown = console(is_shown=not quiet and not as_json)
     result = export_run(
@@ -73,11 +73,10 @@ def export(
         force=force,
         tell=None if shown is None else lambda line: shown.print(line, markup=False, highlight=False),
     )
-    facts = export_facts(result)
     if as_json:
-        click.echo(json.dumps(facts, indent=1))
+        click.echo(json.dumps(export_facts(result), indent=1))
     elif not quiet:
-        Console().print(export_view(facts))
+        Console().print(export_table(result))
 
 
 def _task_of(run: Path) -> Task:

@@ -55,8 +55,9 @@ def fit(
     from ecc.energy.model import FORMAT
     from ecc.io import refuse_other_file, write_text
     from ecc.measure import Profile
-    from ecc.report.fit import budget_warning, budget_within, fit_facts, fit_view
-    from ecc.report.fit_figures import draw_fit
+    from ecc.records import to_builtins
+    from ecc.report.charts import draw_fit
+    from ecc.report.terminal import check_budget, fit_summary, fit_table
 
     profile = Profile.load(file)
     parsed = parse_budgets(budgets) if budgets else ()
@@ -85,12 +86,13 @@ def fit(
         data = figures / f"{stem}-fit.json"
         write_text(data, json.dumps(found) + "\n")
         written.append(data)
-    warnings = [line for one in parsed if (line := budget_warning(model, one))]
+    checks = [check_budget(model, one) for one in parsed]
     if as_json:
-        click.echo(json.dumps({**fit_facts(model), "warnings": warnings}, indent=1))
+        warnings = [line for is_reachable, line in checks if not is_reachable]
+        click.echo(json.dumps({**to_builtins(fit_summary(model)), "warnings": warnings}, indent=1))
         return
-    Console().print(fit_view(model, f"{file.name}: {resource} of {model.origin.rows} samples ({model.label})"))
-    for one in parsed:
-        click.echo(budget_warning(model, one) or budget_within(model, one))
+    Console().print(fit_table(model, f"{file.name}: {resource} of {model.origin.rows} samples ({model.label})"))
+    for _, line in checks:
+        click.echo(line)
     for path in written:
         click.echo(f"wrote {path}")

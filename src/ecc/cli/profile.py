@@ -96,12 +96,14 @@ def profile(
     from ecc.measure.early_stopping import parse_share
     from ecc.measure.profiler import chosen_settings
     from ecc.measure.profilers import default_device
-    from ecc.report.live_profile import ProfileView, profile_facts, profile_summary
+    from ecc.records import to_builtins
+    from ecc.report.live import ProfileProgress
+    from ecc.report.terminal import profile_summary, profile_text
     from ecc.task import with_batch_size
 
     job = build_task(task, data, weights, image_size)
     source = find_meter(meter, device_type=device and device.partition(":")[0])
-    view = ProfileView(console(is_shown=not quiet and not as_json))
+    view = ProfileProgress(console(is_shown=not quiet and not as_json))
     try:
         settings = chosen_settings(source, device=device, **chosen)
         device = None if isinstance(source, Analytic) else device or default_device(source)
@@ -134,9 +136,9 @@ def profile(
     finally:
         close_meter(source)
     if as_json:
-        click.echo(json.dumps({"file": str(output), **profile_facts(result, graph)}, indent=1))
+        click.echo(json.dumps({"file": str(output), **to_builtins(profile_summary(result, graph))}, indent=1))
     elif not quiet:
-        click.echo(profile_summary(result, output, graph))
+        click.echo(profile_text(result, output, graph))
 
 
 @click.command(cls=Command)
@@ -153,10 +155,10 @@ def merge(files: tuple[Path, ...], output: Path, rescale: bool) -> None:
     """
     from ecc.measure import merge_profiles
     from ecc.measure.merge_profiles import missing_samples
-    from ecc.report.live_profile import profile_summary
+    from ecc.report.terminal import profile_text
 
     result = merge_profiles(files, output, rescale=rescale)
-    click.echo(profile_summary(result, output))
+    click.echo(profile_text(result, output))
     missing = missing_samples(result)
     if missing:
         click.echo(f"{len(missing)} samples of the design are in none of the files, such as sample {missing[0]}.")

@@ -9,18 +9,18 @@
   // ---------------------------------------------------------------- light and dark
 
   const theme = document.getElementById("theme");
-  const asked = window.matchMedia("(prefers-color-scheme: dark)");
+  const system = window.matchMedia("(prefers-color-scheme: dark)");
 
   function isDark() {
-    return root.dataset.theme ? root.dataset.theme === "dark" : asked.matches;
+    return root.dataset.theme ? root.dataset.theme === "dark" : system.matches;
   }
 
-  function nameTheme() {
+  function labelTheme() {
     theme.textContent = isDark() ? "Light" : "Dark";
   }
 
-  function remembered(value) {
-    try { // a browser may refuse to keep anything for a file
+  function storedTheme(value) {
+    try { // storage may be disabled for files
       if (value) localStorage.setItem("ecc-theme", value);
       return localStorage.getItem("ecc-theme");
     } catch (error) {
@@ -28,19 +28,19 @@
     }
   }
 
-  const before = remembered();
+  const before = storedTheme();
   if (before === "light" || before === "dark") root.dataset.theme = before;
-  nameTheme();
-  asked.addEventListener("change", nameTheme);
+  labelTheme();
+  system.addEventListener("change", labelTheme);
   theme.addEventListener("click", function () {
     root.dataset.theme = isDark() ? "light" : "dark";
-    remembered(root.dataset.theme);
-    nameTheme();
+    storedTheme(root.dataset.theme);
+    labelTheme();
   });
 
-  // ---------------------------------------------------------------- figures and their filters
+  // ---------------------------------------------------------------- figures and controls
 
-  const state = { hidden: [], when: "after", budget: undefined };
+  const state = { hidden: [], score: "finetuned", budget: undefined };
 
   async function draw() {
     const turn = ++drawing;
@@ -58,20 +58,20 @@
         place.textContent = "This figure could not be drawn.";
       }
     }
-    await choose();
+    await applyControls();
     root.dataset.drawn = String(turn);
   }
 
-  function readState() {
+  function readControls() {
     const form = main.querySelector(".controls");
     if (!form) return;
     state.hidden = [...form.querySelectorAll("input[name=method]:not(:checked)")].map((input) => input.value);
-    state.when = form.querySelector("input[name=when]:checked").value;
+    state.score = form.querySelector("input[name=score]:checked").value;
     const budget = form.querySelector("input[name=budget]:checked");
     state.budget = budget ? budget.value : undefined;
   }
 
-  function writeState() {
+  function writeControls() {
     const form = main.querySelector(".controls");
     if (!form) return;
     for (const input of form.querySelectorAll("input")) {
@@ -80,14 +80,14 @@
     }
   }
 
-  async function choose() {
-    readState();
-    main.dataset.when = state.when;
+  async function applyControls() {
+    readControls();
+    main.dataset.score = state.score;
     for (const row of main.querySelectorAll("tr[data-method]")) {
       row.hidden = state.hidden.includes(row.dataset.method);
     }
     for (const view of Object.values(views)) {
-      view.signal("hidden", state.hidden).signal("when", state.when);
+      view.signal("hidden", state.hidden).signal("score", state.score);
       if (state.budget !== undefined) view.signal("budget", state.budget);
       await view.runAsync();
     }
@@ -95,7 +95,7 @@
   }
 
   main.addEventListener("change", function (event) {
-    if (event.target.closest(".controls")) choose();
+    if (event.target.closest(".controls")) applyControls();
   });
 
   // ---------------------------------------------------------------- copying and saving
@@ -115,7 +115,7 @@
       try {
         await navigator.clipboard.writeText(button.parentElement.querySelector("code").textContent);
         button.textContent = "Copied";
-      } catch (error) { // a page from a file may not be allowed to: then it is marked for the reader to copy
+      } catch (error) { // no clipboard access: select the command instead
         getSelection().selectAllChildren(button.parentElement.querySelector("code"));
       }
     } else if (button.dataset.save) {
@@ -123,12 +123,12 @@
       const svg = await views[button.dataset.save].toSVG();
       const plain = svg.replace(/var\((--[\w-]+)\)/g, (whole, name) => colours.getPropertyValue(name).trim());
       save(button.dataset.save + ".svg", plain, "image/svg+xml");
-    } else if (button.id === "save-facts") {
-      save("facts.json", JSON.stringify(content.facts, null, 1), "application/json");
+    } else if (button.id === "save-data") {
+      save("report.json", JSON.stringify(content.data, null, 1), "application/json");
     }
   });
 
-  // Figures are as wide as the screen; a sheet is narrower, and a figure that is merely shrunk cannot be read.
+  // Figures are as wide as the screen. A sheet of paper is narrower, so they are drawn again for it.
   function setWidths(widthOf) {
     for (const place of main.querySelectorAll(".plot")) {
       const view = views[place.dataset.figure];
@@ -138,39 +138,39 @@
   window.addEventListener("beforeprint", function () { setWidths((place) => (place.closest(".pair") ? 320 : 660)); });
   window.addEventListener("afterprint", function () { setWidths((place) => place.clientWidth); });
 
-  // ---------------------------------------------------------------- while a run goes on
+  // ---------------------------------------------------------------- live updates
 
   const live = document.getElementById("live");
   let seen = "";
 
-  async function ask() {
+  async function poll() {
     try {
-      const answer = await fetch("content.json", { cache: "no-store", headers: { "If-None-Match": seen } });
-      if (answer.status === 200) {
-        const news = await answer.json();
+      const response = await fetch("content.json", { cache: "no-store", headers: { "If-None-Match": seen } });
+      if (response.status === 200) {
+        const update = await response.json();
         if (seen) {
           const open = [...main.querySelectorAll("details[open] > summary")].map((one) => one.parentElement.parentElement.id);
-          content = news;
+          content = update;
           for (const view of Object.values(views)) view.finalize();
           for (const name of Object.keys(views)) delete views[name];
-          main.innerHTML = news.body;
+          main.innerHTML = update.body;
           for (const id of open) {
             const again = main.querySelector("#" + CSS.escape(id) + " details");
             if (again) again.open = true;
           }
-          writeState();
+          writeControls();
           await draw();
         }
-        seen = answer.headers.get("ETag") || "";
+        seen = response.headers.get("ETag") || "";
       }
-      if (answer.status === 503) live.textContent = (await answer.json()).error;
-      else live.textContent = content.facts.running ? "live" : "finished";
+      if (response.status === 503) live.textContent = (await response.json()).error;
+      else live.textContent = content.data.running ? "live" : "finished";
     } catch (error) {
-      live.textContent = "the server has stopped";
+      live.textContent = "the server was stopped";
     }
-    setTimeout(ask, 2000);
+    setTimeout(poll, 2000);
   }
 
   window.ecc = { views: views };
-  draw().then(function () { if (root.hasAttribute("data-live")) ask(); });
+  draw().then(function () { if (root.hasAttribute("data-live")) poll(); });
 })();
