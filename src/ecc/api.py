@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect as signatures
 import io
+import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -279,6 +280,7 @@ def compress_task(
     with open_meter(meter if resources else None, distributed.device, models, is_command=is_command) as source:
         if is_profiled:
             assert source is not None  # without an energy model there has to be one
+            check_run_folder(Path(folder))
             models = profile_and_fit(
                 task,
                 resources,
@@ -556,12 +558,12 @@ def profile_and_fit(
     """
     path = folder / RUN_PROFILE
     if distributed.is_main:
-        check_run_folder(folder)
         folder.mkdir(parents=True, exist_ok=True)
         example = task.example_input if batch is None else with_batch_size(task.example_input, batch)
         graph = trace_channels(task.model, example, freeze=freeze, verify=False)
         graph = verify_graph(task.model, graph, task.example_input)
         device = None if isinstance(source, Analytic) else default_device(source)
+        possible = math.prod(max(1, group.width // (width_multiple or 1)) for group in graph.prunable)
         view = ProfileProgress(console)
         view.announce(source.describe(), device)
         with view:
@@ -571,7 +573,7 @@ def profile_and_fit(
                 example,
                 source,
                 path,
-                samples=samples or SAMPLES,
+                samples=samples or min(SAMPLES, max(1, possible // 2)),
                 design="uniform" if preset == "paper" else "mixed",
                 width_multiple=width_multiple,
                 device=device,
