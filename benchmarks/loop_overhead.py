@@ -184,15 +184,18 @@ def measured(
 
 
 def settings_of(device: torch.device, log_every: int) -> CompressSettings:
-    return settings_from(CompressSettings, dict(
-        prune_steps=SOLVE_STEPS,
-        finetune_steps=SOLVE_STEPS,
-        lr=LR,
-        weight_decay=WEIGHT_DECAY,
-        precision="bf16" if device.type == "cuda" else "fp32",
-        channels_last=True,
-        log_every=log_every,
-    ))
+    return settings_from(
+        CompressSettings,
+        dict(
+            prune_steps=SOLVE_STEPS,
+            finetune_steps=SOLVE_STEPS,
+            lr=LR,
+            weight_decay=WEIGHT_DECAY,
+            precision="bf16" if device.type == "cuda" else "fp32",
+            channels_last=True,
+            log_every=log_every,
+        ),
+    )
 
 
 def summarised(found: Mapping[str, Mapping[str, list[float]]]) -> dict[str, Any]:

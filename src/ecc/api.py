@@ -29,9 +29,8 @@ from ecc.formatting import si
 from ecc.graph import ChannelGraph, trace_channels, verify_graph
 from ecc.io import refuse_other_file, write_text
 from ecc.measure import Analytic, EnergySource, Profile, close_meter, find_meter, profile
-from ecc.measure.profilers import default_device
-from ecc.methods import Compression, CompressSettings, check_feasibility
-from ecc.methods.registry import find_method
+from ecc.measure.profiler import default_device
+from ecc.methods import Compression, CompressSettings
 from ecc.options import flat_values, settings_from
 from ecc.report.live import CompressProgress, ProfileProgress
 from ecc.report.terminal import feasibility_table, graph_table
@@ -298,19 +297,14 @@ def compress_task(
             task,
             budgets,
             models,
-            source=source,
+            meter=source,
             settings=settings,
             device=distributed.device,
             freeze=freeze,
-            method=find_method(method),
+            method=method,
+            optimizer=optimizer_factory(optimizer),
         )
-        found = check_feasibility(
-            job.graph,
-            job.costs,
-            job.limits,
-            min_width_ratio=settings.min_width_ratio,
-            width_multiple=job.width_multiple,
-        )
+        found = job.feasibility()
         full = dict(zip(job.costs[0].groups, job.costs[0].full_widths, strict=True))
         with show_progress(console, settings, found, full, distributed) as view:
             done = job.run(folder, distributed=distributed, history=view, loggers=loggers, progress=view.say)

@@ -183,7 +183,7 @@ def compare(
         click.echo(json.dumps(to_builtins(rows), indent=1))
     else:
         Console().print(grid_table(rows))
-    if len(failed) == len(grid.cells):
+    if len(failed) == len(grid.runs):
         raise EccError("every run failed; the lines above say why.")
     try:
         tell(f"report: {write_report(output)}")
@@ -243,7 +243,7 @@ class GridSpec:
                 methods=self.methods,
                 budgets=self.budgets,
                 seeds=self.seeds,
-                source=source,
+                meter=source,
                 settings=self.settings,
                 device=device,
                 freeze=self.freeze,

@@ -55,7 +55,7 @@ def fit(
     from ecc.energy.model import FORMAT
     from ecc.io import refuse_other_file, write_text
     from ecc.measure import Profile
-    from ecc.records import to_builtins
+    from ecc.records import to_builtins, to_json
     from ecc.report.charts import draw_fit
     from ecc.report.terminal import check_budget, fit_summary, fit_table
 
@@ -84,7 +84,7 @@ def fit(
         found = run_ablation(profile, resource=resource, allow_drift=allow_drift, iterations=iterations)
         written += draw_fit(found, stem, figures, stem)
         data = figures / f"{stem}-fit.json"
-        write_text(data, json.dumps(found) + "\n")
+        write_text(data, to_json(found).decode() + "\n")
         written.append(data)
     checks = [check_budget(model, one) for one in parsed]
     if as_json:

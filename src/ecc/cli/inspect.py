@@ -69,11 +69,12 @@ def doctor(meter: str, seconds: float, quick: bool, as_json: bool) -> None:
     from rich.console import Console
 
     from ecc.measure.doctor import diagnose
+    from ecc.records import to_builtins
     from ecc.report.terminal import doctor_table
 
     with Console(stderr=True).status("looking for meters") as status:
-        found = diagnose(meter, seconds=seconds, quick=quick, say=status.update)
+        found = diagnose(meter, seconds=seconds, quick=quick, report=status.update)
     if as_json:
-        click.echo(json.dumps(found.to_dict(), indent=1))
+        click.echo(json.dumps(to_builtins(found), indent=1))
     else:
         Console(highlight=False).print(doctor_table(found))

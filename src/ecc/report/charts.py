@@ -19,6 +19,7 @@ from typing import Any
 import altair as alt
 from altair.utils import schemapi
 
+from ecc.energy.ablation import FitAblation
 from ecc.errors import BadFile
 from ecc.formatting import percent, si_scale
 from ecc.io import refuse_other_file, write_bytes, write_text
@@ -670,7 +671,7 @@ def draw_tradeoff(report: Report, path: Path) -> Path:
     return save_chart(for_file(figure.spec), path)
 
 
-def draw_fit(found: Mapping[str, Any], title: str, folder: str | Path, stem: str) -> list[Path]:
+def draw_fit(found: FitAblation, title: str, folder: str | Path, stem: str) -> list[Path]:
     """Draw predicted against measured cost, errors over widths, learning curves, and the paper's figures.
 
     Args:
@@ -684,32 +685,32 @@ def draw_fit(found: Mapping[str, Any], title: str, folder: str | Path, stem: str
     """
     folder = _made(folder)
     drawn = [save_chart(_fit_chart(found, title), folder / f"{stem}-prediction.svg")]
-    if found["paper"]:
+    if found.paper:
         drawn.append(draw_paper([(title, found)], folder / f"{stem}-paper.svg"))
     return drawn
 
 
-def _fit_chart(found: Mapping[str, Any], title: str) -> Row:
-    unit, families = found["unit"], found["families"]
+def _fit_chart(found: FitAblation, title: str) -> Row:
+    unit, families = found.unit, found.families
     points = [
         {"family": name, "value": value, "predicted": value * (1 + error), "error": error, "ratio": ratio}
         for name, family in families.items()
-        for value, ratio, error in zip(found["values"], found["mean_share"], family["errors"], strict=True)
+        for value, ratio, error in zip(found.values, found.mean_width_ratio, family.errors, strict=True)
     ]
     curves = [
         {"family": name, "samples": samples, "error": error}
         for name, family in families.items()
-        for samples, error in family["learning_curve"]
+        for samples, error in family.learning_curve
     ]
-    ends = [min(found["values"]), max(found["values"])]
-    names = [f"{name} ({family['mean']:.2%})" for name, family in families.items()]
+    ends = [min(found.values), max(found.values)]
+    names = [f"{name} ({family.mean:.2%})" for name, family in families.items()]
     for row in (*points, *curves):
         row["family"] = names[list(families).index(row["family"])]
     scale = alt.Scale(domain=names, range=[_FAMILIES.get(name, "#777777") for name in families])
     colour = alt.Color("family", type="nominal", title="mean error", scale=scale)
     dots = {"filled": True, "size": 14, "opacity": 0.6}
     log = _log_axis(ends)
-    x, y = _x("value", f"{found['label']} [{unit}]", **log), _y("predicted", f"predicted, held out [{unit}]", **log)
+    x, y = _x("value", f"{found.label} [{unit}]", **log), _y("predicted", f"predicted, held out [{unit}]", **log)
     diagonal = _chart([{"value": end, "predicted": end} for end in ends]).mark_line(stroke="#777777", strokeWidth=1)
     left = diagonal.encode(x, y) + _chart(points).mark_point(**dots).encode(x, y, colour)
     percents = alt.Axis(format="%")
@@ -719,18 +720,18 @@ def _fit_chart(found: Mapping[str, Any], title: str) -> Row:
     right = _chart(curves).mark_line(point=True).encode(
         _x("samples", "samples"), _y("error", "mean error, held out", axis=percents), colour
     )  # fmt: skip
-    if found["noise"] is not None:
-        noise = _chart([{"error": found["noise"], "text": "noise of one measurement"}])
+    if found.noise is not None:
+        noise = _chart([{"error": found.noise, "text": "noise of one measurement"}])
         right = right + noise.mark_rule(strokeDash=[4, 4]).encode(_y("error"))
         right = right + noise.mark_text(align="right", dy=-6, fontSize=10).encode(
             _y("error"), x=alt.value(270), text="text:N"
         )
-    heading = f"{title}: {found['resource']}, {found['label']} on {found['device']}, batch {found['batch']}"
+    heading = f"{title}: {found.resource}, {found.label} on {found.device}, batch {found.batch}"
     panels = [part.properties(width=270, height=230) for part in (left, middle, right)]
     return _file_config(alt.hconcat(*panels).properties(title=heading).to_dict())
 
 
-def draw_paper(found: Sequence[tuple[str, Mapping[str, Any]]], path: Path) -> Path:
+def draw_paper(found: Sequence[tuple[str, FitAblation]], path: Path) -> Path:
     """Draw Figures 2 and 3 of the paper (test error over iterations of Adam) for several profiles side by side.
 
     Raises:
@@ -740,7 +741,7 @@ def draw_paper(found: Sequence[tuple[str, Mapping[str, Any]]], path: Path) -> Pa
     for title, one in found:
         rows = [
             {"model": "bilinear" if count == "0" else f"MLP, {count} hidden", "iteration": iteration, "error": error}
-            for count, curve in one["paper"].items()
+            for count, curve in one.paper.items()
             for iteration, error in curve
         ]
         y = _y("error", "relative test error", scale=alt.Scale(domain=[0, 0.2], clamp=True))

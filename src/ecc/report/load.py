@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from ecc.energy import EnergyModel
-from ecc.energy.fitting import describe_learning_curve, describe_outlier_widths
+from ecc.energy.quality import describe_learning_curve, describe_outlier_widths
 from ecc.errors import BadFile
 from ecc.io import read_lines
 from ecc.records import from_json, read_record
@@ -683,11 +683,11 @@ def _finite(value: float) -> float:
 
 def _model_info(model: EnergyModel) -> ModelInfo:
     meter, quality, settings = model.origin.meter, model.quality, model.origin.settings
-    pairs = thinned(quality.get("held_out", []), MAX_HELD_OUT)
+    pairs = thinned(list(quality.held_out), MAX_HELD_OUT)
     return ModelInfo(
         kind=model.kind,
         label=model.label,
-        samples=model.origin.rows,
+        samples=model.origin.samples,
         batch=model.origin.batch,
         meter=meter.name,
         device=meter.device,
@@ -696,9 +696,9 @@ def _model_info(model: EnergyModel) -> ModelInfo:
         source=str(getattr(meter.provenance, "source", "")),
         notes=list(meter.notes),
         settings={} if settings is None else {key: str(value) for key, value in vars(settings).items()},
-        families={name: dict(found) for name, found in quality.get("families", {}).items()},
-        noise=quality.get("noise"),
-        learning_curve=[(samples, error) for samples, error in quality.get("learning_curve", [])],
+        families={name: vars(found) for name, found in quality.families.items()},
+        noise=quality.noise,
+        learning_curve=list(quality.learning_curve),
         held_out=[(measured, predicted) for measured, predicted in pairs if measured > 0 and predicted > 0],
         advice=" ".join(filter(None, (describe_learning_curve(quality), describe_outlier_widths(quality)))),
     )

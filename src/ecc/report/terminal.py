@@ -11,7 +11,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from rich import box
@@ -21,14 +21,14 @@ from rich.table import Table
 from rich.text import Text
 
 from ecc.constants import MIN_WIDTH_RATIO
-from ecc.energy import Budget, EnergyModel
-from ecc.energy.fitting import describe_learning_curve, describe_outlier_widths
+from ecc.energy import Budget, EnergyModel, FitErrors, FitQuality
+from ecc.energy.quality import describe_learning_curve, describe_outlier_widths
 from ecc.formatting import percent, si
 from ecc.graph import ChannelGraph, ChannelGroup, Role
 from ecc.measure.doctor import DoctorReport, MeterFinding, SelfTest
 from ecc.measure.early_stopping import quick_error
 from ecc.measure.meter import Declared, DeviceState, Estimated
-from ecc.measure.profile import DRIFT_REMEDY, Profile
+from ecc.measure.profile import Profile, drift_remedy
 from ecc.measure.registry import FALLBACKS
 from ecc.run_records import RunSummary
 
@@ -183,7 +183,7 @@ _FALLBACK_HELP = {
 def doctor_table(report: DoctorReport) -> RenderableType:
     """The machine, its meters, the findings on each that works, and what to do next."""
     parts: list[RenderableType] = [plain(line) for line in _machine_lines(report.machine)]
-    parts.append(_meter_table(report) if len(report.findings) > 1 else Text())
+    parts.append(_meter_table(report) if len(report.meters) > 1 else Text())
     for finding in report.working:
         parts += [_meter_details(finding), Text()]
     if report.working:
@@ -208,7 +208,7 @@ def _meter_table(report: DoctorReport) -> Table:
     table.add_column("meter", no_wrap=True)
     table.add_column("works")
     table.add_column("what it reads, or why it does not work", overflow="fold")
-    for finding in report.findings:
+    for finding in report.meters:
         works = Text("yes", style="green") if finding.works else Text("no")
         is_dim = report.working and not finding.works  # where nothing works, the reasons matter most
         table.add_row(plain(finding.spec), works, plain(finding.reason), style="dim" if is_dim else None)
@@ -301,7 +301,7 @@ def _fallbacks(report: DoctorReport) -> Iterator[RenderableType]:
         grid.add_row(spec, Text(_FALLBACK_HELP.get(spec) or f"{known[spec].capitalize()}."))
     yield Padding(grid, (0, 0, 0, 2))
     yield Text()
-    for finding in report.findings:
+    for finding in report.meters:
         if finding.remedy:
             yield plain(f"Or give read permission for {finding.spec}, which lasts until the next boot:")
             yield Padding(Text(finding.remedy, style="bold", overflow="fold"), (0, 0, 1, 2))
@@ -394,7 +394,7 @@ def profile_text(profile: Profile, path: str | Path, graph: ChannelGraph | None 
     if profile.drift is not None and profile.header.device_type is not None:
         lines.append(str(profile.drift))
         if not profile.drift.is_steady:
-            lines.append(f"warning: the reference drifted too much for a reliable profile. {DRIFT_REMEDY}")
+            lines.append(f"warning: the reference drifted too much for a reliable profile. {drift_remedy()}")
     return "\n".join(lines)
 
 
@@ -415,7 +415,8 @@ class FitSummary:
     samples: int
     dense: float
     min_cost: float
-    quality: dict[str, Any]
+    errors: FitErrors | None
+    quality: FitQuality
     per_layer: dict[str, float]
 
 
@@ -427,9 +428,10 @@ def fit_summary(model: EnergyModel) -> FitSummary:
         device=model.origin.meter.device,
         batch=model.origin.batch,
         kind=model.kind,
-        samples=model.origin.rows,
+        samples=model.origin.samples,
         dense=model.dense,
-        min_cost=model.least,
+        min_cost=model.min_cost,
+        errors=model.errors,
         quality=model.quality,
         per_layer=model.per_layer(),
     )
@@ -440,13 +442,13 @@ def fit_table(model: EnergyModel, title: str) -> RenderableType:
     quality = model.quality
     columns = ("model", "mean", "p90", "max", "bias", "dense", "held out", "near dense", "uniform")
     table = _table(*columns, title=title)
-    for name, found in quality.get("families", {}).items():
-        selected = " (selected)" if name == model.kind and len(quality["families"]) > 1 else ""
-        numbers = [_optional(found[key]) for key in ("mean", "ninetieth", "largest")]
-        numbers += [_optional(found[key], sign=True) for key in ("bias", "dense_fitted", "dense")]
-        numbers += [_optional(found[key]) for key in ("near_dense", "path")]
+    for name, found in quality.families.items():
+        selected = " (selected)" if name == model.kind and len(quality.families) > 1 else ""
+        numbers = [_optional(getattr(found, key)) for key in ("mean", "p90", "max")]
+        numbers += [_optional(getattr(found, key), sign=True) for key in ("bias", "dense_fitted", "dense")]
+        numbers += [_optional(getattr(found, key)) for key in ("near_dense", "uniform")]
         table.add_row(name + selected, *numbers)
-    noise = quality.get("noise")
+    noise = quality.noise
     about = "Relative errors on held-out samples (10-fold cross-validation); `dense`: in the final fit. "
     about += "The noise was not measured." if noise is None else f"Std of one measurement: {percent(noise, 2)}."
     sentences = [text for text in (describe_learning_curve(quality), describe_outlier_widths(quality)) if text]
@@ -472,7 +474,7 @@ def _layer_table(model: EnergyModel) -> Table:
 def reachable_budgets(model: EnergyModel) -> str:
     """Which budgets can be met."""
     dense, smallest, batch = model.dense_profiled, min_cost(model), model.origin.batch
-    label = model.label if model.quality.get("dense_fitted") is not None else "predicted"
+    label = model.label if model.dense_sample is not None else "predicted"
     each = f" ({si(dense / batch, model.unit)} per item)" if batch > 1 else ""
     return (
         f"Dense: {si(dense, model.unit)}{each}, {label}; {model.origin.meter.device}, batch {batch}. With "
