@@ -41,13 +41,13 @@ def test_the_version_is_that_of_the_package() -> None:
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_help_shows_at_most_twelve_options_and_help_all_shows_every_option(verb: str) -> None:
-    short, long = (run_ok(verb, flag).stdout.partition("\nOptions:\n")[2] for flag in ("--help", "--help"))
-    if "--help-all" in short:
-        long = run_ok(verb, "--help-all").stdout.partition("\nOptions:\n")[2]
-    assert len(re.findall(r"^  -", short, re.M)) <= 12
+    short = run_ok(verb, "--help").stdout.partition("\nOptions:\n")[2]
+    every = "--help-all" if "--help-all" in short else "--help"
+    long = run_ok(verb, every).stdout.partition("\nOptions:\n")[2]
+    assert len(re.findall(r"^  -", short, re.MULTILINE)) <= 12
     options = [param for param in COMMANDS[verb].params if isinstance(param, click.Option)]
     assert all(param.help for param in options)
-    assert len(re.findall(r"^  -", long, re.M)) >= len(options)
+    assert len(re.findall(r"^  -", long, re.MULTILINE)) >= len(options)
 
 
 def test_every_setting_is_an_option_of_compress_and_compare_with_its_default() -> None:
@@ -136,7 +136,9 @@ def test_an_example_that_cannot_run_here_is_parsed(line: str, tmp_path: Path, mo
     (tmp_path / "recipe.toml").write_text('task = "alexnet"\n')
     monkeypatch.chdir(tmp_path)
     verb, *arguments = shlex.split(line.partition("ecc ")[2])
-    assert COMMANDS[verb].make_context(verb, arguments, parent=CONTEXT).params["task" if "task" in line else "output"] or 1
+    assert (
+        COMMANDS[verb].make_context(verb, arguments, parent=CONTEXT).params["task" if "task" in line else "output"] or 1
+    )
 
 
 @pytest.fixture(scope="module")
