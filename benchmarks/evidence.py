@@ -294,7 +294,7 @@ def main() -> None:
         "device": torch.cuda.get_device_name() if options.device == "cuda" else "cpu",
         "measured_batch": batch,
         "width_multiple": MULTIPLE_OF.get(options.name, 8),
-        "meter": source.describe().to_dict(),
+        "meter": to_builtins(source.describe()),
         "recalibration_batches": BATCHES,
         "held_out_images": len(data.held_out),
         "test_images": len(data.test),

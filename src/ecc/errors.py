@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
 LONGEST = 4000
 """Characters of a message. Values from files stand in messages, and a hostile file has long ones."""
 
@@ -84,3 +88,30 @@ def first_line(error: BaseException) -> str:
     """Type and first line of the message of an exception, such as `ValueError: no such axis`."""
     text = str(error).strip().splitlines()
     return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
+
+
+_on_command_line: ContextVar[bool] = ContextVar("on_command_line", default=False)
+
+
+@contextmanager
+def option_names() -> Iterator[None]:
+    """A block in which `option_hint` gives options of the command line instead of Python arguments."""
+    token = _on_command_line.set(True)
+    try:
+        yield
+    finally:
+        _on_command_line.reset(token)
+
+
+def option_hint(name: str, value: object = None, *, cli: str | None = None) -> str:
+    """A setting as the user writes it: `--allow-drift` on the command line, `allow_drift=True` in Python.
+
+    Args:
+        name: Name of the Python argument.
+        value: Suggested value; None names the setting only.
+        cli: Name of the option of the command line, if it differs.
+    """
+    if not _on_command_line.get():
+        return name if value is None else f"{name}={value!r}"
+    flag = f"--{(cli or name).replace('_', '-')}"
+    return flag if value is None or value is True else f"{flag} {value}"

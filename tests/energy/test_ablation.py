@@ -97,7 +97,7 @@ def test_wrong_arguments_are_refused(rows: int, options: dict[str, int], message
 
 
 def test_an_ablation_agrees_with_the_fit_and_round_trips() -> None:
-    profile = Profile.load(H200 / "mobilenet_v1-b1.profile.gz").first(40)
+    profile = Profile.load(H200 / "mobilenet_v1-b1.profile.gz").head(40)
     found = run_ablation(profile, iterations=100)
     assert from_json(to_json(found), FitAblation, "a.json") == found
     quality = fit(profile).quality
@@ -108,4 +108,4 @@ def test_an_ablation_agrees_with_the_fit_and_round_trips() -> None:
         assert [size for size, _ in family.learning_curve] == [15, 20, 30]
     assert list(found.paper) == ["0", "1", "2", "3"]
     assert (found.label, found.device, found.batch) == ("measured", "NVIDIA H200", 1)
-    assert run_ablation(profile.first(30), resource="latency", iterations=0).paper == {}
+    assert run_ablation(profile.head(30), resource="latency", iterations=0).paper == {}

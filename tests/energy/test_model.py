@@ -385,6 +385,6 @@ def test_a_recorded_profile_is_fitted_and_replayed(path: Path, tmp_path: Path) -
     replay = find_meter(f"replay:{path}")
     assert replay.describe().label == f"measured (replayed from {path.name})"
     for one in profile.corrected()[::50]:
-        reading = replay.cost(graph, profile.named(one.widths))
+        reading = replay.cost(graph, profile.widths_by_group(one.widths))
         assert (reading.joules, reading.seconds) == (one.joules, one.seconds)
     assert len(RECORDED) >= 5

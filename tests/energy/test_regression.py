@@ -229,7 +229,7 @@ def test_rounds_are_combined_and_drift_is_divided_out() -> None:
     profile = computed("digits", "jetson-tx2")
     found = {tuple(widths) for widths in samples_from_profile(profile).widths.tolist()}
     for network in profile.corrected():
-        assert tuple(profile.header.structure.widths(profile.named(network.widths)).tolist()) in found
+        assert tuple(profile.header.structure.widths(profile.widths_by_group(network.widths)).tolist()) in found
 
 
 @pytest.mark.parametrize(

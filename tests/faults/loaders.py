@@ -21,7 +21,6 @@ from ecc.energy import EnergyModel, fit
 from ecc.energy.regression import samples_from_profile
 from ecc.graph import ChannelGraph
 from ecc.measure import Profile, find_meter
-from ecc.measure.merge_profiles import missing_samples
 from ecc.measure.meters.command import parse
 from ecc.measure.profile_writer import open_profile
 from ecc.methods import Compression, CompressSettings
@@ -53,7 +52,7 @@ def _use_profile(path: Path) -> None:
         assert len(samples_from_profile(profile, resource)) >= 0
     to_builtins(fit_summary(fit(profile, "bilinear")))
     assert profile_text(profile, path).replace("\n", " ").isprintable()  # no code for a terminal gets through
-    assert len(missing_samples(profile)) >= 0
+    assert len(profile.missing_samples()) >= 0
 
 
 def _zipped(folder: Path) -> Path:
@@ -168,7 +167,7 @@ def _chain() -> Compression:
     task = replace(wide_task("chain"), evaluate=lambda model: 0.5)
     graph = trace_channels(task.model.eval(), example_of("chain"), verify=False)
     source = Truth(true_model(graph))
-    return Compression(task, parse_budgets(["60%"]), true_model(graph), source=source, settings=SETTINGS)
+    return Compression(task, parse_budgets(["60%"]), true_model(graph), meter=source, settings=SETTINGS)
 
 
 class Enough(Exception):
@@ -228,7 +227,7 @@ def _print(what: RenderableType) -> None:
 
 def _comparison() -> Comparison:
     return Comparison(
-        _chain().task, [_chain().energies["energy"]], methods=("ecc", "scratch"), budgets=("60%",), seeds=1
+        _chain().task, [_chain().energy_models["energy"]], methods=("ecc", "scratch"), budgets=("60%",), seeds=1
     )
 
 

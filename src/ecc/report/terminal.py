@@ -28,7 +28,7 @@ from ecc.graph import ChannelGraph, ChannelGroup, Role
 from ecc.measure.doctor import DoctorReport, MeterFinding, SelfTest
 from ecc.measure.early_stopping import quick_error
 from ecc.measure.meter import Declared, DeviceState, Estimated
-from ecc.measure.profile import DRIFT_REMEDY, Profile
+from ecc.measure.profile import Profile, drift_remedy
 from ecc.measure.registry import FALLBACKS
 from ecc.run_records import RunSummary
 
@@ -183,7 +183,7 @@ _FALLBACK_HELP = {
 def doctor_table(report: DoctorReport) -> RenderableType:
     """The machine, its meters, the findings on each that works, and what to do next."""
     parts: list[RenderableType] = [plain(line) for line in _machine_lines(report.machine)]
-    parts.append(_meter_table(report) if len(report.findings) > 1 else Text())
+    parts.append(_meter_table(report) if len(report.meters) > 1 else Text())
     for finding in report.working:
         parts += [_meter_details(finding), Text()]
     if report.working:
@@ -208,7 +208,7 @@ def _meter_table(report: DoctorReport) -> Table:
     table.add_column("meter", no_wrap=True)
     table.add_column("works")
     table.add_column("what it reads, or why it does not work", overflow="fold")
-    for finding in report.findings:
+    for finding in report.meters:
         works = Text("yes", style="green") if finding.works else Text("no")
         is_dim = report.working and not finding.works  # where nothing works, the reasons matter most
         table.add_row(plain(finding.spec), works, plain(finding.reason), style="dim" if is_dim else None)
@@ -301,7 +301,7 @@ def _fallbacks(report: DoctorReport) -> Iterator[RenderableType]:
         grid.add_row(spec, Text(_FALLBACK_HELP.get(spec) or f"{known[spec].capitalize()}."))
     yield Padding(grid, (0, 0, 0, 2))
     yield Text()
-    for finding in report.findings:
+    for finding in report.meters:
         if finding.remedy:
             yield plain(f"Or give read permission for {finding.spec}, which lasts until the next boot:")
             yield Padding(Text(finding.remedy, style="bold", overflow="fold"), (0, 0, 1, 2))
@@ -394,7 +394,7 @@ def profile_text(profile: Profile, path: str | Path, graph: ChannelGraph | None 
     if profile.drift is not None and profile.header.device_type is not None:
         lines.append(str(profile.drift))
         if not profile.drift.is_steady:
-            lines.append(f"warning: the reference drifted too much for a reliable profile. {DRIFT_REMEDY}")
+            lines.append(f"warning: the reference drifted too much for a reliable profile. {drift_remedy()}")
     return "\n".join(lines)
 
 

@@ -82,7 +82,7 @@ def read_recipe(path: str | Path) -> Recipe:
     _refuse_code(path, table)
     file = from_builtins(table, RecipeFile, path)
     try:
-        made = settings_from(CompressSettings, settings, f"{path}: settings.")
+        made = settings_from(CompressSettings, settings, f"{path}: ")
     except EccError as error:
         raise BadFile(str(error)) from None
     paths = {name: str(path.parent / table[name]) for name in ("data", "weights") if name in table}

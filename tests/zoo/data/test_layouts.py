@@ -83,7 +83,8 @@ def test_camvid_is_kept_in_memory_and_knows_the_nearest_cityscapes_classes(tmp_p
     names = list(CITYSCAPES_CLASSES)
     pairs = dict(zip(CAMVID_CLASSES, (names[row] for row in CAMVID_FROM_CITYSCAPES), strict=True))
     assert {ours: theirs for ours, theirs in pairs.items() if ours != theirs} == {
-        "pavement": "sidewalk", "tree": "vegetation", "sign": "traffic sign", "pedestrian": "person", "bicyclist": "rider",
+        "pavement": "sidewalk", "tree": "vegetation", "sign": "traffic sign",
+        "pedestrian": "person", "bicyclist": "rider",
     }  # fmt: skip
 
 
