@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from ecc.errors import BadFile
 from ecc.training.checkpoint import load_state, save_state, sync_folder, weights_checksum
-from ecc.training.random_state import rng_state
+from ecc.training.rng import rng_state
 
 DTYPES = [
     *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.complex64),

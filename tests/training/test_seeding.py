@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from ecc.errors import BadFile
-from ecc.training.random_state import derived_seed, fork_host_rng, fork_rng, rng_state, seed_everything, set_rng_state
+from ecc.training.rng import derived_seed, fork_host_rng, fork_rng, rng_state, seed_everything, set_rng_state
 
 
 def drawn() -> tuple[float, float, float, float]:

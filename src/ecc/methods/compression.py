@@ -23,7 +23,7 @@ import torch
 from torch import nn
 
 from ecc.energy import Budget, EnergyModel, dense_cost
-from ecc.errors import BadBudget, BadTask, EccError
+from ecc.errors import BadBudget, BadTask, EccError, wrap_user_errors
 from ecc.graph import ChannelGraph, max_relative_diff, trace_channels, verify_graph, with_widths
 from ecc.graph.model_copy import load_whole_state_, whole_state
 from ecc.graph.slimming import build_slim
@@ -41,7 +41,6 @@ from ecc.training import (
     save_state,
 )
 from ecc.training.batches import to_device
-from ecc.training.user_errors import wrap_user_errors
 
 from .base import Method, PruningContext, check_needs_held_out
 from .baselines.recalibration import BATCHES, recalibrate_, recalibrated

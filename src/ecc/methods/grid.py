@@ -26,7 +26,7 @@ from ecc.constants import SCRATCH
 from ecc.energy import EnergyModel
 from ecc.energy.budget import parse_budget
 from ecc.errors import BadFile, EccError
-from ecc.io import read_text, temporaries, write_text
+from ecc.io import read_text, write_text
 from ecc.measure import EnergySource
 from ecc.task import Task
 from ecc.training import BatchStream, Interrupted, load_state, open_run, save_state, train
@@ -297,7 +297,7 @@ class Comparison:
         }
         file = root / "grid.json"
         if not file.exists():
-            own = temporaries(root, ".grid.json.", ".tmp")  # of a grid that was killed before it had begun
+            own = list(root.glob(".grid.json.*.tmp"))  # of a grid that was killed before it had begun
             if root.exists() and (root.is_file() or any(entry not in own for entry in root.iterdir())):
                 raise BadFile(f"{root} is no grid of runs and is left as it is. Give an empty or a new folder.")
             try:

@@ -21,7 +21,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import nn
 
-from ecc.errors import BadTask
+from ecc.errors import BadTask, wrap_user_errors
 from ecc.task import Task
 from ecc.training import (
     BatchStream,
@@ -42,7 +42,6 @@ from ecc.training import (
 )
 from ecc.training.checkpoint import weights_checksum
 from ecc.training.optimizers import fused_on_gpu
-from ecc.training.user_errors import wrap_user_errors
 
 from .settings import PHASES, CompressSettings
 

@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.table import Table
 
-from ecc.errors import LONGEST, BadFile
+from ecc.errors import BadFile
 from ecc.io import read_bytes
 
 from .fit_figures import pyplot, save_figure
@@ -81,7 +81,7 @@ def _json(path: Path, **fields: type) -> dict[str, Any]:
     for name, kind in fields.items():
         value = found.get(name)
         allowed = (int, float) if kind is float else (int, type(None)) if name == "peak_bytes" else kind
-        odd = isinstance(value, str) and not (len(value) <= LONGEST and value.replace("\n", " ").isprintable())
+        odd = isinstance(value, str) and not (len(value) <= 4000 and value.replace("\n", " ").isprintable())
         if name not in found or not isinstance(value, allowed) or odd:  # what is odd, no table could show
             raise BadFile(f"{path} is damaged: its {name} is {value!r}; run its cell again.")
     return found
