@@ -22,6 +22,7 @@ from profile_networks import profiled
 from ecc.energy import fit, parse_budgets
 from ecc.measure import find_meter
 from ecc.methods import Compression, CompressSettings
+from ecc.options import settings_from
 from ecc.training import DistributedContext
 
 
@@ -38,7 +39,7 @@ def main() -> None:
     parser.add_argument("--finetune-steps", type=int, default=1000)
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--temperature", type=float, default=4.0, help="of the teacher's probabilities; 0 for logits")
-    parser.add_argument("--metric", choices=("taylor", "adam_norm"), default="taylor")
+    parser.add_argument("--importance", choices=("taylor", "adam_norm"), default="taylor")
     parser.add_argument("--min-width-ratio", type=float, default=CompressSettings.min_width_ratio)
     parser.add_argument("--precision", default="bf16")
     parser.add_argument("--limit", type=int, help="photos of each split; all by default")
@@ -63,20 +64,20 @@ def main() -> None:
             parse_budgets([options.budget]),
             energy,
             source=source,
-            settings=CompressSettings(
+            settings=settings_from(CompressSettings, dict(
                 pretrain_steps=options.pretrain_steps,
-                steps=options.steps,
+                prune_steps=options.steps,
                 finetune_steps=options.finetune_steps,
                 lr=options.lr,
                 pretrain_lr=1e-3,
-                temperature=options.temperature or None,
-                importance=options.metric,
+                kd_temperature=options.temperature or None,
+                importance=options.importance,
                 min_width_ratio=options.min_width_ratio,
                 precision=options.precision,
                 channels_last=device == "cuda",
                 cuda_graph=True,
                 checkpoint_seconds=None,
-            ),
+            )),
             device=device,
         )
         result = job.run(
@@ -85,13 +86,13 @@ def main() -> None:
         history = [json.loads(line) for line in (Path(folder) / "run" / "history.jsonl").read_text().splitlines()]
     summary = result.summary
     row = summary["budgets"]["energy"]
-    drop = summary["scores"]["dense"] - summary["scores"]["after tuning"]
+    drop = summary["scores"]["dense"] - summary["scores"]["finetuned"]
     record = {
         "what": "MobileNet v1 on Imagenette (a lossy 128 px copy) compressed to a budget of joules",
         "environment": machine(),
         "device": summary["device"],
         "label": row["label"],
-        "metric": options.metric,
+        "importance": options.importance,
         "temperature": options.temperature or None,
         "budget_share_reached": row["result"] / row["limit"],
         "energy_share_of_dense": row["result"] / row["dense"],

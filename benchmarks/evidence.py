@@ -12,7 +12,7 @@ OUT is results/evidence/e1.json to e4.json for the pages of results; the profile
 
 The same command goes on where the last one ended, as long as WORK is there; with `--record`, a JSON that it wrote, also
 where WORK is lost. `--seconds` ends it in time; the JSON tells what is finished, with the cells that failed and those
-that are missing. With `--again` it first learns from what was weighed, and runs again what had been predicted badly: so
+that are missing. With `--again` it first learns from what was measured, and runs again what had been predicted badly: so
 methods meet their budgets although none of them measures.
 """
 
@@ -32,7 +32,7 @@ from typing import Any
 
 import torch
 import torch.multiprocessing
-from evidence_again import learn_again
+from evidence_rerun import learn_again
 from evidence_grid import (
     DATA,
     FORMS,
@@ -106,7 +106,7 @@ def worker(options: argparse.Namespace, data: ImageData) -> None:
                 reason = str(error)
                 grid.asked.note_failure(cell, grid.runs, reason)
             seconds = time.monotonic() - started
-            name = f"{cell.method} {grid.form}".strip()
+            name = f"{cell.method} {grid.variant}".strip()
             print(f"{name} {cell.budget} seed {cell.seed}: {reason}, {seconds:.0f} s", flush=True)
 
 
@@ -126,7 +126,7 @@ def unfinished(grids: list[Grid]) -> list[tuple[Grid, Cell]]:
 
 
 def name_of(grid: Grid, cell: Cell) -> str:
-    return f"{cell.method}-{grid.form}-{cell.budget}-{cell.seed}"
+    return f"{cell.method}-{grid.variant}-{cell.budget}-{cell.seed}"
 
 
 def claimed(name: str, root: Path) -> bool:
@@ -183,7 +183,7 @@ def finish(workers: list[Any], until: float) -> None:
 
 
 def time_after(cells: int, seconds: float) -> float:
-    """What stopping and weighing take of a call; where there are too many cells, some are weighed in the next."""
+    """What stopping and weighing take of a call; where there are too many cells, some are measured in the next."""
     return SAVING + 5 + min(WEIGHING_TAKES * cells, seconds / 5)
 
 
@@ -191,7 +191,7 @@ def time_after(cells: int, seconds: float) -> float:
 
 
 def weigh(grids: list[Grid], task: Task, batch: int, source: EnergySource, until: float) -> None:
-    """Every finished network that has not been weighed, and the dense one among them, in the cell's weighed.json."""
+    """Every finished network that has not been measured, and the dense one among them, in the cell's measured.json."""
     energy = grids[0].asked.energy
     assert isinstance(energy, EnergyModel)
     example = with_batch_size(task.example_input, batch)
@@ -200,7 +200,7 @@ def weigh(grids: list[Grid], task: Task, batch: int, source: EnergySource, until
     known: dict[str, str] = {}
     waiting = []
     for grid, cell in [(one, cell) for one in grids for cell in one.finished()]:
-        file = cell.folder(grid.runs) / "weighed.json"
+        file = cell.folder(grid.runs) / "measured.json"
         if file.exists():
             known[widths_of(grid, cell)] = file.read_text(encoding="utf-8")
         else:
@@ -244,10 +244,10 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=4)
     parser.add_argument("--mps", action="store_true", help="kernels of the processes run side by side, by CUDA's MPS")
     parser.add_argument(
-        "--again", action="store_true", help="learn from what was weighed, and run again what had been predicted badly"
+        "--again", action="store_true", help="learn from what was measured, and run again what had been predicted badly"
     )
     parser.add_argument("--record", type=Path, help="of an earlier run, whose cells are not run again")
-    parser.add_argument("--without", type=lambda text: text.split(","), default=[], help="forms in it that are")
+    parser.add_argument("--without", type=lambda text: text.split(","), default=[], help="variants in it that are")
     parser.add_argument(
         "--seconds", type=float, default=540.0, help="in which this call ends; cells are stopped earlier"
     )
@@ -296,7 +296,7 @@ def main() -> None:
         "judged_on": len(data.held_out),
         "tested_on": len(data.test),
         "settings": {key: value for key, value in vars(grids[0].asked.settings).items() if key != "seed"},
-        "forms": {grid.form: form_facts(FORMS[options.name][grid.form]) for grid in grids[1:]},
+        "variants": {grid.variant: form_facts(FORMS[options.name][grid.variant]) for grid in grids[1:]},
         "full_widths": trace_channels(task.model, task.example_input, verify=False).full_widths,
         "fit": {key: value for key, value in energy.quality.items() if key != "families"},
         "dense_sha256": dense_weights(grids[0]),

@@ -1,4 +1,4 @@
-"""What an experiment of evidence.py is to run: data, energy model, and the comparison with its forms of ECC."""
+"""What an experiment of evidence.py is to run: data, energy model, and the comparison with its variants of ECC."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ class Form:
     """Modules whose outputs are kept whole."""
 
 
-def form_facts(form: Form) -> dict[str, Any]:
+def form_facts(variant: Form) -> dict[str, Any]:
     """For the record."""
-    return form.settings | ({"freeze": ", ".join(form.freeze)} if form.freeze else {})
+    return variant.settings | ({"freeze": ", ".join(variant.freeze)} if variant.freeze else {})
 
 
 def paper(
@@ -115,10 +115,10 @@ def the_task(options: argparse.Namespace, recipe: Recipe, data: ImageData) -> Ta
 
 
 def for_all(data: ImageData) -> ImageData:
-    """The same in memory that processes share, with as much held out as is judged by."""
-    held, judged = as_packed(data.held_out), JUDGED[data.name]
-    if len(held) > judged:
-        rows = torch.linspace(0, len(held) - 1, judged).long()
+    """The same in memory that processes share, with as much held out as is evaluated by."""
+    held, evaluated = as_packed(data.held_out), JUDGED[data.name]
+    if len(held) > evaluated:
+        rows = torch.linspace(0, len(held) - 1, evaluated).long()
         held = Packed(held.images[rows], held.labels[rows])
     splits = [Packed(s.images.share_memory_(), s.labels) for s in (as_packed(data.train), held, as_packed(data.test))]
     return replace(data, train=splits[0], held_out=splits[1], test=splits[2])
@@ -140,9 +140,9 @@ def fitted(task: Task, source: EnergySource, options: argparse.Namespace) -> Ene
 
 @dataclass(frozen=True)
 class Grid:
-    """The comparison, or a form of ECC beside it."""
+    """The comparison, or a variant of ECC beside it."""
 
-    form: str
+    variant: str
     """Empty for the comparison itself."""
     asked: Comparison
     runs: Path
@@ -174,20 +174,20 @@ class Grid:
 
 
 def the_grids(options: argparse.Namespace, recipe: Recipe, task: Task) -> list[Grid]:
-    """The forms come after the comparison."""
+    """The variants come after the comparison."""
     energy = EnergyModel.load(options.root / "energy.json")
     settings = replace(recipe.settings, **json.loads(options.settings))
     methods, budgets = options.methods or recipe.methods or [], options.budgets or recipe.budgets or []
     seeds = options.seeds or recipe.seeds or 1
     asked = {"": (methods, budgets, settings, seeds, tuple(recipe.freeze or ()))}
-    for name, form in FORMS[options.name].items():
-        some = [budget for budget in budgets if form.budgets is None or budget in form.budgets]
+    for name, variant in FORMS[options.name].items():
+        some = [budget for budget in budgets if variant.budgets is None or budget in variant.budgets]
         if some and "ecc" in methods:
-            own = replace(settings, **form.settings)
-            asked[name] = (["ecc"], some, own, min(seeds, form.seeds or seeds), form.freeze)
+            own = replace(settings, **variant.settings)
+            asked[name] = (["ecc"], some, own, min(seeds, variant.seeds or seeds), variant.freeze)
     return [
         Grid(
-            form,
+            variant,
             Comparison(
                 task,
                 energy,
@@ -198,9 +198,9 @@ def the_grids(options: argparse.Namespace, recipe: Recipe, task: Task) -> list[G
                 device=options.device,
                 freeze=freeze,
             ),
-            options.root / (f"runs-{form}" if form else "runs"),
+            options.root / (f"runs-{variant}" if variant else "runs"),
         )
-        for form, (methods, budgets, settings, seeds, freeze) in asked.items()
+        for variant, (methods, budgets, settings, seeds, freeze) in asked.items()
     ]
 
 
@@ -210,7 +210,7 @@ def failure_of(cell: Cell, runs: Path) -> Path:
 
 
 def train_dense(grids: list[Grid], seed: int) -> None:
-    """The dense network of one seed, trained in the comparison's folder and copied for the forms that have the seed."""
+    """The dense network of one seed, trained in the comparison's folder and copied for the variants that have the seed."""
     first = grids[0]
     first.asked.train_dense(seed, first.runs)
     for grid in grids[1:]:

@@ -29,7 +29,7 @@ def rows_of(grids: list[Grid]) -> list[dict[str, Any]]:
         done = grid.finished()
         for cell in grid.asked.cells:
             row: dict[str, Any] = {"method": cell.method, "budget": cell.budget, "seed": cell.seed}
-            row |= {"form": grid.form} if grid.form else {}
+            row |= {"variant": grid.variant} if grid.variant else {}
             if cell in done:
                 summary, facts, where = (
                     grid.read(cell, name) or {} for name in ("summary.json", "cell.json", "environment.json")
@@ -37,8 +37,8 @@ def rows_of(grids: list[Grid]) -> list[dict[str, Any]]:
                 row |= {key: summary[key] for key in FACTS if key in summary}
                 row |= {"predicted": summary["budgets"]["energy"], "cell_seconds": facts["seconds"]}
                 row |= {"date": where["sessions"][-1]["started"][:10]}
-                weighed = grid.read(cell, "weighed.json")
-                row |= {} if weighed is None else {"weighed": weighed}
+                measured = grid.read(cell, "measured.json")
+                row |= {} if measured is None else {"measured": measured}
             else:
                 row["missing"] = grid.failure(cell) or "not finished"
             rows.append(row)
@@ -77,11 +77,11 @@ def bring_cells(record: Path, grids: Sequence[Grid], without: Sequence[str] = ()
     for name, then in before["settings"].items():
         if name not in FREE and name in now and then != now[name]:
             raise BadFile(f"{record} was made with {name} = {then}, and now it is {now[name]}. Start without it.")
-    forms, brought = {grid.form: grid for grid in grids}, 0
+    variants, brought = {grid.variant: grid for grid in grids}, 0
     for row in before["rows"]:
-        grid = forms.get(row.get("form", ""))
+        grid = variants.get(row.get("variant", ""))
         cell = Cell(row["method"], row["budget"], row["seed"])
-        if grid is None or "missing" in row or grid.form in without or cell not in grid.asked.missing(grid.runs):
+        if grid is None or "missing" in row or grid.variant in without or cell not in grid.asked.missing(grid.runs):
             continue
         folder = cell.folder(grid.runs)
         folder.mkdir(parents=True, exist_ok=True)
@@ -89,7 +89,7 @@ def bring_cells(record: Path, grids: Sequence[Grid], without: Sequence[str] = ()
             "summary.json": {key: row[key] for key in FACTS if key in row} | {"budgets": {"energy": row["predicted"]}},
             "widths.json": row["widths"],
             "environment.json": {"sessions": [{"started": row["date"]}]},
-            "weighed.json": row.get("weighed"),
+            "measured.json": row.get("measured"),
             "cell.json": {"seconds": row["cell_seconds"]},  # the last: then it counts
         }
         for name, facts in files.items():

@@ -36,6 +36,7 @@ from ecc.energy import EnergyModel, fit, parse_budgets
 from ecc.graph import trace_channels
 from ecc.measure import find_meter, profile
 from ecc.methods import Compression, CompressSettings
+from ecc.options import settings_from
 from ecc.task import Task, with_batch_size
 from ecc.training import LRSchedule, OnStep, RunDir, Teacher
 
@@ -183,15 +184,15 @@ def measured(
 
 
 def settings_of(device: torch.device, log_every: int) -> CompressSettings:
-    return CompressSettings(
-        steps=SOLVE_STEPS,
+    return settings_from(CompressSettings, dict(
+        prune_steps=SOLVE_STEPS,
         finetune_steps=SOLVE_STEPS,
         lr=LR,
         weight_decay=WEIGHT_DECAY,
         precision="bf16" if device.type == "cuda" else "fp32",
         channels_last=True,
         log_every=log_every,
-    )
+    ))
 
 
 def summarised(found: Mapping[str, Mapping[str, list[float]]]) -> dict[str, Any]:

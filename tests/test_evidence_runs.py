@@ -1,4 +1,4 @@
-"""How the cells of the evidence are run: what is weighed, what is given up, and what is run again."""
+"""How the cells of the evidence are run: what is measured, what is given up, and what is run again."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_networks_of_the_same_widths_are_weighed_once(tmp_path: Path, monkeypatc
     task = SimpleNamespace(model=None, example_input=None)
     evidence.weigh([evidence.Grid("", asks, tmp_path)], task, 1, None, math.inf)
     assert asked == [{}, {"a": 3, "b": 4}, {"a": 2, "b": 4}]
-    joules = [json.loads((cell.folder(tmp_path) / "weighed.json").read_text())["joules"] for cell in cells]
+    joules = [json.loads((cell.folder(tmp_path) / "measured.json").read_text())["joules"] for cell in cells]
     assert joules == [3.0, 3.0, 4.0]
 
 
@@ -87,7 +87,7 @@ def test_what_was_weighed_is_learned_from_and_what_was_missed_is_run_again_once(
         if (share := shares[cell]) is not None:
             facts = {"joules": share * dense, "dense_joules": dense, "seconds": share, "dense_seconds": 1.0}
             facts["relative_ci"] = 0.01
-            (folder / "weighed.json").write_text(json.dumps(facts), encoding="utf-8")
+            (folder / "measured.json").write_text(json.dumps(facts), encoding="utf-8")
 
     for number, cell in enumerate(cells):
         run(cell, 8 * max(1, number))  # scratch has the widths of ecc
@@ -95,7 +95,7 @@ def test_what_was_weighed_is_learned_from_and_what_was_missed_is_run_again_once(
     cells.append(begun)
     begun.folder(grid.runs).mkdir(parents=True)  # with the limits of the old model
     grids.failure_of(begun, grid.runs).write_text('{"error": "too little"}', encoding="utf-8")
-    again = importlib.import_module("evidence_again")
+    again = importlib.import_module("evidence_rerun")
     again.learn_again([grid], tmp_path)
     whole = measure.Profile.load(tmp_path / "profile.gz")
     assert len(whole.design_samples) == len(first.design_samples) + 3
@@ -120,20 +120,20 @@ def test_cells_of_a_record_count_as_done(tmp_path: Path) -> None:
     records, errors = importlib.import_module("evidence_record"), importlib.import_module("ecc.errors")
     file = ROOT / "results" / "evidence" / "e2.json"
     before = json.loads(file.read_text(encoding="utf-8"))
-    forms: dict[str, Any] = {}
+    variants: dict[str, Any] = {}
     for row in before["rows"]:
-        forms.setdefault(row.get("form", ""), []).append(compare.Cell(row["method"], row["budget"], row["seed"]))
+        variants.setdefault(row.get("variant", ""), []).append(compare.Cell(row["method"], row["budget"], row["seed"]))
 
-    def asked(form: str, **changes: Any) -> Any:
+    def asked(variant: str, **changes: Any) -> Any:
         asks = object.__new__(compare.Comparison)
         settings = SimpleNamespace(**before["settings"] | {"checkpoint_seconds": 1.0} | changes)
-        found = SimpleNamespace(cells=forms[form], settings=settings, built_on=asks.built_on)
+        found = SimpleNamespace(cells=variants[variant], settings=settings, built_on=asks.built_on)
         found.missing = lambda runs: compare.Comparison.missing(found, runs)
-        return grids.Grid(form, found, tmp_path / f"runs-{form}")
+        return grids.Grid(variant, found, tmp_path / f"runs-{variant}")
 
-    kept = [asked(form) for form in forms]
+    kept = [asked(variant) for variant in variants]
     done = [row for row in before["rows"] if "missing" not in row]
-    even = [row for row in done if row.get("form") == "even"]
+    even = [row for row in done if row.get("variant") == "even"]
     assert records.bring_cells(file, kept, ["even"]) == len(done) - len(even) > 0
     rows = records.rows_of(kept)
     assert [row for row in rows if "missing" not in row] == [row for row in done if row not in even]
@@ -199,10 +199,10 @@ def test_a_fresh_run_trains_the_dense_network_of_each_seed_for_all_grids_then_it
     trained = importlib.import_module("evidence_record").dense_weights
     assert list(trained(first)) == ["0", "1"]
     assert trained(first)["0"] != trained(first)["1"]
-    assert trained(even) == {"0": trained(first)["0"]}  # the same network, and none of a seed that the form has not
+    assert trained(even) == {"0": trained(first)["0"]}  # the same network, and none of a seed that the variant has not
     evidence.weigh(asked, task, 256, source, math.inf)
     rows = importlib.import_module("evidence_record").rows_of(asked)
-    assert [(row.get("form"), row["method"], row["seed"]) for row in rows] == [
+    assert [(row.get("variant"), row["method"], row["seed"]) for row in rows] == [
         (None, "uniform", 0), (None, "ecc", 0), (None, "uniform", 1), (None, "ecc", 1), ("even", "ecc", 0)
     ]  # fmt: skip
-    assert all(row["weighed"]["joules"] < 0.9 * row["weighed"]["dense_joules"] for row in rows)
+    assert all(row["measured"]["joules"] < 0.9 * row["measured"]["dense_joules"] for row in rows)

@@ -25,7 +25,7 @@ WRITERS = (
     "write_results.py",
     "result_tables.py",
     "evidence_page.py",
-    "evidence_words.py",
+    "evidence_text.py",
     "evidence_tables.py",
     "gpu_table.py",
     "profile_table.py",

@@ -16,3 +16,9 @@ EXPORT_FORMATS = ("safetensors", "pt2", "onnx", "torchscript")
 
 MIN_WIDTH_RATIO = 0.1
 """Of a group's channels, by default: the paper's floor of one channel lets whole layers collapse."""
+
+RUN_PROFILE = "network.profile"
+"""The profile in a run folder."""
+
+PRESETS = ("default", "paper")
+"""Presets of `ecc compress`: `paper` is the published algorithm with its energy model, design and settings."""

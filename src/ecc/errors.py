@@ -81,16 +81,19 @@ class OutOfMemory(EccError):
     """Raised when a device has too little memory. Files that were written before are complete."""
 
 
-def one_line(error: BaseException, limit: int = 300) -> str:
-    """The message of an exception in one line.
+def first_line(error: BaseException) -> str:
+    """Type and first line of the message of an exception, such as `ValueError: no such axis`."""
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
 
-    Torch puts details below the first line (which weights do not fit), so the first lines are joined.
-    """
+
+def one_line(error: BaseException, limit: int = 300) -> str:
+    """The message of an exception with its lines joined."""
     return " ".join(str(error).split())[:limit] or "no message"
 
 
 def describe_error(error: BaseException) -> str:
-    """Type and message of an exception in one line."""
+    """Type and whole message of an exception in one line: torch puts details below the first line."""
     lines = str(error).strip().splitlines()
     if len(lines) > 1 and lines[0].startswith("Caught "):  # DataLoader wraps the traceback of a worker process
         return lines[-1].strip().rstrip(".")

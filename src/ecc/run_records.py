@@ -138,7 +138,7 @@ class SolverLine:
     cost: dict[str, Number]
     """Predicted cost by resource."""
     target: Number | None
-    """What the schedule allows at this step, as a fraction of the dense cost."""
+    """Cost that the schedule allows at this step, of the first resource."""
     energy_dual: Number | None
     """z of the paper."""
     width_duals: dict[str, Number] = field(default_factory=dict)

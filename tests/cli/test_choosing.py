@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from ecc.cli.options import parse_size, source_of, usable_device
+from ecc.cli.options import parse_image_size, source_of, usable_device
 from ecc.errors import BadMeasurement, EccError, NoMeter
 from methods.jobs import digits_model
 

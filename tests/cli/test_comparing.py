@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 from ecc.cli.app import app
 from ecc.methods.grid import Cell, Comparison
@@ -121,7 +121,7 @@ def test_a_figure_takes_the_place_of_no_other_file(energy: Path, tmp_path: Path)
 
 
 def test_cells_asked_for_that_all_fail_are_an_error_whatever_is_there_already(energy: Path, tmp_path: Path) -> None:
-    few = ("--methods", "uniform,uniform", "--seeds", "1", "--steps", "1", "--finetune-steps", "1")
+    few = ("--methods", "uniform,uniform", "--seeds", "1", "--prune-steps", "1", "--finetune-steps", "1")
     words = ("digits", "--energy", str(energy), "-o", str(tmp_path / "runs"), *few)
     code, text = run(*words, "--budgets", "60%,60%", "--json")
     assert code == 0

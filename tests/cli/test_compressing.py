@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from typer.testing import CliRunner, Result
+from click.testing import CliRunner, Result
 
 from ecc.cli.app import app
 from ecc.cli.compress import compress
@@ -22,7 +22,7 @@ from ecc.methods.landing import BAND
 from ecc.training import load_state
 from methods.jobs import digits_model
 
-SHORT = ("--pretrain-steps", "3", "--steps", "12", "--finetune-steps", "2", "--lr", "1e-3", "--device", "cpu")
+SHORT = ("--pretrain-steps", "3", "--prune-steps", "12", "--finetune-steps", "2", "--lr", "1e-3", "--device", "cpu")
 
 NET = """
 import torch
@@ -94,7 +94,7 @@ def test_curves_for_tensorboard_are_those_of_the_history(folder: Path) -> None:
             assert shown == [(step, pytest.approx(loss)) for step, loss in told]
         (score,) = found.Scalars("score/after tuning")
         summary = json.loads((folder / "run" / "summary.json").read_text())
-        assert (score.step, score.value) == (17, pytest.approx(summary["scores"]["after tuning"]))
+        assert (score.step, score.value) == (17, pytest.approx(summary["scores"]["finetuned"]))
         assert found.Scalars("weighing/weighed/energy")[-1].value == pytest.approx(
             summary["budgets"]["energy"]["result"]
         )
@@ -133,7 +133,7 @@ def test_a_budget_that_is_not_met_is_an_error_and_the_result_is_kept(folder: Pat
         "9 mJ",
         "-o",
         "run",
-        "--steps",
+        "--prune-steps",
         "1",
         "--finetune-steps",
         "0",
@@ -169,13 +169,13 @@ BAD: dict[str, tuple[list[str], str]] = {
     "no budget": (["digits", *E, "--budget", "sixty", *O], "starts with no number"),
     "round-to 0": (["digits", *E, *B, *O, "--width-multiple", "0"], "width_multiple=0 is below 1"),
     "round-to of words": (["digits", *E, *B, *O, "--width-multiple", "eight"], "--width-multiple"),
-    "no steps": (["digits", *E, *B, *O, "--steps", "0"], "steps=0 is below 1"),
+    "no steps": (["digits", *E, *B, *O, "--prune-steps", "0"], "steps=0 is below 1"),
     "negative steps": (["digits", *E, *B, *O, "--finetune-steps", "-1"], "finetune_steps=-1 is below 0"),
     "min-share above 1": (["digits", *E, *B, *O, "--min-width-ratio", "2"], "min_width_ratio=2.0 is a share"),
     "rate of 0": (["digits", *E, *B, *O, "--lr", "0"], "lr=0.0 is outside 0..1"),
-    "distillation above 1": (["digits", *E, *B, *O, "--distill", "3"], "weight of distillation is 3.0"),
-    "metric for a rival": (["digits", *E, *B, *O, "--metric", "adam_norm", "--method", "uniform"], "what ECC ranks"),
-    "temperature, no teacher": (["digits", *E, *B, *O, "--distill", "0", "--temperature", "2"], "there is none"),
+    "distillation above 1": (["digits", *E, *B, *O, "--kd-weight", "3"], "weight of distillation is 3.0"),
+    "metric for a rival": (["digits", *E, *B, *O, "--importance", "adam_norm", "--method", "uniform"], "what ECC ranks"),
+    "temperature, no teacher": (["digits", *E, *B, *O, "--kd-weight", "0", "--kd-temperature", "2"], "there is none"),
     "a graph on the CPU": (["digits", *E, *B, *O, "--cuda-graph", "--device", "cpu"], "--cuda-graph is for GPUs"),
     "a recipe": (["mine.toml", *E, *B, *O], "is a recipe, which `ecc compare` takes"),
     "nothing frozen": (["digits", *E, *B, *O, "--freeze", ""], "freeze pattern '' matches no module"),
@@ -217,7 +217,7 @@ def test_a_gpu_that_is_not_there_is_refused(folder: Path) -> None:
 
 
 def test_another_run_in_the_folder_is_refused_by_the_field(folder: Path) -> None:
-    words = ("digits", *E, "-o", "run", "--steps", "2", "--finetune-steps", "0", "--device", "cpu", "--quiet")
+    words = ("digits", *E, "-o", "run", "--prune-steps", "2", "--finetune-steps", "0", "--device", "cpu", "--quiet")
     assert ecc(*words, "--budget", "70%").exit_code == 0
     result = ecc(*words, "--budget", "70%", "--seed", "5")
     assert result.exit_code == 2
@@ -228,7 +228,7 @@ def test_another_run_in_the_folder_is_refused_by_the_field(folder: Path) -> None
 @pytest.mark.thorough  # faults/test_interruptions.py sends it, too
 @pytest.mark.skipif(os.name != "posix", reason="needs signals")
 def test_ctrl_c_saves_and_the_same_command_goes_on(folder: Path) -> None:
-    words = ["digits", *E, *B, "-o", "run", "--steps", "30", "--finetune-steps", "2", "--device", "cpu", "--lr", "1e-3"]
+    words = ["digits", *E, *B, "-o", "run", "--prune-steps", "30", "--finetune-steps", "2", "--device", "cpu", "--lr", "1e-3"]
     process = subprocess.Popen(
         [sys.executable, "-m", "ecc", "compress", *words],
         env={**os.environ, "OMP_NUM_THREADS": "1"},

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
-from typer.testing import CliRunner, Result
+from click.testing import CliRunner, Result
 
 from ecc.cli.app import app
 from ecc.energy import EnergyModel
@@ -22,7 +22,7 @@ from methods.jobs import true_model
 from zoo.data import trees
 
 SHORT = (
-    "--steps",
+    "--prune-steps",
     "3",
     "--finetune-steps",
     "1",
@@ -67,7 +67,7 @@ def test_the_papers_networks_are_compressed_on_their_data(
     summary = json.loads(result.stdout)
     assert summary["met"]
     assert summary["task"] == f"{name}-{'cityscapes' if name == 'erfnet' else 'tree'}"
-    assert set(summary["scores"]) == {"dense", "before tuning", "after tuning"}
+    assert set(summary["scores"]) == {"dense", "pruned", "finetuned"}
     outputs = {"erfnet": 19}.get(name, 3)
     assert load_state(tmp_path / "run" / "slim.safetensors")[head].shape == (outputs,)
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 import typer
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 from ecc.cli.app import app
 
@@ -65,7 +65,7 @@ PARSED = {
 """Lines that are only parsed, and why."""
 
 PLATFORM = "--meter platform:jetson-tx2"
-SHORT = "--steps 20 --pretrain-steps 10 --finetune-steps 5 --lr 1e-3"
+SHORT = "--prune-steps 20 --pretrain-steps 10 --finetune-steps 5 --lr 1e-3"
 SMALLER = {
     "ecc doctor --meter 'command:read-joules --port 3' --seconds 30": "--seconds 1",
     "ecc profile net.py:build --rounds 2 --target-error 2% -o net.profile": f"{PLATFORM},noise=0.01 --samples 20",

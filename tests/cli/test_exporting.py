@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
+from click.testing import CliRunner, Result
 
 import ecc
 from ecc.cli.app import app
@@ -84,7 +84,7 @@ def test_digits_from_compress_to_two_lines_of_python(tmp_path: Path, monkeypatch
     pytest.importorskip("onnxscript")
     monkeypatch.chdir(tmp_path)
     digits_model().save(tmp_path / "energy.json")
-    short = ("--pretrain-steps", "3", "--steps", "12", "--finetune-steps", "2", "--lr", "1e-3", "--device", "cpu", "-q")
+    short = ("--pretrain-steps", "3", "--prune-steps", "12", "--finetune-steps", "2", "--lr", "1e-3", "--device", "cpu", "-q")
     made = run("compress", "digits", "--energy", "energy.json", "--budget", "50%", "-o", "run", *short)
     assert made.exit_code == 0, made.output
     result = run("export", "run", "-f", "safetensors", "-f", "pt2", "-f", "onnx")
@@ -96,7 +96,7 @@ def test_digits_from_compress_to_two_lines_of_python(tmp_path: Path, monkeypatch
     slim = ecc.load_slim(task.model, "run/export")
     scores = json.loads((tmp_path / "run" / "summary.json").read_text())["scores"]
     assert task.evaluate is not None
-    assert task.evaluate(slim) == pytest.approx(scores["after tuning"])
+    assert task.evaluate(slim) == pytest.approx(scores["finetuned"])
 
     fine = ("--granularity", "weight", "--meter", "platform:eyeriss", "--budget", "50%", "-o", "fine")
     assert run("compress", "digits", *fine, *short).exit_code in (0, 2)  # so few steps may miss the budget

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from ecc.cli import grids
-from ecc.cli.grids import GridSpec
+from ecc.cli.compare import GridSpec
 from ecc.errors import BadFile, BadTask, EccError
 from ecc.measure import EnergySource
 from ecc.methods import CompressSettings
@@ -22,7 +22,7 @@ def spec(tmp_path: Path) -> GridSpec:
         methods=("uniform",),
         budgets=("65%",),
         seeds=2,
-        settings=CompressSettings(steps=7),
+        settings=CompressSettings(prune_steps=7),
         device="cpu",
     )
 

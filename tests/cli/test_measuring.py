@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
+from click.testing import CliRunner, Result
 
 from ecc.cli.app import app
 from ecc.measure import Profile

@@ -5,10 +5,10 @@ from typing import Annotated
 
 import pytest
 import typer
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 from ecc.cli.app import app
-from ecc.cli.overview import VERBS, verb
+from ecc.cli.app import VERBS, verb
 from ecc.cli.parameters import Argument, Context, Option, for_typer, verb_help
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from torch import nn
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 from ecc.cli.app import app
 from ecc.cli.compare import compare
@@ -61,7 +61,7 @@ def test_a_bundled_recipe_runs_for_a_few_steps_on_a_tiny_tree(
     example = with_batch_size(task.example_input, origin().batch)
     true_model(trace_channels(task.model, example, verify=False)).save(tmp_path / "energy.json")
     # A few steps of what a recipe is about; its methods are tested with theirs.
-    few = ("--steps", "3", "--finetune-steps", "1", "--pretrain-steps", "1", "--batch-size", "2", "--size", size)
+    few = ("--prune-steps", "3", "--finetune-steps", "1", "--pretrain-steps", "1", "--batch-size", "2", "--size", size)
     code, text = run(
         *(str(RECIPES / name), "--quick", "--data", str(tree), "--energy", str(tmp_path / "energy.json"), *few),
         *("--meter", "none", "--methods", "ecc", "--budgets", "70%", "-o", str(tmp_path / "runs"), "--json"),
@@ -107,9 +107,9 @@ def test_what_is_typed_wins_over_quick_and_quick_over_the_recipe(folder: Path) -
     words = ("mine.toml", "--energy", "energy.json", "--json")
     for place, more, expected in (
         ("a", (), (4, 2, 0.25, 1e-3)),
-        ("b", ("--quick", "--pretrain-steps", "0", "--steps", "9"), (9, QUICK["finetune_steps"], 0.25, QUICK["lr"])),
-        ("c", ("--finetune-steps", "0", "--quick", "--steps", "5"), (5, 0, 0.25, QUICK["lr"])),
-        ("d", ("--steps", "5"), (5, 2, 0.25, 1e-3)),
+        ("b", ("--quick", "--pretrain-steps", "0", "--prune-steps", "9"), (9, QUICK["finetune_steps"], 0.25, QUICK["lr"])),
+        ("c", ("--finetune-steps", "0", "--quick", "--prune-steps", "5"), (5, 0, 0.25, QUICK["lr"])),
+        ("d", ("--prune-steps", "5"), (5, 2, 0.25, 1e-3)),
     ):
         code, text = run(*words, "-o", place, *more)
         assert code == 0, text

@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 
 import torch
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 from ecc.cli.app import app
 from ecc.training import save_state
@@ -98,7 +98,7 @@ def _add_recipes(folder: Path) -> None:
 
 def _add_runs(folder: Path) -> None:
     """A finished run of `net.py:task`, one that is damaged, one that is only begun, and folders that others use."""
-    words = "--meter none --budget 80% --steps 3 --finetune-steps 0 --device cpu --quiet"
+    words = "--meter none --budget 80% --prune-steps 3 --finetune-steps 0 --device cpu --quiet"
     run(
         "compress",
         f"{folder / 'net.py'}:task",

@@ -187,7 +187,7 @@ MERGE: Table = {
     "merge into a folder not there": ("merge net.profile net2.profile -o none/all", "cannot write none/all"),
 }
 
-C = "compress net.py:task --energy net.json --meter none --steps 3 --finetune-steps 0"
+C = "compress net.py:task --energy net.json --meter none --prune-steps 3 --finetune-steps 0"
 B = f"{C} -o new --budget"
 BUDGETS: Table = {
     "budget of nothing": (f"{B} 0%", "is not above 0"),
@@ -236,8 +236,8 @@ COMPRESS: Table = {
         "prunes channels",
     ),
     "weights on a meter": ("compress net.py:task --granularity weight --meter none --budget 50% -o new", "none"),
-    "no steps": (f"{K} --steps 0", "steps=0 is below 1"),
-    "steps in words": (f"{K} --steps many", "--steps"),
+    "no steps": (f"{K} --prune-steps 0", "steps=0 is below 1"),
+    "steps in words": (f"{K} --prune-steps many", "--prune-steps"),
     "negative tuning": (f"{K} --finetune-steps -1", "finetune_steps=-1 is below 0"),
     "tuning in words": (f"{K} --finetune-steps some", "--finetune-steps"),
     "negative training": (f"{K} --pretrain-steps -1", "pretrain_steps=-1 is below 0"),
@@ -248,11 +248,11 @@ COMPRESS: Table = {
     "rate in words": (f"{K} --lr slow", "--lr"),
     "rate of training": (f"{K} --pretrain-lr 7", "pretrain_lr=7.0 is outside 0..1"),
     "rate of training in words": (f"{K} --pretrain-lr slow", "--pretrain-lr"),
-    "distillation above one": (f"{K} --distill 3", "weight of distillation is 3.0"),
-    "distillation of no number": (f"{K} --distill nan", "weight of distillation is nan"),
-    "distillation in words": (f"{K} --distill half", "--distill"),
+    "distillation above one": (f"{K} --kd-weight 3", "weight of distillation is 3.0"),
+    "distillation of no number": (f"{K} --kd-weight nan", "weight of distillation is nan"),
+    "distillation in words": (f"{K} --kd-weight half", "--kd-weight"),
     "no temperature": (f"{K} --temperature 0", "temperature"),
-    "temperature in words": (f"{K} --temperature hot", "--temperature"),
+    "temperature in words": (f"{K} --temperature hot", "--kd-temperature"),
     "temperature of no number": (f"{K} --temperature nan", "temperature"),
     "share above one": (f"{K} --min-width-ratio 2", "min_width_ratio=2.0 is a share"),
     "negative share": (f"{K} --min-width-ratio -0.1", "min_width_ratio=-0.1 is a share"),
@@ -285,7 +285,7 @@ COMPRESS: Table = {
     "meter of another device": (f"{K} --meter platform:eyeriss", "fitted on NVIDIA Jetson TX2"),
 }
 
-T = "--energy net.json --meter none --steps 3 --finetune-steps 2 --budget 80% -o new"
+T = "--energy net.json --meter none --prune-steps 3 --finetune-steps 2 --budget 80% -o new"
 TRAINING: Table = {
     "task that cannot train": (f"compress net.py:build {T}", "has no train_batches and loss"),
     "no batches": (f"compress net.py:empty {T}", "gave no batch"),
@@ -295,14 +295,14 @@ TRAINING: Table = {
     "input of another shape": (f"compress net.py:shapes {T}", "at step 1 the network or its loss raised RuntimeError"),
     "labels of another type": (f"compress net.py:types {T}", "the network or its loss raised"),
     "loss that is no scalar": (f"compress net.py:vectors {T}", "the network or its loss raised"),
-    "loss that is no tensor": (f"compress net.py:numbers {T} --distill 0", "the network or its loss raised"),
+    "loss that is no tensor": (f"compress net.py:numbers {T} --kd-weight 0", "the network or its loss raised"),
     "loss without end": (f"compress net.py:infinite {T}", "is not finite at step 1"),
     "frozen network": (f"compress net.py:frozen {T}", "no parameter of task 'toy' can be trained"),
     "weights that are no numbers": (f"compress net.py:nan {T}", "2.weight of task 'toy' holds NaN"),
     "score in words": (f"compress net.py:judged {T}", "evaluate of task 'toy' raised ValueError"),
     "score that raises": (f"compress net.py:judge {T}", "evaluate of task 'toy' raised ZeroDivisionError"),
     "loader that breaks": (
-        f"compress net.py:breaks {T} --steps 9",
+        f"compress net.py:breaks {T} --prune-steps 9",
         "at batch 3, raised OSError: the disk of the images",
     ),
     "method without a judge": (f"compress net.py:unjudged {T} --method netadapt", "evaluate_held_out"),
@@ -314,7 +314,7 @@ COMPARE: Table = {
     "no grid folder": ("compare net.py:task --energy net.json", "--output"),
     "figure of an unknown kind": (f"{G} --figure a.foo", "a.foo names no format by its ending"),
     "budget that no method meets": (
-        f"{G} --methods uniform --budgets 1% --seeds 1 --steps 1 --finetune-steps 0 --pretrain-steps 0",
+        f"{G} --methods uniform --budgets 1% --seeds 1 --prune-steps 1 --finetune-steps 0 --pretrain-steps 0",
         "no cell that was asked for has a result",
     ),
     "no model to compare": ("compare net.py:task -o new", "--energy"),
@@ -328,8 +328,8 @@ COMPARE: Table = {
     "no seeds": (f"{G} --methods ecc --seeds 0", "one seed"),
     "seeds beyond counting": (f"{G} --seeds {HUGE}", "seeds"),
     "seeds in words": (f"{G} --seeds many", "--seeds"),
-    "no steps to compare": (f"{G} --methods ecc --steps 0", "steps=0 is below 1"),
-    "steps in words to compare": (f"{G} --steps many", "--steps"),
+    "no steps to compare": (f"{G} --methods ecc --prune-steps 0", "steps=0 is below 1"),
+    "steps in words to compare": (f"{G} --prune-steps many", "--prune-steps"),
     "negative tuning to compare": (f"{G} --finetune-steps -1", "finetune_steps=-1 is below 0"),
     "tuning in words to compare": (f"{G} --finetune-steps some", "--finetune-steps"),
     "negative training to compare": (f"{G} --pretrain-steps -1", "pretrain_steps=-1 is below 0"),

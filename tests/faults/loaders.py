@@ -30,6 +30,7 @@ from ecc.measure.meters.command import parse
 from ecc.measure.profile_writer import open_profile
 from ecc.methods import Compression, CompressSettings
 from ecc.methods.grid import Cell, Comparison
+from ecc.options import settings_from
 from ecc.report.compare import grid_facts, grid_view, load_grid
 from ecc.report.compress import compress_view
 from ecc.report.fit import fit_facts
@@ -89,7 +90,7 @@ def _use_energy(path: Path) -> None:
     model.gradient(torch.tensor(model.full_widths, dtype=torch.float64))
     assert sum(model.per_layer().values()) >= 0
     json.dumps(fit_facts(model))
-    Compression(wide_task("chain"), _chain().budgets, model, settings=CompressSettings(steps=2))._begin()
+    Compression(wide_task("chain"), _chain().budgets, model, settings=CompressSettings(prune_steps=2))._begin()
 
 
 def _fitted(folder: Path) -> Path:
@@ -184,7 +185,7 @@ def signed_state(data: bytes, rng: random.Random) -> bytes:
     return len(text).to_bytes(8, "little") + text + body
 
 
-SETTINGS = CompressSettings(pretrain_steps=1, steps=3, finetune_steps=1, lr=1e-3, log_every=1, checkpoint_steps=1)
+SETTINGS = settings_from(CompressSettings, dict(pretrain_steps=1, prune_steps=3, finetune_steps=1, lr=1e-3, log_every=1, checkpoint_steps=1))
 
 
 @cache

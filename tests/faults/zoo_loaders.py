@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from ecc.cli.options import parse_size
+from ecc.cli.options import parse_image_size
 from ecc.cli.recipes import _defaults
 from ecc.energy import parse_budgets
 from ecc.methods.registry import find_method

@@ -41,7 +41,7 @@ def test_groups_and_reasons_are_those_found_by_hand(name: str) -> None:
 def test_the_proof_in_numbers_freezes_nothing_more(name: str) -> None:
     net, inputs, graph = traced(name)
     assert graph.max_relative_diff is None
-    verified = ecc.verify_graph(net, graph, inputs)
+    verified = ecc.graph.verify_graph(net, graph, inputs)
     assert verified.max_relative_diff is not None
     assert verified.max_relative_diff <= 1e-4
     assert verified.groups == graph.groups

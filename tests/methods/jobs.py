@@ -21,6 +21,7 @@ from ecc.graph import ChannelGraph, trace_channels
 from ecc.measure import EnergySource, MeterInfo, Profile, Reading, find_meter, profile
 from ecc.methods import Compression, CompressSettings
 from ecc.methods.compression import CompressedModel
+from ecc.options import settings_from
 from ecc.task import Task, with_batch_size
 from ecc.zoo import find_task
 from energy.cases import model_of, origin, slow_extent
@@ -189,13 +190,13 @@ def wide_job(
 ) -> Compression:
     """A compression of a wide network by a model that errs, on scales that do not."""
     graph = _graph(name)
-    values = {"steps": 24, "finetune_steps": 4, "lr": 1e-3, "log_every": 5} | settings
+    values = {"prune_steps": 24, "finetune_steps": 4, "lr": 1e-3, "log_every": 5} | settings
     return Compression(
         task or wide_task(name),
         parse_budgets(budgets or ("50%",)),
         wrong_model(graph, factor),
         source=Truth(true_model(graph)),
-        settings=CompressSettings(**values),
+        settings=settings_from(CompressSettings, values),
     )
 
 
@@ -223,10 +224,14 @@ def platform(name: str = "jetson-tx2") -> EnergySource:
 
 
 def digits_job(*budgets: str, **settings: Any) -> Compression:
-    values = {"pretrain_steps": 6, "steps": 16, "finetune_steps": 4, "lr": 1e-3, "log_every": 5} | settings
+    values = {"pretrain_steps": 6, "prune_steps": 16, "finetune_steps": 4, "lr": 1e-3, "log_every": 5} | settings
     models = [digits_model(), *([digits_model(resource="latency")] if any("latency" in b for b in budgets) else [])]
     return Compression(
-        find_task("digits"), parse_budgets(budgets), models, source=platform(), settings=CompressSettings(**values)
+        find_task("digits"),
+        parse_budgets(budgets),
+        models,
+        source=platform(),
+        settings=settings_from(CompressSettings, values),
     )
 
 

@@ -18,7 +18,7 @@ from ecc.methods.landing import CostCheck, Landing
 from ecc.training import DistributedContext, Interrupted, find_distributed, save_state
 from methods.jobs import noise_batches, wide_job, wide_task
 
-SETTINGS: dict[str, Any] = {"pretrain_steps": 2, "steps": 16, "finetune_steps": 3, "log_every": 4}
+SETTINGS: dict[str, Any] = {"pretrain_steps": 2, "prune_steps": 16, "finetune_steps": 3, "log_every": 4}
 STOP = 9  # the step of the solve at which the second process is asked to stop
 
 

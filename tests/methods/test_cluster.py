@@ -274,7 +274,7 @@ class Inline:
 def small_grid(**changes: Any) -> Comparison:
     graph = _graph("chain")
     values: dict[str, Any] = {"methods": ["scratch", "uniform", "ecc"], "budgets": ["65%"], "seeds": 1} | changes
-    settings = CompressSettings(pretrain_steps=3, steps=20, finetune_steps=2, lr=1e-3)
+    settings = CompressSettings(pretrain_steps=3, prune_steps=20, finetune_steps=2, lr=1e-3)
     return Comparison(wide_task("chain"), true_model(graph), settings=settings, **values)
 
 

@@ -12,6 +12,7 @@ import pytest
 from ecc.errors import BadFile, EccError
 from ecc.methods import CompressSettings
 from ecc.methods.grid import Comparison, GridRun
+from ecc.options import settings_from
 from ecc.training import Interrupted
 from methods.jobs import Truth, _graph, noise_batches, true_model, wide_task, wrong_model
 
@@ -23,7 +24,9 @@ def grid(**changes: Any) -> Comparison:
         "budgets": ["65%", "50%"],
         "seeds": 2,
         "source": Truth(true_model(graph)),
-        "settings": CompressSettings(pretrain_steps=3, steps=20, finetune_steps=2, lr=1e-3, log_every=5),
+        "settings": settings_from(
+            CompressSettings, dict(pretrain_steps=3, prune_steps=20, finetune_steps=2, lr=1e-3, log_every=5)
+        ),
     }
     task = wide_task("chain", evaluate=lambda net: float(next(net.parameters()).detach().abs().sum()))
     return Comparison(task, wrong_model(graph, 0.9), **(values | changes))
@@ -110,9 +113,11 @@ def test_what_cannot_be_compared_is_refused(tmp_path: Path) -> None:
         grid(budgets=["sixty"])
     grid(methods=["uniform"], budgets=["65%"], seeds=1).run(tmp_path / "runs")
     with pytest.raises(BadFile, match=r"was begun with settings\.lr = 0\.001, and now it is 0\.5"):
-        grid(settings=CompressSettings(pretrain_steps=3, steps=20, finetune_steps=2, lr=0.5, log_every=5)).run(
-            tmp_path / "runs"
-        )
+        grid(
+            settings=settings_from(
+                CompressSettings, dict(pretrain_steps=3, prune_steps=20, finetune_steps=2, lr=0.5, log_every=5)
+            )
+        ).run(tmp_path / "runs")
     with pytest.raises(BadFile, match="was begun with quick = False, and now it is True"):
         grid(quick=True).run(tmp_path / "runs")
     (tmp_path / "other").mkdir()

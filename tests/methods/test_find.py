@@ -50,4 +50,4 @@ def test_every_method_meets_its_budget_with_the_batches_it_was_given(
     assert summary["met"]
     assert summary["method"] == name
     assert summary["batches"]["total"] == 28  # 24 to solve, 4 to tune
-    assert summary["slim_gap"] < 1e-4
+    assert summary["max_relative_diff"] < 1e-4

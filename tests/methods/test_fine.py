@@ -20,6 +20,7 @@ from ecc.measure.meters.platform import Platform
 from ecc.methods import CompressSettings, SparseResult, WeightCompression, phases
 from ecc.methods.ecc.weights import count_nonzeros
 from ecc.methods.unstructured import zero_skipping_platform
+from ecc.options import settings_from
 from ecc.task import Task, with_batch_size
 from ecc.training import Interrupted, load_state
 from ecc.zoo import find_task
@@ -32,12 +33,12 @@ EYERISS = Platform("eyeriss")
 
 def fine_job(*budgets: str, task: Task | None = None, **settings: Any) -> WeightCompression:
     """A compression of a toy."""
-    values = {"steps": 16, "finetune_steps": 4, "lr": 1e-3, "log_every": 5} | settings
+    values = {"prune_steps": 16, "finetune_steps": 4, "lr": 1e-3, "log_every": 5} | settings
     return WeightCompression(
         task or wide_task(),
         parse_budgets(budgets or ("40%",)),
         EYERISS,
-        settings=CompressSettings(**values),
+        settings=settings_from(CompressSettings, values),
     )
 
 
@@ -51,14 +52,17 @@ class Digits:
         self.folder, self.told, self.lines = folder, [], []  # type: ignore[var-annotated]
         self.task = find_task("digits")
         self.before = copy.deepcopy(self.task.model.state_dict())
-        settings = CompressSettings(
-            pretrain_steps=60,
-            pretrain_lr=3e-3,
-            steps=60,
-            finetune_steps=20,
-            lr=2e-3,
-            log_every=10,
-            checkpoint_seconds=None,
+        settings = settings_from(
+            CompressSettings,
+            dict(
+                pretrain_steps=60,
+                pretrain_lr=3e-3,
+                prune_steps=60,
+                finetune_steps=20,
+                lr=2e-3,
+                log_every=10,
+                checkpoint_seconds=None,
+            ),
         )
         self.job = WeightCompression(self.task, parse_budgets(["40%"]), EYERISS, settings=settings)
         self.result = self.job.run(folder, history=self, progress=self.told.append)
@@ -84,11 +88,11 @@ def test_digits_meet_the_budget_and_are_read_well(digits: Digits) -> None:
     assert digits.summary["met"]
     assert row["met"]
     scores = digits.summary["scores"]
-    assert list(scores) == ["dense", "before tuning", "after tuning"]
+    assert list(scores) == ["dense", "pruned", "finetuned"]
     assert scores["dense"] > 0.8
-    assert scores["after tuning"] > 0.8  # chance is 0.1
+    assert scores["finetuned"] > 0.8  # chance is 0.1
     assert digits.task.evaluate is not None
-    assert scores["after tuning"] == digits.task.evaluate(digits.result.model)
+    assert scores["finetuned"] == digits.task.evaluate(digits.result.model)
 
 
 def test_everything_is_called_an_estimate_and_says_what_it_assumes(digits: Digits) -> None:
@@ -165,7 +169,7 @@ class Killed(BaseException):
     """Nobody catches this, so that what lies on the disk is what kill -9 would leave."""
 
 
-SETTINGS: dict[str, Any] = {"pretrain_steps": 5, "steps": 16, "finetune_steps": 6, "log_every": 2}
+SETTINGS: dict[str, Any] = {"pretrain_steps": 5, "prune_steps": 16, "finetune_steps": 6, "log_every": 2}
 
 
 def scored(**fields: Any) -> Task:
@@ -213,7 +217,7 @@ def test_a_run_that_is_stopped_in_each_phase_goes_on_bit_for_bit(
 
 
 @pytest.mark.parametrize(
-    "settings", [{"finetune_steps": 0}, {"distill": 0.0}, {"steps": 1, "finetune_steps": 0}], ids=str
+    "settings", [{"finetune_steps": 0}, {"distill": 0.0}, {"prune_steps": 1, "finetune_steps": 0}], ids=str
 )
 def test_phases_can_be_left_out(tmp_path: Path, settings: dict[str, Any]) -> None:
     result = fine_job("40%", **settings).run(tmp_path / "run")

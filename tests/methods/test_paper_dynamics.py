@@ -9,14 +9,14 @@ import pytest
 from ecc.errors import EccError
 from methods.jobs import history_of, same_result, wide_job
 
-FAST = {"solver": "admm", "width_lr": 300.0, "penalty": 1.0, "steps": 60, "lr": 1e-3}
+FAST = {"solver": "admm", "width_lr": 300.0, "penalty": 1.0, "prune_steps": 60, "lr": 1e-3}
 
 
 def test_the_papers_walk_reaches_a_budget_and_is_weighed(tmp_path: Path) -> None:
     result = wide_job("60%", factor=0.9, **FAST).run(tmp_path / "run")
     assert result.summary["met"]
     assert result.summary["label"] == "estimated"
-    marks = [line["step"] for line in history_of(tmp_path / "run") if line["phase"] == "weighing"]
+    marks = [line["step"] for line in history_of(tmp_path / "run") if line["phase"] == "cost_check"]
     assert marks == [15, 30, 45, 60]
     again = wide_job("60%", factor=0.9, **FAST).run(tmp_path / "again")
     assert same_result(result, again)

@@ -48,7 +48,7 @@ class Halving(CompressionRunner[dict[str, Any]]):
 
 def halving(**changes: Any) -> Halving:
     settings = CompressSettings(
-        **{"pretrain_steps": 3, "steps": 2, "finetune_steps": 1, "pretrain_lr": 1e-3, **changes}
+        **{"pretrain_steps": 3, "prune_steps": 2, "finetune_steps": 1, "pretrain_lr": 1e-3, **changes}
     )
     return Halving(find_task("digits"), settings, "cpu")
 
@@ -205,7 +205,7 @@ def test_the_time_of_drawing_is_told_after_a_training(tmp_path: Path, monkeypatc
 
     monkeypatch.setattr(phases, "about_slow_batches", told)
     lines: list[str] = []
-    settings = CompressSettings(pretrain_steps=0, steps=3, finetune_steps=0)
+    settings = CompressSettings(pretrain_steps=0, prune_steps=3, finetune_steps=0)
     Halving(find_task("digits"), settings, "cpu").run(tmp_path / "run", progress=lines.append)
     assert "slow on cpu" in lines
     assert all(0 < drawing < whole for drawing, whole in seen)

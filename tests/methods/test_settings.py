@@ -10,13 +10,14 @@ import pytest
 from ecc.errors import EccError
 from ecc.methods import CompressSettings
 from ecc.methods.ecc.admm import AdmmSettings
+from ecc.options import settings_from
 from ecc.training import Cosine
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"steps": 0}, "steps=0 is below 1"),
+    ({"prune_steps": 0}, "steps=0 is below 1"),
     ({"pretrain_steps": -1}, "pretrain_steps=-1 is below 0"),
     ({"finetune_steps": -5}, "finetune_steps=-5 is below 0"),
-    ({"steps": 2.5}, "steps is 2.5; give a whole number"),
+    ({"prune_steps": 2.5}, "steps is 2.5; give a whole number"),
     ({"lr": 0.0}, "lr=0.0 is outside 0..1"),
     ({"falling": True, "finetune_lr": 1e-4}, "falling=True is not for a tuning with a rate of its own"),
     ({"falling": True, "solver": "admm"}, "nor for solver='admm'"),
@@ -52,7 +53,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 @pytest.mark.parametrize(("values", "message"), REFUSED)
 def test_a_value_out_of_its_range_is_refused_by_name(values: dict[str, Any], message: str) -> None:
     with pytest.raises(EccError) as error:
-        CompressSettings(**values)
+        settings_from(CompressSettings, values)
     assert message in str(error.value)
 
 
@@ -66,28 +67,31 @@ def test_every_number_is_checked_somewhere() -> None:
     "values",
     [
         {},
-        {"pretrain_steps": 0, "steps": 1, "finetune_steps": 0},
+        {"pretrain_steps": 0, "prune_steps": 1, "finetune_steps": 0},
         {"min_width_ratio": 0.0},
         {"min_width_ratio": 1.0, "width_multiple": 1, "distill": 1.0},
         {"checkpoint_seconds": None, "weight_decay": 0.0},
     ],
 )
 def test_what_lies_at_the_edge_is_allowed(values: dict[str, Any]) -> None:
-    made = CompressSettings(**values)
+    made = settings_from(CompressSettings, values)
     assert all(getattr(made, name) == value for name, value in values.items())
 
 
 def test_each_phase_has_its_own_steps_and_rate_and_all_else_in_common() -> None:
-    settings = CompressSettings(
-        pretrain_steps=3,
-        steps=5,
-        finetune_steps=7,
-        lr=1e-4,
-        pretrain_lr=1e-2,
-        seed=9,
-        clip_norm=2.0,
-        micro_batch=4,
-        log_every=6,
+    settings = settings_from(
+        CompressSettings,
+        dict(
+            pretrain_steps=3,
+            prune_steps=5,
+            finetune_steps=7,
+            lr=1e-4,
+            pretrain_lr=1e-2,
+            seed=9,
+            clip_norm=2.0,
+            micro_batch=4,
+            log_every=6,
+        ),
     )
     assert settings.phase_steps == {"dense": 3, "solve": 5, "tune": 7}
     assert settings.schedule("solve") is None
@@ -102,7 +106,7 @@ def test_each_phase_has_its_own_steps_and_rate_and_all_else_in_common() -> None:
 
 @pytest.mark.parametrize(("cut", "held"), [(0.0, 0), (0.2, 4), (0.5, 25), (0.8, 64), (1.0, 100)])
 def test_the_rate_falls_once_over_solve_and_tuning_and_later_the_more_goes(cut: float, held: int) -> None:
-    settings = CompressSettings(lr=1e-4, steps=60, finetune_steps=40, falling=True)
+    settings = CompressSettings(lr=1e-4, prune_steps=60, finetune_steps=40, lr_schedule="cosine")
     solve, tune = settings.fall("solve", cut), settings.fall("tune", cut)
     assert solve is not None
     assert tune is not None

@@ -19,11 +19,14 @@ from typing import Any
 import ray
 from ray.cluster_utils import Cluster
 
-from ecc.cli.grids import GridSpec
+from ecc.cli.compare import GridSpec
 from ecc.methods import CompressSettings
 from ecc.methods.cluster import open_cluster, run_on_cluster
+from ecc.options import settings_from
 
-SETTINGS = CompressSettings(pretrain_steps=6, steps=24, finetune_steps=4, lr=1e-3, log_every=5, checkpoint_steps=4)
+SETTINGS = settings_from(
+    CompressSettings, dict(pretrain_steps=6, prune_steps=24, finetune_steps=4, lr=1e-3, log_every=5, checkpoint_steps=4)
+)
 
 QUICK_TO_NOTICE = {
     "health_check_initial_delay_ms": 500,

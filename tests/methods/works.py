@@ -19,7 +19,7 @@ def work_of(name: str = "chain", share: float = 0.5, *, width_multiple: int = 1,
     """Aims at a share of what the dense network costs."""
     model, _, graph = wide(name)
     cost = true_model(graph)
-    chosen = CompressSettings(**{"steps": 10, "finetune_steps": 0, "lr": 1e-3, **settings})
+    chosen = CompressSettings(**{"prune_steps": 10, "finetune_steps": 0, "lr": 1e-3, **settings})
     lines: list[Mapping[str, Any]] = []
 
     def held_out(net: nn.Module) -> float:

@@ -63,7 +63,7 @@ def write_run(folder: Path, **options: Any) -> Path:
 def _history(asked: dict[str, Any], limit: float, widths: dict[str, int]) -> list[dict[str, Any]]:
     dense = energy_model().dense
     lines: list[dict[str, Any]] = [
-        {"phase": "dense", "step": step, "loss": 1.0 / step, "total": step, "lineage": step} for step in (10, 20)
+        {"phase": "pretrain", "step": step, "loss": 1.0 / step, "total": step, "lineage": step} for step in (10, 20)
     ]
     for step in (10, 20, 30, 40):
         if asked["method"] is None:
@@ -71,16 +71,16 @@ def _history(asked: dict[str, Any], limit: float, widths: dict[str, int]) -> lis
             facts = {"spent": {"energy": spent}, "target": spent * 1.01, "energy_dual": 100.0 * step}
             duals = dict.fromkeys(widths, 0.1 * step)
             lines.append({"phase": "solver", "step": step, **facts, "width_duals": duals, "widths": widths})
-            lines.append({"phase": "solve", "step": step, "loss": 0.5, "total": 20 + step, "lineage": 20 + step})
+            lines.append({"phase": "prune", "step": step, "loss": 0.5, "total": 20 + step, "lineage": 20 + step})
     for number in (1, 2):
         scales = {"predicted": {"energy": limit * 1.1 / number}, "weighed": {"energy": limit / number}}
         lines.append(
-            {"phase": "weighing", "step": 15 * number, **scales, "label": "estimated", "relative_ci": None,
+            {"phase": "cost_check", "step": 15 * number, **scales, "label": "estimated", "relative_ci": None,
              "descent": 0.5, "widths": widths, "aims": {"energy": limit}}
         )  # fmt: skip
     if asked.get("finished", True):
         lines += [
-            {"phase": "tune", "step": step, "loss": 0.2, "total": 60 + step, "lineage": 60 + step} for step in (5, 10)
+            {"phase": "finetune", "step": step, "loss": 0.2, "total": 60 + step, "lineage": 60 + step} for step in (5, 10)
         ]
     return lines
 
@@ -105,8 +105,8 @@ def _summary(asked: dict[str, Any], limit: float, widths: dict[str, int]) -> dic
         "full_widths": dict(zip(model.groups, model.full_widths, strict=True)),
         "macs": {"dense": 2e8, "result": 5e7},
         "parameters": {"dense": 4e4, "result": 6e3},
-        "scores": asked.get("scores", {"dense": 0.98, "before tuning": score - 0.1, "after tuning": score}),
-        "slim_gap": 2e-9,
+        "scores": asked.get("scores", {"dense": 0.98, "pruned": score - 0.1, "finetuned": score}),
+        "max_relative_diff": 2e-9,
         "batches": {"total": 70, "lineage": 70},
     }
 

@@ -86,7 +86,7 @@ def test_a_run_is_drawn_with_the_numbers_of_its_files(browser: Any, tmp_path: Pa
     numbers = [float(one.get_attribute("value")) for one in page.locator("#headline data").all()]
     scores = summary["scores"]
     energy = [row["dense"] / BATCH, row["result"] / BATCH, row["result"] / row["dense"] - 1]
-    said = [*energy, scores["dense"], scores["after tuning"], 1 - row["result"] / row["limit"]]
+    said = [*energy, scores["dense"], scores["finetuned"], 1 - row["result"] / row["limit"]]
     assert numbers == pytest.approx(said, rel=1e-12)
     for one in page.locator("#headline data").all():  # what is read is what is meant
         shown = one.inner_text().replace("\N{MINUS SIGN}", "-").split()

@@ -42,9 +42,9 @@ def test_layers_add_up_to_what_the_model_predicts(tmp_path: Path) -> None:
 def test_time_is_in_batches_and_phases_follow_each_other(tmp_path: Path) -> None:
     cell = cell_facts(write_run(tmp_path / "run"))
     assert cell["phases"] == [
-        {"phase": "dense", "start": 0.0, "end": 20.0},
-        {"phase": "solve", "start": 20.0, "end": 60.0},
-        {"phase": "tune", "start": 60.0, "end": 70.0},
+        {"phase": "pretrain", "start": 0.0, "end": 20.0},
+        {"phase": "prune", "start": 20.0, "end": 60.0},
+        {"phase": "finetune", "start": 60.0, "end": 70.0},
     ]
     assert [row["batches"] for row in cell["descent"]] == [20, 30, 35, 40, 50, 60]
     assert cell["descent"][0]["spent"] == energy_model().dense
@@ -60,7 +60,7 @@ def test_a_rival_solves_without_a_loss(tmp_path: Path) -> None:
 
 def test_a_run_at_work_tells_where_it_is(tmp_path: Path) -> None:
     cell = cell_facts(write_run(tmp_path / "run", finished=False))
-    assert (cell["status"], cell["met"], cell["now"]) == ("running", None, {"phase": "solve", "step": 40})
+    assert (cell["status"], cell["met"], cell["now"]) == ("running", None, {"phase": "prune", "step": 40})
     (row,) = cell["resources"]
     assert (row["label"], row["dense"]) == ("predicted", energy_model().dense)
     assert cell["widths"][0]["full"] == energy_model().full_widths[0]
@@ -83,8 +83,8 @@ def test_an_older_folder_says_what_it_lacks(tmp_path: Path) -> None:
         ("summary.json", '{"budgets": 3}'),
         ("summary.json", '{"budgets": {"energy": {"unit": "J", "dense": null}}}'),
         ("history.jsonl", "nonsense\n{}\n"),
-        ("history.jsonl", '{"phase": "solve", "step": "x", "loss": 1, "lineage": 2}\n'),
-        ("history.jsonl", '{"phase": "weighing", "step": 1, "weighed": 3}\n'),
+        ("history.jsonl", '{"phase": "prune", "step": "x", "loss": 1, "lineage": 2}\n'),
+        ("history.jsonl", '{"phase": "cost_check", "step": 1, "weighed": 3}\n'),
         ("config.json", '{"config": {"verb": "compress"}}'),
         ("config.json", '{"config": {"verb": "dense"}}'),
         ("environment.json", '{"sessions": 3}'),

@@ -23,7 +23,7 @@ def runs(tmp_path: Path) -> Path:
             folder = root / f"seed-{seed}" / f"{method}-50"
             folder.mkdir(parents=True)
             summary = {
-                "scores": {"dense": 0.98, "before tuning": score - 0.1, "after tuning": score},
+                "scores": {"dense": 0.98, "pruned": score - 0.1, "finetuned": score},
                 "budgets": {"energy": {"result": 0.5, "dense": 1.0, "limit": 0.51}},
                 "label": "estimated",
                 "met": True,
@@ -105,9 +105,9 @@ def test_a_folder_that_is_no_grid_and_a_damaged_cell_are_refused(runs: Path, tmp
         ("cell.json", {"budget": "x" * 100_000}),
         ("cell.json", {"budget": "\x1b[2J"}),
         ("cell.json", {"budget": "\ud800"}),
-        ("summary.json", {"scores": {"before tuning": "bad"}}),
+        ("summary.json", {"scores": {"pruned": "bad"}}),
         ("summary.json", {"scores": []}),
-        ("summary.json", {"scores": {"after tuning": "good"}}),
+        ("summary.json", {"scores": {"finetuned": "good"}}),
         ("summary.json", {"budgets": {}}),
         ("summary.json", {"budgets": {"energy": {"result": 1, "dense": 0}}}),
         ("summary.json", {"batches": {"total": 5}}),

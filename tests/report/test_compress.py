@@ -44,8 +44,8 @@ def summary(**changes: Any) -> dict[str, Any]:
         "full_widths": {"stem": 16, "head": 10},
         "macs": {"dense": 236_576_768.0, "result": 47_992_832.0},
         "parameters": {"dense": 42_474.0, "result": 6_661.0},
-        "slim_gap": 6.9e-08,
-        "scores": {"dense": 0.98123, "before tuning": 0.7, "after tuning": 0.97654},
+        "max_relative_diff": 6.9e-08,
+        "scores": {"dense": 0.98123, "pruned": 0.7, "finetuned": 0.97654},
     }
     return found | changes
 
@@ -106,7 +106,7 @@ def test_a_budget_of_parameters_is_shown_once() -> None:
     [
         ({}, None),
         ({"dense": 0.5}, ["score", "0.5000"]),
-        ({"dense": 0.5, "before tuning": 0.25}, ["score", "0.5000", "0.2500"]),
+        ({"dense": 0.5, "pruned": 0.25}, ["score", "0.5000", "0.2500"]),
     ],
 )
 def test_scores_that_are_not_there_are_left_out(scores: dict[str, float], line: list[str] | None) -> None:

@@ -47,13 +47,13 @@ def lines(steps: int) -> Iterator[dict[str, Any]]:
     for step in range(1, steps + 1):
         facts = {"spent": {"energy": 10.0 / step}, "target": 10.0, "energy_dual": 1.0 * step}
         yield {"phase": "solver", "step": step, **facts, "widths": {"a": step}, "width_duals": {"a": 2.0 * step}}
-        yield {"phase": "solve", "step": step, "loss": 1.0 / step, "total": 2 * step, "lineage": 2 * step}
+        yield {"phase": "prune", "step": step, "loss": 1.0 / step, "total": 2 * step, "lineage": 2 * step}
         if step == steps // 2:
             scales = {"predicted": {"energy": 1.1}, "weighed": {"energy": 1.0}}
-            yield {"phase": "weighing", "step": step, **scales, "label": "estimated", "widths": {"a": step}}
+            yield {"phase": "cost_check", "step": step, **scales, "label": "estimated", "widths": {"a": step}}
     for step in range(1, steps + 1):
         batches = 2 * steps + step
-        yield {"phase": "tune", "step": step, "loss": 0.1, "total": batches, "lineage": batches}
+        yield {"phase": "finetune", "step": step, "loss": 0.1, "total": batches, "lineage": batches}
 
 
 def written(file: Path, steps: int) -> Path:
@@ -68,8 +68,8 @@ def test_curves_are_those_of_the_lines(steps: int) -> None:
         history.add(line)
     facts = history.facts(dense=20.0)
     assert facts["phases"] == [
-        {"phase": "solve", "start": 0.0, "end": 2.0 * steps},
-        {"phase": "tune", "start": 2.0 * steps, "end": 3.0 * steps},
+        {"phase": "prune", "start": 0.0, "end": 2.0 * steps},
+        {"phase": "finetune", "start": 2.0 * steps, "end": 3.0 * steps},
     ]
     for point in facts["loss"]:
         is_tuned = point["phase"] == "tune"
@@ -82,7 +82,7 @@ def test_curves_are_those_of_the_lines(steps: int) -> None:
     assert all((row["dual"], row["group"]) == (row["batches"], "a") for row in facts["width_duals"])
     (weighing,) = facts["weighings"]
     assert (weighing["batches"], weighing["error"]) == (2 * (steps // 2), pytest.approx(0.1))
-    assert (history.now, history.widths) == ({"phase": "tune", "step": steps}, {"a": steps})
+    assert (history.now, history.widths) == ({"phase": "finetune", "step": steps}, {"a": steps})
     sizes = {name: len(facts[name]) for name in ("loss", "descent", "duals", "width_duals")}
     assert max(sizes.values()) <= MOST_POINTS
     assert facts == history.facts(dense=20.0)  # asked again, it says the same
@@ -111,9 +111,9 @@ def test_what_was_read_is_not_read_again(tmp_path: Path, monkeypatch: pytest.Mon
     assert follower.read(file) is first
     assert added == []
     with file.open("a") as more:
-        more.write('{"phase": "tune", "step": 21}\n{"phase": "tu')
+        more.write('{"phase": "finetune", "step": 21}\n{"phase": "tu')
     assert follower.read(file) is first
-    assert added == [(first, {"phase": "tune", "step": 21})]  # a torn line waits for its end
+    assert added == [(first, {"phase": "finetune", "step": 21})]  # a torn line waits for its end
 
 
 def test_a_history_that_was_cut_back_is_read_anew(tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ def test_a_history_that_was_cut_back_is_read_anew(tmp_path: Path) -> None:
     whole = file.read_bytes().splitlines(keepends=True)
     for kept, other in ((50, 0), (10, 200), (0, 0)):
         again = [
-            json.dumps({"phase": "tune", "step": 7, "loss": 1.0, "lineage": n}).encode() + b"\n" for n in range(other)
+            json.dumps({"phase": "finetune", "step": 7, "loss": 1.0, "lineage": n}).encode() + b"\n" for n in range(other)
         ]
         file.write_bytes(b"".join([*whole[:kept], *again]))
         assert follower.read(file).facts(1.0) == Follower().read(file).facts(1.0)
@@ -136,13 +136,13 @@ def test_a_damaged_line_is_named_and_read_again_once_it_is_mended(tmp_path: Path
     good = file.read_bytes()
     for bad, said in (
         (b"nonsense\n", r"h:11: the line is damaged"),
-        (b'{"loss": 1, "phase": "tune"}\n', "h is damaged"),
+        (b'{"loss": 1, "phase": "finetune"}\n', "h is damaged"),
     ):
         file.write_bytes(good + bad)
         with pytest.raises(BadFile, match=said):
             follower.read(file)
     file.write_bytes(good)
-    assert follower.read(file).now == {"phase": "tune", "step": 3}
+    assert follower.read(file).now == {"phase": "finetune", "step": 3}
 
 
 def test_only_so_many_histories_are_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,7 +161,7 @@ def test_the_duals_of_many_groups_have_fewer_points_each(groups: int, points: in
     for step in range(1, 301):
         facts = {"spent": {"energy": 1.0}, "target": 1.0}
         history.add({"phase": "solver", "step": step, **facts, "width_duals": duals})
-        history.add({"phase": "solve", "step": step, "loss": 1.0, "lineage": step})
+        history.add({"phase": "prune", "step": step, "loss": 1.0, "lineage": step})
     rows = history.facts(1.0)["width_duals"]
     assert len(rows) == groups * points
     assert (rows[0]["batches"], rows[-1]["batches"]) == (1.0, 300.0)

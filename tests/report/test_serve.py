@@ -63,7 +63,7 @@ def test_the_page_and_its_content(server: LiveServer) -> None:
 def test_news_are_told(server: LiveServer, folder: Path) -> None:
     _, before, _ = ask(server, "/content.json")
     with (folder / "history.jsonl").open("a") as file:
-        file.write('{"phase": "solve", "step": 41, "loss": 0.4, "total": 61, "lineage": 61}\n')
+        file.write('{"phase": "prune", "step": 41, "loss": 0.4, "total": 61, "lineage": 61}\n')
     status, after, data = ask(server, "/content.json", If_None_Match=before["ETag"])
     assert status == 200
     assert after["ETag"] != before["ETag"]
@@ -79,12 +79,12 @@ def test_a_page_that_asks_every_two_seconds_costs_only_what_is_new(
     monkeypatch.setattr(History, "add", lambda self, line: (read.append(line), add(self, line)))
     assert json.loads(ask(server, "/content.json")[2])["facts"] == first
     assert read == []
-    line = {"phase": "solve", "step": 50, "loss": 0.4, "total": 70, "lineage": 70}
+    line = {"phase": "prune", "step": 50, "loss": 0.4, "total": 70, "lineage": 70}
     with (folder / "history.jsonl").open("a") as file:
         file.write(json.dumps(line) + "\n")
     facts = json.loads(ask(server, "/content.json")[2])["facts"]
     assert read == [line]
-    assert facts["cells"][0]["now"] == {"phase": "solve", "step": 50}
+    assert facts["cells"][0]["now"] == {"phase": "prune", "step": 50}
 
 
 def test_a_damaged_file_is_told_and_may_heal(server: LiveServer, folder: Path) -> None:

@@ -20,7 +20,7 @@ def summary(**changes: Any) -> dict[str, Any]:
         "nonzeros": {"stem.0.weight": 36, "head.weight": 480},
         "sparsity": 0.173,
         "assumes": "that zeros are free",
-        "scores": {"dense": 0.98123, "before tuning": 0.7, "after tuning": 0.97654},
+        "scores": {"dense": 0.98123, "pruned": 0.7, "finetuned": 0.97654},
     }
     return found | changes
 

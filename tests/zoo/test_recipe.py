@@ -11,6 +11,7 @@ from ecc.errors import BadFile
 from ecc.graph import trace_channels
 from ecc.methods import CompressSettings
 from ecc.methods.registry import METHODS
+from ecc.options import settings_from
 from ecc.zoo import ERFNet
 from ecc.zoo.recipe import Recipe, is_recipe, read_recipe
 
@@ -123,9 +124,9 @@ def test_all_keys_are_read_and_paths_start_at_the_recipe(tmp_path: Path) -> None
         methods=["ecc"],
         seeds=2,
         meter="none",
-        settings=CompressSettings(
-            steps=7, lr=1e-3, min_width_ratio=0, clip_norm=2, channels_last=True, precision="bf16"
-        ),
+        settings=settings_from(CompressSettings, dict(
+            prune_steps=7, lr=1e-3, min_width_ratio=0, clip_norm=2, channels_last=True, precision="bf16"
+        )),
         given=("steps", "lr", "min_width_ratio", "clip_norm", "channels_last", "precision"),
     )
 

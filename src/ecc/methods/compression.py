@@ -15,7 +15,7 @@ import json
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from typing import Any
 
@@ -29,18 +29,21 @@ from ecc.graph.model_copy import load_whole_state_, whole_state
 from ecc.graph.slimming import build_slim
 from ecc.io import write_text
 from ecc.measure import EnergySource
-from ecc.task import Task, with_batch_size
+from ecc.records import to_builtins
+from ecc.run_records import BatchCount, CostCheck, DenseAndResult, MethodLine, RunSummary
+from ecc.task import Task, split_batch, with_batch_size
 from ecc.training import (
     BatchStream,
     Interrupted,
     LRSchedule,
     RunDir,
+    StepInfo,
     StopRequests,
     Teacher,
     load_state,
     save_state,
+    to_device,
 )
-from ecc.training.batches import to_device
 
 from .base import Method, PruningContext, check_needs_held_out
 from .baselines.recalibration import BATCHES, recalibrate_, recalibrated
@@ -48,10 +51,10 @@ from .cost_evaluator import CostEvaluator, MeasuredCost, SharedCostEvaluator, ch
 from .driving import Drive, first_targets, trainer
 from .ecc.solver import EccSolver
 from .feasibility import check_feasibility, costs_of, refuse_infeasible
-from .landing import Landing
+from .landing import BAND, Landing
 from .runner import CompressionRunner
 from .settings import CompressSettings
-from .summary import solver_facts, summary_of, told
+from .summary import budget_results, describe_check, measured_costs, solver_line
 
 
 @dataclass(frozen=True)
@@ -63,7 +66,7 @@ class CompressedModel:
     graph: ChannelGraph
     """Of the dense network."""
     widths: dict[str, int]
-    summary: dict[str, Any]
+    summary: RunSummary
     """As in the run's summary.json."""
 
 
@@ -123,7 +126,7 @@ class Compression(CompressionRunner[CompressedModel]):
                 "solver='admm'."
             )
         self.weighed_dense: MeasuredCost | None = None
-        self.slim_gap: float | None = None
+        self.max_relative_diff: float | None = None
         self.landing: Landing | Drive | None = None
         self._calibrating: list[Any] | None = None
         self.left_over = 0
@@ -138,7 +141,7 @@ class Compression(CompressionRunner[CompressedModel]):
                 "differently. Start it without torchrun; ecc itself runs in several."
             )
         check_needs_held_out(self.method, self.task)
-        self.weighed_dense = self.slim_gap = self.landing = None
+        self.weighed_dense = self.max_relative_diff = self.landing = None
         self.left_over = 0
         self.costs, self.limits = costs_of(self.graph, self.budgets, self.energies)  # an earlier run weighed its own
         least, multiple = self.settings.min_width_ratio, self.width_multiple
@@ -157,8 +160,8 @@ class Compression(CompressionRunner[CompressedModel]):
             "method": None if self.method is None else {"name": self.method.name, **self.method.config()},
         }
 
-    def _as_it_was(self, run: RunDir, summary: dict[str, Any]) -> CompressedModel:
-        widths = {name: int(width) for name, width in summary["widths"].items()}
+    def _as_it_was(self, run: RunDir, summary: RunSummary) -> CompressedModel:
+        widths = summary.widths
         small = self._hollow(copy.deepcopy(self.task.model).to(self.device), widths)
         load_whole_state_(small, load_state(run.path / "slim.safetensors"))
         return CompressedModel(small, self.graph, widths, summary)
@@ -168,13 +171,13 @@ class Compression(CompressionRunner[CompressedModel]):
             **super()._extra(),
             "weighed_dense": None if self.weighed_dense is None else asdict(self.weighed_dense),
             "landing": None if self.landing is None else self.landing.state(),
-            "slim_gap": self.slim_gap,
+            "max_relative_diff": self.max_relative_diff,
             "left_over": self.left_over,
         }
 
     def _restore(self, extra: Mapping[str, Any]) -> None:
         super()._restore(extra)
-        self.slim_gap, self.left_over = extra["slim_gap"], int(extra["left_over"])
+        self.max_relative_diff, self.left_over = extra["max_relative_diff"], int(extra["left_over"])
         if extra["weighed_dense"] is not None:
             self.weighed_dense = MeasuredCost.restored(extra["weighed_dense"])
 
@@ -187,9 +190,9 @@ class Compression(CompressionRunner[CompressedModel]):
         teacher = self._dense(run, model, stream, reached)
         solve = self._solved if self.method is None else self._driven
         widths, landing = solve(run, model, stream, teacher, reached)
-        if reached != "tune":
+        if reached != "finetune":
             taken = stream.total // self.distributed.size - self.settings.pretrain_steps
-            self.left_over = max(0, self.settings.steps - taken)
+            self.left_over = max(0, self.settings.prune_steps - taken)
         small = self._tuned(run, model, stream, teacher, widths)
         return self._finished(run, small, widths, landing, stream)
 
@@ -203,29 +206,28 @@ class Compression(CompressionRunner[CompressedModel]):
             self.graph,
             self.costs,
             list(self.limits),
-            settings.steps,
+            settings.prune_steps,
             optimizer=self._adam(model),
             min_width_ratio=settings.min_width_ratio,
             width_multiple=self.width_multiple,
-            **settings.solver_options(),
+            **_solver_options(settings),
         )
-        landing = self.landing = Landing(solver, self.costs, self.limits, scales, settings.steps)
+        landing = self.landing = Landing(solver, self.costs, self.limits, scales, settings.prune_steps)
         _take_up(run, landing)
-        if reached == "tune":
+        if reached == "finetune":
             with run.restoring():
                 return landing.weighings[-1].widths, landing
-        self.tell(f"solving for the budget, {settings.steps} steps")
+        self.tell(f"solving for the budget, {settings.prune_steps} steps")
 
-        def on_step(step: int, facts: Mapping[str, Any]) -> None:
-            del facts
+        def on_step(step: int, info: StepInfo) -> None:
+            del info
             weighing = landing.after_step(step)
             if weighing is not None:
-                self._log(run, {"phase": "weighing", **asdict(weighing)})
-                self.tell(told(weighing, self.limits, self.costs))
-            elif step % settings.log_every == 0:
-                self._log(run, solver_facts(solver, self.costs, step))
+                self._log_check(run, weighing)
+            elif step % settings.train.log_every == 0:
+                self._log(run, solver_line(solver, self.costs, step, self._total))
 
-        self._train(run, model, solver, stream, "solve", teacher, on_step, schedule=self._fall("solve"))
+        self._train(run, model, solver, stream, "prune", teacher, on_step, schedule=self._fall("prune"))
         return solver.widths, landing
 
     def _driven(
@@ -234,7 +236,6 @@ class Compression(CompressionRunner[CompressedModel]):
         """Prunes the network in place, by another method; the widths that are left."""
         method, scales = self.method, self._ready_scales()
         assert method is not None  # or ECC would solve
-        assert self.task.loss is not None  # checked at the start
         assert self.weighed_dense is not None  # by the scales
         work = PruningContext(
             model=model,
@@ -247,15 +248,15 @@ class Compression(CompressionRunner[CompressedModel]):
             teacher=teacher,
             held_out=self._held_out,
             train=trainer(self.graph, self.task.loss, teacher, self.settings, self.distributed),
-            log=lambda facts: self._log(run, facts),
+            log=lambda values: self._log(run, MethodLine(phase=method.name, values=dict(values), total=self._total)),
         )
         method.start(work)
         drive = self.landing = Drive(method, work, self.limits, scales)
         saved = _take_up(run, drive)
-        if reached == "tune":
+        if reached == "finetune":
             with run.restoring():
                 return drive.weighings[-1].widths, drive
-        if reached == "solve" and saved is not None:
+        if reached == "prune" and saved is not None:
             with run.restoring():
                 model.load_state_dict(saved["model"])
                 stream.restore(saved["stream"])
@@ -265,11 +266,11 @@ class Compression(CompressionRunner[CompressedModel]):
 
         def save() -> None:
             nonlocal saved_at, weighed
-            how, age = self.settings, time.monotonic() - saved_at
+            how, age = self.settings.train, time.monotonic() - saved_at
             old = how.checkpoint_steps is not None or (how.checkpoint_seconds or math.inf) <= age
             if self.distributed.is_main and (old or stop.signum or len(drive.weighings) > weighed):
                 saved_at, weighed = time.monotonic(), len(drive.weighings)
-                state = {"phase": "solve", "model": model.state_dict(), "stream": stream.state()}
+                state = {"phase": "prune", "model": model.state_dict(), "stream": stream.state()}
                 run.save({**state, "extra": self._extra()})
             if stop.signum:
                 raise Interrupted(
@@ -281,8 +282,7 @@ class Compression(CompressionRunner[CompressedModel]):
         with StopRequests() as stop:
             drive.go(save)
         for weighing in drive.weighings:
-            self._log(run, {"phase": "weighing", **asdict(weighing)})
-            self.tell(told(weighing, self.limits, self.costs))
+            self._log_check(run, weighing)
         return drive.weighings[-1].widths, drive
 
     def _tuned(
@@ -295,21 +295,21 @@ class Compression(CompressionRunner[CompressedModel]):
     ) -> nn.Module:
         """Cuts the dead channels off and trains what is left."""
         saved = run.checkpoint()
-        if saved is not None and saved["phase"] == "tune":
+        if saved is not None and saved["phase"] == "finetune":
             with run.restoring():
                 small = self._hollow(model, widths)
         else:
             small = build_slim(model, self.graph, self.width_multiple)  # the summary tells whether the budget is met
-            self.slim_gap = max_relative_diff(model, small, to_device(self.task.example_input, self.device))
-            self.tell(f"cut and masked networks agree to {self.slim_gap:.1g} of the largest output")
+            self.max_relative_diff = max_relative_diff(model, small, to_device(self.task.example_input, self.device))
+            self.tell(f"cut and masked networks agree to {self.max_relative_diff:.1g} of the largest output")
             if self.method is not None:
                 recalibrate_(small, self._calibration())
-            self._score(run, "before tuning", small)
+            self._score(run, "pruned", small)
         steps = self.settings.finetune_steps + self.left_over
         if steps:
             self.tell(f"tuning the slim network, {steps} steps")
-            adam, fall = self._adam(small), self._fall("tune")
-            self._train(run, small, adam, stream, "tune", teacher, steps=steps, schedule=fall)
+            adam, fall = self._adam(small), self._fall("finetune")
+            self._train(run, small, adam, stream, "finetune", teacher, steps=steps, schedule=fall)
         return small
 
     def _fall(self, phase: str) -> LRSchedule | None:
@@ -319,7 +319,7 @@ class Compression(CompressionRunner[CompressedModel]):
         assert self.weighed_dense is not None  # by the scales, before the solve
         full = [self.weighed_dense.amounts.get(cost.resource, dense_cost(cost)) for cost in self.costs]
         least = min(limit / dense for limit, dense in zip(self.limits, full, strict=True))
-        return self.settings.fall(phase, max(0.0, 1 - least))
+        return self.settings.joint_schedule(phase, max(0.0, 1 - least))
 
     def _hollow(self, model: nn.Module, widths: Mapping[str, int]) -> nn.Module:
         """A network of these widths, whose weights are to be loaded."""
@@ -331,7 +331,7 @@ class Compression(CompressionRunner[CompressedModel]):
         """What a search goes by: in the precision of training, for there are hundreds of candidates."""
         if self.task.evaluate_held_out is None:
             raise BadTask("the method judges by held-out data and does not say so: its needs_held_out must be True.")
-        dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.settings.precision)
+        dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.settings.train.precision)
         with (
             torch.autocast(self.device.type, dtype=dtype, enabled=dtype is not None),
             recalibrated(model, self._calibration()),
@@ -342,8 +342,8 @@ class Compression(CompressionRunner[CompressedModel]):
     def _calibration(self) -> list[Any]:
         """The first inputs of the task, for batch norms of networks that were cut; the same for all methods."""
         if self._calibrating is None:
-            stream = BatchStream(self.task, device=self.device, seed=self.settings.seed)
-            self._calibrating = [inputs for inputs, _ in islice(stream, BATCHES)]
+            stream = BatchStream(self.task, device=self.device, seed=self.settings.train.seed)
+            self._calibrating = [split_batch(batch)[0] for batch in islice(stream, BATCHES)]
         return self._calibrating
 
     def _ready_scales(self) -> SharedCostEvaluator:
@@ -355,7 +355,9 @@ class Compression(CompressionRunner[CompressedModel]):
         return scales
 
     def _scales(self) -> CostEvaluator:
-        source = self.source if self.distributed.is_main else None  # the task's network: zeros of a pruned one draw less
+        source = (
+            self.source if self.distributed.is_main else None
+        )  # the task's network: zeros of a pruned one draw less
         return CostEvaluator(self.task.model, self.graph, self.example_input, self.energies, source)
 
     def _resolve_shares(self) -> None:
@@ -365,26 +367,45 @@ class Compression(CompressionRunner[CompressedModel]):
             if budget.is_relative and budget.resource in self.weighed_dense.amounts:
                 self.limits[number] = budget.amount * self.weighed_dense.amounts[budget.resource]
 
+    def _log_check(self, run: RunDir, check: CostCheck) -> None:
+        self._log(run, replace(check, total=self._total))
+        self.tell(describe_check(check, self.limits, self.costs))
+
     def _finished(
         self, run: RunDir, small: nn.Module, widths: dict[str, int], landing: Landing | Drive, stream: BatchStream
     ) -> CompressedModel:
-        self._score(run, "after tuning", small)
+        self._score(run, "finetuned", small)
         assert self.weighed_dense is not None
-        summary = {
-            "task": self.task.name,
-            "method": "ecc" if self.method is None else self.method.name,
-            "device": next(iter(self.energies.values())).origin.meter.device,
-            "batch": next(iter(self.energies.values())).origin.batch,
-            **summary_of(self.graph, self.budgets, self.costs, self.limits, widths, self.weighed_dense, landing),
-            "scores": self.scores,
-            "slim_gap": self.slim_gap,
-            "width_multiple": self.width_multiple,
-            "batches": {"total": stream.total, "lineage": stream.lineage},
-        }
+        last = landing.weighings[-1] if landing.weighings else None
+        budgets = budget_results(self.graph, self.budgets, self.costs, self.limits, widths, self.weighed_dense, last)
+        graph, origin = self.graph, next(iter(self.energies.values())).origin
+        summary = RunSummary(
+            task=self.task.name,
+            method="ecc" if self.method is None else self.method.name,
+            device=origin.meter.device,
+            batch=origin.batch,
+            label="predicted" if last is None else last.label,
+            budgets=budgets,
+            met=all(row.met for row in budgets.values()),
+            note=landing.note,
+            within_band=landing.landed,
+            band=BAND,
+            measured=measured_costs(self.weighed_dense, last),
+            relative_ci=None if last is None else last.relative_ci,
+            cost_checks=len(landing.weighings),
+            widths=widths,
+            full_widths=dict(graph.full_widths),
+            macs=DenseAndResult(dense=float(graph.macs()), result=float(graph.macs(widths))),
+            parameters=DenseAndResult(dense=float(graph.parameters()), result=float(graph.parameters(widths))),
+            scores=dict(self.scores),
+            max_relative_diff=self.max_relative_diff,
+            width_multiple=self.width_multiple,
+            batches=BatchCount(total=stream.total, lineage=stream.lineage),
+        )
         if self.distributed.is_main:
             save_state(run.path / "slim.safetensors", whole_state(small))
             write_text(run.path / "widths.json", json.dumps(widths, indent=1) + "\n")
-        run.finish(summary)
+        run.finish(to_builtins(summary))
         return CompressedModel(small, self.graph, widths, summary)
 
 
@@ -395,3 +416,10 @@ def _take_up(run: RunDir, landing: Landing | Drive) -> dict[str, Any] | None:
         with run.restoring():
             landing.restore(saved["extra"]["landing"])
     return saved
+
+
+def _solver_options(settings: CompressSettings) -> dict[str, Any]:
+    """Arguments of `EccSolver`. The ADMM solver has no schedule and may use all steps."""
+    if settings.solver == "scheduled":
+        return {"importance": settings.importance, "uniform_floor": settings.uniform_floor}
+    return {"importance": settings.importance, "solver": settings.admm, "warm_up": 0.0, "ramp": 1.0}

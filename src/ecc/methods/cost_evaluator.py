@@ -170,7 +170,9 @@ class SharedCostEvaluator:
         if self._distributed.size == 1:
             return found
         known = [found.amounts.get(name, 0.0) for name in ("energy", "latency")]
-        ci = -1.0 if found.relative_ci is None else found.relative_ci  # decides about targets, so all must have the same
+        ci = (
+            -1.0 if found.relative_ci is None else found.relative_ci
+        )  # decides about targets, so all must have the same
         label = found.label.encode()[:_LABEL_BYTES].ljust(_LABEL_BYTES)
         mine = torch.tensor([*known, ci, *label], dtype=torch.float64)
         energy, latency, ci, *letters = self._distributed.gather(mine)[0].tolist()

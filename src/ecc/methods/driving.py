@@ -16,13 +16,13 @@ from torch import Tensor, nn
 from ecc.energy import Cost, dense_cost
 from ecc.errors import InfeasibleBudget
 from ecc.graph import ChannelGraph, live_masks
-from ecc.training import BatchStream, DistributedContext, Teacher, train
-from ecc.training.optimizers import fused_on_gpu
+from ecc.run_records import CostCheck
+from ecc.training import BatchStream, DistributedContext, Teacher, fused_on_gpu, train
 
 from .base import Method, PruningContext
 from .cost_evaluator import MeasuredCost
 from .ecc.importance import ConsumerSlices
-from .landing import BAND, CostCheck, shares_of, targets_after
+from .landing import BAND, shares_of, targets_after
 from .settings import CompressSettings
 
 MAX_CORRECTIONS = 6
@@ -105,10 +105,10 @@ class Drive:
         self.weighings.append(
             CostCheck(
                 step=self.steps,
-                descent=1.0,
+                progress=1.0,
                 widths=widths,
                 predicted=predicted,
-                weighed=weighed.amounts,
+                measured=weighed.amounts,
                 label=weighed.label,
                 relative_ci=weighed.relative_ci,
                 targets=targets,
@@ -196,7 +196,7 @@ class Drive:
 
 
 def _weighed(one: CostCheck) -> MeasuredCost:
-    return MeasuredCost(one.weighed, one.label, one.relative_ci)
+    return MeasuredCost(one.measured, one.label, one.relative_ci)
 
 
 def first_targets(costs: Sequence[Cost], limits: Sequence[float], dense: MeasuredCost) -> list[float]:
@@ -232,7 +232,7 @@ class MaskedAdam(torch.optim.Adam):
 
 def trainer(
     graph: ChannelGraph,
-    loss: Callable[[Any, Any], Tensor],
+    loss: Callable[..., Tensor] | None,
     teacher: Teacher | None,
     settings: CompressSettings,
     distributed: DistributedContext,
@@ -242,12 +242,15 @@ def trainer(
     def go(model: nn.Module, steps: int, lr: float, stream: BatchStream) -> None:
         train(
             model,
-            MaskedAdam(model, graph, lr, settings.weight_decay),
+            MaskedAdam(model, graph, lr, settings.train.weight_decay),
             stream,
             loss=loss,
             steps=steps,
             settings=replace(
-                settings.train, seed=settings.seed + stream.lineage, checkpoint_steps=None, checkpoint_seconds=None
+                settings.train,
+                seed=settings.train.seed + stream.lineage,
+                checkpoint_steps=None,
+                checkpoint_seconds=None,
             ),
             teacher=teacher,
             distributed=distributed,

@@ -22,21 +22,20 @@ from typing import Any
 
 import torch
 
-from ecc.constants import SCRATCH
+from ecc.constants import RUN_PROFILE, SCRATCH
 from ecc.energy import EnergyModel
 from ecc.energy.budget import parse_budget
 from ecc.errors import BadFile, EccError
 from ecc.io import read_text, write_text
 from ecc.measure import EnergySource
 from ecc.task import Task
-from ecc.training import BatchStream, Interrupted, load_state, open_run, save_state, train
-from ecc.training.optimizers import fused_on_gpu
+from ecc.training import BatchStream, Interrupted, fused_on_gpu, load_state, open_run, save_state, train
 
 from .base import Method, check_needs_held_out
 from .baselines.scratch import Scratch
 from .compression import Compression
 from .registry import METHODS, find_method
-from .runner import settled, weights_of
+from .runner import result_settings, weights_of
 from .settings import CompressSettings
 
 _CLEAR = Path("/proc/self/clear_refs")
@@ -203,7 +202,7 @@ class Comparison:
             [parse_budget(cell.budget)],
             self.energy,
             source=self.source,
-            settings=replace(self.settings, pretrain_steps=0, seed=cell.seed),
+            settings=replace(self.settings, pretrain_steps=0, train=replace(self.settings.train, seed=cell.seed)),
             device=self.device,
             freeze=self.freeze,
             method=self._method(cell, root),
@@ -239,9 +238,8 @@ class Comparison:
         return replace(self.task, model=model.cpu())
 
     def _train_dense(self, model: torch.nn.Module, seed: int, folder: Path) -> None:
-        settings = replace(self.settings, seed=seed)
-        assert self.task.loss is not None  # Compression checks it as well
-        with open_run(folder, {"verb": "dense", "task": self.task.name, "settings": settled(settings)}) as run:
+        settings = replace(self.settings, train=replace(self.settings.train, seed=seed))
+        with open_run(folder, {"verb": "dense", "task": self.task.name, "settings": result_settings(settings)}) as run:
             fused = fused_on_gpu(model.parameters())
             optimizer = torch.optim.Adam(model.parameters(), lr=settings.pretrain_lr, fused=fused)
             stream = BatchStream(self.task, device=self.device, seed=seed)
@@ -252,9 +250,9 @@ class Comparison:
                 loss=self.task.loss,
                 steps=settings.pretrain_steps,
                 settings=settings.train,
-                schedule=settings.schedule("dense"),
+                schedule=settings.schedule("pretrain"),
                 run=run,
-                phase="dense",
+                phase="pretrain",
             )
             save_state(folder / "dense.safetensors", model.cpu().state_dict())
             run.finish({"batches": stream.total})
@@ -293,13 +291,11 @@ class Comparison:
             "freeze": list(self.freeze),
             "device": self._device_name,
             "weights": weights_of(self.task, self.settings),
-            "settings": {name: value for name, value in settled(self.settings).items() if name != "seed"},
+            "settings": {name: value for name, value in result_settings(self.settings).items() if name != "seed"},
         }
         file = root / "grid.json"
         if not file.exists():
-            own = list(root.glob(".grid.json.*.tmp"))  # of a grid that was killed before it had begun
-            if root.exists() and (root.is_file() or any(entry not in own for entry in root.iterdir())):
-                raise BadFile(f"{root} is no grid of runs and is left as it is. Give an empty or a new folder.")
+            check_grid_folder(root)
             try:
                 root.mkdir(parents=True, exist_ok=True)
             except OSError as error:
@@ -315,6 +311,20 @@ class Comparison:
             then, now = _at(before, name), _at(asked, name)
             if then != now:
                 raise BadFile(f"{root} was begun with {name} = {then}, and now it is {now}. Give another folder.")
+
+
+def check_grid_folder(root: Path) -> None:
+    """Refuse a folder that holds something else than a comparison, or the profile and energy models of one.
+
+    Raises:
+        BadFile: If it does, or is a file.
+    """
+    if not root.exists() or (root / "grid.json").exists():
+        return
+    own = list(root.glob(".grid.json.*.tmp"))  # of a grid that was killed before it had begun
+    own += [root / name for name in (RUN_PROFILE, "energy.json", "latency.json")]
+    if root.is_file() or any(entry not in own for entry in root.iterdir()):
+        raise BadFile(f"{root} holds other files than a comparison and is left as it is. Give an empty or a new folder.")
 
 
 def told(cell: GridRun, reason: str | None) -> str:

@@ -12,11 +12,12 @@ the budget by as much as the scales may err.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 from ecc.energy.cost import Cost
 from ecc.errors import InfeasibleBudget
+from ecc.run_records import CostCheck
 
 from .cost_evaluator import MeasuredCost
 from .ecc.solver import EccSolver
@@ -33,21 +34,6 @@ BAND = (0.97, 1.0)
 MAX_DESCENTS = 6
 _CORRECTION = 0.03  # of all steps: a descent after the first
 _MARGIN = (0.002, 0.015)  # least and most, as a share of the budget
-
-
-@dataclass(frozen=True)
-class CostCheck:
-    """One look at the scales."""
-
-    step: int
-    descent: float
-    widths: dict[str, int]
-    predicted: dict[str, float]
-    weighed: dict[str, float]
-    label: str
-    relative_ci: float | None
-    targets: dict[str, float]
-    """What the solver was told to reach by its own predictions."""
 
 
 class Landing:
@@ -107,10 +93,10 @@ class Landing:
             self._judge(weighed, predicted, targets, step)
         found = CostCheck(
             step=step,
-            descent=descent,
+            progress=descent,
             widths=widths,
             predicted=predicted,
-            weighed=weighed.amounts,
+            measured=weighed.amounts,
             label=weighed.label,
             relative_ci=weighed.relative_ci,
             targets=targets,

@@ -14,7 +14,6 @@ import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -22,10 +21,12 @@ import torch
 from torch import nn
 
 from ecc.errors import BadTask, wrap_user_errors
+from ecc.options import flat_values
+from ecc.records import read_record, to_builtins
+from ecc.run_records import PHASES, CostCheck, MethodLine, RunSummary, ScoreLine, SolverLine
 from ecc.task import Task
 from ecc.training import (
     BatchStream,
-    DistillSettings,
     DistributedContext,
     Histories,
     History,
@@ -35,15 +36,15 @@ from ecc.training import (
     OnStep,
     RunDir,
     Teacher,
+    fused_on_gpu,
     load_state,
     open_run,
     save_state,
     train,
+    weights_checksum,
 )
-from ecc.training.checkpoint import weights_checksum
-from ecc.training.optimizers import fused_on_gpu
 
-from .settings import PHASES, CompressSettings
+from .settings import CompressSettings
 
 Result = TypeVar("Result")
 
@@ -52,13 +53,10 @@ SLOW_BATCHES = 0.5
 LEAST_SECONDS = 5.0
 """Of a training of which something is told."""
 
-# Settings that change no result, and one that a run which is out of memory must be able to change.
-_RUN_ONLY = ("log_every", "checkpoint_steps", "checkpoint_seconds", "micro_batch", "cuda_graph")
 
-
-def settled(settings: CompressSettings) -> dict[str, Any]:
-    """The settings that must stay as they are when a run or a grid goes on."""
-    return {name: value for name, value in asdict(settings).items() if name not in _RUN_ONLY}
+def result_settings(settings: CompressSettings) -> dict[str, Any]:
+    """The settings that must stay the same when a run or a grid is resumed."""
+    return flat_values(settings, only_result=True)
 
 
 def weights_of(task: Task, settings: CompressSettings) -> str | None:
@@ -79,10 +77,10 @@ class CompressionRunner(ABC, Generic[Result]):
     """
 
     def __init__(self, task: Task, settings: CompressSettings | None, device: torch.device | str) -> None:
-        if task.train_batches is None or task.loss is None:
+        if task.train_batches is None:
             raise BadTask(
-                f"task {task.name!r} has no train_batches and loss; compressing needs both. "
-                "A bundled network has them with --data FOLDER."
+                f"task {task.name!r} has no train_batches, which compressing needs. "
+                "Bundled networks have them with --data FOLDER."
             )
         _check_weights(task)
         self.task, self.settings, self.device = task, settings or CompressSettings(), torch.device(device)
@@ -121,18 +119,18 @@ class CompressionRunner(ABC, Generic[Result]):
         self.scores = {}
         self._begin()
         with open_run(run_dir, self.config(), device_type=self.device.type, writes=self.distributed.is_main) as run:
-            finished = run.summary()
+            finished = (run.path / "summary.json").exists()
             for facts in run.history() if loggers and run.writes else ():
                 curves.log(facts)
-            if finished is None:
+            if not finished:
                 return self._go(run)
             with run.restoring("summary.json"):
-                return self._as_it_was(run, finished)
+                return self._as_it_was(run, read_record(run.path / "summary.json", RunSummary))
 
     def config(self) -> dict[str, Any]:
         """What makes this run this run; a run of another config is another run."""
         asked = {**self._asked(), "weights": weights_of(self.task, self.settings)}
-        return {"verb": "compress", "task": self.task.name, **asked, "settings": settled(self.settings)}
+        return {"verb": "compress", "task": self.task.name, **asked, "settings": result_settings(self.settings)}
 
     # ------------------------------------------------------------ what a compression adds
 
@@ -149,7 +147,7 @@ class CompressionRunner(ABC, Generic[Result]):
         """All phases."""
 
     @abstractmethod
-    def _as_it_was(self, run: RunDir, summary: dict[str, Any]) -> Result:
+    def _as_it_was(self, run: RunDir, summary: RunSummary) -> Result:
         """What an earlier session finished."""
 
     def _extra(self) -> dict[str, Any]:
@@ -174,34 +172,33 @@ class CompressionRunner(ABC, Generic[Result]):
     def _stream(self) -> BatchStream:
         distributed = self.distributed
         self.stream = BatchStream(
-            self.task, device=self.device, seed=self.settings.seed, rank=distributed.rank, world_size=distributed.size
+            self.task,
+            device=self.device,
+            seed=self.settings.train.seed,
+            rank=distributed.rank,
+            world_size=distributed.size,
         )
         return self.stream
 
     def _dense(self, run: RunDir, model: nn.Module, stream: BatchStream, reached: str) -> Teacher | None:
         """Trains the dense network, or takes what an earlier session trained; it is the teacher from then on."""
         file = run.path / "dense.safetensors"
-        if self.settings.pretrain_steps and (reached == "dense" or not file.exists()):
+        if self.settings.pretrain_steps and (reached == "pretrain" or not file.exists()):
             self.tell(f"training the dense network, {self.settings.pretrain_steps} steps")
             fused = fused_on_gpu(model.parameters())
             optimizer = torch.optim.Adam(model.parameters(), lr=self.settings.pretrain_lr, fused=fused)
-            self._train(run, model, optimizer, stream, "dense")
+            self._train(run, model, optimizer, stream, "pretrain")
             if self.distributed.is_main:
                 save_state(file, model.state_dict())
         elif self.settings.pretrain_steps:
             with run.restoring(file.name):
                 model.load_state_dict(load_state(file))
         self._score(run, "dense", model)
-        how = self.settings
-        if how.distill == 0:
-            return None
-        return Teacher(
-            model, DistillSettings(weight=how.distill, temperature=how.temperature, ignore_index=how.ignore_index)
-        )
+        return None if self.settings.distill.is_off else Teacher(model, self.settings.distill)
 
     def _adam(self, model: nn.Module) -> torch.optim.Adam:
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        lr, decay = self.settings.lr, self.settings.weight_decay
+        lr, decay = self.settings.lr, self.settings.train.weight_decay
         return torch.optim.Adam(trained, lr=lr, weight_decay=decay, fused=fused_on_gpu(trained))
 
     def _train(
@@ -216,7 +213,6 @@ class CompressionRunner(ABC, Generic[Result]):
         steps: int | None = None,
         schedule: LRSchedule | None = None,
     ) -> None:
-        assert self.task.loss is not None  # checked at the start
         started, drawn = time.perf_counter(), stream.seconds
         train(
             model,
@@ -245,15 +241,20 @@ class CompressionRunner(ABC, Generic[Result]):
         if not math.isfinite(score):
             raise BadTask(f"evaluate of task {self.task.name!r} gave {score}; give a finite number, higher for better.")
         self.scores[name] = score
-        self._log(run, {"phase": "score", name: self.scores[name]})
+        self._log(run, ScoreLine(name=name, score=score, total=self._total))
         self.tell(f"score {name}: {self.scores[name]:.4f}")
 
-    def _log(self, run: RunDir, facts: Mapping[str, Any]) -> None:
-        """A line for the history, with the batches that were drawn so far."""
+    @property
+    def _total(self) -> int:
+        """Batches drawn so far."""
+        return 0 if self.stream is None else self.stream.total
+
+    def _log(self, run: RunDir, line: SolverLine | CostCheck | ScoreLine | MethodLine) -> None:
+        """Write a line of the history."""
         if self.distributed.is_main:
-            line = {**facts, "total": 0 if self.stream is None else self.stream.total}
-            run.log(line)
-            self.history.log(line)
+            values = to_builtins(line)
+            run.log(values)
+            self.history.log(values)
 
 
 def about_slow_batches(device: torch.device, drawing: float, whole: float) -> str:

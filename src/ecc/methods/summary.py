@@ -1,99 +1,93 @@
-"""What came out of a compression, as plain values: for the run's summary.json, for tables and for pages."""
+"""The result of a compression as a `RunSummary`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
 from ecc.energy import Budget, Cost
 from ecc.graph import ChannelGraph
+from ecc.run_records import BudgetResult, CostCheck, DenseAndResult, SolverLine
 
 from .cost_evaluator import MeasuredCost
-from .driving import Drive
 from .ecc.solver import EccSolver
-from .landing import BAND, CostCheck, Landing
 
 
-def summary_of(
+def budget_results(
     graph: ChannelGraph,
     budgets: Sequence[Budget],
     costs: Sequence[Cost],
     limits: Sequence[float],
     widths: dict[str, int],
     dense: MeasuredCost,
-    landing: Landing | Drive,
-) -> dict[str, Any]:
-    """Budgets and whether they are met, what was weighed, and the widths.
+    last: CostCheck | None,
+) -> dict[str, BudgetResult]:
+    """What became of each budget, by resource.
 
     Args:
-        graph: Of the dense network.
-        budgets: As they were asked for.
-        costs: One for each budget.
+        graph: The dense network.
+        budgets: One for each cost.
+        costs: What is limited.
         limits: In the units of the costs.
-        widths: That are left.
-        dense: The dense network on the scales.
-        landing: How the descent went.
+        widths: Of the result.
+        dense: Cost of the dense network.
+        last: The last measurement of the result; None if nothing was measured.
     """
-    last = landing.weighings[-1] if landing.weighings else None
-    found = {cost.resource: float(cost.to("cpu").value(graph.widths(widths))) for cost in costs}  # counted, predicted
-    found |= {} if last is None else last.weighed
-    rows = {}
+    found: dict[str, BudgetResult] = {}
     for budget, cost, limit in zip(budgets, costs, limits, strict=True):
         full = torch.tensor(cost.full_widths, dtype=torch.float64)
-        rows[cost.resource] = {
-            "budget": str(budget),
-            "limit": limit,
-            "unit": cost.unit,
-            "dense": dense.amounts.get(cost.resource, float(cost.to("cpu").value(full))),
-            "result": found[cost.resource],
-            "label": _label(cost, last),
-            "met": found[cost.resource] <= limit,
-        }
+        result = float(cost.to("cpu").value(graph.widths(widths)))
+        if last is not None:
+            result = last.measured.get(cost.resource, result)
+        found[cost.resource] = BudgetResult(
+            budget=str(budget),
+            limit=limit,
+            unit=cost.unit,
+            dense=dense.amounts.get(cost.resource, float(cost.to("cpu").value(full))),
+            result=result,
+            label=_label(cost, last),
+            met=result <= limit,
+        )
+    return found
+
+
+def measured_costs(dense: MeasuredCost, last: CostCheck | None) -> dict[str, DenseAndResult]:
+    """Measured costs of the dense network and of the result, by resource."""
+    if last is None:
+        return {}
     return {
-        "label": "predicted" if last is None else last.label,
-        "budgets": rows,
-        "met": all(row["met"] for row in rows.values()),
-        "landed": landing.landed,
-        "band": list(BAND),
-        "note": landing.note,
-        "weighed": {"dense": dense.amounts, "result": {} if last is None else last.weighed},
-        "relative_ci": None if last is None else last.relative_ci,
-        "weighings": len(landing.weighings),
-        "widths": widths,
-        "full_widths": graph.full_widths,
-        "macs": {"dense": float(graph.macs()), "result": float(graph.macs(widths))},
-        "parameters": {"dense": float(graph.parameters()), "result": float(graph.parameters(widths))},
+        name: DenseAndResult(dense=dense.amounts[name], result=amount)
+        for name, amount in last.measured.items()
+        if name in dense.amounts
     }
 
 
-def solver_facts(solver: EccSolver, costs: Sequence[Cost], step: int) -> dict[str, Any]:
-    """Where the solver stands, as a line of the history."""
+def solver_line(solver: EccSolver, costs: Sequence[Cost], step: int, total: int) -> SolverLine:
+    """The state of the solver as a line of the history."""
     spent, duals, widths = solver.numbers
-    return {
-        "phase": "solver",
-        "step": step,
-        "spent": dict(zip((cost.resource for cost in costs), spent, strict=True)),
-        "target": solver.target,
-        "energy_dual": duals.energy,
-        "width_duals": duals.width,
-        "widths": widths,
-    }
+    return SolverLine(
+        step=step,
+        cost=dict(zip((cost.resource for cost in costs), spent, strict=True)),
+        target=solver.target,
+        energy_dual=duals.energy,
+        width_duals=duals.width,
+        widths=widths,
+        total=total,
+    )
 
 
-def told(weighing: CostCheck, limits: Sequence[float], costs: Sequence[Cost]) -> str:
-    """A look at the scales in words, each amount with its label."""
+def describe_check(check: CostCheck, limits: Sequence[float], costs: Sequence[Cost]) -> str:
+    """One line for the terminal, each amount with its label."""
     parts = []
     for cost, limit in zip(costs, limits, strict=True):
-        amount = weighing.weighed.get(cost.resource, weighing.predicted[cost.resource])
+        amount = check.measured.get(cost.resource, check.predicted[cost.resource])
         value = f"{amount:.4g} {cost.unit}".strip()
-        parts.append(f"{cost.resource} {value} ({_label(cost, weighing)}), {amount / limit:.1%} of the budget")
-    return f"step {weighing.step}: {'; '.join(parts)}"
+        parts.append(f"{cost.resource} {value} ({_label(cost, check)}), {amount / limit:.1%} of the budget")
+    return f"step {check.step}: {'; '.join(parts)}"
 
 
-def _label(cost: Cost, weighing: CostCheck | None) -> str:
-    """Where the amount of a cost comes from: the scales if they weigh it, else a count or the energy model."""
-    if weighing is not None and cost.resource in weighing.weighed:
-        return weighing.label
+def _label(cost: Cost, check: CostCheck | None) -> str:
+    if check is not None and cost.resource in check.measured:
+        return check.label
     return cost.label if cost.label == "counted" else "predicted"

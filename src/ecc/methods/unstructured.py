@@ -11,8 +11,7 @@ the nonzeros, so there is nothing to weigh on the way: the prediction is the est
 from __future__ import annotations
 
 import copy
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,11 +22,12 @@ from ecc.energy.budget import Budget, dense_cost
 from ecc.energy.nonzeros import nonzero_cost
 from ecc.errors import BadBudget, BadMeasurement, EccError
 from ecc.graph import ChannelGraph, trace_channels
-from ecc.io import write_text
 from ecc.measure import EnergySource, find_meter
 from ecc.measure.meters.platform import PLATFORMS, Platform
+from ecc.records import to_builtins, write_record
+from ecc.run_records import BatchCount, BudgetResult, RunSummary, SolverLine, SparseSummary
 from ecc.task import Task, batch_size_of
-from ecc.training import BatchStream, LRSchedule, RunDir, Teacher, load_state, save_state
+from ecc.training import BatchStream, LRSchedule, RunDir, StepInfo, Teacher, load_state, save_state
 
 from .ecc.constraints import TOLERANCE
 from .ecc.weights import WeightSolver, count_nonzeros, floor_counts
@@ -69,7 +69,7 @@ class SparseResult:
     graph: ChannelGraph
     nonzeros: dict[str, int]
     """Weights left, by tensor."""
-    summary: dict[str, Any]
+    summary: RunSummary
     """As in the run's summary.json."""
 
 
@@ -126,102 +126,104 @@ class WeightCompression(CompressionRunner[SparseResult]):
 
     def _asked(self) -> dict[str, Any]:
         return {
-            "granularity": "weight",
+            "unstructured": True,
             "network": self.graph.fingerprint,
             "meter": self.platform.describe().device_id,
             "budgets": [str(self.budget)],
             "limits": [self.limit],
         }
 
-    def _as_it_was(self, run: RunDir, summary: dict[str, Any]) -> SparseResult:
+    def _as_it_was(self, run: RunDir, summary: RunSummary) -> SparseResult:
         model = copy.deepcopy(self.task.model).to(self.device)
         model.load_state_dict(load_state(run.path / "sparse.safetensors"))
-        return SparseResult(model, self.graph, summary["nonzeros"], summary)
+        assert summary.sparse is not None  # written by `_finished`
+        return SparseResult(model, self.graph, summary.sparse.nonzeros, summary)
 
     def _go(self, run: RunDir) -> SparseResult:
         model = copy.deepcopy(self.task.model).to(self.device)
         reached, stream = self._reached(run), self._stream()
         teacher = self._dense(run, model, stream, reached)
-        if reached != "tune":
-            self._solve(run, model, stream, teacher)
-            self._score(run, "before tuning", model)
-        if self.settings.finetune_steps:
-            self.tell(f"tuning the nonzero weights, {self.settings.finetune_steps} steps")
-            solver = WeightSolver(model, self.cost, None, self.settings.finetune_steps, optimizer=self._adam(model))
-            self._train(run, model, solver, stream, "tune", teacher, schedule=self._fall("tune"))
+        if reached != "finetune":
+            self._prune(run, model, stream, teacher)
+            self._score(run, "pruned", model)
+        steps = self.settings.finetune_steps
+        if steps:
+            self.tell(f"finetuning the nonzero weights, {steps} steps")
+            solver = WeightSolver(model, self.cost, None, steps, optimizer=self._adam(model))
+            self._train(run, model, solver, stream, "finetune", teacher, schedule=self._schedule("finetune"))
         return self._finished(run, model, stream)
 
-    def _solve(self, run: RunDir, model: nn.Module, stream: BatchStream, teacher: Teacher | None) -> None:
-        """Removes weights of the network in place."""
+    def _prune(self, run: RunDir, model: nn.Module, stream: BatchStream, teacher: Teacher | None) -> None:
+        """Remove weights of the network in place."""
         settings = self.settings
-        self.tell(f"solving for the budget, {settings.steps} steps")
+        self.tell(f"pruning, {settings.prune_steps} steps")
         solver = WeightSolver(
             model,
             self.cost,
             self.limit,
-            settings.steps,
+            settings.prune_steps,
             optimizer=self._adam(model),
             min_width_ratio=settings.min_width_ratio,
         )
 
-        def on_step(step: int, facts: Mapping[str, Any]) -> None:
-            del facts
-            if step % settings.log_every == 0:
-                line = {
-                    "phase": "solver",
-                    "step": step,
-                    "spent": {"energy": float(solver.energy)},
-                    "target": solver.target,
-                    "energy_dual": solver.duals.energy,
-                    "nonzeros": solver.counts,
-                }
+        def on_step(step: int, info: StepInfo) -> None:
+            del info
+            if step % settings.train.log_every == 0:
+                line = SolverLine(
+                    step=step,
+                    cost={"energy": float(solver.energy)},
+                    target=solver.target,
+                    energy_dual=solver.duals.energy,
+                    nonzeros=solver.counts,
+                    total=self._total,
+                )
                 self._log(run, line)
 
-        self._train(run, model, solver, stream, "solve", teacher, on_step, schedule=self._fall("solve"))
+        self._train(run, model, solver, stream, "prune", teacher, on_step, schedule=self._schedule("prune"))
 
-    def _fall(self, phase: str) -> LRSchedule | None:
-        return self.settings.fall(phase, max(0.0, 1 - self.limit / dense_cost(self.cost)))
+    def _schedule(self, phase: str) -> LRSchedule | None:
+        return self.settings.joint_schedule(phase, max(0.0, 1 - self.limit / dense_cost(self.cost)))
 
-    # ------------------------------------------------------------ numbers
+    # ------------------------------------------------------------ results
 
     def _finished(self, run: RunDir, model: nn.Module, stream: BatchStream) -> SparseResult:
-        self._score(run, "after tuning", model)
+        self._score(run, "finetuned", model)
         nonzeros = count_nonzeros(model, self.cost)
         if self.distributed.is_main:
             save_state(run.path / "sparse.safetensors", model.state_dict())
-            write_text(run.path / "nonzeros.json", json.dumps(nonzeros, indent=1) + "\n")
-        summary = self._summary(nonzeros) | {"batches": {"total": stream.total, "lineage": stream.lineage}}
-        run.finish(summary)
+            write_record(run.path / "nonzeros.json", nonzeros)
+        summary = self._summary(nonzeros, stream)
+        run.finish(to_builtins(summary))
         return SparseResult(model, self.graph, nonzeros, summary)
 
-    def _summary(self, nonzeros: dict[str, int]) -> dict[str, Any]:
+    def _summary(self, nonzeros: dict[str, int], stream: BatchStream) -> RunSummary:
         cost = self.cost
-        full = dict(zip(cost.groups, cost.full_widths, strict=True))
         joules = float(cost.to("cpu").value(torch.tensor(list(nonzeros.values()))))
-        met = joules <= self.limit * (1 + TOLERANCE)
-        energy = {
-            "budget": str(self.budget),
-            "limit": self.limit,
-            "unit": cost.unit,
-            "dense": cost.dense,
-            "result": joules,
-            "label": cost.label,
-            "met": met,
-        }
-        return {
-            "task": self.task.name,
-            "device": self.platform.constants.device,
-            "batch": batch_size_of(self.task.example_input),
-            "granularity": "weight",
-            "label": cost.label,
-            "assumes": ASSUMES,
-            "budgets": {"energy": energy},
-            "met": met,
-            "base": cost.base,
-            "coefficients": dict(zip(cost.groups, cost.coefficients, strict=True)),
-            "weights": full,
-            "nonzeros": nonzeros,
-            "sparsity": 1 - sum(nonzeros.values()) / sum(full.values()),
-            "sparsities": {name: 1 - nonzeros[name] / size for name, size in full.items()},
-            "scores": self.scores,
-        }
+        energy = BudgetResult(
+            budget=str(self.budget),
+            limit=self.limit,
+            unit=cost.unit,
+            dense=cost.dense,
+            result=joules,
+            label=cost.label,
+            met=joules <= self.limit * (1 + TOLERANCE),
+        )
+        return RunSummary(
+            task=self.task.name,
+            method="ecc",
+            device=self.platform.constants.device,
+            batch=batch_size_of(self.task.example_input),
+            label=cost.label,
+            budgets={"energy": energy},
+            met=energy.met,
+            note="" if energy.met else f"the estimated energy is {joules / self.limit:.1%} of the budget.",
+            scores=dict(self.scores),
+            batches=BatchCount(total=stream.total, lineage=stream.lineage),
+            sparse=SparseSummary(
+                assumes=ASSUMES,
+                base=cost.base,
+                coefficients=dict(zip(cost.groups, cost.coefficients, strict=True)),
+                weights=dict(zip(cost.groups, cost.full_widths, strict=True)),
+                nonzeros=nonzeros,
+            ),
+        )

@@ -47,7 +47,7 @@ def cell_facts(folder: str | Path, follower: Follower | None = None) -> dict[str
             "budget": ", ".join(str(budget) for budget in config["budgets"]),
             "seed": int(config["settings"]["seed"]),
             "settings": dict(config["settings"]),
-            "what": "weights" if config.get("granularity") == "weight" else "channels",
+            "what": "weights" if config.get("unstructured") else "channels",
             "missing": {},
         }
         dense = positive(config["energy"]["energy"][1]) if "energy" in config.get("energy", {}) else None
@@ -100,20 +100,16 @@ def _sessions(folder: Path, facts: dict[str, Any]) -> list[dict[str, str]]:
 def _finished(summary: Mapping[str, Any]) -> dict[str, Any]:
     rows = [{"resource": str(name), **_amounts(row)} for name, row in summary["budgets"].items()]
     known = {row["resource"] for row in rows}
-    weighed = summary.get("weighed", {"dense": {}, "result": {}})
-    for name, dense in weighed["dense"].items():
-        if name not in known and name in weighed["result"]:
-            row = {"unit": _UNITS.get(name, ""), "dense": dense, "result": weighed["result"][name]}
+    for name, measured in summary.get("measured", {}).items():
+        if name not in known:
+            row = {"unit": _UNITS.get(name, ""), **measured}
             rows.append({"resource": str(name), **_amounts({**row, "label": summary["label"]})})
     for name, budget in (("macs", "macs"), ("parameters", "params")):
-        if name in summary and budget not in known:
+        if summary.get(name) and budget not in known:
             rows.append({"resource": name, **_amounts({**summary[name], "unit": "", "label": "counted"})})
-    names = {"dense": "dense", "before tuning": "before", "after tuning": "after"}
-    full, kept = (
-        (summary["weights"], summary["nonzeros"])
-        if "nonzeros" in summary
-        else (summary["full_widths"], summary["widths"])
-    )
+    names = {"dense": "dense", "pruned": "before", "finetuned": "after"}
+    sparse = summary.get("sparse") or {}
+    full, kept = (sparse["weights"], sparse["nonzeros"]) if sparse else (summary["full_widths"], summary["widths"])
     return {
         "status": "finished",
         "device": str(summary["device"]),
@@ -121,17 +117,17 @@ def _finished(summary: Mapping[str, Any]) -> dict[str, Any]:
         "label": str(summary["label"]),
         "met": bool(summary["met"]),
         "note": str(summary.get("note", "")),
-        "assumes": str(summary.get("assumes", "")),
+        "assumes": str(sparse.get("assumes", "")),
         "resources": rows,
         "scores": {names[name]: number(score) for name, score in summary["scores"].items() if name in names},
         "widths": [
             {"group": str(name), "full": int(positive(full[name])), "kept": int(number(kept[name]))} for name in full
         ],
         "relative_ci": _number(summary.get("relative_ci")),
-        "slim_gap": _number(summary.get("slim_gap")),
+        "max_relative_diff": _number(summary.get("max_relative_diff")),
         "batches": summary.get("batches"),
-        "coefficients": summary.get("coefficients"),
-        "base": _number(summary.get("base")),
+        "coefficients": sparse.get("coefficients"),
+        "base": _number(sparse.get("base")),
     }
 
 
@@ -168,7 +164,7 @@ def _running(config: Mapping[str, Any], history: History) -> dict[str, Any]:
         "scores": {},
         "widths": [{"group": name, "full": None, "kept": int(width)} for name, width in history.widths.items()],
         "relative_ci": None,
-        "slim_gap": None,
+        "max_relative_diff": None,
         "batches": None,
         "coefficients": None,
         "base": None,

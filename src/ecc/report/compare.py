@@ -29,7 +29,7 @@ class Entry:
     cells: tuple[dict[str, Any], ...]
     failures: tuple[str, ...]
 
-    def scores(self, when: str = "after tuning") -> dict[int, float]:
+    def scores(self, when: str = "finetuned") -> dict[int, float]:
         """By seed."""
         found = {cell["seed"]: cell["summary"]["scores"].get(when) for cell in self.cells}
         return {seed: float(score) for seed, score in found.items() if score is not None}
@@ -56,7 +56,7 @@ def load_grid(root: str | Path) -> list[Entry]:
         wanted = {"scores": dict, "budgets": dict, "batches": dict, "label": str, "met": bool}
         facts["summary"] = summary = _json(file.parent / "summary.json", **wanted)
         try:
-            Entry("", "", (facts,), ()).scores("before tuning")
+            Entry("", "", (facts,), ()).scores("pruned")
             Entry("", "", (facts,), ()).scores()
             Entry("", "", (facts,), ()).amounts()
             _ = float(summary["batches"]["total"]), float(summary["batches"]["lineage"])
@@ -106,7 +106,7 @@ def grid_facts(entries: Sequence[Entry], reference: str = "ecc") -> list[dict[st
     base = {entry.budget: entry for entry in entries if entry.method == reference}
     rows = []
     for entry in entries:
-        before, after = entry.scores("before tuning"), entry.scores()
+        before, after = entry.scores("pruned"), entry.scores()
         against = base.get(entry.budget)
         rows.append(
             {

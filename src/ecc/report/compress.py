@@ -68,12 +68,12 @@ def compress_view(summary: Mapping[str, Any], folder: str | Path) -> RenderableT
             table.add_row(f"{resource} (counted)", si(counts["dense"], ""), si(counts["result"], ""), "", "", "")
     scores = summary["scores"]
     if scores:
-        final = scores.get("after tuning", scores.get("before tuning"))
+        final = scores.get("finetuned", scores.get("pruned"))
         score = [f"{scores['dense']:.4f}" if "dense" in scores else "", "" if final is None else f"{final:.4f}"]
         table.add_row("score", *score, "", "", "")
     lines: list[RenderableType] = [table, Text(_widths(summary))]
-    if summary["slim_gap"] is not None:
-        lines.append(f"Cut and masked networks agree to {summary['slim_gap']:.1g} of the largest output.")
+    if summary["max_relative_diff"] is not None:
+        lines.append(f"Cut and masked networks agree to {summary['max_relative_diff']:.1g} of the largest output.")
     if summary["note"]:
         lines.append(Text(f"Note: {summary['note']}"))
     lines.append(Text(f"{Path(folder)}: slim.safetensors, widths.json, summary.json, history.jsonl"))

@@ -80,15 +80,15 @@ class History:
             self.now = {"phase": str(line["phase"]), "step": int(line["step"])}
         if line.get("loss") is not None and "lineage" in line:
             self._add_loss(line)
-        if phase == "solve":
+        if phase == "prune":
             place = int(line["step"]), number(line["lineage"])
             self._solve = [self._solve[0] if self._solve else place, place]
-        if phase in ("solver", "weighing"):
-            self.widths = line.get("widths", self.widths)
-            self.spent = line.get("spent", line.get("predicted", self.spent))
+        if phase in ("solver", "cost_check"):
+            self.widths = line.get("widths") or line.get("nonzeros") or self.widths
+            self.spent = line.get("cost", line.get("predicted", self.spent))
         if phase == "solver":
             self._add_solver(line)
-        if phase == "weighing" and "energy" in line["weighed"] and "energy" in line["predicted"]:
+        if phase == "cost_check" and "energy" in line["measured"] and "energy" in line["predicted"]:
             self._add_weighing(line)
 
     def _add_loss(self, line: Line) -> None:
@@ -104,14 +104,14 @@ class History:
             start = phases[-1]["end"] if phases else 0.0
             began = point["batches"] - point["step"]
             # Rivals of ECC log no loss while they solve.
-            if point["phase"] == "tune" and began > start and "solve" not in {phase["phase"] for phase in phases}:
-                phases.append({"phase": "solve", "start": start, "end": began})
+            if point["phase"] == "finetune" and began > start and "prune" not in {phase["phase"] for phase in phases}:
+                phases.append({"phase": "prune", "start": start, "end": began})
                 start = began
             phases.append({"phase": point["phase"], "start": start, "end": start})
         phases[-1]["end"] = point["batches"]
 
     def _add_solver(self, line: Line) -> None:
-        step, spent = number(line["step"]), line["spent"]
+        step, spent = number(line["step"]), line["cost"]
         if "energy" in spent:
             target = number(line["target"]) if len(spent) == 1 else None  # of several, it is no joules
             self._descent.add((step, {"spent": number(spent["energy"]), "target": target}))
@@ -120,7 +120,7 @@ class History:
         self._width_duals.add((step, dict(line.get("width_duals", {}))))
 
     def _add_weighing(self, line: Line) -> None:
-        predicted, weighed = positive(line["predicted"]["energy"]), positive(line["weighed"]["energy"])
+        predicted, weighed = positive(line["predicted"]["energy"]), positive(line["measured"]["energy"])
         self._weighings.append(
             {
                 "step": int(number(line["step"])),

@@ -86,12 +86,11 @@ class CompressView:
         if self._console is None:
             return
         if facts.get("phase") == "solver":
-            self._spent = self._against_budgets(facts["spent"], facts["target"])
-            left = facts["widths"] if "widths" in facts else facts["nonzeros"]  # channels, or single weights
+            self._spent = self._against_budgets(facts["cost"], facts["target"])
+            left = facts["widths"] or facts["nonzeros"]  # channels, or single weights
             self._bars = sparkline(left[name] / full for name, full in self._full.items() if name in left)
         elif facts.get("phase") == "score":
-            ((name, score),) = ((key, value) for key, value in facts.items() if key not in ("phase", "total"))
-            self._score = f"score {score:.4f} ({name})"
+            self._score = f"score {facts['score']:.4f} ({facts['name']})"
         elif "loss" in facts:
             self._training(facts)
 
@@ -99,7 +98,7 @@ class CompressView:
 
     def _training(self, facts: Mapping[str, Any]) -> None:
         phase, step, done = facts["phase"], facts["step"], facts["total"] // self._processes
-        if phase == "tune":
+        if phase == "finetune":
             self._spent = self._bars = ""  # the widths are final, and weighed
         if self._began is None or self._began[0] != phase:
             self._began = phase, self._now(), done  # the first steps are not timed: they are slow

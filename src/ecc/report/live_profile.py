@@ -83,7 +83,11 @@ class ProfileView:
             self._bar.update(
                 self._bar_task, completed=progress.done, total=progress.total, description=_facts(progress)
             )
-        elif progress.sample is not None and not progress.sample.is_reference and self._is_due(progress.done, progress.total):
+        elif (
+            progress.sample is not None
+            and not progress.sample.is_reference
+            and self._is_due(progress.done, progress.total)
+        ):
             left = self._left(progress)
             line = f"{progress.done} of {progress.total} networks, {_facts(progress)}{left}"
             self._console.print(line, markup=False, highlight=False, soft_wrap=True)

@@ -221,9 +221,12 @@ def _widths(facts: Facts, drawn: Mapping[str, Any]) -> Html:
                 table(f"{cell['what'].capitalize()} of each group", ("group", "before", "after", "kept"), rows),
             )
         )
-        if cell["slim_gap"] is not None:
+        if cell["max_relative_diff"] is not None:
             parts.append(
-                tag("p", f"The cut and the masked network agree to {cell['slim_gap']:.1g} of the largest output.")
+                tag(
+                    "p",
+                    f"The cut and the masked network agree to {cell['max_relative_diff']:.1g} of the largest output.",
+                )
             )
     return section("widths", title, *parts)
 

@@ -30,7 +30,7 @@ def _seed(facts: Facts) -> str:
 def _over(facts: Facts, *, solve: bool = False) -> Spec:
     """The axis of time: that of the whole run, or of the solve alone, the same in every figure of its kind."""
     phases = [phase for cell in _watched(facts) for phase in cell["phases"]]
-    chosen = [phase for phase in phases if phase["phase"] == "solve"] if solve else phases
+    chosen = [phase for phase in phases if phase["phase"] == "prune"] if solve else phases
     start = min((phase["start"] for phase in chosen), default=0.0) if solve else 0.0
     end = max((phase["end"] for phase in chosen), default=start + 1.0)
     return quantity("batches", _BATCHES, scale={"domain": [start, end], "nice": False, "zero": False})
@@ -88,7 +88,7 @@ def score(facts: Facts) -> dict[str, Any] | None:
         return None
     ends = {phase["phase"]: phase["end"] for phase in cell["phases"]}
     last = cell["phases"][-1]["end"]
-    times = {"dense": ends.get("dense", 0.0), "before": ends.get("solve", last), "after": last}
+    times = {"dense": ends.get("pretrain", 0.0), "before": ends.get("prune", last), "after": last}
     words = {"dense": "dense", "before": "cut", "after": "fine-tuned"}
     rows = [
         {"batches": times[name], "score": value, "name": words[name], "text": f"{words[name]} {value:.4f}"}

@@ -103,7 +103,7 @@ def _checksum(tensors: Mapping[str, Tensor], text: str) -> str:
         tensor = tensors[name].detach().cpu().resolve_conj().resolve_neg().contiguous()
         found = zlib.crc32(f"{name} {tensor.dtype} {list(tensor.shape)}".encode(), found)
         if tensor.numel():
-            found = zlib.crc32(tensor.reshape(-1).view(torch.uint8).numpy(), found)
+            found = zlib.crc32(tensor.reshape(-1).view(torch.uint8).numpy().data, found)
     return f"{found:08x}"
 
 

@@ -67,8 +67,8 @@ class CudaGraphPass:
         for leaf in tree_leaves(batch):
             if not isinstance(leaf, Tensor):  # a replay would use the value of the first batch
                 raise EccError(
-                    f"cuda_graph needs batches of tensors only, and this batch holds a {type(leaf).__name__}; leave out "
-                    "cuda_graph (--cuda-graph)."
+                    f"cuda_graph needs batches of tensors only, and this batch holds a {type(leaf).__name__}; "
+                    "leave out cuda_graph (--cuda-graph)."
                 )
         self._batch = map_tensors(batch, torch.clone)
         buffers = [(buffer, buffer.clone()) for buffer in self._model.buffers()]

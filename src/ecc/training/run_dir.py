@@ -23,6 +23,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
+from ecc.constants import RUN_PROFILE
 from ecc.errors import BadFile, describe_error
 from ecc.io import read_lines
 from ecc.measure.environment import environment
@@ -202,11 +203,11 @@ def open_run(path: str | Path, config: Any, *, device_type: str = "cpu", writes:
     if not writes:
         yield RunDir(path, config, writes=False)
         return
+    check_run_folder(path)
     try:
-        _refuse_other_folder(path)
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise BadFile(f"cannot use the folder {path}: {error.strerror}.") from None
+        raise BadFile(f"cannot make the folder {path}: {error.strerror}.") from None
     descriptor = _lock(path)
     run = RunDir(path, config, writes=True)
     try:
@@ -223,13 +224,21 @@ def open_run(path: str | Path, config: Any, *, device_type: str = "cpu", writes:
         os.close(descriptor)  # releases the lock, as does the end of the process
 
 
-def _refuse_other_folder(path: Path) -> None:
-    if path.exists() and not path.is_dir():
-        raise BadFile(f"{path} is a file; a run needs a folder.")
-    if not path.exists() or (path / "config.json").exists():
-        return
-    own = [path / _LOCK, *path.glob(".config.json.*.tmp")]  # of a run that was killed when it started
-    other = sorted(entry.name for entry in path.iterdir() if entry not in own)
+def check_run_folder(path: Path) -> None:
+    """Refuse a folder that holds something other than a run.
+
+    Raises:
+        BadFile: If it does, or is a file.
+    """
+    try:
+        if path.exists() and not path.is_dir():
+            raise BadFile(f"{path} is a file; a run needs a folder.")
+        if not path.exists() or (path / "config.json").exists():
+            return
+        own = [path / _LOCK, path / RUN_PROFILE, *path.glob(".config.json.*.tmp")]  # of a run that did not start
+        other = sorted(entry.name for entry in path.iterdir() if entry not in own)
+    except OSError as error:
+        raise BadFile(f"cannot read the folder {path}: {error.strerror}.") from None
     if other:
         raise BadFile(f"{path} holds {other[0]!r} and is not a run folder. Give an empty or a new folder.")
 

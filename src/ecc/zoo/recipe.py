@@ -5,8 +5,8 @@ batch_size = 128
 budgets = ["65%", "50%"]
 methods = ["ecc", "netadapt"]
 
-[settings]            # fields of CompressSettings
-steps = 300_000
+[settings]            # options of CompressSettings
+prune_steps = 300_000
 lr = 1e-5
 """
 
@@ -21,6 +21,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 from ecc.errors import BadFile, EccError
 from ecc.io import read_text
 from ecc.methods import CompressSettings
+from ecc.options import settings_from
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -75,7 +76,6 @@ def read_recipe(path: str | Path) -> Recipe:
         raise BadFile(f"{path}: settings is {settings!r}; write them below a line [settings].")
     known = {name: kind for name, kind in _types(Recipe).items() if name not in ("settings", "given")}
     _check(path, "", table, known)
-    _check(path, "settings.", settings, _types(CompressSettings))
     if "task" not in table:
         raise BadFile(f'{path} has no key task; name what to compress, such as task = "mobilenet_v1".')
     if len(table.get("size", [1, 1])) != 2:
@@ -85,9 +85,9 @@ def read_recipe(path: str | Path) -> Recipe:
         if name in table:
             table[name] = str(path.parent / table[name])
     try:
-        made = CompressSettings(**settings)
+        made = settings_from(CompressSettings, settings, f"{path}: settings.")
     except EccError as error:
-        raise BadFile(f"{path}: settings.{error}") from None
+        raise BadFile(str(error)) from None
     return Recipe(**table, settings=made, given=tuple(settings))
 
 

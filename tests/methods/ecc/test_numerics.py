@@ -159,7 +159,15 @@ def test_scores_of_half_precision_do_not_overflow() -> None:
         net[1].weight.copy_(torch.tensor([30.0, 20.0, 10.0]).expand(4096, 3))  # squares sum to 3.7 million
     optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
     solver = EccSolver(
-        net, graph, counted_cost(graph, "macs"), "70%", 1, optimizer=optimizer, warm_up=0.0, ramp=1.0, importance="adam_norm"
+        net,
+        graph,
+        counted_cost(graph, "macs"),
+        "70%",
+        1,
+        optimizer=optimizer,
+        warm_up=0.0,
+        ramp=1.0,
+        importance="adam_norm",
     )
     for parameter in net.parameters():
         parameter.grad = torch.zeros_like(parameter)

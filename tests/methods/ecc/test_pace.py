@@ -39,7 +39,9 @@ class Problem:
         return self.bound_pace(0.0)
 
     def bound_pace(self, uniform_floor: float) -> ScheduledPruner:
-        return ScheduledPruner(self.ladder, self.limits, torch.tensor(self.floors), self.width_multiple, uniform_floor=uniform_floor)
+        return ScheduledPruner(
+            self.ladder, self.limits, torch.tensor(self.floors), self.width_multiple, uniform_floor=uniform_floor
+        )
 
     def start(self) -> PruneDecision:
         return self.pace.start(torch.ones(sum(self.full), dtype=torch.bool))

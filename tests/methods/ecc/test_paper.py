@@ -57,7 +57,7 @@ def test_without_a_learning_rate_nothing_is_pruned() -> None:
 
 
 def test_constants_must_be_above_zero() -> None:
-    with pytest.raises(ValueError, match="width_lr=0"):
+    with pytest.raises(EccError, match="admm_width_lr is 0"):
         AdmmSettings(width_lr=0)
 
 

@@ -258,7 +258,7 @@ class Eap:
         ]
 
     def _samples(self, model: torch.nn.Module, paths: list[str]) -> dict[str, Samples]:
-        return sampled(model, paths, self._calibration(), self.settings.rows, self._work.settings.seed)
+        return sampled(model, paths, self._calibration(), self.settings.rows, self._work.settings.train.seed)
 
     def _calibration(self) -> list[Any]:
         """The same inputs in all steps; they are counted once, however often a run is taken up again."""

@@ -24,26 +24,25 @@ from ecc.methods.ecc.updates import (
     update_width_dual,
     width_slope,
 )
+from ecc.options import check_options, option
 
 
 @dataclass(frozen=True, kw_only=True)
 class AdmmSettings:
     """Constants of Algorithm 1; the defaults are those of the authors' published command."""
 
-    width_lr: float = 3.0  # beta, --pslr
-    width_penalty: float = 10.0  # rho_1
-    energy_penalty: float = 10.0  # rho_2
-    min_energy_slope: float = 1e-3  # epsilon, Sec. 3.3.3
-    max_norm: float | None = 1.0  # of the gradient in s, --psgrad_clip
-    whole_dual: bool = True
-    """Eq. (11) with floor(s), as in the authors' code, or with s, as in the paper."""
-    projects: bool = True
-    """Project z. Without it the solve stalls; False is for showing that."""
+    width_lr: float = option(3.0, "Learning rate of the widths (beta of the paper).", above=0, flag="admm_width_lr")
+    width_penalty: float = option(10.0, "Penalty of the widths (rho_1).", above=0, flag="admm_width_penalty")
+    energy_penalty: float = option(10.0, "Penalty of the energy (rho_2).", above=0, flag="admm_energy_penalty")
+    min_energy_slope: float = option(
+        1e-3, "Smallest slope of the energy dual (epsilon, Sec. 3.3.3).", above=0, flag="admm_min_energy_slope"
+    )
+    max_norm: float | None = option(1.0, "Largest norm of the gradient of the widths.", above=0, flag="admm_max_norm")
+    whole_dual: bool = option(True, "Use floor(s) in Eq. (11), as in the authors' code, not s.", flag="admm_whole_dual")
+    projects: bool = option(True, "Project z (Eq. 12). Without it the solver stalls.", flag="admm_projects")
 
     def __post_init__(self) -> None:
-        for name in ("width_lr", "width_penalty", "energy_penalty", "min_energy_slope"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name}={getattr(self, name)} must be above 0.")
+        check_options(self)
 
 
 class AdmmState(NamedTuple):

@@ -24,7 +24,7 @@ from ecc.methods.ecc.dynamics import Dynamics
 from ecc.methods.ecc.importance import IMPORTANCES, adam_metrics
 from ecc.methods.ecc.schedule import Schedule
 from ecc.methods.ecc.taylor import Taylor
-from ecc.training.optimizers import fused_on_gpu
+from ecc.training import fused_on_gpu
 
 
 class Duals(NamedTuple):
@@ -101,7 +101,9 @@ class BudgetedOptimizer(Optimizer):
         self._names, self._network, self._importance, self._advice = tuple(names), network, importance, advice
         alive = dynamics.alive
         self._taylor = Taylor(len(alive), alive.device) if importance == "taylor" else None
-        self._budget = None if dynamics.name == "fixed" else schedule.end  # as asked for; `retarget` changes the schedule
+        self._budget = (
+            None if dynamics.name == "fixed" else schedule.end
+        )  # as asked for; `retarget` changes the schedule
         self._has_warned = False  # of steps without gradients
         self._steps = 0  # of the present schedule
         self._set_masks(masked=not bool(dynamics.alive.all()))
@@ -352,7 +354,9 @@ def _percent(shares: Sequence[float] | None) -> str:
     return "None" if shares is None else " and ".join(f"{100 * share:.4g}% of dense" for share in shares)
 
 
-def checked_ends(limits: ResourceConstraints, budget: Limit | Sequence[Limit], floors: Tensor, advice: str) -> tuple[float, ...]:
+def checked_ends(
+    limits: ResourceConstraints, budget: Limit | Sequence[Limit], floors: Tensor, advice: str
+) -> tuple[float, ...]:
     """Budgets as shares of the dense network's costs.
 
     Raises:

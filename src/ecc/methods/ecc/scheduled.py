@@ -194,7 +194,10 @@ class ScheduledPruner:
             (groups,) int64.
         """
         rungs = self._ladder.sort(scores, before.alive)
-        items, widths = self._items(rungs, ends, self.bound(ends) if self._uniform_floor else self._floors), rungs.widths
+        items, widths = (
+            self._items(rungs, ends, self.bound(ends) if self._uniform_floor else self._floors),
+            rungs.widths,
+        )
         position = torch.arange(len(items.groups), device=widths.device)
         removed, count = self._search(items, widths, ends)
         for _ in range(SWAPS):

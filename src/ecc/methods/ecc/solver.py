@@ -105,7 +105,9 @@ class EccSolver(BudgetedOptimizer):
         moves: Dynamics
         if solver == "scheduled":
             left = torch.tensor(graph.structure.width_remainders(width_multiple), dtype=torch.long, device=device)
-            moves = ScheduledSolver(ladder, limits, floors, width_multiple, alive, left, plans=True, uniform_floor=uniform_floor)
+            moves = ScheduledSolver(
+                ladder, limits, floors, width_multiple, alive, left, plans=True, uniform_floor=uniform_floor
+            )
         else:
             moves = AdmmSolver(solver, ladder, limits, floors, width_multiple, alive)
         schedule = Schedule(shares_of(limits, ladder.widths(alive)), ends, steps, warm_up, ramp)

@@ -1,4 +1,4 @@
-"""`evidence.py --again`: a better energy model from what was weighed, and which cells are to be run again by it."""
+"""`evidence.py --again`: a better energy model from what was measured, and which cells are to be run again by it."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ MISSED = 0.03
 
 
 def learn_again(grids: list[Grid], root: Path) -> None:
-    """Fits the energy model anew, to the profile and all networks that were weighed since, and forgets what it missed.
+    """Fits the energy model anew, to the profile and all networks that were measured since, and forgets what it missed.
 
     Cells whose joules were not what had been predicted are put aside, with those that build on them, and run again by
     the better model. Once: what is there a second time stays. Widths that are no multiples of those in the profile, as
-    in the paper's form, are none of its business. What the old model began, and did
+    in the paper's variant, are none of its business. What the old model began, and did
     not finish or could not, begins anew.
     """
     for grid in grids:
@@ -36,11 +36,11 @@ def learn_again(grids: list[Grid], root: Path) -> None:
     fresh: dict[tuple[float, float], dict[tuple[int, ...], dict[str, Any]]] = {}
     for grid in grids:
         for cell in grid.finished():
-            weighed, widths = grid.read(cell, "weighed.json"), grid.read(cell, "widths.json")
-            if weighed is not None and widths is not None:
+            measured, widths = grid.read(cell, "measured.json"), grid.read(cell, "widths.json")
+            if measured is not None and widths is not None:
                 kept = tuple(int(widths[name]) for name in whole.header.groups)
                 if kept not in known:
-                    fresh.setdefault((weighed["dense_joules"], weighed["dense_seconds"]), {})[kept] = weighed
+                    fresh.setdefault((measured["dense_joules"], measured["dense_seconds"]), {})[kept] = measured
     whole = extended(whole, fresh)
     whole.save(root / "profile.gz")
     fit(whole).save(root / "energy.json")
@@ -56,18 +56,18 @@ def learn_again(grids: list[Grid], root: Path) -> None:
 
 
 def missed(grid: Grid, cell: Cell) -> float:
-    """By which share a network weighs more than was predicted, as shares of the dense one; 0 if it was not weighed."""
-    weighed, summary = grid.read(cell, "weighed.json"), grid.read(cell, "summary.json")
-    if weighed is None or summary is None:
+    """By which share a network weighs more than was predicted, as shares of the dense one; 0 if it was not measured."""
+    measured, summary = grid.read(cell, "measured.json"), grid.read(cell, "summary.json")
+    if measured is None or summary is None:
         return 0.0
     aim, share = summary["budgets"]["energy"], float(cell.budget.rstrip("%")) / 100
-    return float(weighed["joules"] / weighed["dense_joules"] / (share * aim["result"] / aim["limit"]) - 1)
+    return float(measured["joules"] / measured["dense_joules"] / (share * aim["result"] / aim["limit"]) - 1)
 
 
 def extended(
     profile: Profile, fresh: Mapping[tuple[float, float], Mapping[tuple[int, ...], Mapping[str, Any]]]
 ) -> Profile:
-    """A profile with more networks: each dense weighing, with those that were weighed beside it, is a session."""
+    """A profile with more networks: each dense weighing, with those that were measured beside it, is a session."""
     rows, reference = list(profile.samples), profile.references[0]
     session = max(row.session for row in rows)
     number = max(row.index for row in rows if row.index is not None)
@@ -75,16 +75,16 @@ def extended(
         session += 1
         dense = replace(reference, session=session, joules=joules, seconds=seconds)
         rows.append(dense)
-        for widths, weighed in networks.items():
+        for widths, measured in networks.items():
             number += 1
             rows.append(
                 Sample(
                     index=number,
                     session=session,
                     widths=widths,
-                    joules=weighed["joules"],
-                    seconds=weighed["seconds"],
-                    relative_ci=weighed["relative_ci"],
+                    joules=measured["joules"],
+                    seconds=measured["seconds"],
+                    relative_ci=measured["relative_ci"],
                 )
             )
         rows.append(dense)
