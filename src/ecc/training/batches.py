@@ -165,8 +165,6 @@ class BatchStream:
 
     def _draw(self, *, fetch: bool) -> Batch:
         """Advance by one batch. With `fetch=False` the result is undefined: a sequence need not compute the batch."""
-        if self._loader is not None and self._loader.was_restarted_by_fork():
-            self._batches = None
         if self._batches is None and self._sequence is None:
             self._open()
         batch: Batch = None
@@ -195,7 +193,7 @@ class BatchStream:
         missing = False
         number = self._seed * EPOCHS_PER_SEED + self._epoch
         with self._user_code(0), fork_rng(derived_seed(self._seed, f"epoch {self._epoch}")):
-            batches = self._task.epoch_batches(number)
+            batches: Any = self._loader.batches if self._loader is not None else self._task.epoch_batches(number)
             self._is_seeded = getattr(batches, "is_seeded", False) is True
             if self._loader is not None:
                 self._loader.start_epoch(number, derived_seed(self._seed, f"loader of epoch {self._epoch}"))
@@ -247,8 +245,12 @@ class _Loader:
     """
 
     def __init__(self, task: Task) -> None:
-        self._batches: Any = task.train_batches
-        loader: Any = self._batches if isinstance(self._batches, data.DataLoader) else None
+        self.batches: Any = task.train_batches
+        loader: Any = self.batches if isinstance(self.batches, data.DataLoader) else None
+        if loader is not None and loader.persistent_workers:
+            # Persistent workers keep their random state from epoch to epoch, and allow one iterator at a time.
+            self.batches = loader = copy.copy(loader)
+            loader.__dict__.update(persistent_workers=False, _iterator=None)
         batch_sampler = getattr(loader, "batch_sampler", None)
         self._samplers = [one for one in (getattr(loader, "sampler", None), batch_sampler) if one is not None]
         if isinstance(batch_sampler, data.BatchSampler):
@@ -261,23 +263,19 @@ class _Loader:
         found = [getattr(one, "generator", None) for one in (loader, *self._samplers)]
         self._owners = {id(one): one for one in found if isinstance(one, torch.Generator)}
         self._states: dict[int, Tensor] = {}
-        self._is_persistent = bool(getattr(loader, "persistent_workers", False))
-        self._users: list[_Loader] = []  # shared by forks; the last one started the current iteration
 
     def why_inexact(self) -> str:
         """Why a second pass over an epoch may give other batches; empty if it does not."""
-        if isinstance(self._batches, Sequence):
+        if isinstance(self.batches, Sequence):
             return ""
-        kind = type(self._batches).__name__
-        if not isinstance(self._batches, data.DataLoader):
+        kind = type(self.batches).__name__
+        if not isinstance(self.batches, data.DataLoader):
             return f"train_batches is a {kind}, whose order is exact only if it uses seeded global generators"
-        if isinstance(self._batches.dataset, data.IterableDataset):
-            return f"the data set {type(self._batches.dataset).__name__} is an IterableDataset"
+        if isinstance(self.batches.dataset, data.IterableDataset):
+            return f"the data set {type(self.batches.dataset).__name__} is an IterableDataset"
         unknown = [type(one).__name__ for one in self._samplers if not isinstance(one, _SAMPLERS)]
         if unknown:
             return f"the order of the sampler {unknown[0]} is not known to depend on torch's generator"
-        if self._is_persistent:
-            return "persistent_workers=True keeps the random state of worker processes from epoch to epoch"
         return ""
 
     def fork(self) -> _Loader:
@@ -288,18 +286,13 @@ class _Loader:
 
     def start_epoch(self, epoch: int, seed: int) -> None:
         """Seed the explicit generators for an epoch, and tell samplers the epoch that want to know it."""
-        self._users[:] = [self]
         for number, (key, generator) in enumerate(self._owners.items()):
             kept = generator.get_state()
             self._states[key] = generator.manual_seed(seed + number).get_state()
             generator.set_state(kept)
-        for one in (self._batches, *self._samplers):
+        for one in (self.batches, *self._samplers):
             if callable(set_epoch := getattr(one, "set_epoch", None)):
                 set_epoch(epoch)
-
-    def was_restarted_by_fork(self) -> bool:
-        """Whether another stream restarted the iteration; with persistent workers there is one at a time."""
-        return self._is_persistent and self._users != [self]
 
     @contextmanager
     def seeded_generators(self) -> Iterator[None]:

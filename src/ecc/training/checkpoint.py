@@ -146,7 +146,7 @@ class _Flattened:
         memory = (tensor.device, tensor.data_ptr(), *layout) if tensor.numel() else object()
         if memory in self._names:
             return self._names[memory]
-        name = ".".join(path) or "state"
+        name = ".".join(path).encode("utf-8", "replace").decode() or "state"
         while name in self.tensors or name == "__metadata__":
             name += "'"
         dense = tensor.cpu().resolve_conj().resolve_neg().contiguous()
