@@ -23,6 +23,7 @@ from ecc.energy import fit, parse_budgets
 from ecc.measure import find_meter
 from ecc.methods import Compression, CompressSettings
 from ecc.options import settings_from
+from ecc.records import to_builtins
 from ecc.training import DistributedContext
 
 
@@ -56,28 +57,31 @@ def main() -> None:
         energy = fit(profiled(task, options.batch, source, path, options.samples, device))
         seconds = time.perf_counter() - started
         print(
-            f"profile and fit: {seconds:.0f} s, error {energy.quality['mean']:.2%}, dense {energy.dense:.4g} J",
+            f"profile and fit: {seconds:.0f} s, error {energy.errors.mean:.2%}, dense {energy.dense:.4g} J",
             flush=True,
         )
         job = Compression(
             task,
             parse_budgets([options.budget]),
             energy,
-            source=source,
-            settings=settings_from(CompressSettings, dict(
-                pretrain_steps=options.pretrain_steps,
-                prune_steps=options.steps,
-                finetune_steps=options.finetune_steps,
-                lr=options.lr,
-                pretrain_lr=1e-3,
-                kd_temperature=options.temperature or None,
-                importance=options.importance,
-                min_width_ratio=options.min_width_ratio,
-                precision=options.precision,
-                channels_last=device == "cuda",
-                cuda_graph=True,
-                checkpoint_seconds=None,
-            )),
+            meter=source,
+            settings=settings_from(
+                CompressSettings,
+                dict(
+                    pretrain_steps=options.pretrain_steps,
+                    prune_steps=options.steps,
+                    finetune_steps=options.finetune_steps,
+                    lr=options.lr,
+                    pretrain_lr=1e-3,
+                    kd_temperature=options.temperature or None,
+                    importance=options.importance,
+                    min_width_ratio=options.min_width_ratio,
+                    precision=options.precision,
+                    channels_last=device == "cuda",
+                    cuda_graph=True,
+                    checkpoint_seconds=None,
+                ),
+            ),
             device=device,
         )
         result = job.run(
@@ -99,7 +103,7 @@ def main() -> None:
         "points_lost": 100 * drop,
         "seconds": time.perf_counter() - started,
         "seconds_profile_and_fit": seconds,
-        "fit": {name: value for name, value in energy.quality.items() if name != "families"},
+        "fit": {"chosen": energy.kind, **to_builtins(energy.errors), "noise": energy.quality.noise},
         "summary": summary,
         "weighings": [line for line in history if line.get("phase") == "weighing"],
         "solver": [line for line in history if line.get("phase") == "solver"],

@@ -30,6 +30,8 @@ KEYS = {
     "descent": "progress",
     "ninetieth": "p90",
     "largest": "max",
+    "mean_share": "mean_width_ratio",
+    "seconds_per_network": "seconds_per_sample",
     "judged_on": "held_out_images",
     "tested_on": "test_images",
     "prices": "coefficients",
@@ -66,6 +68,8 @@ def converted(value: Any, inside: str = "") -> Any:
             found["importance"] = IMPORTANCES.get(item, item)
         elif key == "rows" and isinstance(item, int):
             found["samples"] = item
+        elif key == "path" and "near_dense" in value:
+            found["uniform"] = item
         elif key == "forms":
             found["variants"] = {FORMS.get(name, name): converted(one, "uniform floor") for name, one in item.items()}
         elif key == "form":

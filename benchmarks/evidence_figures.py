@@ -10,9 +10,9 @@ from typing import Any
 
 from evidence_data import AFTER, BEFORE, OURS, Experiment, experiments, mean_and_spread, share_of
 from evidence_page import FIGURES, FOLDER, accuracy_figure, widths_figure
+from plotting import pyplot, save_figure
 
-from ecc.report.charts import COLOURS, OTHER
-from ecc.report.fit_figures import pyplot, save_figure
+from ecc.report.charts import COLOURS, OTHER_METHOD
 
 PAPER = f"{OURS} (paper)"
 MARKERS = {"ecc": "o", "netadapt": "s", "amc": "^", "eap": "P", "lcp": "D", "uniform": "v", "greedy": ">"}
@@ -35,7 +35,7 @@ def draw(found: Experiment, folder: Path) -> list[Path]:
 def style(method: str) -> dict[str, Any]:
     """As on the pages of `ecc report`; a variant of ECC, such as "ecc (paper)", is dashed."""
     name, _, variant = method.partition(" ")
-    known = name if name in MARKERS else OTHER[0]
+    known = name if name in MARKERS else OTHER_METHOD[0]
     ours = method == OURS
     return {
         "color": COLOURS[known][0],

@@ -1,4 +1,4 @@
-"""`evidence.py --again`: a better energy model from what was measured, and which cells are to be run again by it."""
+"""`evidence.py --rerun`: fit the energy model again with the new measurements, and select runs to repeat."""
 
 from __future__ import annotations
 
@@ -15,22 +15,21 @@ from ecc.measure import Profile, Sample
 from ecc.methods.grid import Cell
 
 MISSED = 0.03
-"""Cells whose joules were predicted worse than this are run again."""
+"""Runs with a larger relative prediction error are repeated."""
 
 
-def learn_again(grids: list[Grid], root: Path) -> None:
-    """Fits the energy model anew, to the profile and all networks that were measured since, and forgets what it missed.
+def refit_and_rerun(grids: list[Grid], root: Path) -> None:
+    """Fit the energy model to the profile and all results that were measured since, and discard bad predictions.
 
-    Cells whose joules were not what had been predicted are put aside, with those that build on them, and run again by
-    the better model. Once: what is there a second time stays. Widths that are no multiples of those in the profile, as
-    in the paper's variant, are none of its business. What the old model began, and did
-    not finish or could not, begins anew.
+    Runs with a large prediction error are moved aside, with those that depend on them, and repeated with the new model,
+    once. Widths that are not multiples of those in the profile, as in the paper's variant, are ignored. Unfinished runs
+    start again.
     """
     for grid in grids:
-        for cell in grid.asked.missing(grid.runs):
+        for cell in grid.comparison.missing(grid.runs):
             shutil.rmtree(cell.folder(grid.runs), ignore_errors=True)
             failure_of(cell, grid.runs).unlink(missing_ok=True)
-    grids = [grid for grid in grids if grid.asked.settings.width_multiple is None]
+    grids = [grid for grid in grids if grid.comparison.settings.width_multiple is None]
     whole = Profile.load(root / "profile.gz")
     known = {row.widths for row in whole.samples}
     fresh: dict[tuple[float, float], dict[tuple[int, ...], dict[str, Any]]] = {}
@@ -46,7 +45,7 @@ def learn_again(grids: list[Grid], root: Path) -> None:
     fit(whole).save(root / "energy.json")
     for grid in grids:
         again = [cell for cell in grid.finished() if abs(missed(grid, cell)) > MISSED]
-        again += [cell for cell in grid.finished() if grid.asked.built_on(cell) in again]
+        again += [cell for cell in grid.finished() if grid.comparison.built_on(cell) in again]
         for cell in dict.fromkeys(again):
             folder = cell.folder(grid.runs)
             aside = root / "first" / folder.relative_to(root)
@@ -56,7 +55,7 @@ def learn_again(grids: list[Grid], root: Path) -> None:
 
 
 def missed(grid: Grid, cell: Cell) -> float:
-    """By which share a network weighs more than was predicted, as shares of the dense one; 0 if it was not measured."""
+    """Relative prediction error of a run, relative to dense; 0 if it was not measured."""
     measured, summary = grid.read(cell, "measured.json"), grid.read(cell, "summary.json")
     if measured is None or summary is None:
         return 0.0
@@ -67,7 +66,7 @@ def missed(grid: Grid, cell: Cell) -> float:
 def extended(
     profile: Profile, fresh: Mapping[tuple[float, float], Mapping[tuple[int, ...], Mapping[str, Any]]]
 ) -> Profile:
-    """A profile with more networks: each dense weighing, with those that were measured beside it, is a session."""
+    """The profile with the new samples; each measurement of the dense network starts a session."""
     rows, reference = list(profile.samples), profile.references[0]
     session = max(row.session for row in rows)
     number = max(row.index for row in rows if row.index is not None)

@@ -23,9 +23,9 @@ from result_tables import table
 
 def _grid(found: Experiment, cell: Callable[[str, str], str]) -> str:
     """One row per method, one column per budget."""
-    asked = {(one.method, one.budget) for one in found.cells}
+    requested = {(one.method, one.budget) for one in found.cells}
     rows = [
-        [method, *(cell(method, budget) if (method, budget) in asked else "" for budget in found.budgets)]
+        [method, *(cell(method, budget) if (method, budget) in requested else "" for budget in found.budgets)]
         for method in found.methods
     ]
     return table(["method", *found.budgets], rows)
@@ -36,7 +36,7 @@ def scores_table(found: Experiment, when: str) -> str:
 
     The best of each budget is bold; variants of ECC and runs that exceed the budget are not considered.
     """
-    asked = len({cell.seed for cell in found.cells})
+    requested = len({cell.seed for cell in found.cells})
 
     def is_over(method: str, budget: str) -> bool:
         return any(cell.is_over for cell in found.at(method, budget))
@@ -48,7 +48,9 @@ def scores_table(found: Experiment, when: str) -> str:
 
     def one(method: str, budget: str) -> str:
         scores = list(found.by_seed(method, budget, when).values())
-        text = shown(mean_and_spread(scores)) + (f" ({len(scores)} of {asked})" if 0 < len(scores) < asked else "")
+        text = shown(mean_and_spread(scores)) + (
+            f" ({len(scores)} of {requested})" if 0 < len(scores) < requested else ""
+        )
         text += " †" if is_over(method, budget) else ""
         means = [one for name in found.methods if (one := mean(name, budget)) is not None]
         return f"**{text}**" if means and mean(method, budget) == max(means) else text

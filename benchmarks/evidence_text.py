@@ -19,7 +19,7 @@ from evidence_data import (
 from result_tables import load
 
 from ecc.energy import EnergyModel, fit
-from ecc.energy.fitting import describe_outlier_widths
+from ecc.energy.quality import describe_outlier_widths
 from ecc.measure import Profile
 from ecc.methods.baselines.netadapt import NetAdaptSettings
 from ecc.zoo.recipe import read_recipe
@@ -143,7 +143,7 @@ def _fitted(file: Path, changed: int) -> EnergyModel:
 
 def _netadapt_candidates(found: Experiment, model: EnergyModel) -> str:
     """How many groups can meet the first reduction of NetAdapt, if these are few."""
-    step, asked = found.record["width_multiple"], NetAdaptSettings().initial_reduction
+    step, requested = found.record["width_multiple"], NetAdaptSettings().initial_reduction
     full = torch.tensor(model.full_widths, dtype=torch.float64)
     dense, groups, able = float(model.value(full)), 0, 0
     for place, name in enumerate(model.groups):
@@ -152,7 +152,7 @@ def _netadapt_candidates(found: Experiment, model: EnergyModel) -> str:
         if 0 < floor < width and model.min_widths[place] < model.full_widths[place]:
             cut = full.clone()
             cut[place] = floor
-            groups, able = groups + 1, able + (1 - float(model.value(cut)) / dense >= asked)
+            groups, able = groups + 1, able + (1 - float(model.value(cut)) / dense >= requested)
     if able >= groups / FEW:
         return ""
     rows = [cell.row["batches"] for cell in found.cells if cell.method == "netadapt" and "batches" in cell.row]
@@ -161,7 +161,7 @@ def _netadapt_candidates(found: Experiment, model: EnergyModel) -> str:
     if reached and min(reached) < MOST:
         spent = f", and {min(reached):.0%} to {max(reached):.0%} of its batches trained the final network"
     return (
-        f"Only {able} of {groups} groups can save the {asked:.0%} of the first NetAdapt round alone, so NetAdapt has few "
+        f"Only {able} of {groups} groups can save the {requested:.0%} of the first NetAdapt round alone, so NetAdapt has few "
         f"candidates{spent}."
     )
 

@@ -116,8 +116,8 @@ def energy_models() -> str:
         lines.append(
             [
                 name,
-                str(one["samples"]),
-                f"{one['seconds_per_network']:.2f}",
+                str(len(one["values"])),
+                f"{one['seconds_per_sample']:.2f}",
                 f"{one['noise']:.2%}",
                 f"{bilinear['mean']:.2%}",
                 f"**{physical['mean']:.2%}**",

@@ -20,7 +20,7 @@ RECORD = {
     "fit": {"mean": 0.01},
     "full_widths": {"a": 16, "b": 32},
     "recalibration_batches": 2,
-    "judged_on": 512,
+    "held_out_images": 512,
     "width_multiple": 8,
     "settings": {"min_width_ratio": 0.1},
 }
@@ -301,7 +301,9 @@ def test_joules_are_counted_within_the_band(page: ModuleType, tmp_path: Path) ->
     rows = [row(name, "50%", 0.8, of_budget=share) for name, share in shares.items()]
     recorded(tmp_path, "e1", [*rows, row("ecc", "50%", 0.8, of_budget=None)])
     text = page.section(tmp_path)
-    assert "2 of 4 networks are within 97% and 100% of their budget; the farthest is at 102.0%. Not measured: 1." in text
+    assert (
+        "2 of 4 networks are within 97% and 100% of their budget; the farthest is at 102.0%. Not measured: 1." in text
+    )
     assert "| eap | 1 | 0 | 1 | 102.0% | 102.0% |" in text
     assert "| ecc | 0 | 0 | 0 |  |  |" in text
 
@@ -359,12 +361,14 @@ def test_forms_say_what_they_are_and_have_no_cell_where_none_was_asked_for(
 
 
 def test_the_size_of_the_test_set_is_told_where_scores_are_shares_of_it(page: ModuleType, tmp_path: Path) -> None:
-    described = "There are 3,600 test images: on other ones as many, a score like the dense network's would differ by 0.50"
+    described = (
+        "There are 3,600 test images: on other ones as many, a score like the dense network's would differ by 0.50"
+    )
     for name in ("e1", "e2"):
         recorded(tmp_path / name, name, [row("ecc", "50%", 0.85)])
         assert described not in page.section(tmp_path / name)
         file = tmp_path / name / f"{name}.json"
-        file.write_text(json.dumps(json.loads(file.read_text()) | {"tested_on": 3600}), encoding="utf-8")
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"test_images": 3600}), encoding="utf-8")
         assert (described in page.section(tmp_path / name)) == (name == "e1")  # a mean IoU is no share
 
 

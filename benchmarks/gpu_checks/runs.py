@@ -109,7 +109,7 @@ def command_line_with_meter(context: Context) -> Outcome:
         "1e-3",
     ]
     compress = run_python([*words, "--meter", meter, "--device", context.device, *steps], folder, 120)
-    quality = json.loads(fit.output[fit.output.index("{") : fit.output.rindex("}") + 1])["quality"]
+    quality = json.loads(fit.output[fit.output.index("{") : fit.output.rindex("}") + 1])["errors"]
     found = summary_of(folder / "run")
     numbers = {
         "profile_seconds": profile.seconds,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 
 
 class EccError(Exception):
@@ -127,3 +128,30 @@ def wrap_user_errors(what: str) -> Iterator[None]:
         if is_out_of_memory(error):
             raise OutOfMemory(f"{what} ran out of memory ({describe_error(error)}).") from error
         raise BadTask(f"{what} raised {describe_error(error)}.") from error
+
+
+_on_command_line: ContextVar[bool] = ContextVar("on_command_line", default=False)
+
+
+@contextmanager
+def option_names() -> Iterator[None]:
+    """A block in which `option_hint` gives options of the command line instead of Python arguments."""
+    token = _on_command_line.set(True)
+    try:
+        yield
+    finally:
+        _on_command_line.reset(token)
+
+
+def option_hint(name: str, value: object = None, *, cli: str | None = None) -> str:
+    """A setting as the user writes it: `--allow-drift` on the command line, `allow_drift=True` in Python.
+
+    Args:
+        name: Name of the Python argument.
+        value: Suggested value; None names the setting only.
+        cli: Name of the option of the command line, if it differs.
+    """
+    if not _on_command_line.get():
+        return name if value is None else f"{name}={value!r}"
+    flag = f"--{(cli or name).replace('_', '-')}"
+    return flag if value is None or value is True else f"{flag} {value}"

@@ -180,11 +180,11 @@ def _wanted(setting: Setting) -> str:
     least, most = about.range
     words = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}.get(setting.kind, "a value")
     if least is not None and most is not None:
-        words += f" from {least:g} to {most:g}"
+        words += f" from {least:.12g} to {most:.12g}"
     elif least is not None:
-        words += f" of at least {least:g}"
+        words += f" of at least {least:.12g}"
     elif most is not None:
-        words += f" of at most {most:g}"
+        words += f" of at most {most:.12g}"
     if about.above is not None:
-        words += f" above {about.above:g}" + (f" and of at most {most:g}" if most is not None and least is None else "")
+        words += f" above {about.above:.12g}" + (f" and of at most {most:.12g}" if most is not None and least is None else "")
     return words + (" or leave it out" if setting.optional else "")

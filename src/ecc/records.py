@@ -9,6 +9,7 @@ keys that the dataclass does not have are ignored.
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -53,13 +54,31 @@ def from_json(data: bytes | str, kind: type[T], where: str | Path) -> T:
         BadFile: If the text is not JSON, or does not have the fields and types of `kind`.
     """
     try:
-        return msgspec.json.decode(data, type=kind)
+        return _fill_defaults(msgspec.json.decode(data, type=kind))
     except msgspec.ValidationError as error:
         raise BadFile(f"{where} is not a valid {kind.__name__}: {error}. Restore the file from a copy.") from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadFile(f"{where} is not valid JSON: {error}. Restore the file from a copy.") from None
     except EccError as error:  # raised by a `__post_init__`
         raise BadFile(f"{where} is not a valid {kind.__name__}: {error}") from None
+
+
+def _fill_defaults(record: T) -> T:
+    """Store defaults in the instances, because msgspec leaves them on the class and would not write them again."""
+    if dataclasses.is_dataclass(record):
+        values = vars(record)
+        for name in record.__dataclass_fields__:
+            if name not in values:
+                object.__setattr__(record, name, getattr(record, name))
+            else:
+                _fill_defaults(values[name])
+    elif isinstance(record, dict):
+        for value in record.values():
+            _fill_defaults(value)
+    elif isinstance(record, (list, tuple)) and record and not isinstance(record[0], (int, float, str)):
+        for value in record:
+            _fill_defaults(value)
+    return record
 
 
 def to_builtins(record: Any) -> Any:
@@ -78,7 +97,7 @@ def from_builtins(value: Any, kind: type[T], where: str | Path) -> T:
         BadFile: If the value does not have the fields and types of `kind`.
     """
     try:
-        return msgspec.convert(value, kind)
+        return _fill_defaults(msgspec.convert(value, kind))
     except msgspec.ValidationError as error:
         raise BadFile(f"{where} is not a valid {kind.__name__}: {error}.") from None
     except EccError as error:  # raised by a `__post_init__`

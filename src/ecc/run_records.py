@@ -186,3 +186,28 @@ class MethodLine:
     """Name of the method."""
     values: dict[str, Any]
     total: Count = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class GridRunInfo:
+    """What a comparison writes beside each finished run."""
+
+    method: str
+    budget: str
+    """As the user wrote it."""
+    seed: Count
+    seconds: Number
+    """Duration of the last session."""
+    sessions: Count = 1
+    peak_bytes: Count | None = None
+    """Peak memory; None where the system does not report it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GridFailure:
+    """Why a run of a comparison has no result."""
+
+    method: str
+    budget: str
+    seed: Count
+    error: str

@@ -102,7 +102,9 @@ def folder(made: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 def words(task: str, *more: str) -> list[str]:
-    asked = "--energy net.json --meter none --budget 80% --prune-steps 8 --finetune-steps 2 --lr 1e-3 --device cpu -o run"
+    asked = (
+        "--energy net.json --meter none --budget 80% --prune-steps 8 --finetune-steps 2 --lr 1e-3 --device cpu -o run"
+    )
     return ["compress", f"tasks.py:{task}", *asked.split(), *more]
 
 

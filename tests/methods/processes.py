@@ -44,7 +44,7 @@ def watched(seen: dict[str, Any]) -> None:
         seen[str(step)] = {
             "widths": torch.tensor(list(solver.widths.values())),
             "duals": torch.tensor(duals, dtype=torch.float64),
-            "alive": solver._dynamics.alive.clone(),
+            "alive": solver._solver.alive.clone(),
             "limits": torch.tensor(solver.limits, dtype=torch.float64),
         }
         return found

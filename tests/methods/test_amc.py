@@ -277,7 +277,7 @@ def test_a_budget_is_met_on_the_scales_though_the_model_errs(tmp_path: Path) -> 
     row = summary["budgets"]["energy"]
     assert summary["met"]
     assert row["result"] <= row["limit"]
-    assert job.energies["energy"].at(summary["widths"]) < 0.9 * row["limit"]  # the model alone would have stopped above
+    assert job.energy_models["energy"].at(summary["widths"]) < 0.9 * row["limit"]  # the model alone would have stopped above
 
 
 def test_scales_that_show_more_make_it_search_on_until_they_agree() -> None:

@@ -16,7 +16,9 @@ from torch import nn
 from ecc.energy import EnergyModel, parse_budgets
 from ecc.errors import BadBudget, BadFile, BadMeasurement, BadTask, InfeasibleBudget
 from ecc.graph import live_channels, mask_channels_, with_widths
-from ecc.methods import Compression, CompressSettings, compression as compress, runner as phases
+from ecc.methods import Compression, CompressSettings
+from ecc.methods import compression as compress
+from ecc.methods import runner as phases
 from ecc.methods.compression import CompressedModel
 from ecc.methods.landing import BAND
 from ecc.methods.registry import find_method
@@ -203,7 +205,7 @@ def test_the_folder_of_another_run_is_refused_by_the_field(digits: Digits, chang
     source = changes.pop("source", platform())
     values = {"pretrain_steps": 6, "prune_steps": 16, "finetune_steps": 4, "lr": 1e-3, "log_every": 5} | changes
     job = Compression(
-        task, parse_budgets([budget]), digits_model(), source=source, settings=settings_from(CompressSettings, values)
+        task, parse_budgets([budget]), digits_model(), meter=source, settings=settings_from(CompressSettings, values)
     )
     before = (digits.folder / "summary.json").read_bytes()
     with pytest.raises(BadFile, match=f"was begun with {field}"):
@@ -241,7 +243,7 @@ def test_a_wrong_model_is_corrected_and_the_report_has_the_weight(tmp_path: Path
     assert row["result"] == true.at(result.widths)
     assert row["limit"] == pytest.approx(0.5 * true.dense)
     assert job.costs[0].label == "estimated"
-    assert abs(float(job.energies["energy"].at(result.widths)) / row["result"] - 1) > 0.05  # the model's own word
+    assert abs(float(job.energy_models["energy"].at(result.widths)) / row["result"] - 1) > 0.05  # the model's own word
 
 
 def test_two_runs_of_one_job_do_not_know_of_each_other(tmp_path: Path) -> None:
@@ -279,10 +281,10 @@ def test_two_budgets_hold_and_each_has_its_label(tmp_path: Path) -> None:
 
 def test_widths_are_rounded_as_the_profile_was(tmp_path: Path) -> None:
     job = wide_job("50%")
-    origin = replace(job.energies["energy"].origin, width_multiple=8)
-    model = replace(job.energies["energy"], origin=origin)
+    origin = replace(job.energy_models["energy"].origin, width_multiple=8)
+    model = replace(job.energy_models["energy"], origin=origin)
     settings = CompressSettings(prune_steps=20, finetune_steps=0, lr=1e-3)
-    rounded = Compression(wide_task(), job.budgets, model, source=job.source, settings=settings)
+    rounded = Compression(wide_task(), job.budgets, model, meter=job.meter, settings=settings)
     result = rounded.run(tmp_path / "run")
     assert result.summary["width_multiple"] == rounded.width_multiple == 8
     assert all(result.widths[group.name] % 8 == 0 for group in job.graph.prunable)
@@ -341,12 +343,12 @@ def test_the_scales_of_another_device_are_refused_at_once() -> None:
     job = wide_job()
     source = Truth(jobs.true_model(job.graph), device="stone")
     with pytest.raises(BadMeasurement, match="fitted on paper, and the meter reads stone"):
-        Compression(job.task, job.budgets, job.energies["energy"], source=source)
+        Compression(job.task, job.budgets, job.energy_models["energy"], meter=source)
 
 
 def test_bad_jobs_are_refused() -> None:
     job = wide_job()
-    energy = job.energies["energy"]
+    energy = job.energy_models["energy"]
     with pytest.raises(BadTask, match="'chain' has no train_batches and loss"):
         Compression(wide_task(train_batches=None, loss=None), job.budgets, energy)
     with pytest.raises(BadBudget, match="no energy model was given"):

@@ -203,7 +203,7 @@ def test_the_first_aims_take_the_change_of_the_dense_network_since_the_profile()
     cost = work.costs[0]
     assert isinstance(cost, EnergyModel)
     dense = cost.dense
-    missed = replace(cost, quality={"dense_fitted": 1.0})
+    missed = replace(cost, dense_sample=cost.dense / 2)
     assert first_targets([missed], [0.3], MeasuredCost({"energy": dense}, "measured")) == pytest.approx([0.15])
     assert first_targets([missed], [0.3], MeasuredCost({"energy": dense / 2}, "measured")) == pytest.approx([0.3])
     assert first_targets([cost], [0.3], MeasuredCost({"energy": 2 * dense}, "measured")) == pytest.approx([0.15])

@@ -41,7 +41,7 @@ def digits_job(method: Eap) -> Compression:
         find_task("digits"),
         parse_budgets(("60%",)),
         digits_model(),
-        source=platform(),
+        meter=platform(),
         settings=settings,
         method=method,
     )

@@ -6,7 +6,7 @@ import torch
 from ecc.energy import counted_cost, parse_budgets
 from ecc.errors import BadBudget, InfeasibleBudget
 from ecc.graph import ChannelGraph
-from ecc.methods.ecc.min_widths import floor_widths
+from ecc.methods.ecc.constraints import group_min_widths
 from ecc.methods.feasibility import Feasibility, check_feasibility, costs_of, refuse_infeasible
 from methods.jobs import WIDE, digits_model, true_model, wide
 
@@ -53,7 +53,7 @@ def test_the_numbers_are_those_of_the_networks_themselves(
     found = check_feasibility(
         graph, [energy, params], limits, min_width_ratio=min_width_ratio, width_multiple=width_multiple
     )
-    floors = dict(zip(graph.full_widths, floor_widths(graph, min_width_ratio, width_multiple), strict=True))
+    floors = dict(zip(graph.full_widths, group_min_widths(graph, min_width_ratio, width_multiple), strict=True))
     assert [(one.resource, one.unit, one.label) for one in found] == [
         ("energy", "J", "estimated"),
         ("params", "", "counted"),
@@ -67,7 +67,7 @@ def test_the_numbers_are_those_of_the_networks_themselves(
 def test_the_even_share_is_the_largest_that_meets_the_limit(name: str) -> None:
     graph = graph_of(name)
     energy = true_model(graph)
-    full, floors = graph.widths(), torch.tensor(floor_widths(graph, 0.1, 1), dtype=torch.float64)
+    full, floors = graph.widths(), torch.tensor(group_min_widths(graph, 0.1, 1), dtype=torch.float64)
 
     def cost(share: float) -> float:
         return float(energy.value(torch.maximum(share * full, floors)))

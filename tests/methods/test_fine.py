@@ -18,7 +18,7 @@ from ecc.errors import BadBudget, BadFile, BadMeasurement, BadTask, BadWidths, E
 from ecc.measure import find_meter
 from ecc.measure.meters.platform import Platform
 from ecc.methods import CompressSettings, SparseResult, WeightCompression, phases
-from ecc.methods.ecc.weights import count_nonzeros
+from ecc.methods.ecc.weight_solver import count_nonzeros
 from ecc.methods.unstructured import zero_skipping_platform
 from ecc.options import settings_from
 from ecc.task import Task, with_batch_size

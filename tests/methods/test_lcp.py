@@ -324,7 +324,7 @@ def digits_job(stop_at: int | None = None) -> Compression:
         replace(task, evaluate_held_out=held_out),
         parse_budgets(["60%"]),
         digits_model(),
-        source=platform(),
+        meter=platform(),
         settings=settings_from(
             CompressSettings, dict(pretrain_steps=20, prune_steps=8, finetune_steps=4, lr=1e-3, log_every=5)
         ),

@@ -151,7 +151,7 @@ def job(method: Any, budget: str, finetune_steps: int = 4) -> Compression:
         find_task("digits"),
         parse_budgets([budget]),
         digits_model(),
-        source=platform(),
+        meter=platform(),
         settings=settings_from(
             CompressSettings,
             dict(pretrain_steps=4, prune_steps=1, finetune_steps=finetune_steps, lr=1e-3, kd_weight=0.0),

@@ -18,7 +18,7 @@ from ecc.methods.cost_evaluator import REPEATS, CostEvaluator, MeasuredCost, Sha
 from ecc.training import DistributedContext
 from energy.cases import origin
 from measure.fakes import FakeBoard, FakeMeter
-from measure.profile_cases import EXAMPLE, Prices, SmallNet, measured, run_seconds, small_graph
+from measure.profile_cases import EXAMPLE, FakeCosts, SmallNet, measured, run_seconds, small_graph
 from measure.profile_cases import computed as computed_profile
 from methods.jobs import Truth, true_model, wide, wrong_model
 
@@ -60,7 +60,8 @@ def test_without_a_source_the_model_has_the_word_and_is_called_so() -> None:
 
 def test_without_a_source_the_dense_network_is_as_the_profile_has_it() -> None:
     net, example, graph = wide("residual")
-    model = replace(wrong_model(graph, 0.8, "energy"), quality={"dense_fitted": -0.2})
+    model = wrong_model(graph, 0.8, "energy")
+    model = replace(model, dense_sample=model.dense / 0.8)
     found = CostEvaluator(net, graph, example, {"energy": model}, None)({})
     assert found.amounts == {"energy": pytest.approx(1.25 * model.dense)}
 
@@ -159,7 +160,7 @@ def test_a_computed_model_is_not_weighed_by_a_meter(tmp_path: Path) -> None:
     with pytest.raises(BadMeasurement, match="energy model is computed, and fake measures"):
         CostEvaluator(SmallNet(board), small_graph(), EXAMPLE, {"energy": model}, FakeMeter(board, device="paper"))
     assert board.num_reads == 0
-    assert CostEvaluator(SmallNet(), small_graph(), EXAMPLE, {"energy": model}, Prices())({}).label == "estimated"
+    assert CostEvaluator(SmallNet(), small_graph(), EXAMPLE, {"energy": model}, FakeCosts())({}).label == "estimated"
 
 
 # ---------------------------------------------------------------- several processes

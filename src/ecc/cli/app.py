@@ -13,7 +13,7 @@ import click
 
 import ecc
 from ecc.constants import BUNDLED_TASKS
-from ecc.errors import EccError
+from ecc.errors import EccError, option_names
 
 
 class Verb(NamedTuple):
@@ -104,7 +104,8 @@ class Commands(click.Group):
     def main(self, *args: Any, **settings: Any) -> Any:
         """Run the command line; errors become one message on stderr and exit code 2."""
         try:
-            code = super().main(*args, **{**settings, "standalone_mode": False})
+            with option_names():
+                code = super().main(*args, **{**settings, "standalone_mode": False})
         except EccError as error:
             fail(str(error))
         except click.exceptions.NoArgsIsHelpError as error:

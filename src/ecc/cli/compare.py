@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -25,6 +24,7 @@ from .options import (
     freeze_option,
     json_option,
     option,
+    print_json,
     settings_options,
     task_argument,
     task_options,
@@ -133,12 +133,13 @@ def compare(
 
     from ecc.api import make_settings, write_report
     from ecc.methods.cluster import open_cluster, run_on_cluster
-    from ecc.report.compare import draw_grid, grid_facts, grid_view, load_grid
-    from ecc.report.fit_figures import refuse_undrawable
+    from ecc.report.charts import check_figure_path, draw_tradeoff
+    from ecc.report.load import load_grid, load_report
+    from ecc.report.terminal import grid_table
     from ecc.training import Interrupted
 
     if figure is not None:
-        refuse_undrawable(figure)
+        check_figure_path(figure)
     shown = console(is_shown=not as_json)
 
     def tell(line: str) -> None:
@@ -174,14 +175,14 @@ def compare(
     except Interrupted as stop:
         click.echo(f"\n{stop}", err=True)
         raise click.exceptions.Exit(128 + stop.signum) from None
-    entries = load_grid(output)
+    rows = load_grid(output)
     if figure is not None:
-        draw_grid(entries, figure)
+        draw_tradeoff(load_report(output), figure)
     if as_json:
-        click.echo(json.dumps(grid_facts(entries), indent=1))
+        print_json(rows)
     else:
-        Console().print(grid_view(entries))
-    if len(failed) == len(grid.cells):
+        Console().print(grid_table(rows))
+    if len(failed) == len(grid.runs):
         raise EccError("every run failed; the lines above say why.")
     try:
         tell(f"report: {write_report(output)}")
@@ -234,14 +235,14 @@ class GridSpec:
 
         models = [EnergyModel.load(path) for path in self.energy]
         device = usable_device(self.device)
-        with open_meter(self.meter if models else None, torch.device(device), models[:1], is_command=True) as source:
+        with open_meter(self.meter if models else None, torch.device(device), models[:1]) as source:
             yield Comparison(
                 self.build_task(device),
                 models,
                 methods=self.methods,
                 budgets=self.budgets,
                 seeds=self.seeds,
-                source=source,
+                meter=source,
                 settings=self.settings,
                 device=device,
                 freeze=self.freeze,
@@ -263,7 +264,7 @@ def _with_energy(spec: GridSpec, output: Path, samples: int | None, batch: int |
         return spec
     check_grid_folder(output)
     device = usable_device(spec.device)
-    with open_meter(spec.meter, torch.device(device), is_command=True) as source:
+    with open_meter(spec.meter, torch.device(device)) as source:
         assert source is not None  # without an energy model there has to be one
         models = profile_and_fit(
             spec.build_task("cpu"),

@@ -22,6 +22,7 @@ from .options import (
     freeze_option,
     json_option,
     option,
+    print_json,
     quiet_option,
     remember_task,
     settings_options,
@@ -115,8 +116,7 @@ def compress(
 
     from ecc.api import compress_task, make_settings
     from ecc.energy import EnergyModel, parse_budgets
-    from ecc.report.compress import compress_view
-    from ecc.report.weights import weights_view
+    from ecc.report.terminal import compress_table
     from ecc.training import Interrupted, TensorBoardLogger, find_distributed
 
     if not budgets:
@@ -153,7 +153,6 @@ def compress(
                 distributed=distributed,
                 loggers=loggers,
                 console=shown,
-                is_command=True,
             ).summary
     except Interrupted as stop:
         click.echo(f"\n{stop}", err=True)
@@ -167,11 +166,9 @@ def compress(
     remember_task(output, task, data)
     report = _report(output)
     if as_json:
-        from ecc.records import to_json
-
-        click.echo(to_json(summary))
+        print_json(summary)
     elif not quiet:
-        Console().print((weights_view if unstructured else compress_view)(summary, output))
+        Console().print(compress_table(summary, output))
         click.echo(report)
     if not summary.met:
         raise EccError(f"the budget is not met: {summary.note}")
@@ -195,8 +192,8 @@ def _compress_weights(
     source = zero_skipping_platform(meter)
     job = WeightCompression(task, budgets, source, settings=settings, device=distributed.device)
     full = dict(zip(job.cost.groups, job.cost.full_widths, strict=True))
-    with show_progress(shown, settings, [job.reach()], full, distributed) as view:
-        return job.run(folder, distributed=distributed, history=view, loggers=loggers, progress=view.tell).summary
+    with show_progress(shown, settings, job.feasibility(), full, distributed) as view:
+        return job.run(folder, distributed=distributed, history=view, loggers=loggers, progress=view.say).summary
 
 
 def _report(folder: Path) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from .options import (
     freeze_option,
     json_option,
     option,
+    print_json,
     quiet_option,
     task_argument,
     task_options,
@@ -94,16 +94,17 @@ def profile(
     from ecc.measure import profile as measure_profile
     from ecc.measure.design import parse_shard
     from ecc.measure.early_stopping import parse_share
-    from ecc.measure.profiler import chosen_settings
-    from ecc.measure.profilers import default_device
-    from ecc.report.live_profile import ProfileView, profile_facts, profile_summary
+    from ecc.measure.profiler import default_device, profile_settings
+    from ecc.records import to_builtins
+    from ecc.report.live import ProfileProgress
+    from ecc.report.terminal import profile_summary, profile_text
     from ecc.task import with_batch_size
 
     job = build_task(task, data, weights, image_size)
     source = find_meter(meter, device_type=device and device.partition(":")[0])
-    view = ProfileView(console(is_shown=not quiet and not as_json))
+    view = ProfileProgress(console(is_shown=not quiet and not as_json))
     try:
-        settings = chosen_settings(source, device=device, **chosen)
+        settings = profile_settings(source, device=device, **chosen)
         device = None if isinstance(source, Analytic) else device or default_device(source)
         view.announce(source.describe(), device)
         example_input = job.example_input if batch is None else with_batch_size(job.example_input, batch)
@@ -134,9 +135,9 @@ def profile(
     finally:
         close_meter(source)
     if as_json:
-        click.echo(json.dumps({"file": str(output), **profile_facts(result, graph)}, indent=1))
+        print_json({"file": str(output), **to_builtins(profile_summary(result, graph))})
     elif not quiet:
-        click.echo(profile_summary(result, output, graph))
+        click.echo(profile_text(result, output, graph))
 
 
 @click.command(cls=Command)
@@ -152,11 +153,10 @@ def merge(files: tuple[Path, ...], output: Path, rescale: bool) -> None:
       ecc merge alexnet-*.profile -o alexnet.profile.gz --rescale
     """
     from ecc.measure import merge_profiles
-    from ecc.measure.merge_profiles import missing_samples
-    from ecc.report.live_profile import profile_summary
+    from ecc.report.terminal import profile_text
 
     result = merge_profiles(files, output, rescale=rescale)
-    click.echo(profile_summary(result, output))
-    missing = missing_samples(result)
+    click.echo(profile_text(result, output))
+    missing = result.missing_samples()
     if missing:
         click.echo(f"{len(missing)} samples of the design are in none of the files, such as sample {missing[0]}.")

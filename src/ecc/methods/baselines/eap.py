@@ -178,7 +178,9 @@ class Eap:
         spent: dict[str, float]
         if isinstance(cost, EnergyModel):
             layers = cost.per_layer(dict(zip(work.graph.full_widths, widths, strict=True)))
-            spent = {g.name: sum(layers.get(path, 0.0) for path in g.layers(Role.CONSUMER)) for g in work.graph.prunable}
+            spent = {
+                g.name: sum(layers.get(path, 0.0) for path in g.layers(Role.CONSUMER)) for g in work.graph.prunable
+            }
         else:
             shares = (cost.gradient(vector) * vector).tolist()
             spent = dict(zip(work.graph.full_widths, shares, strict=True))
