@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ecc.training.random_state import derived_seed
+from ecc.training.rng import derived_seed
 from ecc.zoo.data.images import (
     MAX_ZOOM,
     Array,
