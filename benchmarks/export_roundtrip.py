@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from ecc.export import TOLERANCE, compare_latency, export_model, load_slim
 from ecc.export.formats import FORMATS
-from ecc.export.verification import verify_export
+from ecc.export.formats import verify_export
 from ecc.graph import ChannelGraph, trace_channels, with_widths
 from ecc.graph.numerics import outputs_of
 from ecc.training import save_state
