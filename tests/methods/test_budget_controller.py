@@ -1,4 +1,4 @@
-"""The closed loop, with oracles: the true cost is known, the model is off by a known factor, and measurements are scripted."""
+"""The closed loop against oracles: a known true cost, a model with a known error, and scripted measurements."""
 
 from __future__ import annotations
 
@@ -29,7 +29,13 @@ class Control:
     """A method under control."""
 
     def __init__(
-        self, method: Method, costs: Sequence[Cost], limits: Sequence[float], measure: Measure, name: str = "chain", **settings: Any
+        self,
+        method: Method,
+        costs: Sequence[Cost],
+        limits: Sequence[float],
+        measure: Measure,
+        name: str = "chain",
+        **settings: Any,
     ) -> None:
         self.context = work_of(name, **{"prune_steps": STEPS, "lr": 1e-2, **settings})
         self.context.costs, self.context.targets, self.limits = tuple(costs), list(limits), list(limits)
@@ -248,7 +254,9 @@ def test_a_result_far_below_the_budget_is_enlarged_and_can_be_resumed_anywhere(m
 
     control, states = Control(method(), [true], [limit], measure), []
     controller = control.controller
-    controller.run(lambda _: states.append(copy.deepcopy((controller.state_dict(), control.context.model.state_dict()))))
+    controller.run(
+        lambda _: states.append(copy.deepcopy((controller.state_dict(), control.context.model.state_dict())))
+    )
     ratios = [check.measured["energy"] / limit for check in controller.checks]
     assert controller.is_met
     assert ratios[0] < 0.99

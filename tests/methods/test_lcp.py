@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from ecc.methods.landing import BAND
 from torch import Tensor, nn
 
 from ecc.energy import parse_budgets
@@ -17,7 +18,6 @@ from ecc.graph import live_masks
 from ecc.methods import Compression, CompressSettings, PruningContext
 from ecc.methods.base import magnitudes
 from ecc.methods.baselines.lcp import Compensation, Lcp, LcpSettings, ranked_widths
-from ecc.methods.landing import BAND
 from ecc.options import settings_from
 from ecc.training import BatchStream, load_state, save_state
 from ecc.zoo import find_task
