@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,19 @@ HOSTILE = "</script><script>window.hacked=1</script><img src=x onerror='window.h
 
 BATCH = 256
 GRID_SCORES = {"ecc": (0.95, 0.97), "uniform": (0.90, 0.93), "netadapt": (0.92, 0.92)}
+
+
+@dataclass(frozen=True)
+class Budgeted:
+    """A budget and what is reachable, as `check_feasibility` returns it."""
+
+    resource: str = "energy"
+    unit: str = "J"
+    label: str = "estimated"
+    dense: float = 0.01898
+    min_cost: float = 0.0029
+    limit: float = 0.00949
+    uniform_ratio: float | None = 0.613
 
 
 @cache

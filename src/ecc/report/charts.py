@@ -91,10 +91,15 @@ class Figure:
     """Vega-Lite."""
 
 
-def figures_of(report: Report) -> list[Figure]:
-    """All figures that the data allow, in the order of the page."""
+def figures_of(report: Report, *, validate: bool = False) -> list[Figure]:
+    """All figures that the data allow, in the order of the page.
+
+    Args:
+        report: The data.
+        validate: Check every chart against the Vega-Lite schema, which takes four times as long.
+    """
     makers = (tradeoff, widths, layers, cost, loss, score, dual, width_duals, predictions, learning_curve)
-    with schemapi.debug_mode(False):  # checking charts against the schema takes four times as long; the tests do it
+    with schemapi.debug_mode(validate):
         made = [figure for make in makers if (figure := make(report)) is not None]
     for figure in made:
         controls = {"hidden": [], "score": "finetuned", "budget": report.first_budget}
@@ -584,7 +589,7 @@ def predictions(report: Report) -> Figure | None:
     ]
     samples: list[Row] = [
         {"measured": measured, "predicted": predicted, "error": predicted / measured - 1}
-        for measured, predicted in (model.held_out if model else ())
+        for measured, predicted in (model.quality.held_out if model else ())
     ]
     if main is None or not (samples or checks):
         return None
@@ -623,9 +628,9 @@ def predictions(report: Report) -> Figure | None:
 def learning_curve(report: Report) -> Figure | None:
     """The error of the energy model by the number of samples."""
     model = report.model
-    if model is None or len(model.learning_curve) < 2:
+    if model is None or len(model.quality.learning_curve) < 2:
         return None
-    rows = [{"samples": samples, "error": error} for samples, error in model.learning_curve]
+    rows = [{"samples": samples, "error": error} for samples, error in model.quality.learning_curve]
     x = _x("samples", "samples of the profile", scale=alt.Scale(zero=False))
     y = _y("error", "mean cross-validated error", scale=alt.Scale(zero=True), axis=alt.Axis(format=".2~%"))
     tips = _tips(("samples", "samples", "d"), ("error", "mean error", ".3~%"))
@@ -633,8 +638,8 @@ def learning_curve(report: Report) -> Figure | None:
         _chart(rows).mark_line(stroke=_var("accent"), strokeWidth=2).encode(x, y, tooltip=tips),
         _chart(rows).mark_point(filled=True, fill=_var("accent"), opacity=1, size=60).encode(x, y, tooltip=tips),
     ]
-    if model.noise is not None:
-        noise = _chart([{"error": model.noise, "text": "noise of one measurement"}])
+    if model.quality.noise is not None:
+        noise = _chart([{"error": model.quality.noise, "text": "noise of one measurement"}])
         text = {"align": "right", "baseline": "bottom", "dy": -4}
         parts.append(noise.mark_rule(strokeDash=[4, 4]).encode(y))
         parts.append(noise.mark_text(**text).encode(y, x=alt.value({"expr": "width"}), text="text:N"))

@@ -18,14 +18,14 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from ecc.energy import EnergyModel
-from ecc.energy.quality import describe_learning_curve, describe_outlier_widths
+from ecc.energy.model import Origin
+from ecc.energy.quality import FitQuality, describe_learning_curve, describe_outlier_widths
 from ecc.errors import BadFile
 from ecc.io import read_lines
-from ecc.records import from_json, read_record
+from ecc.records import from_json, read_record, to_builtins
 from ecc.run_records import (
     PHASES,
     CostCheck,
-    Count,
     GridFailure,
     GridRunInfo,
     Number,
@@ -204,20 +204,9 @@ class ModelInfo:
 
     kind: str
     label: str
-    samples: int
-    batch: int
-    meter: str
-    device: str
-    scope: str
-    reads: str
-    source: str
-    notes: list[str]
-    settings: dict[str, str]
-    families: dict[str, dict[str, Number | None]]
-    noise: Number | None
-    learning_curve: list[tuple[Count, Number]]
-    held_out: list[tuple[float, float]]
-    """Measured and predicted."""
+    origin: Origin
+    quality: FitQuality
+    """With at most `MAX_HELD_OUT` samples."""
     advice: str
 
 
@@ -669,39 +658,30 @@ def _add_widths_and_layers(run: Run, history: History, model: EnergyModel | None
         dense, result = model.per_layer(), model.per_layer(widths)
         names = sorted(dense, key=lambda name: name == "")  # operators outside any layer come last
         run.layers = [
-            LayerCost(name or "(outside any layer)", _finite(dense[name]), _finite(result[name]))
-            for name in names
-            if dense[name] > 0
+            LayerCost(name or "(outside any layer)", dense[name], result[name]) for name in names if dense[name] > 0
         ]
-
-
-def _finite(value: float) -> float:
-    if not abs(value) < 1e100:
-        raise ValueError(f"{value} is out of range")
-    return value
+        _check_range([[row.dense, row.result] for row in run.layers])
 
 
 def _model_info(model: EnergyModel) -> ModelInfo:
-    meter, quality, settings = model.origin.meter, model.quality, model.origin.settings
-    pairs = thinned(list(quality.held_out), MAX_HELD_OUT)
-    return ModelInfo(
-        kind=model.kind,
-        label=model.label,
-        samples=model.origin.samples,
-        batch=model.origin.batch,
-        meter=meter.name,
-        device=meter.device,
-        scope=meter.scope,
-        reads=meter.reads,
-        source=str(getattr(meter.provenance, "source", "")),
-        notes=list(meter.notes),
-        settings={} if settings is None else {key: str(value) for key, value in vars(settings).items()},
-        families={name: vars(found) for name, found in quality.families.items()},
-        noise=quality.noise,
-        learning_curve=list(quality.learning_curve),
-        held_out=[(measured, predicted) for measured, predicted in pairs if measured > 0 and predicted > 0],
-        advice=" ".join(filter(None, (describe_learning_curve(quality), describe_outlier_widths(quality)))),
-    )
+    quality = replace(model.quality, held_out=tuple(thinned(model.quality.held_out, MAX_HELD_OUT)))
+    if any(measured <= 0 or predicted <= 0 for measured, predicted in quality.held_out):
+        raise ValueError("a held-out cost is not positive")
+    _check_range(to_builtins(quality))
+    advice = " ".join(filter(None, (describe_learning_curve(quality), describe_outlier_widths(quality))))
+    return ModelInfo(kind=model.kind, label=model.label, origin=model.origin, quality=quality, advice=advice)
+
+
+def _check_range(value: Any) -> None:
+    """Refuse numbers that cannot be drawn.
+
+    Raises:
+        ValueError: If a number is not between -1e100 and 1e100.
+    """
+    if isinstance(value, float) and not abs(value) < 1e100:
+        raise ValueError(f"{value} is out of range")
+    for item in value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ():
+        _check_range(item)
 
 
 # ---------------------------------------------------------------- grids
@@ -840,7 +820,7 @@ def _grid_report(folder: Path, follower: Follower | None) -> Report:
 def _report(kind: str, folder: Path, runs: list[Run], model: EnergyModel | None) -> Report:
     known = [run for run in runs if run.summary is not None] or runs
     with _blame(folder / "energy.json"):
-        info = None if model is None else _checked(_model_info(model), folder)
+        info = None if model is None else _model_info(model)
     environments = [{key: one[key] for key in _ENVIRONMENT if key in one} for run in runs for one in run.sessions]
     return Report(
         kind=kind,
@@ -860,13 +840,6 @@ def _report(kind: str, folder: Path, runs: list[Run], model: EnergyModel | None)
         commands=list(dict.fromkeys(one["command"] for run in runs for one in run.sessions if "command" in one)),
         environments=[one for i, one in enumerate(environments) if one not in environments[:i]],
     )
-
-
-def _checked(info: ModelInfo, folder: Path) -> ModelInfo:
-    """Numbers of the quality of a fit come from a free part of its file."""
-    from ecc.records import from_builtins, to_builtins
-
-    return from_builtins(to_builtins(info), ModelInfo, folder / "energy.json")
 
 
 def short_budget(text: str) -> str:

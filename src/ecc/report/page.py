@@ -117,7 +117,14 @@ def _templates() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters |= {"si": _si, "percent": _percent, "score": _score, "count": _count, "swatch": _swatch}
+    made.filters |= {
+        "si": _si,
+        "percent": _percent,
+        "score": _score,
+        "count": _count,
+        "swatch": _swatch,
+        "fields": _fields,
+    }
     made.globals |= {"DASH": DASH}
     return made
 
@@ -142,6 +149,11 @@ def _score(value: float | None, *, sign: bool = False) -> str | Markup:
 
 def _count(value: float | None) -> str:
     return DASH if value is None else f"{value:,.0f}"
+
+
+def _fields(record: Any) -> list[tuple[str, Any]]:
+    """Names and values of a record."""
+    return list(vars(record).items())
 
 
 def _swatch(method: str) -> Markup:

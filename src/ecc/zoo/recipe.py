@@ -85,7 +85,7 @@ def read_recipe(path: str | Path) -> Recipe:
         if name in table:
             table[name] = str(path.parent / table[name])
     try:
-        made = settings_from(CompressSettings, settings, f"{path}: settings.")
+        made = settings_from(CompressSettings, settings, f"{path}: ")
     except EccError as error:
         raise BadFile(str(error)) from None
     return Recipe(**table, settings=made, given=tuple(settings))
