@@ -1,346 +1,227 @@
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from ecc.energy import parse_budgets
-from ecc.errors import BadTask, EccError, InfeasibleBudget
-from ecc.methods import Compression, CompressSettings, PruningContext
-from ecc.methods.baselines.netadapt import NetAdapt, NetAdaptSettings
+from ecc.errors import InfeasibleBudget
+from ecc.methods import PruningContext
+from ecc.methods.base import magnitudes
+from ecc.methods.baselines.widths import allowed_widths
 from ecc.training import BatchStream
-from ecc.zoo import find_task
-from methods.jobs import (
-    WIDE,
-    digits_model,
-    history_of,
-    platform,
-    same_result,
-    true_model,
-    wide_job,
-    wide_task,
-)
+from methods.baselines.cases import finish, lines_of, netadapt
+from methods.jobs import true_model
 from methods.works import work_of
 
 
-class Stop(Exception):
-    pass
-
-
-def started(work: PruningContext, **settings: Any) -> NetAdapt:
-    method = NetAdapt(NetAdaptSettings(**{"short_steps": 1, **settings}))
-    method.start(work)
+def started(context: PruningContext, **settings: Any) -> Any:
+    method = netadapt(**{"initial_reduction": 0.1, **settings})
+    method.start(context)
     return method
 
 
-def full_of(work: PruningContext) -> list[int]:
-    return [group.width for group in work.graph.groups]
+def full_of(context: PruningContext) -> list[int]:
+    return [group.width for group in context.graph.groups]
 
 
-def cost_at(work: PruningContext, widths: Sequence[int], number: int = 0) -> float:
-    return float(work.costs[number].value(torch.tensor(widths, dtype=torch.float64)))
+def cost_at(context: PruningContext, widths: Sequence[int], number: int = 0) -> float:
+    return float(context.costs[number].value(torch.tensor(widths, dtype=torch.float64)))
 
 
-def trainings(work: PruningContext) -> list[tuple[int, ...]]:
-    """The widths of every candidate that is trained from now on."""
-    seen, real = [], work.train
+def trainings(context: PruningContext) -> list[tuple[tuple[int, ...], int]]:
+    """Widths and steps of every candidate that is trained from now on."""
+    seen, real = [], context.train
 
-    def noted(model: nn.Module, steps: int, lr: float, stream: BatchStream) -> None:
-        seen.append(tuple(work.widths(model)))
+    def recorded(model: nn.Module, steps: int, lr: float, stream: BatchStream) -> None:
+        seen.append((tuple(context.widths(model)), steps))
         real(model, steps, lr, stream)
 
-    work.train = noted
+    context.train = recorded
     return seen
 
 
-def judged_by_widths(work: PruningContext, score: Any) -> None:
-    work.held_out = lambda model: score(work.widths(model))
-
-
-def slow_proposals(work: PruningContext, widths: Sequence[int], target: float) -> dict[str, int]:
-    """For each group the largest width that alone is enough, by trying all."""
-    found, left = {}, work.graph.structure.width_remainders(work.width_multiple)
-    for number, group in enumerate(work.graph.groups):
-        if group.frozen is not None:
-            continue
-        for width in range(widths[number] - 1, work.min_widths()[number] - 1, -1):
-            on_lattice = (
-                width % work.width_multiple == left[number] % work.width_multiple or width == work.min_widths()[number]
-            )
-            one = [*widths[:number], width, *widths[number + 1 :]]
-            if on_lattice and work.constraint_violation(one) <= target:
+def slow_proposals(context: PruningContext, widths: list[int], target: float) -> dict[str, int]:
+    """For each group the largest width that is enough alone, by trying all."""
+    found = {}
+    for number, (group, allowed) in enumerate(zip(context.graph.groups, allowed_widths(context), strict=True)):
+        for width in reversed([one for one in allowed if one < widths[number]]):
+            if context.constraint_violation([*widths[:number], width, *widths[number + 1 :]]) <= target:
                 found[group.name] = width
                 break
     return found
 
 
-# ---------------------------------------------------------------- proposals
-
-
 @pytest.mark.parametrize("width_multiple", [1, 8])
-@pytest.mark.parametrize("name", WIDE)
-def test_each_group_proposes_the_largest_width_that_alone_meets_the_target(name: str, width_multiple: int) -> None:
-    work = work_of(name, share=0.3, width_multiple=width_multiple)
-    method = started(work, initial_reduction=0.1)
-    for widths in (full_of(work), work.round_widths([0.8 * width for width in full_of(work)])):
-        target = method.target(widths)
-        slow = slow_proposals(work, widths, target)
-        assert slow, "the case is of use"
-        proposals = method.proposals(widths, target)
+@pytest.mark.parametrize("name", ["residual", "concat", "depthwise"])
+def test_each_group_proposes_the_largest_width_that_is_enough(name: str, width_multiple: int) -> None:
+    context = work_of(name, share=0.5, width_multiple=width_multiple)
+    widths, names = full_of(context), list(context.graph.full_widths)
+    for target in (0.95, 0.7, 0.5):
+        slow = slow_proposals(context, widths, target)
+        if not slow:
+            continue
+        proposals = started(context).proposals(widths, target)
         assert [proposal.groups for proposal in proposals] == [(group,) for group in slow]
         for proposal in proposals:
-            changed = dict(zip(work.graph.full_widths, widths, strict=True)) | {
-                proposal.groups[0]: slow[proposal.groups[0]]
-            }
+            changed = dict(zip(names, widths, strict=True)) | {proposal.groups[0]: slow[proposal.groups[0]]}
             assert proposal.widths == tuple(changed.values())
-            assert work.constraint_violation(proposal.widths) <= target
 
 
-@pytest.mark.parametrize("name", sorted(WIDE.keys() - {"transformer MLP", "grouped"}))  # which have but one to cut
-def test_where_no_group_can_alone_others_help_and_floors_hold(name: str) -> None:
-    work = work_of(name, width_multiple=8)
-    work.targets = [1.05 * cost_at(work, work.min_widths())]
-    method, widths = started(work), full_of(work)
-    assert not slow_proposals(work, widths, 0.0)
-    proposals = method.proposals(widths, 0.0)
-    groups = [group for proposal in proposals for group in proposal.groups]
-    assert sorted(groups) == sorted(
+@pytest.mark.parametrize("name", ["residual", "concat"])
+def test_near_the_minimum_groups_are_pruned_together_and_equal_proposals_trained_once(name: str) -> None:
+    context = work_of(name, width_multiple=8)
+    context.targets = [1.05 * cost_at(context, context.min_widths())]
+    assert not slow_proposals(context, full_of(context), 0.0)
+    proposals = started(context).proposals(full_of(context), 0.0)
+    prunable = [
         group.name
-        for group, floor in zip(work.graph.groups, work.min_widths(), strict=True)
-        if group.frozen is None and floor < group.width
-    )
+        for group, allowed in zip(context.graph.groups, allowed_widths(context), strict=True)
+        if len(allowed) > 1
+    ]
+    assert sorted(group for proposal in proposals for group in proposal.groups) == sorted(prunable)
     for proposal in proposals:
-        assert list(proposal.widths) == work.round_widths(proposal.widths)
-        assert work.constraint_violation(proposal.widths) <= 0
-    assert len({proposal.widths for proposal in proposals}) == len(proposals)
-
-
-def test_identical_proposals_are_trained_once() -> None:
-    work = work_of("residual", share=0.2)
-    work.targets = [cost_at(work, work.min_widths())]  # which only all floors meet
-    method, seen = started(work, rounds=1), trainings(work)
+        assert list(proposal.widths) == context.round_widths(proposal.widths)
+        assert context.constraint_violation(proposal.widths) <= 0
+    context = work_of(name)
+    context.targets = [cost_at(context, context.min_widths())]  # only all minimum widths meet it
+    method, seen = started(context, rounds=1), trainings(context)
     method.step()
-    assert seen == [tuple(work.min_widths())] == [tuple(work.widths())]
+    assert seen == [(tuple(context.min_widths()), 1)]
     assert method.is_done
-    assert len(method.rounds[0]["chosen"]) == len(work.graph.prunable) > 1
-    assert work.stream.total == work.stream.lineage == 1
+    assert len(method.rounds[0]["chosen"]) == len(context.graph.prunable) > 1
 
 
-def test_aims_below_all_floors_end_in_one_line_and_not_in_a_loop() -> None:
-    work = work_of(share=0.001)
-    method = started(work, initial_reduction=0.5)
-    while work.widths() != work.min_widths():
-        before = sum(work.widths())
+def test_unreachable_targets_end_in_one_line() -> None:
+    context = work_of(share=0.001)
+    method = started(context, initial_reduction=0.5)
+    while context.widths() != context.min_widths():
+        before = sum(context.widths())
         method.step()
-        assert sum(work.widths()) < before
-    assert not method.is_done
-    with pytest.raises(InfeasibleBudget, match="with every group at its floor") as raised:
+        assert sum(context.widths()) < before
+    with pytest.raises(InfeasibleBudget, match="minimum width") as raised:
         method.step()
     assert "\n" not in str(raised.value)
 
 
-def test_of_several_costs_the_one_that_is_exceeded_most_counts() -> None:
-    work = work_of("residual", share=0.5)
-    work.costs = (*work.costs, true_model(work.graph, "latency"))
-    work.targets = [work.targets[0], 0.4 * true_model(work.graph, "latency").dense]
-    method = started(work, initial_reduction=0.1)
-    target = method.target(full_of(work))
-    assert target == pytest.approx(0.9 / 0.4 - 1)
-    slow = slow_proposals(work, full_of(work), target)
-    assert {p.groups[0] for p in method.proposals(full_of(work), target)} == set(slow)
+def test_of_several_costs_the_one_furthest_above_its_target_counts() -> None:
+    context = work_of("residual", share=0.5)
+    latency = true_model(context.graph, "latency")
+    context.costs, context.targets = (*context.costs, latency), [context.targets[0], 0.4 * latency.dense]
+    method = started(context)
+    assert method.target(full_of(context)) == pytest.approx(0.9 / 0.4 - 1)
+    finish(method, context)
+    assert all(cost_at(context, context.widths(), k) <= target for k, target in enumerate(context.targets))
+
+
+def test_the_reduction_decays_and_the_last_target_is_the_budget() -> None:
+    context = work_of(share=0.5)
+    method = started(context, decay=0.9)
+    targets, dense = [], 1 + context.constraint_violation(full_of(context))
     while not method.is_done:
+        before = context.constraint_violation(context.widths())
         method.step()
-    assert all(cost_at(work, work.widths(), number) <= aim for number, aim in enumerate(work.targets))
-
-
-# ---------------------------------------------------------------- rounds
-
-
-def test_the_reduction_decays_and_the_last_target_is_the_aim() -> None:
-    work = work_of(share=0.5)
-    method = started(work, initial_reduction=0.1, decay=0.9)
-    targets, dense = [], 1 + work.constraint_violation(full_of(work))
-    while not method.is_done:
-        before = work.constraint_violation(work.widths())
-        method.step()
-        facts = method.rounds[-1]
-        number = len(targets)
-        assert facts["target"] - 1 == pytest.approx(max(0.0, before - 0.1 * 0.9**number * dense))
-        assert before > work.constraint_violation(work.widths()) <= facts["target"] - 1 + 1e-12
-        assert facts["predicted"]["energy"] == pytest.approx(
-            (1 + work.constraint_violation(work.widths())) * work.targets[0]
-        )
-        assert facts["widths"] == work.widths()
-        targets.append(facts["target"])
+        line = method.rounds[-1]
+        after = context.constraint_violation(context.widths())
+        assert line["target"] - 1 == pytest.approx(max(0.0, before - 0.1 * 0.9 ** len(targets) * dense))
+        assert before > after <= line["target"] - 1 + 1e-12
+        assert line["predicted"]["energy"] == pytest.approx((1 + after) * context.targets[0])
+        assert line["widths"] == context.widths()
+        targets.append(line["target"])
     assert targets[-1] == 1
     assert 4 <= len(targets) <= 8
-    assert [facts["round"] for facts in work.lines] == [*range(1, len(targets) + 1)]  # type: ignore[attr-defined]
-
-
-def test_a_reduction_that_would_never_get_there_does_after_its_rounds() -> None:
-    work = work_of(share=0.5)
-    method = started(work, initial_reduction=0.02, decay=0.5, rounds=4)
-    steps = 0
-    while not method.is_done:
-        method.step()
-        steps += 1
-    assert steps == 4
-
-
-def test_it_goes_on_from_where_it_is_when_the_aims_fall() -> None:
-    work = work_of(share=0.7)
-    method = started(work, initial_reduction=0.3)
-    while not method.is_done:
-        method.step()
-    first = work.widths()
-    work.targets = [0.98 * work.targets[0]]
-    assert not method.is_done
-    while not method.is_done:
-        method.step()
-    assert all(now <= before for now, before in zip(work.widths(), first, strict=True))
+    assert [line["round"] for line in lines_of(context)] == [*range(1, len(targets) + 1)]
+    slow = finish(netadapt(initial_reduction=0.02, decay=0.5, rounds=4), work_of(share=0.5))
+    assert len(slow.rounds) == 4  # the decaying reductions alone would never get there
 
 
 # ---------------------------------------------------------------- selection
 
 
-def test_the_highest_score_wins_and_of_equals_the_one_that_saves_most() -> None:
-    for score, key in [
-        (lambda widths: float(widths[1]), lambda work, widths: widths[1]),
-        (lambda widths: 0.5, lambda work, widths: -work.constraint_violation(widths)),
-    ]:
-        work = work_of("residual", share=0.5, width_multiple=8)
-        judged_by_widths(work, score)
-        method = started(work, initial_reduction=0.1)
-        proposals = method.proposals(full_of(work), method.target(full_of(work)))
-        assert len(proposals) > 1
-        method.step()
-        expected = max(proposals, key=lambda proposal: key(work, proposal.widths))
-        assert tuple(work.widths()) == expected.widths
-        assert method.rounds[0]["chosen"] == list(expected.groups)
-        assert method.rounds[0]["scores"] == {p.groups[0]: score(p.widths) for p in proposals}
+@pytest.mark.parametrize("by_score", [True, False])
+def test_the_highest_score_wins_and_ties_go_to_the_largest_saving(by_score: bool) -> None:
+    context = work_of("residual", share=0.5, width_multiple=8)
+
+    def score(widths: Sequence[int]) -> float:
+        return float(widths[1]) if by_score else 0.5
+
+    context.held_out = lambda model: score(context.widths(model))
+    method = started(context)
+    proposals = method.proposals(full_of(context), method.target(full_of(context)))
+    assert len(proposals) > 1
+    method.step()
+    expected = max(proposals, key=lambda one: (score(one.widths), -context.constraint_violation(one.widths)))
+    assert tuple(context.widths()) == expected.widths
+    assert method.rounds[0]["chosen"] == list(expected.groups)
+    assert method.rounds[0]["scores"] == {one.groups[0]: score(one.widths) for one in proposals}
 
 
-def test_score_per_joule_may_choose_another_than_the_score() -> None:
+def test_score_per_joule_may_choose_another_candidate_and_nan_never_wins() -> None:
     chosen, losses, saved = {}, {}, {}
     for selection in ("score", "score per joule"):
-        work = work_of("residual", share=0.5, width_multiple=16)
-        full = full_of(work)
-        method = started(work, initial_reduction=0.1, selection=selection)
+        context = work_of("residual", share=0.5, width_multiple=16)
+        full = full_of(context)
+        method = started(context, selection=selection)
         for proposal in method.proposals(full, method.target(full)):
-            saved[proposal.widths] = 1 - cost_at(work, proposal.widths) / cost_at(work, full)
+            saved[proposal.widths] = 1 - cost_at(context, proposal.widths) / cost_at(context, full)
         thrifty = max(saved, key=saved.__getitem__)
         losses.update({widths: 0.02 if widths == thrifty else 0.019 for widths in saved})
-        judged_by_widths(work, lambda widths: 0.9 - losses.get(tuple(widths), 0.0))  # the dense network loses nothing
+        context.held_out = lambda model, context=context: 0.9 - losses.get(tuple(context.widths(model)), 0.0)  # type: ignore[misc]
         method.step()
-        chosen[selection] = tuple(work.widths())
-    assert len(saved) > 1
+        chosen[selection] = tuple(context.widths())
     assert chosen["score"] == min(losses, key=lambda widths: (losses[widths], -saved[widths]))
     assert chosen["score per joule"] == min(losses, key=lambda widths: (losses[widths] + 1e-6) / (saved[widths] + 1e-5))
     assert chosen["score"] != chosen["score per joule"]
+    context = work_of("residual", share=0.5)
+    full = full_of(context)
+    context.held_out = lambda model: float("nan") if context.widths(model)[0] < full[0] else -1.0
+    started(context).step()
+    assert context.widths()[0] == full[0]
 
 
-def test_a_candidate_without_a_score_does_not_win() -> None:
-    work = work_of("residual", share=0.5)
-    full = full_of(work)
-    judged_by_widths(work, lambda widths: float("nan") if widths[0] < full[0] else -1.0)
-    method = started(work)
+# ---------------------------------------------------------------- short trainings
+
+
+def test_the_winner_equals_its_proposal_trained_alone() -> None:
+    context, alone = work_of("residual", share=0.5), work_of("residual", share=0.5)
+    dense = copy.deepcopy(context.model)
+    method = started(context, short_steps=3)
     method.step()
-    assert work.widths()[0] == full[0]
+    alone.keep_channels_(alone.model, magnitudes(alone, dense), method.rounds[0]["widths"])
+    alone.train(alone.model, 3, alone.settings.lr, alone.stream)
+    expected = alone.model.state_dict()
+    assert all(torch.equal(expected[name], tensor) for name, tensor in context.model.state_dict().items())
+    assert torch.equal(next(context.stream)[0], next(alone.stream)[0])
 
 
-def test_the_rounds_that_the_defaults_take() -> None:
-    settings = NetAdaptSettings()
-    assert [settings.rounds_to(share) for share in (1.0, 0.96, 0.5, 0.25, 0.0)] == [1, 1, 15, 24, 30]
-    assert NetAdaptSettings(decay=0.5).rounds_to(0.5) == settings.rounds
+def test_all_candidates_are_counted_within_the_pruning_steps() -> None:
+    context = work_of("residual", share=0.6, prune_steps=100)
+    method, seen = started(context, short_steps=3, initial_reduction=0.15), trainings(context)
+    while not method.is_done:
+        method.step()
+        line = method.rounds[-1]
+        assert line["total"] == context.stream.total == 3 * len(seen)
+        assert line["lineage"] == context.stream.lineage == 3 * len(method.rounds)
+    assert len(seen) == sum(len(line["scores"]) for line in method.rounds) > len(method.rounds) > 1
+    context = work_of("residual", share=0.5, prune_steps=7)
+    method, seen = started(context, short_steps=3), trainings(context)
+    finish(method, context)
+    first = len(method.rounds[0]["scores"])
+    assert [steps for _, steps in seen] == [7 // first] * first  # equal in the first round, then none are left
 
 
-# ---------------------------------------------------------------- whole runs
-
-
-def test_digits_meet_their_budget_on_a_platform(tmp_path: Path) -> None:
-    job = Compression(
-        find_task("digits"),
-        parse_budgets(("60%",)),
-        digits_model(),
-        meter=platform(),
-        settings=CompressSettings(pretrain_steps=6, prune_steps=40, finetune_steps=3, lr=1e-3),
-        method=NetAdapt(NetAdaptSettings(initial_reduction=0.2, short_steps=2)),
-    )
-    summary = job.run(tmp_path / "run").summary
-    assert summary["met"]
-    assert summary["method"] == "netadapt"
-    rounds = [facts for facts in history_of(tmp_path / "run") if facts["phase"] == "netadapt"]
-    candidates = sum(len(facts["scores"]) for facts in rounds)
-    assert len(rounds) >= 2
-    left = 40 - 2 * candidates  # goes into tuning
-    assert left >= 0
-    assert summary["batches"] == {"total": 6 + 40 + 3, "lineage": 6 + 2 * len(rounds) + left + 3}
-    assert all(0 <= score <= 1 for facts in rounds for score in facts["scores"].values())
-
-
-def wide_netadapt(**settings: Any) -> Compression:
-    def held_out(model: nn.Module) -> float:
-        return -float(sum(parameter.detach().abs().sum() for parameter in model.parameters()))
-
-    job = wide_job("70%", name="residual", factor=0.9, task=wide_task("residual", evaluate_held_out=held_out))
-    job.method = NetAdapt(NetAdaptSettings(**{"short_steps": 2, "initial_reduction": 0.08, **settings}))
-    return job
-
-
-@pytest.mark.parametrize("selection", ["score", "score per joule"])
-def test_a_run_that_was_stopped_between_rounds_ends_as_one_that_was_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, selection: str
-) -> None:
-    whole = wide_netadapt(selection=selection).run(tmp_path / "whole")
-    assert whole.summary["met"]
-    real = NetAdapt.step
-    for stop in (1, 3):
-        with monkeypatch.context() as patched:
-
-            def dies(self: NetAdapt, stop: int = stop) -> None:
-                if len(self.rounds) == stop:
-                    next(self._work.stream)  # lost with the session
-                    raise Stop
-                real(self)
-
-            patched.setattr(NetAdapt, "step", dies)
-            with pytest.raises(Stop):
-                wide_netadapt(selection=selection).run(tmp_path / "parts")
-    again = wide_netadapt(selection=selection).run(tmp_path / "parts")
-    assert same_result(whole, again)
-    assert again.summary == whole.summary
-    assert history_of(tmp_path / "parts") == history_of(tmp_path / "whole")
-
-
-def test_a_task_without_held_out_data_is_refused_before_anything_is_written(tmp_path: Path) -> None:
-    job = wide_job("70%")
-    job.method = NetAdapt(NetAdaptSettings(short_steps=1))
-    with pytest.raises(BadTask, match="no evaluate_held_out to judge them by") as raised:
-        job.run(tmp_path / "run")
-    assert "\n" not in str(raised.value)
-    assert not (tmp_path / "run").exists()
-
-
-def test_other_settings_are_another_run() -> None:
-    assert NetAdapt().config() == NetAdapt(NetAdaptSettings()).config()
-    assert NetAdapt(NetAdaptSettings(short_steps=7)).config()["short_steps"] == 7
-
-
-@pytest.mark.parametrize(
-    "values",
-    [
-        {"initial_reduction": 0.0},
-        {"decay": 1.1},
-        {"decay": float("nan")},
-        {"rounds": 0},
-        {"short_steps": 0},
-        {"selection": "best"},
-    ],
-)
-def test_settings_out_of_range_are_refused_by_name(values: dict[str, Any]) -> None:
-    with pytest.raises(EccError, match=next(iter(values))):
-        NetAdaptSettings(**values)
+@pytest.mark.parametrize("share", [0.75, 0.5])
+def test_by_default_the_pruning_steps_are_divided_among_rounds_and_candidates(share: float) -> None:
+    context = work_of("residual", share=share, prune_steps=120)
+    method, seen = started(context, short_steps=None, initial_reduction=0.04), trainings(context)
+    finish(method, context)
+    assert 60 < context.stream.total <= 120
+    assert len(method.rounds) <= method.settings.rounds_to(share)
+    for line in method.rounds:
+        mine, seen = seen[: len(line["scores"])], seen[len(line["scores"]) :]
+        assert len({steps for _, steps in mine}) == 1
+    totals = [line["total"] for line in method.rounds]
+    assert totals[-1] > totals[len(totals) // 2 - 1]  # later rounds are trained too
