@@ -155,7 +155,7 @@ def test_inspect_shows_a_table(run: Run) -> None:
     result = run("inspect", "net.py:build")
     assert (result.code, result.err) == (0, "")
     assert "Channel groups of net.build" in result.out
-    assert "no: it is a network output" in result.out
+    assert "no: it is an output of the network" in result.out
     assert "; verified: " in one_line(result.out)
 
 
@@ -165,7 +165,7 @@ def test_inspect_without_the_proof_says_so(run: Run) -> None:
 
 def test_freezing_is_passed_on(run: Run) -> None:
     result = run("inspect", "net.py:build", "--freeze", "1", "--freeze", "0")
-    assert "no: frozen on request" in result.out
+    assert "no: frozen by the argument `freeze`" in result.out
 
 
 def test_facts_are_json_and_nothing_else(run: Run) -> None:

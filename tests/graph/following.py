@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ecc.graph.call import Record
+from ecc.graph.calls import OpRecord
 from ecc.graph.grouping import ChannelPartition
 from ecc.graph.labels import FROZEN, ChannelLabels, PrunedLabels, Role
 from ecc.graph.tracer import Tracer
@@ -19,8 +19,8 @@ class Following:
     """A trace in which tests make the tensors and call the operators."""
 
     def __init__(self) -> None:
-        self.book = ChannelLabels()
-        self.tracer = Tracer(self.book, recording=True)
+        self.channel_labels = ChannelLabels()
+        self.tracer = Tracer(self.channel_labels, recording=True)
 
     # --- tensors --------------------------------------------------------------------------------
 
@@ -33,13 +33,13 @@ class Following:
 
     def channels(self, *shape: int, axis: int = 1, name: str = "x") -> Tensor:
         """An activation whose labels change along one axis, as those of a layer's output do."""
-        vector = self.book.axis(name, 0, shape[axis], Role.PRODUCER)
+        vector = self.channel_labels.axis(name, 0, shape[axis], Role.PRODUCER)
         return self.activation(vector.view([-1 if a == axis else 1 for a in range(len(shape))]).expand(shape))
 
     def distinct(self, *shape: int, name: str = "x") -> Tensor:
         """An activation with another label at every position: what an operator does to it hides nothing."""
         count = torch.Size(shape).numel()
-        return self.activation(self.book.axis(name, 0, count, Role.PRODUCER).view(shape))
+        return self.activation(self.channel_labels.axis(name, 0, count, Role.PRODUCER).view(shape))
 
     def input(self, *shape: int) -> Tensor:
         """What the network was called with."""
@@ -71,28 +71,28 @@ class Following:
 
     def axis(self, name: str, axis: int) -> list[int]:
         """The labels of an axis of a parameter, as far as some operator asked for it."""
-        return self.book.vector(name, axis).tolist()
+        return self.channel_labels.vector(name, axis).tolist()
 
     def roles(self, name: str) -> dict[int, set[Role]]:
-        return {axis: roles for (tensor, axis), roles in self.book.roles.items() if tensor == name}
+        return {axis: roles for (tensor, axis), roles in self.channel_labels.roles.items() if tensor == name}
 
     def tied(self) -> list[list[int]]:
         """Labels that live and die together, the lonely ones left out."""
         together = defaultdict(list)
-        for label, unit in enumerate(ChannelPartition(self.book).unit.tolist()):
+        for label, unit in enumerate(ChannelPartition(self.channel_labels).unit.tolist()):
             together[unit].append(label)
         return sorted(labels for labels in together.values() if len(labels) > 1)
 
     def frozen(self) -> dict[int, str]:
         """The first reason why each label was frozen, before unions spread it."""
         reasons: dict[int, str] = {}
-        for labels, why in self.book.freezes():
+        for labels, why in self.channel_labels.freezes():
             for label in labels.tolist():
                 reasons.setdefault(label, why)
         return reasons
 
     @property
-    def record(self) -> Record:
+    def record(self) -> OpRecord:
         (only,) = self.tracer.records
         return only
 
@@ -103,7 +103,7 @@ def cut_book(dense: ChannelLabels, *kept: Tensor) -> PrunedLabels:
     alive = torch.zeros(dense.size, dtype=torch.bool)
     for labels in kept:
         alive[labels] = True
-    return PrunedLabels(dense, alive, torch.from_numpy(resolved.unit), resolved.immovable(), resolved.manifold())
+    return PrunedLabels(dense, alive, torch.from_numpy(resolved.unit), resolved.frozen_mask(), resolved.repeated())
 
 
 def merged(*parts: list[int]) -> list[list[int]]:

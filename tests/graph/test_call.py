@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ecc.graph.call import Call, amount
+from ecc.graph.calls import Call, amount
 from ecc.graph.labels import FROZEN
 from ecc.torch_utils import tensors_in
 

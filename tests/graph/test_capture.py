@@ -73,8 +73,8 @@ def passed(net: nn.Module, inputs: Any, *, training: bool = False, **settings: A
 @pytest.mark.parametrize("on_meta", [True, False])
 def test_a_pass_freezes_the_outputs_and_names_the_axes(on_meta: bool) -> None:
     tracer = passed(chain(), image()(), on_meta=on_meta, recording=True)
-    resolved = ChannelPartition(tracer.book)
-    assert {resolved.why(int(u)) for u in resolved.units_on(("conv3.weight", 0))} == {"it is a network output"}
+    resolved = ChannelPartition(tracer.channel_labels)
+    assert {resolved.why(int(u)) for u in resolved.units_on(("conv3.weight", 0))} == {"it is an output of the network"}
     assert {resolved.why(int(u)) for u in resolved.units_on(("conv2.weight", 0))} == {None}
     assert [record.path for record in tracer.records] == ["conv1", "bn1", "relu1", "conv2", "relu2", "conv3"]
 

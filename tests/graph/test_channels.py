@@ -33,7 +33,7 @@ def test_widths_come_in_the_order_of_the_groups() -> None:
         ({"conv1": -1}, "width -1 of group 'conv1' is outside 1..8."),
         ({"conv1": float("nan")}, "width nan of group 'conv1' is outside 1..8."),
         ({"conv1": float("inf")}, "width inf of group 'conv1' is outside 1..8."),
-        ({"conv3": 3}, "group 'conv3' cannot be cut: it is a network output."),
+        ({"conv3": 3}, "group 'conv3' cannot be cut: it is an output of the network."),
     ],
 )
 def test_widths_that_do_not_fit_are_refused(widths: dict[str, float], message: str) -> None:
@@ -119,7 +119,7 @@ def test_the_share_is_zero_where_nothing_is_multiplied() -> None:
 def test_the_text_names_every_group_and_its_readers() -> None:
     lines = str(by_hand()).splitlines()
     assert lines[0].endswith(": 1 of 2 channel groups can be cut; 23 parameters, 21 MACs")
-    assert lines[1:] == ["  first: 3 units, read by last", "  last: 2 units, frozen: it is a network output"]
+    assert lines[1:] == ["  first: 3 units, read by last", "  last: 2 units, frozen: it is an output of the network"]
 
 
 # ---------------------------------------------------------------- fingerprints

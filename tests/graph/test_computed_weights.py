@@ -12,7 +12,7 @@ from torch.nn.utils import parametrizations, parametrize, prune
 from ecc.errors import UntraceableModel
 from ecc.export import load_slim
 from ecc.graph import mask_channels_, max_relative_diff, slim, trace_channels, with_widths
-from ecc.graph.computed_weights import refuse_computed_weights
+from ecc.graph.forward_pass import refuse_computed_weights
 from graph.layers import conv, image, named
 
 

@@ -5,8 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from ecc.graph import trace_channels
-from ecc.graph.deferred import Deferred
-from ecc.graph.labels import ChannelLabels
+from ecc.graph.labels import ChannelLabels, Deferred
 
 
 class Embedded(nn.Module):
@@ -74,4 +73,4 @@ def test_freezing_names_the_parameter() -> None:
     Deferred("w", torch.Size([2, 1]), (0, 1)).freeze(book, "head (norm)")
     ((labels, why),) = book.freezes()
     assert labels.numel() == 2
-    assert why == "head (norm) looks at all of w"
+    assert why == "head (norm) uses all values of w"

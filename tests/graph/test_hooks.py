@@ -15,7 +15,7 @@ from torch.nn.modules import module as torch_module
 
 from ecc.errors import UntraceableModel
 from ecc.graph import ChannelGraph, mask_channels_, max_relative_diff, slim, trace_channels, verify_graph, with_widths
-from ecc.graph.hooks import hook_names, without_observers
+from ecc.graph.hooks import hook_names, without_observer_hooks
 from graph.cases import Shared, chain
 from graph.layers import conv, image
 
@@ -142,11 +142,11 @@ def test_a_hook_that_removes_itself_stays_registered() -> None:
 
 def test_a_network_without_hooks_is_itself_and_a_copy_shares_the_tensors() -> None:
     net, inputs = chain(), image()()
-    with without_observers(net, (inputs,), {}) as followed:
+    with without_observer_hooks(net, (inputs,), {}) as followed:
         assert followed is net
     net.conv1.register_full_backward_hook(lambda *_: None)
     net.conv2.register_forward_hook(lambda *_: None)
-    with without_observers(net, (inputs,), {}) as followed:
+    with without_observer_hooks(net, (inputs,), {}) as followed:
         assert followed is not net
         assert [id(p) for p in followed.parameters()] == [id(p) for p in net.parameters()]
         assert not any(m._forward_hooks or m._backward_hooks for m in followed.modules())
@@ -208,7 +208,7 @@ CHANGES: dict[str, Callable[[nn.Module], Any]] = {
 def test_a_hook_that_changes_tensors_channel_by_channel_is_followed(kind: str) -> None:
     net, inputs = chain(), image()()
     CHANGES[kind](net.conv2)
-    with without_observers(net, (inputs,), {}) as followed:
+    with without_observer_hooks(net, (inputs,), {}) as followed:
         assert len(hook_names(followed)) == 1
     graph = trace_channels(net, inputs)
     assert {group.name for group in graph.prunable} == {"conv1", "conv2"}
@@ -257,9 +257,9 @@ def only_when_training(module: nn.Module, args: Any, output: Tensor) -> Tensor |
 def test_a_hook_that_changes_tensors_in_train_mode_alone_is_no_observer() -> None:
     net, inputs = chain(), image()()
     net.conv2.register_forward_hook(only_when_training)
-    with without_observers(net, (inputs,), {}) as followed:
+    with without_observer_hooks(net, (inputs,), {}) as followed:
         assert hook_names(followed) == ["only_when_training on conv2"]
-    with without_observers(net, (torch.randn(1, 3, 1, 1),), {}) as followed:  # batch norm needs more than one value
+    with without_observer_hooks(net, (torch.randn(1, 3, 1, 1),), {}) as followed:  # batch norm needs more than one value
         assert hook_names(followed) == ["only_when_training on conv2"]
 
 
@@ -271,7 +271,7 @@ def test_a_backward_hook_that_changes_gradients_is_no_observer() -> None:
     net, inputs = chain(), image()()
     net.conv1.register_full_backward_pre_hook(lambda module, outgoing: None)
     net.conv2.register_full_backward_hook(centres_gradients)
-    with without_observers(net, (inputs,), {}) as followed:
+    with without_observer_hooks(net, (inputs,), {}) as followed:
         assert hook_names(followed) == ["centres_gradients on conv2"]
     graph = trace_channels(net, inputs)
     assert {group.name for group in graph.prunable} == {"conv2"}
@@ -298,7 +298,7 @@ def test_what_a_hook_keeps_for_the_network_is_followed(called_before: bool) -> N
         net(inputs)  # what it left behind must not be taken for what it would leave now
     kept = dict(net.kept)
     graph = trace_channels(net, inputs)
-    assert facts(graph)["stem"] == (8, "it is a network output")
+    assert facts(graph)["stem"] == (8, "it is an output of the network")
     assert {group.name for group in graph.prunable} == {"body"}
     assert net.kept == kept
     small = with_widths(net, graph, {"body": 2})

@@ -13,8 +13,8 @@ from ecc.graph.labels import (
     channel_vector,
     compact,
     frozen_labels,
-    loose,
-    settled,
+    unfrozen,
+    collapse,
     varies,
     varying_axes,
 )
@@ -52,7 +52,7 @@ def test_compact_keeps_one_element_of_every_still_axis() -> None:
 def test_settled_finds_again_the_axes_on_which_a_copy_does_not_change() -> None:
     copied = channels(2, 4, 5).clone(memory_format=torch.contiguous_format)
     assert varying_axes(copied) == [0, 1, 2]
-    labels = settled(copied)
+    labels = collapse(copied)
     assert varying_axes(labels) == [1]
     assert torch.equal(labels, copied)
 
@@ -60,8 +60,8 @@ def test_settled_finds_again_the_axes_on_which_a_copy_does_not_change() -> None:
 @pytest.mark.parametrize("shape", [(2, 3, 4), (1, 3, 1), (), (5,), (0, 3)])
 def test_settled_never_changes_a_label(shape: tuple[int, ...]) -> None:
     labels = torch.randint(2, 4, shape)
-    assert torch.equal(settled(labels), labels)
-    assert settled(labels).shape == labels.shape
+    assert torch.equal(collapse(labels), labels)
+    assert collapse(labels).shape == labels.shape
 
 
 def test_a_channel_vector_is_one_line_of_a_label_tensor() -> None:
@@ -73,10 +73,10 @@ def test_a_channel_vector_is_one_line_of_a_label_tensor() -> None:
 
 def test_loose_labels_are_those_that_may_still_be_cut() -> None:
     labels = channels(2, 4)
-    assert loose(labels) is labels
-    assert loose(None) is None
-    assert loose(frozen_labels(torch.Size([2, 4]))) is None
-    assert loose(torch.tensor([FROZEN, 5])) is not None
+    assert unfrozen(labels) is labels
+    assert unfrozen(None) is None
+    assert unfrozen(frozen_labels(torch.Size([2, 4]))) is None
+    assert unfrozen(torch.tensor([FROZEN, 5])) is not None
 
 
 # ---------------------------------------------------------------- the book
@@ -135,10 +135,10 @@ def test_freezes_name_every_reason_and_leave_the_frozen_label_out() -> None:
     book = ChannelLabels()
     a = book.axis("a", 0, 3, Role.PRODUCER)
     book.freeze(a[:1], "softmax mixes along it")
-    book.freeze(torch.tensor([FROZEN, 4]), "it is a network output")
+    book.freeze(torch.tensor([FROZEN, 4]), "it is an output of the network")
     assert [(labels.tolist(), why) for labels, why in book.freezes()] == [
         ([2], "softmax mixes along it"),
-        ([4], "it is a network output"),
+        ([4], "it is an output of the network"),
     ]
 
 
@@ -207,9 +207,9 @@ def test_a_freeze_that_the_dense_network_does_not_have_is_caught() -> None:
 
 def test_a_freeze_that_the_dense_network_has_too_is_accepted() -> None:
     book, a, b = dense_book()
-    book.freeze(a[3:], "it is a network output")
+    book.freeze(a[3:], "it is an output of the network")
     cut = cut_book(book, a[[0, 3]], b[[0, 3]])
-    cut.freeze(a[3:], "it is a network output")
+    cut.freeze(a[3:], "it is an output of the network")
     cut.check()
     cut.freeze(b[3:], "it shares the unit")
     cut.check()

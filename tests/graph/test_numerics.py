@@ -10,13 +10,13 @@ from ecc.graph.numerics import (
     ALLOWED_FLOAT64,
     CannotVerify,
     allowed_difference,
-    as_double,
-    materialized,
+    to_float64,
+    materialize,
     other_inputs,
     plain_state,
     relative_error,
-    run_steadily,
-    with_random_constants_,
+    run_without_randomness,
+    randomize_constants_,
 )
 
 
@@ -61,19 +61,19 @@ class Draws(nn.Module):
 @pytest.mark.parametrize("training", [True, False])
 def test_two_runs_draw_the_same_and_leave_the_random_state(training: bool) -> None:
     net, x, state = Draws(), torch.randn(2, 5, 4), torch.get_rng_state()
-    one = run_steadily(net, x, training=training)
+    one = run_without_randomness(net, x, training=training)
     torch.rand(7)
     torch.set_rng_state(state)
-    other = run_steadily(net, x, training=training)
+    other = run_without_randomness(net, x, training=training)
     assert all(torch.equal(a, b) for a, b in zip(one.outputs, other.outputs, strict=True))
     assert torch.equal(torch.get_rng_state(), state)
-    assert one.coarsest == eps(torch.float32)
+    assert one.epsilon == eps(torch.float32)
 
 
 def test_gradients_are_those_of_autograd_and_of_kept_indices() -> None:
     net, x = nn.Linear(3, 4), torch.randn(2, 3)
     index = torch.tensor([0, 2])
-    ran = run_steadily(net, x, training=True, gradients=True, slices={"weight": {1: index}})
+    ran = run_without_randomness(net, x, training=True, gradients=True, slices={"weight": {1: index}})
     weights = torch.arange(8.0).cos().view(2, 4)
     torch.testing.assert_close(ran.gradients[0], (weights.T @ x)[:, index])
     torch.testing.assert_close(ran.gradients[1], weights.sum(0))
@@ -84,8 +84,8 @@ def test_a_cast_inside_is_noticed() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return x.to(torch.bfloat16).double()
 
-    ran = run_steadily(Casts(), torch.randn(4, dtype=torch.float64), training=False)
-    assert ran.coarsest == eps(torch.bfloat16)
+    ran = run_without_randomness(Casts(), torch.randn(4, dtype=torch.float64), training=False)
+    assert ran.epsilon == eps(torch.bfloat16)
 
 
 def test_constants_made_by_code_follow_into_float64() -> None:
@@ -98,14 +98,14 @@ def test_constants_made_by_code_follow_into_float64() -> None:
             return self.layer(x) @ torch.eye(4)
 
     net = Makes()
-    inputs = as_double(net, torch.randn(2, 4))
-    assert run_steadily(net, inputs, training=False).coarsest == eps(torch.float64)
+    inputs = to_float64(net, torch.randn(2, 4))
+    assert run_without_randomness(net, inputs, training=False).epsilon == eps(torch.float64)
     assert torch.get_default_dtype() == torch.float32
 
 
 def test_complex_weights_stay_complex() -> None:
     net = nn.ParameterList([torch.randn(3, dtype=torch.complex64)])
-    as_double(net, torch.randn(1))
+    to_float64(net, torch.randn(1))
     assert net[0].dtype == torch.complex128
 
 
@@ -119,7 +119,7 @@ def test_other_inputs_have_other_numbers_of_the_same_kind() -> None:
     assert float(whole["images"].mean()) < 0 < float(same["images"].mean())
     assert torch.equal(same["images"], example["images"])
     assert whole["n"] == 3
-    (*_, last) = other_inputs(torch.zeros(1, 4), doubled=True)
+    (*_, last) = other_inputs(torch.zeros(1, 4), repeated=True)
     assert last.shape == (4, 4)
     assert len(last.unique(dim=0)) == 4, "equal items have no deviation"
     assert bool(next(other_inputs(torch.zeros(1, 4))).any()), "an all-zero example hides everything"
@@ -127,7 +127,7 @@ def test_other_inputs_have_other_numbers_of_the_same_kind() -> None:
 
 def test_constant_tensors_get_other_values() -> None:
     net = nn.BatchNorm1d(6)
-    with_random_constants_(net, torch.Generator().manual_seed(0))
+    randomize_constants_(net, torch.Generator().manual_seed(0))
     assert all(len(tensor.unique()) == 6 for name, tensor in net.state_dict().items() if name != "num_batches_tracked")
     assert bool((net.running_var > 0).all())
 
@@ -143,12 +143,12 @@ def test_counters_are_seen_and_modes_are_not() -> None:
 
 def test_networks_on_meta_are_given_values_unless_they_cannot_be_made_up(monkeypatch: pytest.MonkeyPatch) -> None:
     net = nn.Linear(3, 4, device="meta")
-    made, inputs = materialized(net, torch.empty(2, 3, device="meta"))
+    made, inputs = materialize(net, torch.empty(2, 3, device="meta"))
     assert bool(made(inputs).isfinite().all())
-    monkeypatch.setattr("ecc.graph.numerics.MOST_ELEMENTS", 15)
+    monkeypatch.setattr("ecc.graph.numerics.MAX_ELEMENTS", 15)
     with pytest.raises(CannotVerify, match=r"on the meta device and has 16 numbers \(at most 15\)"):
-        materialized(net, torch.empty(2, 3))
+        materialize(net, torch.empty(2, 3))
     monkeypatch.undo()
     net.register_buffer("order", torch.empty(3, dtype=torch.long, device="meta"))
     with pytest.raises(CannotVerify, match="order is on the meta device and its values are not known"):
-        materialized(net, torch.empty(2, 3))
+        materialize(net, torch.empty(2, 3))

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from ecc.errors import UntraceableModel
-from ecc.graph.model_copy import load_whole_state_, named_tensors, rebuilt, unsaved_tensors, whole_state
+from ecc.graph.model_copy import load_whole_state_, named_tensors, rebuild, unsaved_tensors, whole_state
 from graph.cases import CASES, Shared, Tied, chain
 
 
 def copied(net: nn.Module) -> nn.Module:
-    return rebuilt(net, {id(t): like(t, t.detach().clone()) for t in named_tensors(net).values()})
+    return rebuild(net, {id(t): like(t, t.detach().clone()) for t in named_tensors(net).values()})
 
 
 def like(old: Tensor, new: Tensor) -> Tensor:
@@ -27,7 +27,7 @@ def with_shapes(net: nn.Module, shapes: dict[str, tuple[int, ...]]) -> nn.Module
     for name, tensor in named_tensors(net).items():
         shape = shapes.get(name, tuple(tensor.shape))
         made[id(tensor)] = like(tensor, torch.zeros(shape, dtype=tensor.dtype))
-    return rebuilt(net, made)
+    return rebuild(net, made)
 
 
 # ---------------------------------------------------------------- names

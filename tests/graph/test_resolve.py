@@ -3,7 +3,7 @@ from __future__ import annotations
 import torch
 
 from ecc.graph import AffineSize, Role
-from ecc.graph.call import Record
+from ecc.graph.calls import OpRecord
 from ecc.graph.grouping import ChannelPartition, build_graph, build_layers
 from ecc.graph.labels import FROZEN, ChannelLabels
 
@@ -15,8 +15,8 @@ def two_layers() -> ChannelLabels:
     book = ChannelLabels()
     a, b = book.axis("a.weight", 0, 4, WRITE), book.axis("b.weight", 1, 4, READ)
     book.unite(a, b, "b (linear)")
-    book.freeze(book.axis("b.weight", 0, 2, WRITE), "it is a network output")
-    book.freeze(book.axis("a.weight", 1, 3, READ), "no layer that can be cut writes it")
+    book.freeze(book.axis("b.weight", 0, 2, WRITE), "it is an output of the network")
+    book.freeze(book.axis("a.weight", 1, 3, READ), "its input is not prunable")
     return book
 
 
@@ -47,8 +47,8 @@ def test_a_reason_spreads_over_its_unit_and_the_first_one_stays() -> None:
     resolved = ChannelPartition(book)
     units = resolved.units_on(("a.weight", 0))
     assert [resolved.why(int(u)) for u in units] == ["softmax mixes along it", None, None, None]
-    assert resolved.immovable()[book.vector("a.weight", 0)].tolist() == [True, False, False, False]
-    assert bool(resolved.immovable()[FROZEN])
+    assert resolved.frozen_mask()[book.vector("a.weight", 0)].tolist() == [True, False, False, False]
+    assert bool(resolved.frozen_mask()[FROZEN])
 
 
 def test_a_frozen_unit_leaves_the_group_of_its_neighbours() -> None:
@@ -58,7 +58,7 @@ def test_a_frozen_unit_leaves_the_group_of_its_neighbours() -> None:
     assert [(g.name, g.width, g.frozen) for g in graph.groups] == [
         ("a", 3, None),
         ("a#2", 1, "softmax mixes along it"),
-        ("b", 2, "it is a network output"),
+        ("b", 2, "it is an output of the network"),
     ]
     assert graph["a"].slices[0].index.flatten().tolist() == [0, 2, 3]
     assert graph["a#2"].slices[0].index.flatten().tolist() == [1]
@@ -81,7 +81,7 @@ def test_what_nothing_reads_is_frozen() -> None:
     book = ChannelLabels()
     book.axis("a.weight", 0, 4, WRITE)
     (group,) = build_graph(ChannelPartition(book), {"a.weight": TENSORS["a.weight"]}).groups
-    assert (group.width, group.frozen) == (4, "no layer reads it")
+    assert (group.width, group.frozen) == (4, "no layer consumes it")
 
 
 def pair_of_layers(width: int) -> tuple[ChannelLabels, dict[str, torch.Tensor]]:
@@ -92,11 +92,11 @@ def pair_of_layers(width: int) -> tuple[ChannelLabels, dict[str, torch.Tensor]]:
 
 def test_a_single_unit_is_not_offered() -> None:
     book, tensors = pair_of_layers(1)
-    assert build_graph(ChannelPartition(book), tensors)["a"].frozen == "it cannot be any smaller"
+    assert build_graph(ChannelPartition(book), tensors)["a"].frozen == "it already has its minimum width"
 
 
 def test_two_units_stay_where_code_drops_axes_of_size_one() -> None:
-    for width, frozen in ((3, None), (2, "it cannot be any smaller")):
+    for width, frozen in ((3, None), (2, "it already has its minimum width")):
         book, tensors = pair_of_layers(width)
         book.paired.append(book.vector("a.weight", 0))
         group = build_graph(ChannelPartition(book), tensors)["a"]
@@ -106,7 +106,7 @@ def test_two_units_stay_where_code_drops_axes_of_size_one() -> None:
 def test_a_user_can_freeze_by_module_or_by_tensor() -> None:
     for pattern, frozen in (("a", True), ("a.weight", True), ("?", True), ("b", False), ("a.*", True), ("c*", False)):
         graph = build_graph(ChannelPartition(two_layers(), freeze=[pattern]), TENSORS)
-        assert (graph["a"].frozen == "frozen on request") is frozen, pattern
+        assert (graph["a"].frozen == "frozen by the argument `freeze`") is frozen, pattern
 
 
 def test_units_that_stand_on_other_axes_are_another_group() -> None:
@@ -123,14 +123,14 @@ def test_extents_count_indices_and_fixed_positions() -> None:
     book = two_layers()
     resolved = ChannelPartition(book)
     channels, outputs = book.vector("a.weight", 0), book.vector("b.weight", 0)
-    assert resolved.extent(channels) == AffineSize(0, ((0, 1),))
-    assert resolved.extent(channels, 25) == AffineSize(0, ((0, 25),))
-    assert resolved.extent(channels.repeat_interleave(9)) == AffineSize(0, ((0, 9),))
-    assert resolved.extent(torch.cat([channels, outputs, torch.tensor([FROZEN] * 3)])) == AffineSize(
+    assert resolved.size_of(channels) == AffineSize(0, ((0, 1),))
+    assert resolved.size_of(channels, 25) == AffineSize(0, ((0, 25),))
+    assert resolved.size_of(channels.repeat_interleave(9)) == AffineSize(0, ((0, 9),))
+    assert resolved.size_of(torch.cat([channels, outputs, torch.tensor([FROZEN] * 3)])) == AffineSize(
         3, ((0, 1), (1, 1))
     )
-    assert resolved.extent(book.vector("a.weight", 1), 10) == AffineSize(30)  # the network's input is no group
-    assert resolved.extent(torch.tensor([FROZEN]), 7) == AffineSize(7)
+    assert resolved.size_of(book.vector("a.weight", 1), 10) == AffineSize(30)  # the network's input is no group
+    assert resolved.size_of(torch.tensor([FROZEN]), 7) == AffineSize(7)
 
 
 def test_layers_are_records_in_widths() -> None:
@@ -138,12 +138,12 @@ def test_layers_are_records_in_widths() -> None:
     channels, outputs = book.vector("a.weight", 0), book.vector("b.weight", 0)
     image = torch.tensor([FROZEN])
     records = [
-        Record(
+        OpRecord(
             "a", "conv", 9, [book.vector("a.weight", 1), channels], [(image, 75)], [(channels, 25)], ["a.weight"], 4
         ),
-        Record("dw", "grouped conv", 9, [channels], [(channels, 25)], [(channels, 25)], [], 4),
-        Record("", "elementwise", 0, [], [(channels, 25), (image, 5)], [(channels, 25)], [], 2),
-        Record("b", "linear", 1, [channels, outputs], [(channels, 1)], [(outputs, 1)], ["b.weight"], 4),
+        OpRecord("dw", "grouped conv", 9, [channels], [(channels, 25)], [(channels, 25)], [], 4),
+        OpRecord("", "elementwise", 0, [], [(channels, 25), (image, 5)], [(channels, 25)], [], 2),
+        OpRecord("b", "linear", 1, [channels, outputs], [(channels, 1)], [(outputs, 1)], ["b.weight"], 4),
     ]
     first, second, third, last = build_layers(ChannelPartition(book), records)
     s, t = ((0, 1),), ((1, 1),)

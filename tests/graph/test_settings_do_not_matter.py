@@ -59,7 +59,7 @@ def summary(graph: ChannelGraph) -> list[tuple[str, int, str | None]]:
     return [(group.name, group.width, group.frozen) for group in graph.groups]
 
 
-WANTED = [("stem", 8, None), ("inner", 6, None), ("head", 4, "it is a network output")]
+WANTED = [("stem", 8, None), ("inner", 6, None), ("head", 4, "it is an output of the network")]
 
 
 @pytest.mark.filterwarnings("ignore:Anomaly Detection has been enabled")

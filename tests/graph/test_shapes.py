@@ -8,8 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ecc.graph.call import Call
-from ecc.graph.shapes import quick_result
+from ecc.graph.calls import Call, quick_result
 
 
 class Twins(TorchDispatchMode):

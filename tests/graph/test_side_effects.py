@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from ecc.graph.side_effects import undone
+from ecc.graph.hooks import undo_changes
 
 LIST: list[int] = [1]
 COUNT = 0
@@ -57,7 +57,7 @@ def test_containers_are_put_back_with_their_contents() -> None:
         groups["y"].append(1)
         groups["x"].append(2)
 
-    with undone([change]):
+    with undo_changes([change]):
         change()
         assert len(items) == 3
     assert items == [1, [2]]
@@ -74,7 +74,7 @@ def test_objects_methods_partials_and_defaults_are_followed() -> None:
         held.change()
 
     functions = [one.change, partial(Holder.change, other), by_default]
-    with undone(functions):
+    with undo_changes(functions):
         for function in functions:
             function()
     for holder in (one, other, third):
@@ -90,7 +90,7 @@ def test_variables_are_put_back() -> None:
         count += 1
         unset = 1
 
-    with undone([change, calls_a_helper]):
+    with undo_changes([change, calls_a_helper]):
         change()
         calls_a_helper()
     assert (count, COUNT, LIST) == (0, 0, [1])
@@ -110,7 +110,7 @@ def test_tensors_and_arrays_are_put_back() -> None:
             inference.add_(1)
         meter(torch.randn(4, 2))
 
-    with undone([change]):
+    with undo_changes([change]):
         change()
         assert total.sum() == 3
     assert total.tolist() == [0, 0, 0]
@@ -127,7 +127,7 @@ def test_all_is_put_back_after_an_error() -> None:
         items.append(1)
         raise ValueError
 
-    with pytest.raises(ValueError), undone([change]):  # noqa: PT011 - that one
+    with pytest.raises(ValueError), undo_changes([change]):  # noqa: PT011 - that one
         change()
     assert items == []
 
@@ -139,6 +139,6 @@ def test_objects_of_libraries_and_spared_modules_are_left_alone() -> None:
         logger.level = 10
         spared.eps = 1.0
 
-    with undone([change], spare=[spared]):
+    with undo_changes([change], spare=[spared]):
         change()
     assert (logger.level, spared.eps) == (10, 1.0)

@@ -256,7 +256,7 @@ def test_nothing_to_silence_changes_nothing() -> None:
 
 def test_a_frozen_group_is_not_silenced() -> None:
     net, _, graph = traced("chain")
-    with pytest.raises(BadWidths, match="group 'conv3' cannot be cut: it is a network output"):
+    with pytest.raises(BadWidths, match="group 'conv3' cannot be cut: it is an output of the network"):
         mask_channels_(net, graph, {"conv3": torch.tensor([0])})
     with pytest.raises(BadWidths, match="no channel group is called 'conv9'"):
         mask_channels_(net, graph, {"conv9": torch.tensor([0])})

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from ecc.graph.torch_settings import exact_arithmetic, torch_settings
+from ecc.torch_utils import exact_arithmetic, torch_settings
 
 PLACES = ("cuda.matmul", "cudnn.conv", "cudnn.rnn", "mkldnn.matmul", "mkldnn.conv", "mkldnn.rnn")
 HAS_NEW_SETTINGS = hasattr(torch.backends.cuda.matmul, "fp32_precision")

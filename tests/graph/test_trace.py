@@ -227,7 +227,7 @@ def test_macs_count_the_whole_batch_and_nothing_but_the_eval_pass() -> None:
 )
 def test_modules_stay_whole_on_request(patterns: list[str], frozen: set[str]) -> None:
     _, _, graph = traced("chain", freeze=patterns)
-    assert {g.name for g in graph.groups if g.frozen == "frozen on request"} == frozen
+    assert {g.name for g in graph.groups if g.frozen == "frozen by the argument `freeze`"} == frozen
 
 
 @pytest.mark.parametrize("pattern", ["block", "block.0", "b*k", "block.0.weight"])
@@ -239,13 +239,13 @@ def test_naming_a_block_freezes_all_that_is_written_in_it(pattern: str) -> None:
         nn.Conv2d(6, 2, 1),
     )
     graph = trace_channels(net, torch.randn(1, 3, 4, 4), freeze=pattern)
-    assert {g.name for g in graph.groups if g.frozen == "frozen on request"} == {"block.0"}
+    assert {g.name for g in graph.groups if g.frozen == "frozen by the argument `freeze`"} == {"block.0"}
     assert graph["other"].frozen is None
 
 
 def test_a_layer_that_reads_a_frozen_group_can_still_be_cut() -> None:
     _, _, graph = traced("residual", freeze=["conv2"])  # conv2 writes into the residual stream
-    assert graph["stem"].frozen == "frozen on request"
+    assert graph["stem"].frozen == "frozen by the argument `freeze`"
     assert graph["conv1"].frozen is None
 
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from ecc.graph.forward_pass import ModelCopy, one_pass
 from ecc.graph.labels import FROZEN, ChannelLabels, Misaligned, Role
-from ecc.graph.ops import table
+from ecc.graph.ops import registry
 from ecc.graph.tracer import Deferred, Tracer
 from graph.cases import conv, image, named
 from graph.following import Following, merged
@@ -37,7 +37,7 @@ def test_a_parameter_of_several_axes_waits_for_its_channels() -> None:
     assert following.tracer.is_deferred(weight)
     assert following.tracer.labels(weight, defer=True) is None
     assert (following.labels(weight) == FROZEN).all()
-    assert following.book.axes == {}
+    assert following.channel_labels.axes == {}
 
 
 def test_numbers_have_no_labels_and_tensors_from_nowhere_are_frozen() -> None:

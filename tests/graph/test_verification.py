@@ -92,7 +92,7 @@ def test_a_permuted_place_is_caught_and_only_its_group_frozen(tensor: str) -> No
     fixed = verify_graph(net, wrong, inputs)
     assert [g.name for g in fixed.prunable] == ["conv2"]
     assert why(fixed, "conv1").startswith(DIFFERS)
-    assert why(fixed, "conv3") == "it is a network output"
+    assert why(fixed, "conv3") == "it is an output of the network"
     assert fixed.max_relative_diff is not None
     assert fixed.max_relative_diff <= ALLOWED_FLOAT64
 

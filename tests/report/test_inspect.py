@@ -36,7 +36,7 @@ def test_every_group_has_a_row_with_its_width_its_readers_and_its_share() -> Non
     macs = [9 * 3 * 8, 9 * 8 * 6, 6 * 4]
     assert row(text, "conv1") == ["conv1", "8", "conv2", f"{(macs[0] + macs[1]) / sum(macs):.1%}", "yes"]
     assert row(text, "conv2") == ["conv2", "6", "conv3", f"{(macs[1] + macs[2]) / sum(macs):.1%}", "yes"]
-    assert row(text, "conv3") == ["conv3", "4", f"{macs[2] / sum(macs):.1%}", "no: it is a network output"]
+    assert row(text, "conv3") == ["conv3", "4", f"{macs[2] / sum(macs):.1%}", "no: it is an output of the network"]
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from ecc.errors import BadMeasurement
-from ecc.graph.hooks import without_observers
-from ecc.graph.torch_settings import torch_settings, waiting_is_an_error
+from ecc.graph.hooks import without_observer_hooks
 from ecc.task import Inputs
+from ecc.torch_utils import sync_is_an_error, torch_settings
 
 Mode = Literal["auto", "eager", "graph", "compile"]
 Precision = Literal["fp32", "tf32", "fp16", "bf16"]
@@ -106,7 +106,7 @@ def prepare_runner(
     kwargs = {name: value for name, value in inputs.items() if isinstance(name, str)}
     was_training = {module: module.training for module in model.modules()}
     with ExitStack() as stack:
-        model = stack.enter_context(without_observers(model, args, kwargs))  # hooks that log are not measured
+        model = stack.enter_context(without_observer_hooks(model, args, kwargs))  # hooks that log are not measured
         stack.callback(_restore_training, was_training)
         model.eval()
         if device.type == "cuda":
@@ -171,7 +171,7 @@ def _captured(run: Callable[[], object]) -> Callable[[], object]:
         for _ in range(2):
             run()
     try:
-        with torch.cuda.stream(side), waiting_is_an_error():
+        with torch.cuda.stream(side), sync_is_an_error():
             run()
         torch.cuda.current_stream().wait_stream(side)
         with torch.cuda.graph(graph):

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ecc.errors import EccError
-from ecc.graph.torch_settings import waiting_is_an_error
+from ecc.torch_utils import sync_is_an_error
 
 from .batches import Batch, leaves_in, mapped, tensors_in
 
@@ -81,7 +81,7 @@ class CudaGraphPass:
             with torch.cuda.stream(aside):
                 for _ in range(WARM_UP):
                     self._run(self._batch)
-                with waiting_is_an_error():  # a capture that fails half-way would leave the random generator unusable
+                with sync_is_an_error():  # a capture that fails half-way would leave the random generator unusable
                     self._run(self._batch)
             torch.cuda.current_stream(device).wait_stream(aside)
             with torch.cuda.graph(graph, capture_error_mode=ALONE):
@@ -138,7 +138,7 @@ class CudaGraphFunction:
     def _captured(self, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Captures the function if it can be; what it returns, without the graph."""
         try:
-            with waiting_is_an_error():
+            with sync_is_an_error():
                 found = self._function(*inputs)
         except RuntimeError:  # it looks at values, and cannot be captured
             return self._function(*inputs)

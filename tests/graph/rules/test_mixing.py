@@ -66,7 +66,7 @@ def test_an_image_without_a_batch_is_convolved_alike() -> None:
 def test_the_first_convolution_cannot_lose_what_it_reads() -> None:
     following = Following()
     following.run(F.conv2d, following.input(2, 3, 7, 7), following.parameter("w", 6, 3, 3, 3))
-    assert following.frozen() == dict.fromkeys(following.axis("w", 1), "no layer that can be cut writes it")
+    assert following.frozen() == dict.fromkeys(following.axis("w", 1), "its input is not prunable")
 
 
 @pytest.mark.parametrize(("outputs", "per_group"), [(6, 1), (12, 2)])

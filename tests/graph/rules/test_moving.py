@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ecc.graph.grouping import ChannelPartition
 from ecc.graph.labels import FROZEN
-from ecc.graph.ops import moving
+from ecc.graph.ops import shape
 from ecc.graph.ops.shape import reshape_blocks
 from graph.following import Following, merged
 
@@ -88,7 +88,7 @@ def test_positions_without_a_channel_stay_without(name: str) -> None:
     following = Following()
     for out in parts(following.run(MOVES[name], following.input(*SHAPE))):
         assert (following.labels(out) == FROZEN).all()
-    assert following.book.pairs == []
+    assert following.channel_labels.pairs == []
 
 
 TYING = {"slice of a regular part", "chunk", "tensor_split", "cat of parts"}
@@ -124,7 +124,7 @@ def test_moves_in_place_are_followed_or_freeze(name: str) -> None:
 
 
 def units(following: Following, labels: Tensor) -> list[int]:
-    unit = ChannelPartition(following.book).unit
+    unit = ChannelPartition(following.channel_labels).unit
     return unit[labels.flatten().numpy()].tolist()
 
 

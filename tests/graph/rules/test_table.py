@@ -8,12 +8,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ecc.graph.ops import carrying, mixing, moving, passing, table
+from ecc.graph.ops import elementwise, linear, reduce, registry, shape
 from graph.following import Following
 
 aten = torch.ops.aten
 
-NAMES = [name for names in table._FAMILIES.values() for name in names]
+NAMES = [name for names in registry._FAMILIES.values() for name in names]
 OPERATORS = {
     name.removeprefix("aten::").partition(".")[0]
     for name in torch._C._dispatch_get_all_op_names()
@@ -23,7 +23,7 @@ ONLY_IN_SOME_VERSIONS: set[str] = set()  # names that a supported torch has and 
 
 
 def rule(func: Any) -> Any:
-    return table.rule_for(func, func._schema.name.removeprefix("aten::"))
+    return registry.rule_for(func, func._schema.name.removeprefix("aten::"))
 
 
 # ---------------------------------------------------------------- the table itself
@@ -43,12 +43,12 @@ def test_names_stand_for_in_place_variants_too() -> None:
 
 
 def test_permutations_are_moves() -> None:
-    for name in table.PERMUTES:
-        assert table.is_moving(f"{name}@net.py:1"), name
+    for name in registry.PERMUTES:
+        assert registry.is_moving(f"{name}@net.py:1"), name
 
 
 def test_every_rule_of_moving_and_following_is_in_the_table() -> None:
-    assert set(table._FAMILIES) >= table.FOLLOWING >= table.MOVING
+    assert set(registry._FAMILIES) >= registry.FOLLOWING >= registry.MOVING
 
 
 # ---------------------------------------------------------------- finding a rule
@@ -57,25 +57,25 @@ def test_every_rule_of_moving_and_following_is_in_the_table() -> None:
 @pytest.mark.parametrize(
     ("func", "expected"),
     [
-        (aten.conv2d.default, mixing.convolution),
-        (aten.linear.default, mixing.linear),
-        (aten.mm.default, mixing.matmul),
-        (aten.batch_norm.default, carrying.channel_norm),
-        (aten.mean.dim, passing.reduction),
-        (aten.max.dim, passing.reduction),
-        (aten.max.default, passing.reduction),
-        (aten.softmax.int, passing.along_axis),
-        (aten.max_pool2d.default, passing.spatial),
-        (aten.clone.default, passing.same),
-        (aten.zeros_like.default, passing.same),
-        (aten.permute.default, moving.moved),
-        (aten.view.default, moving.reshape),
-        (aten.cat.default, moving.cat),
-        (aten.copy_.default, carrying.copy_into),
-        (aten.squeeze_.dim, moving.moved),
-        (aten.dropout_.default, passing.same),
-        (aten.fill_.Scalar, passing.same),
-        (aten.index.Tensor, moving.indexed),
+        (aten.conv2d.default, linear.convolution),
+        (aten.linear.default, linear.linear),
+        (aten.mm.default, linear.matmul),
+        (aten.batch_norm.default, elementwise.channel_norm),
+        (aten.mean.dim, reduce.reduction),
+        (aten.max.dim, reduce.reduction),
+        (aten.max.default, reduce.reduction),
+        (aten.softmax.int, reduce.along_axis),
+        (aten.max_pool2d.default, reduce.spatial),
+        (aten.clone.default, reduce.same),
+        (aten.zeros_like.default, reduce.same),
+        (aten.permute.default, shape.move),
+        (aten.view.default, shape.reshape),
+        (aten.cat.default, shape.cat),
+        (aten.copy_.default, elementwise.copy_into),
+        (aten.squeeze_.dim, shape.move),
+        (aten.dropout_.default, reduce.same),
+        (aten.fill_.Scalar, reduce.same),
+        (aten.index.Tensor, shape.index),
     ],
 )
 def test_an_operator_finds_its_rule_in_every_overload(func: Any, expected: Any) -> None:
@@ -98,7 +98,7 @@ def test_an_operator_finds_its_rule_in_every_overload(func: Any, expected: Any) 
 )
 def test_what_torch_calls_pointwise_needs_no_entry(func: Any) -> None:
     assert torch.Tag.pointwise in func.tags
-    assert rule(func) is carrying.pointwise is table.POINTWISE
+    assert rule(func) is elementwise.pointwise is registry.POINTWISE
 
 
 @pytest.mark.parametrize("func", [aten.linalg_qr.default, aten.einsum.default, aten.fft_rfft.default])
@@ -117,7 +117,7 @@ def test_other_operators_have_none(func: Any) -> None:
     ],
 )
 def test_lines_of_code_that_only_move_data(line: str, moves: bool) -> None:
-    assert table.is_moving(line) is moves
+    assert registry.is_moving(line) is moves
 
 
 # ---------------------------------------------------------------- operators that torch takes apart
@@ -174,4 +174,4 @@ def test_composite_operators_freeze_channels_in_the_part_that_mixes_them(functio
 def test_meta_tensors_that_meet_real_ones_are_seen(
     args: tuple[Any, ...], kwargs: dict[str, Tensor], mixed: bool
 ) -> None:
-    assert table.mixes_devices(args, kwargs) is mixed
+    assert registry.mixes_devices(args, kwargs) is mixed
