@@ -1,3 +1,5 @@
+"""Networks and inputs that cannot be traced are refused with one clear line."""
+
 from __future__ import annotations
 
 import warnings
@@ -13,11 +15,106 @@ from ecc.errors import UntraceableModel
 from ecc.export import load_slim
 from ecc.graph import mask_channels_, max_relative_diff, slim, trace_channels, with_widths
 from ecc.graph.forward_pass import refuse_computed_weights
-from graph.layers import conv, image, named
+from graph.cases import chain, named
+from graph.layers import conv, image
+from graph.special_nets import BranchesOnChannels
+
+
+def refusal(net: Any, inputs: Any) -> str:
+    with pytest.raises(UntraceableModel) as caught:
+        trace_channels(net, inputs)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def wrapped(wrap: Any) -> nn.Module:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch.jit is deprecated
+        return wrap(chain())
+
+
+def quantized() -> nn.Module:
+    net = nn.Module()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        values = torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8)
+    net.weight = nn.Parameter(values, requires_grad=False)
+    return net
+
+
+def with_nan() -> nn.Module:
+    net = chain()
+    net.conv2.bias.data[0] = torch.nan
+    return net
+
+
+@pytest.mark.parametrize(
+    ("build", "words"),
+    [
+        (lambda: wrapped(torch.jit.script), "TorchScript"),
+        (lambda: wrapped(torch.compile), "compiled"),
+        (lambda: named(first=nn.LazyConv2d(4, 3)), "first.weight is not initialized"),
+        (lambda: named(norm=nn.LazyBatchNorm2d(affine=False)), "norm.running_mean is not initialized"),
+        (quantized, "weight is quantized. Prune the float network"),
+        (with_nan, "conv2.bias contains NaN"),
+        (lambda: torch.relu, "expected a torch.nn.Module, got builtin_function_or_method"),
+        (lambda: nn.ReLU, "expected a torch.nn.Module, got type"),
+    ],
+)
+def test_networks_that_cannot_be_traced(build: Any, words: str) -> None:
+    assert words in refusal(build(), torch.randn(1, 3, 8, 8))
+
+
+@pytest.mark.parametrize("inputs", [None, (), {}, 3, {"x": None}])
+def test_an_input_without_a_tensor_is_refused(inputs: Any) -> None:
+    assert refusal(chain(), inputs) == "the example input holds no tensor."
+
+
+@pytest.mark.parametrize(
+    ("net", "inputs", "words"),
+    [
+        (
+            chain(),
+            torch.zeros(1, 5, 8, 8),
+            ["`conv2d` in conv1 failed", "expected input[1, 5, 8, 8] to have 3 channels"],
+        ),
+        (
+            named(flat=nn.Flatten(), fc=nn.Linear(9, 4)),
+            torch.zeros(1, 3, 8, 8),
+            ["`linear` in fc failed", "1x192 and 9x4"],
+        ),
+        (chain(), (torch.zeros(1, 3, 8, 8), 1), ["TypeError", "positional arguments"]),
+        (chain(), {"image": torch.zeros(1, 3, 8, 8)}, ["TypeError", "'image'"]),
+    ],
+)
+def test_an_input_of_the_wrong_shape_is_refused_with_the_layer(net: nn.Module, inputs: Any, words: list[str]) -> None:
+    message = refusal(net, inputs)
+    assert message.startswith("the network cannot run on the example input: ")
+    for word in words:
+        assert word in message
+
+
+class Raises(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        raise ValueError("images must be square\nand small")
+
+
+def test_an_error_of_the_network_is_shown_in_one_line() -> None:
+    message = refusal(Raises(), torch.zeros(1, 3, 8, 8))
+    assert message == "the network cannot run on the example input: ValueError: images must be square"
+
+
+def test_a_network_on_meta_tensors_that_reads_values_is_refused() -> None:
+    with torch.device("meta"):
+        net = BranchesOnChannels()
+    assert "the network on meta tensors cannot run" in refusal(net, torch.zeros(1, 3, 8, 8))
+
+
+# ---------------------------------------------------------------- computed weights
 
 
 class Doubled(nn.Module):
-    """A parametrization of a user's own, without an inverse."""
+    """A user's parametrization without an inverse."""
 
     def forward(self, weight: Tensor) -> Tensor:
         return weight * 2
@@ -79,7 +176,7 @@ def assert_prunable(model: nn.Module, inputs: Tensor) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_one_module_is_named_with_the_statement_that_folds_it(kind: str) -> None:
+def test_a_computed_weight_is_refused_with_the_statement_that_stores_it(kind: str) -> None:
     wrap, words, statement = KINDS[kind]
     model, inputs = net(), image()()
     wrap(model.body[0])
@@ -88,8 +185,8 @@ def test_one_module_is_named_with_the_statement_that_folds_it(kind: str) -> None
     reason, found = instruction(model, lambda: trace_channels(model, inputs))
     assert found == statement.format("model.body[0]")
     assert reason == (
-        f"body.0.weight is computed by {words} in each pass, so channels of it cannot be removed. "
-        "Make the computed values the weights"
+        f"body.0.weight is computed by {words} in each pass, so its channels cannot be removed. "
+        "Store the computed values as weights"
     )
     pasted(found, model)
     assert torch.allclose(model(inputs), wanted, atol=1e-6)
@@ -97,7 +194,7 @@ def test_one_module_is_named_with_the_statement_that_folds_it(kind: str) -> None
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_many_modules_are_folded_by_one_line(kind: str) -> None:
+def test_many_computed_weights_are_stored_by_one_statement(kind: str) -> None:
     wrap, _, _ = KINDS[kind]
     model, inputs = net(), image()()
     for module in (model.conv1, model.body[0], model.head):
@@ -112,7 +209,7 @@ def test_many_modules_are_folded_by_one_line(kind: str) -> None:
     assert_prunable(model, inputs)
 
 
-def test_every_verb_says_so() -> None:
+def test_slim_and_with_widths_refuse_computed_weights() -> None:
     model, inputs = net(), image()()
     graph = trace_channels(model, inputs)
     parametrizations.weight_norm(model.conv1)
@@ -120,7 +217,7 @@ def test_every_verb_says_so() -> None:
         assert instruction(model, act)[1].endswith("remove_parametrizations(model.conv1, 'weight')")
 
 
-def test_weights_of_other_names_and_in_other_containers_are_found() -> None:
+def test_computed_weights_with_other_names_and_containers_are_found() -> None:
     model = nn.Module()
     model.parts = nn.ModuleDict({"first part": nn.LSTM(4, 4)})
     weight_norm(model.parts["first part"], "weight_hh_l0")
@@ -130,16 +227,7 @@ def test_weights_of_other_names_and_in_other_containers_are_found() -> None:
     refuse_computed_weights(model)
 
 
-def test_the_network_itself_may_be_the_module() -> None:
-    model = conv(3, 8)
-    parametrizations.weight_norm(model)
-    reason, found = instruction(model, lambda: refuse_computed_weights(model))
-    assert reason.startswith("weight is computed by a parametrization")
-    pasted(found, model)
-    refuse_computed_weights(model)
-
-
-def test_a_slim_network_is_loaded_into_plain_weights_only(tmp_path: Any) -> None:
+def test_load_slim_refuses_computed_weights(tmp_path: Any) -> None:
     parametrized = net()
     parametrizations.weight_norm(parametrized.conv1)
     _, found = instruction(parametrized, lambda: load_slim(parametrized, tmp_path / "slim.safetensors"))
