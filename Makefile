@@ -65,7 +65,7 @@ vendor: $(STAMP)  ## wheels for `make gpu` on a machine without them, for Python
 	rm -rf vendor/wheels
 	$(PIP) download --dest vendor/wheels --only-binary=:all: --python-version 3.12 --implementation cp \
 	  --platform manylinux2014_x86_64 --platform manylinux_2_28_x86_64 \
-	  'typer>=0.18' 'rich>=13.7' 'msgspec>=0.19' 'pytest>=8.2' 'pytest-xdist>=3.6.1' 'hypothesis>=6.100'
+	  'click>=8.2' 'rich>=13.7' 'msgspec>=0.19' 'pytest>=8.2' 'pytest-xdist>=3.6.1' 'hypothesis>=6.100'
 
 optional: $(STAMP)
 	$(TESTS) -m "slow and not gpu and not thorough" $(WARNINGS) tests/integrations tests/training tests/export \

@@ -22,6 +22,8 @@ from profile_networks import profiled
 from ecc.energy import fit, parse_budgets
 from ecc.measure import find_meter
 from ecc.methods import Compression, CompressSettings
+from ecc.options import settings_from
+from ecc.records import to_builtins
 from ecc.training import DistributedContext
 
 
@@ -38,7 +40,7 @@ def main() -> None:
     parser.add_argument("--finetune-steps", type=int, default=1000)
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--temperature", type=float, default=4.0, help="of the teacher's probabilities; 0 for logits")
-    parser.add_argument("--metric", choices=("taylor", "adam_norm"), default="taylor")
+    parser.add_argument("--importance", choices=("taylor", "adam_norm"), default="taylor")
     parser.add_argument("--min-width-ratio", type=float, default=CompressSettings.min_width_ratio)
     parser.add_argument("--precision", default="bf16")
     parser.add_argument("--limit", type=int, help="photos of each split; all by default")
@@ -55,27 +57,30 @@ def main() -> None:
         energy = fit(profiled(task, options.batch, source, path, options.samples, device))
         seconds = time.perf_counter() - started
         print(
-            f"profile and fit: {seconds:.0f} s, error {energy.quality['mean']:.2%}, dense {energy.dense:.4g} J",
+            f"profile and fit: {seconds:.0f} s, error {energy.errors.mean:.2%}, dense {energy.dense:.4g} J",
             flush=True,
         )
         job = Compression(
             task,
             parse_budgets([options.budget]),
             energy,
-            source=source,
-            settings=CompressSettings(
-                pretrain_steps=options.pretrain_steps,
-                steps=options.steps,
-                finetune_steps=options.finetune_steps,
-                lr=options.lr,
-                pretrain_lr=1e-3,
-                temperature=options.temperature or None,
-                importance=options.metric,
-                min_width_ratio=options.min_width_ratio,
-                precision=options.precision,
-                channels_last=device == "cuda",
-                cuda_graph=True,
-                checkpoint_seconds=None,
+            meter=source,
+            settings=settings_from(
+                CompressSettings,
+                dict(
+                    pretrain_steps=options.pretrain_steps,
+                    prune_steps=options.steps,
+                    finetune_steps=options.finetune_steps,
+                    lr=options.lr,
+                    pretrain_lr=1e-3,
+                    kd_temperature=options.temperature or None,
+                    importance=options.importance,
+                    min_width_ratio=options.min_width_ratio,
+                    precision=options.precision,
+                    channels_last=device == "cuda",
+                    cuda_graph=True,
+                    checkpoint_seconds=None,
+                ),
             ),
             device=device,
         )
@@ -85,20 +90,20 @@ def main() -> None:
         history = [json.loads(line) for line in (Path(folder) / "run" / "history.jsonl").read_text().splitlines()]
     summary = result.summary
     row = summary["budgets"]["energy"]
-    drop = summary["scores"]["dense"] - summary["scores"]["after tuning"]
+    drop = summary["scores"]["dense"] - summary["scores"]["finetuned"]
     record = {
         "what": "MobileNet v1 on Imagenette (a lossy 128 px copy) compressed to a budget of joules",
         "environment": machine(),
         "device": summary["device"],
         "label": row["label"],
-        "metric": options.metric,
+        "importance": options.importance,
         "temperature": options.temperature or None,
         "budget_share_reached": row["result"] / row["limit"],
         "energy_share_of_dense": row["result"] / row["dense"],
         "points_lost": 100 * drop,
         "seconds": time.perf_counter() - started,
         "seconds_profile_and_fit": seconds,
-        "fit": {name: value for name, value in energy.quality.items() if name != "families"},
+        "fit": {"chosen": energy.kind, **to_builtins(energy.errors), "noise": energy.quality.noise},
         "summary": summary,
         "weighings": [line for line in history if line.get("phase") == "weighing"],
         "solver": [line for line in history if line.get("phase") == "solver"],

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 import torch
 from coverage_networks import TOLERANCE, Network, build, difference, outputs
-from coverage_rival import NeedsAnswer, measure_rival
+from coverage_torch_pruning import NeedsAnswer, measure_rival
 from torch import Tensor, nn
 
 import ecc
@@ -141,7 +141,7 @@ def measure_ours(
         traced, seconds = best(lambda: ecc.trace_channels(model, example, verify=False))
     out.update(trace_seconds=seconds.cpu, trace_wall_seconds=seconds.wall)
     with stages("proof"):
-        graph, seconds = timed(lambda: ecc.verify_graph(model, traced, example))
+        graph, seconds = timed(lambda: ecc.graph.verify_graph(model, traced, example))
     out.update(
         proof_seconds=seconds.cpu,
         groups=len(graph.groups),
@@ -164,7 +164,7 @@ def measure_ours(
         dead = {
             g.name: torch.randperm(g.width, generator=generator)[: g.width - widths[g.name]] for g in graph.prunable
         }
-        ecc.mask_channels_(masked, graph, dead)
+        ecc.graph.mask_channels_(masked, graph, dead)
         small, seconds = timed(lambda: ecc.slim(masked, graph))
         expected, found = outputs(masked, example), outputs(small, example)
     gap = difference(expected, found)

@@ -12,7 +12,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ecc.report.fit_figures import pyplot, save_figure
+from plotting import pyplot, save_figure
 
 ROOT = Path(__file__).resolve().parent.parent
 RUN, PICTURE = ROOT / "results" / "compress_imagenette.json", ROOT / "results" / "figures" / "readme.svg"

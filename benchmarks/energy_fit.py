@@ -10,14 +10,15 @@ MobileNet also the paper's Figures 2 and 3: the error over iterations of Adam, o
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from machine import machine, write_record
 
-from ecc.energy.ablation import run_ablation
+from ecc.energy.ablation import FitAblation, run_ablation
 from ecc.measure import Profile
-from ecc.report.fit_figures import draw_fit, draw_paper
+from ecc.records import to_builtins
+from ecc.report.charts import draw_fit, draw_paper
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -28,29 +29,29 @@ def main() -> None:
     parser.add_argument("--figures", type=Path)
     parser.add_argument("--iterations", type=int, default=10_000)
     options = parser.parse_args()
-    found: dict[str, Any] = {}
+    found: dict[str, FitAblation] = {}
     for path in sorted((ROOT / "profiles").glob("*/*.profile.gz")):
         name = f"{path.parent.name}/{path.name.partition('.')[0]}"
         profile = Profile.load(path)
         found[name] = run_ablation(profile, iterations=options.iterations if "mobilenet" in name else 0)
-        families = found[name]["families"]
+        families = found[name].families
         print(
-            f"{name:24} {found[name]['rows']} rows, noise {found[name]['noise']:.2%}: "
+            f"{name:24} {len(found[name].values)} samples, noise {found[name].noise:.2%}: "
             + ", ".join(
-                f"{kind} {one['mean']:.2%} (dense {one['dense_fitted']:+.1%})" for kind, one in families.items()
+                f"{kind} {one.mean:.2%} (dense {one.dense_fitted:+.1%})" for kind, one in families.items()
             ),
             flush=True,
         )
         if options.figures:
             title = path.name.partition(".")[0]
-            draw_fit({**found[name], "paper": {}}, title, options.figures, title)
+            draw_fit(replace(found[name], paper={}), title, options.figures, title)
     if options.figures:
         chosen = [(name.partition("/")[2], one) for name, one in found.items() if "mobilenet" in name]
         draw_paper(chosen, options.figures / "paper-figures-2-3.svg")
     record = {
         "what": "cross-validated relative errors of energy models on recorded profiles",
         "environment": machine(),
-        "profiles": found,
+        "profiles": to_builtins(found),
     }
     write_record(record, options.out, indent=None)
 

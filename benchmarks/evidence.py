@@ -1,19 +1,19 @@
-"""Accuracy against measured joules on real data: all methods, budgets and seeds of one experiment, on one GPU.
+"""Accuracy against measured energy on real data: all methods, budgets and seeds of one experiment, on one GPU.
 
     PYTHONPATH=src python3 benchmarks/evidence.py mobilenet-imagenette --data DATA --root WORK --out OUT.json
 
-1. The network is profiled on this machine's meter, and the energy model fitted.
-2. The cells of the grid run side by side in processes, as the recipe says, aiming by the energy model: nobody may
-   measure while others use the card. Forms of ECC, such as the paper's own, are cells as well.
-3. When the card is quiet, every final network, and now and then the dense one, is put on the scales; networks of the
-   same widths once.
+1. Profile the network on the meter of this machine and fit the energy model.
+2. Run all runs of the comparison in parallel processes, as the recipe says, with predicted costs: nothing can be
+   measured while other processes use the GPU. Variants of ECC, such as the paper's own form, are runs as well.
+3. When the GPU is idle, measure every result, and from time to time the dense network. Results with equal widths are
+   measured once.
 
-OUT is results/evidence/e1.json to e4.json for the pages of results; the profile is kept beside it.
+OUT is results/evidence/e1.json to e4.json for the results pages; the profile is stored next to it.
 
-The same command goes on where the last one ended, as long as WORK is there; with `--record`, a JSON that it wrote, also
-where WORK is lost. `--seconds` ends it in time; the JSON tells what is finished, with the cells that failed and those
-that are missing. With `--again` it first learns from what was weighed, and runs again what had been predicted badly: so
-methods meet their budgets although none of them measures.
+Run the same command again to resume, as long as WORK exists, or with `--record`, a JSON that it wrote, if WORK is lost.
+`--seconds` limits the time; the JSON lists finished, failed and missing runs. With `--rerun` the energy model is fitted
+again with the new measurements, and runs with a large prediction error are repeated, so that methods meet their budgets
+although none of them measures.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ from typing import Any
 
 import torch
 import torch.multiprocessing
-from evidence_again import learn_again
 from evidence_grid import (
     DATA,
-    FORMS,
+    VARIANTS,
     MEASURED_BATCH,
     MULTIPLE_OF,
     RECIPES,
     Grid,
     fitted,
     for_all,
-    form_facts,
+    variant_settings,
     the_grids,
     the_task,
     train_dense,
 )
 from evidence_record import bring_cells, bring_model, dense_weights, rows_of
+from evidence_rerun import refit_and_rerun
 from machine import machine, write_record
 from packed import packed_data
 
@@ -58,31 +58,32 @@ from ecc.measure import PROFILE_SETTINGS, EnergySource, close_meter, find_meter
 from ecc.methods.baselines.recalibration import BATCHES
 from ecc.methods.cost_evaluator import CostEvaluator
 from ecc.methods.grid import Cell
+from ecc.records import to_builtins
 from ecc.task import Task, with_batch_size
 from ecc.training import Interrupted
 from ecc.zoo.data import ImageData
 from ecc.zoo.recipe import read_recipe
 
 SAVING = 15.0
-"""Seconds in which workers that are asked to stop have done so."""
-WEIGHING_TAKES = 1.5
-"""Seconds; one to two."""
+"""Seconds that workers need to save their state when they are stopped."""
+SECONDS_PER_MEASUREMENT = 1.5
+"""Seconds for one measurement."""
 DENSE_EVERY = 10
-"""Networks on the scales until the dense one comes again."""
+"""Number of results between two measurements of the dense network."""
 PIPES = "CUDA_MPS_PIPE_DIRECTORY"
-WEIGHING: dict[str, Any] = {"repeats": (3, 3), "target_ci": PROFILE_SETTINGS.target_relative_ci}
-"""Three windows as short as those of the profile: there are hundreds of networks to weigh."""
+MEASURE_SETTINGS: dict[str, Any] = {"repeats": (3, 3), "target_ci": PROFILE_SETTINGS.target_relative_ci}
+"""Three windows as short as those of the profile: there are hundreds of results to measure."""
 LONGEST = "amc"
-"""A method whose cells take so long, mostly on the processor, that they are begun before all others."""
+"""The method with the longest runs, which are started first."""
 FIRST = ("ecc", "lcp", "netadapt")
-"""Methods whose cells are begun first of the rest."""
+"""Methods that are started next."""
 
 
-# ---------------------------------------------------------------- cells, side by side
+# ---------------------------------------------------------------- parallel runs
 
 
 def worker(options: argparse.Namespace, data: ImageData) -> None:
-    """Trains dense networks that nobody has, then takes cells that nobody has, until there are none."""
+    """Train dense networks and execute runs that no other worker has claimed, until none is left."""
     torch.set_num_threads(1)
     recipe = read_recipe(RECIPES / f"{options.name}.toml")
     grids = the_grids(options, recipe, the_task(options, recipe, data))
@@ -101,36 +102,36 @@ def worker(options: argparse.Namespace, data: ImageData) -> None:
             grid, cell = mine
             started = time.monotonic()
             try:
-                reason = grid.asked.run_cell(cell, grid.runs) or "done"
-            except BadFile as error:  # of this cell; the others go on, and nobody waits for it
+                reason = grid.comparison.run_cell(cell, grid.runs) or "done"
+            except BadFile as error:  # concerns this run only
                 reason = str(error)
-                grid.asked.note_failure(cell, grid.runs, reason)
+                grid.comparison.note_failure(cell, grid.runs, reason)
             seconds = time.monotonic() - started
-            name = f"{cell.method} {grid.form}".strip()
+            name = f"{cell.method} {grid.variant}".strip()
             print(f"{name} {cell.budget} seed {cell.seed}: {reason}, {seconds:.0f} s", flush=True)
 
 
 def unfinished(grids: list[Grid]) -> list[tuple[Grid, Cell]]:
-    """The longest first, then seed by seed over all grids; within a seed, first those that others build on."""
-    left = [(grid, cell) for grid in grids for cell in grid.asked.missing(grid.runs) if grid.failure(cell) is None]
+    """Runs to do: the longest first, then by seed, and within a seed those that others depend on."""
+    left = [(grid, cell) for grid in grids for cell in grid.comparison.missing(grid.runs) if grid.failure(cell) is None]
     order = {name: place for place, name in enumerate(FIRST)}
     return sorted(
         left,
         key=lambda one: (
             one[1].method != LONGEST,
             one[1].seed,
-            -one[0].asked.settings.steps,
+            -one[0].comparison.settings.steps,
             order.get(one[1].method, len(FIRST)),
         ),
     )
 
 
 def name_of(grid: Grid, cell: Cell) -> str:
-    return f"{cell.method}-{grid.form}-{cell.budget}-{cell.seed}"
+    return f"{cell.method}-{grid.variant}-{cell.budget}-{cell.seed}"
 
 
 def claimed(name: str, root: Path) -> bool:
-    """Whether what has this name is ours from now on; it is another worker's if the file is there."""
+    """Claim a name for this worker; False if another worker has it."""
     try:
         (root / "claims" / name).touch(exist_ok=False)
     except FileExistsError:
@@ -139,13 +140,13 @@ def claimed(name: str, root: Path) -> bool:
 
 
 def started_workers(options: argparse.Namespace, data: ImageData) -> list[Any]:
-    """They train the dense networks first."""
-    shutil.rmtree(options.root / "claims", ignore_errors=True)  # of workers that are no more
+    """Start the worker processes."""
+    shutil.rmtree(options.root / "claims", ignore_errors=True)  # of earlier workers
     (options.root / "claims").mkdir()
     spawn = torch.multiprocessing.get_context("spawn")
     workers = [spawn.Process(target=worker, args=(options, data)) for _ in range(options.processes)]
     if options.mps:
-        os.environ[PIPES] = str(options.root / "mps")  # theirs: this process has its context already
+        os.environ[PIPES] = str(options.root / "mps")  # for the workers only: this process has its context already
     for process in workers:
         process.start()
     os.environ.pop(PIPES, None)
@@ -154,7 +155,7 @@ def started_workers(options: argparse.Namespace, data: ImageData) -> list[Any]:
 
 @contextmanager
 def side_by_side(options: argparse.Namespace) -> Iterator[None]:
-    """Runs CUDA's multi-process service if asked for; after it the card is free for the scales, which do not share."""
+    """Run CUDA MPS if requested; afterwards the GPU is free for measurements."""
     if not options.mps:
         yield
         return
@@ -169,7 +170,7 @@ def side_by_side(options: argparse.Namespace) -> Iterator[None]:
 
 
 def finish(workers: list[Any], until: float) -> None:
-    """Waits until they are done, or asks them to stop in time for the scales."""
+    """Wait for the workers, and stop them in time for the measurements."""
     for process in workers:
         process.join(max(0.0, until - time.monotonic()))
     for process in workers:
@@ -183,39 +184,39 @@ def finish(workers: list[Any], until: float) -> None:
 
 
 def time_after(cells: int, seconds: float) -> float:
-    """What stopping and weighing take of a call; where there are too many cells, some are weighed in the next."""
-    return SAVING + 5 + min(WEIGHING_TAKES * cells, seconds / 5)
+    """Seconds reserved for stopping and measuring; results that do not fit are measured in the next call."""
+    return SAVING + 5 + min(SECONDS_PER_MEASUREMENT * cells, seconds / 5)
 
 
-# ---------------------------------------------------------------- the scales
+# ---------------------------------------------------------------- measurements
 
 
-def weigh(grids: list[Grid], task: Task, batch: int, source: EnergySource, until: float) -> None:
-    """Every finished network that has not been weighed, and the dense one among them, in the cell's weighed.json."""
-    energy = grids[0].asked.energy
+def measure_results(grids: list[Grid], task: Task, batch: int, source: EnergySource, until: float) -> None:
+    """Measure every result that has not been measured, and the dense network, into measured.json of the run."""
+    energy = grids[0].comparison.energy
     assert isinstance(energy, EnergyModel)
     example = with_batch_size(task.example_input, batch)
     graph = trace_channels(task.model, example, verify=False)
-    scales = CostEvaluator(task.model, graph, example, {energy.resource: energy}, source, **WEIGHING)
+    evaluate_cost = CostEvaluator(task.model, graph, example, {energy.resource: energy}, source, **MEASURE_SETTINGS)
     known: dict[str, str] = {}
     waiting = []
     for grid, cell in [(one, cell) for one in grids for cell in one.finished()]:
-        file = cell.folder(grid.runs) / "weighed.json"
+        file = cell.folder(grid.runs) / "measured.json"
         if file.exists():
             known[widths_of(grid, cell)] = file.read_text(encoding="utf-8")
         else:
             waiting.append((grid, cell, file))
-    waiting.sort(key=lambda one: (one[1].seed, one[1].method != "ecc"))  # should time run out
-    dense, weighings = scales({}), 0
+    waiting.sort(key=lambda one: (one[1].seed, one[1].method != "ecc"))  # in case time runs out
+    dense, measured_count = evaluate_cost({}), 0
     for grid, cell, file in waiting:
         widths = widths_of(grid, cell)
         if widths not in known:
             if time.monotonic() > until:
                 continue
-            weighings += 1
-            if weighings % DENSE_EVERY == 0:
-                dense = scales({})
-            found = scales(json.loads(widths))
+            measured_count += 1
+            if measured_count % DENSE_EVERY == 0:
+                dense = evaluate_cost({})
+            found = evaluate_cost(json.loads(widths))
             facts = {
                 "joules": found.amounts["energy"],
                 "dense_joules": dense.amounts["energy"],
@@ -237,68 +238,70 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("name", choices=list(DATA))
     parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--root", type=Path, required=True, help="where runs grow; keep it to go on")
+    parser.add_argument("--root", type=Path, required=True, help="working folder; keep it to resume")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--meter", default="nvml")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--processes", type=int, default=4)
-    parser.add_argument("--mps", action="store_true", help="kernels of the processes run side by side, by CUDA's MPS")
     parser.add_argument(
-        "--again", action="store_true", help="learn from what was weighed, and run again what had been predicted badly"
+        "--mps", action="store_true", help="let kernels of several processes run concurrently (CUDA MPS)"
     )
-    parser.add_argument("--record", type=Path, help="of an earlier run, whose cells are not run again")
-    parser.add_argument("--without", type=lambda text: text.split(","), default=[], help="forms in it that are")
     parser.add_argument(
-        "--seconds", type=float, default=540.0, help="in which this call ends; cells are stopped earlier"
+        "--rerun", action="store_true", help="fit the energy model again and repeat runs with a large prediction error"
     )
-    parser.add_argument("--samples", type=int, default=100, help="networks in the profile")
-    parser.add_argument("--limit", type=int, help="images of each split; all by default")
+    parser.add_argument("--record", type=Path, help="JSON of an earlier call; its runs are not repeated")
+    parser.add_argument(
+        "--without", type=lambda text: text.split(","), default=[], help="variants of the record to repeat"
+    )
+    parser.add_argument("--seconds", type=float, default=540.0, help="time limit of this call")
+    parser.add_argument("--samples", type=int, default=100, help="samples of the profile")
+    parser.add_argument("--limit", type=int, help="images of each split (default: all)")
     parser.add_argument("--methods", type=lambda text: text.split(","))
     parser.add_argument("--budgets", type=lambda text: text.split(","))
     parser.add_argument("--seeds", type=int)
-    parser.add_argument("--settings", default="{}", help="JSON over the recipe's settings")
+    parser.add_argument("--settings", default="{}", help="JSON that overrides settings of the recipe")
     options = parser.parse_args()
     started = time.monotonic()
     options.root.mkdir(parents=True, exist_ok=True)
     recipe = read_recipe(RECIPES / f"{options.name}.toml")
     data = for_all(packed_data(DATA[options.name], options.data, options.limit))
-    task = the_task(options, recipe, for_all(data))  # its copies on the GPU are not for the workers
+    task = the_task(options, recipe, for_all(data))  # its copies on the GPU are not shared with the workers
     batch = MEASURED_BATCH[options.name]
     source = find_meter(options.meter, device_type=options.device)
     try:
         if options.record is not None:
             bring_model(options.record, options.root)
         energy = fitted(task, source, options)
-        print(f"{time.monotonic() - started:.0f} s: energy model, error {energy.quality['mean']:.2%}", flush=True)
+        print(f"{time.monotonic() - started:.0f} s: energy model, error {energy.errors.mean:.2%}", flush=True)
         grids = the_grids(options, recipe, task)
         for grid in grids:
-            grid.asked.begin(grid.runs)
+            grid.comparison.begin(grid.runs)
         if options.record is not None:
-            print(f"{bring_cells(options.record, grids, options.without)} cells of {options.record}", flush=True)
-        if options.again:
-            learn_again(grids, options.root)
+            print(f"{bring_cells(options.record, grids, options.without)} runs from {options.record}", flush=True)
+        if options.rerun:
+            refit_and_rerun(grids, options.root)
             energy, grids = fitted(task, source, options), the_grids(options, recipe, task)
         with side_by_side(options):
             workers = started_workers(options, data)
             finish(workers, started + options.seconds - time_after(len(unfinished(grids)), options.seconds))
-        print(f"{time.monotonic() - started:.0f} s: {len(unfinished(grids))} cells missing", flush=True)
-        weigh(grids, task, batch, source, started + options.seconds - 5)
+        print(f"{time.monotonic() - started:.0f} s: {len(unfinished(grids))} runs missing", flush=True)
+        measure_results(grids, task, batch, source, started + options.seconds - 5)
     finally:
         close_meter(source)
     record = {
-        "what": f"accuracy against joules: {options.name}, packed copy of {DATA[options.name]}",
+        "what": f"accuracy against measured energy: {options.name}, packed copy of {DATA[options.name]}",
         "environment": machine(),
         "device": torch.cuda.get_device_name() if options.device == "cuda" else "cpu",
         "measured_batch": batch,
         "width_multiple": MULTIPLE_OF.get(options.name, 8),
-        "meter": source.describe().to_dict(),
+        "meter": to_builtins(source.describe()),
         "recalibration_batches": BATCHES,
-        "judged_on": len(data.held_out),
-        "tested_on": len(data.test),
-        "settings": {key: value for key, value in vars(grids[0].asked.settings).items() if key != "seed"},
-        "forms": {grid.form: form_facts(FORMS[options.name][grid.form]) for grid in grids[1:]},
+        "held_out_images": len(data.held_out),
+        "test_images": len(data.test),
+        "settings": {key: value for key, value in vars(grids[0].comparison.settings).items() if key != "seed"},
+        "variants": {grid.variant: variant_settings(VARIANTS[options.name][grid.variant]) for grid in grids[1:]},
         "full_widths": trace_channels(task.model, task.example_input, verify=False).full_widths,
-        "fit": {key: value for key, value in energy.quality.items() if key != "families"},
+        "fit": {"chosen": energy.kind, **to_builtins(energy.errors), "noise": energy.quality.noise},
         "dense_sha256": dense_weights(grids[0]),
         "rows": rows_of(grids),
     }

@@ -8,11 +8,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from evidence_facts import AFTER, BEFORE, OURS, Experiment, experiments, mean_and_spread, share_of
+from evidence_data import AFTER, BEFORE, OURS, Experiment, experiments, mean_and_spread, share_of
 from evidence_page import FIGURES, FOLDER, accuracy_figure, widths_figure
+from plotting import pyplot, save_figure
 
-from ecc.report.charts import COLOURS, OTHER
-from ecc.report.fit_figures import pyplot, save_figure
+from ecc.report.charts import COLOURS, OTHER_METHOD
 
 PAPER = f"{OURS} (paper)"
 MARKERS = {"ecc": "o", "netadapt": "s", "amc": "^", "eap": "P", "lcp": "D", "uniform": "v", "greedy": ">"}
@@ -33,15 +33,15 @@ def draw(found: Experiment, folder: Path) -> list[Path]:
 
 
 def style(method: str) -> dict[str, Any]:
-    """As on the pages of `ecc report`; a form of ECC, such as "ecc (paper)", is dashed."""
-    name, _, form = method.partition(" ")
-    known = name if name in MARKERS else OTHER[0]
+    """As on the pages of `ecc report`; a variant of ECC, such as "ecc (paper)", is dashed."""
+    name, _, variant = method.partition(" ")
+    known = name if name in MARKERS else OTHER_METHOD[0]
     ours = method == OURS
     return {
         "color": COLOURS[known][0],
         "marker": MARKERS[known],
-        "ls": "--" if form else "-",
-        "mfc": "white" if form else COLOURS[known][0],
+        "ls": "--" if variant else "-",
+        "mfc": "white" if variant else COLOURS[known][0],
         "lw": 2.2 if ours else 1.2,
         "ms": 6 if ours else 4.5,
         "zorder": 4 if ours else 3,
@@ -50,8 +50,8 @@ def style(method: str) -> dict[str, Any]:
 
 
 def drawn(found: Experiment) -> list[str]:
-    """All methods, and of the forms of ECC the paper's; those that were tried lie on top of it, and are in tables."""
-    return [name for name in found.methods if name in (OURS, PAPER, *found.rivals)]
+    """All methods, and of the variants of ECC the paper's; those that were tried lie on top of it, and are in tables."""
+    return [name for name in found.methods if name in (OURS, PAPER, *found.baselines)]
 
 
 def accuracy(found: Experiment, plots: Any) -> Any:
@@ -87,7 +87,7 @@ def accuracy(found: Experiment, plots: Any) -> Any:
 
 
 def _point(found: Experiment, method: str, budget: str, when: str) -> tuple[float, float, float, float] | None:
-    """Joules, mean score, and how far the seeds lie below and above it; only of networks that were weighed."""
+    """Joules, mean score, and how far the seeds lie below and above it; only of networks that were measured."""
     cells = [cell for cell in found.at(method, budget) if cell.share is not None and when in cell.scores]
     share = mean_and_spread([cell.share for cell in cells if cell.share is not None])
     scores = [100 * cell.scores[when] for cell in cells]
@@ -98,7 +98,7 @@ def _point(found: Experiment, method: str, budget: str, when: str) -> tuple[floa
 
 
 def _cut_off(axis: Any, ends: list[float], below: list[float]) -> None:
-    """Lets a control that is far below the others leave the figure, and says so: the others are to be told apart."""
+    """Lets a control that is far below the others leave the figure, and says so: the others are to be described apart."""
     if not ends or not below:
         return
     room = 0.06 * (max(ends) - min(ends)) or 0.5
@@ -117,7 +117,7 @@ def middle(found: Experiment) -> str:
 
 
 def widths(found: Experiment, plots: Any) -> Any:
-    """Channels kept in each group: ECC at all budgets, then ECC beside each rival at one."""
+    """Channels kept in each group: ECC at all budgets, then ECC beside each baseline at one."""
     budget, full = middle(found), found.record.get("full_widths", {})
     # scratch has the widths of ECC.
     others = [name for name in drawn(found) if name not in (OURS, SCRATCH) and kept(found, name, budget, full)]

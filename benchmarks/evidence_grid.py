@@ -1,4 +1,4 @@
-"""What an experiment of evidence.py is to run: data, energy model, and the comparison with its forms of ECC."""
+"""Experiments of evidence.py: data, energy model, comparison and variants of ECC."""
 
 from __future__ import annotations
 
@@ -24,29 +24,29 @@ RECIPES = Path(__file__).resolve().parent.parent / "recipes"
 DATA = {"mobilenet-imagenette": "imagenette", "alexnet-imagenette": "imagenette", "erfnet-camvid": "camvid",
         "resnet56-cifar10": "cifar10"}  # fmt: skip
 MEASURED_BATCH = {"mobilenet-imagenette": 64, "alexnet-imagenette": 128, "erfnet-camvid": 32, "resnet56-cifar10": 1024}
-"""Items of one measured inference: many, so that the floor of the device lies low."""
+"""Batch size of the measured inference; large, so that the constant part of the energy is small."""
 MULTIPLE_OF = {"resnet56-cifar10": 4}
-"""Of which widths are multiples; 8 for the others, with which ResNet-56 cannot go down to half of its joules."""
-JUDGED = {"imagenette": 512, "cifar10": 2048, "camvid": 24}
-"""Held-out images, evenly spread, by which all methods judge candidates: searches judge hundreds of these."""
+"""Width multiple; 8 for the others, with which ResNet-56 cannot reach half of its energy."""
+HELD_OUT_IMAGES = {"imagenette": 512, "cifar10": 2048, "camvid": 24}
+"""Number of held-out images on which all methods compare candidates."""
 
 
 @dataclass(frozen=True)
-class Form:
-    """ECC with other settings than the recipe's, from the same dense networks."""
+class Variant:
+    """ECC with settings that differ from the recipe, from the same dense networks."""
 
     settings: dict[str, Any]
     budgets: tuple[str, ...] | None = None
-    """Of the recipe's; None for all."""
+    """Budgets of the recipe; None for all."""
     seeds: int | None = None
-    """Likewise."""
+    """Number of seeds; None for all."""
     freeze: tuple[str, ...] = ()
-    """Modules whose outputs are kept whole."""
+    """Modules whose output channels are not pruned."""
 
 
-def form_facts(form: Form) -> dict[str, Any]:
-    """For the record."""
-    return form.settings | ({"freeze": ", ".join(form.freeze)} if form.freeze else {})
+def variant_settings(variant: Variant) -> dict[str, Any]:
+    """The settings as they appear in the record."""
+    return variant.settings | ({"freeze": ", ".join(variant.freeze)} if variant.freeze else {})
 
 
 def paper(
@@ -54,59 +54,59 @@ def paper(
     penalty: float,
     budgets: tuple[str, ...] = ("65%", "50%", "35%"),
     freeze: tuple[str, ...] = (),
-) -> Form:
-    """Algorithm 1 with its own metric, and a teacher by its logits; beta and rho let it arrive within so few steps."""
-    walk = {"solver": "admm", "width_lr": width_lr, "penalty": penalty, "falling": False}
-    return Form(walk | {"width_multiple": 1, "temperature": None}, budgets, freeze=freeze)
+) -> Variant:
+    """Algorithm 1 with the paper's importance and logit distillation; beta and rho are set to converge in few steps."""
+    settings = {"solver": "admm", "width_lr": width_lr, "penalty": penalty, "lr_schedule": "constant"}
+    return Variant(settings | {"width_multiple": 1, "kd_temperature": None}, budgets, freeze=freeze)
 
 
-def steady(budgets: tuple[str, ...] | None, seeds: int) -> Form:
-    """With the same rate in the whole solve, after which tuning starts anew with it: as without a recipe."""
-    return Form({"falling": False}, budgets, seeds)
+def constant_lr(budgets: tuple[str, ...] | None, seeds: int) -> Variant:
+    """Constant learning rate during pruning, which is the default without a recipe."""
+    return Variant({"lr_schedule": "constant"}, budgets, seeds)
 
 
-EVEN = Form({"uniform_floor": 0.8}, seeds=2)
-"""No group far below the even cut, which was ahead of all methods that choose where budgets are mild."""
+UNIFORM_FLOOR = Variant({"uniform_floor": 0.8}, seeds=2)
+"""Keeps every group near its width under uniform pruning."""
 
 
-def soon(steps: int, finetune_steps: int, seeds: int = 2) -> Form:
-    """As many batches, most of them after the budget is met: as with the even cut, which is trained as it will be."""
-    return Form({"steps": steps, "finetune_steps": finetune_steps}, ("80%",), seeds)
+def early(steps: int, finetune_steps: int, seeds: int = 2) -> Variant:
+    """The same number of batches with an early end of pruning."""
+    return Variant({"prune_steps": steps, "finetune_steps": finetune_steps}, ("80%",), seeds)
 
 
 INNER = ("encoder.initial_block.*", "*.layers.*.conv", "*.conv1x3_2")
-"""Of ERFNet the paper cuts the inner widths of its blocks alone, with which tight budgets cannot be met."""
-FORMS = {
+"""The paper prunes only the inner widths of the ERFNet blocks, with which tight budgets cannot be met."""
+VARIANTS = {
     "mobilenet-imagenette": {
         "paper": paper(30.0, 5000.0),
-        "steady": steady(None, 2),
-        "even": EVEN,
-        "soon": soon(160, 480, 3),
+        "constant LR": constant_lr(None, 2),
+        "uniform floor": UNIFORM_FLOOR,
+        "early": early(160, 480, 3),
     },
     "alexnet-imagenette": {
         "paper": paper(60.0, 30000.0),
-        "steady": steady(None, 1),
-        "even": EVEN,
-        "soon": soon(160, 500),
+        "constant LR": constant_lr(None, 1),
+        "uniform floor": UNIFORM_FLOOR,
+        "early": early(160, 500),
     },
     "erfnet-camvid": {
         "paper": paper(1.5, 300.0, ("80%", "65%"), INNER),
-        "steady": steady(("50%", "35%"), 2),
-        "even": EVEN,
-        "soon": soon(90, 270),
+        "constant LR": constant_lr(("50%", "35%"), 2),
+        "uniform floor": UNIFORM_FLOOR,
+        "early": early(90, 270),
     },
     "resnet56-cifar10": {
         "paper": paper(3.0, 100.0),
-        "steady": steady(("80%", "65%", "50%"), 1),
-        "even": EVEN,
-        "soon": soon(200, 600),
-        "long": Form({"steps": 1200, "finetune_steps": 1200}, ("50%",), 1),
+        "constant LR": constant_lr(("80%", "65%", "50%"), 1),
+        "uniform floor": UNIFORM_FLOOR,
+        "early": early(200, 600),
+        "long": Variant({"prune_steps": 1200, "finetune_steps": 1200}, ("50%",), 1),
     },
 }
 
 
 def the_task(options: argparse.Namespace, recipe: Recipe, data: ImageData) -> Task:
-    height, width = recipe.size or (None, None)
+    height, width = recipe.image_size or (None, None)
     size = None if height is None or width is None else (height, width)
     return packed_task(
         recipe.task, DATA[options.name], options.data, device=options.device, size=size, batch=recipe.batch_size,
@@ -115,24 +115,24 @@ def the_task(options: argparse.Namespace, recipe: Recipe, data: ImageData) -> Ta
 
 
 def for_all(data: ImageData) -> ImageData:
-    """The same in memory that processes share, with as much held out as is judged by."""
-    held, judged = as_packed(data.held_out), JUDGED[data.name]
-    if len(held) > judged:
-        rows = torch.linspace(0, len(held) - 1, judged).long()
+    """The data in shared memory, with the held-out images reduced to those that are used."""
+    held, evaluated = as_packed(data.held_out), HELD_OUT_IMAGES[data.name]
+    if len(held) > evaluated:
+        rows = torch.linspace(0, len(held) - 1, evaluated).long()
         held = Packed(held.images[rows], held.labels[rows])
     splits = [Packed(s.images.share_memory_(), s.labels) for s in (as_packed(data.train), held, as_packed(data.test))]
     return replace(data, train=splits[0], held_out=splits[1], test=splits[2])
 
 
 def fitted(task: Task, source: EnergySource, options: argparse.Namespace) -> EnergyModel:
-    """The energy model of this machine, fitted once."""
+    """The energy model of this machine; fitted in the first call."""
     file, batch, step = options.root / "energy.json", MEASURED_BATCH[options.name], MULTIPLE_OF.get(options.name, 8)
     if not file.exists():
         path = options.root / "network.profile"
         found = profiled(task, batch, source, path, options.samples, options.device, step)
         found.save(options.root / "profile.gz")
         fit(found).save(file)
-    if (options.root / "profile.gz").exists():  # not where the model was brought along
+    if (options.root / "profile.gz").exists():  # missing if the model came from a record
         options.out.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(options.root / "profile.gz", options.out.with_suffix(".profile.gz"))
     return EnergyModel.load(file)
@@ -140,54 +140,54 @@ def fitted(task: Task, source: EnergySource, options: argparse.Namespace) -> Ene
 
 @dataclass(frozen=True)
 class Grid:
-    """The comparison, or a form of ECC beside it."""
+    """The comparison, or a variant of ECC."""
 
-    form: str
+    variant: str
     """Empty for the comparison itself."""
-    asked: Comparison
+    comparison: Comparison
     runs: Path
 
     def failure(self, cell: Cell) -> str | None:
-        """Why a cell will never be finished, if so: it failed, or that which it builds on."""
-        first = self.asked.built_on(cell)
+        """Why a run cannot be finished: it failed, or the run that it depends on failed; None otherwise."""
+        first = self.comparison.built_on(cell)
         for one in (cell, first):
             if one is not None and (file := failure_of(one, self.runs)).exists():
                 reason = str(json.loads(file.read_text(encoding="utf-8"))["error"])
-                return reason if one is cell else f"builds on {one.method}, which failed: {reason}"
+                return reason if one is cell else f"depends on {one.method}, which failed: {reason}"
         return None
 
     def finished(self) -> list[Cell]:
-        """Cells that have a result."""
-        missing = self.asked.missing(self.runs)
-        return [cell for cell in self.asked.cells if cell not in missing]
+        """Runs that have a result."""
+        missing = self.comparison.missing(self.runs)
+        return [cell for cell in self.comparison.cells if cell not in missing]
 
     def read(self, cell: Cell, name: str) -> dict[str, Any] | None:
-        """A file of JSON in the folder of a cell, if it is there."""
+        """A JSON file in the folder of a run, if it exists."""
         file = cell.folder(self.runs) / name
         return json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
 
     def can_begin(self, cell: Cell) -> bool:
-        """Whether there is what it builds on."""
-        first = self.asked.built_on(cell)
-        ready = first is None or first not in self.asked.missing(self.runs)
-        return ready and not self.asked.needs_dense(cell.seed, self.runs)
+        """Whether the runs that it depends on are finished."""
+        first = self.comparison.built_on(cell)
+        ready = first is None or first not in self.comparison.missing(self.runs)
+        return ready and not self.comparison.needs_dense(cell.seed, self.runs)
 
 
 def the_grids(options: argparse.Namespace, recipe: Recipe, task: Task) -> list[Grid]:
-    """The forms come after the comparison."""
+    """The comparison, followed by the variants."""
     energy = EnergyModel.load(options.root / "energy.json")
     settings = replace(recipe.settings, **json.loads(options.settings))
     methods, budgets = options.methods or recipe.methods or [], options.budgets or recipe.budgets or []
     seeds = options.seeds or recipe.seeds or 1
-    asked = {"": (methods, budgets, settings, seeds, tuple(recipe.freeze or ()))}
-    for name, form in FORMS[options.name].items():
-        some = [budget for budget in budgets if form.budgets is None or budget in form.budgets]
+    grids = {"": (methods, budgets, settings, seeds, tuple(recipe.freeze or ()))}
+    for name, variant in VARIANTS[options.name].items():
+        some = [budget for budget in budgets if variant.budgets is None or budget in variant.budgets]
         if some and "ecc" in methods:
-            own = replace(settings, **form.settings)
-            asked[name] = (["ecc"], some, own, min(seeds, form.seeds or seeds), form.freeze)
+            own = replace(settings, **variant.settings)
+            grids[name] = (["ecc"], some, own, min(seeds, variant.seeds or seeds), variant.freeze)
     return [
         Grid(
-            form,
+            variant,
             Comparison(
                 task,
                 energy,
@@ -198,9 +198,9 @@ def the_grids(options: argparse.Namespace, recipe: Recipe, task: Task) -> list[G
                 device=options.device,
                 freeze=freeze,
             ),
-            options.root / (f"runs-{form}" if form else "runs"),
+            options.root / (f"runs-{variant}" if variant else "runs"),
         )
-        for form, (methods, budgets, settings, seeds, freeze) in asked.items()
+        for variant, (methods, budgets, settings, seeds, freeze) in grids.items()
     ]
 
 
@@ -210,11 +210,11 @@ def failure_of(cell: Cell, runs: Path) -> Path:
 
 
 def train_dense(grids: list[Grid], seed: int) -> None:
-    """The dense network of one seed, trained in the comparison's folder and copied for the forms that have the seed."""
+    """The dense network of one seed, trained in the comparison's folder and copied for the variants that have the seed."""
     first = grids[0]
-    first.asked.train_dense(seed, first.runs)
+    first.comparison.train_dense(seed, first.runs)
     for grid in grids[1:]:
-        if seed < grid.asked.seeds and grid.asked.needs_dense(seed, grid.runs):
+        if seed < grid.comparison.seeds and grid.comparison.needs_dense(seed, grid.runs):
             folder = grid.runs / f"seed-{seed}"
             shutil.copytree(first.runs / folder.name / "dense", folder / "copy", dirs_exist_ok=True)
-            (folder / "copy").rename(folder / "dense")  # whole, or not there: workers wait for it
+            (folder / "copy").rename(folder / "dense")  # atomic: workers wait for it

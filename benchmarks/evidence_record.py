@@ -1,4 +1,4 @@
-"""The record of `evidence.py`: what became of every cell; and cells that are done, back from a record."""
+"""The record of `evidence.py`: the outcome of every run, and how to restore finished runs from a record."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from ecc.measure import Profile
 from ecc.methods.grid import Cell
 
 FACTS = ("scores", "widths", "batches", "parameters", "macs")
-"""Of a run's summary.json."""
+"""Fields of summary.json that the record keeps."""
 FREE = ("checkpoint_steps", "checkpoint_seconds", "log_every")
-"""Settings that change no result."""
+"""Settings that do not change the result."""
 
 
 def rows_of(grids: list[Grid]) -> list[dict[str, Any]]:
-    """What became of every cell."""
+    """The outcome of every run."""
     rows = []
     for grid in grids:
         done = grid.finished()
-        for cell in grid.asked.cells:
+        for cell in grid.comparison.cells:
             row: dict[str, Any] = {"method": cell.method, "budget": cell.budget, "seed": cell.seed}
-            row |= {"form": grid.form} if grid.form else {}
+            row |= {"variant": grid.variant} if grid.variant else {}
             if cell in done:
                 summary, facts, where = (
                     grid.read(cell, name) or {} for name in ("summary.json", "cell.json", "environment.json")
@@ -37,8 +37,8 @@ def rows_of(grids: list[Grid]) -> list[dict[str, Any]]:
                 row |= {key: summary[key] for key in FACTS if key in summary}
                 row |= {"predicted": summary["budgets"]["energy"], "cell_seconds": facts["seconds"]}
                 row |= {"date": where["sessions"][-1]["started"][:10]}
-                weighed = grid.read(cell, "weighed.json")
-                row |= {} if weighed is None else {"weighed": weighed}
+                measured = grid.read(cell, "measured.json")
+                row |= {} if measured is None else {"measured": measured}
             else:
                 row["missing"] = grid.failure(cell) or "not finished"
             rows.append(row)
@@ -46,42 +46,47 @@ def rows_of(grids: list[Grid]) -> list[dict[str, Any]]:
 
 
 def dense_weights(grid: Grid) -> dict[str, str]:
-    """By seed, of this session: whether those of another started from the same networks can be seen by this."""
-    files = {str(seed): grid.runs / f"seed-{seed}/dense/dense.safetensors" for seed in range(grid.asked.seeds)}
+    """Hash of the dense weights by seed, to compare sessions."""
+    files = {str(seed): grid.runs / f"seed-{seed}/dense/dense.safetensors" for seed in range(grid.comparison.seeds)}
     return {seed: hashlib.sha256(file.read_bytes()).hexdigest() for seed, file in files.items() if file.exists()}
 
 
 def bring_model(record: Path, root: Path) -> None:
-    """The profile that is kept beside a record, and the energy model fitted to it, unless there is one already."""
+    """Copy the profile of a record and fit the energy model, unless there is one already."""
     if not (root / "energy.json").exists():
         shutil.copy(record.with_suffix(".profile.gz"), root / "profile.gz")
         fit(Profile.load(root / "profile.gz")).save(root / "energy.json")
 
 
 def bring_cells(record: Path, grids: Sequence[Grid], without: Sequence[str] = ()) -> int:
-    """Cells that a record tells are done count as done: as much of their folders as a record has, and no weights.
+    """Restore finished runs from a record, without their weights.
 
     Args:
-        record: Of the same experiment.
-        grids: What is asked for; begun. A cell that is neither asked for nor new is left as it is.
-        without: Forms that are to be run again.
+        record: Record of the same experiment.
+        grids: What is requested for; begun. A cell that is neither requested for nor new is left as it is.
+        without: Variants to repeat.
 
     Returns:
-        How many there were.
+        Number of restored runs.
 
     Raises:
         BadFile: If it was made with other settings.
     """
     before = json.loads(record.read_text(encoding="utf-8"))
-    now = vars(grids[0].asked.settings)
+    now = vars(grids[0].comparison.settings)
     for name, then in before["settings"].items():
         if name not in FREE and name in now and then != now[name]:
             raise BadFile(f"{record} was made with {name} = {then}, and now it is {now[name]}. Start without it.")
-    forms, brought = {grid.form: grid for grid in grids}, 0
+    variants, brought = {grid.variant: grid for grid in grids}, 0
     for row in before["rows"]:
-        grid = forms.get(row.get("form", ""))
+        grid = variants.get(row.get("variant", ""))
         cell = Cell(row["method"], row["budget"], row["seed"])
-        if grid is None or "missing" in row or grid.form in without or cell not in grid.asked.missing(grid.runs):
+        if (
+            grid is None
+            or "missing" in row
+            or grid.variant in without
+            or cell not in grid.comparison.missing(grid.runs)
+        ):
             continue
         folder = cell.folder(grid.runs)
         folder.mkdir(parents=True, exist_ok=True)
@@ -89,8 +94,8 @@ def bring_cells(record: Path, grids: Sequence[Grid], without: Sequence[str] = ()
             "summary.json": {key: row[key] for key in FACTS if key in row} | {"budgets": {"energy": row["predicted"]}},
             "widths.json": row["widths"],
             "environment.json": {"sessions": [{"started": row["date"]}]},
-            "weighed.json": row.get("weighed"),
-            "cell.json": {"seconds": row["cell_seconds"]},  # the last: then it counts
+            "measured.json": row.get("measured"),
+            "cell.json": {"seconds": row["cell_seconds"]},  # last: marks the run as finished
         }
         for name, facts in files.items():
             if facts is not None:

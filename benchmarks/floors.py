@@ -17,8 +17,8 @@ from machine import machine, write_record
 from profile_networks import settings_of
 
 from ecc.graph import ChannelGraph, trace_channels
-from ecc.measure import Clock, close_meter, find_meter
-from ecc.measure.profilers import DeviceProfiler
+from ecc.measure import Clock, DeviceProfiler, close_meter, find_meter
+from ecc.records import to_builtins
 from ecc.zoo import find_task
 
 WAYS = {
@@ -55,7 +55,7 @@ def main() -> None:
         for way, how in WAYS.items():
             settings = settings_of(3, autotune=False, **how)
             bench = DeviceProfiler(model, graph, example, meter, settings, options.device, Clock())
-            counter = bench.ready(counter)
+            counter = bench.prepare(counter)
             joules = {}
             for what, (share, multiple) in CUTS.items():
                 joules[what] = bench.sample(None, 0, 0, cut(graph, share, multiple)).joules
@@ -66,7 +66,7 @@ def main() -> None:
     record = {
         "what": "joules of evenly cut networks, by the way of running them",
         "environment": machine(),
-        "meter": meter.describe().to_dict(),
+        "meter": to_builtins(meter.describe()),
         "rows": found,
     }
     close_meter(meter)

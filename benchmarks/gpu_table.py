@@ -22,11 +22,11 @@ COLUMNS = {
 
 
 def gpu_section() -> str:
-    """The section, or nothing where the suite has not been run."""
+    """The section; empty if the suite has not been run."""
     return section_of(load(FILE), origin(FILE)) if (RESULTS / FILE).exists() else ""
 
 
-def section_of(found: dict[str, Any], told_origin: str) -> str:
+def section_of(found: dict[str, Any], source: str) -> str:
     """Text and tables of a record."""
     checks = found["checks"]
     passed = sum(check["passed"] for check in checks.values())
@@ -38,8 +38,8 @@ def section_of(found: dict[str, Any], told_origin: str) -> str:
         table(["check", "result", "seconds", "numbers"], [_line(check) for check in checks.values()]),
     ]
     if rows := checks.get("settings", {}).get("numbers", {}).get("table"):
-        parts += ["Prunable groups of all groups, by device and settings of torch:", settings_table(rows)]
-    return "\n\n".join([*parts, told_origin]) + "\n\n"
+        parts += ["Prunable groups / all groups, by device and PyTorch settings:", settings_table(rows)]
+    return "\n\n".join([*parts, source]) + "\n\n"
 
 
 def _line(check: dict[str, Any]) -> list[str]:
@@ -48,7 +48,7 @@ def _line(check: dict[str, Any]) -> list[str]:
 
 
 def settings_table(rows: dict[str, dict[str, dict[str, Any]]]) -> str:
-    """One line for each network; a count that is not that of the CPU is bold."""
+    """One line per network; a count that differs from the CPU is bold."""
     columns = [name for name in COLUMNS if any(name in cells for cells in rows.values())]
     lines = [
         [name, *(_cell(cells[column]) if column in cells else "" for column in columns)] for name, cells in rows.items()

@@ -36,8 +36,9 @@ from ecc.energy import EnergyModel, fit, parse_budgets
 from ecc.graph import trace_channels
 from ecc.measure import find_meter, profile
 from ecc.methods import Compression, CompressSettings
+from ecc.options import settings_from
 from ecc.task import Task, with_batch_size
-from ecc.training import LRSchedule, OnStep, RunDir, Teacher
+from ecc.training import LRSchedule, OnStep, RunDir, StepInfo, Teacher
 
 GOAL = 1.05
 BLOCKS = 5  # of each loop for a ratio; with blocks of ten steps, the loss is looked at as often as by default
@@ -71,9 +72,9 @@ class Watched(Compression):
     ) -> None:
         watch = self.begin(phase, self, model, teacher)
 
-        def both(step: int, facts: Mapping[str, Any]) -> bool:
+        def both(step: int, info: StepInfo) -> bool:
             if on_step is not None:
-                on_step(step, facts)
+                on_step(step, info)
             return watch(step)
 
         super()._train(run, model, optimizer, stream, phase, teacher, both, steps, schedule)
@@ -183,14 +184,17 @@ def measured(
 
 
 def settings_of(device: torch.device, log_every: int) -> CompressSettings:
-    return CompressSettings(
-        steps=SOLVE_STEPS,
-        finetune_steps=SOLVE_STEPS,
-        lr=LR,
-        weight_decay=WEIGHT_DECAY,
-        precision="bf16" if device.type == "cuda" else "fp32",
-        channels_last=True,
-        log_every=log_every,
+    return settings_from(
+        CompressSettings,
+        dict(
+            prune_steps=SOLVE_STEPS,
+            finetune_steps=SOLVE_STEPS,
+            lr=LR,
+            weight_decay=WEIGHT_DECAY,
+            precision="bf16" if device.type == "cuda" else "fp32",
+            channels_last=True,
+            log_every=log_every,
+        ),
     )
 
 

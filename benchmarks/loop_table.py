@@ -12,22 +12,22 @@ WANTED = ("ResNet-18", "MobileNet v1", "ERFNet", "ViT-Tiny")
 
 
 def loop_section() -> str:
-    """The section, or nothing where the benchmark has not been run."""
+    """The section; empty if the benchmark has not been run."""
     return section_of(load(FILE), origin(FILE)) if (RESULTS / FILE).exists() else ""
 
 
-def section_of(found: dict[str, Any], told_origin: str) -> str:
+def section_of(found: dict[str, Any], source: str) -> str:
     """Text and table of a record."""
     ratios = [row[phase]["ratio"] for one in found["networks"].values() for row in one["rows"] for phase in PHASES]
     within, goal = sum(ratio <= found["goal"] for ratio in ratios), found["goal"]
-    text = f"""## The training loop
+    text = f"""## Overhead of the training loop
 
-A training step of `ecc compress` and one of a plain PyTorch loop that does the same work, on the {found["device"]} in
-{found["precision"]}, channels last: the same network, batch size, augmentation and loss, fused Adam, and the teacher
-where there is distillation. *prune* removes channels, *finetune* trains the slim network. Blocks of
-{found["steps_of_a_block"]} steps of both loops alternate, and each ratio is of {found["log_every"]} steps, in which
-either loop looks at its loss once; the median is shown. The goal was a ratio of at most {goal:.2f}; {within} of
-{len(ratios)} are within it, and the largest is {max(ratios):.2f}. {_missed(found)}
+Time of a training step of `ecc compress` relative to a hand-written PyTorch loop that does the same work, on an
+{found["device"]} in {found["precision"]} and channels-last: same network, batch size, augmentation, loss, fused Adam, and
+teacher where distillation is on. *prune* removes channels, *finetune* trains the slim network. Blocks of
+{found["steps_of_a_block"]} steps of both loops alternate; each ratio covers {found["log_every"]} steps, in which either loop
+reads its loss once; the table shows the median. Goal: a ratio of at most {goal:.2f}. {within} of {len(ratios)} ratios
+meet it; the largest is {max(ratios):.2f}. {_missed(found)}
 """
     head = ["network", "CUDA graph", "distillation"]
     head += [f"{phase}: {what}" for phase in PHASES for what in ("plain, ms", "ECC, ms", "ratio")]
@@ -40,10 +40,14 @@ either loop looks at its loss once; the median is shown. The goal was a ratio of
         for row in one["rows"]
     ]
     data = "; ".join(f"{name}: {one['data']}" for name, one in found["networks"].items())
-    own = " In *own file* a user's generator crops the images on the host, in both loops." if "own file" in data else ""
+    own = (
+        " In *own file* both loops take batches from a Python generator that crops images on the CPU."
+        if "own file" in data
+        else ""
+    )
     absent = [name for name in WANTED if name not in found["networks"]]
-    own += f" Not measured yet: {', '.join(absent)}." if absent else ""
-    return "\n".join([text, table(head, lines), "", f"Data: {data}.{own}", "", told_origin, "", ""])
+    own += f" Not measured: {', '.join(absent)}." if absent else ""
+    return "\n".join([text, table(head, lines), "", f"Data: {data}.{own}", "", source, "", ""])
 
 
 def _missed(found: dict[str, Any]) -> str:
@@ -53,11 +57,11 @@ def _missed(found: dict[str, Any]) -> str:
         for phase in PHASES
     }
     if not any(missed.values()):
-        return "The goal is held."
+        return "The goal is met."
     counts = " and ".join(f"{count} times in {phase}" for phase, count in missed.items() if count)
     return (
-        f"It is missed {counts}.\nOnly *prune* has work that the plain loop has not: masks after each step, and every "
-        "few steps sums of gradients\nand an update of the widths, small kernels that the host has to start."
+        f"It is missed {counts}.\nOnly *prune* does work that the plain loop does not do: masking after each step, and every "
+        "few steps accumulating\nimportance and updating the widths, which launch many small kernels."
     )
 
 

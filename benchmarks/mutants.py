@@ -46,6 +46,8 @@ TESTS = {"solver": "tests/methods/ecc", "slimming": "tests/graph", "energy": "te
 AT_ONCE = 2
 CHANGED = ", changed"
 PRELOADED = ("pytest", "torch", "scipy.optimize", "scipy.sparse.csgraph", "sklearn.datasets")
+QUIET = "ignore:mypy_extensions.TypedDict:DeprecationWarning"
+"""Hypothesis imports libcst, where it is installed, to report a failure; that import may raise this warning."""
 _FAILED = re.compile(r"^(FAILED|ERROR) (\S+)", re.MULTILINE)
 _ALL_PASSED, _SOME_FAILED, _INTERRUPTED = 0, 1, 2  # exit codes of pytest; the last one is an error while collecting
 
@@ -155,7 +157,7 @@ def _fork(tree: Path, words: list[str]) -> int:
             del sys.modules[name]
         import pytest
 
-        code = int(pytest.main(["-q", "-rfE", "--tb=no", "-p", "no:cacheprovider", *words]))
+        code = int(pytest.main(["-q", "-rfE", "--tb=no", "-p", "no:cacheprovider", "-W", QUIET, *words]))
         sys.stdout.flush()
     except BaseException:  # noqa: BLE001 - told in the log, and the process ends
         traceback.print_exc()

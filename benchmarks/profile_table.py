@@ -12,11 +12,11 @@ NOISE_GOAL = 0.01  # standard deviation of the dense reference
 
 
 def profile_section() -> str:
-    """The section, or nothing where it has not been measured."""
+    """The section; empty if it has not been measured."""
     return section_of(load(FILE), origin(FILE)) if (RESULTS / FILE).exists() else ""
 
 
-def section_of(found: dict[str, Any], told_origin: str) -> str:
+def section_of(found: dict[str, Any], source: str) -> str:
     """Text and table of a record."""
     networks = found["networks"]
     slow = [name for name, one in networks.items() if one["seconds_per_sample"] > SECONDS_GOAL]
@@ -25,22 +25,22 @@ def section_of(found: dict[str, Any], told_origin: str) -> str:
     return "\n\n".join(
         [
             "## Time to profile",
-            f"Networks of no recipe on an {found['device']}, profiled with default options. Seconds per sample are "
-            "wall-clock time from one\nrow of the file to the next. *Repeat noise* is the standard deviation of the "
-            "dense reference, *bias* its mean\nagainst one long window of the same network.",
-            f"The goal for a sample was {SECONDS_GOAL:g} s on average: {_verdict(slow)}. The goal for the repeat noise "
-            f"was {NOISE_GOAL:.0%}: {_verdict(noisy)}.\nModes were chosen by default, {'; '.join(reasons)}.",
+            f"Networks without a recipe on an {found['device']}, profiled with default options. Seconds per sample are "
+            "wall-clock time between\ntwo samples, everything included. *Repeat noise* is the standard deviation of repeated "
+            "measurements of the dense\nnetwork, *bias* their mean relative to one long measurement.",
+            f"Goals: at most {SECONDS_GOAL:g} s per sample ({_verdict(slow)}) and at most {NOISE_GOAL:.0%} repeat noise "
+            f"({_verdict(noisy)}).\nThe execution mode was chosen automatically, {'; '.join(reasons)}.",
             table(
-                ["network", "mode", "s per sample", "slowest, s", "samples", "repeat noise", "references", "bias"],
+                ["network", "mode", "s per sample", "slowest, s", "samples", "repeat noise", "repeats", "bias"],
                 [_line(name, one) for name, one in networks.items()],
             ),
-            told_origin + "\n\n",
+            source + "\n\n",
         ]
     )
 
 
 def _verdict(missed: list[str]) -> str:
-    return f"missed by {', '.join(missed)}" if missed else "held by all networks"
+    return f"missed by {', '.join(missed)}" if missed else "met by all networks"
 
 
 def _line(name: str, one: dict[str, Any]) -> list[str]:

@@ -31,8 +31,8 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "benchmarks")]
 
 import torch  # noqa: E402 - the tests' folder must be on the path first
+from click.testing import CliRunner  # noqa: E402
 from machine import machine, write_record  # noqa: E402
-from typer.testing import CliRunner  # noqa: E402
 
 from ecc.cli.app import app  # noqa: E402
 from faults import fuzz  # noqa: E402

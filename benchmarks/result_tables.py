@@ -8,7 +8,8 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "results"
-CLEARLY = 1.03  # times as much: more than short windows scatter
+CLEARLY = 1.03  # relative energy that is clearly above the noise of short measurements
+WINDOWS = {"ours": "aligned window", "nvidia-smi child": "nvidia-smi polling"}
 KINDS = ("torchvision classification", "torchvision segmentation", "timm", "all")
 
 
@@ -26,7 +27,7 @@ def origin(name: str) -> str:
 
 
 def origin_of(name: str, found: dict[str, Any]) -> str:
-    """Which file says so, and where its numbers were measured."""
+    """Source of a table: file, date, machine and command."""
     keys = ("cpu", "cores", "python", "torch", "torchvision", "timm", "torch_pruning", "onnx", "onnxruntime")
     facts = ", ".join(f"{key} {found[key]}" for key in keys if found.get(key))
     return f"`results/{name}`, {found['date']}: {facts}. `{found['command']}`"
@@ -45,9 +46,13 @@ def coverage() -> str:
         lines.append(
             [f"{title}: median seconds to trace", *[f"{totals[k]['median_trace_seconds'][tool]:.2f}" for k in KINDS]]
         )
-    lines.append(["trace, theirs / ours, median", *[f"{totals[k]['median_trace_ratio']:.2f}" for k in KINDS]])
-    lines.append(["cut, their step / ours, median", *[f"{totals[k]['median_cut_ratio']:.1f}" for k in KINDS]])
-    lines.append(["removal alone, theirs / ours, median", *[f"{totals[k]['median_removal_ratio']:.1f}" for k in KINDS]])
+    lines.append(
+        ["trace time, Torch-Pruning / ECC, median", *[f"{totals[k]['median_trace_ratio']:.2f}" for k in KINDS]]
+    )
+    lines.append(["prune time, pruner step / ECC, median", *[f"{totals[k]['median_cut_ratio']:.1f}" for k in KINDS]])
+    lines.append(
+        ["prune time, removal alone / ECC, median", *[f"{totals[k]['median_removal_ratio']:.1f}" for k in KINDS]]
+    )
     missed = [row for row in rows if row["ecc"]["status"] != "exact"]
     slow = sorted(rows, key=lambda row: -row["ecc"]["trace_seconds"])[:5]
     return "\n".join(
@@ -83,18 +88,18 @@ def scaling() -> str:
         [
             f"{p['family']}, depth {p['depth']}, width {p['width']}",
             f"{p['trace_seconds']:.3f}",
-            f"{p['resized_seconds'] * 1e3:.1f}",
+            f"{p['with_widths_seconds'] * 1e3:.1f}",
             "-" if p.get("slim_seconds") is None else f"{p['slim_seconds'] * 1e3:.1f}",
             f"{p['file_bytes'] / 1e3:.0f}",
         ]
         for p in data["points"]
     ]
     exponents = [
-        f"{e['family']} over {e['over']}: trace {e['trace_seconds']:.2f}, with_widths {e['resized_seconds']:.2f}"
+        f"{e['family']} over {e['over']}: trace {e['trace_seconds']:.2f}, with_widths {e['with_widths_seconds']:.2f}"
         for e in data["exponents"]
     ]
     head = ["network", "trace, s", "with_widths on meta, ms", "slim, ms", "graph file, kB"]
-    return table(head, lines) + "\n\nExponents over the last decade (1 is linear): " + "; ".join(exponents) + "."
+    return table(head, lines) + "\n\nExponents over the last factor of ten (1 is linear): " + "; ".join(exponents) + "."
 
 
 def resizing() -> str:
@@ -111,42 +116,52 @@ def energy_models() -> str:
         lines.append(
             [
                 name,
-                str(one["rows"]),
-                f"{one['seconds_per_network']:.2f}",
+                str(len(one["values"])),
+                f"{one['seconds_per_sample']:.2f}",
                 f"{one['noise']:.2%}",
                 f"{bilinear['mean']:.2%}",
                 f"**{physical['mean']:.2%}**",
-                f"{physical['ninetieth']:.2%}",
+                f"{physical['p90']:.2%}",
                 f"{physical['bias']:+.2%}",
                 f"{physical['dense_fitted']:+.1%} / {physical['dense']:+.1%}",
                 f"{physical['near_dense']:.2%}",
             ]
         )
-    head = ["profile", "rows", "s a row", "noise", "bilinear", "ours", "9 in 10", "bias", "dense: fitted / held out"]
+    head = [
+        "profile",
+        "samples",
+        "s per sample",
+        "noise",
+        "bilinear",
+        "physical",
+        "p90",
+        "bias",
+        "dense: fitted / held out",
+    ]
     return table([*head, "near dense"], lines)
 
 
 def floors() -> str:
-    """What evenly cut networks take, and those that take more than the dense one."""
+    """Energy of uniformly pruned networks, and how many need more than the dense one."""
     found = load("floors.json")["rows"]
     cuts = [cut for cut in found[0]["joules"] if cut != "dense"]
     lines, dearer = [], []
     for row in found:
-        name = f"{row['network']}, batches of {row['batch']}, {row['way']}"
+        name = f"{row['network']}, batch {row['batch']}, {row['way']}"
         shares = {cut: row["joules"][cut] / row["joules"]["dense"] for cut in cuts}
         dearer += [share for share in shares.values() if share > CLEARLY]
         lines.append([name, f"{row['joules']['dense']:.4g}", *[f"{share:.1%}" for share in shares.values()]])
     return (
-        table(["network", "dense, J a batch", *cuts], lines)
-        + f"\n\n{len(dearer)} of these {len(lines) * len(cuts)} narrower networks take over {CLEARLY:.0%} of what the "
-        + f"dense one takes, up to {max(dearer):.1f} times as much."
+        table(["network", "dense, J per batch", *cuts], lines)
+        + f"\n\n{len(dearer)} of these {len(lines) * len(cuts)} pruned networks need more than {CLEARLY:.0%} of the energy "
+        + f"of the dense network, up to {max(dearer):.1f} times as much."
     )
 
 
 def windows() -> str:
     lines = [
         [
-            f"{length} s, {way}",
+            f"{length} s, {WINDOWS.get(way, way)}",
             f"{row['bias']:+.2%}",
             f"{row['spread']:.2%}",
             f"{(row['bias'] ** 2 + row['spread'] ** 2) ** 0.5:.2%}",
@@ -155,7 +170,7 @@ def windows() -> str:
         for length, ways in load("window_accuracy.json")["windows"].items()
         for way, row in ways.items()
     ]
-    return table(["window", "bias", "spread", "both (r.m.s.)", "really took, s"], lines)
+    return table(["window", "bias", "std", "total (RMS)", "actual length, s"], lines)
 
 
 def step_times() -> str:
@@ -170,10 +185,10 @@ def step_times() -> str:
                     "x".join(map(str, one["shape"])),
                     f"{one['milliseconds']['adam']:.1f}",
                     f"**{one['ratio_to_adam']['ecc']:.3f}**",
-                    f"{one['ratio_to_adam']['literal']:.3f}",
+                    f"{one['ratio_to_adam']['admm']:.3f}",
                 ]
             )
-    return table(["network", "parameters", "batch", "Adam, ms", "EccSolver / Adam", "literal / Adam"], lines)
+    return table(["network", "parameters", "batch", "Adam, ms", "EccSolver / Adam", "admm, per layer / Adam"], lines)
 
 
 def startup() -> str:
@@ -188,7 +203,7 @@ def startup() -> str:
 
 
 def exports() -> str:
-    """Files for other programs: how far they are from the network, and what onnxruntime takes."""
+    """Exported files: difference from the network, and latency in onnxruntime."""
     found = load("export_roundtrip.json")
     rows = []
     for row in found["rows"]:
@@ -219,7 +234,7 @@ def weights() -> str:
             if key in one
         )
         lines.append([name, found, one["stated"]])
-    return table(["network and data", "here", "stated for the files"], lines)
+    return table(["network and data", "here", "published for the files"], lines)
 
 
 def data_speeds() -> str:
@@ -227,7 +242,7 @@ def data_speeds() -> str:
     for name, one in load("data_speed.json")["speed"].items():
         best = one.get("threads_2", one)
         lines.append([name, f"{best['images_per_core_second']:,.0f}", f"{best['images_per_second']:,.0f}"])
-    return table(["training images", "a second of one core", "a second here"], lines)
+    return table(["training images", "per second and core", "per second here"], lines)
 
 
 def reliability() -> str:
@@ -238,7 +253,7 @@ def reliability() -> str:
     ]
     totals = found["totals"]
     lines.append(["all", f"{totals['tried']:,}", f"{totals['survived']:,}", str(totals["lost"])])
-    return table(["faults", "tried", "survived", "lost"], lines)
+    return table(["kind", "cases", "passed", "failed"], lines)
 
 
 def compressed(points_goal: float) -> str:
@@ -257,14 +272,14 @@ def compressed(points_goal: float) -> str:
             "compressed",
             f"{energy['result']:.4f}",
             f"{found['energy_share_of_dense']:.1%}",
-            f"{scores['before tuning']:.2%} / {scores['after tuning']:.2%}",
+            f"{scores['pruned']:.2%} / {scores['finetuned']:.2%}",
             f"{summary['parameters']['result'] / 1e6:.2f} M",
         ],
     ]
     widths = ", ".join(f"{w} of {summary['full_widths'][n]}" for n, w in summary["widths"].items())
     return (
-        table(["", f"J a batch, {energy['label']}", "share", "accuracy before / after tuning", "parameters"], lines)
-        + f"\n\nThe budget of {energy['limit']:.4f} J is reached to {found['budget_share_reached']:.1%}, after "
-        + f"{summary['weighings']} weighings; {found['points_lost']:.1f} points are lost, where the goal was "
-        + f"{points_goal:g}. Widths, from the input on: {widths}."
+        table(["", f"J per batch, {energy['label']}", "/ dense", "accuracy: pruned / fine-tuned", "parameters"], lines)
+        + f"\n\nThe result uses {found['budget_share_reached']:.1%} of the budget of {energy['limit']:.4f} J, after "
+        + f"{summary['cost_checks']} measurements during pruning. Accuracy falls by {found['points_lost']:.1f} points (goal: at "
+        + f"most {points_goal:g}). Widths from input to output: {widths}."
     )

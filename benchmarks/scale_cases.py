@@ -18,9 +18,9 @@ sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "benchmarks")]
 
 import torch  # noqa: E402 - the tests' folder must be on the path first
 import torch.nn.functional as F  # noqa: E402
+from click.testing import CliRunner  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 from trace_scaling import plain, reset_peak_memory, status  # noqa: E402
-from typer.testing import CliRunner  # noqa: E402
 
 import ecc  # noqa: E402
 from ecc.cli.app import app  # noqa: E402
@@ -31,9 +31,8 @@ from ecc.measure.counter import probe_counter  # noqa: E402
 from ecc.measure.workload import make_workload  # noqa: E402
 from ecc.methods import EccSolver  # noqa: E402
 from ecc.methods.grid import Cell  # noqa: E402
-from ecc.report.history import Follower  # noqa: E402
-from ecc.report.html import content_of, page_of  # noqa: E402
-from ecc.report.page import page_facts  # noqa: E402
+from ecc.report.load import Follower, load_report  # noqa: E402
+from ecc.report.page import page_content, render_page  # noqa: E402
 from ecc.training.run_dir import RunDir, open_run  # noqa: E402
 from ecc.zoo import find_task  # noqa: E402
 from measure.fakes import FakeBoard, FakeMeter  # noqa: E402
@@ -183,7 +182,7 @@ def _solve(run: RunDir, energy: EnergyModel, steps: range, share: float) -> None
         facts = {"spent": {"energy": spent}, "target": spent, "energy_dual": 0.1 * step, "widths": widths}
         run.log({"phase": "solver", "step": step, **facts, "width_duals": dict.fromkeys(widths, 0.1), "total": step})
         counted_ = {"step": step, "total": step, "lineage": step}
-        run.log({"phase": "solve", **counted_, "loss": 1 / (1 + step), "lr": 1e-4, "wall": {"steps_per_second": 9.7}})
+        run.log({"phase": "prune", **counted_, "loss": 1 / (1 + step), "lr": 1e-4, "wall": {"steps_per_second": 9.7}})
 
 
 def _summary(energy: EnergyModel, share: float, method: str | None) -> dict[str, Any]:
@@ -200,7 +199,7 @@ def _summary(energy: EnergyModel, share: float, method: str | None) -> dict[str,
         "met": True,
         "widths": {name: max(1, round(share * width)) for name, width in widths.items()},
         "full_widths": widths,
-        "scores": {"dense": 0.98, "before tuning": 0.5 + share / 3, "after tuning": 0.6 + share / 3},
+        "scores": {"dense": 0.98, "pruned": 0.5 + share / 3, "finetuned": 0.6 + share / 3},
         "batches": {"total": 2000, "lineage": 2000},
     }
 
@@ -227,7 +226,7 @@ def cells(size: int, folder: Path) -> Point:
 
 
 def _report(notes: Notes, root: Path, page: Path) -> None:
-    page_of(page_facts(next(iter(root.glob("seed-0/ecc-30")), root)))  # the plotting library is loaded once
+    render_page(load_report(next(iter(root.glob("seed-0/ecc-30")), root)))  # the plotting library is loaded once
     result = notes.timed("ecc report", lambda: CliRunner().invoke(app, ["report", str(root), "-o", str(page)]))
     assert result.exit_code == 0, result.output
     notes.facts["page_bytes"] = page.stat().st_size
@@ -240,14 +239,14 @@ def lines(size: int, folder: Path) -> Point:
     with open_run(path, config) as run:
         energy.save(run.path / "energy.json")
         notes.timed("log all lines", lambda: _solve(run, energy, range(1, size // 2 + 1), 0.5))
-        run.save({"phase": "solve"})
+        run.save({"phase": "prune"})
     notes.facts["file_bytes"] = (path / "history.jsonl").stat().st_size
     with notes.opened("resume", path, config) as run:
         notes.timed("tell loggers anew", lambda: sum(1 for _ in run.history()))
         follower = Follower()
-        content_of(page_facts(path, follower))
+        page_content(load_report(path, follower))
         _solve(run, energy, range(size // 2 + 1, size // 2 + 2), 0.5)
-        notes.timed("follow one more line", lambda: content_of(page_facts(path, follower)))
+        notes.timed("follow one more line", lambda: page_content(load_report(path, follower)))
     _report(notes, path, folder / "page.html")
     return notes.point(size)
 

@@ -8,25 +8,25 @@ from typing import Any
 Record = Mapping[str, Any]
 
 WORDS = {
-    "rows": ("networks in a profile", "{:,}"),
+    "rows": ("samples in a profile", "{:,}"),
     "groups": ("groups in a network", "{:,}"),
     "cells": ("runs in a grid", "{:,}"),
     "lines": ("lines in a history", "{:,}"),
     "parameters": ("parameters on the meta device", "{:,}"),
 }
 BASE_SECONDS, BASE_BYTES = 1e-3, 1e6
-"""Where the largest size takes no more seconds, or the smallest no more bytes, that is not what grows."""
+"""Below these, growth is not reported: it would be noise."""
 
 
 def scale_section(record: Record) -> str:
-    """`## Load and scale`: a table of the largest sizes, and what does not fit into one."""
+    """The section: a table of the largest sizes, and the numbers that do not fit into it."""
     cases = record["cases"]
     lines = [
-        "## Load and scale",
+        "## Scalability",
         "",
         _opening(cases),
         "",
-        "| of | | time | grows as | memory | grows as |",
+        "| size | operation | time | growth | memory | growth |",
         "|---|---|---|---|---|---|",
     ]
     for name, (words, shape) in WORDS.items():
@@ -58,9 +58,9 @@ def _opening(cases: Record) -> str:
         ),
         default=None,
     )
-    words = "Seconds of one core, and memory beyond what the process had, at the largest size that was tried. "
-    words += "The exponent is that of the last decade of sizes; 1 is linear"
-    return words + (f", and the largest is {worst[0]:.1f} ({worst[1]}, over {worst[2]})." if worst else ".")
+    words = "CPU seconds and additional memory at the largest size that was tested. "
+    words += "The exponent is that of the last factor of ten; 1 is linear"
+    return words + (f". The largest is {worst[0]:.1f} ({worst[1]}, {worst[2]})." if worst else ".")
 
 
 def _rows(case: Record, words: str) -> list[str]:
@@ -68,12 +68,12 @@ def _rows(case: Record, words: str) -> list[str]:
     least, largest = case["points"][0]["parts"], case["points"][-1]["parts"]
     for number, (part, found) in enumerate(largest.items()):
         grows = case["exponents"][part]
-        is_told = found["seconds"] >= BASE_SECONDS
+        is_reported = found["seconds"] >= BASE_SECONDS
         cells = [
             words if number == 0 else "",
             part,
             _seconds(found["seconds"]),
-            _power(grows["seconds"]) if is_told else "",
+            _power(grows["seconds"]) if is_reported else "",
             _bytes(found.get("peak_bytes")),
             _power(grows["peak_bytes"]) if least.get(part, {}).get("peak_bytes", 0) >= BASE_BYTES else "",
         ]
@@ -87,7 +87,7 @@ def _pages(cases: Record) -> str:
         if name in cases:
             point = cases[name]["points"][-1]
             found.append(f"{point['page_bytes'] / 1e6:.1f} MB for {point['size']:,} {WORDS[name][0].split()[0]}")
-    return f"The page of a report has {_joined(found)}, the plotting library among it." if found else ""
+    return f"Size of a report page, plotting library included: {_joined(found)}." if found else ""
 
 
 def _meta(cases: Record) -> str:
@@ -97,7 +97,9 @@ def _meta(cases: Record) -> str:
     peak, weights = point["parts"]["trace"].get("peak_bytes"), point["weight_bytes"]
     if peak is None:
         return ""
-    return f"A network of {weights / 1e9:.1f} GB of weights is traced in {_bytes(peak)}, {peak / weights:.1%} of them."
+    return (
+        f"Tracing a network with {weights / 1e9:.1f} GB of weights takes {_bytes(peak)}, {peak / weights:.1%} of that."
+    )
 
 
 def _leak(cases: Record, name: str) -> str:
@@ -107,7 +109,11 @@ def _leak(cases: Record, name: str) -> str:
     words = {"steps": "steps of a solver", "windows": "measured windows"}[name]
     first = next(look for look in point["looks"] if look["steps"] >= point["size"] / 5)
     last = point["looks"][-1]
-    files = "no file more is open" if point["more_files"] == 0 else f"{point['more_files']} files more are open"
+    files = (
+        "the number of open files stays the same"
+        if point["more_files"] == 0
+        else f"{point['more_files']} more files are open"
+    )
     return (
         f"From {first['steps']:,} to {last['steps']:,} {words}, memory grows by "
         f"{point['bytes_per_1000_steps'] / 1e3:.1f} kB per 1,000, and {files}."

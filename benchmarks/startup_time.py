@@ -20,7 +20,7 @@ from pathlib import Path
 
 from machine import machine, write_record
 
-from ecc.cli.overview import VERBS
+from ecc.cli.app import VERBS
 
 ROOT = Path(__file__).resolve().parent.parent
 LEAST_ROUNDS = 7

@@ -15,7 +15,7 @@ the units of every group is silenced in one copy and removed from another, and t
     refused            ECC said why it does not handle the network
     WRONG, crash, time limit, outputs not finite, cannot be built here
 
-Torch-Pruning (`coverage_rival.py` says how it is treated): seconds to build its graph and list all groups, and of a
+Torch-Pruning (`coverage_torch_pruning.py` says how it is treated): seconds to build its graph and list all groups, and of a
 step of its pruner to 40 % fewer channels (one-shot, magnitude); then the same comparison of masked and removed.
     exact, nothing pruned, crash, time limit, outputs not finite, forward fails after pruning
     differs by nature (norm)    a pruned group passes a norm over channels: no cut of it can be exact

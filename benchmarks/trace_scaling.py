@@ -111,7 +111,7 @@ def _time_the_rest(model: nn.Module, graph: ecc.ChannelGraph, seconds: dict[str,
     if not any(p.is_meta for p in model.parameters()):
         masked = ecc.with_widths(model, graph, {})
         dead = {g.name: torch.randperm(g.width)[: g.width // 2] for g in graph.prunable}
-        ecc.mask_channels_(masked, graph, dead)
+        ecc.graph.mask_channels_(masked, graph, dead)
         _timed(lambda: ecc.slim(masked, graph), seconds["slim_seconds"])
 
 

@@ -30,6 +30,7 @@ from machine import machine, write_record
 
 from ecc.measure import MeasureSettings, Meter, find_meter, measure, probe_counter
 from ecc.measure.runner import prepare_runner
+from ecc.records import to_builtins
 from ecc.zoo import MobileNetV1
 
 LENGTHS = (0.3, 0.5, 1.0, 2.0)
@@ -112,15 +113,7 @@ def main() -> None:
     model = MobileNetV1().eval().cuda()
     example = torch.randn(options.batch, 3, 224, 224, device="cuda")
     results: dict[str, dict[str, tuple[list[float], list[float]]]] = {}
-    with prepare_runner(
-        model,
-        example,
-        mode="graph",
-        precision="tf32",
-        memory_format="contiguous",
-        cudnn_autotune=True,
-        input_data="random",
-    ) as ready:
+    with prepare_runner(model, example, MeasureSettings(mode="graph", precision="tf32")) as ready:
         counter = probe_counter(meter, None, 2.0)
 
         def ours(seconds: float, repeats: int) -> tuple[list[float], list[float]]:
@@ -154,7 +147,7 @@ def main() -> None:
         "network": f"MobileNet v1, 224 px, batch {options.batch}, CUDA graph, tf32",
         "environment": machine(),
         "device": torch.cuda.get_device_name(),
-        "meter": meter.describe().to_dict(),
+        "meter": to_builtins(meter.describe()),
         "tick_seconds": counter.tick_seconds,
         "idle_watts": counter.idle_watts,
         "reference_joules": [before, after],

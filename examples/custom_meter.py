@@ -53,7 +53,7 @@ class FileMeter:
 
 def main(file: str | None) -> None:
     meter = FileMeter(file)
-    settings = ecc.MeasureSettings(window_seconds=0.2, probe_seconds=0.5, max_repeats=3)
+    settings = ecc.measure.MeasureSettings(window_seconds=0.2, probe_seconds=0.5, max_repeats=3)
     for channels in (16, 64):
         net = nn.Sequential(nn.Conv2d(3, channels, 3), nn.ReLU(), nn.Conv2d(channels, 16, 3)).eval()
         found = ecc.measure_model(net, torch.randn(1, 3, 64, 64), meter, settings)

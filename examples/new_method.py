@@ -25,7 +25,7 @@ class Tapered(OneShotMethod):
 
     def step(self) -> None:
         """Finds the least taper whose widths meet the targets, and silences the other channels."""
-        work = self._work
+        work = self._context
         count = len(work.graph.groups)
 
         def widths(taper: float) -> list[int]:
@@ -45,13 +45,13 @@ def main() -> None:
     task, meter = digits(), ecc.find_meter("platform:jetson-tx2")
     batch = with_batch_size(task.example_input, 256)
     graph = ecc.trace_channels(task.model, batch)
-    settings = ecc.CompressSettings(pretrain_steps=80, pretrain_lr=3e-3, steps=60, finetune_steps=30, lr=1e-3)
+    settings = ecc.CompressSettings(pretrain_steps=80, pretrain_lr=3e-3, prune_steps=60, finetune_steps=30, lr=1e-3)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         energy = ecc.fit(ecc.profile(task.model, graph, batch, meter, folder / "digits.profile", samples=60))
         for method in (Tapered(), None):  # None is ECC
             job = ecc.Compression(
-                task, ecc.parse_budgets(["50%"]), energy, source=meter, settings=settings, method=method
+                task, ecc.energy.parse_budgets(["50%"]), energy, meter=meter, settings=settings, method=method
             )
             result = job.run(folder / (method.name if method else "ecc"))
             spent, scores = result.summary["budgets"]["energy"], result.summary["scores"]

@@ -24,10 +24,10 @@ def main(folder: Path) -> None:
     graph = ecc.trace_channels(task.model, batch)
     profile = ecc.profile(task.model, graph, batch, meter, folder / "digits.profile", samples=60)
     energy = ecc.fit(profile)
-    print(f"the energy model errs by {energy.quality['mean']:.1%} on networks it has not seen")
+    print(f"the energy model errs by {energy.errors.mean:.1%} on networks it has not seen")
 
-    settings = ecc.CompressSettings(pretrain_steps=100, pretrain_lr=3e-3, steps=100, finetune_steps=50, lr=1e-3)
-    job = ecc.Compression(task, ecc.parse_budgets(["50%"]), energy, source=meter, settings=settings)
+    settings = ecc.CompressSettings(pretrain_steps=100, pretrain_lr=3e-3, prune_steps=100, finetune_steps=50, lr=1e-3)
+    job = ecc.Compression(task, ecc.energy.parse_budgets(["50%"]), energy, meter=meter, settings=settings)
     result = job.run(folder / "run", progress=print)
 
     spent, scores = result.summary["budgets"]["energy"], result.summary["scores"]

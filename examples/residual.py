@@ -26,12 +26,12 @@ def main() -> None:
 
     # Silence the second half of every group, then remove it. The outputs are the same; only the work is less.
     dead = {group.name: torch.arange(group.width) >= group.width // 2 for group in graph.prunable}
-    ecc.mask_channels_(model, graph, dead)
+    ecc.graph.mask_channels_(model, graph, dead)
     small = ecc.slim(model, graph)
     with torch.no_grad():
         masked, cut = model(example_input), small(example_input)
     print(f"largest difference of the outputs: {float((masked - cut).abs().max() / masked.abs().max()):.1e}")
-    left = float(graph.macs(ecc.live_channels(model, graph)) / graph.macs())
+    left = float(graph.macs(ecc.graph.live_channels(model, graph)) / graph.macs())
     print(f"multiply-accumulates left: {left:.0%}")
 
 

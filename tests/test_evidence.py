@@ -1,4 +1,4 @@
-"""The verdicts on ECC beside its rivals, on made-up records: what is held, what is missed, and what cannot be said."""
+"""The verdicts on ECC beside its baselines, on made-up records: what is held, what is missed, and what cannot be said."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RECORD = {
     "fit": {"mean": 0.01},
     "full_widths": {"a": 16, "b": 32},
     "recalibration_batches": 2,
-    "judged_on": 512,
+    "held_out_images": 512,
     "width_multiple": 8,
     "settings": {"min_width_ratio": 0.1},
 }
@@ -33,7 +33,7 @@ def benchmarks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def facts(benchmarks: None) -> ModuleType:
-    return importlib.import_module("evidence_facts")
+    return importlib.import_module("evidence_data")
 
 
 @pytest.fixture
@@ -46,11 +46,11 @@ def row(
 ) -> dict[str, Any]:
     """A cell as evidence.py writes it; dense scores 0.9 and takes 2 J."""
     found: dict[str, Any] = {"method": method, "budget": budget, "seed": seed, "widths": {"a": 8, "b": 24}}
-    found["scores"] = {"dense": 0.9, "before tuning": before, "after tuning": after}
+    found["scores"] = {"dense": 0.9, "pruned": before, "finetuned": after}
     found["predicted"] = {"limit": 1.0, "result": 0.98}
     if of_budget is not None:
         joules = 2.0 * float(budget.rstrip("%")) / 100 * of_budget
-        found["weighed"] = {"joules": joules, "dense_joules": 2.0, "label": "measured"}
+        found["measured"] = {"joules": joules, "dense_joules": 2.0, "label": "measured"}
     return found
 
 
@@ -69,11 +69,11 @@ def verdict(facts: ModuleType, folder: Path, goal: str, where: str = "E1") -> An
     return one
 
 
-# ---------------------------------------------------------------- one form of ECC beside another
+# ---------------------------------------------------------------- one variant of ECC beside another
 
 
-def formed(form: str, *args: Any, **named: Any) -> dict[str, Any]:
-    return {**row(*args, **named), "form": form}
+def formed(variant: str, *args: Any, **named: Any) -> dict[str, Any]:
+    return {**row(*args, **named), "variant": variant}
 
 
 def test_a_form_is_compared_seed_by_seed_where_joules_are_alike(facts: ModuleType, tmp_path: Path) -> None:
@@ -126,14 +126,14 @@ def test_the_page_names_widths_at_which_the_energy_model_fails(page: ModuleType,
 
 
 def test_the_page_tells_where_netadapt_has_little_to_choose_from(page: ModuleType) -> None:
-    told = dict(zip(("", "E1", "E2", "E3", "E4"), page.section().split("\n### "), strict=True))
-    assert [name for name, text in told.items() if "a first round of NetAdapt asks for" in text] == ["E2", "E4"]
-    assert "1 of 28 groups can alone save the 4% that a first round of NetAdapt asks for" in told["E4"]
+    described = dict(zip(("", "E1", "E2", "E3", "E4"), page.section().split("\n### "), strict=True))
+    assert [name for name, text in described.items() if "a first round of NetAdapt asks for" in text] == ["E2", "E4"]
+    assert "1 of 28 groups can alone save the 4% that a first round of NetAdapt asks for" in described["E4"]
 
 
 def test_the_page_names_networks_that_scattered_on_the_scales(page: ModuleType, tmp_path: Path) -> None:
     steady, unsteady = row("ecc", "50%", 0.85), row("amc", "50%", 0.85, seed=1)
-    steady["weighed"]["relative_ci"], unsteady["weighed"]["relative_ci"] = 0.01, 0.2
+    steady["measured"]["relative_ci"], unsteady["measured"]["relative_ci"] = 0.01, 0.2
     recorded(tmp_path, "e1", [steady, unsteady])
     assert "On the scales these scattered by over 5%: amc at 50% of seed 1." in page.section(tmp_path)
 
@@ -143,7 +143,7 @@ def test_without_such_a_form_the_page_says_nothing_of_it(page: ModuleType, tmp_p
     assert "falling" not in page.section(tmp_path)
 
 
-# ---------------------------------------------------------------- at or above every rival
+# ---------------------------------------------------------------- at or above every baseline
 
 
 def test_held_where_ecc_leads_at_every_budget(facts: ModuleType, tmp_path: Path) -> None:
@@ -181,7 +181,7 @@ def test_open_where_ecc_has_no_score(facts: ModuleType, tmp_path: Path) -> None:
 
 
 def test_only_seeds_that_both_have_are_compared(facts: ModuleType, tmp_path: Path) -> None:
-    """The second seed is easier for all: a rival that lacks the first would lead by luck."""
+    """The second seed is easier for all: a baseline that lacks the first would lead by luck."""
     ours = [row("ecc", "50%", 0.80), row("ecc", "50%", 0.90, seed=1)]
     recorded(tmp_path, "e1", [*ours, gap("amc", "50%", "not finished"), row("amc", "50%", 0.88, seed=1)])
     one = verdict(facts, tmp_path, "at or above")
@@ -191,10 +191,10 @@ def test_only_seeds_that_both_have_are_compared(facts: ModuleType, tmp_path: Pat
 
 def test_another_form_of_ecc_is_no_rival(facts: ModuleType, tmp_path: Path) -> None:
     ours, theirs, paper = row("ecc", "50%", 0.85), row("amc", "50%", 0.84), row("ecc", "50%", 0.86)
-    recorded(tmp_path, "e1", [ours, theirs, {**paper, "form": "paper"}])
+    recorded(tmp_path, "e1", [ours, theirs, {**paper, "variant": "paper"}])
     (found,) = facts.experiments(tmp_path)
     assert found.methods == ["ecc", "amc", "ecc (paper)"]
-    assert found.rivals == ["amc"]
+    assert found.baselines == ["amc"]
     assert verdict(facts, tmp_path, "at or above").verdict == "held"
 
 
@@ -280,7 +280,7 @@ def test_at_equal_joules_rivals_have_what_their_curves_have(facts: ModuleType, t
     low = row("ecc", "35%", 0.6, of_budget=1.0)
     recorded(tmp_path, "e1", [low, *theirs])
     (found,) = facts.experiments(tmp_path)
-    assert facts.at_equal_joules(found, "35%") == pytest.approx(-10.0)  # rivals have no network as small
+    assert facts.at_equal_joules(found, "35%") == pytest.approx(-10.0)  # baselines have no network as small
 
 
 def test_methods_that_miss_the_same_cells_for_one_reason_are_told_together(page: ModuleType, tmp_path: Path) -> None:
@@ -301,7 +301,9 @@ def test_joules_are_counted_within_the_band(page: ModuleType, tmp_path: Path) ->
     rows = [row(name, "50%", 0.8, of_budget=share) for name, share in shares.items()]
     recorded(tmp_path, "e1", [*rows, row("ecc", "50%", 0.8, of_budget=None)])
     text = page.section(tmp_path)
-    assert "2 of 4 networks are within 97% and 100% of their budget; the farthest is at 102.0%. Not weighed: 1." in text
+    assert (
+        "2 of 4 networks are within 97% and 100% of their budget; the farthest is at 102.0%. Not measured: 1." in text
+    )
     assert "| eap | 1 | 0 | 1 | 102.0% | 102.0% |" in text
     assert "| ecc | 0 | 0 | 0 |  |  |" in text
 
@@ -326,23 +328,23 @@ def test_figures_are_drawn_of_what_there_is(facts: ModuleType, tmp_path: Path, k
     assert figures.drawn(found) == ["ecc", "scratch", "amc", "lcp", "ecc (paper)"]
     full = RECORD["full_widths"] if known else {}
     assert figures.kept(found, "ecc", "65%", full) == ([50, 75] if known else [8, 24])
-    assert figures._point(found, "ecc", "65%", "after tuning") == pytest.approx((64.35, 81, 1, 1))
-    assert figures._point(found, "lcp", "65%", "after tuning") is None  # never weighed
+    assert figures._point(found, "ecc", "65%", "finetuned") == pytest.approx((64.35, 81, 1, 1))
+    assert figures._point(found, "lcp", "65%", "finetuned") is None  # never measured
     assert [path.stat().st_size > 0 for path in figures.draw(found, tmp_path / "new")] == [True, True]
 
 
 def test_what_spends_too_much_is_marked_and_never_the_best(page: ModuleType, facts: ModuleType, tmp_path: Path) -> None:
-    unweighed = {**row("lcp", "50%", 0.88, of_budget=None), "predicted": {"limit": 1.0, "result": 1.2}}
-    recorded(tmp_path, "e1", [row("ecc", "50%", 0.85), row("amc", "50%", 0.87, of_budget=1.05), unweighed])
+    unmeasured = {**row("lcp", "50%", 0.88, of_budget=None), "predicted": {"limit": 1.0, "result": 1.2}}
+    recorded(tmp_path, "e1", [row("ecc", "50%", 0.85), row("amc", "50%", 0.87, of_budget=1.05), unmeasured])
     (found,) = facts.experiments(tmp_path)
     text = page.scores_table(found, facts.AFTER)
     assert "| ecc | **85.00** |" in text
     assert "| amc | 87.00 † |" in text
     assert "| lcp | 88.00 † |" in text
-    recorded(tmp_path, "e1", [row("amc", "50%", 0.87, of_budget=1.05), {**row("ecc", "50%", 0.9), "form": "long"}])
+    recorded(tmp_path, "e1", [row("amc", "50%", 0.87, of_budget=1.05), {**row("ecc", "50%", 0.9), "variant": "long"}])
     (found,) = facts.experiments(tmp_path)
-    assert "**" not in page.scores_table(found, facts.AFTER), "neither what spends too much nor a form of ECC"
-    recorded(tmp_path, "e1", [row("ecc", "50%", 0.85), row("amc", "50%", 0.87, of_budget=1.05), unweighed])
+    assert "**" not in page.scores_table(found, facts.AFTER), "neither what spends too much nor a variant of ECC"
+    recorded(tmp_path, "e1", [row("ecc", "50%", 0.85), row("amc", "50%", 0.87, of_budget=1.05), unmeasured])
     (found,) = facts.experiments(tmp_path)
     assert "† spends over 103% of its budget" in page.one_experiment(found)
 
@@ -350,22 +352,24 @@ def test_what_spends_too_much_is_marked_and_never_the_best(page: ModuleType, fac
 def test_forms_say_what_they_are_and_have_no_cell_where_none_was_asked_for(
     page: ModuleType, facts: ModuleType, tmp_path: Path
 ) -> None:
-    rows = [row("ecc", "50%", 0.85), row("ecc", "65%", 0.9), {**row("ecc", "50%", 0.8), "form": "paper"}]
+    rows = [row("ecc", "50%", 0.85), row("ecc", "65%", 0.9), {**row("ecc", "50%", 0.8), "variant": "paper"}]
     recorded(tmp_path, "e1", rows)
     (found,) = facts.experiments(tmp_path)
-    found.record["forms"] = {"paper": {"solver": "admm", "penalty": 5.0}}
+    found.record["variants"] = {"paper": {"solver": "admm", "penalty": 5.0}}
     assert "| ecc (paper) |  | 80.00 |" in page.scores_table(found, facts.AFTER)
     assert "*ecc (paper)* has dynamics = paper, penalty = 5.0." in page.one_experiment(found)
 
 
 def test_the_size_of_the_test_set_is_told_where_scores_are_shares_of_it(page: ModuleType, tmp_path: Path) -> None:
-    told = "There are 3,600 test images: on other ones as many, a score like the dense network's would differ by 0.50"
+    described = (
+        "There are 3,600 test images: on other ones as many, a score like the dense network's would differ by 0.50"
+    )
     for name in ("e1", "e2"):
         recorded(tmp_path / name, name, [row("ecc", "50%", 0.85)])
-        assert told not in page.section(tmp_path / name)
+        assert described not in page.section(tmp_path / name)
         file = tmp_path / name / f"{name}.json"
-        file.write_text(json.dumps(json.loads(file.read_text()) | {"tested_on": 3600}), encoding="utf-8")
-        assert (told in page.section(tmp_path / name)) == (name == "e1")  # a mean IoU is no share
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"test_images": 3600}), encoding="utf-8")
+        assert (described in page.section(tmp_path / name)) == (name == "e1")  # a mean IoU is no share
 
 
 def test_cells_of_several_days_are_told(page: ModuleType, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""How the cells of the evidence are run: what is weighed, what is given up, and what is run again."""
+"""How the cells of the evidence are run: what is measured, what is given up, and what is run again."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ def test_networks_of_the_same_widths_are_weighed_once(tmp_path: Path, monkeypatc
     pytest.importorskip("PIL")
     evidence, compare = importlib.import_module("evidence"), importlib.import_module("ecc.methods.grid")
     weighing, energy = importlib.import_module("ecc.methods.cost_evaluator"), importlib.import_module("ecc.energy")
-    asked: list[dict[str, int]] = []
+    requested: list[dict[str, int]] = []
 
-    def scales(widths: dict[str, int]) -> Any:
-        asked.append(widths)
-        return weighing.MeasuredCost({"energy": 1.0 + len(asked), "latency": 1.0}, "measured", 0.01)
+    def evaluate_cost(widths: dict[str, int]) -> Any:
+        requested.append(widths)
+        return weighing.MeasuredCost({"energy": 1.0 + len(requested), "latency": 1.0}, "measured", 0.01)
 
     cells = [compare.Cell(name, "50%", 0) for name in ("ecc", "scratch", "uniform")]
     asks = SimpleNamespace(cells=cells, missing=lambda _: [], energy=object.__new__(energy.EnergyModel))
@@ -43,9 +43,9 @@ def test_networks_of_the_same_widths_are_weighed_once(tmp_path: Path, monkeypatc
     monkeypatch.setattr(evidence, "trace_channels", lambda *_, **__: None)
     monkeypatch.setattr(evidence, "with_batch_size", lambda *_: None)
     task = SimpleNamespace(model=None, example_input=None)
-    evidence.weigh([evidence.Grid("", asks, tmp_path)], task, 1, None, math.inf)
-    assert asked == [{}, {"a": 3, "b": 4}, {"a": 2, "b": 4}]
-    joules = [json.loads((cell.folder(tmp_path) / "weighed.json").read_text())["joules"] for cell in cells]
+    evidence.measure_results([evidence.Grid("", asks, tmp_path)], task, 1, None, math.inf)
+    assert requested == [{}, {"a": 3, "b": 4}, {"a": 2, "b": 4}]
+    joules = [json.loads((cell.folder(tmp_path) / "measured.json").read_text())["joules"] for cell in cells]
     assert joules == [3.0, 3.0, 4.0]
 
 
@@ -70,10 +70,10 @@ def test_what_was_weighed_is_learned_from_and_what_was_missed_is_run_again_once(
     shutil.copy(ROOT / "results" / "evidence" / "e1.profile.gz", tmp_path / "profile.gz")
     first = measure.Profile.load(tmp_path / "profile.gz")
     dense = 1.01 * first.references[0].joules  # on another day
-    asked = object.__new__(compare.Comparison)
+    requested = object.__new__(compare.Comparison)
     cells = [compare.Cell(name, "50%", 0) for name in ("ecc", "scratch", "uniform", "amc", "eap")]
     shares = dict(zip(cells, (0.55, 0.55, 0.51, 0.495, None), strict=True))  # 0.5 were predicted for all
-    asks = SimpleNamespace(cells=cells, settings=SimpleNamespace(width_multiple=None), built_on=asked.built_on)
+    asks = SimpleNamespace(cells=cells, settings=SimpleNamespace(width_multiple=None), built_on=requested.built_on)
     asks.missing = lambda runs: [cell for cell in cells if not (cell.folder(runs) / "summary.json").exists()]
     grid = grids.Grid("", asks, tmp_path / "runs")
 
@@ -87,7 +87,7 @@ def test_what_was_weighed_is_learned_from_and_what_was_missed_is_run_again_once(
         if (share := shares[cell]) is not None:
             facts = {"joules": share * dense, "dense_joules": dense, "seconds": share, "dense_seconds": 1.0}
             facts["relative_ci"] = 0.01
-            (folder / "weighed.json").write_text(json.dumps(facts), encoding="utf-8")
+            (folder / "measured.json").write_text(json.dumps(facts), encoding="utf-8")
 
     for number, cell in enumerate(cells):
         run(cell, 8 * max(1, number))  # scratch has the widths of ecc
@@ -95,20 +95,20 @@ def test_what_was_weighed_is_learned_from_and_what_was_missed_is_run_again_once(
     cells.append(begun)
     begun.folder(grid.runs).mkdir(parents=True)  # with the limits of the old model
     grids.failure_of(begun, grid.runs).write_text('{"error": "too little"}', encoding="utf-8")
-    again = importlib.import_module("evidence_again")
-    again.learn_again([grid], tmp_path)
+    again = importlib.import_module("evidence_rerun")
+    again.refit_and_rerun([grid], tmp_path)
     whole = measure.Profile.load(tmp_path / "profile.gz")
     assert len(whole.design_samples) == len(first.design_samples) + 3
     added = [sample.joules / first.references[0].joules for sample in whole.corrected()[-3:]]
     assert added == pytest.approx([0.55, 0.51, 0.495], rel=0.02)  # as shares of the dense network, drift divided out
-    assert energy.EnergyModel.load(tmp_path / "energy.json").origin.rows == len(whole.design_samples)
+    assert energy.EnergyModel.load(tmp_path / "energy.json").origin.samples == len(whole.design_samples)
     assert grid.finished() == cells[2:-1]  # ecc was 10 % above what was predicted, and scratch builds on it
     assert not begun.folder(grid.runs).exists()
     assert grid.failure(begun) is None
 
     for cell in cells[:2]:
         run(cell, 8)
-    again.learn_again([grid], tmp_path)
+    again.refit_and_rerun([grid], tmp_path)
     assert grid.finished() == cells[:-1]
     assert len(measure.Profile.load(tmp_path / "profile.gz").design_samples) == len(whole.design_samples)
 
@@ -120,27 +120,27 @@ def test_cells_of_a_record_count_as_done(tmp_path: Path) -> None:
     records, errors = importlib.import_module("evidence_record"), importlib.import_module("ecc.errors")
     file = ROOT / "results" / "evidence" / "e2.json"
     before = json.loads(file.read_text(encoding="utf-8"))
-    forms: dict[str, Any] = {}
+    variants: dict[str, Any] = {}
     for row in before["rows"]:
-        forms.setdefault(row.get("form", ""), []).append(compare.Cell(row["method"], row["budget"], row["seed"]))
+        variants.setdefault(row.get("variant", ""), []).append(compare.Cell(row["method"], row["budget"], row["seed"]))
 
-    def asked(form: str, **changes: Any) -> Any:
+    def requested(variant: str, **changes: Any) -> Any:
         asks = object.__new__(compare.Comparison)
         settings = SimpleNamespace(**before["settings"] | {"checkpoint_seconds": 1.0} | changes)
-        found = SimpleNamespace(cells=forms[form], settings=settings, built_on=asks.built_on)
+        found = SimpleNamespace(cells=variants[variant], settings=settings, built_on=asks.built_on)
         found.missing = lambda runs: compare.Comparison.missing(found, runs)
-        return grids.Grid(form, found, tmp_path / f"runs-{form}")
+        return grids.Grid(variant, found, tmp_path / f"runs-{variant}")
 
-    kept = [asked(form) for form in forms]
+    kept = [requested(variant) for variant in variants]
     done = [row for row in before["rows"] if "missing" not in row]
-    even = [row for row in done if row.get("form") == "even"]
+    even = [row for row in done if row.get("variant") == "even"]
     assert records.bring_cells(file, kept, ["even"]) == len(done) - len(even) > 0
     rows = records.rows_of(kept)
     assert [row for row in rows if "missing" not in row] == [row for row in done if row not in even]
     assert records.bring_cells(file, kept) == len(even)  # those that are there stay
     assert [row for row in records.rows_of(kept) if "missing" not in row] == done
     with pytest.raises(errors.BadFile, match=r"lr = 0.0005, and now it is 0.1"):
-        records.bring_cells(file, [asked("", lr=0.1)])
+        records.bring_cells(file, [requested("", lr=0.1)])
 
 
 def test_the_energy_model_of_a_record_is_that_of_its_profile(tmp_path: Path) -> None:
@@ -149,7 +149,7 @@ def test_the_energy_model_of_a_record_is_that_of_its_profile(tmp_path: Path) -> 
     measure, file = importlib.import_module("ecc.measure"), ROOT / "results" / "evidence" / "e1.json"
     records.bring_model(file, tmp_path)
     brought = energy.EnergyModel.load(tmp_path / "energy.json")
-    assert brought.origin.rows == len(measure.Profile.load(file.with_suffix(".profile.gz")).design_samples)
+    assert brought.origin.samples == len(measure.Profile.load(file.with_suffix(".profile.gz")).design_samples)
     (tmp_path / "profile.gz").unlink()
     records.bring_model(file, tmp_path)
     assert not (tmp_path / "profile.gz").exists()  # what is there already is the later one
@@ -172,8 +172,8 @@ def test_a_fresh_run_trains_the_dense_network_of_each_seed_for_all_grids_then_it
         monkeypatch.setattr(module, "RECIPES", tmp_path)
     monkeypatch.setitem(grids.DATA, "tiny", "cifar10")
     monkeypatch.setitem(grids.MEASURED_BATCH, "tiny", 256)
-    monkeypatch.setitem(grids.FORMS, "tiny", {"even": grids.Form({"uniform_floor": 0.8}, seeds=1)})
-    networks, resnet = importlib.import_module("ecc.zoo.networks"), importlib.import_module("ecc.zoo.resnet_cifar")
+    monkeypatch.setitem(grids.VARIANTS, "tiny", {"uniform floor": grids.Variant({"uniform_floor": 0.8}, seeds=1)})
+    networks, resnet = importlib.import_module("ecc.zoo.image_task"), importlib.import_module("ecc.zoo.resnet_cifar")
     small = replace(networks.NETWORKS["resnet20"], build=lambda outputs: resnet.CifarResNet(1, outputs))
     monkeypatch.setitem(networks.NETWORKS, "resnet20", small)
     monkeypatch.delitem(packed.WEIGHTS, "resnet20")  # random ones are trained
@@ -188,21 +188,21 @@ def test_a_fresh_run_trains_the_dense_network_of_each_seed_for_all_grids_then_it
     task, source = grids.the_task(options, recipe, tiny), measure.find_meter("platform:jetson-tx2")
     grids.fitted(task, source, options)
     assert (tmp_path / "new" / "out.profile.gz").exists()
-    asked = grids.the_grids(options, recipe, task)
-    for grid in asked:
-        grid.asked.begin(grid.runs)
+    requested = grids.the_grids(options, recipe, task)
+    for grid in requested:
+        grid.comparison.begin(grid.runs)
 
     evidence.worker(options, tiny)
 
-    assert evidence.unfinished(asked) == []
-    first, even = asked
+    assert evidence.unfinished(requested) == []
+    first, even = requested
     trained = importlib.import_module("evidence_record").dense_weights
     assert list(trained(first)) == ["0", "1"]
     assert trained(first)["0"] != trained(first)["1"]
-    assert trained(even) == {"0": trained(first)["0"]}  # the same network, and none of a seed that the form has not
-    evidence.weigh(asked, task, 256, source, math.inf)
-    rows = importlib.import_module("evidence_record").rows_of(asked)
-    assert [(row.get("form"), row["method"], row["seed"]) for row in rows] == [
+    assert trained(even) == {"0": trained(first)["0"]}  # the same network, and none of a seed that the variant has not
+    evidence.measure_results(requested, task, 256, source, math.inf)
+    rows = importlib.import_module("evidence_record").rows_of(requested)
+    assert [(row.get("variant"), row["method"], row["seed"]) for row in rows] == [
         (None, "uniform", 0), (None, "ecc", 0), (None, "uniform", 1), (None, "ecc", 1), ("even", "ecc", 0)
     ]  # fmt: skip
-    assert all(row["weighed"]["joules"] < 0.9 * row["weighed"]["dense_joules"] for row in rows)
+    assert all(row["measured"]["joules"] < 0.9 * row["measured"]["dense_joules"] for row in rows)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from types import ModuleType
 
@@ -24,8 +25,8 @@ def speed(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return profile_speed
 
 
-def at(seconds: float) -> str:
-    return f"2026-01-01T00:00:{seconds:06.3f}+00:00"
+def at(seconds: float) -> datetime:
+    return datetime(2026, 1, 1, tzinfo=timezone.utc) + timedelta(seconds=seconds)
 
 
 def small_profile() -> Profile:

@@ -43,7 +43,7 @@ def test_what_is_not_there_is_an_attribute_error() -> None:
 
 
 def test_public_classes_can_be_pickled() -> None:
-    settings = ecc.CompressSettings(steps=3)
+    settings = ecc.CompressSettings(prune_steps=3)
     assert pickle.loads(pickle.dumps(settings)) == settings  # noqa: S301 # made on this line
 
 

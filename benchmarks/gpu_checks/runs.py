@@ -47,7 +47,7 @@ def copy_net(folder: Path) -> None:
 
 def compress_words(context: Context, energy: Path, run: Path, steps: int = 150) -> list[str]:
     """`ecc compress` of the small user network with an estimated budget."""
-    phases = ["--pretrain-steps", str(steps), "--steps", str(steps), "--finetune-steps", str(steps // 3)]
+    phases = ["--pretrain-steps", str(steps), "--prune-steps", str(steps), "--finetune-steps", str(steps // 3)]
     rates = ["--pretrain-lr", "3e-3", "--lr", "1e-3", "--checkpoint-seconds", "0.5", "-q"]
     words = ["-m", "ecc", "compress", f"{NET}:build_small", "--energy", str(energy), "--budget", "50%"]
     return [*words, "-o", str(run), "--meter", PLATFORM, "--device", context.device, *phases, *rates]
@@ -71,7 +71,7 @@ def summary_of(run: Path) -> dict[str, Any]:
         "label": energy["label"],
         "share_of_budget": energy["result"] / energy["limit"],
         "share_of_dense": energy["result"] / energy["dense"],
-        "score": found["scores"]["after tuning"],
+        "score": found["scores"]["finetuned"],
         "dense_score": found["scores"]["dense"],
         "widths": found["widths"],
     }
@@ -99,7 +99,7 @@ def command_line_with_meter(context: Context) -> Outcome:
     steps = [
         "--pretrain-steps",
         "100",
-        "--steps",
+        "--prune-steps",
         "150",
         "--finetune-steps",
         "50",
@@ -109,7 +109,7 @@ def command_line_with_meter(context: Context) -> Outcome:
         "1e-3",
     ]
     compress = run_python([*words, "--meter", meter, "--device", context.device, *steps], folder, 120)
-    quality = json.loads(fit.output[fit.output.index("{") : fit.output.rindex("}") + 1])["quality"]
+    quality = json.loads(fit.output[fit.output.index("{") : fit.output.rindex("}") + 1])["errors"]
     found = summary_of(folder / "run")
     numbers = {
         "profile_seconds": profile.seconds,

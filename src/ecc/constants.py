@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 BUNDLED_TASKS = ("digits", "alexnet", "mobilenet_v1", "erfnet", "resnet20", "resnet56")
-"""The tasks that need no file and no other package; `ecc.zoo.networks` has the networks."""
+"""The tasks that need no file and no other package; `ecc.zoo.image_task` has the networks."""
 
 METHOD_NAMES = ("ecc", "netadapt", "amc", "eap", "lcp", "uniform", "greedy")
 """The methods of `ecc compress`; `ecc.methods.registry` has the classes."""
@@ -16,3 +16,9 @@ EXPORT_FORMATS = ("safetensors", "pt2", "onnx", "torchscript")
 
 MIN_WIDTH_RATIO = 0.1
 """Of a group's channels, by default: the paper's floor of one channel lets whole layers collapse."""
+
+RUN_PROFILE = "network.profile"
+"""The profile in a run folder."""
+
+PRESETS = ("default", "paper")
+"""Presets of `ecc compress`: `paper` is the published algorithm with its energy model, design and settings."""

@@ -9,6 +9,7 @@ keys that the dataclass does not have are ignored.
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,8 +22,24 @@ T = TypeVar("T")
 
 
 def to_json(record: Any) -> bytes:
-    """One line of JSON. NaN and infinity become null, which JSON has no other word for."""
-    return msgspec.json.encode(record)
+    """One line of JSON. NaN and infinity become null; tensors of one number become numbers.
+
+    Raises:
+        EccError: If the record holds something that JSON cannot represent.
+    """
+    try:
+        return msgspec.json.encode(record, enc_hook=_encode)
+    except TypeError as error:
+        raise EccError(f"{type(record).__name__} cannot be written as JSON: {error}.") from None
+
+
+def _encode(value: Any) -> Any:
+    """What msgspec does not know."""
+    if isinstance(value, Path):
+        return str(value)
+    if callable(numel := getattr(value, "numel", None)) and numel() == 1:
+        return value.item()
+    raise TypeError(f"it holds a {type(value).__name__}")
 
 
 def from_json(data: bytes | str, kind: type[T], where: str | Path) -> T:
@@ -37,7 +54,7 @@ def from_json(data: bytes | str, kind: type[T], where: str | Path) -> T:
         BadFile: If the text is not JSON, or does not have the fields and types of `kind`.
     """
     try:
-        return msgspec.json.decode(data, type=kind)
+        return _fill_defaults(msgspec.json.decode(data, type=kind))
     except msgspec.ValidationError as error:
         raise BadFile(f"{where} is not a valid {kind.__name__}: {error}. Restore the file from a copy.") from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -46,9 +63,31 @@ def from_json(data: bytes | str, kind: type[T], where: str | Path) -> T:
         raise BadFile(f"{where} is not a valid {kind.__name__}: {error}") from None
 
 
+def _fill_defaults(record: T) -> T:
+    """Store defaults in the instances, because msgspec leaves them on the class and would not write them again."""
+    if dataclasses.is_dataclass(record):
+        values = vars(record)
+        for name in record.__dataclass_fields__:
+            if name not in values:
+                object.__setattr__(record, name, getattr(record, name))
+            else:
+                _fill_defaults(values[name])
+    elif isinstance(record, dict):
+        for value in record.values():
+            _fill_defaults(value)
+    elif isinstance(record, (list, tuple)) and record and not isinstance(record[0], (int, float, str)):
+        for value in record:
+            _fill_defaults(value)
+    return record
+
+
 def to_builtins(record: Any) -> Any:
-    """The record as dicts, lists, strings and numbers, as its JSON would be read back."""
-    return msgspec.to_builtins(record)
+    """The record as dicts, lists, strings and numbers, as its JSON would be read back.
+
+    Raises:
+        EccError: If the record holds something that JSON cannot represent.
+    """
+    return msgspec.json.decode(to_json(record))
 
 
 def from_builtins(value: Any, kind: type[T], where: str | Path) -> T:
@@ -58,7 +97,7 @@ def from_builtins(value: Any, kind: type[T], where: str | Path) -> T:
         BadFile: If the value does not have the fields and types of `kind`.
     """
     try:
-        return msgspec.convert(value, kind)
+        return _fill_defaults(msgspec.convert(value, kind))
     except msgspec.ValidationError as error:
         raise BadFile(f"{where} is not a valid {kind.__name__}: {error}.") from None
     except EccError as error:  # raised by a `__post_init__`

@@ -138,7 +138,7 @@ class SolverLine:
     cost: dict[str, Number]
     """Predicted cost by resource."""
     target: Number | None
-    """What the schedule allows at this step, as a fraction of the dense cost."""
+    """Cost that the schedule allows at this step, of the first resource."""
     energy_dual: Number | None
     """z of the paper."""
     width_duals: dict[str, Number] = field(default_factory=dict)
@@ -186,3 +186,28 @@ class MethodLine:
     """Name of the method."""
     values: dict[str, Any]
     total: Count = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class GridRunInfo:
+    """What a comparison writes beside each finished run."""
+
+    method: str
+    budget: str
+    """As the user wrote it."""
+    seed: Count
+    seconds: Number
+    """Duration of the last session."""
+    sessions: Count = 1
+    peak_bytes: Count | None = None
+    """Peak memory; None where the system does not report it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GridFailure:
+    """Why a run of a comparison has no result."""
+
+    method: str
+    budget: str
+    seed: Count
+    error: str

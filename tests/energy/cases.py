@@ -1,4 +1,4 @@
-"""Small networks, costs of them with known coefficients, and slow twins that add term by term."""
+"""Small networks, costs of them with known coefficients, and slow reference implementations."""
 
 from __future__ import annotations
 
@@ -15,11 +15,10 @@ from hypothesis.strategies import SearchStrategy
 from torch import Tensor
 
 from ecc.energy import EnergyModel
-from ecc.energy.families import FittedModel
-from ecc.energy.features import Term, bilinear_terms, physical_terms
+from ecc.energy.cost import Array
+from ecc.energy.families import FittedModel, Term, bilinear_terms, physical_terms
 from ecc.energy.model import Origin
-from ecc.energy.regression import Array
-from ecc.energy.samples import Samples
+from ecc.energy.regression import Samples
 from ecc.graph import AffineSize, ChannelGraph, StructureSpec, trace_channels
 from ecc.measure import Estimated, MeasureSettings, MeterInfo, Profile, find_meter, profile
 from ecc.task import with_batch_size
@@ -27,14 +26,14 @@ from ecc.zoo import find_task
 from graph.cases import traced
 
 NETWORKS = ("chain", "residual", "depthwise", "concat", "grouped", "flattened chain", "shared module", "digits")
-"""One for each way in which channels are tied."""
+"""One for each kind of coupling between channels."""
 
 DIGITS_BATCH = 64
 
 
 @cache
 def network(name: str) -> tuple[Any, Any, ChannelGraph]:
-    """A model, its input and its graph: a case of the graph room, or a bundled task."""
+    """A model, its input and its graph: a test case of the graph package, or a bundled task."""
     if name in ("digits", "mobilenet_v1", "alexnet"):
         task = find_task(name)
         inputs = with_batch_size(task.example_input, DIGITS_BATCH) if name == "digits" else task.example_input
@@ -46,17 +45,23 @@ def graph_of(name: str) -> ChannelGraph:
     return network(name)[2]
 
 
-def skeleton_of(name: str) -> StructureSpec:
+def structure_of(name: str) -> StructureSpec:
     return graph_of(name).structure
 
 
 @cache
 def computed(name: str, platform: str, rows: int = 60, **options: Any) -> Profile:
-    """What `ecc profile` gives for a platform."""
+    """The profile of an analytic platform."""
     model, inputs, graph = network(name)
     with TemporaryDirectory() as folder:
         return profile(
-            model, graph, inputs, find_meter(f"platform:{platform}"), Path(folder) / "a.profile", samples=rows, **options
+            model,
+            graph,
+            inputs,
+            find_meter(f"platform:{platform}"),
+            Path(folder) / "a.profile",
+            samples=rows,
+            **options,
         )
 
 
@@ -64,7 +69,7 @@ def computed(name: str, platform: str, rows: int = 60, **options: Any) -> Profil
 
 
 def random_widths(structure: StructureSpec, count: int, seed: int = 0) -> Array:
-    """(networks, groups), each group anywhere between its least and its full width."""
+    """(networks, groups), each group between its minimum and its full width."""
     generator = np.random.default_rng(seed)
     least, full = np.array(structure.min_widths), np.array(structure.full_widths)
     return generator.integers(least, full + 1, (count, len(full))).astype(np.float64)
@@ -75,7 +80,7 @@ def named(structure: StructureSpec, widths: Sequence[float]) -> dict[str, int]:
 
 
 def widths_of(structure: StructureSpec) -> SearchStrategy[Tensor]:
-    """Whole widths, and widths between them as a solver has them."""
+    """Integer widths, and real ones as a solver has them."""
     ranges = [
         st.one_of(st.integers(least, full).map(float), st.floats(least, full))
         for least, full in zip(structure.min_widths, structure.full_widths, strict=True)
@@ -121,52 +126,52 @@ def model_of(fitted: FittedModel, structure: StructureSpec, **changes: Any) -> E
 
 def origin() -> Origin:
     meter = MeterInfo(name="made up", device="paper", provenance=Estimated("a test"), scope="all")
-    return Origin(meter=meter, batch=2, device_type="cpu", settings=MeasureSettings(), rows=7)
+    return Origin(meter=meter, batch=2, device_type="cpu", settings=MeasureSettings(), samples=7)
 
 
 @cache
 def random_model(kind: str, name: str, seed: int = 0) -> EnergyModel:
-    return model_of(random_fitted(kind, skeleton_of(name), seed), skeleton_of(name))
+    return model_of(random_fitted(kind, structure_of(name), seed), structure_of(name))
 
 
 def samples_from(
     fitted: FittedModel, structure: StructureSpec, rows: int, *, seed: int = 0, noise: float = 0.0
 ) -> Samples:
-    """Uniform random widths, and what the model says of them."""
+    """Uniform random widths and their cost under a model, with log-normal noise."""
     widths = random_widths(structure, rows, seed)
-    scatter = np.exp(noise * np.random.default_rng(seed + 1).standard_normal(rows))
-    return Samples(structure, widths, np.array([slow_value(fitted, row) for row in widths]) * scatter)
+    noise_factor = np.exp(noise * np.random.default_rng(seed + 1).standard_normal(rows))
+    return Samples(structure, widths, np.array([slow_value(fitted, row) for row in widths]) * noise_factor)
 
 
-# ---------------------------------------------------------------- twins
+# ---------------------------------------------------------------- slow references
 
 
-def slow_extent(extent: AffineSize, widths: Sequence[float]) -> float:
-    total = float(extent.fixed)
-    for group, multiple in extent.multiples:
+def slow_size(size: AffineSize, widths: Sequence[float]) -> float:
+    total = float(size.fixed)
+    for group, multiple in size.multiples:
         total += multiple * float(widths[group])
     return total
 
 
 def slow_value(fitted: FittedModel, widths: Sequence[float]) -> float:
-    """The model term by term."""
+    """A model without steps, term by term."""
     total = fitted.base
     for term, coefficient in zip(fitted.terms, fitted.coefficients, strict=True):
-        total += coefficient * slow_extent(term.left, widths) * slow_extent(term.right, widths)
+        total += coefficient * slow_size(term.left, widths) * slow_size(term.right, widths)
     return total
 
 
 def slow_amounts(terms: Sequence[Term], widths: Sequence[float]) -> list[float]:
-    """What all terms together stand for at some widths: one number for each of `AMOUNTS`."""
+    """Total of each of `AMOUNTS` over all terms at some widths."""
     totals = [0.0] * 4
     for term in terms:
-        size = slow_extent(term.left, widths) * slow_extent(term.right, widths)
+        size = slow_size(term.left, widths) * slow_size(term.right, widths)
         totals = [total + size * amount for total, amount in zip(totals, term.amounts, strict=True)]
     return totals
 
 
 def finite_differences(cost: Any, widths: Tensor, step: float = 0.25) -> Tensor:
-    """Central ones: exact for polynomials of degree two, but for rounding."""
+    """Central differences: exact for polynomials of degree two, up to rounding."""
     steps = step * torch.eye(len(widths), dtype=torch.float64)
     return torch.stack([(cost.value(widths + e) - cost.value(widths - e)) / (2 * step) for e in steps])
 
@@ -177,7 +182,7 @@ def autograd(cost: Any, widths: Tensor) -> Tensor:
     return gradient
 
 
-# ---------------------------------------------------------------- what the authors publish
+# ---------------------------------------------------------------- published by the authors of the paper
 
 AUTHORS_COEFFICIENTS = (
     0.0022337078116834164,
@@ -195,11 +200,11 @@ AUTHORS_DENSE_JOULES = 0.04982350906357169
 
 
 def authors_alexnet() -> FittedModel:
-    """The authors' model of AlexNet over our channel graph: a coefficient is a coefficient for each unit of in * out."""
-    structure = skeleton_of("alexnet")
+    """The authors' model of AlexNet over our channel graph, with coefficients per unit of in * out."""
+    structure = structure_of("alexnet")
     terms = bilinear_terms(structure)
     dense = [
-        slow_extent(term.left, structure.full_widths) * slow_extent(term.right, structure.full_widths) for term in terms
+        slow_size(term.left, structure.full_widths) * slow_size(term.right, structure.full_widths) for term in terms
     ]
-    coefficients = tuple(coefficient / size for coefficient, size in zip(AUTHORS_COEFFICIENTS, dense, strict=True))
+    coefficients = tuple(joules / size for joules, size in zip(AUTHORS_COEFFICIENTS, dense, strict=True))
     return FittedModel("bilinear", AUTHORS_BIAS, terms, coefficients)

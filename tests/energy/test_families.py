@@ -1,3 +1,5 @@
+"""Terms, steps and the two families of energy models."""
+
 from __future__ import annotations
 
 import numpy as np
@@ -5,174 +7,232 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ecc.energy.families import FittedModel, bilinear, folds, physical
-from ecc.energy.features import AMOUNTS
-from ecc.energy.samples import Samples, samples_from_profile
+from ecc.energy.cost import ONE, RISE
+from ecc.energy.families import (
+    AMOUNTS,
+    FAMILIES,
+    MAX_LEVELS,
+    FittedModel,
+    Step,
+    bilinear,
+    bilinear_terms,
+    candidate_steps,
+    physical,
+    physical_terms,
+    step_levels,
+)
+from ecc.energy.regression import Samples, samples_from_profile
+from ecc.graph import AffineSize, Layer, StructureSpec
+from ecc.graph.structure import TensorShape
 from energy.cases import (
     AUTHORS_BIAS,
     NETWORKS,
     TERMS,
     authors_alexnet,
     computed,
+    graph_of,
     random_fitted,
     random_widths,
     samples_from,
-    skeleton_of,
+    slow_amounts,
     slow_value,
+    structure_of,
 )
 
-FAMILIES = {"bilinear": bilinear, "physical": physical}
+
+def with_noise(samples: Samples, noise: float, seed: int = 0) -> Samples:
+    factor = np.exp(noise * np.random.default_rng(seed).standard_normal(len(samples)))
+    return Samples(samples.structure, samples.widths, samples.values * factor)
 
 
-def noisy(samples: Samples, noise: float, seed: int = 0) -> Samples:
-    scatter = np.exp(noise * np.random.default_rng(seed).standard_normal(len(samples)))
-    return Samples(samples.structure, samples.widths, samples.values * scatter)
-
-
-# ---------------------------------------------------------------- fitted terms
+# ---------------------------------------------------------------- terms
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-@pytest.mark.parametrize("kind", TERMS)
-def test_a_model_is_the_sum_of_its_terms(kind: str, name: str) -> None:
-    fitted, widths = random_fitted(kind, skeleton_of(name)), random_widths(skeleton_of(name), 5)
-    assert fitted.at(widths).tolist() == pytest.approx([slow_value(fitted, row) for row in widths], rel=1e-12)
+def test_terms_add_up_to_the_counts_of_the_graph(name: str) -> None:
+    graph, structure = graph_of(name), structure_of(name)
+    terms, macs_only = physical_terms(structure), bilinear_terms(structure)
+    for widths in random_widths(structure, 5):
+        vector = graph.widths().new_tensor(widths)
+        per_layer = graph.costs.macs_per_layer(vector).tolist()
+        grouped = sum(m for m, layer in zip(per_layer, graph.layers, strict=True) if layer.kind == "grouped conv")
+        weight_bytes = float(graph.costs.weight_bytes_per_layer(vector).sum())
+        expected = [sum(per_layer) - grouped, grouped, float(graph.activation_bytes(vector)), weight_bytes]
+        assert slow_amounts(terms, widths) == pytest.approx(expected, rel=1e-12)
+        assert slow_amounts(macs_only, widths) == pytest.approx([*expected[:2], 0, 0], rel=1e-12)
+    for term in (*terms, *macs_only):
+        parts = np.array([amounts for _, amounts in term.layers])
+        assert parts.sum(axis=0).tolist() == pytest.approx(list(term.amounts), rel=1e-12)
+    constant, *others = terms
+    assert (constant.name, constant.left, constant.right) == ("constant", ONE, ONE)
+    linear = [term for term in others if term.right == ONE]
+    assert others[: len(linear)] == linear
+    assert [term.name for term in linear] == [structure.groups[position] for position in structure.prunable]
 
 
-# ---------------------------------------------------------------- the paper's
+def width(group: int, multiple: int = 1, fixed: int = 0) -> AffineSize:
+    return AffineSize(fixed, ((group, multiple),))
 
 
-def test_the_authors_model_gives_their_energy_of_dense_alexnet() -> None:
-    full = np.array([skeleton_of("alexnet").full_widths], dtype=np.float64)
-    assert authors_alexnet().at(full)[0] == pytest.approx(0.0498, abs=5e-5)
+def structure_with(
+    *layers: Layer, tensors: tuple[TensorShape, ...] = (), least: tuple[int, ...] = (1, 1)
+) -> StructureSpec:
+    """Two groups of 8 and 6 channels."""
+    return StructureSpec("f" * 16, ("a", "b"), (8, 6), least, layers, tensors)
+
+
+def layer(macs: int, incoming: AffineSize, outgoing: AffineSize, kind: str = "conv") -> Layer:
+    return Layer("layer", kind, macs, incoming, outgoing, AffineSize(0), AffineSize(0), 4, ())
+
+
+def test_terms_of_one_convolution_by_hand() -> None:
+    """Weights (b, a, 3, 3) of 4 bytes; activations read and written are linear in one group each."""
+    conv = Layer("c", "conv", 9 * 25, width(0), width(1), width(0, 25), width(1, 25), 4, ("w", "bias"))
+    weight = TensorShape("w", (width(1), width(0), AffineSize(3), AffineSize(3)), 4, True)
+    bias = TensorShape("bias", (width(1),), 4, True)
+    constant, a, b, product = physical_terms(structure_with(conv, tensors=(weight, bias)))
+    assert constant.amounts == (0, 0, 0, 0)
+    assert a.amounts == (0, 0, 4 * 25, 0)
+    assert b.amounts == (0, 0, 4 * 25, 4)
+    assert product.amounts == (225, 0, 0, 4 * 9)
+    assert (product.left, product.right) == (width(0), width(1))
+
+
+def test_fixed_sides_frozen_groups_factors_and_grouped_convolutions_by_hand() -> None:
+    terms = physical_terms(structure_with(layer(7, AffineSize(3), width(1))))
+    assert [(term.name, term.amounts[0]) for term in terms] == [("constant", 0), ("b", 21)]
+    terms = physical_terms(structure_with(layer(7, width(0), width(1, 2, 5)), least=(8, 1)))
+    assert [(term.name, term.amounts[0]) for term in terms] == [("constant", 7 * 8 * 5), ("b", 7 * 8 * 2)]
+    flattened, swapped = layer(1, width(0, 36), width(1)), layer(36, width(1), width(0))
+    (_, one), (_, other) = (physical_terms(structure_with(item)) for item in (flattened, swapped))
+    assert one == other
+    assert one.amounts[0] == 36
+    (grouped,) = bilinear_terms(structure_with(layer(9, AffineSize(1), width(0), "grouped conv")))
+    assert grouped.amounts == (0, 9, 0, 0)
+    assert bilinear_terms(structure_with(layer(0, AffineSize(1), width(0)))) == ()
+
+
+# ---------------------------------------------------------------- steps
+
+
+@given(st.integers(1, 20_000))
+def test_step_levels_are_few_and_count_down_from_the_full_size(full: int) -> None:
+    levels = step_levels(full)
+    assert len(levels) <= MAX_LEVELS
+    assert list(levels) == sorted(levels)
+    assert all(0 < level < full and (full - level) % RISE == 0 for level in levels)
+    assert not levels or (min(full - level for level in levels) // RISE).bit_count() == 1  # a power of two
+
+
+def test_steps_by_hand() -> None:
+    assert (step_levels(RISE), step_levels(RISE + 1)) == ((), (1,))
+    step = Step("a", AffineSize(0, ((0, 1),)), 16, (0,))
+    assert step.at(np.array([[8.0], [16.0], [20.0], [24.0], [40.0]])).tolist() == [0, 0, 0.5, 1, 1]
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_steps_belong_to_channels_of_dense_layers(name: str) -> None:
+    structure = structure_of(name)
+    for step in candidate_steps(structure):
+        for number in step.layers:
+            one = structure.layers[number]
+            assert one.macs > 0
+            assert one.kind != "grouped conv"
+            groups = {group for size in (one.incoming, one.outgoing) for group, _ in size.multiples}
+            assert {group for group, _ in step.size.multiples} <= groups
+    assert name != "digits" or len(candidate_steps(structure)) > 5
+
+
+# ---------------------------------------------------------------- families
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_model_is_the_sum_of_its_terms_and_a_bilinear_truth_is_found(name: str) -> None:
+    structure = structure_of(name)
+    for kind in TERMS:
+        fitted, widths = random_fitted(kind, structure), random_widths(structure, 5)
+        assert fitted.at(widths).tolist() == pytest.approx([slow_value(fitted, row) for row in widths], rel=1e-12)
+    truth, probe = random_fitted("bilinear", structure, seed=3), random_widths(structure, 20, seed=5)
+    assert bilinear(samples_from(truth, structure, 60)).at(probe) == pytest.approx(truth.at(probe), rel=1e-6)
 
 
 @pytest.mark.parametrize("relative", [True, False])
-def test_the_authors_coefficients_are_found_again(relative: bool) -> None:
-    """From 300 uniform random networks, as many as the paper measures."""
-    truth, structure = authors_alexnet(), skeleton_of("alexnet")
+def test_the_authors_coefficients_are_found_from_300_samples(relative: bool) -> None:
+    truth, structure = authors_alexnet(), structure_of("alexnet")
+    full = np.array([structure.full_widths], dtype=np.float64)
+    assert truth.at(full)[0] == pytest.approx(0.0498, abs=5e-5)
     found = bilinear(samples_from(truth, structure, 300), relative=relative)
-    assert found.kind == "bilinear"
-    assert found.terms == truth.terms
+    assert (found.kind, found.terms) == ("bilinear", truth.terms)
     assert found.base == pytest.approx(AUTHORS_BIAS, rel=0.01)
     assert found.coefficients == pytest.approx(truth.coefficients, rel=0.01, abs=0)
-
-
-def test_noise_moves_the_authors_coefficients_little() -> None:
-    truth, structure = authors_alexnet(), skeleton_of("alexnet")
-    found = bilinear(samples_from(truth, structure, 300, noise=0.02))
-    probe = random_widths(structure, 100, seed=7)
-    assert np.abs(found.at(probe) / truth.at(probe) - 1).mean() < 0.005
-
-
-@pytest.mark.parametrize("name", NETWORKS)
-def test_a_bilinear_truth_is_predicted_exactly(name: str) -> None:
-    structure = skeleton_of(name)
-    truth = random_fitted("bilinear", structure, seed=3)
-    found = bilinear(samples_from(truth, structure, 60))
-    probe = random_widths(structure, 20, seed=5)
-    assert found.at(probe) == pytest.approx(truth.at(probe), rel=1e-6)
-
-
-# ---------------------------------------------------------------- both
+    noisy, probe = bilinear(samples_from(truth, structure, 300, noise=0.02)), random_widths(structure, 100, seed=7)
+    assert np.abs(noisy.at(probe) / truth.at(probe) - 1).mean() < 0.005
 
 
 @pytest.mark.parametrize("kind", FAMILIES)
 @given(seed=st.integers(0, 1000), noise=st.sampled_from([0.0, 0.05, 0.5]))
-@settings(max_examples=15)
-def test_prices_are_never_negative(kind: str, seed: int, noise: float) -> None:
-    """Whatever is measured, noise of half the value among it: so a model is nonnegative and monotone."""
-    structure = skeleton_of(NETWORKS[seed % len(NETWORKS)])
-    found = FAMILIES[kind](
-        samples_from(random_fitted("physical", structure, seed), structure, 20, seed=seed, noise=noise)
-    )
-    assert found.base >= 0
-    assert min(found.coefficients) >= 0
+@settings(max_examples=10)
+def test_coefficients_are_never_negative(kind: str, seed: int, noise: float) -> None:
+    structure = structure_of(NETWORKS[seed % len(NETWORKS)])
+    truth = random_fitted("physical", structure, seed)
+    found = FAMILIES[kind](samples_from(truth, structure, 20, seed=seed, noise=noise))
     assert len(found.coefficients) == len(found.terms)
-    assert all(coefficient >= 0 for coefficient in found.unit_coefficients)
-    assert np.isfinite([found.base, *found.coefficients]).all()
+    numbers = [found.base, *found.coefficients, *found.unit_coefficients, *found.heights]
+    assert np.isfinite(numbers).all()
+    assert min(numbers) >= 0
 
 
 @pytest.mark.parametrize("kind", FAMILIES)
-def test_the_same_rows_give_the_same_model(kind: str) -> None:
-    samples = noisy(samples_from_profile(computed("digits", "jetson-tx2")), 0.02)
-    assert FAMILIES[kind](samples) == FAMILIES[kind](samples)
-
-
-@pytest.mark.parametrize("kind", FAMILIES)
-def test_millijoules_are_learnt_as_joules_are(kind: str) -> None:
-    samples = noisy(samples_from_profile(computed("digits", "jetson-tx2")), 0.02)
-    small = Samples(samples.structure, samples.widths, samples.values * 1e-3)
-    one, other = FAMILIES[kind](samples), FAMILIES[kind](small)
+def test_fits_are_deterministic_independent_of_units_and_learn_a_constant(kind: str) -> None:
+    samples = with_noise(samples_from_profile(computed("digits", "jetson-tx2")), 0.02)
+    one = FAMILIES[kind](samples)
+    assert FAMILIES[kind](samples) == one
+    millis = FAMILIES[kind](Samples(samples.structure, samples.widths, samples.values * 1e-3))
     probe = random_widths(samples.structure, 20)
-    assert 1e3 * other.at(probe) == pytest.approx(one.at(probe), rel=1e-3)
-
-
-@pytest.mark.parametrize("kind", FAMILIES)
-def test_a_constant_is_learnt_as_a_constant(kind: str) -> None:
-    """A device that is all overhead: no width changes anything."""
-    structure = skeleton_of("residual")
-    widths = random_widths(structure, 40)
-    found = FAMILIES[kind](Samples(structure, widths, np.full(40, 3.0)))
+    assert 1e3 * millis.at(probe) == pytest.approx(one.at(probe), rel=1e-3)
+    structure = structure_of("residual")
+    found = FAMILIES[kind](Samples(structure, random_widths(structure, 40), np.full(40, 3.0)))
     assert found.at(random_widths(structure, 10, seed=1)) == pytest.approx(np.full(10, 3.0), rel=5e-3)
-
-
-# ---------------------------------------------------------------- ours
 
 
 @pytest.mark.parametrize("platform", ["jetson-tx2", "gtx-1080-ti", "eyeriss"])
 @pytest.mark.parametrize("name", ["digits", "mobilenet_v1"])
-def test_networks_that_were_not_seen_are_predicted(name: str, platform: str) -> None:
+def test_physical_family_predicts_unseen_networks(name: str, platform: str) -> None:
     samples = samples_from_profile(computed(name, platform))
-    found = physical(samples.take(np.arange(len(samples)) % 2 == 0))
-    others = samples.take(np.arange(len(samples)) % 2 == 1)
+    even = np.arange(len(samples)) % 2 == 0
+    found, others = physical(samples.take(even)), samples.take(~even)
     assert np.abs(found.at(others.widths) / others.values - 1).mean() < 0.005
+    assert len(found.unit_coefficients) == len(AMOUNTS)
+    assert found.strength is not None
 
 
-def test_few_noisy_rows_are_enough_where_the_paper_s_family_needs_many() -> None:
-    """30 networks of MobileNet, with 28 layers: more coefficients than rows that could tell them apart."""
+def test_physical_family_needs_fewer_samples_than_the_bilinear_one() -> None:
+    """30 networks of MobileNet with 28 layers: more coefficients than samples that could tell them apart."""
     truth = samples_from_profile(computed("mobilenet_v1", "jetson-tx2"))
-    few = noisy(truth, 0.02).take(range(30))
+    few = with_noise(truth, 0.02).take(range(30))
     errors = {kind: np.abs(fit(few).at(truth.widths) / truth.values - 1).mean() for kind, fit in FAMILIES.items()}
     assert errors["physical"] < 0.015
     assert errors["physical"] < errors["bilinear"]
 
 
-def test_prices_of_macs_and_bytes_are_told() -> None:
-    found = physical(samples_from_profile(computed("digits", "jetson-tx2")))
-    assert found.kind == "physical"
-    assert len(found.unit_coefficients) == len(AMOUNTS)
-    assert max(found.unit_coefficients) > 0
-    assert found.strength is not None
-
-
-def test_a_chosen_strength_is_kept() -> None:
-    assert physical(samples_from_profile(computed("digits", "jetson-tx2")), strengths=(0.01,)).strength == 0.01
-
-
-def test_a_term_that_costs_alone_is_learnt_in_spite_of_the_common_coefficients() -> None:
-    """One layer at ten times the coefficient of the others, as a badly chosen kernel costs it."""
-    structure = skeleton_of("alexnet")
-    truth = authors_alexnet()
+def test_physical_family_learns_a_layer_that_costs_ten_times_its_prior() -> None:
+    structure, truth = structure_of("alexnet"), authors_alexnet()
     coefficients = (truth.coefficients[0], 10 * truth.coefficients[1], *truth.coefficients[2:])
-    odd = FittedModel("bilinear", truth.base, truth.terms, coefficients)
-    found = physical(samples_from(odd, structure, 200))
-    probe = random_widths(structure, 50, seed=1)
-    assert np.abs(found.at(probe) / odd.at(probe) - 1).mean() < 0.02
+    slow_layer = FittedModel("bilinear", truth.base, truth.terms, coefficients)
+    found, probe = physical(samples_from(slow_layer, structure, 200)), random_widths(structure, 50, seed=1)
+    assert np.abs(found.at(probe) / slow_layer.at(probe) - 1).mean() < 0.02
 
 
-# ---------------------------------------------------------------- folds
+def test_strength_of_the_prior_scales_with_the_number_of_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ecc.energy import families
 
-
-@given(st.integers(0, 300), st.integers(1, 20))
-def test_folds_are_of_equal_size_and_always_the_same(count: int, number: int) -> None:
-    fold = folds(count, number)
-    sizes = np.bincount(fold, minlength=number)
-    assert len(fold) == count
-    assert len(sizes) == number
-    assert sizes.max() - sizes.min() <= 1
-    assert fold.tolist() == folds(count, number).tolist()
-
-
-def test_folds_are_not_in_the_order_of_the_rows() -> None:
-    assert folds(100, 10).tolist() != [row % 10 for row in range(100)]
+    used = []
+    fit_coefficients = families.fit_coefficients
+    monkeypatch.setattr(
+        families,
+        "fit_coefficients",
+        lambda *a, strength=0.0, **k: used.append(strength) or fit_coefficients(*a, strength=strength, **k),
+    )
+    samples = samples_from_profile(computed("digits", "jetson-tx2"))
+    physical(samples)
+    assert used == [0.0, *(strength * 250 / len(samples) for strength in families.STRENGTHS)]

@@ -1,27 +1,36 @@
+"""Cross-validation, outlier widths, learning curves, and the advice drawn from them."""
+
 from __future__ import annotations
+
+import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from ecc.energy.families import FittedModel, bilinear, folds
+from ecc.energy.families import FittedModel, bilinear
 from ecc.energy.quality import (
-    LEAST_ROWS,
-    OUTLIER_NETWORKS,
-    check_rows,
-    cross_validated,
+    OUTLIER_SAMPLES,
+    FitQuality,
+    OutlierWidth,
+    cross_validate,
+    describe_learning_curve,
+    describe_outlier_widths,
+    find_outlier_widths,
     learning_curve,
-    outlier_widths,
-    quality_of,
+    measurement_noise,
+    summarize_errors,
 )
-from ecc.energy.samples import Samples
+from ecc.energy.regression import MIN_SAMPLES, Samples, check_sample_count, folds, samples_from_profile
 from ecc.errors import BadMeasurement
 from ecc.graph import StructureSpec
-from energy.cases import authors_alexnet, random_fitted, samples_from, skeleton_of
+from energy.cases import authors_alexnet, random_fitted, samples_from, structure_of
+from measure.profile_cases import profile_of, reference, sample
 
 
 def chain() -> StructureSpec:
-    """Groups of 8 and 6 channels, and 4 that cannot be cut."""
-    return skeleton_of("chain")
+    """Groups of 8 and 6 channels, and one of 4 that is not prunable."""
+    return structure_of("chain")
 
 
 def chain_samples(*widths: tuple[int, int]) -> Samples:
@@ -29,158 +38,172 @@ def chain_samples(*widths: tuple[int, int]) -> Samples:
     return Samples(chain(), rows, np.ones(len(rows)))
 
 
-# ---------------------------------------------------------------- errors that are told in several ways
+def numbered(count: int) -> Samples:
+    """Samples that can be told apart by their values 1, 2, ..."""
+    samples = samples_from(random_fitted("bilinear", chain()), chain(), count)
+    return Samples(chain(), samples.widths, np.arange(1.0, count + 1))
 
 
-def test_errors_are_summed_up_by_hand() -> None:
-    samples = chain_samples((8, 6), (4, 3), (1, 6), (6, 5))
-    quality = quality_of(np.array([0.3, -0.2, 0.4, -0.1]), samples, noise=0.03)
-    assert quality.rows == 4
-    assert quality.mean == pytest.approx(0.25)
-    assert quality.bias == pytest.approx(0.1)
-    assert quality.largest == pytest.approx(0.4)
-    assert quality.ninetieth == pytest.approx(0.3 + 0.7 * 0.1)  # 0.9 * 3 steps along 0.1, 0.2, 0.3, 0.4
-    assert quality.dense == pytest.approx(0.3)
-    assert quality.near_dense == pytest.approx(0.1)  # (6, 5) alone: dense is told by itself
-    assert quality.path == pytest.approx(0.15)  # (4, 3) and (6, 5); (1, 6) is uneven, dense is where a path starts
-    assert quality.noise == 0.03
-    assert quality.to_dict()["bias"] == quality.bias
+def test_errors_are_summarised_by_hand() -> None:
+    errors = summarize_errors(np.array([0.3, -0.2, 0.4, -0.1]), chain_samples((8, 6), (4, 3), (1, 6), (6, 5)))
+    assert errors.samples == 4
+    assert errors.mean == pytest.approx(0.25)
+    assert errors.bias == pytest.approx(0.1)
+    assert errors.max == pytest.approx(0.4)
+    assert errors.p90 == pytest.approx(0.3 + 0.7 * 0.1)  # 0.9 * 3 steps along 0.1, 0.2, 0.3, 0.4
+    assert errors.dense == pytest.approx(0.3)
+    assert errors.near_dense == pytest.approx(0.1)  # (6, 5) only; dense is separate
+    assert errors.uniform == pytest.approx(0.15)  # (4, 3) and (6, 5); (1, 6) is not uniform, dense is above the range
+    assert summarize_errors(np.array([-0.1, 0.2]), chain_samples((8, 6), (4, 3))).dense == pytest.approx(-0.1)
+    none = summarize_errors(np.array([0.1, -0.2]), chain_samples((1, 6), (8, 1)))
+    assert (none.dense, none.near_dense, none.uniform, none.dense_fitted) == (None, None, None, None)
 
 
-def test_what_no_row_shows_is_not_told() -> None:
-    quality = quality_of(np.array([0.1, -0.2]), chain_samples((1, 6), (8, 1)))
-    assert (quality.dense, quality.near_dense, quality.path, quality.noise) == (None, None, None, None)
-
-
-def test_a_dense_error_keeps_its_sign() -> None:
-    assert quality_of(np.array([-0.1, 0.2]), chain_samples((8, 6), (4, 3))).dense == pytest.approx(-0.1)
-
-
-# ---------------------------------------------------------------- cross-validation
-
-
-def test_every_row_is_predicted_by_a_model_that_has_not_seen_it() -> None:
-    """A twin that fits once for each row, without the fold of the row."""
+def test_each_sample_is_predicted_by_a_model_fitted_without_its_fold() -> None:
     samples = samples_from(random_fitted("physical", chain()), chain(), 25, noise=0.1)
     fold = folds(25, 10)
     expected = []
     for number in range(25):
         model = bilinear(samples.take(fold != fold[number]))
         expected.append(model.at(samples.widths[[number]])[0] / samples.values[number] - 1)
-    assert cross_validated(bilinear, samples).tolist() == pytest.approx(expected, rel=1e-9)
+    assert cross_validate(bilinear, samples).tolist() == pytest.approx(expected, rel=1e-9)
 
 
-def test_rows_are_never_shown_to_the_model_that_predicts_them() -> None:
-    samples = samples_from(random_fitted("bilinear", chain()), chain(), 30)
-    samples = Samples(chain(), samples.widths, np.arange(1.0, 31.0))  # each row can be told by its value
-
-    class Memory:
-        """Knows the values that it was shown, and gives them away."""
-
-        def __init__(self, shown: Samples) -> None:
-            self.values = set(shown.values.tolist())
-
-        def at(self, widths: np.ndarray) -> np.ndarray:
-            held = [v for v in samples.values.tolist() if v not in self.values]
-            assert len(held) == len(widths)
-            return np.array(held)
-
-    errors = cross_validated(Memory, samples)  # type: ignore[arg-type] # looks like a model
-    assert errors.tolist() == [0.0] * 30
-
-
-def test_a_true_family_has_no_error_and_noise_is_what_is_left() -> None:
-    structure, truth = skeleton_of("alexnet"), authors_alexnet()
-    assert np.abs(cross_validated(bilinear, samples_from(truth, structure, 60))).max() < 1e-6
-    noisy = np.abs(cross_validated(bilinear, samples_from(truth, structure, 300, noise=0.02)))
+def test_cross_validated_error_of_the_true_family_is_the_noise() -> None:
+    structure, truth = structure_of("alexnet"), authors_alexnet()
+    assert np.abs(cross_validate(bilinear, samples_from(truth, structure, 60))).max() < 1e-6
+    noisy = np.abs(cross_validate(bilinear, samples_from(truth, structure, 300, noise=0.02)))
     assert noisy.mean() == pytest.approx(0.02 * np.sqrt(2 / np.pi), abs=0.0025)  # mean of |N(0, 0.02)|
 
 
-def test_too_few_rows_are_refused_with_the_number_that_is_needed() -> None:
-    few = samples_from(random_fitted("bilinear", chain()), chain(), LEAST_ROWS - 1)
-    for refuse in (check_rows, lambda samples: cross_validated(bilinear, samples)):
-        with pytest.raises(BadMeasurement, match=r"the profile holds 11 networks, and a fit needs 12\. Profile more"):
+def test_too_few_samples_are_refused() -> None:
+    few = numbered(MIN_SAMPLES - 1)
+    for refuse in (check_sample_count, lambda samples: cross_validate(bilinear, samples)):
+        with pytest.raises(BadMeasurement, match=r"the profile has 11 samples; a fit needs 12\. Profile more"):
             refuse(few)
-    enough = samples_from(random_fitted("bilinear", chain()), chain(), LEAST_ROWS)
-    check_rows(enough)
-    assert len(cross_validated(bilinear, enough)) == LEAST_ROWS
+    assert len(cross_validate(bilinear, numbered(MIN_SAMPLES))) == MIN_SAMPLES
 
 
-# ---------------------------------------------------------------- widths that cost more than wider ones
+def test_noise_comes_from_rounds_or_from_the_reference() -> None:
+    factor = math.exp(0.02 * math.sqrt(2))
+    rounds = [sample(i, joules, round=r) for i in range(50) for r, joules in enumerate((1.0, factor))]
+    assert measurement_noise(profile_of(*rounds)) == pytest.approx(0.02)
+    references = [reference(2.0 * math.exp(0.01 * (-1) ** k)) for k in range(20)]
+    measured = profile_of(sample(0), *references, device_type="cpu")
+    assert measurement_noise(measured) == pytest.approx(0.01 * math.sqrt(2), rel=1e-6)
+    assert measurement_noise(profile_of(sample(0), *references)) is None  # an analytic platform repeats itself
+    assert measurement_noise(profile_of(sample(0), reference(2.0), reference(2.0))) is None
+
+
+def test_noise_and_drift_are_those_of_the_resource() -> None:
+    """Seconds may be steady where joules are not."""
+    rows = [replace(sample(i, 1.0 + 0.05 * r, round=r), seconds=2.0 + 0.002 * r) for i in range(30) for r in (0, 1)]
+    references = [replace(reference(2.0 * (1 + 0.1 * k)), seconds=3.0 * (1 + 0.001 * (-1) ** k)) for k in range(6)]
+    profile = profile_of(*rows, *references, device_type="cpu")
+    latency, energy = (measurement_noise(profile, resource) for resource in ("latency", "energy"))
+    assert latency == pytest.approx(0.001 / math.sqrt(2), rel=0.1)
+    assert energy is not None
+    assert energy > 0.02
+    with pytest.raises(BadMeasurement, match="the joules of the dense reference varied by 1"):
+        samples_from_profile(profile)
+    assert len(samples_from_profile(profile, "latency")) > 1
+
+
+# ---------------------------------------------------------------- outlier widths
 
 
 def random_chain(count: int, seed: int = 0) -> Samples:
-    draw = np.random.default_rng(seed)
-    rows = np.stack([2 * draw.integers(1, 5, count), draw.integers(1, 7, count), np.full(count, 4)], axis=1)
+    generator = np.random.default_rng(seed)
+    rows = np.stack([2 * generator.integers(1, 5, count), generator.integers(1, 7, count), np.full(count, 4)], axis=1)
     return Samples(chain(), rows.astype(np.float64), np.ones(count))
 
 
-def test_a_width_that_costs_more_than_predicted_is_named() -> None:
-    samples = random_chain(80)
-    odd = samples.widths[:, 0] == 6
-    excess = np.where(odd, 0.15, -0.01) + 0.02 * np.random.default_rng(1).standard_normal(80)
-    (found,) = outlier_widths(1 / (1 + excess) - 1, samples)
-    assert (found["group"], found["width"], found["networks"]) == (chain().groups[0], 6, odd.sum())
-    assert found["excess"] == pytest.approx(excess[odd].mean(), rel=0.01)
-
-
-def test_several_are_named_the_worst_first() -> None:
+def test_widths_that_cost_more_than_predicted_are_found_worst_first() -> None:
     samples = random_chain(200)
-    excess = np.where(samples.widths[:, 0] == 6, 0.1, 0.0) + np.where(samples.widths[:, 1] == 3, 0.2, 0.0)
-    found = outlier_widths(1 / (1 + excess) - 1, samples)
-    assert [(one["group"], one["width"]) for one in found] == [(chain().groups[1], 3), (chain().groups[0], 6)]
+    narrow, other = samples.widths[:, 0] == 6, samples.widths[:, 1] == 3
+    noise = 0.02 * np.random.default_rng(1).standard_normal(200)
+    (found,) = find_outlier_widths(1 / (1 + np.where(narrow, 0.15, -0.01) + noise) - 1, samples)
+    assert (found.group, found.width, found.samples) == (chain().groups[0], 6, narrow.sum())
+    assert found.excess == pytest.approx(0.15, abs=0.01)
+    both = find_outlier_widths(1 / (1 + np.where(narrow, 0.1, 0.0) + np.where(other, 0.2, 0.0)) - 1, samples)
+    assert [(one.group, one.width) for one in both] == [(chain().groups[1], 3), (chain().groups[0], 6)]
+    zero = find_outlier_widths(np.where(narrow, -1.0, 0.0), samples)  # a prediction of 0 must not fail
+    assert zero[0].excess == pytest.approx(999)
 
 
-@pytest.mark.parametrize("seed", range(20))
-@pytest.mark.parametrize("scatter", [1e-9, 0.02, 0.3])
-def test_scatter_alone_is_not_odd(seed: int, scatter: float) -> None:
-    samples = random_chain(80, seed)
-    assert outlier_widths(scatter * np.random.default_rng(100 + seed).standard_normal(80), samples) == []
+@pytest.mark.parametrize("noise", [1e-9, 0.02, 0.3])
+def test_noise_alone_gives_no_outliers(noise: float) -> None:
+    for seed in range(20):
+        errors = noise * np.random.default_rng(100 + seed).standard_normal(80)
+        assert find_outlier_widths(errors, random_chain(80, seed)) == ()
 
 
-def test_little_excess_and_few_networks_are_not_odd() -> None:
+def test_small_excess_savings_and_few_samples_are_no_outliers() -> None:
     samples = random_chain(80)
-    odd = samples.widths[:, 0] == 6
-    assert outlier_widths(np.where(odd, -0.02, 0.0), samples) == []  # no budget is missed by it
-    assert outlier_widths(np.where(odd, 0.2, 0.0), samples) == []  # it costs less than predicted
-    few = samples.take(np.flatnonzero(~odd | (np.cumsum(odd) < OUTLIER_NETWORKS)))
-    assert outlier_widths(np.where(few.widths[:, 0] == 6, -0.2, 0.0), few) == []
+    narrow = samples.widths[:, 0] == 6
+    assert find_outlier_widths(np.where(narrow, -0.02, 0.0), samples) == ()  # below the tolerance of a budget
+    assert find_outlier_widths(np.where(narrow, 0.2, 0.0), samples) == ()  # costs less than predicted
+    for count, found in ((OUTLIER_SAMPLES - 1, 0), (OUTLIER_SAMPLES, 1)):
+        few = samples.take(np.flatnonzero(~narrow | (np.cumsum(narrow) <= count)))
+        assert len(find_outlier_widths(np.where(few.widths[:, 0] == 6, -0.2, 0.0), few)) == found
 
 
-def test_a_prediction_of_nothing_is_no_reason_to_fail() -> None:
-    samples = random_chain(80)
-    found = outlier_widths(np.where(samples.widths[:, 0] == 6, -1.0, 0.0), samples)
-    assert found[0]["excess"] == pytest.approx(999)
+def test_outlier_widths_are_described() -> None:
+    assert describe_outlier_widths(FitQuality()) == ""
+    outliers = tuple(OutlierWidth(f"g{number}", 12, 14, 0.148) for number in range(5))
+    text = describe_outlier_widths(FitQuality(outlier_widths=outliers[:1]))
+    assert "14.8% with 12 channels in g0 (14 networks). The model" in text
+    text = describe_outlier_widths(FitQuality(outlier_widths=outliers))
+    assert "in g2 (14 networks), and 2 more widths." in text
+    assert "g3" not in text
 
 
 # ---------------------------------------------------------------- learning curves
 
 
-def test_the_error_falls_with_rows() -> None:
-    structure = skeleton_of("alexnet")
-    samples = samples_from(authors_alexnet(), structure, 250, noise=0.05)
-    curve = learning_curve(bilinear, samples, (15, 50, 200))
-    assert list(curve) == [15, 50, 200]
+def test_learning_curve_falls_to_the_noise() -> None:
+    samples = samples_from(authors_alexnet(), structure_of("alexnet"), 250, noise=0.05)
+    curve = dict(learning_curve(bilinear, samples, (15, 50, 200)))
     assert curve[15] > curve[50] > curve[200]
-    assert 0.03 < curve[200] < 0.05  # the noise is left
+    assert 0.03 < curve[200] < 0.05
 
 
-def test_sizes_that_cannot_be_are_left_out() -> None:
-    samples = samples_from(random_fitted("bilinear", chain()), chain(), 50)
-    assert list(learning_curve(bilinear, samples, (5, 11, 12, 40, 41, 50))) == [12, 40]  # a fifth is held out
-    assert learning_curve(bilinear, samples, ()) == {}
-
-
-def test_held_out_rows_are_not_among_those_that_are_fitted() -> None:
-    samples = samples_from(random_fitted("bilinear", chain()), chain(), 50)
-    samples = Samples(chain(), samples.widths, np.arange(1.0, 51.0))
-    shown: list[set[float]] = []
+def test_learning_curve_fits_only_samples_that_are_not_held_out() -> None:
+    fitted: list[set[float]] = []
 
     def family(some: Samples) -> FittedModel:
-        shown.append(set(some.values.tolist()))
+        fitted.append(set(some.values.tolist()))
         return bilinear(some)
 
-    learning_curve(family, samples, (20, 40), repeats=2)
-    assert [len(values) for values in shown] == [20, 40, 20, 40]
-    assert shown[0] < shown[1]  # a larger size holds the smaller one
-    assert shown[1] != shown[3]  # another fifth is held out
+    curve = learning_curve(family, numbered(50), (5, 11, 12, 40, 41, 50), repeats=2)
+    assert [size for size, _ in curve] == [12, 40]  # a fifth of 50 is held out
+    assert [len(values) for values in fitted] == [12, 40, 12, 40]
+    assert fitted[0] < fitted[1]  # a larger size contains the smaller one
+    assert fitted[1] != fitted[3]  # another fifth is held out
+    held = {float(value) for value in 1 + np.random.default_rng(0).permutation(50)[:10]}
+    assert not held & fitted[1]
+
+
+@pytest.mark.parametrize(
+    ("errors", "noise", "text"),
+    [
+        ((0.1, 0.05), None, ""),
+        ((0.2, 0.1, 0.07, 0.05), 0.01, "would help: the error still falls (10.0% with 20 samples, 5.0% with 40)."),
+        (
+            (0.05, 0.05, 0.049),
+            0.01,
+            "will hardly help: the error no longer falls (5.0% with 15 samples, 4.9% with 30).",
+        ),
+        ((0.0012, 0.0011, 0.0009), None, "would help: the error still falls (0.12% with 15 samples, 0.09% with 30)."),
+        (
+            (0.1, 0.05, 0.024),
+            0.02,
+            "will not help: the error (10.0% with 15 samples, 2.4% with 30) is at the measurement",
+        ),
+    ],
+)
+def test_learning_curve_is_described(errors: tuple[float, ...], noise: float | None, text: str) -> None:
+    curve = tuple(zip((15, 20, 30, 40), errors, strict=False))
+    found = describe_learning_curve(FitQuality(learning_curve=curve, noise=noise))
+    assert found.removeprefix("More samples ").startswith(text)
+    assert bool(found) == bool(text)

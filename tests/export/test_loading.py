@@ -168,7 +168,7 @@ def test_buffers_that_torch_does_not_save_and_extra_states_come_back(tmp_path: P
     net, images = Blur(), torch.randn(1, 3, 8, 8)
     net.version = 7
     graph = trace_channels(net, images)
-    ecc.mask_channels_(net, graph, {"conv": [0, 3, 5]})
+    ecc.graph.mask_channels_(net, graph, {"conv": [0, 3, 5]})
     small = ecc.slim(net, graph)
     ecc.save_slim(small, tmp_path / "a.safetensors")
     again = ecc.load_slim(Blur(), tmp_path / "a.safetensors")

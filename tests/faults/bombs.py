@@ -68,7 +68,7 @@ def contents(name: str) -> dict[str, bytes]:
     if name == "photo of many pixels":
         return {"a.png": _png(60_000, 60_000)}
     data = fuzz.bombs()[name]
-    names = ["a.profile", "a.json", "a.graph", "a.mlp", "a.safetensors", "run/config.json", "run/history.jsonl"]
+    names = ["a.profile", "a.json", "a.graph", "a.safetensors", "run/config.json", "run/history.jsonl"]
     names += ("a.toml", "a.weights", "page/summary.json", "page/history.jsonl", "export/summary.json")
     return {**dict.fromkeys(names, data), "a.profile.gz": gzip.compress(data)}
 
@@ -86,16 +86,16 @@ def _whole(read: Callable[[Path], Any]) -> Callable[[Path], Any]:
 def loaders() -> dict[str, Callable[[Path], Any]]:
     """By the end of a file's name."""
     from ecc.energy import EnergyModel
-    from ecc.energy.paper import Mlp
     from ecc.export.job import read_json as read_exported
     from ecc.graph import ChannelGraph
     from ecc.measure import Profile
-    from ecc.report.history import Follower
-    from ecc.report.reading import read_json
+    from ecc.records import read_record
+    from ecc.report.load import Follower
+    from ecc.run_records import RunSummary
     from ecc.training import load_state, open_run
-    from ecc.zoo.data.images import centre_photo
+    from ecc.zoo.data.images import load_center_crop
     from ecc.zoo.recipe import read_recipe
-    from ecc.zoo.weights import read_weights
+    from ecc.zoo.image_task import read_weights
 
     def run(path: Path) -> None:
         if path.name != "config.json":
@@ -112,13 +112,12 @@ def loaders() -> dict[str, Callable[[Path], Any]]:
         "gz": Profile.load,
         "json": EnergyModel.load,
         "graph": ChannelGraph.load,
-        "mlp": Mlp.load,
         "safetensors": load_state,
         "run": run,
         "toml": read_recipe,
         "weights": read_weights,
-        "png": lambda path: centre_photo(path, (8, 8)),
-        "page": lambda path: (read_json if path.suffix == ".json" else _whole(Follower().read))(path),
+        "png": lambda path: load_center_crop(path, (8, 8)),
+        "page": lambda path: read_record(path, RunSummary) if path.suffix == ".json" else _whole(Follower().read)(path),
         "export": read_exported,
     }
 

@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 
 import torch
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 from ecc.cli.app import app
 from ecc.training import save_state
@@ -83,7 +83,7 @@ def _add_recipes(folder: Path) -> None:
         "text": "these are words",
         "idle": "seeds = 1",
         "unknown": 'task = "resnet21"',
-        "slip": 'task = "resnet20"\n[settings]\nstep = 3',
+        "slip": 'task = "resnet20"\n[settings]\nprune_step = 3',
         "lacking": 'task = "resnet20"\ndata = "none"',
         "code": 'task = "net.py:task"',
         "program": 'task = "digits"\nmeter = "command:touch hacked"',
@@ -98,7 +98,7 @@ def _add_recipes(folder: Path) -> None:
 
 def _add_runs(folder: Path) -> None:
     """A finished run of `net.py:task`, one that is damaged, one that is only begun, and folders that others use."""
-    words = "--meter none --budget 80% --steps 3 --finetune-steps 0 --device cpu --quiet"
+    words = "--meter none --budget 80% --prune-steps 3 --finetune-steps 0 --device cpu --quiet"
     run(
         "compress",
         f"{folder / 'net.py'}:task",

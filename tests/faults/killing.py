@@ -34,7 +34,7 @@ import torch
 from ecc.cli.app import app
 
 _WEIGH = "--meter platform:jetson-tx2"
-_STEPS = "--pretrain-steps 20 --steps 20 --finetune-steps 10"
+_STEPS = "--pretrain-steps 20 --prune-steps 20 --finetune-steps 10"
 
 
 @dataclass(frozen=True)

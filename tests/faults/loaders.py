@@ -5,35 +5,30 @@ from __future__ import annotations
 import gzip
 import io
 import json
-import os
 import random
 import shutil
 import zlib
 from collections.abc import Callable
-from contextlib import redirect_stdout
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 
 import torch
-from rich.console import Console
+from rich.console import Console, RenderableType
 
-from ecc.cli.compress import show
 from ecc.energy import EnergyModel, fit
-from ecc.energy.paper import Mlp
-from ecc.energy.samples import samples_from_profile
+from ecc.energy.regression import samples_from_profile
 from ecc.graph import ChannelGraph
 from ecc.measure import Profile, find_meter
-from ecc.measure.merge_profiles import missing_samples
 from ecc.measure.meters.command import parse
 from ecc.measure.profile_writer import open_profile
 from ecc.methods import Compression, CompressSettings
 from ecc.methods.grid import Cell, Comparison
-from ecc.report.compare import grid_facts, grid_view, load_grid
-from ecc.report.compress import compress_view
-from ecc.report.fit import fit_facts
-from ecc.report.live_profile import profile_summary
+from ecc.options import settings_from
+from ecc.records import to_builtins
+from ecc.report.load import load_grid
+from ecc.report.terminal import compress_table, fit_summary, grid_table, profile_text
 from ecc.training import load_state, save_state
 from faults import fuzz
 from faults.trying import Target
@@ -55,9 +50,9 @@ def _use_profile(path: Path) -> None:
     assert profile.header.structure.costs.macs(widths) >= 0
     for resource in ("energy", "latency"):
         assert len(samples_from_profile(profile, resource)) >= 0
-    json.dumps(fit_facts(fit(profile, "bilinear")))
-    assert profile_summary(profile, path).replace("\n", " ").isprintable()  # no code for a terminal gets through
-    assert len(missing_samples(profile)) >= 0
+    to_builtins(fit_summary(fit(profile, "bilinear")))
+    assert profile_text(profile, path).replace("\n", " ").isprintable()  # no code for a terminal gets through
+    assert len(profile.missing_samples()) >= 0
 
 
 def _zipped(folder: Path) -> Path:
@@ -84,12 +79,12 @@ def _energy(folder: Path) -> Path:
 
 def _use_energy(path: Path) -> None:
     model = EnergyModel.load(path)
-    assert model.least <= model.dense
+    assert model.min_cost <= model.dense
     _ = model.label, model.unit, model.kind
     model.gradient(torch.tensor(model.full_widths, dtype=torch.float64))
     assert sum(model.per_layer().values()) >= 0
-    json.dumps(fit_facts(model))
-    Compression(wide_task("chain"), _chain().budgets, model, settings=CompressSettings(steps=2))._begin()
+    json.dumps(to_builtins(fit_summary(model)))
+    Compression(wide_task("chain"), _chain().budgets, model, settings=CompressSettings(prune_steps=2))._begin()
 
 
 def _fitted(folder: Path) -> Path:
@@ -99,10 +94,10 @@ def _fitted(folder: Path) -> Path:
 
 def _use_fitted(path: Path) -> None:
     model = EnergyModel.load(path)
-    assert model.least <= model.dense
+    assert model.min_cost <= model.dense
     model.gradient(torch.tensor(model.full_widths, dtype=torch.float64))
     assert sum(model.per_layer().values()) >= 0
-    json.dumps(fit_facts(model))
+    json.dumps(to_builtins(fit_summary(model)))
     model.check(profile_cases.small_graph())
 
 
@@ -127,31 +122,6 @@ def _signed_graph(data: bytes, rng: random.Random) -> bytes:
     except Exception:  # noqa: BLE001 - then it stays unsigned
         return changed
     return json.dumps(tree).encode()
-
-
-def _perceptron(folder: Path) -> Path:
-    shapes = ((2, 3), (1, 2))
-    layers = tuple((torch.ones(shape).double(), torch.zeros(shape[0]).double()) for shape in shapes)
-    structure = profile_cases.small_graph().structure
-    pairs = [(layer.incoming, layer.outgoing) for layer in structure.layers if layer.macs][:3]
-    Mlp(
-        groups=structure.groups,
-        full_widths=structure.full_widths,
-        resource="energy",
-        lefts=tuple(left for left, _ in pairs),
-        rights=tuple(right for _, right in pairs),
-        dense_products=tuple(left.at(structure.full_widths) * right.at(structure.full_widths) for left, right in pairs),
-        mean=1.0,
-        layers=layers,
-        label="estimated",
-    ).save(folder / "mlp.json")
-    return folder / "mlp.json"
-
-
-def _use_perceptron(path: Path) -> None:
-    model = Mlp.load(path)
-    widths = torch.tensor(model.full_widths, dtype=torch.float64)
-    _ = model.value(widths), model.gradient(widths)
 
 
 # ---------------------------------------------------------------- states and runs
@@ -184,7 +154,9 @@ def signed_state(data: bytes, rng: random.Random) -> bytes:
     return len(text).to_bytes(8, "little") + text + body
 
 
-SETTINGS = CompressSettings(pretrain_steps=1, steps=3, finetune_steps=1, lr=1e-3, log_every=1, checkpoint_steps=1)
+SETTINGS = settings_from(
+    CompressSettings, dict(pretrain_steps=1, prune_steps=3, finetune_steps=1, lr=1e-3, log_every=1, checkpoint_steps=1)
+)
 
 
 @cache
@@ -195,7 +167,7 @@ def _chain() -> Compression:
     task = replace(wide_task("chain"), evaluate=lambda model: 0.5)
     graph = trace_channels(task.model.eval(), example_of("chain"), verify=False)
     source = Truth(true_model(graph))
-    return Compression(task, parse_budgets(["60%"]), true_model(graph), source=source, settings=SETTINGS)
+    return Compression(task, parse_budgets(["60%"]), true_model(graph), meter=source, settings=SETTINGS)
 
 
 class Enough(Exception):
@@ -222,8 +194,7 @@ def _run_until(phase: str | None, file: str) -> Callable[[Path], Path]:
 def _go_on(path: Path) -> None:
     run = next(parent for parent in path.parents if parent.name == "run")
     result = _chain().run(run, progress=lambda _: None)
-    with redirect_stdout(io.StringIO()):
-        show(result.summary, run, compress_view)
+    _print(compress_table(result.summary, run))
 
 
 def _grid(name: str) -> Callable[[Path], Path]:
@@ -242,15 +213,21 @@ def _grid(name: str) -> Callable[[Path], Path]:
 
 
 def _use_grid(path: Path) -> None:
-    entries = load_grid(next(parent for parent in path.parents if parent.name == "grid"))
-    json.dumps(grid_facts(entries))
-    with Path(os.devnull).open("w") as nowhere:
-        Console(file=nowhere).print(grid_view(entries))
+    rows = load_grid(next(parent for parent in path.parents if parent.name == "grid"))
+    json.dumps(to_builtins(rows), allow_nan=False)
+    _print(grid_table(rows))
+
+
+def _print(what: RenderableType) -> None:
+    """On a terminal that must not be sent control codes."""
+    file = io.StringIO()
+    Console(file=file, width=200).print(what)
+    assert file.getvalue().replace("\n", " ").isprintable()
 
 
 def _comparison() -> Comparison:
     return Comparison(
-        _chain().task, [_chain().energies["energy"]], methods=("ecc", "scratch"), budgets=("60%",), seeds=1
+        _chain().task, [_chain().energy_models["energy"]], methods=("ecc", "scratch"), budgets=("60%",), seeds=1
     )
 
 
@@ -293,7 +270,6 @@ TARGETS: tuple[Target, ...] = (
     Target("replay meter", _profile, _replayed),
     Target("energy model", _energy, _use_energy),
     Target("energy model with steps", _fitted, _use_fitted),
-    Target("energy perceptron", _perceptron, _use_perceptron),
     Target("channel graph", _graph, _use_graph, _signed_graph),
     Target("state", _state, load_state, signed_state),
     *(

@@ -9,8 +9,8 @@ from functools import cache
 from pathlib import Path
 
 from ecc.export import export_run, load_slim
-from ecc.report.html import content_of
-from ecc.report.page import page_facts
+from ecc.report.load import load_report
+from ecc.report.page import page_content
 from ecc.task import Task
 from export.runs import SmallNet, finished_run, small_task
 from faults import fuzz
@@ -65,7 +65,7 @@ def _grid(file: str) -> Callable[[Path], Path]:
 def _draw(path: Path) -> None:
     """All but the library of figures, which is the same on every page."""
     root = next(parent for parent in path.parents if parent.name in ("run", "grid"))
-    json.dumps(content_of(page_facts(root)), allow_nan=False)
+    json.dumps(page_content(load_report(root)), allow_nan=False)
 
 
 _RUN = ("config.json", "summary.json", "history.jsonl", "environment.json", "energy.json")

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 import torch
-from typer.testing import CliRunner, Result
+from click.testing import CliRunner, Result
 
 import ecc
 from ecc.cli.app import app
@@ -102,7 +102,9 @@ def folder(made: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 def words(task: str, *more: str) -> list[str]:
-    asked = "--energy net.json --meter none --budget 80% --steps 8 --finetune-steps 2 --lr 1e-3 --device cpu -o run"
+    asked = (
+        "--energy net.json --meter none --budget 80% --prune-steps 8 --finetune-steps 2 --lr 1e-3 --device cpu -o run"
+    )
     return ["compress", f"tasks.py:{task}", *asked.split(), *more]
 
 
@@ -183,7 +185,7 @@ def started(*args: str) -> subprocess.Popen[str]:
 def test_a_signal_saves_the_state_keeps_others_out_meanwhile_and_the_same_command_goes_on(
     folder: Path, number: signal.Signals
 ) -> None:
-    args = words("slow", "--steps", "400")
+    args = words("slow", "--prune-steps", "400")
     process = started(*args)
     assert process.stderr is not None
     try:

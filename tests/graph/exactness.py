@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_flatten, tree_map_only
 from torch.utils.flop_counter import FlopCounterMode
 
 import ecc
-from ecc import ChannelGraph, ChannelGroup
+from ecc.graph import ChannelGraph, ChannelGroup
 
 TOLERANCE = 1e-4
 """Of the largest output: what float32 sums in another order may differ by."""
@@ -63,7 +63,7 @@ def without_dropout(net: nn.Module) -> None:
 def masked_and_cut(net: nn.Module, graph: ChannelGraph, dead: Mapping[str, list[int]]) -> tuple[nn.Module, nn.Module]:
     """The network with some units silenced, and the one without them."""
     masked = copy.deepcopy(net)
-    ecc.mask_channels_(masked, graph, {name: torch.tensor(units) for name, units in dead.items() if units})
+    ecc.graph.mask_channels_(masked, graph, {name: torch.tensor(units) for name, units in dead.items() if units})
     return masked, ecc.slim(masked, graph)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ecc.graph import ChannelGraph, trace_channels
-from ecc.measure import Estimated, MeterInfo, Profile, Progress, Reading, profile
-from ecc.measure.profile_header import Design, ProfileHeader, input_of, network_of
-from ecc.measure.samples import Sample
+from ecc.measure import Design, Estimated, MeterInfo, Profile, ProfileHeader, Progress, Reading, Sample, profile
 from measure.fakes import FakeBoard, FakeMeter
 
 EXAMPLE = torch.ones(2, 3, 6, 6)
@@ -57,7 +56,7 @@ def small_graph() -> ChannelGraph:
     return trace_channels(SmallNet(), EXAMPLE)
 
 
-class Prices:
+class FakeCosts:
     """An analytic source: a constant and a price a MAC; it may take its time, and it counts."""
 
     def __init__(self, joules_per_mac: float = 1e-6, wait_seconds: float = 0.0, name: str = "coefficients") -> None:
@@ -91,26 +90,20 @@ class DriftingBoard(FakeBoard):
 
 def header(**changes: Any) -> ProfileHeader:
     """A header of the small network."""
-    plan = Design(kind="mixed", seed=0, width_multiple=None, samples=20, rounds=1, reference_every=10, shard=None)
     values: dict[str, Any] = {
-        **network_of(small_graph()),
-        **input_of(EXAMPLE),
-        "meter": Prices().describe(),
-        "device_type": None,
-        "settings": None,
-        "design": plan,
+        "meter": FakeCosts().describe(),
+        "design": Design(samples=20),
         "environment": {"torch": "2"},
-        "created": None,
     }
-    return ProfileHeader(**{**values, **changes})
+    return replace(ProfileHeader.of(small_graph(), EXAMPLE, **values), **changes)
 
 
 def reference(joules: float, **values: Any) -> Sample:
-    return Sample(**{"sample": None, "widths": (16, 12), "joules": joules, "seconds": 1e-3, **values})
+    return Sample(**{"index": None, "widths": (16, 12), "joules": joules, "seconds": 1e-3, **values})
 
 
 def sample(number: int, joules: float = 1.0, widths: tuple[int, ...] = (4, 3), **values: Any) -> Sample:
-    return Sample(**{"sample": number, "widths": widths, "joules": joules, "seconds": 1e-3, **values})
+    return Sample(**{"index": number, "widths": widths, "joules": joules, "seconds": 1e-3, **values})
 
 
 def profile_of(*samples: Sample, **changes: Any) -> Profile:
@@ -120,9 +113,9 @@ def profile_of(*samples: Sample, **changes: Any) -> Profile:
 # ---------------------------------------------------------------- profiles in a line
 
 
-def computed(path: Path, source: Prices | None = None, **options: Any) -> Profile:
+def computed(path: Path, source: FakeCosts | None = None, **options: Any) -> Profile:
     options = {"samples": 25, "reference_every": 10, **options}
-    return profile(SmallNet(), small_graph(), EXAMPLE, source or Prices(), path, **options)
+    return profile(SmallNet(), small_graph(), EXAMPLE, source or FakeCosts(), path, **options)
 
 
 def measured(path: Path, board: FakeBoard, meter: FakeMeter | None = None, **options: Any) -> Profile:

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+from ecc.measure.profilers import AnalyticProfiler, DeviceProfiler, default_device, first_line
 from torch import nn
 
 from ecc.errors import BadMeasurement
 from ecc.measure import CounterProbe, DeviceState, Estimated, MeasureSettings, MeterInfo, Reading, bench
 from ecc.measure.profiler import PROFILE_SETTINGS
-from ecc.measure.profilers import AnalyticProfiler, DeviceProfiler, default_device, first_line
 from measure.fakes import FakeBoard, FakeMeter
 from measure.profile_cases import EXAMPLE, Prices, SmallNet, header, run_seconds, small_graph
 

@@ -5,11 +5,11 @@ import random
 import statistics
 
 import pytest
+from ecc.measure.tick_alignment import WindowAligner, check_state, tick_error
 
 from ecc.errors import BadMeasurement
 from ecc.measure import CounterProbe, DeviceState, MeasureSettings, Window, probe
 from ecc.measure.counter import Tick
-from ecc.measure.tick_alignment import WindowAligner, check_state, tick_error
 from ecc.measure.workload import HostWorkload, Workload
 from measure.fakes import FakeBoard, FakeMeter
 

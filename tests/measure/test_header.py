@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
+from ecc.measure.profile_header import Design, ProfileHeader, disagreement, input_of, network_of
 
 from ecc.errors import BadFile, BadMeasurement
 from ecc.measure import CounterProbe, Declared, Measured, MeasureSettings, MeterInfo
-from ecc.measure.profile_header import Design, ProfileHeader, disagreement, input_of, network_of
 from measure.profile_cases import header, small_graph
 
 PLAN = Design(kind="uniform", seed=3, width_multiple=8, samples=20, rounds=2, reference_every=5, shard=(3, 8))

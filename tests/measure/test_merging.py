@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ecc.measure.merge_profiles import missing_samples
 
 from ecc.errors import BadFile
 from ecc.measure import Profile, design, merge, profile
-from ecc.measure.merge_profiles import missing_samples
 from measure.profile_cases import EXAMPLE, Prices, SmallNet, header, profile_of, reference, sample, small_graph
 
 

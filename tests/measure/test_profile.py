@@ -7,11 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from ecc.measure.samples import sample_line
 
 from ecc.errors import BadFile, BadMeasurement
 from ecc.measure import Declared, Profile, Sample
 from ecc.measure.profile import HEADER_START, header_line
-from ecc.measure.samples import sample_line
 from measure.profile_cases import Prices, header, profile_of, reference, sample, small_graph
 
 ROWS = (reference(2.0), sample(1, 0.5), sample(0, 0.7, (16, 12)), reference(2.0))

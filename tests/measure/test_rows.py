@@ -5,9 +5,9 @@ import math
 from typing import Any
 
 import pytest
+from ecc.measure.samples import Sample, sample_line
 
 from ecc.errors import BadFile
-from ecc.measure.samples import Sample, sample_line
 from measure.profile_cases import reference, sample
 
 FULL = (16, 12)

@@ -15,15 +15,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ecc.energy import EnergyModel, fit, parse_budgets
-from ecc.energy.families import FittedModel
-from ecc.energy.features import bilinear_terms
+from ecc.energy.families import FittedModel, bilinear_terms
 from ecc.graph import ChannelGraph, trace_channels
 from ecc.measure import EnergySource, MeterInfo, Profile, Reading, find_meter, profile
 from ecc.methods import Compression, CompressSettings
 from ecc.methods.compression import CompressedModel
+from ecc.options import settings_from
 from ecc.task import Task, with_batch_size
 from ecc.zoo import find_task
-from energy.cases import model_of, origin, slow_extent
+from energy.cases import model_of, origin, slow_size
 from graph.layers import conv, named
 
 BATCH = 256  # of digits: with one item, starting the kernels is most of what a platform spends
@@ -129,7 +129,7 @@ def true_model(graph: ChannelGraph, resource: str = "energy") -> EnergyModel:
     price = 1e-9 if resource == "energy" else 3e-7
     coefficients = tuple(price * (1 + number % 3) for number in range(len(terms)))
     dense = sum(
-        one * slow_extent(term.left, structure.full_widths) * slow_extent(term.right, structure.full_widths)
+        one * slow_size(term.left, structure.full_widths) * slow_size(term.right, structure.full_widths)
         for one, term in zip(coefficients, terms, strict=True)
     )
     return model_of(FittedModel("bilinear", dense / 20, terms, coefficients), structure, resource=resource)
@@ -189,13 +189,13 @@ def wide_job(
 ) -> Compression:
     """A compression of a wide network by a model that errs, on scales that do not."""
     graph = _graph(name)
-    values = {"steps": 24, "finetune_steps": 4, "lr": 1e-3, "log_every": 5} | settings
+    values = {"prune_steps": 24, "finetune_steps": 4, "lr": 1e-3, "log_every": 5} | settings
     return Compression(
         task or wide_task(name),
         parse_budgets(budgets or ("50%",)),
         wrong_model(graph, factor),
-        source=Truth(true_model(graph)),
-        settings=CompressSettings(**values),
+        meter=Truth(true_model(graph)),
+        settings=settings_from(CompressSettings, values),
     )
 
 
@@ -223,10 +223,14 @@ def platform(name: str = "jetson-tx2") -> EnergySource:
 
 
 def digits_job(*budgets: str, **settings: Any) -> Compression:
-    values = {"pretrain_steps": 6, "steps": 16, "finetune_steps": 4, "lr": 1e-3, "log_every": 5} | settings
+    values = {"pretrain_steps": 6, "prune_steps": 16, "finetune_steps": 4, "lr": 1e-3, "log_every": 5} | settings
     models = [digits_model(), *([digits_model(resource="latency")] if any("latency" in b for b in budgets) else [])]
     return Compression(
-        find_task("digits"), parse_budgets(budgets), models, source=platform(), settings=CompressSettings(**values)
+        find_task("digits"),
+        parse_budgets(budgets),
+        models,
+        meter=platform(),
+        settings=settings_from(CompressSettings, values),
     )
 
 

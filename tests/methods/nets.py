@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ecc.energy.bilinear_form import BilinearForm
+from ecc.energy.cost import BilinearForm
 from ecc.graph import AffineSize, ChannelGraph, ChannelGroup, trace_channels
 from ecc.zoo.digits import DigitsNet
 from graph.layers import conv, named

@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from ecc.methods.landing import CostCheck, Landing
 from torch import Tensor
 
 from ecc.methods.cost_evaluator import CostEvaluator, MeasuredCost
-from ecc.methods.landing import CostCheck, Landing
 from ecc.training import DistributedContext, Interrupted, find_distributed, save_state
 from methods.jobs import noise_batches, wide_job, wide_task
 
-SETTINGS: dict[str, Any] = {"pretrain_steps": 2, "steps": 16, "finetune_steps": 3, "log_every": 4}
+SETTINGS: dict[str, Any] = {"pretrain_steps": 2, "prune_steps": 16, "finetune_steps": 3, "log_every": 4}
 STOP = 9  # the step of the solve at which the second process is asked to stop
 
 
@@ -44,7 +44,7 @@ def watched(seen: dict[str, Any]) -> None:
         seen[str(step)] = {
             "widths": torch.tensor(list(solver.widths.values())),
             "duals": torch.tensor(duals, dtype=torch.float64),
-            "alive": solver._dynamics.alive.clone(),
+            "alive": solver._solver.alive.clone(),
             "limits": torch.tensor(solver.limits, dtype=torch.float64),
         }
         return found

@@ -23,7 +23,7 @@ from methods.jobs import noise_batches, wide_job, wide_task
 
 SETTINGS: dict[str, Any] = {
     "pretrain_steps": 4,
-    "steps": 16,
+    "prune_steps": 16,
     "finetune_steps": 8,
     "log_every": 2,
     "checkpoint_steps": 3,
@@ -53,7 +53,9 @@ def main(folder: Path) -> None:
     torch.set_num_threads(1)
     distributed = find_distributed("cpu")
     job(distributed).run(folder / "peace", distributed=distributed)
-    result = job(distributed, train_batches=partial(deadly_batches, folder, distributed.rank)).run(folder / "war", distributed=distributed)
+    result = job(distributed, train_batches=partial(deadly_batches, folder, distributed.rank)).run(
+        folder / "war", distributed=distributed
+    )
     save_state(folder / f"war-{distributed.rank}.safetensors", {"slim": result.model.state_dict()})
     distributed.close()
 

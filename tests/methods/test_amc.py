@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from ecc.methods.driving import Drive
 from torch import Tensor, nn
 
 from ecc.errors import BadTask, EccError, InfeasibleBudget
@@ -15,7 +16,6 @@ from ecc.methods import PruningContext
 from ecc.methods.baselines.amc import FEATURES, Amc, AmcSettings, LayerEnv
 from ecc.methods.baselines.ddpg import DdpgSettings
 from ecc.methods.cost_evaluator import MeasuredCost
-from ecc.methods.driving import Drive
 from ecc.training import load_state, save_state
 from methods.jobs import WIDE, digits_job, history_of, same_result, wide_job, wide_task
 from methods.works import work_of
@@ -277,7 +277,9 @@ def test_a_budget_is_met_on_the_scales_though_the_model_errs(tmp_path: Path) -> 
     row = summary["budgets"]["energy"]
     assert summary["met"]
     assert row["result"] <= row["limit"]
-    assert job.energies["energy"].at(summary["widths"]) < 0.9 * row["limit"]  # the model alone would have stopped above
+    assert (
+        job.energy_models["energy"].at(summary["widths"]) < 0.9 * row["limit"]
+    )  # the model alone would have stopped above
 
 
 def test_scales_that_show_more_make_it_search_on_until_they_agree() -> None:

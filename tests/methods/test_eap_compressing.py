@@ -36,12 +36,12 @@ class Stops(Eap):
 
 
 def digits_job(method: Eap) -> Compression:
-    settings = CompressSettings(pretrain_steps=6, steps=1, finetune_steps=3, lr=1e-3)
+    settings = CompressSettings(pretrain_steps=6, prune_steps=1, finetune_steps=3, lr=1e-3)
     return Compression(
         find_task("digits"),
         parse_budgets(("60%",)),
         digits_model(),
-        source=platform(),
+        meter=platform(),
         settings=settings,
         method=method,
     )

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from ecc.methods.landing import BAND
 from torch import Tensor, nn
 
 from ecc.energy import parse_budgets
@@ -17,7 +18,7 @@ from ecc.graph import live_masks
 from ecc.methods import Compression, CompressSettings, PruningContext
 from ecc.methods.base import magnitudes
 from ecc.methods.baselines.lcp import Compensation, Lcp, LcpSettings, ranked_widths
-from ecc.methods.landing import BAND
+from ecc.options import settings_from
 from ecc.training import BatchStream, load_state, save_state
 from ecc.zoo import find_task
 from methods.jobs import digits_model, history_of, platform, same_result, wide_task
@@ -323,8 +324,10 @@ def digits_job(stop_at: int | None = None) -> Compression:
         replace(task, evaluate_held_out=held_out),
         parse_budgets(["60%"]),
         digits_model(),
-        source=platform(),
-        settings=CompressSettings(pretrain_steps=20, steps=8, finetune_steps=4, lr=1e-3, log_every=5),
+        meter=platform(),
+        settings=settings_from(
+            CompressSettings, dict(pretrain_steps=20, prune_steps=8, finetune_steps=4, lr=1e-3, log_every=5)
+        ),
         method=Lcp(LcpSettings(scale=True, candidates=8, population=4, tournament=2, short_steps=1)),
     )
 

@@ -266,8 +266,8 @@ def test_digits_meet_their_budget_on_a_platform(tmp_path: Path) -> None:
         find_task("digits"),
         parse_budgets(("60%",)),
         digits_model(),
-        source=platform(),
-        settings=CompressSettings(pretrain_steps=6, steps=40, finetune_steps=3, lr=1e-3),
+        meter=platform(),
+        settings=CompressSettings(pretrain_steps=6, prune_steps=40, finetune_steps=3, lr=1e-3),
         method=NetAdapt(NetAdaptSettings(initial_reduction=0.2, short_steps=2)),
     )
     summary = job.run(tmp_path / "run").summary

@@ -62,7 +62,7 @@ def test_a_rival_saves_when_it_is_time(
     job.run(tmp_path / "run")
     history = history_of(tmp_path / "run")
     searched = sum(line["phase"] == "lcp" for line in history)
-    weighed = sum(line["phase"] == "weighing" for line in history)
+    weighed = sum(line["phase"] == "cost_check" for line in history)
     assert searched > 2 * weighed
     assert phases.count("solve") == (searched + weighed if each else weighed)
 

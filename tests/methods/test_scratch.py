@@ -14,6 +14,7 @@ from ecc.graph import live_masks
 from ecc.methods import Compression, CompressSettings, PruningContext, Uniform
 from ecc.methods.base import magnitudes
 from ecc.methods.baselines.scratch import Scratch, redraw_
+from ecc.options import settings_from
 from ecc.training import BatchStream
 from ecc.zoo import find_task
 from ecc.zoo.digits import DigitsNet
@@ -28,7 +29,7 @@ def work_of(net: str = "chain", seed: int = 0) -> PruningContext:
         graph=graph,
         costs=(macs_cost(graph),),
         targets=[1e-12],
-        settings=CompressSettings(seed=seed),
+        settings=settings_from(CompressSettings, dict(seed=seed)),
         width_multiple=1,
         stream=BatchStream(wide_task("chain")),
         teacher=None,
@@ -150,8 +151,11 @@ def job(method: Any, budget: str, finetune_steps: int = 4) -> Compression:
         find_task("digits"),
         parse_budgets([budget]),
         digits_model(),
-        source=platform(),
-        settings=CompressSettings(pretrain_steps=4, steps=1, finetune_steps=finetune_steps, lr=1e-3, distill=0.0),
+        meter=platform(),
+        settings=settings_from(
+            CompressSettings,
+            dict(pretrain_steps=4, prune_steps=1, finetune_steps=finetune_steps, lr=1e-3, kd_weight=0.0),
+        ),
         method=method,
     )
 

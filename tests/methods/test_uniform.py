@@ -45,6 +45,6 @@ def test_a_budget_is_met_on_the_scales_though_the_model_errs(tmp_path: Path) -> 
     summary = job.run(tmp_path / "run").summary
     assert summary["met"]
     assert summary["method"] == "uniform"
-    row, model = summary["budgets"]["energy"], job.energies["energy"]
+    row, model = summary["budgets"]["energy"], job.energy_models["energy"]
     assert row["result"] <= row["limit"]
     assert model.at(summary["widths"]) < 0.9 * row["limit"]  # the model would have let it stop far above the budget

@@ -1,170 +1,288 @@
-"""`ecc compare`: methods against each other, at equal budgets and equal batches."""
+"""`ecc compare`: several methods at equal budgets and equal training steps."""
 
 from __future__ import annotations
 
-import json
-from dataclasses import replace
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Any
 
-from ecc.constants import METHOD_NAMES, MIN_WIDTH_RATIO, SCRATCH
+import click
+
+from ecc.constants import METHOD_NAMES, SCRATCH
 from ecc.errors import EccError
+from ecc.methods.settings import CompressSettings
 
 from .options import (
-    BatchSizeOption,
-    DataOption,
-    FreezeOption,
-    MicroBatchOption,
-    MinShareOption,
-    RoundToOption,
-    SizeOption,
-    WeightsOption,
+    Command,
+    batch_size_option,
+    build_task,
+    config_option,
+    console,
+    device_option,
+    freeze_option,
+    json_option,
+    option,
+    print_json,
+    settings_options,
+    task_argument,
+    task_options,
+    usable_device,
 )
-from .parameters import Argument, Context, Option
-from .recipes import settings_of, with_quick, with_recipe
 
-PLACES = ("here", "ray")
+if TYPE_CHECKING:
+    from ecc.methods.grid import Comparison
+
+PATH = click.Path(path_type=Path)
+BACKENDS = ("local", "ray")
+
+QUICK = {
+    "pretrain_steps": 60,
+    "prune_steps": 40,
+    "finetune_steps": 20,
+    "lr": 1e-3,
+    "pretrain_lr": 3e-3,
+    "seeds": 1,
+    "budgets": "65%,40%",
+}
+"""Defaults with --quick."""
 
 
+def _use_quick(ctx: click.Context, param: click.Parameter, wanted: bool) -> bool:
+    del param
+    if wanted:
+        ctx.default_map = {**(ctx.default_map or {}), **QUICK}
+    return wanted
+
+
+@click.command(cls=Command)
+@task_argument
+@option("-o", "--output", required=True, type=PATH, metavar="FOLDER", help="Folder of the runs; it is resumed.")
+@option("--budgets", metavar="LIST", default="80%,65%,50%,35%", help="Budgets, with commas between them.")
+@option(
+    "--methods", metavar="LIST", default=",".join(METHOD_NAMES), show_default=False,
+    help=f"Some of {', '.join((*METHOD_NAMES, SCRATCH))}; the default is all but scratch.",
+)  # fmt: skip
+@option("--seeds", metavar="N", type=click.IntRange(1, 1000), default=3, help="Runs of each method and budget.")
+@option("--meter", metavar="METER", default="auto", help="auto, nvml, rapl, platform:jetson-tx2, ..., none.")
+@option(
+    "--energy", type=PATH, metavar="FILE", multiple=True,
+    help="Energy model from `ecc fit`; without it the network is profiled. Repeatable.",
+)  # fmt: skip
+@option(
+    "--quick", is_flag=True, is_eager=True, callback=_use_quick, help="Few steps, one seed, two budgets: to try it out."
+)
+@task_options
+@config_option
+@settings_options(CompressSettings, common=False)
+@batch_size_option
+@option(
+    "--batch", type=click.IntRange(1), metavar="N", common=False,
+    help="Items per inference; as the example input of the task if not given.",
+)  # fmt: skip
+@option("--samples", type=click.IntRange(1), metavar="N", common=False, help="Width configurations to measure.")
+@freeze_option
+@device_option
+@option("--figure", type=PATH, metavar="FILE", common=False, help="Draw the score over the cost.")
+@option(
+    "--backend", type=click.Choice(BACKENDS), default=BACKENDS[0], common=False,
+    help="local, or ray: on all machines of a Ray cluster.",
+)  # fmt: skip
+@json_option
 def compare(
-    context: Context,
-    task: Annotated[
-        str,
-        Argument(
-            metavar="TASK",
-            help="What to compress; or a recipe, FILE.toml, that says so and how.",
-            show_default=False,
-            is_eager=True,
-            callback=with_recipe,
-        ),
-    ],
-    energy: Annotated[list[Path], Option("--energy", metavar="FILE", help="From `ecc fit`. Repeatable.")],
-    output: Annotated[Path, Option("-o", "--output", metavar="FOLDER", help="The folder of the grid.")],
-    data: DataOption = None,
-    weights: WeightsOption = None,
-    size: SizeOption = None,
-    batch_size: BatchSizeOption = None,
-    budgets: Annotated[str, Option("--budgets", metavar="LIST", help="With commas between them.")] = "80%,65%,50%,35%",
-    methods: Annotated[
-        str, Option("--methods", metavar="LIST", help=f"Of {', '.join((*METHOD_NAMES, SCRATCH))}.")
-    ] = ",".join(METHOD_NAMES),
-    seeds: Annotated[int, Option("--seeds", metavar="N", max=1000, help="Runs of each cell.")] = 3,
-    meter: Annotated[
-        str, Option("--meter", metavar="METER", help="Weighs the results: auto, nvml, platform:..., none.")
-    ] = "auto",
-    steps: Annotated[int, Option("--steps", metavar="N", help="Batches to solve with, for each method.")] = 2000,
-    finetune_steps: Annotated[int, Option("--finetune-steps", metavar="N", help="Batches to tune with.")] = 1000,
-    pretrain_steps: Annotated[
-        int, Option("--pretrain-steps", metavar="N", help="Of the dense network before, once a seed.")
-    ] = 0,
-    lr: Annotated[float, Option("--lr", metavar="RATE", help="Of Adam in solving and tuning.")] = 1e-4,
-    pretrain_lr: Annotated[float, Option("--pretrain-lr", metavar="RATE", help="Of Adam before.")] = 1e-3,
-    min_width_ratio: MinShareOption = MIN_WIDTH_RATIO,
-    width_multiple: RoundToOption = None,
-    micro_batch: MicroBatchOption = None,
-    device: Annotated[str | None, Option("--device", help="Where to train; a GPU if there is one.")] = None,
-    freeze: FreezeOption = None,
-    quick: Annotated[
-        bool,
-        Option(
-            "--quick",
-            help="Few steps, short searches, one seed, two budgets: to see it work.",
-            is_eager=True,
-            callback=with_quick,
-        ),
-    ] = False,
-    figure: Annotated[Path | None, Option("--figure", metavar="FILE", help="Draw score against cost.")] = None,
-    on: Annotated[
-        str, Option("--on", metavar="PLACE", help="here, or ray: on all machines of a Ray cluster.")
-    ] = "here",
-    as_json: Annotated[bool, Option("--json", help="Print facts for programs.")] = False,
+    task: str,
+    output: Path,
+    budgets: str,
+    methods: str,
+    seeds: int,
+    meter: str,
+    energy: tuple[Path, ...],
+    quick: bool,
+    settings: dict[str, Any],
+    data: Path | None,
+    weights: Path | None,
+    image_size: str | None,
+    batch_size: int | None,
+    batch: int | None,
+    samples: int | None,
+    freeze: tuple[str, ...],
+    device: str | None,
+    figure: Path | None,
+    backend: str,
+    as_json: bool,
 ) -> None:
-    """Compress one network by several methods, at equal budgets and equal batches.
+    """Compress a network by several methods at equal budgets and equal training steps.
 
-    Every cell of the grid is a run folder. The same command again goes on
-    where the last one ended; more budgets, methods or seeds extend it.
+    Every method, budget and seed has a run folder of its own, and the page
+    OUTPUT/report.html compares them. Run the same command again to resume;
+    more budgets, methods or seeds extend the comparison.
 
-    With --on ray the cells run side by side, one a GPU (or CPU), on the
-    cluster that RAY_ADDRESS names or `ray start` began; without one, on
-    this machine. All machines must share this folder and that of the grid.
-
-    A recipe brings task, budgets, methods and settings; options that are
-    typed win over it.
+    With --backend ray the runs are spread over the cluster that RAY_ADDRESS
+    names, one for each GPU (or CPU); without a cluster, over this machine.
+    All machines must see the same folders.
 
     \b
     Examples:
-      ecc compare digits --energy energy.json --quick -o runs
+      ecc compare digits --quick --meter platform:jetson-tx2 -o runs
       ecc compare recipe.toml --data imagenet --energy e.json -o runs
       ecc compare net.py:build --energy e.json --budgets 65%,35% --methods ecc,netadapt -o runs
-      ecc compare net.py:build --energy e.json -o /shared/runs --on ray
+      ecc compare net.py:build --energy e.json -o /shared/runs --backend ray
     """
-    import typer
     from rich.console import Console
 
+    from ecc.api import make_settings, write_report
     from ecc.methods.cluster import open_cluster, run_on_cluster
-    from ecc.report.compare import draw_grid, grid_facts, grid_view, load_grid
-    from ecc.report.fit_figures import refuse_undrawable
+    from ecc.report.charts import check_figure_path, draw_tradeoff
+    from ecc.report.load import load_grid, load_report
+    from ecc.report.terminal import grid_table
     from ecc.training import Interrupted
 
-    from .grids import GridSpec
-
-    if on not in PLACES:
-        raise EccError(f"--on {on} is unknown; there are {' and '.join(PLACES)}.")
     if figure is not None:
-        refuse_undrawable(figure)
-    typed = {
-        "pretrain_steps": pretrain_steps,
-        "steps": steps,
-        "finetune_steps": finetune_steps,
-        "lr": lr,
-        "pretrain_lr": pretrain_lr,
-        "min_width_ratio": min_width_ratio,
-        "width_multiple": width_multiple,
-        "micro_batch": micro_batch,
-    }
+        check_figure_path(figure)
+    shown = console(is_shown=not as_json)
+
+    def tell(line: str) -> None:
+        if shown is not None:
+            shown.print(line, markup=False, highlight=False)
+
     spec = GridSpec(
         task=task,
         data=None if data is None else str(data),
         weights=None if weights is None else str(weights),
-        size=size,
+        image_size=image_size,
         batch_size=batch_size,
         energy=tuple(map(str, energy)),
         methods=_words(methods),
         budgets=_words(budgets),
         seeds=seeds,
         meter=meter,
-        settings=settings_of(context, typed),
+        settings=make_settings("default", settings),
         device=device,
-        freeze=tuple(freeze or ()),
+        freeze=freeze,
         quick=quick,
     )
-    console = Console(stderr=True)
-
-    def tell(line: str) -> None:
-        if not as_json:
-            console.print(line, markup=False, highlight=False)
-
     try:
-        if on == "here":
+        spec = _with_energy(spec, output, samples, batch, shown)
+        if backend == "local":
             with spec.opened() as grid:
                 failed = grid.run(output, tell)
         else:
-            # The meter is read by the workers; this machine may have none.
+            # The workers read the meter; this machine may have none.
             with replace(spec, meter="none", device="cpu").opened() as grid, open_cluster(device) as cluster:
                 tell(f"Ray: {cluster}")
                 failed = run_on_cluster(grid, replace(spec, device=cluster.device).opened, output, cluster, tell)
     except Interrupted as stop:
-        typer.echo(f"\n{stop}", err=True)
-        raise typer.Exit(128 + stop.signum) from None
-    entries = load_grid(output)
+        click.echo(f"\n{stop}", err=True)
+        raise click.exceptions.Exit(128 + stop.signum) from None
+    rows = load_grid(output)
     if figure is not None:
-        draw_grid(entries, figure)
+        draw_tradeoff(load_report(output), figure)
     if as_json:
-        typer.echo(json.dumps(grid_facts(entries), indent=1))
+        print_json(rows)
     else:
-        Console().print(grid_view(entries))
-    if len(failed) == len(grid.cells):
-        raise EccError("no cell that was asked for has a result; each says why it failed.")
+        Console().print(grid_table(rows))
+    if len(failed) == len(grid.runs):
+        raise EccError("every run failed; the lines above say why.")
+    try:
+        tell(f"report: {write_report(output)}")
+    except (EccError, ImportError) as error:
+        tell(f"note: no report was written: {error}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GridSpec:
+    """A comparison in plain values, from which any process on any machine builds the same one.
+
+    Paths are as they were typed, relative to the folder in which the command was given.
+    """
+
+    task: str
+    energy: tuple[str, ...]
+    """Files of energy models; none if every budget is counted."""
+    methods: tuple[str, ...]
+    budgets: tuple[str, ...]
+    seeds: int
+    data: str | None = None
+    weights: str | None = None
+    image_size: str | None = None
+    batch_size: int | None = None
+    settings: CompressSettings = field(default_factory=CompressSettings)
+    meter: str = "auto"
+    device: str | None = None
+    """Training device; None for a GPU, if the process has one."""
+    freeze: tuple[str, ...] = ()
+    quick: bool = False
+    """Whether methods search for a tenth of their time."""
+
+    def build_task(self, device: str) -> Any:
+        """The task of the options."""
+        data, weights = (None if path is None else Path(path) for path in (self.data, self.weights))
+        return build_task(self.task, data, weights, self.image_size, self.batch_size, device)
+
+    @contextmanager
+    def opened(self) -> Iterator[Comparison]:
+        """The comparison, with an open meter.
+
+        Raises:
+            EccError: If the task cannot be built, a file or the meter cannot be read, or the device cannot be used.
+        """
+        import torch
+
+        from ecc.api import open_meter
+        from ecc.energy import EnergyModel
+        from ecc.methods.grid import Comparison
+
+        models = [EnergyModel.load(path) for path in self.energy]
+        device = usable_device(self.device)
+        with open_meter(self.meter if models else None, torch.device(device), models[:1]) as source:
+            yield Comparison(
+                self.build_task(device),
+                models,
+                methods=self.methods,
+                budgets=self.budgets,
+                seeds=self.seeds,
+                meter=source,
+                settings=self.settings,
+                device=device,
+                freeze=self.freeze,
+                quick=self.quick,
+            )
+
+
+def _with_energy(spec: GridSpec, output: Path, samples: int | None, batch: int | None, shown: Any) -> GridSpec:
+    """The same comparison with energy models: those of the command, or new ones in the folder of the runs."""
+    import torch
+
+    from ecc.api import measured_resources, open_meter, profile_and_fit
+    from ecc.energy import parse_budget
+    from ecc.methods.grid import check_grid_folder
+    from ecc.training import DistributedContext
+
+    resources = measured_resources([parse_budget(text) for text in spec.budgets])
+    if spec.energy or not resources:
+        return spec
+    check_grid_folder(output)
+    device = usable_device(spec.device)
+    with open_meter(spec.meter, torch.device(device)) as source:
+        assert source is not None  # without an energy model there has to be one
+        models = profile_and_fit(
+            spec.build_task("cpu"),
+            resources,
+            source,
+            output,
+            samples=samples,
+            batch=batch,
+            freeze=spec.freeze,
+            width_multiple=spec.settings.width_multiple,
+            distributed=DistributedContext(device),
+            console=shown,
+        )
+    files = []
+    for model in models:
+        files.append(output / f"{model.resource}.json")
+        model.save(files[-1])
+    return replace(spec, energy=tuple(map(str, files)))
 
 
 def _words(text: str) -> tuple[str, ...]:

@@ -1,266 +1,236 @@
-"""`ecc compress`: from a trained network and a budget to a small network that meets it."""
+"""`ecc compress`: from a network and a budget to a small network that meets it."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Sequence
-from itertools import accumulate
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-from ecc.constants import BUNDLED_TASKS, METHOD_NAMES, MIN_WIDTH_RATIO
-from ecc.errors import BadFile, EccError
+import click
+
+from ecc.constants import BUNDLED_TASKS, METHOD_NAMES, PRESETS
+from ecc.errors import EccError
+from ecc.methods.settings import CompressSettings
 
 from .options import (
-    BatchSizeOption,
-    DataOption,
-    FreezeOption,
-    MicroBatchOption,
-    MinShareOption,
-    RoundToOption,
-    SizeOption,
-    WeightsOption,
-    source_of,
-    task_of,
+    Command,
+    batch_size_option,
+    build_task,
+    config_option,
+    console,
+    device_option,
+    freeze_option,
+    json_option,
+    option,
+    print_json,
+    quiet_option,
+    remember_task,
+    settings_options,
+    task_argument,
+    task_options,
     usable_device,
 )
-from .parameters import Argument, Option
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from rich.console import Console
+
+    from ecc.energy import Budget
+    from ecc.run_records import RunSummary
+    from ecc.task import Task
+    from ecc.training import DistributedContext, Logger
+
+PATH = click.Path(path_type=Path)
 
 
+@click.command(cls=Command)
+@task_argument
+@option(
+    "--budget", "budgets", metavar="BUDGET", multiple=True,
+    help="50%, 24mJ, latency=12ms, macs=50%, params=2M. Repeatable.",
+)  # fmt: skip
+@option("-o", "--output", required=True, type=PATH, metavar="FOLDER", help="Run folder; an existing run is resumed.")
+@option("--meter", metavar="METER", default="auto", help="auto, nvml, rapl, platform:jetson-tx2, ..., none.")
+@option(
+    "--energy", type=PATH, metavar="FILE", multiple=True,
+    help="Energy model from `ecc fit`; without it the network is profiled. Repeatable.",
+)  # fmt: skip
+@task_options
+@config_option
+@settings_options(CompressSettings)
+@batch_size_option
+@option(
+    "--batch", type=click.IntRange(1), metavar="N", common=False,
+    help="Items per inference; as the example input of the task if not given.",
+)  # fmt: skip
+@option(
+    "--samples", type=click.IntRange(1), metavar="N", common=False,
+    help="Width configurations to measure; up to 250 if not given, fewer if the fit is good earlier.",
+)  # fmt: skip
+@option("--method", type=click.Choice(METHOD_NAMES), default="ecc", common=False, help="ECC or a baseline.")
+@option("--preset", type=click.Choice(PRESETS), default=PRESETS[0], common=False, help="paper: as published.")
+@option(
+    "--unstructured", is_flag=True, common=False,
+    help="Prune single weights; --meter names the platform of a device that skips zeros.",
+)  # fmt: skip
+@freeze_option
+@device_option
+@option("--tensorboard", type=PATH, metavar="FOLDER", common=False, help="Write the training curves for TensorBoard.")
+@quiet_option
+@json_option
 def compress(
-    task: Annotated[str, Argument(metavar="TASK", help="What to compress.", show_default=False)],
-    budget: Annotated[
-        list[str],
-        Option("--budget", metavar="BUDGET", help="60%, 24 mJ, latency=12ms, params=2M. Repeatable."),
-    ],
-    output: Annotated[Path, Option("-o", "--output", metavar="FOLDER", help="The folder of the run.")],
-    energy: Annotated[
-        list[Path] | None,
-        Option("--energy", metavar="FILE", help="From `ecc fit`. Repeatable: energy, latency."),
-    ] = None,
-    data: DataOption = None,
-    weights: WeightsOption = None,
-    size: SizeOption = None,
-    batch_size: BatchSizeOption = None,
-    method: Annotated[
-        str, Option("--method", metavar="NAME", help=f"How: {', '.join(METHOD_NAMES)}. All get the same batches.")
-    ] = "ecc",
-    granularity: Annotated[
-        str, Option("--granularity", metavar="WHAT", help="What is removed: channel, or weight (see above).")
-    ] = "channel",
-    meter: Annotated[
-        str,
-        Option("--meter", metavar="METER", help="Weighs the result: auto, nvml, platform:..., none."),
-    ] = "auto",
-    steps: Annotated[int, Option("--steps", metavar="N", help="Of pruning while training.")] = 2000,
-    finetune_steps: Annotated[int, Option("--finetune-steps", metavar="N", help="Of the slim network after.")] = 1000,
-    pretrain_steps: Annotated[
-        int, Option("--pretrain-steps", metavar="N", help="Of the dense network before; 0 if it comes trained.")
-    ] = 0,
-    lr: Annotated[float, Option("--lr", metavar="RATE", help="Of Adam in pruning and tuning.")] = 1e-4,
-    pretrain_lr: Annotated[float, Option("--pretrain-lr", metavar="RATE", help="Of Adam before pruning.")] = 1e-3,
-    distill: Annotated[
-        float, Option("--distill", metavar="SHARE", help="Of the dense network's word in the loss.")
-    ] = 0.5,
-    temperature: Annotated[
-        float | None, Option("--temperature", metavar="T", help="Compare probabilities instead of logits.")
-    ] = None,
-    metric: Annotated[
-        str | None,
-        Option("--metric", help="What a channel counts for: taylor, or adam, as in the paper."),
-    ] = None,
-    min_width_ratio: MinShareOption = MIN_WIDTH_RATIO,
-    width_multiple: RoundToOption = None,
-    device: Annotated[str | None, Option("--device", help="Where to train; a GPU if there is one.")] = None,
-    precision: Annotated[str, Option("--precision", help="Of training: fp32, bf16 or fp16.")] = "fp32",
-    micro_batch: MicroBatchOption = None,
-    channels_last: Annotated[bool, Option("--channels-last", help="Faster on most GPUs.")] = False,
-    cuda_graph: Annotated[bool, Option("--cuda-graph", help="Faster for small networks on large GPUs.")] = False,
-    clip_norm: Annotated[float | None, Option("--clip-norm", metavar="NORM", help="Of the gradient.")] = None,
-    seed: Annotated[int, Option("--seed", metavar="N", help="Of batches and of all that is drawn.")] = 0,
-    freeze: FreezeOption = None,
-    checkpoint_seconds: Annotated[
-        float, Option("--checkpoint-seconds", metavar="S", help="Between two checkpoints.")
-    ] = 300.0,
-    tensorboard: Annotated[
-        Path | None,
-        Option("--tensorboard", metavar="FOLDER", help="Curves for TensorBoard, in a folder for this run alone."),
-    ] = None,
-    quiet: Annotated[bool, Option("--quiet", "-q", help="Print errors only.")] = False,
-    as_json: Annotated[bool, Option("--json", help="Print the summary for programs.")] = False,
+    task: str,
+    budgets: tuple[str, ...],
+    output: Path,
+    meter: str,
+    energy: tuple[Path, ...],
+    settings: dict[str, Any],
+    batch: int | None,
+    samples: int | None,
+    method: str,
+    preset: str,
+    unstructured: bool,
+    freeze: tuple[str, ...],
+    device: str | None,
+    tensorboard: Path | None,
+    quiet: bool,
+    as_json: bool,
+    **data: Any,
 ) -> None:
-    """Prune a network while it trains, until it meets its budgets on the scales.
+    """Prune a network during training until its measured cost meets the budget.
 
-    First a table tells what can be reached. The same command again goes on
-    where the last one ended; a finished run is shown again.
-
-    With --granularity weight, single weights go instead of channels. Only
-    a device that skips zeros saves energy so; --meter names its platform,
-    and --energy is not needed.
+    ECC measures the network at many widths, fits an energy model, prunes
+    channels while it trains, finetunes the slim network, measures it, and
+    writes RUN/report.html. Run the same command again to resume. If a budget
+    is not met in the end, the exit code is 2.
 
     \b
     Examples:
-      ecc compress digits --energy energy.json --budget 50% -o run --pretrain-steps 300
-      ecc compress digits --granularity weight --meter platform:eyeriss --budget 40% -o fine
-      ecc compress mobilenet_v1 --data imagenet --energy e.json --budget 60% -o run
+      ecc compress digits --budget 50% --meter platform:jetson-tx2 -o run --pretrain-steps 300
+      ecc compress digits --budget macs=40% -o run --pretrain-steps 300
+      ecc compress mobilenet_v1 --data imagenet --budget 60% -o run
       ecc compress net.py:build --energy energy.json --budget 24mJ --budget params=2M -o run
-      torchrun --nproc-per-node 4 -m ecc compress net.py:build --energy e.json --budget 60% -o run
+      ecc compress digits --unstructured --meter platform:eyeriss --budget 40% -o sparse
+      torchrun --nproc-per-node 4 -m ecc compress net.py:build --budget 60% -o run
     """
-    import torch
-    import typer
     from rich.console import Console
 
+    from ecc.api import compress_task, make_settings
     from ecc.energy import EnergyModel, parse_budgets
-    from ecc.measure import close_meter
-    from ecc.methods import Compression, CompressSettings, WeightCompression, check_feasibility
-    from ecc.methods.registry import find_method
-    from ecc.methods.unstructured import zero_skipping_platform
-    from ecc.report.compress import compress_view, feasibility_table
-    from ecc.report.live_compress import CompressView
-    from ecc.report.weights import weights_view
+    from ecc.report.terminal import compress_table
     from ecc.training import Interrupted, TensorBoardLogger, find_distributed
 
-    budgets = parse_budgets(budget)
-    is_fine = _is_fine(granularity, energy or [], freeze or [], metric)
-    rival = find_method(method)
-    _refuse_without_effect(method, is_fine, metric, temperature, distill)
-    models = [EnergyModel.load(path) for path in energy or []]
-    settings = CompressSettings(
-        pretrain_steps=pretrain_steps,
-        steps=steps,
-        finetune_steps=finetune_steps,
-        lr=lr,
-        pretrain_lr=pretrain_lr,
-        distill=distill,
-        temperature=temperature,
-        importance=metric,
-        min_width_ratio=min_width_ratio,
-        width_multiple=width_multiple,
-        precision=precision,
-        micro_batch=micro_batch,
-        channels_last=channels_last,
-        cuda_graph=cuda_graph,
-        clip_norm=clip_norm,
-        seed=seed,
-        log_every=max(1, min(50, steps // 50)),  # a short run is drawn as finely as a long one
-        checkpoint_seconds=checkpoint_seconds,
-    )
-    place = usable_device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    if cuda_graph and torch.device(place).type != "cuda":
-        raise EccError(f"--cuda-graph is for GPUs, and this trains on {place}; leave it out.")
+    if not budgets:
+        raise click.UsageError("--budget is missing, such as --budget 50%.")
+    parsed = parse_budgets(budgets)
+    made = make_settings(preset, settings)
+    place = usable_device(device)
+    _refuse_without_effect(method, unstructured, energy, freeze, settings, place)
+    models = [EnergyModel.load(path) for path in energy]
     distributed = find_distributed(place)
-    source = zero_skipping_platform(meter) if is_fine else source_of(meter, models[0])
-    view = CompressView(None if quiet or as_json or not distributed.is_main else Console(stderr=True))
-    loggers = [TensorBoardLogger(tensorboard)] if tensorboard is not None and distributed.is_main else []
-    job: Compression | WeightCompression
+    shown = console(is_shown=not quiet and not as_json and distributed.is_main)
+    loggers: list[Logger] = []
     try:
-        job_task = task_of(task, data, weights, size, batch_size, distributed.device)
-        if is_fine:
-            assert source is not None
-            job = WeightCompression(job_task, budgets, source, settings=settings, device=distributed.device)
-            found, groups, full = [job.reach()], job.cost.groups, job.cost.full_widths
+        job = build_task(task, **data, device=distributed.device)
+        if tensorboard is not None and distributed.is_main:
+            loggers.append(TensorBoardLogger(tensorboard))
+        if shown is not None and (note := _untrained_note(task, data["weights"], made)):
+            shown.print(note, markup=False, highlight=False, soft_wrap=True)
+        if unstructured:
+            summary = _compress_weights(job, parsed, meter, made, output, distributed, loggers, shown)
         else:
-            job = Compression(
-                job_task,
-                budgets,
-                models,
-                source=source,
-                settings=settings,
-                device=distributed.device,
-                freeze=freeze or (),
-                method=rival,
-            )
-            found = check_feasibility(
-                job.graph,
-                job.costs,
-                job.limits,
-                min_width_ratio=settings.min_width_ratio,
-                width_multiple=job.width_multiple,
-            )
-            groups, full = job.costs[0].groups, job.costs[0].full_widths
-        view.show(feasibility_table(found))
-        if note := _untrained(task, weights, pretrain_steps):
-            view.tell(note)
-        ends = dict(zip(settings.phase_steps, accumulate(settings.phase_steps.values()), strict=True))
-        view.plan(ends, found, dict(zip(groups, full, strict=True)), distributed.size)
-        with view:
-            result = job.run(output, distributed=distributed, history=view, loggers=loggers, progress=view.tell)
+            summary = compress_task(
+                job,
+                parsed,
+                folder=output,
+                meter=meter,
+                energy_models=models,
+                settings=made,
+                samples=samples,
+                preset=preset,
+                batch=batch,
+                freeze=freeze,
+                method=method,
+                distributed=distributed,
+                loggers=loggers,
+                console=shown,
+            ).summary
     except Interrupted as stop:
-        typer.echo(f"\n{stop}", err=True)
-        raise typer.Exit(128 + stop.signum) from None
+        click.echo(f"\n{stop}", err=True)
+        raise click.exceptions.Exit(128 + stop.signum) from None
     finally:
         for logger in loggers:
             logger.close()
-        if source is not None:
-            close_meter(source)
         distributed.close()
     if not distributed.is_main:
         return
+    remember_task(output, task, data)
+    report = _report(output)
     if as_json:
-        typer.echo(json.dumps(result.summary, indent=1))
+        print_json(summary)
     elif not quiet:
-        show(result.summary, output, weights_view if is_fine else compress_view)
-    if not result.summary.get("met"):
-        raise EccError(f"the budget is not met: {result.summary.get('note', '')}")
+        Console().print(compress_table(summary, output))
+        click.echo(report)
+    if not summary.met:
+        raise EccError(f"the budget is not met: {summary.note}")
 
 
-def show(summary: dict[str, Any], folder: Path, view: Callable[[dict[str, Any], Path], RenderableType]) -> None:
-    """Prints the summary of a run, which may be that of a run that ended long ago.
+def _compress_weights(
+    task: Task,
+    budgets: Sequence[Budget],
+    meter: str,
+    settings: CompressSettings,
+    folder: Path,
+    distributed: DistributedContext,
+    loggers: Sequence[Logger],
+    shown: Console | None,
+) -> RunSummary:
+    """Prune single weights instead of channels."""
+    from ecc.api import show_progress
+    from ecc.methods import WeightCompression
+    from ecc.methods.unstructured import zero_skipping_platform
 
-    Raises:
-        BadFile: If it is not one that can be shown.
-    """
-    import typer
-    from rich.console import Console
-    from rich.errors import NotRenderableError
+    source = zero_skipping_platform(meter)
+    job = WeightCompression(task, budgets, source, settings=settings, device=distributed.device)
+    full = dict(zip(job.cost.groups, job.cost.full_widths, strict=True))
+    with show_progress(shown, settings, job.feasibility(), full, distributed) as view:
+        return job.run(folder, distributed=distributed, history=view, loggers=loggers, progress=view.say).summary
 
-    console = Console()
+
+def _report(folder: Path) -> str:
+    """Write the report of a run; a note if its packages are missing."""
+    from ecc.api import write_report
+
     try:
-        plain = json.dumps(summary, ensure_ascii=False)
-        if "\\u00" in plain or not plain.isprintable():
-            raise ValueError("codes for a terminal")
-        with console.capture() as text:
-            console.print(view(summary, folder))
-    except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, NotRenderableError) as error:
-        file = folder / "summary.json"
-        raise BadFile(f"{file} is damaged ({type(error).__name__}); restore it from a copy.") from None
-    typer.echo(text.get(), nl=False)
-
-
-def _is_fine(granularity: str, energy: Sequence[Path], freeze: Sequence[str], metric: str | None) -> bool:
-    """Whether single weights are pruned; refuses options that do not go together."""
-    if granularity not in ("channel", "weight"):
-        raise EccError(f"granularity {granularity!r} is unknown; there are channel and weight.")
-    if granularity == "channel":
-        if not energy:
-            raise EccError(
-                "--energy is missing: channels are pruned by an energy model. Fit one: ecc fit PROFILE -o energy.json"
-            )
-        return False
-    for option, given in (("--energy", energy), ("--freeze", freeze), ("--metric", metric)):
-        if given:
-            raise EccError(f"{option} is for channels; with --granularity weight leave it out.")
-    return True
+        return f"report: {write_report(folder)}"
+    except (EccError, ImportError) as error:
+        return f"note: no report was written: {error}"
 
 
 def _refuse_without_effect(
-    method: str, is_fine: bool, metric: str | None, temperature: float | None, distill: float
+    method: str,
+    unstructured: bool,
+    energy: Sequence[Path],
+    freeze: Sequence[str],
+    settings: dict[str, Any],
+    device: str,
 ) -> None:
-    """Refuses options that would be read by nobody."""
-    if is_fine and method != "ecc":
-        raise EccError(f"--method {method} prunes channels; with --granularity weight leave it out.")
-    if metric is not None and method != "ecc":
-        raise EccError(f"--metric {metric} is what ECC ranks channels by; with --method {method} leave it out.")
-    if temperature is not None and distill == 0:
-        raise EccError(f"--temperature {temperature:g} softens a teacher, and with --distill 0 there is none.")
+    """Refuse options that would have no effect."""
+    if unstructured:
+        for name, typed in (("--energy", energy), ("--freeze", freeze), ("--method", method != "ecc")):
+            if typed:
+                raise EccError(f"{name} applies to channels; leave it out with --unstructured.")
+    for name in ("importance", "solver", "uniform_floor"):
+        if name in settings and (method != "ecc" or unstructured):
+            raise EccError(f"--{name.replace('_', '-')} is a setting of ecc; leave it out with this method.")
+    if settings.get("kd_temperature") is not None and settings.get("kd_weight") == 0:
+        raise EccError("--kd-temperature has no effect with --kd-weight 0, which turns distillation off.")
+    if settings.get("cuda_graph") and not device.startswith("cuda"):
+        raise EccError(f"--cuda-graph needs a GPU, and the training device is {device}; leave it out.")
 
 
-def _untrained(task: str, weights: Path | None, pretrain_steps: int) -> str:
-    """A note for networks that nothing has trained; empty for others."""
-    if task not in BUNDLED_TASKS or weights is not None or pretrain_steps:
+def _untrained_note(task: str, weights: Path | None, settings: CompressSettings) -> str:
+    """A note for bundled networks with random weights; empty for others."""
+    if task not in BUNDLED_TASKS or weights is not None or settings.pretrain_steps:
         return ""
     ways = "" if task == "digits" else "--weights FILE, or "
     return f"note: {task} starts from random weights; give {ways}--pretrain-steps N to train it first."

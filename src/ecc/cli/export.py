@@ -1,102 +1,88 @@
-"""`ecc export`: the slim network of a run as files for other programs."""
+"""`ecc export`: the slim network of a run as files for deployment."""
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING
 
-from ecc.constants import BUNDLED_TASKS, EXPORT_FORMATS
+import click
+
+from ecc.constants import EXPORT_FORMATS
 from ecc.errors import BadTask
 
-from .parameters import Argument, Option
+from .options import Command, build_task, console, json_option, option, print_json, quiet_option, recall_task
 
 if TYPE_CHECKING:
-    from ecc.export.job import ExportedRun
     from ecc.task import Task
 
+PATH = click.Path(path_type=Path)
 
+
+@click.command(cls=Command)
+@click.argument("run", type=PATH, metavar="RUN")
+@option(
+    "-f", "--format", "formats", metavar="NAME", multiple=True, default=EXPORT_FORMATS[:1],
+    help=f"{', '.join(EXPORT_FORMATS)}. Repeatable.",
+)  # fmt: skip
+@option("-o", "--output", type=PATH, metavar="FOLDER", help="Folder of the files; RUN/export if not given.")
+@option("--task", metavar="TASK", help="Task of the run, if it was made on another machine or in Python.")
+@option("--int8", metavar="MODE", help="Also quantise the ONNX file: dynamic or static.")
+@option("--license", "licence", metavar="NAME", default="unknown", help="For the model card, such as apache-2.0.")
+@option("--force", is_flag=True, help="Overwrite files that differ.")
+@quiet_option
+@json_option
 def export(
-    run: Annotated[Path, Argument(metavar="RUN", help="The folder of a finished run.", show_default=False)],
-    formats: Annotated[
-        list[str] | None,
-        Option("--format", "-f", metavar="NAME", help=f"{', '.join(EXPORT_FORMATS)}. Repeatable."),
-    ] = None,
-    output: Annotated[
-        Path | None, Option("-o", "--output", metavar="FOLDER", help="Of the files; by default RUN/export.")
-    ] = None,
-    task: Annotated[
-        str | None,
-        Option("--task", metavar="TASK", help="The run's task, unless it is a bundled one. Its file is run."),
-    ] = None,
-    int8: Annotated[
-        str | None, Option("--int8", metavar="MODE", help="dynamic or static: a further ONNX file of integers.")
-    ] = None,
-    licence: Annotated[
-        str, Option("--license", metavar="NAME", help="For the model card, such as apache-2.0.")
-    ] = "unknown",
-    force: Annotated[bool, Option("--force", help="Overwrite files that are there and differ.")] = False,
-    quiet: Annotated[bool, Option("--quiet", "-q", help="Print errors only.")] = False,
-    as_json: Annotated[bool, Option("--json", help="Print facts for programs.")] = False,
+    run: Path,
+    formats: tuple[str, ...],
+    output: Path | None,
+    task: str | None,
+    int8: str | None,
+    licence: str,
+    force: bool,
+    quiet: bool,
+    as_json: bool,
 ) -> None:
-    """Write the slim network of a run for other programs, with a model card.
+    """Write the slim network of a run for deployment, with a model card.
 
-    Each file is read back by its own program and compared with the network
-    at several batch sizes; one that differs is not kept. ONNX is also timed
-    beside the dense network. torchscript is deprecated by torch.
+    Each file is loaded again and compared with the network at several batch
+    sizes; a file that differs is not kept. ONNX is also timed next to the
+    dense network. TorchScript is deprecated by PyTorch.
 
     \b
     Examples:
-      ecc export run --format safetensors
+      ecc export run
       ecc export run --format onnx --format pt2 --license apache-2.0
       ecc export run --format onnx --int8 static --task net.py:build
     """
-    import typer
     from rich.console import Console
 
     from ecc.export import export_run
-    from ecc.report.export import export_view
+    from ecc.records import read_record
+    from ecc.report.terminal import export_table
+    from ecc.run_records import RunSummary
 
-    console = Console(stderr=True)
-    is_shown = not quiet and not as_json
+    shown = console(is_shown=not quiet and not as_json)
     result = export_run(
         run,
-        _task_of(run, task),
-        formats=formats or EXPORT_FORMATS[:1],
+        build_task(task) if task is not None else _task_of(run),
+        formats=formats,
         output=output,
         int8=int8,
         licence=licence,
         force=force,
-        tell=(lambda line: console.print(line, markup=False, highlight=False)) if is_shown else None,
+        tell=None if shown is None else lambda line: shown.print(line, markup=False, highlight=False),
     )
-    facts = facts_of(result)
     if as_json:
-        typer.echo(json.dumps(facts, indent=1))
+        scores = read_record(run / "summary.json", RunSummary).scores
+        facts = {"folder": str(result.folder), "files": result.files, "notes": result.notes}
+        print_json({**facts, "score": scores.get("finetuned", scores.get("pruned"))})
     elif not quiet:
-        Console().print(export_view(facts))
+        Console().print(export_table(result))
 
 
-def _task_of(run: Path, spec: str | None) -> Task:
-    """The task of a run. A file of yours is executed only if you name it: a run may come from someone else."""
-    from ecc.export.job import read_json
-    from ecc.zoo.registry import find_task
-
-    if spec is not None:
-        return find_task(spec)
-    name = read_json(run / "summary.json").get("task")
-    if name in BUNDLED_TASKS:
-        return find_task(str(name))
-    raise BadTask(f"{run} is of the task {name!r}, which is not bundled; name it again: --task file.py:function.")
-
-
-def facts_of(result: ExportedRun) -> dict[str, Any]:
-    """Plain values, for programs and for the table."""
-    scores = result.summary.get("scores") or {}
-    score = scores.get("after tuning", scores.get("before tuning"))
-    return {
-        "folder": str(result.folder),
-        "files": [asdict(file) for file in result.files],
-        "score": score if isinstance(score, int | float) else None,
-        "notes": list(result.notes),
-    }
+def _task_of(run: Path) -> Task:
+    """The task that the run remembers."""
+    remembered = recall_task(run)
+    if remembered is None:
+        raise BadTask(f"the task of {run} is not known on this machine; give it with --task, such as net.py:build.")
+    return build_task(remembered.task, remembered.data, remembered.weights, remembered.image_size)

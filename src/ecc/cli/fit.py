@@ -1,38 +1,43 @@
-"""`ecc fit`: from a profile to an energy model."""
+"""`ecc fit`: fit an energy model to a profile."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Annotated
+
+import click
 
 from ecc.errors import BadBudget, BadFile, EccError
 
-from .parameters import Argument, Option
+from .options import Command, json_option, option, print_json
+
+FILE = click.Path(path_type=Path)
 
 
+@click.command(cls=Command)
+@click.argument("file", type=FILE, metavar="PROFILE")
+@option("-o", "--output", type=FILE, metavar="FILE", help="Write the energy model as JSON.")
+@option("--family", metavar="NAME", default="auto", help="auto, physical, or bilinear as in the paper.")
+@option("--resource", metavar="NAME", default="energy", help="energy or latency.")
+@option("--budget", "budgets", metavar="BUDGET", multiple=True, help="Check whether it can be met. Repeatable.")
+@option("--figures", type=FILE, metavar="FOLDER", help="Draw errors and learning curves, and write their data.")
+@option(
+    "--paper", "iterations", metavar="N", type=int, default=0, common=False,
+    help="With --figures: iterations of the fit by Adam as in the paper (10000).",
+)  # fmt: skip
+@option("--allow-drift", is_flag=True, help="Accept a profile whose dense network varied by more than 3 %.")
+@json_option
 def fit(
-    file: Annotated[Path, Argument(metavar="PROFILE", help="From `ecc profile`.", show_default=False)],
-    output: Annotated[Path | None, Option("-o", "--output", metavar="FILE", help="Write the model, as JSON.")] = None,
-    family: Annotated[
-        str, Option("--family", metavar="NAME", help="auto, physical, or bilinear as in the paper.")
-    ] = "auto",
-    resource: Annotated[str, Option("--resource", metavar="NAME", help="energy or latency.")] = "energy",
-    budget: Annotated[
-        list[str] | None, Option("--budget", metavar="BUDGET", help="Tell whether it can be met. Repeatable.")
-    ] = None,
-    figures: Annotated[
-        Path | None, Option("--figures", metavar="FOLDER", help="Draw errors, learning curves, and the data.")
-    ] = None,
-    iterations: Annotated[
-        int, Option("--paper", metavar="N", help="With figures: N iterations of the paper's Adam; it took 10000.")
-    ] = 0,
-    allow_drift: Annotated[
-        bool, Option("--allow-drift", help="Take a profile whose reference varied by more than 3 %.")
-    ] = False,
-    as_json: Annotated[bool, Option("--json", help="Print facts for programs.")] = False,
+    file: Path,
+    output: Path | None,
+    family: str,
+    resource: str,
+    budgets: tuple[str, ...],
+    figures: Path | None,
+    iterations: int,
+    allow_drift: bool,
+    as_json: bool,
 ) -> None:
-    """Learn from a profile what any widths of its network cost, and tell honestly how well.
+    """Fit an energy model to a profile and report its cross-validated error.
 
     \b
     Examples:
@@ -41,54 +46,60 @@ def fit(
       ecc fit mobile.profile -o latency.json --resource latency
       ecc fit mobile.profile --figures figures --paper 10000
     """
-    import typer
     from rich.console import Console
 
     from ecc.energy import fit as fit_profile
     from ecc.energy import parse_budgets
-    from ecc.energy.ablation import ABLATION_FORMAT, run_ablation
-    from ecc.energy.model import FORMAT
-    from ecc.io import refuse_other_file, write_text
+    from ecc.energy.ablation import run_ablation
+    from ecc.io import write_text
     from ecc.measure import Profile
-    from ecc.report.fit import budget_warning, budget_within, fit_facts, fit_view
-    from ecc.report.fit_figures import draw_fit
+    from ecc.records import to_builtins, to_json
+    from ecc.report.charts import draw_fit
+    from ecc.report.terminal import check_budget, fit_summary, fit_table
 
     profile = Profile.load(file)
-    budgets = parse_budgets(budget) if budget else ()
-    if output is not None and not output.parent.is_dir():
-        raise BadFile(f"cannot write {output}: there is no folder {output.parent}.")
-    if output is not None:
-        refuse_other_file(output, FORMAT, "energy model")
-    if iterations < 0 or (iterations and figures is None):
-        raise EccError(
-            f"--paper {iterations} is a number of iterations to draw; give at least 1, and --figures FOLDER."
-        )
+    parsed = parse_budgets(budgets) if budgets else ()
     stem = file.name.removesuffix(".gz").removesuffix(".profile") + ("" if resource == "energy" else f"-{resource}")
+    _check_files(output, figures, stem)
+    if iterations < 0 or (iterations and figures is None):
+        raise EccError(f"--paper {iterations}: give at least 1 iteration, and --figures FOLDER.")
+    for one in parsed:
+        if one.resource != resource:
+            raise BadBudget(f"budget {one} is on {one.resource}, but this model predicts {resource}; leave it out.")
+    model = fit_profile(profile, family, resource=resource, allow_drift=allow_drift, curve=True)
+    written = []
+    if output is not None:
+        model.save(output)
+        written.append(output)
+    if figures is not None:
+        found = run_ablation(profile, resource=resource, allow_drift=allow_drift, iterations=iterations)
+        written += draw_fit(found, stem, figures, stem)
+        data = figures / f"{stem}-fit.json"
+        write_text(data, to_json(found).decode() + "\n")
+        written.append(data)
+    checks = [check_budget(model, one) for one in parsed]
+    if as_json:
+        warnings = [line for is_reachable, line in checks if not is_reachable]
+        print_json({**to_builtins(fit_summary(model)), "warnings": warnings})
+        return
+    Console().print(fit_table(model, f"{file.name}: {resource} of {model.origin.samples} samples ({model.label})"))
+    for _, line in checks:
+        click.echo(line)
+    for path in written:
+        click.echo(f"wrote {path}")
+
+
+def _check_files(output: Path | None, figures: Path | None, stem: str) -> None:
+    """Refuse to overwrite other files, before anything is computed."""
+    from ecc.energy.ablation import ABLATION_FORMAT
+    from ecc.energy.model import FORMAT
+    from ecc.io import refuse_other_file
+
+    if output is not None:
+        if not output.parent.is_dir():
+            raise BadFile(f"cannot write {output}: there is no folder {output.parent}.")
+        refuse_other_file(output, FORMAT, "energy model")
     if figures is not None:
         refuse_other_file(figures / f"{stem}-fit.json", ABLATION_FORMAT, "data of a fit")
         for name in ("prediction", "paper"):
             refuse_other_file(figures / f"{stem}-{name}.svg", "<svg", "figure")
-    for one in budgets:
-        if one.resource != resource:
-            raise BadBudget(
-                f"budget {one} is about {one.resource}, and this model about {resource}; leave it out here."
-            )
-    model = fit_profile(profile, family, resource=resource, allow_drift=allow_drift, curve=True)
-    if output is not None:
-        model.save(output)
-    drawn: list[Path] = []
-    if figures is not None:
-        found = run_ablation(profile, resource=resource, allow_drift=allow_drift, iterations=iterations)
-        drawn = draw_fit(found, stem, figures, stem)
-        data = figures / f"{stem}-fit.json"
-        write_text(data, json.dumps(found) + "\n")
-        drawn.append(data)
-    warnings = [line for one in budgets if (line := budget_warning(model, one))]
-    if as_json:
-        typer.echo(json.dumps({**fit_facts(model), "warnings": warnings}, indent=1))
-        return
-    console = Console()
-    console.print(fit_view(model, f"{file.name}: {resource} of {model.origin.rows} networks ({model.label})"))
-    told = [budget_warning(model, one) or budget_within(model, one) for one in budgets]
-    for line in [*told, *(f"wrote {path}" for path in [*([output] if output else []), *drawn])]:
-        typer.echo(line)

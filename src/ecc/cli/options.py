@@ -1,76 +1,302 @@
-"""What several verbs choose alike: the task and its data, the device to train on, and what weighs the results."""
+"""Options that several verbs share, and options that are generated from the declarations of settings classes."""
 
 from __future__ import annotations
 
+import hmac
+import os
 import re
+from collections.abc import Callable, Container, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from ecc.errors import BadMeasurement, EccError
+import click
+from click.core import ParameterSource
 
-from .parameters import Option
+from ecc.constants import BUNDLED_TASKS
+from ecc.errors import EccError
+from ecc.options import Setting, flat_values, options_of
+
+from .app import did_you_mean
 
 if TYPE_CHECKING:
-    import torch
+    from rich.console import Console
 
-    from ecc.energy import EnergyModel
-    from ecc.measure import EnergySource
     from ecc.task import Task
+    from ecc.zoo.recipe import Recipe
 
-DataOption = Annotated[
-    Path | None,
-    Option("--data", metavar="FOLDER", help="Of a bundled network: ImageNet, Cityscapes, CIFAR-10, CamVid, ..."),
-]
-WeightsOption = Annotated[
-    Path | None, Option("--weights", metavar="FILE", help="Of a bundled network: published, as safetensors.")
-]
-SizeOption = Annotated[
-    str | None, Option("--size", metavar="PIXELS", help="Of a bundled network's images: 128, or 360x480.")
-]
-FreezeOption = Annotated[
-    list[str] | None,
-    Option("--freeze", metavar="PATTERN", help="Keep the outputs of modules whole: 'layer1.*'. Repeatable."),
-]
-BatchSizeOption = Annotated[
-    int | None, Option("--batch-size", metavar="N", help="Images in a training batch; as the paper if not given.")
-]
+TASK_FILE = "task.json"
+"""In a run folder: the task, as it was typed."""
 
-MinShareOption = Annotated[
-    float, Option("--min-width-ratio", metavar="SHARE", help="No group keeps less of its channels.")
-]
-RoundToOption = Annotated[
-    int | None, Option("--width-multiple", metavar="N", help="Widths in multiples of N; as the profile's.")
-]
-MicroBatchOption = Annotated[
-    int | None, Option("--micro-batch", metavar="N", help="Items at once, where a batch does not fit.")
-]
+F = TypeVar("F", bound=Callable[..., Any])
 
 
-def task_of(
+# ---------------------------------------------------------------- short and long help
+
+
+class Option(click.Option):
+    """An option that `--help` shows only if it is `common`; `--help-all` shows every option."""
+
+    def __init__(self, *args: Any, common: bool = True, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.common = common
+
+    def get_help_extra(self, ctx: click.Context) -> Any:
+        """The default; ranges are in the messages."""
+        extra = super().get_help_extra(ctx)
+        extra.pop("range", None)
+        return extra
+
+
+class Command(click.Command):
+    """A verb: `--help` lists the common options, `--help-all` every option, and a typing mistake gets a suggestion."""
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        """The declared options, `--help-all` if some are not common, and `--help`."""
+        *params, help_option = super().get_params(ctx)
+        if any(not _is_common(param) for param in params):
+            text = "Show every option and exit."
+            flag = {"is_flag": True, "is_eager": True, "expose_value": False}
+            params.append(click.Option(["--help-all"], callback=_show_all, help=text, **flag))
+        return [*params, help_option]
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The table of options."""
+        params = self.get_params(ctx)
+        options = [param for param in params if isinstance(param, click.Option)]
+        shown = [param for param in options if "help_all" in ctx.meta or _is_common(param)]
+        rows = [row for param in shown if (row := param.get_help_record(ctx)) is not None]
+        with formatter.section("Options"):
+            formatter.write_dl(rows)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the options; an unknown one is answered with the closest known one."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            known = [name for param in self.get_params(ctx) for name in param.opts]
+            raise click.UsageError(
+                f"there is no option {error.option_name}{did_you_mean(error.option_name, known)} "
+                f"ecc {ctx.info_name} --help-all lists them."
+            ) from None
+
+
+def _is_common(param: click.Parameter) -> bool:
+    return getattr(param, "common", True)
+
+
+def _show_all(ctx: click.Context, param: click.Parameter, wanted: bool) -> None:
+    del param
+    if wanted:
+        ctx.meta["help_all"] = True
+        click.echo(ctx.get_help())
+        ctx.exit()
+
+
+def option(*names: str, **settings: Any) -> Callable[[F], F]:
+    """As `click.option`, with `common=False` for an option that only `--help-all` shows."""
+    return click.option(*names, cls=Option, **{"show_default": True, **settings})
+
+
+# ---------------------------------------------------------------- options from a settings class
+
+
+def settings_options(kind: type, *, common: bool = True) -> Callable[[F], F]:
+    """Add an option for every setting of a settings class.
+
+    The function gets the argument `settings`: a dict of those that were typed, or that a file of `--config` gives, by
+    name.
+
+    Args:
+        kind: The settings class; see `ecc.options`.
+        common: Whether `--help` shows the settings that are declared as common.
+    """
+    settings = options_of(kind)
+
+    def decorate(function: F) -> F:
+        @wraps(function)
+        def call(**values: Any) -> Any:
+            context = click.get_current_context()
+            typed = {
+                setting.name: values[setting.name]
+                for setting in settings
+                if context.get_parameter_source(setting.name) is not ParameterSource.DEFAULT
+            }
+            others = {name: value for name, value in values.items() if name not in {one.name for one in settings}}
+            return function(settings=typed, **others)
+
+        decorated: Any = call
+        for setting in reversed(settings):
+            decorated = _option_of(setting, common=common and setting.option.common)(decorated)
+        return decorated  # type: ignore[no-any-return]  # the same function for click
+
+    return decorate
+
+
+def _option_of(setting: Setting, *, common: bool) -> Callable[[F], F]:
+    about, flag = setting.option, f"--{setting.name.replace('_', '-')}"
+    kind: Any = setting.kind
+    least, most = about.range
+    if about.choices:
+        kind = click.Choice(about.choices)
+    elif kind is int:
+        kind = click.IntRange(_whole(least), _whole(most))
+    elif kind is float:
+        kind = click.FloatRange(least if about.above is None else about.above, most, min_open=about.above is not None)
+    elif kind is bool:
+        flag = f"{flag}/--no-{setting.name.replace('_', '-')}"
+    metavar = about.metavar or {int: "N", float: "X"}.get(setting.kind)
+    return option(
+        flag, setting.name, type=kind, default=setting.default, metavar=metavar, help=about.help, common=common
+    )
+
+
+def _whole(limit: float | None) -> int | None:
+    return None if limit is None else int(limit)
+
+
+# ---------------------------------------------------------------- a TOML file as defaults
+
+
+def config_option(function: F) -> F:
+    """`--config FILE`: values of a recipe become the defaults of the options."""
+    return option(
+        "--config",
+        type=click.Path(path_type=Path, dir_okay=False),
+        metavar="FILE",
+        is_eager=True,
+        expose_value=False,
+        callback=lambda ctx, _, path: None if path is None else _use_config(ctx, path) and None,
+        help="TOML file with options and settings; typed options win.",
+    )(function)
+
+
+def task_argument(function: F) -> F:
+    """TASK; a recipe may stand in its place."""
+    return click.argument("task", metavar="TASK", callback=_task_or_recipe, is_eager=True)(function)
+
+
+def _task_or_recipe(ctx: click.Context, param: click.Parameter, task: str) -> str:
+    del param
+    return _use_config(ctx, Path(task)) if task.endswith(".toml") and _takes_config(ctx) else task
+
+
+def _takes_config(ctx: click.Context) -> bool:
+    return any("--config" in param.opts for param in ctx.command.params)
+
+
+def _use_config(ctx: click.Context, path: Path) -> str:
+    """Make the values of a file the defaults of a verb.
+
+    Returns:
+        Its task.
+
+    Raises:
+        BadFile: If the file cannot be read, or has an unknown key or a value out of range.
+    """
+    from ecc.zoo.recipe import read_recipe
+
+    recipe = read_recipe(path)
+    lists = {param.name for param in ctx.command.params if param.multiple}
+    ctx.default_map = {**recipe_options(recipe, lists), **(ctx.default_map or {})}
+    return recipe.task
+
+
+def recipe_options(recipe: Recipe, lists: Container[str | None] = ()) -> dict[str, Any]:
+    """The values of a recipe as options.
+
+    Args:
+        recipe: The recipe.
+        lists: Options that can be repeated; lists of other options become text with commas.
+    """
+    settings = flat_values(recipe.settings)
+    values: dict[str, Any] = {name: settings[name] for name in recipe.given}
+    values |= {name: getattr(recipe, name) for name in ("data", "weights", "batch_size", "seeds", "meter", "freeze")}
+    values["image_size"] = None if recipe.image_size is None else "x".join(map(str, recipe.image_size))
+    for name in ("budgets", "methods"):
+        found = getattr(recipe, name)
+        values[name] = found if found is None or name in lists else ",".join(found)
+    return {name: value for name, value in values.items() if value is not None}
+
+
+# ---------------------------------------------------------------- the task
+
+
+def task_options(function: F) -> F:
+    """Data, weights and image size of a bundled network."""
+    for decorate in (
+        option("--image-size", metavar="PIXELS", common=False, help="Image size of a bundled network: 128 or 360x480."),
+        option(
+            "--weights", metavar="FILE", type=click.Path(path_type=Path), common=False,
+            help="Published weights of a bundled network (safetensors).",
+        ),
+        option(
+            "--data", metavar="FOLDER", type=click.Path(path_type=Path),
+            help="Data set of a bundled network: ImageNet, Cityscapes, CIFAR-10, CamVid.",
+        ),
+    ):  # fmt: skip
+        function = decorate(function)
+    return function
+
+
+def batch_size_option(function: F) -> F:
+    """`--batch-size`."""
+    return option(
+        "--batch-size", type=click.IntRange(1), metavar="N", common=False,
+        help="Training batch size of a bundled network; as in the paper if not given.",
+    )(function)  # fmt: skip
+
+
+def freeze_option(function: F) -> F:
+    """`--freeze`."""
+    return option(
+        "--freeze", metavar="PATTERN", multiple=True, common=False,
+        help="Do not prune the outputs of these modules, such as 'layer1.*'. Repeatable.",
+    )(function)  # fmt: skip
+
+
+def device_option(function: F) -> F:
+    """`--device`."""
+    return option(
+        "--device", metavar="DEVICE", common=False, help="Training device; a GPU if there is one, else the CPU."
+    )(function)
+
+
+def json_option(function: F) -> F:
+    """`--json`."""
+    return option("--json", "as_json", is_flag=True, common=False, help="Print JSON for programs.")(function)
+
+
+def quiet_option(function: F) -> F:
+    """`--quiet`."""
+    return option("-q", "--quiet", is_flag=True, common=False, help="Print errors only.")(function)
+
+
+def build_task(
     spec: str,
-    data: Path | None,
-    weights: Path | None,
-    size: str | None,
+    data: str | Path | None = None,
+    weights: str | Path | None = None,
+    image_size: str | None = None,
     batch_size: int | None = None,
-    device: torch.device | str = "cpu",
+    device: Any = "cpu",
 ) -> Task:
-    """The task with its data, as the options above name them; what there is to know is told on stderr."""
-    import typer
-
+    """The task that the options above name. Notes are printed on stderr."""
     from ecc.zoo.registry import find_task
 
     return find_task(
         spec,
         data,
         weights,
-        size=None if size is None else parse_size(size),
+        image_size=None if image_size is None else parse_image_size(image_size),
         batch_size=batch_size,
         device=device,
-        tell=lambda line: typer.echo(line, err=True),
+        log=lambda line: click.echo(line, err=True),
     )
 
 
-def parse_size(text: str) -> tuple[int, int]:
+def parse_image_size(text: str) -> tuple[int, int]:
     """(height, width) of "128" or "360x480".
 
     Raises:
@@ -78,45 +304,101 @@ def parse_size(text: str) -> tuple[int, int]:
     """
     found = re.fullmatch(r"([1-9]\d{0,4})(?:x([1-9]\d{0,4}))?", text.strip())
     if found is None:
-        raise EccError(f"size {text!r} cannot be read; write 128, or height x width as 360x480.")
+        raise EccError(f"image size {text!r} is not a size; write 128, or height x width as in 360x480.")
     return int(found[1]), int(found[2] or found[1])
 
 
-def usable_device(device: str) -> str:
-    """The same name, if torch can compute there.
+# ---------------------------------------------------------------- the task of a run, for `ecc export`
+
+
+@dataclass(frozen=True, kw_only=True)
+class RememberedTask:
+    """The task of a run, as it was typed, with absolute paths."""
+
+    task: str
+    data: str | None = None
+    weights: str | None = None
+    image_size: str | None = None
+    signature: str = ""
+    """Made with a key of this user: a task file is executed only if this user named it, not because a folder does."""
+
+
+def remember_task(folder: Path, task: str, data: Mapping[str, Any]) -> None:
+    """Write the task of a run into its folder."""
+    from ecc.records import write_record
+
+    file, colon, function = task.rpartition(":")
+    if file.endswith(".py"):
+        task = f"{Path(file).resolve()}{colon}{function}"
+    paths = {name: str(data[name].resolve()) for name in ("data", "weights") if data.get(name) is not None}
+    found = RememberedTask(task=task, image_size=data.get("image_size"), **paths)
+    with suppress(OSError, EccError):  # a home or a run that cannot be written to: the task is asked for again
+        write_record(folder / TASK_FILE, replace(found, signature=_signature(found)))
+
+
+def recall_task(folder: Path) -> RememberedTask | None:
+    """The task of a run; None if the run does not say, or this user did not make it and code would be executed.
 
     Raises:
-        EccError: If it cannot, with torch's reason.
+        BadFile: If the file in the folder is damaged.
+    """
+    from ecc.records import read_record
+
+    if not (folder / TASK_FILE).is_file():
+        return None
+    found = read_record(folder / TASK_FILE, RememberedTask)
+    is_code = found.task not in BUNDLED_TASKS and not found.task.startswith(("torchvision:", "timm:"))
+    try:
+        is_ours = hmac.compare_digest(found.signature, _signature(found))
+    except OSError:
+        is_ours = False
+    return found if is_ours or not is_code else None
+
+
+def _signature(found: RememberedTask) -> str:
+    """A keyed hash of the record; the key is a file in the home of the user."""
+    home = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "ecc"
+    file = home / "key"
+    if not file.is_file():
+        home.mkdir(parents=True, exist_ok=True)
+        with suppress(FileExistsError), file.open("xb") as opened:
+            file.chmod(0o600)
+            opened.write(os.urandom(32))
+    text = "\n".join(map(str, (found.task, found.data, found.weights, found.image_size)))
+    return hmac.new(file.read_bytes(), text.encode(), "sha256").hexdigest()
+
+
+# ---------------------------------------------------------------- small things
+
+
+def usable_device(name: str | None) -> str:
+    """The training device: the named one if torch can compute there; else a GPU, or the CPU.
+
+    Raises:
+        EccError: If it cannot be used, with torch's reason.
     """
     import torch
 
+    device = name or ("cuda" if torch.cuda.is_available() else "cpu")
     try:
         torch.zeros(1, device=device).item()  # the device `meta` makes tensors, but has no numbers
     except (RuntimeError, AssertionError) as error:  # torch asserts that it was built for the device
         reason = str(error).strip().splitlines()[0].rstrip(".")
-        raise EccError(f"device {device!r} cannot be used here: {reason}. Give --device cpu or leave it out.") from None
+        raise EccError(f"device {device!r} cannot be used: {reason}. Give --device cpu, or leave it out.") from None
     return device
 
 
-def source_of(spec: str, energy: EnergyModel) -> EnergySource | None:
-    """The meter or platform of the energy model; None if the model's word must do.
+def console(*, is_shown: bool) -> Console | None:
+    """stderr for progress; None if nothing is shown."""
+    from rich.console import Console
 
-    Raises:
-        BadMeasurement: If it cannot be read here, with the way out.
-    """
-    from ecc.measure import find_meter
+    return Console(stderr=True) if is_shown else None
 
-    if spec == "none":
-        return None
-    origin = energy.origin
-    if spec == "auto" and origin.meter.name == "platform":
-        return find_meter(f"platform:{origin.meter.device_id}")
-    try:
-        return find_meter(spec if spec != "auto" else origin.meter.name, device_type=origin.device_type)
-    except EccError as error:
-        if spec != "auto":
-            raise
-        raise BadMeasurement(
-            f"the energy model was measured by {origin.meter.name} on {origin.meter.device}, which cannot be read "
-            f"here: {error} Compress on that device, or say --meter none to trust the model's predictions."
-        ) from None
+
+def print_json(value: Any) -> None:
+    """Print a record, or plain values, as JSON."""
+    import msgspec
+
+    from ecc.records import to_json
+
+    click.echo(msgspec.json.format(to_json(value), indent=1))

@@ -1,61 +1,82 @@
-"""`ecc profile` and `ecc merge`: from a network to what its widths cost."""
+"""`ecc profile` and `ecc merge`: measure a network at many widths."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Annotated
+from typing import Any
 
-from .options import DataOption, FreezeOption, SizeOption, WeightsOption, task_of
-from .parameters import Argument, Option
+import click
+
+from .options import (
+    Command,
+    build_task,
+    console,
+    freeze_option,
+    json_option,
+    option,
+    print_json,
+    quiet_option,
+    task_argument,
+    task_options,
+)
+
+FILE = click.Path(path_type=Path)
 
 
+@click.command(cls=Command)
+@task_argument
+@option("-o", "--output", required=True, type=FILE, metavar="FILE", help="The profile; an existing one is resumed.")
+@task_options
+@option("--meter", metavar="METER", default="auto", help="Energy meter: auto, nvml, rapl, platform:jetson-tx2, ...")
+@option("--samples", metavar="N", type=int, default=250, help="Width configurations; a larger number extends a file.")
+@option("--target-error", metavar="SHARE", help="Stop when the error of a quick fit is below, for example, 2%.")
+@option("--batch", metavar="N", type=int, help="Items per inference; as the example input of the task if not given.")
+@option("--device", metavar="DEVICE", help="Device to run on: cuda, cuda:1, cpu, ...; one that the meter sees.")
+@option("--mode", metavar="NAME", help="How the network runs: auto (a CUDA graph if possible), eager, graph, compile.")
+@option("--precision", metavar="NAME", help="fp32, tf32, fp16 or bf16.")
+@option("--design", metavar="NAME", default="mixed", common=False, help="mixed, or uniform as in the paper.")
+@option("--seed", metavar="N", type=int, default=0, common=False, help="Random seed of the design.")
+@option("--width-multiple", metavar="N", type=int, common=False, help="Widths are multiples of this number.")
+@option("--rounds", metavar="N", type=int, default=1, common=False, help="How often each sample is measured.")
+@option(
+    "--reference-every", metavar="N", type=int, default=10, common=False,
+    help="Samples between two measurements of the dense network, which show drift.",
+)  # fmt: skip
+@option("--shard", metavar="K/N", common=False, help="Samples for device K of N equal devices.")
+@option("--memory-format", metavar="NAME", common=False, help="contiguous or channels_last.")
+@option(
+    "--autotune/--no-autotune", "cudnn_autotune", default=None, common=False, help="Let cuDNN choose its algorithms."
+)
+@option("--window", "window_seconds", metavar="S", type=float, common=False, help="Shortest measurement in seconds.")
+@option("--min-ticks", metavar="N", type=int, common=False, help="Fewest updates of the meter in a measurement.")
+@option("--allow-shared", is_flag=True, default=None, common=False, help="Measure although others use the device.")
+@option("--allow-throttling", is_flag=True, default=None, common=False, help="Measure although the device is too hot.")
+@freeze_option
+@quiet_option
+@json_option
 def profile(
-    task: Annotated[str, Argument(metavar="TASK", help="Whose widths to measure.", show_default=False)],
-    output: Annotated[Path, Option("-o", "--output", metavar="FILE", help="Append to this file.", show_default=False)],
-    data: DataOption = None,
-    weights: WeightsOption = None,
-    size: SizeOption = None,
-    meter: Annotated[
-        str,
-        Option("--meter", metavar="METER", help="Where joules come from: auto, nvml, platform:jetson-tx2, ..."),
-    ] = "auto",
-    samples: Annotated[int, Option(help="Networks in the design; more than before extends a file.")] = 250,
-    design: Annotated[str, Option(help="mixed, or uniform as in the paper.")] = "mixed",
-    seed: Annotated[int, Option(help="Of the design and its order.")] = 0,
-    width_multiple: Annotated[int | None, Option(metavar="N", help="Widths in multiples of N.")] = None,
-    rounds: Annotated[int, Option(help="How often each network is measured, far apart in time.")] = 1,
-    reference_every: Annotated[
-        int, Option(metavar="N", help="Networks between two measurements of the dense reference.")
-    ] = 10,
-    target_error: Annotated[
-        str | None,
-        Option(metavar="SHARE", help="Stop when a quick fit errs by less, e.g. 2%, or no longer learns."),
-    ] = None,
-    shard: Annotated[str | None, Option(metavar="K/N", help="Measure only the K-th of N parts, for N equal devices.")] = None,
-    batch: Annotated[
-        int | None, Option(metavar="N", help="Items in one inference; the task's own if not given.")
-    ] = None,
-    device: Annotated[str | None, Option(help="cuda, cuda:1, cpu, ...; one that the meter sees if not given.")] = None,
-    mode: Annotated[
-        str | None, Option(help="auto (a CUDA graph if possible, else eager), eager, graph or compile.")
-    ] = None,
-    precision: Annotated[str | None, Option(help="fp32, tf32, fp16 or bf16.")] = None,
-    memory_format: Annotated[str | None, Option(help="contiguous or channels_last.")] = None,
-    autotune: Annotated[bool | None, Option(help="Let cuDNN choose its algorithms by trying them.")] = None,
-    window: Annotated[float | None, Option(metavar="SECONDS", help="Least length of a window.")] = None,
-    min_ticks: Annotated[int | None, Option(metavar="N", help="Least counter ticks in a window.")] = None,
-    allow_shared: Annotated[
-        bool | None, Option("--allow-shared", help="Measure although others use the device.")
-    ] = None,
-    allow_throttling: Annotated[
-        bool | None, Option("--allow-throttling", help="Measure although the device is too hot.")
-    ] = None,
-    freeze: FreezeOption = None,
-    quiet: Annotated[bool, Option("--quiet", "-q", help="Print errors only.")] = False,
-    as_json: Annotated[bool, Option("--json", help="Print facts for programs.")] = False,
+    task: str,
+    output: Path,
+    meter: str,
+    samples: int,
+    target_error: str | None,
+    batch: int | None,
+    device: str | None,
+    design: str,
+    seed: int,
+    width_multiple: int | None,
+    rounds: int,
+    reference_every: int,
+    shard: str | None,
+    freeze: tuple[str, ...],
+    quiet: bool,
+    as_json: bool,
+    data: Path | None,
+    weights: Path | None,
+    image_size: str | None,
+    **chosen: Any,
 ) -> None:
-    """Measure many widths of a network. The same command again goes on where the last one ended.
+    """Measure a network at many widths. Run the same command again to resume.
 
     \b
     Examples:
@@ -65,43 +86,29 @@ def profile(
       ecc profile alexnet --shard 3/8 -o alexnet-3.profile
 
     \b
-    The file is opened by pandas in one line:
+    Open the file with pandas:
       pandas.read_json("digits.profile", lines=True).dropna(subset="index")
     """
-    import typer
-    from rich.console import Console
-
     from ecc.graph import trace_channels, verify_graph
     from ecc.measure import Analytic, close_meter, find_meter
     from ecc.measure import profile as measure_profile
     from ecc.measure.design import parse_shard
     from ecc.measure.early_stopping import parse_share
-    from ecc.measure.profiler import chosen_settings
-    from ecc.measure.profilers import default_device
-    from ecc.report.live_profile import ProfileView, profile_facts, profile_summary
+    from ecc.measure.profiler import default_device, profile_settings
+    from ecc.records import to_builtins
+    from ecc.report.live import ProfileProgress
+    from ecc.report.terminal import profile_summary, profile_text
     from ecc.task import with_batch_size
 
-    job = task_of(task, data, weights, size)
+    job = build_task(task, data, weights, image_size)
     source = find_meter(meter, device_type=device and device.partition(":")[0])
-    console = None if quiet or as_json else Console(stderr=True)
-    view = ProfileView(console)
+    view = ProfileProgress(console(is_shown=not quiet and not as_json))
     try:
-        settings = chosen_settings(
-            source,
-            device=device,
-            mode=mode,
-            precision=precision,
-            memory_format=memory_format,
-            cudnn_autotune=autotune,
-            window_seconds=window,
-            min_ticks=min_ticks,
-            allow_shared=allow_shared,
-            allow_throttling=allow_throttling,
-        )
+        settings = profile_settings(source, device=device, **chosen)
         device = None if isinstance(source, Analytic) else device or default_device(source)
         view.announce(source.describe(), device)
         example_input = job.example_input if batch is None else with_batch_size(job.example_input, batch)
-        graph = trace_channels(job.model, example_input, freeze=freeze or [], verify=False)
+        graph = trace_channels(job.model, example_input, freeze=freeze, verify=False)
         graph = verify_graph(job.model, graph, job.example_input)
         with view:
             result = measure_profile(
@@ -123,23 +130,21 @@ def profile(
                 progress=view,
             )
     except KeyboardInterrupt:
-        typer.echo(f"\nstopped; {view.so_far(output)}", err=True)
-        raise typer.Exit(130) from None
+        click.echo(f"\nstopped; {view.so_far(output)}", err=True)
+        raise click.exceptions.Exit(130) from None
     finally:
         close_meter(source)
     if as_json:
-        typer.echo(json.dumps({"file": str(output), **profile_facts(result, graph)}, indent=1))
+        print_json({"file": str(output), **to_builtins(profile_summary(result, graph))})
     elif not quiet:
-        typer.echo(profile_summary(result, output, graph))
+        click.echo(profile_text(result, output, graph))
 
 
-def merge(
-    files: Annotated[list[Path], Argument(metavar="FILE...", help="Shards of one design.", show_default=False)],
-    output: Annotated[Path, Option("-o", "--output", metavar="FILE", help="The joined profile.", show_default=False)],
-    rescale: Annotated[
-        bool, Option("--rescale", help="Scale devices that differ to one another by their reference.")
-    ] = False,
-) -> None:
+@click.command(cls=Command)
+@click.argument("files", nargs=-1, required=True, type=FILE, metavar="FILE...")
+@option("-o", "--output", required=True, type=FILE, metavar="FILE", help="The joined profile.")
+@option("--rescale", is_flag=True, help="Scale devices that differ by their measurements of the dense network.")
+def merge(files: tuple[Path, ...], output: Path, rescale: bool) -> None:
     """Join profiles that equal devices measured in shards, after checking that they agree.
 
     \b
@@ -147,14 +152,11 @@ def merge(
       ecc merge alexnet-1.profile alexnet-2.profile -o alexnet.profile
       ecc merge alexnet-*.profile -o alexnet.profile.gz --rescale
     """
-    import typer
-
     from ecc.measure import merge_profiles
-    from ecc.measure.merge_profiles import missing_samples
-    from ecc.report.live_profile import profile_summary
+    from ecc.report.terminal import profile_text
 
     result = merge_profiles(files, output, rescale=rescale)
-    typer.echo(profile_summary(result, output))
-    missing = missing_samples(result)
+    click.echo(profile_text(result, output))
+    missing = result.missing_samples()
     if missing:
-        typer.echo(f"{len(missing)} samples of the design are in none of the files, such as sample {missing[0]}.")
+        click.echo(f"{len(missing)} samples of the design are in none of the files, such as sample {missing[0]}.")

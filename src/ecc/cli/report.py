@@ -1,64 +1,52 @@
-"""`ecc report`: a run, or a grid of runs, as one page."""
+"""`ecc report`: an HTML report of a run or of a comparison."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+
+import click
 
 from ecc.errors import EccError
 
-from .parameters import Argument, Option
+from .options import Command, option
 
 PORT = 8123
+FILE = click.Path(path_type=Path)
 
 
-def report(
-    folder: Annotated[
-        Path, Argument(metavar="RUN", help="The folder of a run, or of a grid of runs.", show_default=False)
-    ],
-    output: Annotated[Path | None, Option("-o", "--output", metavar="FILE", help="Write the page.")] = None,
-    figures: Annotated[
-        Path | None, Option("--figures", metavar="FOLDER", help="Write every figure as SVG and PNG, for papers.")
-    ] = None,
-    live: Annotated[bool, Option("--live", help="Serve the page on this machine, and follow the run.")] = False,
-    port: Annotated[int, Option("--port", metavar="N", help="With --live; 0 takes any that is free.")] = PORT,
-) -> None:
-    """Make one page of a run, or of a comparison, from its folder alone.
+@click.command(cls=Command)
+@click.argument("folder", type=FILE, metavar="RUN")
+@option("-o", "--output", type=FILE, metavar="FILE", help="The page; RUN/report.html if not given.")
+@option("--figures", type=FILE, metavar="FOLDER", help="Also write every figure as SVG and PNG.")
+@option("--live", is_flag=True, help="Serve the page on this machine and follow the run.")
+@option("--port", metavar="N", type=click.IntRange(0, 65535), default=PORT, help="Port of --live; 0 takes a free one.")
+def report(folder: Path, output: Path | None, figures: Path | None, live: bool, port: int) -> None:
+    """Write an HTML report of a run, or of a comparison.
 
-    The page holds everything that it shows and asks the network for nothing.
-    It has light and dark, prints, and reads on a phone.
+    The page is one file that loads nothing from the network. It has a light
+    and a dark theme, prints well, and works on phones.
 
     \b
     Examples:
-      ecc report run -o report.html
+      ecc report run
       ecc report runs -o report.html --figures figures
       ecc report --live run
     """
     if not live and port != PORT:
-        raise EccError(f"--port {port} is where --live serves the page; give both, or neither.")
+        raise EccError(f"--port {port} is for --live; give both, or neither.")
     if live and (output or figures):
-        raise EccError("--live serves the page and writes nothing; leave -o and --figures out, or call it twice.")
-    import typer
-
-    from ecc.io import refuse_other_file, write_text
-    from ecc.report.figures import draw_figures
-    from ecc.report.html import page_of
-    from ecc.report.page import page_facts
+        raise EccError("--live serves the page and writes no file; leave out -o and --figures, or call it twice.")
+    from ecc.api import write_report
+    from ecc.report.charts import draw_figures
+    from ecc.report.load import load_report
     from ecc.report.serve import LiveServer, serve
 
     if live:
         server = LiveServer(folder, port)
-        typer.echo(f"{server.url} follows {folder}; Ctrl-C ends it.")
+        click.echo(f"{server.url} follows {folder}; Ctrl-C ends it.")
         serve(server)
         return
-    if output is None and figures is None:
-        raise EccError("nothing to do: say where the page goes with -o report.html, or follow the run with --live.")
-    if output is not None:
-        refuse_other_file(output, "<!doctype html>", "page")
-    facts = page_facts(folder)
-    if output is not None:
-        write_text(output, page_of(facts))
-        typer.echo(output)
+    click.echo(write_report(folder, output))
     if figures is not None:
-        for path in draw_figures(facts, figures):
-            typer.echo(path)
+        for path in draw_figures(load_report(folder), figures):
+            click.echo(path)

@@ -1,17 +1,18 @@
-"""Room 3: a profile becomes a model of what any widths cost."""
+"""Costs of a network at any widths: energy models fitted to profiles, exact counts, and budgets."""
 
 from .budget import Budget, dense_cost, parse_budget, parse_budgets
 from .cost import Cost
-from .counted import CountedCost, counted_cost
-from .fitting import fit
-from .model import EnergyModel
-from .nonzeros import NonzeroCost, nonzero_cost
+from .counted import CountedCost, NonzeroCost, counted_cost, nonzero_cost
+from .model import EnergyModel, fit
+from .quality import FitErrors, FitQuality
 
 __all__ = [
     "Budget",
     "Cost",
     "CountedCost",
     "EnergyModel",
+    "FitErrors",
+    "FitQuality",
     "NonzeroCost",
     "counted_cost",
     "dense_cost",

@@ -1,10 +1,13 @@
-"""`Budget`: what a user may ask for, such as `60%`, `24.7 mJ`, `0.4 mJ/image`, `latency=12ms` or `params=2M`."""
+"""`Budget`: a limit on one resource, and the only parser of budgets.
+
+50%   24 mJ   0.4 mJ/image   latency=12ms   macs=50%   macs=300M   params=2M   weight_bytes=4MiB
+"""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -12,112 +15,115 @@ import torch
 from ecc.errors import BadBudget
 
 from .cost import Cost
-from .counted import UNITS as COUNTED
+from .counted import UNITS as COUNTED_UNITS
 from .model import EnergyModel
-from .samples import RESOURCES
+from .regression import RESOURCES
 
+_UNITS = {**{name: unit for name, (_, unit) in RESOURCES.items()}, **COUNTED_UNITS}
 _PREFIXES = {"n": 1e-9, "u": 1e-6, "µ": 1e-6, "m": 1e-3, "": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 _BINARY = {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30}
 _NUMBER = re.compile(r"^\s*([+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?)\s*(.*?)\s*$")
-_WHOLE = ("params", "weight_bytes")  # the same for any batch
-_EXAMPLES = "60%, 0.0247 J, 0.4 mJ/image, latency=12ms, macs=300M, params=2M or weight_bytes=4MiB"
+_BATCH_INDEPENDENT = ("params", "weight_bytes")
+_EXAMPLES = "50%, 24 mJ, 0.4 mJ/image, latency=12ms, macs=300M, params=2M or weight_bytes=4MiB"
 
 
 @dataclass(frozen=True)
 class Budget:
-    """A limit on one resource: a share of the dense network, or an amount."""
+    """A limit on one resource: a fraction of the dense network, or an amount."""
 
     resource: str
     amount: float
     is_relative: bool
+    """Whether the amount is a fraction of the dense network."""
     per_item: bool = False
     """Whether the amount is for one item of the batch; otherwise it is for the whole batch."""
 
     def limit(self, cost: Cost, batch: int = 1) -> float:
-        """The most that may be spent, in the unit of the cost."""
+        """The limit for one inference of the whole batch, in the unit of the cost."""
         if self.is_relative:
             return self.amount * dense_cost(cost)
         return self.amount * (batch if self.per_item else 1)
 
     def __str__(self) -> str:
         if self.is_relative:
-            return f"{self.resource} {self.amount:.4g} of dense"
-        unit = _unit(self.resource)
-        return f"{self.resource} {self.amount:.4g} {unit}".rstrip() + (" an item" if self.per_item else "")
+            return f"{self.resource} {100 * self.amount:.4g}% of dense"
+        amount = f"{self.resource} {self.amount:.4g} {_UNITS[self.resource]}".rstrip()
+        return f"{amount} per item" if self.per_item else amount
 
 
 def dense_cost(cost: Cost) -> float:
-    """What the dense network costs: as the profile has it, for a model may miss it; or as the cost says.
+    """Cost of the dense network: as profiled, or as computed by a cost without a profile.
 
-    An optimised kernel may serve the dense shapes alone, and then no smooth model fits them and all others.
+    The prediction at full widths is not used. An optimised kernel may serve the dense shapes alone, and then no smooth
+    model fits them and all others.
     """
     if isinstance(cost, EnergyModel):
         return cost.dense_profiled
     return float(cost.to("cpu").value(torch.tensor(cost.full_widths, dtype=torch.float64)))
 
 
-def parse_budget(text: str) -> Budget:
-    """The budget that a text names; energy if it names no resource.
+def parse_budget(text: str | Budget) -> Budget:
+    """Parse one budget.
+
+    Args:
+        text: `AMOUNT` for energy, or `RESOURCE=AMOUNT`; the amount is a percentage of the dense network or has a unit.
+            A `Budget` is returned unchanged.
 
     Raises:
-        BadBudget: If the text is no budget, or is not above 0.
+        BadBudget: If the text is not a budget, is not above 0, or is above 100 %.
     """
+    if isinstance(text, Budget):
+        return text
+    text = str(text)
     name, equals, rest = text.partition("=")
     resource = name.strip() if equals else "energy"
-    known = (*RESOURCES, *COUNTED)
-    if resource not in known:
-        raise BadBudget(f"budget {text!r} is about {resource!r}; there are {', '.join(known)}.")
+    if resource not in _UNITS:
+        raise BadBudget(f"budget {text!r}: unknown resource {resource!r}; choose one of {', '.join(_UNITS)}.")
     match = _NUMBER.match(rest if equals else text)
     if match is None:
-        raise BadBudget(f"budget {text!r} starts with no number; write it as {_EXAMPLES}.")
+        raise BadBudget(f"budget {text!r} has no number; write for example {_EXAMPLES}.")
     number, unit = float(match[1]), match[2]
-    if not number > 0:
-        raise BadBudget(f"budget {text!r} is not above 0, and no network costs nothing.")
-    if not math.isfinite(number):
-        raise BadBudget(f"budget {text!r} is larger than any number here; write it as {_EXAMPLES}.")
+    if not 0 < number < math.inf:
+        raise BadBudget(f"budget {text!r} must be above 0 and finite; write for example {_EXAMPLES}.")
     if unit == "%":
         if number > 100:
-            raise BadBudget(f"budget {text!r} is above 100%, what the dense network takes; give a share up to 100%.")
+            raise BadBudget(f"budget {text!r} is above 100%, the cost of the dense network; give at most 100%.")
         return Budget(resource, number / 100, is_relative=True)
-    stem, slash, item = unit.partition("/")
-    if slash and item.strip() not in ("image", "item", "sample"):
-        raise BadBudget(f"budget {text!r} is per {item.strip()!r}; write /image, or leave it out for the whole batch.")
-    if slash and resource in _WHOLE:
-        raise BadBudget(f"budget {text!r} is per item, but {resource} does not grow with the batch; leave out /{item}.")
-    if not stem.strip() and _unit(resource):
-        share = f"{match[1]}%" if number > 1 else f"{100 * number:g}%"
-        one = _unit(resource)
-        raise BadBudget(f"budget {text!r} has no unit; write {match[1]} {one}, or {share} for a share of dense.")
-    factor = _factor(stem.strip(), _unit(resource))
+    stem, slash, item = (part.strip() for part in unit.partition("/"))
+    if slash and item not in ("image", "item", "sample"):
+        raise BadBudget(f"budget {text!r} is per {item!r}; write /image, or leave it out for the whole batch.")
+    if slash and resource in _BATCH_INDEPENDENT:
+        raise BadBudget(f"budget {text!r}: {resource} does not depend on the batch; leave out /{item}.")
+    if not stem and _UNITS[resource]:
+        percent = f"{match[1]}%" if number > 1 else f"{100 * number:g}%"
+        amount = f"{match[1]} {_UNITS[resource]}"
+        raise BadBudget(f"budget {text!r} has no unit; write {percent} for a share of dense, or {amount}.")
+    factor = _factor(stem, _UNITS[resource])
     if factor is None:
-        wanted = _unit(resource) or "a plain number, or one with k, M or G"
-        raise BadBudget(f"budget {text!r} has the unit {unit!r}; {resource} is in {wanted}, or % of dense.")
+        wanted = _UNITS[resource] or "a plain number or one with k, M or G"
+        raise BadBudget(f"budget {text!r} has the unit {unit!r}; {resource} takes {wanted}, or % of dense.")
     return Budget(resource, number * factor, is_relative=False, per_item=bool(slash))
 
 
-def parse_budgets(texts: str | Sequence[str]) -> tuple[Budget, ...]:
-    """One budget or several, each for another resource; all must hold.
+def parse_budgets(budgets: str | Budget | Iterable[str | Budget]) -> tuple[Budget, ...]:
+    """Parse one budget or several on different resources; all must be met.
 
     Raises:
-        BadBudget: If there is none, one is wrong, or two are about the same resource.
+        BadBudget: If there is none, one is wrong, or two are for the same resource.
     """
-    budgets = tuple(parse_budget(text) for text in ([texts] if isinstance(texts, str) else texts))
-    if not budgets:
-        raise BadBudget(f"no budget was given; write one as {_EXAMPLES}.")
-    seen: set[str] = set()
-    for budget in budgets:
-        if budget.resource in seen:
-            raise BadBudget(f"there are two budgets of {budget.resource}; give the smaller one.")
-        seen.add(budget.resource)
-    return budgets
-
-
-def _unit(resource: str) -> str:
-    return RESOURCES[resource][1] if resource in RESOURCES else COUNTED[resource]
+    given = [budgets] if isinstance(budgets, str | Budget | float | int) else budgets
+    found = tuple(parse_budget(budget) for budget in given)
+    if not found:
+        raise BadBudget(f"no budget is given; write for example {_EXAMPLES}.")
+    resources = [budget.resource for budget in found]
+    for resource in resources:
+        if resources.count(resource) > 1:
+            raise BadBudget(f"there are {resources.count(resource)} budgets for {resource}; give the smallest one.")
+    return found
 
 
 def _factor(text: str, unit: str) -> float | None:
-    """What a unit with a prefix amounts to; None if it is another unit. A bare number needs no unit."""
+    """Factor of a unit with a prefix; None if it is another unit."""
     if not text:
         return 1.0
     if unit and text.endswith(unit):
@@ -128,4 +134,4 @@ def _factor(text: str, unit: str) -> float | None:
         return _BINARY[text]
     factor = _PREFIXES.get(text)
     is_counted = unit in ("", "B")
-    return None if is_counted and factor is not None and factor < 1 else factor  # 2m parameters are a slip for 2M
+    return None if is_counted and factor is not None and factor < 1 else factor  # 2m parameters: probably 2M

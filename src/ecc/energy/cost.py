@@ -1,31 +1,53 @@
-"""`Cost`: what a network costs at any widths, in joules, seconds, bytes or whatever else has a budget."""
+"""`Cost`, what a network costs at any widths, and the two closed forms that costs are made of.
+
+    BilinearForm   base + sum of coefficient * left * right       MACs, bytes, parameters, the paper's energy model
+    StepTerms      sum of height * clip((size - level) / 8, 0, 1)  energy that jumps where a library changes kernels
+
+`left`, `right` and `size` are `AffineSize`s: affine in the widths, with multiples of at least 0. Coefficients and
+heights are at least 0 too, so both forms are nonnegative and never grow when a channel is removed.
+"""
 
 from __future__ import annotations
 
-from typing import Protocol, runtime_checkable
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+from scipy.sparse import csr_array, diags
 from torch import Tensor
+
+from ecc.graph import AffineSize
+
+Array: TypeAlias = NDArray[np.float64]
+
+ONE = AffineSize(1)
+
+RISE = 8
+"""Channels over which a step rises. GPU kernels prefer multiples of 8, and GPU profiles consist of them."""
 
 
 @runtime_checkable
 class Cost(Protocol):
-    """A nonnegative function of the widths of all channel groups that never falls when a width grows.
+    """A nonnegative function of the widths of all channel groups that never decreases when a width grows.
 
-    Widths are real numbers, one for each group in the order of `ChannelGraph.groups`, frozen groups among them.
+    Widths are real numbers, one per group in the order of `ChannelGraph.groups`, frozen groups included.
     """
 
     @property
     def resource(self) -> str:
-        """What is spent: energy, latency, macs, parameters, weight_bytes, activation_bytes, ..."""
+        """energy, latency, macs, params, weight_bytes, activation_bytes or peak_bytes."""
 
     @property
     def unit(self) -> str:
-        """J, s, B, or nothing for counts; of one inference of the whole example batch."""
+        """J, s, B, or empty for counts; for one inference of the whole example batch."""
 
     @property
     def label(self) -> str:
-        """Where the numbers come from: measured, estimated, declared or counted. Belongs beside every number."""
+        """Source of the numbers: measured, estimated, declared or counted."""
 
     @property
     def groups(self) -> tuple[str, ...]:
@@ -33,13 +55,135 @@ class Cost(Protocol):
 
     @property
     def full_widths(self) -> tuple[int, ...]:
-        """Of the dense network."""
+        """Widths of the dense network."""
 
     def value(self, widths: Tensor) -> Tensor:
-        """The cost at one vector of widths, or at each row of a matrix; autograd goes through it."""
+        """The cost at one vector of widths, or at each row of a matrix; differentiable."""
 
     def gradient(self, widths: Tensor) -> Tensor:
-        """Derivative at one vector of widths, one number a group: closed form, no tape, no host synchronisation."""
+        """Derivative at one vector of widths, in closed form, without a host synchronisation."""
 
     def to(self, device: torch.device | str) -> Cost:
-        """The same cost, computing on a device."""
+        """The same cost, computed on a device."""
+
+
+@dataclass(frozen=True)
+class BilinearForm:
+    """base + sum of coefficient * left * right, on one device.
+
+    The sum is a quadratic form in the widths and is computed as one: a gradient takes a single matrix-vector product,
+    whatever the number of terms.
+
+    Args:
+        base: Cost that does not depend on the widths.
+        coefficients: One per term, at least 0.
+        lefts: One per term.
+        rights: One per term; `ONE` for a term that is affine.
+        num_groups: Length of the width vectors.
+    """
+
+    base: float
+    coefficients: tuple[float, ...]
+    lefts: tuple[AffineSize, ...]
+    rights: tuple[AffineSize, ...]
+    num_groups: int
+    device: torch.device | str = "cpu"
+    _form: tuple[Tensor, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        # With left = L s + l and right = R s + r, the sum is s' (L' C R) s + (C l R + C r L) s + l' C r + base.
+        # L and R are sparse: a term depends on few groups, and dense matrices would dominate memory at 1,000 groups.
+        left, left_fixed = _matrix(self.lefts, self.num_groups)
+        right, right_fixed = _matrix(self.rights, self.num_groups)
+        coefficients = np.array(self.coefficients, dtype=np.float64)
+        with np.errstate(over="ignore", invalid="ignore"):  # a damaged file may overflow; `EnergyModel.load` checks
+            half = (left.T @ (diags(coefficients) @ right)).toarray()
+            linear = left.T @ (coefficients * right_fixed) + right.T @ (coefficients * left_fixed)
+            constant = np.asarray((coefficients * left_fixed * right_fixed).sum() + self.base)
+        form = (half + half.T, linear, constant)
+        object.__setattr__(self, "_form", tuple(torch.from_numpy(part).to(self.device) for part in form))
+
+    @cached_property
+    def parts(self) -> tuple[Tensor, ...]:
+        """Coefficients, the matrix and the fixed part of `lefts`, and the same of `rights`, as dense tensors."""
+        left, left_fixed = _matrix(self.lefts, self.num_groups)
+        right, right_fixed = _matrix(self.rights, self.num_groups)
+        coefficients = np.array(self.coefficients, dtype=np.float64)
+        dense = (coefficients, left.toarray(), left_fixed, right.toarray(), right_fixed)
+        return tuple(torch.from_numpy(part).to(self.device) for part in dense)
+
+    def terms(self, widths: Tensor) -> Tensor:
+        """coefficient * left * right of every term, along the last axis."""
+        coefficients, left, left_fixed, right, right_fixed = self.parts
+        widths = widths.to(torch.float64)
+        return coefficients * (widths @ left.T + left_fixed) * (widths @ right.T + right_fixed)
+
+    def value(self, widths: Tensor) -> Tensor:
+        """The sum at one vector of widths, or at each row of a matrix."""
+        quadratic, linear, constant = self._form
+        widths = widths.to(torch.float64)
+        return (widths * (0.5 * (widths @ quadratic) + linear)).sum(-1) + constant
+
+    def gradient(self, widths: Tensor) -> Tensor:
+        """Derivative at one vector of widths."""
+        quadratic, linear, _ = self._form
+        return torch.addmv(linear, quadratic, widths.to(torch.float64))
+
+
+@dataclass(frozen=True)
+class StepTerms:
+    """Sum of height * clip((size - level) / RISE, 0, 1), on one device.
+
+    Between two steps the cost is flat: removing channels there saves nothing, as on the device.
+
+    Args:
+        heights: One per step, at least 0.
+        sizes: One per step.
+        levels: One per step: the size at which it starts to rise.
+        num_groups: Length of the width vectors.
+    """
+
+    heights: tuple[float, ...]
+    sizes: tuple[AffineSize, ...]
+    levels: tuple[int, ...]
+    num_groups: int
+    device: torch.device | str = "cpu"
+    _parts: tuple[Tensor, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        matrix, fixed = _matrix(self.sizes, self.num_groups)
+        start = np.array(self.levels, dtype=np.float64) - fixed
+        parts = (np.array(self.heights, dtype=np.float64), matrix.toarray() / RISE, start / RISE)
+        object.__setattr__(self, "_parts", tuple(torch.from_numpy(part).to(self.device) for part in parts))
+
+    def terms(self, widths: Tensor) -> Tensor:
+        """Cost of each step, along the last axis."""
+        heights, rows, start = self._parts
+        return heights * (widths.to(torch.float64) @ rows.T - start).clamp(0, 1)
+
+    def value(self, widths: Tensor) -> Tensor:
+        """The sum at one vector of widths, or at each row of a matrix."""
+        return self.terms(widths).sum(-1)
+
+    def gradient(self, widths: Tensor) -> Tensor:
+        """Derivative at one vector of widths; at a kink, the derivative towards smaller widths."""
+        heights, rows, start = self._parts
+        risen = torch.addmv(start, rows, widths.to(torch.float64), beta=-1)
+        return (heights * ((risen > 0) & (risen <= 1))) @ rows
+
+
+def size_at(size: AffineSize, widths: Array) -> Array:
+    """An affine size at each row of widths."""
+    total = np.full(len(widths), float(size.fixed))
+    for group, multiple in size.multiples:
+        total += multiple * widths[:, group]
+    return total
+
+
+def _matrix(sizes: Sequence[AffineSize], num_groups: int) -> tuple[Any, Array]:
+    """Sizes as a sparse matrix to multiply widths with, and their fixed parts."""
+    entries = [(row, group, multiple) for row, size in enumerate(sizes) for group, multiple in size.multiples]
+    rows, groups, multiples = (np.array(column) for column in (zip(*entries, strict=True) if entries else ((), (), ())))
+    shape = (len(sizes), num_groups)
+    matrix = csr_array((multiples.astype(np.float64), (rows.astype(np.int32), groups.astype(np.int32))), shape=shape)
+    return matrix, np.array([float(size.fixed) for size in sizes])

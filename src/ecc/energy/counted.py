@@ -1,8 +1,9 @@
-"""Costs that need no profile: multiply-accumulates, parameters and bytes, counted from the graph."""
+"""Costs that need no profile: exact counts of the graph, and joules per nonzero weight on an analytic platform."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import math
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
@@ -10,28 +11,25 @@ from torch import Tensor
 
 from ecc.errors import BadWidths
 from ecc.graph import AffineSize, ChannelGraph, StructureSpec
+from ecc.measure.meters.platform import Platform
 
-from .bilinear_form import BilinearForm
-from .features import ONE
+from .cost import ONE, BilinearForm
 
 UNITS = {"macs": "", "params": "", "weight_bytes": "B", "activation_bytes": "B", "peak_bytes": "B"}
-"""What can be counted, and in which unit."""
+"""Resources that can be counted, and their units.
 
-MEANINGS = {
-    "macs": "multiply-accumulates of one inference of the whole batch",
-    "params": "parameters",
-    "weight_bytes": "bytes of parameters and buffers",
-    "activation_bytes": "bytes of activations that all layers together read and write",
-    "peak_bytes": "bytes of activations that the largest layer reads and writes: the least memory to run it in",
-}
+macs: multiply-accumulates of one inference of the whole batch. params: parameters. weight_bytes: bytes of parameters
+and buffers. activation_bytes: bytes of activations read and written by all layers. peak_bytes: bytes of activations
+read and written by the largest layer, the least memory to run the network in.
+"""
 
 
 @dataclass(frozen=True)
 class CountedCost:
-    """A `Cost` that is exact.
+    """An exact `Cost`.
 
     Raises:
-        BadWidths: If there is no such resource.
+        BadWidths: If the resource cannot be counted.
     """
 
     structure: StructureSpec
@@ -40,16 +38,16 @@ class CountedCost:
 
     def __post_init__(self) -> None:
         if self.resource not in UNITS:
-            raise BadWidths(f"{self.resource!r} cannot be counted; these can: {', '.join(UNITS)}.")
+            raise BadWidths(f"{self.resource!r} cannot be counted; choose one of {', '.join(UNITS)}.")
 
     @property
     def unit(self) -> str:
-        """B for bytes; counts have none."""
+        """B for bytes; empty for counts."""
         return UNITS[self.resource]
 
     @property
     def label(self) -> str:
-        """Neither measured nor estimated."""
+        """Always counted."""
         return "counted"
 
     @property
@@ -59,46 +57,51 @@ class CountedCost:
 
     @property
     def full_widths(self) -> tuple[int, ...]:
-        """Of the dense network."""
+        """Widths of the dense network."""
         return self.structure.full_widths
 
     def value(self, widths: Tensor) -> Tensor:
         """The cost at one vector of widths, or at each row of a matrix."""
         if self.resource == "peak_bytes":
-            return self._products.terms(widths).amax(-1)
-        return self._products.value(widths)
+            return self._form.terms(widths).amax(-1)
+        return self._form.value(widths)
 
     def gradient(self, widths: Tensor) -> Tensor:
-        """Derivative at one vector of widths; of the largest layer where the largest counts."""
+        """Derivative at one vector of widths; for peak_bytes, that of the largest layers."""
         if self.resource == "peak_bytes":
-            terms = self._products.terms(widths)
-            coefficients, left, *_ = self._products.parts
+            terms = self._form.terms(widths)
+            coefficients, left, *_ = self._form.parts
             largest = (terms == terms.amax()).to(torch.float64)
             return (coefficients * largest / largest.sum()) @ left
-        return self._products.gradient(widths)
+        return self._form.gradient(widths)
 
     def to(self, device: torch.device | str) -> CountedCost:
-        """The same cost, computing on a device."""
-        is_there = torch.device(device) == torch.device(self.device)
-        return self if is_there else replace(self, device=device)  # with its tensors, which took a while to make
+        """The same cost, computed on a device."""
+        # The same object keeps its tensors, which take a while to build.
+        return self if torch.device(device) == torch.device(self.device) else replace(self, device=device)
 
     @cached_property
-    def _products(self) -> BilinearForm:
-        rows = _rows(self.structure, self.resource)
-        coefficients, lefts, rights = (tuple(column) for column in zip(*rows, strict=True)) if rows else ((), (), ())
+    def _form(self) -> BilinearForm:
+        terms = _terms(self.structure, self.resource)
+        coefficients, lefts, rights = (tuple(column) for column in zip(*terms, strict=True)) if terms else ((), (), ())
         return BilinearForm(0.0, coefficients, lefts, rights, len(self.groups), self.device)
 
 
 def counted_cost(graph: ChannelGraph, resource: str) -> CountedCost:
-    """The exact cost of a network: macs, params, weight_bytes, activation_bytes or peak_bytes.
+    """Exact cost of a network at any widths. It needs no profile and no meter.
+
+    Args:
+        graph: The traced network.
+        resource: macs, params, weight_bytes, activation_bytes or peak_bytes.
 
     Raises:
-        BadWidths: If there is no such resource.
+        BadWidths: If the resource cannot be counted.
     """
     return CountedCost(graph.structure, resource)
 
 
-def _rows(structure: StructureSpec, resource: str) -> list[tuple[float, AffineSize, AffineSize]]:
+def _terms(structure: StructureSpec, resource: str) -> list[tuple[float, AffineSize, AffineSize]]:
+    """(coefficient, left, right) of every product."""
     if resource == "macs":
         return [(float(layer.macs), layer.incoming, layer.outgoing) for layer in structure.layers if layer.macs]
     if resource == "activation_bytes":
@@ -106,7 +109,7 @@ def _rows(structure: StructureSpec, resource: str) -> list[tuple[float, AffineSi
         return [(float(item), size, ONE) for item, size in sizes]
     if resource == "peak_bytes":
         return [(float(layer.item_bytes), _sum(layer.reads, layer.writes), ONE) for layer in structure.layers]
-    rows = []
+    terms = []
     for tensor in structure.tensors:
         if resource == "params" and not tensor.is_parameter:
             continue
@@ -115,11 +118,121 @@ def _rows(structure: StructureSpec, resource: str) -> list[tuple[float, AffineSi
         for axis in tensor.axes:
             size *= 1 if axis.multiples else axis.fixed
         if len(varying) > 2:
-            raise BadWidths(f"tensor {tensor.name} has {len(varying)} axes that can be cut; two are the most counted.")
+            raise BadWidths(f"tensor {tensor.name} has {len(varying)} prunable axes; at most two can be counted.")
         left, right = [*varying, ONE, ONE][:2]
-        rows.append((size, left, right))
-    return rows
+        terms.append((size, left, right))
+    return terms
 
 
 def _sum(one: AffineSize, other: AffineSize) -> AffineSize:
     return AffineSize(one.fixed + other.fixed, (*one.multiples, *other.multiples))
+
+
+# ---------------------------------------------------------------- nonzero weights on an analytic platform
+
+PRUNABLE_KINDS = ("conv", "grouped conv", "linear")
+"""Kinds of layers whose single weights can be pruned."""
+
+
+@dataclass(frozen=True)
+class NonzeroCost:
+    """Estimated joules of a network whose single weights are pruned (unstructured), on an analytic platform.
+
+        joules = base + sum over weight tensors of coefficient * nonzeros
+        coefficient = joules per MAC * MACs per weight + joules per weight byte * bytes per value
+
+    A weight of a convolution is used once per output position, so weights of early layers cost more. The base is
+    everything else at full widths: activations, biases, norms, kernel launches and static power.
+
+    The estimate assumes a device that skips MACs with a zero weight and stores no zeros and no indices. Activations
+    stay dense, and the time, which static power depends on, stays that of the dense network. No GPU does this;
+    `ecc.methods.unstructured` accepts only platforms that declare it.
+
+    As a `Cost`, its groups are weight tensors and a width is the number of nonzero weights in one.
+
+    Raises:
+        BadWidths: If there are no weights to prune, or the arguments differ in length.
+    """
+
+    network: str
+    """Fingerprint of the channel graph."""
+    base: float
+    """Joules that do not depend on the weights."""
+    groups: tuple[str, ...]
+    """Names of the weight tensors, as in `named_parameters`."""
+    full_widths: tuple[int, ...]
+    """Number of weights in each tensor."""
+    coefficients: tuple[float, ...]
+    """Joules per weight of each tensor."""
+    device: torch.device | str = "cpu"
+    _coefficients: Tensor = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if not self.groups:
+            raise BadWidths("the network has no convolution or linear layer with prunable weights.")
+        if not len(self.groups) == len(self.full_widths) == len(self.coefficients):
+            raise BadWidths(f"{len(self.groups)} weight tensors need as many sizes and coefficients.")
+        tensor = torch.tensor(self.coefficients, dtype=torch.float64, device=self.device)
+        object.__setattr__(self, "_coefficients", tensor)
+
+    @property
+    def resource(self) -> str:
+        """Always energy."""
+        return "energy"
+
+    @property
+    def unit(self) -> str:
+        """Joules for one inference of the whole example batch."""
+        return "J"
+
+    @property
+    def label(self) -> str:
+        """Always estimated: computed from published constants."""
+        return "estimated"
+
+    @property
+    def dense(self) -> float:
+        """Joules of the dense network."""
+        return math.fsum([self.base, *(p * n for p, n in zip(self.coefficients, self.full_widths, strict=True))])
+
+    def value(self, widths: Tensor) -> Tensor:
+        """Joules at one vector of nonzero counts, or at each row of a matrix."""
+        return (widths.to(torch.float64) * self._coefficients).sum(-1) + self.base
+
+    def gradient(self, widths: Tensor) -> Tensor:
+        """The coefficients, whatever the counts."""
+        del widths
+        return self._coefficients
+
+    def to(self, device: torch.device | str) -> NonzeroCost:
+        """The same cost, computed on a device."""
+        return self if torch.device(device) == torch.device(self.device) else replace(self, device=device)
+
+
+def nonzero_cost(graph: ChannelGraph, platform: Platform) -> NonzeroCost:
+    """Estimated joules of a network at any number of nonzero weights.
+
+    Args:
+        graph: The network at full widths.
+        platform: The analytic platform; its artificial noise is left out.
+
+    Raises:
+        BadWidths: If the network has no prunable weights.
+    """
+    constants, structure = platform.constants, graph.structure
+    shapes = {tensor.name: tensor for tensor in structure.tensors}
+    macs = structure.costs.macs_per_layer(structure.widths()).tolist()
+    sizes: dict[str, int] = {}
+    coefficients: dict[str, float] = {}
+    for layer, work in zip(structure.layers, macs, strict=True):
+        matrices = [name for name in layer.tensors if shapes[name].is_parameter and len(shapes[name].axes) > 1]
+        if layer.kind not in PRUNABLE_KINDS or layer.kind in constants.folded or not work or len(matrices) != 1:
+            continue  # part of the base
+        (name,) = matrices
+        size = sizes[name] = math.prod(round(axis.at(structure.full_widths)) for axis in shapes[name].axes)
+        value_bytes = shapes[name].item_bytes * (constants.value_bytes or layer.item_bytes) / layer.item_bytes
+        joules = constants.joules_per_mac * work / size + constants.joules_per_weight_byte * value_bytes
+        coefficients[name] = coefficients.get(name, 0.0) + joules  # a tensor shared by two layers is fetched twice
+    pruned = math.fsum(coefficients[name] * size for name, size in sizes.items())
+    base = max(0.0, platform.truth(graph, {}).joules - pruned)
+    return NonzeroCost(graph.fingerprint, base, tuple(sizes), tuple(sizes.values()), tuple(coefficients.values()))

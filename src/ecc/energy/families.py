@@ -1,38 +1,94 @@
-"""The two families of energy models that are sums of fitted terms: the paper's, and ours, which also has steps.
+"""The two families of energy models: the paper's bilinear one, and the physical one, which is the default.
 
-A family is a function from samples to a `FittedModel`; `fitting` chooses between them. The third, `Mlp`, is the paper's
-ablation and is no such sum.
+A family is a function from samples to a `FittedModel`, a sum of terms:
+
+    bilinear   a constant, and one term per layer with MACs, in * out (the paper's s_j * s_{j+1})
+    physical   a constant; one term per group, linear in its width (activations, biases, norms, depthwise convolutions);
+               one term in * out per layer that mixes channels; and steps where a library changes kernels
+
+Each term knows how many MACs and bytes it stands for. With joules per MAC and per byte, the physical family therefore
+has a prior for every coefficient.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TypeAlias
+from dataclasses import dataclass, field
+from typing import Annotated, TypeAlias
 
+import msgspec
 import numpy as np
 
-from .features import AMOUNTS, Term, bilinear_terms, physical_terms
-from .regression import Array, coefficients_of, left_out_errors
-from .samples import Samples
-from .step_terms import Step, steps_of
+from ecc.graph import AffineSize, Layer, StructureSpec
+from ecc.graph.structure import width_of
+
+from .cost import ONE, RISE, Array, size_at
+from .regression import Samples, fit_coefficients, leave_one_out_errors
+
+AMOUNTS = ("MACs", "grouped MACs", "activation bytes", "weight bytes")
+"""Quantities that a term may stand for. Grouped convolutions reuse little of what they load, so their MACs have a
+coefficient of their own."""
+
+MAX_LEVELS = 16
+"""Most steps of one size. Their distance is `RISE` times a power of two, as tile sizes are."""
+
+NonNegative: TypeAlias = Annotated[float, msgspec.Meta(ge=0)]
+Amounts: TypeAlias = tuple[NonNegative, NonNegative, NonNegative, NonNegative]
+
+
+@dataclass(frozen=True)
+class Term:
+    """left * right, and the amounts that one unit of it stands for."""
+
+    name: str
+    """The group, or the path of the layer."""
+    left: AffineSize
+    right: AffineSize
+    amounts: Amounts
+    """Quantity of each of `AMOUNTS` per unit of left * right."""
+    layers: tuple[tuple[int, Amounts], ...]
+    """The layers that contribute: (position, amounts)."""
+
+    def at(self, widths: Array) -> Array:
+        """left * right at each row of widths."""
+        return size_at(self.left, widths) * size_at(self.right, widths)
+
+
+@dataclass(frozen=True)
+class Step:
+    """A rise from 0 to 1 over `RISE` channels of a size."""
+
+    name: str
+    """The groups that make up the size."""
+    size: AffineSize
+    level: int
+    """Size at which the step starts to rise."""
+    layers: tuple[int, ...]
+    """Positions of the layers that produce or consume these channels."""
+
+    def at(self, widths: Array) -> Array:
+        """Its height, from 0 to 1, at each row of widths."""
+        return np.clip((size_at(self.size, widths) - self.level) / RISE, 0.0, 1.0)
 
 
 @dataclass(frozen=True)
 class FittedModel:
-    """Terms with their coefficients; `base` is what is spent at any widths."""
+    """base + sum of coefficient * term + sum of height * step; all coefficients and heights are at least 0."""
 
     kind: str
-    base: float
+    """bilinear or physical."""
+    base: NonNegative
+    """Cost that does not depend on the widths."""
     terms: tuple[Term, ...]
-    coefficients: tuple[float, ...]
-    unit_coefficients: tuple[float, ...] = ()
-    """Of one of each of `AMOUNTS`, where terms were drawn to common coefficients."""
+    coefficients: tuple[NonNegative, ...]
+    """One per term."""
+    unit_coefficients: tuple[NonNegative, ...] = ()
+    """Prior cost of one unit of each of `AMOUNTS`; empty for the bilinear family."""
     strength: float | None = None
-    """Of the pull to the common coefficients; None where there was none."""
+    """Weight of the prior; None for the bilinear family."""
     steps: tuple[Step, ...] = ()
-    heights: tuple[float, ...] = ()
-    """One a step, at least 0."""
+    heights: tuple[NonNegative, ...] = ()
+    """One per step."""
 
     def at(self, widths: Array) -> Array:
         """The cost at each row of widths."""
@@ -49,123 +105,279 @@ Family: TypeAlias = Callable[[Samples], FittedModel]
 
 
 def bilinear(samples: Samples, *, relative: bool = True) -> FittedModel:
-    """The paper's Eq. (3) over the channel graph: a_0 + sum of a_j in_j out_j, all of them at least 0.
+    """The paper's Eq. (3) over the channel graph: a_0 + sum of a_j in_j out_j with all a at least 0.
 
     Args:
-        samples: To fit to.
-        relative: Squares relative errors; False squares joules, as the paper does.
+        samples: Samples to fit.
+        relative: Whether relative errors are squared; False squares joules, as the paper does.
     """
     terms = bilinear_terms(samples.structure)
-    base, coefficients = _with_constant(terms, samples, relative)
-    return FittedModel("bilinear", base, terms, coefficients)
-
-
-def _with_constant(terms: tuple[Term, ...], samples: Samples, relative: bool) -> tuple[float, tuple[float, ...]]:
     features = np.stack([np.ones(len(samples)), *(term.at(samples.widths) for term in terms)], axis=1)
-    base, *coefficients = coefficients_of(features, samples.values, relative=relative).tolist()
-    return base, tuple(coefficients)
+    base, *coefficients = fit_coefficients(features, samples.values, relative=relative).tolist()
+    return FittedModel("bilinear", base, terms, tuple(coefficients))
 
 
 STRENGTHS = (1e-4, 1e-3, 0.01, 0.1, 1.0)
-"""Pulls to the common coefficients that are tried, for `REFERENCE_ROWS` rows."""
+"""Candidate weights of the prior, at `REFERENCE_SAMPLES` samples."""
 
-REFERENCE_ROWS = 250
-"""The pull does not grow with the rows: a short profile leans on physics, a long one on itself."""
+REFERENCE_SAMPLES = 250
+"""The prior does not grow with the number of samples: a short profile relies on it, a long one on the data."""
 
-_LEAST_SHARE = 0.02  # of the mean contribution: the least that the scale of a term is taken for
+_MIN_RELATIVE_SCALE = 0.02  # smallest scale of a prior, relative to the mean contribution of all terms
 
 
-def physical(samples: Samples, *, strengths: Sequence[float] = STRENGTHS) -> FittedModel:
-    """Common coefficients for MACs and bytes; each term has a coefficient of its own, drawn to them; and steps, drawn to none.
+def physical(samples: Samples) -> FittedModel:
+    """Coefficients with a prior from common joules per MAC and per byte, and steps with a prior of 0.
 
-    A kernel costs what its MACs and bytes cost, more or less; which kernels a library picks at which shapes is known to
-    no formula, and shows in coefficients of layers and in steps of sizes. With few rows the terms stay near the common
-    coefficients, with more they move away from them. How far a term may move goes with the root of what it contributes.
+    A kernel costs roughly what its MACs and bytes cost. Which kernel a library picks for which shape follows no
+    formula; it shows in the coefficients of layers and in steps. So the fit has three parts:
 
-    Args:
-        samples: To fit to.
-        strengths: Of the pull; the one with the least error on left-out rows is taken. None gives the common coefficients.
+    1. Common coefficients: one cost per MAC, grouped MAC, activation byte and weight byte, fitted to all samples.
+    2. These give every term a prior. The final fit moves terms away from it where the samples demand it; a term may
+       move by about the square root of its expected contribution (`_prior_scales`).
+    3. The weight of the prior is the candidate in `STRENGTHS` with the smallest leave-one-out error.
     """
-    terms, steps = physical_terms(samples.structure), steps_of(samples.structure)
+    terms, steps = physical_terms(samples.structure), candidate_steps(samples.structure)
     columns = [*(term.at(samples.widths) for term in terms), *(step.at(samples.widths) for step in steps)]
     features = np.stack(columns, axis=1)
     common = _common_coefficients(terms, features[:, : len(terms)], samples)
     amounts = np.array([term.amounts for term in terms])
     prior = np.concatenate([amounts @ common[1:], np.zeros(len(steps))])
-    prior[0] += common[0]  # the constant term also pays for being switched on and for launching kernels
-    best, coefficients, strength = np.inf, prior, np.inf
-    prior_scale = _slack(terms, steps, prior, features, samples)
-    for tried in strengths:
-        pull = tried * REFERENCE_ROWS / len(samples)
-        found = coefficients_of(
-            features, samples.values, importance=samples.weights, prior=prior, prior_scale=prior_scale, strength=pull
+    prior[0] += common[0]  # idle power and kernel launches belong to the constant term
+    best, coefficients, strength = np.inf, prior, STRENGTHS[-1]
+    prior_scale = _prior_scales(terms, steps, prior, features, samples)
+    for candidate in STRENGTHS:
+        scaled = candidate * REFERENCE_SAMPLES / len(samples)
+        found = fit_coefficients(
+            features, samples.values, weights=samples.weights, prior=prior, prior_scale=prior_scale, strength=scaled
         )
-        errors = left_out_errors(
-            features, samples.values, found, importance=samples.weights, prior_scale=prior_scale, strength=pull
+        errors = leave_one_out_errors(
+            features, samples.values, found, weights=samples.weights, prior_scale=prior_scale, strength=scaled
         )
         error = float(np.abs(errors).mean())
         if error < best:
-            best, coefficients, strength = error, found, tried
-    kept = [
-        (step, height) for step, height in zip(steps, coefficients[len(terms) :].tolist(), strict=True) if height > 0
-    ]
+            best, coefficients, strength = error, found, candidate
+    heights = coefficients[len(terms) :].tolist()
+    kept = [(step, height) for step, height in zip(steps, heights, strict=True) if height > 0]
     return FittedModel(
         kind="physical",
         base=float(coefficients[0]),
         terms=terms[1:],
         coefficients=tuple(coefficients[1 : len(terms)].tolist()),
         unit_coefficients=tuple(common[1:].tolist()),
-        strength=float(strength),
+        strength=strength,
         steps=tuple(step for step, _ in kept),
         heights=tuple(height for _, height in kept),
     )
 
 
+FAMILIES: dict[str, Family] = {"bilinear": bilinear, "physical": physical}
+
+
 def _common_coefficients(terms: Sequence[Term], features: Array, samples: Samples) -> Array:
-    """Of being switched on, and of each of `AMOUNTS`."""
+    """Cost of a network without work, and of one unit of each of `AMOUNTS`."""
     amounts = np.array([term.amounts for term in terms])
     pooled = np.column_stack([np.ones(len(samples)), features @ amounts])
     used = pooled.max(axis=0) > 0
     common = np.zeros(1 + len(AMOUNTS))
-    common[used] = coefficients_of(pooled[:, used], samples.values, importance=samples.weights)
+    common[used] = fit_coefficients(pooled[:, used], samples.values, weights=samples.weights)
     return common
 
 
-def _slack(terms: Sequence[Term], steps: Sequence[Step], prior: Array, features: Array, samples: Samples) -> Array:
-    """How far each coefficient may be from its prior: in contributions, by the root of what physics expects of it.
+def _prior_scales(
+    terms: Sequence[Term], steps: Sequence[Step], prior: Array, features: Array, samples: Samples
+) -> Array:
+    """Scale of the prior of each coefficient: the square root of the contribution that the prior expects.
 
-    A step may be as high as the terms of its size and its layers let expect.
+    The prior of a step is 0, so its scale comes from the terms of the same channels and layers instead.
     """
-    reach = np.sqrt(((features / samples.values[:, None]) ** 2).mean(axis=0))
-    reach[reach == 0] = 1.0
-    expected = prior * reach
+    size = np.sqrt(((features / samples.values[:, None]) ** 2).mean(axis=0))
+    size[size == 0] = 1.0
+    expected = prior * size
     scale = np.empty(len(prior))
-    scale[: len(terms)] = _scale(expected[: len(terms)])
+    scale[: len(terms)] = _relative_scales(expected[: len(terms)])
     if steps:
         by_layer: dict[int, float] = {}
         by_group: dict[int, float] = {}
-        for term, amount in zip(terms, expected, strict=False):
-            groups = {group for extent in (term.left, term.right) for group, _ in extent.multiples}
+        for term, contribution in zip(terms, expected, strict=False):
+            groups = {group for part in (term.left, term.right) for group, _ in part.multiples}
             if term.right.multiples:
-                by_layer[term.layers[0][0]] = by_layer.get(term.layers[0][0], 0.0) + float(amount)
+                layer = term.layers[0][0]
+                by_layer[layer] = by_layer.get(layer, 0.0) + float(contribution)
             elif len(groups) == 1:
-                by_group[groups.pop()] = float(amount)
-        of_steps = np.array(
-            [
-                sum(by_group.get(group, 0.0) for group, _ in step.size.multiples)
-                + sum(by_layer.get(layer, 0.0) for layer in step.layers)
-                for step in steps
-            ]
-        )
-        scale[len(terms) :] = _scale(of_steps)
-    return np.asarray(scale / reach)
+                by_group[groups.pop()] = float(contribution)
+        of_steps = [
+            sum(by_group.get(group, 0.0) for group, _ in step.size.multiples)
+            + sum(by_layer.get(layer, 0.0) for layer in step.layers)
+            for step in steps
+        ]
+        scale[len(terms) :] = _relative_scales(np.array(of_steps))
+    return np.asarray(scale / size)
 
 
-def _scale(contributions: Array) -> Array:
-    scale = np.sqrt(contributions.clip(min=max(_LEAST_SHARE * float(contributions.mean()), 1e-300)))
+def _relative_scales(contributions: Array) -> Array:
+    """Square roots with mean 1; small contributions count as `_MIN_RELATIVE_SCALE` of the mean."""
+    scale = np.sqrt(contributions.clip(min=max(_MIN_RELATIVE_SCALE * float(contributions.mean()), 1e-300)))
     return np.asarray(scale / scale.mean())
 
 
-def folds(count: int, number: int) -> np.ndarray[tuple[int], np.dtype[np.intp]]:
-    """The fold of each row: random, of equal sizes, and always the same."""
-    return np.random.default_rng(20190613).permutation(count) % number
+# ---------------------------------------------------------------- terms of a network
+
+
+def bilinear_terms(structure: StructureSpec) -> tuple[Term, ...]:
+    """One term in * out per layer with MACs."""
+    return tuple(
+        Term(layer.path, layer.incoming, layer.outgoing, _macs(layer), ((number, _macs(layer)),))
+        for number, layer in enumerate(structure.layers)
+        if layer.macs
+    )
+
+
+def physical_terms(structure: StructureSpec) -> tuple[Term, ...]:
+    """The constant, one linear term per group, and one product per layer that mixes channels."""
+    table = _TermTable(structure)
+    tensors = {tensor.name: tensor for tensor in structure.tensors}
+    for number, layer in enumerate(structure.layers):
+        table.add(number, layer.incoming, layer.outgoing, _macs(layer))
+        bytes_moved = (0.0, 0.0, float(layer.item_bytes), 0.0)
+        table.add(number, layer.reads, ONE, bytes_moved)
+        table.add(number, layer.writes, ONE, bytes_moved)
+        for name in layer.tensors:
+            tensor = tensors[name]
+            left, right, size = _factors(tensor.axes, structure.full_widths)
+            table.add(number, left, right, (0.0, 0.0, 0.0, size * tensor.item_bytes))
+    return table.terms()
+
+
+def _macs(layer: Layer) -> Amounts:
+    macs = float(layer.macs)
+    return (0.0, macs, 0.0, 0.0) if layer.kind == "grouped conv" else (macs, 0.0, 0.0, 0.0)
+
+
+def _factors(axes: Sequence[AffineSize], full_widths: Sequence[int]) -> tuple[AffineSize, AffineSize, float]:
+    """The size of a tensor as left * right * a number. A third varying axis counts at its full size."""
+    size = 1.0
+    varying: list[AffineSize] = []
+    for axis in axes:
+        if axis.multiples and len(varying) < 2:
+            varying.append(axis)
+        else:
+            size *= axis.at(full_widths)
+    left, right = [*varying, ONE, ONE][:2]
+    return left, right, size
+
+
+@dataclass
+class _AmountSum:
+    """Amounts that depend on the widths in the same way, in total and by layer."""
+
+    total: Array = field(default_factory=lambda: np.zeros(len(AMOUNTS)))
+    layers: dict[int, Array] = field(default_factory=dict)
+
+    def add(self, layer: int, amounts: Array) -> None:
+        self.total = self.total + amounts
+        self.layers[layer] = self.layers.get(layer, np.zeros(len(AMOUNTS))) + amounts
+
+    def term(self, name: str, left: AffineSize, right: AffineSize) -> Term:
+        layers = tuple((number, _amounts(amounts)) for number, amounts in self.layers.items())
+        return Term(name, left, right, _amounts(self.total), layers)
+
+
+def _amounts(values: Array) -> Amounts:
+    first, second, third, fourth = values.tolist()
+    return first, second, third, fourth
+
+
+class _TermTable:
+    """Collects amounts by the widths they depend on: none, one group, or a product of two sizes in one layer."""
+
+    def __init__(self, structure: StructureSpec) -> None:
+        self._structure = structure
+        self._constant = _AmountSum()
+        self._linear: dict[int, _AmountSum] = {}
+        self._products: dict[tuple[int, AffineSize, AffineSize], _AmountSum] = {}
+
+    def add(self, layer: int, left: AffineSize, right: AffineSize, amounts: Sequence[float]) -> None:
+        """Add amounts * left * right."""
+        vector = np.asarray(amounts, dtype=np.float64)
+        if not vector.any():
+            return
+        left, right = (without_frozen(size, self._structure) for size in (left, right))
+        if not left.multiples:
+            left, right = right, left
+        if right.multiples:
+            left, right, scale = _normalised(left, right)
+            self._products.setdefault((layer, left, right), _AmountSum()).add(layer, vector * scale)
+            return
+        if left.fixed:
+            self._constant.add(layer, vector * right.fixed * left.fixed)
+        for group, multiple in left.multiples:
+            self._linear.setdefault(group, _AmountSum()).add(layer, vector * right.fixed * multiple)
+
+    def terms(self) -> tuple[Term, ...]:
+        """The constant first, then groups, then layers."""
+        groups, layers = self._structure.groups, self._structure.layers
+        found = [self._constant.term("constant", ONE, ONE)]
+        found += [self._linear[g].term(groups[g], width_of(g), ONE) for g in sorted(self._linear)]
+        for (layer, left, right), amounts in self._products.items():
+            found.append(amounts.term(layers[layer].path, left, right))
+        return tuple(found)
+
+
+def without_frozen(size: AffineSize, structure: StructureSpec) -> AffineSize:
+    """The size with groups that are not prunable counted as fixed."""
+    fixed, multiples = size.fixed, []
+    for group, multiple in size.multiples:
+        if structure.min_widths[group] == structure.full_widths[group]:
+            fixed += multiple * structure.full_widths[group]
+        else:
+            multiples.append((group, multiple))
+    return AffineSize(fixed, tuple(multiples))
+
+
+def _normalised(left: AffineSize, right: AffineSize) -> tuple[AffineSize, AffineSize, float]:
+    """Two sizes in a fixed order with common factors taken out, so that in * out and out * in are one term."""
+    scale = 1.0
+    pair = []
+    for size in (left, right):
+        factors = {multiple for _, multiple in size.multiples}
+        if len(factors) == 1 and size.fixed % (factor := factors.pop()) == 0:
+            scale *= factor
+            size = AffineSize(size.fixed // factor, tuple((group, 1) for group, _ in size.multiples))
+        pair.append(size)
+    pair.sort(key=lambda size: (size.multiples, size.fixed))
+    return pair[0], pair[1], scale
+
+
+# ---------------------------------------------------------------- steps of a network
+
+
+def candidate_steps(structure: StructureSpec) -> tuple[Step, ...]:
+    """Every step that a network may have: on each channel count of a layer with dense MACs.
+
+    Multiples of one group's width are one size; a sum of groups, where branches are concatenated, is its own size.
+    """
+    sizes: dict[AffineSize, list[int]] = {}
+    for number, layer in enumerate(structure.layers):
+        if not layer.macs or layer.kind == "grouped conv":
+            continue
+        for channels in (layer.incoming, layer.outgoing):
+            size = without_frozen(channels, structure)
+            if len(size.multiples) == 1:
+                size = AffineSize(0, ((size.multiples[0][0], 1),))
+            if size.multiples and number not in sizes.setdefault(size, []):
+                sizes[size].append(number)
+    found = []
+    for size, layers in sizes.items():
+        full = round(size.at(structure.full_widths))
+        name = " + ".join(structure.groups[group] for group, _ in size.multiples)
+        found += [Step(name, size, level, tuple(layers)) for level in step_levels(full)]
+    return tuple(found)
+
+
+def step_levels(full: int) -> tuple[int, ...]:
+    """Levels of the steps of a size, counted down from its full value."""
+    distance = RISE
+    while full / distance > MAX_LEVELS:
+        distance *= 2
+    return tuple(range(full - distance, 0, -distance))[::-1]

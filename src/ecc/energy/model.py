@@ -1,15 +1,13 @@
-"""`EnergyModel`: joules, or seconds, of a network at any widths, learnt from a profile; and its file.
+"""`EnergyModel`: predicted joules, or seconds, of a network at any widths, fitted to a profile with `fit`.
 
-The file is JSON that a person can read: coefficients with their units, the terms they belong to, the device they were
-learnt on and how well they predict.
+The file is readable JSON: coefficients, the terms they belong to, the device of the profile and the quality of the fit.
 """
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -17,119 +15,121 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ecc.errors import BadFile, BadWidths, EccError
+from ecc.errors import BadFile, BadMeasurement, BadWidths
 from ecc.graph import AffineSize, ChannelGraph
-from ecc.io import read_text, write_text
+from ecc.io import read_bytes
 from ecc.measure import MeasureSettings, MeterInfo
-from ecc.records import from_builtins, to_builtins
+from ecc.measure.profile import HEADER_START, Profile
+from ecc.records import from_json, write_record
 
-from .bilinear_form import BilinearForm
-from .families import FittedModel
-from .features import AMOUNTS, Term
-from .samples import RESOURCES
-from .step_terms import Step, StepTerms
+from .cost import BilinearForm, StepTerms
+from .families import AMOUNTS, FAMILIES, FittedModel
+from .quality import (
+    FitErrors,
+    FitQuality,
+    cross_validate,
+    evaluate_family,
+    find_outlier_widths,
+    learning_curve,
+    measurement_noise,
+)
+from .regression import RESOURCES, Samples, check_sample_count, samples_from_profile
 
-FORMAT = "ecc energy model, version 1"
-A_PROFILE = '{"header": {"format": "ecc profile"'
-"""How a profile begins, which may be taken for its energy model."""
+FORMAT = "ecc energy model, version 2"
+FORMULA = (
+    "base + sum of coefficient * left * right + sum of height * clip((size - level) / 8, 0, 1); "
+    "a size is [fixed, [[group, multiple], ...]]"
+)
+CURVE_SIZES = (15, 20, 30, 40, 60, 80, 120, 160, 200, 300, 500, 1000, 2000, 5000)
+_MIN_IMPROVEMENT = 0.98  # the physical family must have an error below this share of the bilinear one to be chosen
 
 
 @dataclass(frozen=True, kw_only=True)
 class Origin:
-    """Whose joules they are: the meter and its device, and how networks were run on it."""
+    """The meter and device of a profile, and how its networks were run."""
 
     meter: MeterInfo
     batch: int
     """Items in one inference."""
     device_type: str | None = None
-    """Where networks ran: cuda, cpu, ...; None where none was run."""
+    """Where networks ran: cuda, cpu, ...; None for an analytic platform."""
     settings: MeasureSettings | None = None
-    """How they ran and were measured; None where none was run."""
-    rows: int = 0
-    """Networks that the model was fitted to."""
+    """How networks were run and measured; None for an analytic platform."""
+    samples: int = 0
+    """Number of width configurations that the model was fitted to."""
     width_multiple: int | None = None
-    """Their widths were multiples of this: of others the model knows little."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        settings = None if self.settings is None else asdict(self.settings)
-        return {**vars(self), "meter": self.meter.to_dict(), "settings": settings}
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Origin:
-        """The reverse of `to_dict`."""
-        settings = data["settings"]
-        return cls(
-            meter=MeterInfo.from_dict(data["meter"]),
-            batch=int(data["batch"]),
-            device_type=data["device_type"],
-            settings=None if settings is None else MeasureSettings(**settings),
-            rows=int(data["rows"]),
-            width_multiple=None if data["width_multiple"] is None else int(data["width_multiple"]),
-        )
+    """The profiled widths were multiples of this; other widths are extrapolated."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class EnergyModel:
-    """A `Cost` that is a sum of fitted products of widths.
+    """A `Cost` that was fitted to a profile.
 
-    Coefficients are at least 0, so that the model is too, and removing a channel never raises it.
+    All coefficients are at least 0, so the prediction is too, and removing a channel never raises it.
     """
 
     fingerprint: str
-    """Of the channel graph that it belongs to."""
+    """Fingerprint of the channel graph that it belongs to."""
     groups: tuple[str, ...]
     full_widths: tuple[int, ...]
     min_widths: tuple[int, ...]
     layers: tuple[str, ...]
-    """Paths, for telling what each costs."""
+    """Paths of the layers."""
     resource: str
+    """energy or latency."""
     origin: Origin
     fitted: FittedModel
-    quality: dict[str, Any] = field(default_factory=dict)
-    """How well it predicts, as `fit` found it."""
+    dense_sample: float | None = None
+    """Cost of the dense network in the profile; None if it was not sampled."""
+    quality: FitQuality = field(default_factory=FitQuality)
     device: torch.device | str = "cpu"
     """Where it computes."""
 
     def __repr__(self) -> str:
-        dense = f"{self.dense:.4g} {self.unit} at full width"
-        return f"<EnergyModel of {self.fingerprint}: {self.resource}, {self.kind}, {dense}, {self.origin.meter.device}>"
+        error = "" if self.errors is None else f", error {self.errors.mean:.1%}"
+        dense = f"dense {self.dense_profiled:.4g} {self.unit}"
+        return f"<EnergyModel {self.resource} ({self.kind}), {dense}{error}, {self.origin.meter.device}>"
 
     @property
     def unit(self) -> str:
-        """J or s, of one inference of the whole batch."""
+        """J or s, for one inference of the whole batch."""
         return RESOURCES[self.resource][1]
 
     @property
     def label(self) -> str:
-        """Measured, estimated or declared: belongs beside every number."""
+        """Source of the profile: measured, estimated or declared."""
         return self.origin.meter.label
 
     @property
     def kind(self) -> str:
-        """bilinear or physical."""
+        """Family of the model: bilinear or physical."""
         return self.fitted.kind
+
+    @property
+    def errors(self) -> FitErrors | None:
+        """Cross-validated errors of this model; None if it was not cross-validated."""
+        return self.quality.families.get(self.kind)
 
     def value(self, widths: Tensor) -> Tensor:
         """The cost at one vector of widths, or at each row of a matrix."""
-        value = self._products.value(widths)
-        return value + self._stairs.value(widths) if self.fitted.steps else value
+        value = self._form.value(widths)
+        return value + self._steps.value(widths) if self.fitted.steps else value
 
     def gradient(self, widths: Tensor) -> Tensor:
-        """Derivative at one vector of widths; where it jumps, that of cutting."""
-        gradient = self._products.gradient(widths)
-        return gradient + self._stairs.gradient(widths) if self.fitted.steps else gradient
+        """Derivative at one vector of widths; at a kink, the derivative towards smaller widths."""
+        gradient = self._form.gradient(widths)
+        return gradient + self._steps.gradient(widths) if self.fitted.steps else gradient
 
     def to(self, device: torch.device | str) -> EnergyModel:
-        """The same model, computing on a device."""
-        is_there = torch.device(device) == torch.device(self.device)
-        return self if is_there else replace(self, device=device)  # with its tensors, which took a while to make
+        """The same model, computed on a device."""
+        # The same object keeps its tensors, which take a while to build.
+        return self if torch.device(device) == torch.device(self.device) else replace(self, device=device)
 
     def at(self, widths: Mapping[str, float] | None = None) -> float:
-        """The cost of a network by the names of its groups; those not named keep their full width.
+        """The cost at widths by group name; groups that are not named keep their full width.
 
         Raises:
-            BadWidths: If there is no such group.
+            BadWidths: If a group does not exist.
         """
         return float(self.value(self._vector(widths)))
 
@@ -138,73 +138,72 @@ class EnergyModel:
         position = {name: number for number, name in enumerate(self.groups)}
         for name, width in (widths or {}).items():
             if name not in position:
-                raise BadWidths(f"no channel group is called {name!r}.")
+                raise BadWidths(f"there is no channel group {name!r}.")
             vector[position[name]] = float(width)
         return vector.to(self.device)
 
     @property
     def dense(self) -> float:
-        """At full widths, by the model."""
+        """Predicted cost at full widths."""
         return self.at()
 
     @property
     def dense_profiled(self) -> float:
-        """At full widths, as the profile has it, which the model may miss; by the model if the profile lacks it."""
-        return self.dense / (1 + (self.quality.get("dense_fitted") or 0.0))
+        """Cost at full widths in the profile, which the model may miss; the prediction if it was not sampled."""
+        return self.dense if self.dense_sample is None else self.dense_sample
 
     @property
-    def least(self) -> float:
-        """With every group at the smallest width it may have: no budget below this can be met."""
+    def min_cost(self) -> float:
+        """Predicted cost with every group at its smallest width."""
         return self.at(dict(zip(self.groups, self.min_widths, strict=True)))
 
     def per_layer(self, widths: Mapping[str, float] | None = None) -> dict[str, float]:
-        """What each layer costs, by its path; under the empty name what belongs to none.
+        """Cost by layer path; the empty name holds costs that belong to no layer.
 
-        A term of a group is shared among the layers that use the group, by the amounts that each brings; a step equally
-        among those that read or write its channels.
+        A term of a group is divided among the layers that use the group by the amounts that each contributes, a step
+        equally among the layers that produce or consume its channels.
         """
         vector = self._vector(widths)
-        costs = self._products.terms(vector).tolist()
+        costs = self._form.terms(vector).tolist()
         found = dict.fromkeys(("", *self.layers), 0.0)
-        found[""] = self.fitted.base  # operators in the root's own forward have the empty path too
-        unit_coefficients = self.fitted.unit_coefficients or (1.0,) * len(AMOUNTS)
+        found[""] = self.fitted.base  # operators in the root module's forward have the empty path too
+        units = self.fitted.unit_coefficients or (1.0,) * len(AMOUNTS)
         for term, cost in zip(self.fitted.terms, costs, strict=True):
-            parts = [sum(a * p for a, p in zip(amounts, unit_coefficients, strict=True)) for _, amounts in term.layers]
+            parts = [sum(a * u for a, u in zip(amounts, units, strict=True)) for _, amounts in term.layers]
             parts = parts if sum(parts) > 0 else [1.0] * len(parts)
             for (number, _), part in zip(term.layers, parts, strict=True):
                 found[self.layers[number]] += cost * part / sum(parts)
         if self.fitted.steps:
-            raised = self._stairs.terms(vector).tolist()
-            for step, cost in zip(self.fitted.steps, raised, strict=True):
+            for step, cost in zip(self.fitted.steps, self._steps.terms(vector).tolist(), strict=True):
                 for number in step.layers:
                     found[self.layers[number]] += cost / len(step.layers)
         return found
 
     def check(self, graph: ChannelGraph) -> None:
-        """Refuses another network. In this one more groups may be frozen than in the profile: they keep their widths.
+        """Refuse another network. More groups may be frozen in it than in the profile: they keep their full width.
 
         Raises:
-            BadFile: If the model was fitted to another one.
+            BadFile: If the model was fitted to another network.
         """
         sizes = zip(self.groups, self.min_widths, self.full_widths, strict=True)
         frozen = [name for name, least, full in sizes if least == full]
-        is_known = {group.name for group in graph.prunable} <= set(self.groups) - set(frozen)  # all that can be cut
+        is_profiled = {group.name for group in graph.prunable} <= set(self.groups) - set(frozen)
         if graph.fingerprint != self.fingerprint and not (
-            is_known and graph.fingerprint_if(frozen) == self.fingerprint
+            is_profiled and graph.fingerprint_if(frozen) == self.fingerprint
         ):
             raise BadFile(
-                f"the energy model belongs to network {self.fingerprint}, and this one is {graph.fingerprint}. "
-                "Profile and fit this network, with this input shape."
+                f"the energy model belongs to network {self.fingerprint}, not to this one ({graph.fingerprint}). "
+                "Profile and fit this network with this input shape."
             )
 
     @cached_property
-    def _products(self) -> BilinearForm:
+    def _form(self) -> BilinearForm:
         terms = self.fitted.terms
         lefts, rights = tuple(term.left for term in terms), tuple(term.right for term in terms)
         return BilinearForm(self.fitted.base, self.fitted.coefficients, lefts, rights, len(self.groups), self.device)
 
     @cached_property
-    def _stairs(self) -> StepTerms:
+    def _steps(self) -> StepTerms:
         steps = self.fitted.steps
         sizes, levels = tuple(step.size for step in steps), tuple(step.level for step in steps)
         return StepTerms(self.fitted.heights, sizes, levels, len(self.groups), self.device)
@@ -212,168 +211,175 @@ class EnergyModel:
     # ------------------------------------------------------------ files
 
     def save(self, path: str | Path) -> None:
-        """Writes the model as JSON.
+        """Write the model as JSON.
 
         Raises:
-            BadFile: If it cannot be written.
+            BadFile: If the file cannot be written.
         """
-        write_text(path, json.dumps(self._to_json(), indent=1) + "\n")
+        shared = {name: getattr(self, name) for name in _SHARED}
+        unit = f"{self.unit} for one inference of the whole batch"
+        record = EnergyModelFile(format=FORMAT, unit=unit, label=self.label, formula=FORMULA, origin=self.origin, **shared)
+        write_record(path, record)
 
     @classmethod
     def load(cls, path: str | Path, graph: ChannelGraph | None = None) -> EnergyModel:
-        """Reads what `save` wrote.
+        """Read a model that `save` wrote.
 
         Args:
             path: The file.
             graph: If given, the network that the model must belong to.
 
         Raises:
-            BadFile: If it is no energy model, is damaged, or belongs to another network.
+            BadFile: If it is not an energy model, is damaged, or belongs to another network.
         """
+        data = read_bytes(path)
+        if data.startswith(HEADER_START):
+            raise BadFile(f"{path} is a profile, not an energy model. Fit one: ecc fit {path} -o energy.json")
+        if FORMAT.encode() not in data[:512]:
+            raise BadFile(f"{path} is not an energy model of this version ({FORMAT!r}). Fit one with ecc fit.")
+        record = from_json(data, EnergyModelFile, path)
         try:
-            text = read_text(path)
-            if text.startswith(A_PROFILE):
-                raise BadFile(f"{path} is a profile, and no energy model yet; make one: ecc fit {path} -o energy.json")
-            data = json.loads(text, parse_constant=_refuse_constant)
-            if not isinstance(data, dict) or data.get("format") != FORMAT:
-                raise BadFile(f"{path} is not an energy model of this version ({FORMAT!r}).")
-            model = cls._from_json(data)
-        except EccError as error:
-            raise BadFile(str(error)) from None
-        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-            raise BadFile(f"{path} is damaged ({type(error).__name__}: {error}). Fit the profile again.") from None
+            model = cls(origin=record.origin, **{name: getattr(record, name) for name in _SHARED})
+            _check_consistency(model)
+        except (ValueError, KeyError, TypeError) as error:
+            raise BadFile(f"{path} is damaged: {error}. Fit the profile again.") from None
         if graph is not None:
             model.check(graph)
         return model
 
-    def _to_json(self) -> dict[str, Any]:
-        fitted = self.fitted
-        return {
-            "format": FORMAT,
-            "resource": self.resource,
-            "unit": f"{self.unit} for one inference of the whole batch",
-            "label": self.label,
-            "origin": self.origin.to_dict(),
-            "network": {
-                "fingerprint": self.fingerprint,
-                "groups": list(self.groups),
-                "full_widths": list(self.full_widths),
-                "min_widths": list(self.min_widths),
-                "layers": list(self.layers),
-            },
-            "quality": self.quality,
-            "model": {
-                "kind": fitted.kind,
-                "formula": "base + sum of coefficient * left * right + sum of height * clip((size - level) / 8, 0, 1); "
-                "a size is [fixed, [[group, multiple], ...]]",
-                "unit_coefficients": dict(zip(AMOUNTS, fitted.unit_coefficients, strict=True))
-                if fitted.unit_coefficients
-                else None,
-                "strength": "inf" if fitted.strength == math.inf else fitted.strength,  # JSON knows no infinity
-                "base": fitted.base,
-                "terms": [
-                    {
-                        "name": term.name,
-                        "coefficient": coefficient,
-                        "left": to_builtins(term.left),
-                        "right": to_builtins(term.right),
-                        "amounts": list(term.amounts),
-                        "layers": [[number, list(amounts)] for number, amounts in term.layers],
-                    }
-                    for term, coefficient in zip(fitted.terms, fitted.coefficients, strict=True)
-                ],
-                "steps": [
-                    {
-                        "name": step.name,
-                        "height": height,
-                        "size": to_builtins(step.size),
-                        "level": step.level,
-                        "layers": list(step.layers),
-                    }
-                    for step, height in zip(fitted.steps, fitted.heights, strict=True)
-                ],
-            },
-        }
 
-    @classmethod
-    def _from_json(cls, data: Mapping[str, Any]) -> EnergyModel:
-        network, model = data["network"], data["model"]
-        common = model["unit_coefficients"]
-        groups = tuple(str(name) for name in network["groups"])
-        layers = tuple(str(path) for path in network["layers"])
-        found = cls(
-            fingerprint=str(network["fingerprint"]),
-            groups=groups,
-            full_widths=tuple(int(width) for width in network["full_widths"]),
-            min_widths=tuple(int(width) for width in network["min_widths"]),
-            layers=layers,
-            resource=str(data["resource"]),
-            origin=Origin.from_dict(data["origin"]),
-            fitted=FittedModel(
-                kind=str(model["kind"]),
-                base=_coefficient(model["base"]),
-                terms=tuple(_term(term, len(groups), len(layers)) for term in model["terms"]),
-                coefficients=tuple(_coefficient(term["coefficient"]) for term in model["terms"]),
-                unit_coefficients=() if common is None else tuple(_coefficient(common[name]) for name in AMOUNTS),
-                strength=None if model["strength"] is None else float(model["strength"]),
-                steps=tuple(_step(step, len(groups), len(layers)) for step in model["steps"]),
-                heights=tuple(_coefficient(step["height"]) for step in model["steps"]),
-            ),
-            quality=_quality(data["quality"]),
+@dataclass(frozen=True, kw_only=True)
+class EnergyModelFile:
+    """The file of an energy model."""
+
+    format: str
+    resource: str
+    unit: str
+    label: str
+    origin: Origin
+    fingerprint: str
+    groups: tuple[str, ...]
+    full_widths: tuple[int, ...]
+    min_widths: tuple[int, ...]
+    layers: tuple[str, ...]
+    dense_sample: float | None
+    quality: FitQuality
+    formula: str
+    fitted: FittedModel
+
+
+_SHARED = (
+    "resource", "fingerprint", "groups", "full_widths", "min_widths", "layers", "dense_sample", "quality", "fitted",
+)  # fmt: skip
+"""Fields that `EnergyModel` and its file have in common."""
+
+
+def _check_consistency(model: EnergyModel) -> None:
+    """Check what the types of a file do not: positions, lengths and a positive cost."""
+    groups, layers, fitted = model.groups, model.layers, model.fitted
+    if not len(set(groups)) == len(groups) == len(model.full_widths) == len(model.min_widths):
+        raise ValueError("the numbers of groups and widths differ")
+    if any(not 1 <= least <= full for least, full in zip(model.min_widths, model.full_widths, strict=True)):
+        raise ValueError("a minimum width is outside 1..full width")
+    if not all(name.isprintable() for name in (*groups, *layers, model.fingerprint, model.kind)):
+        raise ValueError("a name has unprintable characters")
+    if model.resource not in RESOURCES or model.origin.batch < 1:
+        raise ValueError(f"resource {model.resource!r} or batch {model.origin.batch} is unknown")
+    if len(fitted.coefficients) != len(fitted.terms) or len(fitted.heights) != len(fitted.steps):
+        raise ValueError("the numbers of terms and coefficients differ")
+    if len(fitted.unit_coefficients) not in (0, len(AMOUNTS)):
+        raise ValueError(f"there are {len(fitted.unit_coefficients)} unit coefficients, not {len(AMOUNTS)}")
+    for term in fitted.terms:
+        _check_term(term.name, (term.left, term.right), [number for number, _ in term.layers], model)
+    for step in fitted.steps:
+        _check_term(step.name, (step.size,), step.layers, model)
+    for dense in (model.dense, model.dense_profiled):
+        if not (math.isfinite(dense) and dense > 0):
+            raise ValueError(f"the cost of the dense network is {dense} {model.unit}")
+
+
+def _check_term(name: str, sizes: tuple[AffineSize, ...], layers: Any, model: EnergyModel) -> None:
+    for size in sizes:
+        if size.fixed < 0 or any(not 0 <= group < len(model.groups) or m < 0 for group, m in size.multiples):
+            raise ValueError(f"a size of term {name!r} is negative or refers to an unknown group")
+    if not layers or any(not 0 <= number < len(model.layers) for number in layers):
+        raise ValueError(f"term {name!r} refers to an unknown layer")
+
+
+# ---------------------------------------------------------------- fitting
+
+
+def fit(
+    profile: Profile,
+    family: str = "auto",
+    *,
+    resource: str = "energy",
+    allow_drift: bool = False,
+    curve: bool = False,
+) -> EnergyModel:
+    """Fit an energy model to a profile and cross-validate it.
+
+    Args:
+        profile: Profile of one network on one device.
+        family: `bilinear` (the paper's), `physical`, or `auto`: the one with the smaller cross-validated error.
+            Hyperparameters of a family are chosen within each fold.
+        resource: `energy` or `latency`.
+        allow_drift: Accept a profile whose reference varied by more than the limit.
+        curve: Also compute the learning curve, and keep the held-out prediction of every sample.
+
+    Raises:
+        BadFile: If a sample is invalid.
+        BadMeasurement: If there are too few samples, the device drifted, or the family is unknown.
+    """
+    if family != "auto" and family not in FAMILIES:
+        raise BadMeasurement(f"model family {family!r} is unknown; choose one of auto, {', '.join(FAMILIES)}.")
+    samples = samples_from_profile(profile, resource, allow_drift=allow_drift)
+    check_sample_count(samples)
+    names = list(FAMILIES) if family == "auto" else [family]
+    errors = {name: cross_validate(FAMILIES[name], samples) for name in names}
+    found = {name: evaluate_family(name, samples, errors[name]) for name in names}
+    chosen = names[0]
+    for name in names[1:]:
+        if found[name].mean < _MIN_IMPROVEMENT * found[chosen].mean:
+            chosen = name
+    quality = FitQuality(
+        families=found,
+        noise=measurement_noise(profile, resource),
+        outlier_widths=find_outlier_widths(errors[chosen], samples),
+    )
+    if curve:
+        predicted = (samples.values * (1 + errors[chosen])).tolist()
+        pairs = zip(samples.values.tolist(), predicted, strict=True)
+        quality = replace(
+            quality,
+            learning_curve=learning_curve(FAMILIES[chosen], samples, CURVE_SIZES),
+            held_out=tuple((float(f"{value:.6g}"), float(f"{guess:.6g}")) for value, guess in pairs),
         )
-        if not len(set(groups)) == len(groups) == len(found.full_widths) == len(found.min_widths):
-            raise ValueError("groups and widths differ in number")
-        if any(not 1 <= least <= full for least, full in zip(found.min_widths, found.full_widths, strict=True)):
-            raise ValueError("a least width is outside 1 and the full width")
-        if not all(name.isprintable() for name in (*groups, *layers, found.fingerprint, found.kind)):
-            raise ValueError("a name cannot be shown")
-        if found.origin.batch < 1 or not isinstance(found.origin.device_type, str | None):
-            raise ValueError("the origin is none")
-        if found.resource not in RESOURCES:
-            raise ValueError(f"resource {found.resource!r} is unknown")
-        if not (math.isfinite(found.dense) and found.dense > 0):
-            raise ValueError(f"the dense network would take {found.dense} {found.unit}")
-        return found
+    return build_model(FAMILIES[chosen](samples), samples, profile, resource, quality)
 
 
-def _term(data: Mapping[str, Any], num_groups: int, num_layers: int) -> Term:
-    left, right = from_builtins(data["left"], AffineSize, "the energy model"), from_builtins(data["right"], AffineSize, "the energy model")
-    for extent in (left, right):
-        if extent.fixed < 0 or any(not 0 <= g < num_groups or m < 0 for g, m in extent.multiples):
-            raise ValueError(f"a size of term {data['name']!r} is negative or of no group")
-    layers = tuple((int(number), _amounts(amounts)) for number, amounts in data["layers"])
-    if any(not 0 <= number < num_layers for number, _ in layers):
-        raise ValueError(f"term {data['name']!r} belongs to no layer")
-    return Term(str(data["name"]), left, right, _amounts(data["amounts"]), layers)
-
-
-def _amounts(values: Sequence[Any]) -> tuple[float, ...]:
-    if len(values) != len(AMOUNTS):
-        raise ValueError(f"{len(values)} amounts where there are {len(AMOUNTS)}")
-    return tuple(_coefficient(value) for value in values)
-
-
-def _step(data: Mapping[str, Any], num_groups: int, num_layers: int) -> Step:
-    size, layers = from_builtins(data["size"], AffineSize, "the energy model"), tuple(int(number) for number in data["layers"])
-    if size.fixed < 0 or any(not 0 <= g < num_groups or m < 0 for g, m in size.multiples):
-        raise ValueError(f"the size of step {data['name']!r} is negative or of no group")
-    if not layers or any(not 0 <= number < num_layers for number in layers):
-        raise ValueError(f"step {data['name']!r} belongs to no layer")
-    return Step(str(data["name"]), size, int(data["level"]), layers)
-
-
-def _coefficient(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not (math.isfinite(value) and value >= 0):
-        raise ValueError(f"coefficient {value!r} is no number of at least 0")
-    return float(value)
-
-
-def _quality(found: Mapping[str, Any]) -> dict[str, Any]:
-    error = found.get("dense_fitted")
-    if error is not None and (isinstance(error, bool) or not isinstance(error, int | float) or not -1 < error < 1e3):
-        raise ValueError(f"dense_fitted {error!r} is no relative error")
-    return dict(found)
-
-
-def _refuse_constant(name: str) -> float:
-    raise ValueError(f"{name} is not a number")
+def build_model(
+    fitted: FittedModel, samples: Samples, profile: Profile, resource: str, quality: FitQuality | None = None
+) -> EnergyModel:
+    """An energy model with the origin of a profile."""
+    header, structure = profile.header, samples.structure
+    dense = samples.values[samples.is_dense]
+    return EnergyModel(
+        fingerprint=structure.fingerprint,
+        groups=structure.groups,
+        full_widths=structure.full_widths,
+        min_widths=structure.min_widths,
+        layers=tuple(layer.path for layer in structure.layers),
+        resource=resource,
+        origin=Origin(
+            meter=header.meter,
+            batch=header.batch,
+            device_type=header.device_type,
+            settings=header.settings,
+            samples=len(samples),
+            width_multiple=header.design.width_multiple,
+        ),
+        fitted=fitted,
+        dense_sample=float(dense.mean()) if len(dense) else None,
+        quality=quality or FitQuality(),
+    )

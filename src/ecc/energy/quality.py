@@ -1,79 +1,97 @@
-"""How well a family of models predicts what it has not seen: cross-validation, said in several ways.
+"""Quality of a fit: cross-validated errors, outlier widths and learning curves.
 
-The mean error at random widths flatters a model. Compression starts at the dense network and walks along a path of
-ever smaller ones, so the error is also told there; bias is told beside spread, since an optimiser turns bias into a
-missed budget; and the noise of the measurements is told, below which no model can get.
+The mean error at random widths flatters a model. Compression starts at the dense network and follows a path of ever
+smaller ones, so the error there is reported as well. Bias is reported beside the mean error, because an optimizer turns
+bias into a missed budget, and so is the measurement noise, which no model can get below.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from ecc.errors import BadMeasurement
+from ecc.measure.profile import Profile
 
-from .families import Family, folds
-from .regression import Array
-from .samples import Samples
+from .cost import Array
+from .families import FAMILIES, Family
+from .regression import MIN_SAMPLES, RESOURCES, Samples, check_sample_count, folds
 
 FOLDS = 10
 NEAR_DENSE = 0.6
-"""Mean share of the widths from which a network counts as near dense."""
+"""Mean width ratio from which a network counts as near dense."""
 
-PATH = (0.15, 0.85)
-"""Scaled networks, whose widths are all about equal shares, stand for the path of a compression between these."""
-_PATH_SPREAD = 0.15  # standard deviation of the shares up to which a network counts as scaled
+UNIFORM_RATIOS = (0.15, 0.85)
+"""Mean width ratios of uniformly scaled networks that stand for the path of a compression."""
+_UNIFORM_STD = 0.15  # standard deviation of the width ratios up to which a network counts as uniformly scaled
 
-OUTLIER_NETWORKS = 5
-"""So many networks must have a width before it can be called odd."""
+OUTLIER_SAMPLES = 5
+"""Fewest networks with a width before it can be an outlier."""
 OUTLIER_SIGMAS = 6.0
-"""Standard errors by which they must stand out: profiles have hundreds of widths, and one in a million passes."""
+"""Standard errors by which outliers must differ: profiles have hundreds of widths to test."""
 OUTLIER_MIN_EXCESS = 0.03
-"""The least excess that is told, and what a budget is allowed to be missed by."""
-
-LEAST_ROWS = 12
-"""Fewer cannot be cross-validated."""
+"""Smallest excess that is reported; a budget may be missed by as much."""
+OUTLIERS_SHOWN = 3
 
 
 @dataclass(frozen=True, kw_only=True)
-class Quality:
-    """Relative errors on rows that a model was not fitted to, prediction / value - 1."""
+class FitErrors:
+    """Relative errors of one family on samples that it was not fitted to: prediction / value - 1."""
 
-    rows: int
+    samples: int
     mean: float
-    """Mean of their absolute values."""
-    ninetieth: float
-    """Nine in ten are below this."""
-    largest: float
+    """Mean absolute error."""
+    p90: float
+    """90th percentile of the absolute error."""
+    max: float
+    """Largest absolute error."""
     bias: float
-    """Mean of the errors themselves."""
+    """Mean signed error."""
     dense: float | None
-    """At the dense network, left out of the fit; None if no row is dense."""
+    """Error at the dense network, left out of the fit; None if it was not sampled."""
     dense_fitted: float | None = None
-    """At the dense network in the final fit, which knows it: it is measured in every profile."""
+    """Error at the dense network in the final fit, which includes it."""
     near_dense: float | None
-    """Mean absolute error of networks near dense; None if there is none."""
-    path: float | None
-    """Mean absolute error of evenly scaled networks; None if there is none."""
+    """Mean absolute error of networks near dense; None if there are none."""
+    uniform: float | None
+    """Mean absolute error of uniformly scaled networks; None if there are none."""
+
+
+@dataclass(frozen=True)
+class OutlierWidth:
+    """A width of one group at which networks cost clearly more than predicted."""
+
+    group: str
+    width: int
+    samples: int
+    excess: float
+    """Mean relative excess of the cost over the prediction."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FitQuality:
+    """Everything that a fit reports about itself."""
+
+    families: dict[str, FitErrors] = field(default_factory=dict)
+    """Errors by family; `EnergyModel.kind` is the chosen one."""
     noise: float | None = None
-    """Relative standard deviation of one measurement, from repeats; None if there were none."""
+    """Relative standard deviation of one measurement; None without repeated measurements."""
+    outlier_widths: tuple[OutlierWidth, ...] = ()
+    learning_curve: tuple[tuple[int, float], ...] = ()
+    """(number of samples, mean absolute error) of the chosen family."""
+    held_out: tuple[tuple[float, float], ...] = ()
+    """(value, prediction of a model fitted without it) of every sample."""
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        return asdict(self)
 
-
-def cross_validated(family: Family, samples: Samples, count: int = FOLDS) -> Array:
-    """Relative errors, each of a model that was fitted without the fold of the row.
+def cross_validate(family: Family, samples: Samples, count: int = FOLDS) -> Array:
+    """Relative error of each sample under a model that was fitted without its fold.
 
     Raises:
-        BadMeasurement: If there are too few rows.
+        BadMeasurement: If there are too few samples.
     """
-    check_rows(samples)
+    check_sample_count(samples)
     fold = folds(len(samples), min(count, len(samples)))
     errors = np.empty(len(samples))
     for number in range(fold.max() + 1):
@@ -83,94 +101,135 @@ def cross_validated(family: Family, samples: Samples, count: int = FOLDS) -> Arr
     return errors
 
 
-def check_rows(samples: Samples) -> None:
-    """Refuses samples too few to learn from.
-
-    Raises:
-        BadMeasurement: With the number that is needed.
-    """
-    if len(samples) < LEAST_ROWS:
-        raise BadMeasurement(f"the profile holds {len(samples)} networks, and a fit needs {LEAST_ROWS}. Profile more.")
-
-
-def quality_of(errors: Array, samples: Samples, noise: float | None = None) -> Quality:
-    """What cross-validated errors amount to.
+def summarize_errors(errors: Array, samples: Samples, dense_fitted: float | None = None) -> FitErrors:
+    """Statistics of cross-validated errors.
 
     Args:
-        errors: One a row.
-        samples: The rows.
-        noise: Of one measurement.
+        errors: One per sample.
+        samples: The samples.
+        dense_fitted: Error at the dense network in the final fit.
     """
     size = np.abs(errors)
-    shares = samples.mean_share
-    positions = list(samples.structure.prunable)
-    spread = (samples.widths[:, positions] / np.asarray(samples.structure.full_widths)[positions]).std(axis=1)
-    path = (spread < _PATH_SPREAD) & (shares > PATH[0]) & (shares < PATH[1])
+    ratios = samples.width_ratios
+    mean_ratio = ratios.mean(axis=1)
+    low, high = UNIFORM_RATIOS
+    uniform = (ratios.std(axis=1) < _UNIFORM_STD) & (mean_ratio > low) & (mean_ratio < high)
     dense = samples.is_dense
-    near = (shares > NEAR_DENSE) & ~dense
-    return Quality(
-        rows=len(samples),
+    near = (mean_ratio > NEAR_DENSE) & ~dense
+    return FitErrors(
+        samples=len(samples),
         mean=float(size.mean()),
-        ninetieth=float(np.quantile(size, 0.9)),
-        largest=float(size.max()),
+        p90=float(np.quantile(size, 0.9)),
+        max=float(size.max()),
         bias=float(errors.mean()),
         dense=float(errors[dense].mean()) if dense.any() else None,
+        dense_fitted=dense_fitted,
         near_dense=float(size[near].mean()) if near.any() else None,
-        path=float(size[path].mean()) if path.any() else None,
-        noise=noise,
+        uniform=float(size[uniform].mean()) if uniform.any() else None,
     )
 
 
-def outlier_widths(errors: Array, samples: Samples) -> list[dict[str, Any]]:
-    """Widths of single groups at which networks cost clearly more than was predicted.
+def evaluate_family(name: str, samples: Samples, errors: Array) -> FitErrors:
+    """Statistics of cross-validated errors, with the error at the dense network in a fit to all samples."""
+    dense = samples.take(samples.is_dense)
+    if not len(dense):
+        return summarize_errors(errors, samples)
+    fitted = FAMILIES[name](samples).at(dense.widths) / dense.values - 1
+    return summarize_errors(errors, samples, float(fitted.mean()))
 
-    No model of ours lets a wider network cost less, and some devices do: where kernels for 16 channels are better than
-    those for 12, the narrower network is the dearer one. Such a width spoils what is predicted of all others, and a
+
+def measurement_noise(profile: Profile, resource: str = "energy") -> float | None:
+    """Relative standard deviation of one measurement: from rounds if there are several, else from the reference."""
+    name, _ = RESOURCES[resource]
+    noise, drift = profile.repeat_noise_of_field(name), profile.drift_of_field(name)
+    is_run = profile.header.device_type is not None  # an analytic reference is the same each time
+    return drift.noise if noise is None and is_run and drift is not None and drift.references > 2 else noise
+
+
+def find_outlier_widths(errors: Array, samples: Samples) -> tuple[OutlierWidth, ...]:
+    """Widths of single groups at which networks cost clearly more than predicted, the worst first.
+
+    In every model here a wider network costs at least as much. Some devices differ: where the kernels for 16 channels
+    are better than those for 12, the narrower network costs more. Such a width spoils the prediction of all others, and a
     method that chooses it misses its budget.
 
     Args:
-        errors: Cross-validated ones, one a row.
-        samples: The rows.
-
-    Returns:
-        Group, width, the number of networks, and the share by which they cost more; the worst first. A width has to
-        have `OUTLIER_NETWORKS`, most of which cost more, and to stand out from the scatter of all by `OUTLIER_SIGMAS`.
+        errors: Cross-validated errors, one per sample.
+        samples: The samples. A width needs `OUTLIER_SAMPLES` networks, most of which cost more, and must differ from
+            the spread of all errors by `OUTLIER_SIGMAS` standard errors.
     """
-    excess = -np.log(np.maximum(1 + errors, 1e-3))  # of value / prediction
-    scatter = max(float(excess.std()), OUTLIER_MIN_EXCESS / OUTLIER_SIGMAS)
+    excess = -np.log(np.maximum(1 + errors, 1e-3))  # log(value / prediction)
+    std = max(float(excess.std()), OUTLIER_MIN_EXCESS / OUTLIER_SIGMAS)
     found = []
     for position in samples.structure.prunable:
         for width in np.unique(samples.widths[:, position]):
             here = samples.widths[:, position] == width
-            if min(here.sum(), (~here).sum()) < OUTLIER_NETWORKS:
+            if min(here.sum(), (~here).sum()) < OUTLIER_SAMPLES:
                 continue
             mean, median = float(excess[here].mean()), float(np.median(excess[here]))
-            stands_out = mean - excess[~here].mean() > OUTLIER_SIGMAS * scatter / np.sqrt(here.sum())
-            if stands_out and min(mean, median) > OUTLIER_MIN_EXCESS:
+            is_significant = mean - excess[~here].mean() > OUTLIER_SIGMAS * std / np.sqrt(here.sum())
+            if is_significant and min(mean, median) > OUTLIER_MIN_EXCESS:
                 group = samples.structure.groups[position]
-                found.append(
-                    {"group": group, "width": int(width), "networks": int(here.sum()), "excess": math.expm1(mean)}
-                )
-    return sorted(found, key=lambda one: -one["excess"])
+                found.append(OutlierWidth(group, int(width), int(here.sum()), math.expm1(mean)))
+    return tuple(sorted(found, key=lambda one: -one.excess))
 
 
-def learning_curve(family: Family, samples: Samples, sizes: Sequence[int], repeats: int = 3) -> dict[int, float]:
-    """Mean absolute error on a fixed fifth of the rows, of models fitted to so many of the others.
+def learning_curve(
+    family: Family, samples: Samples, sizes: Sequence[int], repeats: int = 3
+) -> tuple[tuple[int, float], ...]:
+    """Mean absolute error on a held-out fifth of the samples, for models fitted to growing parts of the rest.
 
     Args:
-        family: What is fitted.
-        samples: At least as many as the largest size and a fifth more; larger sizes are left out.
-        sizes: Numbers of rows.
-        repeats: Random choices of rows and of the fifth to average over.
+        family: The family to fit.
+        samples: All samples.
+        sizes: Numbers of samples to fit to; those that are too small or too large are left out.
+        repeats: Random splits to average over.
+
+    Returns:
+        Pairs (number of samples, error).
     """
     curve: dict[int, list[float]] = {}
     for repeat in range(repeats):
         order = np.random.default_rng(repeat).permutation(len(samples))
         held, rest = order[: len(order) // 5], order[len(order) // 5 :]
         for size in sizes:
-            if not LEAST_ROWS <= size <= len(rest):
+            if not MIN_SAMPLES <= size <= len(rest):
                 continue
             model = family(samples.take(rest[:size]))
             errors = model.at(samples.widths[held]) / samples.values[held] - 1
             curve.setdefault(size, []).append(float(np.abs(errors).mean()))
-    return {size: float(np.mean(errors)) for size, errors in curve.items()}
+    return tuple((size, float(np.mean(errors))) for size, errors in curve.items())
+
+
+# ---------------------------------------------------------------- advice
+
+
+def describe_learning_curve(quality: FitQuality) -> str:
+    """One sentence on whether more samples would help; empty without a learning curve."""
+    if len(quality.learning_curve) < 3:
+        return ""
+    curve = sorted(quality.learning_curve)
+    (size, before), (full, last) = curve[-3], curve[-1]
+    digits = 1 if f"{before:.1%}" != f"{last:.1%}" else 2
+    trend = f"{before:.{digits}%} with {size} samples, {last:.{digits}%} with {full}"
+    if quality.noise is not None and last < 1.25 * quality.noise:
+        return f"More samples will not help: the error ({trend}) is at the measurement noise of {quality.noise:.1%}."
+    if last < 0.9 * before:
+        return f"More samples would help: the error still falls ({trend})."
+    return f"More samples will hardly help: the error no longer falls ({trend})."
+
+
+def describe_outlier_widths(quality: FitQuality) -> str:
+    """A sentence on widths that cost more than wider ones; empty if there are none."""
+    found = quality.outlier_widths
+    if not found:
+        return ""
+    shown = [
+        f"{one.excess:.1%} with {one.width} channels in {one.group} ({one.samples} networks)"
+        for one in found[:OUTLIERS_SHOWN]
+    ]
+    more = f", and {len(found) - OUTLIERS_SHOWN} more widths" if len(found) > OUTLIERS_SHOWN else ""
+    return (
+        f"Some widths cost more than predicted: {', '.join(shown)}{more}. The model cannot represent a narrower "
+        "network that costs more than a wider one. Profile with a larger --width-multiple, or exclude the group with --freeze."
+    )

@@ -1,79 +1,203 @@
-"""Least squares with coefficients of at least 0, on relative errors: what all fits of this room come down to."""
+"""Non-negative least squares on relative errors, and the `Samples` of a profile that models are fitted to."""
 
 from __future__ import annotations
+
+import math
+import statistics
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-Array = NDArray[np.float64]
+from ecc.errors import BadFile, BadMeasurement
+from ecc.graph import StructureSpec
+from ecc.measure.profile import Profile
+
+from .cost import Array
+
+RESOURCES = {"energy": ("joules", "J"), "latency": ("seconds", "s")}
+"""Resources that a profile holds: the field of a sample and the unit."""
+
+MIN_SAMPLES = 12
+"""Fewer samples cannot be cross-validated."""
 
 
-def coefficients_of(
+# ---------------------------------------------------------------- samples
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Width configurations and their costs, one row per network."""
+
+    structure: StructureSpec
+    widths: Array
+    """(networks, groups): widths of all groups, in the order of the structure."""
+    values: Array
+    """Cost of one inference of the whole batch, above 0."""
+    weights: Array | None = None
+    """Number of measurements of each network; None for one each."""
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    @property
+    def is_dense(self) -> NDArray[np.bool_]:
+        """Which rows are the dense network."""
+        return np.asarray((self.widths == np.asarray(self.structure.full_widths)).all(axis=1))
+
+    @property
+    def width_ratios(self) -> Array:
+        """width / full width of the prunable groups: (networks, prunable groups)."""
+        positions = list(self.structure.prunable)
+        return np.asarray(self.widths[:, positions] / np.asarray(self.structure.full_widths)[positions])
+
+    def take(self, rows: Sequence[int] | NDArray[np.intp] | NDArray[np.bool_]) -> Samples:
+        """Some of the rows."""
+        weights = None if self.weights is None else self.weights[rows]
+        return replace(self, widths=self.widths[rows], values=self.values[rows], weights=weights)
+
+
+def samples_from_profile(profile: Profile, resource: str = "energy", *, allow_drift: bool = False) -> Samples:
+    """Samples of a profile and its dense reference, with drift divided out and rounds averaged.
+
+    The dense network is measured repeatedly as the reference. It becomes one sample, the median, weighted by the number
+    of its measurements.
+
+    Args:
+        profile: Profile of one network on one device.
+        resource: `energy` or `latency`.
+        allow_drift: Accept a profile whose reference varied by more than the limit.
+
+    Raises:
+        BadFile: If a sample has no positive cost or impossible widths, or occurs twice.
+        BadMeasurement: If the device drifted.
+    """
+    if resource not in RESOURCES:
+        raise BadFile(f"a profile does not hold {resource!r}; choose {' or '.join(RESOURCES)}.")
+    field, _ = RESOURCES[resource]
+    header = profile.header
+    _check_rows(profile)
+    rounds = Counter(row.index for row in profile.samples)
+    found = [
+        (sample.widths, float(getattr(sample, field)), float(rounds[sample.index]))
+        for sample in profile.corrected(allow_drift=allow_drift, of=field)
+    ]
+    if profile.references:
+        dense = sorted(float(getattr(row, field)) for row in profile.references)
+        dense += [value for widths, value, _ in found if widths == header.full_widths]
+        found = [row for row in found if row[0] != header.full_widths]
+        found.append((header.full_widths, statistics.median(dense), float(len(dense))))
+    positions = [header.structure.groups.index(name) for name in header.groups]
+    full = np.asarray(header.structure.full_widths, dtype=np.float64)
+    widths = np.tile(full, (len(found), 1))
+    for number, (kept, _, _) in enumerate(found):
+        widths[number, positions] = kept
+    values, weights = (np.array([row[k] for row in found], dtype=np.float64) for k in (1, 2))
+    return Samples(header.structure, widths, values, weights)
+
+
+def _check_rows(profile: Profile) -> None:
+    """Refuse samples made in Python that `Profile.load` would refuse."""
+    full, seen = profile.header.full_widths, set()
+    for row in profile.samples:
+        name = "the dense reference" if row.index is None else f"sample {row.index}"
+        for field, value in (("joules", row.joules), ("seconds", row.seconds)):
+            if not (math.isfinite(value) and value > 0):
+                raise BadFile(f"{name} of the profile has {value} {field}; it must be above 0. Remove the sample.")
+        if len(row.widths) != len(full) or any(not 1 <= w <= f for w, f in zip(row.widths, full, strict=True)):
+            raise BadFile(f"{name} of the profile has widths {list(row.widths)}, outside 1..{list(full)}.")
+        if row.index is not None and (row.index, row.round) in seen:
+            raise BadFile(f"{name} of the profile occurs twice in round {row.round}. Remove one of the two.")
+        seen.add((row.index, row.round))
+
+
+def check_sample_count(samples: Samples) -> None:
+    """Refuse samples too few to fit.
+
+    Raises:
+        BadMeasurement: With the number that is needed.
+    """
+    if len(samples) < MIN_SAMPLES:
+        raise BadMeasurement(f"the profile has {len(samples)} samples; a fit needs {MIN_SAMPLES}. Profile more.")
+
+
+def folds(count: int, number: int) -> NDArray[np.intp]:
+    """The fold of each sample: random, of equal sizes, and always the same."""
+    return np.random.default_rng(20190613).permutation(count) % number
+
+
+# ---------------------------------------------------------------- least squares
+
+
+def fit_coefficients(
     features: Array,
     values: Array,
     *,
     relative: bool = True,
-    importance: Array | None = None,
+    weights: Array | None = None,
     prior: Array | None = None,
     prior_scale: Array | None = None,
     strength: float = 0.0,
 ) -> Array:
-    """Coefficients c >= 0 that make features @ c fit the values, drawn towards prior ones.
+    """Coefficients c >= 0 so that features @ c fits the values, with an optional Gaussian prior.
 
-    They minimise  mean(importance * ((features @ c - values) / values)^2) + strength * sum(((c - prior) / prior_scale)^2),
+    Minimises  mean(weights * ((features @ c - values) / values)^2) + strength * sum(((c - prior) / prior_scale)^2),
     or the same without the division by the values.
 
     Args:
         features: (networks, terms), at least 0.
         values: (networks,), above 0.
         relative: Whether relative or absolute errors are squared.
-        importance: Of each network; 1 if None.
-        prior: Coefficients to be drawn to; 0 if None.
-        prior_scale: How far a coefficient may be from its prior at a cost of one; needed with a strength.
-        strength: Of that pull.
+        weights: One per network; 1 if None.
+        prior: Centre of the prior; 0 if None.
+        prior_scale: Scale of the prior, one per term; needed with a strength.
+        strength: Weight of the prior.
     """
-    rows, goal = _scaled(features, values, relative, importance)
+    rows, goal = _weighted(features, values, relative, weights)
     scale = np.sqrt((rows**2).sum(axis=0))
     scale[scale == 0] = 1.0  # a term that is always 0 keeps its prior coefficient
     rows = rows / scale
     if strength > 0:
         assert prior_scale is not None
         pull = np.sqrt(strength) / (prior_scale * scale)
-        towards = np.zeros(len(scale)) if prior is None else prior * scale
+        centre = np.zeros(len(scale)) if prior is None else prior * scale
         if rows.shape[0] < rows.shape[1]:
-            found = _drawn(rows, goal, pull, towards)
+            found = _solve_dual(rows, goal, pull, centre)
             if found is not None:
                 return np.asarray(found / scale)
         rows = np.vstack([rows, np.diag(pull)])
-        goal = np.concatenate([goal, pull * towards])
+        goal = np.concatenate([goal, pull * centre])
     return np.asarray(_nonnegative(rows, goal) / scale)
 
 
-def left_out_errors(
+def leave_one_out_errors(
     features: Array,
     values: Array,
     coefficients: Array,
     *,
-    importance: Array | None = None,
+    weights: Array | None = None,
     prior_scale: Array,
     strength: float,
 ) -> Array:
-    """The relative error of each network under coefficients fitted without it, in closed form.
+    """Relative error of each network under coefficients fitted without it, in closed form.
 
-    Exact as long as the same coefficients stay above 0: a fit without one row is then linear in that row (leverage).
+    Exact as long as the same coefficients stay above 0: the fit without one sample is then linear in that sample, and
+    its residual is the residual of the fit divided by 1 - leverage.
 
     Args:
-        features: As for `coefficients_of`.
-        values: As for `coefficients_of`.
-        coefficients: What that gave.
-        importance: As for `coefficients_of`.
-        prior_scale: As for `coefficients_of`.
-        strength: As for `coefficients_of`.
+        features: As in `fit_coefficients`.
+        values: As in `fit_coefficients`.
+        coefficients: The result of `fit_coefficients`.
+        weights: As in `fit_coefficients`.
+        prior_scale: As in `fit_coefficients`.
+        strength: As in `fit_coefficients`.
     """
-    rows, goal = _scaled(features, values, True, importance)
+    rows, goal = _weighted(features, values, True, weights)
     used = coefficients > 0
     kept = rows[:, used] * prior_scale[used]
-    if kept.shape[0] < kept.shape[1]:  # the same, by way of the smaller of the two matrices
+    if kept.shape[0] < kept.shape[1]:  # the same, by the smaller of the two matrices
         outer = kept @ kept.T
         leverage = np.diagonal(np.linalg.solve(outer + strength * np.eye(len(outer)), outer))
     else:
@@ -83,18 +207,18 @@ def left_out_errors(
     return np.asarray(errors / goal)
 
 
-def _scaled(features: Array, values: Array, relative: bool, importance: Array | None) -> tuple[Array, Array]:
+def _weighted(features: Array, values: Array, relative: bool, weights: Array | None) -> tuple[Array, Array]:
     """Rows and goal whose plain least squares are the weighted ones."""
-    weights = 1 / values if relative else np.full(len(values), 1 / values.mean())
-    if importance is not None:
-        weights = weights * np.sqrt(importance)
-    weights = weights / np.sqrt(len(values))
-    return features * weights[:, None], values * weights
+    scale = 1 / values if relative else np.full(len(values), 1 / values.mean())
+    if weights is not None:
+        scale = scale * np.sqrt(weights)
+    scale = scale / np.sqrt(len(values))
+    return features * scale[:, None], values * scale
 
 
 def _nonnegative(rows: Array, goal: Array) -> Array:
-    """Non-negative least squares: the active set, or an interior point where that does not end."""
-    from scipy.optimize import lsq_linear, nnls  # a quarter of a second, which most commands need not spend
+    """Non-negative least squares: an active set, or an interior point method where that does not converge."""
+    from scipy.optimize import lsq_linear, nnls  # slow to import, and most commands do not fit
 
     try:
         solution, _ = nnls(rows, goal, maxiter=20 * rows.shape[1] + 100)
@@ -103,49 +227,49 @@ def _nonnegative(rows: Array, goal: Array) -> Array:
     return np.asarray(solution, dtype=np.float64)
 
 
-_MOST_STEPS, _MOST_HALVES = 200, 40  # some ten steps are enough, most of them whole
-_ENOUGH = 1e-10  # of the largest contribution: what a step would change no more than this is left to rounding
+_MAX_STEPS, _MAX_HALVINGS = 200, 40  # about ten steps are enough, most of them full
+_TOLERANCE = 1e-10  # of the largest contribution; a smaller step is rounding
 
 
-def _drawn(rows: Array, goal: Array, pull: Array, towards: Array) -> Array | None:
-    """Minimises |rows x - goal|^2 + |pull (x - towards)|^2 over x >= 0 where there are fewer rows than coefficients.
+def _solve_dual(rows: Array, goal: Array, pull: Array, centre: Array) -> Array | None:
+    """Minimise |rows x - goal|^2 + |pull (x - centre)|^2 over x >= 0 where there are fewer rows than coefficients.
 
-    An active set looks at the coefficients one by one, which takes the cube of their number: a network with a thousand groups
-    has thousands. The dual has one variable a row, the residual r, and
+    An active-set method adds coefficients one by one, which takes the cube of their number: minutes for a network with
+    a thousand groups. The dual problem has one variable per row, the residual r:
 
-        x = max(0, towards - (rows^T r) / pull^2),    r = rows x - goal.
+        x = max(0, centre - (rows^T r) / pull^2),    r = rows x - goal.
 
-    That is where the gradient of a strongly convex, piecewise quadratic function of r vanishes, and Newton's method
-    gets there in a few steps.
+    Its solution is the zero of the gradient of a strongly convex, piecewise quadratic function of r. Newton's method
+    with a bisecting line search finds it in a few steps, each of the cost of one small linear system.
 
     Returns:
-        The coefficients; None if it does not get there.
+        The coefficients; None if it does not converge.
     """
     room = pull**-2
     residual = -goal
-    coefficients, slope = _dual(residual, rows, goal, room, towards)
-    for _ in range(_MOST_STEPS):
+    coefficients, slope = _dual(residual, rows, goal, room, centre)
+    for _ in range(_MAX_STEPS):
         used = coefficients > 0
         curvature = np.eye(len(goal)) + (rows[:, used] * room[used]) @ rows[:, used].T
-        way = -np.linalg.solve(curvature, slope)
-        if np.abs(room * (way @ rows)).max() <= _ENOUGH * coefficients.max():
+        direction = -np.linalg.solve(curvature, slope)
+        if np.abs(room * (direction @ rows)).max() <= _TOLERANCE * coefficients.max():
             return coefficients
         low, high, step = 0.0, 1.0, 1.0
-        for _ in range(_MOST_HALVES):  # along the way the slope only rises; where it is 0 is the least
-            found = _dual(residual + step * way, rows, goal, room, towards)
-            rising = float(found[1] @ way)
-            if abs(rising) <= 0.1 * abs(float(slope @ way)) or (rising < 0 and step == 1.0):
+        for _ in range(_MAX_HALVINGS):  # the directional derivative only rises along the line; find where it is 0
+            found = _dual(residual + step * direction, rows, goal, room, centre)
+            rising = float(found[1] @ direction)
+            if abs(rising) <= 0.1 * abs(float(slope @ direction)) or (rising < 0 and step == 1.0):
                 break
             low, high = (step, high) if rising < 0 else (low, step)
             step = (low + high) / 2
         is_same = step == 1.0 and bool(((found[0] > 0) == used).all())
-        residual, (coefficients, slope) = residual + step * way, found
+        residual, (coefficients, slope) = residual + step * direction, found
         if is_same:
-            return coefficients  # with these above 0 the function is quadratic, and this is its minimum
+            return coefficients  # with an unchanged active set the function is quadratic, and this is its minimum
     return None
 
 
-def _dual(residual: Array, rows: Array, goal: Array, room: Array, towards: Array) -> tuple[Array, Array]:
-    """The coefficients at a residual, and the gradient of the function that `_drawn` minimises."""
-    coefficients = (towards - room * (residual @ rows)).clip(min=0)
+def _dual(residual: Array, rows: Array, goal: Array, room: Array, centre: Array) -> tuple[Array, Array]:
+    """The coefficients at a residual, and the gradient of the function that `_solve_dual` minimises."""
+    coefficients = (centre - room * (residual @ rows)).clip(min=0)
     return coefficients, residual + goal - rows @ coefficients

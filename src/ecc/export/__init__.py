@@ -7,10 +7,10 @@ from .verification import TOLERANCE, ExportVerification
 
 __all__ = [
     "TOLERANCE",
+    "ExportVerification",
     "Exported",
     "ExportedRun",
     "Latency",
-    "ExportVerification",
     "compare_latency",
     "export_model",
     "export_run",

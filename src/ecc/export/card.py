@@ -30,7 +30,7 @@ def model_card(summary: Mapping[str, Any], config: Mapping[str, Any], *, licence
         f"one inference of a batch of {batch}.",
         _results(summary),
         *([f"Note: {escaped(summary['note'])}"] if summary.get("note") else []),
-        *([f"The estimate assumes: {escaped(summary['assumes'])}."] if summary.get("assumes") else []),
+        *([f"The estimate assumes: {escaped(summary['sparse']['assumes'])}."] if summary.get("sparse") else []),
         "*Measured* is read off a meter, *estimated* comes from an analytic model of the device, *predicted* from a "
         "model fitted to measurements, *counted* from the network itself. A score is what the task's own evaluation "
         "gives on its test split, higher is better.",
@@ -66,7 +66,7 @@ def _results(summary: Mapping[str, Any]) -> str:
         if counts:
             rows.append([f"{name} (counted)", _amount(counts["dense"], ""), _amount(counts["result"], ""), "", ""])
     scores = summary.get("scores") or {}
-    final = scores.get("after tuning", scores.get("before tuning"))
+    final = scores.get("finetuned", scores.get("pruned"))
     if scores:
         rows.append(["score", _score(scores.get("dense")), _score(final), "", ""])
     lines = [["", "before", "after", "budget", ""], ["---", "---:", "---:", "---:", "---"], *rows]
@@ -74,7 +74,7 @@ def _results(summary: Mapping[str, Any]) -> str:
 
 
 def _loading(summary: Mapping[str, Any]) -> str:
-    file = "sparse" if summary.get("granularity") == "weight" else "slim"
+    file = "sparse" if summary.get("sparse") else "slim"
     return f"""What `ecc export` wrote beside this card was run by its own program and compared with the network before
 it was kept. Of these, load what is there:
 

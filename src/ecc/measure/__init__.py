@@ -1,9 +1,8 @@
-"""Room 2: joules and seconds of a network, read off a real device or refused."""
+"""Measure the energy and latency of networks on a device."""
 
 from .counter import CounterProbe, probe_counter
-from .design import sample_widths
+from .design import Design, sample_widths
 from .measurement import Measurement, MeasureSettings, Window
-from .merge_profiles import merge_profiles
 from .meter import (
     Analytic,
     Clock,
@@ -19,13 +18,14 @@ from .meter import (
     Reading,
     close_meter,
 )
-from .profile import CorrectedSample, Profile
-from .profiler import PROFILE_SETTINGS, Progress, profile
-from .registry import Attempt, find_meter, probe_meters
-from .samples import Sample
+from .profile import CorrectedSample, Profile, ProfileHeader, Sample, merge_profiles
+from .profiler import PROFILE_SETTINGS, DeviceProfiler, Progress, profile
+from .registry import FALLBACKS, Attempt, find_meter, probe_meters
+from .runner import InferenceRunner, prepare_runner
 from .window import measure, measure_model
 
 __all__ = [
+    "FALLBACKS",
     "PROFILE_SETTINGS",
     "Analytic",
     "Attempt",
@@ -33,9 +33,12 @@ __all__ = [
     "CorrectedSample",
     "CounterProbe",
     "Declared",
+    "Design",
+    "DeviceProfiler",
     "DeviceState",
     "EnergySource",
     "Estimated",
+    "InferenceRunner",
     "MeasureSettings",
     "Measured",
     "Measurement",
@@ -43,6 +46,7 @@ __all__ = [
     "MeterInfo",
     "PowerIntegrator",
     "Profile",
+    "ProfileHeader",
     "Progress",
     "Provenance",
     "Reading",
@@ -53,6 +57,7 @@ __all__ = [
     "measure",
     "measure_model",
     "merge_profiles",
+    "prepare_runner",
     "probe_counter",
     "probe_meters",
     "profile",

@@ -1,8 +1,8 @@
-"""Watching a joule counter: its ticks, the faults that no honest counter shows, and `probe`.
+"""Observe a joule counter: find its ticks, refuse faulty counters, and `probe_counter`.
 
-Counters move in steps. Between two steps a reading is stale by up to a whole period, so a window that starts
-and ends at any moment errs by 0.41 period / window (8 % for 0.5 s on a counter of 100 ms). A window that
-starts and ends on observed steps, called ticks here, errs only by how closely the ticks were watched.
+Counters move in steps, called ticks here. Between two ticks a reading is stale by up to a whole period, so a window
+that starts and ends at arbitrary times has an error of 0.41 * period / window (8 % for 0.5 s and a period of 100 ms). A
+window that starts and ends on observed ticks is only uncertain by how closely the ticks were observed.
 """
 
 from __future__ import annotations
@@ -20,112 +20,111 @@ from .meter import Clock, Declared, DeviceState, HasState, Meter, Reading
 from .workload import HostWorkload, Workload
 
 POLL_SECONDS = 0.0005
-"""Rest between two looks at the counter while there is nothing else to do."""
+"""Sleep between two readings while the host has nothing else to do."""
 
 JUMP_FACTOR = 3.0
-"""A step of more than this many times the usual power is a fault of the counter, not of the load."""
+"""A tick of more than this many times the usual power is a fault of the counter."""
 
-_IDLE_SETTLE_SECONDS = 0.5  # clocks and regulators come down from the load before
+_IDLE_SETTLE_SECONDS = 0.5  # clocks and regulators calm down after earlier work
 _MIN_TICKS_SEEN = 3  # a period needs two intervals
-_PATIENCE = 3.0  # times the asked seconds that a probe waits for them
+_MAX_EXTENSION = 3.0  # a probe waits up to this many times `seconds` for its ticks
 
 
 @dataclass(frozen=True)
 class Tick(Reading):
-    """A reading that differed from the one before."""
+    """A reading that differs from the previous one."""
 
     gap_seconds: float
-    """Time since the reading before: the step happened somewhere in there."""
+    """Time since the previous reading; the tick happened within it."""
 
 
 class CounterWatch:
-    """Reads a counter over and over, notices its ticks and refuses what a counter must not do.
+    """Reads a counter repeatedly, finds its ticks, and refuses a counter that misbehaves.
 
     Args:
-        meter: What is read.
-        clock: The time.
-        stall_seconds: How long the counter may stand still.
+        meter: The meter to read.
+        clock: Time functions.
+        stall_seconds: How long the counter may stay unchanged.
     """
 
     def __init__(self, meter: Meter, clock: Clock, *, stall_seconds: float = math.inf) -> None:
         self.stall_seconds = stall_seconds
-        self.read_seconds = 0.0  # spent in reading, all together
+        self.read_seconds = 0.0
+        """Total time spent in readings."""
         self.num_reads = 0
         self._meter = meter
         self._name = meter.describe().name
         self._clock = clock
         self._gaps: deque[float] = deque(maxlen=256)
-        self._last = self._look()
-        self._moved_at = self._last.seconds
-        self._unmoved_reads = 0
+        self._last = self._read()
+        self._ticked_at = self._last.seconds
+        self._unchanged_reads = 0
 
     @property
     def usual_gap_seconds(self) -> float:
-        """Median time between two of the latest readings."""
+        """Median time between recent readings."""
         return statistics.median(self._gaps) if self._gaps else 0.0
 
     def poll(self) -> Tick | None:
-        """Reads once; a tick if the counter has moved since the last reading.
+        """Read once. Returns a tick if the counter changed since the previous reading.
 
         Raises:
-            BadMeasurement: If the counter went back or has stood still for too long.
+            BadMeasurement: If the counter decreased, or did not change for `stall_seconds`.
         """
-        last, now = self._last, self._look()
+        last, now = self._last, self._read()
         gap = now.seconds - last.seconds
         self._last = now
         self._gaps.append(gap)
         if now.joules < last.joules:
             raise BadMeasurement(
-                f"the counter of {self._name} went back from {last.joules:.3f} J to {now.joules:.3f} J: "
-                "it was reset (driver reload, suspend) or wrapped around. Measure again; a meter of your own "
-                "must unwrap its counter."
+                f"the counter of {self._name} decreased from {last.joules:.3f} J to {now.joules:.3f} J: it was reset "
+                "(driver reload, suspend) or wrapped around. Measure again; your own meter must unwrap its counter."
             )
         if now.joules > last.joules:
-            self._moved_at, self._unmoved_reads = now.seconds, 0
+            self._ticked_at, self._unchanged_reads = now.seconds, 0
             return Tick(now.joules, now.seconds, gap)
-        self._unmoved_reads += 1
-        still = now.seconds - self._moved_at
-        if still > self.stall_seconds and self._unmoved_reads >= _MIN_TICKS_SEEN:
+        self._unchanged_reads += 1
+        unchanged = now.seconds - self._ticked_at
+        if unchanged > self.stall_seconds and self._unchanged_reads >= _MIN_TICKS_SEEN:
             raise BadMeasurement(
-                f"the counter of {self._name} stood still at {now.joules:.3f} J for {still:.1f} s while the "
-                f"device was busy; {self.stall_seconds:.1f} s is the most it may. Check it with `ecc doctor` "
-                "or choose another meter."
+                f"the counter of {self._name} stayed at {now.joules:.3f} J for {unchanged:.1f} s while the device was "
+                f"busy (allowed: {self.stall_seconds:.1f} s). Check it with `ecc doctor`, or choose another meter."
             )
         return None
 
-    def _look(self) -> Reading:
+    def _read(self) -> Reading:
         before = self._clock.now()
         joules = float(self._meter.read())
         after = self._clock.now()
         self.read_seconds += after - before
         self.num_reads += 1
         if not math.isfinite(joules):
-            raise BadMeasurement(f"the counter of {self._name} read {joules}; it must give a finite number.")
+            raise BadMeasurement(f"the counter of {self._name} returned {joules}; it must return a finite number.")
         return Reading(joules, 0.5 * (before + after))
 
 
 def check_steps(name: str, ticks: Sequence[Reading], tick_seconds: float, max_watts: float | None = None) -> None:
-    """Refuses a series of ticks in which the counter jumped, or drew more than its device can.
+    """Refuse ticks in which the counter jumped, or showed more power than its device can draw.
 
     Args:
-        name: The meter, for the message.
-        ticks: At constant load.
-        tick_seconds: The counter's period. A tick that was seen late makes the next interval look short, so
-            no interval is taken for shorter than this.
-        max_watts: What the device may draw on average, if known.
+        name: Name of the meter, for the message.
+        ticks: Ticks at constant load.
+        tick_seconds: Period of the counter. A tick that was seen late makes the next interval look short, so no
+            interval counts as shorter than this.
+        max_watts: Power limit of the device, if known.
 
     Raises:
-        BadMeasurement: If a step is over `JUMP_FACTOR` times the usual power, or the mean over 1.5 times the
-            most the device may draw.
+        BadMeasurement: If one step exceeds `JUMP_FACTOR` times the usual power, or the mean exceeds 1.5 times the
+            power limit.
     """
     total = ticks[-1].seconds - ticks[0].seconds
     mean_watts = (ticks[-1].joules - ticks[0].joules) / total
     if max_watts is not None and mean_watts > 1.5 * max_watts:
         raise BadMeasurement(
-            f"the counter of {name} says {mean_watts:.1f} W over {total:.2f} s, but the device is limited to "
-            f"{max_watts:.1f} W: the counter is wrong, or counts in another unit."
+            f"the counter of {name} shows {mean_watts:.1f} W over {total:.2f} s, but the device is limited to "
+            f"{max_watts:.1f} W: the counter is wrong, or uses another unit."
         )
-    steps = _steps(ticks, max(0.5 * tick_seconds, total / 20))
+    steps = _join_steps(ticks, max(0.5 * tick_seconds, total / 20))
     usual_watts = statistics.median(joules / seconds for joules, seconds in steps)
     for joules, seconds in steps:
         watts = joules / max(seconds, tick_seconds)
@@ -133,13 +132,12 @@ def check_steps(name: str, ticks: Sequence[Reading], tick_seconds: float, max_wa
         limits += [] if max_watts is None else [max_watts]
         if any(watts > JUMP_FACTOR * limit for limit in limits):
             raise BadMeasurement(
-                f"the counter of {name} jumped by {joules:.3f} J within {seconds:.3f} s, as if by "
-                f"{watts:.0f} W, where {min(limits):.0f} W is usual or allowed; {JUMP_FACTOR:g} times that "
-                "is the most believed. Measure again; if it recurs, choose another meter."
+                f"the counter of {name} jumped by {joules:.3f} J within {seconds:.3f} s ({watts:.0f} W; at most "
+                f"{JUMP_FACTOR * min(limits):.0f} W are plausible). Measure again; if it recurs, choose another meter."
             )
 
 
-def _steps(ticks: Sequence[Reading], min_seconds: float) -> list[tuple[float, float]]:
+def _join_steps(ticks: Sequence[Reading], min_seconds: float) -> list[tuple[float, float]]:
     """(joules, seconds) between ticks, joined until each spans `min_seconds`."""
     steps = []
     start = ticks[0]
@@ -150,33 +148,33 @@ def _steps(ticks: Sequence[Reading], min_seconds: float) -> list[tuple[float, fl
     return steps or [(ticks[-1].joules - ticks[0].joules, ticks[-1].seconds - ticks[0].seconds)]
 
 
-# ---------------------------------------------------------------- what a counter is like
+# --- properties of a counter -------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
 class CounterProbe:
-    """How a counter behaves: measured once for a device, used by every measurement on it."""
+    """Properties of a counter, determined once per device and used by every measurement on it."""
 
     moves: bool
-    """Whether it counts at all."""
+    """Whether the counter changed at all."""
 
     tick_seconds: float | None
-    """Period of its steps; an upper bound where each reading found it moved. None if it does not move."""
+    """Period of the ticks; an upper bound if every reading differed. None if the counter does not move."""
 
     read_seconds: float
-    """How long one reading takes."""
+    """Duration of one reading."""
 
     idle_watts: float | None
-    """Power with the device awake but idle; None if it could not be seen."""
+    """Power of the idle device; None if it could not be determined."""
 
     busy_watts: float | None = None
-    """Power under the load that was given, if one was."""
+    """Power under the given load, if there was one."""
 
     step_joules: float | None = None
-    """The smallest step that was seen."""
+    """Smallest observed step."""
 
     idle_state: DeviceState | None = None
-    """Temperature, clock and neighbours before the load, if the meter tells."""
+    """State of the device before the load, if the meter reads it."""
 
 
 def probe_counter(
@@ -186,16 +184,16 @@ def probe_counter(
     *,
     clock: Clock | None = None,
 ) -> CounterProbe:
-    """Watches a counter at rest, and then under load.
+    """Observe a counter while the device is idle, and then under load.
 
     Args:
-        meter: What is read.
-        busy: A load, or a function that computes for some milliseconds; None watches at rest only.
-        seconds: How long to watch each; up to three times as long if the counter hardly ticks.
-        clock: The time; the system's by default.
+        meter: The meter to read.
+        busy: A workload, or a function that computes for some milliseconds. None observes the idle device only.
+        seconds: Duration of each observation; up to three times as long if the counter hardly ticks.
+        clock: Time functions; those of the system by default.
 
     Raises:
-        BadMeasurement: If the counter goes back.
+        BadMeasurement: If the counter decreases.
     """
     clock = clock or Clock()
     info = meter.describe()
@@ -208,16 +206,15 @@ def probe_counter(
         load = busy if isinstance(busy, Workload) else HostWorkload(busy, 1, clock)
         loaded = _observe(watch, clock, seconds, load)
         load.drain()
-    intervals = [period for period in (_period(idle), _period(loaded)) if period is not None]
-    steps = [later.joules - earlier.joules for part in (idle, loaded) for earlier, later in _pairs(part)]
-    # CPU time that polling took is not idle power: a process that waits spends none.
-    idle_watts = 0.0 if isinstance(info.provenance, Declared) else _watts(idle)
+    periods = [period for period in (_period(idle), _period(loaded)) if period is not None]
+    steps = [later.joules - earlier.joules for part in (idle, loaded) for earlier, later in itertools.pairwise(part)]
     return CounterProbe(
         moves=len(idle if busy is None else loaded) >= 2,
-        tick_seconds=min(intervals, default=None),
+        tick_seconds=min(periods, default=None),
         read_seconds=watch.read_seconds / watch.num_reads,
-        idle_watts=idle_watts,
-        busy_watts=_watts(loaded),
+        # A waiting process uses no CPU time: what polling used is not idle power.
+        idle_watts=0.0 if isinstance(info.provenance, Declared) else _mean_watts(idle),
+        busy_watts=_mean_watts(loaded),
         step_joules=min(steps, default=None),
         idle_state=state,
     )
@@ -232,22 +229,18 @@ def _observe(watch: CounterWatch, clock: Clock, seconds: float, load: Workload |
         if tick is not None:
             ticks.append(tick)
         elapsed = clock.now() - started
-        if elapsed >= seconds and (len(ticks) >= _MIN_TICKS_SEEN or elapsed >= _PATIENCE * seconds):
+        if elapsed >= seconds and (len(ticks) >= _MIN_TICKS_SEEN or elapsed >= _MAX_EXTENSION * seconds):
             return ticks
         if not worked:
             clock.sleep(POLL_SECONDS)
 
 
-def _pairs(ticks: Sequence[Tick]) -> list[tuple[Tick, Tick]]:
-    return list(itertools.pairwise(ticks))
-
-
 def _period(ticks: Sequence[Tick]) -> float | None:
-    intervals = [later.seconds - earlier.seconds for earlier, later in _pairs(ticks)]
+    intervals = [later.seconds - earlier.seconds for earlier, later in itertools.pairwise(ticks)]
     return statistics.median(intervals) if intervals else None
 
 
-def _watts(ticks: Sequence[Tick]) -> float | None:
+def _mean_watts(ticks: Sequence[Tick]) -> float | None:
     if len(ticks) < 2:
         return None
     return (ticks[-1].joules - ticks[0].joules) / (ticks[-1].seconds - ticks[0].seconds)

@@ -1,38 +1,95 @@
-"""Width designs: which networks a profile measures.
+"""Designs: which widths a profile measures.
 
-    uniform   each group anywhere between 1 and its full width, as the paper does
-    mixed     dense, minimum and half; then one third uniform and two thirds scaled
+    uniform   every group between 1 and its full width, as in the paper
+    mixed     dense, minimum and half widths; then one third uniform and two thirds scaled configurations
 
-A scaled network is a thinner copy of the dense one, unevenly so: a share of the full widths, times a factor of
-its own for each group. Networks that a solver arrives at look like that. On hardware with launch floors and
-tiles, a design of corners alone misleads: its fit misses realistic networks by 7 to 9 %, that of `mixed` by 1
-to 3 %.
+A scaled configuration multiplies the full widths by one common ratio and by a random factor per group. Networks that a
+solver finds look like this. A design of extreme widths alone misleads on hardware with launch overhead and tiles: its
+fit errs by 7 to 9 % on realistic networks, that of `mixed` by 1 to 3 %.
 
-Designs are seeded, and a longer design begins with the shorter one, so that a profile can be extended.
+Designs are seeded, and a longer design begins with the shorter one, so a profile can be extended.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from ecc.errors import BadMeasurement, BadWidths
 from ecc.graph import ChannelGraph, ChannelGroup
+from ecc.options import check_options, option
 
-DESIGNS = ("uniform", "mixed")
+DESIGNS = ("mixed", "uniform")
 
 Shard = tuple[int, int]
-"""(k, n): this device takes the samples that are k modulo n, with k from 1 to n."""
+"""(k, n): the samples whose index is k modulo n, with k from 1 to n."""
 
-UNIFORM_SHARE = 1 / 3  # of `mixed`, after its anchors
-SCALE_RANGE = (0.1, 1.0)  # g, the share of the full widths
-SCALE_SPREAD = 0.35  # standard deviation of the logarithm of each group's own factor
-_MAX_REDRAWS = 1_000
 MAX_SAMPLES = 1_000_000
-"""Of a design; it is made in memory before the first is measured."""
-_MAX_SEED = 2**32 - 1  # of numpy's RandomState
+"""Largest design; it is created in memory before the first measurement."""
+
+_UNIFORM_SHARE = 1 / 3  # of `mixed`, after its first three
+_SCALE_RANGE = (0.1, 1.0)  # common ratio of scaled configurations
+_SCALE_SPREAD = 0.35  # standard deviation of the logarithm of the factor per group
+_MAX_REDRAWS = 1_000
+_MAX_SEED = 2**32 - 1  # limit of numpy's RandomState
+
+
+@dataclass(frozen=True, kw_only=True)
+class Design:
+    """Which widths are measured, how often, and in which order.
+
+    Raises:
+        EccError: If a value is out of its range.
+    """
+
+    kind: str = option("mixed", "Design: mixed or uniform.", choices=DESIGNS, flag="design")
+    samples: int = option(
+        250, "Number of width configurations.", range=(1, MAX_SAMPLES), metavar="N", common=True, changes_result=False
+    )
+    seed: int = option(0, "Random seed.", range=(0, _MAX_SEED), metavar="N")
+    width_multiple: int | None = option(None, "Use widths that are multiples of N.", range=(1, None), metavar="N")
+    rounds: int = option(
+        1, "How often each configuration is measured.", range=(1, None), metavar="N", changes_result=False
+    )
+    reference_every: int = option(
+        10, "Samples between two measurements of the dense reference.", range=(1, None), metavar="N"
+    )
+    shard: Shard | None = None
+    """Part of the design for one of several equal devices; None for all."""
+
+    def __post_init__(self) -> None:
+        check_options(self)
+        if self.rounds * self.samples > MAX_SAMPLES:
+            raise BadMeasurement(
+                f"{self.rounds} rounds of {self.samples} samples are more than {MAX_SAMPLES} measurements; "
+                "use fewer rounds or samples."
+            )
+        if self.shard is not None:
+            number, count = self.shard
+            if not 1 <= number <= count:
+                raise BadMeasurement(f"shard {number}/{count} does not exist; give 1/N to N/N.")
+            if not self.indices():
+                raise BadMeasurement(f"shard {number}/{count} of {self.samples} samples is empty; use more samples.")
+
+    def indices(self) -> tuple[int, ...]:
+        """Indices of the samples to measure: those of the shard, or all."""
+        number, count = self.shard or (0, 1)
+        return tuple(index for index in range(self.samples) if index % count == number % count)
+
+
+def parse_shard(text: str) -> Shard:
+    """Parse `3/8`.
+
+    Raises:
+        BadMeasurement: If the text has another form.
+    """
+    number, slash, count = text.partition("/")
+    if not (slash and number.strip().isdecimal() and count.strip().isdecimal()):
+        raise BadMeasurement(f"shard {text!r} does not have the form K/N, such as 3/8.")
+    return int(number), int(count)
 
 
 def sample_widths(
@@ -42,33 +99,33 @@ def sample_widths(
     seed: int = 0,
     width_multiple: int | None = None,
 ) -> tuple[dict[str, int], ...]:
-    """The networks to measure: for each, the width of every group that can be cut.
+    """Draw distinct width configurations, each with the width of every prunable group.
 
     Args:
-        graph: Gives the groups and their full widths.
-        samples: How many networks, no two of them equal.
-        kind: `uniform` or `mixed`.
+        graph: Groups and their full widths.
+        samples: Number of configurations.
+        kind: `mixed` or `uniform`.
         seed: The same seed gives the same design on every machine.
-        width_multiple: Rounds each width to the nearest multiple of this, at least one multiple; the full width
-            is always allowed. Groups that are joined with others are cut in such steps, see `StructureSpec.width_remainders`.
+        width_multiple: Rounds each width to the nearest multiple, at least one multiple. The full width is always
+            allowed. For groups that are concatenated with others see `StructureSpec.width_remainders`.
 
     Raises:
-        BadMeasurement: If an argument is out of its range.
-        BadWidths: If there are not so many different networks.
+        EccError: If an argument is out of its range.
+        BadWidths: If there are fewer distinct configurations.
     """
-    check_design(samples, kind, seed, width_multiple)
+    Design(kind=kind, samples=samples, seed=seed, width_multiple=width_multiple)
     groups = graph.prunable
     if not groups:
-        raise BadWidths("no group of this network can be cut, so there is no width to vary. See `ecc inspect`.")
+        raise BadWidths("this network has no prunable group, so there are no widths to vary. See `ecc inspect`.")
     left = dict(zip(graph.structure.groups, graph.structure.width_remainders(width_multiple or 1), strict=True))
-    room = math.prod(len(_allowed(group, width_multiple, left[group.name])) for group in groups)
-    if samples > room:
-        raise BadWidths(_too_small(samples, f"only {room}", width_multiple))
-    drawn: dict[tuple[int, ...], None] = {}  # a set that keeps its order
+    available = math.prod(_count_widths(group, width_multiple, left[group.name]) for group in groups)
+    if samples > available:
+        raise BadWidths(_too_many(samples, f"only {available}", width_multiple))
+    drawn: dict[tuple[int, ...], None] = {}  # an ordered set
     redraws = 0
-    for values in _endless(groups, kind, seed):
+    for values in _draw(groups, kind, seed):
         widths = tuple(
-            _rounded(value, group, width_multiple or 1, left[group.name])
+            _round_width(value, group, width_multiple or 1, left[group.name])
             for value, group in zip(values, groups, strict=True)
         )
         redraws = redraws + 1 if widths in drawn else 0
@@ -76,91 +133,41 @@ def sample_widths(
         if len(drawn) == samples:
             break
         if redraws > _MAX_REDRAWS:
-            raise BadWidths(_too_small(samples, f"hardly more than {len(drawn)}", width_multiple))
+            raise BadWidths(_too_many(samples, f"hardly more than {len(drawn)}", width_multiple))
     names = [group.name for group in groups]
     return tuple(dict(zip(names, widths, strict=True)) for widths in drawn)
 
 
-def parse_shard(text: str) -> Shard:
-    """The shard that `3/8` names.
-
-    Raises:
-        BadMeasurement: If it is not written so.
-    """
-    number, slash, count = text.partition("/")
-    if not (slash and number.strip().isdecimal() and count.strip().isdecimal()):
-        raise BadMeasurement(f"shard {text!r} is not written as K/N, such as 3/8.")
-    return int(number), int(count)
-
-
-def shard_indices(samples: int, shard: Shard | None) -> tuple[int, ...]:
-    """The samples of a design that a shard takes; all of them without a shard.
-
-    Raises:
-        BadMeasurement: If there is no such shard.
-    """
-    if shard is None:
-        return tuple(range(samples))
-    number, count = shard
-    if count < 1:
-        raise BadMeasurement(f"shard {number}/{count} does not exist; the first of two is 1/2.")
-    if not 1 <= number <= count:
-        raise BadMeasurement(f"shard {number}/{count} does not exist; {count} shards are 1/{count} to {count}/{count}.")
-    return tuple(sample for sample in range(samples) if sample % count == number % count)
-
-
-def check_design(samples: int, kind: str, seed: int, width_multiple: int | None) -> None:
-    """Refuses arguments that no design can be made of.
-
-    Raises:
-        BadMeasurement: If one is out of its range.
-    """
-    if kind not in DESIGNS:
-        raise BadMeasurement(f"design {kind!r} is unknown; give one of {', '.join(DESIGNS)}.")
-    if samples < 1:
-        raise BadMeasurement(f"samples={samples} is below 1, the least a design can have.")
-    if samples > MAX_SAMPLES:
-        raise BadMeasurement(f"samples={samples} is above {MAX_SAMPLES}, the most a design can have.")
-    if not 0 <= seed <= _MAX_SEED:
-        raise BadMeasurement(f"seed={seed} is outside 0..{_MAX_SEED}.")
-    if width_multiple is not None and width_multiple < 1:
-        raise BadMeasurement(f"width_multiple={width_multiple} is below 1; leave it out for any width.")
-
-
-# ---------------------------------------------------------------- drawing
-
-
-def _endless(groups: Sequence[ChannelGroup], kind: str, seed: int) -> Iterator[list[float]]:
-    """Widths before rounding, sample after sample."""
-    # numpy has frozen the stream of RandomState; other generators may change with a release.
-    random = np.random.RandomState(seed)
+def _draw(groups: Sequence[ChannelGroup], kind: str, seed: int) -> Iterator[list[float]]:
+    """Endless widths before rounding."""
+    random = np.random.RandomState(seed)  # numpy guarantees its stream; newer generators may change
     full = np.array([group.width for group in groups])
     if kind == "mixed":
-        for share in (1.0, 0.0, 0.5):
-            yield (share * full).tolist()
+        for ratio in (1.0, 0.0, 0.5):
+            yield (ratio * full).tolist()
     while True:
-        if kind == "uniform" or random.random_sample() < UNIFORM_SHARE:
+        if kind == "uniform" or random.random_sample() < _UNIFORM_SHARE:
             yield np.floor(1 + full * random.random_sample(len(full))).tolist()
         else:
-            low, high = SCALE_RANGE
+            low, high = _SCALE_RANGE
             scale = low + (high - low) * random.random_sample()
-            yield (scale * full * np.exp(SCALE_SPREAD * random.standard_normal(len(full)))).tolist()
+            yield (scale * full * np.exp(_SCALE_SPREAD * random.standard_normal(len(full)))).tolist()
 
 
-def _rounded(value: float, group: ChannelGroup, step: int, left: int) -> int:
+def _round_width(value: float, group: ChannelGroup, multiple: int, left: int) -> int:
     if value >= group.width:
         return group.width
-    nearest = left + step * math.floor((value - left) / step + 0.5)
-    return min(max(nearest, left or step), group.width)
+    nearest = left + multiple * math.floor((value - left) / multiple + 0.5)
+    return min(max(nearest, left or multiple), group.width)
 
 
-def _allowed(group: ChannelGroup, width_multiple: int | None, left: int) -> range | set[int]:
+def _count_widths(group: ChannelGroup, width_multiple: int | None, left: int) -> int:
     if width_multiple is None:
-        return range(1, group.width + 1)
-    return {*range(left or width_multiple, group.width + 1, width_multiple), group.width}
+        return group.width
+    return len({*range(left or width_multiple, group.width + 1, width_multiple), group.width})
 
 
-def _too_small(samples: int, room: str, width_multiple: int | None) -> str:
+def _too_many(samples: int, available: str, width_multiple: int | None) -> str:
     steps = "" if width_multiple is None else f" in multiples of {width_multiple}"
-    way = "Ask for fewer samples" if width_multiple is None else "Ask for fewer samples or a smaller multiple"
-    return f"a design of {samples} samples was asked for, but this network has {room} different widths{steps}. {way}."
+    remedy = "Use fewer samples" if width_multiple is None else "Use fewer samples or a smaller multiple"
+    return f"{samples} samples requested, but this network has {available} different widths{steps}. {remedy}."

@@ -1,7 +1,7 @@
-"""What can be measured on this machine: every meter tried, and those that work put to the test.
+"""`diagnose`: which meters work on this machine, and how well they repeat.
 
-A meter that works is watched at rest and under a small network, which is then measured window after window: how
-far the windows differ is what a single measurement can be trusted to.
+Each meter that works is observed on the idle device and under a small network. The network is then measured in many
+windows; their standard deviation shows how far a single measurement can be trusted.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ import os
 import platform
 import statistics
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import nn
 
-from ecc.errors import BadMeasurement, EccError
+from ecc.errors import BadMeasurement, EccError, first_line, option_hint
 
 from .counter import CounterProbe, probe_counter
 from .environment import environment
@@ -28,112 +28,77 @@ from .runner import prepare_runner
 from .window import measure
 from .workload import make_workload
 
-Say = Callable[[str], object]
-
 _ACCELERATORS = ("cuda", "mps", "xpu")
-_QUICK_SECONDS = 1.0  # that a counter is watched without a self-test
-_MIN_WINDOWS, _MAX_WINDOWS = 5, 30  # a standard deviation of fewer says little
+_QUICK_SECONDS = 1.0  # observation of a counter without self-test
+_MIN_WINDOWS, _MAX_WINDOWS = 5, 30
 _WARMUP_RUNS = 10
 
 
 @dataclass(frozen=True, kw_only=True)
 class SelfTest:
-    """The small network, measured over and over."""
+    """Repeated measurement of a small network."""
 
     device: str
     """Where it ran."""
 
     measurement: Measurement
 
-    @property
-    def repeatability(self) -> float:
-        """Relative standard deviation of the joules of one window."""
-        joules = [window.joules for window in self.measurement.windows]
-        return statistics.stdev(joules) / statistics.fmean(joules)
+    repeatability: float
+    """Relative standard deviation of the energy of one window."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MeterFinding:
-    """One meter: what it is and how well it measures, or why it does not work."""
+    """One meter: how well it measures, or why it does not work."""
 
     spec: str
-    """What to say to use it: nvml, rapl, ..."""
+    """Name to pass as meter: nvml, rapl, ..."""
 
-    reason: str
-    """Why it does not work; or, when it does, what it reads."""
-
-    remedy: str = ""
-    """The command that would make it work, where there is one."""
-
-    info: MeterInfo | None = None
-    """What it is; None if it does not work."""
+    works: bool = False
+    """Whether it was opened and read."""
 
     is_meter: bool = False
-    """Whether it reads a device; not so for estimates and replays."""
+    """Whether it reads a device; false for estimates and replays."""
+
+    reason: str
+    """What it reads if it works; otherwise why it does not."""
+
+    remedy: str = ""
+    """A command that would make it work, if there is one."""
+
+    info: MeterInfo | None = None
+    """Description; None if it does not work."""
 
     counter: CounterProbe | None = None
-    """How its counter behaves; None if it has none, or could not be watched."""
+    """Properties of its counter; None if it has none, or could not be observed."""
 
     self_test: SelfTest | None = None
-    """None if it was left out, or failed."""
+    """None if it was skipped, or failed."""
 
     trouble: str = ""
-    """Why watching the counter or the self-test failed, or could not be done."""
-
-    @property
-    def works(self) -> bool:
-        """Whether it opened and was read."""
-        return self.info is not None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        test = self.self_test
-        return {
-            "spec": self.spec,
-            "works": self.works,
-            "is_meter": self.is_meter,
-            "reason": self.reason,
-            "remedy": self.remedy,
-            "info": None if self.info is None else self.info.to_dict(),
-            "counter": None if self.counter is None else asdict(self.counter),
-            "self_test": test
-            and {
-                "device": test.device,
-                "repeatability": test.repeatability,
-                "measurement": test.measurement.to_dict(),
-            },
-            "trouble": self.trouble,
-        }
+    """Why the counter could not be observed, or the self-test failed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DoctorReport:
     """A machine and its meters."""
 
-    machine: dict[str, str]
-    """Versions, processor and GPUs; neither host nor user."""
+    can_measure: bool
+    """Whether a meter that reads a device works here."""
 
-    findings: tuple[MeterFinding, ...]
-    """In the order in which `auto` tries them."""
+    machine: dict[str, str]
+    """Versions, processor and GPUs, without host and user names."""
+
+    meters: tuple[MeterFinding, ...]
+    """Findings in the order of `auto`."""
+
+    fallbacks: dict[str, str]
+    """Other sources of joules, with a description."""
 
     @property
     def working(self) -> tuple[MeterFinding, ...]:
         """The meters that work."""
-        return tuple(finding for finding in self.findings if finding.works)
-
-    @property
-    def can_measure(self) -> bool:
-        """Whether a device can be read here."""
-        return any(finding.is_meter for finding in self.working)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        return {
-            "can_measure": self.can_measure,
-            "machine": self.machine,
-            "meters": [finding.to_dict() for finding in self.findings],
-            "ways_forward": [{"spec": spec, "what": what} for spec, what in FALLBACKS if spec],
-        }
+        return tuple(finding for finding in self.meters if finding.works)
 
 
 def diagnose(
@@ -141,82 +106,102 @@ def diagnose(
     *,
     seconds: float = 10.0,
     quick: bool = False,
-    say: Say = lambda _: None,
+    report: Callable[[str], object] = lambda _: None,
     clock: Clock | None = None,
 ) -> DoctorReport:
-    """Tries the meters of this machine, and tests those that work.
+    """Try the meters of this machine, and test those that work.
 
     Args:
-        spec: `auto` tries every meter that `find_meter` would; otherwise the one to examine.
-        seconds: How long the test of each meter takes, about.
-        quick: Leaves the test out; counters are only watched at rest.
-        say: Is told what is being done.
-        clock: The time; the system's by default.
+        spec: `auto` tries every meter of `find_meter`; otherwise the meter to test.
+        seconds: Approximate duration of the self-test of each meter.
+        quick: Skip the self-test; counters are only observed on the idle device.
+        report: Called with a line of progress.
+        clock: Time functions; those of the system by default.
 
     Raises:
-        NoMeter: If a meter was named and it does not work.
+        NoMeter: If `spec` names a meter that does not work.
     """
     clock = clock or Clock()
     if not seconds >= 1:
-        raise BadMeasurement(f"seconds={seconds:g} is below 1, the least a self-test can take; quick leaves it out.")
-    say("looking for meters")
+        raise BadMeasurement(
+            f"seconds is {seconds:g}; a self-test takes at least 1 second. Skip it with {option_hint('quick', True)}."
+        )
+    report("looking for meters")
     findings: list[MeterFinding] = []
-    for name, reason, remedy, source in _sources(spec):
-        finding = MeterFinding(spec=name, reason=reason, remedy=remedy)
+    for finding, source in _open_sources(spec):
         if source is not None:
             try:
-                finding = replace(finding, info=source.describe(), is_meter=isinstance(source, Meter))
-                if isinstance(source, Meter):  # else there is no counter to watch
-                    finding = _examined(finding, source, seconds, quick, say, clock)
+                finding = replace(finding, works=True, info=source.describe(), is_meter=isinstance(source, Meter))
+                if isinstance(source, Meter):
+                    finding = _test(finding, source, seconds, quick, report, clock)
             finally:
                 close_meter(source)
         findings.append(finding)
-    return DoctorReport(machine=_machine(), findings=tuple(findings))
+    return DoctorReport(
+        can_measure=any(finding.works and finding.is_meter for finding in findings),
+        machine=_machine(),
+        meters=tuple(findings),
+        fallbacks=dict(FALLBACKS),
+    )
 
 
-def _sources(spec: str) -> list[tuple[str, str, str, EnergySource | None]]:
-    """(spec, reason, remedy, open source) of what is to be examined."""
+def _open_sources(spec: str) -> list[tuple[MeterFinding, EnergySource | None]]:
+    """What is known before the test, and the open meter."""
     if spec == "auto":
-        return [(attempt.name, attempt.reason, attempt.remedy, attempt.meter) for attempt in probe_meters()]
+        return [
+            (MeterFinding(spec=attempt.name, reason=attempt.reason, remedy=attempt.remedy), attempt.meter)
+            for attempt in probe_meters()
+        ]
     source = find_meter(spec)
     info = source.describe()
-    return [(spec, f"{info.device}, {info.scope}, {info.reads}", "", source)]
+    return [(MeterFinding(spec=spec, reason=f"{info.device}, {info.scope}, {info.reads}"), source)]
 
 
-def _examined(finding: MeterFinding, meter: Meter, seconds: float, quick: bool, say: Say, clock: Clock) -> MeterFinding:
-    """The finding, with what watching and testing the meter has shown."""
+def _test(
+    finding: MeterFinding,
+    meter: Meter,
+    seconds: float,
+    quick: bool,
+    report: Callable[[str], object],
+    clock: Clock,
+) -> MeterFinding:
+    """The finding with the results of observing and testing the meter."""
     info = meter.describe()
-    device = _device_of(info)
+    device = _device_for(info)
     try:
         if quick or device is None:
-            say(f"{finding.spec}: watching the counter at rest")
+            report(f"{finding.spec}: observing the idle counter")
             finding = replace(finding, counter=probe_counter(meter, None, _QUICK_SECONDS, clock=clock))
             return finding if quick else replace(finding, trouble=_no_device(info))
-        with prepare_runner(*_small_network(device)) as ready:
+        with prepare_runner(*_small_network(device)) as runner:
             started = clock.now()
             for _ in range(_WARMUP_RUNS):
-                ready.run()
-            load, _ = make_workload(ready.run, device.type, clock)
-            say(f"{finding.spec}: watching the counter, at rest and at work")
+                runner.run()
+            load, _ = make_workload(runner.run, device.type, clock)
+            report(f"{finding.spec}: observing the counter, idle and busy")
             counter = probe_counter(meter, load, min(2.0, seconds / 10), clock=clock)
             finding = replace(finding, counter=counter)
             if not counter.moves or counter.tick_seconds is None:
-                stood = "its counter stood still while a network ran: it does not count what runs on"
-                return replace(finding, trouble=f"{stood} {device}.")
+                trouble = f"its counter did not change while a network ran: it does not count work on {device}."
+                return replace(finding, trouble=trouble)
             left = seconds - (clock.now() - started)
-            settings = replace(_settings(counter.tick_seconds, left), mode=ready.mode)
-            say(f"{finding.spec}: measuring a small network {settings.max_repeats} times")
-            result = measure(ready.run, meter, settings, device=device, batch=ready.batch, counter=counter, clock=clock)
-            return replace(finding, self_test=SelfTest(device=str(device), measurement=result))
+            settings = replace(_settings(counter.tick_seconds, left), mode=runner.mode)
+            report(f"{finding.spec}: measuring a small network {settings.max_repeats} times")
+            result = measure(
+                runner.run, meter, settings, device=device, batch=runner.batch, counter=counter, clock=clock
+            )
+            joules = [window.joules for window in result.windows]
+            repeatability = statistics.stdev(joules) / statistics.fmean(joules)
+            test = SelfTest(device=str(device), measurement=result, repeatability=repeatability)
+            return replace(finding, self_test=test)
     except EccError as error:
         return replace(finding, trouble=str(error))
-    except (RuntimeError, OSError) as error:  # torch's, or a driver's
-        first = (str(error).strip().splitlines() or ["no message"])[0]
-        return replace(finding, trouble=f"{type(error).__name__}: {first}")
+    except (RuntimeError, OSError) as error:  # from torch or a driver
+        return replace(finding, trouble=first_line(error))
 
 
 def _settings(tick_seconds: float, left_seconds: float) -> MeasureSettings:
-    """As many windows as there is time for, each as long as those of any measurement."""
+    """As many windows of the usual length as there is time for."""
     usual = MeasureSettings()
     window_seconds = max(usual.window_seconds, usual.min_ticks * tick_seconds)
     windows = int((left_seconds - usual.warmup_seconds) / window_seconds)
@@ -224,12 +209,9 @@ def _settings(tick_seconds: float, left_seconds: float) -> MeasureSettings:
     return MeasureSettings(min_repeats=repeats, max_repeats=repeats)
 
 
-# ---------------------------------------------------------------- what the test runs, and where
-
-
 def _small_network(device: torch.device) -> tuple[nn.Module, torch.Tensor]:
-    """Five convolutions, 29 M MACs an image: small enough for any device, in a batch large enough for a GPU."""
-    with torch.random.fork_rng(devices=[]):  # the caller's random numbers stay as they were
+    """Five convolutions of 29 M MACs per image, and a batch that is large enough for a GPU."""
+    with torch.random.fork_rng(devices=[]):
         model = nn.Sequential(
             *(nn.Conv2d(3, 32, 3, padding=1), nn.ReLU()),
             *(nn.Conv2d(32, 64, 3, stride=2, padding=1), nn.ReLU()),
@@ -241,19 +223,19 @@ def _small_network(device: torch.device) -> tuple[nn.Module, torch.Tensor]:
     return model.to(device), images
 
 
-def _device_of(info: MeterInfo) -> torch.device | None:
+def _device_for(info: MeterInfo) -> torch.device | None:
     """The device whose work the meter sees; None if torch cannot compute there."""
     kinds = info.covers or (*_ACCELERATORS, "cpu")
-    kind = next((kind for kind in (*_ACCELERATORS, "cpu") if kind in kinds and _available(kind)), None)
+    kind = next((kind for kind in (*_ACCELERATORS, "cpu") if kind in kinds and _is_available(kind)), None)
     if kind == "cuda" and info.device_id:
         for index in range(torch.cuda.device_count()):
-            uuid = getattr(torch.cuda.get_device_properties(index), "uuid", None)  # since torch 2.4
+            uuid = getattr(torch.cuda.get_device_properties(index), "uuid", None)
             if uuid is not None and str(uuid).removeprefix("GPU-") == info.device_id.removeprefix("GPU-"):
                 return torch.device("cuda", index)
     return None if kind is None else torch.device(kind)
 
 
-def _available(kind: str) -> bool:
+def _is_available(kind: str) -> bool:
     if kind == "cpu":
         return True
     backend: Any = getattr(torch.backends if kind == "mps" else torch, kind, None)
@@ -263,13 +245,13 @@ def _available(kind: str) -> bool:
 def _no_device(info: MeterInfo) -> str:
     return (
         f"no self-test: the meter sees {' and '.join(info.covers)}, and torch {torch.__version__} cannot compute "
-        f"there. Install the build of torch for this device (https://pytorch.org/get-started)."
+        "there. Install the build of torch for this device (https://pytorch.org/get-started)."
     )
 
 
 def _machine() -> dict[str, str]:
     """Versions, processor and GPUs."""
-    has_cuda = _available("cuda")
+    has_cuda = _is_available("cuda")
     found = environment("cuda" if has_cuda else None)
     name = processor_name()
     found["processor"] = name if name != "processor" else platform.processor() or platform.machine()

@@ -1,8 +1,8 @@
-"""Drift: how the device changed while a profile was measured, seen on one reference network.
+"""Drift of a device during a profile, observed on the dense reference network.
 
-A device warms up, and its energy for the same work with it. The dense network is measured again and again
-between the others; between two such measurements its energy is taken to run straight, on a logarithmic scale,
-and the others are divided by it. A reference that only scatters is not divided by: that would add its noise.
+A device warms up, and the energy of the same work changes. The dense network is therefore measured again and again
+between the samples. Between two such measurements its energy is interpolated linearly on a logarithmic scale, and the
+samples are divided by it. If the reference only shows noise, nothing is divided: that would add its noise.
 """
 
 from __future__ import annotations
@@ -14,42 +14,42 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 MAX_CV = 0.03
-"""A reference that varies by more than this (standard deviation / mean) makes a profile doubtful."""
+"""Largest coefficient of variation (std / mean) of the reference for which a profile is trusted."""
 
 _QUANTILE = 1.645  # one-sided 5 % of the normal distribution
 
 
 @dataclass(frozen=True)
 class Point:
-    """One sample of a profile, as drift sees it."""
+    """One measurement, as far as drift needs it."""
 
     session: int
-    """Rows of one session were measured without a break; drift is not followed across breaks."""
+    """Measurements of one session were made without a break. Drift is not interpolated across breaks."""
 
     value: float
-    """Joules or seconds, positive."""
+    """Joules or seconds."""
 
     is_reference: bool
 
 
 @dataclass(frozen=True, kw_only=True)
 class Drift:
-    """How one reference network varied over a profile."""
+    """Variation of the reference over a profile."""
 
     references: int
-    """How often it was measured."""
+    """Number of reference measurements."""
 
     cv: float
-    """Standard deviation / mean of all its measurements; 0 for a single one."""
+    """Standard deviation / mean of all reference measurements; 0 for a single one."""
 
     span: float
-    """Largest over smallest, less one."""
+    """Largest / smallest - 1."""
 
     noise: float
-    """Standard deviation of a single measurement as neighbours in time tell it: drift is left out."""
+    """Standard deviation of a single measurement without drift, from neighbours in time."""
 
     is_significant: bool
-    """Whether neighbours in time agree better than chance: only then is drift divided out."""
+    """Whether neighbours in time agree better than chance. Only then is drift divided out."""
 
     @property
     def is_steady(self) -> bool:
@@ -57,30 +57,25 @@ class Drift:
         return self.cv <= MAX_CV
 
     def __str__(self) -> str:
-        rule = "divided out" if self.is_significant else "no more than its scatter, left in"
-        return (
-            f"reference measured {self.references} times: spread {self.cv:.2%}, "
-            f"of which noise {self.noise:.2%}; drift {rule}"
-        )
+        rule = "drift corrected" if self.is_significant else "no significant drift"
+        return f"reference measured {self.references} times: std {self.cv:.2%}, noise {self.noise:.2%}; {rule}"
 
 
-def drift_of(points: Sequence[Point]) -> Drift | None:
-    """How the references varied; None without any."""
+def reference_drift(points: Sequence[Point]) -> Drift | None:
+    """Variation of the reference measurements among `points`; None without any."""
     references = [point for point in points if point.is_reference]
     if not references:
         return None
     values = [point.value for point in references]
-    mean = statistics.fmean(values)
     logs = [math.log(value) for value in values]
-    cv = statistics.stdev(values) / mean if len(values) > 1 else 0.0
-    mean_square_step, ratio = _steps(references, logs)
-    # Von Neumann's ratio: 1 for independent values, towards 0 for slow changes. Its variance for normal
+    mean_square_step, ratio = _neighbour_steps(references, logs)
+    # Von Neumann's ratio is 1 for independent values and approaches 0 for slow changes. Its variance for normal
     # values is (n - 2) / (n^2 - 1), Young 1941.
     n = len(values)
     critical = 1 - _QUANTILE * math.sqrt((n - 2) / (n * n - 1)) if n > 2 else 0.0
     return Drift(
         references=n,
-        cv=cv,
+        cv=statistics.stdev(values) / statistics.fmean(values) if n > 1 else 0.0,
         span=max(values) / min(values) - 1,
         noise=math.sqrt(0.5 * mean_square_step),
         is_significant=ratio < critical,
@@ -88,12 +83,11 @@ def drift_of(points: Sequence[Point]) -> Drift | None:
 
 
 def log_drift(points: Sequence[Point]) -> list[float]:
-    """For each sample, the logarithm of how much more than usual the device used at that time.
+    """For each point, the logarithm of reference energy at that time / median reference energy.
 
-    Usual is the median of the references. Before the first reference of a session and after its last, the
-    nearest one counts.
+    Before the first and after the last reference of a session, the nearest reference counts.
     """
-    drift = drift_of(points)
+    drift = reference_drift(points)
     if drift is None or not drift.is_significant:
         return [0.0] * len(points)
     usual = math.log(statistics.median(point.value for point in points if point.is_reference))
@@ -102,12 +96,12 @@ def log_drift(points: Sequence[Point]) -> list[float]:
         if point.is_reference:
             knots.setdefault(point.session, []).append((position, math.log(point.value) - usual))
     return [
-        _interpolated(knots[point.session], position) if point.session in knots else 0.0
+        _interpolate(knots[point.session], position) if point.session in knots else 0.0
         for position, point in enumerate(points)
     ]
 
 
-def _steps(references: Sequence[Point], logs: Sequence[float]) -> tuple[float, float]:
+def _neighbour_steps(references: Sequence[Point], logs: Sequence[float]) -> tuple[float, float]:
     """Mean square difference of neighbours within a session, and its ratio to twice the variance."""
     squares = [
         (logs[i + 1] - logs[i]) ** 2 for i in range(len(logs) - 1) if references[i].session == references[i + 1].session
@@ -119,8 +113,7 @@ def _steps(references: Sequence[Point], logs: Sequence[float]) -> tuple[float, f
     return mean_square, mean_square / (2 * variance)
 
 
-def _interpolated(knots: Sequence[tuple[int, float]], position: int) -> float:
-    """At a position; knots are in ascending order, and are searched by halves, as a long profile has many."""
+def _interpolate(knots: Sequence[tuple[int, float]], position: int) -> float:
     after = bisect_right(knots, (position, math.inf))
     if after in (0, len(knots)):
         return knots[min(after, len(knots) - 1)][1]

@@ -1,8 +1,8 @@
-"""How well a profile can be learnt so far, and whether more samples still help.
+"""Stop a profile when more samples no longer improve a fit.
 
-The model is the quickest that is physical: a constant, MACs, MACs of grouped convolutions, bytes of activations
-and bytes of weights, each with a price of at least 0. It is no energy model to compress with, but what it cannot
-learn from more samples, noise and steps of the hardware, a better model will hardly learn either.
+The quick fit has five terms: a constant, MACs, MACs of grouped convolutions, bytes of activations and bytes of weights,
+each with a coefficient of at least 0. It is not the energy model that is used later. But errors that it cannot reduce
+with more samples, such as noise and steps of the hardware, remain for better models too.
 """
 
 from __future__ import annotations
@@ -19,53 +19,53 @@ from ecc.graph import ChannelGraph
 
 from .profile import Profile
 
-ErrorOf: TypeAlias = Callable[[ChannelGraph, Profile], float | None]
-"""Cross-validated relative error of a model on a profile; None as long as there are too few samples."""
+FitError: TypeAlias = Callable[[ChannelGraph, Profile], float | None]
+"""Cross-validated relative error of a fit of a profile; None with too few samples."""
 
 CHECK_EVERY = 10
-"""Rows from one look at the error to the next."""
+"""Samples between two checks of the error."""
 
 MIN_SAMPLES = 40
-"""No profile is stopped before: fewer samples agree by luck. In simulation 40 already beat the paper's 3 %."""
+"""Fewest samples before stopping: with fewer, a low error may be luck."""
 
 _FOLDS = 5
-_MIN_TO_LEARN = 10
-_IN_A_ROW = 2  # looks at which the error must be below its target
-_PATIENCE = 5  # looks without improvement after which more samples are taken to be in vain
-_IMPROVEMENT = 0.05  # a relative fall of the error that counts as one
+_MIN_TO_FIT = 10
+_CHECKS_BELOW_TARGET = 2  # consecutive checks below the target
+_PATIENCE = 5  # checks without improvement before stopping
+_IMPROVEMENT = 0.05  # relative decrease that counts as improvement
 
 
 def parse_share(text: str) -> float:
-    """The share that `2%` or `0.02` names.
+    """Parse a fraction, such as `2%` or `0.02`.
 
     Raises:
-        BadMeasurement: If it is neither.
+        BadMeasurement: If the text is not a number.
     """
     number, percent = text.strip().removesuffix("%"), text.strip().endswith("%")
     try:
         return float(number) / (100 if percent else 1)
     except ValueError:
-        raise BadMeasurement(f"{text!r} is not a share; write it as 2% or 0.02.") from None
+        raise BadMeasurement(f"{text!r} is not a fraction; write 2% or 0.02.") from None
 
 
 def quick_error(graph: ChannelGraph, profile: Profile) -> float | None:
-    """Mean relative error of five pooled physical terms on samples they were not fitted to.
+    """Mean relative error of the quick fit in five-fold cross-validation.
 
     Args:
         graph: Counts MACs and bytes.
-        profile: Of this graph.
+        profile: A profile of this graph.
 
     Returns:
-        The error, five-fold; None with fewer than ten networks.
+        The error, or None with fewer than ten samples.
     """
-    from scipy.optimize import nnls  # a quarter of a second, which most commands need not spend
+    from scipy.optimize import nnls  # slow to import
 
     samples = profile.corrected(allow_drift=True)
-    if len(samples) < _MIN_TO_LEARN:
+    if len(samples) < _MIN_TO_FIT:
         return None
     joules = np.array([sample.joules for sample in samples])
-    terms = features(graph, [profile.named(sample.widths) for sample in samples])
-    # Divided by the joules, least squares minimise relative errors.
+    terms = _features(graph, [profile.widths_by_group(sample.widths) for sample in samples])
+    # Dividing by the joules makes least squares minimise relative errors.
     relative = terms / terms.max(axis=0).clip(min=1) / joules[:, None]
     fold = np.arange(len(samples)) % _FOLDS
     errors = np.empty(len(samples))
@@ -75,75 +75,75 @@ def quick_error(graph: ChannelGraph, profile: Profile) -> float | None:
     return float(np.abs(errors).mean())
 
 
-def features(graph: ChannelGraph, networks: list[dict[str, int]]) -> NDArray[np.float64]:
-    """One row a network: 1, MACs, MACs of grouped convolutions, activation bytes, weight bytes."""
+def _features(graph: ChannelGraph, configurations: list[dict[str, int]]) -> NDArray[np.float64]:
+    """One row per configuration: 1, MACs, MACs of grouped convolutions, activation bytes, weight bytes."""
     grouped = torch.tensor([layer.kind == "grouped conv" for layer in graph.layers])
     rows = []
-    for named in networks:
-        widths = graph.widths(named)
+    for configuration in configurations:
+        widths = graph.widths(configuration)
         macs = graph.costs.macs_per_layer(widths)
         activation, weight = graph.costs.activation_bytes(widths), graph.costs.weight_bytes(widths)
         rows.append([1.0, float(macs[~grouped].sum()), float(macs[grouped].sum()), float(activation), float(weight)])
     return np.array(rows)
 
 
-def looks(networks: int) -> list[int]:
-    """At how many networks the error is looked at, up to a number: every ten, and every tenth part when it is many."""
+def check_points(samples: int) -> list[int]:
+    """Sample counts at which the error is checked: every ten, and every tenth part of large profiles."""
     found = [CHECK_EVERY]
-    while found[-1] <= networks:
+    while found[-1] <= samples:
         found.append(found[-1] + max(1, found[-1] // (10 * CHECK_EVERY)) * CHECK_EVERY)
     return found[:-1]
 
 
 class EarlyStop:
-    """Watches the error while a profile grows.
+    """Checks the error while a profile grows.
 
-    What it says depends on the profile alone and not on when it was asked, so that a profile that was
-    interrupted stops at the same sample.
+    The decision depends only on the profile, so an interrupted profile stops at the same sample.
 
     Args:
-        graph: Of the profile.
-        target_error: The error to reach; None never stops.
-        error_of: The model that is learnt.
+        graph: Graph of the profile.
+        target_error: Relative error to reach; None never stops.
+        fit_error: Computes the error.
     """
 
-    def __init__(self, graph: ChannelGraph, target_error: float | None, error_of: ErrorOf = quick_error) -> None:
+    def __init__(self, graph: ChannelGraph, target_error: float | None, fit_error: FitError = quick_error) -> None:
         self.error: float | None = None
-        """At the last look."""
-        self._graph, self._target_error, self._error_of = graph, target_error, error_of
+        """Error at the last check."""
+        self._graph, self._target_error, self._fit_error = graph, target_error, fit_error
         self._errors: dict[int, float | None] = {}
-        self._looked_at = 0
+        self._checked_at = 0
 
-    def is_due(self, networks: int) -> bool:
-        """Whether it is time for a look that was not made."""
-        return networks > self._looked_at and bool(looks(networks)) and looks(networks)[-1] > self._looked_at
+    def is_due(self, samples: int) -> bool:
+        """Whether the error must be checked at this number of samples."""
+        points = check_points(samples) if samples > self._checked_at else []
+        return bool(points) and points[-1] > self._checked_at
 
     def reason(self, profile: Profile) -> str | None:
-        """Looks at the error: why to stop, or None to go on."""
-        counts = looks(len(profile.design_samples))
+        """Check the error. Returns a reason to stop, or None to continue."""
+        counts = check_points(len(profile.design_samples))
         if not counts:
             return None
-        self._looked_at = counts[-1]
-        self.error = self._at(counts[-1], profile)
+        self._checked_at = counts[-1]
+        self.error = self._error_at(counts[-1], profile)
         counts = [count for count in counts if count >= MIN_SAMPLES]
         if self._target_error is None or self.error is None or not counts:
             return None
-        latest = [self._at(count, profile) for count in counts[-_IN_A_ROW:]]
-        if len(latest) == _IN_A_ROW and all(error is not None and error < self._target_error for error in latest):
+        latest = [self._error_at(count, profile) for count in counts[-_CHECKS_BELOW_TARGET:]]
+        if len(latest) == _CHECKS_BELOW_TARGET and all(e is not None and e < self._target_error for e in latest):
             return (
-                f"the error of the fit is {self.error:.2%}, below {self._target_error:.2%}, with {counts[-1]} networks"
+                f"the error of the fit is {self.error:.2%}, below {self._target_error:.2%}, with {counts[-1]} samples"
             )
         if len(counts) <= _PATIENCE:
             return None
-        before, *since = (self._at(count, profile) for count in counts[-_PATIENCE - 1 :])
+        before, *since = (self._error_at(count, profile) for count in counts[-_PATIENCE - 1 :])
         if before is not None and all(e is not None and e > (1 - _IMPROVEMENT) * before for e in since):
             return (
-                f"the error of the fit has stopped improving: {before:.2%} with {counts[-_PATIENCE - 1]} "
-                f"networks, {self.error:.2%} with {counts[-1]}"
+                f"the error of the fit no longer improves: {before:.2%} with {counts[-_PATIENCE - 1]} samples, "
+                f"{self.error:.2%} with {counts[-1]}"
             )
         return None
 
-    def _at(self, count: int, profile: Profile) -> float | None:
+    def _error_at(self, count: int, profile: Profile) -> float | None:
         if count not in self._errors:
-            self._errors[count] = self._error_of(self._graph, profile.first(count))
+            self._errors[count] = self._fit_error(self._graph, profile.head(count))
         return self._errors[count]

@@ -1,4 +1,4 @@
-"""The software that a network is measured under: as much a part of its energy as the device."""
+"""Versions of the software under which a network is measured; they influence its energy as the device does."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import torch
 
 
 def environment(device_type: str | None, *, proc: Path = Path("/proc")) -> dict[str, str]:
-    """Versions of what computes; neither host nor user.
+    """Versions of the software, without host and user names.
 
     Args:
-        device_type: torch's name of the device: its libraries are told too. None where nothing runs.
-        proc: Where Linux tells the version of NVIDIA's driver.
+        device_type: torch device type, whose libraries are included; None if nothing runs.
+        proc: The proc file system, where Linux shows the version of NVIDIA's driver.
     """
     from ecc import __version__
 
@@ -35,20 +35,20 @@ def environment(device_type: str | None, *, proc: Path = Path("/proc")) -> dict[
 
 
 def _nvidia_driver(proc: Path) -> str:
-    """From Linux, which says `NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar ...`, or NVML."""
+    """Driver version from `NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar ...`, or from NVML."""
     try:
         words = (proc / "driver" / "nvidia" / "version").read_text(encoding="utf-8").split()
     except OSError:
-        words = [_driver_by_nvml()]
+        words = [_nvml_driver()]
     versions = (word for word in words if "." in word and word.replace(".", "").isdecimal())
     return next(versions, "unknown")
 
 
-def _driver_by_nvml() -> str:
+def _nvml_driver() -> str:
     try:
         nvml: Any = importlib.import_module("pynvml")
         nvml.nvmlInit()
         version = nvml.nvmlSystemGetDriverVersion()
-    except Exception:  # noqa: BLE001 - no library, no driver, no permission: then it is not known
+    except Exception:  # noqa: BLE001 - no library, no driver or no permission
         return ""
     return version.decode() if isinstance(version, bytes) else str(version)

@@ -1,28 +1,27 @@
-"""How to measure (`MeasureSettings`) and what comes out (`Measurement`)."""
+"""Settings of a measurement (`MeasureSettings`) and its result (`Measurement`)."""
 
 from __future__ import annotations
 
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
+from typing import Literal, get_args
 
 from scipy.special import stdtrit
 
 from ecc.errors import BadMeasurement
+from ecc.options import check_options, option
 
 from .meter import Declared, DeviceState, MeterInfo, Provenance
-from .runner import (
-    INPUT_DATA,
-    MEMORY_FORMATS,
-    MODES,
-    PRECISIONS,
-    InputData,
-    MemoryFormat,
-    Mode,
-    Precision,
-)
+
+Mode = Literal["auto", "eager", "graph", "compile"]
+Precision = Literal["fp32", "tf32", "fp16", "bf16"]
+MemoryFormat = Literal["contiguous", "channels_last"]
+InputData = Literal["random", "example"]
+
+MAX_WINDOW_SECONDS = 3600.0
+"""Longest window that a user may set."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,113 +29,98 @@ class MeasureSettings:
     """How a network is run, and how long it is measured.
 
     Raises:
-        BadMeasurement: If a value is out of its range.
+        EccError: If a value is out of its range.
     """
 
-    mode: Mode = "auto"
-    """`eager`, `graph` (CUDA graph) or `compile` (torch.compile). `auto` runs a CUDA graph where the network can be
-    captured, because one launch for all kernels repeats better than many, and eager elsewhere. What it chose stands in
-    the result."""
-
-    precision: Precision = "fp32"
-    """`fp32` (no TF32), `tf32`, `fp16` or `bf16`."""
-
-    memory_format: MemoryFormat = "contiguous"
-    """`contiguous` or `channels_last`."""
-
-    cudnn_autotune: bool = True
-    """Lets cuDNN choose its algorithms by trying them, during the warm-up."""
-
-    input_data: InputData = "random"
-    """`random` measures on normal random numbers of the example's shape, `example` on the example itself."""
-
-    window_seconds: float = 0.5
-    """The least length of a window."""
-
-    min_ticks: int = 10
-    """The least number of counter ticks in a window, whatever its length."""
-
-    max_window_seconds: float = 30.0
-    """A counter too slow for `min_ticks` in this time is refused."""
-
-    target_relative_ci: float = 0.015
-    """Windows are repeated until the 95 % interval of the mean is narrower than this, to either side."""
-
-    min_repeats: int = 3
-    """The least number of windows."""
-
-    max_repeats: int = 8
-    """The most windows; the interval that was reached is reported, whatever it is."""
-
-    warmup_seconds: float = 0.3
-    """Under load before the first window; longer if the sensor remembers longer."""
-
-    warmup_runs: int = 10
-    """Inferences before anything is timed: algorithms are chosen, memory is allocated."""
-
-    probe_seconds: float = 2.0
-    """How long the counter is watched, idle and busy, when no `CounterProbe` is given."""
-
-    allow_shared: bool = False
-    """Measures although other processes compute on the device."""
-
-    allow_throttling: bool = False
-    """Measures although the device protects itself from heat."""
+    mode: Mode = option(
+        "auto",
+        "Execution mode: eager, graph (CUDA graph), compile (torch.compile), or auto (a CUDA graph if the network can "
+        "be captured, because it repeats better; else eager).",
+        choices=get_args(Mode),
+    )
+    precision: Precision = option(
+        "fp32", "Numerical precision: fp32 (no TF32), tf32, fp16 or bf16.", choices=get_args(Precision)
+    )
+    memory_format: MemoryFormat = option(
+        "contiguous",
+        "Memory format of weights and inputs: contiguous or channels_last.",
+        choices=get_args(MemoryFormat),
+    )
+    cudnn_autotune: bool = option(
+        True, "Let cuDNN choose its algorithms by measuring them during the warm-up.", flag="autotune"
+    )
+    input_data: InputData = option(
+        "random",
+        "Input data: random (normal random numbers) or example (the example input itself).",
+        choices=get_args(InputData),
+    )
+    window_seconds: float = option(
+        0.5,
+        "Minimum length of a window in seconds.",
+        range=(0.001, MAX_WINDOW_SECONDS),
+        flag="window",
+        metavar="SECONDS",
+    )
+    min_ticks: int = option(10, "Minimum number of counter ticks in a window.", range=(1, None), metavar="N")
+    max_window_seconds: float = option(
+        30.0, "Longest window. A counter that needs more time for min_ticks is refused.", above=0, metavar="SECONDS"
+    )
+    target_relative_ci: float = option(
+        0.015, "Repeat windows until the 95 % CI of the mean is below this fraction.", range=(1e-6, None)
+    )
+    min_repeats: int = option(3, "Minimum number of windows.", range=(1, None), metavar="N")
+    max_repeats: int = option(8, "Maximum number of windows.", range=(1, None), metavar="N")
+    warmup_seconds: float = option(
+        0.3, "Time under load before the first window; at least the meter's settling time.", range=(0, None)
+    )
+    warmup_runs: int = option(10, "Inferences before anything is timed.", range=(1, None), metavar="N")
+    probe_seconds: float = option(
+        2.0, "How long the counter is observed, idle and busy, before measuring.", range=(0.001, None)
+    )
+    allow_shared: bool = option(False, "Measure although other processes use the device.")
+    allow_throttling: bool = option(False, "Measure although the device throttles.")
 
     def __post_init__(self) -> None:
-        for name, allowed in (
-            ("mode", MODES),
-            ("precision", PRECISIONS),
-            ("memory_format", MEMORY_FORMATS),
-            ("input_data", INPUT_DATA),
-        ):
-            if getattr(self, name) not in allowed:
-                raise BadMeasurement(f"{name}={getattr(self, name)!r} is unknown; give one of {allowed}.")
-        for name, least in (
-            ("window_seconds", 0.001),
-            ("min_ticks", 1),
-            ("max_window_seconds", self.window_seconds),
-            ("target_relative_ci", 1e-6),
-            ("min_repeats", 1),
-            ("max_repeats", self.min_repeats),
-            ("warmup_seconds", 0),
-            ("warmup_runs", 1),
-            ("probe_seconds", 0.001),
-        ):
-            if not getattr(self, name) >= least:
-                raise BadMeasurement(f"{name}={getattr(self, name)} is below {least}, the least it may be.")
+        check_options(self)
+        if self.max_window_seconds < self.window_seconds:
+            raise BadMeasurement(
+                f"max_window_seconds is {self.max_window_seconds:g}; it must not be below "
+                f"window_seconds={self.window_seconds:g}."
+            )
+        if self.max_repeats < self.min_repeats:
+            raise BadMeasurement(f"max_repeats is {self.max_repeats}; give at least min_repeats={self.min_repeats}.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Window:
-    """One window, from a tick to a tick."""
+    """One window, from one counter tick to another."""
 
     joules: float
-    """Per inference, gross."""
+    """Gross energy per inference."""
 
     seconds: float
-    """Per inference."""
+    """Time per inference."""
 
     window_seconds: float
-    """Its length."""
+    """Length of the window."""
 
     inferences: float
-    """Done within it; a fraction where the device was amid a chunk."""
+    """Inferences within the window; fractional where its edge falls inside a chunk of work."""
 
     ticks: int
-    """Counter ticks within it."""
+    """Counter ticks within the window."""
 
     edge_error: float
-    """Relative standard error from how closely its first and last tick were seen."""
+    """Relative standard error from the uncertainty of the times of the first and last tick."""
 
     polling_share: float
-    """Share of its time that the host spent reading the counter."""
+    """Fraction of the window that the host spent reading the counter."""
 
     host_bound_share: float
-    """Share of its chunks before which the host was never ahead: near 1 where launches set the pace."""
+    """Fraction of chunks that the device waited for; near 1 if the launches limit the speed."""
 
     state: DeviceState | None = None
-    """The device at its end."""
+    """State of the device at the end of the window."""
 
     @property
     def watts(self) -> float:
@@ -146,31 +130,31 @@ class Window:
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement:
-    """Energy and time of one inference of one batch, with all that is needed to trust or doubt them."""
+    """Energy and time of one inference of one batch, with the details needed to judge them."""
 
     joules: float
-    """Per inference, gross: what the meter says. The number that budgets are about."""
+    """Gross energy per inference, as the meter reads it. Budgets refer to this number."""
 
     seconds: float
-    """Per inference."""
+    """Time per inference."""
 
     net_joules: float | None
-    """Per inference, less what the device draws idle in the same time; None without an idle reading."""
+    """Energy per inference minus idle power times `seconds`; None without an idle reading."""
 
     idle_watts: float | None
-    """The idle power that was taken off for `net_joules`."""
+    """Idle power that was subtracted for `net_joules`."""
 
     relative_ci: float | None
-    """Half the width of the 95 % interval of the mean, relative; None with a single window."""
+    """Half width of the 95 % CI of the mean, relative; None with a single window."""
 
     batch: int
     """Items in one inference."""
 
     device_type: str
-    """Where the network ran: cpu, cuda, ..."""
+    """torch device type on which the network ran."""
 
     combined_by: str
-    """How windows became one number: `median`, or `lower quartile` where CPU time is metered."""
+    """How windows were combined: `median`, or `lower quartile` for CPU time."""
 
     tick_seconds: float
     """Period of the counter."""
@@ -181,7 +165,7 @@ class Measurement:
 
     @property
     def label(self) -> str:
-        """Measured, estimated or declared: belongs beside every number."""
+        """Label of the provenance, shown next to every number."""
         return self.meter.label
 
     @property
@@ -191,102 +175,82 @@ class Measurement:
 
     @property
     def joules_per_item(self) -> float:
-        """Gross, of one item of the batch: joules per image."""
+        """Gross energy per item of the batch, such as joules per image."""
         return self.joules / self.batch
 
     @property
     def converged(self) -> bool:
-        """Whether the windows agree as closely as was asked for."""
+        """Whether the confidence interval reached `target_relative_ci`."""
         return self.relative_ci is not None and self.relative_ci <= self.settings.target_relative_ci
 
     @property
     def ticks(self) -> int:
-        """Counter ticks of the window that had the fewest."""
+        """Fewest counter ticks of any window."""
         return min(window.ticks for window in self.windows)
 
     @property
     def edge_error(self) -> float:
-        """The largest of the windows: relative standard error from how closely their ticks were seen."""
+        """Largest edge error of any window."""
         return max(window.edge_error for window in self.windows)
 
     @property
     def polling_share(self) -> float:
-        """The largest of the windows: share of the time that the host spent reading the counter."""
+        """Largest polling share of any window."""
         return max(window.polling_share for window in self.windows)
 
     @property
     def host_bound_share(self) -> float:
-        """The largest of the windows: near 1 where launches, not the device, set the pace."""
+        """Largest host-bound share of any window."""
         return max(window.host_bound_share for window in self.windows)
 
     @property
     def temperature_celsius(self) -> float | None:
         """Median over the windows."""
-        return _median(self.windows, "temperature_celsius")
+        return self._median("temperature_celsius")
 
     @property
     def clock_mhz(self) -> float | None:
         """Median over the windows."""
-        return _median(self.windows, "clock_mhz")
+        return self._median("clock_mhz")
 
     @property
     def sensor_watts(self) -> float | None:
-        """The device's own power reading, median over the windows; agrees with `watts` or is refused."""
-        return _median(self.windows, "power_watts")
+        """Power reading of the device, median over the windows."""
+        return self._median("power_watts")
 
     @property
     def power_capped(self) -> bool:
         """Whether the device ran at its power limit in any window."""
         return any(window.state is not None and window.state.power_capped for window in self.windows)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON, derived ones included."""
-        values = {**asdict(self), "meter": self.meter.to_dict()}
-        return {**values, **{name: getattr(self, name) for name in _DERIVED}}
-
     def __str__(self) -> str:
         spread = "" if self.relative_ci is None else f" +- {self.relative_ci:.1%}"
+        items = "" if self.batch == 1 else f" of {self.batch} items"
         return (
-            f"{self.joules:.4g} J{spread} and {self.seconds:.4g} s an inference of {self.batch}, "
+            f"{self.joules:.4g} J{spread} and {self.seconds:.4g} s per inference{items}, "
             f"{self.watts:.1f} W ({self.label}: {self.meter.device}, {self.meter.scope})"
         )
 
-
-_DERIVED = tuple(name for name, value in vars(Measurement).items() if isinstance(value, property))
-
-
-# ---------------------------------------------------------------- windows to one number
-
-
-def combine(windows: Sequence[Window], provenance: Provenance) -> tuple[float, float, str]:
-    """Joules and seconds per inference over all windows, and the name of the rule."""
-    rule = "lower quartile" if isinstance(provenance, Declared) else "median"
-    joules = combined([window.joules for window in windows], provenance)
-    return joules, combined([window.seconds for window in windows], provenance), rule
+    def _median(self, name: str) -> float | None:
+        values = [getattr(window.state, name) for window in self.windows if window.state is not None]
+        known = [value for value in values if value is not None]
+        return statistics.median(known) if known else None
 
 
-def combined(values: Sequence[float], provenance: Provenance) -> float:
-    """One number for repeats of one measurement.
+def combine_repeats(values: Sequence[float], provenance: Provenance) -> float:
+    """Combine repeats of one measurement to one number.
 
-    The median shrugs off a disturbed window. Where CPU time is metered, disturbances only ever add, so the
-    lower quartile repeats better.
+    The median ignores a disturbed window. Disturbances only ever add CPU time, so the lower quartile repeats better
+    where CPU time is metered.
     """
-    return _lower_quartile(values) if isinstance(provenance, Declared) else statistics.median(values)
+    if not isinstance(provenance, Declared):
+        return statistics.median(values)
+    return statistics.quantiles(values, n=4, method="inclusive")[0] if len(values) > 1 else values[0]
 
 
 def relative_interval(values: Sequence[float]) -> float | None:
-    """Half the width of the 95 % t-interval of the mean, relative to the mean; None for a single value."""
+    """Half width of the 95 % t-interval of the mean, relative to the mean; None for a single value."""
     if len(values) < 2:
         return None
     quantile = float(stdtrit(len(values) - 1, 0.975))
     return quantile * statistics.stdev(values) / math.sqrt(len(values)) / statistics.fmean(values)
-
-
-def _lower_quartile(values: Sequence[float]) -> float:
-    return statistics.quantiles(values, n=4, method="inclusive")[0] if len(values) > 1 else values[0]
-
-
-def _median(windows: Sequence[Window], name: str) -> float | None:
-    values = [getattr(window.state, name) for window in windows if window.state is not None]
-    known = [value for value in values if value is not None]
-    return statistics.median(known) if known else None

@@ -1,76 +1,287 @@
-"""`Profile`: the energy of many widths of one network, and the file it is kept in.
+"""`Profile`: measured energy of many width configurations of one network, and its file.
 
-The file holds JSON lines: a header, then one line a measurement, appended and never changed. The networks of
-the design are read by pandas in one line, compressed (.gz) or not:
+The file has one JSON record per line: a header, then one sample per line, appended and never changed. It may be
+compressed (.gz). pandas reads it in one line:
 
     pandas.read_json("digits.profile", lines=True).dropna(subset="index")
 
-`dropna` leaves out the header and the measurements of the dense reference, which have no `index`. The widths of a
-sample stand in the order of `network.groups` of the header, which is the first value of the column `header`:
+`dropna` removes the header and the measurements of the dense reference, which have no `index`. The widths of a sample
+are in the order of `groups` of the header:
 
-    pandas.read_json("digits.profile", lines=True).header[0]["network"]["groups"]
+    pandas.read_json("digits.profile", lines=True).header[0]["groups"]
+
+Joules and seconds are gross values of one inference of the whole batch.
 """
 
 from __future__ import annotations
 
 import gzip
 import io
-import json
 import math
 import statistics
 import zlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, Literal
 
-from ecc.errors import BadFile, BadMeasurement, EccError
-from ecc.graph import ChannelGraph
+from msgspec import Meta
+
+from ecc.errors import BadFile, BadMeasurement, option_hint
+from ecc.graph import ChannelGraph, StructureSpec
 from ecc.io import MAX_BYTES, read_bytes, write_bytes
+from ecc.records import from_json, to_builtins, to_json
+from ecc.task import Inputs, batch_size_of
 
-from .drift import MAX_CV, Drift, Point, drift_of, log_drift
-from .measurement import combined, relative_interval
-from .profile_header import ProfileHeader
-from .samples import Sample, sample_line
+from .counter import CounterProbe
+from .design import Design, Shard
+from .drift import MAX_CV, Drift, Point, log_drift, reference_drift
+from .measurement import MeasureSettings, combine_repeats, relative_interval
+from .meter import MeterInfo
 
-_T = TypeVar("_T")
+VERSION = 3
+HEADER_START = b'{"header":{"format":"ecc profile"'
+"""First bytes of every profile."""
 
-DRIFT_REMEDY = (
-    "Measure again on a device that nothing else uses, with longer windows (ecc profile --window 2, window_seconds=2), "
-    "or accept it with ecc fit --allow-drift (allow_drift=True)."
-)
-"""What to do where the reference varied by more than is trusted."""
+MAX_PROFILE_BYTES = 256 << 20
+"""Size limit of a profile, about a million samples."""
+
+MAX_DEVICE_DIFFERENCE = 0.02
+"""Largest relative difference of the reference between devices whose profiles are merged."""
+
+Count = Annotated[int, Meta(ge=0)]
+Positive = Annotated[float, Meta(gt=0)]
+NotNegative = Annotated[float, Meta(ge=0)]
+
+# --- header ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class MergedPart:
+    """One of the profiles that were merged."""
+
+    shard: Shard | None
+    device_id: str
+    created: str | None
+    reference_joules: float
+    """Median energy of the dense reference on this device."""
+    rescaled_by: float | None
+    """Factor by which its joules were multiplied; None if they were not."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProfileHeader:
+    """Network, input, device, meter, settings, design and software of a profile: what its numbers mean.
+
+    A profile contains one network, on one device, run in one way. Samples are only appended under an equal header.
+
+    Raises:
+        ValueError: If the groups do not fit the structure.
+    """
+
+    format: Literal["ecc profile"] = "ecc profile"
+    version: Literal[3] = 3
+    created: str | None = None
+    """UTC time; None for computed profiles, so that equal ones are equal files."""
+    groups: tuple[str, ...]
+    """Prunable groups, in the order of the widths of each sample."""
+    full_widths: tuple[int, ...]
+    """Full widths of those groups."""
+    input_shapes: dict[str, tuple[int, ...]]
+    """Shapes of the inputs by argument name or position."""
+    batch: Annotated[int, Meta(ge=1)]
+    """Items in one inference."""
+    meter: MeterInfo
+    device_type: str | None = None
+    """torch device type on which the networks ran; None if nothing was run."""
+    settings: MeasureSettings | None = None
+    """How the networks were run and measured; None if nothing was run. Its mode is never `auto`."""
+    mode_reason: str | None = None
+    """Why this execution mode was used."""
+    design: Design
+    counter: CounterProbe | None = None
+    """Properties of the meter's counter."""
+    environment: dict[str, str]
+    """Versions of the software."""
+    merged_from: tuple[MergedPart, ...] = ()
+    """Parts of a merged profile."""
+    structure: StructureSpec
+    """The network as far as costs depend on it, so that a profile can be fitted by itself."""
+
+    def __post_init__(self) -> None:
+        full = dict(zip(self.structure.groups, self.structure.full_widths, strict=True))
+        if [full.get(name) for name in self.groups] != list(self.full_widths):
+            raise ValueError("groups and full widths do not fit the structure")
+        if not all(name.isprintable() for name in self.structure.groups):
+            raise ValueError("the name of a group contains control characters")
+
+    @classmethod
+    def of(cls, graph: ChannelGraph, example_input: Inputs, **fields: Any) -> ProfileHeader:
+        """The header for a graph and an example input; other fields as keyword arguments."""
+        if isinstance(example_input, dict):
+            named = example_input
+        else:
+            tensors = example_input if isinstance(example_input, tuple) else (example_input,)
+            named = {str(position): tensor for position, tensor in enumerate(tensors)}
+        return cls(
+            structure=graph.structure,
+            groups=tuple(group.name for group in graph.prunable),
+            full_widths=tuple(group.width for group in graph.prunable),
+            input_shapes={name: tuple(tensor.shape) for name, tensor in named.items()},
+            batch=batch_size_of(example_input),
+            **fields,
+        )
+
+    @property
+    def fingerprint(self) -> str:
+        """Fingerprint of the channel graph."""
+        return self.structure.fingerprint
+
+    @property
+    def label(self) -> str:
+        """Label of the provenance, shown next to every number."""
+        return self.meter.label
+
+
+_MAY_DIFFER = {
+    "created",
+    "counter",
+    "design.samples",
+    "design.rounds",
+    "environment.ecc",
+    "environment.python",
+    "meter.notes",
+    "mode_reason",
+}
+"""Fields that do not change the measured energy, and the size of the design, which may grow."""
+
+
+def header_conflict(
+    old: ProfileHeader, new: ProfileHeader, *, ignore: frozenset[str] = frozenset()
+) -> tuple[str, Any, Any] | None:
+    """The first field in which two headers contradict each other, with both values; None if they agree.
+
+    Args:
+        old: One header.
+        new: The other header.
+        ignore: Further fields that may differ, such as `design.shard`.
+    """
+    mine, other = dict(_flatten(to_builtins(old))), dict(_flatten(to_builtins(new)))
+    computed = old.device_type is None and new.device_type is None
+    # Inputs first: a different input shape also changes the fingerprint.
+    for name in sorted({**mine, **other}, key=lambda name: not name.startswith(("batch", "input_shapes"))):
+        if name in _MAY_DIFFER or name.partition(".")[0] in _MAY_DIFFER or name in ignore:
+            continue
+        if computed and name.startswith("environment."):
+            continue  # computed numbers do not depend on the software
+        if mine.get(name) != other.get(name):
+            return name, mine.get(name), other.get(name)
+    return None
+
+
+def _flatten(record: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in record.items():
+        if name == "structure":
+            yield "fingerprint", value["fingerprint"]
+        elif isinstance(value, dict):
+            yield from _flatten(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+# --- samples -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """One measurement of one width configuration; fields are None where the source does not provide them."""
+
+    index: Count | None = None
+    """Index in the design; None for the dense reference."""
+
+    round: Count = 0
+    """Repeat number. Rounds are far apart in time."""
+
+    session: Count = 0
+    """Samples of one session were measured without a break."""
+
+    widths: tuple[Annotated[int, Meta(ge=1)], ...]
+    """Widths of the prunable groups, in the order of the header."""
+
+    joules: Positive
+    """Gross energy of one inference of the whole batch."""
+
+    seconds: Positive
+    """Time of one inference of the whole batch."""
+
+    relative_ci: NotNegative | None = None
+    """Half width of the 95 % CI over the windows; None for a single window."""
+
+    edge_error: NotNegative | None = None
+    """Relative standard error from the edges of the window."""
+
+    ticks: Annotated[int, Meta(ge=1)] | None = None
+    """Counter ticks in the shortest window."""
+
+    temperature_celsius: float | None = None
+    clock_mhz: NotNegative | None = None
+    power_capped: bool | None = None
+    """Whether the device ran at its power limit."""
+
+    host_bound_share: NotNegative | None = None
+    """Near 1 if kernel launches limit the speed."""
+
+    measured_at: Annotated[datetime, Meta(tz=True)] | None = None
+
+    @property
+    def is_reference(self) -> bool:
+        """Whether this is a measurement of the dense reference."""
+        return self.index is None
 
 
 @dataclass(frozen=True, kw_only=True)
 class CorrectedSample:
-    """One network of a profile: drift divided out, rounds combined."""
+    """One width configuration with drift divided out and rounds combined."""
 
     index: int
-    """Number of the network in the design."""
+    """Index in the design."""
 
     widths: tuple[int, ...]
-    """Of the groups that can be cut, in the order of the header."""
+    """Widths of the prunable groups, in the order of the header."""
 
     joules: float
-    """Per inference of the whole batch, gross."""
+    """Gross energy of one inference of the whole batch."""
 
     seconds: float
-    """Per inference of the whole batch."""
+    """Time of one inference of the whole batch."""
 
     relative_ci: float | None
-    """Half the 95 % interval of the mean over rounds; None for a single one."""
+    """Half width of the 95 % CI of the mean over rounds; None for a single round."""
+
+
+def header_line(header: ProfileHeader) -> bytes:
+    """The first line of a file. The header is nested, so that it is one column in pandas."""
+    return b'{"header":' + to_json(header) + b"}\n"
+
+
+def sample_line(sample: Sample) -> bytes:
+    """The line of a sample, without the fields that are None."""
+    return to_json({name: value for name, value in vars(sample).items() if value is not None}) + b"\n"
+
+
+# --- profile -----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, repr=False)
 class Profile:
-    """A header, and measurements in the order in which they were made."""
+    """A header, and samples in the order in which they were measured."""
 
     header: ProfileHeader
     samples: tuple[Sample, ...]
+    """All measurements, including those of the dense reference."""
 
     def __repr__(self) -> str:
         count = f"{len(self.design_samples)} samples, {len(self.references)} of the dense network"
@@ -78,61 +289,59 @@ class Profile:
 
     @property
     def label(self) -> str:
-        """Measured, estimated or declared: belongs beside every number."""
+        """Label of the provenance, shown next to every number."""
         return self.header.label
 
     @cached_property
     def design_samples(self) -> tuple[Sample, ...]:
-        """The measurements of the design: without the references."""
+        """Samples of the design, without the references."""
         return tuple(sample for sample in self.samples if not sample.is_reference)
 
     @cached_property
     def references(self) -> tuple[Sample, ...]:
-        """The measurements of the dense reference."""
+        """Measurements of the dense reference."""
         return tuple(sample for sample in self.samples if sample.is_reference)
 
     @cached_property
     def drift(self) -> Drift | None:
-        """How the joules of the dense reference varied; None if it was never measured."""
+        """Variation of the energy of the dense reference; None if it was never measured."""
         return self.drift_of_field("joules")
 
     def drift_of_field(self, field: str) -> Drift | None:
-        """Likewise, of `joules` or `seconds`."""
-        return drift_of([Point(sample.session, getattr(sample, field), True) for sample in self.references])
+        """Variation of `joules` or `seconds` of the dense reference."""
+        return reference_drift([Point(sample.session, getattr(sample, field), True) for sample in self.references])
 
     @property
     def repeat_noise(self) -> float | None:
-        """Relative standard deviation of the joules of one measurement, from rounds; None with one round."""
+        """Relative standard deviation of the energy of one measurement, from rounds; None with one round."""
         return self.repeat_noise_of_field("joules")
 
     def repeat_noise_of_field(self, field: str) -> float | None:
-        """Likewise, of `joules` or `seconds`."""
+        """Relative standard deviation of `joules` or `seconds` of one measurement."""
         squares, freedom = 0.0, 0
-        for samples in self._by_network(self._without_drift(field)).values():
-            logs = [math.log(value) for _, value in samples]
-            if len(logs) > 1:
-                squares += statistics.variance(logs) * (len(logs) - 1)
-                freedom += len(logs) - 1
+        for values in self._without_drift(field).values():
+            if len(values) > 1:
+                squares += statistics.variance(map(math.log, values)) * (len(values) - 1)
+                freedom += len(values) - 1
         return math.sqrt(squares / freedom) if freedom else None
 
     @property
     def seconds_per_sample(self) -> float | None:
-        """How long one measurement takes in all, building and warming up among it; None where it is not known."""
-        times = [datetime.fromisoformat(sample.measured_at) if sample.measured_at else None for sample in self.samples]
+        """Median total time per measurement, including building and warm-up; None if unknown."""
         gaps = [
-            (later - earlier).total_seconds()
-            for (earlier, later), (first, second) in zip(pairwise(times), pairwise(self.samples), strict=True)
-            if earlier is not None and later is not None and first.session == second.session
+            (later.measured_at - earlier.measured_at).total_seconds()
+            for earlier, later in pairwise(self.samples)
+            if earlier.measured_at and later.measured_at and earlier.session == later.session
         ]
-        gaps = [gap for gap in gaps if gap >= 0]  # a clock that was set back in between tells nothing
+        gaps = [gap for gap in gaps if gap >= 0]  # negative if the clock was set back
         return statistics.median(gaps) if gaps else None
 
     def corrected(self, *, allow_drift: bool = False, of: str = "joules") -> tuple[CorrectedSample, ...]:
-        """One sample a network, in the order of the design: drift divided out, rounds combined.
+        """Samples in the order of the design, with drift divided out and rounds combined.
 
         Args:
-            allow_drift: Takes a profile whose reference varied by more than is trusted.
-            of: `joules` or `seconds`: what has to be steady.
+            allow_drift: Accept a profile whose reference varied by more than `MAX_CV`.
+            of: Field whose variation is checked.
 
         Raises:
             BadMeasurement: If the reference varied by more than 3 %, unless `allow_drift`.
@@ -140,169 +349,252 @@ class Profile:
         drift = self.drift_of_field(of)
         if drift is not None and not drift.is_steady and not allow_drift:
             raise BadMeasurement(
-                f"the {of} of the dense reference varied by {drift.cv:.1%} (standard deviation) over this profile; "
-                f"{MAX_CV:.0%} is the most that is trusted. {DRIFT_REMEDY}"
+                f"the {of} of the dense reference varied by {drift.cv:.1%} (std) during this profile; at most "
+                f"{MAX_CV:.0%} is accepted. {drift_remedy()}"
             )
-        joules = self._by_network(self._without_drift("joules"))
-        seconds = self._by_network(self._without_drift("seconds"))
+        joules, seconds = self._without_drift("joules"), self._without_drift("seconds")
+        widths = {sample.index: sample.widths for sample in reversed(self.design_samples)}
+        provenance = self.header.meter.provenance
         return tuple(
             CorrectedSample(
-                index=number,
-                widths=joules[number][0][0].widths,
-                joules=combined([value for _, value in joules[number]], self.header.meter.provenance),
-                seconds=combined([value for _, value in seconds[number]], self.header.meter.provenance),
-                relative_ci=relative_interval([value for _, value in joules[number]]),
+                index=index,
+                widths=widths[index],
+                joules=combine_repeats(joules[index], provenance),
+                seconds=combine_repeats(seconds[index], provenance),
+                relative_ci=relative_interval(joules[index]),
             )
-            for number in sorted(joules)
+            for index in sorted(joules)
         )
 
-    def named(self, widths: Sequence[int]) -> dict[str, int]:
-        """The widths of a sample by group name, as the graph takes them."""
+    def widths_by_group(self, widths: Sequence[int]) -> dict[str, int]:
+        """Widths of a sample by group name, as the graph takes them."""
         return dict(zip(self.header.groups, widths, strict=True))
 
-    def first(self, count: int) -> Profile:
-        """The profile as it was when it had that many networks."""
+    def head(self, count: int) -> Profile:
+        """The profile up to its first `count` design samples."""
         ends = [end for end, sample in enumerate(self.samples, start=1) if not sample.is_reference]
         return Profile(self.header, self.samples[: ends[count - 1]] if 0 < count <= len(ends) else ())
 
-    def _without_drift(self, name: str) -> list[float]:
-        values = [float(getattr(sample, name)) for sample in self.samples]
-        points = [
-            Point(sample.session, value, sample.is_reference)
-            for sample, value in zip(self.samples, values, strict=True)
-        ]
-        return [value / math.exp(drift) for value, drift in zip(values, log_drift(points), strict=True)]
+    def missing_samples(self) -> list[int]:
+        """Indices of the design that the profile does not contain, such as those of a shard that was not merged."""
+        known = {sample.index for sample in self.design_samples}
+        return [index for index in range(self.header.design.samples) if index not in known]
 
-    def _by_network(self, values: Sequence[float]) -> dict[int, list[tuple[Sample, float]]]:
-        found: dict[int, list[tuple[Sample, float]]] = {}
-        for sample, value in zip(self.samples, values, strict=True):
+    def _without_drift(self, field: str) -> dict[int, list[float]]:
+        """Values of each design index, divided by the drift of the device."""
+        points = [Point(sample.session, getattr(sample, field), sample.is_reference) for sample in self.samples]
+        found: dict[int, list[float]] = {}
+        for sample, point, drift in zip(self.samples, points, log_drift(points), strict=True):
             if sample.index is not None:
-                found.setdefault(sample.index, []).append((sample, value))
+                found.setdefault(sample.index, []).append(point.value / math.exp(drift))
         return found
 
-    # ------------------------------------------------------------ files
+    # --- files ---------------------------------------------------------------------------------------
 
     @classmethod
     def load(cls, path: str | Path, graph: ChannelGraph | None = None) -> Profile:
-        """Reads a profile. A last line that was cut off by a crash is left out.
+        """Read a profile. An incomplete last line, as after a crash, is ignored.
 
         Args:
             path: The file, compressed if its name ends in .gz.
             graph: If given, the network that the profile must belong to.
 
         Raises:
-            BadFile: If anything else is wrong; the message names the line.
+            BadFile: If the file is not a valid profile, or belongs to another network.
         """
-        profile = parsed(read_text(path), path)
-        if graph is not None:
-            expected = graph.fingerprint
-            if profile.header.fingerprint != expected:
-                raise BadFile(
-                    f"{path} belongs to network {profile.header.fingerprint}, and this one is {expected}. "
-                    "Profile this network, with this input shape, into a file of its own."
-                )
+        profile = parse_profile(_read(path), path)
+        if graph is not None and profile.header.fingerprint != graph.fingerprint:
+            raise BadFile(
+                f"{path} belongs to network {profile.header.fingerprint}, and this network is {graph.fingerprint}. "
+                "Profile this network, with this input shape, into another file."
+            )
         return profile
 
     def save(self, path: str | Path) -> None:
-        """Writes the whole profile, compressed if the name ends in .gz.
+        """Write the whole profile, compressed if the name ends in .gz.
 
         Raises:
             BadFile: If it cannot be written.
         """
-        text = "".join([header_line(self.header), *map(sample_line, self.samples)])
-        data = text.encode("utf-8")
+        data = b"".join([header_line(self.header), *map(sample_line, self.samples)])
         # Without a time stamp, equal profiles give equal files.
         write_bytes(path, gzip.compress(data, mtime=0) if Path(path).suffix == ".gz" else data)
 
 
-# ---------------------------------------------------------------- lines
-
-MOST_PROFILE_BYTES = 256 << 20
-"""About a million samples. They are read line by line, so that they unfold into little more."""
-
-HEADER_START = '{"header": {"format": "ecc profile"'
-"""How every profile begins."""
-
-
-def header_line(header: ProfileHeader) -> str:
-    """The first line. All under one key, so that pandas keeps it to one column."""
-    return json.dumps({"header": header.to_dict()}) + "\n"
+def drift_remedy() -> str:
+    """What to do if the reference varied too much."""
+    window = option_hint("window_seconds", 2, cli="window")
+    return (
+        f"Measure again on a device that nothing else uses, with longer windows ({window}), or accept the profile in "
+        f"the fit with {option_hint('allow_drift', True)}."
+    )
 
 
-def read_text(path: str | Path) -> str:
-    """The text of a profile, up to the last complete line.
-
-    Raises:
-        BadFile: If it cannot be read, or is no text.
-    """
-    try:
-        data = read_bytes(path, MOST_PROFILE_BYTES)
-        if Path(path).suffix == ".gz":
-            with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
-                data = file.read(MOST_PROFILE_BYTES + 1)  # a thousand times as much may be in it
-            if len(data) > MOST_PROFILE_BYTES:
-                size = f"{MOST_PROFILE_BYTES >> 20} MiB"
-                raise BadFile(f"{path} unfolds into more than {size}, so that it is no profile.")
-        return data[: data.rfind(b"\n") + 1].decode("utf-8")
-    except (gzip.BadGzipFile, zlib.error, EOFError) as error:
-        raise BadFile(f"{path} is not a whole gzip file ({error}).") from None
-    except UnicodeDecodeError:
-        raise BadFile(f"{path} is not a profile: it is not text.") from None
+@dataclass(frozen=True)
+class _Version:
+    format: str
+    version: int
 
 
-def parsed(text: str, path: str | Path) -> Profile:
-    """The profile that a text holds.
+@dataclass(frozen=True)
+class _VersionLine:
+    header: _Version
+
+
+@dataclass(frozen=True)
+class _HeaderLine:
+    header: ProfileHeader
+
+
+def parse_profile(data: bytes, path: str | Path) -> Profile:
+    """Parse the complete lines of a file.
 
     Args:
-        text: Complete lines.
-        path: For messages.
+        data: Complete lines.
+        path: Name of the file, for messages.
 
     Raises:
-        BadFile: If anything is wrong; the message names the line.
+        BadFile: If a line is not valid; the message names the line.
     """
-    lines = text.split("\n")[:-1]
+    lines = data.split(b"\n")[:-1]
     if not lines:
-        raise BadFile(f"{path} holds no profile yet: its header is missing.")
-    header = _checked(path, 1, lines[0], _header)
+        raise BadFile(f"{path} is empty: it has no header of a profile.")
+    for number, line in enumerate(lines, start=1):
+        if len(line) > MAX_BYTES:
+            raise BadFile(f"{path}:{number}: the line is longer than {MAX_BYTES >> 20} MiB.")
+    try:
+        found = from_json(lines[0], _VersionLine, path).header
+    except BadFile:
+        found = _Version("", 0)
+    if found.format != "ecc profile":
+        raise BadFile(f"{path} is not a profile; give a file that `ecc profile` wrote.")
+    if found.version != VERSION:
+        raise BadFile(f"{path} has version {found.version}; this version of ecc reads version {VERSION}.")
+    header = from_json(lines[0], _HeaderLine, f"{path}:1").header
     samples: list[Sample] = []
     seen: dict[tuple[int, int], int] = {}
     for number, line in enumerate(lines[1:], start=2):
-        sample = _checked(path, number, line, lambda data: Sample.from_dict(data, header.full_widths))
+        sample = from_json(line, Sample, f"{path}:{number}")
+        full = header.full_widths
+        if len(sample.widths) != len(full) or any(w > f for w, f in zip(sample.widths, full, strict=True)):
+            raise BadFile(f"{path}:{number}: widths {list(sample.widths)} do not fit the full widths {list(full)}.")
         if sample.index is not None:
             first = seen.setdefault((sample.index, sample.round), number)
             if first != number:
                 raise BadFile(
-                    f"{path}:{number}: sample {sample.index} of round {sample.round} stands in line {first} already. "
+                    f"{path}:{number}: sample {sample.index} of round {sample.round} is already in line {first}. "
                     "Remove one of the two."
                 )
         samples.append(sample)
     return Profile(header, tuple(samples))
 
 
-def _header(data: dict[str, Any]) -> ProfileHeader:
-    if "header" not in data:
-        raise BadFile("this is not the header of a profile.")
-    return ProfileHeader.from_dict(data["header"])
+def _read(path: str | Path) -> bytes:
+    """The complete lines of a file, decompressed."""
+    data = read_bytes(path, MAX_PROFILE_BYTES)
+    if Path(path).suffix == ".gz":
+        try:
+            with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
+                data = file.read(MAX_PROFILE_BYTES + 1)  # a small file may unpack to a thousand times its size
+        except (gzip.BadGzipFile, zlib.error, EOFError) as error:
+            raise BadFile(f"{path} is not a complete gzip file ({error}).") from None
+        if len(data) > MAX_PROFILE_BYTES:
+            raise BadFile(f"{path} unpacks to more than {MAX_PROFILE_BYTES >> 20} MiB; it is not a profile.")
+    return data[: data.rfind(b"\n") + 1]
 
 
-def _checked(path: str | Path, number: int, line: str, build: Callable[[dict[str, Any]], _T]) -> _T:
-    """What a line holds, or an error that names it."""
-    try:
-        if len(line) > MAX_BYTES:
-            raise BadFile(f"the line is longer than {MAX_BYTES >> 20} MiB.")
-        data = json.loads(line, parse_constant=_refuse_constant)
-        if not isinstance(data, dict):
-            raise BadFile("this is not a line of a profile.")
-        return build(data)
-    except EccError as error:
-        raise BadFile(f"{path}:{number}: {error}") from None
-    except json.JSONDecodeError as error:
-        if number == 1 and line.strip() == "{":  # a profile has its header in one line
-            raise BadFile(f"{path} is no profile, but another JSON file; give one that `ecc profile` wrote.") from None
-        raise BadFile(f"{path}:{number}: this is not JSON ({error.msg}).") from None
-    except (KeyError, ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-        raise BadFile(f"{path}:{number}: damaged ({type(error).__name__}: {error}).") from None
+# --- merging -----------------------------------------------------------------------------------------
 
 
-def _refuse_constant(name: str) -> float:
-    raise BadFile(f"{name} is not a number.")
+def merge_profiles(paths: Sequence[str | Path], out: str | Path, *, rescale: bool = False) -> Profile:
+    """Merge profiles of one design that were measured on equal devices, each on its shard.
+
+    Every device also measures the dense reference, which shows whether the devices are equal.
+
+    Args:
+        paths: The profiles of the shards.
+        out: The file to write, compressed if its name ends in .gz.
+        rescale: Scale each profile so that all agree on the reference; the header records the factors.
+
+    Raises:
+        BadFile: If the profiles have different networks, settings or designs, contain the same sample, or come from
+            devices whose references differ by more than 2 %.
+    """
+    if len(paths) < 2:
+        raise BadFile(f"{len(paths)} file given to merge; give two or more.")
+    if Path(out).exists():
+        raise BadFile(f"{out} already exists. Give another name.")
+    shards = [Profile.load(path) for path in paths]
+    _check_mergeable(paths, shards)
+    levels = [_reference_level(path, shard) for path, shard in zip(paths, shards, strict=True)]
+    factors = [(1.0, 1.0)] * len(shards)
+    if rescale:
+        common = [statistics.geometric_mean(column) for column in zip(*levels, strict=True)]
+        factors = [(common[0] / joules, common[1] / seconds) for joules, seconds in levels]
+    else:
+        _check_levels(paths, [joules for joules, _ in levels])
+    samples: list[Sample] = []
+    for shard, (joules, seconds) in zip(shards, factors, strict=True):
+        # Sessions of their own: drift is not interpolated from one device to the next.
+        first = 1 + max((sample.session for sample in samples), default=-1)
+        samples += [
+            replace(s, session=first + s.session, joules=s.joules * joules, seconds=s.seconds * seconds)
+            for s in shard.samples
+        ]
+    designs = [shard.header.design for shard in shards]
+    size, rounds = max(design.samples for design in designs), max(design.rounds for design in designs)
+    header = replace(
+        shards[0].header,
+        design=replace(designs[0], shard=None, samples=size, rounds=rounds),
+        meter=replace(shards[0].header.meter, device_id=""),
+        merged_from=tuple(
+            MergedPart(
+                shard=shard.header.design.shard,
+                device_id=shard.header.meter.device_id,
+                created=shard.header.created,
+                reference_joules=joules,
+                rescaled_by=scale[0] if rescale else None,
+            )
+            for shard, (joules, _), scale in zip(shards, levels, factors, strict=True)
+        ),
+    )
+    profile = Profile(header, tuple(samples))
+    profile.save(out)
+    return profile
+
+
+def _reference_level(path: str | Path, shard: Profile) -> tuple[float, float]:
+    """Median joules and seconds of the dense reference."""
+    if not shard.references:
+        raise BadFile(f"{path} has no measurement of the dense reference, so it cannot be compared.")
+    joules = statistics.median(sample.joules for sample in shard.references)
+    return joules, statistics.median(sample.seconds for sample in shard.references)
+
+
+def _check_levels(paths: Sequence[str | Path], joules: Sequence[float]) -> None:
+    low, high = min(range(len(joules)), key=joules.__getitem__), max(range(len(joules)), key=joules.__getitem__)
+    difference = joules[high] / joules[low] - 1
+    if difference > MAX_DEVICE_DIFFERENCE:
+        raise BadFile(
+            f"the devices differ: the dense reference uses {joules[low]:.4g} J in {paths[low]} and {joules[high]:.4g} "
+            f"J in {paths[high]}, {difference:.1%} more ({MAX_DEVICE_DIFFERENCE:.0%} is accepted). Check whether one "
+            f"is warmer, slower or shared, or scale them with {option_hint('rescale', True)}."
+        )
+
+
+def _check_mergeable(paths: Sequence[str | Path], shards: Sequence[Profile]) -> None:
+    seen: dict[tuple[int | None, int], str | Path] = {}
+    for path, shard in zip(paths, shards, strict=True):
+        if shard.header.merged_from:
+            raise BadFile(f"{path} is already merged; give the files that it was merged from.")
+        ignore = frozenset({"design.shard", "meter.device_id"})
+        conflict = header_conflict(shards[0].header, shard.header, ignore=ignore)
+        if conflict is not None:
+            name, first, other = conflict
+            raise BadFile(f"{paths[0]} and {path} cannot be merged: {name} is {first!r} and {other!r}.")
+        for sample in shard.design_samples:
+            before = seen.setdefault((sample.index, sample.round), path)
+            if before is not path:
+                raise BadFile(
+                    f"sample {sample.index} of round {sample.round} is in {before} and in {path}. Leave out one file."
+                )

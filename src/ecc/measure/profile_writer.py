@@ -1,7 +1,7 @@
-"""A profile that is being written: locked, appended to, on the disk after every sample.
+"""Append samples to a profile: the file is locked, and every sample is on the disk before the next is measured.
 
-A process that dies at any moment loses the sample in flight and nothing else: a line that was cut off is dropped
-when the file is opened again, and its sample is measured anew.
+A process that is killed at any time loses at most the sample in progress: an incomplete last line is removed when the
+file is opened again, and its sample is measured again.
 """
 
 from __future__ import annotations
@@ -14,45 +14,52 @@ from pathlib import Path
 from ecc.errors import BadFile
 from ecc.io import read_bytes
 
-from .profile import HEADER_START, MOST_PROFILE_BYTES, Profile, header_line, parsed
-from .profile_header import ProfileHeader
-from .samples import Sample, sample_line
+from .profile import (
+    HEADER_START,
+    MAX_PROFILE_BYTES,
+    Profile,
+    ProfileHeader,
+    Sample,
+    header_line,
+    parse_profile,
+    sample_line,
+)
 
 try:
     import fcntl
-except ImportError:  # Windows: two processes on one file are not noticed there
+except ImportError:  # Windows has no such locks
     fcntl = None  # type: ignore[assignment]
 
 
-class ProfileFile:
-    """What the file holds, and a way to add to it. Made by `open_profile`."""
+class ProfileWriter:
+    """Contents of an open profile, and a method to append to it. Create it with `open_profile`."""
 
     def __init__(self, path: Path, descriptor: int) -> None:
         self.path = path
         self.header: ProfileHeader | None = None
-        """None as long as the file is empty."""
+        """None while the file is empty."""
         self.samples: list[Sample] = []
         self._descriptor = descriptor
         self._is_empty = True
         self._read()
 
     def profile(self) -> Profile:
-        """All that was read and appended."""
-        assert self.header is not None, "a file has a header before it has a profile"
+        """The profile as it is now."""
+        assert self.header is not None, "the header is set before the first sample"
         return Profile(self.header, tuple(self.samples))
 
     def start(self, header: ProfileHeader) -> None:
-        """Gives a new file its header. It is written with the first sample, so that a false start leaves nothing."""
+        """Set the header of a new file. It is written with the first sample, so a failed start leaves no file."""
         assert self.header is None, "a file has one header"
         self.header = header
 
     def append(self, sample: Sample) -> None:
-        """Adds a sample; it is on the disk when this returns.
+        """Append a sample; it is on the disk when this returns.
 
         Raises:
             BadFile: If it cannot be written, as on a full disk.
         """
-        assert self.header is not None, "a header comes before samples"
+        assert self.header is not None, "the header is set before the first sample"
         if self._is_empty:
             self._write(header_line(self.header))
             self._is_empty = False
@@ -60,52 +67,52 @@ class ProfileFile:
         self.samples.append(sample)
 
     def _read(self) -> None:
-        data = read_bytes(self.path, MOST_PROFILE_BYTES)
-        whole = data[: data.rfind(b"\n") + 1]
-        start = HEADER_START.encode("utf-8")
-        if data[: len(start)] != start[: len(data)]:
-            raise BadFile(f"{self.path} is not a profile, and is left as it is. Give another file.")
-        if whole:
-            there = parsed(whole.decode("utf-8", errors="replace"), self.path)
-            self.header, self.samples, self._is_empty = there.header, list(there.samples), False
-        if len(whole) < len(data):
-            os.ftruncate(self._descriptor, len(whole))
+        data = read_bytes(self.path, MAX_PROFILE_BYTES)
+        complete = data[: data.rfind(b"\n") + 1]
+        if data[: len(HEADER_START)] != HEADER_START[: len(data)]:
+            raise BadFile(f"{self.path} exists and is not a profile of this version of ecc. Give another file.")
+        if complete:
+            profile = parse_profile(complete, self.path)
+            self.header, self.samples, self._is_empty = profile.header, list(profile.samples), False
+        if len(complete) < len(data):
+            os.ftruncate(self._descriptor, len(complete))
 
-    def _write(self, text: str) -> None:
-        data = text.encode("utf-8")
+    def _write(self, data: bytes) -> None:
         try:
             while data:
                 data = data[os.write(self._descriptor, data) :]
             os.fsync(self._descriptor)
         except OSError as error:
-            raise BadFile(f"cannot write {self.path}: {error.strerror}. What it holds so far is safe.") from error
+            raise BadFile(
+                f"cannot write {self.path}: {error.strerror}. The samples written so far are safe."
+            ) from error
 
 
 @contextmanager
-def open_profile(path: str | Path) -> Iterator[ProfileFile]:
-    """Opens a profile to append to it, and keeps other processes out meanwhile.
+def open_profile(path: str | Path) -> Iterator[ProfileWriter]:
+    """Open a profile for appending, with a lock against other processes.
 
     Raises:
-        BadFile: If another process writes to it, or it is not a profile, or cannot be written.
+        BadFile: If another process writes to it, it is not a profile, or it cannot be written.
     """
     path = Path(path)
     if path.suffix == ".gz":
         raise BadFile(
-            f"{path} is compressed, and samples cannot be appended to it. Leave out .gz, and compress it when done."
+            f"{path}: samples cannot be appended to a compressed file. Leave out .gz, and compress it at the end."
         )
-    descriptor = _locked(path)
+    descriptor = _lock(path)
     try:
-        file = ProfileFile(path, descriptor)
+        writer = ProfileWriter(path, descriptor)
         try:
-            yield file
+            yield writer
         finally:
             if os.fstat(descriptor).st_size == 0:
                 path.unlink(missing_ok=True)
     finally:
-        os.close(descriptor)  # this gives the lock back, as does the death of the process
+        os.close(descriptor)  # releases the lock, as does the end of the process
 
 
-def _locked(path: Path) -> int:
+def _lock(path: Path) -> int:
     while True:
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
@@ -119,10 +126,10 @@ def _locked(path: Path) -> int:
         except BlockingIOError:
             os.close(descriptor)
             raise BadFile(
-                f"{path} is being written by another process. Wait for it, or give another file; several "
-                "devices share a design by shards, each into a file of its own."
+                f"another process is writing {path}. Wait for it, or give another file. Several devices can measure "
+                "shards of one design, each into its own file."
             ) from None
         except BaseException:
             os.close(descriptor)
             raise
-        os.close(descriptor)  # its last owner removed it just now, being empty
+        os.close(descriptor)  # its last owner has just removed the empty file

@@ -1,103 +1,113 @@
-"""`profile`: measures a design of networks, one after the other, into a file that survives anything.
+"""`profile`: measure many width configurations of a network, one after the other, into a file that can be resumed.
 
-    reference | 10 networks | reference | 10 networks | ... | reference
-    ^ the dense network, again and again: what changes in it is drift of the device
+    reference | 10 samples | reference | 10 samples | ... | reference
+    ^ the dense network, measured again and again to observe the drift of the device
 
-What comes next is decided by what the file holds and by nothing else. So running the same call again goes on
-where the last one ended, however it ended, and asking for more samples extends a profile.
+What is measured next depends only on what the file contains. So the same call resumes after any interruption, and a
+call with more samples extends a profile.
 """
 
 from __future__ import annotations
 
 import gc
 import hashlib
+import math
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from datetime import datetime, timezone
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from ecc.errors import BadFile, BadMeasurement
-from ecc.graph import ChannelGraph
+from ecc.errors import BadFile, BadMeasurement, EccError, first_line, option_hint
+from ecc.graph import ChannelGraph, with_widths
 from ecc.task import Inputs, check_input
+from ecc.torch_utils import device_of
 
-from . import design as designs
-from .design import Shard
+from .counter import CounterProbe, probe_counter
+from .design import Design, Shard, sample_widths
 from .drift import MAX_CV, Drift
-from .early_stopping import EarlyStop, ErrorOf, quick_error
-from .measurement import MeasureSettings
-from .meter import Analytic, Clock, EnergySource
-from .profile import DRIFT_REMEDY, Profile
-from .profile_header import Design, ProfileHeader, disagreement
-from .profile_writer import ProfileFile, open_profile
-from .profilers import AnalyticProfiler, DeviceProfiler, first_line
-from .samples import Sample
+from .early_stopping import EarlyStop, FitError, quick_error
+from .environment import environment
+from .measurement import Measurement, MeasureSettings, Mode
+from .meter import Analytic, Clock, EnergySource, Meter, NoisyAnalytic
+from .profile import Profile, ProfileHeader, Sample, drift_remedy, header_conflict
+from .profile_writer import ProfileWriter, open_profile
+from .runner import prepare_runner, random_inputs, resolve_mode
+from .window import check_device, measure_model
+from .workload import make_workload
 
 PROFILE_SETTINGS = MeasureSettings(
     window_seconds=0.4, min_ticks=4, min_repeats=1, max_repeats=1, warmup_seconds=0.03, warmup_runs=3
 )
-"""One short window a network: below a second each on a counter of 100 ms. Repeats belong into other rounds,
-where noise is another. The device comes warm from the network before, and what was counted before the first tick of a
-window is not in it, so that the warm-up can be short. Autotuning the new shapes of a network takes about as long as the
-window. Trying three algorithms for each instead of torch's ten takes a third of that, and was not adopted: on an H200
-networks then took several percent more joules than they do as users run them."""
+"""One short window per sample, below a second on a counter with a period of 100 ms.
 
-_ENOUGH_TO_WARN = 3  # references: two may differ by chance
+Repeats are better made in other rounds, where the noise is independent. The device is still warm from the previous
+sample, and energy before the first tick of a window is not counted, so the warm-up can be short. cuDNN autotuning takes
+about as long as the window. Limiting it to three algorithms instead of torch's ten saves two thirds of that, but
+networks then use several percent more energy on an H200 than users would see.
+"""
 
-_FAILURES = (BadMeasurement, RuntimeError, MemoryError)  # RuntimeError: torch is out of memory
+_MIN_REFERENCES_TO_WARN = 3  # two may differ by chance
+_FAILURES = (BadMeasurement, RuntimeError, MemoryError)  # torch raises RuntimeError if memory is exhausted
 
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """Where a profile stands; passed to `progress` after each sample, and when there is something to say."""
+    """Progress of a profile, passed to the callback after each sample and with each message."""
 
     done: int
-    """Measurements of networks that the file holds, references not counted."""
+    """Design samples in the file, without references."""
     total: int
-    """Of how many; fewer will do if the profile stops early."""
+    """Planned design samples; fewer suffice if the profile stops early."""
     label: str
-    """Measured, estimated or declared."""
+    """Label of the provenance."""
     sample: Sample | None = None
-    """The sample just measured."""
+    """The sample that was just measured."""
     drift: Drift | None = None
-    """How the reference varied; None before it was measured, and where nothing can drift."""
+    """Variation of the reference; None before it was measured, and for computed profiles."""
     error: float | None = None
-    """Cross-validated relative error of the quick fit, at the last look."""
+    """Cross-validated relative error of the quick fit, at its last check."""
     message: str = ""
 
 
-LONGEST_WINDOW = 3600.0
-"""Seconds that a user may ask for."""
-
-
-def chosen_settings(source: EnergySource, **choices: Any) -> MeasureSettings:
-    """The settings of a profile with some of them chosen; None leaves the default.
+def profile_settings(source: EnergySource, *, device: str | None = None, **choices: Any) -> MeasureSettings:
+    """Settings of a profile with some values chosen by the user; None keeps the default of `PROFILE_SETTINGS`.
 
     Args:
-        source: An analytic one has no settings, so that choosing any is refused.
-        **choices: Fields of `MeasureSettings`, and `device`, which is only checked here.
+        source: An analytic source runs nothing, so any choice is refused.
+        device: Device chosen by the user; only checked here.
+        **choices: Fields of `MeasureSettings`.
 
     Raises:
-        BadMeasurement: If a choice does not exist or does not apply.
+        EccError: If a choice is not valid or does not apply.
     """
-    given = {name: value for name, value in choices.items() if value is not None}
+    given = {name: value for name, value in {"device": device, **choices}.items() if value is not None}
     if given and isinstance(source, Analytic):
         info = source.describe()
         raise BadMeasurement(
-            f"{next(iter(given))} was chosen, but {info.name} runs nothing here: its numbers are {info.label}. "
-            "Leave it out, or choose a meter that reads a device."
+            f"{option_hint(next(iter(given)))} has no effect: {info.name} runs nothing here, its numbers are "
+            f"{info.label}. Leave it out, or choose a meter that reads a device."
         )
     given.pop("device", None)
-    if "window_seconds" in given:  # a long window is wanted: the limit is for those that wait for ticks
-        if given["window_seconds"] > LONGEST_WINDOW:
-            seconds = given["window_seconds"]
-            raise BadMeasurement(f"window_seconds={seconds} is above {LONGEST_WINDOW:g}, the most it may be.")
-        given["max_window_seconds"] = max(PROFILE_SETTINGS.max_window_seconds, given["window_seconds"])
-    return replace(PROFILE_SETTINGS, **given)
+    window = given.get("window_seconds", 0.0)
+    limit = max(PROFILE_SETTINGS.max_window_seconds, window) if window >= 0 else PROFILE_SETTINGS.max_window_seconds
+    return replace(PROFILE_SETTINGS, **{"max_window_seconds": limit, **given})
+
+
+def default_device(source: EnergySource) -> str:
+    """The device to run on by default: an available accelerator that the meter sees, else the CPU."""
+    covers = source.describe().covers
+    backends = {"cuda": torch.cuda, "mps": torch.backends.mps}
+    for name in backends:
+        if (not covers or name in covers) and backends[name].is_available():
+            return name
+    return "cpu"
 
 
 def profile(
@@ -117,198 +127,185 @@ def profile(
     reference_every: int = 10,
     target_error: float | None = None,
     shard: Shard | None = None,
-    error_of: ErrorOf = quick_error,
+    fit_error: FitError = quick_error,
     progress: Callable[[Progress], None] | None = None,
     clock: Clock | None = None,
 ) -> Profile:
-    """Measures many widths of one network. The same call again goes on where the last one ended.
+    """Measure many width configurations of a network. Call it again with the same arguments to resume.
 
     Args:
-        model: The dense network; left as it is.
-        graph: From `trace_channels(model, example_input)`: costs are counted for this input.
+        model: The dense network; it is not changed.
+        graph: Result of `trace_channels(model, example_input)`.
         example_input: One batch.
-        meter: From `find_meter`, or your own. An `Analytic` is asked, and no network is built.
-        path: The file to append to; made if it does not exist.
-        samples: Networks in the design. More than before extends a profile.
+        meter: A meter from `find_meter`, or your own. For an `Analytic`, no network is built or run.
+        path: The file to append to; created if it does not exist.
+        samples: Number of width configurations. More than before extends a profile.
         design: `mixed` or `uniform`, see `ecc.measure.design`.
-        seed: Of the design and of the order of measuring.
-        width_multiple: Widths in multiples of this.
-        settings: How networks run and how long they are measured.
-        device: Where networks run; by default where the model is.
-        rounds: How often each network is measured. A second round beats a second window: it is far away in time.
-        reference_every: Networks between two measurements of the dense reference.
-        target_error: Stops when the error of the quick fit is below this share, or no longer falls.
-        shard: (3, 8) takes the samples that are 3 modulo 8, for the third of eight equal devices; see `merge_profiles`.
-        error_of: The model whose error `until` is about.
+        seed: Random seed of the design and of the order of measurements.
+        width_multiple: Widths are multiples of this.
+        settings: How networks are run and measured.
+        device: Where networks run; by default the device of the model.
+        rounds: How often each configuration is measured. Two rounds are better than two windows: they are far apart
+            in time.
+        reference_every: Samples between two measurements of the dense reference.
+        target_error: Stop when the relative error of a quick fit is below this, or no longer improves.
+        shard: (3, 8) measures the samples whose index is 3 modulo 8, for the third of eight equal devices; see
+            `merge_profiles`.
+        fit_error: Error that `target_error` refers to.
         progress: Called after each sample.
-        clock: The time; the system's by default.
+        clock: Time functions; those of the system by default.
 
     Returns:
-        All that the file holds.
+        Everything that the file contains.
 
     Raises:
-        BadFile: If the file belongs to another network, device, meter or setting, or is being written to.
-        BadMeasurement: If an argument is out of its range, or a network could not be measured twice in a row.
+        BadFile: If the file belongs to another network, device, meter or setting, or is being written.
+        BadMeasurement: If a sample failed twice in a row.
         BadWidths: If the network has too few widths for the design.
-        BadTask: If the example input is not of tensors.
+        EccError: If an argument is out of its range.
     """
     example_input = check_input(example_input)
-    designs.check_design(samples, design, seed, width_multiple)
-    for name, value in (("rounds", rounds), ("reference_every", reference_every)):
-        if value < 1:
-            raise BadMeasurement(f"{name}={value} is below 1, the least it may be.")
-    if rounds * samples > designs.MAX_SAMPLES:
-        raise BadMeasurement(f"rounds={rounds} of {samples} samples are more than {designs.MAX_SAMPLES} measurements.")
     if target_error is not None and not 0 < target_error < 1:
-        raise BadMeasurement(f"target_error={target_error} is not a share between 0 and 1, such as 0.02.")
+        raise BadMeasurement(f"target error {target_error} is not between 0 and 1; give a fraction such as 0.02.")
     plan = Design(
         kind=design,
+        samples=samples,
         seed=seed,
         width_multiple=width_multiple,
-        samples=samples,
         rounds=rounds,
         reference_every=reference_every,
         shard=shard,
     )
-    if not designs.shard_indices(samples, shard):
-        assert shard is not None  # a design has samples
-        name = "/".join(map(str, shard))
-        raise BadMeasurement(f"shard {name} of a design of {samples} samples holds no sample; ask for more samples.")
-    place: DeviceProfiler | AnalyticProfiler
+    profiler: DeviceProfiler | AnalyticProfiler
     if isinstance(meter, Analytic):
-        place = AnalyticProfiler(graph, example_input, meter)
+        profiler = AnalyticProfiler(graph, example_input, meter)
     else:
-        place = DeviceProfiler(model, graph, example_input, meter, settings, device, clock or Clock())
-    networks = designs.sample_widths(graph, samples, design, seed, width_multiple)
-    early_stop = EarlyStop(graph, target_error, error_of)
-    with open_profile(path) as file, _few_collections() if place.drifts else nullcontext():
-        _Run(plan, networks, place, file, early_stop, progress or (lambda _: None)).finish()
-        return file.profile()
+        profiler = DeviceProfiler(model, graph, example_input, meter, settings, device, clock)
+    widths = sample_widths(graph, samples, design, seed, width_multiple)
+    early_stop = EarlyStop(graph, target_error, fit_error)
+    with open_profile(path) as writer, _fewer_collections() if profiler.drifts else nullcontext():
+        _ProfileRun(plan, widths, profiler, writer, early_stop, progress or (lambda _: None)).finish()
+        return writer.profile()
 
 
-class _Run:
-    """One call of `profile`."""
+# --- one call of profile() ---------------------------------------------------------------------------
+
+
+class _ProfileRun:
+    """Measures what the file does not contain yet."""
 
     def __init__(
         self,
         plan: Design,
-        networks: Sequence[dict[str, int]],
-        place: DeviceProfiler | AnalyticProfiler,
-        file: ProfileFile,
+        widths: Sequence[dict[str, int]],
+        profiler: DeviceProfiler | AnalyticProfiler,
+        writer: ProfileWriter,
         early_stop: EarlyStop,
-        tell: Callable[[Progress], None],
+        report: Callable[[Progress], None],
     ) -> None:
-        self._plan, self._networks, self._place = plan, networks, place
-        self._file, self._early_stop, self._tell = file, early_stop, tell
-        if file.header is not None:
-            place.continue_as(file.header)
-        self._header = place.header(plan)
-        if file.header is not None:
-            _check_same(file, file.header, self._header)
-            _check_design(file, networks)
+        self._plan, self._widths, self._profiler = plan, widths, profiler
+        self._writer, self._early_stop, self._report_progress = writer, early_stop, report
+        if writer.header is not None:
+            profiler.adopt_mode(writer.header)
+        self._header = profiler.header(plan)
+        if writer.header is not None:
+            _check_header(writer, writer.header, self._header)
+            _check_widths(writer, widths)
         self._pending = self._missing()
-        self._done = sum(not sample.is_reference for sample in file.samples)
+        self._done = sum(not sample.is_reference for sample in writer.samples)
         self._total = self._done + len(self._pending)
         self._drift: Drift | None = None
         self._has_warned = False
-        last = max((sample.session for sample in file.samples), default=-1)
-        self._session = last + 1 if place.drifts else 0  # arithmetic has no breaks
-        self._look()
+        last = max((sample.session for sample in writer.samples), default=-1)
+        self._session = last + 1 if profiler.drifts else 0
+        self._check_early_stop()
         self._since_reference = self._count_since_reference()
 
     def finish(self) -> None:
-        """Measures what the file lacks: networks, and the reference before, between and after them."""
+        """Measure the missing samples, and the reference before, between and after them."""
         if not self._pending and self._since_reference == 0:
             return
-        if self._file.header is None:
-            counter = self._place.ready(None)
-            self._header = replace(self._place.header(self._plan), counter=counter)
-            self._file.start(self._header)
+        if self._writer.header is None:
+            counter = self._profiler.prepare(None)
+            self._header = replace(self._profiler.header(self._plan), counter=counter)
+            self._writer.start(self._header)
         else:
-            self._place.ready(self._file.header.counter)
-        there = f"{self._done} of {self._total} networks are there already." if self._done else ""
-        self._say(message=" ".join(filter(None, (_mode(self._header), there))))
+            self._profiler.prepare(self._writer.header.counter)
+        there = f"Resuming: {self._done} of {self._total} samples are done." if self._done else ""
+        self._report(message=" ".join(filter(None, (_describe_mode(self._header), there))))
         while self._pending or self._since_reference:
             if self._since_reference >= self._plan.reference_every or not self._pending:
-                sample = self._measured(None, self._pending[0][0] if self._pending else self._file.samples[-1].round)
-                self._file.append(sample)
+                round_ = self._pending[0][0] if self._pending else self._writer.samples[-1].round
+                sample = self._measure(None, round_)
+                self._writer.append(sample)
                 self._since_reference = 0
-                self._drift = self._file.profile().drift if self._place.drifts else None
-                self._warn_if_unsteady()
+                self._drift = self._writer.profile().drift if self._profiler.drifts else None
+                self._warn_about_drift()
             else:
-                round_, number = self._pending[0]
-                sample = self._measured(number, round_)
-                self._file.append(sample)
+                round_, index = self._pending[0]
+                sample = self._measure(index, round_)
+                self._writer.append(sample)
                 self._pending.popleft()
                 self._done += 1
                 self._since_reference += 1
-                self._look()
-            self._say(sample=sample)
-
-    # ------------------------------------------------------------ what is left
+                self._check_early_stop()
+            self._report(sample=sample)
 
     def _missing(self) -> deque[tuple[int, int]]:
-        """(round, sample), in the order in which they are measured: shuffled, and one round after the other."""
-        there = {(sample.round, sample.index) for sample in self._file.samples}
-        wanted = (
-            (round_, number)
-            for round_ in range(self._plan.rounds)
-            for number in designs.shard_indices(self._plan.samples, self._plan.shard)
-        )
-        missing = [key for key in wanted if key not in there]
-        return deque(sorted(missing, key=lambda key: (key[0], _shuffled(self._plan.seed, *key))))
+        """(round, index) of missing samples in the order of measurement: shuffled within each round."""
+        known = {(sample.round, sample.index) for sample in self._writer.samples}
+        planned = ((round_, index) for round_ in range(self._plan.rounds) for index in self._plan.indices())
+        missing = [key for key in planned if key not in known]
+        return deque(sorted(missing, key=lambda key: (key[0], _shuffle_key(self._plan.seed, *key))))
 
     def _count_since_reference(self) -> int:
-        """Networks since the last reference; in a new session, and in a new file, the reference is due at once."""
-        samples = self._file.samples
-        if not samples or (self._place.drifts and self._pending):
+        """Samples since the last reference. A new session or file starts with the reference."""
+        samples = self._writer.samples
+        if not samples or (self._profiler.drifts and self._pending):
             return self._plan.reference_every
         return next((count for count, sample in enumerate(reversed(samples)) if sample.is_reference), len(samples))
 
-    def _look(self) -> None:
-        """Leaves out what is pending when more samples no longer help."""
+    def _check_early_stop(self) -> None:
         if not self._early_stop.is_due(self._done):
             return
-        reason = self._early_stop.reason(self._file.profile())
+        reason = self._early_stop.reason(self._writer.profile())
         if reason is not None and self._pending:
             self._pending.clear()
-            self._say(message=f"stopped early: {reason}.")
+            self._report(message=f"stopped early: {reason}.")
 
-    def _warn_if_unsteady(self) -> None:
-        """Tells once, early enough to stop, that a fit would refuse what is being measured."""
+    def _warn_about_drift(self) -> None:
+        """Warn once, early enough to stop, that a fit would refuse this profile."""
         drift = self._drift
-        if drift is None or drift.is_steady or drift.references < _ENOUGH_TO_WARN or self._has_warned:
+        if drift is None or drift.is_steady or drift.references < _MIN_REFERENCES_TO_WARN or self._has_warned:
             return
         self._has_warned = True
-        self._say(
-            message=f"warning: the dense reference varied by {drift.cv:.1%} over {drift.references} measurements; "
-            f"ecc fit refuses more than {MAX_CV:.0%}. {DRIFT_REMEDY}"
+        self._report(
+            message=f"warning: the dense reference varied by {drift.cv:.1%} over {drift.references} measurements; a "
+            f"fit accepts at most {MAX_CV:.0%}. {drift_remedy()}"
         )
 
-    # ------------------------------------------------------------ one sample
-
-    def _measured(self, number: int | None, round_: int) -> Sample:
+    def _measure(self, index: int | None, round_: int) -> Sample:
         widths = dict(zip(self._header.groups, self._header.full_widths, strict=True))
-        if number is not None:
-            widths = self._networks[number]
-        what = "the dense reference" if number is None else f"sample {number}"
+        if index is not None:
+            widths = self._widths[index]
+        what = "the dense reference" if index is None else f"sample {index}"
         for is_last in (False, True):
             try:
-                return self._place.sample(number, round_, self._session, widths)
+                return self._profiler.sample(index, round_, self._session, widths)
             except _FAILURES as error:
-                reason = first_line(error)
+                reason = _reason(error)
                 if is_last:
                     raise BadMeasurement(
                         f"{what} failed twice: {reason} The {self._done} samples measured so far are in "
-                        f"{self._file.path}; the same command goes on from there."
+                        f"{self._writer.path}. Run the same command again to resume."
                     ) from error
-            gc.collect()  # the failed network may hang in the traceback
-            self._place.clear()
-            self._say(message=f"{what} failed: {reason} Trying once more.")
+            gc.collect()  # the traceback may hold the failed network
+            self._profiler.clear()
+            self._report(message=f"{what} failed: {reason} Trying once more.")
         raise AssertionError("the loop returns or raises")
 
-    def _say(self, *, sample: Sample | None = None, message: str = "") -> None:
-        self._tell(
+    def _report(self, *, sample: Sample | None = None, message: str = "") -> None:
+        self._report_progress(
             Progress(
                 done=self._done,
                 total=self._total,
@@ -321,52 +318,54 @@ class _Run:
         )
 
 
-# ---------------------------------------------------------------- what is refused
-
-
-def _check_same(file: ProfileFile, old: ProfileHeader, new: ProfileHeader) -> None:
-    """Refuses to append under a header that means something else."""
+def _check_header(writer: ProfileWriter, old: ProfileHeader, new: ProfileHeader) -> None:
+    """Refuse to append samples with another meaning."""
     if old.merged_from:
-        raise BadFile(f"{file.path} was merged from {len(old.merged_from)} files; extend those, and merge again.")
-    found = disagreement(old, new)
-    if found is not None:
-        field, before, now = found
+        raise BadFile(f"{writer.path} was merged from {len(old.merged_from)} files; extend those, and merge again.")
+    conflict = header_conflict(old, new)
+    if conflict is not None:
+        name, before, now = conflict
         raise BadFile(
-            f"{file.path} cannot be continued: its {field} is {before!r}, and now it is {now!r}. "
-            "Measure as before, or give another file."
+            f"{writer.path} cannot be resumed: {name} was {before!r} and is now {now!r}. "
+            "Use the same settings, or give another file."
         )
 
 
-def _check_design(file: ProfileFile, networks: Sequence[dict[str, int]]) -> None:
-    """Refuses samples that the design of the header does not give: it was made by another version, or changed."""
-    for line, sample in enumerate(file.samples, start=2):
-        if sample.index is None or sample.index >= len(networks):
+def _check_widths(writer: ProfileWriter, widths: Sequence[dict[str, int]]) -> None:
+    """Refuse samples that the design does not give, as in a file that was edited."""
+    for line, sample in enumerate(writer.samples, start=2):
+        if sample.index is None or sample.index >= len(widths):
             continue
-        expected = tuple(networks[sample.index].values())
+        expected = tuple(widths[sample.index].values())
         if sample.widths != expected:
             raise BadFile(
-                f"{file.path}:{line}: sample {sample.index} has widths {list(sample.widths)}, and its design gives "
+                f"{writer.path}:{line}: sample {sample.index} has widths {list(sample.widths)}, and the design gives "
                 f"{list(expected)}. Give another file."
             )
 
 
-def _mode(header: ProfileHeader) -> str:
-    """How networks run, and why so; nothing where none is run."""
+def _describe_mode(header: ProfileHeader) -> str:
     if header.settings is None:
         return ""
     return f"mode {header.settings.mode}" + (f": {header.mode_reason}." if header.mode_reason else ".")
 
 
-def _shuffled(seed: int, round_: int, number: int) -> bytes:
-    """A sort key that looks random, and that does not change when a design grows."""
-    return hashlib.sha256(f"{seed}/{round_}/{number}".encode()).digest()
+def _shuffle_key(seed: int, round_: int, index: int) -> bytes:
+    """A random sort key that does not change when a design grows."""
+    return hashlib.sha256(f"{seed}/{round_}/{index}".encode()).digest()
+
+
+def _reason(error: BaseException) -> str:
+    """Reason of a failure as a sentence."""
+    line = str(error) if isinstance(error, EccError) else first_line(error)
+    return line if line.endswith(".") else f"{line}."
 
 
 @contextmanager
-def _few_collections() -> Iterator[None]:
-    """Sets aside the objects that are there, so that collecting garbage before each window is quick."""
+def _fewer_collections() -> Iterator[None]:
+    """Freeze existing objects, so that garbage collection before each window is fast."""
     if gc.get_freeze_count():
-        yield  # the caller froze some already, and thawing would thaw those
+        yield  # the caller froze objects; unfreezing would affect those
         return
     gc.collect()
     gc.freeze()
@@ -374,3 +373,213 @@ def _few_collections() -> Iterator[None]:
         yield
     finally:
         gc.unfreeze()
+
+
+# --- where samples come from -------------------------------------------------------------------------
+
+
+class DeviceProfiler:
+    """Builds networks of given widths on a device and measures them.
+
+    Args:
+        model: The dense network; it is not changed.
+        graph: Its channel graph.
+        example_input: One batch.
+        meter: Reads the device.
+        settings: How networks are run and measured.
+        device: Where; by default the device of the model.
+        clock: Time functions; those of the system by default.
+
+    Raises:
+        BadMeasurement: If the meter does not see the device.
+    """
+
+    drifts = True
+
+    def __init__(
+        self,
+        model: nn.Module,
+        graph: ChannelGraph,
+        example_input: Inputs,
+        meter: Meter,
+        settings: MeasureSettings,
+        device: torch.device | str | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self._model, self._graph, self._example_input = model, graph, example_input
+        self._meter, self._settings, self._clock = meter, settings, clock or Clock()
+        self._device = device_of(model) if device is None else _checked_device(device)
+        self._counter: CounterProbe | None = None
+        self._mode_reason: str | None = None
+        self._set_mode(*resolve_mode(settings.mode, self._device))
+        check_device(meter.describe(), self._device)
+
+    def header(self, design: Design) -> ProfileHeader:
+        """Header of the samples from here, without the counter."""
+        return ProfileHeader.of(
+            self._graph,
+            self._example_input,
+            meter=self._meter.describe(),
+            device_type=self._device.type,
+            settings=self._settings,
+            mode_reason=self._mode_reason,
+            design=design,
+            environment=environment(self._device.type),
+            created=_now().isoformat(timespec="milliseconds"),
+        )
+
+    def adopt_mode(self, header: ProfileHeader) -> None:
+        """Use the mode of a profile that is resumed, if the user chose none."""
+        if self._settings.mode == "auto" and header.settings is not None:
+            self._set_mode(header.settings.mode, header.mode_reason)
+
+    def prepare(self, counter: CounterProbe | None = None) -> CounterProbe:
+        """Use known properties of the counter, or probe it under the dense network, which also decides the mode.
+
+        Raises:
+            BadMeasurement: If the dense network cannot be run.
+        """
+        if counter is None:
+            try:
+                counter = self._probe()
+            except (RuntimeError, MemoryError) as error:
+                raise BadMeasurement(
+                    f"the dense network cannot be run on {self._device} in mode {self._settings.mode!r}: "
+                    f"{_reason(error)}"
+                ) from error
+            self.clear()
+        self._counter = counter
+        return replace(counter, idle_state=None)
+
+    def sample(self, index: int | None, round_: int, session: int, widths: Mapping[str, int]) -> Sample:
+        """Measure one width configuration.
+
+        Raises:
+            BadMeasurement: If the measurement cannot be trusted.
+            RuntimeError, MemoryError: If the network cannot be run, for example for lack of memory.
+        """
+        try:
+            result = self._measure(widths)
+        finally:
+            self.clear()
+        return Sample(
+            index=index,
+            round=round_,
+            session=session,
+            widths=tuple(widths[group.name] for group in self._graph.prunable),
+            joules=result.joules,
+            seconds=result.seconds,
+            relative_ci=_rounded(result.relative_ci),
+            edge_error=_rounded(result.edge_error),
+            ticks=result.ticks,
+            temperature_celsius=result.temperature_celsius,
+            clock_mhz=result.clock_mhz,
+            power_capped=result.power_capped,
+            host_bound_share=_rounded(result.host_bound_share),
+            measured_at=_now(),
+        )
+
+    def clear(self) -> None:
+        """Free the memory of the last network, so that each one starts like the first."""
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    @cached_property
+    def _dense(self) -> nn.Module:
+        """The dense network on the device."""
+        if device_of(self._model) == self._device:
+            return self._model
+        return with_widths(self._model, self._graph, {}, device=self._device)
+
+    @cached_property
+    def _inputs(self) -> Inputs:
+        if self._settings.input_data == "random":
+            return random_inputs(self._example_input, self._device)
+        return self._example_input
+
+    def _set_mode(self, mode: Mode, reason: str | None) -> None:
+        self._settings, self._mode_reason = replace(self._settings, mode=mode), reason
+        self._run_settings = replace(self._settings, input_data="example")  # `_inputs` are drawn once
+
+    def _measure(self, widths: Mapping[str, int]) -> Measurement:
+        network = with_widths(self._dense, self._graph, widths, device=self._device)
+        return measure_model(
+            network, self._inputs, self._meter, self._run_settings, counter=self._counter, clock=self._clock
+        )
+
+    def _probe(self) -> CounterProbe:
+        settings = self._run_settings
+        with prepare_runner(self._dense, self._inputs, settings) as runner:
+            if settings.mode == "auto":
+                self._set_mode(runner.mode, runner.mode_reason)
+            for _ in range(settings.warmup_runs):
+                runner.run()
+            load, _ = make_workload(runner.run, self._device.type, self._clock)
+            return probe_counter(self._meter, load, settings.probe_seconds, clock=self._clock)
+
+
+class AnalyticProfiler:
+    """Computes samples with an analytic source. Its profiles contain nothing that changes from day to day.
+
+    Args:
+        graph: The channel graph.
+        example_input: One batch; only its shape is used.
+        source: Computes costs.
+    """
+
+    drifts = False
+
+    def __init__(self, graph: ChannelGraph, example_input: Inputs, source: Analytic) -> None:
+        self._graph, self._example_input, self._source = graph, example_input, source
+
+    def header(self, design: Design) -> ProfileHeader:
+        """Header of the samples from here."""
+        return ProfileHeader.of(
+            self._graph,
+            self._example_input,
+            meter=self._source.describe(),
+            design=design,
+            environment=environment(None),
+        )
+
+    def adopt_mode(self, header: ProfileHeader) -> None:
+        """Nothing runs, so there is no mode."""
+
+    def prepare(self, counter: CounterProbe | None) -> None:
+        """Nothing to probe."""
+
+    def sample(self, index: int | None, round_: int, session: int, widths: Mapping[str, int]) -> Sample:
+        """Compute one width configuration.
+
+        Raises:
+            BadMeasurement: If the source does not return positive numbers.
+        """
+        if isinstance(self._source, NoisyAnalytic):
+            cost = self._source.cost(self._graph, widths, repeat=round_)
+        else:
+            cost = self._source.cost(self._graph, widths)
+        if not (0 < cost.joules < math.inf and 0 < cost.seconds < math.inf):
+            name = self._source.describe().name
+            raise BadMeasurement(f"{name} returned {cost.joules} J and {cost.seconds} s; both must be above 0.")
+        kept = tuple(widths[group.name] for group in self._graph.prunable)
+        return Sample(index=index, round=round_, session=session, widths=kept, joules=cost.joules, seconds=cost.seconds)
+
+    def clear(self) -> None:
+        """Nothing to free."""
+
+
+def _checked_device(device: torch.device | str) -> torch.device:
+    """The device with its index, as tensors have it: `cuda:0` for `cuda`."""
+    try:
+        return torch.empty(0, device=device).device
+    except (RuntimeError, AssertionError) as error:  # torch asserts that it was built for the device
+        raise BadMeasurement(f"device {str(device)!r} cannot be used here: {_reason(error)}") from None
+
+
+def _now() -> datetime:
+    return datetime.now(timezone.utc)
+
+
+def _rounded(value: float | None) -> float | None:
+    """Four digits are enough for the quality of a number."""
+    return None if value is None else float(f"{value:.4g}")

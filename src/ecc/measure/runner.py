@@ -1,6 +1,6 @@
-"""A network as it is deployed: mode, precision, memory format, inputs. What is measured is what is shipped.
+"""`prepare_runner`: a network ready to run as it is deployed (execution mode, precision, memory format, inputs).
 
-The caller's model and torch's global switches are left as they were found.
+The caller's model and torch's global settings are restored afterwards.
 """
 
 from __future__ import annotations
@@ -9,34 +9,22 @@ import copy
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
-from ecc.errors import BadMeasurement
+from ecc.errors import BadMeasurement, first_line
 from ecc.graph.hooks import without_observer_hooks
-from ecc.task import Inputs
-from ecc.torch_utils import sync_is_an_error, torch_settings
+from ecc.task import Inputs, batch_size_of
+from ecc.torch_utils import eval_mode, sync_is_an_error, torch_settings
 
-Mode = Literal["auto", "eager", "graph", "compile"]
-Precision = Literal["fp32", "tf32", "fp16", "bf16"]
-MemoryFormat = Literal["contiguous", "channels_last"]
-InputData = Literal["random", "example"]
-
-MODES: tuple[Mode, ...] = get_args(Mode)
-PRECISIONS: tuple[Precision, ...] = get_args(Precision)
-MEMORY_FORMATS: tuple[MemoryFormat, ...] = get_args(MemoryFormat)
-INPUT_DATA: tuple[InputData, ...] = get_args(InputData)
+from .measurement import MeasureSettings, Mode
 
 _HALF = {"fp16": torch.float16, "bf16": torch.bfloat16}
-_SEED = 20190613  # every network sees the same inputs
+_SEED = 20190613  # every network gets the same inputs
 
-AS_ASKED = "as asked for"
-"""Why a network runs in the mode that was asked for."""
-
-CAPTURED = "the network can be captured as a CUDA graph, and a graph repeats better than launches one by one"
-"""Why mode `auto` runs a network as a CUDA graph."""
+_CHOSEN_BY_USER = "chosen by the user"
+_CAPTURED = "the network can be captured as a CUDA graph, which repeats better than single kernel launches"
 
 
 @dataclass(frozen=True)
@@ -44,7 +32,7 @@ class InferenceRunner:
     """A network ready to run."""
 
     run: Callable[[], object]
-    """One inference of the whole batch."""
+    """Runs one inference of the whole batch."""
 
     device: torch.device
     """Where it runs."""
@@ -53,113 +41,99 @@ class InferenceRunner:
     """Items in one inference."""
 
     mode: Mode
-    """How it runs; never `auto`."""
+    """Execution mode; never `auto`."""
 
     mode_reason: str
-    """Why it runs so."""
+    """Why this mode was chosen."""
 
 
 @contextmanager
 def prepare_runner(
-    model: nn.Module,
-    example_input: Inputs,
-    *,
-    mode: Mode = "auto",
-    precision: Precision = "fp32",
-    memory_format: MemoryFormat = "contiguous",
-    cudnn_autotune: bool = True,
-    input_data: InputData = "random",
+    model: nn.Module, example_input: Inputs, settings: MeasureSettings | None = None
 ) -> Iterator[InferenceRunner]:
-    """Makes a model ready to be measured, and puts everything back afterwards.
+    """Prepare a model for measurement, and restore everything afterwards.
 
     Args:
-        model: Stays where it is; a copy is made where precision or memory format would change it.
-        example_input: Gives the shapes; floating-point tensors are replaced by normal random numbers.
-        mode: `eager`, `graph` (CUDA graph), `compile` (torch.compile), or `auto`: a graph on CUDA if the network can be
-            captured, else eager.
-        precision: `fp32` allows no TF32; `tf32` allows it; the others convert weights and inputs.
-        memory_format: Of four-dimensional weights and inputs.
-        cudnn_autotune: Lets cuDNN try its algorithms during the warm-up.
-        input_data: `example` keeps the example's own numbers.
+        model: The network. A copy is made where precision or memory format would change it.
+        example_input: One batch. With `input_data="random"`, floating-point tensors are replaced by random numbers.
+        settings: Execution mode, precision, memory format and input data.
 
     Raises:
         BadMeasurement: If an input is all zeros, or the device cannot run this way.
     """
-    tensors = _tensors(example_input)
+    settings = settings or MeasureSettings()
+    tensors = _by_argument(example_input)
     _refuse_zeros(tensors)
-    first_weight = next(model.parameters(), next(iter(tensors.values())))
-    device = first_weight.device
-    if device.type != "cuda" and (mode == "graph" or precision == "tf32"):
-        what = "mode 'graph'" if mode == "graph" else "precision 'tf32'"
+    device = next(model.parameters(), next(iter(tensors.values()))).device
+    if device.type != "cuda" and (settings.mode == "graph" or settings.precision == "tf32"):
+        what = "mode 'graph'" if settings.mode == "graph" else "precision 'tf32'"
         raise BadMeasurement(
-            f"{what} needs a CUDA device, and the model is on {device}. Move it with model.to('cuda'), or "
-            "measure with mode 'eager' and precision 'fp32'."
+            f"{what} needs a CUDA device, and the model is on {device}. Move the model to a CUDA device, or use mode "
+            "'eager' and precision 'fp32'."
         )
-    channels_last = memory_format == "channels_last"
-    if precision in _HALF or channels_last:
+    channels_last = settings.memory_format == "channels_last"
+    dtype = _HALF.get(settings.precision)
+    if dtype is not None or channels_last:
         model = copy.deepcopy(model)
-        model.to(dtype=_HALF.get(precision))
+        model.to(dtype=dtype)
         if channels_last:
             model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # not in torch's stubs
-    inputs = _ready(tensors, device, _HALF.get(precision), channels_last, input_data)
+    inputs = _prepare_inputs(tensors, device, dtype, channels_last, settings.input_data == "random")
     args = tuple(value for name, value in inputs.items() if isinstance(name, int))
     kwargs = {name: value for name, value in inputs.items() if isinstance(name, str)}
-    was_training = {module: module.training for module in model.modules()}
     with ExitStack() as stack:
-        model = stack.enter_context(without_observer_hooks(model, args, kwargs))  # hooks that log are not measured
-        stack.callback(_restore_training, was_training)
-        model.eval()
+        model = stack.enter_context(without_observer_hooks(model, args, kwargs))  # logging hooks are not measured
+        stack.enter_context(eval_mode(model))
         if device.type == "cuda":
-            stack.enter_context(torch_settings(tf32=precision == "tf32", cudnn_autotune=cudnn_autotune))
+            stack.enter_context(
+                torch_settings(tf32=settings.precision == "tf32", cudnn_autotune=settings.cudnn_autotune)
+            )
             stack.enter_context(torch.cuda.device(device))
         stack.enter_context(torch.inference_mode())
-        mode, reason = mode_on(mode, device)
-        run, mode, reason = _runner(model, args, kwargs, mode, reason)
-        yield InferenceRunner(run, device, _batch(tensors), mode, reason)
+        run, mode, reason = _make_run(model, args, kwargs, *resolve_mode(settings.mode, device))
+        yield InferenceRunner(run, device, batch_size_of(example_input), mode, reason)
 
 
-def mode_on(mode: Mode, device: torch.device) -> tuple[Mode, str]:
-    """The mode and its reason as far as the device decides; `auto` stays on CUDA, until a network was captured."""
+def resolve_mode(mode: Mode, device: torch.device) -> tuple[Mode, str]:
+    """Mode and its reason, as far as the device decides. On CUDA, `auto` is only decided by capturing the network."""
     if mode != "auto":
-        return mode, AS_ASKED
+        return mode, _CHOSEN_BY_USER
     if device.type == "cuda":
         return mode, ""
     return "eager", f"CUDA graphs need a CUDA device, and the network runs on {device.type}"
 
 
-def _runner(
+def _make_run(
     model: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor], mode: Mode, reason: str
 ) -> tuple[Callable[[], object], Mode, str]:
-    """One inference as a function, how it runs, and why so."""
+    """A function that runs one inference, its execution mode, and the reason for that mode."""
 
     def run() -> object:
         return model(*args, **kwargs)
 
     if mode == "compile":
-        # After eight networks of one class torch would give up compiling and run eagerly, without a word.
-        torch.compiler.reset()
+        torch.compiler.reset()  # after eight networks of one class, torch would silently fall back to eager
         compiled: Callable[..., object] = torch.compile(model, dynamic=False)
         return (lambda: compiled(*args, **kwargs)), mode, reason
     if mode == "eager":
         return run, mode, reason
     try:
-        replay = _captured(run)
+        replay = _capture(run)
     except _NotCapturable as error:
         if mode == "auto":
             return run, "eager", f"the network cannot be captured as a CUDA graph ({error})"
         raise BadMeasurement(
-            f"mode 'graph' was asked for, and the network cannot be captured as a CUDA graph ({error}). Measure in "
-            "mode 'eager', or leave the mode out."
+            f"the network cannot be captured as a CUDA graph ({error}). Use mode 'eager' or 'auto'."
         ) from error
-    return replay, "graph", CAPTURED if mode == "auto" else reason
+    return replay, "graph", _CAPTURED if mode == "auto" else reason
 
 
 class _NotCapturable(Exception):
     """Why a network that runs cannot be captured."""
 
 
-def _captured(run: Callable[[], object]) -> Callable[[], object]:
-    """A CUDA graph of one run. Warmed up on a side stream first, as torch asks for.
+def _capture(run: Callable[[], object]) -> Callable[[], object]:
+    """Capture one run as a CUDA graph, after a warm-up on a side stream as torch requires.
 
     Raises:
         _NotCapturable: If the network runs, but not inside a capture.
@@ -179,25 +153,24 @@ def _captured(run: Callable[[], object]) -> Callable[[], object]:
     except torch.OutOfMemoryError:
         raise
     except RuntimeError as error:
-        lines = str(error).strip().splitlines() or [type(error).__name__]
-        raise _NotCapturable(lines[0].rstrip(".")) from error
+        raise _NotCapturable(first_line(error).removeprefix("RuntimeError: ").rstrip(".")) from error
     return graph.replay
 
 
-# ---------------------------------------------------------------- inputs
+# --- inputs ------------------------------------------------------------------------------------------
 
 
 def random_inputs(example_input: Inputs, device: torch.device | str) -> Inputs:
-    """Normal random numbers of an example's shapes, on a device: what `input_data="random"` runs on.
+    """Normal random inputs of an example's shapes, as `input_data="random"` uses them.
 
-    Drawing a large batch takes longer than a window. Drawn once, it serves many networks as their example.
+    Drawing a large batch takes longer than a window, so a profile draws it once for all networks.
 
     Raises:
         BadMeasurement: If an input is all zeros.
     """
-    tensors = _tensors(example_input)
+    tensors = _by_argument(example_input)
     _refuse_zeros(tensors)
-    ready = _ready(tensors, torch.device(device), None, False, "random")
+    ready = _prepare_inputs(tensors, torch.device(device), None, False, True)
     if isinstance(example_input, Tensor):
         return ready[0]
     if isinstance(example_input, tuple):
@@ -205,8 +178,8 @@ def random_inputs(example_input: Inputs, device: torch.device | str) -> Inputs:
     return {str(name): tensor for name, tensor in ready.items()}
 
 
-def _tensors(example_input: Inputs) -> dict[int | str, Tensor]:
-    """By position or by argument name."""
+def _by_argument(example_input: Inputs) -> dict[int | str, Tensor]:
+    """Input tensors by position or by argument name."""
     if isinstance(example_input, Tensor):
         return {0: example_input}
     tensors: dict[int | str, Tensor] = {}
@@ -216,28 +189,27 @@ def _tensors(example_input: Inputs) -> dict[int | str, Tensor]:
 
 def _refuse_zeros(tensors: dict[int | str, Tensor]) -> None:
     if not tensors:
-        raise BadMeasurement("example_input holds no tensor; give the batch that the network is called with.")
+        raise BadMeasurement("example_input contains no tensor; give one batch of inputs.")
     for name, tensor in tensors.items():
         if not bool(tensor.any()):
             raise BadMeasurement(
-                f"input {name!r} of shape {tuple(tensor.shape)} is all zeros: zeros switch fewer "
-                "transistors, so a device draws less than it will on real data (13 % less on an H200). "
-                f"Give torch.randn{tuple(tensor.shape)} or real data."
+                f"input {name!r} of shape {tuple(tensor.shape)} is all zeros. Zeros use less power than real data (13 "
+                f"% less on an H200). Give torch.randn{tuple(tensor.shape)} or real data."
             )
 
 
-def _ready(
+def _prepare_inputs(
     tensors: dict[int | str, Tensor],
     device: torch.device,
     dtype: torch.dtype | None,
     channels_last: bool,
-    input_data: InputData,
+    is_random: bool,
 ) -> dict[int | str, Tensor]:
     generator = torch.Generator().manual_seed(_SEED)
     ready = {}
     for name, tensor in tensors.items():
         if tensor.is_floating_point():
-            if input_data == "random":
+            if is_random:
                 tensor = torch.randn(tensor.shape, generator=generator, dtype=torch.float32).to(tensor.dtype)
             tensor = tensor.to(dtype=dtype or tensor.dtype)
         last = channels_last and tensor.dim() == 4
@@ -245,16 +217,3 @@ def _ready(
             memory_format=torch.channels_last if last else torch.contiguous_format
         )
     return ready
-
-
-def _batch(tensors: dict[int | str, Tensor]) -> int:
-    first = next(iter(tensors.values()))
-    return first.shape[0] if first.dim() else 1
-
-
-# ---------------------------------------------------------------- torch's switches
-
-
-def _restore_training(was_training: dict[nn.Module, bool]) -> None:
-    for module, training in was_training.items():
-        module.training = training

@@ -1,17 +1,31 @@
-"""The figures of a page as Vega-Lite specifications: data with a description of how to draw them.
+"""Charts of the page and of papers, made by Altair.
 
-The same specification is drawn by the browser on the page, where it can be hovered and filtered, and by vl-convert to
-SVG and PNG for papers. Colours are names of CSS variables, so that a page changes between light and dark without
-drawing anew; for files they are replaced by their light values. No name from a run ever becomes part of an expression.
+The browser draws a chart on the page, where it can be hovered and filtered; vl-convert draws it to SVG, PNG and PDF.
+Colours are CSS variables, so that a page switches between light and dark without drawing again; files get the light
+values. Names that come from a run are data: they are never part of a Vega expression.
 """
 
 from __future__ import annotations
 
+import json
 import math
+import os
+import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
-Spec = dict[str, Any]
+import altair as alt
+from altair.utils import schemapi
+
+from ecc.energy.ablation import FitAblation
+from ecc.errors import BadFile
+from ecc.formatting import percent, si_scale
+from ecc.io import refuse_other_file, write_bytes, write_text
+from ecc.run_records import SCORES
+
+from .load import LayerCost, Report, Resource, Run
 
 COLOURS: dict[str, tuple[str, str]] = {
     "ink": ("#16202a", "#e8edf2"),
@@ -22,7 +36,7 @@ COLOURS: dict[str, tuple[str, str]] = {
     "faint": ("#c5d0db", "#3a4754"),
     "good": ("#1a7f4b", "#58c48c"),
     "bad": ("#b3261e", "#ff8a80"),
-    # Methods: ECC takes the strongest colour. The others differ in lightness as well as hue, and in their shapes.
+    # Methods: ECC has the strongest colour. The others differ in lightness as well as hue, and in their shapes.
     "ecc": ("#0a66c2", "#5fb0ff"),
     "netadapt": ("#d55e00", "#ff9a4d"),
     "amc": ("#8e4585", "#d69ad0"),
@@ -32,165 +46,784 @@ COLOURS: dict[str, tuple[str, str]] = {
     "greedy": ("#b0306a", "#ff8fbe"),
     "scratch": ("#5b4636", "#c9a98c"),
 }
-"""Light and dark; each is a CSS variable of the page."""
+"""Light and dark value of each CSS variable."""
 
-SHAPES = {"ecc": "circle", "netadapt": "square", "amc": "triangle-up", "eap": "cross", "lcp": "diamond"}
-SHAPES |= {"uniform": "triangle-down", "greedy": "triangle-right", "scratch": "triangle-left"}
-OTHER = ("scratch", "square")  # colour and shape of a method that is not known here
+SHAPES = {
+    "ecc": "circle",
+    "netadapt": "square",
+    "amc": "triangle-up",
+    "eap": "cross",
+    "lcp": "diamond",
+    "uniform": "triangle-down",
+    "greedy": "triangle-right",
+    "scratch": "triangle-left",
+}
+OTHER_METHOD = ("scratch", "square")
+"""Colour and shape of a method that has none of its own."""
 
-STEP = 22  # pixels a row of a chart with names
-FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, Helvetica, Arial, sans-serif"
+MAX_LAYERS = 40
+ROW_HEIGHT = 22
+"""Pixels per name in charts with one row per group or layer."""
 
-_FEW_TICKS = {"expr": "max(3, round(width / 110))"}  # as many as a phone, or a screen, has room for
-_PREFIXES = ((1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""), (1e-3, "m"), (1e-6, "µ"), (1e-9, "n"), (1e-12, "p"))
+FORMATS = {".svg": "<svg", ".png": "PNG", ".pdf": "%PDF"}
+"""File formats of charts, with the mark by which a file of the format is recognised."""
+
+_SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
+_FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, Helvetica, Arial, sans-serif"
+_IS_SHOWN = "indexof(hidden, datum.method) < 0"  # `hidden`, `score` and `budget` are set by the controls of a page
+_AT_BUDGET = "budget === null || datum.budget === budget"
+_FAMILIES = {"bilinear": "#9a6b00", "physical": "#0b6e99"}
+
+Row = dict[str, Any]
 
 
-def var(name: str) -> str:
-    """A colour of the page."""
+@dataclass(frozen=True)
+class Figure:
+    """A chart of the page."""
+
+    name: str
+    """For anchors and file names."""
+    title: str
+    caption: str
+    height: float
+    """Pixels of the plot without axes: the page reserves the space, so that nothing jumps."""
+    spec: dict[str, Any]
+    """Vega-Lite."""
+
+
+def figures_of(report: Report, *, validate: bool = False) -> list[Figure]:
+    """All figures that the data allow, in the order of the page.
+
+    Args:
+        report: The data.
+        validate: Check every chart against the Vega-Lite schema, which takes four times as long.
+    """
+    makers = (tradeoff, widths, layers, cost, loss, score, dual, width_duals, predictions, learning_curve)
+    with schemapi.debug_mode(validate):
+        made = [figure for make in makers if (figure := make(report)) is not None]
+    for figure in made:
+        controls = {"hidden": [], "score": "finetuned", "budget": report.first_budget}
+        figure.spec["params"] = [{"name": name, "value": value} for name, value in controls.items()]
+    return made
+
+
+# ---------------------------------------------------------------- parts of charts
+
+
+def _figure(name: str, title: str, caption: str, height: float, *parts: alt.Chart) -> Figure:
+    chart = alt.layer(*parts).properties(
+        width="container",
+        height=height,
+        description=f"{title}. {caption}",
+        autosize={"type": "fit-x", "contains": "padding"},
+    )
+    spec = chart.to_dict(validate=schemapi.DEBUG_MODE)
+    spec |= {"$schema": _SCHEMA, "config": _config(), "padding": {"left": 4, "right": 12, "top": 10, "bottom": 4}}
+    return Figure(name, title, caption, height + 56, spec)
+
+
+def _config() -> Row:
+    text = {"labelColor": _var("soft"), "titleColor": _var("ink"), "labelFontSize": 12, "titleFontSize": 12}
+    axis = {"titleFontWeight": 500, "titlePadding": 8, "gridColor": _var("line"), "labelPadding": 6}
+    few_ticks = {"expr": "max(3, round(width / 110))"}  # as many as the screen has room for
+    return {
+        "background": "transparent",
+        "font": _FONT,
+        "view": {"stroke": None},
+        "axis": {**text, **axis, "grid": True, "gridWidth": 1, "domain": False, "ticks": False},
+        "axisX": {"labelFlush": True, "labelOverlap": "greedy", "labelSeparation": 8, "tickCount": few_ticks},
+        "axisY": {"tickCount": 5, "minExtent": 40},
+        "legend": {**text, "orient": "top", "title": None, "symbolSize": 80, "symbolOpacity": 1},
+        "text": {"fill": _var("soft"), "fontSize": 12},
+        "rule": {"stroke": _var("soft")},
+    }
+
+
+def _var(name: str) -> str:
     return f"var(--{name})"
 
 
-def method_colour(name: str) -> str:
-    """The colour that a method has in every figure."""
-    return var(name if name in SHAPES else OTHER[0])
+def _chart(rows: Sequence[Row], *filters: str) -> alt.Chart:
+    chart = alt.Chart(alt.Data(values=list(rows)))
+    for test in filters:
+        chart = chart.transform_filter(test)
+    return chart
 
 
-def scale_of(largest: float, unit: str) -> tuple[float, str]:
-    """What to divide by, and the unit then: 0.019 J gives (0.001, mJ)."""
-    for factor, prefix in _PREFIXES:
-        if largest >= factor:
-            return factor, prefix + unit
-    return 1.0, unit
+def _x(field: str, title: str | None = None, **more: Any) -> alt.X:
+    return alt.X(field, type="quantitative", title=title, **more)
 
 
-# ---------------------------------------------------------------- parts
+def _y(field: str, title: str | None = None, **more: Any) -> alt.Y:
+    return alt.Y(field, type="quantitative", title=title, **more)
 
 
-def figure(name: str, title: str, caption: str, height: float, spec: Spec) -> dict[str, Any]:
-    """A figure of the page: where it stands, what it says, and how it is drawn.
-
-    Args:
-        name: For the page's anchors and for files.
-        title: Its heading.
-        caption: What is seen, in words.
-        height: Of the plot, without axes; pages keep the place free, so that nothing jumps.
-        spec: Vega-Lite, without size.
-    """
-    if "layer" in spec:  # a layer without data would have no scale
-        spec = {**spec, "layer": [layer for layer in spec["layer"] if layer.get("data") != {"values": []}]}
-    return {
-        "name": name,
-        "title": title,
-        "caption": caption,
-        "height": height + 56,
-        "spec": {
-            "$schema": "https://vega.github.io/schema/vega-lite/v6.json",
-            "description": f"{title}. {caption}",
-            "width": "container",
-            "height": height,
-            "autosize": {"type": "fit-x", "contains": "padding"},
-            "padding": {"left": 4, "right": 12, "top": 10, "bottom": 4},
-            "config": _config(),
-            **spec,
-        },
-    }
+def _names(field: str, order: Sequence[str]) -> alt.Y:
+    limit = {"expr": "width < 320 ? 110 : 220"}
+    return alt.Y(field, type="nominal", sort=list(order), title=None, axis=alt.Axis(grid=False, labelLimit=limit))
 
 
-def _config() -> Spec:
-    text = {"labelColor": var("soft"), "titleColor": var("ink"), "labelFontSize": 12, "titleFontSize": 12}
-    return {
-        "background": "transparent",
-        "font": FONT,
-        "view": {"stroke": None},
-        "axis": {
-            **text,
-            "titleFontWeight": 500,
-            "titlePadding": 8,
-            "grid": True,
-            "gridColor": var("line"),
-            "gridWidth": 1,
-            "domain": False,
-            "ticks": False,
-            "labelPadding": 6,
-        },
-        "axisX": {"labelFlush": True, "labelOverlap": "greedy", "labelSeparation": 8, "tickCount": _FEW_TICKS},
-        "axisY": {"tickCount": 5, "minExtent": 40},
-        "legend": {**text, "orient": "top", "title": None, "symbolSize": 80, "symbolOpacity": 1},
-        "text": {"fill": var("soft"), "fontSize": 12},
-        "rule": {"stroke": var("soft")},
-    }
+def _colour(methods: Sequence[str]) -> alt.Color:
+    colours = [_var(name if name in SHAPES else OTHER_METHOD[0]) for name in methods]
+    return alt.Color("method", type="nominal", legend=None, scale=alt.Scale(domain=list(methods), range=colours))
 
 
-def by_method(methods: Sequence[str], *, legend: bool = False) -> Spec:
-    """Colour of a method; shapes are for points alone."""
-    scale = {"domain": list(methods), "range": [method_colour(name) for name in methods]}
-    return {"field": "method", "type": "nominal", "scale": scale, "legend": {} if legend else None}
+def _shape(methods: Sequence[str]) -> alt.Shape:
+    """Methods differ in shape too, for readers who do not distinguish the colours."""
+    shapes = [SHAPES.get(name, OTHER_METHOD[1]) for name in methods]
+    return alt.Shape("method", type="nominal", legend=None, scale=alt.Scale(domain=list(methods), range=shapes))
 
 
-def shape_of(methods: Sequence[str], *, legend: bool = False) -> Spec:
-    """Shape of a method's points, for those who do not tell the colours apart."""
-    scale = {"domain": list(methods), "range": [SHAPES.get(name, OTHER[1]) for name in methods]}
-    return {"field": "method", "type": "nominal", "scale": scale, "legend": {} if legend else None}
-
-
-def quantity(field: str, title: str, **more: Any) -> Spec:
-    """A number along an axis."""
-    axis = {"title": title, **more.pop("axis", {})}
-    return {"field": field, "type": "quantitative", "axis": axis, **more}
-
-
-def logarithmic(values: Sequence[float], room: float = 0.0) -> Spec:
-    """Scale and axis for values above 0, with lines at round numbers only, and room at the top as a share of it."""
-    low, high = min(values), max(values)
-    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    steps = (1,) if high > 100 * low else (1, 2, 5) if high > 5 * low else (1, 1.5, 2, 3, 4, 5, 7)
-    ticks = [step * 10.0**decade for decade in decades for step in steps]
-    shown = [tick for tick in ticks if 0.8 * low <= tick <= 1.25 * high]
-    axis = {"values": shown, "format": "~g"}
-    return {
-        "scale": {"type": "log", "nice": False, "domain": [0.9 * low, 1.1 * high * (high / low) ** room]},
-        "axis": axis,
-    }
-
-
-def names(field: str, title: str | None, order: Sequence[str]) -> Spec:
-    """Names down the left side, in this order."""
-    axis = {"title": title, "grid": False, "labelLimit": {"expr": "width < 320 ? 110 : 220"}}
-    return {"field": field, "type": "nominal", "sort": list(order), "axis": axis}
-
-
-def tip(*fields: tuple[str, str] | tuple[str, str, str]) -> list[Spec]:
-    """What is shown on hovering: (field, title) for names, (field, title, format) for numbers."""
+def _tips(*fields: tuple[str, ...]) -> list[alt.Tooltip]:
+    """(field, title) for names, (field, title, format) for numbers."""
     return [
-        {"field": one[0], "title": one[1], "type": "nominal"}
-        if len(one) == 2
-        else {"field": one[0], "title": one[1], "type": "quantitative", "format": one[2]}
-        for one in fields
+        alt.Tooltip(field, title=title, type="quantitative", format=form[0])
+        if form
+        else alt.Tooltip(field, title=title, type="nominal")
+        for field, title, *form in fields
     ]
 
 
-CHOSEN: tuple[Spec, ...] = ({"name": "hidden", "value": []}, {"name": "when", "value": "after"})
-"""What the page's filters set, beside `budget`; every figure has all three, so that one call sets them everywhere."""
+def _log_axis(values: Sequence[float], room: float = 0.0) -> Row:
+    """Scale and axis for positive values with ticks at round numbers, and room at the top as a fraction of the axis."""
+    low, high = min(values), max(values)
+    steps = (1,) if high > 100 * low else (1, 2, 5) if high > 5 * low else (1, 1.5, 2, 3, 4, 5, 7)
+    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    ticks = [step * 10.0**decade for decade in decades for step in steps]
+    domain = [0.9 * low, 1.1 * high * (high / low) ** room]
+    return {
+        "scale": alt.Scale(type="log", nice=False, domain=domain),
+        "axis": alt.Axis(values=[tick for tick in ticks if 0.8 * low <= tick <= 1.25 * high], format="~g"),
+    }
 
-SHOWN = {"filter": "indexof(hidden, datum.method) < 0"}
-AT_BUDGET = {"filter": "budget === null || datum.budget === budget"}
+
+def _stronger_for_ecc(strong: float, other: float) -> Row:
+    return alt.condition("datum.method === 'ecc'", alt.value(strong), alt.value(other))
 
 
-def for_file(spec: Mapping[str, Any], width: int = 560) -> Spec:
-    """A specification that needs no page: light, of a fixed width, and with a legend."""
-    found: Any = _with_light(spec)
+def _per_item(resource: Resource, report: Report) -> tuple[float, str, str]:
+    """Divisor, unit and axis title for a resource; energy is shown per item, other resources per inference."""
+    batch = report.batch or 1 if resource.resource == "energy" else 1
+    factor, unit = si_scale(resource.dense / batch, resource.unit)
+    per = " per item" if batch > 1 else ""
+    return batch * factor, unit, f"{resource.resource}{per} [{unit}]" if unit else resource.resource
+
+
+def _main(report: Report) -> Resource | None:
+    known = [run.main for run in (report.finished or report.runs) if run.main is not None]
+    return known[0] if known else None
+
+
+# ---------------------------------------------------------------- results
+
+
+def tradeoff(report: Report) -> Figure | None:
+    """Score against cost of all methods and budgets; None for a single run."""
+    main = _main(report)
+    runs = [run for run in report.finished if run.scores and run.main]
+    if report.kind != "grid" or main is None or not runs:
+        return None
+    divisor, unit, title = _per_item(main, report)
+    single = [
+        {
+            "method": run.method,
+            "budget": run.budget,
+            "score_name": name,
+            "cost": run.main.result / divisor,
+            "score": run.scores[name],
+        }
+        for run in runs
+        for name in SCORES[1:]
+        if name in run.scores and run.main is not None and run.main.result is not None
+    ]
+    means = _means_over_seeds(single)
+    methods, tests = report.methods, ("datum.score_name === score", _IS_SHOWN)
+    x = _x("cost", f"{title}, {', '.join(report.labels)}", scale=alt.Scale(zero=False))
+    scale = alt.Scale(zero=False, nice=True)
+    y = _y("score", "test score", scale=scale)
+    tips = _tips(("method", "method"), ("budget", "budget"), ("cost", unit or main.resource, ".4~g"))
+    tips += _tips(("score", "score", ".4f"), ("std", "std over seeds", ".4f"), ("seeds", "seeds"))
+    low = _y("low", "test score", scale=scale)
+    parts = [
+        _chart(single, *tests).mark_point(filled=True, size=14, opacity=0.45).encode(x, y, _colour(methods)),
+        _chart(means, *tests, "datum.std > 0")
+        .mark_rule(strokeWidth=1.5, opacity=0.8)
+        .encode(x, low, alt.Y2("high"), _colour(methods)),
+        _chart(means, *tests).mark_line().encode(x, y, _colour(methods), strokeWidth=_stronger_for_ecc(3.2, 1.6)),
+        _chart(means, *tests)
+        .mark_point(filled=True, opacity=1)
+        .encode(x, y, _colour(methods), _shape(methods), size=_stronger_for_ecc(130, 75), tooltip=tips),
+    ]
+    if dense := [run.scores["dense"] for run in runs if "dense" in run.scores]:
+        row = {"cost": main.dense / divisor, "score": statistics.fmean(dense), "text": "dense network"}
+        tips = _tips(("text", "network"), ("cost", unit or main.resource, ".4~g"), ("score", "score", ".4f"))
+        point = {"stroke": _var("ink"), "fill": _var("paper"), "strokeWidth": 2, "size": 90, "opacity": 1}
+        text = {"align": "right", "baseline": "bottom", "dy": -9, "dx": 6, "fill": _var("ink")}
+        parts += [
+            _chart([row]).mark_rule(strokeDash=[4, 4], opacity=0.6).encode(y),
+            _chart([row]).mark_point(**point).encode(x, y, tooltip=tips),
+            _chart([row]).mark_text(**text).encode(x, y, text="text:N"),
+        ]
+    caption = "One run per point."
+    if len(report.seeds) > 1:
+        caption = f"Mean over {len(report.seeds)} seeds; vertical lines show ±1 std, small dots the single runs."
+    return _figure("tradeoff", f"Score against {main.resource}", caption, 380, *parts)
+
+
+def _means_over_seeds(points: Sequence[Row]) -> list[Row]:
+    groups: dict[tuple[str, ...], list[Row]] = {}
+    for point in points:
+        groups.setdefault((point["method"], point["budget"], point["score_name"]), []).append(point)
+    rows = []
+    for (method, budget, name), found in groups.items():
+        scores = [point["score"] for point in found]
+        mean, std = statistics.fmean(scores), statistics.stdev(scores) if len(scores) > 1 else 0.0
+        row = {"method": method, "budget": budget, "score_name": name, "score": mean, "std": std, "seeds": len(scores)}
+        rows.append({**row, "cost": statistics.fmean(p["cost"] for p in found), "low": mean - std, "high": mean + std})
+    return sorted(rows, key=lambda row: (row["method"] == "ecc", row["cost"]))  # the last is drawn on top
+
+
+def widths(report: Report) -> Figure | None:
+    """Channels that are left in each group (Figure 6 of the paper)."""
+    runs = [run for run in report.runs if run.widths]
+    if not runs:
+        return None
+    order = [row.group for row in runs[0].widths]
+    things = runs[0].counted_things
+    title = "Layer widths" if things == "channels" else "Remaining weights"
+    caption = f"{things.capitalize()} kept in each group"
+    if report.kind == "run":
+        rows = [
+            {**asdict(row), "text": f"{row.kept:,} of {row.full:,}", "ratio": row.kept / row.full}
+            for row in runs[0].widths
+        ]
+        tips = _tips(("group", "group"), ("text", things), ("ratio", "kept", ".1%"))
+        parts = _bars(rows, _names("group", order), "kept", "full", things, tips)
+        return _figure(
+            "widths", title, f"{caption}; the dense network is shown faintly.", ROW_HEIGHT * len(rows), *parts
+        )
+    found = [{"group": row.group, "ratio": row.kept / row.full, **_keys(run)} for run in runs for row in run.widths]
+    rows = _means([row for row in found if row["group"] in order], "group", "ratio", order)
+    x = _x("ratio", f"{things} kept", scale=alt.Scale(domain=[0, 1]), axis=alt.Axis(format="%"))
+    tips = _tips(("method", "method"), ("budget", "budget"), ("group", "group"), ("ratio", "kept", ".1%"))
+    parts = _dots(report, rows, x, _names("group", order), tips, joined=True)
+    return _figure(
+        "widths", title, f"{caption}. Mean over seeds, at one budget.", (ROW_HEIGHT + 2) * len(order), *parts
+    )
+
+
+def layers(report: Report) -> Figure | None:
+    """Joules of each layer before and after; None without an energy model."""
+    runs = [run for run in report.runs if run.layers]
+    if not runs:
+        return None
+    largest = sorted(runs[0].layers, key=lambda row: -row.dense)[:MAX_LAYERS]
+    shown = [row for row in runs[0].layers if row in largest]
+    order = [row.layer for row in shown]
+    batch = report.batch or 1
+    factor, unit = si_scale(max(row.dense for row in shown) / batch, "J")
+    divisor, axis = batch * factor, f"energy per item [{unit}]"
+    source = "energy model (predicted)" if not runs[0].is_unstructured else "analytic platform (estimated)"
+    caption = f"Energy before (faint) and after, attributed to layers by the {source}."
+    if others := len(runs[0].layers) - len(order):
+        caption += f" The {len(order)} largest layers; {others} smaller ones are left out."
+    numbers = (("dense", f"before, {unit}", ".4~g"), ("result", f"after, {unit}", ".4~g"))
+    if report.kind == "run":
+        rows = [
+            {"layer": row.layer, "dense": row.dense / divisor, "result": row.result / divisor, "text": _change(row)}
+            for row in shown
+        ]
+        tips = _tips(("layer", "layer"), *numbers, ("text", "change"))
+        parts = _bars(rows, _names("layer", order), "result", "dense", axis, tips)
+        return _figure("layers", "Energy by layer", caption, ROW_HEIGHT * len(rows), *parts)
+    dense = {row.layer: row.dense / divisor for row in shown}
+    found = [
+        {"layer": row.layer, "result": row.result / divisor, **_keys(run)}
+        for run in runs
+        for row in run.layers
+        if row.layer in dense
+    ]
+    rows = [{**row, "dense": dense[row["layer"]]} for row in _means(found, "layer", "result", order)]
+    tips = _tips(("method", "method"), ("budget", "budget"), ("layer", "layer"), *numbers)
+    background = (
+        _chart([{"layer": name, "dense": value} for name, value in dense.items()])
+        .mark_bar(fill=_var("line"), height={"band": 0.62})
+        .encode(_x("dense", axis), _names("layer", order))
+    )
+    parts = [background, *_dots(report, rows, _x("result", axis), _names("layer", order), tips)]
+    return _figure("layers", "Energy by layer", f"{caption} Mean over seeds.", (ROW_HEIGHT + 2) * len(order), *parts)
+
+
+def _keys(run: Run) -> Row:
+    return {"method": run.method, "budget": run.budget}
+
+
+def _means(rows: Sequence[Row], name: str, value: str, order: Sequence[str]) -> list[Row]:
+    """Means over seeds, per method, budget and name."""
+    groups: dict[tuple[str, str, str], list[float]] = {}
+    for row in rows:
+        groups.setdefault((row["method"], row["budget"], row[name]), []).append(row[value])
+    places = {one: i for i, one in enumerate(order)}
+    return [
+        {"method": method, "budget": budget, name: one, "order": places[one], value: statistics.fmean(found)}
+        for (method, budget, one), found in groups.items()
+    ]
+
+
+def _change(row: LayerCost) -> str:
+    change = row.result / row.dense - 1
+    return percent(change, 0, sign=True).replace("-", "\N{MINUS SIGN}")
+
+
+def _bars(rows: list[Row], y: alt.Y, front: str, back: str, title: str, tips: list[alt.Tooltip]) -> list[alt.Chart]:
+    """The result in front of the dense network, with the text at the end of the longer bar."""
+    scale = alt.Scale(domain=[0, 1.22 * max(row[back] for row in rows)], nice=False)  # room for the text
+    bar = {"height": {"band": 0.62}, "cornerRadiusEnd": 2}
+    chart, x = _chart(rows), _x(back, title, scale=scale)
+    return [
+        chart.mark_bar(fill=_var("faint"), **bar).encode(x, y, tooltip=tips),
+        chart.mark_bar(fill=_var("accent"), **bar).encode(_x(front, title, scale=scale), y, tooltip=tips),
+        chart.mark_text(align="left", dx=6).encode(x, y, text="text:N"),
+    ]
+
+
+def _dots(
+    report: Report, rows: list[Row], x: alt.X, y: alt.Y, tips: list[alt.Tooltip], *, joined: bool = False
+) -> list[alt.Chart]:
+    """One dot per method and name; `joined` connects the dots of a method."""
+    rows = sorted(rows, key=lambda row: row["method"] == "ecc")  # the last is drawn on top
+    chart, colour = _chart(rows, _IS_SHOWN, _AT_BUDGET), _colour(report.methods)
+    line = chart.mark_line(opacity=0.75).encode(
+        x, y, colour, order=alt.Order("order", type="quantitative"), strokeWidth=_stronger_for_ecc(2.6, 1.2)
+    )
+    points = chart.mark_point(filled=True, opacity=0.95).encode(
+        x, y, colour, _shape(report.methods), size=_stronger_for_ecc(120, 70), tooltip=tips
+    )
+    return [line, points] if joined else [points]
+
+
+# ---------------------------------------------------------------- the run over time
+
+
+def _first_seed(report: Report) -> list[Run]:
+    return [run for run in report.runs if run.seed == report.seeds[0]] if report.seeds else []
+
+
+def _points(report: Report, name: str) -> list[Row]:
+    return [{**_keys(run), **asdict(point)} for run in _first_seed(report) for point in getattr(run.curves, name)]
+
+
+def _seed_note(report: Report) -> str:
+    return f" Seed {report.seeds[0]}." if len(report.seeds) > 1 else ""
+
+
+def _time(report: Report, field: str = "batches", *, prune_only: bool = False, grid: bool = True) -> alt.X:
+    """The time axis: that of the whole run, or of the prune phase."""
+    phases = [phase for run in _first_seed(report) for phase in run.curves.phases]
+    phases = [phase for phase in phases if phase.phase == "prune" or not prune_only]
+    start = min((phase.start for phase in phases), default=0.0) if prune_only else 0.0
+    end = max((phase.end for phase in phases), default=start + 1.0)
+    scale = alt.Scale(domain=[start, end], nice=False, zero=False)
+    return _x(field, "training batches", scale=scale, axis=alt.Axis(grid=grid))
+
+
+def _phase_marks(report: Report, *, text: bool = True) -> list[alt.Chart]:
+    """A vertical line where a phase begins, and its name at the top."""
+    if report.kind != "run":
+        return []
+    rows = [asdict(phase) for phase in report.runs[0].curves.phases]
+    x = _time(report, "start")
+    marks = [_chart([row for row in rows if row["start"] > 0]).mark_rule(stroke=_var("faint")).encode(x)]
+    name = _chart(rows).mark_text(align="left", baseline="top", dx=5, fontSize=11)
+    marks += [name.encode(x, y=alt.value(0), text="phase:N")] if text else []
+    return [mark for mark in marks if mark.data.values]
+
+
+def _curve(rows: list[Row], x: alt.X, y: alt.Y, report: Report, tips: list[alt.Tooltip]) -> list[alt.Chart]:
+    """A line, with invisible points that show the tooltip."""
+    chart, colour = _chart(rows, _IS_SHOWN, _AT_BUDGET), _colour(report.methods)
+    detail = {"detail": "phase:N"} if "phase" in rows[0] else {}
+    points = chart.mark_point(filled=True, size=70, opacity=0).encode(x, y, colour, tooltip=tips, **detail)
+    return [chart.mark_line(strokeWidth=2).encode(x, y, colour, **detail), points]
+
+
+def loss(report: Report) -> Figure | None:
+    """The training loss of all phases."""
+    rows = [row for row in _points(report, "loss") if row["loss"] > 0]
+    if len(rows) < 2:
+        return None
+    y = _y("loss", "training loss", **_log_axis([row["loss"] for row in rows], room=0.12))
+    tips = _tips(("method", "method"), ("phase", "phase"), ("batches", "batches", "d"), ("loss", "loss", ".4~g"))
+    caption = (
+        "Mean training loss on a logarithmic axis. From the prune phase on it includes the distillation loss, if any."
+    )
+    parts = [*_phase_marks(report), *_curve(rows, _time(report), y, report, tips)]
+    return _figure("loss", "Training loss", caption + _seed_note(report), 220, *parts)
+
+
+def score(report: Report) -> Figure | None:
+    """The scores of the dense, the pruned and the finetuned network."""
+    run = report.runs[0] if report.runs else None
+    if report.kind != "run" or run is None or not run.scores or not run.curves.phases:
+        return None
+    ends = {phase.phase: phase.end for phase in run.curves.phases}
+    last = run.curves.phases[-1].end
+    times = {"dense": ends.get("pretrain", 0.0), "pruned": ends.get("prune", last), "finetuned": last}
+    rows = [
+        {"batches": times[name], "score": value, "name": name, "text": f"{name} {value:.4f}"}
+        for name, value in run.scores.items()
+        if name in times
+    ]
+    if not rows:
+        return None
+    x, tips = _time(report), _tips(("name", "network"), ("score", "score", ".4f"))
+    y = _y("score", "test score", scale=alt.Scale(zero=False, padding=18), axis=alt.Axis(tickCount=4))
+    align = {"expr": "datum.batches < 1 ? 'left' : 'right'"}
+    parts = [
+        *_phase_marks(report, text=False),
+        _chart(rows).mark_line(stroke=_var("faint"), strokeWidth=1.5).encode(x, y),
+        _chart(rows).mark_point(filled=True, size=80, fill=_var("accent"), opacity=1).encode(x, y, tooltip=tips),
+        _chart(rows).mark_text(align=align, dx=-2, dy=-12).encode(x, y, text="text:N"),
+    ]
+    caption = "Score on the test data, which no choice depends on."
+    return _figure("score", "Test score", caption, 130, *parts)
+
+
+def cost(report: Report) -> Figure | None:
+    """Predicted cost during pruning, its schedule, and the measurements; None for methods that do not log it."""
+    rows, main = _points(report, "cost"), _main(report)
+    if len(rows) < 2 or main is None:
+        return None
+    divisor, unit, title = _per_item(main, report)
+    for row in rows:
+        row["cost"] /= divisor
+        row["target"] = None if row["target"] is None else row["target"] / divisor
+    checks = [row for row in _points(report, "checks") if row["batches"] is not None]
+    for row in checks:
+        row["measured"] /= divisor
+    limits = [
+        {**_keys(run), "limit": row.limit / divisor, "text": "budget"}
+        for run in _first_seed(report)
+        for row in run.resources
+        if row.resource == main.resource and row.limit and run.curves.cost
+    ]
+    tests = (_IS_SHOWN, _AT_BUDGET)
+    x, label = _time(report, prune_only=True), ", ".join(sorted({row["label"] for row in checks}))
+    tips = _tips(
+        ("batches", "batches", "d"), ("cost", f"predicted, {unit}", ".4~g"), ("target", f"schedule, {unit}", ".4~g")
+    )
+    check_tips = _tips(
+        ("step", "prune step"), ("measured", f"{label}, {unit}", ".4~g"), ("error", "prediction error", "+.2%")
+    )
+    zero = alt.Scale(zero=True)
+    right = {"align": "right", "baseline": "top", "dy": 5, "fill": _var("good")}
+    diamond = {"filled": True, "size": 90, "fill": _var("ink"), "opacity": 1, "shape": "diamond"}
+    parts = [
+        _chart(limits, *tests).mark_rule(strokeWidth=1.5, stroke=_var("good")).encode(_y("limit", title, scale=zero)),
+        _chart(limits, *tests)
+        .mark_text(**right)
+        .encode(_y("limit", title, scale=zero), x=alt.value({"expr": "width"}), text="text:N"),
+        _chart(rows, *tests)
+        .mark_line(strokeWidth=2.5, interpolate="step-after")
+        .encode(x, _y("cost", title, scale=zero), _colour(report.methods)),
+        _chart(rows, *tests, "isValid(datum.target)")
+        .mark_line(stroke=_var("ink"), strokeDash=[2, 4], strokeWidth=1.5)
+        .encode(x, _y("target", title, scale=zero), detail="method:N"),
+        _chart(rows, *tests)
+        .mark_point(filled=True, size=70, opacity=0)
+        .encode(x, _y("cost", title, scale=zero), tooltip=tips),
+        _chart(checks, *tests).mark_point(**diamond).encode(x, _y("measured", title, scale=zero), tooltip=check_tips),
+    ]
+    caption = f"Line: predicted {main.resource} of the pruned network. Dotted: the schedule."
+    caption += f" Diamonds: {label}." if checks else ""
+    parts = [part for part in parts if part.data.values]  # an empty layer would have no scale
+    name = "Energy" if main.resource == "energy" else main.resource.capitalize()
+    return _figure("cost", f"{name} during pruning", caption + _seed_note(report), 260, *parts)
+
+
+def dual(report: Report) -> Figure | None:
+    """The dual variable z of the budget (Eq. 4 of the paper)."""
+    rows = _points(report, "dual")
+    if len(rows) < 2:
+        return None
+    x = _time(report, prune_only=True)
+    y = _y("dual", "z", axis=alt.Axis(labelExpr="format(datum.value, '~s')", titleFontStyle="italic"))
+    tips = _tips(("method", "method"), ("batches", "batches", "d"), ("dual", "z", ".4~g"))
+    caption = f"z: the decrease of the loss per unit of additional budget.{_seed_note(report)}"
+    return _figure("dual", "Dual variable of the budget", caption, 170, *_curve(rows, x, y, report, tips))
+
+
+def width_duals(report: Report) -> Figure | None:
+    """The dual variables y of the widths (Eq. 4 of the paper), one row per group."""
+    rows = [row for row in _points(report, "width_duals") if row["dual"] > 0]
+    if not rows:
+        return None
+    times = sorted({row["batches"] for row in rows})
+    before = [2 * times[0] - times[1] if len(times) > 1 else times[0] - 1, *times[:-1]]
+    since = dict(zip(times, before, strict=True))
+    rows = [{**row, "since": since[row["batches"]]} for row in rows]
+    groups = list(dict.fromkeys(row["group"] for row in rows))
+    opacity = alt.Opacity("dual", type="quantitative", legend=None, scale=alt.Scale(type="log", range=[0.08, 1]))
+    tips = _tips(("group", "group"), ("batches", "batches", "d"), ("dual", "y", ".4~g"))
+    chart = (
+        _chart(rows)
+        .mark_rect(fill=_var("accent"))
+        .encode(
+            _time(report, prune_only=True, grid=False), alt.X2("since"), _names("group", groups), opacity, tooltip=tips
+        )
+    )
+    caption = "y: the decrease of the loss per additional channel of a group. Stronger colours are larger values."
+    return _figure("width-duals", "Dual variables of the widths", caption, ROW_HEIGHT * len(groups), chart)
+
+
+# ---------------------------------------------------------------- the energy model
+
+
+def predictions(report: Report) -> Figure | None:
+    """Predicted against measured cost, of the samples of the profile and of the checks during pruning."""
+    main, model = _main(report), report.model
+    checks = [
+        {**_keys(run), "measured": check.measured, "predicted": check.predicted, "error": check.error}
+        for run in report.runs
+        for check in run.curves.checks
+    ]
+    samples: list[Row] = [
+        {"measured": measured, "predicted": predicted, "error": predicted / measured - 1}
+        for measured, predicted in (model.quality.held_out if model else ())
+    ]
+    if main is None or not (samples or checks):
+        return None
+    divisor, unit, title = _per_item(main, report)
+    for row in (*samples, *checks):
+        row["measured"], row["predicted"] = row["measured"] / divisor, row["predicted"] / divisor
+    values = [row[key] for row in (*samples, *checks) for key in ("measured", "predicted")]
+    ends = [min(values), max(values)]
+    labels = sorted({check.label for run in report.runs for check in run.curves.checks})
+    label = ", ".join(labels) or (model.label if model else "")
+    more = _log_axis(ends) if ends[1] > 8 * ends[0] else {"scale": alt.Scale(zero=False)}
+    x, y = _x("measured", f"{label} {title}", **more), _y("predicted", f"predicted {title}", **more)
+    tips = _tips(
+        ("measured", f"{label}, {unit}", ".4~g"),
+        ("predicted", f"predicted, {unit}", ".4~g"),
+        ("error", "error", "+.2%"),
+    )
+    dashed = {"stroke": _var("soft"), "strokeWidth": 1, "strokeDash": [4, 4]}
+    hollow = {"stroke": _var("soft"), "size": 26, "strokeWidth": 1, "opacity": 0.75}
+    parts = [
+        _chart([{"measured": end, "predicted": end} for end in ends]).mark_line(**dashed).encode(x, y),
+        _chart(samples).mark_point(**hollow).encode(x, y, tooltip=tips),
+        _chart(checks, _IS_SHOWN)
+        .mark_point(filled=True, opacity=0.9, size=80)
+        .encode(
+            x, y, _colour(report.methods), _shape(report.methods),
+            tooltip=[*_tips(("method", "method"), ("budget", "budget")), *tips],
+        ),
+    ]  # fmt: skip
+    caption = "The dashed line is a perfect prediction. Hollow: samples of the profile (cross-validated)."
+    caption += f" Filled: networks during pruning ({label})." if checks else ""
+    parts = [part for part in parts if part.data.values]
+    return _figure("predictions", f"Predicted against {label}", caption, 300, *parts)
+
+
+def learning_curve(report: Report) -> Figure | None:
+    """The error of the energy model by the number of samples."""
+    model = report.model
+    if model is None or len(model.quality.learning_curve) < 2:
+        return None
+    rows = [{"samples": samples, "error": error} for samples, error in model.quality.learning_curve]
+    x = _x("samples", "samples of the profile", scale=alt.Scale(zero=False))
+    y = _y("error", "mean cross-validated error", scale=alt.Scale(zero=True), axis=alt.Axis(format=".2~%"))
+    tips = _tips(("samples", "samples", "d"), ("error", "mean error", ".3~%"))
+    parts = [
+        _chart(rows).mark_line(stroke=_var("accent"), strokeWidth=2).encode(x, y, tooltip=tips),
+        _chart(rows).mark_point(filled=True, fill=_var("accent"), opacity=1, size=60).encode(x, y, tooltip=tips),
+    ]
+    if model.quality.noise is not None:
+        noise = _chart([{"error": model.quality.noise, "text": "noise of one measurement"}])
+        text = {"align": "right", "baseline": "bottom", "dy": -4}
+        parts.append(noise.mark_rule(strokeDash=[4, 4]).encode(y))
+        parts.append(noise.mark_text(**text).encode(y, x=alt.value({"expr": "width"}), text="text:N"))
+    caption = "Mean relative error on held-out samples, by the number of samples in the fit."
+    return _figure("learning-curve", "Learning curve of the energy model", caption, 300, *parts)
+
+
+# ---------------------------------------------------------------- files
+
+
+def draw_figures(report: Report, folder: str | Path) -> list[Path]:
+    """Write every figure as SVG and PNG.
+
+    Raises:
+        BadFile: If the folder cannot be written to.
+    """
+    folder = _made(folder)
+    return [
+        save_chart(for_file(figure.spec), folder / f"{figure.name}{suffix}")
+        for figure in figures_of(report)
+        for suffix in (".svg", ".png")
+    ]
+
+
+def draw_tradeoff(report: Report, path: Path) -> Path:
+    """Write the chart of score against cost of a grid.
+
+    Raises:
+        BadFile: If there is no score to draw, or the file cannot be written.
+    """
+    figure = next((one for one in figures_of(report) if one.name == "tradeoff"), None)
+    if figure is None:
+        raise BadFile(f"{path} was not drawn: no finished run of the grid has a score.")
+    return save_chart(for_file(figure.spec), path)
+
+
+def draw_fit(found: FitAblation, title: str, folder: str | Path, stem: str) -> list[Path]:
+    """Draw predicted against measured cost, errors over widths, learning curves, and the paper's figures.
+
+    Args:
+        found: From `ecc.energy.ablation`.
+        title: Network and device.
+        folder: Folder of the files; created if needed.
+        stem: First part of the file names.
+
+    Raises:
+        BadFile: If the folder cannot be written to.
+    """
+    folder = _made(folder)
+    drawn = [save_chart(_fit_chart(found, title), folder / f"{stem}-prediction.svg")]
+    if found.paper:
+        drawn.append(draw_paper([(title, found)], folder / f"{stem}-paper.svg"))
+    return drawn
+
+
+def _fit_chart(found: FitAblation, title: str) -> Row:
+    unit, families = found.unit, found.families
+    points = [
+        {"family": name, "value": value, "predicted": value * (1 + error), "error": error, "ratio": ratio}
+        for name, family in families.items()
+        for value, ratio, error in zip(found.values, found.mean_width_ratio, family.errors, strict=True)
+    ]
+    curves = [
+        {"family": name, "samples": samples, "error": error}
+        for name, family in families.items()
+        for samples, error in family.learning_curve
+    ]
+    ends = [min(found.values), max(found.values)]
+    names = [f"{name} ({family.mean:.2%})" for name, family in families.items()]
+    for row in (*points, *curves):
+        row["family"] = names[list(families).index(row["family"])]
+    scale = alt.Scale(domain=names, range=[_FAMILIES.get(name, "#777777") for name in families])
+    colour = alt.Color("family", type="nominal", title="mean error", scale=scale)
+    dots = {"filled": True, "size": 14, "opacity": 0.6}
+    log = _log_axis(ends)
+    x, y = _x("value", f"{found.label} [{unit}]", **log), _y("predicted", f"predicted, held out [{unit}]", **log)
+    diagonal = _chart([{"value": end, "predicted": end} for end in ends]).mark_line(stroke="#777777", strokeWidth=1)
+    left = diagonal.encode(x, y) + _chart(points).mark_point(**dots).encode(x, y, colour)
+    percents = alt.Axis(format="%")
+    middle = _chart(points).mark_point(**dots).encode(
+        _x("ratio", "mean ratio of widths kept"), _y("error", "error", axis=percents), colour
+    )  # fmt: skip
+    right = _chart(curves).mark_line(point=True).encode(
+        _x("samples", "samples"), _y("error", "mean error, held out", axis=percents), colour
+    )  # fmt: skip
+    if found.noise is not None:
+        noise = _chart([{"error": found.noise, "text": "noise of one measurement"}])
+        right = right + noise.mark_rule(strokeDash=[4, 4]).encode(_y("error"))
+        right = right + noise.mark_text(align="right", dy=-6, fontSize=10).encode(
+            _y("error"), x=alt.value(270), text="text:N"
+        )
+    heading = f"{title}: {found.resource}, {found.label} on {found.device}, batch {found.batch}"
+    panels = [part.properties(width=270, height=230) for part in (left, middle, right)]
+    return _file_config(alt.hconcat(*panels).properties(title=heading).to_dict())
+
+
+def draw_paper(found: Sequence[tuple[str, FitAblation]], path: Path) -> Path:
+    """Draw Figures 2 and 3 of the paper (test error over iterations of Adam) for several profiles side by side.
+
+    Raises:
+        BadFile: If the file cannot be written.
+    """
+    panels = []
+    for title, one in found:
+        rows = [
+            {"model": "bilinear" if count == "0" else f"MLP, {count} hidden", "iteration": iteration, "error": error}
+            for count, curve in one.paper.items()
+            for iteration, error in curve
+        ]
+        y = _y("error", "relative test error", scale=alt.Scale(domain=[0, 0.2], clamp=True))
+        line = _chart(rows).mark_line(strokeWidth=1.5, clip=True)
+        chart = line.encode(_x("iteration", "iterations of Adam"), y, alt.Color("model", type="nominal", title=None))
+        panels.append(chart.properties(title=title, width=270, height=200))
+    return save_chart(_file_config(alt.hconcat(*panels).to_dict()), path)
+
+
+def _file_config(spec: Row) -> Row:
+    axis = {"grid": True, "gridColor": "#e6eaee", "domainColor": "#888", "tickColor": "#888"}
+    return {
+        **spec,
+        "$schema": _SCHEMA,
+        "config": {"background": "#fff", "axis": axis, "font": "Helvetica, Arial, sans-serif"},
+    }
+
+
+def for_file(spec: Mapping[str, Any], width: int = 560) -> Row:
+    """A chart of the page for a file: with light colours, a fixed width and a legend."""
+    found: Row = _light(spec)
     found["width"] = width
     found["config"] |= {"background": "#ffffff", "font": "Helvetica, Arial, sans-serif"}
     for layer in found.get("layer", []):
         for channel in ("color", "shape"):
             if layer.get("encoding", {}).get(channel, {}).get("field") == "method":
                 layer["encoding"][channel]["legend"] = {"title": None}
-    return dict(found)
+    return found
 
 
-def _with_light(value: Any) -> Any:
+def _light(value: Any) -> Any:
     if isinstance(value, str) and value.startswith("var(--") and value.endswith(")"):
         return COLOURS[value[6:-1]][0]
     if isinstance(value, Mapping):
-        return {key: item if key == "values" else _with_light(item) for key, item in value.items()}
-    return [_with_light(item) for item in value] if isinstance(value, list | tuple) else value
+        return {key: item if key == "values" else _light(item) for key, item in value.items()}
+    return [_light(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def save_chart(spec: Mapping[str, Any], path: Path) -> Path:
+    """Write a Vega-Lite chart as SVG, PNG or PDF, by the ending of the path.
+
+    Raises:
+        BadFile: If the file cannot be written.
+    """
+    import vl_convert
+
+    text, suffix = json.dumps(spec), path.suffix.lower()
+    if suffix == ".svg":
+        write_text(path, vl_convert.vegalite_to_svg(text))
+    elif suffix == ".pdf":
+        write_bytes(path, vl_convert.vegalite_to_pdf(text))
+    else:
+        write_bytes(path, vl_convert.vegalite_to_png(text, scale=3))
+    return path
+
+
+def check_figure_path(path: Path) -> None:
+    """Refuse a figure file that cannot be written, before a long computation.
+
+    Raises:
+        BadFile: If the ending is not .svg, .png or .pdf, the folder is missing or cannot be written to, or the file
+            exists and is not a figure.
+    """
+    if path.suffix.lower() not in FORMATS:
+        raise BadFile(f"{path} has no ending of a figure format. End it in .svg, .png or .pdf.")
+    folder = path.absolute().parent
+    if not folder.is_dir():
+        raise BadFile(f"cannot write {path}: the folder {path.parent} does not exist.")
+    if not os.access(folder, os.W_OK):
+        raise BadFile(f"cannot write {path}: no write permission for the folder {path.parent}.")
+    refuse_other_file(path, FORMATS[path.suffix.lower()], "figure")
+
+
+def _made(folder: str | Path) -> Path:
+    folder = Path(folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadFile(f"cannot create the folder {folder}: {error.strerror}.") from None
+    return folder

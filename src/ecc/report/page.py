@@ -1,162 +1,185 @@
-"""The facts of a page: one run, or a grid of runs, as one plain dict. A run is a grid of one cell.
+"""The page: one HTML file that holds its style, its scripts, the plotting library and its data.
 
-Everything on the page, its figures and its numbers, comes from here; the dict goes into the page as JSON.
+A page makes no network request, and its content security policy forbids any: only the two scripts that are put in here
+may run, identified by their hashes. Jinja2 escapes every name; data is embedded as JSON in which no character can close
+the element around it.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+import base64
+import hashlib
+import json
+from functools import lru_cache
+from importlib.resources import files
 from typing import Any
 
-from ecc.errors import BadFile
+import jinja2
+from markupsafe import Markup
 
-from .cell import cell_facts, is_run
-from .compare import grid_facts, load_grid
-from .history import Follower
-from .reading import read_json, reading
+from ecc import formatting
+from ecc.records import to_builtins
 
-_SHARE = re.compile(r"^(\w+) ([0-9.e+-]+) of dense$")
-_ENVIRONMENT = ("device", "ecc", "python", "torch", "system", "threads", "cuda", "cudnn", "driver")
+from .charts import COLOURS, SHAPES, figures_of
+from .load import Report
 
-NO_CURVES: dict[str, list[Any]] = {"loss": [], "descent": [], "duals": []}
-"""Of seeds other than the first, which is the one that figures over time show."""
+DASH = "\N{EN DASH}"
+"""Shown where there is no number."""
+
+_GLYPHS = {
+    "circle": "●",
+    "square": "■",
+    "triangle-up": "▲",
+    "cross": "✚",
+    "diamond": "◆",
+    "triangle-down": "▼",
+    "triangle-right": "▶",
+    "triangle-left": "◀",
+}
 
 
-def page_facts(folder: str | Path, follower: Follower | None = None) -> dict[str, Any]:
-    """What a page shows of a run or a grid of runs.
+def render_page(report: Report, *, live: bool = False) -> str:
+    """The whole page.
 
     Args:
-        folder: Of the run, or of the grid.
-        follower: Reads histories; one that is kept from call to call reads only what is new.
-
-    Raises:
-        BadFile: If the folder is neither, or a file in it is damaged; the file is named.
+        report: From `load_report`.
+        live: Whether the page polls the server that it came from.
     """
-    folder = Path(folder)
-    if not folder.is_dir():
-        raise BadFile(f"{folder} is no folder; give that of `ecc compress` or `ecc compare`.")
-    if (folder / "grid.json").is_file():
-        return _grid(folder, follower)
-    if not is_run(folder):
-        raise BadFile(f"{folder} holds neither a run nor a grid; give the folder of `ecc compress` or `ecc compare`.")
-    return _page("run", folder, [cell_facts(folder, follower)])
-
-
-def _grid(folder: Path, follower: Follower | None) -> dict[str, Any]:
-    cells: list[dict[str, Any]] = []
-    has_model = False
-    for path in sorted(folder.glob("seed-*/*")):
-        if path.name == "dense" or not is_run(path):
-            continue
-        cell = cell_facts(path, follower)
-        cell["width_duals"] = []  # of some dozen runs the groups' duals cannot be told apart
-        if has_model:  # all have the same one, which would be most of a large page
-            cell["model"] = None
-        has_model = has_model or cell["model"] is not None
-        if cells and cell["seed"] > cells[0]["seed"]:
-            cell |= NO_CURVES
-        cell["name"] = f"{path.parent.name}/{path.name}"
-        if (file := path / "cell.json").exists():
-            found = read_json(file)
-            with reading(file):
-                cell["budget"] = str(found["budget"])  # as it was asked for
-        cells.append(cell)
-    failed = []
-    for file in sorted(folder.glob("seed-*/*.failed.json")):
-        found = read_json(file)
-        with reading(file):
-            failed.append({key: str(found[key]) for key in ("method", "budget", "seed", "error")})
-    if not cells and not failed:
-        raise BadFile(f"{folder} is a grid without any run yet; wait for the first.")
-    with reading(folder / "grid.json"):
-        rows = grid_facts(load_grid(folder))
-    return {**_page("grid", folder, cells), "rows": rows, "failed": failed}
-
-
-def _page(kind: str, folder: Path, cells: list[dict[str, Any]]) -> dict[str, Any]:
-    seeds = sorted({cell["seed"] for cell in cells})
-    model = next((cell["model"] for cell in cells if cell["model"]), None)
-    for cell in cells:
-        cell["budget"] = ", ".join(short_budget(text) for text in cell["budget"].split(", "))
-        del cell["model"]
-        if cell["seed"] != seeds[0]:
-            cell |= NO_CURVES
-    known = [cell for cell in cells if cell["status"] == "finished"] or cells
-    return {
-        "kind": kind,
-        "folder": folder.name or str(folder),
-        "task": cells[0]["task"] if cells else "",
-        "device": known[0]["device"] if known else "",
-        "batch": next((cell["batch"] for cell in known if cell["batch"]), None),
-        "labels": sorted({cell["label"] for cell in known}),
-        "running": sum(cell["status"] == "running" for cell in cells),
-        "methods": ordered(cell["method"] for cell in cells),
-        "budgets": sorted({cell["budget"] for cell in cells}, key=_size, reverse=True),
-        "seeds": seeds,
-        "cells": cells,
-        "rows": [],
-        "failed": [],
-        "model": model,
-        "commands": _distinct(
-            session["command"] for cell in cells for session in cell["sessions"] if "command" in session
-        ),
-        "environments": _environments(cells),
-        "missing": {name: why for cell in cells for name, why in cell["missing"].items()},
-    }
-
-
-def first_budget(facts: Mapping[str, Any]) -> str | None:
-    """The budget that is shown first: the middle one; None where there is no choice."""
-    budgets: list[str] = facts["budgets"]
-    return budgets[len(budgets) // 2] if len(budgets) > 1 else None
-
-
-def energy_row(cell: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Of its resources the energy, or what was asked for instead."""
-    rows: list[dict[str, Any]] = cell["resources"]
-    return next((row for row in rows if row["resource"] == "energy"), rows[0] if rows else None)
-
-
-def ordered(methods: Any) -> list[str]:
-    """ECC first, the others by name."""
-    return sorted(set(methods), key=lambda name: (name != "ecc", name))
-
-
-def short_budget(text: str) -> str:
-    """`energy 0.5 of dense` as 50%; other budgets as they are."""
-    found = _SHARE.match(text)
-    if not found:
-        return text
-    try:
-        share = f"{100 * float(found[2]):.4g}%"
-    except ValueError:
-        return text
-    return share if found[1] == "energy" else f"{found[1]} {share}"
-
-
-def _size(budget: str) -> tuple[float, str]:
-    """Budgets in percent by their size, others by name."""
-    number = budget.removesuffix("%")
-    try:
-        return float(number), budget
-    except ValueError:
-        return 0.0, budget
-
-
-def _environments(cells: Sequence[dict[str, Any]]) -> list[dict[str, str]]:
-    """The software of all sessions, each combination once."""
-    return _distinct(
-        {name: session[name] for name in _ENVIRONMENT if name in session}
-        for cell in cells
-        for session in cell["sessions"]
+    library, script = _library(), _asset("page.js")
+    content = page_content(report)
+    policy = [
+        "default-src 'none'",
+        f"script-src {_hash(library)} {_hash(script)}",
+        "style-src 'unsafe-inline'",  # the plotting library sets styles of elements
+        *(["connect-src 'self'"] if live else []),
+        "base-uri 'none'",
+        "form-action 'none'",
+    ]
+    return (
+        _templates()
+        .get_template("page.html")
+        .render(
+            report=report,
+            live=live,
+            policy=Markup("; ".join(policy)),  # hashes and keywords only
+            style=Markup(style()),
+            body=Markup(content["body"]),
+            content=Markup(embedded({name: content[name] for name in ("figures", "data")})),
+            library=Markup(library),
+            script=Markup(script),
+        )
     )
 
 
-def _distinct(items: Any) -> list[Any]:
-    found: list[Any] = []
-    for item in items:
-        if item not in found:
-            found.append(item)
-    return found
+def page_content(report: Report) -> dict[str, Any]:
+    """What changes while a run continues: the body, the figures and the data."""
+    figures = figures_of(report)
+    body = (
+        _templates()
+        .get_template("body.html")
+        .render(
+            report=report,
+            run=report.runs[0] if report.runs else None,
+            figures={figure.name: figure for figure in figures},
+        )
+    )
+    specs = {figure.name: figure.spec for figure in figures}
+    return {"body": body, "figures": specs, "data": to_builtins(report)}
+
+
+def embedded(data: Any) -> str:
+    """JSON that can stand inside a script element, whatever names it contains."""
+    text = json.dumps(data, allow_nan=False)  # ASCII: no line separator of Unicode is left either
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def style() -> str:
+    """The style sheet, with the colours of the charts as variables."""
+    light, dark = ("".join(f"--{name}:{pair[side]};" for name, pair in COLOURS.items()) for side in (0, 1))
+    methods = "".join(f".m-{name}{{color:var(--{name})}}" for name in SHAPES)
+    return (
+        f":root{{color-scheme:light;{light}}}"
+        f"@media screen and (prefers-color-scheme:dark){{:root:not([data-theme=light]){{color-scheme:dark;{dark}}}}}"
+        f"@media screen{{:root[data-theme=dark]{{color-scheme:dark;{dark}}}}}"
+        f"{methods}{_asset('page.css')}"
+    )
+
+
+# ---------------------------------------------------------------- Jinja2
+
+
+@lru_cache(maxsize=1)
+def _templates() -> jinja2.Environment:
+    made = jinja2.Environment(
+        loader=jinja2.PackageLoader("ecc.report"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.filters |= {
+        "si": _si,
+        "percent": _percent,
+        "score": _score,
+        "count": _count,
+        "swatch": _swatch,
+        "fields": _fields,
+    }
+    made.globals |= {"DASH": DASH}
+    return made
+
+
+def _number(value: float, text: str) -> Markup:
+    """A number as it is shown, with the exact value for programs."""
+    shown = text.replace(" ", "\N{NO-BREAK SPACE}").replace("-", "\N{MINUS SIGN}")
+    return Markup('<data value="{}">{}</data>').format(repr(float(value)), shown)
+
+
+def _si(value: float | None, unit: str) -> str | Markup:
+    return DASH if value is None else _number(value, formatting.si(value, unit))
+
+
+def _percent(share: float | None, digits: int = 1, *, sign: bool = False) -> str | Markup:
+    return DASH if share is None else _number(share, formatting.percent(share, digits, sign=sign))
+
+
+def _score(value: float | None, *, sign: bool = False) -> str | Markup:
+    return DASH if value is None else _number(value, f"{value:+.4f}" if sign else f"{value:.4f}")
+
+
+def _count(value: float | None) -> str:
+    return DASH if value is None else f"{value:,.0f}"
+
+
+def _fields(record: Any) -> list[tuple[str, Any]]:
+    """Names and values of a record."""
+    return list(vars(record).items())
+
+
+def _swatch(method: str) -> Markup:
+    """The mark that a method has in every chart."""
+    name = method if method in SHAPES else "other"
+    return Markup('<span class="mark m-{}" aria-hidden="true">{}</span>').format(
+        name, _GLYPHS[SHAPES.get(method, "square")]
+    )
+
+
+# ---------------------------------------------------------------- scripts
+
+
+@lru_cache(maxsize=1)
+def _library() -> str:
+    """Vega, Vega-Lite and Vega-Embed as one script."""
+    import vl_convert
+
+    code = str(vl_convert.javascript_bundle()).replace("</script", r"<\/script")
+    return f"(function(){{{code}}})();"  # the bundle is a module: inside a function its names stay its own
+
+
+@lru_cache(maxsize=4)
+def _asset(name: str) -> str:
+    return (files("ecc.report") / "templates" / name).read_text(encoding="utf-8").strip()
+
+
+def _hash(script: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode('utf-8')).digest()).decode('ascii')}'"

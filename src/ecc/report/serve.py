@@ -1,7 +1,7 @@
-"""A page that follows a run: served to this machine alone, and to a browser that means this machine.
+"""`ecc report --live`: the page of a run that is not finished, served to this machine only.
 
-Only GET, only two addresses, only on the loopback. The Host header is checked, since a website may point a name of its
-own at this machine (DNS rebinding) and would then read the page as if it were its own.
+The server answers GET requests for two paths on the loopback interface. It checks the Host header: a website could
+resolve its own name to this machine (DNS rebinding) and would then be able to read the page.
 """
 
 from __future__ import annotations
@@ -17,23 +17,22 @@ from typing import Any
 
 from ecc.errors import EccError
 
-from .history import Follower
-from .html import content_of, page_of
-from .page import page_facts
+from .load import Follower, Report, load_report
+from .page import page_content, render_page
 
 ADDRESS = "127.0.0.1"
 
 
 class LiveServer(ThreadingHTTPServer):
-    """Serves the page of one folder.
+    """A server for the page of one folder.
 
     Args:
-        folder: Of a run or a grid of runs; it is read for each answer, of histories what is new.
-        port: 0 takes any that is free.
+        folder: Of a run or a grid of runs. It is read for each request; of histories, only new lines.
+        port: 0 selects a free port.
 
     Raises:
-        BadFile: If the folder holds neither, or the plotting library is not installed.
-        EccError: If the port is taken.
+        BadFile: If the folder holds neither.
+        EccError: If the port is in use.
     """
 
     daemon_threads = True
@@ -41,35 +40,35 @@ class LiveServer(ThreadingHTTPServer):
     def __init__(self, folder: str | Path, port: int = 0) -> None:
         self.folder = Path(folder)
         self._follower, self._lock = Follower(), Lock()
-        page_of(self.facts(), live=True)  # what is wrong is told before anything is served
+        render_page(self.report(), live=True)  # errors are reported before the server starts
         try:
             super().__init__((ADDRESS, port), _Handler)
         except (OSError, OverflowError) as error:
-            why = error.strerror if isinstance(error, OSError) else "there is no such port"
+            why = error.strerror if isinstance(error, OSError) else "ports are 0 to 65535"
             raise EccError(f"cannot serve on port {port}: {why}. Give another with --port.") from None
 
-    def facts(self) -> dict[str, Any]:
-        """What the folder says now.
+    def report(self) -> Report:
+        """The present content of the folder.
 
         Raises:
             BadFile: If a file in it is damaged.
         """
-        with self._lock:  # each answer has a thread of its own
-            return page_facts(self.folder, self._follower)
+        with self._lock:  # each request has its own thread
+            return load_report(self.folder, self._follower)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A browser that goes away is no error; anything else is told as usual."""
+        """Ignore a browser that closed the connection."""
         if not isinstance(sys.exc_info()[1], ConnectionError):
             super().handle_error(request, client_address)
 
     @property
     def url(self) -> str:
-        """Where to look."""
+        """Address of the page."""
         return f"http://{ADDRESS}:{self.server_port}/"
 
     @property
     def hosts(self) -> set[str]:
-        """The names under which a browser may ask."""
+        """Accepted values of the Host header."""
         return {f"{name}:{self.server_port}" for name in (ADDRESS, "localhost")}
 
 
@@ -78,22 +77,22 @@ class _Handler(BaseHTTPRequestHandler):
     server_version = "ecc"
     sys_version = ""
     protocol_version = "HTTP/1.1"
-    timeout = 30  # a browser that says nothing is not waited for
+    timeout = 30  # seconds to wait for a request
 
     def do_GET(self) -> None:
         """The page, or its content as JSON."""
         if self.headers.get("Host") not in self.server.hosts:
-            self._answer(HTTPStatus.FORBIDDEN, b"ask for localhost\n", "text/plain")
+            self._answer(HTTPStatus.FORBIDDEN, b"use localhost\n", "text/plain")
         elif self.path == "/":
             self._page()
         elif self.path == "/content.json":
             self._content()
         else:
-            self._answer(HTTPStatus.NOT_FOUND, b"there is nothing here\n", "text/plain")
+            self._answer(HTTPStatus.NOT_FOUND, b"not found\n", "text/plain")
 
     def _page(self) -> None:
         try:
-            page = page_of(self.server.facts(), live=True)
+            page = render_page(self.server.report(), live=True)
         except EccError as error:
             self._answer(HTTPStatus.SERVICE_UNAVAILABLE, f"{error}\n".encode(), "text/plain")
         else:
@@ -101,8 +100,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _content(self) -> None:
         try:
-            content = content_of(self.server.facts())
-        except EccError as error:  # a file that is damaged now may be whole in a moment
+            content = page_content(self.server.report())
+        except EccError as error:  # a file that is being written may be complete in a moment
             data = json.dumps({"error": str(error)}).encode()
             self._answer(HTTPStatus.SERVICE_UNAVAILABLE, data, "application/json")
             return
@@ -127,11 +126,11 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the name that http.server has
-        """Says nothing: the terminal is the user's."""
+        """Log nothing: the terminal belongs to the user."""
 
 
 def serve(server: LiveServer) -> None:
-    """Until Ctrl-C."""
+    """Serve until Ctrl-C."""
     with server:
         try:
             server.serve_forever(poll_interval=0.2)

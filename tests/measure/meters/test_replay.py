@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from ecc.measure.profile_header import Design, ProfileHeader, network_of
+from ecc.measure.samples import Sample
 from torch import nn
 
 from ecc.errors import BadFile, BadMeasurement, BadWidths, NoMeter
@@ -24,8 +26,6 @@ from ecc.measure import (
 )
 from ecc.measure.meters.replay import Replay, open_meter
 from ecc.measure.profile import Profile
-from ecc.measure.profile_header import Design, ProfileHeader, network_of
-from ecc.measure.samples import Sample
 
 
 @pytest.fixture(scope="module")

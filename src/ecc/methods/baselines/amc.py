@@ -104,7 +104,7 @@ class Amc:
         self._scores = {name: scores.cpu() for name, scores in magnitudes(work).items()}
         self._walk = LayerEnv(work)
         self._agent = Ddpg(
-            FEATURES, self.settings.replay * max(1, len(self._walk)), work.settings.seed, self.settings.agent
+            FEATURES, self.settings.replay * max(1, len(self._walk)), work.settings.train.seed, self.settings.agent
         )
         self._wanted = self.settings.episodes
         self._tried: list[tuple[float, list[int]]] = []

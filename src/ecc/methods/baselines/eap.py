@@ -178,7 +178,9 @@ class Eap:
         spent: dict[str, float]
         if isinstance(cost, EnergyModel):
             layers = cost.per_layer(dict(zip(work.graph.full_widths, widths, strict=True)))
-            spent = {g.name: sum(layers.get(path, 0.0) for path in g.layers(Role.CONSUMER)) for g in work.graph.prunable}
+            spent = {
+                g.name: sum(layers.get(path, 0.0) for path in g.layers(Role.CONSUMER)) for g in work.graph.prunable
+            }
         else:
             shares = (cost.gradient(vector) * vector).tolist()
             spent = dict(zip(work.graph.full_widths, shares, strict=True))
@@ -258,7 +260,7 @@ class Eap:
         ]
 
     def _samples(self, model: torch.nn.Module, paths: list[str]) -> dict[str, Samples]:
-        return sampled(model, paths, self._calibration(), self.settings.rows, self._work.settings.seed)
+        return sampled(model, paths, self._calibration(), self.settings.rows, self._work.settings.train.seed)
 
     def _calibration(self) -> list[Any]:
         """The same inputs in all steps; they are counted once, however often a run is taken up again."""

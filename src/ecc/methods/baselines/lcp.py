@@ -232,7 +232,7 @@ class Lcp:
     def _begin(self, norms: dict[str, Tensor]) -> None:
         self._norms = norms
         spreads = [float(norms[group.name].std(unbiased=False)) for group in self._groups]
-        self._evolution = Evolution(spreads, self.settings, derived_seed(self._work.settings.seed, "lcp"))
+        self._evolution = Evolution(spreads, self.settings, derived_seed(self._work.settings.train.seed, "lcp"))
 
     @property
     def is_searching(self) -> bool:

@@ -234,7 +234,7 @@ class NetAdapt:
 
     def short_steps(self, candidates: int) -> int:
         """Training steps of each candidate of this round: the same for all, and none that were not given."""
-        left = self._work.settings.steps - (self._work.stream.total - self._begun)
+        left = self._work.settings.prune_steps - (self._work.stream.total - self._begun)
         rounds = self.settings.rounds_to(1 / (1 + self._work.constraint_violation(self._full))) - len(self.rounds)
         shared = left // max(1, rounds) if self.settings.short_steps is None else left
         return max(0, min(self.settings.short_steps or shared, shared // candidates))

@@ -92,7 +92,7 @@ class Scratch:
         work = self._work
         widths = [self._asked.get(group.name, group.width) for group in work.graph.groups]
         scores = magnitudes(work)
-        redraw_(work.model, work.settings.seed, self._build)
+        redraw_(work.model, work.settings.train.seed, self._build)
         work.keep_channels_(work.model, scores, widths)
         if work.widths() != widths:
             raise BadTask(

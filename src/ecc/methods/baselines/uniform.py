@@ -20,7 +20,7 @@ class Uniform(OneShotMethod):
 
     def step(self) -> None:
         """Finds the share, and cuts."""
-        work = self._work
+        work = self._context
         full = [group.width for group in work.graph.groups]
         low, high = 0.0, 1.0
         for _ in range(_BISECTIONS):

@@ -1,0 +1,860 @@
+"""Runs and grids of runs, read from their folders as typed records.
+
+    load_report("run")      a `Report`: all that the page shows, of one run or of a grid of runs
+    load_grid("runs")       the rows of `ecc compare`: one per method and budget, without histories
+
+Files may be damaged or hostile. Each is checked by `ecc.records`, and an error is one line that names the file.
+Numbers keep the units of the files: joules are for the whole batch.
+"""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from ecc.energy import EnergyModel
+from ecc.energy.model import Origin
+from ecc.energy.quality import FitQuality, describe_learning_curve, describe_outlier_widths
+from ecc.errors import BadFile
+from ecc.io import read_lines
+from ecc.records import from_json, read_record, to_builtins
+from ecc.run_records import (
+    PHASES,
+    CostCheck,
+    GridFailure,
+    GridRunInfo,
+    Number,
+    RunSummary,
+    ScoreLine,
+    SolverLine,
+    TrainLine,
+)
+
+T = TypeVar("T")
+
+MAX_POINTS = 240
+"""Points of one curve. More cannot be distinguished on a page."""
+
+MAX_HEATMAP_CELLS = 12_000
+"""Cells of the chart that has one row per group: with more than 50 groups each row has fewer points."""
+
+MAX_HELD_OUT = 2000
+"""Samples in the chart of predicted against measured energy."""
+
+UNITS = {"energy": "J", "latency": "s"}
+_SHARE_OF_DENSE = re.compile(r"^(\w+) ([0-9.e+-]+) of dense$")
+_ENVIRONMENT = ("device", "ecc", "python", "torch", "system", "threads", "cuda", "cudnn", "driver")
+
+
+# ---------------------------------------------------------------- records
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resource:
+    """A cost of the network before and after; limit and met are None where there was no budget."""
+
+    resource: str
+    unit: str
+    label: str
+    dense: float
+    result: float | None
+    limit: float | None = None
+    budget: str = ""
+    met: bool | None = None
+
+    @property
+    def change(self) -> float | None:
+        """Relative to dense."""
+        return None if self.result is None or not self.dense else self.result / self.dense - 1
+
+    @property
+    def of_budget(self) -> float | None:
+        """Result divided by limit."""
+        return None if self.result is None or not self.limit else self.result / self.limit
+
+
+@dataclass(frozen=True)
+class GroupWidth:
+    """Channels of a group (or weights of a tensor) before and after pruning."""
+
+    group: str
+    full: int
+    kept: int
+
+
+@dataclass(frozen=True)
+class LayerCost:
+    """Joules of a layer before and after, for the whole batch."""
+
+    layer: str
+    dense: float
+    result: float
+
+
+@dataclass(frozen=True)
+class LossPoint:
+    """The mean training loss since the point before."""
+
+    batches: float
+    phase: str
+    step: int
+    loss: float
+
+
+@dataclass(frozen=True)
+class CostPoint:
+    """The predicted cost during pruning and what the schedule allows."""
+
+    batches: float
+    cost: float
+    target: float | None
+
+
+@dataclass(frozen=True)
+class DualPoint:
+    """A dual variable during pruning; `group` is empty for that of the energy."""
+
+    batches: float
+    dual: float
+    group: str = ""
+
+
+@dataclass(frozen=True)
+class CheckPoint:
+    """A measurement during pruning."""
+
+    step: int
+    batches: float | None
+    predicted: float
+    measured: float
+    error: float
+    label: str
+    relative_ci: float | None
+
+
+@dataclass
+class PhaseSpan:
+    """A phase of the run, in batches."""
+
+    phase: str
+    start: float
+    end: float
+
+
+@dataclass
+class Curves:
+    """A run over time. The x axis is the number of batches that led to the result, so that phases follow each other."""
+
+    loss: list[LossPoint] = field(default_factory=list)
+    cost: list[CostPoint] = field(default_factory=list)
+    dual: list[DualPoint] = field(default_factory=list)
+    width_duals: list[DualPoint] = field(default_factory=list)
+    checks: list[CheckPoint] = field(default_factory=list)
+    phases: list[PhaseSpan] = field(default_factory=list)
+
+
+@dataclass(kw_only=True)
+class Run:
+    """One run folder."""
+
+    name: str
+    task: str
+    method: str
+    budget: str
+    seed: int
+    settings: dict[str, Any]
+    is_unstructured: bool
+    device: str
+    batch: int | None
+    label: str
+    summary: RunSummary | None
+    """None while the run is not finished."""
+    now: tuple[str, int] | None
+    """Phase and step of the last line of the history."""
+    resources: list[Resource]
+    widths: list[GroupWidth]
+    layers: list[LayerCost]
+    curves: Curves
+    sessions: list[dict[str, str]]
+
+    @property
+    def main(self) -> Resource | None:
+        """The energy, or the first resource with a budget."""
+        return next((row for row in self.resources if row.resource == "energy"), next(iter(self.resources), None))
+
+    @property
+    def scores(self) -> dict[str, float]:
+        """By name, of a finished run."""
+        return {} if self.summary is None else self.summary.scores
+
+    @property
+    def counted_things(self) -> str:
+        """What is pruned."""
+        return "weights" if self.is_unstructured else "channels"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelInfo:
+    """The energy model of a run, and how well it predicts."""
+
+    kind: str
+    label: str
+    origin: Origin
+    quality: FitQuality
+    """With at most `MAX_HELD_OUT` samples."""
+    advice: str
+
+
+@dataclass(frozen=True)
+class MeanStd:
+    """Over seeds."""
+
+    mean: float
+    std: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class GridRow:
+    """One method at one budget, over its seeds."""
+
+    method: str
+    budget: str
+    seeds: int
+    failures: list[str]
+    labels: list[str]
+    pruned: MeanStd | None
+    """Score before finetuning."""
+    finetuned: MeanStd | None
+    cost_ratio: MeanStd | None
+    """Cost relative to the dense network."""
+    met: bool | None
+    batches_total: float | None
+    batches_lineage: float | None
+    seconds: float | None
+    """Mean of the runs that ran in one session; of an interrupted run only the last session is known."""
+    peak_bytes: int | None
+    p_value: float | None
+    """Of a paired t-test of the scores over seeds, against ecc."""
+
+
+@dataclass(kw_only=True)
+class Report:
+    """Everything on a page. A single run is a report with one run."""
+
+    kind: str
+    """run or grid"""
+    folder: str
+    task: str
+    device: str
+    batch: int | None
+    labels: list[str]
+    running: int
+    methods: list[str]
+    budgets: list[str]
+    seeds: list[int]
+    runs: list[Run]
+    rows: list[GridRow]
+    failures: list[GridFailure]
+    model: ModelInfo | None
+    commands: list[str]
+    environments: list[dict[str, str]]
+
+    @property
+    def first_budget(self) -> str | None:
+        """The budget that is selected first: the middle one. None where there is no choice."""
+        return self.budgets[len(self.budgets) // 2] if len(self.budgets) > 1 else None
+
+    @property
+    def finished(self) -> list[Run]:
+        """Runs with a result."""
+        return [run for run in self.runs if run.summary is not None]
+
+
+# ---------------------------------------------------------------- files
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Config:
+    """The part of a config.json that the report needs."""
+
+    verb: str
+    task: str
+    budgets: list[str]
+    limits: list[Number]
+    settings: dict[str, Any]
+    method: dict[str, Any] | None = None
+    meter: str | None = None
+    granularity: str = "channel"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _ConfigFile:
+    config: _Config
+
+
+@dataclass(frozen=True, kw_only=True)
+class _EnvironmentFile:
+    sessions: list[dict[str, Any]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _AnyLine:
+    phase: str
+
+
+_LINES: dict[str, type[TrainLine | SolverLine | CostCheck | ScoreLine]] = {
+    "solver": SolverLine,
+    "cost_check": CostCheck,
+    "score": ScoreLine,
+    **dict.fromkeys(PHASES, TrainLine),
+}
+
+
+@contextmanager
+def _blame(path: Path) -> Iterator[None]:
+    """Report values that do not fit together as damage of a file."""
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        why = f"no entry {error}" if isinstance(error, KeyError) else str(error)
+        raise BadFile(f"{path} is damaged ({why}). Restore it from a copy, or run again.") from None
+
+
+# ---------------------------------------------------------------- histories
+
+
+def thinned(rows: Sequence[T], count: int = MAX_POINTS) -> list[T]:
+    """At most `count` rows at even distances, with the first and the last."""
+    if len(rows) <= count:
+        return list(rows)
+    return [rows[round(i * (len(rows) - 1) / (count - 1))] for i in range(count)]
+
+
+class Thinning(Generic[T]):
+    """Collects rows of a stream of unknown length in bounded memory.
+
+    Whenever twice `count` rows are held, every second one is dropped, and from then on only every second row is taken.
+    """
+
+    def __init__(self, count: int = MAX_POINTS) -> None:
+        self._max, self._every, self._seen = count, 1, 0
+        self._kept: list[T] = []
+        self._last: list[T] = []
+
+    def add(self, row: T) -> None:
+        """Add the next row."""
+        if self._seen % self._every == 0 and len(self._kept) == 2 * self._max:
+            self._kept, self._every = self._kept[::2], 2 * self._every
+        if self._seen % self._every == 0:
+            self._kept.append(row)
+        self._seen, self._last = self._seen + 1, [row]
+
+    @property
+    def rows(self) -> list[T]:
+        """The rows that were kept, and the last one."""
+        last_is_kept = self._seen == 0 or (self._seen - 1) % self._every == 0
+        return self._kept if last_is_kept else self._kept + self._last
+
+
+class History:
+    """Curves of a run, built line by line: memory does not grow with the length of the run."""
+
+    def __init__(self) -> None:
+        self.widths: dict[str, int] = {}
+        """Of the last line that has widths (or nonzeros)."""
+        self.cost: dict[str, float] = {}
+        """Predicted cost by resource, of the last line that has it."""
+        self.now: tuple[str, int] | None = None
+        self._loss: Thinning[LossPoint] = Thinning()
+        self._solver: Thinning[SolverLine] = Thinning()
+        self._checks: list[CostCheck] = []
+        self._phases: list[PhaseSpan] = []
+        self._prune: list[tuple[int, float]] = []  # (step, batches) of the first and the last prune line
+
+    def add(self, line: bytes, where: str) -> None:
+        """Add one line of history.jsonl.
+
+        Raises:
+            BadFile: If the line is damaged; `where` names it.
+        """
+        kind = _LINES.get(from_json(line, _AnyLine, where).phase)
+        if kind is None:  # a line of a baseline
+            return
+        record = from_json(line, kind, where)
+        if isinstance(record, TrainLine):
+            self._add_training(record)
+        elif isinstance(record, SolverLine):
+            self.widths, self.cost = record.widths or record.nonzeros, record.cost
+            self._solver.add(record)
+        elif isinstance(record, CostCheck):
+            self.widths, self.cost = record.widths, dict(record.predicted)
+            self._checks.append(record)
+
+    def _add_training(self, line: TrainLine) -> None:
+        self.now = line.phase, line.step
+        if line.phase == "prune":
+            self._prune = [*self._prune[:1], (line.step, float(line.lineage))]
+        phases = self._phases
+        if not phases or phases[-1].phase != line.phase:
+            start = phases[-1].end if phases else 0.0
+            began = float(line.lineage - line.step)
+            # Baselines log no loss while they prune: what lies between pretraining and finetuning is their pruning.
+            if line.phase == "finetune" and began > start and "prune" not in {phase.phase for phase in phases}:
+                phases.append(PhaseSpan("prune", start, began))
+                start = began
+            phases.append(PhaseSpan(line.phase, start, start))
+        phases[-1].end = float(line.lineage)
+        if line.loss is not None:
+            self._loss.add(LossPoint(float(line.lineage), line.phase, line.step, line.loss))
+
+    def curves(self, resource: str, dense: float | None) -> Curves:
+        """What a page draws.
+
+        Args:
+            resource: The cost to follow.
+            dense: Cost of the dense network; None if it is not known.
+        """
+        checks = [
+            CheckPoint(
+                line.step,
+                self._batches_at(line.step) if self._prune else None,
+                line.predicted[resource],
+                line.measured[resource],
+                line.predicted[resource] / line.measured[resource] - 1,
+                line.label,
+                line.relative_ci,
+            )
+            for line in self._checks
+            if resource in line.predicted and resource in line.measured
+        ]
+        found = Curves(loss=thinned(self._loss.rows), checks=checks, phases=[replace(one) for one in self._phases])
+        solver = self._solver.rows if self._prune else []
+        found.cost = thinned(self._cost_points(solver, resource, dense, checks))
+        found.dual = thinned(
+            [
+                DualPoint(self._batches_at(line.step), line.energy_dual)
+                for line in solver
+                if line.energy_dual is not None
+            ]
+        )
+        groups = max((len(line.width_duals) for line in solver), default=0)
+        found.width_duals = [
+            DualPoint(self._batches_at(line.step), value, group)
+            for line in thinned(solver, max(2, min(MAX_POINTS, MAX_HEATMAP_CELLS // max(1, groups))))
+            for group, value in line.width_duals.items()
+        ]
+        return found
+
+    def _cost_points(
+        self, solver: Sequence[SolverLine], resource: str, dense: float | None, checks: Sequence[CheckPoint]
+    ) -> list[CostPoint]:
+        points = [
+            CostPoint(
+                self._batches_at(line.step),
+                line.cost[resource],
+                # The schedule is a fraction of the dense cost. With several budgets it is not that of one resource.
+                line.target * dense if line.target is not None and dense and len(line.cost) == 1 else None,
+            )
+            for line in solver
+            if resource in line.cost
+        ]
+        if not points or dense is None:
+            return points
+        known = {point.batches for point in points}
+        points.append(CostPoint(self._batches_at(0), dense, dense))  # nothing is pruned before the first step
+        points += [
+            CostPoint(check.batches, check.predicted, None)
+            for check in checks
+            if check.batches is not None and check.batches not in known
+        ]
+        return sorted(points, key=lambda point: point.batches)
+
+    def _batches_at(self, step: float) -> float:
+        """Batches at a step of pruning: several processes draw several batches in one step."""
+        (first, at_first), (last, at_last) = self._prune[0], self._prune[-1]
+        each = (at_last - at_first) / (last - first) if last != first else 1.0
+        return at_first + (step - first) * each
+
+
+@dataclass
+class _Progress:
+    """How far a history was read."""
+
+    history: History = field(default_factory=History)
+    lines: int = 0
+    end: int = 0
+    last: bytes = b""
+    """The line that ends there. A resumed run may truncate its history and write other lines."""
+
+
+class Follower:
+    """Reads histories that grow: lines that were read before are not read again."""
+
+    MAX_FOLLOWED = 64
+    """Histories that are remembered; those of further runs are read anew each time."""
+
+    def __init__(self) -> None:
+        self._progress: dict[Path, _Progress] = {}
+
+    def read(self, path: Path) -> History:
+        """The history as it is now; empty if there is no file yet.
+
+        Raises:
+            BadFile: If a line is damaged.
+        """
+        found = self._progress.pop(path, None)  # not put back if an error is raised below
+        if not path.exists():
+            return History()
+        if found is not None and next(read_lines(path, found.end - len(found.last)), b"") != found.last:
+            found = None
+        found = found or _Progress()
+        for line in read_lines(path, found.end):
+            found.lines += 1
+            found.history.add(line, f"{path}:{found.lines}")
+            found.last, found.end = line, found.end + len(line)
+        if len(self._progress) < self.MAX_FOLLOWED:
+            self._progress[path] = found
+        return found.history
+
+
+# ---------------------------------------------------------------- one run
+
+
+def load_run(folder: Path, follower: Follower | None = None) -> tuple[Run, EnergyModel | None]:
+    """A run folder and its energy model, if it has one.
+
+    Raises:
+        BadFile: If the folder holds no run of `ecc compress`, or a file in it is damaged.
+    """
+    file = folder / "config.json"
+    config = read_record(file, _ConfigFile).config
+    if config.verb != "compress" or len(config.limits) != len(config.budgets):
+        raise BadFile(f"{file} is not the config of a compression. Give the folder of `ecc compress`.")
+    history = (follower or Follower()).read(folder / "history.jsonl")
+    file = folder / "summary.json"
+    summary = read_record(file, RunSummary) if file.exists() else None
+    file = folder / "energy.json"
+    model = EnergyModel.load(file) if file.exists() else None
+    settings = _flat(config.settings)
+    with _blame(folder / "summary.json"):
+        resources = _running(config, history, model) if summary is None else _finished(summary)
+    main = next((row for row in resources if row.resource == "energy"), next(iter(resources), None))
+    resource = "energy" if main is None else main.resource
+    with _blame(folder / "history.jsonl"):
+        curves = history.curves(resource, None if main is None else main.dense)
+    seed = settings.get("seed")
+    run = Run(
+        name=folder.name,
+        task=config.task,
+        method=str((config.method or {}).get("name", "ecc")),
+        budget=", ".join(short_budget(text) for text in config.budgets),
+        seed=seed if isinstance(seed, int) else 0,
+        settings=settings,
+        is_unstructured=config.granularity == "weight" or (summary is not None and summary.sparse is not None),
+        device=summary.device if summary is not None else config.meter or "",
+        batch=summary.batch if summary is not None else None if model is None else model.origin.batch,
+        label="predicted" if summary is None else summary.label,
+        summary=summary,
+        now=history.now,
+        resources=resources,
+        widths=[],
+        layers=[],
+        curves=curves,
+        sessions=_sessions(folder / "environment.json"),
+    )
+    with _blame(folder / ("summary.json" if model is None else "energy.json")):
+        _add_widths_and_layers(run, history, model)
+    return run, model
+
+
+def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested settings by the names of their options."""
+    found: dict[str, Any] = {}
+    for name, value in settings.items():
+        found |= _flat(value) if isinstance(value, Mapping) else {str(name): value}
+    return found
+
+
+def _sessions(file: Path) -> list[dict[str, str]]:
+    if not file.exists():
+        return []
+    return [{key: str(value) for key, value in one.items()} for one in read_record(file, _EnvironmentFile).sessions]
+
+
+def _finished(summary: RunSummary) -> list[Resource]:
+    rows = [
+        Resource(
+            resource=name,
+            unit=row.unit,
+            label=row.label,
+            dense=row.dense,
+            result=row.result,
+            limit=row.limit,
+            budget=row.budget,
+            met=row.met,
+        )
+        for name, row in summary.budgets.items()
+    ]
+    known = set(summary.budgets)
+    for name, pair in summary.measured.items():
+        if name not in known and pair.dense > 0:
+            label, unit = summary.label, UNITS.get(name, "")
+            rows.append(Resource(resource=name, unit=unit, label=label, dense=pair.dense, result=pair.result))
+    counted = (("macs", "macs", summary.macs), ("params", "parameters", summary.parameters))
+    for name, shown, found in counted:
+        if name not in known and found is not None and found.dense > 0:
+            rows.append(Resource(resource=shown, unit="", label="counted", dense=found.dense, result=found.result))
+    return rows
+
+
+def _running(config: _Config, history: History, model: EnergyModel | None) -> list[Resource]:
+    """What is known before the end: the budget, and the prediction of the last line."""
+    rows = []
+    for text, limit in zip(config.budgets, config.limits, strict=True):
+        name = text.partition(" ")[0]
+        if model is not None and name == model.resource and model.dense > 0:
+            unit, result = UNITS[name], history.cost.get(name)
+            rows.append(
+                Resource(
+                    resource=name,
+                    unit=unit,
+                    label="predicted",
+                    dense=model.dense,
+                    result=result,
+                    limit=limit if limit > 0 else None,
+                    budget=text,
+                )
+            )
+    return rows
+
+
+def _add_widths_and_layers(run: Run, history: History, model: EnergyModel | None) -> None:
+    """Widths of the summary, or of the last line of a run that is not finished; joules by layer from the model."""
+    summary = run.summary
+    sparse = None if summary is None else summary.sparse
+    if sparse is not None:
+        run.widths = [GroupWidth(name, full, sparse.nonzeros[name]) for name, full in sparse.weights.items()]
+        rows = [
+            LayerCost(name.removesuffix(".weight"), sparse.coefficients[name] * full, sparse.coefficients[name] * kept)
+            for name, full, kept in ((row.group, row.full, row.kept) for row in run.widths)
+        ]
+        rows.append(LayerCost("(independent of the weights)", sparse.base, sparse.base))
+        run.layers = [row for row in rows if row.dense > 0]
+        return
+    if summary is not None:
+        full, kept = summary.full_widths, summary.widths
+    elif model is not None:
+        full, kept = dict(zip(model.groups, model.full_widths, strict=True)), history.widths
+    else:
+        return
+    run.widths = [GroupWidth(name, width, kept[name]) for name, width in full.items() if name in kept]
+    if model is not None and run.widths:
+        widths = {row.group: row.kept for row in run.widths if row.group in model.groups}
+        dense, result = model.per_layer(), model.per_layer(widths)
+        names = sorted(dense, key=lambda name: name == "")  # operators outside any layer come last
+        run.layers = [
+            LayerCost(name or "(outside any layer)", dense[name], result[name]) for name in names if dense[name] > 0
+        ]
+        _check_range([[row.dense, row.result] for row in run.layers])
+
+
+def _model_info(model: EnergyModel) -> ModelInfo:
+    quality = replace(model.quality, held_out=tuple(thinned(model.quality.held_out, MAX_HELD_OUT)))
+    if any(measured <= 0 or predicted <= 0 for measured, predicted in quality.held_out):
+        raise ValueError("a held-out cost is not positive")
+    _check_range(to_builtins(quality))
+    advice = " ".join(filter(None, (describe_learning_curve(quality), describe_outlier_widths(quality))))
+    return ModelInfo(kind=model.kind, label=model.label, origin=model.origin, quality=quality, advice=advice)
+
+
+def _check_range(value: Any) -> None:
+    """Refuse numbers that cannot be drawn.
+
+    Raises:
+        ValueError: If a number is not between -1e100 and 1e100.
+    """
+    if isinstance(value, float) and not abs(value) < 1e100:
+        raise ValueError(f"{value} is out of range")
+    for item in value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ():
+        _check_range(item)
+
+
+# ---------------------------------------------------------------- grids
+
+
+def load_grid(root: str | Path) -> list[GridRow]:
+    """The rows of a grid, with methods and budgets in the order of the folders.
+
+    Raises:
+        BadFile: If the folder holds no grid, or a file in it is damaged.
+    """
+    root = Path(root)
+    if not (root / "grid.json").is_file():
+        raise BadFile(f"{root} holds no grid of runs. Give the folder of `ecc compare`.")
+    runs = []
+    for file in sorted(root.glob("seed-*/*/cell.json")):
+        info, summary = read_record(file, GridRunInfo), read_record(file.parent / "summary.json", RunSummary)
+        if not summary.budgets:
+            raise BadFile(f"{file.parent / 'summary.json'} is damaged: it has no budgets. Restore it, or run again.")
+        runs.append((info, summary))
+    return _grid_rows(runs, _failures(root))
+
+
+def _failures(root: Path) -> list[GridFailure]:
+    return [read_record(file, GridFailure) for file in sorted(root.glob("seed-*/*.failed.json"))]
+
+
+def _grid_rows(
+    runs: Sequence[tuple[GridRunInfo, RunSummary]], failures: Sequence[GridFailure], reference: str = "ecc"
+) -> list[GridRow]:
+    keys = dict.fromkeys((one.method, one.budget) for one in (*(info for info, _ in runs), *failures))
+
+    def scores(method: str, budget: str, name: str = "finetuned") -> dict[int, float]:
+        return {
+            info.seed: summary.scores[name]
+            for info, summary in runs
+            if (info.method, info.budget) == (method, budget) and name in summary.scores
+        }
+
+    rows = []
+    for method, budget in keys:
+        found = [(info, summary) for info, summary in runs if (info.method, info.budget) == (method, budget)]
+        first = [next(iter(summary.budgets.values())) for _, summary in found]
+        batches = [summary.batches for _, summary in found if summary.batches is not None]
+        rows.append(
+            GridRow(
+                method=method,
+                budget=budget,
+                seeds=len(found),
+                failures=[f"seed {x.seed}: {x.error}" for x in failures if (x.method, x.budget) == (method, budget)],
+                labels=sorted({summary.label for _, summary in found}),
+                pruned=_mean_std(scores(method, budget, "pruned").values()),
+                finetuned=_mean_std(scores(method, budget).values()),
+                cost_ratio=_mean_std(row.result / row.dense for row in first),
+                met=all(summary.met for _, summary in found) if found else None,
+                batches_total=_mean(count.total for count in batches),
+                batches_lineage=_mean(count.lineage for count in batches),
+                seconds=_mean(info.seconds for info, _ in found if info.sessions == 1),
+                peak_bytes=max((info.peak_bytes for info, _ in found if info.peak_bytes is not None), default=None),
+                p_value=p_value(scores(reference, budget), scores(method, budget)) if method != reference else None,
+            )
+        )
+    return rows
+
+
+def p_value(one: Mapping[int, float], other: Mapping[int, float]) -> float | None:
+    """Of a paired t-test over the common seeds; None with fewer than two, or if all differences are equal."""
+    pairs = [(one[seed], other[seed]) for seed in sorted(set(one) & set(other))]
+    if len(pairs) < 2 or len({a - b for a, b in pairs}) == 1:
+        return None
+    from scipy.stats import ttest_rel  # importing it takes half a second
+
+    return float(ttest_rel([a for a, _ in pairs], [b for _, b in pairs]).pvalue)
+
+
+def _mean(values: Iterable[float]) -> float | None:
+    found = [float(value) for value in values]
+    return statistics.fmean(found) if found else None
+
+
+def _mean_std(values: Iterable[float]) -> MeanStd | None:
+    found = [float(value) for value in values]
+    if not found:
+        return None
+    return MeanStd(statistics.fmean(found), statistics.stdev(found) if len(found) > 1 else 0.0)
+
+
+# ---------------------------------------------------------------- reports
+
+
+def load_report(folder: str | Path, follower: Follower | None = None) -> Report:
+    """All that a page shows of a run or of a grid of runs.
+
+    Args:
+        folder: Of the run, or of the grid.
+        follower: Reads histories; one that is kept between calls reads only new lines.
+
+    Raises:
+        BadFile: If the folder is neither, or a file in it is damaged; the file is named.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise BadFile(f"{folder} is not a folder. Give the folder of `ecc compress` or `ecc compare`.")
+    if (folder / "grid.json").is_file():
+        return _grid_report(folder, follower)
+    if not (folder / "config.json").is_file():
+        raise BadFile(f"{folder} holds neither a run nor a grid. Give the folder of `ecc compress` or `ecc compare`.")
+    run, model = load_run(folder, follower)
+    return _report("run", folder, [run], model)
+
+
+def _grid_report(folder: Path, follower: Follower | None) -> Report:
+    runs: list[Run] = []
+    model: EnergyModel | None = None
+    for path in sorted(folder.glob("seed-*/*")):
+        if path.name == "dense" or not (path / "config.json").is_file():
+            continue
+        run, own_model = load_run(path, follower)
+        model = model or own_model  # all runs have the same one
+        run.name = f"{path.parent.name}/{path.name}"
+        run.curves.width_duals = []  # those of many runs cannot be distinguished
+        if (file := path / "cell.json").exists():
+            run.budget = short_budget(read_record(file, GridRunInfo).budget)
+        runs.append(run)
+    failures = _failures(folder)
+    if not runs and not failures:
+        raise BadFile(f"{folder} is a grid without any run. Wait for the first run to start.")
+    seeds = sorted({run.seed for run in runs})
+    for run in runs:
+        if run.seed != seeds[0]:  # curves of several seeds would cover each other
+            run.curves = Curves(checks=run.curves.checks, phases=run.curves.phases)
+    report = _report("grid", folder, runs, model)
+    return replace(report, rows=load_grid(folder), failures=failures)
+
+
+def _report(kind: str, folder: Path, runs: list[Run], model: EnergyModel | None) -> Report:
+    known = [run for run in runs if run.summary is not None] or runs
+    with _blame(folder / "energy.json"):
+        info = None if model is None else _model_info(model)
+    environments = [{key: one[key] for key in _ENVIRONMENT if key in one} for run in runs for one in run.sessions]
+    return Report(
+        kind=kind,
+        folder=folder.name or str(folder),
+        task=runs[0].task if runs else "",
+        device=known[0].device if known else "",
+        batch=next((run.batch for run in known if run.batch), None),
+        labels=sorted({run.label for run in known}),
+        running=sum(run.summary is None for run in runs),
+        methods=sorted({run.method for run in runs}, key=lambda name: (name != "ecc", name)),
+        budgets=sorted({run.budget for run in runs}, key=_budget_size, reverse=True),
+        seeds=sorted({run.seed for run in runs}),
+        runs=runs,
+        rows=[],
+        failures=[],
+        model=info,
+        commands=list(dict.fromkeys(one["command"] for run in runs for one in run.sessions if "command" in one)),
+        environments=[one for i, one in enumerate(environments) if one not in environments[:i]],
+    )
+
+
+def short_budget(text: str) -> str:
+    """`energy 0.5 of dense` as `50%`, `macs 0.5 of dense` as `macs 50%`; other budgets as they are."""
+    found = _SHARE_OF_DENSE.match(text)
+    try:
+        share = f"{100 * float(found[2]):.4g}%" if found else ""
+    except ValueError:
+        return text
+    return text if not found else share if found[1] == "energy" else f"{found[1]} {share}"
+
+
+def _budget_size(budget: str) -> tuple[float, str]:
+    """Sort key: percentages by size, others by name."""
+    try:
+        return float(budget.removesuffix("%")), budget
+    except ValueError:
+        return 0.0, budget

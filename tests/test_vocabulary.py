@@ -1,0 +1,113 @@
+"""Words of version 0.1 that were private to the project do not come back, neither in names nor in text."""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+RETIRED = {
+    "weigh": "measure",
+    "weighed": "measured",
+    "weighing": "measurement, cost check",
+    "weighings": "measurements, cost checks",
+    "weighs": "measures",
+    "scales": "meter",
+    "rival": "baseline",
+    "rivals": "baselines",
+    "landing": "budget controller",
+    "landed": "within the band",
+    "ladder": "ranking",
+    "rungs": "sorted channels",
+    "silenced": "masked",
+    "silent": "masked",
+    "skeleton": "structure",
+    "lattice": "width remainders",
+    "twin": "model copy",
+    "proof": "verification",
+    "proven": "verified",
+    "prove": "verify",
+    "proves": "verifies",
+    "harm": "importance",
+    "prices": "coefficients",
+    "priced": "fitted",
+    "told": "described, reported",
+    "tells": "says, reports",
+    "judged": "evaluated",
+    "settled": "fixed",
+    "asked": "config, requested",
+    "aims": "targets",
+    "rooms": "packages",
+    "sacred": "always kept",
+    "slots": "channel ids",
+    "evenly": "uniformly",
+    "steadily": "at a constant rate",
+    "users_code": "user code",
+}
+"""Retired word: what to write instead."""
+
+PHRASES = ("on the scales", "9 in 10", "nine in ten", "lives and dies", "live and die", "goes on where", "by the model's word")
+
+ALLOWED = {
+    "tests/test_vocabulary.py",  # this list
+    "CHANGELOG.md",
+    "benchmarks/convert_results.py",  # reads the names of version 0.1
+    "benchmarks/convert_0_1.py",
+}
+
+
+def python_files() -> list[Path]:
+    folders = ("src", "benchmarks", "examples")
+    return sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
+
+
+def words_of(name: str) -> list[str]:
+    """The words of an identifier: `RunSummary` and `run_summary` are `run`, `summary`."""
+    return re.findall(r"[a-z]+", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower())
+
+
+def texts_of(path: Path) -> Iterator[tuple[int, str]]:
+    """Names, strings and comments of a Python file, with their line."""
+    for token in tokenize.generate_tokens(io.StringIO(path.read_text(encoding="utf-8")).readline):
+        if token.type in (tokenize.NAME, tokenize.STRING, tokenize.COMMENT):
+            yield token.start[0], token.string
+        elif tokenize.tok_name[token.type] == "FSTRING_MIDDLE":
+            yield token.start[0], token.string
+
+
+def found_in(text: str) -> list[str]:
+    lower = text.lower()
+    words = set(words_of(text))
+    return sorted(words & RETIRED.keys()) + [phrase for phrase in PHRASES if phrase in lower]
+
+
+def complaints(path: Path, lines: Iterator[tuple[int, str]]) -> list[str]:
+    where = path.relative_to(ROOT)
+    return [
+        f"{where}:{number}: {word!r}: write {RETIRED.get(word, 'it plainly')}"
+        for number, text in lines
+        for word in found_in(text)
+    ]
+
+
+@pytest.mark.parametrize("path", python_files(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_python_files_use_the_vocabulary_of_the_field(path: Path) -> None:
+    if str(path.relative_to(ROOT)) in ALLOWED:
+        pytest.skip("holds the retired words on purpose")
+    assert ast.parse(path.read_text(encoding="utf-8")) is not None
+    assert complaints(path, texts_of(path)) == []
+
+
+@pytest.mark.parametrize("path", sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]), ids=lambda path: path.name)
+def test_pages_use_the_vocabulary_of_the_field(path: Path) -> None:
+    if str(path.relative_to(ROOT)) in ALLOWED:
+        pytest.skip("holds the retired words on purpose")
+    lines = enumerate(path.read_text(encoding="utf-8").splitlines(), start=1)
+    assert complaints(path, lines) == []
