@@ -15,8 +15,8 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from ecc.task import call_model
 from ecc.torch_utils import preserve_modes
-from ecc.training.distill import call_model
 
 BATCHES = 2
 """Forward passes without labels, over the same batches for all candidates. They do not count as training."""

@@ -23,8 +23,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ecc.task import call_model
 from ecc.torch_utils import device_of, eval_mode
-from ecc.training.distill import call_model
 from ecc.training.random_state import fork_rng
 
 
