@@ -41,7 +41,7 @@ from ecc.errors import BadWidths
 from ecc.graph import ChannelGroup
 from ecc.methods.base import PruningContext, magnitudes
 from ecc.options import check_options, option
-from ecc.training.random_state import derived_seed
+from ecc.training import derived_seed
 
 from .widths import check_feasible
 

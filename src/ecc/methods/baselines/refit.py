@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from ecc.task import call_model
 from ecc.torch_utils import device_of, eval_mode
-from ecc.training.random_state import fork_rng
+from ecc.training import fork_rng
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from torch import nn
 from ecc.errors import BadTask, BadWidths
 from ecc.methods.base import PruningContext, magnitudes
 from ecc.torch_utils import device_of
-from ecc.training.random_state import derived_seed, fork_rng
+from ecc.training import derived_seed, fork_rng
 
 _RESETS = ("reset_parameters", "_reset_parameters")  # the second is that of torch's attention
 
