@@ -22,6 +22,7 @@ from .options import (
     freeze_option,
     json_option,
     option,
+    print_json,
     quiet_option,
     remember_task,
     settings_options,
@@ -152,7 +153,6 @@ def compress(
                 distributed=distributed,
                 loggers=loggers,
                 console=shown,
-                is_command=True,
             ).summary
     except Interrupted as stop:
         click.echo(f"\n{stop}", err=True)
@@ -166,9 +166,7 @@ def compress(
     remember_task(output, task, data)
     report = _report(output)
     if as_json:
-        from ecc.records import to_json
-
-        click.echo(to_json(summary))
+        print_json(summary)
     elif not quiet:
         Console().print(compress_table(summary, output))
         click.echo(report)
