@@ -1,4 +1,4 @@
-"""Prune a CNN with a DataLoader to half of its energy. Run: python examples/cnn.py"""
+"""Prune a CNN with a DataLoader to half of its energy. Run: python examples/cnn.py."""
 
 import torch
 import torch.nn.functional as F

@@ -1,4 +1,4 @@
-"""Prune a detector with several outputs, like YOLO. Run: python examples/detector.py"""
+"""Prune a detector with several outputs, like YOLO. Run: python examples/detector.py."""
 
 import torch
 import torch.nn.functional as F

@@ -1,4 +1,4 @@
-"""Prune a Hugging Face classifier that computes its own loss. Run: python examples/hugging_face.py"""
+"""Prune a Hugging Face classifier that computes its own loss. Run: python examples/hugging_face.py."""
 
 import torch
 from torch.utils.data import DataLoader
