@@ -20,8 +20,7 @@ from ecc.graph import ChannelGraph, live_masks, mask_channels_
 from ecc.run_records import SolverLine
 from ecc.task import Task
 from ecc.torch_utils import device_of
-from ecc.training import BatchStream, OptimizerLike, Teacher
-from ecc.training.optimizers import fused_on_gpu
+from ecc.training import BatchStream, OptimizerLike, Teacher, fused_on_gpu
 
 from .ecc.constraints import group_min_widths
 from .ecc.importance import ConsumerSlices

@@ -20,14 +20,14 @@ import torch
 from torch import nn
 
 from ecc.energy import Budget, EnergyModel, dense_cost
-from ecc.errors import BadBudget, BadTask, EccError
+from ecc.errors import BadBudget, BadTask, EccError, wrap_user_errors
 from ecc.graph import ChannelGraph, max_relative_diff, trace_channels, verify_graph, with_widths
 from ecc.graph.model_copy import load_whole_state_, whole_state
 from ecc.graph.slimming import build_slim
 from ecc.measure import EnergySource
 from ecc.records import from_builtins, to_builtins, write_record
 from ecc.run_records import BatchCount, BudgetResult, CostCheck, DenseAndResult, MethodLine, RunSummary, SolverLine
-from ecc.task import Task, batch_size_of, with_batch_size
+from ecc.task import Task, batch_size_of, split_batch, with_batch_size
 from ecc.training import (
     BatchStream,
     Cosine,
@@ -37,11 +37,10 @@ from ecc.training import (
     Teacher,
     load_state,
     save_state,
+    to_device,
     train,
     train_steps,
 )
-from ecc.training.batches import to_device
-from ecc.training.user_errors import wrap_user_errors
 
 from .base import MaskedAdam, Method, PruningContext, check_needs_held_out, has_schedule
 from .baselines.recalibration import BATCHES, recalibrate_, recalibrated
@@ -295,7 +294,6 @@ class Compression(CompressionRunner[CompressedModel]):
         self, teacher: Teacher | None, model: nn.Module, steps: int, lr: float, stream: BatchStream
     ) -> None:
         """A short training that is not checkpointed."""
-        assert self.task.loss is not None  # checked at construction
         settings = self.settings.train
         train(
             model,
@@ -326,7 +324,7 @@ class Compression(CompressionRunner[CompressedModel]):
         """The first inputs of the task, for batch norms of pruned networks; the same for all methods."""
         if not self._calibration:
             stream = BatchStream(self.task, device=self.device, seed=self.settings.train.seed)
-            self._calibration = [inputs for inputs, _ in islice(stream, BATCHES)]
+            self._calibration = [split_batch(batch)[0] for batch in islice(stream, BATCHES)]
         return self._calibration
 
     def _log_method(self, values: Mapping[str, Any]) -> None:

@@ -25,7 +25,6 @@ from ecc.constants import RUN_PROFILE, SCRATCH
 from ecc.energy import EnergyModel
 from ecc.energy.budget import parse_budget
 from ecc.errors import BadFile, EccError
-from ecc.io import temporaries
 from ecc.measure import EnergySource
 from ecc.records import read_record, write_record
 from ecc.run_records import GridFailure, GridRunInfo
@@ -284,7 +283,6 @@ class Comparison:
 
     def _pretrain(self, model: torch.nn.Module, seed: int, folder: Path) -> None:
         settings = self._seeded(seed)
-        assert self.task.loss is not None  # checked by Compression
         with open_run(
             folder, {"verb": "pretrain", "task": self.task.name, "settings": result_settings(settings)}
         ) as run:
@@ -331,7 +329,7 @@ def check_grid_folder(root: Path) -> None:
     """
     if not root.exists() or (root / "grid.json").exists():
         return
-    own = temporaries(root, ".grid.json.", ".tmp")  # of a process that was killed at the start
+    own = list(root.glob(".grid.json.*.tmp"))  # of a process that was killed at the start
     own += [root / name for name in (RUN_PROFILE, "energy.json", "latency.json")]
     if root.is_file() or any(entry not in own for entry in root.iterdir()):
         raise BadFile(f"{root} holds files that do not belong to a comparison; use an empty or a new folder.")

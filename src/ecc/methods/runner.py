@@ -18,7 +18,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import nn
 
-from ecc.errors import BadTask
+from ecc.errors import BadTask, wrap_user_errors
 from ecc.options import flat_values
 from ecc.records import read_record, to_builtins
 from ecc.run_records import PHASES, CostCheck, MethodLine, RunSummary, ScoreLine, SolverLine
@@ -33,14 +33,13 @@ from ecc.training import (
     Loggers,
     OnStep,
     Teacher,
+    fused_on_gpu,
     load_state,
     open_run,
     save_state,
     train,
+    weights_checksum,
 )
-from ecc.training.checkpoint import weights_checksum
-from ecc.training.optimizers import fused_on_gpu
-from ecc.training.user_errors import wrap_user_errors
 
 from .settings import CompressSettings
 
@@ -282,9 +281,9 @@ def describe_slow_data(device: torch.device, drawing: float, seconds: float) -> 
 
 def _check_trainable(task: Task) -> None:
     """Refuse a task that cannot be trained, before anything is spent on it."""
-    if task.train_batches is None or task.loss is None:
+    if task.train_batches is None:
         raise BadTask(
-            f"task {task.name!r} has no train_batches and loss; compressing needs both. "
+            f"task {task.name!r} has no train_batches, which compressing needs. "
             "A bundled network gets them with --data FOLDER."
         )
     if not any(parameter.requires_grad for parameter in task.model.parameters()):

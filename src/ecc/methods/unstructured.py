@@ -7,7 +7,7 @@ Single weights are set to zero, and the shapes of the network stay. The energy i
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +23,7 @@ from ecc.measure.meters.platform import PLATFORMS, Platform
 from ecc.records import to_builtins, write_record
 from ecc.run_records import BatchCount, BudgetResult, RunSummary, SolverLine, SparseSummary
 from ecc.task import Task, batch_size_of
-from ecc.training import Cosine, Teacher, load_state, save_state
+from ecc.training import Cosine, StepInfo, Teacher, load_state, save_state
 
 from .ecc.constraints import TOLERANCE
 from .ecc.weight_solver import WeightSolver, count_nonzeros, min_counts
@@ -153,8 +153,8 @@ class WeightCompression(CompressionRunner[SparseResult]):
             min_width_ratio=settings.min_width_ratio,
         )
 
-        def on_step(step: int, facts: Mapping[str, Any]) -> None:
-            del facts
+        def on_step(step: int, info: StepInfo) -> None:
+            del info
             if step % settings.train.log_every == 0:
                 line = SolverLine(
                     step=step,

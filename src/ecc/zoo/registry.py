@@ -19,9 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from ecc.constants import BUNDLED_TASKS
-from ecc.errors import BadTask
+from ecc.errors import BadTask, one_line
 from ecc.task import Task
-from ecc.training.user_errors import one_line
 from ecc.zoo.data import find_data
 from ecc.zoo.digits import digits
 from ecc.zoo.imaging import image_task

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ecc.training.distill import call_model
+from ecc.task import call_model
 
 BATCHES = 2
 """Forward passes without labels, over the same batches for all candidates; they do not count as training."""

@@ -24,8 +24,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ecc.task import call_model
 from ecc.training import fork_rng
-from ecc.training.distill import call_model
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from ecc.methods.ecc.constraints import TOLERANCE, Limit, ResourceConstraints
 from ecc.methods.ecc.importance import IMPORTANCES, TaylorImportance, adam_preconditioners
 from ecc.methods.ecc.ranking import ChannelRanking
 from ecc.methods.ecc.scheduled import Schedule
-from ecc.training.optimizers import fused_on_gpu
+from ecc.training import fused_on_gpu
 
 
 class Duals(NamedTuple):

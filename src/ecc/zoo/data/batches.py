@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ecc.training.random_state import derived_seed
+from ecc.training.rng import derived_seed
 from ecc.zoo.data.images import MAX_ZOOM, Array, Size, centre_photo, random_photo, random_scene, whole_scene
 from ecc.zoo.data.sets import Kept, Packed, Photos, Scenes, Split
 from ecc.zoo.data.workers import pool
