@@ -15,7 +15,7 @@ from ecc.energy import parse_budgets
 from ecc.methods.registry import find_method
 from ecc.training import save_state
 from ecc.zoo import find_task
-from ecc.zoo.imaging import PixelLoss
+from ecc.zoo.image_task import PixelLoss
 from ecc.zoo.recipe import read_recipe
 from faults import fuzz
 from faults.trying import Target

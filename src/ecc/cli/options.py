@@ -214,7 +214,7 @@ def recipe_options(recipe: Recipe, lists: Container[str | None] = ()) -> dict[st
     settings = flat_values(recipe.settings)
     values: dict[str, Any] = {name: settings[name] for name in recipe.given}
     values |= {name: getattr(recipe, name) for name in ("data", "weights", "batch_size", "seeds", "meter", "freeze")}
-    values["image_size"] = None if recipe.size is None else "x".join(map(str, recipe.size))
+    values["image_size"] = None if recipe.image_size is None else "x".join(map(str, recipe.image_size))
     for name in ("budgets", "methods"):
         found = getattr(recipe, name)
         values[name] = found if found is None or name in lists else ",".join(found)
@@ -289,10 +289,10 @@ def build_task(
         spec,
         data,
         weights,
-        size=None if image_size is None else parse_image_size(image_size),
+        image_size=None if image_size is None else parse_image_size(image_size),
         batch_size=batch_size,
         device=device,
-        tell=lambda line: click.echo(line, err=True),
+        log=lambda line: click.echo(line, err=True),
     )
 
 
