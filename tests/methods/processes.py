@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from ecc.methods.landing import CostCheck, Landing
 from torch import Tensor
 
 from ecc.methods.cost_evaluator import CostEvaluator, MeasuredCost
-from ecc.methods.landing import CostCheck, Landing
 from ecc.training import DistributedContext, Interrupted, find_distributed, save_state
 from methods.jobs import noise_batches, wide_job, wide_task
 
