@@ -11,7 +11,8 @@ import pytest
 PACKAGE = Path(__file__).resolve().parent.parent / "src" / "ecc"
 
 ORDER = (
-    "constants", "errors", "formatting", "io", "records", "options", "run_records", "torch_utils", "task", "graph",
+    "constants", "errors", "formatting", "io", "records", "options", "run_records", "schedules", "settings",
+    "torch_utils", "task", "graph",
     "measure", "energy", "training", "methods", "zoo", "export", "integrations", "report", "api", "cli",
 )  # fmt: skip
 """A module or package imports only itself and what stands before it."""

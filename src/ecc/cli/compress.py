@@ -10,7 +10,7 @@ import click
 
 from ecc.constants import BUNDLED_TASKS, METHOD_NAMES, PRESETS
 from ecc.errors import EccError
-from ecc.methods.settings import CompressSettings
+from ecc.settings import CompressSettings
 
 from .options import (
     Command,
