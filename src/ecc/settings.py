@@ -165,7 +165,7 @@ class CompressSettings:
     )
     solver: str = option(
         "scheduled",
-        "Solver of ECC: scheduled; or admm as published, with adam_norm, which may not converge in time.",
+        "Solver of ECC: scheduled, or admm as published (use it with adam_norm).",
         choices=SOLVERS,
     )
     admm: AdmmSettings = field(default_factory=AdmmSettings)
