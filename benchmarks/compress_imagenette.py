@@ -64,7 +64,7 @@ def main() -> None:
             task,
             parse_budgets([options.budget]),
             energy,
-            source=source,
+            meter=source,
             settings=settings_from(
                 CompressSettings,
                 dict(

@@ -27,9 +27,9 @@ from machine import machine, write_record
 from PIL import Image, ImageFilter
 
 from ecc.zoo.data import ImageData, Packed, batches, find_data
-from ecc.zoo.data.batches import Form, epoch_of
-from ecc.zoo.data.workers import cores
-from ecc.zoo.networks import IMAGENET_MEAN, IMAGENET_STD
+from ecc.zoo.data.batches import ImageFormat, epoch_batches
+from ecc.zoo.data.sets import cores
+from ecc.zoo.image_task import IMAGENET_MEAN, IMAGENET_STD
 
 Epochs = Callable[[int], Sequence[tuple[torch.Tensor, torch.Tensor]]]
 
@@ -80,11 +80,11 @@ def _same(pool: ThreadPoolExecutor) -> ThreadPoolExecutor:
     return pool
 
 
-def from_files(data: ImageData, form: Form, batch: int, seconds: float, device: str) -> dict[str, Any]:
+def from_files(data: ImageData, form: ImageFormat, batch: int, seconds: float, device: str) -> dict[str, Any]:
     found: dict[str, Any] = {"batch": batch}
     for threads in sorted({1, cores()}):
-        with ThreadPoolExecutor(threads) as pool, patch.object(batches, "pool", partial(_same, pool)):
-            wall, worked = speed(lambda epoch: epoch_of(data.train, form, batch, device, epoch), seconds)
+        with ThreadPoolExecutor(threads) as pool, patch.object(batches, "thread_pool", partial(_same, pool)):
+            wall, worked = speed(lambda epoch: epoch_batches(data.train, form, batch, device, epoch), seconds)
         found[f"threads_{threads}"] = {"images_per_second": wall, "images_per_core_second": worked}
     return found
 
@@ -92,8 +92,8 @@ def from_files(data: ImageData, form: Form, batch: int, seconds: float, device: 
 def from_memory(shape: tuple[int, int], scene: bool, batch: int, seconds: float, device: str) -> dict[str, Any]:
     images = torch.randint(0, 256, (512, 3, *shape), dtype=torch.uint8)
     labels = torch.randint(0, 11, (512, *shape), dtype=torch.uint8) if scene else torch.randint(0, 10, (512,))
-    split, form = Packed(images, labels), Form(shape, IMAGENET_MEAN, IMAGENET_STD)
-    wall, worked = speed(lambda epoch: epoch_of(split, form, batch, device, epoch), seconds)
+    split, form = Packed(images, labels), ImageFormat(shape, IMAGENET_MEAN, IMAGENET_STD)
+    wall, worked = speed(lambda epoch: epoch_batches(split, form, batch, device, epoch), seconds)
     return {"batch": batch, "images_per_second": wall, "images_per_core_second": worked}
 
 
@@ -106,10 +106,10 @@ def main() -> None:
     torch.set_num_threads(1)  # of arithmetic: the figures are for one core
     with tempfile.TemporaryDirectory() as folder:
         trees = photos(Path(folder) / "photos", 64), scenes(Path(folder) / "scenes", 12)
-        half = Form((512, 1024), (0.0,) * 3, (1.0,) * 3)
+        half = ImageFormat((512, 1024), (0.0,) * 3, (1.0,) * 3)
         rows = {
             "photos of 500x375 from JPEG, random with_widths crop to 224": from_files(
-                trees[0], Form((224, 224), IMAGENET_MEAN, IMAGENET_STD), 32, seconds, device
+                trees[0], ImageFormat((224, 224), IMAGENET_MEAN, IMAGENET_STD), 32, seconds, device
             ),
             "scenes of 2048x1024 from PNG, zoomed and cut to 1024x512": from_files(trees[1], half, 4, seconds, device),
             "images of 32x32 from memory, moved and mirrored": from_memory((32, 32), False, 128, seconds, device),

@@ -106,7 +106,7 @@ VARIANTS = {
 
 
 def the_task(options: argparse.Namespace, recipe: Recipe, data: ImageData) -> Task:
-    height, width = recipe.size or (None, None)
+    height, width = recipe.image_size or (None, None)
     size = None if height is None or width is None else (height, width)
     return packed_task(
         recipe.task, DATA[options.name], options.data, device=options.device, size=size, batch=recipe.batch_size,

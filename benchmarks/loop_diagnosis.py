@@ -17,7 +17,7 @@ from loop_networks import wait
 from torch.profiler import ProfilerActivity
 
 from ecc.methods import compression
-from ecc.methods.ecc import dynamics, importance, optimizer_wrapper, taylor
+from ecc.methods.ecc import importance, optimizer_wrapper, scheduled
 from ecc.methods.landing import Landing
 from ecc.training import batches, cuda_graph, loop
 
@@ -27,10 +27,10 @@ PARTS: tuple[tuple[Any, str, str], ...] = (
     (cuda_graph.CudaGraphPass, "__call__", "graph replay"),
     (torch.nn.utils, "clip_grad_norm_", "clip"),
     (torch.optim.Adam, "step", "Adam"),
-    (optimizer_wrapper.BudgetedOptimizer, "step", "solver, rest"),
+    (optimizer_wrapper.PruningOptimizer, "step", "solver, rest"),
     (importance.ConsumerSlices, "products", "solver, gradients of channels"),
-    (taylor.Taylor, "look", "solver, gradients of channels"),
-    (dynamics.ScheduledSolver, "advance", "solver, removal"),
+    (importance.TaylorImportance, "add", "solver, gradients of channels"),
+    (scheduled.ScheduledSolver, "update", "solver, removal"),
     (importance.ConsumerSlices, "set_mask", "solver, new masks"),
     (importance.ConsumerSlices, "apply_mask_", "solver, masks"),
     (loop._Loop, "_after_step", "log and checkpoint"),

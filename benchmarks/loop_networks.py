@@ -17,12 +17,11 @@ from torch import Tensor, nn
 from ecc.task import Task
 from ecc.training import Teacher
 from ecc.zoo.data import Packed
-from ecc.zoo.data.batches import Form, epoch_of
+from ecc.zoo.data.batches import ImageFormat, epoch_batches
 from ecc.zoo.data.images import MAX_ZOOM
 from ecc.zoo.erfnet import ERFNet
-from ecc.zoo.imaging import PixelLoss
+from ecc.zoo.image_task import IMAGENET_MEAN, IMAGENET_STD, PixelLoss
 from ecc.zoo.mobilenet import MobileNetV1
-from ecc.zoo.networks import IMAGENET_MEAN, IMAGENET_STD
 from ecc.zoo.registry import find_task
 
 Batches = Callable[[], Iterator[tuple[Tensor, Tensor]]]
@@ -212,14 +211,14 @@ def tasks(
 
 def _task(name: str, build: Callable[[], nn.Module], split: Packed, batch: int, device: torch.device) -> Task:
     size = (split.images.shape[2], split.images.shape[3])
-    form = Form(size, FORM_MEAN, FORM_STD)
+    form = ImageFormat(size, FORM_MEAN, FORM_STD)
     torch.manual_seed(0)
     return Task(
         name=name,
         model=build(),
         example_input=torch.randn(2, 3, *size),
         loss=F.cross_entropy if split.labels.dim() == 1 else PixelLoss(split, 10),
-        train_batches=partial(epoch_of, split, form, batch, str(device)),
+        train_batches=partial(epoch_batches, split, form, batch, str(device)),
     )
 
 

@@ -38,7 +38,7 @@ from ecc.measure import find_meter, profile
 from ecc.methods import Compression, CompressSettings
 from ecc.options import settings_from
 from ecc.task import Task, with_batch_size
-from ecc.training import LRSchedule, OnStep, RunDir, Teacher
+from ecc.training import LRSchedule, OnStep, RunDir, StepInfo, Teacher
 
 GOAL = 1.05
 BLOCKS = 5  # of each loop for a ratio; with blocks of ten steps, the loss is looked at as often as by default
@@ -72,9 +72,9 @@ class Watched(Compression):
     ) -> None:
         watch = self.begin(phase, self, model, teacher)
 
-        def both(step: int, facts: Mapping[str, Any]) -> bool:
+        def both(step: int, info: StepInfo) -> bool:
             if on_step is not None:
-                on_step(step, facts)
+                on_step(step, info)
             return watch(step)
 
         super()._train(run, model, optimizer, stream, phase, teacher, both, steps, schedule)

@@ -18,11 +18,8 @@ from torch import Tensor, nn
 from ecc.task import Task
 from ecc.zoo import image_task
 from ecc.zoo.data import VOID, ImageData, Packed
-from ecc.zoo.data.camvid import CLASSES as CAMVID_CLASSES
-from ecc.zoo.data.camvid import FROM_CITYSCAPES
-from ecc.zoo.data.cifar import stratified
-from ecc.zoo.data.sets import Split
-from ecc.zoo.data.workers import in_threads
+from ecc.zoo.data.layouts import CAMVID_CLASSES, CAMVID_FROM_CITYSCAPES, stratified
+from ecc.zoo.data.sets import Split, map_in_threads
 
 WEIGHTS = {
     "mobilenet_v1": "mobilenet_v1_1.0_224.safetensors",
@@ -59,7 +56,7 @@ def packed_task(
     file = WEIGHTS.get(network)
     data = packed_data(name, folder, limit) if data is None else data
     weights = None if file is None else folder / file
-    task = image_task(network, data, weights=weights, size=size, batch=batch, device=device, tell=tell)
+    task = image_task(network, data, weights=weights, image_size=size, batch_size=batch, device=device, log=tell)
     if network == "erfnet" and task.train_batches is not None:
         few = [inputs.cpu() for (inputs, _), _ in zip(task.train_batches(0), range(8), strict=False)]
         unfold_batch_norms_(task.model, few)
@@ -105,7 +102,7 @@ def _camvid(folder: Path, limit: int | None) -> ImageData:
     train, held_out, test = (split(name) for name in ("train", "val", "test"))
     height, width = train.images.shape[-2:]
     return ImageData(
-        "camvid", CAMVID_CLASSES, train, held_out, test, size=(height, width), published={20: FROM_CITYSCAPES}
+        "camvid", CAMVID_CLASSES, train, held_out, test, size=(height, width), published={20: CAMVID_FROM_CITYSCAPES}
     )
 
 
@@ -141,7 +138,7 @@ def _decoded(data: np.ndarray, offsets: np.ndarray, rows: Tensor, mode: str | No
         picture = Image.open(io.BytesIO(data[offsets[row] : offsets[row + 1]].tobytes()))
         return np.asarray(picture if mode is None else picture.convert(mode))
 
-    return torch.from_numpy(np.stack(in_threads(one, rows.tolist())))
+    return torch.from_numpy(np.stack(map_in_threads(one, rows.tolist())))
 
 
 @torch.no_grad()

@@ -24,9 +24,8 @@ from torch import Tensor, nn
 
 from ecc.zoo import image_task
 from ecc.zoo.data import Packed
-from ecc.zoo.data.batches import Form, in_order
-from ecc.zoo.metrics import confusion, mean_iou, top_k
-from ecc.zoo.networks import NETWORKS
+from ecc.zoo.data.batches import ImageFormat, evaluation_batches
+from ecc.zoo.image_task import NETWORKS, confusion, mean_iou, top_k
 
 # What the notes beside the packed data say of all items.
 STATED = {
@@ -58,8 +57,8 @@ class Mapped(nn.Module):
         return torch.stack([scores[:, rows].amax(dim=1) for rows in parts], dim=1)
 
 
-def form_of(name: str, size: tuple[int, int]) -> Form:
-    return Form(size, NETWORKS[name].mean, NETWORKS[name].std)
+def form_of(name: str, size: tuple[int, int]) -> ImageFormat:
+    return ImageFormat(size, NETWORKS[name].mean, NETWORKS[name].std)
 
 
 def published(name: str, data: Path, size: tuple[int, int]) -> nn.Module:
@@ -73,9 +72,9 @@ def mobilenet(data: Path, limit: int | None, device: str) -> dict[str, Any]:
     rows = torch.tensor(found.published[1000])
     whole = Packed(found.test.images, rows[found.test.labels])
     model = published("mobilenet_v1", data, form.size).to(device)
-    one, five = top_k(model, partial(in_order, whole, form, 64))
+    one, five = top_k(model, partial(evaluation_batches, whole, form, 64))
     ten = image_task("mobilenet_v1", found, weights=data / WEIGHTS["mobilenet_v1"], size=form.size).model.to(device)
-    (among,) = top_k(ten, partial(in_order, found.test, form, 64), (1,))
+    (among,) = top_k(ten, partial(evaluation_batches, found.test, form, 64), (1,))
     return {
         "photos": len(whole),
         "top1_of_1000": one,
@@ -90,7 +89,7 @@ def erfnet(data: Path, limit: int | None, device: str) -> dict[str, Any]:
     assert found.size is not None
     form = form_of("erfnet", found.size)
     model = Mapped(published("erfnet", data, form.size), list(TO_CAMVID.values()), len(found.classes)).to(device)
-    counts = confusion(model, partial(in_order, found.held_out, form, 2), len(found.classes))
+    counts = confusion(model, partial(evaluation_batches, found.held_out, form, 2), len(found.classes))
     right, union = counts.diagonal().double(), counts.sum(0) + counts.sum(1) - counts.diagonal()
     shares = (right / union.clamp(min=1)).tolist()
     return {

@@ -32,7 +32,7 @@ def main(folder: Path) -> None:
         energy = ecc.fit(ecc.profile(task.model, graph, batch, meter, Path(own) / "digits.profile", samples=60))
     settings = ecc.CompressSettings(pretrain_steps=50, pretrain_lr=3e-3, prune_steps=60, finetune_steps=20, lr=1e-3)
     job = ecc.Compression(
-        task, ecc.energy.parse_budgets(["50%"]), energy, source=meter, settings=settings, device=distributed.device
+        task, ecc.energy.parse_budgets(["50%"]), energy, meter=meter, settings=settings, device=distributed.device
     )
     result = job.run(folder, distributed=distributed)
 

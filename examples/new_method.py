@@ -25,7 +25,7 @@ class Tapered(OneShotMethod):
 
     def step(self) -> None:
         """Finds the least taper whose widths meet the targets, and silences the other channels."""
-        work = self._work
+        work = self._context
         count = len(work.graph.groups)
 
         def widths(taper: float) -> list[int]:
@@ -51,7 +51,7 @@ def main() -> None:
         energy = ecc.fit(ecc.profile(task.model, graph, batch, meter, folder / "digits.profile", samples=60))
         for method in (Tapered(), None):  # None is ECC
             job = ecc.Compression(
-                task, ecc.energy.parse_budgets(["50%"]), energy, source=meter, settings=settings, method=method
+                task, ecc.energy.parse_budgets(["50%"]), energy, meter=meter, settings=settings, method=method
             )
             result = job.run(folder / (method.name if method else "ecc"))
             spent, scores = result.summary["budgets"]["energy"], result.summary["scores"]

@@ -27,7 +27,7 @@ def main(folder: Path) -> None:
     print(f"the energy model errs by {energy.errors.mean:.1%} on networks it has not seen")
 
     settings = ecc.CompressSettings(pretrain_steps=100, pretrain_lr=3e-3, prune_steps=100, finetune_steps=50, lr=1e-3)
-    job = ecc.Compression(task, ecc.energy.parse_budgets(["50%"]), energy, source=meter, settings=settings)
+    job = ecc.Compression(task, ecc.energy.parse_budgets(["50%"]), energy, meter=meter, settings=settings)
     result = job.run(folder / "run", progress=print)
 
     spent, scores = result.summary["budgets"]["energy"], result.summary["scores"]

@@ -3,7 +3,7 @@ from __future__ import annotations
 from ecc import constants
 from ecc.export.formats import FORMATS
 from ecc.methods.registry import METHODS
-from ecc.zoo.networks import NETWORKS
+from ecc.zoo.image_task import NETWORKS
 
 
 def test_each_name_stands_for_something() -> None:

@@ -3,40 +3,65 @@ from __future__ import annotations
 import inspect
 
 import pytest
+import torch
 
 from ecc import errors
-from ecc.errors import EccError
+from ecc.errors import BadFile, BadTask, EccError, OutOfMemory, describe_error, is_out_of_memory, wrap_user_errors
 
 ALL_ERRORS = [value for value in vars(errors).values() if inspect.isclass(value) and issubclass(value, EccError)]
 
 
-def test_there_are_few() -> None:
-    assert len(ALL_ERRORS) <= 10  # a caller tells them apart by type, a person by message
-
-
 @pytest.mark.parametrize("error", ALL_ERRORS)
-def test_one_except_catches_them_all(error: type[EccError]) -> None:
-    with pytest.raises(EccError, match="say what to do"):
-        raise error("say what to do")
+def test_every_error_is_an_ecc_error_and_says_when_it_is_raised(error: type[EccError]) -> None:
+    assert error is EccError or (error.__doc__ or "").startswith("Raised when ")
+    with pytest.raises(EccError, match="what to do"):
+        raise error("what to do")
 
 
-@pytest.mark.parametrize("error", [error for error in ALL_ERRORS if error is not EccError])
-def test_each_says_when_it_is_raised(error: type[EccError]) -> None:
-    assert error.__bases__ == (EccError,)
-    assert (error.__doc__ or "").startswith("Raised when ")
-
-
-def test_a_missing_meter_may_come_with_the_command_that_repairs_it() -> None:
+def test_a_missing_meter_may_have_a_remedy() -> None:
     assert errors.NoMeter("only root may read it").remedy == ""
     assert errors.NoMeter("only root may read it", remedy="sudo chmod a+r counter").remedy == "sudo chmod a+r counter"
 
 
-def test_a_message_shows_what_a_terminal_would_obey() -> None:
+def test_control_characters_in_messages_are_escaped() -> None:
     assert str(EccError("a\x1b[2Jb\x07 ü\nc \ud800 \u202e")) == "a\\x1b[2Jb\\x07 ü\nc \\ud800 \\u202e"
 
 
-def test_a_value_without_end_leaves_the_begin_and_the_way_out() -> None:
-    message = str(EccError(f"widths is {'x' * 100_000}; give a list."))
-    assert len(message) == errors.LONGEST
-    assert message.startswith("widths is xxx")
-    assert message.endswith("xxx; give a list.")
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."), True),
+        (RuntimeError("CUDA error: out of memory"), True),
+        (RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory: 5 bytes"), True),
+        (MemoryError(), True),
+        (OutOfMemory("as above"), True),
+        (RuntimeError("shapes do not match"), False),
+        (ValueError("out of memory of mine"), False),
+    ],
+)
+def test_which_errors_mean_that_memory_ran_out(error: Exception, expected: bool) -> None:
+    assert is_out_of_memory(error) == expected
+    with pytest.raises(OutOfMemory if expected else BadTask), wrap_user_errors("the network"):
+        raise error
+
+
+def test_errors_of_the_users_code_become_one_line_that_names_it() -> None:
+    with pytest.raises(BadTask) as caught, wrap_user_errors("evaluate of task 'a'"):
+        raise KeyError("split\nand more")
+    assert str(caught.value) == "evaluate of task 'a' raised KeyError: 'split\\nand more'."
+    assert isinstance(caught.value.__cause__, KeyError)
+    with pytest.raises(BadFile, match=r"^mine$"), wrap_user_errors("x"):
+        raise BadFile("mine")
+    with pytest.raises(KeyboardInterrupt), wrap_user_errors("x"):
+        raise KeyboardInterrupt
+
+
+def test_a_description_has_the_type_and_the_first_lines() -> None:
+    text = "Error(s) in loading state_dict for N:\n\tMissing key(s) in state_dict: a.weight." + "b" * 999
+    described = describe_error(RuntimeError(text))
+    assert described.startswith("RuntimeError: Error(s) in loading state_dict for N: Missing key(s)")
+    assert len(described) < 350
+    assert describe_error(ValueError()) == "ValueError: no message"
+    worker = "Caught ValueError in DataLoader worker process 0.\nOriginal\n  File x\nValueError: bad image 7.\n"
+    assert describe_error(ValueError(worker)) == "ValueError: bad image 7"
+    assert errors.first_line(ValueError("one\ntwo")) == "ValueError: one"

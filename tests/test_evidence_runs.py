@@ -173,7 +173,7 @@ def test_a_fresh_run_trains_the_dense_network_of_each_seed_for_all_grids_then_it
     monkeypatch.setitem(grids.DATA, "tiny", "cifar10")
     monkeypatch.setitem(grids.MEASURED_BATCH, "tiny", 256)
     monkeypatch.setitem(grids.VARIANTS, "tiny", {"uniform floor": grids.Variant({"uniform_floor": 0.8}, seeds=1)})
-    networks, resnet = importlib.import_module("ecc.zoo.networks"), importlib.import_module("ecc.zoo.resnet_cifar")
+    networks, resnet = importlib.import_module("ecc.zoo.image_task"), importlib.import_module("ecc.zoo.resnet_cifar")
     small = replace(networks.NETWORKS["resnet20"], build=lambda outputs: resnet.CifarResNet(1, outputs))
     monkeypatch.setitem(networks.NETWORKS, "resnet20", small)
     monkeypatch.delitem(packed.WEIGHTS, "resnet20")  # random ones are trained

@@ -1,193 +1,282 @@
+"""Files: bounded reads, atomic writes, JSON records, declared options."""
+
 from __future__ import annotations
 
+import errno
 import os
 import stat
+import threading
 import tracemalloc
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from ecc.errors import BadFile
-from ecc.io import read_bytes, read_lines, read_text, refuse_other_file, remove_abandoned, temporary, write_text
+from ecc.errors import BadFile, EccError
+from ecc.io import lock_folder, read_bytes, read_lines, read_text, refuse_other_file, sync_folder, write_text
+from ecc.options import check_options, flat_values, option, options_of, settings_from
+from ecc.records import from_builtins, from_json, read_record, to_builtins, to_json, write_record
 from ecc.training import save_state
 
+posix = pytest.mark.skipif(os.name != "posix", reason="needs devices and pipes")
 
-def test_a_file_is_written_whole_and_leaves_nothing_beside_it(tmp_path: Path) -> None:
+# ---------------------------------------------------------------- writing
+
+
+def test_a_file_is_replaced_and_nothing_is_left_beside_it(tmp_path: Path) -> None:
     write_text(tmp_path / "a.json", "old")
     write_text(tmp_path / "a.json", "new ü\n")
-    assert (tmp_path / "a.json").read_text(encoding="utf-8") == "new ü\n"
+    assert read_text(tmp_path / "a.json") == "new ü\n"
     assert [file.name for file in tmp_path.iterdir()] == ["a.json"]
 
 
-def test_a_failed_write_keeps_the_old_file_and_no_temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
+def test_a_failed_write_keeps_the_old_file_and_no_temporary_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
     write_text(tmp_path / "a.json", "old")
 
-    def full(_: int) -> None:
-        raise OSError(28, "No space left on device")
+    def failing(_: int) -> None:
+        raise OSError(code, os.strerror(code))
 
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(BadFile, match=r"cannot write .*a\.json: No space left on device\.$"):
+    monkeypatch.setattr(os, "fsync", failing)
+    with pytest.raises(BadFile, match=rf"cannot write .*a\.json: {os.strerror(code)}\.$"):
         write_text(tmp_path / "a.json", "new")
     assert (tmp_path / "a.json").read_text() == "old"
     assert [file.name for file in tmp_path.iterdir()] == ["a.json"]
+    with pytest.raises(OSError, match=os.strerror(code)):
+        sync_folder(tmp_path)
 
 
-def test_a_missing_folder_is_one_clear_line(tmp_path: Path) -> None:
-    with pytest.raises(BadFile, match=r"cannot write .*missing.*: No such file or directory\.$"):
-        write_text(tmp_path / "missing" / "a.json", "text")
+def test_a_file_system_that_cannot_sync_folders_is_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unsupported(_: int) -> None:
+        raise OSError(errno.EINVAL, "Invalid argument")
+
+    monkeypatch.setattr(os, "fsync", unsupported)
+    sync_folder(tmp_path)
+    sync_folder(tmp_path / "missing")
 
 
-@pytest.mark.parametrize("mask", [0o022, 0o077, 0o002, 0o000])
-def test_a_written_file_gets_the_permissions_of_the_umask(tmp_path: Path, mask: int) -> None:
-    """As any file that is opened and written; a temporary one would be for its owner alone."""
+@pytest.mark.parametrize("mask", [0o022, 0o077, 0o000])
+def test_files_get_the_permissions_of_the_umask(tmp_path: Path, mask: int) -> None:
     before = os.umask(mask)
     try:
         write_text(tmp_path / "a.json", "text")
-        (tmp_path / "b.json").write_text("text")
-        assert os.umask(mask) == mask  # it is left as it was
+        save_state(tmp_path / "b.safetensors", {"a": torch.zeros(1)})
     finally:
         os.umask(before)
-    modes = [stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ("a.json", "b.json")]
-    assert modes == [0o666 & ~mask] * 2
-
-
-@pytest.mark.parametrize("mask", [0o022, 0o077])
-def test_so_does_a_checkpoint(tmp_path: Path, mask: int) -> None:
-    before = os.umask(mask)
-    try:
-        save_state(tmp_path / "a.safetensors", {"a": torch.zeros(1)})
-    finally:
-        os.umask(before)
-    assert stat.S_IMODE((tmp_path / "a.safetensors").stat().st_mode) == 0o666 & ~mask
+    for name in ("a.json", "b.safetensors"):
+        assert stat.S_IMODE((tmp_path / name).stat().st_mode) == 0o666 & ~mask
 
 
 def test_a_file_of_another_kind_is_not_replaced(tmp_path: Path) -> None:
     file = tmp_path / "a.json"
-    refuse_other_file(file, "of a kind", "thing")  # nothing is there
-    file.write_text("", encoding="utf-8")
-    refuse_other_file(file, "of a kind", "thing")
-    file.write_text("this is of a kind", encoding="utf-8")
-    refuse_other_file(file, "of a kind", "thing")
-    refuse_other_file(tmp_path, "of a kind", "thing")  # a folder has its own error
+    refuse_other_file(file, "of a kind", "thing")  # it does not exist
+    for text in ("", "this is of a kind"):
+        file.write_text(text, encoding="utf-8")
+        refuse_other_file(file, "of a kind", "thing")
+    refuse_other_file(tmp_path, "of a kind", "thing")  # writing to a folder raises later
     file.write_text("measured for hours", encoding="utf-8")
-    with pytest.raises(BadFile, match=r"a.json is there and is no thing; it is left as it is\. Give another name"):
+    with pytest.raises(BadFile, match=r"a.json exists and is not a thing\. Give another name"):
         refuse_other_file(file, "of a kind", "thing")
 
 
-def test_what_was_written_is_read(tmp_path: Path) -> None:
-    write_text(tmp_path / "a.json", "ü\n")
-    assert read_text(tmp_path / "a.json") == "ü\n"
-    assert read_bytes(tmp_path / "a.json", most=3) == "ü\n".encode()
+def test_two_processes_take_turns_in_a_folder(tmp_path: Path) -> None:
+    pytest.importorskip("fcntl")
+    order = []
+
+    def other() -> None:
+        with lock_folder(tmp_path):
+            order.append("second")
+
+    with lock_folder(tmp_path):
+        thread = threading.Thread(target=other)
+        thread.start()
+        thread.join(0.05)
+        order.append("first")
+    thread.join()
+    assert order == ["first", "second"]
 
 
-def test_what_is_too_large_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "a").write_bytes(bytes((1 << 20) + 1))
-    with pytest.raises(BadFile, match=r"a is larger than 1 MiB"):
-        read_bytes(tmp_path / "a", most=1 << 20)
+# ---------------------------------------------------------------- reading
 
 
-@pytest.mark.skipif(os.name != "posix", reason="needs devices and pipes")
-def test_devices_and_pipes_are_refused_without_waiting(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe")
-    for path in (tmp_path / "pipe", Path("/dev/zero")):
-        with pytest.raises(BadFile, match="is not a plain file"):
-            read_bytes(path)
-
-
-@pytest.mark.parametrize(("name", "words"), [("none", "No such file"), (".", "Is a directory"), ("a\0b", "null")])
-def test_what_cannot_be_read_is_one_clear_line(tmp_path: Path, name: str, words: str) -> None:
-    with pytest.raises(BadFile, match=f"^cannot read .*{words}"):
+@pytest.mark.parametrize(
+    ("name", "message"), [("none", "No such file"), (".", "Is a directory"), ("a\0b", "null"), ("a" * 300, "too long")]
+)
+def test_names_that_cannot_be_read_or_written_are_reported(tmp_path: Path, name: str, message: str) -> None:
+    with pytest.raises(BadFile, match=f"^cannot read .*{message}"):
         read_text(tmp_path / name)
-    if name != ".":
-        with pytest.raises(BadFile, match=r"^cannot write "):
-            write_text(tmp_path / name / "a", "text")
+    with pytest.raises(BadFile, match=r"^cannot write "):
+        write_text(tmp_path / name / "a" if name == "none" else tmp_path / name, "text")
 
 
-@pytest.mark.skipif(os.name != "posix", reason="needs locks")
-def test_what_a_killed_writer_left_goes_with_the_next_write(tmp_path: Path) -> None:
-    for name in (".a.json.12345678.tmp", ".b.json.12345678.tmp", ".a.json.mine.tmp"):
-        (tmp_path / name).write_text("half")
-    write_text(tmp_path / "a.json", "new")
-    assert sorted(file.name for file in tmp_path.iterdir()) == [".a.json.mine.tmp", ".b.json.12345678.tmp", "a.json"]
-
-
-@pytest.mark.skipif(os.name != "posix", reason="needs locks")
-def test_what_a_living_writer_makes_stays(tmp_path: Path) -> None:
-    def made() -> Path:
-        (tmp_path / ".shop.12345678").mkdir()
-        return tmp_path / ".shop.12345678"
-
-    with temporary(made) as shop:
-        remove_abandoned(tmp_path, ".shop.")
-        assert shop.is_dir()
-    remove_abandoned(tmp_path, ".shop.")
-    assert not shop.exists()
-
-
-@pytest.mark.skipif(os.name != "posix", reason="needs locks")
-def test_a_link_in_the_place_of_a_temporary_file_is_not_followed(tmp_path: Path) -> None:
-    (tmp_path / "kept").mkdir()
-    (tmp_path / ".shop.12345678").symlink_to(tmp_path / "kept")
-    remove_abandoned(tmp_path, ".shop.")
-    assert (tmp_path / "kept").is_dir()
-
-
-def test_what_was_taken_for_abandoned_before_its_lock_is_made_again(tmp_path: Path) -> None:
-    made = [tmp_path / "gone", tmp_path / "there"]
-    made[1].touch()
-    with temporary(lambda: made.pop(0)) as path:
-        assert path == tmp_path / "there"
-
-
-@pytest.mark.skipif(os.name != "posix", reason="needs pipes")
-def test_a_pipe_or_a_device_is_neither_read_nor_replaced(tmp_path: Path) -> None:
-    """Root could put a file in the place of the null device."""
+@posix
+def test_pipes_and_devices_are_neither_read_nor_replaced(tmp_path: Path) -> None:
+    """Root could replace the null device."""
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "link").symlink_to("pipe")
-    for name in ("pipe", "link"):
-        with pytest.raises(BadFile, match="is not a plain file"):
-            read_bytes(tmp_path / name)
-        with pytest.raises(BadFile, match="it is not a plain file"):
-            write_text(tmp_path / name, "text")
+    for path in (tmp_path / "pipe", tmp_path / "link", Path("/dev/zero")):
+        with pytest.raises(BadFile, match="is not a regular file"):
+            read_bytes(path)
+        with pytest.raises(BadFile, match="it is not a regular file"):
+            write_text(path, "text")
     assert (tmp_path / "pipe").is_fifo()
-    assert (tmp_path / "link").is_symlink()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "pipe"]
 
 
-def test_what_is_reserved_to_read_a_file_is_its_size(tmp_path: Path) -> None:
-    """A limit may be larger than the memory."""
-    (tmp_path / "a").write_bytes(b"text")
-    assert read_bytes(tmp_path / "a", most=1 << 60) == b"text"
+def test_the_size_of_a_file_is_limited_and_no_more_is_allocated(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(bytes((1 << 20) + 1))
+    with pytest.raises(BadFile, match=r"a is larger than 1 MiB"):
+        read_bytes(tmp_path / "a", most=1 << 20)
+    assert len(read_bytes(tmp_path / "a", most=1 << 60)) == (1 << 20) + 1
 
 
-def test_lines_come_one_at_a_time_and_a_torn_one_does_not(tmp_path: Path) -> None:
+def test_complete_lines_are_read_one_at_a_time(tmp_path: Path) -> None:
     file = tmp_path / "h"
     file.write_bytes(b"one\n\ntwo\r\nthr")
     assert list(read_lines(file)) == [b"one\n", b"\n", b"two\r\n"]
     assert list(read_lines(file, start=4)) == [b"\n", b"two\r\n"]
-    for bad in (tmp_path, tmp_path / "missing"):
-        with pytest.raises(BadFile, match="cannot read"):
-            list(read_lines(bad))
-
-
-def test_a_line_without_an_end_in_sight_is_refused_before_it_is_read(tmp_path: Path) -> None:
-    file = tmp_path / "h"
     with file.open("wb") as hole:
         hole.write(b"one\n")
         hole.truncate(1 << 40)  # a terabyte, most of it a hole
     lines = read_lines(file)
     assert next(lines) == b"one\n"
-    with pytest.raises(BadFile, match="h:2: the line is damaged: it is longer than 1 MiB"):
+    with pytest.raises(BadFile, match="h:2: the line is longer than 1 MiB; the file is damaged"):
         next(lines)
+    for bad in (tmp_path, tmp_path / "missing"):
+        with pytest.raises(BadFile, match="cannot read"):
+            list(read_lines(bad))
 
 
 def test_memory_does_not_grow_with_the_lines(tmp_path: Path) -> None:
     file = tmp_path / "h"
-    file.write_bytes(b'{"step": 1}\n' * 200_000)
+    file.write_bytes(b'{"step": 1}\n' * 100_000)
     tracemalloc.start()
     try:
-        assert sum(1 for _ in read_lines(file)) == 200_000
+        assert sum(1 for _ in read_lines(file)) == 100_000
         assert tracemalloc.get_traced_memory()[1] < 200_000
     finally:
         tracemalloc.stop()
+
+
+# ---------------------------------------------------------------- records
+
+
+@dataclass(frozen=True)
+class Inner:
+    value: float
+
+    def __post_init__(self) -> None:
+        if self.value < 0:
+            raise EccError("value is negative.")
+
+
+@dataclass(frozen=True)
+class Record:
+    name: str
+    inner: Inner
+    widths: dict[str, int] = field(default_factory=dict)
+    note: str = ""
+
+
+def test_a_record_comes_back_and_its_json_is_readable(tmp_path: Path) -> None:
+    record = Record("a", Inner(0.1), {"conv": 3})
+    write_record(tmp_path / "a.json", record)
+    assert read_record(tmp_path / "a.json", Record) == record
+    assert (tmp_path / "a.json").read_text().splitlines()[1] == ' "name": "a",'
+    assert from_builtins(to_builtins(record), Record, "here") == record
+    extended = b'{"name": "a", "inner": {"value": 0.1}, "new": 1}'
+    assert from_json(extended, Record, "here") == Record("a", Inner(0.1))  # defaults, and unknown keys
+
+
+def test_values_beyond_json_become_plain_ones() -> None:
+    value = {"nan": float("nan"), "inf": float("inf"), "path": Path("a/b"), "tensor": torch.tensor(2.5), "pair": (1, 2)}
+    assert to_builtins(value) == {"nan": None, "inf": None, "path": "a/b", "tensor": 2.5, "pair": [1, 2]}
+    for bad in (torch.zeros(2), object()):
+        with pytest.raises(EccError, match=f"dict cannot be written as JSON: it holds a {type(bad).__name__}"):
+            to_json({"a": bad})
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{torn", "a.json is not valid JSON: .*Restore the file"),
+        ("[]", "a.json is not a valid Record: Expected `object`, got `array`"),
+        ('{"name": "a"}', "a.json is not a valid Record: Object missing required field `inner`"),
+        ('{"name": 1, "inner": {"value": 1}}', r"Expected `str`, got `int` - at `\$.name`"),
+        ('{"name": "a", "inner": {"value": -1}}', "a.json is not a valid Record: .*value is negative"),
+        ("[" * 100_000, "a.json is not (valid JSON|a valid Record)"),
+        ("\udcff", "a.json is not valid JSON"),
+    ],
+)
+def test_a_damaged_record_is_one_clear_line(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "a.json").write_text(text, encoding="utf-8", errors="surrogateescape")
+    with pytest.raises(BadFile, match=message) as caught:
+        read_record(tmp_path / "a.json", Record)
+    assert "\n" not in str(caught.value)
+
+
+# ---------------------------------------------------------------- options
+
+
+@dataclass(frozen=True, kw_only=True)
+class Distill:
+    weight: float = option(0.5, "Weight.", range=(0, 1), flag="kd_weight")
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    steps: int = option(10, "Steps.", range=(1, None), common=True)
+    lr: float | None = option(None, "Learning rate.", above=0)
+    name: str = option("a", "Name.", choices=("a", "b"))
+    fast: bool = option(False, "Fast.", changes_result=False)
+    distill: Distill = field(default_factory=Distill)
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+
+def test_options_are_declared_once_and_listed_in_order() -> None:
+    found = {one.name: one for one in options_of(Settings)}
+    assert list(found) == ["steps", "lr", "name", "fast", "kd_weight"]
+    assert [(one.kind, one.optional) for one in found.values()] == [
+        *((int, False), (float, True), (str, False), (bool, False), (float, False)),
+    ]
+    assert found["kd_weight"].path == ("distill", "weight")
+    assert found["steps"].option.common
+
+
+def test_settings_come_from_flat_values_and_back() -> None:
+    settings = settings_from(Settings, {"steps": 3, "kd_weight": 0.25, "lr": 1})
+    assert settings == Settings(steps=3, lr=1, distill=Distill(weight=0.25))
+    values = {"steps": 3, "lr": 1, "name": "a", "fast": False, "kd_weight": 0.25}
+    assert flat_values(settings) == values
+    assert flat_values(settings, only_result=True) == {name: value for name, value in values.items() if name != "fast"}
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"stepps": 1}, "a.toml: unknown setting 'stepps'; did you mean 'steps'?"),
+        ({"xyz": 1}, "a.toml: unknown setting 'xyz'; known settings: fast, kd_weight, lr, name, steps."),
+        ({"steps": 0}, "a.toml: steps is 0; give a whole number of at least 1."),
+        ({"steps": 1.5}, "a.toml: steps is 1.5; give a whole number of at least 1."),
+        ({"steps": True}, "a.toml: steps is True; give a whole number of at least 1."),
+        ({"lr": 0}, "a.toml: lr is 0; give a number above 0 or leave it out."),
+        ({"lr": float("nan")}, "a.toml: lr is nan; give a number above 0 or leave it out."),
+        ({"name": "c"}, "a.toml: name is 'c'; choose one of a, b."),
+        ({"fast": 1}, "a.toml: fast is 1; give true or false."),
+        ({"kd_weight": 2}, "a.toml: kd_weight is 2; give a number from 0 to 1."),
+        ({"kd_weight": "x"}, "a.toml: kd_weight is 'x'; give a number from 0 to 1."),
+    ],
+)
+def test_wrong_settings_are_refused_by_name(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(EccError) as caught:
+        settings_from(Settings, values, "a.toml: ")
+    assert str(caught.value) == message

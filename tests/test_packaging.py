@@ -128,10 +128,10 @@ def test_the_wheel_works_in_an_environment_of_its_own_and_brings_its_data(built:
     )
     said = run(str(scripts / "python"), "-c", code)
     assert Path(said.splitlines()[0]).is_relative_to(environment)
-    assert "groups can be cut" in said
+    assert "groups are prunable" in said
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
     for asset in ("page.css", "page.js"):  # the package's data
-        assert (ROOT / "src" / "ecc" / "report" / asset).read_text(encoding="utf-8").strip() in page
+        assert (ROOT / "src" / "ecc" / "report" / "templates" / asset).read_text(encoding="utf-8").strip() in page
 
 
 # ---------------------------------------------------------------- what it needs

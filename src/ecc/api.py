@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect as signatures
 import io
+import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -23,14 +24,14 @@ from torch import nn
 
 from ecc.constants import EXPORT_FORMATS, PRESETS, RUN_PROFILE
 from ecc.energy import Budget, EnergyModel, fit, parse_budgets
-from ecc.errors import BadMeasurement, BadTask, EccError, EccWarning, NoMeter
+from ecc.errors import BadMeasurement, BadTask, EccError, EccWarning, NoMeter, option_hint
 from ecc.formatting import si
 from ecc.graph import ChannelGraph, trace_channels, verify_graph
 from ecc.io import refuse_other_file, write_text
 from ecc.measure import Analytic, EnergySource, Profile, close_meter, find_meter, profile
 from ecc.measure.profiler import default_device
-from ecc.methods import Compression, CompressSettings, check_feasibility
-from ecc.methods.registry import find_method
+from ecc.methods import Compression, CompressSettings
+from ecc.methods.runner import OptimizerFactory
 from ecc.options import flat_values, settings_from
 from ecc.report.live import CompressProgress, ProfileProgress
 from ecc.report.terminal import feasibility_table, graph_table
@@ -47,6 +48,9 @@ MEASURED = ("energy", "latency")
 
 SAMPLES = 250
 """Most width configurations that `compress` measures; it stops earlier when the fit is good enough."""
+
+LR = 1e-3
+"""Default learning rate of `compress`."""
 
 TARGET_ERROR = 0.02
 """Relative error of a quick fit at which `compress` stops measuring."""
@@ -142,7 +146,7 @@ def compress(
     loss: Callable[[Any, Any], Any],
     evaluate: Callable[[nn.Module], float] | None = None,
     epochs: float = 3,
-    lr: float = 1e-3,
+    lr: float | None = None,
     optimizer: Any = None,
     meter: str | EnergySource = "auto",
     example_input: Inputs | None = None,
@@ -173,9 +177,10 @@ def compress(
         evaluate: Score of a model; higher is better. For the report only.
         epochs: Passes over `train_loader`: half of them for pruning, half for finetuning. `prune_steps=` and
             `finetune_steps=` set the two numbers of steps directly.
-        lr: Learning rate of pruning, and of finetuning, where it follows a cosine to 0.
-        optimizer: None for Adam; a class such as `torch.optim.SGD`; an optimizer, of which only the class and the
-            settings of its first parameter group are used; or a function from parameters to an optimizer.
+        lr: Learning rate of pruning, and of finetuning, where it follows a cosine to 0. By default that of
+            `optimizer`, or 1e-3.
+        optimizer: None for Adam; a class such as `torch.optim.SGD`; an optimizer, of which the class and the settings
+            are used for new ones; or a function from parameters to an optimizer.
         meter: "auto", "nvml", "rapl", "platform:jetson-tx2" and so on (see `find_meter`), or a meter of your own.
         example_input: One batch of inputs as deployed, which is measured; by default that of the first batch.
         folder: Run folder. The same call again resumes the run in it, or returns its result.
@@ -212,10 +217,10 @@ def compress(
         evaluate=evaluate,
         evaluate_held_out=evaluate_held_out,
     )
-    given = {**_steps(train_loader, epochs, settings), "lr": lr, **settings}
+    given = {**_steps(train_loader, epochs, settings), "lr": lr or LR, **settings}
     if distill != "auto":
         given["kd_weight"] = distill
-    return compress_task(
+    result = compress_task(
         task,
         budgets,
         folder=folder,
@@ -226,10 +231,13 @@ def compress(
         preset=preset,
         freeze=freeze,
         method=method,
-        optimizer=optimizer,
+        optimizer=optimizer_factory(optimizer, lr),
         device=device or _device_of(model),
         console=Console(stderr=True) if progress else None,
     )
+    if not result.met:
+        warnings.warn(f"the budget is not met: {result.summary.note}", EccWarning, stacklevel=2)
+    return result
 
 
 def compress_task(
@@ -245,12 +253,11 @@ def compress_task(
     batch: int | None = None,
     freeze: Sequence[str] = (),
     method: str = "ecc",
-    optimizer: Any = None,
+    optimizer: OptimizerFactory | None = None,
     device: torch.device | str = "cpu",
     distributed: DistributedContext | None = None,
     loggers: Sequence[Logger] = (),
     console: Console | None = None,
-    is_command: bool = False,
 ) -> CompressResult:
     """`compress` for a task; see there.
 
@@ -266,19 +273,19 @@ def compress_task(
         batch: Items per inference; that of the example input by default.
         freeze: Patterns of modules whose outputs are not pruned.
         method: Name of the method.
-        optimizer: As for `compress`.
+        optimizer: Function from parameters to an optimizer; None for Adam.
         device: Training device.
         distributed: The processes that train together.
         loggers: Get every number of the history.
         console: Where progress is shown.
-        is_command: Whether messages name options of the command line.
     """
     distributed = distributed or DistributedContext(torch.device(device))
     models, resources = list(energy_models), measured_resources(budgets)
     is_profiled = bool(resources) and not models
-    with open_meter(meter if resources else None, distributed.device, models, is_command=is_command) as source:
+    with open_meter(meter if resources else None, distributed.device, models) as source:
         if is_profiled:
             assert source is not None  # without an energy model there has to be one
+            check_run_folder(Path(folder))
             models = profile_and_fit(
                 task,
                 resources,
@@ -296,26 +303,18 @@ def compress_task(
             task,
             budgets,
             models,
-            source=source,
+            meter=source,
             settings=settings,
             device=distributed.device,
             freeze=freeze,
-            method=find_method(method),
+            method=method,
+            optimizer=optimizer,
         )
-        found = check_feasibility(
-            job.graph,
-            job.costs,
-            job.limits,
-            min_width_ratio=settings.min_width_ratio,
-            width_multiple=job.width_multiple,
-        )
+        found = job.feasibility()
         full = dict(zip(job.costs[0].groups, job.costs[0].full_widths, strict=True))
         with show_progress(console, settings, found, full, distributed) as view:
             done = job.run(folder, distributed=distributed, history=view, loggers=loggers, progress=view.say)
-    result = CompressResult(done.model, done.summary, Path(folder), done.graph, task)
-    if not result.met and not is_command:
-        warnings.warn(f"the budget is not met: {done.summary.note}", EccWarning, stacklevel=3)
-    return result
+    return CompressResult(done.model, done.summary, Path(folder), done.graph, task)
 
 
 @contextmanager
@@ -390,9 +389,7 @@ def make_settings(preset: str, values: dict[str, Any]) -> CompressSettings:
 def _check_model(model: object) -> None:
     """Refuse what looks like a model and is not one, such as `ultralytics.YOLO`, whose `train()` starts a training."""
     inner, kind = getattr(model, "model", None), type(model).__name__
-    is_module = isinstance(model, nn.Module)
-    if is_module and type(model).train is not nn.Module.train:
-        is_module = "mode" in signatures.signature(type(model).train).parameters
+    is_module = isinstance(model, nn.Module) and "mode" in signatures.signature(model.train).parameters
     if not is_module and isinstance(inner, nn.Module):
         raise BadTask(f"model is a {kind}, which only wraps a torch.nn.Module; pass `{kind.lower()}.model`.")
     if not isinstance(model, nn.Module):
@@ -450,8 +447,6 @@ def open_meter(
     meter: str | EnergySource | None,
     device: torch.device,
     models: Sequence[EnergyModel] = (),
-    *,
-    is_command: bool = False,
 ) -> Iterator[EnergySource | None]:
     """The meter of a compression, closed at the end if it was opened here.
 
@@ -459,7 +454,6 @@ def open_meter(
         meter: A spec for `find_meter`, "none", an open meter, or None if nothing has to be measured.
         device: Training device: "auto" takes a meter that sees it.
         models: The energy models, if there are any: "auto" takes the meter or platform of the first one.
-        is_command: Whether messages name options of the command line.
 
     Raises:
         NoMeter: If no meter works, with a list of choices.
@@ -469,9 +463,9 @@ def open_meter(
         yield meter
         return
     if models:
-        source = _meter_of_model(meter, models[0], is_command)
+        source = _meter_of_model(meter, models[0])
     else:
-        source = _meter_of_device(meter, device, is_command)
+        source = _meter_of_device(meter, device)
     try:
         yield source
     finally:
@@ -479,20 +473,21 @@ def open_meter(
             close_meter(source)
 
 
-def _meter_of_device(spec: str, device: torch.device, is_command: bool) -> EnergySource:
+def _meter_of_device(spec: str, device: torch.device) -> EnergySource:
     """A meter for a new profile."""
     if spec == "none":
-        way = "--energy FILE" if is_command else "energy_model="
-        raise NoMeter(f"without a meter an energy model is needed; give {way}.")
+        hint = option_hint("energy_model", cli="energy")
+        hint = option_hint("energy_model", cli="energy")
+        raise NoMeter(f"without a meter an energy model is needed; give {hint}.")
     try:
         return find_meter(spec, device_type=device.type) if spec == "auto" else find_meter(spec)
     except NoMeter:
         if spec != "auto":
             raise
-        raise NoMeter(_no_meter(is_command)) from None
+        raise NoMeter(_no_meter()) from None
 
 
-def _meter_of_model(spec: str, energy: EnergyModel, is_command: bool) -> EnergySource | None:
+def _meter_of_model(spec: str, energy: EnergyModel) -> EnergySource | None:
     """The meter or platform that an energy model was fitted on."""
     origin = energy.origin
     if spec == "none":
@@ -504,21 +499,19 @@ def _meter_of_model(spec: str, energy: EnergyModel, is_command: bool) -> EnergyS
     except EccError as error:
         if spec != "auto":
             raise
-        way = "--meter none" if is_command else 'meter="none"'
         raise BadMeasurement(
             f"the energy model was measured by {origin.meter.name} on {origin.meter.device}, which cannot be read "
-            f"here: {error} Compress on that device, or use {way} to rely on the model's predictions."
+            f"here: {error} Compress on that device, or rely on predictions with {option_hint('meter', 'none')}."
         ) from None
 
 
-def _no_meter(is_command: bool) -> str:
+def _no_meter() -> str:
     """A short list of what to do where no meter works."""
-    meter, budget = ("--meter {}", "--budget {}") if is_command else ('meter="{}"', 'budget="{}"')
     choices = (
-        (budget.format("macs=50%"), "a budget on MACs, parameters (params=2M) or bytes needs no meter"),
-        (meter.format("platform:jetson-tx2"), "estimate the energy of another device from published constants"),
-        (meter.format("cputime:15W"), "CPU time multiplied by a power that you declare"),
-        (meter.format("command:PROGRAM"), "read an external meter with a program that prints joules or watts"),
+        (option_hint("budget", "macs=50%"), "a budget on MACs, parameters (params=2M) or bytes needs no meter"),
+        (option_hint("meter", "platform:jetson-tx2"), "estimate for another device from published constants"),
+        (option_hint("meter", "cputime:15W"), "CPU time multiplied by a power that you declare"),
+        (option_hint("meter", "command:PROGRAM"), "read an external meter by a program that prints joules or watts"),
     )
     width = max(len(text) for text, _ in choices)
     lines = ["no energy meter works on this machine; `ecc doctor` shows why. Choose one of", ""]
@@ -558,12 +551,12 @@ def profile_and_fit(
     """
     path = folder / RUN_PROFILE
     if distributed.is_main:
-        check_run_folder(folder)
         folder.mkdir(parents=True, exist_ok=True)
         example = task.example_input if batch is None else with_batch_size(task.example_input, batch)
         graph = trace_channels(task.model, example, freeze=freeze, verify=False)
         graph = verify_graph(task.model, graph, task.example_input)
         device = None if isinstance(source, Analytic) else default_device(source)
+        possible = math.prod(max(1, group.width // (width_multiple or 1)) for group in graph.prunable)
         view = ProfileProgress(console)
         view.announce(source.describe(), device)
         with view:
@@ -573,7 +566,7 @@ def profile_and_fit(
                 example,
                 source,
                 path,
-                samples=samples or SAMPLES,
+                samples=samples or min(SAMPLES, max(1, possible // 2)),
                 design="uniform" if preset == "paper" else "mixed",
                 width_multiple=width_multiple,
                 device=device,
@@ -590,34 +583,42 @@ def profile_and_fit(
 # ---------------------------------------------------------------- optimizer
 
 
-def optimizer_factory(optimizer: Any) -> Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer] | None:
+def optimizer_factory(optimizer: Any, lr: float | None = None) -> OptimizerFactory | None:
     """What `optimizer=` of `compress` means: a function from parameters to an optimizer; None for Adam.
 
+    Args:
+        optimizer: None, a class, an optimizer with one parameter group, or a function.
+        lr: Learning rate in place of that of the optimizer.
+
     Raises:
-        EccError: If it is none of the forms that `compress` lists, or the function returns something else.
+        EccError: If it is something else; or later, if the function does not return an optimizer.
     """
     if optimizer is None:
         return None
+    make, options = optimizer, {}
     if isinstance(optimizer, torch.optim.Optimizer):
         if len(optimizer.param_groups) > 1:
             raise EccError(
                 f"optimizer has {len(optimizer.param_groups)} parameter groups, which belong to the dense network; "
                 "give a function from parameters to an optimizer instead."
             )
-        known = signatures.signature(type(optimizer)).parameters
+        make = type(optimizer)
+        known = signatures.signature(make).parameters
         options = {key: value for key, value in optimizer.param_groups[0].items() if key in known and key != "params"}
-        kind = type(optimizer)
-        return lambda parameters: kind(parameters, **options)
-    if not callable(optimizer):
+    elif isinstance(optimizer, type):
+        options = {"lr": LR}
+    if not callable(make):
         raise EccError(
             f"optimizer is {type(optimizer).__name__}; give an optimizer class, an optimizer, or a function from "
             "parameters to an optimizer."
         )
 
     def build(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-        made = optimizer(parameters)
+        made = make(parameters, **options)
         if not isinstance(made, torch.optim.Optimizer):
             raise EccError(f"optimizer returned {type(made).__name__}; it must return a torch.optim.Optimizer.")
+        for group in made.param_groups:
+            group["lr"] = group["lr"] if lr is None else lr
         return made
 
     return build

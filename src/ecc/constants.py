@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 BUNDLED_TASKS = ("digits", "alexnet", "mobilenet_v1", "erfnet", "resnet20", "resnet56")
-"""The tasks that need no file and no other package; `ecc.zoo.networks` has the networks."""
+"""The tasks that need no file and no other package; `ecc.zoo.image_task` has the networks."""
 
 METHOD_NAMES = ("ecc", "netadapt", "amc", "eap", "lcp", "uniform", "greedy")
 """The methods of `ecc compress`; `ecc.methods.registry` has the classes."""

@@ -1,4 +1,7 @@
-"""Every error and warning that ECC raises on purpose. Each message names the value, the limit and the way out."""
+"""Errors and warnings of ECC. Each message says what happened, the value and the limit, and what to do.
+
+This module imports nothing, so that every package can use it.
+"""
 
 from __future__ import annotations
 
@@ -6,26 +9,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-LONGEST = 4000
-"""Characters of a message. Values from files stand in messages, and a hostile file has long ones."""
-
 
 class EccError(Exception):
-    """Base of all errors that ECC raises on purpose, so that one `except` catches them.
+    """Base class of all errors that ECC raises on purpose.
 
     Args:
-        message: Shortened in its middle if a value in it is very long. Characters that a terminal would obey instead
-            of showing them are written as escapes.
+        message: Control characters in it are escaped, so that text from a file cannot control the terminal.
     """
 
     def __init__(self, message: str) -> None:
-        shown = message if message.isprintable() else "".join(map(_shown, message))
-        if len(shown) > LONGEST:
-            shown = f"{shown[: LONGEST // 2]} ... {shown[5 - LONGEST // 2 :]}"
-        super().__init__(shown)
+        super().__init__(message if message.isprintable() else "".join(map(_escape, message)))
 
 
-def _shown(character: str) -> str:
+def _escape(character: str) -> str:
     return character if character.isprintable() or character == "\n" else repr(character)[1:-1]
 
 
@@ -34,29 +30,27 @@ class EccWarning(UserWarning):
 
 
 class UntraceableModel(EccError):
-    """Raised when the channels of a model cannot be followed, before anything is measured or removed."""
+    """Raised when the channels of a model cannot be traced. Nothing was measured or removed."""
 
 
 class BadTask(EccError):
-    """Raised when a task is unknown, cannot be built, or lacks what the called function needs."""
+    """Raised when a task is unknown, cannot be built, lacks what the called function needs, or when its code fails."""
 
 
 class BadFile(EccError):
-    """Raised when a file that ECC wrote is missing, damaged, or belongs to another network or setting."""
+    """Raised when a file is missing, damaged, cannot be written, or belongs to another network or setting."""
 
 
 class BadWidths(EccError):
-    """Raised when channel counts do not fit the network: wrong group, below one, or above full width."""
+    """Raised when channel counts do not fit the network: unknown group, below the minimum, or above full width."""
 
 
 class NoMeter(EccError):
-    """Raised when no energy meter can be opened: wrong spec, missing device, library or permission.
-
-    The message lists each thing that was tried, exactly why it failed, and the ways forward.
+    """Raised when no energy meter can be opened: wrong name, missing device, library or permission.
 
     Args:
         message: Why, and what to do.
-        remedy: The command that would make this very meter work, where there is one; `ecc doctor` shows it.
+        remedy: The command that would make this meter work, if there is one; `ecc doctor` shows it.
     """
 
     def __init__(self, message: str, *, remedy: str = "") -> None:
@@ -65,29 +59,75 @@ class NoMeter(EccError):
 
 
 class BadMeasurement(EccError):
-    """Raised when a measurement must not be trusted, instead of averaging the fault away.
+    """Raised when a measurement cannot be trusted.
 
-    Among them: a counter that stands still, jumps, goes back or disagrees with the power reading; a device
-    that throttles or that another process shares; a window of too few counter ticks; an all-zero input.
+    Examples: a counter that stands still, jumps, decreases or disagrees with the power reading; a device that
+    throttles or that another process uses; a window of too few counter ticks; an all-zero input.
     """
 
 
 class InfeasibleBudget(EccError):
-    """Raised when no allowed widths meet a budget, before any training step is spent on it."""
+    """Raised when no allowed widths meet a budget, before any training step."""
 
 
 class BadBudget(EccError):
-    """Raised when a budget cannot be read: no number, another unit, not above 0."""
+    """Raised when a budget cannot be parsed: no number, unknown unit, not above 0, or above 100 %."""
 
 
 class CannotExport(EccError):
-    """Raised when a network cannot be written in a format, or what was written computes something else."""
+    """Raised when a network cannot be written in a format, or the exported file computes something else."""
+
+
+class OutOfMemory(EccError):
+    """Raised when a device has too little memory. Files that were written before are complete."""
 
 
 def first_line(error: BaseException) -> str:
     """Type and first line of the message of an exception, such as `ValueError: no such axis`."""
     text = str(error).strip().splitlines()
     return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
+
+
+def one_line(error: BaseException, limit: int = 300) -> str:
+    """The message of an exception with its lines joined."""
+    return " ".join(str(error).split())[:limit] or "no message"
+
+
+def describe_error(error: BaseException) -> str:
+    """Type and whole message of an exception in one line: torch puts details below the first line."""
+    lines = str(error).strip().splitlines()
+    if len(lines) > 1 and lines[0].startswith("Caught "):  # DataLoader wraps the traceback of a worker process
+        return lines[-1].strip().rstrip(".")
+    return f"{type(error).__name__}: {one_line(error).rstrip('.')}"
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an exception means that memory ran out, on the host or on a GPU."""
+    if isinstance(error, OutOfMemory | MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    message = str(error).lower()
+    return isinstance(error, RuntimeError) and ("out of memory" in message or "can't allocate memory" in message)
+
+
+@contextmanager
+def wrap_user_errors(what: str) -> Iterator[None]:
+    """Replace exceptions of the user's code by an error that names the code.
+
+    Args:
+        what: The code that runs in the block, such as "evaluate of task 'digits'".
+
+    Raises:
+        BadTask: In place of any exception that is not an `EccError`.
+        OutOfMemory: If memory ran out.
+    """
+    try:
+        yield
+    except EccError:
+        raise
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise OutOfMemory(f"{what} ran out of memory ({describe_error(error)}).") from error
+        raise BadTask(f"{what} raised {describe_error(error)}.") from error
 
 
 _on_command_line: ContextVar[bool] = ContextVar("on_command_line", default=False)

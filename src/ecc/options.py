@@ -179,12 +179,12 @@ def _wanted(setting: Setting) -> str:
     about = setting.option
     least, most = about.range
     words = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}.get(setting.kind, "a value")
+    limits = [] if about.above is None else [f"above {about.above:.12g}"]
     if least is not None and most is not None:
-        words += f" from {least:.12g} to {most:.12g}"
+        limits.append(f"from {least:.12g} to {most:.12g}")
     elif least is not None:
-        words += f" of at least {least:.12g}"
+        limits.append(f"of at least {least:.12g}")
     elif most is not None:
-        words += f" of at most {most:.12g}"
-    if about.above is not None:
-        words += f" above {about.above:.12g}" + (f" and of at most {most:.12g}" if most is not None and least is None else "")
+        limits.append(f"of at most {most:.12g}")
+    words = f"{words} {' and '.join(limits)}".strip()
     return words + (" or leave it out" if setting.optional else "")

@@ -22,8 +22,24 @@ T = TypeVar("T")
 
 
 def to_json(record: Any) -> bytes:
-    """One line of JSON. NaN and infinity become null, which JSON has no other word for."""
-    return msgspec.json.encode(record)
+    """One line of JSON. NaN and infinity become null; tensors of one number become numbers.
+
+    Raises:
+        EccError: If the record holds something that JSON cannot represent.
+    """
+    try:
+        return msgspec.json.encode(record, enc_hook=_encode)
+    except TypeError as error:
+        raise EccError(f"{type(record).__name__} cannot be written as JSON: {error}.") from None
+
+
+def _encode(value: Any) -> Any:
+    """What msgspec does not know."""
+    if isinstance(value, Path):
+        return str(value)
+    if callable(numel := getattr(value, "numel", None)) and numel() == 1:
+        return value.item()
+    raise TypeError(f"it holds a {type(value).__name__}")
 
 
 def from_json(data: bytes | str, kind: type[T], where: str | Path) -> T:
@@ -66,8 +82,12 @@ def _fill_defaults(record: T) -> T:
 
 
 def to_builtins(record: Any) -> Any:
-    """The record as dicts, lists, strings and numbers, as its JSON would be read back."""
-    return msgspec.to_builtins(record)
+    """The record as dicts, lists, strings and numbers, as its JSON would be read back.
+
+    Raises:
+        EccError: If the record holds something that JSON cannot represent.
+    """
+    return msgspec.json.decode(to_json(record))
 
 
 def from_builtins(value: Any, kind: type[T], where: str | Path) -> T:

@@ -1,34 +1,39 @@
-"""`Task`: everything that a user supplies, in one frozen record."""
+"""`Task`: a network together with the data to train and evaluate it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from ecc.errors import BadTask
 
 Inputs = Tensor | tuple[Tensor, ...] | dict[str, Tensor]
-"""What a model is called with: one tensor, positional tensors, or tensors by argument name."""
+"""What a model is called with: one tensor, a tuple of positional arguments, or a dict of keyword arguments."""
+
+Batch = Any
+"""A training batch: `(inputs, targets)`, or a dict of keyword arguments of the model (Hugging Face). With a loss of the
+form `loss(model, batch)` it may be anything."""
 
 MAX_BATCH_SIZE = 1 << 20
-"""In one batch."""
 
 
 # eq=False: comparing tensors gives tensors, so two tasks are equal only when they are the same object.
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Task:
-    """A network together with the data to train and judge it.
+    """A network together with the data to train and evaluate it.
 
-    A model and an example input are enough to trace, profile and slim. Training needs `loss` and
-    `train_batches`; reporting accuracy needs `evaluate`; choosing between candidates needs
+    A model and an example input are enough to trace, profile and slim. Training needs `train_batches`, and `loss`
+    unless the model returns its loss; scores in reports need `evaluate`; methods that choose between candidates need
     `evaluate_held_out`.
 
     Raises:
-        BadTask: If a field has the wrong type, or `train_batches` comes without `loss`.
+        BadTask: If a field has the wrong type.
     """
 
     name: str
@@ -40,11 +45,13 @@ class Task:
     example_input: Inputs
     """One batch as measured: a tensor, a tuple (positional arguments) or a dict (keyword arguments)."""
 
-    loss: Callable[[Any, Any], Tensor] | None = None
-    """Scalar training loss, called as `loss(outputs, targets)`."""
+    loss: Callable[..., Tensor] | None = None
+    """Scalar training loss, a mean over the items of a batch: `loss(outputs, targets)`, or `loss(model, batch)` if its
+    first parameter is named `model`. None if batches are dicts and the model returns its loss, as Hugging Face's do."""
 
-    train_batches: Callable[[int], Iterable[tuple[Any, Any]]] | None = None
-    """`train_batches(epoch)` yields `(inputs, targets)`, always the same for an epoch; seed s begins at 100,000 s."""
+    train_batches: Callable[[int], Iterable[Batch]] | Iterable[Batch] | None = None
+    """A DataLoader or another re-iterable, or a function of the epoch that returns an iterable of batches, always the
+    same for an epoch (seed s starts with epoch 100,000 s)."""
 
     evaluate: Callable[[nn.Module], float] | None = None
     """Score of a model on the test split, higher is better; for reports only."""
@@ -55,55 +62,102 @@ class Task:
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name.strip():
             raise BadTask(f"name of a task is {self.name!r}; give a non-empty string.")
+        where = f"of task {self.name!r}"
         if isinstance(self.model, type) and issubclass(self.model, nn.Module):
-            raise BadTask(
-                f"model of task {self.name!r} is the class {self.model.__name__}; "
-                f"give an instance: {self.model.__name__}(...)."
-            )
+            name = self.model.__name__
+            raise BadTask(f"model {where} is the class {name}; give an instance: {name}(...).")
         if not isinstance(self.model, nn.Module):
-            raise BadTask(f"model of task {self.name!r} is {_type_name(self.model)}; give a torch.nn.Module instance.")
-        _check_example_input(f"example_input of task {self.name!r}", self.example_input)
-        for field in ("loss", "train_batches", "evaluate", "evaluate_held_out"):
+            raise BadTask(f"model {where} is {_type_name(self.model)}; give a torch.nn.Module instance.")
+        _check_inputs(f"example_input {where}", self.example_input)
+        for field in ("loss", "evaluate", "evaluate_held_out"):
             value = getattr(self, field)
             if value is not None and not callable(value):
-                raise BadTask(
-                    f"{field} of task {self.name!r} is {_type_name(value)}; give a function or leave it None."
-                )
-        if self.train_batches is not None and self.loss is None:
-            raise BadTask(f"task {self.name!r} has train_batches but no loss; training needs both.")
+                raise BadTask(f"{field} {where} is {_type_name(value)}; give a function or None.")
+        batches = self.train_batches
+        if isinstance(batches, Iterator):
+            raise BadTask(
+                f"train_batches {where} is {_type_name(batches)}, an iterator that ends after one epoch; give a "
+                "DataLoader, a list, or a function of the epoch."
+            )
+        if batches is not None and not callable(batches) and not hasattr(batches, "__iter__"):
+            raise BadTask(
+                f"train_batches {where} is {_type_name(batches)}; give a DataLoader, another iterable of batches, or a "
+                "function of the epoch."
+            )
+
+    def epoch_batches(self, epoch: int) -> Iterable[Batch]:
+        """Batches of one epoch, as the user supplies them. `ecc.training.BatchStream` seeds and counts them.
+
+        Raises:
+            BadTask: If the task has no training batches.
+        """
+        if self.train_batches is None:
+            raise BadTask(f"task {self.name!r} has no train_batches.")
+        return self.train_batches(epoch) if callable(self.train_batches) else self.train_batches
 
 
-def with_batch_size(example_input: Inputs, batch: int) -> Inputs:
-    """The example input at another batch size: its items over and over, or the first of them.
+def takes_model(loss: Callable[..., Any] | None) -> bool:
+    """Whether a loss has the form `loss(model, batch)`: its first parameter is named `model`."""
+    if loss is None:
+        return False
+    try:
+        return next(iter(inspect.signature(loss).parameters), "") == "model"
+    except (TypeError, ValueError):  # a builtin without a signature
+        return False
 
-    Args:
-        example_input: Its first tensor tells the batch size; tensors with another first axis are left alone.
-        batch: Items in the new batch.
+
+def call_model(model: nn.Module, inputs: Any) -> Any:
+    """Call a model with one tensor, a tuple or list of positional arguments, or a dict of keyword arguments."""
+    if isinstance(inputs, Mapping):
+        return model(**inputs)
+    return model(*inputs) if isinstance(inputs, tuple | list) else model(inputs)
+
+
+def split_batch(batch: Batch) -> tuple[Any, Any]:
+    """Inputs of the model and targets of a batch.
+
+    All of a dict is the input of the model; its targets are its `labels`, None if it has none.
 
     Raises:
-        BadTask: If `batch` is below 1, or the input has no axis for it.
+        BadTask: If the batch is neither a pair nor a dict.
     """
-    if batch < 1:
-        raise BadTask(f"batch {batch} is below 1, the least a network can be run on.")
-    if batch > MAX_BATCH_SIZE:
-        raise BadTask(f"batch {batch} is above {MAX_BATCH_SIZE}, more than is ever run at once.")
+    if isinstance(batch, Mapping):
+        return dict(batch), batch.get("labels")
+    if isinstance(batch, tuple | list) and len(batch) == 2:
+        return batch[0], batch[1]
+    size = f" of {len(batch)} items" if isinstance(batch, tuple | list) else ""
+    raise BadTask(
+        f"a batch is a {_type_name(batch)}{size}; give pairs (inputs, targets), dicts of keyword arguments of the "
+        "model, or a loss of the form loss(model, batch)."
+    )
+
+
+def with_batch_size(example_input: Inputs, batch_size: int) -> Inputs:
+    """The example input at another batch size: its items are repeated, or the first ones are taken.
+
+    Args:
+        example_input: Its first tensor determines the batch size; tensors with another first axis stay as they are.
+        batch_size: Items in the new batch.
+
+    Raises:
+        BadTask: If `batch_size` is out of range, or the input has no batch axis.
+    """
+    if not 1 <= batch_size <= MAX_BATCH_SIZE:
+        raise BadTask(f"batch size {batch_size} is outside 1..{MAX_BATCH_SIZE}.")
     first = _first_tensor(example_input)
     if first.dim() == 0 or len(first) == 0:
-        raise BadTask(f"the example input has shape {tuple(first.shape)}: no batch can be made of it.")
-    index = torch.arange(batch) % len(first)
+        raise BadTask(f"the example input has shape {tuple(first.shape)}, without items to make a batch of.")
+    index = torch.arange(batch_size) % len(first)
 
-    def changed(tensor: Tensor) -> Tensor:
+    def resize(tensor: Tensor) -> Tensor:
         return tensor[index.to(tensor.device)] if tensor.dim() and len(tensor) == len(first) else tensor
 
-    if isinstance(example_input, Tensor):
-        return changed(example_input)
-    if isinstance(example_input, tuple):
-        return tuple(changed(tensor) for tensor in example_input)
-    return {name: changed(tensor) for name, tensor in example_input.items()}
+    resized: Inputs = tree_map_only(Tensor, resize, example_input)
+    return resized
 
 
 def batch_size_of(example_input: Inputs) -> int:
-    """Items in the example input, by the first axis of its first tensor; 1 if it has none."""
+    """Batch size of the example input: the first axis of its first tensor; 1 if it has none."""
     first = _first_tensor(example_input)
     return len(first) if first.dim() else 1
 
@@ -115,31 +169,29 @@ def _first_tensor(example_input: Inputs) -> Tensor:
 
 
 def check_input(example_input: object) -> Inputs:
-    """An example input that did not come with a task; a list of positional arguments is as good as a tuple.
+    """Check an example input that does not belong to a task. A list of positional arguments becomes a tuple.
 
     Raises:
-        BadTask: If it is neither a tensor nor made of tensors alone.
+        BadTask: If it is neither a tensor nor a tuple or dict of tensors.
     """
-    given = tuple(example_input) if isinstance(example_input, list) else example_input
-    _check_example_input("the example input", given)
-    return given  # type: ignore[return-value]  # now known
+    inputs = tuple(example_input) if isinstance(example_input, list) else example_input
+    _check_inputs("the example input", inputs)
+    return inputs  # type: ignore[return-value]  # checked
 
 
-def _check_example_input(what: str, example_input: object) -> None:
-    """Refuses an example input that no model could be called with."""
-    if isinstance(example_input, Tensor):
+def _check_inputs(what: str, inputs: object) -> None:
+    if isinstance(inputs, Tensor):
         return
-    ways = "give a tensor, a tuple of tensors or a dict of tensors by argument name."
-    if not isinstance(example_input, (tuple, dict)):
-        raise BadTask(f"{what} is {_type_name(example_input)}; {ways}")
-    if not example_input:
-        raise BadTask(f"{what} is an empty {_type_name(example_input)}; {ways}")
-    entries = example_input.items() if isinstance(example_input, dict) else enumerate(example_input)
-    for key, value in entries:
-        if isinstance(example_input, dict) and not isinstance(key, str):
-            raise BadTask(f"{what} has the key {key!r}, which is no argument name; {ways}")
+    expected = "give a tensor, a tuple of tensors or a dict of tensors by argument name."
+    if not isinstance(inputs, tuple | dict):
+        raise BadTask(f"{what} is {_type_name(inputs)}; {expected}")
+    if not inputs:
+        raise BadTask(f"{what} is an empty {_type_name(inputs)}; {expected}")
+    for key, value in inputs.items() if isinstance(inputs, dict) else enumerate(inputs):
+        if isinstance(inputs, dict) and not isinstance(key, str):
+            raise BadTask(f"{what} has the key {key!r}, which is not an argument name; {expected}")
         if not isinstance(value, Tensor):
-            raise BadTask(f"{what} holds {_type_name(value)} at {key!r}; {ways}")
+            raise BadTask(f"{what} holds {_type_name(value)} at {key!r}; {expected}")
 
 
 def _type_name(value: object) -> str:

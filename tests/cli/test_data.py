@@ -1,139 +1,182 @@
-"""Bundled networks on data sets in their official layouts, run as a user runs them."""
+"""Recipes, and bundled networks on data sets in their official layouts."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from click.testing import CliRunner, Result
 from safetensors.torch import save_file
+from torch import nn
 
-from ecc.cli.app import app
+from cli.command import ecc, from_json, run_ok
+from ecc.cli.compare import QUICK
 from ecc.energy import EnergyModel
 from ecc.graph import trace_channels
 from ecc.task import with_batch_size
 from ecc.training import load_state
-from ecc.zoo import find_task
+from ecc.zoo import AlexNet, find_data, find_task, image_task
+from ecc.zoo.networks import NETWORKS
+from ecc.zoo.recipe import read_recipe
 from energy.cases import origin
-from methods.jobs import true_model
+from methods.jobs import digits_model, true_model
 from zoo.data import trees
+from zoo.test_recipe import ALL, RECIPES
 
 SHORT = (
-    "--prune-steps",
-    "3",
-    "--finetune-steps",
-    "1",
-    "--batch-size",
-    "2",
-    "--meter",
-    "none",
-    "--budget",
-    "70%",
-    "--device",
-    "cpu",
+    *("--prune-steps", "3", "--finetune-steps", "1", "--batch-size", "2", "--meter", "none"),
+    *("--budget", "70%", "--device", "cpu"),
 )
 
 
-def ecc(*words: str) -> Result:
-    return CliRunner().invoke(app, list(words), env={"COLUMNS": "160", "TERMINAL_WIDTH": "160"})
+def save_model(folder: Path, name: str, tree: Path, size: tuple[int, int]) -> str:
+    """An energy model of a bundled network; the file."""
+    task = image_task(name, find_data(tree), size=size)
+    example = with_batch_size(task.example_input, origin().batch)
+    true_model(trace_channels(task.model, example, verify=False)).save(folder / "energy.json")
+    return str(folder / "energy.json")
 
 
-def energy(tmp_path: Path, name: str, tree: Path, size: tuple[int, int]) -> Path:
-    task = find_task(name, tree, size=size)
-    graph = trace_channels(task.model, with_batch_size(task.example_input, origin().batch), verify=False)
-    true_model(graph).save(tmp_path / "energy.json")
-    return tmp_path / "energy.json"
+# ---------------------------------------------------------------- data sets
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "make", "size", "head"),
+    ("name", "make", "size", "head", "outputs"),
     [
-        ("mobilenet_v1", trees.folders, (32, 32), "fc.bias"),
-        ("erfnet", trees.cityscapes, (16, 32), "decoder.output_conv.bias"),
-        pytest.param("alexnet", trees.folders, (63, 63), "classifier.6.bias", marks=pytest.mark.thorough),
+        pytest.param("mobilenet_v1", trees.folders, (32, 32), "fc.bias", 3, marks=pytest.mark.thorough),
+        ("erfnet", trees.cityscapes, (16, 32), "decoder.output_conv.bias", 19),
     ],
 )
-def test_the_papers_networks_are_compressed_on_their_data(
-    name: str, make: Any, size: tuple[int, int], head: str, tmp_path: Path
+def test_the_networks_of_the_paper_are_compressed_on_their_data(
+    name: str, make: Any, size: tuple[int, int], head: str, outputs: int, tmp_path: Path
 ) -> None:
     tree = make(tmp_path / "tree")
-    words = ("--data", str(tree), "--size", f"{size[0]}x{size[1]}", "--energy", str(energy(tmp_path, name, tree, size)))
-    result = ecc("compress", name, *words, *SHORT, "-o", str(tmp_path / "run"), "--json")
-    assert result.exit_code == 0, result.output
-    summary = json.loads(result.stdout)
+    words = ("--data", str(tree), "--image-size", f"{size[0]}x{size[1]}")
+    model = ("--energy", save_model(tmp_path, name, tree, size))
+    summary = from_json(ecc("compress", name, *words, *model, *SHORT, "-o", str(tmp_path / "run"), "--json"))
     assert summary["met"]
-    assert summary["task"] == f"{name}-{'cityscapes' if name == 'erfnet' else 'tree'}"
     assert set(summary["scores"]) == {"dense", "pruned", "finetuned"}
-    outputs = {"erfnet": 19}.get(name, 3)
     assert load_state(tmp_path / "run" / "slim.safetensors")[head].shape == (outputs,)
 
 
-def test_profile_fit_and_inspect_see_the_network_that_the_data_asks_for(tmp_path: Path) -> None:
+def test_every_verb_builds_the_network_for_the_data(tmp_path: Path) -> None:
     tree = str(trees.cifar10(tmp_path / "tree"))
     words = ("resnet20", "--data", tree)
-    found = ecc("inspect", *words, "--json", "--no-verify")
-    assert found.exit_code == 0, found.output
-    profile, model = tmp_path / "a.profile", tmp_path / "energy.json"
-    done = ecc("profile", *words, "--meter", "platform:jetson-tx2", "--samples", "12", "-o", str(profile), "--quiet")
-    assert done.exit_code == 0, done.output
-    assert ecc("fit", str(profile), "-o", str(model)).exit_code == 0
+    assert from_json(ecc("inspect", *words, "--json", "--no-verify"))["groups"]
+    profile, model = str(tmp_path / "a.profile"), str(tmp_path / "energy.json")
+    run_ok("profile", *words, "--meter", "platform:jetson-tx2", "--samples", "12", "-o", profile, "--quiet")
+    run_ok("fit", profile, "-o", model)
     task = find_task("resnet20", tree)
     EnergyModel.load(model).check(trace_channels(task.model, task.example_input, verify=False))
 
 
-def test_a_head_that_starts_anew_is_told_on_stderr(tmp_path: Path) -> None:
+def test_a_head_with_other_classes_is_replaced_with_a_note(tmp_path: Path) -> None:
     state = find_task("resnet20").model.state_dict()
     save_file({name: value for name, value in state.items() if value.dim()}, tmp_path / "w.safetensors")
     words = ("--data", str(trees.folders(tmp_path / "tree")), "--weights", str(tmp_path / "w.safetensors"))
-    result = ecc("inspect", "resnet20", *words, "--no-verify", "--json")
-    assert result.exit_code == 0
-    assert result.stderr == (
-        "the head of w.safetensors has 10 outputs and the data 3 classes: "
-        "it starts anew, and is to be trained first (ecc compress --pretrain-steps N).\n"
-    )
+    result = run_ok("inspect", "resnet20", *words, "--no-verify", "--json")
+    assert "10 outputs" in result.stderr
+    assert "--pretrain-steps" in result.stderr
     assert json.loads(result.stdout)
 
 
-def test_a_broken_photo_ends_a_run_in_one_line(tmp_path: Path) -> None:
+def test_a_damaged_photo_ends_a_run_with_one_message(tmp_path: Path) -> None:
     tree = trees.folders(tmp_path / "tree", classes=2)
-    file = energy(tmp_path, "resnet20", tree, (16, 16))
+    model = save_model(tmp_path, "resnet20", tree, (16, 16))
     (tree / "val" / "n00000001" / "n00000001_0.JPEG").write_bytes(b"")
-    words = ("--data", str(tree), "--size", "16", "--energy", str(file), *SHORT, "-o", str(tmp_path / "run"))
+    words = ("--data", str(tree), "--image-size", "16", "--energy", model, *SHORT, "-o", str(tmp_path / "run"))
     result = ecc("compress", "resnet20", *words)
     assert result.exit_code == 2
-    assert "n00000001_0.JPEG cannot be decoded" in result.stderr.replace("\n", "")
-    assert "Traceback" not in result.output
+    assert "n00000001_0.JPEG cannot be decoded" in result.stderr
 
 
+# ---------------------------------------------------------------- recipes
+
+TREES: dict[str, tuple[Any, tuple[int, int]]] = {
+    "alexnet": (trees.folders, (63, 63)),
+    "mobilenet_v1": (trees.folders, (32, 32)),
+    "erfnet": (trees.camvid, (16, 24)),
+    "resnet56": (trees.cifar10, (32, 32)),
+}
+
+
+def thin_alexnet(classes: int) -> nn.Module:
+    """AlexNet with narrow fully connected layers."""
+    net = AlexNet(classes)
+    for place, inputs, outputs in ((1, 9216, 64), (4, 64, 64), (6, 64, classes)):
+        net.classifier[place] = nn.Linear(inputs, outputs)
+    return net
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("inspect", "resnet20", "--data", "nowhere"), "there is no folder 'nowhere' of data"),
-        (("inspect", "resnet20", "--data", "."), "has none of the layouts that are known: leftImg8bit/"),
-        (("inspect", "resnet20", "--weights", "nothing.safetensors"), "cannot read nothing.safetensors"),
-        (("inspect", "resnet20", "--size", "large"), "size 'large' cannot be read; write 128, or height x width"),
-        (("inspect", "resnet20", "--size", "4"), "images of 4x4 do not fit resnet20"),
-        (("inspect", "digits", "--data", "."), "task 'digits' takes no data: that is for the bundled networks"),
-        (("profile", "timm:resnet18", "--weights", "x", "-o", "p"), "task 'timm:resnet18' takes no weights"),
-    ],
+    "name", [pytest.param(name, marks=[pytest.mark.thorough] if "paper" in str(name) else []) for name in ALL]
 )
-def test_what_is_wrong_is_said_in_one_line(
-    words: tuple[str, ...], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_bundled_recipe_runs_for_a_few_steps_on_a_tiny_data_set(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setitem(NETWORKS, "alexnet", replace(NETWORKS["alexnet"], build=thin_alexnet))
+    recipe = read_recipe(RECIPES / name)
+    make, size = TREES[recipe.task]
+    tree = trees.cityscapes(tmp_path / "data") if "cityscapes" in name else make(tmp_path / "data")
+    model = save_model(tmp_path, recipe.task, tree, size)
+    few = ("--prune-steps", "3", "--finetune-steps", "1", "--pretrain-steps", "1", "--batch-size", "2")
+    rows = from_json(
+        ecc(
+            *("compare", str(RECIPES / name), "--quick", "--data", str(tree), "--energy", model, *few),
+            *("--image-size", f"{size[0]}x{size[1]}", "--meter", "none", "--methods", "ecc", "--budgets", "70%"),
+            *("-o", str(tmp_path / "runs"), "--json"),
+        )
+    )
+    assert [(row["method"], row["budget"], row["failures"]) for row in rows] == [("ecc", "70%", [])]
+    grid = json.loads((tmp_path / "runs" / "grid.json").read_text())
+    assert (grid["settings"]["precision"], grid["settings"]["solver"], grid["settings"]["prune_steps"]) == (
+        recipe.settings.train.precision,
+        recipe.settings.solver,
+        3,
+    )
+    assert grid["freeze"] == (recipe.freeze or [])
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    digits_model().save(tmp_path / "energy.json")
     monkeypatch.chdir(tmp_path)
-    result = ecc(*words)
-    assert result.exit_code == 2
-    assert result.stdout == ""
-    assert message in " ".join(result.stderr.split())
+    (tmp_path / "mine.toml").write_text(
+        'task = "digits"\nbudgets = ["70%"]\nmethods = ["uniform"]\nseeds = 1\nfreeze = ["stem.0"]\n'
+        "[settings]\nprune_steps = 4\nfinetune_steps = 2\npretrain_steps = 3\nkd_weight = 0.25\nlr = 1e-3\n"
+        "min_width_ratio = 0.2\n"
+    )
+    return tmp_path
 
 
-def test_a_size_reads_height_first(tmp_path: Path) -> None:
-    result = ecc("inspect", "erfnet", "--size", "16x32", "--no-verify", "--json", "-o", str(tmp_path / "graph.json"))
-    assert result.exit_code == 0, result.output
-    task = find_task("erfnet", size=(16, 32))
-    assert isinstance(task.example_input, torch.Tensor)
-    assert task.example_input.shape == (1, 3, 16, 32)
+def test_typed_options_win_over_quick_and_quick_over_the_recipe(folder: Path) -> None:
+    quick = QUICK["finetune_steps"]
+    cases = [
+        ((), (4, 2, 0.25, 1e-3, 0.2), ["stem.0"]),
+        (("--quick", "--pretrain-steps", "0", "--prune-steps", "9"), (9, quick, 0.25, 1e-3, 0.2), ["stem.0"]),
+        (("--prune-steps", "5", "--freeze", "pointwise"), (5, 2, 0.25, 1e-3, 0.2), ["pointwise"]),
+    ]
+    for number, (more, expected, frozen) in enumerate(cases):
+        place = str(number)
+        rows = from_json(ecc("compare", "mine.toml", "--energy", "energy.json", "--json", "-o", place, *more))
+        grid = json.loads((folder / place / "grid.json").read_text())
+        names = ("prune_steps", "finetune_steps", "kd_weight", "lr", "min_width_ratio")
+        assert tuple(grid["settings"][name] for name in names) == expected
+        assert grid["freeze"] == frozen
+        assert {row["budget"] for row in rows} == ({"65%", "40%"} if "--quick" in more else {"70%"})
+
+
+def test_compress_takes_a_recipe_or_a_config_file(folder: Path) -> None:
+    words = ("--energy", "energy.json", "--device", "cpu", "-q")
+    run_ok("compress", "mine.toml", "-o", "a", *words)
+    run_ok("compress", "digits", "--config", "mine.toml", "--prune-steps", "6", "-o", "b", *words)
+    for place, steps in (("a", 4), ("b", 6)):
+        config = json.loads((folder / place / "config.json").read_text())["config"]
+        assert (config["settings"]["prune_steps"], config["settings"]["kd_weight"]) == (steps, 0.25)
+        assert json.loads((folder / place / "summary.json").read_text())["budgets"]["energy"]["budget"].startswith(
+            "energy 0.7"
+        )

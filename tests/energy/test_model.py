@@ -183,7 +183,7 @@ def test_a_model_records_its_origin_and_its_quality(digits_model: EnergyModel) -
     assert [size for size, _ in model.quality.learning_curve] == [15, 20, 30, 40]
     errors = [abs(predicted / value - 1) for value, predicted in model.quality.held_out]
     assert len(errors) == 60
-    assert sum(errors) / 60 == pytest.approx(model.errors.mean, rel=1e-3)
+    assert sum(errors) / 60 == pytest.approx(model.errors.mean, rel=0.02)
     given = build_model(authors_alexnet(), samples, profile, "energy")
     assert (given.quality, given.errors) == (FitQuality(), None)
 

@@ -93,9 +93,9 @@ def loaders() -> dict[str, Callable[[Path], Any]]:
     from ecc.report.load import Follower
     from ecc.run_records import RunSummary
     from ecc.training import load_state, open_run
-    from ecc.zoo.data.images import centre_photo
+    from ecc.zoo.data.images import load_center_crop
     from ecc.zoo.recipe import read_recipe
-    from ecc.zoo.weights import read_weights
+    from ecc.zoo.image_task import read_weights
 
     def run(path: Path) -> None:
         if path.name != "config.json":
@@ -116,7 +116,7 @@ def loaders() -> dict[str, Callable[[Path], Any]]:
         "run": run,
         "toml": read_recipe,
         "weights": read_weights,
-        "png": lambda path: centre_photo(path, (8, 8)),
+        "png": lambda path: load_center_crop(path, (8, 8)),
         "page": lambda path: read_record(path, RunSummary) if path.suffix == ".json" else _whole(Follower().read)(path),
         "export": read_exported,
     }

@@ -83,7 +83,7 @@ def _add_recipes(folder: Path) -> None:
         "text": "these are words",
         "idle": "seeds = 1",
         "unknown": 'task = "resnet21"',
-        "slip": 'task = "resnet20"\n[settings]\nstep = 3',
+        "slip": 'task = "resnet20"\n[settings]\nprune_step = 3',
         "lacking": 'task = "resnet20"\ndata = "none"',
         "code": 'task = "net.py:task"',
         "program": 'task = "digits"\nmeter = "command:touch hacked"',

@@ -167,7 +167,7 @@ def _chain() -> Compression:
     task = replace(wide_task("chain"), evaluate=lambda model: 0.5)
     graph = trace_channels(task.model.eval(), example_of("chain"), verify=False)
     source = Truth(true_model(graph))
-    return Compression(task, parse_budgets(["60%"]), true_model(graph), source=source, settings=SETTINGS)
+    return Compression(task, parse_budgets(["60%"]), true_model(graph), meter=source, settings=SETTINGS)
 
 
 class Enough(Exception):
@@ -227,7 +227,7 @@ def _print(what: RenderableType) -> None:
 
 def _comparison() -> Comparison:
     return Comparison(
-        _chain().task, [_chain().energies["energy"]], methods=("ecc", "scratch"), budgets=("60%",), seeds=1
+        _chain().task, [_chain().energy_models["energy"]], methods=("ecc", "scratch"), budgets=("60%",), seeds=1
     )
 
 

@@ -9,13 +9,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from ecc.cli.recipes import _defaults
 
+from ecc.cli.options import parse_image_size, recipe_options
 from ecc.energy import parse_budgets
 from ecc.methods.registry import find_method
 from ecc.training import save_state
 from ecc.zoo import find_task
-from ecc.zoo.imaging import PixelLoss
+from ecc.zoo.image_task import PixelLoss
 from ecc.zoo.recipe import read_recipe
 from faults import fuzz
 from faults.trying import Target
@@ -52,9 +52,9 @@ def _recipe(folder: Path) -> Path:
 def _use_recipe(path: Path) -> None:
     """As `ecc compare` does before it traces; a recipe may ask for more batches than a test has time for."""
     recipe = read_recipe(path)
-    asked = _defaults(recipe)
+    asked = recipe_options(recipe)
     json.dumps(asked)
-    size = parse_size(asked["size"]) if "size" in asked else None
+    size = parse_image_size(asked["image_size"]) if "image_size" in asked else None
     parse_budgets(recipe.budgets[:1] if recipe.budgets else [])
     for name in recipe.methods or []:
         find_method(name)

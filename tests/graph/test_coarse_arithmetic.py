@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_flatten
 
 import ecc
 from ecc.graph import ChannelGraph
-from ecc.zoo.networks import NETWORKS
+from ecc.zoo.image_task import NETWORKS
 from graph.cases import CASES
 from graph.coarse import BF16_BITS, TF32_BITS, CoarseArithmetic, round_mantissa
 from graph.exactness import difference, masked_and_cut, run

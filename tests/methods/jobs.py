@@ -194,7 +194,7 @@ def wide_job(
         task or wide_task(name),
         parse_budgets(budgets or ("50%",)),
         wrong_model(graph, factor),
-        source=Truth(true_model(graph)),
+        meter=Truth(true_model(graph)),
         settings=settings_from(CompressSettings, values),
     )
 
@@ -229,7 +229,7 @@ def digits_job(*budgets: str, **settings: Any) -> Compression:
         find_task("digits"),
         parse_budgets(budgets),
         models,
-        source=platform(),
+        meter=platform(),
         settings=settings_from(CompressSettings, values),
     )
 

@@ -4,10 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ecc.methods import Amc, AmcSettings, Eap, Greedy, Lcp, LcpSettings, Method, NetAdapt, NetAdaptSettings, Uniform
+from ecc.methods import (
+    Amc,
+    AmcSettings,
+    Eap,
+    Ecc,
+    Greedy,
+    Lcp,
+    LcpSettings,
+    Method,
+    NetAdapt,
+    NetAdaptSettings,
+    Uniform,
+)
 
-SMALL: dict[str, Callable[[], Method | None]] = {
-    "ecc": lambda: None,
+SMALL: dict[str, Callable[[], Method]] = {
+    "ecc": Ecc,
     "netadapt": lambda: NetAdapt(NetAdaptSettings(rounds=4)),
     "amc": lambda: Amc(AmcSettings(episodes=6, chunk=3)),
     "eap": Eap,

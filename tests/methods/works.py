@@ -1,45 +1,55 @@
-"""A work for methods: a wide network, its true cost, and targets; and a method that is quick at it."""
+"""Pruning contexts for tests of methods: a wide network, its true cost, and targets."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from torch import nn
 
 from ecc.methods import CompressSettings, PruningContext
+from ecc.methods.base import MaskedAdam
 from ecc.methods.baselines.eap import Eap, EapSettings
-from ecc.methods.driving import trainer
-from ecc.training import BatchStream, DistributedContext
+from ecc.options import settings_from
+from ecc.training import BatchStream, OptimizerLike, train, train_steps
 from methods.jobs import squared, true_model, wide, wide_task
 
 
 def work_of(name: str = "chain", share: float = 0.5, *, width_multiple: int = 1, **settings: Any) -> PruningContext:
-    """Aims at a share of what the dense network costs."""
+    """The target is a share of the dense cost; what is logged is in `lines`."""
     model, _, graph = wide(name)
     cost = true_model(graph)
-    chosen = CompressSettings(**{"prune_steps": 10, "finetune_steps": 0, "lr": 1e-3, **settings})
+    chosen = settings_from(CompressSettings, {"prune_steps": 10, "finetune_steps": 0, "lr": 1e-3, **settings})
     lines: list[Mapping[str, Any]] = []
+    model = copy.deepcopy(model)
+    stream = BatchStream(wide_task(name))
 
     def held_out(net: nn.Module) -> float:
         return -float(sum(parameter.detach().abs().sum() for parameter in net.parameters()))
 
-    work = PruningContext(
-        model=copy.deepcopy(model),
+    def train_candidate(net: nn.Module, steps: int, lr: float, batches: BatchStream) -> None:
+        train(net, MaskedAdam(net, graph, lr, 1e-4), batches, steps=steps, loss=squared)
+
+    def training(optimizer: OptimizerLike, steps: int) -> Iterator[int]:
+        return train_steps(model, optimizer, stream, steps=steps, loss=squared)
+
+    context = PruningContext(
+        model=model,
         graph=graph,
         costs=(cost,),
         targets=[share * cost.dense],
         settings=chosen,
         width_multiple=width_multiple,
-        stream=BatchStream(wide_task(name)),
+        stream=stream,
         teacher=None,
         held_out=held_out,
-        train=trainer(graph, squared, None, chosen, DistributedContext("cpu")),
+        train=train_candidate,
         log=lines.append,
+        training=training,
     )
-    work.lines = lines  # type: ignore[attr-defined]  # for tests
-    return work
+    context.lines = lines  # type: ignore[attr-defined]
+    return context
 
 
 def eap(**settings: Any) -> Eap:

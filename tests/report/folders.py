@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,19 @@ HOSTILE = "</script><script>window.hacked=1</script><img src=x onerror='window.h
 
 BATCH = 256
 GRID_SCORES = {"ecc": (0.95, 0.97), "uniform": (0.90, 0.93), "netadapt": (0.92, 0.92)}
+
+
+@dataclass(frozen=True)
+class Budgeted:
+    """A budget and what is reachable, as `check_feasibility` returns it."""
+
+    resource: str = "energy"
+    unit: str = "J"
+    label: str = "estimated"
+    dense: float = 0.01898
+    min_cost: float = 0.0029
+    limit: float = 0.00949
+    uniform_ratio: float | None = 0.613
 
 
 @cache
@@ -59,7 +73,7 @@ def write_run(
     config = {
         "verb": "compress",
         "task": task,
-        "budgets": [f"energy {ratio:.4g} of dense"],
+        "budgets": [f"energy {100 * ratio:.4g}% of dense"],
         "limits": [limit],
         "meter": device,
         "method": {"name": method},
@@ -108,7 +122,7 @@ def history_lines(method: str, limit: float, widths: dict[str, int], finished: b
             SolverLine(
                 step=step,
                 cost={"energy": 0.99 * target * dense},
-                target=target,
+                target=target * dense,
                 energy_dual=100.0 * step,
                 width_duals=dict.fromkeys(widths, 0.1 * step),
                 widths=widths,

@@ -1,6 +1,6 @@
-"""Pages in a real browser: they draw, they filter, they show the numbers of the files, and they run nothing foreign.
+"""Pages in a real browser: figures are drawn and filtered, numbers equal those of the files, and names are not run.
 
-Needs Chromium on the system (`apt-get install chromium`); left out where there is none.
+Needs Chromium on the system (`apt-get install chromium`); skipped without it.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from typing import Any
 
 import pytest
 
-from ecc.report.html import page_of
-from ecc.report.page import page_facts
+from ecc.records import to_builtins
+from ecc.report.load import load_report
+from ecc.report.page import render_page
 from ecc.report.serve import LiveServer
-from report.folders import BATCH, HOSTILE, SCORES, write_grid, write_run
+from report.folders import BATCH, GRID_SCORES, HOSTILE, write_grid, write_run
 
 CHROMIUM = next(
     (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
@@ -43,7 +44,7 @@ def browser() -> Iterator[Any]:
 
 
 class Tab:
-    """A page, and whatever it complained about or asked for."""
+    """A page, its console messages and its requests."""
 
     def __init__(self, browser: Any, **options: Any) -> None:
         self.context = browser.new_context(**options)
@@ -60,11 +61,11 @@ class Tab:
         return self.page
 
     def wait(self, state: str) -> None:
-        """Until the page says so; by a selector, since its policy lets no test evaluate a string again and again."""
+        """By a selector: the policy of the page forbids polling with evaluated strings."""
         self.page.wait_for_selector(f"html{state}", state="attached", timeout=60_000)
 
     def check(self) -> None:
-        """No complaint, and nothing was asked for but the page itself."""
+        """No message, and no request but the page itself."""
         assert self.complaints == []
         assert len(self.requests) == 1
         assert self.page.evaluate("window.hacked") is None
@@ -73,7 +74,7 @@ class Tab:
 
 def written(folder: Path) -> str:
     file = folder.with_suffix(".html")
-    file.write_text(page_of(page_facts(folder)), encoding="utf-8")
+    file.write_text(render_page(load_report(folder)), encoding="utf-8")
     return file.as_uri()
 
 
@@ -86,46 +87,46 @@ def test_a_run_is_drawn_with_the_numbers_of_its_files(browser: Any, tmp_path: Pa
     numbers = [float(one.get_attribute("value")) for one in page.locator("#headline data").all()]
     scores = summary["scores"]
     energy = [row["dense"] / BATCH, row["result"] / BATCH, row["result"] / row["dense"] - 1]
-    said = [*energy, scores["dense"], scores["finetuned"], 1 - row["result"] / row["limit"]]
-    assert numbers == pytest.approx(said, rel=1e-12)
-    for one in page.locator("#headline data").all():  # what is read is what is meant
+    expected = [*energy, scores["dense"], scores["finetuned"], row["result"] / row["limit"]]
+    assert numbers == pytest.approx(expected, rel=1e-12)
+    for one in page.locator("#headline data").all():  # the text equals the number
         shown = one.inner_text().replace("\N{MINUS SIGN}", "-").split()
         factor = {"%": 0.01, "µJ": 1e-6, "mJ": 1e-3}.get(shown[1], 1.0) if len(shown) > 1 else 1.0
         assert float(shown[0]) * factor == pytest.approx(float(one.get_attribute("value")), rel=6e-3, abs=6e-4)
     assert page.locator("figure svg").count() == page.locator("figure").count() == 9
     kept = page.evaluate("window.ecc.views.widths.data('source_0').map(d => [d.group, d.kept])")
     assert dict(kept) == summary["widths"]
-    held = page.evaluate("JSON.parse(document.getElementById('content').textContent).facts")
-    assert held == json.loads(json.dumps(page_facts(folder)))
+    data = page.evaluate("JSON.parse(document.getElementById('content').textContent).data")
+    assert data == json.loads(json.dumps(to_builtins(load_report(folder))))
     tab.check()
 
 
 def points(page: Any, figure: str = "tradeoff") -> list[dict[str, Any]]:
-    """The rows behind the marks of a figure, after its filters."""
+    """The data of the points of a figure, after its filters."""
     marks = (
         "name => window.ecc.views[name].scenegraph().root.items[0].items"
         ".filter(m => m.marktype === 'symbol').flatMap(m => m.items.map(i => i.datum))"
     )
-    return [row for row in page.evaluate(marks, figure) if figure != "tradeoff" or "spread" in row]
+    return [row for row in page.evaluate(marks, figure) if figure != "tradeoff" or "std" in row]
 
 
-def test_filters_change_what_is_drawn(browser: Any, tmp_path: Path) -> None:
+def test_controls_filter_the_figures(browser: Any, tmp_path: Path) -> None:
     tab = Tab(browser, viewport={"width": 1200, "height": 900})
     page = tab.open(written(write_grid(tmp_path / "runs")))
-    after = {(row["method"], row["budget"]): row["score"] for row in points(page)}
-    assert after["ecc", "65%"] == pytest.approx(statistics.fmean(SCORES["ecc"]))
-    assert len(after) == 6
-    page.get_by_role("radio", name="before", exact=True).check()
-    tab.wait('[data-chosen*=\'"when":"before"\']')
-    before = {(row["method"], row["budget"]): row["score"] for row in points(page)}
-    assert before["ecc", "65%"] == pytest.approx(statistics.fmean(SCORES["ecc"]) - 0.1)
-    assert page.locator("tr[data-method=ecc] [data-when=after]").first.is_hidden()
-    assert page.locator("tr[data-method=ecc] [data-when=before]").first.is_visible()
+    finetuned = {(row["method"], row["budget"]): row["score"] for row in points(page)}
+    assert finetuned["ecc", "65%"] == pytest.approx(statistics.fmean(GRID_SCORES["ecc"]))
+    assert len(finetuned) == 6
+    page.get_by_role("radio", name="before finetuning").check()
+    tab.wait('[data-chosen*=\'"score":"pruned"\']')
+    pruned = {(row["method"], row["budget"]): row["score"] for row in points(page)}
+    assert pruned["ecc", "65%"] == pytest.approx(statistics.fmean(GRID_SCORES["ecc"]) - 0.1)
+    assert page.locator("tr[data-method=ecc] [data-score=finetuned]").first.is_hidden()
+    assert page.locator("tr[data-method=ecc] [data-score=pruned]").first.is_visible()
     page.get_by_role("checkbox", name="uniform").focus()
-    page.keyboard.press("Space")  # filters work without a mouse
+    page.keyboard.press("Space")  # by keyboard
     tab.wait('[data-chosen*=\'"hidden":["uniform"]\']')
     assert {row["method"] for row in points(page)} == {"ecc", "netadapt"}
-    assert page.locator("tr[data-method=uniform]").is_hidden()
+    assert page.locator("tr[data-method=uniform]").first.is_hidden()
     assert {row["budget"] for row in points(page, "widths")} == {"40%"}
     page.get_by_role("radio", name="65%").check()
     tab.wait('[data-chosen*=\'"budget":"65%"\']')
@@ -135,7 +136,7 @@ def test_filters_change_what_is_drawn(browser: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["run", "grid"])
-def test_names_are_shown_and_not_run(browser: Any, tmp_path: Path, kind: str) -> None:
+def test_names_are_shown_and_not_executed(browser: Any, tmp_path: Path, kind: str) -> None:
     folder = tmp_path / "x"
     if kind == "run":
         write_run(folder, task=HOSTILE, device=HOSTILE, note=HOSTILE, method=HOSTILE)
@@ -154,13 +155,13 @@ def test_light_dark_phone_and_print(browser: Any, tmp_path: Path) -> None:
     page = tab.open(url)
     colour = "getComputedStyle(document.body).backgroundColor"
     dark = page.evaluate(colour)
-    assert page.evaluate("document.documentElement.scrollWidth") == 390  # nothing sticks out
+    assert page.evaluate("document.documentElement.scrollWidth") == 390  # nothing overflows
     tick = "getComputedStyle(document.querySelector('.plot .role-axis-label text')).fill"
     label = page.evaluate(tick)
-    page.get_by_role("button", name="Change between light and dark").click()
+    page.get_by_role("button", name="Switch between light and dark").click()
     assert page.evaluate(colour) != dark
-    assert page.evaluate(tick) != label  # figures go along
-    page.get_by_role("button", name="Change between light and dark").click()
+    assert page.evaluate(tick) != label  # figures change too
+    page.get_by_role("button", name="Switch between light and dark").click()
     assert page.evaluate(colour) == dark
     page.emulate_media(media="print")
     assert page.evaluate(colour) != dark  # paper is light
@@ -177,7 +178,7 @@ def test_a_figure_can_be_saved(browser: Any, tmp_path: Path) -> None:
     assert svg.startswith("<svg")
     assert "var(--" not in svg
     with page.expect_download() as waiting:
-        page.get_by_role("button", name="Save the facts as JSON").click()
+        page.get_by_role("button", name="Save the data as JSON").click()
     assert json.loads(Path(waiting.value.path()).read_text(encoding="utf-8"))["task"] == "digits"
     assert tab.complaints == []
 

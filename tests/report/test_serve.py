@@ -1,3 +1,5 @@
+"""The live page: what is served, and to whom."""
+
 from __future__ import annotations
 
 import http.client
@@ -10,16 +12,17 @@ from pathlib import Path
 import pytest
 
 from ecc.errors import BadFile, EccError
-from ecc.report import serve as serving
-from ecc.report.history import History
+from ecc.records import to_json
+from ecc.report.load import History
 from ecc.report.serve import LiveServer, serve
+from ecc.run_records import TrainLine
 from report.folders import HOSTILE, write_run
 
 
 @pytest.fixture(autouse=True)
 def _light(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The library takes seconds to put together; that it is in a page is tested elsewhere."""
-    monkeypatch.setattr("ecc.report.html._library", lambda: "0")
+    """Bundling the plotting library takes seconds; other tests check that it is in the page."""
+    monkeypatch.setattr("ecc.report.page._library", lambda: "0")
 
 
 @pytest.fixture
@@ -46,7 +49,8 @@ def ask(server: LiveServer, path: str, method: str = "GET", **headers: str) -> t
     return answer.status, dict(answer.getheaders()), data
 
 
-def test_the_page_and_its_content(server: LiveServer) -> None:
+def test_the_page_and_its_content_are_served_on_the_loopback(server: LiveServer) -> None:
+    assert server.server_address[0] == "127.0.0.1"
     status, headers, data = ask(server, "/")
     assert (status, headers["Content-Type"]) == (200, "text/html; charset=utf-8")
     assert b"data-live" in data
@@ -55,43 +59,34 @@ def test_the_page_and_its_content(server: LiveServer) -> None:
     assert "Python" not in headers["Server"]
     status, headers, data = ask(server, "/content.json")
     assert status == 200
-    assert json.loads(data)["facts"]["running"] == 1
+    assert json.loads(data)["data"]["running"] == 1
     status, _, data = ask(server, "/content.json", If_None_Match=headers["ETag"])
     assert (status, data) == (304, b"")
 
 
-def test_news_are_told(server: LiveServer, folder: Path) -> None:
-    _, before, _ = ask(server, "/content.json")
-    with (folder / "history.jsonl").open("a") as file:
-        file.write('{"phase": "prune", "step": 41, "loss": 0.4, "total": 61, "lineage": 61}\n')
-    status, after, data = ask(server, "/content.json", If_None_Match=before["ETag"])
-    assert status == 200
-    assert after["ETag"] != before["ETag"]
-    assert json.loads(data)["facts"]["cells"][0]["now"]["step"] == 41
-
-
-def test_a_page_that_asks_every_two_seconds_costs_only_what_is_new(
+def test_only_new_lines_are_read_for_an_update(
     server: LiveServer, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = json.loads(ask(server, "/content.json")[2])["facts"]
-    read: list[object] = []
+    _, before, first = ask(server, "/content.json")
+    read: list[bytes] = []
     add = History.add
-    monkeypatch.setattr(History, "add", lambda self, line: (read.append(line), add(self, line)))
-    assert json.loads(ask(server, "/content.json")[2])["facts"] == first
+    monkeypatch.setattr(History, "add", lambda self, line, where: (read.append(line), add(self, line, where)))
+    assert ask(server, "/content.json")[2] == first
     assert read == []
-    line = {"phase": "prune", "step": 50, "loss": 0.4, "total": 70, "lineage": 70}
-    with (folder / "history.jsonl").open("a") as file:
-        file.write(json.dumps(line) + "\n")
-    facts = json.loads(ask(server, "/content.json")[2])["facts"]
-    assert read == [line]
-    assert facts["cells"][0]["now"] == {"phase": "prune", "step": 50}
+    line = to_json(TrainLine(phase="prune", step=41, loss=0.4, lr=1e-4, total=61, lineage=61)) + b"\n"
+    with (folder / "history.jsonl").open("ab") as file:
+        file.write(line)
+    status, after, data = ask(server, "/content.json", If_None_Match=before["ETag"])
+    assert (status, read) == (200, [line])
+    assert after["ETag"] != before["ETag"]
+    assert json.loads(data)["data"]["runs"][0]["now"] == ["prune", 41]
 
 
-def test_a_damaged_file_is_told_and_may_heal(server: LiveServer, folder: Path) -> None:
+def test_a_damaged_file_is_reported_until_it_is_repaired(server: LiveServer, folder: Path) -> None:
     (folder / "summary.json").write_text("{")
     status, _, data = ask(server, "/content.json")
     assert status == 503
-    assert "summary.json is damaged" in json.loads(data)["error"]
+    assert "summary.json is not valid JSON" in json.loads(data)["error"]
     assert ask(server, "/")[0] == 503
     (folder / "summary.json").unlink()
     assert ask(server, "/content.json")[0] == 200
@@ -100,16 +95,16 @@ def test_a_damaged_file_is_told_and_may_heal(server: LiveServer, folder: Path) -
 @pytest.mark.parametrize(
     "path", ["/config.json", "/../../etc/passwd", "/%2e%2e/x", "/?x", "/content.json/..", "/run/summary.json"]
 )
-def test_nothing_else_is_served(server: LiveServer, path: str) -> None:
+def test_other_paths_are_not_served(server: LiveServer, path: str) -> None:
     assert ask(server, path)[0] == 404
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "HEAD", "OPTIONS", "PATCH"])
-def test_only_get(server: LiveServer, method: str) -> None:
+def test_other_methods_are_refused(server: LiveServer, method: str) -> None:
     assert ask(server, "/", method)[0] == 501
 
 
-def test_a_name_that_is_not_this_machine_is_refused(server: LiveServer) -> None:
+def test_requests_for_other_hosts_are_refused(server: LiveServer) -> None:
     port = server.server_port
     for host in ("evil.example", f"evil.example:{port}", "127.0.0.1", f"127.0.0.1:{port + 1}", ""):
         assert ask(server, "/", Host=host)[0] == 403, host
@@ -118,12 +113,7 @@ def test_a_name_that_is_not_this_machine_is_refused(server: LiveServer) -> None:
         assert ask(server, "/", Host=host)[0] == 200, host
 
 
-def test_it_listens_on_the_loopback_alone(server: LiveServer) -> None:
-    assert server.server_address[0] == "127.0.0.1"
-    assert server.url == f"http://127.0.0.1:{server.server_port}/"
-
-
-def test_what_is_wrong_is_told_before_anything_is_served(tmp_path: Path, folder: Path) -> None:
+def test_errors_are_reported_before_the_server_starts(tmp_path: Path, folder: Path) -> None:
     with pytest.raises(BadFile, match="holds neither"):
         LiveServer(tmp_path)
     with socket.socket() as taken:
@@ -144,13 +134,12 @@ def test_ctrl_c_ends_it_cleanly(folder: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(server, "serve_forever", interrupted)
     serve(server)
     assert server.socket.fileno() == -1
-    assert serving.ADDRESS == "127.0.0.1"
 
 
-def test_a_browser_that_goes_away_is_no_error(server: LiveServer, capsys: pytest.CaptureFixture[str]) -> None:
-    for error, told in ((ConnectionResetError(), False), (ValueError("a bug"), True)):
+def test_a_closed_connection_is_not_an_error(server: LiveServer, capsys: pytest.CaptureFixture[str]) -> None:
+    for error, shown in ((ConnectionResetError(), False), (ValueError("a bug"), True)):
         try:
             raise error
         except Exception:  # noqa: BLE001 - where the server calls it
             server.handle_error(None, ("127.0.0.1", 1))
-        assert ("Traceback" in capsys.readouterr().err) == told
+        assert ("Traceback" in capsys.readouterr().err) == shown

@@ -11,11 +11,11 @@ TESTS = Path(__file__).resolve().parent.parent
 
 
 def in_two_processes(script: str, folder: Path, *options: str, timeout: float = 180) -> str:
-    """What they say on stderr; a failure fails the test.
+    """Run a script under torchrun; returns its stderr. A failure fails the test.
 
     Args:
         script: Its path below the tests; it gets the folder as its argument.
-        folder: Where it leaves what it finds.
+        folder: Where it writes its files.
         options: For torchrun.
         timeout: In seconds.
     """

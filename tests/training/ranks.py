@@ -1,4 +1,4 @@
-"""What each of two processes does under torchrun: trains the toy, is interrupted, and goes on."""
+"""Run by each of two processes under torchrun: train the toy, be interrupted, and resume."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from training.toys import Net, fit, toy_task
 STEPS = 6
 
 
-def stop_one(rank: int, step: int, facts: Any) -> None:
-    """Only the second process is asked to stop; both must."""
+def stop_one(rank: int, step: int, info: Any) -> None:
+    """Only the second process gets the signal; both must stop."""
     if rank == 1 and step == 2:
         os.kill(os.getpid(), signal.SIGTERM)
 
@@ -48,7 +48,7 @@ def main(folder: Path) -> None:
                 distributed=distributed,
                 run=run,
                 log_every=3,
-                on_step=lambda *facts: stop_one(distributed.rank, *facts),
+                on_step=lambda *info: stop_one(distributed.rank, *info),
             )
         except Interrupted:
             stopped = 1
@@ -57,7 +57,7 @@ def main(folder: Path) -> None:
         model, outcome = fit(STEPS, distributed=distributed, run=run, log_every=3)
     assert outcome.resumed_at == 3, outcome
     weights("resumed", model)
-    save_state(folder / f"facts-{distributed.rank}.safetensors", {"rank": distributed.rank, "size": distributed.size})
+    save_state(folder / f"context-{distributed.rank}.safetensors", {"rank": distributed.rank, "size": distributed.size})
     distributed.close()
 
 

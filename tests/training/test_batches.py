@@ -8,11 +8,11 @@ from typing import Any, ClassVar, NamedTuple
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, Sampler, TensorDataset
 
-from ecc.errors import BadFile, BadTask, EccError
-from ecc.training.batches import SEED_EPOCHS, BatchStream, micro_batches, to_device
-from ecc.zoo.digits import digits
+from ecc.errors import BadFile, BadTask, EccError, EccWarning
+from ecc.training import BatchStream, to_device
+from ecc.training.batches import EPOCHS_PER_SEED, micro_batches
 from training.toys import data, toy_task
 
 
@@ -24,11 +24,9 @@ def numbered(epoch: int) -> Iterator[tuple[Tensor, int]]:
 class Numbered(list[Any]):
     """As `numbered`, in random access; notes what was fetched."""
 
-    fetched: list[int]
-
     def __init__(self, epoch: int) -> None:
         super().__init__(numbered(epoch))
-        self.fetched = []
+        self.fetched: list[int] = []
 
     def __getitem__(self, index: Any) -> Any:
         self.fetched.append(index)
@@ -36,7 +34,7 @@ class Numbered(list[Any]):
 
 
 class Skipping:
-    """As `numbered`, with a quick way over the first batches."""
+    """As `numbered`, with a method `skip`."""
 
     skipped: ClassVar[list[int]] = []
 
@@ -51,11 +49,6 @@ class Skipping:
         return islice(numbered(self.epoch), count, None)
 
 
-def loader(epoch: int) -> DataLoader[tuple[Tensor, ...]]:
-    """A loader that shuffles by the global generator, as most do."""
-    return DataLoader(TensorDataset(*data()), batch_size=4, shuffle=True)
-
-
 def stream_of(train_batches: Any, **options: Any) -> BatchStream:
     return BatchStream(toy_task(train_batches=train_batches), **options)
 
@@ -68,39 +61,36 @@ EXPECTED = [0, 1, 2, 3, 4, 10, 11, 12, 13, 14, 20, 21, 22]
 
 
 @pytest.mark.parametrize("train_batches", [numbered, Numbered, Skipping])
-def test_epochs_follow_each_other_and_batches_are_counted(train_batches: Any) -> None:
-    stream = stream_of(train_batches)
-    assert numbers(stream, 13) == EXPECTED
-    assert (stream.lineage, stream.total, stream.epoch) == (13, 13, 2)
-
-
-@pytest.mark.parametrize("train_batches", [numbered, Numbered, Skipping])
-@pytest.mark.parametrize("before", range(12))
-def test_a_restored_stream_goes_on_with_the_next_batch(train_batches: Any, before: int) -> None:
+@pytest.mark.parametrize("before", [0, 3, 5, 12])
+def test_a_restored_stream_continues_with_the_next_batch(train_batches: Any, before: int) -> None:
     first = stream_of(train_batches)
-    numbers(first, before)
+    assert numbers(first, before) == EXPECTED[:before]
     second = stream_of(train_batches)
     second.restore(first.state())
     assert numbers(second, 13 - before) == EXPECTED[before:]
     assert second.state() == {"epoch": 2, "index": 3, "lineage": 13, "total": 13}
 
 
-@pytest.mark.parametrize("train_batches", [toy_task().train_batches, loader, digits().train_batches])
-@pytest.mark.parametrize("before", [0, 1, 6, 7, 9])
-def test_batches_depend_on_their_place_alone(train_batches: Any, before: int) -> None:
-    whole = list(islice(stream_of(train_batches, seed=5), 12))
-    first = stream_of(train_batches, seed=5)
-    random.seed(1)
-    list(islice(first, before))
-    torch.rand(3)  # a network may draw in between, and a resumed run has drawn less
-    second = stream_of(train_batches, seed=5)
-    second.restore(first.state())
-    for expected, found in zip(whole[before:], second, strict=False):
-        assert torch.equal(expected[0], found[0])
-        assert torch.equal(expected[1], found[1])
+def test_a_resumed_sequence_fetches_nothing_twice_and_skip_is_used() -> None:
+    made: list[Numbered] = []
+
+    def keep(epoch: int) -> Numbered:
+        made.append(Numbered(epoch))
+        return made[-1]
+
+    position = {"epoch": 1, "index": 3, "lineage": 8, "total": 8}
+    stream = stream_of(keep)
+    stream.restore(position)
+    assert numbers(stream, 2) == [13, 14]
+    assert made[0].fetched == [3, 4]
+    Skipping.skipped.clear()
+    stream = stream_of(Skipping)
+    stream.restore(position)
+    assert numbers(stream, 3) == [13, 14, 20]
+    assert Skipping.skipped == [3]
 
 
-def test_another_seed_walks_through_other_epochs() -> None:
+def test_another_seed_uses_other_epochs() -> None:
     asked: list[int] = []
 
     def train_batches(epoch: int) -> list[tuple[Tensor, Tensor]]:
@@ -109,26 +99,11 @@ def test_another_seed_walks_through_other_epochs() -> None:
 
     for seed in (0, 2):
         list(islice(stream_of(train_batches, seed=seed), 2))
-    assert asked == [0, 1, 2 * SEED_EPOCHS, 2 * SEED_EPOCHS + 1]
-
-
-def test_the_seed_is_that_of_the_data() -> None:
-    one, same, other = (next(stream_of(loader, seed=seed))[1] for seed in (1, 1, 2))
-    assert torch.equal(one, same)
-    assert not torch.equal(one, other)
-
-
-def test_drawing_leaves_the_random_numbers_of_the_network_alone() -> None:
-    stream = stream_of(loader)
-    torch.manual_seed(4)
-    expected = torch.rand(3)
-    torch.manual_seed(4)
-    next(stream)
-    assert torch.equal(torch.rand(3), expected)
+    assert asked == [0, 1, 2 * EPOCHS_PER_SEED, 2 * EPOCHS_PER_SEED + 1]
 
 
 @pytest.mark.parametrize("is_seeded", [False, True])
-def test_generators_of_batches_that_have_their_own_are_left_alone(is_seeded: bool) -> None:
+def test_batches_that_are_seeded_use_the_global_generators_as_they_are(is_seeded: bool) -> None:
     drawn = []
 
     class Batches(list[Any]):
@@ -150,26 +125,133 @@ def test_generators_of_batches_that_have_their_own_are_left_alone(is_seeded: boo
     assert after == plain[3 if is_seeded else 0]
 
 
-def test_a_resumed_sequence_fetches_nothing_twice_and_skip_is_used() -> None:
-    made: list[Numbered] = []
-
-    def keep(epoch: int) -> Numbered:
-        made.append(Numbered(epoch))
-        return made[-1]
-
-    stream = stream_of(keep)
-    stream.restore({"epoch": 1, "index": 3, "lineage": 8, "total": 8})
-    assert numbers(stream, 2) == [13, 14]
-    assert made[0].fetched == [3, 4]
-
-    Skipping.skipped.clear()
-    stream = stream_of(Skipping)
-    stream.restore({"epoch": 1, "index": 3, "lineage": 8, "total": 8})
-    assert numbers(stream, 3) == [13, 14, 20]
-    assert Skipping.skipped == [3]
+# ---------------------------------------------------------------- data loaders
 
 
-# ---------------------------------------------------------------- several processes
+class Noisy(TensorDataset):
+    """Augmentation with the global generators."""
+
+    def __getitem__(self, index: Any) -> Any:
+        image, label = super().__getitem__(index)
+        return image + torch.rand(()) + random.random(), label
+
+
+class Endless(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        return iter(zip(*data(), strict=True))
+
+
+class Backwards(Sampler[int]):
+    def __init__(self) -> None: ...
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(27, -1, -1))
+
+    def __len__(self) -> int:
+        return 28
+
+
+def loader(**options: Any) -> DataLoader[Any]:
+    return DataLoader(Noisy(*data()), **{"batch_size": 4, "shuffle": True, **options})
+
+
+LOADERS = {
+    "shuffled": loader,
+    "in order": lambda: loader(shuffle=False),
+    "own generator": lambda: loader(generator=torch.Generator().manual_seed(1)),
+    "sampler with a generator": lambda: loader(
+        shuffle=False, sampler=RandomSampler(range(28), replacement=True, num_samples=28, generator=torch.Generator())
+    ),
+    "batch sampler": lambda: DataLoader(
+        Noisy(*data()), batch_sampler=BatchSampler(RandomSampler(range(28)), 4, drop_last=False)
+    ),
+    "list": lambda: list(DataLoader(TensorDataset(*data()), batch_size=4)),
+    "function with a loader": lambda: lambda epoch: loader(),
+    "function of the epoch": lambda: toy_task().train_batches,
+}
+
+
+@pytest.mark.filterwarnings("error::ecc.EccWarning")
+@pytest.mark.parametrize("kind", LOADERS)
+@pytest.mark.parametrize("before", [1, 7, 9])
+def test_batches_depend_on_seed_and_position_only(kind: str, before: int) -> None:
+    make = LOADERS[kind]
+    torch.manual_seed(2)
+    batches = make()
+    whole = list(islice(stream_of(batches, seed=5), 12))
+    first = stream_of(batches, seed=5)
+    list(islice(first, before))
+    torch.rand(3)  # the network draws in between, and a resumed run has drawn less
+    torch.manual_seed(2)
+    second = stream_of(make(), seed=5)
+    second.restore(first.state())
+    for expected, found in zip(whole[before:], second, strict=False):
+        assert torch.equal(expected[0], found[0])
+        assert torch.equal(expected[1], found[1])
+
+
+def test_a_loader_is_shuffled_anew_in_every_epoch_and_for_every_seed() -> None:
+    def labels(stream: BatchStream) -> list[int]:
+        return torch.cat([labels for _, labels in islice(stream, 7)]).tolist()
+
+    shared = torch.Generator().manual_seed(4)
+    for batches in (loader(), loader(generator=shared)):
+        stream = stream_of(batches)
+        orders = [labels(stream), labels(stream), labels(stream_of(batches, seed=1))]
+        assert all(sorted(order) == sorted(data()[1].tolist()) for order in orders)
+        assert orders[0] != orders[1] != orders[2] != orders[0]
+    assert torch.equal(shared.get_state(), torch.Generator().manual_seed(4).get_state())  # the user's generator
+
+
+def test_drawing_leaves_the_global_generators_unchanged() -> None:
+    stream = stream_of(loader())
+    torch.manual_seed(4)
+    expected = torch.rand(3)
+    torch.manual_seed(4)
+    next(stream)
+    assert torch.equal(torch.rand(3), expected)
+
+
+@pytest.mark.filterwarnings("error::ecc.EccWarning")
+@pytest.mark.parametrize("persistent", [False, True])
+def test_worker_processes_give_the_same_batches_to_streams_and_forks(persistent: bool) -> None:
+    def make() -> DataLoader[Any]:
+        return loader(num_workers=1, persistent_workers=persistent)
+
+    stream = stream_of(make())
+    first = [next(stream)[1] for _ in range(2)]
+    fork = stream.fork()
+    third = next(fork)[1]
+    fourth = next(fork)[1]
+    assert torch.equal(next(stream)[1], third)
+    assert torch.equal(next(stream)[1], fourth)
+    again = stream_of(make())
+    assert all(torch.equal(next(again)[1], label) for label in (*first, third, fourth))
+
+
+@pytest.mark.parametrize(
+    ("batches", "reason"),
+    [
+        (lambda: DataLoader(Endless(), batch_size=4), "the data set Endless is an IterableDataset"),
+        (lambda: loader(shuffle=False, sampler=Backwards()), "the order of the sampler Backwards"),
+        (lambda: Skipping(0), "train_batches is a Skipping"),
+    ],
+)
+def test_batches_that_may_differ_after_resuming_are_announced_once(batches: Any, reason: str) -> None:
+    with pytest.warns(EccWarning, match=reason) as caught:
+        stream = stream_of(batches())
+    next(stream.fork())
+    assert len(caught) == 1
+    assert len(list(islice(stream, 8))) == 8
+
+
+def test_a_distributed_sampler_is_refused() -> None:
+    sampler = torch.utils.data.DistributedSampler(Noisy(*data()), num_replicas=2, rank=0)
+    with pytest.raises(BadTask, match="has a DistributedSampler; ECC distributes batches"):
+        stream_of(loader(shuffle=False, sampler=sampler))
+
+
+# ---------------------------------------------------------------- several processes, forks
 
 
 @pytest.mark.parametrize("train_batches", [numbered, Numbered])
@@ -181,20 +263,9 @@ def test_processes_take_turns_across_the_ends_of_epochs(train_batches: Any) -> N
     again = stream_of(train_batches, rank=1, world_size=2)
     again.restore(streams[0].state())
     assert numbers(again, 1) == [23]
-
-
-def test_a_process_fetches_only_its_own_from_a_sequence() -> None:
     sequence = Numbered(0)
     assert numbers(stream_of(lambda epoch: sequence, rank=1, world_size=2), 2) == [1, 3]
     assert sequence.fetched == [1, 3]
-
-
-def test_a_rank_outside_of_the_world_is_refused() -> None:
-    with pytest.raises(EccError, match=r"rank 2 is outside of 0\.\.1"):
-        stream_of(numbered, rank=2, world_size=2)
-
-
-# ---------------------------------------------------------------- accounts
 
 
 def test_candidates_see_the_same_batches_and_all_are_counted() -> None:
@@ -205,51 +276,46 @@ def test_candidates_see_the_same_batches_and_all_are_counted() -> None:
     winner = forks[1]
     assert (winner.lineage, winner.total) == (7, 15)
     assert (stream.lineage, stream.total) == (3, 15)
-    assert numbers(winner, 1) == [12]
-    assert (winner.lineage, winner.total) == (8, 16)
     resumed = stream_of(numbered)
     resumed.restore(winner.state())
-    assert (numbers(resumed, 1), resumed.lineage, resumed.total) == ([13], 9, 17)
+    assert (numbers(resumed, 1), resumed.lineage, resumed.total) == ([12], 8, 16)
 
 
-# ---------------------------------------------------------------- refusals
+# ---------------------------------------------------------------- errors
 
 
-def test_a_task_without_batches_is_refused() -> None:
+def raising(epoch: int) -> Iterator[Any]:
+    yield from islice(numbered(epoch), 2)
+    raise KeyError("file 3")
+
+
+@pytest.mark.parametrize(
+    ("train_batches", "position", "message"),
+    [
+        (lambda epoch: [], None, "epoch 0 of train_batches of task 'toy' has no batch"),
+        (lambda epoch: iter([]), None, "epoch 0 of train_batches of task 'toy' has no batch"),
+        (lambda epoch: [] if epoch else Numbered(0), (0, 5), "epoch 1 .* has no batch"),
+        (numbered, (0, 9), "has fewer batches than the 9 that were drawn"),
+        (Numbered, (0, 9), "has fewer batches than the 9 that were drawn"),
+        (raising, (0, 2), "train_batches of task 'toy', at epoch 0, batch 2, raised KeyError: 'file 3'"),
+    ],
+)
+def test_an_epoch_that_is_empty_shorter_or_broken_is_reported(train_batches: Any, position: Any, message: str) -> None:
+    stream = stream_of(train_batches)
+    if position:
+        stream.restore({"epoch": position[0], "index": position[1], "lineage": 0, "total": 0})
+    with pytest.raises(BadTask, match=message):
+        next(stream)
+
+
+def test_wrong_arguments_and_positions_are_refused() -> None:
     with pytest.raises(BadTask, match="'toy' has no train_batches"):
         stream_of(None)
-
-
-@pytest.mark.parametrize("empty", [list, iter])
-def test_an_empty_epoch_is_told(empty: Any) -> None:
-    with pytest.raises(BadTask, match=r"train_batches\(0\) of task 'toy' gave no batch"):
-        next(stream_of(lambda epoch: empty([])))
-
-
-def test_an_epoch_that_has_become_empty_is_told() -> None:
-    stream = stream_of(lambda epoch: [] if epoch else [(torch.zeros(1), 0)])
-    next(stream)
-    with pytest.raises(BadTask, match=r"train_batches\(1\)"):
-        next(stream)
-
-
-@pytest.mark.parametrize("batch", [torch.zeros(2, 3), (1, 2, 3), {"x": 1}])
-def test_a_batch_that_is_no_pair_is_told(batch: Any) -> None:
-    with pytest.raises(BadTask, match=r"it must give pairs \(inputs, targets\)"):
-        next(stream_of(lambda epoch: [batch]))
-
-
-@pytest.mark.parametrize("train_batches", [numbered, Numbered])
-def test_data_that_has_shrunk_is_told(train_batches: Any) -> None:
-    stream = stream_of(train_batches)
-    stream.restore({"epoch": 0, "index": 9, "lineage": 9, "total": 9})
-    with pytest.raises(BadTask, match="has fewer than the 9 batches that were drawn"):
-        next(stream)
-
-
-def test_a_state_that_is_none_is_refused() -> None:
-    with pytest.raises(BadFile, match="the place in the batch stream"):
-        stream_of(numbered).restore({"epoch": 1})
+    with pytest.raises(EccError, match=r"rank 2 is outside 0\.\.1"):
+        stream_of(numbered, rank=2, world_size=2)
+    for state in ({"epoch": 1}, {"epoch": -1, "index": 0, "lineage": 0, "total": 0}):
+        with pytest.raises(BadFile, match="the position in the batches"):
+            stream_of(numbered).restore(state)
 
 
 # ---------------------------------------------------------------- nested batches
@@ -260,37 +326,43 @@ class Point(NamedTuple):
     label: str
 
 
+class Encoding(dict[str, Any]):
+    """As Hugging Face's BatchEncoding."""
+
+
+class Graph:
+    def __init__(self, device: str = "cpu") -> None:
+        self.device = device
+
+    def to(self, device: torch.device) -> Graph:
+        return Graph(str(device))
+
+
 def test_nested_tensors_are_moved_and_the_rest_is_kept() -> None:
-    value = {"a": [torch.zeros(2), "text"], "b": Point(torch.ones(1), "p"), "c": (1, None)}
-    there = to_device(value, torch.device("meta"))
-    assert there["a"][0].device.type == there["b"].x.device.type == "meta"
-    assert (there["a"][1], there["b"].label, there["c"]) == ("text", "p", (1, None))
-    assert type(there["b"]) is Point
+    value = {"a": [torch.zeros(2), "text"], "b": Point(torch.ones(1), "p"), "c": (1, None), "d": Graph()}
+    found = to_device(value, torch.device("meta"))
+    assert found["a"][0].device.type == found["b"].x.device.type == found["d"].device == "meta"
+    assert (found["a"][1], found["b"].label, found["c"]) == ("text", "p", (1, None))
+    assert type(found["b"]) is Point
+    pair = to_device((Encoding(ids=torch.zeros(2)), torch.zeros(1)), torch.device("meta"))
+    assert pair[0]["ids"].device.type == "meta"
 
 
-def test_a_batch_is_cut_into_parts_with_their_shares() -> None:
+def test_a_batch_is_split_with_the_fractions_of_its_parts() -> None:
     batch = ({"x": torch.arange(5.0), "scale": torch.tensor(2.0)}, (torch.arange(5), torch.zeros(3)))
     parts = list(micro_batches(batch, 2))
-    assert [share for _, share in parts] == [0.4, 0.4, 0.2]
+    assert [fraction for _, fraction in parts] == [0.4, 0.4, 0.2]
     assert torch.equal(torch.cat([inputs["x"] for (inputs, _), _ in parts]), torch.arange(5.0))
     assert torch.equal(torch.cat([targets[0] for (_, targets), _ in parts]), torch.arange(5))
     assert all(len(targets[1]) == 3 and inputs["scale"] == 2 for (inputs, targets), _ in parts)
-
-
-def test_without_a_size_the_batch_is_whole() -> None:
-    batch = (torch.zeros(4), torch.zeros(4))
-    ((whole, share),) = micro_batches(batch, None)
-    assert whole is batch
-    assert share == 1
-
-
-def test_a_batch_without_items_cannot_be_cut() -> None:
+    ((whole, fraction),) = micro_batches(batch, None)
+    assert (whole is batch, fraction) == (True, 1.0)
     with pytest.raises(EccError, match="leave out micro_batch"):
         list(micro_batches((torch.tensor(1.0), "text"), 2))
 
 
 @pytest.mark.gpu
-def test_batches_come_on_the_gpu() -> None:
-    inputs, labels = next(stream_of(loader, device="cuda"))
+def test_batches_are_moved_to_the_gpu() -> None:
+    inputs, labels = next(stream_of(loader(), device="cuda"))
     assert inputs.is_cuda
-    assert torch.equal(labels.cpu(), next(stream_of(loader))[1])
+    assert torch.equal(labels.cpu(), next(stream_of(loader()))[1])

@@ -14,24 +14,22 @@ import torch.nn.functional as F
 from ecc.errors import EccError
 from ecc.training.batches import BatchStream
 from ecc.training.checkpoint import load_state
-from ecc.training.distributed import DistributedContext, _backend, _meet_anew, find_distributed
+from ecc.training.distributed import DistributedContext, _backend, _init_after_restart, find_distributed
 from training.launching import in_two_processes
 from training.toys import Net, toy_task
 
 
-def test_one_process_is_a_world_of_its_own() -> None:
+def test_a_single_process() -> None:
     distributed = DistributedContext("cpu")
     model = torch.nn.Linear(1, 1)
     assert (distributed.rank, distributed.size, distributed.is_main) == (0, 1, True)
     assert distributed.wrap_model(model) is model
     assert distributed.max([3, -1]) == [3, -1]
     assert torch.equal(distributed.gather(torch.tensor(2.0)), torch.tensor([2.0]))
+    assert distributed.gather_object({"a": 1}) == [{"a": 1}]
     with distributed.no_sync(model):
         distributed.broadcast_buffers_(model)
     distributed.close()
-
-
-def test_a_cpu_has_no_number() -> None:
     assert DistributedContext(torch.device("cpu", 1)).device == torch.device("cpu")
 
 
@@ -52,7 +50,7 @@ def test_without_other_processes_accelerate_is_not_imported() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_a_missing_accelerate_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_accelerate_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "accelerate", None)
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
@@ -63,14 +61,14 @@ def test_a_missing_accelerate_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     "changes", [{"TORCHELASTIC_RESTART_COUNT": "0"}, {"LOCAL_WORLD_SIZE": "1"}, {"TORCHELASTIC_USE_AGENT_STORE": "no"}]
 )
-def test_only_a_restart_on_one_machine_makes_a_group_of_its_own(
+def test_only_a_restart_on_one_machine_creates_its_own_group(
     monkeypatch: pytest.MonkeyPatch, changes: dict[str, str]
 ) -> None:
-    """That it does so then is seen in methods/test_restarting.py."""
+    """methods/test_restarting.py tests a real restart."""
     alike = {"TORCHELASTIC_RESTART_COUNT": "1", "TORCHELASTIC_USE_AGENT_STORE": "True"}
     for name, value in {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", **alike, **changes}.items():
         monkeypatch.setenv(name, value)
-    _meet_anew(torch.device("cpu"))
+    _init_after_restart(torch.device("cpu"))
     assert not torch.distributed.is_initialized()
 
 
@@ -85,7 +83,7 @@ def test_processes_that_share_a_gpu_use_gloo(
     assert _backend(torch.device("meta")) is None
 
 
-def test_processes_that_share_a_gpu_wrap_the_network_without_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_that_share_a_gpu_wrap_the_network_without_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     net, asked = Net(), SimpleNamespace(process_index=1, num_processes=2, prepare_model=lambda model: "by Accelerate")
     monkeypatch.setattr(torch.nn.parallel, "DistributedDataParallel", lambda model: ("shared", model))
     for backend, expected in (("gloo", ("shared", net)), ("nccl", "by Accelerate")):
@@ -99,7 +97,7 @@ def test_processes_that_share_a_gpu_wrap_the_network_without_its_number(monkeypa
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What two processes left behind; see `ranks.py`."""
+    """Files of two processes; see `ranks.py`."""
     pytest.importorskip("accelerate")
     folder = tmp_path_factory.mktemp("ranks")
     in_two_processes("training/ranks.py", folder)
@@ -116,7 +114,7 @@ def test_both_processes_end_with_the_same_network(folder: Path, name: str) -> No
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["joint", "micro"])
-def test_two_processes_are_one_with_the_joint_batch(folder: Path, name: str) -> None:
+def test_two_processes_equal_one_with_the_joint_batch(folder: Path, name: str) -> None:
     torch.manual_seed(0)
     model = Net(norm=False, dropout=0.0)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
@@ -140,6 +138,6 @@ def test_two_processes_resume_bit_for_bit(folder: Path) -> None:
 @pytest.mark.slow
 def test_only_one_process_writes_and_batches_of_both_count(folder: Path) -> None:
     history = [json.loads(line) for line in (folder / "run" / "history.jsonl").read_text().splitlines()]
-    assert [(facts["step"], facts["total"]) for facts in history] == [(3, 6), (6, 12)]
-    facts = [load_state(folder / f"facts-{rank}.safetensors") for rank in (0, 1)]
-    assert facts == [{"rank": 0, "size": 2}, {"rank": 1, "size": 2}]
+    assert [(line["step"], line["total"]) for line in history] == [(3, 6), (6, 12)]
+    contexts = [load_state(folder / f"context-{rank}.safetensors") for rank in (0, 1)]
+    assert contexts == [{"rank": 0, "size": 2}, {"rank": 1, "size": 2}]

@@ -1,5 +1,10 @@
 from __future__ import annotations
 
+import json
+import os
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
@@ -9,22 +14,43 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 
-from ecc.errors import BadFile, EccError
-from ecc.training.batches import BatchStream
-from ecc.training.distill import DistillSettings, Teacher, distillation_loss
-from ecc.training.distributed import DistributedContext
-from ecc.training.loop import Diverged, train
-from ecc.training.run_dir import open_run
-from ecc.training.schedules import Cosine
-from ecc.training.settings import TrainSettings
-from training.toys import Kept, Net, batches, fit, plain_net, same_weights, toy_task
+from ecc.errors import BadFile, BadTask, EccError, OutOfMemory
+from ecc.task import Task
+from ecc.training import (
+    BatchStream,
+    Cosine,
+    DistillSettings,
+    Diverged,
+    Interrupted,
+    Teacher,
+    TrainSettings,
+    fused_on_gpu,
+    load_state,
+    open_run,
+    train,
+    train_steps,
+)
+from ecc.training import loop as loop_module
+from ecc.training.loop import _LossSum, all_finite
+from training.toys import KeptLines, Net, batches, data, fit, plain_net, same_weights, toy_task, without_wall
+
+TESTS = Path(__file__).resolve().parent.parent
+
+
+def stop_at(step: int, number: int = signal.SIGTERM) -> Callable[..., None]:
+    def stop(at: int, info: Any) -> None:
+        if at == step:
+            signal.raise_signal(number)
+
+    return stop
+
 
 # ---------------------------------------------------------------- what it computes
 
 
-def test_it_is_the_loop_that_everyone_writes() -> None:
-    """Against a twin by hand: loss, backward, clip, step, with the scheduled rate."""
+def test_it_equals_a_loop_written_by_hand() -> None:
     model = plain_net()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     stream = BatchStream(toy_task(), seed=3)
@@ -38,57 +64,53 @@ def test_it_is_the_loop_that_everyone_writes() -> None:
         nn.utils.clip_grad_norm_(model.parameters(), 0.5)
         optimizer.step()
         losses.append(loss.detach())
-    kept = Kept()
-    trained, outcome = fit(9, task=toy_task(model=plain_net()), schedule=schedule, clip_norm=0.5, history=kept)
+    kept = KeptLines()
+    trained, result = fit(9, task=toy_task(model=plain_net()), schedule=schedule, clip_norm=0.5, history=kept)
     assert same_weights(trained, model)
-    assert outcome.loss == pytest.approx(float(torch.stack(losses[-3:]).mean()))
-    assert [facts["step"] for facts in kept.lines] == [3, 6, 9]
-    assert [facts["total"] for facts in kept.lines] == [3, 6, 9]
-    assert [facts["lr"] for facts in kept.lines] == [schedule.lr(0.01, step, 9) for step in (2, 5, 8)]
-    assert kept.lines[0]["loss"] == pytest.approx(float(torch.stack(losses[:3]).mean()))
+    assert result.loss == pytest.approx(float(torch.stack(losses[-3:]).mean()))
+    assert [(line.step, line.total, line.lr) for line in kept.lines] == [
+        (step, step, schedule.lr(0.01, step - 1, 9)) for step in (3, 6, 9)
+    ]
+    assert kept.lines[0].loss == pytest.approx(float(torch.stack(losses[:3]).mean()))
 
 
 def test_it_learns() -> None:
-    kept = Kept()
+    kept = KeptLines()
     fit(120, lr=0.03, task=toy_task(model=plain_net()), history=kept, log_every=20)
-    assert kept.lines[-1]["loss"] < 0.8 * kept.lines[0]["loss"]
+    assert kept.lines[-1].loss < 0.8 * kept.lines[0].loss
 
 
-def test_the_student_trains_in_train_mode_and_modes_are_put_back() -> None:
-    task = toy_task()
+def test_modes_and_random_states_are_restored() -> None:
+    task, seen = toy_task(), []
     task.model.eval()
     task.model.head.train()
-    seen = []
-    model, _ = fit(2, task=task, on_step=lambda step, facts: seen.append(task.model.norm.training))
-    assert seen == [True, True]
-    assert (model.norm.training, model.head.training) == (False, True)
-    assert int(model.norm.num_batches_tracked) == 2
-    assert not torch.equal(model.norm.running_mean, torch.zeros(4))
-
-
-def test_the_random_state_is_left_as_it_was_and_outcomes_do_not_depend_on_it() -> None:
     torch.manual_seed(5)
     expected = torch.rand(3)
-    tasks = [toy_task(), toy_task()]
     torch.manual_seed(5)
-    first, _ = fit(4, task=tasks[0])
+    model, _ = fit(2, task=task, on_step=lambda step, info: seen.append((step, info.lineage, task.model.norm.training)))
     assert torch.equal(torch.rand(3), expected)
-    second, _ = fit(4, task=tasks[1])
+    assert seen == [(1, 1, True), (2, 2, True)]
+    assert (model.norm.training, model.head.training) == (False, True)
+    assert int(model.norm.num_batches_tracked) == 2
+
+
+def test_the_seed_determines_the_result() -> None:
+    first, second, other = fit(4)[0], fit(4)[0], fit(4, seed=1)[0]
     assert same_weights(first, second)
-    assert not same_weights(first, fit(4, seed=1)[0])  # the dropout is another
+    assert not same_weights(first, other)  # other dropout
 
 
-@pytest.mark.parametrize("micro_batch", [1, 2, 3])
-def test_micro_batches_add_up_to_the_batch(micro_batch: int) -> None:
-    whole, _ = fit(3, task=toy_task(model=plain_net()))
-    parts, outcome = fit(3, task=toy_task(model=plain_net()), micro_batch=micro_batch)
-    for name, weight in parts.state_dict().items():
-        torch.testing.assert_close(weight, whole.state_dict()[name], rtol=1e-4, atol=1e-6)
-    assert outcome.loss == pytest.approx(fit(3, task=toy_task(model=plain_net()))[1].loss, rel=1e-5)
+@pytest.mark.parametrize("options", [{"micro_batch": 1}, {"micro_batch": 3}, {"channels_last": True}])
+def test_settings_that_keep_the_result(options: dict[str, Any]) -> None:
+    expected, whole = fit(3, task=toy_task(model=plain_net()))
+    model, result = fit(3, task=toy_task(model=plain_net()), **options)
+    for name, weight in model.state_dict().items():
+        torch.testing.assert_close(weight, expected.state_dict()[name], rtol=1e-4, atol=1e-6)
+    assert result.loss == pytest.approx(whole.loss, rel=1e-5)
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
-def test_mixed_precision_is_near_full_precision(precision: Any) -> None:
+def test_mixed_precision_is_near_full_precision(precision: str) -> None:
     model, low = fit(20, task=toy_task(model=plain_net()), precision=precision, clip_norm=1.0)
     _, full = fit(20, task=toy_task(model=plain_net()), clip_norm=1.0)
     assert low.loss == pytest.approx(full.loss, rel=0.05)
@@ -96,46 +118,45 @@ def test_mixed_precision_is_near_full_precision(precision: Any) -> None:
     assert all(parameter.dtype == torch.float32 for parameter in model.parameters())
 
 
-def test_gradients_are_clipped_at_their_true_size() -> None:
-    """With fp16 they are 65,536 times too large until they are unscaled."""
-    models = []
+def test_gradients_are_clipped_after_unscaling() -> None:
+    """With fp16 they are 65,536 times too large before."""
+    heads = []
     for precision in ("fp32", "fp16"):
         task = toy_task(model=plain_net())
-        optimizer = torch.optim.SGD(task.model.parameters(), lr=0.5)  # Adam does not mind the size of gradients
-        settings = TrainSettings(precision=precision, clip_norm=0.1)  # type: ignore[arg-type]
+        optimizer = torch.optim.SGD(task.model.parameters(), lr=0.5)  # Adam does not depend on the size of gradients
+        settings = TrainSettings(precision=precision, clip_norm=0.1)
         train(task.model, optimizer, BatchStream(task), steps=5, loss=F.cross_entropy, settings=settings)
-        models.append(task.model.head.weight.detach())
-    moved = (models[0] - plain_net().head.weight.detach()).norm()
-    assert moved > 0.03
-    assert (models[0] - models[1]).norm() < 0.05 * moved
+        heads.append(task.model.head.weight.detach())
+    change = (heads[0] - plain_net().head.weight.detach()).norm()
+    assert change > 0.03
+    assert (heads[0] - heads[1]).norm() < 0.05 * change
 
 
-def test_channels_last_is_the_same_network() -> None:
-    model, _ = fit(3, task=toy_task(model=plain_net()), channels_last=True)
-    plain, _ = fit(3, task=toy_task(model=plain_net()))
-    for name, weight in model.state_dict().items():
-        torch.testing.assert_close(weight, plain.state_dict()[name], rtol=1e-4, atol=1e-6)
+@pytest.mark.parametrize("options", [{}, {"micro_batch": 2}, {"precision": "bf16", "channels_last": True}])
+def test_losses_inside_the_model_train_like_others(options: dict[str, Any]) -> None:
+    """With a DataLoader, dict batches and distillation."""
+
+    def as_dict(items: list[Any]) -> dict[str, Tensor]:
+        return {"images": torch.stack([item[0] for item in items]), "labels": torch.tensor([item[1] for item in items])}
+
+    def loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        return F.cross_entropy(model(images=batch["images"]), batch["labels"])
+
+    def result(loss: Callable[..., Tensor], collate: Any) -> nn.Module:
+        loader = DataLoader(TensorDataset(*data()), batch_size=4, shuffle=True, collate_fn=collate)
+        task = toy_task(model=plain_net(), train_batches=loader, loss=loss)
+        teacher = Teacher(Net(norm=False, dropout=0.0), DistillSettings(weight=0.3))
+        return fit(9, task=task, teacher=teacher, **options)[0]
+
+    torch.manual_seed(1)
+    inside = result(loss, as_dict)
+    torch.manual_seed(1)
+    outside = result(F.cross_entropy, None)
+    assert same_weights(inside, outside)
 
 
-@pytest.mark.parametrize("temperature", [None, 2.0])
-def test_a_teacher_adds_its_term(temperature: float | None) -> None:
-    dense = plain_net()
-    teacher = Teacher(dense, DistillSettings(weight=0.3, temperature=temperature))
-    student = plain_net()
-    with torch.no_grad():
-        student.head.weight.mul_(0.5)
-    images, labels = next(BatchStream(toy_task(), seed=3))
-    outputs = student(images)
-    with torch.no_grad():
-        expected = distillation_loss(
-            outputs, dense(images), F.cross_entropy(outputs, labels), weight=0.3, temperature=temperature
-        )
-    _, outcome = fit(1, task=toy_task(model=student), teacher=teacher)
-    assert outcome.loss == pytest.approx(float(expected))
-
-
-class Signs:
-    """The least that the loop asks of an optimizer."""
+class SignDescent:
+    """An optimizer with no more than `OptimizerLike`."""
 
     def __init__(self, model: nn.Module) -> None:
         self.param_groups: list[dict[str, Any]] = [{"params": list(model.parameters())}]
@@ -159,27 +180,53 @@ class Signs:
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
-def test_a_solver_takes_the_optimizers_place(tmp_path: Path, precision: Any) -> None:
+def test_a_solver_replaces_the_optimizer(tmp_path: Path, precision: str) -> None:
+    settings = TrainSettings(precision=precision, clip_norm=1.0)
     for steps in (2, 5):
         task = toy_task()
-        solver = Signs(task.model)
-        settings = TrainSettings(precision=precision, clip_norm=1.0)
+        solver, stream = SignDescent(task.model), BatchStream(task)
         with open_run(tmp_path / "run", {}) as run:
             train(
-                task.model,
-                solver,
-                BatchStream(task),
-                steps=steps,
-                schedule=Cosine(),
-                loss=F.cross_entropy,
-                settings=settings,
-                run=run,
+                task.model, solver, stream, steps=steps, schedule=Cosine(), loss=task.loss, settings=settings, run=run
             )
         assert solver.taken == steps
     assert not same_weights(task.model, toy_task().model)
 
 
-# ---------------------------------------------------------------- refusals
+def test_the_generator_takes_the_same_steps_and_saves_when_it_continues(tmp_path: Path) -> None:
+    whole, _ = fit(6)
+    for taken, expected in ((3, [1, 2, 3]), (9, [3, 4, 5, 6])):
+        task = toy_task()
+        optimizer, stream = torch.optim.Adam(task.model.parameters(), lr=0.01), BatchStream(task, seed=3)
+        settings = TrainSettings(log_every=3, checkpoint_steps=1)
+        with open_run(tmp_path / "run", {}) as run:
+            steps = train_steps(task.model, optimizer, stream, steps=6, loss=task.loss, settings=settings, run=run)
+            assert list(islice(steps, taken)) == expected
+            steps.close()
+    assert same_weights(task.model, whole)
+
+
+def test_the_device_is_waited_for_only_when_logging(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading a tensor waits for a GPU."""
+    reads, steps = [], []
+    for name in ("item", "__float__", "__int__", "__bool__", "tolist"):
+        original = getattr(Tensor, name)
+
+        def noted(self: Tensor, *, _original: Any = original) -> Any:
+            reads.append(len(steps))
+            return _original(self)
+
+        monkeypatch.setattr(Tensor, name, noted)
+    task = toy_task(train_batches=lambda epoch: list(batches(epoch)))
+    solver, settings = SignDescent(task.model), TrainSettings(log_every=5)
+    stream = BatchStream(task)
+    train(
+        task.model, solver, stream, steps=10, loss=task.loss, settings=settings, on_step=lambda *info: steps.append(1)
+    )
+    assert set(reads) - {0} == {5, 10}
+
+
+# ---------------------------------------------------------------- errors
 
 
 def exploding(at: int) -> Callable[[Tensor, Tensor], Tensor]:
@@ -200,20 +247,16 @@ def test_a_loss_that_is_not_finite_stops_and_names_the_last_good_checkpoint(tmp_
         state = run.checkpoint()
         assert state is not None
         assert state["step"] == 6
-        assert all(torch.isfinite(tensor).all() for tensor in state["model"].values())
-
-
-def test_without_checkpoints_divergence_is_seen_at_the_next_look() -> None:
     seen = []
-    with pytest.raises(Diverged, match="at step 2; there is no checkpoint before it"):
-        fit(20, task=toy_task(loss=exploding(2)), log_every=4, on_step=lambda step, facts: seen.append(step))
+    with pytest.raises(Diverged, match="at step 2; there is no checkpoint"):
+        fit(20, task=toy_task(loss=exploding(2)), log_every=4, on_step=lambda step, info: seen.append(step))
     assert seen == [1, 2, 3, 4]
 
 
 def test_weights_that_are_not_finite_are_never_saved(tmp_path: Path) -> None:
     task = toy_task()
 
-    def spoil(step: int, facts: Any) -> None:
+    def spoil(step: int, info: Any) -> None:
         with torch.no_grad():
             task.model.head.bias[0] = float("inf")
 
@@ -223,65 +266,280 @@ def test_weights_that_are_not_finite_are_never_saved(tmp_path: Path) -> None:
         assert run.checkpoint() is None
 
 
-def test_a_checkpoint_of_another_network_is_refused_in_one_line(tmp_path: Path) -> None:
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_losses_are_summed_and_the_first_bad_step_is_found(monkeypatch: pytest.MonkeyPatch, bad: float) -> None:
+    monkeypatch.setattr(loop_module, "MAX_PENDING_LOSSES", 7)
+    often, once = _LossSum(), _LossSum()
+    values = torch.rand(40, generator=torch.Generator().manual_seed(0))
+    for step, loss in enumerate(values, start=1):
+        often.append(loss, step)
+        once.append(loss, step)
+        if step % 3 == 0:
+            often.sum_up()
+    once.sum_up()
+    often.sum_up()
+    assert (often.total, often.count) == (once.total, once.count) == (sum(values.tolist()), 40)
+    for step, value in enumerate([1.0, bad, 3.0, float("nan")], start=41):
+        once.append(torch.tensor(value), step)
+    once.sum_up()
+    assert once.first_bad == 42
+    tensors = [torch.randn(3, 4), torch.zeros(0), torch.randn(5, 2).bfloat16(), torch.full((9,), 3e38)]
+    assert all_finite(tensors)
+    tensors[2][3, 1] = bad
+    assert not all_finite(tensors)
+
+
+@pytest.mark.parametrize(
+    ("fields", "error", "message"),
+    [
+        (
+            {"loss": lambda outputs, targets: outputs[9, 9]},
+            BadTask,
+            "at step 1 the network or its loss raised IndexError",
+        ),
+        ({"loss": lambda outputs, targets: torch.empty(1 << 60)}, OutOfMemory, "step 1 ran out .* --micro-batch N"),
+    ],
+)
+def test_errors_of_the_users_code_are_named(fields: dict[str, Any], error: type[EccError], message: str) -> None:
+    with pytest.raises(error, match=message):
+        fit(3, task=toy_task(**fields))
+
+
+def test_batches_that_fail_leave_a_checkpoint_before_the_step(tmp_path: Path) -> None:
+    whole, _ = fit(6)
+
+    def failing(epoch: int) -> Any:
+        yield from islice(batches(epoch), 4)
+        raise OSError("disk gone")
+
+    with open_run(tmp_path / "run", {}) as run:
+        with pytest.raises(BadTask, match=r"disk gone\. It is step 5; the last good checkpoint is .*, at step 4"):
+            fit(6, run=run, task=toy_task(train_batches=failing))
+        assert same_weights(fit(6, run=run)[0], whole)
+
+
+def test_a_checkpoint_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     with open_run(tmp_path / "run", {}) as run:
         fit(2, run=run)
-    with open_run(tmp_path / "run", {}) as run:
         with pytest.raises(BadFile, match="does not fit this run") as caught:
             fit(2, run=run, task=toy_task(model=Net(norm=False)))
         assert "\n" not in str(caught.value)
-
-
-def test_a_checkpoint_of_more_processes_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with open_run(tmp_path / "run", {}) as run:
-        fit(2, run=run)
-        state = run.checkpoint()
-        assert state is not None
-        run.save(state | {"world_size": 4})
-        with pytest.raises(BadFile, match="was written by 4 processes, and this is one of 1"):
+        run.save({**(run.checkpoint() or {}), "world_size": 4})
+        with pytest.raises(BadFile, match="was written by 4 processes, and now there are 1"):
             fit(2, run=run)
 
 
-def test_a_stream_on_another_device_or_of_another_process_is_refused() -> None:
+def test_wrong_arguments_are_refused() -> None:
     task = toy_task()
     optimizer = torch.optim.SGD(task.model.parameters())
-    settings = TrainSettings()
-    with pytest.raises(EccError, match=r"conv\.weight is on cpu and the batches come on meta"):
-        train(task.model, optimizer, BatchStream(task, device="meta"), steps=1, loss=F.cross_entropy, settings=settings)
-    stream = BatchStream(task, rank=1, world_size=2)
-    with pytest.raises(EccError, match="process 1 of 2, and this is 0 of 1"):
+    for stream, steps, message in (
+        (BatchStream(task, device="meta"), 1, r"conv\.weight is on cpu and the batches are on meta"),
+        (BatchStream(task, rank=1, world_size=2), 1, "process 1 of 2, and this is 0 of 1"),
+        (BatchStream(task), -1, "steps is -1; give a whole number of at least 0"),
+        (BatchStream(task), 2.5, r"steps is 2\.5"),
+    ):
+        with pytest.raises(EccError, match=message):
+            train(task.model, optimizer, stream, steps=steps, loss=F.cross_entropy)  # type: ignore[arg-type]
+
+
+# ---------------------------------------------------------------- resuming
+
+
+def loader_task() -> Task:
+    return toy_task(train_batches=DataLoader(TensorDataset(*data()), batch_size=4, shuffle=True))
+
+
+def large_loss(outputs: Tensor, targets: Tensor) -> Tensor:
+    """So large that the first steps in fp16 overflow and are skipped, until the scale fits."""
+    return 1000 * F.cross_entropy(outputs, targets)
+
+
+@pytest.mark.parametrize(
+    ("first", "options"),
+    [
+        (1, {}),
+        (8, {}),
+        (13, {}),
+        (19, {}),
+        (5, {"task": loader_task}),
+        (9, {"task": loader_task}),
+        (5, {"precision": "bf16"}),
+        (14, {"precision": "fp16", "task": lambda: toy_task(loss=large_loss)}),
+        (5, {"schedule": Cosine()}),
+        (5, {"micro_batch": 2}),
+    ],
+)
+def test_a_resumed_training_equals_an_uninterrupted_one_bit_for_bit(
+    tmp_path: Path, first: int, options: dict[str, Any]
+) -> None:
+    make = options.get("task", toy_task)
+    options = {name: value for name, value in options.items() if name != "task"}
+    with open_run(tmp_path / "whole", {}) as run:
+        whole, _ = fit(20, run=run, task=make(), **options)
+        expected = without_wall(run.history())
+    with open_run(tmp_path / "run", {}) as run, pytest.raises(Interrupted):
+        fit(20, run=run, task=make(), on_step=stop_at(first), **options)
+    with open_run(tmp_path / "run", {}) as run:
+        # The learning rate of the checkpoint is used: the optimizer of a method may start with another one.
+        model, result = fit(20, run=run, task=make(), lr=0.5, **options)
+        assert result.resumed_at == first
+        assert without_wall(run.history()) == expected
+    assert same_weights(model, whole)
+
+
+def test_a_finished_training_is_not_repeated(tmp_path: Path) -> None:
+    with open_run(tmp_path / "run", {}) as run:
+        first, _ = fit(4, run=run)
+    with open_run(tmp_path / "run", {}) as run:
+        second, result = fit(4, run=run)
+        assert (result.steps, result.resumed_at, result.loss) == (4, 4, None)
+    assert same_weights(first, second)
+
+
+def test_checkpoints_by_steps_and_by_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def saved(**options: Any) -> list[int]:
+        steps = []
+        with open_run(tmp_path / str(len(list(tmp_path.iterdir()))), {}) as run:
+            monkeypatch.setattr(run, "save", lambda state: steps.append(state["step"]))
+            fit(10, run=run, **options)
+        return steps
+
+    assert saved(checkpoint_steps=4) == [4, 8, 10]
+    assert saved(checkpoint_steps=None) == [10]
+    clock = iter(range(1000))
+    monkeypatch.setattr("ecc.training.loop.time.monotonic", lambda: float(next(clock)))
+    assert len(saved(checkpoint_seconds=3.0)) > 3
+
+
+def test_phases_of_one_run_follow_each_other(tmp_path: Path) -> None:
+    with open_run(tmp_path / "run", {}) as run:
+        fit(4, run=run, phase="prune", extra=lambda: {"widths": [1, 2]})
+        state = run.checkpoint()
+        assert state is not None
+        assert (state["phase"], state["step"], state["extra"]) == ("prune", 4, {"widths": [1, 2]})
+        model, result = fit(6, run=run, phase="finetune")
+        assert result.resumed_at == 0
+        expected = [("prune", 3), ("prune", 4), ("finetune", 3), ("finetune", 6)]
+        assert [(line["phase"], line["step"]) for line in run.history()] == expected
+    assert same_weights(model, fit(6, phase="finetune")[0])
+
+
+def test_on_step_can_end_the_training(tmp_path: Path) -> None:
+    for resumed_at in (0, 4):
+        with open_run(tmp_path / "run", {}) as run:
+            _, result = fit(20, run=run, on_step=lambda step, info: step == 4)
+            assert (result.steps, result.stopped, result.resumed_at) == (4, True, resumed_at)
+            assert [line["step"] for line in run.history()] == [3, 4]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_saves_and_says_how_to_resume(tmp_path: Path, number: signal.Signals) -> None:
+    with open_run(tmp_path / "run", {}) as run:
+        message = rf"signal {int(number)} after step 2, saved in .*checkpoint\.safetensors\. Run the same command again"
+        with pytest.raises(Interrupted, match=message) as caught:
+            fit(20, run=run, on_step=stop_at(2, number))
+        assert caught.value.signum == number
+        assert (run.checkpoint() or {})["step"] == 2
+    with pytest.raises(Interrupted, match="nothing was saved"):
+        fit(20, on_step=stop_at(2, number))
+    with pytest.raises(Interrupted):
+        fit(1, on_step=stop_at(1, number))  # in the last step
+
+
+def test_buffers_that_state_dict_leaves_out_are_restored(tmp_path: Path) -> None:
+    """The buffers of a slimmed network may differ from channel to channel."""
+
+    def task(value: float) -> Task:
+        found = toy_task()
+        found.model.register_buffer("shift", torch.full((3,), value), persistent=False)
+        return found
+
+    with open_run(tmp_path / "run", {}) as run:
+        fit(3, run=run, task=task(1.0))
+        model, _ = fit(5, run=run, task=task(2.0))
+    assert torch.equal(model.shift, torch.ones(3))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs processes that can be forked and killed")
+@pytest.mark.thorough  # methods/test_resume.py kills a whole compression
+@pytest.mark.parametrize("seed", [1, 2])
+def test_kill_9_at_random_moments_changes_nothing(tmp_path: Path, seed: int) -> None:
+    command = [sys.executable, str(TESTS / "training" / "killing.py"), str(tmp_path), str(seed)]
+    paths = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    outcome = json.loads(done.stdout)
+    assert outcome["status"] == 0, done.stderr
+    assert len(set(outcome["killed"])) > 3, "it was killed at several places"
+    assert json.loads((tmp_path / "killed" / "summary.json").read_text())["resumed_at"] > 0
+    whole, killed = (load_state(tmp_path / name / "weights.safetensors") for name in ("whole", "killed"))
+    assert all(torch.equal(whole[name], killed[name]) for name in whole)
+    histories = [
+        without_wall([json.loads(line) for line in (tmp_path / name / "history.jsonl").read_text().splitlines()])
+        for name in ("whole", "killed")
+    ]
+    assert len(histories[0]) == 20
+    assert histories[0] == histories[1]
+    assert not [file for file in (tmp_path / "killed").iterdir() if "tmp" in file.name]
+
+
+# ---------------------------------------------------------------- GPU
+
+
+def test_optimizers_are_fused_on_a_gpu_only() -> None:
+    assert fused_on_gpu(nn.Linear(2, 2).parameters()) is None
+    assert fused_on_gpu([]) is None
+
+
+@pytest.mark.gpu
+def test_a_fused_optimizer_takes_steps() -> None:
+    layer = nn.Linear(2, 2).cuda()
+    assert fused_on_gpu(layer.parameters()) is True
+    assert fused_on_gpu([*layer.parameters(), torch.zeros(1)]) is None
+    optimizer = torch.optim.Adam(layer.parameters(), fused=fused_on_gpu(layer.parameters()))
+    layer(torch.ones(1, 2, device="cuda")).sum().backward()
+    before = layer.weight.detach().clone()
+    optimizer.step()
+    assert not torch.equal(before, layer.weight)
+
+
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])  # the scaler of fp16 waits by itself
+def test_a_gpu_is_waited_for_only_when_logging(precision: str) -> None:
+    task = toy_task(model=plain_net().cuda())
+    optimizer = torch.optim.Adam(task.model.parameters(), lr=0.02)
+    settings = TrainSettings(precision=precision, clip_norm=1.0, log_every=10)
+    seen = []
+
+    def watch(step: int, info: Any) -> None:
+        seen.append(step)
+        torch.cuda.set_sync_debug_mode("error" if 10 < step < 19 else "default")
+
+    stream, teacher = BatchStream(task, device="cuda"), Teacher(task.model)
+    try:
         train(
-            task.model,
-            optimizer,
-            stream,
-            steps=1,
-            loss=F.cross_entropy,
-            settings=settings,
-            distributed=DistributedContext("cpu"),
+            task.model, optimizer, stream, steps=20, loss=task.loss, settings=settings, teacher=teacher, on_step=watch
         )
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert len(seen) == 20
 
 
-def test_the_device_is_waited_for_only_when_looking(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reading a tensor is what waits for a GPU; in between the loop may not."""
-    reads = []
-    for name in ("item", "__float__", "__int__", "__bool__", "tolist"):
-        original = getattr(Tensor, name)
-
-        def noted(self: Tensor, *, _original: Any = original) -> Any:
-            reads.append(len(steps))
-            return _original(self)
-
-        monkeypatch.setattr(Tensor, name, noted)
-    steps: list[int] = []
-    optimizer_free = toy_task(train_batches=lambda epoch: list(batches(epoch)))
-    solver = Signs(optimizer_free.model)
-    train(
-        optimizer_free.model,
-        solver,
-        BatchStream(optimizer_free),
-        steps=10,
-        loss=F.cross_entropy,
-        settings=TrainSettings(log_every=5),
-        on_step=lambda step, facts: steps.append(step),
-    )
-    assert set(reads) - {0} == {5, 10}
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_it_trains_and_resumes_on_a_gpu(tmp_path: Path, precision: str) -> None:
+    losses = []
+    settings = TrainSettings(precision=precision, channels_last=True, clip_norm=1.0, log_every=10)
+    for steps in (20, 40):
+        task = toy_task(model=plain_net().cuda())
+        optimizer = torch.optim.Adam(task.model.parameters(), lr=0.02)
+        stream, teacher = BatchStream(task, device="cuda"), Teacher(task.model)
+        with open_run(tmp_path / "run", {}, device_type="cuda") as run:
+            result = train(
+                task.model, optimizer, stream, steps=steps, loss=task.loss, settings=settings, run=run, teacher=teacher
+            )
+        losses.append(result.loss)
+        assert result.resumed_at == steps - 20
+    assert losses[1] < losses[0]

@@ -1,10 +1,9 @@
-"""A small task with everything that makes resuming hard: dropout, batch norm, shuffled and augmented batches."""
+"""A small task with all that makes resuming hard: dropout, batch norm, shuffled and augmented batches."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,13 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ecc.task import Task
-from ecc.training.batches import BatchStream
-from ecc.training.distributed import DistributedContext
-from ecc.training.loop import TrainResult, train
-from ecc.training.run_dir import RunDir
-from ecc.training.settings import TrainSettings
+from ecc.training import BatchStream, DistributedContext, TrainResult, TrainSettings, train
 
-ITEMS, BATCH = 28, 4  # 7 batches an epoch
+ITEMS, BATCH = 28, 4  # 7 batches per epoch
 
 
 class Net(nn.Module):
@@ -47,7 +42,7 @@ def data() -> tuple[Tensor, Tensor]:
 
 
 def batches(epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Shuffled and augmented by the global generators, as careless users do."""
+    """Shuffled and augmented with the global generators, as many users do."""
     images, labels = data()
     order = torch.randperm(ITEMS)
     for start in range(0, ITEMS, BATCH):
@@ -62,44 +57,28 @@ def toy_task(**fields: Any) -> Task:
     return Task(name="toy", example_input=torch.zeros(1, 1, 6, 6), **usual | fields)
 
 
-def fit(
-    steps: int,
-    *,
-    run: RunDir | None = None,
-    task: Task | None = None,
-    distributed: DistributedContext | None = None,
-    lr: float = 0.01,
-    weights_to: Path | None = None,
-    **options: Any,
-) -> tuple[nn.Module, TrainResult]:
-    """Trains the toy; settings and arguments of `train` by name."""
+TRAIN_ARGUMENTS = ("teacher", "history", "on_step", "extra", "phase", "schedule", "run", "distributed")
+
+
+def fit(steps: int, *, task: Task | None = None, lr: float = 0.01, **options: Any) -> tuple[nn.Module, TrainResult]:
+    """Train the toy; `options` are arguments of `train` and settings."""
     task = task or toy_task()
-    distributed = distributed or DistributedContext("cpu")
-    arguments = {
-        name: options.pop(name)
-        for name in ("teacher", "history", "on_step", "extra", "phase", "schedule")
-        if name in options
-    }
-    optimizer = torch.optim.Adam(task.model.parameters(), lr=lr)
-    stream = BatchStream(task, seed=3, rank=distributed.rank, world_size=distributed.size)
-    assert task.loss is not None
-    settings = TrainSettings(**{"log_every": 3, **options})
-    trained = train(
+    arguments = {name: options.pop(name) for name in TRAIN_ARGUMENTS if name in options}
+    distributed = arguments.get("distributed") or DistributedContext("cpu")
+    result = train(
         task.model,
-        optimizer,
-        stream,
+        torch.optim.Adam(task.model.parameters(), lr=lr),
+        BatchStream(task, seed=3, rank=distributed.rank, world_size=distributed.size),
         steps=steps,
         loss=task.loss,
-        settings=settings,
-        distributed=distributed,
-        run=run,
+        settings=TrainSettings(**{"log_every": 3, **options}),
         **arguments,
     )
-    return task.model, trained
+    return task.model, result
 
 
 def without_wall(history: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [{name: value for name, value in facts.items() if name != "wall"} for facts in history]
+    return [{name: value for name, value in line.items() if name != "wall"} for line in history]
 
 
 def same_weights(one: nn.Module, other: nn.Module) -> bool:
@@ -107,9 +86,9 @@ def same_weights(one: nn.Module, other: nn.Module) -> bool:
     return list(first) == list(second) and all(torch.equal(first[name], second[name]) for name in first)
 
 
-class Kept:
+class KeptLines:
     def __init__(self) -> None:
         self.lines: list[Any] = []
 
-    def log(self, facts: Any) -> None:
-        self.lines.append(facts)
+    def log(self, line: Any) -> None:
+        self.lines.append(line)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -25,6 +24,7 @@ from .options import (
     freeze_option,
     json_option,
     option,
+    print_json,
     settings_options,
     task_argument,
     task_options,
@@ -133,7 +133,6 @@ def compare(
 
     from ecc.api import make_settings, write_report
     from ecc.methods.cluster import open_cluster, run_on_cluster
-    from ecc.records import to_builtins
     from ecc.report.charts import check_figure_path, draw_tradeoff
     from ecc.report.load import load_grid, load_report
     from ecc.report.terminal import grid_table
@@ -175,15 +174,15 @@ def compare(
                 failed = run_on_cluster(grid, replace(spec, device=cluster.device).opened, output, cluster, tell)
     except Interrupted as stop:
         click.echo(f"\n{stop}", err=True)
-        raise click.exceptions.Exit(128 + stop.number) from None
+        raise click.exceptions.Exit(128 + stop.signum) from None
     rows = load_grid(output)
     if figure is not None:
         draw_tradeoff(load_report(output), figure)
     if as_json:
-        click.echo(json.dumps(to_builtins(rows), indent=1))
+        print_json(rows)
     else:
         Console().print(grid_table(rows))
-    if len(failed) == len(grid.cells):
+    if len(failed) == len(grid.runs):
         raise EccError("every run failed; the lines above say why.")
     try:
         tell(f"report: {write_report(output)}")
@@ -236,14 +235,14 @@ class GridSpec:
 
         models = [EnergyModel.load(path) for path in self.energy]
         device = usable_device(self.device)
-        with open_meter(self.meter if models else None, torch.device(device), models[:1], is_command=True) as source:
+        with open_meter(self.meter if models else None, torch.device(device), models[:1]) as source:
             yield Comparison(
                 self.build_task(device),
                 models,
                 methods=self.methods,
                 budgets=self.budgets,
                 seeds=self.seeds,
-                source=source,
+                meter=source,
                 settings=self.settings,
                 device=device,
                 freeze=self.freeze,
@@ -265,7 +264,7 @@ def _with_energy(spec: GridSpec, output: Path, samples: int | None, batch: int |
         return spec
     check_grid_folder(output)
     device = usable_device(spec.device)
-    with open_meter(spec.meter, torch.device(device), is_command=True) as source:
+    with open_meter(spec.meter, torch.device(device)) as source:
         assert source is not None  # without an energy model there has to be one
         models = profile_and_fit(
             spec.build_task("cpu"),

@@ -22,6 +22,7 @@ from .options import (
     freeze_option,
     json_option,
     option,
+    print_json,
     quiet_option,
     remember_task,
     settings_options,
@@ -152,11 +153,10 @@ def compress(
                 distributed=distributed,
                 loggers=loggers,
                 console=shown,
-                is_command=True,
             ).summary
     except Interrupted as stop:
         click.echo(f"\n{stop}", err=True)
-        raise click.exceptions.Exit(128 + stop.number) from None
+        raise click.exceptions.Exit(128 + stop.signum) from None
     finally:
         for logger in loggers:
             logger.close()
@@ -166,9 +166,7 @@ def compress(
     remember_task(output, task, data)
     report = _report(output)
     if as_json:
-        from ecc.records import to_json
-
-        click.echo(to_json(summary))
+        print_json(summary)
     elif not quiet:
         Console().print(compress_table(summary, output))
         click.echo(report)
@@ -194,7 +192,7 @@ def _compress_weights(
     source = zero_skipping_platform(meter)
     job = WeightCompression(task, budgets, source, settings=settings, device=distributed.device)
     full = dict(zip(job.cost.groups, job.cost.full_widths, strict=True))
-    with show_progress(shown, settings, [job.reach()], full, distributed) as view:
+    with show_progress(shown, settings, job.feasibility(), full, distributed) as view:
         return job.run(folder, distributed=distributed, history=view, loggers=loggers, progress=view.say).summary
 
 

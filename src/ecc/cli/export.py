@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from ecc.constants import EXPORT_FORMATS
 from ecc.errors import BadTask
 
-from .options import Command, build_task, console, json_option, option, quiet_option, recall_task
+from .options import Command, build_task, console, json_option, option, print_json, quiet_option, recall_task
 
 if TYPE_CHECKING:
-    from ecc.export.job import ExportedRun
     from ecc.task import Task
 
 PATH = click.Path(path_type=Path)
@@ -60,7 +57,9 @@ def export(
     from rich.console import Console
 
     from ecc.export import export_run
+    from ecc.records import read_record
     from ecc.report.terminal import export_table
+    from ecc.run_records import RunSummary
 
     shown = console(is_shown=not quiet and not as_json)
     result = export_run(
@@ -74,7 +73,9 @@ def export(
         tell=None if shown is None else lambda line: shown.print(line, markup=False, highlight=False),
     )
     if as_json:
-        click.echo(json.dumps(export_facts(result), indent=1))
+        scores = read_record(run / "summary.json", RunSummary).scores
+        facts = {"folder": str(result.folder), "files": result.files, "notes": result.notes}
+        print_json({**facts, "score": scores.get("finetuned", scores.get("pruned"))})
     elif not quiet:
         Console().print(export_table(result))
 
@@ -85,14 +86,3 @@ def _task_of(run: Path) -> Task:
     if remembered is None:
         raise BadTask(f"the task of {run} is not known on this machine; give it with --task, such as net.py:build.")
     return build_task(remembered.task, remembered.data, remembered.weights, remembered.image_size)
-
-
-def export_facts(result: ExportedRun) -> dict[str, Any]:
-    """Plain values for programs and for the table."""
-    scores = result.summary.scores
-    return {
-        "folder": str(result.folder),
-        "files": [asdict(file) for file in result.files],
-        "score": scores.get("finetuned", scores.get("pruned")),
-        "notes": list(result.notes),
-    }

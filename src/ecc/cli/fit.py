@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import click
 
 from ecc.errors import BadBudget, BadFile, EccError
 
-from .options import Command, json_option, option
+from .options import Command, json_option, option, print_json
 
 FILE = click.Path(path_type=Path)
 
@@ -51,9 +50,8 @@ def fit(
 
     from ecc.energy import fit as fit_profile
     from ecc.energy import parse_budgets
-    from ecc.energy.ablation import ABLATION_FORMAT, run_ablation
-    from ecc.energy.model import FORMAT
-    from ecc.io import refuse_other_file, write_text
+    from ecc.energy.ablation import run_ablation
+    from ecc.io import write_text
     from ecc.measure import Profile
     from ecc.records import to_builtins, to_json
     from ecc.report.charts import draw_fit
@@ -61,17 +59,10 @@ def fit(
 
     profile = Profile.load(file)
     parsed = parse_budgets(budgets) if budgets else ()
-    if output is not None:
-        if not output.parent.is_dir():
-            raise BadFile(f"cannot write {output}: there is no folder {output.parent}.")
-        refuse_other_file(output, FORMAT, "energy model")
+    stem = file.name.removesuffix(".gz").removesuffix(".profile") + ("" if resource == "energy" else f"-{resource}")
+    _check_files(output, figures, stem)
     if iterations < 0 or (iterations and figures is None):
         raise EccError(f"--paper {iterations}: give at least 1 iteration, and --figures FOLDER.")
-    stem = file.name.removesuffix(".gz").removesuffix(".profile") + ("" if resource == "energy" else f"-{resource}")
-    if figures is not None:
-        refuse_other_file(figures / f"{stem}-fit.json", ABLATION_FORMAT, "data of a fit")
-        for name in ("prediction", "paper"):
-            refuse_other_file(figures / f"{stem}-{name}.svg", "<svg", "figure")
     for one in parsed:
         if one.resource != resource:
             raise BadBudget(f"budget {one} is on {one.resource}, but this model predicts {resource}; leave it out.")
@@ -89,10 +80,26 @@ def fit(
     checks = [check_budget(model, one) for one in parsed]
     if as_json:
         warnings = [line for is_reachable, line in checks if not is_reachable]
-        click.echo(json.dumps({**to_builtins(fit_summary(model)), "warnings": warnings}, indent=1))
+        print_json({**to_builtins(fit_summary(model)), "warnings": warnings})
         return
     Console().print(fit_table(model, f"{file.name}: {resource} of {model.origin.samples} samples ({model.label})"))
     for _, line in checks:
         click.echo(line)
     for path in written:
         click.echo(f"wrote {path}")
+
+
+def _check_files(output: Path | None, figures: Path | None, stem: str) -> None:
+    """Refuse to overwrite other files, before anything is computed."""
+    from ecc.energy.ablation import ABLATION_FORMAT
+    from ecc.energy.model import FORMAT
+    from ecc.io import refuse_other_file
+
+    if output is not None:
+        if not output.parent.is_dir():
+            raise BadFile(f"cannot write {output}: there is no folder {output.parent}.")
+        refuse_other_file(output, FORMAT, "energy model")
+    if figures is not None:
+        refuse_other_file(figures / f"{stem}-fit.json", ABLATION_FORMAT, "data of a fit")
+        for name in ("prediction", "paper"):
+            refuse_other_file(figures / f"{stem}-{name}.svg", "<svg", "figure")

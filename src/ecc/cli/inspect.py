@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import click
 
-from .options import Command, build_task, freeze_option, json_option, option, task_argument, task_options
+from .options import Command, build_task, freeze_option, json_option, option, print_json, task_argument, task_options
 
 
 @click.command(cls=Command)
@@ -32,7 +31,6 @@ def inspect(task: str, freeze: tuple[str, ...], verify: bool, output: Path | Non
     from ecc.graph import trace_channels
     from ecc.graph.channel_graph import FORMAT
     from ecc.io import refuse_other_file
-    from ecc.records import to_builtins
     from ecc.report.terminal import graph_summary, graph_table
 
     if output is not None:
@@ -42,7 +40,7 @@ def inspect(task: str, freeze: tuple[str, ...], verify: bool, output: Path | Non
     if output is not None:
         graph.save(output)
     if as_json:
-        click.echo(json.dumps(to_builtins(graph_summary(graph)), indent=1))
+        print_json(graph_summary(graph))
     else:
         Console().print(graph_table(graph, f"Channel groups of {job.name}"))
 
@@ -69,12 +67,11 @@ def doctor(meter: str, seconds: float, quick: bool, as_json: bool) -> None:
     from rich.console import Console
 
     from ecc.measure.doctor import diagnose
-    from ecc.records import to_builtins
     from ecc.report.terminal import doctor_table
 
     with Console(stderr=True).status("looking for meters") as status:
         found = diagnose(meter, seconds=seconds, quick=quick, report=status.update)
     if as_json:
-        click.echo(json.dumps(to_builtins(found), indent=1))
+        print_json(found)
     else:
         Console(highlight=False).print(doctor_table(found))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hmac
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import wraps
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from ecc.task import Task
+    from ecc.zoo.recipe import Recipe
 
 TASK_FILE = "task.json"
 """In a run folder: the task, as it was typed."""
@@ -45,7 +46,7 @@ class Option(click.Option):
     def get_help_extra(self, ctx: click.Context) -> Any:
         """The default; ranges are in the messages."""
         extra = super().get_help_extra(ctx)
-        extra.pop("range", None)  # type: ignore[typeddict-item]
+        extra.pop("range", None)
         return extra
 
 
@@ -198,17 +199,26 @@ def _use_config(ctx: click.Context, path: Path) -> str:
     from ecc.zoo.recipe import read_recipe
 
     recipe = read_recipe(path)
+    lists = {param.name for param in ctx.command.params if param.multiple}
+    ctx.default_map = {**recipe_options(recipe, lists), **(ctx.default_map or {})}
+    return recipe.task
+
+
+def recipe_options(recipe: Recipe, lists: Container[str | None] = ()) -> dict[str, Any]:
+    """The values of a recipe as options.
+
+    Args:
+        recipe: The recipe.
+        lists: Options that can be repeated; lists of other options become text with commas.
+    """
     settings = flat_values(recipe.settings)
     values: dict[str, Any] = {name: settings[name] for name in recipe.given}
     values |= {name: getattr(recipe, name) for name in ("data", "weights", "batch_size", "seeds", "meter", "freeze")}
-    values["image_size"] = None if recipe.size is None else "x".join(map(str, recipe.size))
+    values["image_size"] = None if recipe.image_size is None else "x".join(map(str, recipe.image_size))
     for name in ("budgets", "methods"):
         found = getattr(recipe, name)
-        is_list = any(param.name == name and param.multiple for param in ctx.command.params)
-        values[name] = found if is_list or found is None else ",".join(found)
-    known = {name: value for name, value in values.items() if value is not None}
-    ctx.default_map = {**known, **(ctx.default_map or {})}
-    return recipe.task
+        values[name] = found if found is None or name in lists else ",".join(found)
+    return {name: value for name, value in values.items() if value is not None}
 
 
 # ---------------------------------------------------------------- the task
@@ -266,8 +276,8 @@ def quiet_option(function: F) -> F:
 
 def build_task(
     spec: str,
-    data: Path | None = None,
-    weights: Path | None = None,
+    data: str | Path | None = None,
+    weights: str | Path | None = None,
     image_size: str | None = None,
     batch_size: int | None = None,
     device: Any = "cpu",
@@ -279,10 +289,10 @@ def build_task(
         spec,
         data,
         weights,
-        size=None if image_size is None else parse_image_size(image_size),
+        image_size=None if image_size is None else parse_image_size(image_size),
         batch_size=batch_size,
         device=device,
-        tell=lambda line: click.echo(line, err=True),
+        log=lambda line: click.echo(line, err=True),
     )
 
 
@@ -383,3 +393,12 @@ def console(*, is_shown: bool) -> Console | None:
     from rich.console import Console
 
     return Console(stderr=True) if is_shown else None
+
+
+def print_json(value: Any) -> None:
+    """Print a record, or plain values, as JSON."""
+    import msgspec
+
+    from ecc.records import to_json
+
+    click.echo(msgspec.json.format(to_json(value), indent=1))

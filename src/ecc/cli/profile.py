@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from .options import (
     freeze_option,
     json_option,
     option,
+    print_json,
     quiet_option,
     task_argument,
     task_options,
@@ -135,7 +135,7 @@ def profile(
     finally:
         close_meter(source)
     if as_json:
-        click.echo(json.dumps({"file": str(output), **to_builtins(profile_summary(result, graph))}, indent=1))
+        print_json({"file": str(output), **to_builtins(profile_summary(result, graph))})
     elif not quiet:
         click.echo(profile_text(result, output, graph))
 

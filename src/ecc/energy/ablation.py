@@ -181,7 +181,7 @@ def fit_with_adam(
 
 
 def _network(inputs: int, hidden_layers: int, seed: int) -> nn.Sequential:
-    """A linear layer that starts at zero, as the authors' does, or an MLP with LeCun initialisation, as SELU expects."""
+    """A linear layer that starts at zero, as in the authors' code, or an MLP with LeCun initialisation, for SELU."""
     generator = torch.Generator().manual_seed(seed)
     sizes = [inputs, *[HIDDEN_WIDTH] * hidden_layers, 1]
     layers: list[nn.Module] = []

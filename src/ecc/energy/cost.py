@@ -3,8 +3,8 @@
     BilinearForm   base + sum of coefficient * left * right       MACs, bytes, parameters, the paper's energy model
     StepTerms      sum of height * clip((size - level) / 8, 0, 1)  energy that jumps where a library changes kernels
 
-`left`, `right` and `size` are `AffineSize`s: affine in the widths, with multiples of at least 0. Coefficients and heights
-are at least 0 too, so both forms are nonnegative and never grow when a channel is removed.
+`left`, `right` and `size` are `AffineSize`s: affine in the widths, with multiples of at least 0. Coefficients and
+heights are at least 0 too, so both forms are nonnegative and never grow when a channel is removed.
 """
 
 from __future__ import annotations

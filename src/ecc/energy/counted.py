@@ -18,9 +18,9 @@ from .cost import ONE, BilinearForm
 UNITS = {"macs": "", "params": "", "weight_bytes": "B", "activation_bytes": "B", "peak_bytes": "B"}
 """Resources that can be counted, and their units.
 
-macs: multiply-accumulates of one inference of the whole batch. params: parameters. weight_bytes: bytes of parameters and
-buffers. activation_bytes: bytes of activations read and written by all layers. peak_bytes: bytes of activations read and
-written by the largest layer, the least memory to run the network in.
+macs: multiply-accumulates of one inference of the whole batch. params: parameters. weight_bytes: bytes of parameters
+and buffers. activation_bytes: bytes of activations read and written by all layers. peak_bytes: bytes of activations
+read and written by the largest layer, the least memory to run the network in.
 """
 
 
@@ -144,8 +144,8 @@ class NonzeroCost:
     A weight of a convolution is used once per output position, so weights of early layers cost more. The base is
     everything else at full widths: activations, biases, norms, kernel launches and static power.
 
-    The estimate assumes a device that skips MACs with a zero weight and stores no zeros and no indices. Activations stay
-    dense, and the time, which static power depends on, stays that of the dense network. No GPU does this;
+    The estimate assumes a device that skips MACs with a zero weight and stores no zeros and no indices. Activations
+    stay dense, and the time, which static power depends on, stays that of the dense network. No GPU does this;
     `ecc.methods.unstructured` accepts only platforms that declare it.
 
     As a `Cost`, its groups are weight tensors and a width is the number of nonzero weights in one.

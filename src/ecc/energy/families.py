@@ -6,8 +6,8 @@ A family is a function from samples to a `FittedModel`, a sum of terms:
     physical   a constant; one term per group, linear in its width (activations, biases, norms, depthwise convolutions);
                one term in * out per layer that mixes channels; and steps where a library changes kernels
 
-Each term knows how many MACs and bytes it stands for. With joules per MAC and per byte, the physical family therefore has
-a prior for every coefficient.
+Each term knows how many MACs and bytes it stands for. With joules per MAC and per byte, the physical family therefore
+has a prior for every coefficient.
 """
 
 from __future__ import annotations
@@ -129,8 +129,8 @@ _MIN_RELATIVE_SCALE = 0.02  # smallest scale of a prior, relative to the mean co
 def physical(samples: Samples) -> FittedModel:
     """Coefficients with a prior from common joules per MAC and per byte, and steps with a prior of 0.
 
-    A kernel costs roughly what its MACs and bytes cost. Which kernel a library picks for which shape follows no formula;
-    it shows in the coefficients of layers and in steps. So the fit has three parts:
+    A kernel costs roughly what its MACs and bytes cost. Which kernel a library picks for which shape follows no
+    formula; it shows in the coefficients of layers and in steps. So the fit has three parts:
 
     1. Common coefficients: one cost per MAC, grouped MAC, activation byte and weight byte, fitted to all samples.
     2. These give every term a prior. The final fit moves terms away from it where the samples demand it; a term may

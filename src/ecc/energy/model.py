@@ -19,7 +19,7 @@ from ecc.errors import BadFile, BadMeasurement, BadWidths
 from ecc.graph import AffineSize, ChannelGraph
 from ecc.io import read_bytes
 from ecc.measure import MeasureSettings, MeterInfo
-from ecc.measure.profile import Profile
+from ecc.measure.profile import HEADER_START, Profile
 from ecc.records import from_json, write_record
 
 from .cost import BilinearForm, StepTerms
@@ -41,7 +41,6 @@ FORMULA = (
     "a size is [fixed, [[group, multiple], ...]]"
 )
 CURVE_SIZES = (15, 20, 30, 40, 60, 80, 120, 160, 200, 300, 500, 1000, 2000, 5000)
-_PROFILE_START = b'{"header":{"format":"ecc profile"'
 _MIN_IMPROVEMENT = 0.98  # the physical family must have an error below this share of the bilinear one to be chosen
 
 
@@ -219,7 +218,7 @@ class EnergyModel:
         """
         shared = {name: getattr(self, name) for name in _SHARED}
         unit = f"{self.unit} for one inference of the whole batch"
-        record = _ModelFile(format=FORMAT, unit=unit, label=self.label, formula=FORMULA, origin=self.origin, **shared)
+        record = EnergyModelFile(format=FORMAT, unit=unit, label=self.label, formula=FORMULA, origin=self.origin, **shared)
         write_record(path, record)
 
     @classmethod
@@ -234,11 +233,11 @@ class EnergyModel:
             BadFile: If it is not an energy model, is damaged, or belongs to another network.
         """
         data = read_bytes(path)
-        if data.startswith(_PROFILE_START):
+        if data.startswith(HEADER_START):
             raise BadFile(f"{path} is a profile, not an energy model. Fit one: ecc fit {path} -o energy.json")
         if FORMAT.encode() not in data[:512]:
             raise BadFile(f"{path} is not an energy model of this version ({FORMAT!r}). Fit one with ecc fit.")
-        record = from_json(data, _ModelFile, path)
+        record = from_json(data, EnergyModelFile, path)
         try:
             model = cls(origin=record.origin, **{name: getattr(record, name) for name in _SHARED})
             _check_consistency(model)
@@ -250,7 +249,7 @@ class EnergyModel:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _ModelFile:
+class EnergyModelFile:
     """The file of an energy model."""
 
     format: str

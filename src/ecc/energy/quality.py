@@ -130,7 +130,7 @@ def summarize_errors(errors: Array, samples: Samples, dense_fitted: float | None
 
 
 def evaluate_family(name: str, samples: Samples, errors: Array) -> FitErrors:
-    """Statistics of the cross-validated errors of a family, and its error at the dense network in a fit to all samples."""
+    """Statistics of cross-validated errors, with the error at the dense network in a fit to all samples."""
     dense = samples.take(samples.is_dense)
     if not len(dense):
         return summarize_errors(errors, samples)
@@ -149,14 +149,14 @@ def measurement_noise(profile: Profile, resource: str = "energy") -> float | Non
 def find_outlier_widths(errors: Array, samples: Samples) -> tuple[OutlierWidth, ...]:
     """Widths of single groups at which networks cost clearly more than predicted, the worst first.
 
-    In every model here a wider network costs at least as much. Some devices differ: where the kernels for 16 channels are
-    better than those for 12, the narrower network costs more. Such a width spoils the prediction of all others, and a
+    In every model here a wider network costs at least as much. Some devices differ: where the kernels for 16 channels
+    are better than those for 12, the narrower network costs more. Such a width spoils the prediction of all others, and a
     method that chooses it misses its budget.
 
     Args:
         errors: Cross-validated errors, one per sample.
-        samples: The samples. A width needs `OUTLIER_SAMPLES` networks, most of which cost more, and must differ from the
-            spread of all errors by `OUTLIER_SIGMAS` standard errors.
+        samples: The samples. A width needs `OUTLIER_SAMPLES` networks, most of which cost more, and must differ from
+            the spread of all errors by `OUTLIER_SIGMAS` standard errors.
     """
     excess = -np.log(np.maximum(1 + errors, 1e-3))  # log(value / prediction)
     std = max(float(excess.std()), OUTLIER_MIN_EXCESS / OUTLIER_SIGMAS)
@@ -230,6 +230,6 @@ def describe_outlier_widths(quality: FitQuality) -> str:
     ]
     more = f", and {len(found) - OUTLIERS_SHOWN} more widths" if len(found) > OUTLIERS_SHOWN else ""
     return (
-        f"Some widths cost more than predicted: {', '.join(shown)}{more}. The model cannot represent a narrower network "
-        "that costs more than a wider one. Profile with a larger --width-multiple, or exclude the group with --freeze."
+        f"Some widths cost more than predicted: {', '.join(shown)}{more}. The model cannot represent a narrower "
+        "network that costs more than a wider one. Profile with a larger --width-multiple, or exclude the group with --freeze."
     )

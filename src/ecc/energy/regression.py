@@ -183,8 +183,8 @@ def leave_one_out_errors(
 ) -> Array:
     """Relative error of each network under coefficients fitted without it, in closed form.
 
-    Exact as long as the same coefficients stay above 0: the fit without one sample is then linear in that sample, and its
-    residual is the residual of the fit divided by 1 - leverage.
+    Exact as long as the same coefficients stay above 0: the fit without one sample is then linear in that sample, and
+    its residual is the residual of the fit divided by 1 - leverage.
 
     Args:
         features: As in `fit_coefficients`.

@@ -10,7 +10,7 @@ task can judge, and the latency is measured beside the floats, since integers ar
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from ecc.errors import BadTask, CannotExport
 from ecc.graph.forward_pass import as_call
-from ecc.task import Inputs, Task
+from ecc.task import Inputs, Task, split_batch
 
 from .formats import feed_of, library, onnx_session, run_session
 
@@ -92,10 +92,8 @@ def _reader(quantization: Any, model: Path, task: Task) -> Any:
 
 
 def _feeds(session: Any, task: Task) -> Iterator[dict[str, Any]]:
-    assert task.train_batches is not None  # refused before
-    batches: Iterable[tuple[Any, Any]] = task.train_batches(0)
-    for _, (inputs, _) in zip(range(CALIBRATION_BATCHES), batches, strict=False):
-        yield feed_of(session, inputs)
+    for _, batch in zip(range(CALIBRATION_BATCHES), task.epoch_batches(0), strict=False):
+        yield feed_of(session, split_batch(batch)[0])
 
 
 class OnnxNetwork(nn.Module):

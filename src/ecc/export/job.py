@@ -12,7 +12,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import mkdtemp
@@ -23,13 +23,12 @@ from torch import nn
 from ecc.constants import EXPORT_FORMATS
 from ecc.errors import BadFile, CannotExport
 from ecc.graph.forward_pass import as_call
-from ecc.graph.hooks import without_observers
+from ecc.graph.hooks import without_observer_hooks
 from ecc.graph.model_copy import whole_state
 from ecc.graph.numerics import outputs_of
-from ecc.io import alone, read_bytes, remove_abandoned, temporary, umask
+from ecc.io import lock_folder, read_bytes, sync_folder
 from ecc.task import Inputs, Task, batch_size_of, check_input, with_batch_size
 from ecc.training import load_state, save_state
-from ecc.training.checkpoint import sync_folder
 
 from .card import model_card
 from .formats import FORMATS, library, opened
@@ -98,7 +97,7 @@ def export_model(model: nn.Module, example_input: Inputs, path: str | Path, *, f
     _refuse_impossible([name], None)
     with _workshop(path.parent) as shop:
         made = _made(model, example_input, shop / path.name, name)
-        with alone(path.parent):
+        with lock_folder(path.parent):
             _publish([shop / path.name], path.parent, force=force)
     return made
 
@@ -158,7 +157,7 @@ def export_run(
             say(f"quantising, {int8}")
             files.append(_quantised(task, slim, example, timed, shop, int8))
         (shop / CARD).write_bytes(card)
-        with alone(folder):  # from the look at what is there until the files have their names
+        with lock_folder(folder):  # from the look at what is there until the files have their names
             kept = _is_another(shop / CARD, folder / CARD) and not force
             if kept:  # someone may have written in it
                 (shop / CARD).unlink()
@@ -229,7 +228,7 @@ def _refuse_unfit(slim: nn.Module, example_input: Inputs, run: Path) -> None:
 
 def _made(model: nn.Module, example_input: Inputs, path: Path, name: str) -> Exported:
     model.eval()
-    with without_observers(model, *as_call(example_input)) as followed:
+    with without_observer_hooks(model, *as_call(example_input)) as followed:
         FORMATS[name].write(followed, example_input, path)
         return _record(name, path, verify_export(followed, opened(name, path), example_input, what=path.name))
 
@@ -258,7 +257,7 @@ def _safetensors(
 def _timed(made: Exported, dense: nn.Module, example_input: Inputs, timed: Inputs, shop: Path) -> Exported:
     """The dense network in the same format, for its size and its latency; it is not kept."""
     other = shop / ".dense.onnx"
-    with without_observers(dense, *as_call(example_input)) as followed:
+    with without_observer_hooks(dense, *as_call(example_input)) as followed:
         FORMATS["onnx"].write(followed, example_input, other)
     latency = compare_latency(other, shop / made.file, timed)
     size = other.stat().st_size
@@ -296,13 +295,11 @@ def _batch(summary: Mapping[str, Any], example_input: Inputs) -> int:
 
 @contextmanager
 def _workshop(folder: Path) -> Iterator[Path]:
-    """A folder beside the files to come, gone when this ends; after a kill, when the next one begins."""
-    stack = ExitStack()
+    """A folder beside the files to come, removed when this ends."""
     try:
         was_there = folder.exists()
         folder.mkdir(parents=True, exist_ok=True)
-        remove_abandoned(folder, _SHOP)
-        shop = stack.enter_context(temporary(lambda: Path(mkdtemp(dir=folder, prefix=_SHOP))))
+        shop = Path(mkdtemp(dir=folder, prefix=_SHOP))
     except OSError as error:
         raise BadFile(f"cannot write into {folder}: {error.strerror}. Give another folder with -o.") from None
     try:
@@ -311,7 +308,6 @@ def _workshop(folder: Path) -> Iterator[Path]:
         raise BadFile(f"cannot write into {folder}: {error.strerror}.") from None
     finally:
         shutil.rmtree(shop, ignore_errors=True)
-        stack.close()
         if not was_there and not any(folder.iterdir()):
             folder.rmdir()
 
@@ -331,7 +327,6 @@ def _publish(files: Sequence[Path], folder: Path, *, force: bool) -> None:
     for file in files:
         descriptor = os.open(file, os.O_RDONLY)
         try:
-            os.fchmod(descriptor, 0o666 & ~umask())  # as any other new file; some writers make private ones
             os.fsync(descriptor)
         finally:
             os.close(descriptor)

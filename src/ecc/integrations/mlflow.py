@@ -22,9 +22,9 @@ class MlflowLogger:
     def __init__(self, client: Any, run_id: str) -> None:
         self._client, self._run_id = client, run_id
 
-    def log(self, facts: Mapping[str, Any], step: int) -> None:
+    def log(self, values: Mapping[str, float], step: int) -> None:
         """Takes numbers by name, at a step; characters that MLflow forbids in names become `_`."""
-        for name, value in facts.items():
+        for name, value in values.items():
             self._client.log_metric(self._run_id, _FORBIDDEN.sub("_", name), float(value), step=step)
 
     def close(self) -> None:

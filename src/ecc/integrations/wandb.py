@@ -25,9 +25,9 @@ class WandbLogger:
         run.define_metric(STEP, hidden=True)
         run.define_metric("*", step_metric=STEP)
 
-    def log(self, facts: Mapping[str, Any], step: int) -> None:
+    def log(self, values: Mapping[str, float], step: int) -> None:
         """Takes numbers by name, at a step."""
-        self._run.log({**facts, STEP: step})
+        self._run.log({**values, STEP: step})
 
     def close(self) -> None:
         """Finishes the run."""

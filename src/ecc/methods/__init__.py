@@ -1,4 +1,4 @@
-"""Room 5: methods that bring a network down to a budget; ECC first."""
+"""Pruning methods: ECC and baselines, and the compression that runs them."""
 
 from .base import Method, PruningContext
 from .baselines.amc import Amc, AmcSettings
@@ -8,8 +8,11 @@ from .baselines.lcp import Lcp, LcpSettings
 from .baselines.netadapt import NetAdapt, NetAdaptSettings
 from .baselines.scratch import Scratch
 from .baselines.uniform import Uniform
+from .budget_controller import BudgetController
 from .compression import CompressedModel, Compression
+from .cost_evaluator import CostEvaluator, MeasuredCost
 from .ecc import AdmmSettings, EccSolver, WeightSolver
+from .ecc.method import Ecc
 from .feasibility import Feasibility, check_feasibility
 from .settings import CompressSettings
 from .unstructured import SparseResult, WeightCompression
@@ -18,16 +21,20 @@ __all__ = [
     "AdmmSettings",
     "Amc",
     "AmcSettings",
+    "BudgetController",
     "CompressSettings",
     "CompressedModel",
     "Compression",
+    "CostEvaluator",
     "Eap",
     "EapSettings",
+    "Ecc",
     "EccSolver",
     "Feasibility",
     "Greedy",
     "Lcp",
     "LcpSettings",
+    "MeasuredCost",
     "Method",
     "NetAdapt",
     "NetAdaptSettings",

@@ -1,18 +1,13 @@
-"""`Method`: what a rival of ECC has to be. One file each; an instance is passed to `Compression`.
+"""`Method`: the interface of every pruning method, ECC included, and `PruningContext`: what a method works with.
 
-A method is given its work, takes steps of its natural size (a round, an episode, a layer), and says when it is done:
-when its predictions are within the targets. Between two steps its state can be saved. What it leaves is the dense network
-with channels silenced, so that all methods are cut, weighed and tuned alike.
-
-The targets may change after it was done: the scales found that the energy model errs there. A method that is asked again
-goes on from where it is, or begins anew where that is cheap. One that cuts the dense network anew in each step says so
-(`prunes_from_dense = True`), and is also asked for more where its network lies far below the budget.
+A method masks channels of the dense network in place. The rest is the same for all methods: `BudgetController` measures
+the result and corrects the targets, and `Compression` slims and finetunes the network.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -22,170 +17,226 @@ from torch import Tensor, nn
 from ecc.energy import Cost
 from ecc.errors import BadTask
 from ecc.graph import ChannelGraph, live_masks, mask_channels_
+from ecc.run_records import SolverLine
 from ecc.task import Task
-from ecc.training import BatchStream, Teacher
+from ecc.torch_utils import device_of
+from ecc.training import BatchStream, OptimizerLike, Teacher, fused_on_gpu
 
+from .ecc.constraints import group_min_widths
 from .ecc.importance import ConsumerSlices
-from .ecc.min_widths import floor_widths
 from .settings import CompressSettings
+
+
+def _no_training(optimizer: OptimizerLike, steps: int) -> Iterator[int]:
+    raise NotImplementedError("this context has no training loop")
 
 
 @dataclass
 class PruningContext:
-    """A network, what it may cost, and what there is to work with."""
+    """A network, its target costs, and the tools to prune it."""
 
     model: nn.Module
-    """The dense network, trained; a method silences channels of it in place."""
+    """The trained dense network. A method masks channels of it in place."""
     graph: ChannelGraph
     costs: tuple[Cost, ...]
     targets: list[float]
-    """What each cost may be at most, as the cost itself predicts it."""
+    """Upper bound of each cost as the cost itself predicts it. `BudgetController` changes them."""
     settings: CompressSettings
     width_multiple: int
     stream: BatchStream
-    """Of training batches; candidates that are given up are trained on forks of it."""
+    """Training batches. Candidates that are abandoned are trained on forks of it."""
     teacher: Teacher | None
     held_out: Callable[[nn.Module], float]
-    """Score on data that no choice of a method may go beyond; higher is better."""
+    """Score on held-out training data, higher is better. The only data that a method may choose by."""
     train: Callable[[nn.Module, int, float, BatchStream], None]
-    """`train(model, steps, lr, stream)`: trains in place, and silent channels stay silent."""
+    """`train(model, steps, lr, stream)` trains in place and keeps masked channels masked."""
     log: Callable[[Mapping[str, Any]], None]
-    """A line for the history."""
+    """Write values to the history as a `MethodLine`."""
+    log_solver: Callable[[SolverLine], None] = lambda _: None
+    make_optimizer: Callable[[], torch.optim.Optimizer] | None = None
+    """A new optimizer of `model` with the settings of the run."""
+    training: Callable[[OptimizerLike, int], Iterator[int]] = _no_training
+    """`training(optimizer, steps)` trains `model`; each `next` takes one step, which is logged and checkpointed."""
 
     def widths(self, model: nn.Module | None = None) -> list[int]:
-        """What `slim` would keep of each group, in the order of the graph: live channels, and dead ones to round up."""
+        """Channels of each group that `slim` would keep, in the order of the graph."""
         masks = live_masks(self.model if model is None else model, self.graph)
         device = next((mask.device for mask in masks if mask.device.type != "cpu"), torch.device("cpu"))
         counts = torch.stack([mask.sum().to(device) for mask in masks]).tolist()  # waits for the device once
         return self.graph.structure.padded(counts, self.width_multiple)
 
+    def named_widths(self) -> dict[str, int]:
+        """The widths by name of the group."""
+        return dict(zip(self.graph.full_widths, self.widths(), strict=True))
+
+    def predicted(self, widths: Mapping[str, int]) -> dict[str, float]:
+        """Predicted (or counted) cost by resource."""
+        vector = self.graph.widths(widths)
+        return {cost.resource: float(cost.to("cpu").value(vector)) for cost in self.costs}
+
     def constraint_violation(self, widths: Sequence[float]) -> float:
-        """The largest of cost / aim - 1 at some widths: not above 0 where all targets are met."""
+        """The largest cost / target - 1; not above 0 where all targets are met."""
         vector = torch.tensor(widths, dtype=torch.float64)
-        spent = (float(cost.to("cpu").value(vector)) for cost in self.costs)
-        return max(cost / aim - 1 for cost, aim in zip(spent, self.targets, strict=True))
+        amounts = (float(cost.to("cpu").value(vector)) for cost in self.costs)
+        return max(amount / target - 1 for amount, target in zip(amounts, self.targets, strict=True))
 
     def min_widths(self) -> list[int]:
-        """The least width of each group."""
-        return floor_widths(self.graph, self.settings.min_width_ratio, self.width_multiple)
+        """Minimum width of each group."""
+        return group_min_widths(self.graph, self.settings.min_width_ratio, self.width_multiple)
 
     def round_widths(self, widths: Sequence[float]) -> list[int]:
-        """Widths on the width_remainders that the hardware likes, none larger than given and none below its floor."""
-        left = self.graph.structure.width_remainders(self.width_multiple)
+        """The largest allowed widths that are not above the given ones, and not below the minimum widths."""
+        remainders = self.graph.structure.width_remainders(self.width_multiple)
         found = []
-        for group, width, floor, rest in zip(self.graph.groups, widths, self.min_widths(), left, strict=True):
-            on_lattice = rest + int((width - rest + 1e-9) // self.width_multiple) * self.width_multiple
-            found.append(group.width if width >= group.width else max(floor, on_lattice))
+        for group, width, least, rest in zip(self.graph.groups, widths, self.min_widths(), remainders, strict=True):
+            rounded = rest + int((width - rest + 1e-9) // self.width_multiple) * self.width_multiple
+            found.append(group.width if width >= group.width else max(least, rounded))
         return found
 
-    def keep_channels_(self, model: nn.Module, scores: Mapping[str, Tensor], widths: Sequence[int]) -> None:
-        """Silences all but the channels of highest score.
+    def keep_channels_(self, model: nn.Module, importance: Mapping[str, Tensor], widths: Sequence[int]) -> None:
+        """Mask all but the most important channels.
 
         Args:
             model: Changed in place.
-            scores: One for each channel of each group that can be cut.
-            widths: How many stay, in the order of the graph.
+            importance: One number per channel, of each group that is pruned.
+            widths: How many channels to keep, in the order of the graph.
         """
-        dead = {}
-        cut = [group.name for group, width in zip(self.graph.groups, widths, strict=True) if width < group.width]
-        known = _on_cpu({name: scores[name] for name in cut if name in scores})
-        for group, width in zip(self.graph.groups, widths, strict=True):
-            if group.frozen is None and width < group.width:
-                order = known[group.name].argsort(descending=True, stable=True)
-                mask = torch.zeros(group.width, dtype=torch.bool)
-                mask[order[width:]] = True
-                dead[group.name] = mask
-        mask_channels_(model, self.graph, dead)
+        pairs = list(zip(self.graph.groups, widths, strict=True))
+        pruned = {group.name: width for group, width in pairs if group.frozen is None and width < group.width}
+        on_cpu = _to_cpu({name: importance[name] for name in pruned})
+        masked = {}
+        for name, width in pruned.items():
+            masked[name] = torch.zeros(len(on_cpu[name]), dtype=torch.bool)
+            masked[name][on_cpu[name].argsort(descending=True, stable=True)[width:]] = True
+        mask_channels_(model, self.graph, masked)
 
 
 class Method(Protocol):
-    """A way to bring a network down to its targets."""
+    """A pruning method.
+
+    Between two steps its state can be saved. After it is done, `BudgetController` may change the targets; the method is
+    then no longer done, and continues.
+
+    A method can have two more attributes:
+
+    - `progress`: Fraction of the pruning schedule that is done, for a method that prunes while it trains, along a
+      schedule of `prune_steps` steps. It is done when its steps are used up, and is measured on the way.
+    - `prunes_from_dense`: True if each step prunes the dense network from the start, so that a result that is far below
+      the budget can still be improved.
+    """
 
     @property
     def name(self) -> str:
-        """Short, for tables."""
+        """Short name, for tables."""
 
     @property
     def needs_held_out(self) -> bool:
-        """Whether it judges by `PruningContext.held_out`; a task without held-out data is then refused before any training."""
+        """Whether it uses `PruningContext.held_out`."""
 
     def config(self) -> dict[str, Any]:
-        """Its settings as plain values; a run with other settings is another run."""
+        """Its settings as plain values. A run with other settings is another run."""
 
-    def start(self, work: PruningContext) -> None:
-        """Takes on a work. Called once, before anything else, and with the dense weights in any case."""
+    def start(self, context: PruningContext) -> None:
+        """Start on a network. Called once, before anything else, with the dense weights."""
 
     def step(self) -> None:
-        """One step of its natural size; must bring it nearer to being done."""
+        """Take one step, which must bring it closer to being done."""
 
     @property
     def is_done(self) -> bool:
-        """Whether the network in the work is within the targets."""
+        """Whether the network meets the targets, or no steps are left."""
 
     def state_dict(self) -> dict[str, Any]:
-        """All that is needed to go on later, beside the weights of the network and those that `start` was given."""
+        """What is needed to resume, besides the weights of the network and those given to `start`."""
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """The reverse, after `start`."""
+        """Restore a state, after `start`."""
 
 
-def check_needs_held_out(method: Method | None, task: Task) -> None:
-    """Refuses a task without held-out data where the method needs them.
+def schedule_progress(method: Method) -> float | None:
+    """Fraction of the pruning schedule that is done; None for a method without a schedule."""
+    return getattr(method, "progress", None)
+
+
+def has_schedule(method: Method) -> bool:
+    """Whether the method prunes while it trains, along a schedule."""
+    return hasattr(type(method), "progress")
+
+
+def check_needs_held_out(method: Method, task: Task) -> None:
+    """Check that the task has held-out data if the method needs it.
 
     Raises:
-        BadTask: With the way out.
+        BadTask: If it has none.
     """
-    if method is not None and method.needs_held_out and task.evaluate_held_out is None:
+    if method.needs_held_out and task.evaluate_held_out is None:
         raise BadTask(
-            f"{method.name} chooses between candidates, and task {task.name!r} has no evaluate_held_out to judge them "
-            "by. Give it one, or take a method that needs none, such as ecc."
+            f"method {method.name!r} compares candidates on held-out data, and task {task.name!r} has no "
+            "evaluate_held_out. Add it, or use a method that does not need it, such as ecc."
         )
 
 
 class OneShotMethod:
-    """What methods share that cut the dense network anew whenever they are asked, and can be set in nothing."""
+    """Base of methods that prune the dense network from the start in every step, and have no settings."""
 
     needs_held_out = False
     prunes_from_dense = True
 
     def config(self) -> dict[str, Any]:
-        """Nothing can be set."""
+        """No settings."""
         return {}
 
-    def start(self, work: PruningContext) -> None:
-        """Remembers the dense weights."""
-        self._work = work
-        self._dense = copy.deepcopy(work.model.state_dict())
+    def start(self, context: PruningContext) -> None:
+        """Keep a copy of the dense weights."""
+        self._context = context
+        self._dense = copy.deepcopy(context.model.state_dict())
 
     @property
     def is_done(self) -> bool:
         """Whether the targets are met."""
-        return self._work.constraint_violation(self._work.widths()) <= 0
+        return self._context.constraint_violation(self._context.widths()) <= 0
 
     def state_dict(self) -> dict[str, Any]:
-        """Nothing: it begins anew."""
+        """No state."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Nothing."""
+        """No state."""
 
 
-def _on_cpu(scores: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """In one transfer, for each waits for the device."""
-    if not scores:
-        return {}
-    flat = torch.cat(list(scores.values())).cpu()
-    return dict(zip(scores, flat.split([len(one) for one in scores.values()]), strict=True))
-
-
-def magnitudes(work: PruningContext, model: nn.Module | None = None) -> dict[str, Tensor]:
-    """For each channel that can be cut, the sum of squares of the weights that read it."""
-    model = work.model if model is None else model
-    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
-    readers = ConsumerSlices(model, work.graph, device)
-    flat = readers.scores([None] * len(readers.tensors))
+def magnitudes(context: PruningContext, model: nn.Module | None = None) -> dict[str, Tensor]:
+    """Sum of squares of the consumer weights of each prunable channel, by group."""
+    model = context.model if model is None else model
+    flat = ConsumerSlices(model, context.graph, device_of(model)).norms()
     found = {}
-    for group in work.graph.prunable:
-        first, stop = work.graph.channel_ids(group.name)
+    for group in context.graph.prunable:
+        first, stop = context.graph.channel_ids(group.name)
         found[group.name] = flat[first - 1 : stop - 1]
     return found
+
+
+class MaskedAdam(torch.optim.Adam):
+    """Adam that keeps masked channels masked."""
+
+    def __init__(self, model: nn.Module, graph: ChannelGraph, lr: float, weight_decay: float) -> None:
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        super().__init__(trained, lr=lr, weight_decay=weight_decay, fused=fused_on_gpu(trained))
+        device = device_of(model)
+        self._slices = ConsumerSlices(model, graph, device)
+        masks = zip(graph.groups, live_masks(model, graph), strict=True)
+        live = [torch.ones_like(mask) if group.frozen is not None else mask for group, mask in masks]
+        self._slices.set_mask(torch.cat([mask.to(device) for mask in live]))
+
+    def step(self, closure: Any = None) -> Any:
+        """One step; masked channels are zero after it."""
+        loss = super().step(closure)
+        self._slices.apply_mask_()
+        return loss
+
+
+def _to_cpu(importance: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """All tensors in one transfer, because each transfer waits for the device."""
+    if not importance:
+        return {}
+    flat = torch.cat(list(importance.values())).cpu()
+    return dict(zip(importance, flat.split([len(one) for one in importance.values()]), strict=True))

@@ -1,20 +1,17 @@
-"""`Compression`: from a trained network to a small one that meets a budget on the scales.
+"""`Compression`: from a trained network to a slim one whose measured cost meets the budget.
 
-    dense    train the dense network, if asked
-    solve    prune while training, weighing on the way down (`EccSolver`, `Landing`)
-    tune     cut the dead channels off, and train what is left
-
-Each phase draws from one counted stream of batches and writes into one run folder; the same call goes on where the
-last one ended, bit for bit on a CPU.
+pretrain    train the dense network, if asked
+prune       a `Method` masks channels; `BudgetController` measures and corrects its targets
+finetune    remove the masked channels and train the slim network
 """
 
 from __future__ import annotations
 
 import copy
-import json
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from typing import Any
@@ -23,43 +20,41 @@ import torch
 from torch import nn
 
 from ecc.energy import Budget, EnergyModel, dense_cost
-from ecc.errors import BadBudget, BadTask, EccError
+from ecc.errors import BadBudget, BadTask, EccError, wrap_user_errors
 from ecc.graph import ChannelGraph, max_relative_diff, trace_channels, verify_graph, with_widths
 from ecc.graph.model_copy import load_whole_state_, whole_state
 from ecc.graph.slimming import build_slim
-from ecc.io import write_text
 from ecc.measure import EnergySource
-from ecc.records import to_builtins
-from ecc.run_records import BatchCount, CostCheck, DenseAndResult, MethodLine, RunSummary
-from ecc.task import Task, with_batch_size
+from ecc.records import from_builtins, to_builtins, write_record
+from ecc.run_records import BatchCount, BudgetResult, CostCheck, DenseAndResult, MethodLine, RunSummary, SolverLine
+from ecc.task import Task, batch_size_of, split_batch, with_batch_size
 from ecc.training import (
     BatchStream,
+    Cosine,
     Interrupted,
-    LRSchedule,
-    RunDir,
+    OptimizerLike,
     StopRequests,
     Teacher,
     load_state,
     save_state,
+    to_device,
+    train,
+    train_steps,
 )
-from ecc.training.batches import to_device
-from ecc.training.user_errors import wrap_user_errors
 
-from .base import Method, PruningContext, check_needs_held_out
+from .base import MaskedAdam, Method, PruningContext, check_needs_held_out, has_schedule
 from .baselines.recalibration import BATCHES, recalibrate_, recalibrated
-from .cost_evaluator import CostEvaluator, MeasuredCost, SharedCostEvaluator, check_source
-from .driving import Drive, first_targets, trainer
-from .ecc.solver import EccSolver
-from .feasibility import check_feasibility, costs_of, refuse_infeasible
-from .landing import BAND, Landing
-from .runner import CompressionRunner
+from .budget_controller import TOLERANCE_BAND, BudgetController, initial_targets
+from .cost_evaluator import CostEvaluator, MeasuredCost, check_meter
+from .feasibility import Feasibility, check_feasibility, refuse_infeasible, resolve_budgets
+from .registry import find_method
+from .runner import CompressionRunner, OptimizerFactory
 from .settings import CompressSettings
-from .summary import budget_results, describe_check, measured_costs, solver_line
 
 
 @dataclass(frozen=True)
 class CompressedModel:
-    """What came out."""
+    """The result of a compression."""
 
     model: nn.Module
     """The slim network."""
@@ -67,360 +62,414 @@ class CompressedModel:
     """Of the dense network."""
     widths: dict[str, int]
     summary: RunSummary
-    """As in the run's summary.json."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PruneResult:
+    """The result of the pruning phase."""
+
+    widths: dict[str, int]
+    checks: list[CostCheck]
+    is_met: bool
+    note: str
+    unused_steps: int
+    """Pruning steps that the method did not use. Finetuning uses them, so that methods compare at equal steps."""
 
 
 class Compression(CompressionRunner[CompressedModel]):
-    """One network, its budgets, and how they are to be met.
+    """Structured compression of one network.
 
     Args:
-        task: With batches and a loss; it is left as it is.
-        budgets: From `parse_budgets`; each is about another resource.
-        energy: Model of the energy, and of the latency if that has a budget; the first tells how to weigh.
-        source: The meter or platform that the models were fitted on; None trusts the models, and says so.
-        settings: How.
+        task: With `train_batches` and `loss`. It is not changed.
+        budgets: From `parse_budgets`, each on another resource.
+        energy_models: Models of energy and latency, as far as the budgets need them. Budgets on counted costs (macs,
+            params, bytes) need none.
+        meter: Meter or platform that the models were fitted on. None predicts costs with the models.
+        settings: Settings; the defaults if None.
         device: Where to train.
-        freeze: Modules whose outputs are kept whole, as for `trace_channels`.
-        method: A rival to ECC, which solves in its place; everything else stays the same.
+        freeze: Modules whose output channels are not pruned, as for `trace_channels`.
+        method: Name of a method, or a `Method`.
+        optimizer: Function from parameters to an optimizer; None for Adam. See `CompressionRunner`.
 
     Raises:
-        BadBudget: If a budget has no energy model.
-        BadFile: If the energy model belongs to another network.
-        BadMeasurement: If the source is another device than that of an energy model.
+        BadBudget: If a budget needs a model that was not given.
+        BadFile: If a model belongs to another network.
+        BadMeasurement: If the meter reads another device than that of a model.
         BadTask: If the task cannot be trained.
+        EccError: If the method is unknown.
     """
 
     def __init__(
         self,
         task: Task,
         budgets: Sequence[Budget],
-        energy: EnergyModel | Sequence[EnergyModel],
+        energy_models: EnergyModel | Sequence[EnergyModel] = (),
         *,
-        source: EnergySource | None = None,
+        meter: EnergySource | None = None,
         settings: CompressSettings | None = None,
         device: torch.device | str = "cpu",
         freeze: Sequence[str] = (),
-        method: Method | None = None,
+        method: str | Method = "ecc",
+        optimizer: OptimizerFactory | None = None,
     ) -> None:
-        super().__init__(task, settings, device)
-        self.method = method
-        models = [energy] if isinstance(energy, EnergyModel) else list(energy)
-        if not models:
-            raise BadBudget("no energy model was given; fit one with `ecc fit PROFILE -o energy.json`.")
-        self.energies = {model.resource: model for model in models}
-        if len(self.energies) < len(models):
-            raise BadBudget("two of the energy models are about the same resource; give one of each.")
-        check_source(source, self.energies.values())
-        self.source = source
-        self.example_input = with_batch_size(task.example_input, models[0].origin.batch)
+        super().__init__(task, settings, device, optimizer)
+        self.method = find_method(method) if isinstance(method, str) else method
+        models = [energy_models] if isinstance(energy_models, EnergyModel) else list(energy_models)
+        self.energy_models = {model.resource: model for model in models}
+        if len(self.energy_models) < len(models):
+            raise BadBudget("two models are given for the same resource; give one of each.")
+        check_meter(meter, models)
+        self.meter = meter if models else None
+        self.example_input = (
+            with_batch_size(task.example_input, models[0].origin.batch) if models else task.example_input
+        )
+        self.batch = batch_size_of(self.example_input)
         graph = trace_channels(task.model, self.example_input, freeze=freeze, verify=False)
         self.graph = verify_graph(task.model, graph, task.example_input)
         for model in models:
             model.check(self.graph)
         self.budgets = tuple(budgets)
-        self.costs, self.limits = costs_of(self.graph, budgets, self.energies)
-        self.width_multiple = self.settings.width_multiple or models[0].origin.width_multiple or 1
-        if self.settings.solver == "admm" and method is None and (self.width_multiple > 1 or len(self.costs) > 1):
-            raise EccError(
-                "the paper's dynamics know one budget and no rounding; give one budget and width_multiple=1, or leave out "
-                "solver='admm'."
-            )
-        self.weighed_dense: MeasuredCost | None = None
-        self.max_relative_diff: float | None = None
-        self.landing: Landing | Drive | None = None
-        self._calibrating: list[Any] | None = None
-        self.left_over = 0
-        """Steps that the solve was given and did not take; tuning takes them, so that methods compare at equal ones."""
+        self.costs, self.limits = resolve_budgets(self.graph, budgets, self.energy_models, self.batch)
+        self.width_multiple = self.settings.width_multiple or (models[0].origin.width_multiple if models else None) or 1
+        if self.settings.solver == "admm" and (self.width_multiple > 1 or len(self.costs) > 1):
+            raise EccError("solver 'admm' supports one budget and any width; give one budget and width_multiple=1.")
+
+    def feasibility(self) -> list[Feasibility]:
+        """What each budget asks of the network."""
+        ratio, multiple = self.settings.min_width_ratio, self.width_multiple
+        return check_feasibility(self.graph, self.costs, self.limits, min_width_ratio=ratio, width_multiple=multiple)
 
     # ------------------------------------------------------------ phases
 
-    def _begin(self) -> None:
-        if self.method is not None and self.distributed.size > 1:
+    def _check(self) -> None:
+        if self.distributed.size > 1 and not has_schedule(self.method):
             raise EccError(
-                f"{self.method.name} chooses in one process, and this is one of {self.distributed.size}: they would choose "
-                "differently. Start it without torchrun; ecc itself runs in several."
+                f"method {self.method.name!r} does not support distributed training; start it without torchrun. "
+                "Method ecc supports it."
             )
         check_needs_held_out(self.method, self.task)
-        self.weighed_dense = self.max_relative_diff = self.landing = None
-        self.left_over = 0
-        self.costs, self.limits = costs_of(self.graph, self.budgets, self.energies)  # an earlier run weighed its own
-        least, multiple = self.settings.min_width_ratio, self.width_multiple
-        refuse_infeasible(
-            check_feasibility(self.graph, self.costs, self.limits, min_width_ratio=least, width_multiple=multiple)
-        )
+        self.costs, self.limits = resolve_budgets(self.graph, self.budgets, self.energy_models, self.batch)
+        ratio, multiple = self.settings.min_width_ratio, self.width_multiple
+        refuse_infeasible(self.graph, self.costs, self.feasibility(), ratio, multiple)
+        self._dense: MeasuredCost | None = None
+        self._pruned: PruneResult | None = None
+        self._controller: BudgetController | None = None
+        self._max_relative_diff: float | None = None
+        self._calibration: list[Any] = []
 
-    def _asked(self) -> dict[str, Any]:
-        return {
-            "network": self.graph.fingerprint,
-            "budgets": [str(budget) for budget in self.budgets],
-            "limits": list(self.limits),
-            "energy": {name: [model.kind, model.dense] for name, model in self.energies.items()},
-            "meter": None if self.source is None else self.source.describe().device,
-            "width_multiple": self.width_multiple,
-            "method": None if self.method is None else {"name": self.method.name, **self.method.config()},
-        }
-
-    def _as_it_was(self, run: RunDir, summary: RunSummary) -> CompressedModel:
-        widths = summary.widths
-        small = self._hollow(copy.deepcopy(self.task.model).to(self.device), widths)
-        load_whole_state_(small, load_state(run.path / "slim.safetensors"))
-        return CompressedModel(small, self.graph, widths, summary)
-
-    def _extra(self) -> dict[str, Any]:
-        return {
-            **super()._extra(),
-            "weighed_dense": None if self.weighed_dense is None else asdict(self.weighed_dense),
-            "landing": None if self.landing is None else self.landing.state(),
-            "max_relative_diff": self.max_relative_diff,
-            "left_over": self.left_over,
-        }
-
-    def _restore(self, extra: Mapping[str, Any]) -> None:
-        super()._restore(extra)
-        self.max_relative_diff, self.left_over = extra["max_relative_diff"], int(extra["left_over"])
-        if extra["weighed_dense"] is not None:
-            self.weighed_dense = MeasuredCost.restored(extra["weighed_dense"])
-
-    def _go(self, run: RunDir) -> CompressedModel:
+    def _run_phases(self) -> CompressedModel:
         if self.distributed.is_main:
-            for resource, energy in self.energies.items():
-                energy.save(run.path / f"{resource}.json")  # so that a report needs the run's folder alone
+            for resource, energy_model in self.energy_models.items():
+                energy_model.save(self.folder.path / f"{resource}.json")  # a report needs the run's folder only
         model = copy.deepcopy(self.task.model).to(self.device)
-        reached, stream = self._reached(run), self._stream()
-        teacher = self._dense(run, model, stream, reached)
-        solve = self._solved if self.method is None else self._driven
-        widths, landing = solve(run, model, stream, teacher, reached)
-        if reached != "finetune":
-            taken = stream.total // self.distributed.size - self.settings.pretrain_steps
-            self.left_over = max(0, self.settings.prune_steps - taken)
-        small = self._tuned(run, model, stream, teacher, widths)
-        return self._finished(run, small, widths, landing, stream)
+        resumed_in = self._resume()
+        teacher = self._pretrain(model, resumed_in)
+        measure = self._measure_dense()
+        if self._pruned is None:
+            self._pruned = self._prune(model, teacher, measure, resumed_in)
+        small = self._finetune(model, teacher, self._pruned, resumed_in)
+        self._score("finetuned", small)
+        return self._finish(small, self._pruned)
 
-    def _solved(
-        self, run: RunDir, model: nn.Module, stream: BatchStream, teacher: Teacher | None, reached: str
-    ) -> tuple[dict[str, int], Landing]:
-        """Prunes the network in place, by ECC; the widths that are left."""
-        settings, scales = self.settings, self._ready_scales()
-        solver = EccSolver(
-            model,
+    def _measure_dense(self) -> CostEvaluator:
+        """Measure the dense network. Budgets in percent refer to its measured cost."""
+        measure = CostEvaluator(
+            self.task.model,  # not the pruned one: multiplying zeros takes less energy
             self.graph,
-            self.costs,
-            list(self.limits),
-            settings.prune_steps,
-            optimizer=self._adam(model),
-            min_width_ratio=settings.min_width_ratio,
-            width_multiple=self.width_multiple,
-            **_solver_options(settings),
+            self.example_input,
+            self.energy_models,
+            self.meter,
+            distributed=self.distributed,
         )
-        landing = self.landing = Landing(solver, self.costs, self.limits, scales, settings.prune_steps)
-        _take_up(run, landing)
-        if reached == "finetune":
-            with run.restoring():
-                return landing.weighings[-1].widths, landing
-        self.tell(f"solving for the budget, {settings.prune_steps} steps")
+        dense = self._dense = self._dense or measure({})
+        for number, budget in enumerate(self.budgets):
+            if budget.is_relative and budget.resource in dense.amounts:
+                self.limits[number] = budget.amount * dense.amounts[budget.resource]
+        return measure
 
-        def on_step(step: int, facts: Mapping[str, Any]) -> None:
-            del facts
-            weighing = landing.after_step(step)
-            if weighing is not None:
-                self._log_check(run, weighing)
-            elif step % settings.train.log_every == 0:
-                self._log(run, solver_line(solver, self.costs, step, self._total))
+    def _prune(self, model: nn.Module, teacher: Teacher | None, measure: CostEvaluator, resumed_in: str) -> PruneResult:
+        """Mask channels of the network in place until its measured cost meets the budgets."""
+        assert self._dense is not None
+        method, training = self.method, _TrainingSteps()
 
-        self._train(run, model, solver, stream, "prune", teacher, on_step, schedule=self._fall("prune"))
-        return solver.widths, landing
+        def start_training(optimizer: OptimizerLike, steps: int) -> Iterator[int]:
+            options = self._train_options("prune", steps, teacher, self._schedule("prune"))
+            training.steps = train_steps(model, optimizer, **options)
+            return training.steps
 
-    def _driven(
-        self, run: RunDir, model: nn.Module, stream: BatchStream, teacher: Teacher | None, reached: str
-    ) -> tuple[dict[str, int], Drive]:
-        """Prunes the network in place, by another method; the widths that are left."""
-        method, scales = self.method, self._ready_scales()
-        assert method is not None  # or ECC would solve
-        assert self.task.loss is not None  # checked at the start
-        assert self.weighed_dense is not None  # by the scales
-        work = PruningContext(
+        context = PruningContext(
             model=model,
             graph=self.graph,
             costs=tuple(self.costs),
-            targets=first_targets(self.costs, self.limits, self.weighed_dense),
+            targets=initial_targets(self.costs, self.limits, self._dense),
             settings=self.settings,
             width_multiple=self.width_multiple,
-            stream=stream,
+            stream=self.stream,
             teacher=teacher,
-            held_out=self._held_out,
-            train=trainer(self.graph, self.task.loss, teacher, self.settings, self.distributed),
-            log=lambda values: self._log(run, MethodLine(phase=method.name, values=dict(values), total=self._total)),
+            held_out=self._held_out_score,
+            train=lambda *args: self._train_candidate(teacher, *args),
+            log=self._log_method,
+            make_optimizer=lambda: self._optimizer(model, "prune"),
+            log_solver=self._log_solver,
+            training=start_training,
         )
-        method.start(work)
-        drive = self.landing = Drive(method, work, self.limits, scales)
-        saved = _take_up(run, drive)
-        if reached == "finetune":
-            with run.restoring():
-                return drive.weighings[-1].widths, drive
-        if reached == "prune" and saved is not None:
-            with run.restoring():
-                model.load_state_dict(saved["model"])
-                stream.restore(saved["stream"])
-        self.tell(f"solving for the budget by {method.name}")
+        method.start(context)
+        controller = self._controller = BudgetController(method, context, self.limits, measure)
+        if resumed_in == "prune":
+            self._resume_pruning(controller, context)
+        steps = f", {self.settings.prune_steps} steps" if has_schedule(method) else ""
+        self.report(f"pruning with {method.name}{steps}")
+        try:
+            # A method with a schedule is saved by its training loop, which also handles signals.
+            with nullcontext() if has_schedule(method) else StopRequests() as stop:
+                saver = None if stop is None else _Saver(self, context, controller, stop)
 
-        saved_at, weighed = time.monotonic(), len(drive.weighings)
+                def after_step(check: CostCheck | None) -> None:
+                    if check is not None:
+                        self._log(replace(check, total=self.stream.total))
+                        self.report(self._describe(check))
+                    if saver is not None:
+                        saver.after_step(check)
 
-        def save() -> None:
-            nonlocal saved_at, weighed
-            how, age = self.settings.train, time.monotonic() - saved_at
-            old = how.checkpoint_steps is not None or (how.checkpoint_seconds or math.inf) <= age
-            if self.distributed.is_main and (old or stop.signum or len(drive.weighings) > weighed):
-                saved_at, weighed = time.monotonic(), len(drive.weighings)
-                state = {"phase": "prune", "model": model.state_dict(), "stream": stream.state()}
-                run.save({**state, "extra": self._extra()})
-            if stop.signum:
-                raise Interrupted(
-                    f"stopped by signal {stop.signum} after step {drive.steps} of {method.name}, which "
-                    f"{run.checkpoint_path} holds. Give the same command again to go on.",
-                    stop.signum,
-                )
+                controller.run(after_step)
+            training.finish()
+        finally:
+            training.close()
+        self._controller = None
+        used = self.stream.total // self.distributed.size - self.settings.pretrain_steps
+        return PruneResult(
+            widths=controller.checks[-1].widths,
+            checks=controller.checks,
+            is_met=controller.is_met,
+            note=controller.note,
+            unused_steps=max(0, self.settings.prune_steps - used),
+        )
 
-        with StopRequests() as stop:
-            drive.go(save)
-        for weighing in drive.weighings:
-            self._log_check(run, weighing)
-        return drive.weighings[-1].widths, drive
+    def _resume_pruning(self, controller: BudgetController, context: PruningContext) -> None:
+        saved = self.folder.checkpoint()
+        assert saved is not None  # resumed in this phase
+        with self.folder.restoring():
+            controller.load_state_dict(saved["extra"]["controller"])
+            if not has_schedule(self.method):
+                context.model.load_state_dict(saved["model"])
+                self.stream.restore(saved["stream"])
 
-    def _tuned(
-        self,
-        run: RunDir,
-        model: nn.Module,
-        stream: BatchStream,
-        teacher: Teacher | None,
-        widths: dict[str, int],
-    ) -> nn.Module:
-        """Cuts the dead channels off and trains what is left."""
-        saved = run.checkpoint()
-        if saved is not None and saved["phase"] == "finetune":
-            with run.restoring():
-                small = self._hollow(model, widths)
+    def _finetune(self, model: nn.Module, teacher: Teacher | None, pruned: PruneResult, resumed_in: str) -> nn.Module:
+        """Remove the masked channels and train the slim network."""
+        if resumed_in == "finetune":
+            with self.folder.restoring():
+                small = self._empty_slim(model, pruned.widths)
         else:
-            small = build_slim(model, self.graph, self.width_multiple)  # the summary tells whether the budget is met
-            self.max_relative_diff = max_relative_diff(model, small, to_device(self.task.example_input, self.device))
-            self.tell(f"cut and masked networks agree to {self.max_relative_diff:.1g} of the largest output")
-            if self.method is not None:
-                recalibrate_(small, self._calibration())
-            self._score(run, "pruned", small)
-        steps = self.settings.finetune_steps + self.left_over
+            small = build_slim(model, self.graph, self.width_multiple)
+            inputs = to_device(self.task.example_input, self.device)
+            self._max_relative_diff = max_relative_diff(model, small, inputs)
+            self.report(f"slimmed; max relative difference to the masked network {self._max_relative_diff:.1g}")
+            if not has_schedule(self.method):  # its batch norms are up to date
+                recalibrate_(small, self._calibration_inputs())
+            self._score("pruned", small)
+        steps = self.settings.finetune_steps + pruned.unused_steps
         if steps:
-            self.tell(f"tuning the slim network, {steps} steps")
-            adam, fall = self._adam(small), self._fall("finetune")
-            self._train(run, small, adam, stream, "finetune", teacher, steps=steps, schedule=fall)
+            self.report(f"finetuning the slim network, {steps} steps")
+            self._train(
+                small, self._optimizer(small, "finetune"), "finetune", steps, teacher, self._schedule("finetune")
+            )
         return small
 
-    def _fall(self, phase: str) -> LRSchedule | None:
-        """The learning rate of ECC; None for rivals, who cut at once and then tune."""
-        if self.method is not None:
+    def _schedule(self, phase: str) -> Cosine | None:
+        """A learning rate that pruning and finetuning share, for a method that prunes while it trains."""
+        if not has_schedule(self.method):
             return None
-        assert self.weighed_dense is not None  # by the scales, before the solve
-        full = [self.weighed_dense.amounts.get(cost.resource, dense_cost(cost)) for cost in self.costs]
-        least = min(limit / dense for limit, dense in zip(self.limits, full, strict=True))
-        return self.settings.joint_schedule(phase, max(0.0, 1 - least))
+        assert self._dense is not None
+        dense = [self._dense.amounts.get(cost.resource, dense_cost(cost)) for cost in self.costs]
+        tightest = min(limit / full for limit, full in zip(self.limits, dense, strict=True))
+        return self.settings.joint_schedule(phase, max(0.0, 1 - tightest))
 
-    def _hollow(self, model: nn.Module, widths: Mapping[str, int]) -> nn.Module:
-        """A network of these widths, whose weights are to be loaded."""
+    def _empty_slim(self, model: nn.Module, widths: Mapping[str, int]) -> nn.Module:
+        """A network of these widths, whose weights are still to be loaded."""
         return with_widths(model, self.graph, {group.name: widths[group.name] for group in self.graph.prunable})
 
-    # ------------------------------------------------------------ numbers
+    # ------------------------------------------------------------ tools of a method
 
-    def _held_out(self, model: nn.Module) -> float:
-        """What a search goes by: in the precision of training, for there are hundreds of candidates."""
+    def _train_candidate(
+        self, teacher: Teacher | None, model: nn.Module, steps: int, lr: float, stream: BatchStream
+    ) -> None:
+        """A short training that is not checkpointed."""
+        settings = self.settings.train
+        train(
+            model,
+            MaskedAdam(model, self.graph, lr, settings.weight_decay),
+            stream,
+            steps=steps,
+            loss=self.task.loss,
+            settings=replace(
+                settings, seed=settings.seed + stream.lineage, checkpoint_steps=None, checkpoint_seconds=None
+            ),
+            teacher=teacher,
+            distributed=self.distributed,
+        )
+
+    def _held_out_score(self, model: nn.Module) -> float:
+        """Held-out score in the precision of training, with recalibrated batch norms."""
         if self.task.evaluate_held_out is None:
-            raise BadTask("the method judges by held-out data and does not say so: its needs_held_out must be True.")
+            raise BadTask(f"method {self.method.name!r} uses held-out data; its needs_held_out must be True.")
         dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.settings.train.precision)
         with (
             torch.autocast(self.device.type, dtype=dtype, enabled=dtype is not None),
-            recalibrated(model, self._calibration()),
+            recalibrated(model, self._calibration_inputs()),
             wrap_user_errors(f"evaluate_held_out of task {self.task.name!r}"),
         ):
             return float(self.task.evaluate_held_out(model))
 
-    def _calibration(self) -> list[Any]:
-        """The first inputs of the task, for batch norms of networks that were cut; the same for all methods."""
-        if self._calibrating is None:
+    def _calibration_inputs(self) -> list[Any]:
+        """The first inputs of the task, for batch norms of pruned networks; the same for all methods."""
+        if not self._calibration:
             stream = BatchStream(self.task, device=self.device, seed=self.settings.train.seed)
-            self._calibrating = [inputs for inputs, _ in islice(stream, BATCHES)]
-        return self._calibrating
+            self._calibration = [split_batch(batch)[0] for batch in islice(stream, BATCHES)]
+        return self._calibration
 
-    def _ready_scales(self) -> SharedCostEvaluator:
-        """CostEvaluator on which the dense network was weighed, so that shares of it are amounts."""
-        scales = SharedCostEvaluator(self._scales(), self.distributed)
-        if self.weighed_dense is None:
-            self.weighed_dense = scales({})
-        self._resolve_shares()
-        return scales
+    def _log_method(self, values: Mapping[str, Any]) -> None:
+        own = {name: value for name, value in values.items() if name != "phase"}
+        self._log(MethodLine(phase=self.method.name, values=own, total=self.stream.total))
 
-    def _scales(self) -> CostEvaluator:
-        source = (
-            self.source if self.distributed.is_main else None
-        )  # the task's network: zeros of a pruned one draw less
-        return CostEvaluator(self.task.model, self.graph, self.example_input, self.energies, source)
+    def _log_solver(self, line: SolverLine) -> None:
+        self._log(replace(line, total=self.stream.total))
 
-    def _resolve_shares(self) -> None:
-        """Budgets in percent are shares of what the dense network weighs here and now."""
-        assert self.weighed_dense is not None
-        for number, budget in enumerate(self.budgets):
-            if budget.is_relative and budget.resource in self.weighed_dense.amounts:
-                self.limits[number] = budget.amount * self.weighed_dense.amounts[budget.resource]
+    # ------------------------------------------------------------ state and result
 
-    def _log_check(self, run: RunDir, check: CostCheck) -> None:
-        self._log(run, replace(check, total=self._total))
-        self.tell(describe_check(check, self.limits, self.costs))
+    def _config(self) -> dict[str, Any]:
+        return {
+            "network": self.graph.fingerprint,
+            "budgets": [str(budget) for budget in self.budgets],
+            "limits": list(self.limits),
+            "energy": {name: [model.kind, model.dense] for name, model in self.energy_models.items()},
+            "meter": None if self.meter is None else self.meter.describe().device,
+            "width_multiple": self.width_multiple,
+            "method": {"name": self.method.name, **self.method.config()},
+        }
 
-    def _finished(
-        self, run: RunDir, small: nn.Module, widths: dict[str, int], landing: Landing | Drive, stream: BatchStream
-    ) -> CompressedModel:
-        self._score(run, "finetuned", small)
-        assert self.weighed_dense is not None
-        last = landing.weighings[-1] if landing.weighings else None
-        budgets = budget_results(self.graph, self.budgets, self.costs, self.limits, widths, self.weighed_dense, last)
-        graph, origin = self.graph, next(iter(self.energies.values())).origin
-        summary = RunSummary(
+    def _state(self) -> dict[str, Any]:
+        return {
+            **super()._state(),
+            "dense": None if self._dense is None else asdict(self._dense),
+            "controller": None if self._controller is None else self._controller.state_dict(),
+            "pruned": None if self._pruned is None else to_builtins(self._pruned),
+            "max_relative_diff": self._max_relative_diff,
+        }
+
+    def _load_state(self, state: Mapping[str, Any]) -> None:
+        super()._load_state(state)
+        where = self.folder.checkpoint_path
+        self._dense = None if state["dense"] is None else from_builtins(state["dense"], MeasuredCost, where)
+        self._pruned = None if state["pruned"] is None else from_builtins(state["pruned"], PruneResult, where)
+        self._max_relative_diff = state["max_relative_diff"]
+
+    def _load_result(self, summary: RunSummary) -> CompressedModel:
+        small = self._empty_slim(copy.deepcopy(self.task.model).to(self.device), summary.widths)
+        load_whole_state_(small, load_state(self.folder.path / "slim.safetensors"))
+        return CompressedModel(small, self.graph, summary.widths, summary)
+
+    def _finish(self, small: nn.Module, pruned: PruneResult) -> CompressedModel:
+        """Write the result."""
+        summary = self._summary(pruned)
+        if self.distributed.is_main:
+            save_state(self.folder.path / "slim.safetensors", whole_state(small))
+            write_record(self.folder.path / "widths.json", pruned.widths)
+        self.folder.finish(to_builtins(summary))
+        return CompressedModel(small, self.graph, pruned.widths, summary)
+
+    def _summary(self, pruned: PruneResult) -> RunSummary:
+        assert self._dense is not None
+        graph, widths, last, dense = self.graph, pruned.widths, pruned.checks[-1], self._dense
+        budgets = self._budget_results(last)
+        ratio = max(row.result / row.limit for row in budgets.values())
+        first = next(iter(self.energy_models.values()), None)
+        return RunSummary(
             task=self.task.name,
-            method="ecc" if self.method is None else self.method.name,
-            device=origin.meter.device,
-            batch=origin.batch,
-            label="predicted" if last is None else last.label,
+            method=self.method.name,
+            device="" if first is None else first.origin.meter.device,
+            batch=self.batch,
+            label=last.label,
             budgets=budgets,
             met=all(row.met for row in budgets.values()),
-            note=landing.note,
-            within_band=landing.landed,
-            band=BAND,
-            measured=measured_costs(self.weighed_dense, last),
-            relative_ci=None if last is None else last.relative_ci,
-            cost_checks=len(landing.weighings),
+            note=pruned.note,
+            within_band=TOLERANCE_BAND[0] <= ratio <= TOLERANCE_BAND[1],
+            band=TOLERANCE_BAND,
+            measured={
+                name: DenseAndResult(dense=dense.amounts[name], result=amount) for name, amount in last.measured.items()
+            },
+            relative_ci=last.relative_ci,
+            cost_checks=len(pruned.checks),
             widths=widths,
             full_widths=dict(graph.full_widths),
             macs=DenseAndResult(dense=float(graph.macs()), result=float(graph.macs(widths))),
             parameters=DenseAndResult(dense=float(graph.parameters()), result=float(graph.parameters(widths))),
             scores=dict(self.scores),
-            max_relative_diff=self.max_relative_diff,
+            max_relative_diff=self._max_relative_diff,
             width_multiple=self.width_multiple,
-            batches=BatchCount(total=stream.total, lineage=stream.lineage),
+            batches=BatchCount(total=self.stream.total, lineage=self.stream.lineage),
         )
-        if self.distributed.is_main:
-            save_state(run.path / "slim.safetensors", whole_state(small))
-            write_text(run.path / "widths.json", json.dumps(widths, indent=1) + "\n")
-        run.finish(to_builtins(summary))
-        return CompressedModel(small, self.graph, widths, summary)
+
+    def _budget_results(self, last: CostCheck) -> dict[str, BudgetResult]:
+        assert self._dense is not None
+        found = {}
+        for budget, cost, limit in zip(self.budgets, self.costs, self.limits, strict=True):
+            result = last.measured.get(cost.resource, last.predicted[cost.resource])
+            found[cost.resource] = BudgetResult(
+                budget=str(budget),
+                limit=limit,
+                unit=cost.unit,
+                dense=self._dense.amounts.get(cost.resource, dense_cost(cost)),
+                result=result,
+                label=last.label if cost.resource in last.measured else cost.label,
+                met=result <= limit,
+            )
+        return found
+
+    def _describe(self, check: CostCheck) -> str:
+        """One line for the terminal."""
+        parts = []
+        for name, row in self._budget_results(check).items():
+            amount = f"{row.result:.4g} {row.unit}".strip()
+            parts.append(f"{name} {amount} ({row.label}), {row.result / row.limit:.1%} of the budget")
+        return f"step {check.step}: {'; '.join(parts)}"
 
 
-def _take_up(run: RunDir, landing: Landing | Drive) -> dict[str, Any] | None:
-    """What the run has saved, if anything; what had been weighed is in `landing` again."""
-    saved = run.checkpoint()
-    if saved is not None and saved["extra"]["landing"] is not None:
-        with run.restoring():
-            landing.restore(saved["extra"]["landing"])
-    return saved
+class _TrainingSteps:
+    """The training loop of a method that prunes while it trains, if it has started one."""
+
+    steps: Generator[int, None, None] | None = None
+
+    def finish(self) -> None:
+        """Log and save the last step."""
+        for _ in self.steps or ():
+            pass
+
+    def close(self) -> None:
+        """End the loop, also after an error."""
+        if self.steps is not None:
+            self.steps.close()
 
 
-def _solver_options(settings: CompressSettings) -> dict[str, Any]:
-    """Arguments of `EccSolver`. The ADMM solver has no schedule and may use all steps."""
-    if settings.solver == "scheduled":
-        return {"importance": settings.importance, "uniform_floor": settings.uniform_floor}
-    return {"importance": settings.importance, "solver": settings.admm, "warm_up": 0.0, "ramp": 1.0}
+class _Saver:
+    """Checkpoints of a method that takes its own steps: after a measurement, when one is due, and before a stop."""
+
+    def __init__(
+        self, job: Compression, context: PruningContext, controller: BudgetController, stop: StopRequests
+    ) -> None:
+        self._job, self._context, self._controller, self._stop = job, context, controller, stop
+        self._saved_at = time.monotonic()
+
+    def after_step(self, check: CostCheck | None) -> None:
+        settings, folder = self._job.settings.train, self._job.folder
+        age, stop = time.monotonic() - self._saved_at, self._stop.signum
+        is_due = settings.checkpoint_steps is not None or (settings.checkpoint_seconds or math.inf) <= age
+        if check is not None or is_due or stop:
+            self._saved_at = time.monotonic()
+            model, stream = self._context.model.state_dict(), self._context.stream.state()
+            folder.save({"phase": "prune", "model": model, "stream": stream, "extra": self._job._state()})
+        if stop:
+            raise Interrupted(
+                f"stopped by signal {stop} after step {self._controller.steps} of {self._job.method.name}; the "
+                f"state is in {folder.checkpoint_path}. Run the same command again to resume.",
+                stop,
+            )

@@ -1,14 +1,13 @@
-"""`CostEvaluator`: what a network of given widths really costs, asked while it is being compressed.
+"""`CostEvaluator`: the cost of a network at given widths, measured while it is being compressed.
 
-The optimiser seeks out the errors of its energy model, so what counts is weighed: by the meter that the model was
-profiled with, or by the analytic platform. With neither there is only the model's own word, and it is called that.
+An optimizer exploits the errors of its energy model, so the cost that decides about a budget is measured: by the meter
+that the model was profiled with, or by the analytic platform. Without a meter it is predicted, and labelled so.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import nn
@@ -16,82 +15,73 @@ from torch import nn
 from ecc.energy import EnergyModel
 from ecc.errors import BadMeasurement
 from ecc.graph import ChannelGraph
-from ecc.measure import Analytic, Clock, DeviceProfiler, EnergySource, Meter
+from ecc.measure import Analytic, Clock, DeviceProfiler, EnergySource
 from ecc.task import Inputs
 from ecc.training import DistributedContext
 
 REPEATS = (3, 8)
-"""Least and most windows: what decides about a budget is measured more carefully than one sample of a profile."""
+"""Smallest and largest number of windows. A cost check is measured more carefully than one sample of a profile."""
 
 TARGET_CI = 0.005
-"""Half the 95 % interval to be reached; it makes windows as long as their edges must be sharp."""
+"""Half width of the 95 % confidence interval to reach, relative to the mean."""
 
 
 @dataclass(frozen=True)
 class MeasuredCost:
-    """Amounts by resource, and where they come from."""
+    """Costs of one inference of the whole batch, and where they come from."""
 
     amounts: dict[str, float]
-    """energy in J and latency in s, of one inference of the whole batch."""
+    """Energy in J and latency in s; empty if nothing is measured or predicted."""
     label: str
-    """Measured, estimated, declared, or predicted: by the energy model itself."""
+    """measured, estimated, declared, predicted or counted."""
     relative_ci: float | None = None
-    """Half the 95 % interval of the energy; None where it was computed."""
+    """Half width of the 95 % confidence interval of the energy; None if it was computed."""
 
-    @classmethod
-    def restored(cls, state: Mapping[str, Any]) -> MeasuredCost:
-        """As a checkpoint has it, which may have been changed.
-
-        Raises:
-            ValueError: If an amount is none; other errors that are no `EccError` if nothing fits.
-        """
-        amounts, ci = {str(name): float(amount) for name, amount in state["amounts"].items()}, state["relative_ci"]
-        if not all(0 < amount < float("inf") for amount in amounts.values()):
-            raise ValueError(f"amounts {amounts}")
-        return cls(amounts, str(state["label"]), None if ci is None else float(ci))
+    def __post_init__(self) -> None:
+        if not all(0 < amount < float("inf") for amount in self.amounts.values()):
+            raise ValueError(f"costs must be positive and finite: {self.amounts}")
 
 
-_LABEL_BYTES = 64  # of a label on its way to the other processes
-
-
-def check_source(source: EnergySource | None, energies: Iterable[EnergyModel]) -> None:
-    """Refuses scales that cannot weigh what the models predict.
+def check_meter(meter: EnergySource | None, energy_models: Iterable[EnergyModel]) -> None:
+    """Check that the meter measures what the models predict.
 
     Raises:
-        BadMeasurement: If the source is another device than that of a model, or measures where one was computed.
+        BadMeasurement: If the meter reads another device, or measures where the model was computed.
     """
-    if source is None:
+    if meter is None:
         return
-    info = source.describe()
-    for energy in energies:
-        origin = energy.origin
+    info = meter.describe()
+    for model in energy_models:
+        origin = model.origin
         if info.device != origin.meter.device:
             raise BadMeasurement(
-                f"the {energy.resource} model was fitted on {origin.meter.device}, and the meter reads {info.device}. "
-                "Profile and fit this device, or choose the meter of that one."
+                f"the {model.resource} model was fitted on {origin.meter.device}, but the meter reads {info.device}. "
+                "Profile and fit this device, or use the meter of the other one."
             )
-        if origin.settings is None and not isinstance(source, Analytic):
+        if origin.settings is None and not isinstance(meter, Analytic):
             raise BadMeasurement(
-                f"the {energy.resource} model is computed, and {info.name} measures. Give its platform as the meter."
+                f"the {model.resource} model comes from an analytic platform, but {info.name} measures a device. "
+                "Use the platform as the meter."
             )
 
 
 class CostEvaluator:
-    """Weighs networks of one graph.
+    """Measures networks of one graph.
 
     Args:
-        model: The dense network; weights do not matter for what it costs.
+        model: The dense network. Its weights do not matter for the cost.
         graph: Its channels.
         example_input: One batch, as large as that of the profile.
-        energies: Energy models of the graph, by resource; the first one's origin says how networks are run.
-        source: The meter or platform; None trusts the models.
+        energy_models: By resource. The first one tells how networks are run; without any, nothing is measured.
+        meter: Meter or platform; None predicts with the models.
+        distributed: With several processes, the first one measures for all.
         device: Where networks are run; by default where the profile ran them.
-        clock: The time.
-        repeats: Least and most windows of one weighing.
-        target_ci: Half the 95 % interval of the joules to be reached; wider ones take shorter windows.
+        clock: Source of time.
+        repeats: Smallest and largest number of windows per measurement.
+        target_ci: Half width of the 95 % confidence interval to reach; wider ones take shorter windows.
 
     Raises:
-        BadMeasurement: If the source is another device than that of the profile.
+        BadMeasurement: If the meter reads another device than that of the profile.
     """
 
     def __init__(
@@ -99,82 +89,71 @@ class CostEvaluator:
         model: nn.Module,
         graph: ChannelGraph,
         example_input: Inputs,
-        energies: Mapping[str, EnergyModel],
-        source: EnergySource | None,
+        energy_models: Mapping[str, EnergyModel],
+        meter: EnergySource | None,
+        *,
+        distributed: DistributedContext | None = None,
         device: torch.device | str | None = None,
         clock: Clock | None = None,
         repeats: tuple[int, int] = REPEATS,
         target_ci: float = TARGET_CI,
     ) -> None:
-        self._repeats, self._target_ci = repeats, target_ci
-        self._graph, self._energies, self._source = graph, dict(energies), source
-        self._bench: DeviceProfiler | None = None
-        check_source(source, self._energies.values())
-        origin = next(iter(self._energies.values())).origin
-        if source is not None and not isinstance(source, Analytic):
-            self._bench = self._made_ready(model, example_input, source, device or origin.device_type, clock)
+        check_meter(meter, energy_models.values())
+        self._graph, self._energy_models, self._meter = graph, dict(energy_models), meter
+        self._distributed = distributed or DistributedContext("cpu")
+        self._profiler: DeviceProfiler | None = None
+        if not self._energy_models or meter is None or isinstance(meter, Analytic) or not self._distributed.is_main:
+            return
+        origin = next(iter(self._energy_models.values())).origin
+        assert origin.settings is not None  # check_meter
+        least, most = repeats
+        settings = replace(origin.settings, min_repeats=least, max_repeats=most, target_relative_ci=target_ci)
+        place = device or origin.device_type
+        self._profiler = DeviceProfiler(model, graph, example_input, meter, settings, place, clock or Clock())
+        self._profiler.prepare()
 
-    def _made_ready(
-        self,
-        model: nn.Module,
-        example_input: Inputs,
-        meter: Meter,
-        device: torch.device | str | None,
-        clock: Clock | None,
-    ) -> DeviceProfiler:
-        settings = next(iter(self._energies.values())).origin.settings
-        assert settings is not None  # check_source
-        least, most = self._repeats
-        careful = replace(settings, min_repeats=least, max_repeats=most, target_relative_ci=self._target_ci)
-        bench = DeviceProfiler(model, self._graph, example_input, meter, careful, device, clock or Clock())
-        bench.prepare()
-        return bench
+    @property
+    def label(self) -> str:
+        """Where the costs come from."""
+        if not self._energy_models:
+            return "counted"
+        if self._meter is None:
+            return "predicted"
+        if isinstance(self._meter, Analytic):
+            return self._meter.describe().label
+        return next(iter(self._energy_models.values())).label
 
     def __call__(self, widths: Mapping[str, int]) -> MeasuredCost:
-        """Weighs one network.
+        """Cost of one network.
 
         Args:
-            widths: By group; groups not named keep their full width.
+            widths: By group; groups that are not named keep their full width.
 
         Raises:
             BadMeasurement: If the measurement must not be trusted.
         """
-        if self._bench is not None:
-            kept = {group.name: int(widths.get(group.name, group.width)) for group in self._graph.prunable}
-            row = self._bench.sample(None, 0, 0, kept)
-            label = next(iter(self._energies.values())).label
-            return MeasuredCost({"energy": row.joules, "latency": row.seconds}, label, row.relative_ci)
-        if isinstance(self._source, Analytic):
-            cost = self._source.cost(self._graph, {name: int(width) for name, width in widths.items()})
-            return MeasuredCost({"energy": cost.joules, "latency": cost.seconds}, self._source.describe().label)
-        if all(widths.get(group.name, group.width) == group.width for group in self._graph.prunable):
-            return MeasuredCost({name: energy.dense_profiled for name, energy in self._energies.items()}, "predicted")
-        return MeasuredCost({name: energy.at(widths) for name, energy in self._energies.items()}, "predicted")
-
-
-class SharedCostEvaluator:
-    """CostEvaluator that the first process reads and all believe.
-
-    Args:
-        scales: Of this process; where it is not the first, they may know nothing.
-        distributed: All processes.
-    """
-
-    def __init__(self, scales: CostEvaluator, distributed: DistributedContext) -> None:
-        self._scales, self._distributed = scales, distributed
-
-    def __call__(self, widths: Mapping[str, int]) -> MeasuredCost:
-        """Weighs one network."""
-        found = self._scales(widths)
         if self._distributed.size == 1:
-            return found
-        known = [found.amounts.get(name, 0.0) for name in ("energy", "latency")]
-        ci = (
-            -1.0 if found.relative_ci is None else found.relative_ci
-        )  # decides about targets, so all must have the same
-        label = found.label.encode()[:_LABEL_BYTES].ljust(_LABEL_BYTES)
-        mine = torch.tensor([*known, ci, *label], dtype=torch.float64)
-        energy, latency, ci, *letters = self._distributed.gather(mine)[0].tolist()
-        amounts = {name: amount for name, amount in (("energy", energy), ("latency", latency)) if amount}
-        text = bytes(map(int, letters)).decode(errors="ignore").rstrip()
-        return MeasuredCost(amounts, text, None if ci < 0 else ci)
+            return self._evaluate(widths)
+        # Decisions depend on these numbers, so all processes use those of the first one. 0 and -1 stand for None.
+        numbers = torch.tensor([0.0, 0.0, -1.0], dtype=torch.float64)
+        if self._distributed.is_main:
+            found = self._evaluate(widths)
+            ci = -1.0 if found.relative_ci is None else found.relative_ci
+            amounts = [found.amounts.get(name, 0.0) for name in ("energy", "latency")]
+            numbers = torch.tensor([*amounts, ci], dtype=torch.float64)
+        energy, latency, ci = self._distributed.gather(numbers)[0].tolist()
+        shared = {name: amount for name, amount in (("energy", energy), ("latency", latency)) if amount}
+        return MeasuredCost(shared, self.label, None if ci < 0 else ci)
+
+    def _evaluate(self, widths: Mapping[str, int]) -> MeasuredCost:
+        models = self._energy_models
+        if self._profiler is not None:
+            kept = {group.name: int(widths.get(group.name, group.width)) for group in self._graph.prunable}
+            sample = self._profiler.sample(None, 0, 0, kept)
+            return MeasuredCost({"energy": sample.joules, "latency": sample.seconds}, self.label, sample.relative_ci)
+        if models and isinstance(self._meter, Analytic):
+            cost = self._meter.cost(self._graph, {name: int(width) for name, width in widths.items()})
+            return MeasuredCost({"energy": cost.joules, "latency": cost.seconds}, self.label)
+        if all(widths.get(group.name, group.width) == group.width for group in self._graph.prunable):
+            return MeasuredCost({name: model.dense_profiled for name, model in models.items()}, self.label)
+        return MeasuredCost({name: model.at(widths) for name, model in models.items()}, self.label)

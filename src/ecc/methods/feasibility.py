@@ -1,7 +1,8 @@
-"""What can be reached at all, told before any training step is spent."""
+"""Feasibility of budgets, checked before any training step."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -10,61 +11,62 @@ from torch import Tensor
 
 from ecc.energy import Budget, Cost, EnergyModel, counted_cost, dense_cost
 from ecc.errors import BadBudget, InfeasibleBudget
+from ecc.formatting import si
 from ecc.graph import ChannelGraph
 
-from .ecc.min_widths import floor_widths
+from .ecc.constraints import group_min_widths
 
-_WAYS = (
-    "lower min_width_ratio (--min-width-ratio) or width_multiple (--width-multiple), freeze less, or shrink the input"
-)
+MEASURED_RESOURCES = ("energy", "latency")
+"""Resources that need a fitted model. All others are counted."""
 
 
 @dataclass(frozen=True)
 class Feasibility:
-    """One budget, and what the network could do about it; in the unit of the cost."""
+    """One budget, and what the network can reach; amounts in the unit of the cost."""
 
     resource: str
     unit: str
     label: str
-    """Of the cost: measured, estimated, counted, ..."""
+    """Of the cost: measured, estimated, counted or declared."""
     dense: float
     min_cost: float
-    """With every group at its floor."""
+    """Cost with every group at its minimum width."""
     limit: float
     uniform_ratio: float | None
-    """The share of all widths, cut evenly, at which the limit is met; None if it is not even at the floors."""
+    """Fraction of the channels that uniform pruning would keep; None if the budget is not reachable."""
 
     @property
     def is_feasible(self) -> bool:
-        """Whether some widths meet it."""
+        """Whether some widths meet the budget."""
         return self.min_cost <= self.limit
 
 
-def costs_of(
-    graph: ChannelGraph, budgets: Sequence[Budget], energies: Mapping[str, EnergyModel]
+def resolve_budgets(
+    graph: ChannelGraph, budgets: Sequence[Budget], energy_models: Mapping[str, EnergyModel], batch: int
 ) -> tuple[list[Cost], list[float]]:
     """The cost of each budget, and its limit in the unit of the cost.
 
+    Args:
+        graph: The network.
+        budgets: From `parse_budgets`.
+        energy_models: By resource.
+        batch: Items per inference.
+
     Raises:
-        BadBudget: If a budget is about something that must be measured, and no model of it was given.
+        BadBudget: If a budget of energy or latency has no model.
     """
     costs: list[Cost] = []
-    limits = []
-    batch = next(iter(energies.values())).origin.batch
     for budget in budgets:
-        cost: Cost
-        if budget.resource in ("energy", "latency"):
-            if budget.resource not in energies:
-                raise BadBudget(
-                    f"there is a budget of {budget.resource} but no model of it. Fit one: "
-                    f"ecc fit PROFILE --resource {budget.resource} -o {budget.resource}.json"
-                )
-            cost = energies[budget.resource]
+        if budget.resource not in MEASURED_RESOURCES:
+            costs.append(counted_cost(graph, budget.resource))
+        elif budget.resource in energy_models:
+            costs.append(energy_models[budget.resource])
         else:
-            cost = counted_cost(graph, budget.resource)
-        costs.append(cost)
-        limits.append(budget.limit(cost, batch))
-    return costs, limits
+            raise BadBudget(
+                f"the budget {budget} needs a {budget.resource} model. Fit one: "
+                f"ecc fit PROFILE --resource {budget.resource} -o {budget.resource}.json"
+            )
+    return costs, [budget.limit(cost, batch) for budget, cost in zip(budgets, costs, strict=True)]
 
 
 def check_feasibility(
@@ -76,57 +78,90 @@ def check_feasibility(
         graph: The network.
         costs: One for each budget.
         limits: In the units of the costs.
-        min_width_ratio: Floor of each group, as a share of its width.
+        min_width_ratio: Minimum fraction of channels kept in each group.
         width_multiple: Widths are multiples of this.
     """
-    floors = floor_widths(graph, min_width_ratio, width_multiple)
-    return [reach(cost, limit, floors) for cost, limit in zip(costs, limits, strict=True)]
+    min_widths = group_min_widths(graph, min_width_ratio, width_multiple)
+    return [feasibility_of(cost, limit, min_widths) for cost, limit in zip(costs, limits, strict=True)]
 
 
-def reach(cost: Cost, limit: float, floors: Sequence[int]) -> Feasibility:
+def feasibility_of(cost: Cost, limit: float, min_widths: Sequence[int]) -> Feasibility:
     """What one budget asks of the network.
 
     Args:
         cost: Of the network.
         limit: In the unit of the cost.
-        floors: Least width of each group.
+        min_widths: Minimum width of each group.
     """
     cost = cost.to("cpu")
-    full, low = (torch.tensor(widths, dtype=torch.float64) for widths in (cost.full_widths, floors))
-    dense, least = dense_cost(cost), float(cost.value(low))
-    return Feasibility(cost.resource, cost.unit, cost.label, dense, least, limit, _even_share(cost, full, low, limit))
+    full, low = (torch.tensor(widths, dtype=torch.float64) for widths in (cost.full_widths, min_widths))
+    ratio = _uniform_ratio(cost, full, low, limit)
+    return Feasibility(cost.resource, cost.unit, cost.label, dense_cost(cost), float(cost.value(low)), limit, ratio)
 
 
-def refuse_infeasible(found: Sequence[Feasibility], ways: str = _WAYS) -> None:
-    """Refuses budgets that no widths meet.
-
-    Args:
-        found: What each asks for.
-        ways: What a user can do beside raising the budget.
+def refuse_infeasible(
+    graph: ChannelGraph,
+    costs: Sequence[Cost],
+    found: Sequence[Feasibility],
+    min_width_ratio: float,
+    width_multiple: int,
+) -> None:
+    """Check that every budget is reachable.
 
     Raises:
-        InfeasibleBudget: Names the first of them, and the least that can be spent.
+        InfeasibleBudget: Names the first budget that is not, and what would help, with numbers.
     """
-    for one in found:
+
+    def reached(cost: Cost, ratio: float, multiple: int) -> float:
+        return float(cost.to("cpu").value(torch.tensor(group_min_widths(graph, ratio, multiple), dtype=torch.float64)))
+
+    for cost, one in zip(costs, found, strict=True):
         if not one.is_feasible:
-            limit, least = (f"{amount:.4g} {one.unit}".rstrip() for amount in (one.limit, one.min_cost))
-            raise InfeasibleBudget(
-                f"budget {limit} of {one.resource} is below {least}, the least this network can use. Raise the budget, "
-                f"{ways}."
-            )
+            options = {f"--min-width-ratio {min_width_ratio / 2:g}": reached(cost, min_width_ratio / 2, width_multiple)}
+            if width_multiple > 1:
+                options["--width-multiple 1"] = reached(cost, min_width_ratio, 1)
+            base = float(cost.to("cpu").value(torch.zeros(len(cost.groups), dtype=torch.float64)))
+            raise_infeasible(one, min_width_ratio, options, base)
 
 
-def _even_share(cost: Cost, full: Tensor, floors: Tensor, limit: float) -> float | None:
+def raise_infeasible(
+    one: Feasibility, min_width_ratio: float, options: Mapping[str, float], base: float, parts: str = "channels"
+) -> None:
+    """Raise the error for a budget that is not reachable.
+
+    Args:
+        one: The budget.
+        min_width_ratio: In use.
+        options: What the user can change, and the cost that it would reach.
+        base: Cost that does not depend on the widths.
+        parts: What is pruned.
+
+    Raises:
+        InfeasibleBudget: Always.
+    """
+    lowest = math.ceil(100 * one.min_cost / one.dense)
+    ways = [f"a budget of at least {lowest} %"]
+    for option, cost in options.items():
+        if cost < one.min_cost - 0.005 * one.dense:
+            ways.append(f"{option} (reaches {math.ceil(100 * cost / one.dense)} %)")
+    if one.resource in MEASURED_RESOURCES and base > 0.5 * one.min_cost:
+        ways.append(f"a larger batch ({base / one.dense:.0%} of the dense cost does not depend on the widths)")
+    kept = f"{100 * min_width_ratio:g} % of the {parts} in every group" if min_width_ratio else "one channel per group"
+    raise InfeasibleBudget(
+        f"{one.resource} budget {si(one.limit, one.unit)} is not reachable: with {kept} this network still uses "
+        f"{si(one.min_cost, one.unit)} ({lowest} % of dense). Options: {'; '.join(ways)}."
+    )
+
+
+def _uniform_ratio(cost: Cost, full: Tensor, min_widths: Tensor, limit: float) -> float | None:
     """By bisection: costs never fall when widths grow."""
-    if float(cost.value(floors)) > limit:
+    if float(cost.value(min_widths)) > limit:
         return None
-    low, high = 0.0, 1.0
     if float(cost.value(full)) <= limit:
         return 1.0
+    low, high = 0.0, 1.0
     for _ in range(40):
         middle = 0.5 * (low + high)
-        if float(cost.value(torch.maximum(middle * full, floors))) <= limit:
-            low = middle
-        else:
-            high = middle
+        is_met = float(cost.value(torch.maximum(middle * full, min_widths))) <= limit
+        low, high = (middle, high) if is_met else (low, middle)
     return low

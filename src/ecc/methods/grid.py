@@ -1,22 +1,21 @@
-"""`Comparison`: methods, budgets and seeds in one grid of run folders, at equal batches.
+"""`Comparison`: several methods, budgets and seeds, each in a run folder, at equal batches.
 
-    RUNS/seed-0/dense/            the dense network of each seed, trained once and given to all methods
-    RUNS/seed-0/ecc-50/           one cell: the run folder of a compression
-    RUNS/grid.json                what was asked
+    RUNS/grid.json              settings of the comparison
+    RUNS/seed-0/dense/          the dense network of each seed, trained once for all methods
+    RUNS/seed-0/ecc-50/         one run
 
-A cell that is finished is not run again, one that was interrupted goes on, and one that failed is written down with its
-reason, never left out. Tables and figures are made from the folders alone (`ecc.report.compare`).
+Finished runs are skipped, interrupted ones are resumed, and failed ones leave a file with the reason. Tables and
+figures are made from the folders alone (`ecc.report.compare`).
 """
 
 from __future__ import annotations
 
 import copy
-import json
 import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,20 +25,20 @@ from ecc.constants import RUN_PROFILE, SCRATCH
 from ecc.energy import EnergyModel
 from ecc.energy.budget import parse_budget
 from ecc.errors import BadFile, EccError
-from ecc.io import read_text, temporaries, write_text
 from ecc.measure import EnergySource
+from ecc.records import read_record, write_record
+from ecc.run_records import GridFailure, GridRunInfo
 from ecc.task import Task
 from ecc.training import BatchStream, Interrupted, load_state, open_run, save_state, train
-from ecc.training.optimizers import fused_on_gpu
 
 from .base import Method, check_needs_held_out
 from .baselines.scratch import Scratch
 from .compression import Compression
 from .registry import METHODS, find_method
-from .runner import result_settings, weights_of
+from .runner import adam, initial_weights_checksum, result_settings
 from .settings import CompressSettings
 
-_CLEAR = Path("/proc/self/clear_refs")
+_CLEAR_REFS = Path("/proc/self/clear_refs")
 
 
 @dataclass(frozen=True)
@@ -51,9 +50,32 @@ class GridRun:
     seed: int
 
     def folder(self, root: Path) -> Path:
-        """Where its run is."""
+        """Its run folder."""
         budget = "".join(letter if letter.isalnum() or letter in ".-" else "_" for letter in self.budget.rstrip("%"))
         return root / f"seed-{self.seed}" / f"{self.method}-{budget}"
+
+    def failure_file(self, root: Path) -> Path:
+        """Next to the run folder, which may not exist yet."""
+        folder = self.folder(root)
+        return folder.with_name(f"{folder.name}.failed.json")
+
+    def describe(self, error: str | None) -> str:
+        """One line about the end of the run."""
+        name = f"{self.method} {self.budget} seed {self.seed}"
+        return f"{name}: done" if error is None else f"{name}: failed: {error}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _GridConfig:
+    """What must stay the same when a comparison is resumed; methods, budgets and seeds can be added."""
+
+    task: str
+    quick: bool
+    freeze: list[str] = field(default_factory=list)
+    device: str = ""
+    """Device that the costs refer to."""
+    weights: str | None = None
+    settings: dict[str, Any] = field(default_factory=dict)
 
 
 class Comparison:
@@ -61,30 +83,30 @@ class Comparison:
 
     Args:
         task: With batches, a loss, and scores on test and held-out data.
-        energy: Models of the costs that budgets are about.
-        methods: Names, see `METHODS`; and `scratch`, which trains the widths that `ecc` found from random weights.
+        energy_models: Models of energy and latency, as far as the budgets need them.
+        methods: Names in `METHODS`; and `scratch`, which trains the widths of `ecc` from random weights.
         budgets: As for `parse_budget`.
-        seeds: How many; from 0 on.
-        source: Weighs every result; None trusts the models, and says so.
-        settings: The same for all cells, but for the seed.
+        seeds: Number of seeds, counted from 0.
+        meter: Measures every result; None predicts costs with the models.
+        settings: The same for all runs, except for the seed.
         device: Where to train.
-        freeze: Modules whose outputs are kept whole, as for `trace_channels`.
-        quick: Whether methods search for a tenth of their time: to see it work, not to compare.
+        freeze: Modules whose output channels are not pruned, as for `trace_channels`.
+        quick: Methods search for a tenth of their time: for a demonstration, not for a comparison.
 
     Raises:
-        BadTask: If a method needs held-out data, and the task has none.
+        BadTask: If a method needs held-out data and the task has none.
         EccError: If a method or a budget is unknown, or there is none.
     """
 
     def __init__(
         self,
         task: Task,
-        energy: EnergyModel | Sequence[EnergyModel],
+        energy_models: EnergyModel | Sequence[EnergyModel] = (),
         *,
         methods: Sequence[str],
         budgets: Sequence[str],
         seeds: int = 3,
-        source: EnergySource | None = None,
+        meter: EnergySource | None = None,
         settings: CompressSettings | None = None,
         device: torch.device | str = "cpu",
         freeze: Sequence[str] = (),
@@ -94,163 +116,183 @@ class Comparison:
             raise EccError("a comparison needs at least one method, one budget and one seed.")
         for name in methods:
             if name not in METHODS and name != SCRATCH:
-                raise EccError(f"there is no method {name!r}; there are {', '.join((*METHODS, SCRATCH))}.")
+                raise EccError(f"unknown method {name!r}; choose from {', '.join((*METHODS, SCRATCH))}.")
+            if name != SCRATCH:
+                check_needs_held_out(find_method(name), task)
         if SCRATCH in methods and "ecc" not in methods:
-            raise EccError("scratch trains the widths that ecc found; compare ecc as well.")
-        for name in methods:
-            check_needs_held_out(None if name == SCRATCH else find_method(name), task)
+            raise EccError("method scratch trains the widths of ecc; compare ecc as well.")
         folders: dict[Path, str] = {}
         for text in budgets:
             parse_budget(text)
             first = folders.setdefault(GridRun("", text, 0).folder(Path()), text)
             if first != text:
-                raise EccError(f"budgets {first!r} and {text!r} would share a folder; compare them in two grids.")
-        self.task, self.energy, self.source, self.device = task, energy, source, torch.device(device)
+                raise EccError(f"budgets {first!r} and {text!r} would share a folder; compare them separately.")
+        self.task, self.meter, self.device = task, meter, torch.device(device)
+        self.energy_models = [energy_models] if isinstance(energy_models, EnergyModel) else list(energy_models)
         self.settings = settings or CompressSettings()
-        # What others build on comes first.
-        self.methods = tuple(sorted(dict.fromkeys(methods), key=lambda name: name == SCRATCH))
+        self.methods = tuple(sorted(dict.fromkeys(methods), key=lambda name: name == SCRATCH))  # after ecc
         self.budgets, self.seeds, self.quick, self.freeze = tuple(dict.fromkeys(budgets)), seeds, quick, tuple(freeze)
 
     @property
-    def cells(self) -> list[GridRun]:
-        """All of them, seed by seed, so that an interrupted grid has whole seeds."""
-        return [
-            GridRun(method, budget, seed)
-            for seed in range(self.seeds)
-            for budget in self.budgets
-            for method in self.methods
-        ]
+    def runs(self) -> list[GridRun]:
+        """All runs, seed by seed, so that an interrupted comparison has complete seeds."""
+        seeds = range(self.seeds)
+        return [GridRun(method, text, seed) for seed in seeds for text in self.budgets for method in self.methods]
 
     def run(self, root: str | Path, progress: Callable[[str], None] | None = None) -> list[GridRun]:
-        """Runs the cells that are not finished.
+        """Run what is not finished.
 
         Args:
-            root: The folder of the grid.
-            progress: Is told about each cell.
+            root: Folder of the comparison.
+            progress: Gets one line of text per run.
 
         Returns:
-            The cells that failed; their folders hold the reason.
+            The runs that failed.
 
         Raises:
-            BadFile: If the folder holds another grid.
-            Interrupted: If it was asked to stop; the same call goes on.
+            BadFile: If the folder holds another comparison.
+            Interrupted: If it was asked to stop; the same call resumes.
         """
-        root, tell = Path(root), progress or (lambda _: None)
-        self.begin(root)
-        failed = []
-        for cell in self.missing(root):
-            reason = self.run_cell(cell, root)
-            tell(told(cell, reason))
-            if reason is not None:
-                failed.append(cell)
+        root, failed = Path(root), []
+        self.open(root)
+        for one in self.unfinished(root):
+            error = self.run_one(one, root)
+            if progress is not None:
+                progress(one.describe(error))
+            if error is not None:
+                failed.append(one)
         return failed
 
-    # ------------------------------------------------------------ one by one, as on several machines
+    # ------------------------------------------------------------ single steps, as on several machines
 
-    def missing(self, root: Path) -> list[GridRun]:
-        """The cells that are not finished; those that failed among them."""
-        return [
-            cell
-            for cell in self.cells
-            if not all((cell.folder(root) / name).exists() for name in ("summary.json", "cell.json"))
-        ]
-
-    def run_cell(self, cell: GridRun, root: Path) -> str | None:
-        """Runs one cell, and the dense network of its seed if that is not trained yet.
-
-        Returns:
-            Why it failed, which is written down; None if it is done.
+    def open(self, root: Path) -> None:
+        """Write the config, or compare it with that of the folder.
 
         Raises:
-            BadFile: If its folder holds another run, or another process works in it.
-            Interrupted: If it was asked to stop; the same call goes on.
+            BadFile: If the folder holds another comparison, or other files.
+        """
+        config = _GridConfig(
+            task=self.task.name,
+            quick=self.quick,
+            freeze=list(self.freeze),
+            device=self.energy_models[0].origin.meter.device if self.energy_models else "",
+            weights=initial_weights_checksum(self.task, self.settings),
+            settings={name: value for name, value in result_settings(self.settings).items() if name != "seed"},
+        )
+        file = root / "grid.json"
+        if not file.exists():
+            check_grid_folder(root)
+            try:
+                root.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise BadFile(f"cannot create the folder {root}: {error.strerror}.") from None
+            write_record(file, config)
+            return
+        before, now = (_flat(one) for one in (read_record(file, _GridConfig), config))
+        for name in now:
+            if before.get(name) != now[name]:
+                raise BadFile(
+                    f"{root} was started with {name} = {before.get(name)}, and now it is {now[name]}. "
+                    "Use another folder, or the same settings."
+                )
+
+    def unfinished(self, root: Path) -> list[GridRun]:
+        """Runs that are not finished, failed ones included."""
+        files = ("summary.json", "cell.json")
+        return [one for one in self.runs if not all((one.folder(root) / name).exists() for name in files)]
+
+    def run_one(self, one: GridRun, root: Path) -> str | None:
+        """One run, and the dense network of its seed if that is not trained yet.
+
+        Returns:
+            The reason if it failed, which is also written to a file; otherwise None.
+
+        Raises:
+            BadFile: If its folder holds another run, or another process uses it.
+            Interrupted: If it was asked to stop; the same call resumes.
         """
         try:
-            self._run(cell, root)
+            self._compress(one, root)
         except (BadFile, Interrupted):
             raise
         except EccError as error:
-            self.note_failure(cell, root, str(error))
+            self.write_failure(one, root, str(error))
             return str(error)
         return None
 
-    def note_failure(self, cell: GridRun, root: Path, reason: str) -> None:
-        """Writes down why a cell has no result."""
-        file = _failure(cell.folder(root))
+    def write_failure(self, one: GridRun, root: Path, error: str) -> None:
+        """Write why a run has no result."""
+        file = one.failure_file(root)
         file.parent.mkdir(parents=True, exist_ok=True)
-        write_text(file, json.dumps({**asdict(cell), "error": reason}) + "\n")
+        write_record(file, GridFailure(**asdict(one), error=error))
 
-    def built_on(self, cell: GridRun) -> GridRun | None:
-        """The cell that must come first: `scratch` takes its widths from `ecc`."""
-        return replace(cell, method="ecc") if cell.method == SCRATCH else None
+    def prerequisite(self, one: GridRun) -> GridRun | None:
+        """The run that must come first: `scratch` needs the widths of `ecc`."""
+        return replace(one, method="ecc") if one.method == SCRATCH else None
 
-    def needs_dense(self, seed: int, root: Path) -> bool:
-        """Whether the dense network of a seed is still to be trained."""
+    def needs_pretraining(self, seed: int, root: Path) -> bool:
+        """Whether the dense network of a seed is not trained yet."""
         return self.settings.pretrain_steps > 0 and not (_dense_folder(seed, root) / "summary.json").exists()
 
-    def train_dense(self, seed: int, root: Path) -> None:
-        """Trains the dense network of a seed, which all its cells start from."""
-        self._trained(seed, root)
-
-    # ------------------------------------------------------------ a cell
-
-    def _run(self, cell: GridRun, root: Path) -> None:
-        task = self._trained(cell.seed, root)
-        started = time.monotonic()
-        self._forget_peak()
-        job = Compression(
-            task,
-            [parse_budget(cell.budget)],
-            self.energy,
-            source=self.source,
-            settings=replace(self.settings, pretrain_steps=0, train=replace(self.settings.train, seed=cell.seed)),
-            device=self.device,
-            freeze=self.freeze,
-            method=self._method(cell, root),
-        )
-        folder = cell.folder(root)
-        job.run(folder)
-        facts = {
-            **asdict(cell),
-            "seconds": round(time.monotonic() - started, 3),  # of this session
-            "sessions": len(json.loads((folder / "environment.json").read_text(encoding="utf-8"))["sessions"]),
-            "peak_bytes": self._peak_bytes(),
-        }
-        _failure(folder).unlink(missing_ok=True)  # before the cell counts as finished, and is not come back to
-        write_text(folder / "cell.json", json.dumps(facts) + "\n")
-
-    def _method(self, cell: GridRun, root: Path) -> Method | None:
-        foundation = self.built_on(cell)
-        if foundation is None:
-            return find_method(cell.method, quick=self.quick)
-        file = foundation.folder(root) / "widths.json"
-        if not file.exists():
-            raise EccError(f"ecc found no widths for {cell.budget} of seed {cell.seed}, so there is nothing to train.")
-        return Scratch(_widths(file))
-
-    def _trained(self, seed: int, root: Path) -> Task:
-        """The task with the dense network of a seed, which all methods start from."""
+    def pretrain(self, seed: int, root: Path) -> Task:
+        """The task with the dense network of a seed, which all methods start from; it is trained if it is not yet."""
         model = copy.deepcopy(self.task.model)
         if self.settings.pretrain_steps:
             folder = _dense_folder(seed, root)
-            if self.needs_dense(seed, root):
-                self._train_dense(model.to(self.device), seed, folder)
+            if self.needs_pretraining(seed, root):
+                self._pretrain(model.to(self.device), seed, folder)
             model.load_state_dict(load_state(folder / "dense.safetensors"))
         return replace(self.task, model=model.cpu())
 
-    def _train_dense(self, model: torch.nn.Module, seed: int, folder: Path) -> None:
-        settings = replace(self.settings, train=replace(self.settings.train, seed=seed))
-        assert self.task.loss is not None  # Compression checks it as well
-        with open_run(folder, {"verb": "dense", "task": self.task.name, "settings": result_settings(settings)}) as run:
-            fused = fused_on_gpu(model.parameters())
-            optimizer = torch.optim.Adam(model.parameters(), lr=settings.pretrain_lr, fused=fused)
+    # ------------------------------------------------------------ one run
+
+    def _compress(self, one: GridRun, root: Path) -> None:
+        task, folder = self.pretrain(one.seed, root), one.folder(root)
+        started = time.monotonic()
+        self._reset_peak_memory()
+        job = Compression(
+            task,
+            [parse_budget(one.budget)],
+            self.energy_models,
+            meter=self.meter,
+            settings=replace(self._seeded(one.seed), pretrain_steps=0),
+            device=self.device,
+            freeze=self.freeze,
+            method=self._method(one, root),
+        )
+        job.run(folder)
+        result = GridRunInfo(
+            **asdict(one),
+            seconds=round(time.monotonic() - started, 3),
+            sessions=len(read_record(folder / "environment.json", dict[str, list[Any]])["sessions"]),
+            peak_bytes=self._peak_memory(),
+        )
+        one.failure_file(root).unlink(missing_ok=True)  # before the run counts as finished
+        write_record(folder / "cell.json", result)
+
+    def _method(self, one: GridRun, root: Path) -> Method:
+        first = self.prerequisite(one)
+        if first is None:
+            return find_method(one.method, quick=self.quick)
+        file = first.folder(root) / "widths.json"
+        if not file.exists():
+            raise EccError(
+                f"ecc has no result for {one.budget} and seed {one.seed}, so scratch has no widths to train."
+            )
+        return Scratch(read_record(file, dict[str, int]))
+
+    def _pretrain(self, model: torch.nn.Module, seed: int, folder: Path) -> None:
+        settings = self._seeded(seed)
+        with open_run(
+            folder, {"verb": "pretrain", "task": self.task.name, "settings": result_settings(settings)}
+        ) as run:
             stream = BatchStream(self.task, device=self.device, seed=seed)
             train(
                 model,
-                optimizer,
+                adam(model, settings.pretrain_lr, 0.0),
                 stream,
-                loss=self.task.loss,
                 steps=settings.pretrain_steps,
+                loss=self.task.loss,
                 settings=settings.train,
                 schedule=settings.schedule("pretrain"),
                 run=run,
@@ -259,102 +301,46 @@ class Comparison:
             save_state(folder / "dense.safetensors", model.cpu().state_dict())
             run.finish({"batches": stream.total})
 
-    def _forget_peak(self) -> None:
+    def _seeded(self, seed: int) -> CompressSettings:
+        return replace(self.settings, train=replace(self.settings.train, seed=seed))
+
+    def _reset_peak_memory(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
         else:
             with suppress(OSError):
-                _CLEAR.write_text("5", encoding="ascii")  # resets VmHWM of this process, see proc(5)
+                _CLEAR_REFS.write_text("5", encoding="ascii")  # resets VmHWM of this process, see proc(5)
 
-    def _peak_bytes(self) -> int | None:
-        """The most memory since `_forget_peak`: of the GPU, or of the process; None where the system does not tell."""
+    def _peak_memory(self) -> int | None:
+        """Peak memory of the GPU or the process since `_reset_peak_memory`; None if the system does not tell."""
         if self.device.type == "cuda":
             return int(torch.cuda.max_memory_allocated(self.device))
-        if not os.access(_CLEAR, os.W_OK):
+        if not os.access(_CLEAR_REFS, os.W_OK):
             return None
         lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
         return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:")), None)
 
-    @property
-    def _device_name(self) -> str:
-        """The device that joules are about; a better model of the same one may take over."""
-        first = self.energy if isinstance(self.energy, EnergyModel) else self.energy[0]
-        return first.origin.meter.device
-
-    def begin(self, root: Path) -> None:
-        """Writes down what is asked, or compares it with what was asked before: only more cells may be asked for.
-
-        Raises:
-            BadFile: If the folder holds another grid, or something else.
-        """
-        asked: dict[str, Any] = {
-            "task": self.task.name,
-            "quick": self.quick,
-            "freeze": list(self.freeze),
-            "device": self._device_name,
-            "weights": weights_of(self.task, self.settings),
-            "settings": {name: value for name, value in result_settings(self.settings).items() if name != "seed"},
-        }
-        file = root / "grid.json"
-        if not file.exists():
-            check_grid_folder(root)
-            try:
-                root.mkdir(parents=True, exist_ok=True)
-            except OSError as error:
-                raise BadFile(f"cannot make the folder {root}: {error.strerror}.") from None
-            write_text(file, json.dumps(asked, indent=1) + "\n")
-            return
-        try:
-            before = json.loads(read_text(file))
-        except (ValueError, RecursionError):
-            raise BadFile(f"{file} cannot be read; restore it from a copy or start anew.") from None
-        names = [name for name in asked if name != "settings"]
-        for name in (*names, *(f"settings.{key}" for key in asked["settings"])):
-            then, now = _at(before, name), _at(asked, name)
-            if then != now:
-                raise BadFile(f"{root} was begun with {name} = {then}, and now it is {now}. Give another folder.")
-
 
 def check_grid_folder(root: Path) -> None:
-    """Refuse a folder that holds something else than a comparison, or the profile and energy models of one.
+    """Check that a folder holds nothing but a comparison, or the profile and energy models of one.
 
     Raises:
-        BadFile: If it does, or is a file.
+        BadFile: If it holds other files, or is a file.
     """
     if not root.exists() or (root / "grid.json").exists():
         return
-    own = temporaries(root, ".grid.json.", ".tmp")  # of a grid that was killed before it had begun
+    own = list(root.glob(".grid.json.*.tmp"))  # of a process that was killed at the start
     own += [root / name for name in (RUN_PROFILE, "energy.json", "latency.json")]
     if root.is_file() or any(entry not in own for entry in root.iterdir()):
-        raise BadFile(f"{root} holds other files than a comparison and is left as it is. Give an empty or a new folder.")
-
-
-def told(cell: GridRun, reason: str | None) -> str:
-    """What became of a cell, in words."""
-    name = f"{cell.method} {cell.budget} seed {cell.seed}"
-    return f"{name}: done" if reason is None else f"{name}: failed: {reason}"
+        raise BadFile(f"{root} holds files that do not belong to a comparison; use an empty or a new folder.")
 
 
 def _dense_folder(seed: int, root: Path) -> Path:
     return root / f"seed-{seed}" / "dense"
 
 
-def _failure(folder: Path) -> Path:
-    """Beside the run's folder, which may not even have been made."""
-    return folder.with_name(f"{folder.name}.failed.json")
-
-
-def _widths(file: Path) -> dict[str, int]:
-    try:
-        found = json.loads(read_text(file))
-    except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict) or not all(type(width) is int for width in found.values()):
-        raise BadFile(f"{file} holds no widths; restore it from a copy, or run its cell again.")
-    return found
-
-
-def _at(data: Any, name: str) -> Any:
-    for key in name.split("."):
-        data = data.get(key) if isinstance(data, dict) else None
-    return data
+def _flat(config: _GridConfig) -> dict[str, Any]:
+    """Values by name, those of settings as `settings.NAME`."""
+    values = asdict(config)
+    settings = values.pop("settings")
+    return values | {f"settings.{name}": value for name, value in settings.items()}

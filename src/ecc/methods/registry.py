@@ -1,4 +1,4 @@
-"""Methods by the names that users type."""
+"""Methods by name."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from .baselines.greedy import Greedy
 from .baselines.lcp import Lcp, LcpSettings
 from .baselines.netadapt import NetAdapt
 from .baselines.uniform import Uniform
+from .ecc.method import Ecc
 
-METHODS: dict[str, Callable[[], Method] | None] = {
-    "ecc": None,
+METHODS: dict[str, Callable[[], Method]] = {
+    "ecc": Ecc,
     "netadapt": NetAdapt,
     "amc": Amc,
     "eap": Eap,
@@ -23,26 +24,25 @@ METHODS: dict[str, Callable[[], Method] | None] = {
     "uniform": Uniform,
     "greedy": Greedy,
 }
-"""With the settings of their papers. ECC itself is what `Compression` does when it is given no method."""
+"""With the settings of their papers."""
 
 _QUICK: dict[str, Callable[[], Method]] = {
     "amc": lambda: Amc(AmcSettings(episodes=40)),
     "lcp": lambda: Lcp(LcpSettings(candidates=40, population=16, tournament=4)),
 }
-"""Those that judge hundreds of networks, with a tenth of them."""
+"""Methods that evaluate hundreds of networks, with a tenth of them."""
 
 
-def find_method(name: str, *, quick: bool = False) -> Method | None:
-    """A new instance of a method; None for ECC.
+def find_method(name: str, *, quick: bool = False) -> Method:
+    """A new instance of a method.
 
     Args:
-        name: As users type it.
-        quick: Whether it is to search for a tenth of its time: to see it work, not to compare.
+        name: One of `METHODS`.
+        quick: Search for a tenth of the time: for a demonstration, not for a comparison.
 
     Raises:
         EccError: If there is no such method.
     """
     if name not in METHODS:
-        raise EccError(f"there is no method {name!r}; there are {', '.join(METHODS)}.")
-    make = _QUICK.get(name, METHODS[name]) if quick else METHODS[name]
-    return None if make is None else make()
+        raise EccError(f"unknown method {name!r}; choose one of {', '.join(METHODS)}.")
+    return (_QUICK.get(name) if quick and name in _QUICK else METHODS[name])()  # type: ignore[misc]

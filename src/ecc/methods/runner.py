@@ -1,11 +1,8 @@
-"""`CompressionRunner`: what every compression shares. The run folder, the dense network before, training, scores.
+"""`CompressionRunner`: what structured and unstructured compression share.
 
-    dense    train the dense network, if asked
-    solve    bring it down to its budget: what a method is about
-    tune     train what is left
-
-Each phase draws from one counted stream of batches and writes into one run folder; the same call goes on where the
-last one ended, bit for bit on a CPU.
+A run has three phases (`ecc.run_records.PHASES`). Pretrain trains the dense network, prune removes channels or weights
+while training continues, and finetune trains the result. All phases draw from one counted stream of batches and write
+to one run folder. The same call resumes a run, bit for bit on a CPU.
 """
 
 from __future__ import annotations
@@ -13,46 +10,46 @@ from __future__ import annotations
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import torch
 from torch import nn
 
-from ecc.errors import BadTask
+from ecc.errors import BadTask, wrap_user_errors
 from ecc.options import flat_values
 from ecc.records import read_record, to_builtins
 from ecc.run_records import PHASES, CostCheck, MethodLine, RunSummary, ScoreLine, SolverLine
 from ecc.task import Task
 from ecc.training import (
     BatchStream,
+    Cosine,
     DistributedContext,
     Histories,
     History,
     Logger,
     Loggers,
-    LRSchedule,
     OnStep,
-    RunDir,
     Teacher,
+    fused_on_gpu,
     load_state,
     open_run,
     save_state,
     train,
+    weights_checksum,
 )
-from ecc.training.checkpoint import weights_checksum
-from ecc.training.optimizers import fused_on_gpu
-from ecc.training.user_errors import wrap_user_errors
 
 from .settings import CompressSettings
 
 Result = TypeVar("Result")
+OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 
-SLOW_BATCHES = 0.5
-"""Share of the time of a training from which on drawing batches is told to be slow."""
-LEAST_SECONDS = 5.0
-"""Of a training of which something is told."""
+SLOW_DATA = 0.5
+"""Fraction of the training time from which on slow batches are reported."""
+MIN_SECONDS = 5.0
+"""Shorter trainings are not reported."""
 
 
 def result_settings(settings: CompressSettings) -> dict[str, Any]:
@@ -60,225 +57,237 @@ def result_settings(settings: CompressSettings) -> dict[str, Any]:
     return flat_values(settings, only_result=True)
 
 
-def weights_of(task: Task, settings: CompressSettings) -> str | None:
-    """A checksum of the dense weights, which another file of them would change; None if the run trains them itself."""
+def initial_weights_checksum(task: Task, settings: CompressSettings) -> str | None:
+    """Checksum of the given dense weights; None if the run trains them itself."""
     return None if settings.pretrain_steps else weights_checksum(task.model.state_dict())
 
 
+def adam(model: nn.Module, lr: float, weight_decay: float) -> torch.optim.Adam:
+    """Adam over the trainable parameters."""
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    return torch.optim.Adam(trained, lr=lr, weight_decay=weight_decay, fused=fused_on_gpu(trained))
+
+
 class CompressionRunner(ABC, Generic[Result]):
-    """A compression of one task, phase after phase.
+    """Runs the phases of a compression.
 
     Args:
-        task: With batches and a loss; it is left as it is.
-        settings: How.
+        task: With `train_batches` and `loss`. It is not changed.
+        settings: Settings; the defaults if None.
         device: Where to train.
+        optimizer: Function from parameters to an optimizer, whose learning rate is used in all phases; None for Adam
+            with the learning rates of the settings.
 
     Raises:
         BadTask: If the task cannot be trained.
     """
 
-    def __init__(self, task: Task, settings: CompressSettings | None, device: torch.device | str) -> None:
-        if task.train_batches is None or task.loss is None:
-            raise BadTask(
-                f"task {task.name!r} has no train_batches and loss; compressing needs both. "
-                "A bundled network has them with --data FOLDER."
-            )
-        _check_weights(task)
+    def __init__(
+        self,
+        task: Task,
+        settings: CompressSettings | None,
+        device: torch.device | str,
+        optimizer: OptimizerFactory | None = None,
+    ) -> None:
+        _check_trainable(task)
+        self._make_optimizer = optimizer
         self.task, self.settings, self.device = task, settings or CompressSettings(), torch.device(device)
-        self.scores: dict[str, float] = {}
         self.distributed = DistributedContext(self.device)
-        self.history: History = Histories()
-        self.stream: BatchStream | None = None
-        self.tell: Callable[[str], None] = lambda _: None
 
     def run(
         self,
-        run_dir: str | Path,
+        folder: str | Path,
         *,
         distributed: DistributedContext | None = None,
         history: History | None = None,
         loggers: Sequence[Logger] = (),
         progress: Callable[[str], None] | None = None,
     ) -> Result:
-        """Compresses, or goes on with a run that was begun in the folder.
+        """Compress the network, or resume a run.
 
         Args:
-            run_dir: The folder of the run.
+            folder: Of the run.
             distributed: The processes that train together; None for this one alone.
-            history: Is told what the run's history is told in this session.
-            loggers: Are told the numbers in the run's history, those of earlier sessions before. They stay open.
-            progress: Is told each phase, in words.
+            history: Gets the lines that this session writes to the history.
+            loggers: Get the numbers of the whole history, those of earlier sessions first. They are not closed.
+            progress: Gets one line of text per event.
 
         Raises:
-            BadFile: If the folder holds another run, or something else.
+            BadFile: If the folder holds another run or other files.
             InfeasibleBudget: If a budget cannot be met.
         """
         self.distributed = distributed or self.distributed
         curves = Loggers(*loggers)
-        self.history = Histories(curves) if history is None else Histories(history, curves)
-        self.stream, self.tell = None, progress or self.tell
-        self.scores = {}
-        self._begin()
-        with open_run(run_dir, self.config(), device_type=self.device.type, writes=self.distributed.is_main) as run:
-            finished = (run.path / "summary.json").exists()
-            for facts in run.history() if loggers and run.writes else ():
-                curves.log(facts)
-            if not finished:
-                return self._go(run)
-            with run.restoring("summary.json"):
-                return self._as_it_was(run, read_record(run.path / "summary.json", RunSummary))
-
-    def config(self) -> dict[str, Any]:
-        """What makes this run this run; a run of another config is another run."""
-        asked = {**self._asked(), "weights": weights_of(self.task, self.settings)}
-        return {"verb": "compress", "task": self.task.name, **asked, "settings": result_settings(self.settings)}
-
-    # ------------------------------------------------------------ what a compression adds
-
-    @abstractmethod
-    def _begin(self) -> None:
-        """Forgets an earlier run, and refuses what cannot be done, before anything is written."""
-
-    @abstractmethod
-    def _asked(self) -> dict[str, Any]:
-        """Its part of the config."""
-
-    @abstractmethod
-    def _go(self, run: RunDir) -> Result:
-        """All phases."""
-
-    @abstractmethod
-    def _as_it_was(self, run: RunDir, summary: RunSummary) -> Result:
-        """What an earlier session finished."""
-
-    def _extra(self) -> dict[str, Any]:
-        """What a checkpoint holds beside network, optimizer and stream."""
-        return {"scores": dict(self.scores)}
-
-    def _restore(self, extra: Mapping[str, Any]) -> None:
-        """The reverse."""
-        self.scores = {name: float(score) for name, score in extra["scores"].items()}
-
-    # ------------------------------------------------------------ what they share
-
-    def _reached(self, run: RunDir) -> str:
-        """Takes over what an earlier session found out; the phase that it was in."""
-        saved = run.checkpoint()
-        if saved is None:
-            return PHASES[0]
-        with run.restoring():
-            self._restore(saved["extra"])
-            return PHASES[PHASES.index(saved["phase"])]
-
-    def _stream(self) -> BatchStream:
-        distributed = self.distributed
+        self.history: History = Histories(curves) if history is None else Histories(history, curves)
+        self.report: Callable[[str], None] = progress or (lambda _: None)
+        self.scores: dict[str, float] = {}
         self.stream = BatchStream(
             self.task,
             device=self.device,
             seed=self.settings.train.seed,
-            rank=distributed.rank,
-            world_size=distributed.size,
+            rank=self.distributed.rank,
+            world_size=self.distributed.size,
         )
-        return self.stream
+        self._check()
+        with open_run(folder, self.config(), device_type=self.device.type, writes=self.distributed.is_main) as run:
+            self.folder = run
+            for line in run.history() if loggers and run.writes else ():
+                curves.log(line)
+            if (run.path / "summary.json").exists():
+                with run.restoring("summary.json"):
+                    return self._load_result(read_record(run.path / "summary.json", RunSummary))
+            return self._run_phases()
 
-    def _dense(self, run: RunDir, model: nn.Module, stream: BatchStream, reached: str) -> Teacher | None:
-        """Trains the dense network, or takes what an earlier session trained; it is the teacher from then on."""
-        file = run.path / "dense.safetensors"
-        if self.settings.pretrain_steps and (reached == "pretrain" or not file.exists()):
-            self.tell(f"training the dense network, {self.settings.pretrain_steps} steps")
-            fused = fused_on_gpu(model.parameters())
-            optimizer = torch.optim.Adam(model.parameters(), lr=self.settings.pretrain_lr, fused=fused)
-            self._train(run, model, optimizer, stream, "pretrain")
+    def config(self) -> dict[str, Any]:
+        """What identifies the run: a run with another config is another run."""
+        weights = initial_weights_checksum(self.task, self.settings)
+        own = {"verb": "compress", "task": self.task.name, **self._config(), "weights": weights}
+        if self._make_optimizer is not None:
+            own["optimizer"] = repr(self._make_optimizer([nn.Parameter(torch.zeros(1))]))
+        return {**own, "settings": result_settings(self.settings)}
+
+    # ------------------------------------------------------------ for subclasses
+
+    @abstractmethod
+    def _check(self) -> None:
+        """Forget an earlier run, and refuse what is not possible before anything is written."""
+
+    @abstractmethod
+    def _config(self) -> dict[str, Any]:
+        """Entries of the config."""
+
+    @abstractmethod
+    def _run_phases(self) -> Result:
+        """All phases, from where the checkpoint is."""
+
+    @abstractmethod
+    def _load_result(self, summary: RunSummary) -> Result:
+        """The result of a finished run."""
+
+    def _state(self) -> dict[str, Any]:
+        """Entries of a checkpoint besides network, optimizer and stream."""
+        return {"scores": dict(self.scores)}
+
+    def _load_state(self, state: Mapping[str, Any]) -> None:
+        """Restore a state."""
+        self.scores = {name: float(score) for name, score in state["scores"].items()}
+
+    # ------------------------------------------------------------ steps that both share
+
+    def _resume(self) -> str:
+        """Restore what the last session found out; the phase that it was in."""
+        saved = self.folder.checkpoint()
+        if saved is None:
+            return PHASES[0]
+        with self.folder.restoring():
+            self._load_state(saved["extra"])
+            return PHASES[PHASES.index(saved["phase"])]
+
+    def _pretrain(self, model: nn.Module, resumed_in: str) -> Teacher | None:
+        """Train the dense network, or load what an earlier session trained; the teacher from then on."""
+        file, steps = self.folder.path / "dense.safetensors", self.settings.pretrain_steps
+        if steps and (resumed_in == "pretrain" or not file.exists()):
+            self.report(f"pretraining the dense network, {steps} steps")
+            self._train(model, self._optimizer(model, "pretrain"), "pretrain", steps)
             if self.distributed.is_main:
                 save_state(file, model.state_dict())
-        elif self.settings.pretrain_steps:
-            with run.restoring(file.name):
+        elif steps:
+            with self.folder.restoring(file.name):
                 model.load_state_dict(load_state(file))
-        self._score(run, "dense", model)
+        self._score("dense", model)
         return None if self.settings.distill.is_off else Teacher(model, self.settings.distill)
 
-    def _adam(self, model: nn.Module) -> torch.optim.Adam:
-        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        lr, decay = self.settings.lr, self.settings.train.weight_decay
-        return torch.optim.Adam(trained, lr=lr, weight_decay=decay, fused=fused_on_gpu(trained))
+    def _optimizer(self, model: nn.Module, phase: str) -> torch.optim.Optimizer:
+        """A new optimizer for the trainable parameters."""
+        if self._make_optimizer is not None:
+            return self._make_optimizer([parameter for parameter in model.parameters() if parameter.requires_grad])
+        if phase == "pretrain":
+            return adam(model, self.settings.pretrain_lr, 0.0)
+        return adam(model, self.settings.lr, self.settings.train.weight_decay)
 
     def _train(
         self,
-        run: RunDir,
         model: nn.Module,
         optimizer: Any,
-        stream: BatchStream,
         phase: str,
+        steps: int,
         teacher: Teacher | None = None,
+        schedule: Cosine | None = None,
         on_step: OnStep | None = None,
-        steps: int | None = None,
-        schedule: LRSchedule | None = None,
     ) -> None:
-        assert self.task.loss is not None  # checked at the start
-        started, drawn = time.perf_counter(), stream.seconds
-        train(
-            model,
-            optimizer,
-            stream,
-            steps=self.settings.phase_steps[phase] if steps is None else steps,
-            loss=self.task.loss,
-            settings=self.settings.train,
-            schedule=self.settings.schedule(phase) if schedule is None else schedule,
-            teacher=teacher,
-            distributed=self.distributed,
-            run=run,
-            history=self.history,
-            on_step=on_step,
-            extra=self._extra,
-            phase=phase,
-        )
-        if text := about_slow_batches(self.device, stream.seconds - drawn, time.perf_counter() - started):
-            self.tell(text)
+        """Train through one phase; the learning rate is that of the phase unless there is another schedule."""
+        started, drawing = time.perf_counter(), self.stream.seconds
+        train(model, optimizer, on_step=on_step, **self._train_options(phase, steps, teacher, schedule))
+        seconds = time.perf_counter() - started
+        if text := describe_slow_data(self.device, self.stream.seconds - drawing, seconds):
+            self.report(text)
 
-    def _score(self, run: RunDir, name: str, model: nn.Module) -> None:
+    def _train_options(
+        self, phase: str, steps: int, teacher: Teacher | None, schedule: Cosine | None
+    ) -> dict[str, Any]:
+        """Arguments of `train` and `train_steps`."""
+        schedule = schedule or self.settings.schedule(phase)
+        if schedule is not None and self._make_optimizer is not None:
+            schedule = replace(schedule, start_lr=None)  # the learning rate is that of the optimizer
+        return {
+            "stream": self.stream,
+            "steps": steps,
+            "loss": self.task.loss,
+            "settings": self.settings.train,
+            "schedule": schedule,
+            "teacher": teacher,
+            "distributed": self.distributed,
+            "run": self.folder,
+            "history": self.history,
+            "extra": self._state,
+            "phase": phase,
+        }
+
+    def _score(self, name: str, model: nn.Module) -> None:
+        """Evaluate the network, once for each of `SCORES`."""
         if name in self.scores or self.task.evaluate is None:
             return
         with wrap_user_errors(f"evaluate of task {self.task.name!r}"):
             score = float(self.task.evaluate(model))
         if not math.isfinite(score):
-            raise BadTask(f"evaluate of task {self.task.name!r} gave {score}; give a finite number, higher for better.")
+            raise BadTask(f"evaluate of task {self.task.name!r} returned {score}; return a finite number.")
         self.scores[name] = score
-        self._log(run, ScoreLine(name=name, score=score, total=self._total))
-        self.tell(f"score {name}: {self.scores[name]:.4f}")
+        self._log(ScoreLine(name=name, score=score, total=self.stream.total))
+        self.report(f"score ({name}): {score:.4f}")
 
-    @property
-    def _total(self) -> int:
-        """Batches drawn so far."""
-        return 0 if self.stream is None else self.stream.total
-
-    def _log(self, run: RunDir, line: SolverLine | CostCheck | ScoreLine | MethodLine) -> None:
+    def _log(self, line: SolverLine | CostCheck | ScoreLine | MethodLine) -> None:
         """Write a line of the history."""
         if self.distributed.is_main:
             values = to_builtins(line)
-            run.log(values)
+            self.folder.log(values)
             self.history.log(values)
 
 
-def about_slow_batches(device: torch.device, drawing: float, whole: float) -> str:
-    """What to tell a user whose batches are made more slowly than the device uses them; nothing if they are not.
+def describe_slow_data(device: torch.device, drawing: float, seconds: float) -> str:
+    """A message if most of the training time was spent on drawing batches; otherwise empty.
 
     Args:
-        device: Which trains; on a CPU nothing can be gained, since data and network share it.
-        drawing: Seconds that the host spent on drawing batches.
-        whole: Seconds of the training.
+        device: Where the network is trained. On a CPU nothing can be gained: data and network share it.
+        drawing: Seconds spent on drawing batches.
+        seconds: Of the training.
     """
-    if device.type == "cpu" or whole < LEAST_SECONDS or drawing < SLOW_BATCHES * whole:
+    if device.type == "cpu" or seconds < MIN_SECONDS or drawing < SLOW_DATA * seconds:
         return ""
     return (
-        f"{drawing / whole:.0%} of the time went into train_batches of the task, while the device waited: prepare "
-        "batches in other processes, as torch.utils.data.DataLoader(num_workers=...) does, or on the device."
+        f"{drawing / seconds:.0%} of the training time was spent in train_batches. Prepare batches in worker processes "
+        "(torch.utils.data.DataLoader(num_workers=...)) or on the device."
     )
 
 
-def _check_weights(task: Task) -> None:
-    """Refuses a network that cannot be trained, before anything is spent on it."""
+def _check_trainable(task: Task) -> None:
+    """Refuse a task that cannot be trained, before anything is spent on it."""
+    if task.train_batches is None:
+        raise BadTask(
+            f"task {task.name!r} has no train_batches, which compressing needs. "
+            "A bundled network gets them with --data FOLDER."
+        )
     if not any(parameter.requires_grad for parameter in task.model.parameters()):
-        raise BadTask(f"no parameter of task {task.name!r} can be trained; call model.requires_grad_(True) first.")
+        raise BadTask(f"no parameter of task {task.name!r} is trainable; call model.requires_grad_(True) first.")
     for name, tensor in task.model.state_dict().items():
         if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-            raise BadTask(f"{name} of task {task.name!r} holds NaN or infinite numbers; give a sound network.")
+            raise BadTask(f"{name} of task {task.name!r} contains NaN or infinite values.")

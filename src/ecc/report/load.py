@@ -18,14 +18,14 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from ecc.energy import EnergyModel
-from ecc.energy.quality import describe_learning_curve, describe_outlier_widths
+from ecc.energy.model import Origin
+from ecc.energy.quality import FitQuality, describe_learning_curve, describe_outlier_widths
 from ecc.errors import BadFile
 from ecc.io import read_lines
-from ecc.records import from_json, read_record
+from ecc.records import from_json, read_record, to_builtins
 from ecc.run_records import (
     PHASES,
     CostCheck,
-    Count,
     GridFailure,
     GridRunInfo,
     Number,
@@ -47,7 +47,7 @@ MAX_HELD_OUT = 2000
 """Samples in the chart of predicted against measured energy."""
 
 UNITS = {"energy": "J", "latency": "s"}
-_SHARE_OF_DENSE = re.compile(r"^(\w+) ([0-9.e+-]+) of dense$")
+_SHARE_OF_DENSE = re.compile(r"^(\w+) ([0-9.e+-]+%) of dense$")
 _ENVIRONMENT = ("device", "ecc", "python", "torch", "system", "threads", "cuda", "cudnn", "driver")
 
 
@@ -66,6 +66,13 @@ class Resource:
     limit: float | None = None
     budget: str = ""
     met: bool | None = None
+
+    @property
+    def title(self) -> str:
+        """The name in text."""
+        return {"macs": "MACs", "params": "parameters", "throughput": "items per second"}.get(
+            self.resource, self.resource.replace("_", " ")
+        )
 
     @property
     def change(self) -> float | None:
@@ -204,20 +211,9 @@ class ModelInfo:
 
     kind: str
     label: str
-    samples: int
-    batch: int
-    meter: str
-    device: str
-    scope: str
-    reads: str
-    source: str
-    notes: list[str]
-    settings: dict[str, str]
-    families: dict[str, dict[str, Number | None]]
-    noise: Number | None
-    learning_curve: list[tuple[Count, Number]]
-    held_out: list[tuple[float, float]]
-    """Measured and predicted."""
+    origin: Origin
+    quality: FitQuality
+    """With at most `MAX_HELD_OUT` samples."""
     advice: str
 
 
@@ -468,8 +464,7 @@ class History:
             CostPoint(
                 self._batches_at(line.step),
                 line.cost[resource],
-                # The schedule is a fraction of the dense cost. With several budgets it is not that of one resource.
-                line.target * dense if line.target is not None and dense and len(line.cost) == 1 else None,
+                line.target if next(iter(line.cost)) == resource else None,
             )
             for line in solver
             if resource in line.cost
@@ -616,10 +611,13 @@ def _finished(summary: RunSummary) -> list[Resource]:
         if name not in known and pair.dense > 0:
             label, unit = summary.label, UNITS.get(name, "")
             rows.append(Resource(resource=name, unit=unit, label=label, dense=pair.dense, result=pair.result))
-    counted = (("macs", "macs", summary.macs), ("params", "parameters", summary.parameters))
-    for name, shown, found in counted:
+    latency = next((row for row in rows if row.resource == "latency" and row.result), None)
+    if latency is not None and latency.result is not None and latency.result > 0:
+        dense, result = summary.batch / latency.dense, summary.batch / latency.result
+        rows.append(Resource(resource="throughput", unit="", label=latency.label, dense=dense, result=result))
+    for name, found in (("macs", summary.macs), ("params", summary.parameters)):
         if name not in known and found is not None and found.dense > 0:
-            rows.append(Resource(resource=shown, unit="", label="counted", dense=found.dense, result=found.result))
+            rows.append(Resource(resource=name, unit="", label="counted", dense=found.dense, result=found.result))
     return rows
 
 
@@ -669,39 +667,30 @@ def _add_widths_and_layers(run: Run, history: History, model: EnergyModel | None
         dense, result = model.per_layer(), model.per_layer(widths)
         names = sorted(dense, key=lambda name: name == "")  # operators outside any layer come last
         run.layers = [
-            LayerCost(name or "(outside any layer)", _finite(dense[name]), _finite(result[name]))
-            for name in names
-            if dense[name] > 0
+            LayerCost(name or "(outside any layer)", dense[name], result[name]) for name in names if dense[name] > 0
         ]
-
-
-def _finite(value: float) -> float:
-    if not abs(value) < 1e100:
-        raise ValueError(f"{value} is out of range")
-    return value
+        _check_range([[row.dense, row.result] for row in run.layers])
 
 
 def _model_info(model: EnergyModel) -> ModelInfo:
-    meter, quality, settings = model.origin.meter, model.quality, model.origin.settings
-    pairs = thinned(list(quality.held_out), MAX_HELD_OUT)
-    return ModelInfo(
-        kind=model.kind,
-        label=model.label,
-        samples=model.origin.samples,
-        batch=model.origin.batch,
-        meter=meter.name,
-        device=meter.device,
-        scope=meter.scope,
-        reads=meter.reads,
-        source=str(getattr(meter.provenance, "source", "")),
-        notes=list(meter.notes),
-        settings={} if settings is None else {key: str(value) for key, value in vars(settings).items()},
-        families={name: vars(found) for name, found in quality.families.items()},
-        noise=quality.noise,
-        learning_curve=list(quality.learning_curve),
-        held_out=[(measured, predicted) for measured, predicted in pairs if measured > 0 and predicted > 0],
-        advice=" ".join(filter(None, (describe_learning_curve(quality), describe_outlier_widths(quality)))),
-    )
+    quality = replace(model.quality, held_out=tuple(thinned(model.quality.held_out, MAX_HELD_OUT)))
+    if any(measured <= 0 or predicted <= 0 for measured, predicted in quality.held_out):
+        raise ValueError("a held-out cost is not positive")
+    _check_range(to_builtins(quality))
+    advice = " ".join(filter(None, (describe_learning_curve(quality), describe_outlier_widths(quality))))
+    return ModelInfo(kind=model.kind, label=model.label, origin=model.origin, quality=quality, advice=advice)
+
+
+def _check_range(value: Any) -> None:
+    """Refuse numbers that cannot be drawn.
+
+    Raises:
+        ValueError: If a number is not between -1e100 and 1e100.
+    """
+    if isinstance(value, float) and not abs(value) < 1e100:
+        raise ValueError(f"{value} is out of range")
+    for item in value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ():
+        _check_range(item)
 
 
 # ---------------------------------------------------------------- grids
@@ -732,7 +721,7 @@ def _failures(root: Path) -> list[GridFailure]:
 def _grid_rows(
     runs: Sequence[tuple[GridRunInfo, RunSummary]], failures: Sequence[GridFailure], reference: str = "ecc"
 ) -> list[GridRow]:
-    keys = dict.fromkeys((one.method, one.budget) for one in (*(info for info, _ in runs), *failures))
+    keys = dict.fromkeys([(info.method, info.budget) for info, _ in runs] + [(x.method, x.budget) for x in failures])
 
     def scores(method: str, budget: str, name: str = "finetuned") -> dict[int, float]:
         return {
@@ -840,7 +829,7 @@ def _grid_report(folder: Path, follower: Follower | None) -> Report:
 def _report(kind: str, folder: Path, runs: list[Run], model: EnergyModel | None) -> Report:
     known = [run for run in runs if run.summary is not None] or runs
     with _blame(folder / "energy.json"):
-        info = None if model is None else _checked(_model_info(model), folder)
+        info = None if model is None else _model_info(model)
     environments = [{key: one[key] for key in _ENVIRONMENT if key in one} for run in runs for one in run.sessions]
     return Report(
         kind=kind,
@@ -862,21 +851,10 @@ def _report(kind: str, folder: Path, runs: list[Run], model: EnergyModel | None)
     )
 
 
-def _checked(info: ModelInfo, folder: Path) -> ModelInfo:
-    """Numbers of the quality of a fit come from a free part of its file."""
-    from ecc.records import from_builtins, to_builtins
-
-    return from_builtins(to_builtins(info), ModelInfo, folder / "energy.json")
-
-
 def short_budget(text: str) -> str:
-    """`energy 0.5 of dense` as `50%`, `macs 0.5 of dense` as `macs 50%`; other budgets as they are."""
+    """`energy 50% of dense` as `50%`, `macs 50% of dense` as `macs 50%`; other budgets as they are."""
     found = _SHARE_OF_DENSE.match(text)
-    try:
-        share = f"{100 * float(found[2]):.4g}%" if found else ""
-    except ValueError:
-        return text
-    return text if not found else share if found[1] == "energy" else f"{found[1]} {share}"
+    return text if not found else found[2] if found[1] == "energy" else f"{found[1]} {found[2]}"
 
 
 def _budget_size(budget: str) -> tuple[float, str]:

@@ -117,7 +117,14 @@ def _templates() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters |= {"si": _si, "percent": _percent, "score": _score, "count": _count, "swatch": _swatch}
+    made.filters |= {
+        "si": _si,
+        "percent": _percent,
+        "score": _score,
+        "count": _count,
+        "swatch": _swatch,
+        "fields": _fields,
+    }
     made.globals |= {"DASH": DASH}
     return made
 
@@ -144,6 +151,11 @@ def _count(value: float | None) -> str:
     return DASH if value is None else f"{value:,.0f}"
 
 
+def _fields(record: Any) -> list[tuple[str, Any]]:
+    """Names and values of a record."""
+    return list(vars(record).items())
+
+
 def _swatch(method: str) -> Markup:
     """The mark that a method has in every chart."""
     name = method if method in SHAPES else "other"
@@ -160,7 +172,8 @@ def _library() -> str:
     """Vega, Vega-Lite and Vega-Embed as one script."""
     import vl_convert
 
-    code = str(vl_convert.javascript_bundle()).replace("</script", r"<\/script")
+    code = vl_convert.javascript_bundle()  # type: ignore[call-arg]  # its stub has no default
+    code = code.replace("</script", r"<\/script")
     return f"(function(){{{code}}})();"  # the bundle is a module: inside a function its names stay its own
 
 

@@ -1,20 +1,19 @@
-"""Room 4: the one counted loop over batches; run folders; resuming."""
+"""Training: the loop of all methods, counted batches, run folders that can be resumed."""
 
-from .batches import BatchStream
-from .checkpoint import load_state, save_state
-from .distill import Teacher, distillation_loss
+from .batches import BatchStream, to_device
+from .checkpoint import load_state, save_state, weights_checksum
+from .distill import Teacher, training_loss
 from .distributed import DistributedContext, find_distributed
-from .loggers import Logger, Loggers, TensorBoardLogger
-from .loop import Diverged, OnStep, OptimizerLike, TrainResult, train, train_steps
-from .progress import Histories, History
-from .random_state import derived_seed, fork_rng, rng_state, seed_everything, set_rng_state
+from .history import Histories, History, Logger, Loggers, TensorBoardLogger
+from .loop import Diverged, OnStep, OptimizerLike, StepInfo, TrainResult, fused_on_gpu, train, train_steps
+from .rng import derived_seed, fork_rng, rng_state, seed_everything, set_rng_state
 from .run_dir import RunDir, RunInUse, open_run
-from .schedules import PAPER_FINE_TUNING_LR, Constant, Cosine, LRSchedule
+from .schedules import PAPER_FINETUNE_LR, Constant, Cosine, LRSchedule
 from .settings import DistillSettings, TrainSettings
 from .signals import Interrupted, StopRequests
 
 __all__ = [
-    "PAPER_FINE_TUNING_LR",
+    "PAPER_FINETUNE_LR",
     "BatchStream",
     "Constant",
     "Cosine",
@@ -31,21 +30,25 @@ __all__ = [
     "OptimizerLike",
     "RunDir",
     "RunInUse",
+    "StepInfo",
     "StopRequests",
     "Teacher",
     "TensorBoardLogger",
     "TrainResult",
     "TrainSettings",
     "derived_seed",
-    "distillation_loss",
     "find_distributed",
     "fork_rng",
+    "fused_on_gpu",
     "load_state",
     "open_run",
     "rng_state",
     "save_state",
     "seed_everything",
     "set_rng_state",
+    "to_device",
     "train",
     "train_steps",
+    "training_loss",
+    "weights_checksum",
 ]

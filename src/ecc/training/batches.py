@@ -1,65 +1,74 @@
-"""`BatchStream`: the one counted stream of training batches that every method draws from.
+"""`BatchStream`: the counted stream of training batches that every method draws from.
 
-Comparisons are made at equal batches, so there is one place where batches are counted. The stream never ends: it
-asks the task for epoch after epoch. Where it stands is three numbers, which a resumed run starts from.
+Methods are compared at equal numbers of batches, so batches are counted in one place. The stream never ends: it opens
+epoch after epoch of the task. Its position is a few numbers, from which a resumed run continues.
 
-With several processes all of them walk the same stream, and process r of n takes batches r, r + n, r + 2n and so
-on. Each counts the batches of all, so that the number means the same however many processes shared the work.
+With several processes, all of them go through the same stream, and process r of n takes batches r, r + n, r + 2n, ...
+Each counts the batches of all processes, so the count does not depend on the number of processes.
 """
 
 from __future__ import annotations
 
+import copy
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from functools import partial
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils import data
+from torch.utils._pytree import tree_leaves, tree_map
 
-from ecc.errors import BadFile, BadTask, EccError
-from ecc.task import Task
+from ecc.errors import BadFile, BadTask, EccError, EccWarning, wrap_user_errors
+from ecc.task import Batch, Task
 
-from .random_state import derived_seed, fork_host_rng
-from .user_errors import wrap_user_errors
+from .rng import derived_seed, fork_rng
 
-Batch = tuple[Any, Any]
-"""(inputs, targets)"""
+EPOCHS_PER_SEED = 100_000
+"""A task may shuffle by the number of the epoch alone, so seed s starts with epoch s * EPOCHS_PER_SEED."""
 
-SEED_EPOCHS = 100_000
-"""Epochs that a seed has for itself."""
+_SAMPLERS = (
+    data.SequentialSampler,
+    data.RandomSampler,
+    data.SubsetRandomSampler,
+    data.WeightedRandomSampler,
+    data.BatchSampler,
+)
+_END = object()
 
 
 class BatchCounter:
-    """How many batches were drawn by a stream and all that were forked from it."""
+    """Number of batches drawn by a stream and all its forks."""
 
     def __init__(self) -> None:
         self.total = 0
 
 
 class BatchStream:
-    """Batches without end, counted, on the device, the same for everyone who starts at the same place.
+    """An endless, counted stream of batches on a device, which depends on the seed and the position only.
 
-    The task's own random numbers (shuffling, augmentation) are seeded by epoch and batch, and kept apart from those
-    of the network: a batch depends on its place alone, whatever was drawn in between.
+    The global generators of Python, NumPy and torch are seeded by epoch and batch while the task's code runs, and
+    restored afterwards. So shuffling and augmentation do not depend on what the network draws, and a resumed run sees
+    the same batches.
 
-    What says `is_seeded = True` draws from no generator but its own, and these are left alone, which saves time.
-
-    Where `train_batches(epoch)` is a sequence, only the batches of this process are fetched, and a resumed run
-    fetches none twice. Where it has a method `skip(n)` that gives the iterable without its first n batches, that is
-    used to resume. Otherwise batches are drawn and thrown away.
+    - A DataLoader is iterated once per epoch. Its explicit generators, if it has any, are seeded as well. An
+      `EccWarning` says why if the same batches cannot be promised after resuming.
+    - Where an epoch is a sequence, only the batches of this process are fetched, and a resumed run starts at its
+      position. Where it has a method `skip(n)`, which returns an iterable without the first n batches, resuming uses
+      it. Otherwise a resumed run draws the batches before its position once more.
+    - An epoch with the attribute `is_seeded = True` uses no global generator, and these are not seeded for it.
 
     Args:
-        task: Gives the batches.
-        device: Where tensors in the batches are moved to.
-        seed: Of the task's random numbers. A task may shuffle by the number of the epoch alone, so another seed walks
-            through other epochs: it begins with number `seed * SEED_EPOCHS`.
-        rank: Which process this is.
-        world_size: Of how many.
+        task: Supplies the batches.
+        device: Tensors are moved to this device.
+        seed: Random seed of the batches.
+        rank: Index of this process.
+        world_size: Number of processes.
 
     Raises:
-        BadTask: If the task has no batches to train with.
+        BadTask: If the task has no training batches.
     """
 
     def __init__(
@@ -74,31 +83,36 @@ class BatchStream:
         if task.train_batches is None:
             raise BadTask(f"task {task.name!r} has no train_batches; training needs them.")
         if not 0 <= rank < world_size:
-            raise EccError(f"rank {rank} is outside of 0..{world_size - 1}, the ranks of {world_size} processes.")
+            raise EccError(f"rank {rank} is outside 0..{world_size - 1}, the ranks of {world_size} processes.")
         self.device = torch.device(device)
         self.rank, self.world_size = rank, world_size
         self.lineage = 0
-        """Batches that led to here: the place in the stream."""
+        """Batches on the way to this position; batches of abandoned forks do not count."""
         self.seconds = 0.0
-        """Time that the host has spent on drawing batches."""
-        self._account = BatchCounter()
-        self._name = task.name
-        self._train_batches: Callable[[int], Iterable[Batch]] = task.train_batches
-        self._seed = seed
+        """Time that was spent on drawing batches."""
+        self._counter = BatchCounter()
+        self._task, self._seed = task, seed
+        self._loader = _Loader(task) if not callable(task.train_batches) else None
         self._epoch = 0
         self._index = 0  # of the next batch in the epoch
         self._batches: Iterator[Batch] | None = None
         self._sequence: Sequence[Batch] | None = None
         self._is_seeded = False
+        if self._loader is not None and rank == 0 and (reason := self._loader.why_inexact()):
+            warnings.warn(
+                f"A resumed run may see other batches: {reason}. Resuming works, but not bit for bit.",
+                EccWarning,
+                stacklevel=2,
+            )
 
     @property
     def total(self) -> int:
-        """Batches drawn altogether, those of forks that were given up included."""
-        return self._account.total
+        """Batches drawn altogether, those of abandoned forks included."""
+        return self._counter.total
 
     @property
     def epoch(self) -> int:
-        """The epoch that the last batch was drawn from."""
+        """Epoch of the last batch."""
         return self._epoch
 
     def __iter__(self) -> Iterator[Batch]:
@@ -107,185 +121,248 @@ class BatchStream:
     def __next__(self) -> Batch:
         """The next batch of this process, on the device."""
         started = time.perf_counter()
-        mine: Batch | None = None
+        own: Batch = None
         for rank in range(self.world_size):
-            batch = self._draw(wanted=rank == self.rank)
-            mine = batch if batch is not None else mine
-        assert mine is not None, "one of the ranks is ours"
+            batch = self._draw(fetch=rank == self.rank)
+            own = batch if rank == self.rank else own
         self.lineage += self.world_size
-        self._account.total += self.world_size
-        inputs, targets = mine
-        batch = to_device(inputs, self.device), to_device(targets, self.device)
+        self._counter.total += self.world_size
+        own = to_device(own, self.device)
         self.seconds += time.perf_counter() - started
-        return batch
+        return own
 
     def fork(self) -> BatchStream:
-        """A stream that goes on from here by itself: its batches count in the total of both.
+        """A second stream that starts at this position; `total` counts the batches of both.
 
-        A method that trains candidates gives each a fork, and goes on with the winner's: `lineage` then counts the
-        batches that made the winner, and `total` all. Candidates see the same batches.
+        A method that trains several candidates gives each a fork and continues with that of the winner. `lineage` then
+        counts the batches of the winner, and `total` those of all. All candidates see the same batches.
         """
         other = BatchStream.__new__(BatchStream)
-        other.__dict__.update(self.__dict__)  # the account is shared
+        other.__dict__.update(self.__dict__)  # the counter is shared
         other._batches = other._sequence = None
+        other._loader = None if self._loader is None else self._loader.fork()
         return other
 
     def state(self) -> dict[str, int]:
-        """Where the stream stands."""
+        """The position, for `restore`."""
         return {"epoch": self._epoch, "index": self._index, "lineage": self.lineage, "total": self.total}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continues with the batch after those that had been drawn when `state` was taken.
+        """Continue at a position of `state`.
 
         Raises:
-            BadFile: If it is no such state.
+            BadFile: If it is not a position.
         """
         try:
             numbers = {name: int(state[name]) for name in ("epoch", "index", "lineage", "total")}
             if min(numbers.values()) < 0:
                 raise ValueError("negative")
         except (KeyError, TypeError, ValueError, OverflowError):
-            raise BadFile(f"the place in the batch stream is {state!r}; it needs epoch, index and counts.") from None
+            raise BadFile(f"the position in the batches is {state!r}; expected epoch, index and counts.") from None
         self._epoch, self._index = numbers["epoch"], numbers["index"]
-        self.lineage, self._account.total = numbers["lineage"], numbers["total"]
+        self.lineage, self._counter.total = numbers["lineage"], numbers["total"]
         self._batches = self._sequence = None
 
-    def _draw(self, *, wanted: bool) -> Batch | None:
-        """Takes one step along the stream; the batch is fetched from a sequence only if it is wanted."""
+    def _draw(self, *, fetch: bool) -> Batch:
+        """Advance by one batch. With `fetch=False` the result is undefined: a sequence need not compute the batch."""
         if self._batches is None and self._sequence is None:
             self._open()
-        batch: Any = None
-        with self._blamed(self._index), self._isolated(f"epoch {self._epoch} batch {self._index}"):
+        batch: Batch = None
+        with self._user_code(self._index), self._seeded(f"epoch {self._epoch} batch {self._index}"):
             if self._sequence is not None:
                 ended = self._index >= len(self._sequence)
-                batch = self._sequence[self._index] if wanted and not ended else None
+                batch = self._sequence[self._index] if fetch and not ended else None
             else:
                 assert self._batches is not None, "an open epoch is a sequence or an iterator"
                 batch = next(self._batches, _END)
                 ended = batch is _END
-        if ended:
-            if self._index == 0:
-                raise BadTask(
-                    f"train_batches({self._epoch}) of task {self._name!r} gave no batch; an epoch needs at least one "
-                    "(is the batch larger than the data?)."
-                )
-            self._epoch, self._index = self._epoch + 1, 0
-            self._batches = self._sequence = None
-            return self._draw(wanted=wanted)
-        self._index += 1
-        if not wanted:
-            return None
-        if not isinstance(batch, tuple | list) or len(batch) != 2:
+        if not ended:
+            self._index += 1
+            return batch
+        if self._index == 0:
             raise BadTask(
-                f"train_batches of task {self._name!r} gave a {type(batch).__name__}; "
-                "it must give pairs (inputs, targets)."
+                f"epoch {self._epoch} of train_batches of task {self._task.name!r} has no batch; an epoch needs at "
+                "least one (is the batch size larger than the data set, with drop_last?)."
             )
-        return batch[0], batch[1]
+        self._epoch, self._index = self._epoch + 1, 0
+        self._batches = self._sequence = None
+        return self._draw(fetch=fetch)
 
     def _open(self) -> None:
-        """Begins the epoch at the place where the stream stands."""
-        with self._blamed(0), fork_host_rng(derived_seed(self._seed, f"epoch {self._epoch}")):
-            batches = self._train_batches(self._seed * SEED_EPOCHS + self._epoch)
+        """Open the current epoch at the current position."""
+        missing = False
+        number = self._seed * EPOCHS_PER_SEED + self._epoch
+        with self._user_code(0), fork_rng(derived_seed(self._seed, f"epoch {self._epoch}")):
+            batches: Any = self._loader.batches if self._loader is not None else self._task.epoch_batches(number)
             self._is_seeded = getattr(batches, "is_seeded", False) is True
+            if self._loader is not None:
+                self._loader.start_epoch(number, derived_seed(self._seed, f"loader of epoch {self._epoch}"))
             if isinstance(batches, Sequence):
                 self._sequence = batches
                 missing = self._index > len(batches)
             elif self._index and callable(skip := getattr(batches, "skip", None)):
                 self._batches = iter(skip(self._index))
-                missing = False
             else:
-                self._batches = iter(batches)
-                missing = not self._discard(self._index)
+                with self._generators():
+                    self._batches = iter(batches)
+                missing = not self._skip(self._index)
         if missing:
             self._batches = self._sequence = None
             raise BadTask(
-                f"epoch {self._epoch} of task {self._name!r} has fewer than the {self._index} batches that were drawn "
-                "from it before; resume with the same data, or start anew."
+                f"epoch {self._epoch} of task {self._task.name!r} has fewer batches than the {self._index} that were "
+                "drawn from it before; resume with the same data, or start a new run."
             )
 
-    def _isolated(self, place: str) -> AbstractContextManager[None]:
-        """A block whose random numbers depend on its place in the stream alone."""
-        return nullcontext() if self._is_seeded else fork_host_rng(derived_seed(self._seed, place))
-
-    def _blamed(self, index: int) -> AbstractContextManager[None]:
-        """Names the batch at which the task's own code failed."""
-        return wrap_user_errors(f"train_batches({self._epoch}) of task {self._name!r}, at batch {index},")
-
-    def _discard(self, count: int) -> bool:
-        """Draws batches for nothing, each with the random numbers that it had."""
-        assert self._batches is not None, "there is something to discard from"
+    def _skip(self, count: int) -> bool:
+        """Draw batches once more that were used before; False if there are fewer."""
+        assert self._batches is not None, "the epoch is open"
         for index in range(count):
-            with self._isolated(f"epoch {self._epoch} batch {index}"):
+            with self._seeded(f"epoch {self._epoch} batch {index}"):
                 if next(self._batches, _END) is _END:
                     return False
         return True
 
+    @contextmanager
+    def _seeded(self, position: str) -> Iterator[None]:
+        """A block in which the generators depend on the position only."""
+        seeded = nullcontext() if self._is_seeded else fork_rng(derived_seed(self._seed, position))
+        with seeded, self._generators():
+            yield
+
+    def _generators(self) -> AbstractContextManager[None]:
+        return nullcontext() if self._loader is None else self._loader.seeded_generators()
+
+    def _user_code(self, index: int) -> AbstractContextManager[None]:
+        return wrap_user_errors(f"train_batches of task {self._task.name!r}, at epoch {self._epoch}, batch {index},")
+
+
+class _Loader:
+    """What makes a DataLoader or another re-iterable give the same batches in the same epoch.
+
+    torch's samplers draw a permutation when iteration starts: from the global generator, which `BatchStream` seeds, or
+    from an explicit generator of the loader or sampler. The latter are seeded here at the start of an epoch. Between
+    draws they hold the state that the user left them in.
+    """
+
+    def __init__(self, task: Task) -> None:
+        self.batches: Any = task.train_batches
+        loader: Any = self.batches if isinstance(self.batches, data.DataLoader) else None
+        if loader is not None and loader.persistent_workers:
+            # Persistent workers keep their random state from epoch to epoch, and allow one iterator at a time.
+            self.batches = loader = copy.copy(loader)
+            loader.__dict__.update(persistent_workers=False, _iterator=None)
+        batch_sampler = getattr(loader, "batch_sampler", None)
+        self._samplers = [one for one in (getattr(loader, "sampler", None), batch_sampler) if one is not None]
+        if isinstance(batch_sampler, data.BatchSampler):
+            self._samplers.append(batch_sampler.sampler)
+        if any(isinstance(one, data.distributed.DistributedSampler) for one in self._samplers):
+            raise BadTask(
+                f"train_batches of task {task.name!r} has a DistributedSampler; ECC distributes batches over the "
+                "processes itself, so give a loader with a plain sampler."
+            )
+        found = [getattr(one, "generator", None) for one in (loader, *self._samplers)]
+        self._owners = {id(one): one for one in found if isinstance(one, torch.Generator)}
+        self._states: dict[int, Tensor] = {}
+
+    def why_inexact(self) -> str:
+        """Why a second pass over an epoch may give other batches; empty if it does not."""
+        if isinstance(self.batches, Sequence):
+            return ""
+        kind = type(self.batches).__name__
+        if not isinstance(self.batches, data.DataLoader):
+            return f"train_batches is a {kind}, whose order is exact only if it uses seeded global generators"
+        if isinstance(self.batches.dataset, data.IterableDataset):
+            return f"the data set {type(self.batches.dataset).__name__} is an IterableDataset"
+        unknown = [type(one).__name__ for one in self._samplers if not isinstance(one, _SAMPLERS)]
+        if unknown:
+            return f"the order of the sampler {unknown[0]} is not known to depend on torch's generator"
+        return ""
+
+    def fork(self) -> _Loader:
+        """The same loader for a second stream, which has its own states of the generators."""
+        other = copy.copy(self)
+        other._states = {}
+        return other
+
+    def start_epoch(self, epoch: int, seed: int) -> None:
+        """Seed the explicit generators for an epoch, and tell samplers the epoch that want to know it."""
+        for number, (key, generator) in enumerate(self._owners.items()):
+            kept = generator.get_state()
+            self._states[key] = generator.manual_seed(seed + number).get_state()
+            generator.set_state(kept)
+        for one in (self.batches, *self._samplers):
+            if callable(set_epoch := getattr(one, "set_epoch", None)):
+                set_epoch(epoch)
+
+    @contextmanager
+    def seeded_generators(self) -> Iterator[None]:
+        """A block in which explicit generators have the state of this epoch; the user's state is restored."""
+        kept = {key: generator.get_state() for key, generator in self._owners.items()}
+        for key, generator in self._owners.items():
+            if key in self._states:
+                generator.set_state(self._states[key])
+        try:
+            yield
+        finally:
+            for key, generator in self._owners.items():
+                self._states[key] = generator.get_state()
+                generator.set_state(kept[key])
+
 
 def to_device(value: Any, device: torch.device) -> Any:
-    """The same nest of tuples, lists and dicts with its tensors on a device.
+    """The same nested tuples, lists and dicts with tensors, and other objects that have a method `to`, on a device.
 
-    Copies to a GPU start from pinned memory, so that they run beside the host.
+    Copies to a GPU start from pinned memory, so that they run in parallel to the host.
     """
-    return mapped(value, lambda tensor: _to(tensor, device))
+
+    def move(leaf: Any) -> Any:
+        if isinstance(leaf, Tensor):
+            if device.type == "cuda" and leaf.device.type == "cpu":
+                leaf = leaf.pin_memory()
+            return leaf.to(device, non_blocking=True)
+        return leaf.to(device) if callable(getattr(leaf, "to", None)) else leaf
+
+    return tree_map(move, _as_dict(value))
+
+
+def _as_dict(batch: Any) -> Any:
+    """A mapping that is not a dict, such as Hugging Face's BatchEncoding, as a dict; pytree knows only dicts."""
+    if isinstance(batch, Mapping):
+        return batch if type(batch) is dict else dict(batch)
+    if type(batch) in (tuple, list) and any(isinstance(item, Mapping) for item in batch):
+        return type(batch)(_as_dict(item) for item in batch)
+    return batch
+
+
+def map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """The same nested tuples, lists and dicts with every tensor changed."""
+    return tree_map(lambda leaf: change(leaf) if isinstance(leaf, Tensor) else leaf, value)
+
+
+def tensors_in(value: Any) -> list[Tensor]:
+    """All tensors in nested tuples, lists and dicts, in order."""
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
 
 
 def micro_batches(batch: Batch, size: int | None) -> Iterator[tuple[Batch, float]]:
-    """A batch in parts of at most `size` items, each with its share of the whole.
+    """Split a batch into parts of at most `size` items, each with its fraction of the batch.
 
-    Every tensor as long as the first one is cut along its first axis. A loss that is a mean over items, times the
-    shares, sums up to the loss of the whole batch.
+    Every tensor as long as the first one is split along its first axis. For a loss that is a mean over items, the sum
+    of the losses of the parts times their fractions is the loss of the batch.
 
     Raises:
-        EccError: If there is no tensor to cut.
+        EccError: If the batch has no tensor with items.
     """
     if size is None:
         yield batch, 1.0
         return
     count = next((len(tensor) for tensor in tensors_in(batch) if tensor.dim()), 0)
     if count == 0:
-        raise EccError(f"a batch without a tensor of items cannot be cut into {size} at a time; leave out micro_batch.")
+        raise EccError("micro_batch needs batches of tensors, and this batch has none; leave out micro_batch.")
     for start in range(0, count, size):
-        yield mapped(batch, partial(_cut, count, slice(start, start + size))), min(size, count - start) / count
+        part = slice(start, start + size)
 
+        def cut(tensor: Tensor, part: slice = part) -> Tensor:
+            return tensor[part] if tensor.dim() and len(tensor) == count else tensor
 
-_END = object()
-
-
-def _to(tensor: Tensor, device: torch.device) -> Tensor:
-    if device.type == "cuda" and tensor.device.type == "cpu":
-        tensor = tensor.pin_memory()
-    return tensor.to(device, non_blocking=True)
-
-
-def _cut(count: int, part: slice, tensor: Tensor) -> Tensor:
-    return tensor[part] if tensor.dim() and len(tensor) == count else tensor
-
-
-def mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """The same nest of tuples, lists and dicts with every tensor changed."""
-    if isinstance(value, Tensor):
-        return change(value)
-    if isinstance(value, Mapping):
-        return {key: mapped(item, change) for key, item in value.items()}
-    if isinstance(value, tuple) and hasattr(value, "_fields"):  # a named tuple takes its items one by one
-        return type(value)(*(mapped(item, change) for item in value))
-    if isinstance(value, tuple | list):
-        return type(value)(mapped(item, change) for item in value)
-    return value
-
-
-def tensors_in(value: Any) -> Iterator[Tensor]:
-    """All tensors in a nest of tuples, lists and dicts, in their order."""
-    return (leaf for leaf in leaves_in(value) if isinstance(leaf, Tensor))
-
-
-def leaves_in(value: Any) -> Iterator[Any]:
-    """All that such a nest holds, tensors or not."""
-    if isinstance(value, Mapping):
-        for item in value.values():
-            yield from leaves_in(item)
-    elif isinstance(value, tuple | list):
-        for item in value:
-            yield from leaves_in(item)
-    else:
-        yield value
+        yield map_tensors(batch, cut), min(size, count - start) / count

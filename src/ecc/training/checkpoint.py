@@ -1,230 +1,173 @@
-"""A nested state in one safetensors file: tensors as they are, everything around them as JSON in the header.
+"""`save_state` and `load_state`: a nested state in one safetensors file.
 
-Any program that reads safetensors can read the file; reading it here runs no code that the file could choose.
-A checksum tells a damaged file from a whole one, and the file takes its name only when it is complete on the
-disk, so that the one before survives whatever happens. Tensors are written and read one at a time: beside the
-state itself, memory for the largest of them is enough.
+Tensors are stored by name, such as `model.conv1.weight`; everything around them is JSON in the metadata. Reading runs
+no code from the file. A checksum detects damage, and files are replaced atomically.
 """
 
 from __future__ import annotations
 
-import errno
 import json
-import math
-import os
-import re
 import struct
 import zlib
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from io import BufferedReader
+from collections.abc import Mapping
 from pathlib import Path
-from tempfile import NamedTemporaryFile
-from typing import IO, Any
+from typing import Any
 
+import safetensors
+import safetensors.torch
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 
 from ecc.errors import BadFile
-from ecc.io import MAX_BYTES, umask
+from ecc.io import MAX_BYTES, replace_file
 
-from .state_tree import FILE_TYPES, as_dtype, tree_of, value_of
-
-FORMAT = "ecc state 1"
-
-_TYPES = {name: dtype for dtype, name in FILE_TYPES.items()}
-_MAX_HEADER_BYTES = MAX_BYTES  # safetensors itself allows 100 MB, which would unfold into gigabytes
-_CHUNK_BYTES = 1 << 24
-_NO_CHECKSUM = "00000000"
-_CHECKSUM = re.compile(rb'"crc32":"([0-9a-f]{8})"')  # quotes inside the tree are escaped, so this is the field
+FORMAT = "ecc state 2"
+_MAX_DEPTH = 100
 
 
 def save_state(path: str | Path, state: Any) -> None:
-    """Writes a state whole or not at all; it is on the disk when this returns.
+    """Write a state atomically; it is on the disk when this returns.
 
     Args:
-        path: The file; one that is there stays until the new one is complete.
-        state: Dicts, lists, tuples, strings, numbers, booleans, None and dense tensors, nested as they come. A
-            tensor that occurs twice is stored once, and is one tensor again when it is read. The tensors of a plain
-            dict of tensors, such as a network's state, keep their names in the file (of several, the first).
+        path: The file.
+        state: Nested dicts, lists and tuples of tensors, strings, numbers, booleans and None. A tensor that occurs
+            twice is stored once, and is one tensor again when it is read. A dict of tensors keeps their names.
 
     Raises:
         BadFile: If the state holds anything else, or the file cannot be written.
     """
-    tree, tensors = tree_of(state)
-    # Wide types first, as safetensors does it: then every tensor is aligned to its own size.
-    order = sorted(range(len(tensors)), key=lambda number: -_stored_type(tensors[number]).itemsize)
-    names = _names(state, tree, len(tensors))
-    metadata = {"format": FORMAT, "crc32": _NO_CHECKSUM, "tree": json.dumps(tree), "names": json.dumps(names)}
-    header: dict[str, Any] = {"__metadata__": metadata}
-    start = 0
-    for number in order:
-        tensor = tensors[number]
-        native = tensor.dtype in FILE_TYPES
-        end = start + tensor.numel() * tensor.element_size()
-        shape = list(tensor.shape) if native else [end - start]
-        header[names[number]] = {
-            "dtype": FILE_TYPES[_stored_type(tensor)],
-            "shape": shape,
-            "data_offsets": [start, end],
-        }
-        start = end
-    text = json.dumps(header, separators=(",", ":")).encode("ascii")
-    text += b" " * (-len(text) % 8)
-    if len(text) > _MAX_HEADER_BYTES:
+    flat = _Flattened()
+    skeleton = json.dumps(flat.add(state, ()))
+    if len(skeleton) + 200 * len(flat.tensors) > MAX_BYTES:
         raise BadFile(
-            f"the state for {path} has {len(text)} bytes around its tensors, more than the {_MAX_HEADER_BYTES} that "
-            "are read back; keep long lists of numbers as tensors."
+            f"the state for {path} has more than {MAX_BYTES >> 20} MiB besides its tensors; keep long lists of numbers "
+            "as tensors."
         )
-    with _replacing(Path(path)) as file:
-        file.write(struct.pack("<Q", len(text)))
-        file.write(text)
-        checksum = zlib.crc32(text)
-        for number in order:
-            for part in _parts(_bytes_of(tensors[number])):
-                checksum = zlib.crc32(part, checksum)
-                file.write(part)
-        file.seek(8)
-        file.write(text.replace(b'"crc32":"00000000"', b'"crc32":"%08x"' % checksum, 1))
-
-
-def _names(state: Any, tree: Any, count: int) -> list[str]:
-    """What each tensor is called in the file: its first key in a plain dict of tensors, otherwise its number."""
-    numbered = [str(number) for number in range(count)]
-    if not isinstance(state, dict) or "__metadata__" in state or not all(isinstance(key, str) for key in state):
-        return numbered
-    names: dict[int, str] = {}
-    for (key, value), (_, leaf) in zip(state.items(), tree["dict"], strict=True):
-        if isinstance(value, Tensor):
-            names.setdefault((leaf.get("bytes") or leaf)["tensor"], key)
-    return [names[number] for number in range(count)] if len(names) == count else numbered
-
-
-def weights_checksum(state: Mapping[str, Any]) -> str:
-    """A short number for a network's weights: the same for the same ones, on any device, and for hardly any others."""
-    found = 0
-    for name, value in state.items():
-        if isinstance(value, Tensor):
-            found = zlib.crc32(f"{name} {value.dtype} {list(value.shape)}".encode(), found)
-            for part in _parts(_bytes_of(value.detach())):
-                found = zlib.crc32(part, found)
-    return f"{found:08x}"
+    metadata = {"format": FORMAT, "skeleton": skeleton, "crc32": _checksum(flat.tensors, skeleton)}
+    with replace_file(path) as temporary:
+        temporary.touch()
+        mode = temporary.stat().st_mode
+        try:
+            safetensors.torch.save_file(flat.tensors, temporary, metadata)
+        except SafetensorError as error:
+            raise OSError(str(error).removeprefix("Error while serializing: ")) from None
+        except KeyError as error:
+            raise BadFile(f"the state for {path} has a tensor of {error}, which safetensors cannot store.") from None
+        temporary.chmod(mode)  # safetensors makes files that only their owner can read
 
 
 def load_state(path: str | Path) -> Any:
-    """Reads what `save_state` wrote: equal bit for bit, on the CPU.
+    """Read a file of `save_state`; the tensors are on the CPU and equal bit for bit.
 
     Raises:
-        BadFile: If it is missing, damaged, cut off, or no state of ours.
+        BadFile: If it is missing, damaged, or not a file of `save_state`.
     """
-    path = Path(path)
+    advice = "restore it from a copy or start a new run."
     try:
-        if path.exists() and not path.is_file() and not path.is_dir():
-            raise BadFile("is not a plain file; give one.")
-        with path.open("rb") as file:
-            return _read(file, os.fstat(file.fileno()).st_size)  # of this file, though another may take its place
+        _check_header(Path(path))
+        with safetensors.safe_open(str(path), framework="pt") as file:
+            metadata = file.metadata() or {}
+            if metadata.get("format") != FORMAT:
+                raise BadFile(f"{path} is not a file of the format {FORMAT!r}; give a file that this version wrote.")
+            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 - not a dict
+        if _checksum(tensors, metadata["skeleton"]) != metadata["crc32"]:
+            raise BadFile(f"{path} is damaged: its checksum is wrong; {advice}")
+        return _rebuild(json.loads(metadata["skeleton"]), tensors)
     except OSError as error:
-        raise BadFile(f"cannot read {path}: {error.strerror}.") from None
-    except BadFile as error:
-        raise BadFile(f"{path} {error}") from None
-    except (LookupError, TypeError, ValueError, RuntimeError, AttributeError, ArithmeticError) as error:
-        raise BadFile(f"{path} is damaged ({type(error).__name__}); restore it from a copy or start anew.") from None
+        raise BadFile(f"cannot read {path}: {error.strerror or error}.") from None
+    except SafetensorError as error:
+        raise BadFile(f"{path} is cut off, damaged or not a safetensors file ({error}); {advice}") from None
+    except (LookupError, TypeError, ValueError, RuntimeError, AttributeError) as error:
+        raise BadFile(f"{path} is damaged ({type(error).__name__}); {advice}") from None
 
 
-def _read(file: BufferedReader, size: int) -> Any:
-    first = file.read(8)
-    length = struct.unpack("<Q", first)[0] if len(first) == 8 else size
-    if length > min(_MAX_HEADER_BYTES, size - 8):
-        raise BadFile("is cut off or no safetensors file; restore it from a copy or start anew.")
-    text = file.read(length)
-    found = _CHECKSUM.search(text)
-    if found is None or b'"format":"%s"' % FORMAT.encode() not in text:
-        raise BadFile(f"is not a file of the format {FORMAT!r}; give a file that this ecc wrote.")
-    header = json.loads(text)
-    entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
-    if 8 + length + sum(end - start for start, end in _offsets(entries)) != size:
-        raise BadFile("is cut off or too long; restore it from a copy or start anew.")
-    checksum = zlib.crc32(text[: found.start(1)] + _NO_CHECKSUM.encode() + text[found.end(1) :])
-    tensors = {}
-    numbers = {name: number for number, name in enumerate(json.loads(header["__metadata__"]["names"]))}
-    for name, entry in entries.items():
-        start, end = entry["data_offsets"]
-        if math.prod(entry["shape"]) * _TYPES[entry["dtype"]].itemsize != end - start:
-            raise ValueError(name)
-        tensors[numbers[name]] = tensor = torch.empty(entry["shape"], dtype=_TYPES[entry["dtype"]])
-        data = _bytes_of(tensor)
-        if file.readinto(data) != len(data):
-            raise ValueError(name)
-        for part in _parts(data):
-            checksum = zlib.crc32(part, checksum)
-    if checksum != int(found[1], 16):
-        raise BadFile("is damaged: its checksum is wrong; restore it from a copy or start anew.")
-    return value_of(json.loads(header["__metadata__"]["tree"]), tensors)
+def weights_checksum(state: Mapping[str, Any]) -> str:
+    """A checksum of a network's weights, the same on every device."""
+    return _checksum({name: value for name, value in state.items() if isinstance(value, Tensor)}, "")
 
 
-def _offsets(entries: Mapping[str, Any]) -> Iterator[tuple[int, int]]:
-    """Where each tensor lies; in our files one follows the other."""
-    before = 0
-    for entry in entries.values():
-        start, end = entry["data_offsets"]
-        if start != before or end < start:
-            raise ValueError("data_offsets")
-        yield start, end
-        before = end
+def _check_header(path: Path) -> None:
+    """Refuse pipes, and headers that would need gigabytes of memory; safetensors allows headers of 100 MB."""
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise BadFile(f"{path} is not a regular file.")
+    with path.open("rb") as file:
+        size = file.read(8)
+    if len(size) == 8 and struct.unpack("<Q", size)[0] > MAX_BYTES:
+        raise BadFile(f"{path} is damaged or not a file of ECC: its header is longer than {MAX_BYTES >> 20} MiB.")
 
 
-def _stored_type(tensor: Tensor) -> torch.dtype:
-    return tensor.dtype if tensor.dtype in FILE_TYPES else torch.uint8
+def _checksum(tensors: Mapping[str, Tensor], text: str) -> str:
+    found = zlib.crc32(text.encode())
+    for name in sorted(tensors):
+        tensor = tensors[name].detach().cpu().resolve_conj().resolve_neg().contiguous()
+        found = zlib.crc32(f"{name} {tensor.dtype} {list(tensor.shape)}".encode(), found)
+        if tensor.numel():
+            found = zlib.crc32(tensor.reshape(-1).view(torch.uint8).numpy().data, found)
+    return f"{found:08x}"
 
 
-def _bytes_of(tensor: Tensor) -> memoryview:
-    """The numbers of a tensor as they lie in memory; a copy only of what is strided or on another device."""
-    if tensor.numel() == 0:
-        return memoryview(bytearray())
-    flat = tensor.cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
-    return as_dtype(flat, torch.uint8).numpy().data
+class _Flattened:
+    """Collects the tensors of a nested state by name, and describes the rest as JSON values.
 
-
-def _parts(data: memoryview) -> Iterator[memoryview]:
-    for start in range(0, len(data), _CHUNK_BYTES):
-        yield data[start : start + _CHUNK_BYTES]
-
-
-@contextmanager
-def _replacing(path: Path) -> Iterator[IO[bytes]]:
-    """As `ecc.io.write_bytes`, for what is too large to be held twice. The new name is on the disk too."""
-    temporary = ""
-    try:
-        with NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp", delete=False) as file:
-            temporary = file.name
-            os.fchmod(file.fileno(), 0o666 & ~umask())  # as any other new file; temporary ones are private
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        Path(temporary).replace(path)
-        sync_folder(path.parent)
-    except BaseException as error:
-        if temporary:
-            Path(temporary).unlink(missing_ok=True)
-        if isinstance(error, OSError):
-            raise BadFile(f"cannot write {path}: {error.strerror}.") from None
-        raise
-
-
-def sync_folder(folder: Path) -> None:
-    """Brings the names in a folder to the disk, where the system can do it.
-
-    Raises:
-        BadFile: If the disk is full or fails.
+    A dict becomes `{"dict": [[key, value], ...]}`, since keys need not be strings; a tuple `{"tuple": [...]}`; a tensor
+    `{"tensor": name}`. Lists, strings, numbers, booleans and None stay as they are.
     """
-    try:
-        descriptor = os.open(folder, os.O_RDONLY)
-    except OSError:  # Windows cannot open folders
-        return
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some file systems have no such thing for folders
-            raise BadFile(f"cannot write {folder}: {error.strerror}.") from None
-    finally:
-        os.close(descriptor)
+
+    def __init__(self) -> None:
+        self.tensors: dict[str, Tensor] = {}
+        self._names: dict[Any, str] = {}  # by memory and layout, to find tensors that occur twice
+        self._storages: set[int] = set()
+
+    def add(self, value: Any, path: tuple[str, ...]) -> Any:
+        where = ".".join(path[:6]) or "state"
+        if len(path) > _MAX_DEPTH:
+            raise BadFile(f"{where}... is nested deeper than {_MAX_DEPTH} levels.")
+        if isinstance(value, Tensor):
+            return {"tensor": self._add_tensor(value, where, path)}
+        if isinstance(value, dict):
+            bad = next((key for key in value if not isinstance(key, str | int | float | None)), None)
+            if bad is not None:
+                raise BadFile(f"{where} has the key {bad!r}; use strings or numbers as keys.")
+            return {"dict": [[key, self.add(item, (*path, str(key)))] for key, item in value.items()]}
+        if type(value) in (list, tuple):  # a named tuple would come back as a plain one
+            items = [self.add(item, (*path, str(index))) for index, item in enumerate(value)]
+            return items if type(value) is list else {"tuple": items}
+        if value is None or isinstance(value, bool | int | float | str):
+            return value
+        raise BadFile(f"{where} is a {type(value).__name__}; a state holds plain values and tensors only.")
+
+    def _add_tensor(self, tensor: Tensor, where: str, path: tuple[str, ...]) -> str:
+        tensor = tensor.detach()
+        if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_meta:
+            kind = "quantized" if tensor.is_quantized else "meta" if tensor.is_meta else str(tensor.layout)
+            raise BadFile(f"{where} is a {kind} tensor; a state holds dense tensors only.")
+        layout = (tensor.dtype, tensor.shape, tensor.stride(), tensor.is_conj(), tensor.is_neg())
+        memory = (tensor.device, tensor.data_ptr(), *layout) if tensor.numel() else object()
+        if memory in self._names:
+            return self._names[memory]
+        name = ".".join(path).encode("utf-8", "replace").decode() or "state"
+        while name in self.tensors or name == "__metadata__":
+            name += "'"
+        dense = tensor.cpu().resolve_conj().resolve_neg().contiguous()
+        storage = dense.untyped_storage().data_ptr()
+        # Two views of one memory are stored as two tensors: safetensors refuses tensors that share memory.
+        self.tensors[name] = dense.clone() if storage in self._storages else dense
+        self._storages.add(storage)
+        self._names[memory] = name
+        return name
+
+
+def _rebuild(value: Any, tensors: Mapping[str, Tensor]) -> Any:
+    if isinstance(value, list):
+        return [_rebuild(item, tensors) for item in value]
+    if not isinstance(value, dict):
+        return value
+    ((kind, content),) = value.items()
+    if kind == "tensor":
+        return tensors[content]
+    if kind == "dict":
+        return {key: _rebuild(item, tensors) for key, item in content}
+    if kind == "tuple":
+        return tuple(_rebuild(item, tensors) for item in content)
+    raise ValueError(kind)

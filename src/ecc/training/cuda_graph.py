@@ -1,8 +1,8 @@
-"""`CudaGraphPass`: forward and backward of a step as one CUDA graph, replayed batch after batch.
+"""CUDA graphs of the training step.
 
-A small network starves a large GPU: its kernels end before the host has started the next ones. A graph starts all of
-them at once. Data, optimizer and everything a method does between two passes stay outside of it. `CudaGraphFunction` does
-the same for a function of tensors, such as a method's decision.
+A small network cannot keep a large GPU busy: kernels end before the host has launched the next ones. A CUDA graph
+launches all of them at once. `CudaGraphPass` captures forward and backward pass; data, optimizer and everything that a
+method does between two passes stay outside. `CudaGraphFunction` captures a function of tensors.
 """
 
 from __future__ import annotations
@@ -13,29 +13,29 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
-from ecc.errors import EccError
-from ecc.graph.torch_settings import waiting_is_an_error
+from ecc.errors import EccError, describe_error
+from ecc.task import Batch
+from ecc.torch_utils import sync_is_an_error
 
-from .batches import Batch, leaves_in, mapped, tensors_in
+from .batches import map_tensors, tensors_in
 
-WARM_UP = 3
-"""Passes before the capture, in which libraries choose their kernels; what they did to the network is undone."""
-WORTH_IT = 20
-"""Steps from which on a graph saves more time than its making takes."""
-CALLS = 3
-"""Calls of a function before it is captured."""
-ALONE = "thread_local"
-"""What other threads do, such as pinning memory for a DataLoader, does not disturb a capture."""
+WARMUP_PASSES = 3
+"""Passes before the capture, in which libraries choose their kernels; their effect on the network is undone."""
+MIN_STEPS = 20
+"""A graph saves more time than its capture takes if there are at least as many steps."""
+CALLS_BEFORE_CAPTURE = 3
+_CAPTURE_MODE = "thread_local"  # other threads, such as a DataLoader that pins memory, do not disturb the capture
 
 
 class CudaGraphPass:
-    """Runs a pass by its graph, made at the first batch. A batch of another shape runs without.
+    """Runs a training pass as a CUDA graph, captured at the first batch. Batches of other shapes run without it.
 
     Args:
-        model: Whose parameters get gradients, and whose buffers the pass may change.
-        run: One pass: forgets the old gradients, computes the new ones, returns the loss. It may not wait for the
-            device, nor depend on values it finds there.
+        model: Its parameters get gradients, and the pass may change its buffers.
+        run: One pass: clears the gradients, computes new ones, and returns the loss. It must not wait for the device
+            or depend on values of tensors.
     """
 
     def __init__(self, model: nn.Module, run: Callable[[Batch], Tensor]) -> None:
@@ -46,7 +46,7 @@ class CudaGraphPass:
         self._gradients: list[tuple[Tensor, Tensor | None]] = []
 
     def __call__(self, batch: Batch) -> Tensor:
-        """The loss; gradients are in place after.
+        """Compute gradients and return the loss.
 
         Raises:
             EccError: If the network or its loss cannot be captured.
@@ -55,61 +55,61 @@ class CudaGraphPass:
             self._capture(batch)
         if _shapes(batch) != _shapes(self._batch):
             return self._run(batch)
-        assert self._graph is not None, "it was captured above"
-        for mine, new in zip(tensors_in(self._batch), tensors_in(batch), strict=True):
-            mine.copy_(new)
+        assert self._graph is not None, "captured above"
+        for static, new in zip(tensors_in(self._batch), tensors_in(batch), strict=True):
+            static.copy_(new)
         for parameter, gradient in self._gradients:
-            parameter.grad = gradient  # which a pass without the graph may have replaced
+            parameter.grad = gradient  # a pass without the graph may have replaced it
         self._graph.replay()
         return self._loss.clone()
 
     def _capture(self, batch: Batch) -> None:
-        for leaf in leaves_in(batch):
-            if not isinstance(leaf, Tensor):  # a replay would use the first one for ever
+        for leaf in tree_leaves(batch):
+            if not isinstance(leaf, Tensor):  # a replay would use the value of the first batch
                 raise EccError(
-                    f"a batch holds a {type(leaf).__name__} beside its tensors, which a CUDA graph cannot follow; "
+                    f"cuda_graph needs batches of tensors only, and this batch holds a {type(leaf).__name__}; "
                     "leave out cuda_graph (--cuda-graph)."
                 )
-        self._batch = mapped(batch, torch.clone)
+        self._batch = map_tensors(batch, torch.clone)
         buffers = [(buffer, buffer.clone()) for buffer in self._model.buffers()]
-        device = next(tensors_in(self._batch)).device
-        random = torch.cuda.get_rng_state(device)
-        aside = torch.cuda.Stream(device)
-        aside.wait_stream(torch.cuda.current_stream(device))
+        device = tensors_in(self._batch)[0].device
+        random_state = torch.cuda.get_rng_state(device)
+        side_stream = torch.cuda.Stream(device)
+        side_stream.wait_stream(torch.cuda.current_stream(device))
         graph = torch.cuda.CUDAGraph()
         try:
-            with torch.cuda.stream(aside):
-                for _ in range(WARM_UP):
+            with torch.cuda.stream(side_stream):
+                for _ in range(WARMUP_PASSES):
                     self._run(self._batch)
-                with waiting_is_an_error():  # a capture that fails half-way would leave the random generator unusable
+                # A capture that fails half-way would leave the random generator unusable, so try without one first.
+                with sync_is_an_error():
                     self._run(self._batch)
-            torch.cuda.current_stream(device).wait_stream(aside)
-            with torch.cuda.graph(graph, capture_error_mode=ALONE):
+            torch.cuda.current_stream(device).wait_stream(side_stream)
+            with torch.cuda.graph(graph, capture_error_mode=_CAPTURE_MODE):
                 self._loss = self._run(self._batch)
         except RuntimeError as error:
             if isinstance(error, torch.OutOfMemoryError):
                 raise
             raise EccError(
-                f"the training step cannot be captured as a CUDA graph ({str(error).splitlines()[0]}); "
-                "leave out cuda_graph (--cuda-graph)."
+                f"the training step cannot be captured as a CUDA graph ({describe_error(error)}); leave out cuda_graph "
+                "(--cuda-graph)."
             ) from error
         self._gradients = [(parameter, parameter.grad) for parameter in self._model.parameters()]
         self._graph = graph
         with torch.no_grad():
             for buffer, before in buffers:
                 buffer.copy_(before)
-        torch.cuda.set_rng_state(random, device)
+        torch.cuda.set_rng_state(random_state, device)
 
 
 class CudaGraphFunction:
-    """A function of tensors, called as it is at first, and by its CUDA graph then.
+    """A function of tensors that runs as a CUDA graph after its first calls.
 
-    Off one GPU, for inputs of other shapes, and where it cannot be captured, it is always called as it is. To prepare a
-    call by the graph takes the host as long as a few kernels, however many the function has.
+    It runs without a graph on other devices, for inputs of other shapes, and if it cannot be captured.
 
     Args:
-        function: Depends on its inputs, at least one, on tensors that stay where they are, and on nothing else. It may
-            write into such tensors, and draws no random numbers.
+        function: Depends on its inputs, at least one, and on tensors that stay at their address. It may write into
+            such tensors, and uses no random numbers.
     """
 
     def __init__(self, function: Callable[..., tuple[Tensor, ...]]) -> None:
@@ -120,34 +120,34 @@ class CudaGraphFunction:
         self._outputs: tuple[Tensor, ...] = ()
 
     def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        """What the function returns; the tensors are the caller's."""
+        """Call the function; the returned tensors belong to the caller."""
         device = inputs[0].device
         if device.type != "cuda" or any(tensor.device != device for tensor in inputs):
             return self._function(*inputs)
         if torch.cuda.is_current_stream_capturing():
             return self._function(*inputs)
         self._calls += 1
-        if self._calls == CALLS:
-            return self._captured(inputs)
-        if self._graph is None or _shapes((inputs, ())) != _shapes((self._inputs, ())):
+        if self._calls == CALLS_BEFORE_CAPTURE:
+            return self._capture(inputs)
+        if self._graph is None or _shapes(list(inputs)) != _shapes(self._inputs):
             return self._function(*inputs)
         torch._foreach_copy_(self._inputs, list(inputs))
         self._graph.replay()
         return tuple(tensor.clone() for tensor in self._outputs)
 
-    def _captured(self, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """Captures the function if it can be; what it returns, without the graph."""
+    def _capture(self, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Capture the function if possible; returns its outputs, computed without the graph."""
         try:
-            with waiting_is_an_error():
-                found = self._function(*inputs)
-        except RuntimeError:  # it looks at values, and cannot be captured
+            with sync_is_an_error():
+                outputs = self._function(*inputs)
+        except RuntimeError:  # it reads values of tensors
             return self._function(*inputs)
-        mine, graph = [tensor.clone() for tensor in inputs], torch.cuda.CUDAGraph()
+        static, graph = [tensor.clone() for tensor in inputs], torch.cuda.CUDAGraph()
         with torch.cuda.device(inputs[0].device), suppress(RuntimeError):
-            with torch.cuda.graph(graph, capture_error_mode=ALONE):
-                self._outputs = self._function(*mine)
-            self._inputs, self._graph = mine, graph
-        return found
+            with torch.cuda.graph(graph, capture_error_mode=_CAPTURE_MODE):
+                self._outputs = self._function(*static)
+            self._inputs, self._graph = static, graph
+        return outputs
 
 
 def _shapes(batch: Batch) -> list[tuple[torch.Size, torch.dtype]]:

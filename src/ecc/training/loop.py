@@ -1,17 +1,18 @@
-"""`train`: the one loop in which every method and every fine-tuning spends its batches.
+"""`train`: the training loop of every phase and every method.
 
-    batch ─► forward (autocast) ─► loss, distilled ─► backward ─► clip ─► optimizer.step ─► on_step
+    batch ─► forward (autocast) ─► loss, distillation ─► backward ─► clip ─► optimizer.step ─► on_step
                                                                                │
-                every log_every steps: wait for the device, note the loss, stop if it is not finite
-                every checkpoint: network, optimizer, place in the stream, random states, in one file
+                every log_every steps: wait for the device, log the loss, stop if it is not finite
+                every checkpoint: network, optimizer, position in the batches, random states, in one file
 
-On a CPU, a run that was stopped anywhere and taken up again equals one that was not, bit for bit.
+On a CPU, a run that was interrupted and resumed equals one that was not, bit for bit.
 """
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterable
 from contextlib import closing, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -20,48 +21,62 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from ecc.errors import BadFile, BadTask, EccError
+from ecc.errors import BadFile, BadTask, EccError, OutOfMemory, describe_error, is_out_of_memory, wrap_user_errors
 from ecc.graph.model_copy import load_whole_state_, whole_state
+from ecc.run_records import TrainLine
+from ecc.task import Batch, takes_model
 
-from .batches import Batch, BatchStream, mapped, micro_batches
-from .cuda_graph import WORTH_IT, CudaGraphPass
-from .distill import Teacher, call_model
+from .batches import BatchStream, map_tensors, micro_batches
+from .cuda_graph import MIN_STEPS, CudaGraphPass
+from .distill import Teacher, training_loss
 from .distributed import DistributedContext
-from .losses import Losses, all_finite
-from .progress import History
-from .random_state import derived_seed, fork_rng, rng_state, set_rng_state
+from .history import History
+from .rng import derived_seed, fork_rng, rng_state, set_rng_state
 from .run_dir import RunDir
 from .schedules import LRSchedule
 from .settings import TrainSettings
 from .signals import Interrupted, StopRequests
-from .user_errors import OutOfMemory, describe, is_out_of_memory, wrap_user_errors
+
+MAX_PENDING_LOSSES = 1000
+"""Losses that stay on the device before they are summed."""
 
 
 class Diverged(EccError):
-    """Raised when the loss or the weights are no longer finite numbers."""
+    """Raised when the loss or a weight is not finite."""
 
 
 class OptimizerLike(Protocol):
-    """What the loop asks of an optimizer; torch's have it, and a method's solver takes their place with it."""
+    """What the loop needs of an optimizer: torch's optimizers and the solvers of methods have it."""
 
     param_groups: list[dict[str, Any]]
 
     def step(self) -> Any:
-        """One update from the gradients that are there."""
+        """Update the parameters from their gradients."""
 
     def zero_grad(self) -> None:
-        """Forgets the gradients."""
+        """Clear the gradients."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain values and tensors."""
+        """The state, as plain values and tensors."""
 
     def load_state_dict(self, state: Any) -> Any:
-        """The reverse."""
+        """Restore a state of `state_dict`."""
 
 
-OnStep = Callable[[int, Mapping[str, Any]], object]
-"""Called after every step with its number and facts (`loss`, a tensor on the device, `lr`, `total`, `lineage`).
-To return True ends the training; with several processes, all must return the same."""
+@dataclass(frozen=True)
+class StepInfo:
+    """A step that was taken."""
+
+    loss: Tensor
+    """On the device; reading it waits for the device."""
+    lr: float | None
+    total: int
+    """See `BatchStream.total`."""
+    lineage: int
+
+
+OnStep = Callable[[int, StepInfo], object]
+"""Called after every step, with its number. If it returns True, training ends; all processes must return the same."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,11 +86,11 @@ class TrainResult:
     steps: int
     """Steps taken, those of earlier sessions included."""
     resumed_at: int
-    """Steps that earlier sessions had taken."""
+    """Steps of earlier sessions."""
     stopped: bool
     """Whether `on_step` ended it."""
     loss: float | None
-    """Mean over the last steps that were noted in this session."""
+    """Mean loss since the last but one line of the history, in this session."""
 
 
 def train(
@@ -84,7 +99,7 @@ def train(
     stream: BatchStream,
     *,
     steps: int,
-    loss: Callable[[Any, Any], Tensor],
+    loss: Callable[..., Tensor] | None,
     settings: TrainSettings | None = None,
     schedule: LRSchedule | None = None,
     teacher: Teacher | None = None,
@@ -95,37 +110,38 @@ def train(
     extra: Callable[[], Any] | None = None,
     phase: str = "train",
 ) -> TrainResult:
-    """Trains a network in place, from where the checkpoint of the run left it.
+    """Train a network in place. If the run has a checkpoint of this phase, training resumes from it.
 
     Args:
-        model: On its device. It is in train mode meanwhile, and its modes are put back after.
+        model: On the device of the stream. It is in train mode during training; its modes are restored afterwards.
         optimizer: Of the model's parameters.
-        stream: Gives the batches, on the same device.
+        stream: The batches.
         steps: Number of optimizer steps; each takes one batch of every process.
-        loss: Called as `loss(outputs, targets)`: a mean over the items of a batch.
-        settings: How; the defaults if None.
+        loss: `loss(outputs, targets)` or `loss(model, batch)`, a mean over the items of a batch; None if the model
+            returns its loss. See `Task.loss`.
+        settings: The defaults if None.
         schedule: Learning rate of every step; None keeps that of the optimizer.
-        teacher: Adds its term to the loss.
-        distributed: The processes that train together; None for this one alone.
-        run: Where checkpoints and history go. None keeps nothing.
-        history: Is told the same lines as the run.
-        on_step: See `OnStep`.
-        extra: Gives a method's own state at each checkpoint, which finds it there under `extra`.
-        phase: Names this training within the run. A checkpoint of another phase is not taken up; which phase a run
-            has reached stands in `run.checkpoint()["phase"]`.
+        teacher: Adds distillation.
+        distributed: Processes that train together; None for a single one.
+        run: Folder for checkpoints and history; None keeps nothing.
+        history: Gets the same lines as the run.
+        on_step: Called after every step, see `OnStep`.
+        extra: Returns the state of a method, which is saved with each checkpoint under `extra`.
+        phase: Name of this training within the run. A checkpoint of another phase is ignored.
 
     Raises:
-        Diverged: If the loss is not finite; the message names the step and the last good checkpoint.
-        OutOfMemory: If a batch does not fit into the device; with a smaller `micro_batch` it goes on.
-        BadTask: If the network, its loss or its batches raise something.
-        Interrupted: If SIGTERM or Ctrl-C came; the state was saved before.
+        Diverged: If the loss or a weight is not finite; the message names the last good checkpoint.
+        OutOfMemory: If a batch does not fit into the device; it can resume with a smaller `micro_batch`.
+        BadTask: If the network, its loss or its batches raise an exception.
+        Interrupted: If SIGTERM or Ctrl-C came, after the state was saved.
         BadFile: If the checkpoint does not fit.
     """
-    loop = _Loop(model, optimizer, stream, steps, loss, settings, schedule, teacher, distributed, run, history, extra)
-    loop.phase = phase
+    loop = _Loop(
+        model, optimizer, stream, steps, loss, settings, schedule, teacher, distributed, run, history, extra, phase
+    )
     with closing(loop.run_steps()) as taken:
-        for facts in taken:
-            loop.stopped = on_step is not None and on_step(loop.step, facts) is True
+        for info in taken:
+            loop.stopped = on_step is not None and on_step(loop.step, info) is True
     return TrainResult(steps=loop.step, resumed_at=loop.resumed_at, stopped=loop.stopped, loss=loop.last_loss)
 
 
@@ -135,7 +151,7 @@ def train_steps(
     stream: BatchStream,
     *,
     steps: int,
-    loss: Callable[[Any, Any], Tensor],
+    loss: Callable[..., Tensor] | None,
     settings: TrainSettings | None = None,
     schedule: LRSchedule | None = None,
     teacher: Teacher | None = None,
@@ -145,30 +161,29 @@ def train_steps(
     extra: Callable[[], Any] | None = None,
     phase: str = "train",
 ) -> Generator[int, None, None]:
-    """`train` as a generator: each `next` takes one step and gives its number.
+    """`train` as a generator: each `next` takes one step and yields its number.
 
-    The loss is logged and a checkpoint is written when the generator continues, so a caller can still change the
+    The loss is logged and a checkpoint is written when the generator continues, so the caller can still change the
     optimizer after a step and have the change saved with it. Exhaust the generator, or close it.
 
     Args and errors: See `train`.
     """
-    loop = _Loop(model, optimizer, stream, steps, loss, settings, schedule, teacher, distributed, run, history, extra)
-    loop.phase = phase
+    loop = _Loop(
+        model, optimizer, stream, steps, loss, settings, schedule, teacher, distributed, run, history, extra, phase
+    )
     with closing(loop.run_steps()) as taken:
         for _ in taken:
             yield loop.step
 
 
 class _Loop:
-    phase: str
-
     def __init__(
         self,
         model: nn.Module,
         optimizer: OptimizerLike,
         stream: BatchStream,
         steps: int,
-        loss: Callable[[Any, Any], Tensor],
+        loss: Callable[..., Tensor] | None,
         settings: TrainSettings | None,
         schedule: LRSchedule | None,
         teacher: Teacher | None,
@@ -176,13 +191,14 @@ class _Loop:
         run: RunDir | None,
         history: History | None,
         extra: Callable[[], Any] | None,
+        phase: str,
     ) -> None:
         if isinstance(steps, bool) or not isinstance(steps, int) or steps < 0:
             raise EccError(f"steps is {steps!r}; give a whole number of at least 0.")
         self.settings, self.distributed = settings or TrainSettings(), distributed or DistributedContext(stream.device)
-        _check_places(model, stream, self.settings, self.distributed)
+        _check_devices(model, stream, self.settings, self.distributed)
         self.model, self.optimizer, self.stream, self.loss = model, optimizer, stream, loss
-        self.steps, self.schedule, self.teacher = steps, schedule, teacher
+        self.steps, self.schedule, self.teacher, self.phase = steps, schedule, teacher, phase
         self.run, self.history, self.extra = run, history, extra
         self.device = stream.device
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.settings.precision == "fp16")
@@ -190,15 +206,15 @@ class _Loop:
         self.step = self.resumed_at = 0
         self.stopped = False
         self.saved_step: int | None = None
-        self.place: dict[str, int] | None = None  # of the stream before this step; None while weights change
         self.saved_at = time.monotonic()
-        self.losses = Losses()
+        self.position: dict[str, int] | None = None  # in the stream before this step; None while weights change
+        self.losses = _LossSum()
         self.last_loss: float | None = None
-        self.graphed: CudaGraphPass | None = None
+        self.graph_pass: CudaGraphPass | None = None
 
-    # ---------------------------------------------------------------- the loop
+    # ---------------------------------------------------------------- steps
 
-    def run_steps(self) -> Generator[Mapping[str, Any], None, None]:
+    def run_steps(self) -> Generator[StepInfo, None, None]:
         """Take one step after another. After each one, the caller may set `stopped`."""
         modes = [(module, module.training) for module in self.model.modules()]
         seed = derived_seed(self.settings.seed, f"{self.phase} of process {self.distributed.rank}")
@@ -209,87 +225,79 @@ class _Loop:
             for module, mode in modes:
                 module.training = mode
 
-    def _run_steps(self) -> Generator[Mapping[str, Any], None, None]:
+    def _run_steps(self) -> Generator[StepInfo, None, None]:
         if self.settings.channels_last:
             for model in [self.model, *([] if self.teacher is None else [self.teacher.model])]:
                 model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # not in torch's stubs
         self._restore()
         self.model.train()
         net = self.distributed.wrap_model(self.model)
-        if self.settings.cuda_graph and self.device.type == "cuda" and self.steps - self.step >= WORTH_IT:
-            self.graphed = CudaGraphPass(self.model, partial(self._pass, net))
+        if self.settings.cuda_graph and self.device.type == "cuda" and self.steps - self.step >= MIN_STEPS:
+            self.graph_pass = CudaGraphPass(self.model, partial(self._compute_gradients, net))
         while self.step < self.steps and not self.stopped:
             try:
                 loss, lr = self._update(net)
             except Exception as error:
                 if not is_out_of_memory(error):
                     raise
-                self.optimizer.zero_grad()  # which makes room
-                with suppress(RuntimeError):  # there may be too little for that, too
-                    self._keep()
-                raise OutOfMemory(self._too_large(error)) from error
+                self.optimizer.zero_grad()  # frees memory
+                with suppress(RuntimeError):  # saving may run out of memory, too
+                    self._save_before_step()
+                raise OutOfMemory(self._out_of_memory_message(error)) from error
             self.step += 1
             self.losses.append(loss, self.step)
-            yield {"loss": loss, "lr": lr, "total": self.stream.total, "lineage": self.stream.lineage}
+            yield StepInfo(loss, lr, self.stream.total, self.stream.lineage)
             self._after_step(lr)
         self.distributed.broadcast_buffers_(self.model)
 
     def _update(self, net: nn.Module) -> tuple[Tensor, float | None]:
-        """One step of the optimizer; the loss, still on the device, and the learning rate."""
+        """One optimizer step; returns the loss, still on the device, and the learning rate."""
         lr = self._set_lr()
         batch = self._next_batch()
         with wrap_user_errors(f"at step {self.step + 1} the network or its loss"):
-            total = self._pass(net, batch) if self.graphed is None else self.graphed(batch)
+            loss = self._compute_gradients(net, batch) if self.graph_pass is None else self.graph_pass(batch)
         if self.settings.clip_norm is not None:
-            self.scaler.unscale_(self.optimizer)  # type: ignore[arg-type]  # it asks for param_groups only
+            self.scaler.unscale_(self.optimizer)  # type: ignore[arg-type]  # it needs param_groups only
             torch.nn.utils.clip_grad_norm_(self._parameters(), self.settings.clip_norm)
-        self.place = None  # from here on, the weights are neither old nor new
+        self.position = None  # from here on the weights belong to neither step
         self.scaler.step(self.optimizer)  # type: ignore[arg-type]  # as above
         self.scaler.update()
-        return total, lr
+        return loss, lr
 
-    def _pass(self, net: nn.Module, batch: Batch) -> Tensor:
-        """New gradients from one batch, and its loss."""
+    def _compute_gradients(self, net: nn.Module, batch: Batch) -> Tensor:
+        """Gradients of one batch, in micro-batches if there are any; returns the loss."""
         self.optimizer.zero_grad()
         if self.settings.micro_batch is None:
-            loss = self._forward(net, *batch)
+            loss = self._forward(net, batch)
             self.scaler.scale(loss).backward()
             return loss.detach().float().reshape(())
         parts = list(micro_batches(batch, self.settings.micro_batch))
         total = torch.zeros((), device=self.device)
-        for number, ((inputs, targets), share) in enumerate(parts, start=1):
+        for number, (part, fraction) in enumerate(parts, start=1):
             with nullcontext() if number == len(parts) else self.distributed.no_sync(net):
-                loss = self._forward(net, inputs, targets)
-                self.scaler.scale(loss * share).backward()
-            total += loss.detach() * share
+                loss = self._forward(net, part)
+                self.scaler.scale(loss * fraction).backward()
+            total += loss.detach() * fraction
         return total
 
+    def _forward(self, net: nn.Module, batch: Batch) -> Tensor:
+        if self.settings.channels_last:
+            if isinstance(batch, tuple | list) and len(batch) == 2 and not takes_model(self.loss):
+                batch = map_tensors(batch[0], _channels_last), batch[1]
+            else:
+                batch = map_tensors(batch, _channels_last)
+        dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.settings.precision)
+        with torch.autocast(self.device.type, dtype=dtype, enabled=dtype is not None):
+            return training_loss(net, batch, self.loss, self.teacher)
+
     def _next_batch(self) -> Batch:
-        """Where the task's own code fails, nothing has been changed yet, and the state is kept."""
-        self.place = self.stream.state()
+        """The next batch. If the task's code fails, the state before the step is saved."""
+        self.position = self.stream.state()
         try:
             return next(self.stream)
         except BadTask as error:
-            self._keep()
+            self._save_before_step()
             raise BadTask(f"{error} It is step {self.step + 1}; {self._last_checkpoint()}.") from error
-
-    def _keep(self) -> None:
-        """Saves the state before a step that failed, if its weights are whole.
-
-        After a pass that ran out of memory, batch norm has seen a part of the batch once more than it should.
-        """
-        if self.place is not None and self.distributed.size == 1 and self.step > (self.saved_step or 0):
-            self.stream.restore(self.place)  # several processes would have to agree
-            self._save()
-
-    def _forward(self, net: nn.Module, inputs: Any, targets: Any) -> Tensor:
-        if self.settings.channels_last:
-            inputs = mapped(inputs, _channels_last)
-        dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.settings.precision)
-        with torch.autocast(self.device.type, dtype=dtype, enabled=dtype is not None):
-            outputs = call_model(net, inputs)
-            loss = self.loss(outputs, targets)
-            return loss if self.teacher is None else self.teacher.loss(outputs, inputs, targets, loss)
 
     def _set_lr(self) -> float | None:
         for group, base in zip(self.optimizer.param_groups, self.base_lrs, strict=True):
@@ -299,43 +307,49 @@ class _Loop:
         return None if lr is None else float(lr)
 
     def _after_step(self, lr: float | None) -> None:
-        """Looks, notes, saves and stops, where it is time to."""
+        """Log, save and stop if it is time to."""
         settings = self.settings
-        ended = self.step == self.steps or self.stopped
-        looks = ended or self.step % settings.log_every == 0
-        if looks:
-            self._refuse_divergence()
+        is_last = self.step == self.steps or self.stopped
+        is_logged = is_last or self.step % settings.log_every == 0
+        if is_logged:
+            self._check_divergence()
             self._log(lr)
-        number, due = 0, 0
-        if looks or self.distributed.size == 1:  # several must agree, which takes time
-            old = settings.checkpoint_seconds is not None and self._age() >= settings.checkpoint_seconds
-            number, due = self.distributed.max([self.requests.signum, int(old)])
+        signum, is_due = 0, 0
+        if is_logged or self.distributed.size == 1:  # several processes must agree, which takes time
+            age = time.monotonic() - self.saved_at
+            is_old = settings.checkpoint_seconds is not None and age >= settings.checkpoint_seconds
+            signum, is_due = self.distributed.max([self.requests.signum, int(is_old)])
         every = settings.checkpoint_steps
-        if ended or number or due or (every is not None and self.step % every == 0):
+        if is_last or signum or is_due or (every is not None and self.step % every == 0):
             self._save()
-        if number:
-            raise Interrupted(self._farewell(number), number)
+        if signum:
+            raise Interrupted(self._interrupted_message(signum), signum)
 
     def _log(self, lr: float | None) -> None:
         self.last_loss = float(self._loss_sums().mean()) / self.losses.count
         self.losses.total, self.losses.count = 0.0, 0
-        facts = {"phase": self.phase, "step": self.step, "loss": self.last_loss, "lr": lr}
-        facts |= {"total": self.stream.total, "lineage": self.stream.lineage}
-        if self.settings.micro_batch is not None:
-            facts["micro_batch"] = self.settings.micro_batch  # it may change within a run, and batch norm sees it
+        line = TrainLine(
+            phase=self.phase,
+            step=self.step,
+            loss=self.last_loss,
+            lr=lr,
+            total=self.stream.total,
+            lineage=self.stream.lineage,
+            micro_batch=self.settings.micro_batch,  # it may change within a run, and batch norm depends on it
+        )
         for history in (self.run, self.history):
             if history is not None and self.distributed.is_main:
-                history.log(facts)
+                history.log(line)
 
-    # ---------------------------------------------------------------- states
+    # ---------------------------------------------------------------- checkpoints
 
     def _save(self) -> None:
-        self._refuse_divergence()
+        self._check_divergence()
         if self.run is None:
             return
         self.distributed.broadcast_buffers_(self.model)
-        random = {name: self.distributed.gather(state).cpu() for name, state in rng_state(self.device).items()}
-        losses = self._loss_sums().cpu()  # each process has seen other batches
+        random_states = self.distributed.gather_object(rng_state(self.device))
+        loss_sums = self._loss_sums().cpu()  # every process has seen other batches
         if self.distributed.is_main:
             self.run.save(
                 {
@@ -348,23 +362,31 @@ class _Loop:
                     "base_lrs": self.base_lrs,
                     "scaler": self.scaler.state_dict(),
                     "stream": self.stream.state(),
-                    "random": random,
-                    "loss_sums": losses,
+                    "random": random_states,
+                    "loss_sums": loss_sums,
                     "loss_count": self.losses.count,
                     "extra": None if self.extra is None else self.extra(),
                 }
             )
         self.saved_step, self.saved_at = self.step, time.monotonic()
 
+    def _save_before_step(self) -> None:
+        """Save the state before a step that failed, if the weights have not changed yet.
+
+        After a pass that ran out of memory, batch norm has seen a part of the batch once more than it should.
+        """
+        if self.position is not None and self.distributed.size == 1 and self.step > (self.saved_step or 0):
+            self.stream.restore(self.position)  # several processes would have to agree
+            self._save()
+
     def _restore(self) -> None:
         state = None if self.run is None else self.run.checkpoint()
         if self.run is None or state is None or state.get("phase") != self.phase:
             return
-        where = self.run.checkpoint_path
         if state.get("world_size") != self.distributed.size:
             raise BadFile(
-                f"{where} was written by {state.get('world_size')} processes, and this is one of {self.distributed.size}; "
-                "go on with as many as before, or start anew."
+                f"{self.run.checkpoint_path} was written by {state.get('world_size')} processes, and now there are "
+                f"{self.distributed.size}; resume with the same number, or start a new run."
             )
         with self.run.restoring():
             load_whole_state_(self.model, state["model"])
@@ -375,12 +397,11 @@ class _Loop:
             self.losses.count, self.stopped = int(state["loss_count"]), bool(state["stopped"])
             self.step = self.resumed_at = self.saved_step = int(state["step"])
             self.stream.restore(state["stream"])
-            random = {name: states[self.distributed.rank] for name, states in state["random"].items()}
-            set_rng_state(random, self.device)
+            set_rng_state(state["random"][self.distributed.rank], self.device)
 
-    def _refuse_divergence(self) -> None:
-        """Waits for the device. A checkpoint is written only after this, so that the last one is good."""
-        self.losses.add_up()
+    def _check_divergence(self) -> None:
+        """Wait for the device. Called before every checkpoint, so that the last one is good."""
+        self.losses.sum_up()
         bad = self.losses.first_bad
         if bad < 0 and not all_finite(self._parameters()):
             bad = self.step
@@ -388,58 +409,110 @@ class _Loop:
         if bad >= 0:
             raise Diverged(
                 f"the loss or a weight is not finite at step {bad}; {self._last_checkpoint()}. "
-                "Lower the learning rate, limit gradients by clip_norm, or use bf16 or fp32 in place of fp16."
+                "Lower the learning rate, limit gradients by clip_norm, or use bf16 or fp32 instead of fp16."
             )
 
-    def _last_checkpoint(self) -> str:
-        if self.run is None or self.saved_step is None:
-            return "there is no checkpoint before it"
-        return f"the last good checkpoint is {self.run.checkpoint_path}, at step {self.saved_step}"
-
-    def _too_large(self, error: Exception) -> str:
-        now = self.settings.micro_batch
-        less = "--micro-batch N, N items at once" if now is None else f"a --micro-batch below {now}"
-        reason = describe(error.__cause__ or error) if isinstance(error, OutOfMemory) else describe(error)
-        return (
-            f"step {self.step + 1} ran out of memory on {self.device} ({reason}); {self._last_checkpoint()}. "
-            f"Give the same command with {less} (micro_batch), and it goes on from there."
-        )
-
-    def _farewell(self, number: int) -> str:
-        if self.run is None:
-            return f"stopped by signal {number} after step {self.step}; without a run folder nothing was saved."
-        return (
-            f"stopped by signal {number} after step {self.step}, which {self.run.checkpoint_path} holds. "
-            "Give the same command again to go on."
-        )
-
     def _loss_sums(self) -> Tensor:
-        """Of all processes."""
-        where = "cpu" if self.distributed.size == 1 else self.device
-        return self.distributed.gather(torch.tensor(self.losses.total, dtype=torch.float64, device=where))
-
-    def _age(self) -> float:
-        return time.monotonic() - self.saved_at
+        """Sums of the losses of all processes."""
+        device = "cpu" if self.distributed.size == 1 else self.device
+        return self.distributed.gather(torch.tensor(self.losses.total, dtype=torch.float64, device=device))
 
     def _parameters(self) -> list[Tensor]:
         return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+
+    # ---------------------------------------------------------------- messages
+
+    def _last_checkpoint(self) -> str:
+        if self.run is None or self.saved_step is None:
+            return "there is no checkpoint"
+        return f"the last good checkpoint is {self.run.checkpoint_path}, at step {self.saved_step}"
+
+    def _out_of_memory_message(self, error: Exception) -> str:
+        size = self.settings.micro_batch
+        option = "--micro-batch N (micro_batch=N)" if size is None else f"a --micro-batch (micro_batch) below {size}"
+        cause = error.__cause__ if isinstance(error, OutOfMemory) and error.__cause__ is not None else error
+        return (
+            f"step {self.step + 1} ran out of memory on {self.device} ({describe_error(cause)}); "
+            f"{self._last_checkpoint()}. Resume with {option}."
+        )
+
+    def _interrupted_message(self, signum: int) -> str:
+        if self.run is None:
+            return f"stopped by signal {signum} after step {self.step}; nothing was saved, as there is no run folder."
+        return (
+            f"stopped by signal {signum} after step {self.step}, saved in {self.run.checkpoint_path}. Run the same "
+            "command again to resume."
+        )
+
+
+class _LossSum:
+    """Sum of the losses of several steps. Appending a loss neither launches a kernel nor waits for the device."""
+
+    def __init__(self) -> None:
+        self.total = 0.0
+        self.count = 0
+        self.first_bad = -1
+        """First step whose loss was not finite; -1 if there is none."""
+        self._step = 0
+        self._pending: list[Tensor] = []
+
+    def append(self, loss: Tensor, step: int) -> None:
+        """Add the loss of the next step, a tensor with one number."""
+        self._pending.append(loss)
+        self._step = step
+        if len(self._pending) >= MAX_PENDING_LOSSES:
+            self.sum_up()
+
+    def sum_up(self) -> None:
+        """Wait for the device, and add pending losses to `total`.
+
+        They are added one by one in float64, so the sum does not depend on when this is called.
+        """
+        if not self._pending:
+            return
+        first = self._step - len(self._pending) + 1
+        for step, loss in enumerate(torch.stack(self._pending).tolist(), start=first):
+            self.total += loss
+            if self.first_bad < 0 and not math.isfinite(loss):
+                self.first_bad = step
+        self.count += len(self._pending)
+        self._pending.clear()
+
+
+def all_finite(tensors: Iterable[Tensor]) -> bool:
+    """Whether no tensor holds NaN or infinity. Takes a few kernels for all of them, and waits for the device."""
+    alike: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
+    for tensor in tensors:
+        if tensor.numel():
+            alike.setdefault((tensor.device, tensor.dtype), []).append(tensor.detach())
+    largest = [torch.stack(torch._foreach_norm(same, math.inf)) for same in alike.values()]
+    return all(bool(norms.isfinite().all()) for norms in largest)
+
+
+def fused_on_gpu(parameters: Iterable[Tensor]) -> bool | None:
+    """The argument `fused` of torch's optimizers: True if all parameters are on a GPU, otherwise None (torch's choice).
+
+    A fused step launches a few kernels instead of many. On a CPU the result of torch's default is kept bit for bit.
+    """
+    found = list(parameters)
+    return True if found and all(tensor.is_cuda and tensor.is_floating_point() for tensor in found) else None
 
 
 def _channels_last(tensor: Tensor) -> Tensor:
     return tensor.contiguous(memory_format=torch.channels_last) if tensor.dim() == 4 else tensor
 
 
-def _check_places(
+def _check_devices(
     model: nn.Module, stream: BatchStream, settings: TrainSettings, distributed: DistributedContext
 ) -> None:
     if settings.cuda_graph and distributed.size > 1:
-        raise EccError(f"cuda_graph is for one process, and this is one of {distributed.size}; leave it out.")
+        raise EccError(f"cuda_graph works with one process, and there are {distributed.size}; leave it out.")
     if (stream.rank, stream.world_size) != (distributed.rank, distributed.size):
         raise EccError(
             f"the stream is that of process {stream.rank} of {stream.world_size}, and this is {distributed.rank} of "
             f"{distributed.size}; make it with rank=distributed.rank, world_size=distributed.size."
         )
     for name, parameter in model.named_parameters():
-        here, there = parameter.device, stream.device
-        if here.type != there.type or (there.index is not None and here.index != there.index):
-            raise EccError(f"{name} is on {here} and the batches come on {there}; move the network, or the stream.")
+        ours, theirs = parameter.device, stream.device
+        if ours.type != theirs.type or (theirs.index is not None and ours.index != theirs.index):
+            raise EccError(f"{name} is on {ours} and the batches are on {theirs}; move the network or the stream.")

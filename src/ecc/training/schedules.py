@@ -1,4 +1,4 @@
-"""Learning rates as functions of the step, so that nothing about them has to be saved."""
+"""Learning-rate schedules as functions of the step, so that a checkpoint need not save them."""
 
 from __future__ import annotations
 
@@ -6,86 +6,74 @@ import math
 from dataclasses import dataclass
 from typing import Protocol
 
-from ecc.errors import EccError
+from ecc.options import check_options, option
 
-PAPER_FINE_TUNING_LR = 3e-5  # Sec. 4.1: "cosine decay from 3e-5", 300,000 iterations on MobileNet
+PAPER_FINETUNE_LR = 3e-5
+"""Sec. 4.1 of the paper: "cosine decay from 3e-5", 300,000 iterations on MobileNet."""
 
 
 class LRSchedule(Protocol):
-    """Says the learning rate of each step."""
+    """The learning rate of each step."""
 
     def lr(self, base_lr: float, step: int, steps: int) -> float:
-        """The rate of step `step` of 0..steps-1.
+        """The learning rate of a step.
 
         Args:
-            base_lr: What the optimizer was made with.
-            step: Steps taken before this one.
-            steps: Of the whole training.
+            base_lr: Learning rate that the optimizer was made with.
+            step: Number of the step, from 0.
+            steps: Number of steps of the training.
         """
 
 
 @dataclass(frozen=True, kw_only=True)
 class Constant:
-    """The optimizer's own rate, after an optional linear warm-up."""
-
-    warmup_steps: int = 0
-    """Steps in which the rate rises from near 0."""
-
-    def __post_init__(self) -> None:
-        _check_warmup(self.warmup_steps)
-
-    def lr(self, base_lr: float, step: int, steps: int) -> float:  # noqa: ARG002 - the same however long it takes
-        """See `LRSchedule`."""
-        return base_lr * _warmth(step, self.warmup_steps)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Cosine:
-    """Half a cosine from the start rate down to `final_ratio` of it, after an optional warm-up and a steady part.
-
-    `Cosine(start_lr=PAPER_FINE_TUNING_LR)` is the paper's fine-tuning of MobileNet.
+    """The learning rate of the optimizer, after an optional linear warm-up.
 
     Raises:
         EccError: If a value is out of its range.
     """
 
-    start_lr: float | None = None
-    """None for the optimizer's own."""
-    final_ratio: float = 0.0
-    """Of the start rate, at the end."""
-    warmup_steps: int = 0
-    """Steps in which the rate rises from near 0."""
-    hold_steps: int = 0
-    """Steps after these in which it stays."""
-    steps_before: int = 0
-    """Steps that another training took before this one, along the same curve."""
-    steps_after: int = 0
-    """Steps of the curve that are left to a training after this one."""
+    warmup_steps: int = option(0, "Steps in which the learning rate rises from near 0.", range=(0, None))
 
     def __post_init__(self) -> None:
-        _check_warmup(self.warmup_steps)
-        for name in ("hold_steps", "steps_before", "steps_after"):
-            if getattr(self, name) < 0:
-                raise EccError(f"{name} is {getattr(self, name)}; it counts steps, and cannot be below 0.")
-        if self.start_lr is not None and not 0 < self.start_lr < math.inf:
-            raise EccError(f"start_lr is {self.start_lr}; give a number above 0, or None for the optimizer's rate.")
-        if not 0 <= self.final_ratio <= 1:
-            raise EccError(f"final_ratio is {self.final_ratio}; it is a share in 0..1.")
+        check_options(self)
+
+    def lr(self, base_lr: float, step: int, steps: int) -> float:
+        """See `LRSchedule`."""
+        del steps
+        return base_lr * _warmup(step, self.warmup_steps)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cosine:
+    """Cosine decay from `start_lr` to `final_ratio * start_lr`, after an optional warm-up and constant part.
+
+    `Cosine(start_lr=PAPER_FINETUNE_LR)` is the paper's fine-tuning of MobileNet. A curve that several trainings share
+    has `steps_before` and `steps_after`.
+
+    Raises:
+        EccError: If a value is out of its range.
+    """
+
+    start_lr: float | None = option(None, "Learning rate at the start. Default: that of the optimizer.", above=0)
+    final_ratio: float = option(0.0, "Final learning rate divided by the first one.", range=(0, 1))
+    warmup_steps: int = option(0, "Steps in which the learning rate rises from near 0.", range=(0, None))
+    hold_steps: int = option(0, "Steps after the warm-up in which it stays constant.", range=(0, None))
+    steps_before: int = option(0, "Steps of an earlier training on the same curve.", range=(0, None))
+    steps_after: int = option(0, "Steps of a later training on the same curve.", range=(0, None))
+
+    def __post_init__(self) -> None:
+        check_options(self)
 
     def lr(self, base_lr: float, step: int, steps: int) -> float:
         """See `LRSchedule`."""
         start = base_lr if self.start_lr is None else self.start_lr
         step, steps = self.steps_before + step, self.steps_before + steps + self.steps_after
         first = self.warmup_steps + self.hold_steps
-        done = max(step - first, 0) / max(steps - first, 1)
-        cosine = (1 + math.cos(math.pi * min(done, 1.0))) / 2
-        return start * (self.final_ratio + (1 - self.final_ratio) * cosine) * _warmth(step, self.warmup_steps)
+        progress = min(max(step - first, 0) / max(steps - first, 1), 1.0)
+        cosine = (1 + math.cos(math.pi * progress)) / 2
+        return start * (self.final_ratio + (1 - self.final_ratio) * cosine) * _warmup(step, self.warmup_steps)
 
 
-def _warmth(step: int, warmup_steps: int) -> float:
+def _warmup(step: int, warmup_steps: int) -> float:
     return min((step + 1) / (warmup_steps + 1), 1.0)
-
-
-def _check_warmup(warmup_steps: int) -> None:
-    if warmup_steps < 0:
-        raise EccError(f"warmup_steps is {warmup_steps}; it cannot be below 0.")

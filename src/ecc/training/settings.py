@@ -25,6 +25,7 @@ class TrainSettings:
         "fp32",
         "Precision of forward and backward pass (autocast); weights stay fp32. fp16 scales the loss.",
         choices=PRECISIONS,
+        common=True,
     )
     clip_norm: float | None = option(None, "Largest norm of the gradient; larger ones are scaled down.", above=0)
     weight_decay: float = option(1e-4, "Weight decay of Adam (L2 penalty, as in the paper).", range=(0, None))
@@ -62,6 +63,7 @@ class DistillSettings:
         "Weight of the distillation loss (0: off). Default: 0.5 if the outputs can be compared.",
         range=(0, 1),
         flag="kd_weight",
+        common=True,
     )
     temperature: float | None = option(
         None,

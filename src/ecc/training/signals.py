@@ -1,10 +1,10 @@
-"""Being asked to stop: noted at once, obeyed when the state is whole."""
+"""SIGTERM and Ctrl-C: noted at once, and obeyed when the state can be saved."""
 
 from __future__ import annotations
 
 import signal
 import threading
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 from ecc.errors import EccError
@@ -13,11 +13,11 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class Interrupted(EccError):
-    """Raised when training was asked to stop and has saved its state.
+    """Raised when training was stopped by a signal, after its state was saved.
 
     Args:
-        message: Where it stopped, and how to go on.
-        signum: The signal; a command line exits with 128 more than it.
+        message: Where it stopped, and how to resume.
+        signum: The signal; a command line exits with 128 + signum.
     """
 
     def __init__(self, message: str, signum: int) -> None:
@@ -26,37 +26,35 @@ class Interrupted(EccError):
 
 
 class StopRequests:
-    """A block in which SIGTERM and Ctrl-C are noted. The second one acts as it always did.
+    """A block in which the first SIGTERM or Ctrl-C is noted in `signum`. A second one acts as usual.
 
-    Python delivers signals to the main thread only; in any other thread the block notes nothing. Neither does a block
-    within another: the outer one knows better when the state is whole, as between short trainings of a search.
+    Python delivers signals to the main thread only, so in other threads nothing is noted. A block inside another one
+    notes nothing either: the outer block knows when the state can be saved.
     """
 
     def __init__(self) -> None:
         self.signum = 0
-        """The signal that came; 0 for none."""
-        self._before: dict[int, Any] = {}
+        """The signal that came; 0 if none did."""
+        self._handlers: dict[int, Any] = {}
 
     def __enter__(self) -> StopRequests:
-        if threading.current_thread() is threading.main_thread() and not self._is_within_another():
-            for number in SIGNALS:
-                self._before[number] = signal.signal(number, self._note)
+        if threading.current_thread() is threading.main_thread() and not self._is_nested():
+            self._handlers = {number: signal.signal(number, self._note) for number in SIGNALS}
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._put_back()
+    def __exit__(self, *error: object) -> None:
+        self._restore_handlers()
 
     @staticmethod
-    def _is_within_another() -> bool:
+    def _is_nested() -> bool:
         return any(isinstance(getattr(signal.getsignal(one), "__self__", None), StopRequests) for one in SIGNALS)
 
-    def _note(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 - as Python calls it
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        del frame
         self.signum = number
-        self._put_back()
+        self._restore_handlers()
 
-    def _put_back(self) -> None:
-        for number, handler in self._before.items():
+    def _restore_handlers(self) -> None:
+        for number, handler in self._handlers.items():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)  # None: not set by Python
-        self._before.clear()
+        self._handlers.clear()

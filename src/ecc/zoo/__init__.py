@@ -1,7 +1,7 @@
-"""The networks of the paper, data sets in their official layouts, and a small task to try things on.
+"""Networks of the paper, readers of their data sets, and `digits`, a small task for examples.
 
-`find_task` turns a name from the command line into a `Task`; the networks are here as classes as well. `image_task`
-joins a bundled network and an `ImageData`, which `find_data` reads from a folder.
+`find_task` builds a `Task` from its name on the command line. `image_task` combines a bundled network with an
+`ImageData`, which `find_data` reads from a folder.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from ecc.zoo.alexnet import AlexNet
 from ecc.zoo.data import ImageData, find_data
 from ecc.zoo.digits import DigitsNet, digits
 from ecc.zoo.erfnet import ERFNet
-from ecc.zoo.imaging import image_task
+from ecc.zoo.image_task import image_task
 from ecc.zoo.mobilenet import MobileNetV1
 from ecc.zoo.registry import find_task
 from ecc.zoo.resnet_cifar import CifarResNet, resnet20, resnet56

@@ -10,7 +10,7 @@ class AlexNet(nn.Module):
     """Five convolutions and three fully connected layers; 61.1 M parameters, 714 M MACs at 224x224.
 
     Parameters are named `features.0.weight` ... `classifier.6.bias`, as in torchvision, so that its
-    published weights load. There is no local response normalisation: the one-tower form has none.
+    published weights load. The one-tower form has no local response normalisation.
 
     Args:
         num_classes: Number of outputs.
@@ -34,7 +34,7 @@ class AlexNet(nn.Module):
             nn.ReLU(inplace=True),
             nn.MaxPool2d(kernel_size=3, stride=2),
         )
-        # 224x224 arrives here as 6x6 already; other sizes are brought to what fc6 expects.
+        # 224x224 images are 6x6 here already; other sizes are pooled to what fc6 expects.
         self.avgpool = nn.AdaptiveAvgPool2d(6)
         self.classifier = nn.Sequential(
             nn.Dropout(dropout),
@@ -45,7 +45,7 @@ class AlexNet(nn.Module):
             nn.ReLU(inplace=True),
             nn.Linear(4096, num_classes),  # fc8
         )
-        # He et al. (2015): with torch's default the scores hardly depend on the image before training.
+        # He et al. (2015): with torch's default initialisation the scores hardly depend on the image.
         for layer in self.modules():
             if isinstance(layer, (nn.Conv2d, nn.Linear)):
                 nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")

@@ -1,6 +1,6 @@
-"""The default task: scikit-learn's 8x8 digits and a small network with every kind of coupling.
+"""The example task: scikit-learn's 8x8 digits and a small network with every kind of channel coupling.
 
-Nothing is downloaded and a training run takes seconds on a CPU, so examples and tests can use real data.
+Nothing is downloaded, and training takes seconds on a CPU.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from torch import Tensor, nn
 
 from ecc.errors import BadTask
 from ecc.task import Task
+from ecc.torch_utils import device_of, eval_mode
 
 SEED = 0
 BATCH_SIZE = 64
-# Shares of the 1,797 images; the rest is for training.
+# Fractions of the 1,797 images; the rest is for training.
 TEST_SHARE = 0.20
 HELD_OUT_SHARE = 0.15
 
@@ -27,8 +28,8 @@ HELD_OUT_SHARE = 0.15
 class DigitsNet(nn.Module):
     """A residual and depthwise network for 8x8 grey images; 42 k parameters, 0.9 M MACs.
 
-    Small, yet it ties channels in each way that larger networks do: an identity shortcut, a depthwise
-    convolution, a projection shortcut with stride, and a linear layer behind global pooling.
+    It couples channels as larger networks do: by an identity shortcut, a depthwise convolution, a strided
+    projection shortcut, and a linear layer behind global pooling.
 
     Args:
         widths: Channels of the stem and residual block, of the separable block, and of the last stage.
@@ -62,7 +63,7 @@ class DigitsNet(nn.Module):
 
 
 class ResidualBlock(nn.Module):
-    """Two 3x3 convolutions beside a shortcut, which is a 1x1 convolution where the shape changes."""
+    """Two 3x3 convolutions and a shortcut, which is a 1x1 convolution where the shape changes."""
 
     def __init__(self, in_channels: int, out_channels: int, stride: int = 1) -> None:
         super().__init__()
@@ -85,7 +86,7 @@ class ResidualBlock(nn.Module):
 
 
 class Split(NamedTuple):
-    """One part of the data."""
+    """One split of the data."""
 
     images: Tensor
     """Grey values in [-1, 1], float32 `(count, 1, 8, 8)`."""
@@ -95,23 +96,23 @@ class Split(NamedTuple):
 
 
 class DigitsSplits(NamedTuple):
-    """The three disjoint parts of the data, each with all ten digits in equal shares."""
+    """Three disjoint splits, stratified by digit."""
 
     train: Split
     """For gradients: about 65 %."""
 
     held_out: Split
-    """For the choices a method makes: about 15 %."""
+    """For the choices of methods: about 15 %."""
 
     test: Split
-    """For the reported number: about 20 %."""
+    """For the reported score: about 20 %."""
 
 
 def digits() -> Task:
-    """The default task: an untrained `DigitsNet`, cross-entropy, and accuracy as a share of one.
+    """The example task: an untrained `DigitsNet`, cross-entropy, and accuracy.
 
     Twelve epochs of Adam at 3e-3 reach 98 to 99 % on the test split, in a few seconds on one core.
-    Everything is seeded, and the global random state is left as it was.
+    Everything is seeded; the global random state is not changed.
 
     Raises:
         BadTask: If scikit-learn, which ships the images, is not installed.
@@ -125,7 +126,7 @@ def digits() -> Task:
         model=model,
         example_input=splits.train.images[:1].clone(),
         loss=F.cross_entropy,
-        # Partials of plain functions, not closures: worker processes can be given them.
+        # Partials of plain functions can be sent to worker processes; closures cannot.
         train_batches=partial(shuffled_batches, splits.train),
         evaluate=partial(accuracy, splits.test),
         evaluate_held_out=partial(accuracy, splits.held_out),
@@ -133,18 +134,18 @@ def digits() -> Task:
 
 
 def load_digits_splits() -> DigitsSplits:
-    """The images, cut into three parts digit by digit; the same parts on every machine."""
+    """The images in three splits, the same on every machine."""
     try:
         from sklearn.datasets import load_digits
     except ImportError as error:
         raise BadTask(
-            f"task 'digits' needs scikit-learn, which cannot be imported ({error}); pip install scikit-learn."
+            f"task 'digits' needs scikit-learn, which cannot be imported ({error}). Run: pip install scikit-learn"
         ) from error
     bunch = load_digits()
     images = torch.tensor(bunch.images, dtype=torch.float32).unsqueeze(1) / 8 - 1  # raw values are 0 to 16
     labels = torch.tensor(bunch.target, dtype=torch.int64)
 
-    # numpy has frozen the stream of RandomState; other generators may change with a release.
+    # The stream of RandomState is frozen; other numpy generators may change between versions.
     random = np.random.RandomState(SEED)
     parts: tuple[list[int], list[int], list[int]] = ([], [], [])
     for digit in range(10):
@@ -158,7 +159,7 @@ def load_digits_splits() -> DigitsSplits:
 
 
 def shuffled_batches(split: Split, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Full batches of one epoch, in an order that depends on the epoch number alone."""
+    """Full batches of one epoch, in an order that depends on the epoch alone."""
     generator = torch.Generator().manual_seed(SEED + epoch)
     order = torch.randperm(len(split.labels), generator=generator)
     for start in range(0, len(order) - BATCH_SIZE + 1, BATCH_SIZE):
@@ -168,15 +169,9 @@ def shuffled_batches(split: Split, epoch: int) -> Iterator[tuple[Tensor, Tensor]
 
 @torch.no_grad()
 def accuracy(split: Split, model: nn.Module) -> float:
-    """Share of the split that the model gets right, in evaluation mode; the mode is put back after."""
-    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
-    training = [module for module in model.modules() if module.training]
-    model.eval()
-    try:
-        predicted = model(split.images.to(device)).argmax(dim=1)
-    finally:
-        for module in training:
-            module.training = True
+    """Top-1 accuracy in eval mode; the mode of the model is restored."""
+    with eval_mode(model):
+        predicted = model(split.images.to(device_of(model))).argmax(dim=1)
     return float((predicted.cpu() == split.labels).double().mean())
 
 

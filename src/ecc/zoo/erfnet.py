@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-BATCH_NORM_EPS = 1e-3  # of the published weights
+BATCH_NORM_EPS = 1e-3  # as in the published weights
 
 
 class ERFNet(nn.Module):
@@ -30,7 +30,7 @@ class ERFNet(nn.Module):
 
 
 class Encoder(nn.Module):
-    """Layers 1-16 of Table I: down to an eighth of the resolution, then ever wider dilation."""
+    """Layers 1-16 of Table I: down to an eighth of the resolution, then growing dilation."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ class Decoder(nn.Module):
 
 
 class Downsampler(nn.Module):
-    """Halves the resolution: a strided 3x3 convolution beside a max-pool of the input, concatenated."""
+    """Halves the resolution: a strided 3x3 convolution and a max-pool of the input, concatenated."""
 
     def __init__(self, in_channels: int, out_channels: int) -> None:
         super().__init__()

@@ -19,14 +19,14 @@ BLOCKS = (
     # Table 1 prints stride 2 here, but keeps 7x7 at input and output: the stride is 1.
     (1, 1024),
 )
-BATCH_NORM_EPS = 1e-3  # of the published TensorFlow weights
+BATCH_NORM_EPS = 1e-3  # as in the published TensorFlow weights
 
 
 class MobileNetV1(nn.Module):
     """A stem, 13 depthwise-separable blocks and a classifier; 4.2 M parameters, 569 M MACs at 224x224.
 
     Block i holds `conv_dw_i`, `conv_dw_i_bn`, `conv_pw_i` and `conv_pw_i_bn`. Layers of stride 2 pad on the
-    right and at the bottom only, as TensorFlow does, so that Google's weights give Google's outputs.
+    right and at the bottom only, as TensorFlow does, so that the published TensorFlow weights give the same outputs.
 
     Args:
         num_classes: Number of outputs.
@@ -46,7 +46,7 @@ class MobileNetV1(nn.Module):
             self.add_module(f"conv_pw_{index}_bn", nn.BatchNorm2d(out_channels, eps=BATCH_NORM_EPS))
             channels = out_channels
         self.fc = nn.Linear(channels, num_classes)
-        # He et al. (2015): torch's default would fade to nothing over 27 layers before training.
+        # He et al. (2015): with torch's default initialisation activations vanish over 27 layers.
         for layer in self.modules():
             if isinstance(layer, nn.Conv2d):
                 nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
@@ -62,7 +62,7 @@ class MobileNetV1(nn.Module):
         return scores
 
     def _conv_bn_relu6(self, x: Tensor, name: str) -> Tensor:
-        """The convolution called `name`, its BatchNorm and a ReLU that stops at 6."""
+        """The convolution `name`, its batch norm and ReLU6."""
         conv: nn.Conv2d = getattr(self, name)
         batch_norm: nn.BatchNorm2d = getattr(self, f"{name}_bn")
         if conv.stride == (2, 2):
@@ -71,7 +71,7 @@ class MobileNetV1(nn.Module):
 
 
 def _conv3x3(in_channels: int, out_channels: int, stride: int, groups: int = 1) -> nn.Conv2d:
-    """A 3x3 convolution; one of stride 2 leaves its one-sided padding to the forward pass."""
+    """A 3x3 convolution; the one-sided padding of stride 2 is part of the forward pass."""
     return nn.Conv2d(
         in_channels,
         out_channels,

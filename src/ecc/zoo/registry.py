@@ -1,4 +1,4 @@
-"""`find_task`: from what a user types on the command line to a `Task`."""
+"""`find_task`: builds a `Task` from its name on the command line."""
 
 from __future__ import annotations
 
@@ -19,15 +19,11 @@ import torch
 from torch import Tensor, nn
 
 from ecc.constants import BUNDLED_TASKS
-from ecc.errors import BadTask
+from ecc.errors import BadTask, one_line
 from ecc.task import Task
-from ecc.training.user_errors import one_line
 from ecc.zoo.data import find_data
 from ecc.zoo.digits import digits
-from ecc.zoo.imaging import image_task
-from ecc.zoo.networks import NETWORKS
-
-SEED = 0
+from ecc.zoo.image_task import NETWORKS, SEED, image_task, seeded
 
 
 def find_task(
@@ -35,46 +31,48 @@ def find_task(
     data: str | Path | None = None,
     weights: str | Path | None = None,
     *,
-    size: tuple[int, int] | None = None,
+    image_size: tuple[int, int] | None = None,
     batch_size: int | None = None,
     device: torch.device | str = "cpu",
-    tell: Callable[[str], None] = lambda _: None,
+    log: Callable[[str], None] = lambda _: None,
 ) -> Task:
-    """The task that a specification names.
+    """Build the task with a name.
 
     Args:
         spec: One of
 
-            * a bundled name, see `BUNDLED_TASKS`: `digits` can be trained and judged; the others are networks
-              with seeded random weights and input, enough to trace and measure, and whole tasks with `data`;
-            * `torchvision:NAME` or `timm:NAME`: a network of that library, with seeded random weights;
+            * a bundled name, see `BUNDLED_TASKS`. `digits` is a complete task; the others are networks with seeded
+              random weights and input, enough to trace and measure, and complete tasks with `data`;
+            * `torchvision:NAME` or `timm:NAME`: a network of that library with seeded random weights;
             * `path/to/file.py:function`: a function without arguments that returns a `Task` or a pair
-              `(model, example_input)`. **The file is executed**, like any Python program: name only files
-              that you trust. Its folder is on `sys.path` meanwhile, so it can import its neighbours.
-        data: A folder that holds a data set, see `find_data`.
-        weights: A safetensors file with published weights of a bundled network.
-        size: (height, width) of a bundled network's images.
-        batch_size: Items in a training batch.
-        device: Where data that fits into memory is kept.
-        tell: Is told in one line what a user should know.
+              `(model, example_input)`. **The file is executed**: name only files that you trust. Its folder is on
+              `sys.path` while it runs.
+        data: Folder with a data set, see `find_data`.
+        weights: Safetensors file with published weights of a bundled network.
+        image_size: (height, width) of the images of a bundled network.
+        batch_size: Training batch size.
+        device: Device that holds data which fits into memory.
+        log: Called with one-line notes for the user.
 
     Raises:
-        BadTask: If there is no such task or it cannot be built; the message says what to do.
-        BadFile: If the weights are not those of the network.
+        BadTask: If there is no such task, or it cannot be built.
+        BadFile: If the weights belong to another network.
     """
     if spec in NETWORKS:
         found = None if data is None else find_data(data)
-        return image_task(spec, found, weights=weights, size=size, batch=batch_size, device=device, tell=tell)
-    for option, value in (("data", data), ("weights", weights), ("size", size), ("batch size", batch_size)):
+        return image_task(
+            spec, found, weights=weights, image_size=image_size, batch_size=batch_size, device=device, log=log
+        )
+    for option, value in (("data", data), ("weights", weights), ("image size", image_size), ("batch size", batch_size)):
         if value is not None and (spec == "digits" or ":" in spec):
             raise BadTask(
-                f"task {spec!r} takes no {option}: that is for the bundled networks {', '.join(NETWORKS)}. "
-                "A function of yours brings its own."
+                f"task {spec!r} takes no {option}; only the bundled networks {', '.join(NETWORKS)} do. "
+                "Your own function sets it itself."
             )
     if spec == "digits":
         return digits()
     if spec.endswith(".toml"):
-        raise BadTask(f"task {spec!r} is a recipe, which `ecc compare` takes; name its network here.")
+        raise BadTask(f"task {spec!r} is a recipe; give it to `ecc compare`, or name its network here.")
     if spec.endswith(".py"):
         raise BadTask(f"task {spec!r} names a file but no function; write {spec}:FUNCTION.")
     # From the right, because a path may hold a colon of its own (C:\task.py).
@@ -87,8 +85,8 @@ def find_task(
         return _from_timm(right)
     suggestion = _did_you_mean(left, ("torchvision", "timm")) if left else _did_you_mean(spec, BUNDLED_TASKS)
     raise BadTask(
-        f"unknown task {spec!r}{suggestion}; bundled are {', '.join(BUNDLED_TASKS)}; "
-        "or write torchvision:NAME, timm:NAME or path/to/file.py:function."
+        f"unknown task {spec!r}{suggestion}; choose one of {', '.join(BUNDLED_TASKS)}, "
+        "torchvision:NAME, timm:NAME or path/to/file.py:function."
     )
 
 
@@ -104,7 +102,7 @@ def _from_torchvision(name: str) -> Task:
             f"torchvision has no network {name!r}{_did_you_mean(name, names)}; "
             "torchvision.models.list_models() lists them."
         )
-    model: nn.Module = _seeded(lambda: models.get_model(name, weights=None))
+    model: nn.Module = seeded(lambda: models.get_model(name, weights=None))
     return Task(name=name, model=model, example_input=_seeded_input((3, 224, 224)))
 
 
@@ -114,7 +112,7 @@ def _from_timm(name: str) -> Task:
     if not timm.is_model(name):
         suggestion = _did_you_mean(name, timm.list_models())
         raise BadTask(f"timm has no network {name!r}{suggestion}; timm.list_models() lists them.")
-    model: nn.Module = _seeded(lambda: timm.create_model(name, pretrained=False))
+    model: nn.Module = seeded(lambda: timm.create_model(name, pretrained=False))
     config: dict[str, Any] = timm.data.resolve_model_data_config(model)
     return Task(name=name, model=model, example_input=_seeded_input(config["input_size"]))
 
@@ -130,7 +128,7 @@ def _import_library(package: str, spec: str, module: str) -> Any:
         # A torchvision built for another torch misses its operators; timm imports torchvision.
         raise BadTask(
             f"task {spec!r} needs {package}, which fails to load ({one_line(error)}); "
-            f"reinstall torchvision in the build for torch {torch.__version__}."
+            f"reinstall torchvision built for torch {torch.__version__}."
         ) from error
 
 
@@ -138,12 +136,12 @@ def _import_library(package: str, spec: str, module: str) -> Any:
 
 
 def _from_file(path: Path, function_name: str) -> Task:
-    """Runs the user's file, calls the function in it and makes a task of what comes back."""
+    """Execute the user's file and build a task from the result of its function."""
     spec = f"{path}:{function_name}"
     if not function_name:
         raise BadTask(f"task {spec!r} names no function; write {path}:FUNCTION.")
     if not path.is_file():
-        raise BadTask(f"task {spec!r}: there is no file {str(path)!r} in {str(Path.cwd())!r}; check the path.")
+        raise BadTask(f"task {spec!r}: there is no file {str(path)!r} in {str(Path.cwd())!r}.")
     with _on_sys_path(path.resolve().parent):
         module = _execute(path, spec)
         function = _function_in(module, function_name, spec)
@@ -163,13 +161,13 @@ def _from_file(path: Path, function_name: str) -> Task:
 
 
 def _execute(path: Path, spec: str) -> ModuleType:
-    """Imports the file under a name of its own, so that `torch.py` or two `task.py` do no harm."""
+    """Import the file under a unique name, so that `torch.py` or two files `task.py` cause no conflict."""
     name = f"ecc_task_{path.stem}_{zlib.crc32(bytes(path.resolve())):08x}"
     module_spec = importlib.util.spec_from_file_location(name, path.resolve())
     assert module_spec is not None  # the path ends in .py
     assert module_spec.loader is not None
     module = importlib.util.module_from_spec(module_spec)
-    sys.modules[name] = module  # where dataclasses look a class's module up
+    sys.modules[name] = module  # dataclasses look up the module of a class here
     try:
         module_spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:  # user code: any error becomes one line
@@ -179,7 +177,7 @@ def _execute(path: Path, spec: str) -> ModuleType:
 
 
 def _function_in(module: ModuleType, function_name: str, spec: str) -> Callable[[], object]:
-    """The function of that name, if it is one that can be called without arguments."""
+    """The function, if it can be called without arguments."""
     own = [
         name
         for name, value in vars(module).items()
@@ -195,11 +193,11 @@ def _function_in(module: ModuleType, function_name: str, spec: str) -> Callable[
             "make it a function that returns a Task or a pair (model, example_input)."
         )
     try:
-        with suppress(ValueError):  # some built-in callables do not tell their arguments
+        with suppress(ValueError):  # some built-in callables have no signature
             inspect.signature(function).bind()
     except TypeError as error:
         raise BadTask(
-            f"task {spec!r}: {function_name} is called without arguments; {error}; give it a default."
+            f"task {spec!r}: {function_name} is called without arguments, but {error}; give it a default."
         ) from error
     return function
 
@@ -210,12 +208,12 @@ def _on_sys_path(folder: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        with suppress(ValueError):  # the user's code took it off already
+        with suppress(ValueError):  # the user's code removed it
             sys.path.remove(str(folder))
 
 
 def _one_line(error: BaseException, path: Path) -> str:
-    """An exception's type, place and first words; the place is in the user's file where possible."""
+    """Type, location and message of an exception; the location is in the user's file if possible."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if Path(frame.filename) == path.resolve()]
     if isinstance(error, SyntaxError):
@@ -226,14 +224,7 @@ def _one_line(error: BaseException, path: Path) -> str:
     return f"{type(error).__name__} at {Path(filename).name}, line {line}: {message}"
 
 
-# ---------------------------------------------------------------- small things shared above
-
-
-def _seeded(build: Callable[[], nn.Module]) -> nn.Module:
-    """Builds a network with weights from our seed and leaves the global random state as it was."""
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(SEED)  # torch.manual_seed would reseed the GPUs as well
-        return build()
+# ---------------------------------------------------------------- helpers
 
 
 def _seeded_input(shape: tuple[int, int, int]) -> Tensor:

@@ -76,8 +76,7 @@ class BasicBlock(nn.Module):
 class PadShortcut(nn.Module):
     """Option A of the paper: keep every stride-th pixel and fill the new channels with zeros.
 
-    The input lands in the middle channels, half of the zeros before it and half behind; the paper leaves
-    the place open, and published weights expect this one.
+    The input fills the middle channels. The paper does not specify the position; published weights expect this one.
     """
 
     def __init__(self, in_channels: int, out_channels: int, stride: int) -> None:

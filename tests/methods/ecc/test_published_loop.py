@@ -95,7 +95,7 @@ class Problem:
             energy_penalty=constants.rho_2,
             min_energy_slope=constants.epsilon,
             max_norm=constants.clip,
-            whole_dual=constants.floor_in_y,
+            floor_width_dual=constants.floor_in_y,
         )
         return EccSolver(
             self.net,
@@ -137,7 +137,7 @@ def test_every_iteration_is_that_of_the_published_loop(seed: int) -> None:
         solver.step()
         solver.zero_grad()
 
-        alive, widths, width_dual, energy_dual = solver._dynamics.state
+        alive, widths, width_dual, energy_dual = solver._solver.state
         where = f"seed {seed}, iteration {iteration}"
         assert alive.tolist() == [one for layer in loop.alive[1:] for one in layer], where
         # The solver has scores in float32, and beta y times their relative error is what s is off by at each step.

@@ -1,7 +1,7 @@
-"""Greedy: the channel of least magnitude per joule goes first, all at once and without training in between.
+"""Greedy: one-shot pruning in the order of channel magnitude per joule, without training in between.
 
-The control that shows what ECC's training on the way is worth: its order is that of ECC (see `ecc/pace.py`) with the
-plain norm in the place of Adam's.
+A control for ECC: it removes channels in the order of `ecc/scheduled.py`, with the plain norm of the weights as
+importance, and all training happens in finetuning.
 """
 
 from __future__ import annotations
@@ -10,47 +10,45 @@ import torch
 from torch import Tensor
 
 from ecc.methods.base import OneShotMethod
-from ecc.methods.ecc.channel_ranking import ChannelRanking
-from ecc.methods.ecc.constraints import ResourceConstraints
+from ecc.methods.ecc.constraints import ResourceConstraints, initial_channels
 from ecc.methods.ecc.importance import ConsumerSlices
-from ecc.methods.ecc.min_widths import alive_and_floors
+from ecc.methods.ecc.ranking import ChannelRanking
 from ecc.methods.ecc.scheduled import ScheduledPruner
+from ecc.torch_utils import device_of
 
 UPDATES = 50
-"""The derivative of the cost is taken anew so often on the way down."""
+"""Number of updates from the dense network to the budget; each takes the derivative of the cost at its widths."""
 
 
 class Greedy(OneShotMethod):
-    """Removes channels in the order of magnitude per joule."""
+    """Removes channels in ascending order of magnitude per joule."""
 
     name = "greedy"
 
     def step(self) -> None:
-        """Cuts the dense network to the targets."""
-        work = self._work
-        work.model.load_state_dict(self._dense)
-        alive = self._alive()
-        masks = alive.split([group.width for group in work.graph.groups])
-        scores = {group.name: mask.double() for group, mask in zip(work.graph.groups, masks, strict=True)}
+        """Prune the dense network to the targets."""
+        context = self._context
+        context.model.load_state_dict(self._dense)
+        masks = self._alive().split([group.width for group in context.graph.groups])
+        importance = {group.name: mask.double() for group, mask in zip(context.graph.groups, masks, strict=True)}
         widths = [int(mask.sum()) for mask in masks]
-        work.keep_channels_(work.model, scores, widths)
-        work.log({"phase": "greedy", "widths": widths})
+        context.keep_channels_(context.model, importance, widths)
+        context.log({"phase": "greedy", "widths": widths})
 
     def _alive(self) -> Tensor:
-        work = self._work
-        device = next((parameter.device for parameter in work.model.parameters()), torch.device("cpu"))
-        ladder = ChannelRanking([group.width for group in work.graph.groups], device)
-        limits = ResourceConstraints(work.costs, work.graph, device)
-        alive, floors = alive_and_floors(
-            work.model, work.graph, work.settings.min_width_ratio, work.width_multiple, device
-        )
-        left = torch.tensor(work.graph.structure.width_remainders(work.width_multiple), dtype=torch.long, device=device)
-        pace = ScheduledPruner(ladder, limits, floors, work.width_multiple, left)
-        readers = ConsumerSlices(work.model, work.graph, device)
-        scores = readers.scores([None] * len(readers.tensors))
-        ends = limits.parse(work.targets)
-        cut = pace.start(alive)
+        """(channels,) bool: channels that are kept."""
+        context = self._context
+        model, graph, multiple = context.model, context.graph, context.width_multiple
+        device = device_of(model)
+        constraints = ResourceConstraints(context.costs, graph, device)
+        alive, min_widths = initial_channels(model, graph, context.settings.min_width_ratio, multiple, device)
+        remainders = torch.tensor(graph.structure.width_remainders(multiple), dtype=torch.long, device=device)
+        ranking = ChannelRanking([group.width for group in graph.groups], device)
+        pruner = ScheduledPruner(ranking, constraints, min_widths, multiple, remainders)
+        importance = ConsumerSlices(model, graph, device).norms()
+        ends = constraints.parse(context.targets)
+        decision = pruner.start(alive)
         for update in range(1, UPDATES + 1):
-            shares = [1 - (1 - end) * update / UPDATES if end < 1 else end for end in ends]
-            cut = pace.update(cut, scores, shares, ends)
-        return cut.alive
+            fractions = [1 - (1 - end) * update / UPDATES if end < 1 else end for end in ends]
+            decision = pruner.update(decision, importance, fractions, ends)
+        return decision.alive

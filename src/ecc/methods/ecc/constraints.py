@@ -1,27 +1,31 @@
-"""`ResourceConstraints`: the budgets of a solve, each cost as a share of what the dense network spends.
+"""`ResourceConstraints`: the budgets of Eq. (2c), E(s) <= E_budget, and the smallest widths that are allowed.
 
-With shares, costs of different units can be mixed and scheduled alike. Units come back at the edges.
+Inside the solver every cost is a fraction of the dense network's cost. Costs of different units can then be combined,
+and one schedule serves all of them. Values in the unit of the cost appear only in the public interface.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from ecc.energy.budget import dense_cost
+from ecc.energy.budget import parse_budget
 from ecc.energy.cost import Cost
-from ecc.errors import BadWidths, InfeasibleBudget
+from ecc.energy.model import EnergyModel
+from ecc.errors import BadBudget, BadWidths, InfeasibleBudget
+from ecc.graph import ChannelGraph, ChannelGroup, kept_masks, live_masks
 
 Limit = str | float
-"""`"60%"` of the dense network's cost, or a number in the cost's unit."""
+"""A budget: a text such as `"60%"` or `"24 mJ"`, or a number in the unit of the cost."""
 
-Shares = Sequence[float] | Tensor
-"""One for each cost, of what the dense network spends; as numbers, or as a vector on the device."""
+Fractions = Sequence[float] | Tensor
+"""One fraction of the dense cost for each cost: numbers, or a vector on the device."""
 
-TOLERANCE = 1e-9  # relative; one sum of floats may differ from the same sum in another order
+TOLERANCE = 1e-9  # relative; a sum of floats may differ from the same sum in another order
 
 
 class Grouped(Protocol):
@@ -29,24 +33,24 @@ class Grouped(Protocol):
 
     @property
     def full_widths(self) -> Mapping[str, int]:
-        """Parts of each group when nothing is removed."""
+        """Number of parts of each group before pruning."""
 
 
 class ResourceConstraints:
-    """Costs that belong together, computing on one device.
+    """Costs that must all stay within their budgets, evaluated on one device.
 
     Args:
-        costs: At least one.
-        graph: Whose widths they are functions of.
-        device: Where widths live.
+        costs: At least one cost.
+        graph: The network whose widths the costs depend on.
+        device: Device of the widths.
 
     Raises:
-        BadWidths: A cost of another network.
+        BadWidths: A cost belongs to another network.
     """
 
     def __init__(self, costs: Sequence[Cost], graph: Grouped, device: torch.device | str) -> None:
         if not costs:
-            raise ValueError("no cost was given; give one, such as an energy model, for each budget.")
+            raise ValueError("no cost was given; pass one cost, such as an energy model, for each budget.")
         for cost in costs:
             if dict(zip(cost.groups, cost.full_widths, strict=True)) != graph.full_widths:
                 raise BadWidths(
@@ -56,75 +60,167 @@ class ResourceConstraints:
         self.costs = tuple(cost.to(device) for cost in costs)
         full = torch.tensor(list(graph.full_widths.values()), dtype=torch.float64, device=device)
         self.dense = tuple(float(cost.value(full)) for cost in self.costs)
-        """What the dense network spends by each cost, in its unit."""
+        """Predicted cost of the dense network, in the unit of each cost."""
 
-    def parse(self, limits: Limit | Sequence[Limit]) -> tuple[float, ...]:
-        """Budgets as shares of the dense network's costs, one for each cost."""
-        if isinstance(limits, str) or not isinstance(limits, Sequence):
-            limits = [limits]
-        if len(limits) != len(self.costs):
-            raise ValueError(f"{len(limits)} budgets for {len(self.costs)} costs; give one for each cost.")
-        known = [dense_cost(cost) for cost in self.costs]  # not what a model says of it
-        return tuple(_share(*each) for each in zip(limits, self.dense, known, strict=True))
-
-    def check(self, shares: Sequence[float], floors: Tensor, advice: str) -> None:
-        """Refuses budgets that no allowed widths meet.
-
-        Args:
-            shares: The budgets.
-            floors: Least width of each group.
-            advice: What lowers the floors.
+    def parse(self, budgets: Limit | Sequence[Limit]) -> tuple[float, ...]:
+        """Budgets as fractions of the dense costs, one for each cost.
 
         Raises:
-            InfeasibleBudget: Names the least that can be spent.
+            BadBudget: A budget is not a positive amount, or their number is not that of the costs.
         """
-        for cost, share, dense in zip(self.costs, shares, self.dense, strict=True):
-            least = float(cost.value(floors.to(torch.float64)))
-            if least > share * dense * (1 + TOLERANCE):
+        if isinstance(budgets, str) or not isinstance(budgets, Sequence):
+            budgets = [budgets]
+        if len(budgets) != len(self.costs):
+            raise BadBudget(f"{len(budgets)} budgets were given for {len(self.costs)} costs; pass one for each cost.")
+        return tuple(_fraction(*each) for each in zip(budgets, self.costs, self.dense, strict=True))
+
+    def parse_feasible(
+        self, budgets: Limit | Sequence[Limit], min_widths: Tensor, advice: str = "min_width_ratio"
+    ) -> tuple[float, ...]:
+        """`parse`, and refuse budgets that no allowed widths meet.
+
+        Args:
+            budgets: The budgets.
+            min_widths: Smallest width of each group.
+            advice: Names of the settings that lower the smallest widths.
+
+        Raises:
+            InfeasibleBudget: States the smallest cost that can be reached.
+        """
+        fractions = self.parse(budgets)
+        for cost, fraction, dense in zip(self.costs, fractions, self.dense, strict=True):
+            least = float(cost.value(min_widths.to(torch.float64)))
+            if least > fraction * dense * (1 + TOLERANCE):
                 unit = f" {cost.unit}" if cost.unit else f" {cost.resource}"
                 raise InfeasibleBudget(
-                    f"budget {share * dense:.4g}{unit} is below {least:.4g}{unit}, the least this network can use "
-                    f"with every group at its floor. Raise the budget, lower {advice}, or shrink the input."
+                    f"budget {fraction * dense:.4g}{unit} is not reachable: with every group at its minimum width the "
+                    f"network still uses {least:.4g}{unit} ({least / dense:.0%} of dense). "
+                    f"Raise the budget, or lower {advice}."
                 )
+        return fractions
 
     def cost(self, widths: Tensor) -> tuple[Tensor, ...]:
         """Each cost at one vector of widths, in its own unit."""
         return tuple(cost.value(widths.to(torch.float64)) for cost in self.costs)
 
-    def exceeded(self, widths: Tensor, shares: Shares) -> Tensor:
-        """For each row of widths, whether any cost is above its share."""
+    def fractions(self, widths: Tensor) -> tuple[float, ...]:
+        """Each cost at one vector of widths, as a fraction of the dense cost. Synchronises with the device."""
+        return tuple(float(cost) / dense for cost, dense in zip(self.cost(widths), self.dense, strict=True))
+
+    def exceeded(self, widths: Tensor, fractions: Fractions) -> Tensor:
+        """For each row of widths, whether any cost is above its fraction."""
         over = [
-            cost.value(widths) > share * dense
-            for cost, share, dense in zip(self.costs, shares, self.dense, strict=True)
+            cost.value(widths) > fraction * dense
+            for cost, fraction, dense in zip(self.costs, fractions, self.dense, strict=True)
         ]
         return torch.stack(over).any(0)
 
-    def slope(self, widths: Tensor, shares: Shares) -> Tensor:
-        """Derivative of the cost in the widths, as a share of the dense cost for each channel.
+    def gradient(self, widths: Tensor, fractions: Fractions) -> Tensor:
+        """dE/ds: derivative of the cost by each width, as a fraction of the dense cost per channel.
 
-        Several costs are mixed by the relative reduction that each still needs to reach its share, so that the one
-        furthest from its budget decides, and one that is met has no say.
+        Several costs are combined with weights proportional to the relative reduction that each still needs. The cost
+        furthest from its budget has the largest weight, and one that is met has none.
         """
-        slopes = [cost.gradient(widths) / dense for cost, dense in zip(self.costs, self.dense, strict=True)]
-        if len(slopes) == 1:
-            return slopes[0]
+        gradients = [cost.gradient(widths) / dense for cost, dense in zip(self.costs, self.dense, strict=True)]
+        if len(gradients) == 1:
+            return gradients[0]
         needed = [
-            (1 - share * dense / cost.value(widths)).clamp(min=0)
-            for cost, share, dense in zip(self.costs, shares, self.dense, strict=True)
+            (1 - fraction * dense / cost.value(widths)).clamp(min=0)
+            for cost, fraction, dense in zip(self.costs, fractions, self.dense, strict=True)
         ]
         weights = torch.stack(needed)
         weights = weights / weights.sum().clamp(min=TOLERANCE)
-        return (weights[:, None] * torch.stack(slopes)).sum(0)
+        return (weights[:, None] * torch.stack(gradients)).sum(0)
 
 
-def _share(limit: Limit, dense: float, known: float) -> float:
-    text = limit.strip() if isinstance(limit, str) else ""
-    try:
-        share = (float(text[:-1]) / 100 * known if text.endswith("%") else float(limit)) / dense
-    except ValueError:
-        raise ValueError(
-            f"budget {limit!r} is neither a share such as '60%' nor a number in the cost's unit."
-        ) from None
-    if not 0 < share < float("inf"):
-        raise ValueError(f"budget {limit!r} must be above 0 and finite.")
-    return share
+def _fraction(budget: Limit, cost: Cost, dense: float) -> float:
+    """A budget as a fraction of the predicted dense cost."""
+    if isinstance(budget, str):
+        is_named = "=" in budget or budget.strip().endswith("%")
+        parsed = parse_budget(budget if is_named else f"{cost.resource}={budget}")
+        if "=" in budget and parsed.resource != cost.resource:
+            raise BadBudget(f"budget {budget!r} is for {parsed.resource}, and the cost is {cost.resource}.")
+        if parsed.per_item and not isinstance(cost, EnergyModel):
+            raise BadBudget(f"budget {budget!r} is per image; give it for the whole example batch.")
+        # A percentage refers to the dense cost in the profile, which the fitted model may miss slightly.
+        limit = parsed.limit(cost, cost.origin.batch if isinstance(cost, EnergyModel) else 1)
+    else:
+        limit = float(budget)
+    if not 0 < limit / dense < float("inf"):
+        raise BadBudget(f"budget {budget!r} must be positive and finite.")
+    return limit / dense
+
+
+# ---------------------------------------------------------------- minimum widths
+
+
+def group_min_widths(graph: ChannelGraph, min_width_ratio: float, width_multiple: int) -> list[int]:
+    """Smallest allowed width of each group, for a network without dead channels.
+
+    Args:
+        graph: Channel graph of the network.
+        min_width_ratio: Minimum fraction of channels kept in each group. `ChannelGroup.min_width` is kept in any case.
+        width_multiple: Widths are multiples of this. A group that is not wider keeps its width.
+    """
+    _check_ratio(min_width_ratio, width_multiple)
+    remainders = graph.structure.width_remainders(width_multiple)
+    return [
+        _min_width(group, group.width, min_width_ratio, width_multiple, remainder)
+        for group, remainder in zip(graph.groups, remainders, strict=True)
+    ]
+
+
+def initial_channels(
+    model: nn.Module, graph: ChannelGraph, min_width_ratio: float, width_multiple: int, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Channels that are alive when a solver starts, s = phi(W) in Algorithm 1, and the smallest widths.
+
+    Alive are the channels that some layer uses with nonzero weights, and as many dead ones as make the width a multiple
+    of `width_multiple`; these are the first to be removed. A group with fewer live channels than its minimum was not
+    trained yet (for example, before a head that is initialised with zeros), so all of its channels count as alive.
+    Groups that are frozen or have no consumer with weights keep their width.
+
+    Args:
+        model: The traced network.
+        graph: Its channel graph.
+        min_width_ratio: As for `group_min_widths`.
+        width_multiple: As for `group_min_widths`.
+        device: Device of the result.
+
+    Returns:
+        (channels,) bool and (groups,) int64.
+    """
+    _check_ratio(min_width_ratio, width_multiple)
+    alive, min_widths = [], []
+    remainders = graph.structure.width_remainders(width_multiple)
+    live = live_masks(model, graph)
+    kept = kept_masks(graph, live, width_multiple)
+    for group, lives, mask, remainder in zip(graph.groups, live, kept, remainders, strict=True):
+        is_whole = _keeps_width(group) or int(lives.sum()) < _required(group, min_width_ratio)
+        mask = torch.ones_like(mask) if is_whole else mask
+        alive.append(mask.to(device))
+        min_widths.append(_min_width(group, int(mask.sum()), min_width_ratio, width_multiple, remainder))
+    return torch.cat(alive), torch.tensor(min_widths, dtype=torch.long, device=device)
+
+
+def _min_width(group: ChannelGroup, live: int, min_width_ratio: float, width_multiple: int, remainder: int) -> int:
+    """Smallest width of the form `remainder + k * width_multiple` that the ratio allows."""
+    if _keeps_width(group):
+        return live
+    missing = max(0, -((remainder - _required(group, min_width_ratio)) // width_multiple))
+    return min(live, remainder + missing * width_multiple)
+
+
+def _required(group: ChannelGroup, min_width_ratio: float) -> int:
+    return min(group.width, max(group.min_width, math.ceil(min_width_ratio * group.width - 1e-9)))
+
+
+def _keeps_width(group: ChannelGroup) -> bool:
+    return group.frozen is not None or not any(one.is_consumer for one in group.slices)
+
+
+def _check_ratio(min_width_ratio: float, width_multiple: int) -> None:
+    if not 0 <= min_width_ratio <= 1:
+        raise ValueError(f"min_width_ratio={min_width_ratio} must be between 0 and 1.")
+    if width_multiple < 1:
+        raise ValueError(f"width_multiple={width_multiple} must be at least 1; 1 allows any width.")

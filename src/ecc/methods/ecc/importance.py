@@ -1,8 +1,9 @@
-"""Channel energies a_i = ||w_i||_B^2, and the masks that keep dead channels dead.
+"""Importance of channels: `TaylorImportance` by default, the paper's weight norm a_i = ||w_i||_B^2 with `adam_norm`.
 
-`ConsumerSlices` collects the parameters (and axes of them) that read channels. A channel read by several layers has the sum
-of its slices. All sums go in a fixed order, so that every process of a distributed run decides alike: no atomic
-additions, which a GPU performs in any order.
+`ConsumerSlices` collects the parameters, and axes of parameters, with which layers consume prunable channels. A channel
+with several consumers has the sum over its slices. All sums have a fixed order (no atomic additions, which a GPU
+performs in any order), so every process of a distributed run takes the same decisions. It also keeps the slices of
+dead channels at zero (`SliceMasks`).
 """
 
 from __future__ import annotations
@@ -17,20 +18,127 @@ from torch.optim import Optimizer
 
 from ecc.graph import ChannelGraph
 from ecc.graph.model_copy import named_tensors
-from ecc.methods.ecc.masks import SliceMasks
 from ecc.training.cuda_graph import CudaGraphFunction
 
-_AT_ONCE = 2**24
-"""Elements that are multiplied at once: their products take memory."""
+IMPORTANCES = ("taylor", "adam_norm")
+"""Criteria of channel importance: the Fisher/Taylor criterion, or the paper's Adam-weighted norm of the weights."""
+
+# ---------------------------------------------------------------- the Taylor criterion
+
+TAYLOR_INTERVAL = 4
+"""Steps from one sample of the gradients to the next, so that training is hardly slower."""
+TAYLOR_DECAY = 0.98
+"""Decay of the running mean from sample to sample: it averages about 50 of them."""
+
+
+class TaylorImportance:
+    """Running mean of (sum of w g)^2 for each channel.
+
+    To first order, scaling a channel by 1 - t changes the loss by -t times the sum of w g over the weights that consume
+    it. The mean square of that sum over batches is the curvature of the loss along this scaling (Fisher information),
+    and estimates the increase of the loss when the channel is removed (Molchanov et al., Importance Estimation for
+    Neural Network Pruning, CVPR 2019). It does not depend on the scale of weights before a batch norm.
+
+    The state is replaced and never changed in place.
+
+    Args:
+        count: Number of channels.
+        device: Device of the importance.
+    """
+
+    def __init__(self, count: int, device: torch.device) -> None:
+        self._mean = torch.zeros(count, device=device)
+        self._samples = 0
+
+    @property
+    def state(self) -> tuple[Tensor, int]:
+        """Running mean, which starts at zero, and the number of samples."""
+        return self._mean, self._samples
+
+    def load(self, state: Sequence[Tensor | int]) -> None:
+        """Restore a state."""
+        mean, samples = state
+        self._mean = torch.as_tensor(mean).to(self._mean, copy=True)
+        self._samples = int(samples)
+
+    def is_due(self, step: int) -> bool:
+        """Whether to sample at this step, counted from 1. The first step is such a step."""
+        return step % TAYLOR_INTERVAL == 1
+
+    @torch.no_grad()
+    def add(self, products: Tensor) -> None:
+        """Add a sample.
+
+        Args:
+            products: Sum of w g of each channel. Values that are not finite count as 0.
+        """
+        self._samples += 1
+        finite = torch.nan_to_num(products, nan=0.0, posinf=0.0, neginf=0.0)
+        self._mean = self._mean.lerp(finite.square(), 1 - TAYLOR_DECAY)
+
+    @property
+    def values(self) -> Tensor:
+        """a of each channel: the running mean with bias correction."""
+        return self._mean / (1 - TAYLOR_DECAY**self._samples) if self._samples else self._mean
+
+
+# ---------------------------------------------------------------- the paper's criterion
+
+_SQUARES = "exp_avg_sq"  # v, in the state of Adam, AdamW, NAdam and RAdam
+
+
+def adam_preconditioners(optimizer: Optimizer, tensors: Sequence[Tensor]) -> Iterator[Tensor | None]:
+    """B of each tensor, Eq. (7): sqrt(v_hat) + eps of Adam and its variants; None if the optimizer has no such state.
+
+    Paper: "as in Adam". Authors' code: no bias correction, so about 32 times too small at first. We: corrected.
+    A tensor that never had a gradient (frozen, or a buffer) has no B. It takes the mean of the others, so that its
+    channels are neither always kept nor always pruned. Returns an iterator: all B together are as large as the network.
+    """
+    settings = {id(p): group for group in optimizer.param_groups for p in group["params"]}
+    states = [optimizer.state.get(tensor, {}) for tensor in tensors]
+    known = [k for k, state in enumerate(states) if _SQUARES in state]
+    mean: Tensor | None = None
+    if 0 < len(known) < len(states):
+        sums = [_preconditioner(states[k], settings[id(tensors[k])]).sum().to(tensors[known[0]].device) for k in known]
+        mean = torch.stack(sums).sum() / sum(tensors[k].numel() for k in known)
+    for tensor, state in zip(tensors, states, strict=True):
+        if _SQUARES in state:
+            yield _preconditioner(state, settings[id(tensor)])
+        else:
+            yield None if mean is None else mean.to(tensor.device)
+
+
+def _preconditioner(state: Mapping[str, Any], settings: Mapping[str, Any]) -> Tensor:
+    """sqrt(v_hat) + eps in float32.
+
+    Adam counts steps in a tensor on the CPU, so using it synchronises with no device. Fused optimizers of other
+    libraries count steps in the parameter group.
+    """
+    second: Tensor = state["max_exp_avg_sq" if settings.get("amsgrad") else _SQUARES].to(torch.float32)
+    step = state["step"] if "step" in state else settings.get("step")
+    correction = 1.0 if step is None else 1 - settings["betas"][1] ** step
+    return (second / correction).sqrt_().add_(settings["eps"])
+
+
+def squared_norm(tensor: Tensor, preconditioner: Tensor | None) -> Tensor:
+    """w^2 B of every weight, float32."""
+    squares = tensor.detach().to(torch.float32).square()
+    return squares if preconditioner is None else squares.mul_(preconditioner)
+
+
+# ---------------------------------------------------------------- slices
+
+_MAX_PRODUCTS = 2**24
+"""Elements whose products w g are computed at once, to bound the memory."""
 
 
 class ConsumerSlices:
-    """The slices of a model with which layers read its cuttable channels.
+    """The slices of parameters with which layers consume prunable channels.
 
     Args:
-        model: The network that was traced.
-        graph: Its channel graph; channels are numbered as its slots, less slot 0.
-        device: Where scores and masks of channels live.
+        model: The traced network.
+        graph: Its channel graph. Channels are numbered by channel id, without id 0.
+        device: Device of importance and masks.
     """
 
     def __init__(self, model: nn.Module, graph: ChannelGraph, device: torch.device) -> None:
@@ -38,82 +146,96 @@ class ConsumerSlices:
         places = [(group, place) for group in graph.prunable for place in group.slices if place.is_consumer]
         self._axes = list(dict.fromkeys((place.tensor, place.axis) for _, place in places))
         self.tensors = [tensors[name] for name, _ in self._axes]
-        """One for each axis that reads; a tensor that reads along two axes comes twice."""
+        """One for each consuming axis; a tensor that consumes along two axes appears twice."""
         self._device = device
         self._sizes = [tensor.shape[axis] for tensor, (_, axis) in zip(self.tensors, self._axes, strict=True)]
         starts = dict(zip(self._axes, accumulate(self._sizes, initial=0), strict=False))
 
-        # All reading axes one behind the other: the channel that each index belongs to, the last one meaning none.
+        # Concatenate all consuming axes. `channel_of` is the channel of each index; the last channel means none.
         channels = graph.num_channel_ids - 1
         channel_of = torch.full((sum(self._sizes),), channels, dtype=torch.long, device="cpu")
-        columns: dict[str, list[Tensor]] = {}  # of each group: where the slices of its units lie
+        columns: dict[str, list[Tensor]] = {}  # by group: the indices of each of its channels
         for group, place in places:
             flat = starts[place.tensor, place.axis] + place.index
             channel_of[flat] = graph.channel_ids(group.name)[0] - 1 + torch.arange(group.width, device="cpu")[:, None]
             columns.setdefault(group.name, []).append(flat)
         self._channel_of = channel_of.to(device)
-        self._sums, self._order = _by_degree(graph, columns, device)
-        self._unread = self._order == sum(len(index) for index in self._sums)
+        self._sums, self._order = _sum_indices(graph, columns, device)
+        self._unconsumed = self._order == sum(len(index) for index in self._sums)
         self._always = torch.ones(1, dtype=torch.bool, device=device)
         self._masks = SliceMasks(self.tensors, [axis for _, axis in self._axes], device)
         self._elements = sum(tensor.numel() for tensor in self.tensors)
-        self._graphed_sums = CudaGraphFunction(self._sums_of)
-        self._graphed_masks = CudaGraphFunction(self._write_masks)
+        self._products_graph = CudaGraphFunction(self._sum_products)
+        self._masks_graph = CudaGraphFunction(self._write_masks)
 
     @torch.no_grad()
-    def scores(self, metrics: Iterable[Tensor | None]) -> Tensor:
-        """a of all channels, float32; 0 for those that no layer reads.
+    def norms(self, preconditioners: Iterable[Tensor | None] | None = None) -> Tensor:
+        """a_i = ||w_i||_B^2 of all channels, float32; 0 for channels without a consumer.
 
         Args:
-            metrics: B for each of `tensors`; None for the identity.
+            preconditioners: B for each of `tensors`; None for the identity.
         """
-        return self._summed(
-            _column_sums(_energies(tensor, metric), axis)
-            for tensor, (_, axis), metric in zip(self.tensors, self._axes, metrics, strict=True)
+        given = [None] * len(self.tensors) if preconditioners is None else preconditioners
+        return self._sum_slices(
+            _column_sums(squared_norm(tensor, preconditioner), axis)
+            for tensor, (_, axis), preconditioner in zip(self.tensors, self._axes, given, strict=True)
         )
 
     @torch.no_grad()
     def products(self) -> Tensor:
-        """The sum of w g of all channels, float32: how the loss answers when a channel is scaled.
+        """Sum of w g of all channels, float32: minus the derivative of the loss when a channel is scaled down.
 
-        A tensor without a gradient (frozen, or a buffer) tells nothing. Its slices count as much as the others' of the
-        same norm do on average, so that its channels are neither sacred nor free.
+        A tensor without a gradient (frozen, or a buffer) has no product. Its slices count as much as those of the other
+        tensors with the same norm do on average, so that its channels are neither always kept nor always pruned.
         """
         known = [tensor.grad is not None for tensor in self.tensors]
-        if all(known) and self._elements <= _AT_ONCE and self.tensors:
-            (sums,) = self._graphed_sums(*(product for product in _products(self.tensors) if product is not None))
+        if all(known) and self._elements <= _MAX_PRODUCTS and self.tensors:
+            (sums,) = self._products_graph(*(product for product in _products(self.tensors) if product is not None))
             return sums
-        found = self._summed(
+        found = self._sum_slices(
             torch.zeros(tensor.shape[axis]) if product is None else _column_sums(product, axis)
             for tensor, (_, axis), product in zip(self.tensors, self._axes, _products(self.tensors), strict=True)
         )
         if all(known) or not any(known):
             return found
         zero = torch.zeros((), device=self._device)
-        seen, unseen = (
-            self.scores(
+        with_gradient, without = (
+            self.norms(
                 None if here == wanted else zero.to(t.device) for t, here in zip(self.tensors, known, strict=True)
             )
             for wanted in (True, False)
         )
-        rate = found.square().sum() / seen.sum().clamp(min=torch.finfo(torch.float32).tiny)
-        return (found.square() + rate * unseen).sqrt()
+        rate = found.square().sum() / with_gradient.sum().clamp(min=torch.finfo(torch.float32).tiny)
+        return (found.square() + rate * without).sqrt()
 
     @torch.no_grad()
     def live(self) -> Tensor:
-        """(channels,) bool: which channels some layer reads with a slice that is not zero, or no layer reads at all."""
+        """(channels,) bool: channels with a consumer whose slice is not zero, and channels without any consumer."""
         columns = (
             _column_sums(tensor.detach() != 0, axis) for tensor, (_, axis) in zip(self.tensors, self._axes, strict=True)
         )
-        return (self._summed(columns) > 0) | self._unread
+        return (self._sum_slices(columns) > 0) | self._unconsumed
 
-    def _sums_of(self, *products: Tensor) -> tuple[Tensor]:
-        """What `products` gives, of what all tensors have: many small kernels, on a GPU one CUDA graph."""
+    def set_mask(self, alive: Tensor) -> None:
+        """Prepare the masks that `apply_mask_` multiplies with."""
+        if self._masks.allocate():
+            self._masks_graph = CudaGraphFunction(self._write_masks)
+        if any(tensor.device != self._device for tensor in self.tensors):
+            self._write_masks(alive)  # a CUDA graph has one device
+        else:
+            self._masks_graph(alive)
+
+    def apply_mask_(self) -> None:
+        """Zero the slices of dead channels, which the optimizer's step has changed."""
+        self._masks.apply_()
+
+    def _sum_products(self, *products: Tensor) -> tuple[Tensor]:
+        """`products` where every tensor has a gradient: many small kernels, on a GPU one CUDA graph."""
         columns = (_column_sums(product, axis) for product, (_, axis) in zip(products, self._axes, strict=True))
-        return (self._summed(columns),)
+        return (self._sum_slices(columns),)
 
-    def _summed(self, columns: Iterable[Tensor]) -> Tensor:
-        """What the reading axes have, one value an index, summed for each channel."""
+    def _sum_slices(self, columns: Iterable[Tensor]) -> Tensor:
+        """Sum values of the consuming axes, one value per index, for each channel."""
         found = [column.to(self._device) for column in columns]
         if not found:
             return torch.zeros(len(self._order), device=self._device)
@@ -121,32 +243,19 @@ class ConsumerSlices:
         parts = [flat[index].sum(1) for index in self._sums]
         return torch.cat([*parts, flat.new_zeros(1)])[self._order]
 
-    def set_mask(self, alive: Tensor) -> None:
-        """Prepares the masks that `apply_mask_` multiplies with."""
-        if self._masks.arrange():
-            self._graphed_masks = CudaGraphFunction(self._write_masks)
-        if any(tensor.device != self._device for tensor in self.tensors):
-            self._write_masks(alive)  # a CUDA graph is of one device
-        else:
-            self._graphed_masks(alive)
-
     def _write_masks(self, alive: Tensor) -> tuple[Tensor, ...]:
         self._masks.write(torch.cat([alive, self._always])[self._channel_of])
         return ()
 
-    def apply_mask_(self) -> None:
-        """Zeroes the slices of dead channels, which the optimizer's step has moved."""
-        self._masks.apply_()
-
 
 def _products(tensors: Sequence[Tensor]) -> Iterator[Tensor | None]:
-    """w g of each tensor in float32, None where there is no gradient; some at a time, by one kernel each time."""
+    """w g of each tensor in float32, None without a gradient; one kernel for many tensors."""
     some: list[Tensor] = []
     elements = 0
     for number, tensor in enumerate(tensors, start=1):
         some.append(tensor)
         elements += tensor.numel()
-        if number < len(tensors) and elements <= _AT_ONCE:
+        if number < len(tensors) and elements <= _MAX_PRODUCTS:
             continue
         weights = [one.detach().float() for one in some if one.grad is not None]
         gradients = [one.grad.float() for one in some if one.grad is not None]
@@ -156,34 +265,31 @@ def _products(tensors: Sequence[Tensor]) -> Iterator[Tensor | None]:
         some, elements = [], 0
 
 
-def _by_degree(
+def _sum_indices(
     graph: ChannelGraph, columns: Mapping[str, list[Tensor]], device: torch.device
 ) -> tuple[list[Tensor], Tensor]:
-    """How to sum slices into channels without atomics.
+    """How to sum slices into channels without atomic additions.
+
+    Channels with the same number of slices form one matrix of indices (channels, slices), so that a gather and a sum
+    along the rows add their slices in a fixed order.
 
     Returns:
-        Matrices of indices (channels, slices each), one for each number of slices that occurs; and for each channel
-        the row it has in all of them together, one past the last where it has none.
+        One matrix for each number of slices that occurs; and for each channel its row in all matrices together, or one
+        past the last row if it has no slice.
     """
-    by_degree: dict[int, list[tuple[str, Tensor]]] = {}
+    by_count: dict[int, list[tuple[str, Tensor]]] = {}
     for name, parts in columns.items():
         index = torch.cat(parts, 1)
-        by_degree.setdefault(index.shape[1], []).append((name, index))
+        by_count.setdefault(index.shape[1], []).append((name, index))
     count = sum(graph[name].width for name in columns)
     order = torch.full((graph.num_channel_ids - 1,), count, dtype=torch.long, device="cpu")
     row = 0
-    for same in by_degree.values():
+    for same in by_count.values():
         for name, index in same:
             first, stop = graph.channel_ids(name)
             order[first - 1 : stop - 1] = torch.arange(row, row + len(index), device="cpu")
             row += len(index)
-    return [torch.cat([index for _, index in same]).to(device) for same in by_degree.values()], order.to(device)
-
-
-def _energies(tensor: Tensor, metric: Tensor | None) -> Tensor:
-    """w^2 B of every weight."""
-    energies = tensor.detach().to(torch.float32).square()
-    return energies if metric is None else energies.mul_(metric)
+    return [torch.cat([index for _, index in same]).to(device) for same in by_count.values()], order.to(device)
 
 
 def _column_sums(values: Tensor, axis: int) -> Tensor:
@@ -192,42 +298,70 @@ def _column_sums(values: Tensor, axis: int) -> Tensor:
     return values.sum(others) if others else values
 
 
-# ---------------------------------------------------------------- the metric
+# ---------------------------------------------------------------- masks
 
-IMPORTANCES = ("taylor", "adam_norm")
-"""What a channel counts for: what the loss says of it (`Taylor`), or the paper's norm of its weights."""
+_SMALL = 2**22
+"""Elements up to which a kernel launch costs more than reading a mask of full size."""
 
 
-def adam_metrics(optimizer: Optimizer, tensors: Sequence[Tensor]) -> Iterator[Tensor | None]:
-    """B of each tensor, Eq. (7): sqrt(v_hat) + eps of Adam and its kin; None where the optimizer has no such state.
+class SliceMasks:
+    """Keeps slices of tensors at zero, with few kernels. All masks are set from one vector.
 
-    Paper: as in Adam. Authors' code: no bias correction, so about 32 times too small at first. We: corrected. A tensor
-    that never had a gradient (frozen, or a buffer) has no B of its own and takes the mean of the others', so that its
-    channels are neither sacred nor free. One after the other, since together they are as large as the network.
+    Masks of small tensors have the full shape, so that one kernel multiplies many tensors. Masks of large tensors are
+    broadcast. Memory and views are allocated once, and again if a tensor changes its strides (channels_last).
+
+    Args:
+        tensors: One for each axis; a tensor that is masked along two axes appears twice.
+        axes: Axis of each tensor.
+        device: Device of the vector.
     """
-    settings = {id(p): group for group in optimizer.param_groups for p in group["params"]}
-    states = [optimizer.state.get(tensor, {}) for tensor in tensors]
-    known = [k for k, state in enumerate(states) if _SQUARES in state]
-    mean: Tensor | None = None
-    if 0 < len(known) < len(states):
-        sums = [_metric(states[k], settings[id(tensors[k])]).sum().to(tensors[known[0]].device) for k in known]
-        mean = torch.stack(sums).sum() / sum(tensors[k].numel() for k in known)
-    for tensor, state in zip(tensors, states, strict=True):
-        if _SQUARES in state:
-            yield _metric(state, settings[id(tensor)])
-        else:
-            yield None if mean is None else mean.to(tensor.device)
 
+    def __init__(self, tensors: Sequence[Tensor], axes: Sequence[int], device: torch.device) -> None:
+        self._tensors, self._axes = list(tensors), list(axes)
+        self._sizes = [tensor.shape[axis] for tensor, axis in zip(tensors, axes, strict=True)]
+        self._vector = torch.ones(sum(self._sizes), device=device)
+        self._strides: list[tuple[int, ...]] | None = None
+        self._small: list[Tensor] = []
+        self._full: list[Tensor] = []  # a mask for each small tensor
+        self._views: list[list[Tensor]] = []  # views of the vector whose product is each full mask
+        self._large: list[tuple[Tensor, list[Tensor]]] = []
 
-_SQUARES = "exp_avg_sq"  # v, in the state of Adam, AdamW, NAdam and RAdam
+    def allocate(self) -> bool:
+        """Allocate memory and views if there are none that fit. Returns whether it did."""
+        strides = [tensor.stride() for tensor in self._tensors]
+        if strides == self._strides:
+            return False
+        self._strides = strides
+        views: dict[int, tuple[Tensor, list[Tensor]]] = {}
+        for tensor, axis, part in zip(self._tensors, self._axes, self._vector.split(self._sizes), strict=True):
+            view = part.view([-1 if k == axis else 1 for k in range(tensor.dim())])
+            views.setdefault(id(tensor), (tensor, []))[1].append(view)
+        small = [pair for pair in views.values() if pair[0].numel() <= _SMALL]
+        self._large = [pair for pair in views.values() if pair[0].numel() > _SMALL]
+        self._small = [tensor for tensor, _ in small]
+        self._full = [torch.empty_like(tensor, requires_grad=False) for tensor in self._small]
+        self._views = [found for _, found in small]
+        return True
 
+    @torch.no_grad()
+    def write(self, kept: Tensor) -> None:
+        """Set which slices are kept. Always the same operations on the same memory, for CUDA graphs.
 
-def _metric(state: Mapping[str, Any], settings: Mapping[str, Any]) -> Tensor:
-    """sqrt(v_hat) + eps in float32. Adam counts steps in a tensor on the CPU: using it as such waits for no device.
+        Args:
+            kept: 1 or True for slices that are kept, the axes of all tensors concatenated.
+        """
+        self._vector.copy_(kept)
+        if self._small:
+            torch._foreach_copy_(self._full, [views[0] for views in self._views])
+        for full, views in zip(self._full, self._views, strict=True):
+            for view in views[1:]:
+                full.mul_(view)
 
-    Fused ones of other libraries count them in the group.
-    """
-    second: Tensor = state["max_exp_avg_sq" if settings.get("amsgrad") else _SQUARES].to(torch.float32)
-    step = state["step"] if "step" in state else settings.get("step")
-    correction = 1.0 if step is None else 1 - settings["betas"][1] ** step
-    return (second / correction).sqrt_().add_(settings["eps"])
+    @torch.no_grad()
+    def apply_(self) -> None:
+        """Zero the slices that are not kept."""
+        if self._small:
+            torch._foreach_mul_(self._small, self._full)
+        for tensor, views in self._large:  # apart: with masks of other shapes, _foreach_mul_ is a loop over all
+            for view in views:
+                tensor.mul_(view.to(tensor.device, tensor.dtype))

@@ -1,244 +1,453 @@
-"""The default dynamics: where Algorithm 1 goes, reached on schedule and without constants to search for.
+"""The default solver (`solver="scheduled"`): the fixed point of Algorithm 1, reached on schedule and without constants.
 
-Why this is the solver of the paper. With the trim of Sec. 3.3.3, y_u = a_u / (2 alpha) where a_u is the energy of the
-next channel that group u would lose. With the projection of z, z is the least number that moves some width in Eq. (10),
-so z = min over u of y_u / (dE/ds_u): the group that moves is the one with the least a_u per joule, it loses that
-channel (Algorithm 2), its y_u rises to the next one, and so on until E <= E_budget. At that point no width moves:
-z dE/ds_u <= y_u in all groups, with equality at the margin, which is stationarity of Eq. (4) in s, and a channel i of
-group u is alive exactly if
+Why this solves the problem of the paper. With the trim of Sec. 3.3.3, y_u = a_u / (2 alpha), where a_u is the
+importance of the next channel that group u would lose. With the projection of z, z is the smallest number that moves
+some width in Eq. (10), so z = min over u of y_u / (dE/ds_u). The group that moves is the one with the smallest a_u per
+joule. It loses that channel (Algorithm 2), its y_u rises to the next one, and so on until E <= E_budget. Then no width
+moves: z dE/ds_u <= y_u in all groups, with equality at the margin. This is stationarity of Eq. (4) in s, and channel i
+of group u is alive exactly if
 
     a_i / (dE/ds_u)  >=  2 alpha z,
 
 one threshold for the whole network. So an update ranks all channels by a_i / (dE/ds_u), removes them in this order
-until the energy is what the schedule allows now, and reads the duals off: 2 alpha z is the ratio at the margin and
-2 alpha y_u the energy of the next channel. alpha, beta, rho and epsilon set the pace of the paper's walk along this
-order but not the order; the schedule takes their place.
+until the cost is what the schedule allows, and reads off the duals: 2 alpha z is the ratio of the last channel removed,
+and 2 alpha y_u is the importance of the next one. The paper's alpha, beta, rho and epsilon determine how fast its
+iterates move along this order, but not the order; here the schedule determines the speed.
 
-dE/ds is taken at the widths before the update and is exact in the limit of many small updates, as in Eq. (10).
+dE/ds is taken at the widths before the update. It is exact in the limit of many small updates, as in Eq. (10).
 
-Where blocks are coarse, the order alone wastes energy. The block that comes last may save a sixth of the network's
-joules where a hundredth was wanted, as the first one of AlexNet's first layer does on a GPU, and what went before it
-does not come back. So `plan` looks ahead to the end of the descent, as scores stand now, and what it keeps an update
-does not take. Where blocks are fine, the plan is the order itself.
+Where channels are removed in blocks (`width_multiple`), the order alone wastes budget. The last block may save a sixth
+of the network's energy where a hundredth was needed, and channels that were removed before it do not come back. So
+`plan` computes the widths at the end of the schedule from the current importance, and an update does not remove what
+the plan keeps. With blocks of one channel the plan is nearly the order itself.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from ecc.methods.ecc.channel_ranking import ChannelRanking, SortedChannels
-from ecc.methods.ecc.constraints import ResourceConstraints, Shares
+from ecc.methods.ecc.constraints import Fractions, ResourceConstraints
+from ecc.methods.ecc.importance import TAYLOR_INTERVAL
+from ecc.methods.ecc.ranking import ChannelRanking, SortedChannels
+from ecc.training.cuda_graph import CudaGraphFunction
 
-FANOUT = 64  # candidates a level of the search: two levels find one of 4,096 prefixes, three one of 262,144
-FANOUT_ON_GPU = 1024  # there a level costs its kernels, whatever their size
-SHARES = 128  # candidates for the widths that bind a plan
-ROOM = 0.9  # of what may be spent: what those widths may take, so that there is something to choose
-SWAPS = 2  # blocks of a plan that are too large for what is wanted, one after the other
+# ---------------------------------------------------------------- schedule
+
+WARM_UP = 0.02
+RAMP = 0.6
+MAX_UPDATES = 400  # keeps updates a small part of the training time
+ENOUGH_UPDATES = 100  # beyond these, updates are as far apart as the samples of the Taylor importance
+PLANS = 8  # plans per schedule; a plan takes as long as two updates
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How much each cost may be at each step, in plain numbers. Steps are counted from 1.
+
+        warm-up   the importance settles, nothing is removed          2 % of the steps
+        ramp      e_t = b + (e_0 - b) (1 - tau)^3                     60 % of the steps
+        rest      the final structure trains on
+
+    The cube is that of gradual pruning (Zhu and Gupta, 2017): unimportant channels are removed early, and training has
+    the most time to recover where every channel matters.
+
+    Args:
+        start: Cost at the start, one fraction of the dense cost for each budget.
+        end: Cost at the end of the ramp. Where it is above `start`, nothing is removed.
+        steps: Number of training steps.
+        warm_up: Fraction of the steps before the ramp.
+        ramp: Fraction of the steps of the ramp.
+    """
+
+    start: tuple[float, ...]
+    end: tuple[float, ...]
+    steps: int
+    warm_up: float = WARM_UP
+    ramp: float = RAMP
+
+    def __post_init__(self) -> None:
+        if self.steps < 1:
+            raise ValueError(f"steps={self.steps} must be at least 1.")
+        if not 0 <= self.warm_up < 1 or not 0 < self.ramp <= 1 or self.warm_up + self.ramp > 1:
+            raise ValueError(
+                f"warm_up={self.warm_up} and ramp={self.ramp} are fractions of the steps: warm_up must be at least 0, "
+                "ramp above 0, and their sum at most 1."
+            )
+
+    @property
+    def ramp_steps(self) -> int:
+        """Number of steps of the ramp, at least one."""
+        return max(1, int(self.ramp * self.steps))
+
+    @property
+    def ramp_start(self) -> int:
+        """Last step of the warm-up."""
+        return min(-int(-self.warm_up * self.steps // 1), self.steps - self.ramp_steps)
+
+    @property
+    def ramp_end(self) -> int:
+        """Step after which the budget is met."""
+        return self.ramp_start + self.ramp_steps
+
+    @property
+    def every(self) -> int:
+        """Steps from one update to the next."""
+        return max(1, self.ramp_steps // MAX_UPDATES, min(TAYLOR_INTERVAL, self.ramp_steps // ENOUGH_UPDATES))
+
+    def updates_at(self, step: int) -> bool:
+        """Whether channels are removed at this step. The last step of the ramp always is such a step."""
+        done = step - self.ramp_start
+        return 0 < done <= self.ramp_steps and (done % self.every == 0 or done == self.ramp_steps)
+
+    def plans_at(self, step: int) -> bool:
+        """Whether the final widths are planned again before the update at this step: the first, the last, and some."""
+        done = step - self.ramp_start
+        update = -(-done // self.every)  # counted from 1
+        apart = max(1, self.ramp_steps // self.every // PLANS)
+        return update == 1 or update % apart == 0 or done == self.ramp_steps
+
+    def fractions(self, step: int) -> tuple[float, ...]:
+        """Allowed cost at a step, as fractions of the dense cost."""
+        left = 1 - min(max(step - self.ramp_start, 0), self.ramp_steps) / self.ramp_steps
+        return tuple(end + max(start - end, 0) * left**3 for start, end in zip(self.start, self.end, strict=True))
+
+
+# ---------------------------------------------------------------- one update
+
+FANOUT = 64  # candidates per level of the search: two levels find one of 4,096 prefixes, three one of 262,144
+FANOUT_ON_GPU = 1024  # on a GPU a level costs its kernel launches, whatever their size
+UNIFORM_CANDIDATES = 128  # uniform width ratios that `uniform_min_widths` compares
+UNIFORM_BUDGET = 0.9  # of the budget: the most that `uniform_min_widths` may use, so that there is a choice left
+SWAPS = 2  # large last blocks that a plan may exchange
 
 
 class PruneDecision(NamedTuple):
-    """What an update decided."""
+    """Result of an update."""
 
     alive: Tensor
     """(channels,) bool."""
-    next_energies: Tensor
-    """2 alpha y: energy of the next channel that each group would lose."""
-    margin: Tensor
-    """2 alpha z: energy per share of the dense cost of the last channel removed."""
+    next_importance: Tensor
+    """2 alpha y: importance of the next channel that each group would lose."""
+    threshold: Tensor
+    """2 alpha z: importance per fraction of the dense cost of the last channel removed."""
 
 
-class _Items(NamedTuple):
-    """What can be removed, in ascending order of energy per cost."""
+class _Blocks(NamedTuple):
+    """Blocks of channels that can be removed, in ascending order of importance per cost."""
 
     groups: Tensor
     counts: Tensor
-    """Channels in each, int64; 0 for what must stay."""
+    """Channels in each block, int64; 0 for blocks that must stay."""
     ratios: Tensor
-    energies: Tensor
-    """Of all channels in each."""
+    """Mean importance per cost."""
+    importance: Tensor
+    """Sum over the channels of each block."""
 
-    def ordered(self, key: Tensor) -> _Items:
-        """In ascending order of a key; equals stay as they are."""
+    def sorted_by(self, key: Tensor) -> _Blocks:
+        """The same blocks in ascending order of a key; ties keep their order."""
         order = key.sort(stable=True).indices
-        return _Items(*(part[order] for part in self))
+        return _Blocks(*(part[order] for part in self))
 
 
 class ScheduledPruner:
-    """Removal in the order of energy per cost.
+    """Removes channels in the order of importance per cost, as a pure function of vectors.
 
-    Channels leave in blocks, so that a group's width is a multiple of `width_multiple` from its first block on (that one
-    takes what is too much), and a block counts with its mean. What cannot be rounded stays: a group that is no wider
+    Channels are removed in blocks. The first block of a group makes its width a multiple of `width_multiple`, and each
+    further block has `width_multiple` channels. A block is ranked by its mean importance. A group that is not wider
     than `width_multiple` keeps its width.
 
     Args:
-        ladder: The layout of the channels.
-        limits: The costs.
-        floors: (groups,) int64, least widths: multiples of `width_multiple`, or the width at the start of those that stay.
+        ranking: Layout of the channels.
+        constraints: The costs.
+        min_widths: (groups,) int64, multiples of `width_multiple`, or the initial width of groups that are not pruned.
         width_multiple: Widths are multiples of this.
-        left: (groups,) int64, what widths leave over when divided by it, see `StructureSpec.width_remainders`; nothing if None.
-        uniform_floor: Plans are bound to this share of the even cut, see `bound`; 0 for floors alone.
+        remainders: (groups,) int64, remainder of each width modulo `width_multiple`, see
+            `StructureSpec.width_remainders`; None for 0.
+        uniform_floor: Plans keep at least this fraction of the widths under uniform pruning, see `uniform_min_widths`.
     """
 
     def __init__(
         self,
-        ladder: ChannelRanking,
-        limits: ResourceConstraints,
-        floors: Tensor,
+        ranking: ChannelRanking,
+        constraints: ResourceConstraints,
+        min_widths: Tensor,
         width_multiple: int = 1,
-        left: Tensor | None = None,
+        remainders: Tensor | None = None,
         uniform_floor: float = 0.0,
     ) -> None:
-        self._ladder, self._limits, self._floors, self._round_to = ladder, limits, floors, width_multiple
-        self._uniform_floor = uniform_floor
-        device = ladder.group.device
-        self._left = torch.zeros_like(floors) if left is None else left
-        blocks = ChannelRanking([width // width_multiple + 1 for width in ladder.full_widths], device)
-        self._item_group = blocks.group
-        # First place of each block, were the width a multiple of width_multiple; `_items` shifts it.
-        self._item_start = blocks.place * width_multiple
+        self._ranking, self._constraints, self._min_widths = ranking, constraints, min_widths
+        self._multiple, self._uniform_floor = width_multiple, uniform_floor
+        device = ranking.group.device
+        self._remainders = torch.zeros_like(min_widths) if remainders is None else remainders
+        blocks = ChannelRanking([width // width_multiple + 1 for width in ranking.full_widths], device)
+        self._block_group = blocks.group
+        # Rank of the first channel of each block if the width were a multiple; `_blocks` shifts it.
+        self._block_start = blocks.rank * width_multiple
         self._within = torch.arange(width_multiple, device=device)
         self._fanout = FANOUT if device.type == "cpu" else FANOUT_ON_GPU
         self._levels = 1
-        while self._fanout**self._levels <= len(self._item_group):
+        while self._fanout**self._levels <= len(self._block_group):
             self._levels += 1
 
     def start(self, alive: Tensor) -> PruneDecision:
-        """Before the first update: nothing removed, duals zero."""
-        groups = len(self._ladder.full_widths)
+        """State before the first update: nothing removed, duals 0."""
+        groups = len(self._ranking.full_widths)
         zeros = torch.zeros(groups, dtype=torch.float64, device=alive.device)
         return PruneDecision(alive, zeros, zeros.new_zeros(()))
 
     def update(
         self,
         before: PruneDecision,
-        scores: Tensor,
-        shares: Shares,
-        ends: Shares,
-        least: Tensor | None = None,
+        importance: Tensor,
+        fractions: Fractions,
+        ends: Fractions,
+        planned: Tensor | None = None,
     ) -> PruneDecision:
-        """Removes channels until every cost is within its share; none if they are already.
+        """Remove channels until every cost is within its fraction.
 
         Args:
             before: The last update.
-            scores: a of each channel.
-            shares: What each cost may be now, as a share of the dense network's.
-            ends: What it may be in the end; decides the mix of several costs.
-            least: (groups,) int64, what a `plan` for shares no larger than these keeps; None for the floors.
+            importance: a of each channel.
+            fractions: Cost that is allowed now, as fractions of the dense cost.
+            ends: Cost that is allowed in the end; it determines how several costs are combined.
+            planned: (groups,) int64, widths that a `plan` for no larger fractions keeps; None for the minimum widths.
         """
-        rungs = self._ladder.sort(scores, before.alive)
-        items = self._items(rungs, ends, self._floors if least is None else torch.maximum(self._floors, least))
-        removed, position = self._search(items, rungs.widths, shares)
-        # Not `ratios[position]`: an index without dimensions is read on the host.
-        last = items.ratios.index_select(0, (position - 1).clamp(min=0).view(1)).squeeze(0)
+        ranked = self._ranking.sort(importance, before.alive)
+        least = self._min_widths if planned is None else torch.maximum(self._min_widths, planned)
+        blocks = self._blocks(ranked, ends, least)
+        removed, count = self._search(blocks, ranked.widths, fractions)
+        # Not `ratios[count - 1]`: indexing with a 0-dimensional tensor synchronises with the device.
+        last = blocks.ratios.index_select(0, (count - 1).clamp(min=0).view(1)).squeeze(0)
         return PruneDecision(
-            self._ladder.without_least(rungs, removed),
-            self._ladder.least(rungs, removed).to(torch.float64),
-            torch.where(position > 0, last, before.margin),
+            self._ranking.remove_least(ranked, removed),
+            self._ranking.next_importance(ranked, removed).to(torch.float64),
+            torch.where(count > 0, last, before.threshold),
         )
 
-    def _items(self, rungs: SortedChannels, ends: Shares, floors: Tensor) -> _Items:
-        """All blocks, sorted by mean energy per cost."""
-        group, step = self._item_group, self._round_to
-        slope = self._limits.slope(rungs.widths.to(torch.float64), ends)
-        # Where the model sees no saving (a plateau), channels go last: division by a little, not by nothing.
-        slope = torch.maximum(slope, 1e-9 * slope.amax()).clamp(min=1e-300)
-        missing = (self._left - rungs.widths) % step  # the first block is shorter by this
-        removable = (rungs.widths - floors).clamp(min=0)
-        places = (self._item_start - missing[group])[:, None] + self._within
-        inside = (places >= 0) & (places < removable[group, None])
-        positions = (self._ladder.first[group, None] + places).clamp(0, len(rungs.scores) - 1)
-        # In float64 the sums of float32 energies keep the order of the blocks, ties among them.
-        energies = torch.where(inside, rungs.scores[positions].to(torch.float64), 0.0).sum(1)
-        counts = inside.sum(1)
-        ratios = torch.where(counts > 0, energies / counts.clamp(min=1) / slope[group], torch.inf)
-        return _Items(group, counts, ratios, energies).ordered(ratios)
+    def plan(self, before: PruneDecision, importance: Tensor, ends: Sequence[float]) -> Tensor:
+        """Widths at the end of the schedule, if importance and dE/ds stay as they are.
 
-    def bound(self, ends: Sequence[float]) -> Tensor:
-        """The least widths of a plan: the floors, or a share of what an even cut to the ends would leave, if wider.
+        The shortest prefix of the ranked blocks that meets the budget ends with a block that may save far more than is
+        needed. There are two ways to use up the budget:
 
-        Harm is judged channel by channel, as if each went alone. Where a budget is mild, this pays for cutting a few
-        groups deep and leaving the rest whole, and the harm of many may be more than the sum of their harms.
+            remove it   take this group's blocks first; then blocks that were ranked before them can stay
+            keep it     take this group's blocks last; then blocks that were ranked after them are removed
 
-        Returns:
-            (groups,) int64. With these, costs take at most `ROOM` of the ends, unless the floors take more already.
-        """
-        floors, step = self._floors.to(torch.float64), self._round_to
-        full = self._ladder.widths(torch.ones_like(self._ladder.group, dtype=torch.bool)).to(torch.float64)
-        shares = torch.arange(SHARES, device=floors.device, dtype=torch.float64) / SHARES
-        evenly = shares[:, None] * full
-        # Costs never fall when widths grow, so those that fit come first.
-        fitting = (~self._limits.exceeded(torch.maximum(evenly, floors), ends)).sum()
-        left = self._left.to(torch.float64)
-        rounded = torch.minimum(left + ((self._uniform_floor * evenly - left) / step).ceil() * step, full)
-        bounds = torch.maximum(rounded, floors)
-        roomy = (~self._limits.exceeded(bounds, [ROOM * end for end in ends])).sum()
-        chosen = (torch.minimum(fitting, roomy) - 1).clamp(min=0)
-        return bounds.index_select(0, chosen.view(1)).squeeze(0).long()
-
-    def plan(self, before: PruneDecision, scores: Tensor, ends: Sequence[float]) -> Tensor:
-        """The widths at the end of the descent, if scores and slopes stay as they are.
-
-        The last block of the shortest prefix may save far more than is wanted. Then either it goes, and others that
-        would have gone before it can stay, or it stays, and later ones go: whichever loses less energy of channels.
+        Both are a change of the order followed by the same prefix search. The plan takes the one that loses less
+        importance, and repeats this for the block that is last then (`SWAPS` times).
 
         Args:
             before: The last update.
-            scores: a of each channel.
-            ends: What each cost may be in the end, as a share of the dense network's.
+            importance: a of each channel.
+            ends: Cost that is allowed in the end, as fractions of the dense cost.
 
         Returns:
             (groups,) int64.
         """
-        rungs = self._ladder.sort(scores, before.alive)
-        items, widths = (
-            self._items(rungs, ends, self.bound(ends) if self._uniform_floor else self._floors),
-            rungs.widths,
-        )
-        position = torch.arange(len(items.groups), device=widths.device)
-        removed, count = self._search(items, widths, ends)
+        ranked = self._ranking.sort(importance, before.alive)
+        least = self.uniform_min_widths(ends) if self._uniform_floor else self._min_widths
+        blocks, widths = self._blocks(ranked, ends, least), ranked.widths
+        position = torch.arange(len(blocks.groups), device=widths.device)
+        removed, count = self._search(blocks, widths, ends)
         for _ in range(SWAPS):
-            last = items.groups.index_select(0, (count - 1).clamp(min=0).view(1))
-            mine = items.groups == last
-            first = items.ordered((~(mine & (position < count))).long())
-            spared = (mine & (position >= count - 1)).long()
-            later = items.ordered(torch.where(items.counts > 0, spared, 2))
+            last = blocks.groups.index_select(0, (count - 1).clamp(min=0).view(1))
+            of_last = blocks.groups == last
+            first = blocks.sorted_by((~(of_last & (position < count))).long())
+            spared = (of_last & (position >= count - 1)).long()
+            later = blocks.sorted_by(torch.where(blocks.counts > 0, spared, 2))
             (removed, count), (otherwise, number) = (self._search(one, widths, ends) for one in (first, later))
             lost, instead = (
-                torch.where(position < upto, one.energies, 0.0).sum() for one, upto in ((first, count), (later, number))
+                torch.where(position < upto, one.importance, 0.0).sum()
+                for one, upto in ((first, count), (later, number))
             )
             better = lost <= instead
-            items = _Items(*(torch.where(better, a, b) for a, b in zip(first, later, strict=True)))
+            blocks = _Blocks(*(torch.where(better, a, b) for a, b in zip(first, later, strict=True)))
             removed, count = torch.where(better, removed, otherwise), torch.where(better, count, number)
         return widths - removed
 
-    def _search(self, items: _Items, widths: Tensor, shares: Shares) -> tuple[Tensor, Tensor]:
-        """The shortest prefix of the items without which all costs are within their shares.
+    def uniform_min_widths(self, ends: Sequence[float]) -> Tensor:
+        """Smallest widths of a plan with `uniform_floor`: a fraction of the widths under uniform pruning.
 
-        Costs never rise when channels go, so the prefixes that exceed come before those that do not, and each level
-        of the search looks at many prefixes at once and goes on between two of them.
+        Channel importance ignores interactions, so the ranking may prune a few groups too aggressively where the budget
+        is mild. The widths under uniform pruning are found by comparing all ratios k / UNIFORM_CANDIDATES at once.
 
         Returns:
-            Channels removed from each group, int64, and the number of items, 0-dimensional.
+            (groups,) int64. They use at most `UNIFORM_BUDGET` of the budget, unless the minimum widths use more.
+        """
+        min_widths, step = self._min_widths.to(torch.float64), self._multiple
+        full = self._ranking.widths(torch.ones_like(self._ranking.group, dtype=torch.bool)).to(torch.float64)
+        ratios = torch.arange(UNIFORM_CANDIDATES, device=full.device, dtype=torch.float64) / UNIFORM_CANDIDATES
+        uniform = ratios[:, None] * full
+        # Costs never fall when widths grow, so the ratios that meet the budget come first and can be counted.
+        fitting = (~self._constraints.exceeded(torch.maximum(uniform, min_widths), ends)).sum()
+        remainder = self._remainders.to(torch.float64)
+        rounded = remainder + ((self._uniform_floor * uniform - remainder) / step).ceil() * step
+        bounds = torch.maximum(torch.minimum(rounded, full), min_widths)
+        roomy = (~self._constraints.exceeded(bounds, [UNIFORM_BUDGET * end for end in ends])).sum()
+        chosen = (torch.minimum(fitting, roomy) - 1).clamp(min=0)
+        return bounds.index_select(0, chosen.view(1)).squeeze(0).long()
+
+    def _blocks(self, ranked: SortedChannels, ends: Fractions, least: Tensor) -> _Blocks:
+        """All blocks, sorted by mean importance per cost."""
+        group, step = self._block_group, self._multiple
+        slope = self._constraints.gradient(ranked.widths.to(torch.float64), ends)
+        # Where the cost has a plateau, its slope is 0. A small slope instead ranks these channels last.
+        slope = torch.maximum(slope, 1e-9 * slope.amax()).clamp(min=1e-300)
+        missing = (self._remainders - ranked.widths) % step  # the first block is shorter by this
+        removable = (ranked.widths - least).clamp(min=0)
+        ranks = (self._block_start - missing[group])[:, None] + self._within
+        inside = (ranks >= 0) & (ranks < removable[group, None])
+        entries = (self._ranking.first[group, None] + ranks).clamp(0, len(ranked.importance) - 1)
+        # Sums of float32 numbers in float64 are exact enough that equal blocks tie.
+        sums = torch.where(inside, ranked.importance[entries].to(torch.float64), 0.0).sum(1)
+        counts = inside.sum(1)
+        ratios = torch.where(counts > 0, sums / counts.clamp(min=1) / slope[group], torch.inf)
+        return _Blocks(group, counts, ratios, sums).sorted_by(ratios)
+
+    def _search(self, blocks: _Blocks, widths: Tensor, fractions: Fractions) -> tuple[Tensor, Tensor]:
+        """Shortest prefix of the blocks after whose removal every cost is within its fraction.
+
+        Costs never rise when channels are removed. So the prefixes that are too short come first, and a search with
+        `fanout` branches finds the boundary: a level evaluates the cost after `low + k * stride` blocks for
+        k = 0 ... fanout in one call, counts how many exceed the budget, and continues between the last prefix that
+        exceeds it and the next one. A loop over single blocks, or a bisection, would need far more kernels.
+
+        Returns:
+            Channels removed from each group, int64, and the number of blocks, 0-dimensional.
         """
         groups, fanout = len(widths), self._fanout
-        position = torch.arange(len(items.groups), device=widths.device)
+        position = torch.arange(len(blocks.groups), device=widths.device)
         low = torch.zeros((), dtype=torch.long, device=widths.device)
         removed = torch.zeros_like(widths)
         for level in reversed(range(self._levels)):
             stride = fanout**level
             bucket = torch.div(position - low, stride, rounding_mode="floor")
-            counted = torch.where((bucket >= 0) & (bucket < fanout), items.counts, 0)
-            cell = items.groups * (fanout + 1) + bucket.clamp(0, fanout - 1) + 1
-            # In whole numbers the order of summing does not matter, which on a GPU is any. A GPU sums along rows far
-            # faster than along columns.
+            counted = torch.where((bucket >= 0) & (bucket < fanout), blocks.counts, 0)
+            cell = blocks.groups * (fanout + 1) + bucket.clamp(0, fanout - 1) + 1
+            # Integer sums do not depend on their order, which varies on a GPU. A GPU sums along rows much faster than
+            # along columns.
             table = widths.new_zeros(groups * (fanout + 1)).index_add(0, cell, counted).view(groups, fanout + 1)
             candidates = removed + table.cumsum(1).T  # row k: k strides removed beyond `low`
-            exceeding = self._limits.exceeded((widths - candidates).to(torch.float64), shares).sum()
+            exceeding = self._constraints.exceeded((widths - candidates).to(torch.float64), fractions).sum()
             chosen = exceeding.clamp(max=fanout) if level == 0 else (exceeding - 1).clamp(0, fanout - 1)
             low = low + chosen * stride
             removed = candidates.index_select(0, chosen.view(1)).squeeze(0)
-        return removed, torch.minimum(low, (items.counts > 0).sum())
+        return removed, torch.minimum(low, (blocks.counts > 0).sum())
+
+
+# ---------------------------------------------------------------- the solver
+
+MAX_CUDA_GRAPH_SIZE = 2**17
+"""Largest number of channels for which an update is a CUDA graph, which keeps its memory. Single weights are more."""
+
+
+class _State(NamedTuple):
+    """A `PruneDecision`, and the widths of the last plan."""
+
+    alive: Tensor
+    next_importance: Tensor
+    threshold: Tensor
+    planned: Tensor
+    """(groups,) int64; the minimum widths if nothing was planned."""
+
+
+class ScheduledSolver:
+    """Runs `ScheduledPruner` at the update steps of the schedule.
+
+    Args:
+        ranking, constraints, min_widths, width_multiple, remainders, uniform_floor: As for `ScheduledPruner`.
+        alive: (channels,) bool.
+        plans: Whether the final widths are planned, for channels that are removed in blocks.
+    """
+
+    name = "scheduled"
+
+    def __init__(
+        self,
+        ranking: ChannelRanking,
+        constraints: ResourceConstraints,
+        min_widths: Tensor,
+        width_multiple: int,
+        alive: Tensor,
+        remainders: Tensor | None = None,
+        *,
+        plans: bool = False,
+        uniform_floor: float = 0.0,
+    ) -> None:
+        self._pruner = ScheduledPruner(ranking, constraints, min_widths, width_multiple, remainders, uniform_floor)
+        self._plans = plans
+        self._cuda_graph = CudaGraphFunction(self._updated) if len(alive) <= MAX_CUDA_GRAPH_SIZE else None
+        self._unit = constraints.dense[0] if len(constraints.costs) == 1 else 1.0
+        self.state = _State(*self._pruner.start(alive), min_widths)
+
+    @property
+    def alive(self) -> Tensor:
+        """(channels,) bool."""
+        return self.state.alive
+
+    def is_due(self, schedule: Schedule, step: int) -> bool:
+        """Whether the schedule updates at this step."""
+        return schedule.updates_at(step)
+
+    def update(self, importance: Tensor, schedule: Schedule, step: int, weight_lr: float) -> None:
+        """Prune to the cost that the schedule allows. The order does not depend on alpha."""
+        del weight_lr
+        *before, planned = self.state
+        decision, ends = PruneDecision(*before), schedule.end
+        if self._plans and schedule.plans_at(step):
+            planned = self._pruner.plan(decision, importance, ends)
+        fractions = schedule.fractions(step)
+        if self._cuda_graph is None or not importance.is_cuda:
+            self.state = _State(*self._pruner.update(decision, importance, fractions, ends, planned), planned)
+            return
+        allowed = torch.tensor([fractions, ends], dtype=torch.float64, device="cpu")
+        allowed = allowed.to(importance.device, non_blocking=True)
+        alive, next_importance, threshold = self._cuda_graph(*decision, importance, allowed, planned)
+        self.state = _State(alive, next_importance, threshold, planned)
+
+    def _updated(
+        self,
+        alive: Tensor,
+        next_importance: Tensor,
+        threshold: Tensor,
+        importance: Tensor,
+        allowed: Tensor,
+        planned: Tensor,
+    ) -> tuple[Tensor, ...]:
+        """`ScheduledPruner.update` as a function of tensors: on a GPU its many small kernels are one CUDA graph."""
+        fractions, ends = allowed
+        return self._pruner.update(
+            PruneDecision(alive, next_importance, threshold), importance, fractions, ends, planned
+        )
+
+    def duals(self, weight_lr: float) -> tuple[Tensor, Tensor]:
+        """y of each group and z, read off the last update."""
+        return self.state.next_importance / (2 * weight_lr), self.state.threshold / (2 * weight_lr * self._unit)
+
+    def load(self, tensors: Sequence[Tensor]) -> None:
+        """Restore a state."""
+        self.state = _State(*load_like(tensors, self.state))
+
+
+class FixedMask(ScheduledSolver):
+    """Keeps dead channels dead, and removes nothing."""
+
+    name = "fixed"
+
+    def is_due(self, schedule: Schedule, step: int) -> bool:
+        """Never."""
+        del schedule, step
+        return False
+
+
+def load_like(tensors: Sequence[Tensor], old: Sequence[Tensor]) -> list[Tensor]:
+    """Copies of tensors with the device and type of others."""
+    return [
+        torch.as_tensor(new).to(device=mine.device, dtype=mine.dtype, copy=True)
+        for new, mine in zip(tensors, old, strict=True)
+    ]

@@ -1,4 +1,4 @@
-"""`EccSolver`: takes an optimizer's place in any training loop, and a budget is met when the loop ends."""
+"""`EccSolver`: replaces the optimizer of any training loop and prunes the network to its budget during training."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from ecc.energy.cost import Cost
 from ecc.errors import EccWarning
 from ecc.graph import ChannelGraph, mask_channels_
 from ecc.graph.slimming import check_before_slim
-from ecc.methods.ecc.admm import AdmmSettings
-from ecc.methods.ecc.channel_ranking import ChannelRanking
-from ecc.methods.ecc.checks import check_optimizer
-from ecc.methods.ecc.constraints import Limit, ResourceConstraints
-from ecc.methods.ecc.dynamics import AdmmSolver, Dynamics, ScheduledSolver
+from ecc.methods.ecc.admm import AdmmSettings, AdmmSolver
+from ecc.methods.ecc.constraints import Limit, ResourceConstraints, initial_channels
 from ecc.methods.ecc.importance import ConsumerSlices
-from ecc.methods.ecc.min_widths import alive_and_floors
-from ecc.methods.ecc.optimizer_wrapper import BudgetedOptimizer, Duals, adam_of, checked_ends, device_of, shares_of
-from ecc.methods.ecc.schedule import RAMP, WARM_UP, Schedule
+from ecc.methods.ecc.optimizer_wrapper import Duals, PruningOptimizer, WidthSolver, adam_for, check_optimizer
+from ecc.methods.ecc.ranking import ChannelRanking
+from ecc.methods.ecc.scheduled import RAMP, WARM_UP, Schedule, ScheduledSolver
+from ecc.torch_utils import device_of
 
 __all__ = ["Duals", "EccSolver"]
 
+SOLVERS = ("scheduled", "admm")
 
-class EccSolver(BudgetedOptimizer):
-    """Trains a network and prunes it to a budget on the way.
+
+class EccSolver(PruningOptimizer):
+    """Optimizer that trains a network and prunes it to a budget.
 
         solver = EccSolver(model, graph, energy, budget="60%", steps=len(loader))
         for images, labels in loader:
@@ -37,44 +37,45 @@ class EccSolver(BudgetedOptimizer):
             solver.zero_grad()
         small = slim(model, graph)
 
-    It shares the parameter groups and the state of the optimizer it wraps, so learning-rate schedulers, gradient
-    clipping and accumulation work as with that one. A step that a GradScaler skips is no step: `step` is not called,
-    and nothing is counted. Averages of weights remember dead channels: `mask_` an EMA network before you cut it. Dead
-    slices still get gradients, which are without effect but count in the norm that clipping looks at.
+    It shares parameter groups and state with the optimizer it wraps, so learning-rate schedulers, gradient clipping and
+    accumulation work as usual. A step that a GradScaler skips is not counted, since `step` is not called. Averaged
+    weights (EMA) still contain pruned channels: call `mask_` on the averaged model before you slim it. Dead channels
+    still receive gradients. They have no effect, except on the norm that gradient clipping computes.
 
     Args:
-        model: The network that was traced, with trained weights. Channels that are dead already stay dead.
+        model: The traced network, with trained weights. Channels that are dead already stay dead.
         graph: Its channel graph.
-        energy: What is limited; several costs if there are several budgets.
-        budget: `"60%"` of what the dense network spends, or a number in the cost's unit; one for each cost.
-        steps: Calls of `step` that will be made. The budget is met after `warm_up + ramp` of them, and the rest train
+        costs: The cost to limit, such as an energy model; a sequence if there are several budgets.
+        budget: `"60%"` of the dense network's cost, a text such as `"24 mJ"`, or a number in the cost's unit; one for
+            each cost.
+        steps: Number of calls of `step`. The budget is met after a fraction `warm_up + ramp` of them; the rest trains
             the final structure.
-        optimizer: What steps the weights; Adam with the paper's settings by default. Adam's kin give the paper's metric
-            B; with any other optimizer, SGD among them, B is the identity. Other metrics than the paper's need no B.
-        lr: Of the default optimizer.
-        min_width_ratio: No group falls below this share of its channels.
-        width_multiple: Widths become multiples of this, 8 for most GPUs; a group no wider than this stays, and one that is
-            joined with others is cut in such steps (`StructureSpec.width_remainders`). Give `slim` the same number.
-        warm_up: Share of the steps before channels are removed.
-        ramp: Share of the steps in which they are.
-        solver: `"scheduled"` meets the budget on schedule (see `pace.py`). `"admm"`, or its settings, walks by the
-            paper's constants, and arrives when it arrives.
-        uniform_floor: No group falls below this share of what an even cut to the budget would leave of it, see `ScheduledPruner.bound`; 0
-            for `min_width_ratio` alone, and for the paper's dynamics, which do not plan.
-        importance: What a channel counts for: `"taylor"`, what the loss says of it (see `taylor.py`), or `"adam_norm"`, the
-            paper's norm of its weights. None for the paper's with the paper's dynamics, and for `"taylor"` otherwise.
+        optimizer: Optimizer of the weights; Adam with the paper's settings by default. With `importance="adam_norm"`,
+            Adam and its variants provide B, and any other optimizer has B = 1.
+        lr: Learning rate of the default optimizer.
+        min_width_ratio: Minimum fraction of channels kept in each group.
+        width_multiple: Widths become multiples of this; 8 suits most GPUs. A group that is not wider keeps its width.
+            Concatenated groups are pruned in such steps (`StructureSpec.width_remainders`). Pass it to `slim` too.
+        warm_up: Fraction of the steps before channels are removed.
+        ramp: Fraction of the steps in which channels are removed.
+        importance: Channel importance, `"taylor"` or `"adam_norm"` (the paper's). By default `"adam_norm"` with
+            `solver="admm"` and `"taylor"` otherwise.
+        solver: `"scheduled"` meets the budget on schedule. `"admm"` is the published algorithm, which may not converge
+            within `steps`; pass `AdmmSettings` to set its constants.
+        uniform_floor: Minimum width of each group as a fraction of its width under uniform pruning to the same budget;
+            0 turns it off. Only for `solver="scheduled"`.
 
     Raises:
-        InfeasibleBudget: The network spends more with every group at its floor.
+        InfeasibleBudget: The network is above the budget with every group at its minimum width.
         BadWidths: The graph or a cost belongs to another network.
-        EccError: The optimizer holds no parameter of the model. One that holds a part of them warns.
+        EccError: The optimizer holds no parameter of the model. An optimizer that holds some of them is a warning.
     """
 
     def __init__(
         self,
         model: nn.Module,
         graph: ChannelGraph,
-        energy: Cost | Sequence[Cost],
+        costs: Cost | Sequence[Cost],
         budget: Limit | Sequence[Limit],
         steps: int,
         *,
@@ -84,42 +85,49 @@ class EccSolver(BudgetedOptimizer):
         width_multiple: int = 1,
         warm_up: float = WARM_UP,
         ramp: float = RAMP,
+        importance: str | None = None,
         solver: str | AdmmSettings = "scheduled",
         uniform_floor: float = 0.0,
-        importance: str | None = None,
     ) -> None:
+        if isinstance(solver, str) and solver not in SOLVERS:
+            raise ValueError(f"solver={solver!r} is unknown; choose one of {', '.join(SOLVERS)}, or pass AdmmSettings.")
         if not 0 <= uniform_floor < 1:
-            raise ValueError(f"uniform_floor={uniform_floor} is a share of the even cut, from 0 to below 1.")
+            raise ValueError(f"uniform_floor={uniform_floor} must be at least 0 and below 1.")
         if uniform_floor and solver != "scheduled":
-            raise ValueError(f"uniform_floor={uniform_floor} is for solver='scheduled'; the paper's do not plan.")
+            raise ValueError(f"uniform_floor={uniform_floor} needs solver='scheduled'; solver='admm' has no plan.")
         if optimizer is not None:
             check_optimizer(model, optimizer)
-        inner = adam_of(model, lr) if optimizer is None else optimizer
+        inner = adam_for(model, lr) if optimizer is None else optimizer
         device = device_of(model)
-        costs = [energy] if isinstance(energy, Cost) else list(energy)
-        ladder = ChannelRanking([group.width for group in graph.groups], device)
-        limits = ResourceConstraints(costs, graph, device)
-        alive, floors = alive_and_floors(model, graph, min_width_ratio, width_multiple, device)
+        ranking = ChannelRanking([group.width for group in graph.groups], device)
+        constraints = ResourceConstraints([costs] if isinstance(costs, Cost) else list(costs), graph, device)
+        alive, min_widths = initial_channels(model, graph, min_width_ratio, width_multiple, device)
         advice = "min_width_ratio" if width_multiple == 1 else "min_width_ratio or width_multiple"
-        ends = checked_ends(limits, budget, floors, advice)
-        moves: Dynamics
+        ends = constraints.parse_feasible(budget, min_widths, advice)
+        width_solver: WidthSolver
         if solver == "scheduled":
-            left = torch.tensor(graph.structure.width_remainders(width_multiple), dtype=torch.long, device=device)
-            moves = ScheduledSolver(
-                ladder, limits, floors, width_multiple, alive, left, plans=True, uniform_floor=uniform_floor
+            width_solver = ScheduledSolver(
+                ranking,
+                constraints,
+                min_widths,
+                width_multiple,
+                alive,
+                torch.tensor(graph.structure.width_remainders(width_multiple), dtype=torch.long, device=device),
+                plans=True,
+                uniform_floor=uniform_floor,
             )
         else:
-            moves = AdmmSolver(solver, ladder, limits, floors, width_multiple, alive)
-        schedule = Schedule(shares_of(limits, ladder.widths(alive)), ends, steps, warm_up, ramp)
-        self._readers = ConsumerSlices(model, graph, device)
+            settings = solver if isinstance(solver, AdmmSettings) else AdmmSettings()
+            width_solver = AdmmSolver(settings, ranking, constraints, min_widths, width_multiple, alive)
+        self._slices = ConsumerSlices(model, graph, device)
         super().__init__(
             inner,
-            self._readers,
-            ladder,
-            limits,
-            floors,
-            moves,
-            schedule,
+            self._slices,
+            ranking,
+            constraints,
+            min_widths,
+            width_solver,
+            Schedule(constraints.fractions(ranking.widths(alive)), ends, steps, warm_up, ramp),
             names=tuple(graph.full_widths),
             network=graph.fingerprint,
             importance=importance or ("taylor" if solver == "scheduled" else "adam_norm"),
@@ -130,37 +138,37 @@ class EccSolver(BudgetedOptimizer):
 
     @property
     def widths(self) -> dict[str, int]:
-        """Channels of each group that `slim` would keep now. Waits for the device.
+        """Widths that `slim` would give now: live channels, rounded up. Synchronises with the device.
 
-        These are the live ones, and dead ones to round up. Where a group began with less than its floor it counts as
-        whole in the descent, as one that is not trained yet; what is still silent then is cut off all the same.
+        A group that starts below its minimum width counts as whole in the solver, since it was not trained yet. `slim`
+        still removes those of its channels that are zero.
         """
-        return self._kept_widths(self._live_counts().tolist())
+        return self._slim_widths(self._counts().tolist())
 
     @property
     def numbers(self) -> tuple[tuple[float, ...], Duals, dict[str, int]]:
-        """`cost`, `duals` and `widths`, for which the device is waited for only once."""
-        y, z = self._dynamics.duals(self.inner.param_groups[0]["lr"])
-        parts = [torch.stack(self.cost), y, z.view(1), self._live_counts()]
+        """`cost`, `duals` and `widths` with a single synchronisation."""
+        y, z = self._solver.duals(self.inner.param_groups[0]["lr"])
+        parts = [torch.stack(self.cost), y, z.view(1), self._counts()]
         found = torch.cat([part.to(torch.float64) for part in parts]).cpu().split([len(part) for part in parts])
-        spent, width_duals, energy_dual, live = (part.tolist() for part in found)
+        cost, width_duals, energy_dual, live = (part.tolist() for part in found)
         duals = Duals(dict(zip(self._names, width_duals, strict=True)), energy_dual[0])
-        return tuple(spent), duals, self._kept_widths([int(count) for count in live])
+        return tuple(cost), duals, self._slim_widths([int(count) for count in live])
 
-    def _live_counts(self) -> Tensor:
-        """(groups,) int64: channels that are not removed and that some layer reads."""
-        return self._ladder.widths(self._readers.live() & self._dynamics.alive)
+    def _counts(self) -> Tensor:
+        """(groups,) int64: channels that are not removed and that some layer consumes."""
+        return self._ranking.widths(self._slices.live() & self._solver.alive)
 
-    def _kept_widths(self, live: list[int]) -> dict[str, int]:
+    def _slim_widths(self, live: list[int]) -> dict[str, int]:
         return dict(zip(self._names, self._graph.structure.padded(live, self.width_multiple), strict=True))
 
     def warn_if_unmet(self) -> None:
-        """Warns if a budget is not met, with the way out; `slim` calls it. Waits for the device."""
-        if text := self._unmet():
+        """Warn if a budget is not met, and say what to do. `slim` calls this. Synchronises with the device."""
+        if text := self._unmet_message():
             warnings.warn(text, EccWarning, stacklevel=3)
 
     def mask_(self, model: nn.Module) -> None:
-        """Silences the dead channels in a copy of the network too, such as an average of its weights."""
-        masks = self._dynamics.alive.split(list(self._ladder.full_widths))
+        """Zero the dead channels in a copy of the network, such as averaged weights."""
+        masks = self._solver.alive.split(list(self._ranking.full_widths))
         named = zip(self._graph.groups, masks, strict=True)
         mask_channels_(model, self._graph, {group.name: ~mask for group, mask in named if group.frozen is None})

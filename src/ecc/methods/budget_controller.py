@@ -1,0 +1,303 @@
+"""Closed-loop budget control.
+
+The energy model is only a prediction. `BudgetController` measures the pruned network and rescales the target of
+the method by the ratio of predicted to measured cost. So the *measured* cost ends within `TOLERANCE_BAND`:
+
+    target  1.0 ─┐
+                 └─┐  measure at 25 %: the model is off by r here, so target = budget / r
+                   └──┐  measure at 50 % and 75 %, closer to the result: better targets
+                      └───── measure at 100 %: within the band? If above the budget, prune a little more
+
+It serves every method. A method that prunes while it trains (`progress`, see `Method`) is measured at `CHECKPOINTS` of
+its schedule, other methods when they are done.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ecc.energy import Cost, dense_cost
+from ecc.records import from_builtins, to_builtins
+from ecc.run_records import CostCheck
+
+from .base import Method, PruningContext, schedule_progress
+from .cost_evaluator import MeasuredCost
+
+CHECKPOINTS = (0.25, 0.5, 0.75, 1.0)
+"""Fractions of the pruning schedule at which the network is measured.
+
+Pruned channels do not come back, so the first check has to be early: with the cubic schedule, 58 % of the reduction is
+done at a quarter of the steps.
+"""
+
+TOLERANCE_BAND = (0.97, 1.0)
+"""Measured cost of a good result, as a fraction of the budget."""
+
+MAX_CORRECTIONS = 6
+"""Corrections after the end of the schedule."""
+
+_SAFETY_MARGIN = (0.002, 0.015)  # smallest and largest, as a fraction of the budget
+
+
+@dataclass(frozen=True)
+class _Bracket:
+    """A result on one side of the tolerance band, and the targets that led to it."""
+
+    targets: list[float]
+    ratio: float
+    check: CostCheck
+
+
+class BudgetController:
+    """Measures during pruning and corrects the target costs.
+
+    Args:
+        method: Has started on the context.
+        context: Its `targets` are corrected.
+        limits: The budgets, each in the unit of its cost.
+        measure: Measured cost of given widths; see `CostEvaluator`.
+        band: Tolerance band of the result, as fractions of the budget.
+    """
+
+    def __init__(
+        self,
+        method: Method,
+        context: PruningContext,
+        limits: Sequence[float],
+        measure: Callable[[Mapping[str, int]], MeasuredCost],
+        band: tuple[float, float] = TOLERANCE_BAND,
+    ) -> None:
+        self._method, self._context, self._limits, self._measure = method, context, tuple(limits), measure
+        self._band = band
+        self.checks: list[CostCheck] = []
+        """All measurements; the last one is that of the result."""
+        self.is_met = False
+        """Whether the last measured cost is within the budget."""
+        self.note = ""
+        """Why the result is not in the tolerance band; empty if it is."""
+        self.steps = 0
+        """Steps of the method."""
+        self._next_checkpoint = 0
+        self._corrections = 0
+        self._below: _Bracket | None = None  # the last result below the band
+        self._above: _Bracket | None = None  # the last result above the budget since then
+        self._prune_again = False  # step although the method is done, because the targets were raised
+
+    def run(self, after_step: Callable[[CostCheck | None], None]) -> None:
+        """Step the method until the measured cost meets the budget, or cannot meet it.
+
+        Args:
+            after_step: Called after every step, with the measurement if there was one. The state can be saved then.
+
+        Raises:
+            InfeasibleBudget: If a measurement during pruning shows that the budget cannot be met.
+        """
+        while not self.is_finished:
+            if self._prune_again or not self._method.is_done:
+                self._method.step()
+                self.steps, self._prune_again = self.steps + 1, False
+            after_step(self.after_step())
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the result is final. A method with a schedule also trains it until its steps are used up."""
+        is_decided = self.is_met or bool(self.note)
+        return is_decided and (self._method.is_done or schedule_progress(self._method) is None)
+
+    def after_step(self) -> CostCheck | None:
+        """Measure and correct the targets if it is time.
+
+        Returns:
+            The measurement, or None.
+        """
+        progress = schedule_progress(self._method)
+        is_last = self._method.is_done and not self._prune_again
+        if progress is None:
+            if not is_last:
+                return None
+        elif not is_last and (self.is_met or self.note or progress < CHECKPOINTS[self._next_checkpoint]):
+            return None
+        widths = self._context.named_widths()
+        if self.is_met or self.note:  # the network has been trained since
+            if widths == self.checks[-1].widths:
+                return None
+            self.is_met, self.note = False, ""
+        is_final = progress is None or progress >= 1.0 or is_last
+        if is_final and any(widths == check.widths for check in self.checks if check.progress >= 1.0):
+            # Measured often enough, a network above its budget would pass by chance.
+            return self._stop_at_best()
+        check = self._check(widths, 1.0 if progress is None else progress)
+        self.checks.append(check)
+        if progress is not None:
+            while self._next_checkpoint < len(CHECKPOINTS) - 1 and progress >= CHECKPOINTS[self._next_checkpoint]:
+                self._next_checkpoint += 1  # a short schedule passes several at once
+        if is_final:
+            return self._decide(check) or check
+        self._context.targets = list(check.targets.values())
+        return check
+
+    def _check(self, widths: dict[str, int], progress: float) -> CostCheck:
+        """Measure the network and compute corrected targets."""
+        predicted, measured = self._context.predicted(widths), self._measure(widths)
+        targets = corrected_targets(measured, predicted, self._context.costs, self._limits, self._band[1])
+        ratio = max(budget_ratios(measured.amounts, predicted, self._context.costs, self._limits).values())
+        if self._is_dense(widths) and ratio <= self._band[1]:
+            targets = {name: max(target, predicted[name]) for name, target in targets.items()}  # prune nothing
+        return CostCheck(
+            step=self.steps,
+            progress=progress,
+            widths=widths,
+            predicted=predicted,
+            measured=measured.amounts,
+            label=measured.label,
+            relative_ci=measured.relative_ci,
+            targets=targets,
+        )
+
+    def _decide(self, check: CostCheck) -> CostCheck | None:
+        """After the end of the schedule: accept the result, correct the targets once more, or give up with a note.
+
+        Returns:
+            An earlier check, if the result goes back to it.
+        """
+        context = self._context
+        ratios = budget_ratios(check.measured, check.predicted, context.costs, self._limits)
+        tightest = max(ratios, key=ratios.__getitem__)
+        ratio, where = ratios[tightest], f"the {tightest} is {ratios[tightest]:.1%} of its budget"
+        if self._is_dense(check.widths) and ratio <= self._band[1]:
+            self.is_met, self.note = True, f"{where} without pruning."
+        elif self._band[0] <= ratio <= self._band[1]:
+            self.is_met = True
+        elif ratio < self._band[0] or self._below is not None:
+            return self._approach_band(check, ratio)
+        elif self._corrections >= MAX_CORRECTIONS:
+            self.note = f"{where} after {self._corrections} corrections."
+        elif schedule_progress(self._method) is not None and self._method.is_done:
+            self.note = f"{where}, and no pruning steps are left; use more prune_steps (--prune-steps)."
+        elif not is_reachable(context, list(check.targets.values())):
+            self.note = f"{where}, and the minimum widths do not allow less; lower min_width_ratio (--min-width-ratio)."
+        else:
+            self._corrections += 1
+            context.targets = list(check.targets.values())
+        return None
+
+    def _approach_band(self, check: CostCheck, ratio: float) -> CostCheck | None:
+        """Search for a larger network that still meets the budget, between one that is too small and one too large.
+
+        Only a method that prunes from the dense network can give a larger network. The first larger targets are the
+        corrected ones. Once a network is above the budget, targets are interpolated between both sides.
+        """
+        context = self._context
+        if ratio < self._band[0]:
+            self._below = _Bracket(list(context.targets), ratio, check)
+        else:
+            self._above = _Bracket(list(context.targets), ratio, check)
+        assert self._below is not None  # the first result above the budget is corrected downwards
+        raises = any(new > old for new, old in zip(check.targets.values(), context.targets, strict=True))
+        can_grow = getattr(self._method, "prunes_from_dense", False) and (raises or self._above is not None)
+        if not can_grow or self._corrections >= MAX_CORRECTIONS:
+            return self._stop_at_best()
+        self._corrections, self._prune_again = self._corrections + 1, True
+        if self._above is None:
+            context.targets = list(check.targets.values())
+        else:
+            low, high = self._below, self._above
+            part = (statistics.fmean(self._band) - low.ratio) / (high.ratio - low.ratio)
+            context.targets = [one + part * (two - one) for one, two in zip(low.targets, high.targets, strict=True)]
+        return None
+
+    def _stop_at_best(self) -> CostCheck | None:
+        """No other network can be had: go back to the largest one within the budget, if there was one."""
+        last, context = self.checks[-1], self._context
+        if self._below is None:
+            ratio = max(budget_ratios(last.measured, last.predicted, context.costs, self._limits).values())
+            self.note = f"the cost is {ratio:.1%} of the budget, and {self._method.name} does not prune further."
+            return None
+        if context.targets != self._below.targets:
+            context.targets = list(self._below.targets)
+            self._method.step()
+        self.is_met = True
+        self.note = (
+            f"the cost is {self._below.ratio:.1%} of the budget, below {self._band[0]:.0%}: widths change in steps."
+        )
+        if last == self._below.check:
+            return None
+        self.checks.append(self._below.check)
+        return self._below.check
+
+    def _is_dense(self, widths: Mapping[str, int]) -> bool:
+        return widths == self._context.graph.full_widths
+
+    # ------------------------------------------------------------ resuming
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain values, and the state of the method."""
+        return {
+            "steps": self.steps,
+            "targets": list(self._context.targets),
+            "next_checkpoint": self._next_checkpoint,
+            "corrections": self._corrections,
+            "prune_again": self._prune_again,
+            "is_met": self.is_met,
+            "note": self.note,
+            "checks": to_builtins(self.checks),
+            "brackets": to_builtins([self._below, self._above]),
+            "method": self._method.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore a state; the network and the stream of batches are restored by their owner."""
+        self.steps, self._corrections = int(state["steps"]), int(state["corrections"])
+        self._context.targets = [float(target) for target in state["targets"]]
+        self._next_checkpoint, self._prune_again = int(state["next_checkpoint"]), bool(state["prune_again"])
+        self.is_met, self.note = bool(state["is_met"]), str(state["note"])
+        self.checks = from_builtins(state["checks"], list[CostCheck], "the checkpoint")
+        self._below, self._above = from_builtins(state["brackets"], list[_Bracket | None], "the checkpoint")
+        self._method.load_state_dict(state["method"])
+
+
+def budget_ratios(
+    measured: Mapping[str, float], predicted: Mapping[str, float], costs: Sequence[Cost], limits: Sequence[float]
+) -> dict[str, float]:
+    """Each cost as a fraction of its budget: measured if it can be, otherwise counted or predicted."""
+    return {
+        cost.resource: measured.get(cost.resource, predicted[cost.resource]) / limit
+        for cost, limit in zip(costs, limits, strict=True)
+    }
+
+
+def corrected_targets(
+    measured: MeasuredCost, predicted: Mapping[str, float], costs: Sequence[Cost], limits: Sequence[float], top: float
+) -> dict[str, float]:
+    """Predicted costs to aim at so that the measured costs meet their budgets.
+
+    target = (top - safety_margin) * budget * predicted / measured
+
+    The safety margin is the confidence interval of the measurement, between 0.2 % and 1.5 %. A cost that is not
+    measured is exact, and its target is the budget.
+    """
+    smallest, largest = _SAFETY_MARGIN
+    margin = min(largest, max(smallest, measured.relative_ci or 0.0))
+    targets = {}
+    for cost, limit in zip(costs, limits, strict=True):
+        name = cost.resource
+        is_measured = name in measured.amounts
+        targets[name] = (top - margin) * limit * predicted[name] / measured.amounts[name] if is_measured else limit
+    return targets
+
+
+def is_reachable(context: PruningContext, targets: Sequence[float]) -> bool:
+    """Whether the targets can be met at the minimum widths."""
+    return replace(context, targets=list(targets)).constraint_violation(context.min_widths()) <= 0
+
+
+def initial_targets(costs: Sequence[Cost], limits: Sequence[float], dense: MeasuredCost) -> list[float]:
+    """The budgets, corrected by the change of the dense network's cost since it was profiled."""
+    profiled = [dense_cost(cost) for cost in costs]
+    return [
+        limit * then / dense.amounts.get(cost.resource, then)
+        for cost, limit, then in zip(costs, limits, profiled, strict=True)
+    ]

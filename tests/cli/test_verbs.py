@@ -1,0 +1,374 @@
+"""Every verb, run as a user runs it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from urllib.request import urlopen
+
+import pytest
+
+from cli.command import NET, PLATFORM, SHORT, ecc, from_json, run_ok, summary_of
+from ecc.cli.compare import GridSpec
+from ecc.cli.options import recall_task, remember_task
+from ecc.energy import EnergyModel
+from ecc.errors import NoMeter
+from ecc.graph import ChannelGraph, trace_channels
+from ecc.measure import Profile, registry
+from ecc.training import load_state
+from ecc.zoo import find_task
+from export.runs import finished_run, small_task
+from methods.jobs import digits_model
+from report.folders import write_run
+
+METERS = """
+import time
+from ecc.measure import Estimated, MeterInfo, Reading
+
+class Platform:
+    def cost(self, graph, widths):
+        return Reading(1e-3 + 1e-6 * float(graph.macs(widths)), 1e-4)
+
+    def describe(self):
+        return MeterInfo(name="mine", device="board", provenance=Estimated("made up"), scope="all")
+
+class Slow(Platform):
+    def cost(self, graph, widths):
+        time.sleep(0.05)
+        return super().cost(graph, widths)
+
+class Expensive(Platform):
+    def cost(self, graph, widths):
+        return Reading(1.0 + 1e-6 * float(graph.macs(widths)), 1e-4)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a task file, meters, and energy models of the digits."""
+    (tmp_path / "net.py").write_text(NET)
+    (tmp_path / "meters.py").write_text(METERS)
+    digits_model().save(tmp_path / "energy.json")
+    digits_model(resource="latency").save(tmp_path / "latency.json")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    return tmp_path
+
+
+# ---------------------------------------------------------------- inspect and doctor
+
+
+def test_inspect_prints_a_table_or_json_and_saves_the_graph(folder: Path) -> None:
+    text = " ".join(run_ok("inspect", "net.py:plain").stdout.split())
+    assert "Channel groups of net.plain" in text
+    assert "verified: " in text
+    assert "not verified" in " ".join(run_ok("inspect", "net.py:plain", "--no-verify").stdout.split())
+    facts = from_json(ecc("inspect", "net.py:plain", "--freeze", "0", "-o", "net.graph", "--json"))
+    graph = ChannelGraph.load("net.graph")
+    assert facts["fingerprint"] == graph.fingerprint
+    assert [group.name for group in graph.prunable] == ["2"]
+
+
+def test_doctor_lists_every_meter_and_the_alternatives(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(argument: str) -> None:
+        raise NoMeter("not on this machine", remedy="sudo repair")
+
+    for name in registry.AUTO:
+        monkeypatch.setitem(registry.OPENERS, name, missing)
+    text = run_ok("doctor").stdout
+    for word in (*registry.AUTO, "platform:jetson-tx2", "cputime:15W", "command:PROGRAM", "sudo repair"):
+        assert word in text
+    facts = from_json(ecc("doctor", "--json"))
+    assert facts["can_measure"] is False
+    assert "NVIDIA GeForce GTX 1080 Ti" in run_ok("doctor", "--meter", "platform:gtx-1080-ti").stdout
+
+
+# ---------------------------------------------------------------- profile, merge and fit
+
+
+def profiled(*words: str, meter: str = "meters.py:Platform", output: str = "a.profile") -> str:
+    return run_ok("profile", "net.py:plain", "--meter", meter, "-o", output, *words).stderr
+
+
+def test_a_profile_has_the_design_of_its_options_and_is_resumed(folder: Path) -> None:
+    words = "--samples 9 --design uniform --seed 3 --width-multiple 4 --batch 5 --rounds 2 --shard 2/3"
+    profiled(*words.split())
+    header, design = Profile.load("a.profile").header, Profile.load("a.profile").header.design
+    assert (header.batch, header.groups) == (5, ("0", "2"))
+    assert (design.kind, design.seed, design.width_multiple, design.rounds, design.shard) == (
+        "uniform", 3, 4, 2, (2, 3),
+    )  # fmt: skip
+    whole = (folder / "a.profile").read_bytes()
+    (folder / "a.profile").write_bytes(whole[: len(whole) // 2])  # as after a power cut
+    profiled(*words.split())
+    assert (folder / "a.profile").read_bytes() == whole
+    other = ("--meter", "meters.py:Platform", "--batch", "6", "--samples", "9", "-o", "a.profile")
+    refused = ecc("profile", "net.py:plain", *other)
+    assert refused.exit_code == 2
+    assert "cannot be resumed" in refused.stderr
+
+
+def test_a_profile_stops_at_the_target_error(folder: Path) -> None:
+    assert "stopped early" in profiled("--samples", "80", "--target-error", "2%")
+    assert len(Profile.load("a.profile").design_samples) == 50
+
+
+def test_shards_are_merged_and_devices_that_differ_need_rescaling(folder: Path) -> None:
+    for number, meter in (("1", "Platform"), ("2", "Platform"), ("3", "Expensive")):
+        profiled("--samples", "20", "--shard", f"{number}/3", output=number, meter=f"meters.py:{meter}")
+    text = run_ok("merge", "1", "2", "-o", "two.profile.gz").stdout
+    assert "7 samples of the design are in none of the files" in text
+    assert len(Profile.load("two.profile.gz").corrected()) == 13
+    assert ecc("merge", "1", "2", "3", "-o", "all").exit_code == 2
+    run_ok("merge", "1", "2", "3", "-o", "all", "--rescale")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs signals")
+def test_ctrl_c_leaves_a_profile_that_can_be_resumed(folder: Path) -> None:
+    command = [sys.executable, "-m", "ecc", "profile", "net.py:plain", "--meter", "meters.py:Slow", "-o", "a.profile"]
+    with subprocess.Popen([*command, "--samples", "100"], stderr=subprocess.PIPE, text=True) as run:
+        for _ in range(600):
+            time.sleep(0.1)
+            if Path("a.profile").exists() and len(Path("a.profile").read_text().splitlines()) > 4:
+                break
+        os.kill(run.pid, signal.SIGINT)
+        _, errors = run.communicate(timeout=60)
+    assert run.returncode == 130
+    done = len(Profile.load("a.profile").design_samples)
+    assert f"stopped; {done} of 100" in errors
+    assert "Traceback" not in errors
+
+
+def test_fit_writes_the_model_and_reports_its_error_and_budgets(folder: Path) -> None:
+    run_ok("profile", "digits", *PLATFORM, "--samples", "40", "--batch", "256", "-o", "digits.profile", "-q")
+    text = run_ok("fit", "digits.profile", "-o", "fitted.json", "--budget", "5%").stdout
+    assert "wrote fitted.json" in text
+    assert EnergyModel.load("fitted.json").resource == "energy"
+    facts = from_json(ecc("fit", "digits.profile", "--json", "--resource", "latency", "--family", "bilinear"))
+    assert (facts["resource"], facts["kind"]) == ("latency", "bilinear")
+
+
+# ---------------------------------------------------------------- compress
+
+
+def test_compress_profiles_fits_prunes_and_reports_in_one_command(folder: Path) -> None:
+    words = ("compress", "digits", "--budget", "50%", *PLATFORM, "--batch", "256", "--samples", "40", "-o", "run")
+    first = run_ok(*words, *SHORT)
+    assert "energy (estimated)" in first.stdout
+    assert "report: run/report.html" in first.stdout
+    run = folder / "run"
+    assert (run / "report.html").read_text(encoding="utf-8").startswith("<!doctype html>")
+    assert len(Profile.load(run / "network.profile").design_samples) == 40
+    assert EnergyModel.load(run / "energy.json").origin.batch == 256
+    summary = summary_of(run)
+    assert (summary["label"], summary["met"], summary["batch"]) == ("estimated", True, 256)
+    assert load_state(run / "slim.safetensors")["head.bias"].shape == (10,)
+
+    again = run_ok(*words, *SHORT)  # a finished run is shown again
+    assert again.stdout == first.stdout
+    assert from_json(ecc(*words, *SHORT, "--json")) == summary
+    quiet = ecc(*words, *SHORT, "--quiet")
+    assert (quiet.exit_code, quiet.output) == (0, "")
+
+    refused = ecc(*words, *SHORT, "--seed", "5", "-q")
+    assert refused.exit_code == 2
+    assert "seed" in refused.stderr
+
+
+def test_counted_budgets_need_no_meter_and_no_profile(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ecc.api.find_meter", None)
+    words = ("compress", "digits", "--budget", "macs=60%", "--budget", "params=30k", "-o", "run", *SHORT)
+    rows = from_json(ecc(*words, "--json"))["budgets"]
+    assert {name: (row["label"], row["met"]) for name, row in rows.items()} == {
+        "macs": ("counted", True),
+        "params": ("counted", True),
+    }
+    assert not (folder / "run" / "network.profile").exists()
+
+
+def test_energy_latency_and_parameters_at_once(folder: Path) -> None:
+    budgets = ("--budget", "60%", "--budget", "latency=80%", "--budget", "params=30k")
+    models = ("--energy", "energy.json", "--energy", "latency.json")
+    rows = from_json(ecc("compress", "digits", *models, *budgets, "-o", "run", *SHORT, "--json"))["budgets"]
+    assert {name: row["label"] for name, row in rows.items()} == {
+        "energy": "estimated", "latency": "estimated", "params": "counted",
+    }  # fmt: skip
+    assert all(row["result"] <= row["limit"] for row in rows.values())
+
+
+def test_without_a_meter_the_label_is_predicted(folder: Path) -> None:
+    words = ("--energy", "energy.json", "--budget", "60%", "-o", "run", "--meter", "none", "--json")
+    summary = from_json(ecc("compress", "digits", *words, *SHORT))
+    assert (summary["label"], summary["budgets"]["energy"]["label"]) == ("predicted", "predicted")
+
+
+def test_a_machine_without_a_meter_gets_a_short_list_of_choices(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(argument: str) -> None:
+        raise NoMeter("a long reason. " * 40)
+
+    for name in registry.AUTO:
+        monkeypatch.setitem(registry.OPENERS, name, missing)
+    result = ecc("compress", "digits", "--budget", "50%", "-o", "run", *SHORT)
+    assert result.exit_code == 2
+    assert len(result.stderr) < 700
+    assert "--budget macs=50%" in result.stderr
+    assert "--meter platform:jetson-tx2" in result.stderr
+    assert not (folder / "run").exists()
+
+
+def test_an_unmet_budget_is_exit_code_2_and_the_result_is_kept(folder: Path) -> None:
+    text = (folder / "energy.json").read_text()
+    lists = re.compile(r'("coefficients": \[)([^]]+)')
+    wrong = lists.sub(lambda found: found[1] + ",".join(str(0.7 * float(x)) for x in found[2].split(",")), text)
+    assert wrong != text
+    (folder / "wrong.json").write_text(wrong)
+    short = ("--prune-steps", "1", "--finetune-steps", "0", "--device", "cpu")
+    result = ecc("compress", "digits", "--energy", "wrong.json", "--budget", "9 mJ", "-o", "run", *short)
+    assert result.exit_code == 2
+    assert "NOT MET" in result.stdout
+    assert "error: the budget is not met: " in result.stderr
+    assert "note: digits starts from random weights; give --pretrain-steps N" in result.stderr
+    assert (folder / "run" / "slim.safetensors").exists()
+
+
+def test_a_report_that_cannot_be_written_is_a_note(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: object) -> None:
+        raise ImportError("No module named 'altair'")
+
+    monkeypatch.setattr("ecc.api.write_report", fail)
+    words = ("compress", "digits", "--energy", "energy.json", "--budget", "60%", "-o", "run", *SHORT)
+    assert "note: no report was written: No module named 'altair'" in run_ok(*words).stdout
+
+
+def test_single_weights_are_pruned_for_a_platform_that_skips_zeros(folder: Path) -> None:
+    words = ("compress", "digits", "--unstructured", "--meter", "platform:eyeriss", "--budget", "40%", "-o", "run")
+    first = run_ok(*words, *SHORT)
+    assert "energy (estimated)" in first.stdout
+    summary = from_json(ecc(*words, *SHORT, "--json"))
+    nonzeros = summary["sparse"]["nonzeros"]
+    state = load_state(folder / "run" / "sparse.safetensors")
+    assert {name: int(state[name].count_nonzero()) for name in nonzeros} == nonzeros
+
+
+def test_the_preset_of_the_paper_sets_solver_model_and_design(folder: Path) -> None:
+    words = ("--preset", "paper", *PLATFORM, "--batch", "256", "--samples", "60", "-o", "run", *SHORT, "-q")
+    ecc("compress", "digits", "--budget", "60%", *words)  # it may not converge in so few steps
+    run = folder / "run"
+    assert Profile.load(run / "network.profile").header.design.kind == "uniform"
+    assert EnergyModel.load(run / "energy.json").kind == "bilinear"
+    config = json.loads((run / "config.json").read_text())["config"]["settings"]
+    assert (config["solver"], config["importance"], config["clip_norm"]) == ("admm", "adam_norm", 1.0)
+    assert config["min_width_ratio"] == 0
+
+
+def test_training_curves_for_tensorboard_are_those_of_the_history(folder: Path) -> None:
+    loading = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    words = ("compress", "digits", "--energy", "energy.json", "--budget", "50%", "-o", "run", *SHORT, "--quiet")
+    for _ in range(2):  # the second time the run is finished
+        run_ok(*words, "--tensorboard", "board")
+        found = loading.EventAccumulator("board").Reload()
+        lines = [json.loads(line) for line in (folder / "run" / "history.jsonl").read_text().splitlines()]
+        for phase in ("pretrain", "prune", "finetune"):
+            losses = [line["loss"] for line in lines if line["phase"] == phase]
+            assert [point.value for point in found.Scalars(f"{phase}/loss")] == pytest.approx(losses)
+
+
+# ---------------------------------------------------------------- compare
+
+FEW = ("--pretrain-steps", "3", "--prune-steps", "4", "--finetune-steps", "2", "--device", "cpu", "--seeds", "1")
+
+
+def test_compare_profiles_once_runs_the_grid_and_reports(folder: Path) -> None:
+    words = ("compare", "digits", *PLATFORM, "--batch", "256", "--samples", "40", "-o", "runs", *FEW)
+    first = run_ok(*words, "--methods", "uniform", "--budgets", "65%,1%")
+    assert "report: runs/report.html" in first.stderr
+    assert "1%" in first.stderr  # which failed: it is not reachable
+    rows = from_json(ecc(*words, "--methods", "uniform", "--budgets", "65%", "--json"))
+    assert {row["budget"]: row["met"] for row in rows} == {"65%": True, "1%": None}
+    failed = ecc(*words, "--methods", "uniform", "--budgets", "1%")
+    assert failed.exit_code == 2
+    assert "every run failed" in failed.stderr
+
+
+def test_a_comparison_is_built_from_plain_values(folder: Path) -> None:
+    spec = GridSpec(task="digits", energy=("energy.json",), methods=("uniform",), budgets=("65%",), seeds=2)
+    with replace(spec, device="cpu").opened() as grid:
+        assert [(cell.method, cell.budget, cell.seed) for cell in grid.runs] == [
+            ("uniform", "65%", 0),
+            ("uniform", "65%", 1),
+        ]
+
+
+def test_without_ray_the_error_says_what_to_install(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    words = ("compare", "digits", "--energy", "energy.json", "--quick", "--backend", "ray", "-o", "runs")
+    result = ecc(*words)
+    assert result.exit_code == 2
+    assert "pip install ray" in result.stderr
+
+
+# ---------------------------------------------------------------- export and report
+
+
+def test_export_remembers_the_task_of_a_run(folder: Path) -> None:
+    run_ok("compress", "net.py:build", "--budget", "macs=60%", "-o", "run", *SHORT, "-q")
+    assert "slim.torchscript" in run_ok("export", "run", "-f", "torchscript").stdout
+    facts = from_json(ecc("export", "run", "--json", "-o", "files", "--license", "mit"))
+    assert [(file["format"], file["error"]) for file in facts["files"]] == [("safetensors", 0)]
+    assert 'license: "mit"' in (folder / "files" / "model_card.md").read_text()
+
+
+def test_a_run_of_someone_else_does_not_choose_what_is_executed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    finished_run(folder / "run", small_task())
+    (folder / "evil.py").write_text("import pathlib\ndef build():\n    pathlib.Path('ran').touch()\n")
+    monkeypatch.setenv("XDG_STATE_HOME", str(folder / "theirs"))
+    remember_task(folder / "run", "evil.py:build", {})
+    assert recall_task(folder / "run") is not None  # for them
+    monkeypatch.setenv("XDG_STATE_HOME", str(folder / "ours"))
+    result = ecc("export", "run")
+    assert result.exit_code == 2
+    assert "give it with --task" in result.stderr
+    assert not (folder / "ran").exists()
+    remember_task(folder / "run", "digits", {})
+    monkeypatch.setenv("XDG_STATE_HOME", str(folder / "others"))
+    assert recall_task(folder / "run") is not None  # a bundled task executes no code of theirs
+
+
+def test_report_writes_into_the_run_or_where_it_is_told_to(folder: Path) -> None:
+    write_run(folder / "run")
+    assert run_ok("report", "run").stdout == "run/report.html\n"
+    text = run_ok("report", "run", "-o", "page.html", "--figures", "figures").stdout
+    assert (folder / "page.html").read_text(encoding="utf-8").startswith("<!doctype html>")
+    assert "figures/widths.svg" in text
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no SIGINT for one process")
+def test_a_live_report_prints_its_address_and_ends_with_ctrl_c(folder: Path) -> None:
+    write_run(folder / "run", finished=False)
+    words = [sys.executable, "-m", "ecc", "report", "--live", "run", "--port", "0"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            url = process.stdout.readline().split()[0]
+            with urlopen(url, timeout=30) as answer:
+                assert b"<!doctype html>" in answer.read()
+            process.send_signal(signal.SIGINT)
+            _, errors = process.communicate(timeout=30)
+        finally:
+            process.kill()
+    assert (process.returncode, errors) == (0, "")
+
+
+def test_profile_fit_and_compress_see_the_same_network(folder: Path) -> None:
+    run_ok("profile", "net.py:build", *PLATFORM, "--samples", "20", "-o", "net.profile", "-q")
+    run_ok("fit", "net.profile", "-o", "net.json")
+    task = find_task("net.py:build")
+    EnergyModel.load("net.json").check(trace_channels(task.model, task.example_input, verify=False))

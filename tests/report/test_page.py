@@ -1,0 +1,150 @@
+"""The HTML page: self-contained, safe, and made from whatever the files hold."""
+
+from __future__ import annotations
+
+import base64
+import copy
+import hashlib
+import json
+import random
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ecc.errors import EccError
+from ecc.records import to_builtins, write_record
+from ecc.report.load import load_report
+from ecc.report.page import embedded, page_content, render_page, style
+from report.folders import HOSTILE, make_summary, sparse_summary, write_grid, write_run
+
+
+def text_of(folder: Path) -> str:
+    """The words of the body."""
+    body = page_content(load_report(folder))["body"]
+    plain = re.sub(r"<[^>]+>", " ", body).replace("\N{NO-BREAK SPACE}", " ").replace("\N{MINUS SIGN}", "-")
+    return " ".join(plain.replace("\N{EN DASH}", "--").split())
+
+
+def test_embedded_json_cannot_close_its_element() -> None:
+    safe = embedded({HOSTILE: [HOSTILE]})
+    assert not set("<>&\u2028\u2029") & set(safe)
+    assert json.loads(safe) == {HOSTILE: [HOSTILE]}
+
+
+def test_the_style_has_light_and_dark_colours_and_no_address() -> None:
+    assert style().count("--ecc:") == 3  # light, dark by the system, dark by the button
+    assert "@media print" in style()
+    assert not re.search(r"url\(|http", style())
+
+
+@pytest.mark.slow
+def test_the_page_is_one_file_whose_scripts_alone_may_run(tmp_path: Path) -> None:
+    report = load_report(write_run(tmp_path / "run", task=HOSTILE))
+    page = render_page(report)
+    assert "<script>window.hacked" not in page
+    assert len(page) < 1_500_000
+    policy = re.findall(r'http-equiv="Content-Security-Policy" content="([^"]+)"', page)[0]
+    assert "default-src 'none'" in policy
+    assert not re.search("connect-src|unsafe-eval|script-src[^;]*unsafe", policy)
+    scripts = re.findall(r"<script>(.*?)</script>", page, flags=re.DOTALL)
+    hashes = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
+    assert re.findall(r"'sha256-([^']+)'", policy) == hashes
+    assert not re.search(r'<(link|img|iframe)\b|src="|href="(?!#)', page.partition("<script>")[0])
+    (data,) = re.findall(r'<script type="application/json" id="content">(.*?)</script>', page, flags=re.DOTALL)
+    assert json.loads(data)["data"] == json.loads(json.dumps(to_builtins(report)))
+    live = render_page(report, live=True)
+    assert "connect-src 'self'" in live
+    assert '<html lang="en" data-live>' in live
+    assert render_page(report) == page  # the same folder gives the same page
+
+
+def test_a_finished_run_in_words(tmp_path: Path) -> None:
+    words = text_of(write_run(tmp_path / "run", relative_ci=0.004, note="see <b>"))
+    for part in (
+        "digits at 49.5 % of its energy",
+        "ECC · NVIDIA Jetson TX2 · batch 256",
+        "95 % CI ±0.40 %",
+        "0.9800 → 0.9500",
+        "before finetuning 0.8500",
+        "met , 99.0 % used",
+        "Note: see &lt;b&gt;",
+        "energy estimated 19.0 mJ 9.39 mJ -50.5 % 9.49 mJ 99.0 % met",
+        "MACs counted 200 M 50.0 M -75.0 %",
+        "Verified: the outputs of the masked and the slim network differ by at most 2e-09",
+        "model mean p90 max bias dense",
+        "physical (selected)",
+        "15 estimated 9.49 mJ 10.4 mJ +10.00 % --",
+        "items per second estimated 64.0 k 85.3 k +33.3 %",
+        "ecc compress digits --budget 50% -o run",
+        "finetune_steps 10",
+    ):
+        assert part in words
+
+
+def test_other_runs_in_words(tmp_path: Path) -> None:
+    words = text_of(write_run(tmp_path / "over", met=False, scores={}))
+    assert "not met , 105.0 % used" in words
+    assert "the task has no evaluation" in words
+    words = text_of(write_run(tmp_path / "running", finished=False))
+    assert "digits, not finished" in words
+    assert "prune, step 40" in words
+    words = text_of(write_run(tmp_path / "baseline", method="amc", model=False))
+    assert "this run has no energy model" in words
+    assert "this method does not record it" in words
+    unstructured = write_run(tmp_path / "unstructured", model=False)
+    write_record(unstructured / "summary.json", sparse_summary())
+    assert "The estimate assumes: the hardware skips zeros." in text_of(unstructured)
+    write_record(unstructured / "summary.json", make_summary(budgets={}, measured={}, macs=None, parameters=None))
+    assert "digits" in text_of(unstructured)  # a run without any cost still has a page
+
+
+def test_a_grid_in_words(tmp_path: Path) -> None:
+    words = text_of(write_grid(tmp_path / "runs"))
+    for part in (
+        "digits: 3 methods at 2 budgets",
+        "Budget met 12 of 12",
+        "Runs 13 2 seeds 1 failed",
+        "● ecc 0.9600 ±0.0141 0.8600 ±0.0141",
+        "amc 65% 1 no &lt;luck&gt;",
+    ):
+        assert part in words
+    body = page_content(load_report(tmp_path / "runs"))["body"]
+    assert body.count("<b>") == 4  # the best score of two budgets, before and after finetuning
+
+
+FILES = ("summary.json", "config.json", "environment.json", "energy.json", "history.jsonl")
+WRONG = (None, "x", [], {}, 0, -1, 1e308, -1e308, True, float("nan"), "</script>", [1, 2], {"a": 1}, 1e-300)
+
+
+def places(value: Any) -> list[tuple[Any, Any]]:
+    """(container, key) of everything inside a JSON value."""
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [place for key, item in items for place in [(value, key), *places(item)]]
+
+
+@pytest.mark.parametrize("finished", [True, False])
+def test_a_damaged_file_gives_a_page_or_one_line(tmp_path: Path, finished: bool) -> None:
+    folder = write_run(tmp_path / "run", finished=finished)
+    dice = random.Random(finished)
+    whole = {name: (folder / name).read_text() for name in FILES if (folder / name).exists()}
+    pages, refused = 0, []
+    for _ in range(40):
+        name = dice.choice(list(whole))
+        lines = [json.loads(line) for line in (whole[name].splitlines() if name.endswith("l") else [whole[name]])]
+        container, key = dice.choice(places(lines))
+        if dice.random() < 0.25 and isinstance(container, dict):
+            del container[key]
+        else:
+            container[key] = copy.deepcopy(dice.choice(WRONG))
+        (folder / name).write_text("".join(json.dumps(line) + "\n" for line in lines))
+        try:
+            embedded(page_content(load_report(folder)))
+            pages += 1
+        except EccError as error:
+            refused.append(str(error))
+        (folder / name).write_text(whole[name])
+    assert pages
+    assert refused
+    assert not any("\n" in line for line in refused)

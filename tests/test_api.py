@@ -1,0 +1,341 @@
+"""`ecc.compress` and `ecc.inspect`."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import ecc
+from ecc.api import optimizer_factory
+from ecc.errors import BadTask, EccError, EccWarning, InfeasibleBudget, NoMeter
+from ecc.measure import Profile, find_meter, registry
+from methods.jobs import digits_model
+
+TX2 = "platform:jetson-tx2"
+
+
+def network(width: int = 32) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        *(nn.Conv2d(3, width, 3, padding=1), nn.BatchNorm2d(width), nn.ReLU()),
+        *(nn.Conv2d(width, width, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, 4)),
+    )
+
+
+def loader(count: int = 64, batch: int = 16) -> DataLoader[Any]:
+    draw = torch.Generator().manual_seed(0)
+    labels = torch.randint(4, (count,), generator=draw)
+    images = torch.randn(count, 3, 8, 8, generator=draw) + labels[:, None, None, None]
+    return DataLoader(TensorDataset(images, labels), batch_size=batch, shuffle=True)
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+compress = partial(ecc.compress, loss=F.cross_entropy, epochs=4, progress=False)
+
+
+# ---------------------------------------------------------------- the whole job
+
+
+def test_one_call_profiles_prunes_measures_and_prints_five_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    model, data = network(), loader()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    result = compress(model, data, "60%", evaluate=lambda net: 0.5, meter=TX2, samples=40)
+    assert result.met
+    assert result.energy is not None
+    energy = result.summary.budgets["energy"]
+    assert result.energy == energy.result <= energy.limit == pytest.approx(0.6 * energy.dense)
+    assert result.score == 0.5
+    assert set(result.widths) == {"0", "3"}
+    assert result.model(torch.zeros(2, 3, 8, 8)).shape == (2, 4)
+    lines = str(result).splitlines()
+    assert len(lines) == 5
+    assert "per batch of 16 (estimated, NVIDIA Jetson TX2), budget" in lines[0]
+    assert lines[0].endswith("met")
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert capsys.readouterr() == ("", "")  # progress=False
+
+    assert result.folder == Path("run")
+    assert Profile.load("run/network.profile").header.batch == 16
+    assert result.report() == Path("run/report.html")
+    assert result.report("page.html").read_text(encoding="utf-8").startswith("<!doctype html>")
+    assert [path.name for path in result.export("torchscript")] == ["slim.torchscript"]
+
+    again = compress(network(), loader(), "60%", evaluate=lambda net: 1 / 0, meter=TX2, samples=40)
+    assert again.summary == result.summary  # the finished run, not a new one
+    with pytest.raises(EccError, match="run"):
+        compress(network(), loader(), "70%", meter=TX2, samples=40)
+
+
+def test_counted_budgets_need_no_meter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ecc.api.find_meter", None)
+    result = compress(network(), loader(), ["macs=60%", "params=9k"])
+    assert result.met
+    assert result.energy is None
+    assert {name: one.label for name, one in result.summary.budgets.items()} == {"macs": "counted", "params": "counted"}
+    assert str(result).splitlines()[0].startswith("macs ")
+    assert not Path("run/network.profile").exists()
+
+
+def test_an_interrupted_call_is_resumed_to_the_same_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = compress(network(), loader(), "macs=60%", folder="whole")
+    calls = 0
+
+    def fails(outputs: Tensor, targets: Tensor) -> Tensor:
+        nonlocal calls
+        calls += 1
+        if calls > 12:
+            raise KeyboardInterrupt
+        return F.cross_entropy(outputs, targets)
+
+    with pytest.raises(KeyboardInterrupt):
+        compress(network(), loader(), "macs=60%", loss=fails, folder="parts", checkpoint_steps=2)
+    parts = compress(network(), loader(), "macs=60%", folder="parts")
+    assert parts.widths == whole.widths
+    for name, value in whole.model.state_dict().items():
+        assert torch.equal(value, parts.model.state_dict()[name]), name
+
+
+def test_progress_is_plain_lines_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    compress(network(), loader(), "macs=60%", progress=True)
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "macs" in err
+    assert "\x1b" not in err
+
+
+def test_an_unmet_budget_is_a_warning() -> None:
+    """The platform takes more than the model predicts, and there is no step left to correct it."""
+    from ecc.zoo import digits
+
+    task, model = digits(), digits_model()
+    cheap = type(model)(**{**vars(model), "form": _scaled(model.form, 0.7)}) if hasattr(model, "form") else None
+    if cheap is None:
+        pytest.skip("the energy model has another form")
+    with pytest.warns(EccWarning, match="the budget is not met"):
+        result = ecc.compress(
+            task.model, task.train_batches, "9 mJ", loss=F.cross_entropy, energy_model=cheap, progress=False,
+            example_input=task.example_input, prune_steps=1, finetune_steps=0, name="digits",
+        )  # fmt: skip
+    assert not result.met
+    assert "NOT MET" in str(result)
+
+
+def _scaled(form: Any, factor: float) -> Any:
+    return type(form)(**{**vars(form), "coefficients": tuple(factor * one for one in form.coefficients)})
+
+
+# ---------------------------------------------------------------- what can be passed
+
+
+class WithLoss(nn.Module):
+    """As a Hugging Face model: keyword arguments, and the loss is one of the outputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = network()
+
+    def forward(self, pixels: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
+        logits = self.net(pixels)
+        return {"logits": logits} if labels is None else {"loss": F.cross_entropy(logits, labels), "logits": logits}
+
+
+class TwoHeads(nn.Module):
+    """As a detector: several outputs, others in training than in evaluation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(3, 24, 3, padding=1), nn.ReLU(), nn.Conv2d(24, 24, 3, padding=1), nn.ReLU())
+        self.boxes, self.classes = nn.Conv2d(24, 4, 1), nn.Conv2d(24, 3, 1)
+
+    def forward(self, x: Tensor) -> Any:
+        x = self.body(x)
+        outputs = [self.boxes(x), self.classes(x)]
+        return outputs if self.training else torch.cat(outputs, 1).flatten(2)
+
+
+def dict_batches() -> list[dict[str, Tensor]]:
+    return [{"pixels": x, "labels": y} for x, y in loader()]
+
+
+def test_a_loss_inside_the_model_and_dict_batches() -> None:
+    result = ecc.compress(
+        WithLoss(), dict_batches(), "macs=60%", loss=lambda model, batch: model(**batch)["loss"], progress=False
+    )
+    assert result.met
+    assert set(result.model(torch.zeros(1, 3, 8, 8))) == {"logits"}
+
+
+def test_a_detector_whose_outputs_cannot_be_distilled() -> None:
+    def loss(outputs: list[Tensor], targets: Tensor) -> Tensor:
+        return outputs[0].square().mean() + F.cross_entropy(outputs[1].mean((2, 3)), targets % 3)
+
+    result = ecc.compress(TwoHeads(), loader(), "macs=60%", loss=loss, progress=False)
+    assert result.met
+    with pytest.raises(EccError, match="distill"):
+        ecc.compress(TwoHeads(), loader(), "macs=60%", loss=loss, distill=0.5, progress=False, folder="other")
+
+
+def batches_of_epoch(epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
+    draw = torch.Generator().manual_seed(epoch)
+    for _ in range(4):
+        yield torch.randn(8, 3, 8, 8, generator=draw), torch.randint(4, (8,), generator=draw)
+
+
+def test_a_function_of_the_epoch_needs_numbers_of_steps() -> None:
+    with pytest.raises(BadTask, match="prune_steps= and finetune_steps="):
+        compress(network(), batches_of_epoch, "macs=60%")
+    result = compress(network(), batches_of_epoch, "macs=60%", prune_steps=8, finetune_steps=2)
+    assert result.summary.batches is not None
+    assert result.summary.batches.lineage == 10
+
+
+def test_epochs_are_split_into_pruning_and_finetuning() -> None:
+    result = compress(network(), loader(), "macs=60%", epochs=2.5)  # of 4 batches
+    assert result.summary.batches is not None
+    assert result.summary.batches.lineage == 10
+
+
+class Wrapper:
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+
+
+class Yolo(nn.Module):
+    """As ultralytics' YOLO: a module whose `train` starts a training run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = network()
+
+    def train(self, trainer: Any = None, **options: Any) -> Any:
+        raise AssertionError("a training run was started")
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (Wrapper(network()), r"pass `wrapper\.model`"),
+        (Yolo(), r"pass `yolo\.model`"),
+        ("resnet18", "model is str; give a torch.nn.Module"),
+        (nn.Linear, "instance"),
+    ],
+)
+def test_what_is_not_a_module_is_refused(model: Any, message: str) -> None:
+    with pytest.raises(BadTask, match=message):
+        compress(model, loader(), "macs=50%")
+    with pytest.raises(BadTask, match=message):
+        ecc.inspect(model, torch.zeros(1, 3, 8, 8))
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"budget": "150%"}, EccError, "150"),
+        ({"budget": "macs=0.1%"}, InfeasibleBudget, "reach"),
+        ({"train_loader": []}, BadTask, "no batches"),
+        ({"train_loader": [3]}, BadTask, "example_input="),
+        ({"epochs": 0.1}, EccError, "at least 2"),
+        ({"prune_step": 3}, EccError, "did you mean 'prune_steps'"),
+        ({"distill": 3}, EccError, "kd_weight is 3"),
+        ({"preset": "best"}, EccError, "default, paper"),
+        ({"method": "magic"}, EccError, "magic"),
+        ({"meter": "platform:jetson-tx1", "budget": "50%"}, NoMeter, "did you mean 'jetson-tx2'"),
+        ({"meter": "none", "budget": "50%"}, NoMeter, "give energy_model"),
+        ({"optimizer": 3}, EccError, "optimizer is int"),
+    ],
+)
+def test_wrong_input_is_refused_before_training(change: dict[str, Any], error: type[EccError], message: str) -> None:
+    arguments: dict[str, Any] = {"train_loader": loader(), "budget": "macs=50%"}
+    with pytest.raises(error, match=message):
+        compress(network(), **{**arguments, **change})
+    assert not Path("run").exists()
+
+
+def test_without_a_meter_the_error_is_a_short_list_of_choices(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(argument: str) -> None:
+        raise NoMeter("a long reason. " * 40)
+
+    for name in registry.AUTO:
+        monkeypatch.setitem(registry.OPENERS, name, missing)
+    with pytest.raises(NoMeter) as error:
+        compress(network(), loader(), "50%")
+    assert len(str(error.value)) < 700
+    for choice in ("budget='macs=50%'", "meter='platform:jetson-tx2'", "meter='cputime:15W'"):
+        assert choice in str(error.value)
+
+
+def test_a_meter_of_the_user_stays_open() -> None:
+    meter = find_meter(TX2)
+    result = compress(network(), loader(), "latency=80%", meter=meter, samples=40)
+    assert result.summary.budgets["latency"].label == "estimated"
+
+
+# ---------------------------------------------------------------- optimizers
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "lr", "expected"),
+    [
+        (torch.optim.SGD, None, {"lr": 1e-3, "momentum": 0}),
+        (torch.optim.SGD, 0.2, {"lr": 0.2, "momentum": 0}),
+        (torch.optim.SGD(network().parameters(), lr=0.1, momentum=0.9), None, {"lr": 0.1, "momentum": 0.9}),
+        (torch.optim.SGD(network().parameters(), lr=0.1, momentum=0.9), 0.3, {"lr": 0.3, "momentum": 0.9}),
+        (partial(torch.optim.AdamW, lr=0.01), None, {"lr": 0.01, "weight_decay": 0.01}),
+        (lambda parameters: torch.optim.RMSprop(parameters, lr=0.05), None, {"lr": 0.05, "alpha": 0.99}),
+    ],
+)
+def test_the_forms_of_optimizer(optimizer: Any, lr: float | None, expected: dict[str, float]) -> None:
+    make = optimizer_factory(optimizer, lr)
+    assert make is not None
+    (group,) = make(network().parameters()).param_groups
+    assert {name: group[name] for name in expected} == expected
+
+
+def test_an_optimizer_that_cannot_be_used_is_refused() -> None:
+    parameters = [{"params": [one]} for one in network().parameters()]
+    with pytest.raises(EccError, match="parameter groups"):
+        optimizer_factory(torch.optim.SGD(parameters, lr=0.1))
+    make = optimizer_factory(lambda parameters: None)
+    assert make is not None
+    with pytest.raises(EccError, match="returned NoneType"):
+        make(network().parameters())
+
+
+def test_training_uses_the_optimizer_of_the_user() -> None:
+    result = compress(network(), loader(), "macs=60%", optimizer=partial(torch.optim.SGD, lr=0.01, momentum=0.9))
+    assert result.met
+    assert all(bool(torch.isfinite(one).all()) for one in result.model.parameters())
+
+
+# ---------------------------------------------------------------- inspect
+
+
+def test_inspect_prints_the_table_of_the_channel_groups() -> None:
+    found = ecc.inspect(network(), torch.zeros(1, 3, 8, 8), freeze="0")
+    assert [group.name for group in found.graph.prunable] == ["3"]
+    text = str(found)
+    assert "Channel groups of Sequential" in text
+    assert math.isclose(max(map(len, text.splitlines())), 120, abs_tol=40)
+    html = found._repr_html_()
+    assert html.startswith("<pre")
+    assert "Channel groups of Sequential" in html
+
+
+def test_no_call_warns_when_the_budget_is_met() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", EccWarning)
+        compress(network(), loader(), "macs=60%")

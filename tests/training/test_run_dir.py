@@ -1,0 +1,304 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ecc.errors import BadFile, EccError
+from ecc.run_records import BatchCount, TrainLine
+from ecc.training import RunInUse, open_run, save_state
+from ecc.training.run_dir import first_difference
+from training.toys import without_wall
+
+CONFIG = {"task": "toy", "budget": {"joules": 0.5}, "widths": (1, 2)}
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "runs" / "a"
+
+
+def steps(path: Path) -> list[int]:
+    return [json.loads(line)["step"] for line in (path / "history.jsonl").read_text().splitlines()]
+
+
+def contents(path: Path) -> dict[str, bytes]:
+    return {entry.name: entry.read_bytes() for entry in path.iterdir() if entry.name != ".ecc-lock"}
+
+
+def test_a_run_is_a_folder_with_everything_in_it(path: Path) -> None:
+    with open_run(path, CONFIG) as run:
+        assert (run.checkpoint(), run.summary(), list(run.history())) == (None, None, [])
+        run.log({"step": 1, "loss": torch.tensor(0.5)})
+        run.log(TrainLine(phase="prune", step=2, loss=float("nan"), lr=0.1, total=2))
+        run.save({"weights": torch.ones(2)})
+        run.finish(BatchCount(total=5, lineage=3))
+    names = {".ecc-lock", "config.json", "environment.json", "history.jsonl", "checkpoint.safetensors", "summary.json"}
+    assert {entry.name for entry in path.iterdir()} == names
+    assert json.loads((path / "config.json").read_text())["config"] == {**CONFIG, "widths": [1, 2]}
+    lines = [json.loads(line) for line in (path / "history.jsonl").read_text().splitlines()]
+    assert set(lines[0]["wall"]) == {"time", "session_seconds"}
+    with open_run(path, CONFIG) as run:
+        state = run.checkpoint()
+        assert state is not None
+        assert torch.equal(state["weights"], torch.ones(2))
+        expected = {"phase": "prune", "step": 2, "loss": None, "lr": 0.1, "total": 2, "lineage": 0, "micro_batch": None}
+        assert without_wall(run.history()) == [{"step": 1, "loss": 0.5}, expected]
+        assert run.summary(BatchCount) == BatchCount(total=5, lineage=3)
+
+
+@pytest.mark.parametrize(
+    ("argv", "environment", "command"),
+    [
+        (["/home/me/bin/ecc", "compress", "a net.py:build"], {}, "ecc compress 'a net.py:build'"),
+        (["/site/ecc/__main__.py", "compress"], {}, "ecc compress"),
+        (["work/train.py", "--fast"], {}, "python train.py --fast"),
+        (["ecc", "x"], {"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4"}, "torchrun --nproc-per-node 4 -m ecc x"),
+        (["t.py"], {"WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4"}, "torchrun --nnodes 2 --nproc-per-node 4 t.py"),
+    ],
+)
+def test_every_session_notes_its_software_and_command(
+    path: Path, monkeypatch: pytest.MonkeyPatch, argv: list[str], environment: dict[str, str], command: str
+) -> None:
+    monkeypatch.setattr("sys.argv", argv)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    for _ in range(2):
+        with open_run(path, CONFIG):
+            pass
+    sessions = json.loads((path / "environment.json").read_text())["sessions"]
+    assert [session["command"] for session in sessions] == [command] * 2
+    assert (sessions[0]["torch"], sessions[0]["pid"]) == (torch.__version__, os.getpid())
+
+
+# ---------------------------------------------------------------- configs and folders
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "difference"),
+    [
+        ({"a": 1, "b": 2}, {"b": 2, "a": 1}, None),
+        ({"a": 1, "b": {"c": [1, 2]}}, {"a": 1, "b": {"c": [1, 3]}}, ("b.c[1]", "2", "3")),
+        ({"a": 1}, {"a": 1, "b": None}, ("b", "(missing)", "null")),
+        ({"a": 1, "b": "x"}, {"a": 1}, ("b", '"x"', "(missing)")),
+        ({"a": 1}, {"a": True}, ("a", "1", "true")),
+        ({"a": [1]}, {"a": [1, 2]}, ("a", "[1]", "[1, 2]")),
+        ({"a": {"b": 1}}, {"a": 1}, ("a", '{"b": 1}', "1")),
+        ({"a": 1, "b": 2}, {"a": 3, "b": 4}, ("a", "1", "3")),
+    ],
+)
+def test_the_first_difference_of_two_configs(before: Any, now: Any, difference: Any) -> None:
+    assert first_difference(before, now) == difference
+
+
+def test_another_config_is_refused_and_nothing_changes(path: Path) -> None:
+    with open_run(path, CONFIG) as run:
+        run.log({"step": 1})
+        run.save({})
+    before = contents(path)
+    message = r"is a run with budget\.joules = 0\.5, and now budget\.joules = 0\.6"
+    with pytest.raises(BadFile, match=message), open_run(path, CONFIG | {"budget": {"joules": 0.6}}):
+        pass
+    assert contents(path) == before
+
+
+def test_a_config_that_json_cannot_hold_is_refused_before_a_folder_is_made(path: Path) -> None:
+    with pytest.raises(EccError, match="cannot be written as JSON: it holds a function"), open_run(path, {"a": repr_}):
+        pass
+    assert not path.exists()
+
+
+def repr_() -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("thesis.tex", "precious", "holds 'thesis.tex' and is not a run folder"),
+        ("history.jsonl", "precious", "holds 'history.jsonl' and is not a run folder"),
+        ("config.json", "{}", "is not the config of a run"),
+        ("config.json", "{torn", "is not valid JSON"),
+        ("config.json", "[]", "is not a valid dict"),
+        (
+            "config.json",
+            '{"format": "ecc run", "version": 99, "config": {}}',
+            "has version 99; this version of ecc reads",
+        ),
+    ],
+)
+def test_a_folder_of_something_else_stays_as_it_is(path: Path, name: str, text: str, message: str) -> None:
+    path.mkdir(parents=True)
+    (path / name).write_text(text)
+    with pytest.raises(BadFile, match=message), open_run(path, CONFIG):
+        pass
+    assert contents(path) == {name: text.encode()}
+
+
+def test_a_path_that_cannot_be_a_folder_is_reported(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("precious")
+    for path, message in (
+        (tmp_path / "file", "is a file; a run needs a folder"),
+        (tmp_path / "file" / "a", "cannot (make|read) the folder"),
+        (tmp_path / ("a" * 300), "cannot read the folder .*: File name too long"),
+    ):
+        with pytest.raises(BadFile, match=message), open_run(path, CONFIG):
+            pass
+    assert (tmp_path / "file").read_text() == "precious"
+
+
+def test_what_a_killed_process_left_is_removed_and_other_files_stay(path: Path) -> None:
+    path.mkdir(parents=True)
+    (path / ".ecc-lock").write_text("1\n")
+    (path / ".config.json.abc.tmp").write_text("{")
+    with open_run(path, CONFIG) as run:
+        assert run.checkpoint() is None
+    (path / ".checkpoint.safetensors.abc.tmp").write_bytes(b"half")
+    (path / ".tmpAbC123").write_bytes(b"half")  # of the safetensors package
+    (path / "notes.txt").write_text("the user's own")
+    with open_run(path, CONFIG):
+        assert not [entry for entry in path.iterdir() if "tmp" in entry.name]
+        assert (path / "notes.txt").exists()
+
+
+# ---------------------------------------------------------------- history and checkpoints
+
+
+def test_history_is_cut_back_to_the_checkpoint(path: Path) -> None:
+    with open_run(path, CONFIG) as run:
+        run.log({"step": 0})
+    with open_run(path, CONFIG) as run:
+        assert list(run.history()) == []  # there was no checkpoint
+        run.log({"step": 1})
+        run.log({"step": 2})
+        run.save({})
+        run.log({"step": 3})
+    message = r"checkpoint\.safetensors does not fit this run \(KeyError: 'model'\)"
+    with pytest.raises(BadFile, match=message), open_run(path, CONFIG) as run, run.restoring():
+        raise KeyError("model")
+    assert steps(path) == [1, 2, 3]  # a run that is refused keeps its lines
+    with open_run(path, CONFIG) as run:
+        assert [line["step"] for line in run.history()] == [1, 2]
+        run.log({"step": 30})
+        run.finish({})
+    with (path / "history.jsonl").open("a") as file:
+        file.write('{"step": 31, "lo')  # torn
+    with open_run(path, CONFIG) as run:
+        assert [line["step"] for line in run.history()] == [1, 2, 30]  # that of a finished run stays
+        run.log({"step": 31})
+    assert steps(path) == [1, 2, 30, 31]
+
+
+@pytest.mark.parametrize("line", [b"{torn", b"[1]", b"\xff", b"", b"{" * 100_000])
+def test_a_damaged_line_is_named_by_its_number(line: bytes, path: Path) -> None:
+    with open_run(path, CONFIG) as run:
+        run.finish({})
+    (path / "history.jsonl").write_bytes(b"{}\n" + line + b"\n{}\n")
+    with pytest.raises(BadFile, match=r"history\.jsonl:2 is not (valid JSON|a valid dict)"), open_run(path, CONFIG):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("history.jsonl", b"", "has 0 lines, but had 1 at the checkpoint"),
+        ("checkpoint.safetensors", b"\0" * 8, "checkpoint.safetensors is cut off"),
+        ("checkpoint.safetensors", [1], "is not a checkpoint of a run"),
+        ("checkpoint.safetensors", {"state": 5, "history_lines": 0}, "is not a checkpoint of a run"),
+        ("checkpoint.safetensors", {"state": {}, "history_lines": -1}, "is not a checkpoint of a run"),
+        ("environment.json", b"5", "is not a valid dict"),
+        ("environment.json", b'{"sessions": 5}', "has no list of sessions"),
+        ("environment.json", b"[" * 100_000, "is not (valid JSON|a valid dict)"),
+    ],
+)
+def test_a_damaged_file_is_refused_and_kept(path: Path, file: str, content: Any, message: str) -> None:
+    with open_run(path, CONFIG) as run:
+        run.log({"step": 1})
+        run.save({"weights": torch.ones(9)})
+    if isinstance(content, bytes):
+        (path / file).write_bytes(content)
+    else:
+        save_state(path / file, content)
+    before = contents(path)
+    with pytest.raises(BadFile, match=message) as caught, open_run(path, CONFIG):
+        pass
+    assert "\n" not in str(caught.value)
+    assert contents(path) == before
+
+
+def test_a_full_disk_is_reported(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(descriptor: int, data: bytes) -> int:
+        raise OSError(28, "No space left on device")
+
+    with open_run(path, CONFIG) as run:
+        monkeypatch.setattr(os, "write", full)
+        with pytest.raises(BadFile, match=r"cannot write .*history\.jsonl: No space left"):
+            run.log({"step": 1})
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs links")
+@pytest.mark.parametrize("name", ["history.jsonl", ".ecc-lock"])
+def test_links_that_lead_out_of_the_folder_are_not_written_through(name: str, path: Path, tmp_path: Path) -> None:
+    with open_run(path, CONFIG):
+        pass
+    (tmp_path / "diary").write_text("mine\n")
+    (path / name).unlink()
+    (path / name).symlink_to(tmp_path / "diary")
+    with pytest.raises(BadFile, match="cannot write"), open_run(path, CONFIG):
+        pass
+    assert (tmp_path / "diary").read_text() == "mine\n"
+
+
+# ---------------------------------------------------------------- several processes
+
+
+def test_other_processes_read_and_never_write(path: Path) -> None:
+    with open_run(path, CONFIG) as main, open_run(path, CONFIG, writes=False) as other:
+        main.save({"step": 7})
+        before = contents(path)
+        other.log({"step": 1})
+        other.save({"step": 8})
+        other.finish({})
+        assert other.checkpoint() == {"step": 7}
+        assert contents(path) == before
+
+
+FORKING = """
+import os, signal, sys, time
+from ecc.training import open_run
+with open_run(sys.argv[1], {}) as run:
+    worker = os.fork()
+    if worker == 0:
+        os.close(1)  # the test waits for its end
+        time.sleep(60)
+        os._exit(0)
+    print(worker, flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_the_lock_names_its_process_and_ends_with_it_though_a_worker_lives_on(path: Path) -> None:
+    pytest.importorskip("fcntl")
+    message = f"is in use by process {os.getpid()}\\. Wait for it"
+    with open_run(path, {}), pytest.raises(RunInUse, match=message), open_run(path, {}):
+        pass
+    command = [sys.executable, "-c", FORKING, str(path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None
+        worker = int(holder.stdout.readline())
+        try:
+            with pytest.raises(RunInUse, match=f"is in use by process {holder.pid}"), open_run(path, {}):
+                pass
+            holder.kill()
+            holder.wait()
+            os.kill(worker, 0)  # it is alive
+            with open_run(path, {}) as run:
+                assert run.writes
+        finally:
+            os.kill(worker, signal.SIGKILL)
