@@ -114,7 +114,7 @@ SMALLER = {
 OF_NET = ("ecc compress net.py:build", "ecc export run --format onnx --int8 static --task net.py:build")
 """Examples whose energy.json and run belong to net.py; those of the others belong to the digits."""
 
-READ_JOULES = "#!/usr/bin/env python3\nimport time\nprint(5 * time.monotonic(), "J")\n"
+READ_JOULES = "#!/usr/bin/env python3\nimport time\nprint(5 * time.monotonic(), 'J')\n"
 
 
 def examples() -> list[str]:
