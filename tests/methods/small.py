@@ -4,7 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ecc.methods import Amc, AmcSettings, Eap, Ecc, Greedy, Lcp, LcpSettings, Method, NetAdapt, NetAdaptSettings, Uniform
+from ecc.methods import (
+    Amc,
+    AmcSettings,
+    Eap,
+    Ecc,
+    Greedy,
+    Lcp,
+    LcpSettings,
+    Method,
+    NetAdapt,
+    NetAdaptSettings,
+    Uniform,
+)
 
 SMALL: dict[str, Callable[[], Method]] = {
     "ecc": Ecc,

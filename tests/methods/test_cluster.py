@@ -1,4 +1,4 @@
-"""Grids on a real Ray cluster of two nodes; see `two_nodes.py`."""
+"""Comparisons on a real Ray cluster of two nodes (`two_nodes.py`), and its parts with a fake one."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
+import torch
 
 import ecc
 from ecc.errors import EccError
@@ -24,7 +25,9 @@ from ecc.methods import CompressSettings
 from ecc.methods import cluster as clusters
 from ecc.methods.cluster import Cluster, Outcome, open_cluster, run_on_cluster
 from ecc.methods.grid import Comparison, GridRun
-from ecc.training import Interrupted, RunInUse
+from ecc.records import read_record
+from ecc.run_records import GridFailure
+from ecc.training import Interrupted, RunInUse, load_state
 from methods.jobs import _graph, digits_model, history_of, true_model, wide_task
 
 TESTS = Path(__file__).resolve().parent.parent
@@ -34,11 +37,11 @@ TESTS = Path(__file__).resolve().parent.parent
 
 
 class Grids(NamedTuple):
-    """A grid made here, one on two nodes, and one on two nodes of which one was killed."""
+    """A comparison made here, one on two nodes, and one on two nodes of which one was killed."""
 
     here: Path
-    peace: Path
-    war: Path
+    whole: Path
+    killed: Path
     outcome: dict[str, Any]
 
 
@@ -72,7 +75,9 @@ def grids(tmp_path_factory: pytest.TempPathFactory) -> Grids:
             ray.wait()
     assert code == 0, (folder / "log").read_text()[-3000:]
     assert not survivors, "a process of Ray survived"
-    return Grids(folder / "here", folder / "peace", folder / "war", json.loads((folder / "outcome.json").read_text()))
+    return Grids(
+        folder / "here", folder / "whole", folder / "killed", json.loads((folder / "outcome.json").read_text())
+    )
 
 
 def left_after_a_while(leader: int) -> list[int]:
@@ -97,55 +102,52 @@ def session(leader: int) -> list[int]:
 
 
 def same(one: Path, other: Path) -> int:
-    """Compares all cells of two grids; how many there are."""
-    cells = sorted(file.parent.relative_to(one) for file in one.glob("seed-*/*/summary.json"))
-    assert cells == sorted(file.parent.relative_to(other) for file in other.glob("seed-*/*/summary.json"))
-    for cell in cells:
-        for name in ("summary.json", "config.json", "widths.json", "slim.safetensors", "dense.safetensors"):
-            if cell.name == "dense" and name in ("widths.json", "slim.safetensors"):
-                continue
-            if cell.name != "dense" and name == "dense.safetensors":
-                continue
-            assert (one / cell / name).read_bytes() == (other / cell / name).read_bytes(), cell / name
-        assert history_of(one / cell) == history_of(other / cell)
-    return len(cells)
+    """Compare all runs of two comparisons; how many there are."""
+    runs = sorted(file.parent.relative_to(one) for file in one.glob("seed-*/*/summary.json"))
+    assert runs == sorted(file.parent.relative_to(other) for file in other.glob("seed-*/*/summary.json"))
+    for run in runs:
+        first, second = (load_state(next((root / run).glob("[sd][le]*.safetensors"))) for root in (one, other))
+        assert all(torch.equal(first[name], second[name]) for name in first), run  # slim or dense
+        for name in ("summary.json", "config.json", *(["widths.json"] if run.name != "dense" else [])):
+            assert (one / run / name).read_bytes() == (other / run / name).read_bytes(), run / name
+        assert history_of(one / run) == history_of(other / run)
+    return len(runs)
 
 
 @pytest.mark.slow
-def test_a_grid_on_two_nodes_is_the_grid_of_one_machine(grids: Grids) -> None:
+def test_two_nodes_give_the_same_result_as_one_machine(grids: Grids) -> None:
     assert grids.outcome["nodes"] == [True, True]  # both worked
-    told = grids.outcome["told"]
-    assert sorted(told) == sorted(
+    messages = grids.outcome["messages"]
+    assert sorted(messages) == sorted(
         f"{method} 65% seed {seed}: done" for method in ("ecc", "scratch", "uniform") for seed in (0, 1)
     )
-    assert all(told.index(f"ecc 65% seed {n}: done") < told.index(f"scratch 65% seed {n}: done") for n in (0, 1))
-    assert same(grids.here, grids.peace) == 8  # the two dense networks among them
+    assert all(
+        messages.index(f"ecc 65% seed {n}: done") < messages.index(f"scratch 65% seed {n}: done") for n in (0, 1)
+    )
+    assert same(grids.here, grids.whole) == 8  # the two dense networks among them
 
 
 @pytest.mark.slow
-def test_a_node_that_is_killed_at_its_cell_loses_nothing(grids: Grids) -> None:
+def test_a_killed_node_loses_nothing(grids: Grids) -> None:
     finished, victim = grids.outcome["finished"], grids.outcome["victim"]
     assert finished
     assert f"{victim}/summary.json" not in finished
     assert grids.outcome["tries"] == 2  # begun there, ended elsewhere
     for name, when in finished.items():
-        assert (grids.war / name).stat().st_mtime_ns == when, "a finished cell was run again"
-    assert same(grids.here, grids.war) == 8
+        assert (grids.killed / name).stat().st_mtime_ns == when, "a finished run was repeated"
+    assert same(grids.here, grids.killed) == 8
 
 
-# ---------------------------------------------------------------- parts, without a cluster
+# ---------------------------------------------------------------- parts, with a fake cluster
 
 
-def test_without_ray_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_ray_or_cluster_is_reported_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(EccError, match="pip install ray"), open_cluster():
         pass
-
-
-def test_a_cluster_that_is_not_there_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(is_initialized=lambda: False, init=pytest.fail))
     with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))  # and nobody listens
+        free.bind(("127.0.0.1", 0))  # nothing listens
         address = f"127.0.0.1:{free.getsockname()[1]}"
         monkeypatch.setenv("RAY_ADDRESS", address)
         with pytest.raises(EccError, match=f"the Ray cluster at {address} does not answer"), open_cluster():
@@ -153,7 +155,7 @@ def test_a_cluster_that_is_not_there_is_told_at_once(monkeypatch: pytest.MonkeyP
 
 
 class Errors:
-    """Ray's, as far as we look at them."""
+    """The exceptions of Ray that matter here."""
 
     class RayError(Exception):
         pass
@@ -171,13 +173,12 @@ class Errors:
 
 
 class FakeRay:
-    """A cluster that has what it is told to have, and whose tickets are what comes of them."""
+    """A cluster with given resources, whose references are their own outcomes."""
 
     exceptions = Errors
 
     def __init__(self, **resources: float) -> None:
-        self._resources = resources
-        self.cancelled: list[Any] = []
+        self._resources, self.cancelled = resources, list[Any]()
 
     def cluster_resources(self) -> dict[str, float]:
         return self._resources
@@ -185,155 +186,141 @@ class FakeRay:
     def nodes(self) -> list[dict[str, bool]]:
         return [{"Alive": True}, {"Alive": True}, {"Alive": False}]
 
-    def wait(self, tickets: list[Any], *, num_returns: int = 1, timeout: float) -> tuple[list[Any], list[Any]]:
-        return tickets[:num_returns], tickets[num_returns:]
+    def wait(self, references: list[Any], *, num_returns: int = 1, timeout: float) -> tuple[list[Any], list[Any]]:
+        return references[:num_returns], references[num_returns:]
 
-    def get(self, ticket: Any) -> Any:
-        if isinstance(ticket, Exception):
-            raise ticket
-        return ticket
+    def get(self, reference: Any) -> Any:
+        if isinstance(reference, Exception):
+            raise reference
+        return reference
 
-    def cancel(self, ticket: Any) -> None:
-        self.cancelled.append(ticket)
+    def cancel(self, reference: Any) -> None:
+        self.cancelled.append(reference)
 
 
 @pytest.mark.parametrize(("device", "gpus", "needed"), [(None, 8, 1), (None, 0, 0), ("cpu", 8, 0), ("cuda", 8, 1)])
-def test_a_task_asks_for_a_gpu_where_it_computes_on_one(device: str | None, gpus: int, needed: int) -> None:
+def test_a_task_needs_a_gpu_if_it_computes_on_one(device: str | None, gpus: int, needed: int) -> None:
     cluster = Cluster(FakeRay(CPU=16, GPU=gpus), device)
     assert cluster._needs == {"num_cpus": 1, "num_gpus": needed}
     assert cluster.device == ("cuda" if needed else "cpu")
     assert str(cluster) == f"2 machines, 16 CPUs and {gpus} GPUs"
 
 
-def test_what_ray_can_never_give_is_refused() -> None:
-    with pytest.raises(EccError, match="no machine of the Ray cluster has a GPU"):
+def test_a_device_that_ray_cannot_give_is_refused() -> None:
+    with pytest.raises(EccError, match="the Ray cluster has no GPU"):
         Cluster(FakeRay(CPU=16), "cuda")
-    with pytest.raises(EccError, match="a GPU of its own; say cuda"):
+    with pytest.raises(EccError, match="use --device cuda"):
         Cluster(FakeRay(CPU=16, GPU=2), "cuda:1")
 
 
-def test_what_dies_again_and_again_is_told_and_the_others_go_on() -> None:
+def test_a_task_that_dies_again_and_again_is_a_failure_and_the_others_continue() -> None:
     crash = Errors.WorkerCrashedError("out of\nmemory")
-    tickets = [
-        crash,
-        Errors.RayTaskError(crash),
-        Outcome(),
-        Outcome("infeasible"),
-    ]  # the second had waited for the first
-    found = [outcome for _, outcome in Cluster(FakeRay(CPU=1), "cpu").outcomes(tickets)]
-    assert all("its process or machine died 4 times; Ray says: memory" in outcome.error for outcome in found[:2])
+    references = [crash, Errors.RayTaskError(crash), Outcome(), Outcome("infeasible")]  # the second awaited the first
+    found = [outcome for _, outcome in Cluster(FakeRay(CPU=1), "cpu").outcomes(references)]
+    assert all("process or machine died 4 times. Ray reports: memory" in outcome.error for outcome in found[:2])
     assert found[2:] == [Outcome(), Outcome("infeasible")]
-    assert not any(outcome.is_fatal for outcome in found)
 
 
-def test_what_ends_the_whole_cancels_what_is_left() -> None:
-    for last, error, match in (
+@pytest.mark.parametrize(
+    ("last", "error", "message"),
+    [
         (Outcome("no meter", is_fatal=True), EccError, "no meter"),
-        (Errors.RaySystemError("No module named 'ecc'"), EccError, "Every machine needs the same ecc as here"),
+        (Errors.RaySystemError("No module named 'ecc'"), EccError, "Every machine needs the same ecc"),
         (Errors.RayTaskError(RuntimeError("of the user's code")), Errors.RayTaskError, "of the user's code"),
-    ):
-        ray = FakeRay(CPU=1)
-        left = Outcome("not looked at")
-        with pytest.raises(error, match=match):
-            list(Cluster(ray, "cpu").outcomes([Outcome(), last, left]))
-        assert ray.cancelled == [left]
+    ],
+)
+def test_a_fatal_outcome_cancels_the_other_tasks(last: Any, error: type[Exception], message: str) -> None:
+    ray, left = FakeRay(CPU=1), Outcome("not looked at")
+    with pytest.raises(error, match=message):
+        list(Cluster(ray, "cpu").outcomes([Outcome(), last, left]))
+    assert ray.cancelled == [left]
 
 
-def test_asked_to_stop_it_cancels_and_says_how_to_go_on() -> None:
+def test_a_signal_cancels_the_tasks() -> None:
     ray = FakeRay(CPU=1)
     outcomes = Cluster(ray, "cpu").outcomes([Outcome("a"), Outcome("b"), Outcome("c")])
     assert next(outcomes) == (Outcome("a"), Outcome("a"))
     os.kill(os.getpid(), signal.SIGTERM)
-    with pytest.raises(Interrupted, match=r"stopped with 1 of 3 tasks done\. The same command goes on") as stop:
+    with pytest.raises(Interrupted, match=r"stopped after 1 of 3 tasks\. Run the same command again") as stop:
         next(outcomes)
     assert stop.value.signum == signal.SIGTERM
     assert sorted(ray.cancelled) == [Outcome("b"), Outcome("c")]
 
 
-class Ticket:
+class Reference:
     pass
 
 
 class Inline:
-    """A cluster that does everything at once, here."""
+    """A cluster that runs every task at once, in this process."""
 
     def __init__(self) -> None:
         self.started: list[Any] = []
-        self.results: dict[Ticket, Outcome] = {}
+        self.results: dict[Reference, Outcome] = {}
 
-    def start(self, work: Callable[..., Outcome], *values: Any) -> Ticket:
+    def start(self, function: Callable[..., Outcome], *values: Any) -> Reference:
         self.started.append(values[2])
-        ticket = Ticket()
-        self.results[ticket] = work(*(self.results[one] if isinstance(one, Ticket) else one for one in values))
-        return ticket
+        reference = Reference()
+        values = tuple(self.results[one] if isinstance(one, Reference) else one for one in values)
+        self.results[reference] = function(*values)
+        return reference
 
-    def outcomes(self, tickets: list[Ticket]) -> Iterator[tuple[Ticket, Outcome]]:
-        yield from ((ticket, self.results[ticket]) for ticket in tickets)
+    def outcomes(self, references: list[Reference]) -> Iterator[tuple[Reference, Outcome]]:
+        yield from ((reference, self.results[reference]) for reference in references)
 
 
 def small_grid(**changes: Any) -> Comparison:
-    graph = _graph("chain")
     values: dict[str, Any] = {"methods": ["scratch", "uniform", "ecc"], "budgets": ["65%"], "seeds": 1} | changes
     settings = CompressSettings(pretrain_steps=3, prune_steps=20, finetune_steps=2, lr=1e-3)
-    return Comparison(wide_task("chain"), true_model(graph), settings=settings, **values)
+    return Comparison(wide_task("chain"), true_model(_graph("chain")), settings=settings, **values)
 
 
-def test_what_others_build_on_comes_first_and_what_is_finished_is_not_run_again(tmp_path: Path) -> None:
-    grid, told = small_grid(methods=["uniform"]), list[str]()
-    assert grid.run(tmp_path / "runs") == []
-    grid, cluster = small_grid(seeds=2), Inline()
-    assert run_on_cluster(grid, lambda: nullcontext(grid), tmp_path / "runs", cluster, told.append) == []
+def test_prerequisites_start_first_and_finished_runs_are_skipped(tmp_path: Path) -> None:
+    assert small_grid(methods=["uniform"]).run(tmp_path / "runs") == []
+    grid, cluster, messages = small_grid(seeds=2), Inline(), list[str]()
+    assert run_on_cluster(grid, lambda: nullcontext(grid), tmp_path / "runs", cluster, messages.append) == []
     first = [GridRun("ecc", "65%", 0), GridRun("scratch", "65%", 0)]
     second = [GridRun("uniform", "65%", 1), GridRun("ecc", "65%", 1), GridRun("scratch", "65%", 1)]
     assert cluster.started == [1, *first, *second]  # the dense network of seed 1 first
-    assert len(told) == 5
-    assert not grid.missing(tmp_path / "runs")
-
-
-def test_a_cell_without_result_is_written_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    grid = small_grid(budgets=["1%", "65%"], methods=["uniform"])
-    failed = run_on_cluster(grid, lambda: nullcontext(grid), tmp_path / "some", Inline())
-    assert failed == [GridRun("uniform", "1%", 0)]
-    assert "is below" in json.loads((tmp_path / "some" / "seed-0" / "uniform-1.failed.json").read_text())["error"]
-
-    monkeypatch.setattr(Comparison, "train_dense", lambda self, seed, root: raises(EccError("the loss is nan")))
-    failed = run_on_cluster(grid, lambda: nullcontext(grid), tmp_path / "none", Inline())
-    assert failed == grid.cells
-    for cell in failed:
-        file = cell.folder(tmp_path / "none").with_name(f"{cell.folder(tmp_path).name}.failed.json")
-        assert json.loads(file.read_text())["error"] == "the loss is nan"
-
-
-def busy(tries: list[int]) -> Outcome:
-    tries.append(1)
-    if len(tries) < 3:
-        raise RunInUse("the folder is in use by process 7.")
-    return Outcome()
+    assert len(messages) == 5
+    assert not grid.unfinished(tmp_path / "runs")
 
 
 def raises(error: BaseException) -> Outcome:
     raise error
 
 
-def test_a_worker_waits_for_a_lock_that_outlived_its_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_run_or_pretraining_is_written_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    grid = small_grid(budgets=["1%", "65%"], methods=["uniform"])
+    failed = run_on_cluster(grid, lambda: nullcontext(grid), tmp_path / "some", Inline())
+    assert failed == [GridRun("uniform", "1%", 0)]
+    assert "not reachable" in read_record(failed[0].failure_file(tmp_path / "some"), GridFailure).error
+    monkeypatch.setattr(Comparison, "pretrain", lambda self, seed, root: raises(EccError("the loss is nan")))
+    failed = run_on_cluster(grid, lambda: nullcontext(grid), tmp_path / "none", Inline())
+    assert failed == grid.runs
+    for one in failed:
+        assert read_record(one.failure_file(tmp_path / "none"), GridFailure).error == "the loss is nan"
+
+
+def test_a_worker_waits_for_a_locked_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    def locked(tries: list[int]) -> Outcome:
+        tries.append(1)
+        return Outcome() if len(tries) == 3 else raises(RunInUse("the folder is in use by process 7."))
+
     monkeypatch.setattr(clusters.time, "sleep", lambda seconds: None)
     tries: list[int] = []
-    assert clusters._at_home(str(Path.cwd()), busy, tries) == Outcome()
+    assert clusters._run_task(str(Path.cwd()), locked, tries) == Outcome()
     assert len(tries) == 3
     monkeypatch.setattr(clusters, "LOCK_SECONDS", 0.0)
-    assert clusters._at_home(str(Path.cwd()), busy, []) == Outcome("the folder is in use by process 7.", is_fatal=True)
+    assert clusters._run_task(str(Path.cwd()), locked, []) == Outcome("the folder is in use by process 7.", True)
 
 
-def test_what_would_go_wrong_on_every_worker_stops_the_grid(tmp_path: Path) -> None:
-    outcome = clusters._at_home(str(Path.cwd()), raises, EccError("no meter"))
-    assert outcome == Outcome("no meter", is_fatal=True)
-    outcome = clusters._at_home(str(tmp_path / "local"), raises, EccError("not reached"))
+def test_errors_that_every_worker_would_have_are_fatal(tmp_path: Path) -> None:
+    assert clusters._run_task(str(Path.cwd()), raises, EccError("no meter")) == Outcome("no meter", is_fatal=True)
+    outcome = clusters._run_task(str(tmp_path / "local"), raises, EccError("not reached"))
     assert outcome.is_fatal
-    assert "must lie on a file system that all machines share" in outcome.error
-    with pytest.raises(EccError, match="does not see"), clusters._joined(pytest.fail, tmp_path):
+    assert "use a file system that all machines share" in outcome.error
+    with pytest.raises(EccError, match="does not see"), clusters._open_grid(pytest.fail, tmp_path):
         pass
-
-
-def test_a_cell_that_is_cancelled_ends_as_ray_expects() -> None:
-    with pytest.raises(KeyboardInterrupt):
-        clusters._at_home(str(Path.cwd()), raises, Interrupted("saved", signal.SIGINT))
+    with pytest.raises(KeyboardInterrupt):  # a cancelled task ends as Ray expects
+        clusters._run_task(str(Path.cwd()), raises, Interrupted("saved", signal.SIGINT))

@@ -1,4 +1,4 @@
-"""A Ray cluster of two nodes on this machine: a grid in peace, and one in which a node is killed at its cell.
+"""A Ray cluster of two nodes on this machine: one comparison undisturbed, and one in which a node is killed.
 
 A program of its own, so that no process of Ray and no warning of it reaches the tests. With it a node is one raylet,
 and the workers of a node are the children of its raylet.
@@ -25,7 +25,8 @@ from ecc.methods.cluster import open_cluster, run_on_cluster
 from ecc.options import settings_from
 
 SETTINGS = settings_from(
-    CompressSettings, dict(pretrain_steps=6, prune_steps=24, finetune_steps=4, lr=1e-3, log_every=5, checkpoint_steps=4)
+    CompressSettings,
+    {"pretrain_steps": 6, "prune_steps": 24, "finetune_steps": 4, "lr": 1e-3, "log_every": 5, "checkpoint_steps": 4},
 )
 
 QUICK_TO_NOTICE = {
@@ -58,7 +59,7 @@ def meet(node):
     while len(list(Path("met").iterdir())) < 2 or Path("stalled").read_text() == node:
         time.sleep(0.02)
 """
-"""Digits, but the first cells wait for each other amid their batches, so that both nodes work; one can be stalled."""
+"""Digits whose first runs wait for each other, so that both nodes work; one can be stalled."""
 
 
 def spec_of(energy: Path, task: str) -> GridSpec:
@@ -73,14 +74,14 @@ def spec_of(energy: Path, task: str) -> GridSpec:
     )
 
 
-def run(spec: GridSpec, root: Path, told: list[str]) -> None:
+def run(spec: GridSpec, root: Path, messages: list[str]) -> None:
     with spec.opened() as grid, open_cluster("cpu") as cluster:
-        run_on_cluster(grid, spec.opened, root, cluster, told.append)
+        run_on_cluster(grid, spec.opened, root, cluster, messages.append)
 
 
-def sessions(cell: Path) -> list[int]:
-    """The processes that worked on a cell."""
-    file = cell / "environment.json"
+def sessions(run_folder: Path) -> list[int]:
+    """The processes that worked on a run_folder."""
+    file = run_folder / "environment.json"
     return [session["pid"] for session in json.loads(file.read_text())["sessions"]] if file.exists() else []
 
 
@@ -92,13 +93,13 @@ def parent(process: int) -> int | None:
 
 
 def doomed(root: Path, raylet: int) -> Path | None:
-    """The cell that a node is at, once it has a checkpoint and another cell is finished."""
+    """The run_folder that a node is at, once it has a checkpoint and another run_folder is finished."""
     if not list(root.glob("seed-*/*/cell.json")):
         return None
-    for cell in root.glob("seed-*/*-65"):
-        begun = (cell / "checkpoint.safetensors").exists() and not (cell / "summary.json").exists()
-        if begun and parent(sessions(cell)[-1]) == raylet:
-            return cell
+    for run_folder in root.glob("seed-*/*-65"):
+        begun = (run_folder / "checkpoint.safetensors").exists() and not (run_folder / "summary.json").exists()
+        if begun and parent(sessions(run_folder)[-1]) == raylet:
+            return run_folder
     return None
 
 
@@ -116,32 +117,34 @@ def main(folder: Path, energy: Path) -> None:
     head: Any = cluster.head_node  # None by its annotation
     raylets = [node.all_processes["raylet"][0].process.pid for node in (head, second)]
     try:
-        told: list[str] = []
-        run(spec_of(energy, "net.py:build"), folder / "peace", told)
-        workers = {pid for cell in (folder / "peace").glob("seed-*/*") for pid in sessions(cell)}
+        messages: list[str] = []
+        run(spec_of(energy, "net.py:build"), folder / "whole", messages)
+        workers = {pid for run_folder in (folder / "whole").glob("seed-*/*") for pid in sessions(run_folder)}
         nodes = {parent(pid) for pid in workers}
 
-        war = folder / "war"
+        killed = folder / "killed"
         (folder / "stalled").write_text(str(raylets[1]))
         for node in (folder / "met").iterdir():
             node.unlink()
-        grid = threading.Thread(target=run, args=(spec_of(energy, "net.py:build"), war, []))
+        grid = threading.Thread(target=run, args=(spec_of(energy, "net.py:build"), killed, []))
         grid.start()
         victim = None
         while victim is None and grid.is_alive():
-            victim = doomed(war, raylets[1])
+            victim = doomed(killed, raylets[1])
             time.sleep(0.02)
         assert victim is not None, "the second node was never seen at work"
-        finished = {str(file.relative_to(war)): file.stat().st_mtime_ns for file in war.glob("seed-*/*/summary.json")}
+        finished = {
+            str(file.relative_to(killed)): file.stat().st_mtime_ns for file in killed.glob("seed-*/*/summary.json")
+        }
         cluster.remove_node(second, allow_graceful=False)
         grid.join()
     finally:
         ray.shutdown()
         cluster.shutdown()
     outcome = {
-        "told": told,
+        "messages": messages,
         "nodes": [raylet in nodes for raylet in raylets],
-        "victim": str(victim.relative_to(war)),
+        "victim": str(victim.relative_to(killed)),
         "tries": len(sessions(victim)),
         "finished": finished,
     }

@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_map
 from ecc.constants import EXPORT_FORMATS
 from ecc.errors import BadFile, CannotExport, first_line
 from ecc.graph.forward_pass import as_call
-from ecc.graph.hooks import without_observers
+from ecc.graph.hooks import without_observer_hooks
 from ecc.graph.model_copy import whole_state
 from ecc.graph.numerics import outputs_of
 from ecc.io import lock_folder, sync_folder, write_bytes
@@ -215,7 +215,7 @@ def _check_runs(slim: nn.Module, example_input: Inputs, run: Path) -> None:
 
 def _write_format(model: nn.Module, example_input: Inputs, path: Path, name: str) -> Exported:
     model.eval()
-    with without_observers(model, *as_call(example_input)) as plain:
+    with without_observer_hooks(model, *as_call(example_input)) as plain:
         FORMATS[name].write(plain, example_input, path)
         return _record(name, path, verify_export(plain, open_file(name, path), example_input, what=path.name))
 
@@ -244,7 +244,7 @@ def _write_safetensors(
 def _time_onnx(made: Exported, dense: nn.Module, example_input: Inputs, timed: Inputs, folder: Path) -> Exported:
     """Size and latency next to the dense network in the same format, which is not kept."""
     other = folder / ".dense.onnx"
-    with without_observers(dense, *as_call(example_input)) as plain:
+    with without_observer_hooks(dense, *as_call(example_input)) as plain:
         FORMATS["onnx"].write(plain, example_input, other)
     latency, size = compare_latency(other, folder / made.file, timed), other.stat().st_size
     other.unlink()
