@@ -26,8 +26,7 @@ from torch.utils._pytree import tree_map_only
 
 from ecc.errors import UntraceableModel, first_line
 from ecc.graph.model_copy import named_tensors, rebuild, references_of
-from ecc.graph.numerics import fork_seed
-from ecc.torch_utils import tensors_in
+from ecc.torch_utils import fork_seed, tensors_in
 
 _TABLES = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 _GLOBAL = -1
