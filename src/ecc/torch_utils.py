@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -57,3 +58,124 @@ def tensors_in(value: Any, depth: int = 0) -> Iterator[Tensor]:
     elif hasattr(value, "__dict__") and depth < _MAX_DEPTH and not isinstance(value, (nn.Module, type)):
         for item in vars(value).values():
             yield from tensors_in(item, depth + 1)
+
+
+# --- settings ------------------------------------------------------------------------------------
+
+# torch has two sets of TF32 settings: `fp32_precision` since 2.9, one for each backend and kind of operator, and the
+# older `allow_tf32` and `set_float32_matmul_precision`. Reading an older one raises if the two contradict each other,
+# so both are set and both are restored.
+
+_PRECISION_BACKENDS = ("cuda.matmul", "cudnn.conv", "cudnn.rnn", "mkldnn.matmul", "mkldnn.conv", "mkldnn.rnn")
+"""Parts of `torch.backends` that have an `fp32_precision`."""
+
+
+@contextmanager
+def torch_settings(*, tf32: bool, cudnn_autotune: bool) -> Iterator[None]:
+    """Set TF32 and cuDNN autotuning, and restore the old settings at the end.
+
+    Args:
+        tf32: Allow TF32 in float32 convolutions and matrix products, instead of full precision on every backend.
+        cudnn_autotune: Let cuDNN measure its algorithms and choose the fastest (`cudnn.benchmark`).
+    """
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    precision = "tf32" if tf32 else "ieee"
+    backends = {path: backend for path in _PRECISION_BACKENDS if hasattr(backend := _backend(path), "fp32_precision")}
+    with ExitStack() as stack:
+        # Callbacks run in reverse order: the older settings, which change several newer ones, are restored first.
+        for backend in backends.values():
+            stack.callback(setattr, backend, "fp32_precision", backend.fp32_precision)
+        stack.callback(setattr, cudnn, "benchmark", cudnn.benchmark)
+        if (precision_before := _matmul_precision()) is not None:
+            stack.callback(torch.set_float32_matmul_precision, precision_before)
+        for backend in (matmul, cudnn):
+            if (before := _value(backend, "allow_tf32")) is not None:
+                stack.callback(setattr, backend, "allow_tf32", before)
+        if not tf32:
+            torch.set_float32_matmul_precision("highest")
+        matmul.allow_tf32 = cudnn.allow_tf32 = tf32
+        cudnn.benchmark = cudnn_autotune
+        for path, backend in backends.items():
+            if not (tf32 and path.startswith("mkldnn")):  # the reduced precision of a CPU is bf16, which is coarser
+                backend.fp32_precision = precision
+        yield
+
+
+@contextmanager
+def exact_arithmetic() -> Iterator[None]:
+    """Make results independent of the caller's settings, which are restored at the end.
+
+    Disables TF32, autocast, autotuning, inference mode, and deterministic mode, in which torch replaces some operators
+    and others raise.
+    """
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    cudnn_deterministic = torch.backends.cudnn.deterministic
+    with ExitStack() as stack:
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch_settings(tf32=False, cudnn_autotune=False))
+        stack.callback(setattr, torch.backends.cudnn, "deterministic", cudnn_deterministic)
+        if deterministic:  # only if needed, since setting it imports torch's compiler
+            stack.callback(torch.use_deterministic_algorithms, True, warn_only=warn_only)
+            torch.use_deterministic_algorithms(False)
+        torch.backends.cudnn.deterministic = False
+        for device in ("cpu", "cuda", "mps", "xpu"):
+            if _is_autocast_enabled(device):
+                stack.enter_context(torch.autocast(device, enabled=False))
+        yield
+
+
+@contextmanager
+def sync_is_an_error() -> Iterator[None]:
+    """Raise on GPU synchronization. In a CUDA graph capture, that would leave torch's generator unusable."""
+    before = torch.cuda.get_sync_debug_mode()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # torch warns that it does not detect everything
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
+
+
+def _backend(path: str) -> Any:
+    found: Any = torch.backends
+    for name in path.split("."):
+        found = getattr(found, name, None)
+    return found
+
+
+def _value(backend: Any, name: str) -> object:
+    try:
+        return getattr(backend, name)
+    except RuntimeError:  # the caller's settings contradict each other; the newer ones apply
+        return None
+
+
+def _matmul_precision() -> str | None:
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:  # as above
+        return None
+
+
+def _is_autocast_enabled(device: str) -> bool:
+    try:
+        return bool(torch.is_autocast_enabled(device))
+    except RuntimeError:  # a device type that this build does not have
+        return False
+
+
+@contextmanager
+def fork_seed(devices: set[torch.device]) -> Iterator[None]:
+    """Seed the CPU and these devices with 0, and restore their random states at the end."""
+    gpus = [device for device in devices if device.type == "cuda"]
+    with torch.random.fork_rng(devices=gpus), ExitStack() as stack:
+        torch.default_generator.manual_seed(0)  # torch.manual_seed would seed every GPU permanently
+        for gpu in gpus:
+            with torch.cuda.device(gpu):
+                torch.cuda.manual_seed(0)
+        if any(device.type == "mps" for device in devices):
+            stack.enter_context(torch.random.fork_rng(device_type="mps"))
+            torch.mps.manual_seed(0)
+        yield

@@ -23,7 +23,10 @@ def by_hand(index: torch.Tensor = IRREGULAR, **changes: Any) -> ChannelGraph:
         ),
     )
     outputs = ChannelGroup(
-        "last", 2, (ParamSlice("last.weight", 0, (Role.PRODUCER,), torch.arange(2)[:, None]),), "it is a network output"
+        "last",
+        2,
+        (ParamSlice("last.weight", 0, (Role.PRODUCER,), torch.arange(2)[:, None]),),
+        "it is an output of the network",
     )
     s, t = AffineSize(0, ((0, 1),)), AffineSize(0, ((1, 1),))
     each = index.shape[1]

@@ -1,9 +1,10 @@
-"""Small named networks, each with one idea, and the channel groups a reader finds in it by hand."""
+"""Small networks, one idea each, with the channel groups found by hand."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import torch
@@ -33,7 +34,7 @@ from graph.special_nets import (
 )
 
 Inputs = Any
-OUTPUT = "network output"
+OUTPUT = "output of the network"
 
 
 @dataclass(frozen=True)
@@ -42,10 +43,10 @@ class Case:
 
     build: Callable[[], nn.Module]
     inputs: Callable[[], Inputs]
-    cut: Mapping[str, int]
-    """Groups that can be cut: name -> width."""
+    prunable: Mapping[str, int]
+    """Prunable groups: name -> width."""
     frozen: Mapping[str, tuple[int, str]] = field(default_factory=dict)
-    """Groups that cannot: name -> (width, words of the reason)."""
+    """Frozen groups: name -> (width, words of the reason)."""
     notes: tuple[str, ...] = ()
     """Words of the notes, one for each note."""
 
@@ -126,7 +127,7 @@ class Residual(nn.Module):
 
 
 class PreActivation(nn.Module):
-    """The batch norm stands before the convolution: it carries the residual stream."""
+    """The batch norm comes before the convolution, on the residual stream."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -142,7 +143,7 @@ class PreActivation(nn.Module):
 
 
 class OptionA(nn.Module):
-    """The shortcut pads 8 channels to 12: the 2 + 2 that meet the padding cannot be cut."""
+    """The shortcut pads 8 channels to 12: the 2 + 2 channels added to the padding are not prunable."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -244,7 +245,7 @@ def erfnet_downsampler() -> nn.Sequential:
 
 
 class ChunkAndCat(nn.Module):
-    """Half of the channels pass by, half go through a convolution: the halves must stay equal."""
+    """Half of the channels go through a convolution: the halves must stay equal."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -270,7 +271,10 @@ CASES: dict[str, Case] = {
     ),
     "pre-activation": Case(PreActivation, image(), {"stem": 8, "conv1": 6}, {"head": (4, OUTPUT)}),
     "option A": Case(
-        OptionA, image(), {"stem": 8}, {"conv": (4, "meets something that cannot be cut"), "head": (4, OUTPUT)}
+        OptionA,
+        image(),
+        {"stem": 8},
+        {"conv": (4, "combines it with a tensor that is not prunable"), "head": (4, OUTPUT)},
     ),
     "layer scale": Case(LayerScale, image(), {"stem": 8}, {"head": (4, OUTPUT)}),
     "depthwise": Case(depthwise, image(), {"conv1": 8, "pw": 6}, {"head": (4, OUTPUT)}),
@@ -289,23 +293,23 @@ CASES: dict[str, Case] = {
         lambda: torch.randn(2, 6, 5),
         {"value": 4, "fc1": 12},
         {
-            "embed": (8, "norm1 (layer_norm) normalises over it"),
-            "query": (4, "sums it away"),  # 4 units: the two heads are tied
-            "key": (4, "sums it away"),
+            "embed": (8, "`layer_norm` in norm1 mixes channels"),
+            "query": (4, "sums over it"),  # 4 units: the two heads are tied
+            "key": (4, "sums over it"),
             "head": (3, OUTPUT),
         },
     ),
     "group norm": Case(
-        group_norm, image(), {"conv2": 6}, {"conv1": (8, "norm (group_norm) normalises over it"), "head": (4, OUTPUT)}
+        group_norm, image(), {"conv2": 6}, {"conv1": (8, "`group_norm` in norm mixes channels"), "head": (4, OUTPUT)}
     ),
     "layer norm": Case(
         layer_norm,
         lambda: torch.randn(2, 5),
         {"fc2": 6},
-        {"fc1": (8, "norm (layer_norm) normalises over it"), "fc3": (4, OUTPUT)},
+        {"fc1": (8, "`layer_norm` in norm mixes channels"), "fc3": (4, OUTPUT)},
     ),
     "softmax": Case(
-        softmax, image(), {"conv2": 6}, {"conv1": (8, "softmax (softmax) mixes along it"), "head": (4, OUTPUT)}
+        softmax, image(), {"conv2": 6}, {"conv1": (8, "`softmax` in softmax mixes channels"), "head": (4, OUTPUT)}
     ),
     "instance norm": Case(instance_norm, image(), {"conv1": 8}, {"head": (4, OUTPUT)}),
     "shared module": Case(Shared, image(), {"stem": 8}, {"head": (4, OUTPUT)}),
@@ -323,8 +327,15 @@ CASES: dict[str, Case] = {
         {"head": (4, OUTPUT)},
     ),
     "dict output": Case(DictOutput, image(), {"stem": 8}, {"features": (6, OUTPUT), "head": (4, OUTPUT)}),
-    "unknown operator": Case(UnknownOperator, image(), {"body": 6}, {"stem": (8, "linalg_qr"), "head": (4, OUTPUT)}),
-    "hard-coded view": Case(HardCodedView, image(), {"stem": 8}, {"body": (6, "fixed size"), "fc": (4, OUTPUT)}),
+    "unknown operator": Case(
+        UnknownOperator,
+        image(),
+        {"body": 6},
+        {"stem": (8, "operator `linalg_qr` is not supported"), "head": (4, OUTPUT)},
+    ),
+    "hard-coded view": Case(
+        HardCodedView, image(), {"stem": 8}, {"body": (6, "has a hard-coded channel count"), "fc": (4, OUTPUT)}
+    ),
     "squeeze": Case(Squeezes, image(), {"stem": 8}, {"fc": (4, OUTPUT)}),
     "value-dependent code": Case(
         ValueDependent, image(), {"conv1": 8, "conv2": 6}, {"head": (4, OUTPUT)}, notes=("real tensors",)
@@ -334,7 +345,13 @@ CASES: dict[str, Case] = {
 
 
 def traced(name: str, **settings: Any) -> tuple[nn.Module, Inputs, ChannelGraph]:
-    """A fresh network of a case, its input and its graph; without the proof in numbers unless asked for."""
+    """A new network of a case, its input and its graph, by default without verification."""
     case = CASES[name]
     net, inputs = case.build(), case.inputs()
     return net, inputs, trace_channels(net, inputs, **{"verify": False, **settings})
+
+
+@cache
+def graph_of(name: str) -> ChannelGraph:
+    """The graph of a case, traced once."""
+    return traced(name)[2]

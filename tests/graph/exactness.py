@@ -101,7 +101,8 @@ def all_masks(graph: ChannelGraph, limit: int = 300) -> Iterator[dict[str, list[
     """Every choice of dead units that leaves enough in each group, as far as `limit` goes."""
     groups = checked_groups(graph)
     choices = [
-        list(chain.from_iterable(combinations(range(g.width), n) for n in range(g.width - g.min_width + 1))) for g in groups
+        list(chain.from_iterable(combinations(range(g.width), n) for n in range(g.width - g.min_width + 1)))
+        for g in groups
     ]
     for dead in islice(product(*choices), limit):
         yield {group.name: list(units) for group, units in zip(groups, dead, strict=True)}

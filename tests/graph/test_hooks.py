@@ -1,13 +1,15 @@
-"""Networks with hooks: those that observe are left out of a trace, those that change tensors are followed."""
+"""Hooks that observe do not run in a trace, hooks that change tensors are traced, and side effects are undone."""
 
 from __future__ import annotations
 
-from collections import deque
+import logging
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -15,7 +17,7 @@ from torch.nn.modules import module as torch_module
 
 from ecc.errors import UntraceableModel
 from ecc.graph import ChannelGraph, mask_channels_, max_relative_diff, slim, trace_channels, verify_graph, with_widths
-from ecc.graph.hooks import hook_names, without_observers
+from ecc.graph.hooks import hook_names, undo_changes, without_observer_hooks
 from graph.cases import Shared, chain
 from graph.layers import conv, image
 
@@ -39,7 +41,7 @@ def assert_slimmed_exactly(net: nn.Module, graph: ChannelGraph, inputs: Any) -> 
 
 
 class Recorder:
-    """As users write them: an object with a method that is the hook."""
+    """An object with a method that is the hook."""
 
     def __init__(self) -> None:
         self.outputs: list[Tensor] = []
@@ -53,12 +55,12 @@ class Recorder:
 
 
 def reads_values(module: nn.Module, args: Any, output: Tensor) -> None:
-    """Meta tensors have none."""
+    """Meta tensors have no values."""
     assert output.abs().mean().item() >= 0
 
 
 def has_sizes_of_its_own(module: nn.Module, args: Any, output: Tensor) -> None:
-    """A width that is written down would freeze what it reads."""
+    """The hard-coded width would freeze its channels."""
     output.reshape(len(output), 6, -1).softmax(1)
 
 
@@ -78,7 +80,7 @@ def to_a_global(module: nn.Module, args: Any, output: Tensor) -> None:
 @pytest.mark.parametrize(
     "hook", [reads_values, has_sizes_of_its_own, wants_gradients, returns_what_it_got, to_a_global, Recorder().note]
 )
-def test_a_hook_that_observes_changes_no_graph(hook: Callable[..., Any]) -> None:
+def test_a_hook_that_observes_does_not_change_the_graph(hook: Callable[..., Any]) -> None:
     net, inputs = chain(), image()()
     wanted = facts(trace_channels(net, inputs))
     net.conv2.register_forward_hook(hook)
@@ -90,7 +92,7 @@ def test_a_hook_that_observes_changes_no_graph(hook: Callable[..., Any]) -> None
     assert list(net.conv2._forward_hooks.values()) == [hook]
 
 
-def test_records_of_the_user_are_left_as_they_were() -> None:
+def test_records_of_the_user_do_not_change() -> None:
     net, inputs, recorder = chain(), image()(), Recorder()
     seen: dict[str, Tensor] = {}
     last: deque[Tensor] = deque(maxlen=2)
@@ -142,17 +144,17 @@ def test_a_hook_that_removes_itself_stays_registered() -> None:
 
 def test_a_network_without_hooks_is_itself_and_a_copy_shares_the_tensors() -> None:
     net, inputs = chain(), image()()
-    with without_observers(net, (inputs,), {}) as followed:
-        assert followed is net
+    with without_observer_hooks(net, (inputs,), {}) as network:
+        assert network is net
     net.conv1.register_full_backward_hook(lambda *_: None)
     net.conv2.register_forward_hook(lambda *_: None)
-    with without_observers(net, (inputs,), {}) as followed:
-        assert followed is not net
-        assert [id(p) for p in followed.parameters()] == [id(p) for p in net.parameters()]
-        assert not any(m._forward_hooks or m._backward_hooks for m in followed.modules())
+    with without_observer_hooks(net, (inputs,), {}) as network:
+        assert network is not net
+        assert [id(p) for p in network.parameters()] == [id(p) for p in net.parameters()]
+        assert not any(m._forward_hooks or m._backward_hooks for m in network.modules())
 
 
-def test_random_numbers_and_settings_are_put_back() -> None:
+def test_random_state_and_settings_are_restored() -> None:
     net, inputs = chain(), image()()
     net.conv1.register_forward_hook(lambda *_: None)
     torch.backends.cudnn.benchmark = True
@@ -205,11 +207,11 @@ CHANGES: dict[str, Callable[[nn.Module], Any]] = {
 
 
 @pytest.mark.parametrize("kind", CHANGES)
-def test_a_hook_that_changes_tensors_channel_by_channel_is_followed(kind: str) -> None:
+def test_a_hook_that_changes_each_channel_by_itself_is_traced(kind: str) -> None:
     net, inputs = chain(), image()()
     CHANGES[kind](net.conv2)
-    with without_observers(net, (inputs,), {}) as followed:
-        assert len(hook_names(followed)) == 1
+    with without_observer_hooks(net, (inputs,), {}) as network:
+        assert len(hook_names(network)) == 1
     graph = trace_channels(net, inputs)
     assert {group.name for group in graph.prunable} == {"conv1", "conv2"}
     assert_slimmed_exactly(net, graph, inputs)
@@ -218,7 +220,7 @@ def test_a_hook_that_changes_tensors_channel_by_channel_is_followed(kind: str) -
 def test_a_hook_that_mixes_channels_freezes_them() -> None:
     net, inputs = chain(), image()()
     net.conv2.register_forward_hook(normalises)
-    net.conv2.register_forward_hook(reads_values)  # beside one that only observes
+    net.conv2.register_forward_hook(reads_values)  # and an observer
     graph = trace_channels(net, inputs)
     assert {group.name for group in graph.prunable} == {"conv1"}
     assert "softmax" in str(graph["conv2"].frozen)
@@ -226,17 +228,17 @@ def test_a_hook_that_mixes_channels_freezes_them() -> None:
     assert_slimmed_exactly(net, graph, inputs)
 
 
-def test_a_hook_is_named_where_verification_fails() -> None:
+def test_a_failed_verification_names_the_hooks() -> None:
     net, inputs = chain(), image()()
     graph = trace_channels(net, inputs)
-    net.conv2.register_forward_hook(normalises)  # which the trace has not seen
+    net.conv2.register_forward_hook(normalises)  # after the trace
     net.conv1.register_forward_hook(reads_values)
     found = verify_graph(net, graph, inputs)
     assert {group.name for group in found.prunable} == {"conv1"}
-    assert str(found["conv2"].frozen).endswith("; hooks change tensors: normalises on conv2")
+    assert str(found["conv2"].frozen).endswith(". These hooks change tensors: normalises on conv2")
 
 
-def test_hooks_are_named_in_words() -> None:
+def test_hooks_have_readable_names() -> None:
     net = chain()
     net.conv2.register_forward_hook(doubles)
     net.conv2.register_forward_pre_hook(partial(scales_the_input))
@@ -254,32 +256,32 @@ def only_when_training(module: nn.Module, args: Any, output: Tensor) -> Tensor |
     return output * output.mean(1, keepdim=True) if module.training else None
 
 
-def test_a_hook_that_changes_tensors_in_train_mode_alone_is_no_observer() -> None:
+def test_a_hook_that_changes_tensors_only_in_train_mode_is_not_an_observer() -> None:
     net, inputs = chain(), image()()
     net.conv2.register_forward_hook(only_when_training)
-    with without_observers(net, (inputs,), {}) as followed:
-        assert hook_names(followed) == ["only_when_training on conv2"]
-    with without_observers(net, (torch.randn(1, 3, 1, 1),), {}) as followed:  # batch norm needs more than one value
-        assert hook_names(followed) == ["only_when_training on conv2"]
+    with without_observer_hooks(net, (inputs,), {}) as network:
+        assert hook_names(network) == ["only_when_training on conv2"]
+    with without_observer_hooks(net, (torch.randn(1, 3, 1, 1),), {}) as network:  # batch norm needs more than one value
+        assert hook_names(network) == ["only_when_training on conv2"]
 
 
 def centres_gradients(module: nn.Module, incoming: Any, outgoing: Any) -> Any:
     return (incoming[0] - incoming[0].mean(1, keepdim=True),)
 
 
-def test_a_backward_hook_that_changes_gradients_is_no_observer() -> None:
+def test_a_backward_hook_that_changes_gradients_is_not_an_observer() -> None:
     net, inputs = chain(), image()()
     net.conv1.register_full_backward_pre_hook(lambda module, outgoing: None)
     net.conv2.register_full_backward_hook(centres_gradients)
-    with without_observers(net, (inputs,), {}) as followed:
-        assert hook_names(followed) == ["centres_gradients on conv2"]
+    with without_observer_hooks(net, (inputs,), {}) as network:
+        assert hook_names(network) == ["centres_gradients on conv2"]
     graph = trace_channels(net, inputs)
     assert {group.name for group in graph.prunable} == {"conv2"}
-    assert str(graph["conv1"].frozen).endswith("; hooks change tensors: centres_gradients on conv2")
+    assert str(graph["conv1"].frozen).endswith(". These hooks change tensors: centres_gradients on conv2")
 
 
-class ReadsWhatAHookLeft(nn.Module):
-    """The hook returns nothing, and what it keeps is an output."""
+class UsesValueOfHook(nn.Module):
+    """The hook returns nothing, and the value that it stores is an output."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -292,13 +294,13 @@ class ReadsWhatAHookLeft(nn.Module):
 
 
 @pytest.mark.parametrize("called_before", [False, True])
-def test_what_a_hook_keeps_for_the_network_is_followed(called_before: bool) -> None:
-    net, inputs = ReadsWhatAHookLeft(), image()()
+def test_values_that_a_hook_stores_for_the_network_are_traced(called_before: bool) -> None:
+    net, inputs = UsesValueOfHook(), image()()
     if called_before:
-        net(inputs)  # what it left behind must not be taken for what it would leave now
+        net(inputs)  # the old value must not count as the new one
     kept = dict(net.kept)
     graph = trace_channels(net, inputs)
-    assert facts(graph)["stem"] == (8, "it is a network output")
+    assert facts(graph)["stem"] == (8, "it is an output of the network")
     assert {group.name for group in graph.prunable} == {"body"}
     assert net.kept == kept
     small = with_widths(net, graph, {"body": 2})
@@ -307,7 +309,7 @@ def test_what_a_hook_keeps_for_the_network_is_followed(called_before: bool) -> N
     assert net.kept == kept
 
 
-def test_a_hook_that_cannot_run_on_a_copy_is_named() -> None:
+def test_a_hook_that_fails_on_a_copy_is_named() -> None:
     net, inputs = chain(), image()()
     names = {id(module): name for name, module in net.named_modules()}
 
@@ -339,7 +341,7 @@ def registered(register: Callable[..., Any], hook: Callable[..., Any]) -> Iterat
         handle.remove()
 
 
-def test_hooks_of_all_modules_that_observe_are_not_run() -> None:
+def test_global_hooks_that_observe_do_not_run() -> None:
     net, inputs, heard = chain(), image()(), []
     wanted = facts(trace_channels(net, inputs))
     with (
@@ -358,9 +360,143 @@ def test_hooks_of_all_modules_that_observe_are_not_run() -> None:
     assert facts(graph) == wanted
 
 
-def test_a_hook_of_all_modules_that_changes_tensors_is_followed() -> None:
+def test_a_global_hook_that_changes_tensors_is_traced() -> None:
     net, inputs = chain(), image()()
     with registered(torch_module.register_module_forward_hook, normalises):
         graph = trace_channels(net, inputs)
     assert not graph.prunable
     assert "softmax" in str(graph["conv1"].frozen)
+
+
+# ---------------------------------------------------------------- side effects
+
+LIST: list[int] = [1]
+COUNT = 0
+
+
+class Holder:
+    def __init__(self) -> None:
+        self.items: list[Any] = [1]
+        self.inner = {"a": [1]}
+        self.count = 0
+
+    def change(self) -> None:
+        self.items = [*self.items, 2]
+        self.inner["a"].append(2)
+        self.inner["b"] = [3]
+        self.count += 1
+        self.new = 1
+
+
+def helper() -> None:
+    global COUNT, FRESH  # noqa: PLW0603 - as users write it
+    COUNT += 1
+    FRESH = 1
+    LIST.append(2)
+
+
+def calls_a_helper() -> None:
+    helper()
+
+
+def test_containers_are_restored_with_their_contents() -> None:
+    items, pairs, unique, recent = [1, [2]], {"a": 1}, {1}, deque([1, 2], maxlen=2)
+    counts, groups = Counter("aab"), defaultdict(list, {"x": [1]})
+    inner = items[1]
+
+    def change() -> None:
+        inner.append(3)
+        items.append(4)
+        pairs["b"] = 2
+        del pairs["a"]
+        unique.add(2)
+        recent.append(3)
+        counts["c"] += 1
+        groups["y"].append(1)
+        groups["x"].append(2)
+
+    with undo_changes([change]):
+        change()
+        assert len(items) == 3
+    assert items == [1, [2]]
+    assert items[1] is inner
+    assert (pairs, unique, list(recent)) == ({"a": 1}, {1}, [1, 2])
+    assert counts == Counter("aab")
+    assert groups == {"x": [1]}
+
+
+def test_objects_methods_partials_and_defaults_are_network() -> None:
+    one, other, third = Holder(), Holder(), Holder()
+
+    def by_default(held: Holder = third) -> None:
+        held.change()
+
+    functions = [one.change, partial(Holder.change, other), by_default]
+    with undo_changes(functions):
+        for function in functions:
+            function()
+    for holder in (one, other, third):
+        assert vars(holder) == {"items": [1], "inner": {"a": [1]}, "count": 0}
+
+
+def test_variables_are_restored() -> None:
+    count, unset = 0, 1
+    del unset
+
+    def change() -> None:
+        nonlocal count, unset
+        count += 1
+        unset = 1
+
+    with undo_changes([change, calls_a_helper]):
+        change()
+        calls_a_helper()
+    assert (count, COUNT, LIST) == (0, 0, [1])
+    assert "FRESH" not in globals()
+
+
+def test_tensors_and_arrays_are_restored() -> None:
+    total, array = torch.zeros(3), np.zeros(3)
+    with torch.inference_mode():
+        inference = torch.zeros(2)
+    meter = nn.BatchNorm1d(2)
+
+    def change() -> None:
+        total.add_(1)
+        np.add(array, 1, out=array)
+        with torch.inference_mode():
+            inference.add_(1)
+        meter(torch.randn(4, 2))
+
+    with undo_changes([change]):
+        change()
+        assert total.sum() == 3
+    assert total.tolist() == [0, 0, 0]
+    assert array.tolist() == [0, 0, 0]
+    assert inference.tolist() == [0, 0]
+    assert meter.running_mean is not None
+    assert meter.running_mean.tolist() == [0, 0]
+
+
+def test_everything_is_restored_after_an_error() -> None:
+    items: list[int] = []
+
+    def change() -> None:
+        items.append(1)
+        raise ValueError
+
+    with pytest.raises(ValueError), undo_changes([change]):  # noqa: PT011
+        change()
+    assert items == []
+
+
+def test_objects_of_libraries_and_spared_modules_do_not_change() -> None:
+    logger, spared = logging.getLogger("test of side effects"), nn.BatchNorm1d(2)
+
+    def change() -> None:
+        logger.level = 10
+        spared.eps = 1.0
+
+    with undo_changes([change], spare=[spared]):
+        change()
+    assert (logger.level, spared.eps) == (10, 1.0)

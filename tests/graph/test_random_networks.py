@@ -1,7 +1,6 @@
 """Pruning is exact: on random networks, the masked and the slim network give the same outputs and gradients.
 
-The verification that `trace_channels` can run itself is switched off where nothing else is said, so that the structure
-alone must be right.
+Verification is off in most tests, so that the trace alone must be right.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ def examples(of_a_hundred: int) -> Any:
 
 @st.composite
 def dead_units(draw: Any, graph: ChannelGraph) -> dict[str, list[int]]:
-    """For each group that can be cut, any units but all; often as many as can go, which are mostly all but one."""
+    """For each prunable group, some units; often all but the minimum width."""
     dead = {}
     for group in checked_groups(graph):
         units, most = range(group.width), group.width - group.min_width
@@ -40,7 +39,7 @@ def dead_units(draw: Any, graph: ChannelGraph) -> dict[str, list[int]]:
 
 
 def traced(drawn: Drawn, *, verify: bool = False) -> ChannelGraph:
-    """The graph of a drawn network, which the trace leaves as it was."""
+    """The graph of a drawn network, which the trace does not change."""
     note(str(drawn.plan))
     before, mode = copy.deepcopy(drawn.net.state_dict()), drawn.net.training
     graph = ecc.trace_channels(drawn.net, drawn.example, verify=verify)
@@ -57,14 +56,14 @@ def assert_exact(drawn: Drawn, graph: ChannelGraph, data: st.DataObject) -> None
 
 
 def assert_found(graph: ChannelGraph, tensor: str, expected: int | str) -> None:
-    """That so many units of a parameter's axis can be cut, or none for the reason expected."""
+    """Check that this number of units of an axis is prunable, or none for the expected reason."""
     name, _, axis = tensor.partition(":")
     groups = [g for g in graph.groups for p in g.slices if (p.tensor, p.axis) == (name, int(axis or 0))]
-    loose = sum(g.width for g in groups if g.frozen is None)
+    prunable = sum(g.width for g in groups if g.frozen is None)
     if isinstance(expected, int):
-        assert loose == (expected if expected > 1 else 0), f"{tensor}: {loose} units can be cut"
+        assert prunable == (expected if expected > 1 else 0), f"{tensor}: {prunable} units are prunable"
     else:
-        assert loose == 0, f"{tensor} can be cut, though it meets {expected}"
+        assert prunable == 0, f"{tensor} is prunable in spite of {expected}"
         assert any(expected in str(g.frozen) for g in groups), [g.frozen for g in groups]
 
 
@@ -84,17 +83,17 @@ def test_a_block_between_two_convolutions(kind: str) -> None:
 
 @examples(80)
 @given(networks(without=[*LEAKS, *HARD]), st.data())
-def test_networks_of_blocks_that_can_be_cut(drawn: Drawn, data: st.DataObject) -> None:
+def test_networks_of_prunable_blocks(drawn: Drawn, data: st.DataObject) -> None:
     assert_exact(drawn, traced(drawn), data)
 
 
-@examples(60)
+@examples(50)
 @given(networks(without=NUMERIC), st.data())
 def test_networks_of_all_blocks(drawn: Drawn, data: st.DataObject) -> None:
     assert_exact(drawn, traced(drawn), data)
 
 
-@examples(60)
+@examples(50)
 @given(networks(), st.data())
-def test_networks_of_all_blocks_with_proof(drawn: Drawn, data: st.DataObject) -> None:
+def test_networks_of_all_blocks_verified(drawn: Drawn, data: st.DataObject) -> None:
     assert_exact(drawn, traced(drawn, verify=True), data)

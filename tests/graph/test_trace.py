@@ -1,12 +1,17 @@
+"""`trace_channels` on small networks: groups, slices, reasons, notes, and no side effects."""
+
 from __future__ import annotations
 
 import copy
 import random
+import re
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import ecc
@@ -16,8 +21,8 @@ from graph.cases import CASES, chain, conv, image, named, traced
 from graph.special_nets import BranchesOnChannels
 
 
-def place(graph: ChannelGraph, group: str, tensor: str, axis: int) -> ParamSlice:
-    (found,) = [p for p in graph[group].slices if (p.tensor, p.axis) == (tensor, axis)]
+def slice_of(graph: ChannelGraph, group: str, tensor: str, axis: int) -> ParamSlice:
+    (found,) = [one for one in graph[group].slices if (one.tensor, one.axis) == (tensor, axis)]
     return found
 
 
@@ -25,30 +30,25 @@ def place(graph: ChannelGraph, group: str, tensor: str, axis: int) -> ParamSlice
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_groups_and_reasons_are_those_found_by_hand(name: str) -> None:
+def test_groups_reasons_and_notes_are_those_found_by_hand(name: str) -> None:
     case = CASES[name]
-    _, _, graph = traced(name)
-    assert {g.name: g.width for g in graph.groups if g.frozen is None} == dict(case.cut)
+    net, inputs, graph = traced(name)
+    assert {g.name: g.width for g in graph.groups if g.frozen is None} == dict(case.prunable)
     assert {g.name: g.width for g in graph.groups if g.frozen} == {n: width for n, (width, _) in case.frozen.items()}
     for group, (_, words) in case.frozen.items():
         assert words in str(graph[group].frozen)
     assert len(graph.notes) == len(case.notes)
     for note, words in zip(graph.notes, case.notes, strict=True):
         assert words in note
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_the_proof_in_numbers_freezes_nothing_more(name: str) -> None:
-    net, inputs, graph = traced(name)
     assert graph.max_relative_diff is None
-    verified = ecc.graph.verify_graph(net, graph, inputs)
+    verified = ecc.verify_graph(net, graph, inputs)  # which freezes nothing more
+    assert verified.groups == graph.groups
     assert verified.max_relative_diff is not None
     assert verified.max_relative_diff <= 1e-4
-    assert verified.groups == graph.groups
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_network_and_the_random_state_are_left_as_they_were(name: str) -> None:
+def test_the_network_and_the_random_state_do_not_change(name: str) -> None:
     net, inputs = CASES[name].build(), CASES[name].inputs()
     net.train()
     next(net.children()).eval()  # a mixture of modes
@@ -74,128 +74,104 @@ def test_the_same_network_gives_the_same_graph() -> None:
     assert first.fingerprint == second.fingerprint
 
 
-# ---------------------------------------------------------------- places
+# ---------------------------------------------------------------- slices and layers
 
 
-def test_a_chain_reads_and_writes_what_its_weights_say() -> None:
-    _, _, graph = traced("chain")
-    everything = torch.arange(8)[:, None]
+def test_the_slices_of_a_chain() -> None:
+    graph = traced("chain")[2]
+    norm = [(f"bn1.{name}", 0, (Role.PER_CHANNEL,)) for name in ("weight", "bias", "running_mean", "running_var")]
     expected = [
         ("conv1.weight", 0, (Role.PRODUCER,)),
         ("conv1.bias", 0, (Role.PRODUCER,)),
-        ("bn1.weight", 0, (Role.PER_CHANNEL,)),
-        ("bn1.bias", 0, (Role.PER_CHANNEL,)),
-        ("bn1.running_mean", 0, (Role.PER_CHANNEL,)),
-        ("bn1.running_var", 0, (Role.PER_CHANNEL,)),
+        *norm,
         ("conv2.weight", 1, (Role.CONSUMER,)),
     ]
     found = graph["conv1"].slices
-    assert sorted((p.tensor, p.axis, p.roles) for p in found) == sorted(expected)
-    assert all(torch.equal(p.index, everything) for p in found)
+    assert sorted((one.tensor, one.axis, one.roles) for one in found) == sorted(expected)
+    assert all(torch.equal(one.index, torch.arange(8)[:, None]) for one in found)
 
 
-def test_one_channel_is_as_many_columns_as_it_has_positions() -> None:
-    _, _, graph = traced("flattened chain")
-    columns = place(graph, "conv", "fc1.weight", 1)
-    assert torch.equal(columns.index, torch.arange(8 * 16).view(8, 16))
+SLICES: dict[str, list[tuple[str, str, int, Any]]] = {
+    "flattened chain": [("conv", "fc1.weight", 1, torch.arange(8 * 16).view(8, 16))],
+    "option A": [
+        ("stem", "conv.weight", 0, torch.arange(2, 10)[:, None]),
+        ("conv", "conv.weight", 0, torch.tensor([[0], [1], [10], [11]])),
+    ],
+    "depthwise with multiplier": [
+        ("conv1", "dw.weight", 0, torch.arange(16).view(8, 2)),
+        ("conv1", "pw.weight", 1, torch.arange(16).view(8, 2)),
+    ],
+    "grouped": [
+        ("conv1", "conv1.weight", 0, torch.arange(8).view(4, 2)),
+        ("conv1", "conv2.weight", 0, torch.arange(12).view(4, 3)),
+    ],
+    "concat": [
+        ("left", "head.weight", 1, torch.arange(4)[:, None]),
+        ("right", "head.weight", 1, torch.arange(4, 10)[:, None]),
+    ],
+    "chunk and cat": [("stem", "stem.weight", 0, torch.arange(8).view(2, 4).t())],
+    "channel shuffle": [
+        ("stem", "stem.weight", 0, torch.arange(12).view(3, 4).t()),
+        ("stem", "head.weight", 1, torch.arange(12).view(4, 3)),
+    ],
+    "pixel shuffle": [
+        ("stem", "stem.weight", 0, torch.arange(12).view(3, 4)),
+        ("stem", "head.weight", 1, torch.arange(3)[:, None]),
+    ],
+    "transformer block": [("value", "value.weight", 0, torch.arange(8).view(2, 4).t())],
+}
 
 
-def test_one_channel_of_alexnets_conv5_is_36_columns_of_fc6() -> None:
-    with torch.device("meta"):  # shapes without the 244 MB
-        net = AlexNet()
-    graph = trace_channels(net, torch.empty(1, 3, 224, 224, device="meta"))
-    fc6 = place(graph, "features.10", "classifier.1.weight", 1)
-    assert torch.equal(fc6.index, torch.arange(9216).view(256, 36))
+@pytest.mark.parametrize("name", SLICES)
+def test_the_indices_of_a_unit(name: str) -> None:
+    graph = traced(name)[2]
+    for group, tensor, axis, index in SLICES[name]:
+        assert torch.equal(slice_of(graph, group, tensor, axis).index, index), (group, tensor)
+
+
+@pytest.mark.parametrize(
+    ("name", "group", "role", "layers"),
+    [
+        ("residual", "stem", Role.PRODUCER, ("stem", "conv2")),
+        ("residual", "stem", Role.CONSUMER, ("conv1", "head")),
+        ("shared module", "stem", Role.PRODUCER, ("stem", "body")),
+        ("shared module", "stem", Role.CONSUMER, ("body", "head")),
+        ("transformer block", "value", Role.CONSUMER, ("project",)),
+        ("auxiliary head", "body", Role.CONSUMER, ("head", "aux")),  # aux runs in train mode only
+    ],
+)
+def test_producers_and_consumers(name: str, group: str, role: Role, layers: tuple[str, ...]) -> None:
+    assert traced(name)[2][group].layers(role) == layers
+
+
+def test_a_tied_weight_appears_once() -> None:
+    graph = traced("tied weights")[2]
+    assert [one.axis for one in graph["fc1"].slices if one.tensor == "fc2.weight"] == [0, 1]
+    assert not [one for one in graph["fc1"].slices if one.tensor == "fc3.weight"]
+
+
+def test_two_channels_stay_if_code_squeezes_axes() -> None:
+    assert traced("squeeze")[2]["stem"].min_width == 2
+    assert traced("chain")[2]["conv1"].min_width == 1
+
+
+def test_alexnet_and_mobilenet_have_the_published_widths() -> None:
+    with torch.device("meta"):  # shapes without values
+        alexnet, mobilenet = AlexNet(), MobileNetV1()
+    image = torch.empty(1, 3, 224, 224, device="meta")
+    graph = trace_channels(alexnet, image, verify=False)
+    index = slice_of(graph, "features.10", "classifier.1.weight", 1).index
+    assert torch.equal(index, torch.arange(9216).view(256, 36))  # one channel of conv5 is 36 columns of fc6
     assert [g.width for g in graph.groups] == [64, 192, 384, 256, 256, 4096, 4096, 1000]
     assert [g.name for g in graph.groups if g.frozen] == ["classifier.6"]
-
-
-def test_mobilenet_has_one_group_for_each_published_width() -> None:
-    with torch.device("meta"):
-        net = MobileNetV1()
-    graph = trace_channels(net, torch.empty(1, 3, 224, 224, device="meta"))
-    published = [32, 64, 128, 128, 256, 256, 512, 512, 512, 512, 512, 512, 1024, 1024]  # Table 1, filters of 1 x 1
+    graph = trace_channels(mobilenet, image, verify=False)
+    published = [32, 64, 128, 128, 256, 256, 512, 512, 512, 512, 512, 512, 1024, 1024]  # table 1, 1 x 1 filters
     assert [g.width for g in graph.prunable] == published
     assert [g.name for g in graph.groups if g.frozen] == ["fc"]
     assert graph["conv1"].layers(Role.PER_CHANNEL) == ("conv1_bn", "conv_dw_1", "conv_dw_1_bn")
 
 
-def test_a_residual_stream_has_all_its_writers_and_readers() -> None:
-    _, _, graph = traced("residual")
-    assert graph["stem"].layers(Role.PRODUCER) == ("stem", "conv2")
-    assert graph["stem"].layers(Role.CONSUMER) == ("conv1", "head")
-
-
-def test_option_a_ties_the_middle_channels_to_the_shortcut() -> None:
-    _, _, graph = traced("option A")
-    assert torch.equal(place(graph, "stem", "conv.weight", 0).index, torch.arange(2, 10)[:, None])
-    assert place(graph, "conv", "conv.weight", 0).index.flatten().tolist() == [0, 1, 10, 11]
-
-
-def test_a_depthwise_multiplier_puts_its_copies_into_one_unit() -> None:
-    _, _, graph = traced("depthwise with multiplier")
-    assert torch.equal(place(graph, "conv1", "dw.weight", 0).index, torch.arange(16).view(8, 2))
-    assert torch.equal(place(graph, "conv1", "pw.weight", 1).index, torch.arange(16).view(8, 2))
-
-
-def test_a_unit_of_a_grouped_convolution_is_a_whole_group() -> None:
-    _, _, graph = traced("grouped")
-    assert torch.equal(place(graph, "conv1", "conv1.weight", 0).index, torch.arange(8).view(4, 2))
-    assert torch.equal(place(graph, "conv1", "conv2.weight", 0).index, torch.arange(12).view(4, 3))
-
-
-def test_concatenated_branches_stand_side_by_side_in_their_reader() -> None:
-    _, _, graph = traced("concat")
-    assert place(graph, "left", "head.weight", 1).index.flatten().tolist() == [0, 1, 2, 3]
-    assert place(graph, "right", "head.weight", 1).index.flatten().tolist() == [4, 5, 6, 7, 8, 9]
-
-
-def test_halves_of_a_chunk_stay_equal() -> None:
-    _, _, graph = traced("chunk and cat")
-    assert place(graph, "stem", "stem.weight", 0).index.tolist() == [[0, 4], [1, 5], [2, 6], [3, 7]]
-
-
-def test_a_channel_shuffle_ties_its_groups() -> None:
-    _, _, graph = traced("channel shuffle")
-    assert place(graph, "stem", "stem.weight", 0).index.tolist() == [[k, 4 + k, 8 + k] for k in range(4)]
-    assert place(graph, "stem", "head.weight", 1).index.tolist() == [[3 * k, 3 * k + 1, 3 * k + 2] for k in range(4)]
-
-
-def test_a_pixel_shuffle_makes_one_channel_of_four() -> None:
-    _, _, graph = traced("pixel shuffle")
-    assert torch.equal(place(graph, "stem", "stem.weight", 0).index, torch.arange(12).view(3, 4))
-    assert torch.equal(place(graph, "stem", "head.weight", 1).index, torch.arange(3)[:, None])
-
-
-def test_attention_heads_lose_the_same_channels() -> None:
-    _, _, graph = traced("transformer block")
-    assert place(graph, "value", "value.weight", 0).index.tolist() == [[k, 4 + k] for k in range(4)]
-    assert graph["value"].layers(Role.CONSUMER) == ("project",)
-
-
-def test_a_shared_layer_reads_what_it_writes() -> None:
-    _, _, graph = traced("shared module")
-    assert graph["stem"].layers(Role.PRODUCER) == ("stem", "body")
-    assert graph["stem"].layers(Role.CONSUMER) == ("body", "head")
-
-
-def test_a_tied_weight_appears_once() -> None:
-    _, _, graph = traced("tied weights")
-    assert [p.axis for p in graph["fc1"].slices if p.tensor == "fc2.weight"] == [0, 1]
-    assert not [p for p in graph["fc1"].slices if p.tensor == "fc3.weight"]
-
-
-def test_a_head_that_runs_in_training_only_is_a_reader_too() -> None:
-    _, _, graph = traced("auxiliary head")
-    assert graph["body"].layers(Role.CONSUMER) == ("head", "aux")
-
-
-def test_two_channels_stay_where_code_drops_axes_of_size_one() -> None:
-    assert traced("squeeze")[2]["stem"].min_width == 2
-    assert traced("chain")[2]["conv1"].min_width == 1
-
-
-# ---------------------------------------------------------------- costs by hand
+# ---------------------------------------------------------------- costs
 
 
 def test_macs_of_a_chain_are_the_papers_sum() -> None:
@@ -206,12 +182,12 @@ def test_macs_of_a_chain_are_the_papers_sum() -> None:
         assert int(graph.macs({"conv1": s1, "conv2": s2})) == by_hand
 
 
-def test_macs_count_the_whole_batch_and_nothing_but_the_eval_pass() -> None:
-    _, _, graph = traced("auxiliary head")  # batch of 2; aux runs in training only
+def test_macs_count_the_whole_batch_in_eval_mode() -> None:
+    graph = traced("auxiliary head")[2]  # batch of 2; aux runs in train mode only
     assert int(graph.macs()) == 2 * 64 * (9 * 3 * 8 + 9 * 8 * 6 + 6 * 4)
 
 
-# ---------------------------------------------------------------- freezing by wish
+# ---------------------------------------------------------------- frozen by the user
 
 
 @pytest.mark.parametrize(
@@ -219,67 +195,37 @@ def test_macs_count_the_whole_batch_and_nothing_but_the_eval_pass() -> None:
     [
         (["conv1"], {"conv1"}),
         (["conv*"], {"conv1", "conv2"}),
-        (["bn1"], {"conv1"}),  # a layer that carries the channels
+        (["bn1"], {"conv1"}),
         (["conv2.bias"], {"conv2"}),
-        (["conv1", "conv2"], {"conv1", "conv2"}),
-        (["relu*"], set()),  # it has nothing to freeze
+        (["relu*"], set()),
     ],
 )
-def test_modules_stay_whole_on_request(patterns: list[str], frozen: set[str]) -> None:
-    _, _, graph = traced("chain", freeze=patterns)
-    assert {g.name for g in graph.groups if g.frozen == "frozen on request"} == frozen
+def test_modules_are_frozen_by_pattern(patterns: list[str], frozen: set[str]) -> None:
+    graph = traced("chain", freeze=patterns)[2]
+    assert {g.name for g in graph.groups if g.frozen == "frozen by the argument `freeze`"} == frozen
 
 
 @pytest.mark.parametrize("pattern", ["block", "block.0", "b*k", "block.0.weight"])
-def test_naming_a_block_freezes_all_that_is_written_in_it(pattern: str) -> None:
-    net = nn.Sequential()
-    net.block, net.other, net.head = (
-        nn.Sequential(nn.Conv2d(3, 8, 1), nn.ReLU()),
-        nn.Conv2d(8, 6, 1),
-        nn.Conv2d(6, 2, 1),
-    )
+def test_a_pattern_of_a_block_freezes_its_outputs_only(pattern: str) -> None:
+    net = named(block=nn.Sequential(conv(3, 8, 1), nn.ReLU()), other=conv(8, 6, 1), head=conv(6, 2, 1))
     graph = trace_channels(net, torch.randn(1, 3, 4, 4), freeze=pattern)
-    assert {g.name for g in graph.groups if g.frozen == "frozen on request"} == {"block.0"}
+    assert {g.name for g in graph.groups if g.frozen == "frozen by the argument `freeze`"} == {"block.0"}
     assert graph["other"].frozen is None
 
 
-def test_a_layer_that_reads_a_frozen_group_can_still_be_cut() -> None:
-    _, _, graph = traced("residual", freeze=["conv2"])  # conv2 writes into the residual stream
-    assert graph["stem"].frozen == "frozen on request"
-    assert graph["conv1"].frozen is None
+# ---------------------------------------------------------------- code that does not follow the widths
 
 
-# ---------------------------------------------------------------- what a cut changes
+class Between(nn.Module):
+    """Code between two convolutions; `stem` has 6 channels."""
 
-
-class DependsOnWidth(nn.Module):
-    """Arithmetic with the number of channels: no operator shows it, only the outputs do."""
-
-    def __init__(self, scale: Any) -> None:
+    def __init__(self, code: Callable[[Tensor], Tensor], out: int = 6) -> None:
         super().__init__()
-        self.stem, self.head, self.scale = conv(3, 8), conv(8, 4, 1), scale
+        self.stem, self.code, self.head = conv(3, 6), code, conv(out, 4, 1)
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.stem(x)
-        return self.head(x * self.scale(x.shape[1]))
-
-
-def divided(channels: int) -> float:
-    return 1 / channels
-
-
-def divided_by_a_tensor(channels: int) -> Tensor:
-    return 1 / torch.tensor(float(channels))
-
-
-def root(channels: int) -> Tensor:
-    return torch.tensor(channels - 7.0).sqrt()  # not a number below 7
-
-
-@pytest.mark.parametrize("scale", [divided, divided_by_a_tensor, root])
-def test_arithmetic_with_the_number_of_channels_freezes_them(scale: Any) -> None:
-    graph = trace_channels(DependsOnWidth(scale), torch.randn(2, 3, 8, 8))
-    assert graph["stem"].frozen is not None
+    def forward(self, images: Tensor) -> Tensor:
+        out: Tensor = self.head(self.code(self.stem(images)))
+        return out
 
 
 def doubles_the_first(x: Tensor) -> Tensor:
@@ -294,43 +240,196 @@ def raises_the_first(x: Tensor) -> Tensor:
     return x + offset
 
 
-def doubles_three(x: Tensor) -> Tensor:
-    return torch.cat([2 * x[:, :3], x[:, 3:]], dim=1)
-
-
-def gates_the_last(x: Tensor) -> Tensor:
-    return torch.cat([x[:, :-1], torch.sigmoid(x[:, -1:])], dim=1)
-
-
 def masks_half(x: Tensor) -> Tensor:
     half = x.shape[1] // 2
     return x * torch.cat([x.new_ones(1, half, 1, 1), x.new_zeros(1, x.shape[1] - half, 1, 1)], dim=1)
 
 
-class NamesChannels(nn.Module):
-    """The code means certain channels by their number; after a cut the number means another one."""
+HERE = r"\(test_trace.py:\d+\)"
+REASONS: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
+    "view": (
+        lambda x: x.view(-1, 6, 16).view(-1, 6, 4, 4),
+        rf"`view\(-1, 6, 16\)` {HERE} has a hard-coded channel count. "
+        r"Use `view\(x.shape\[0\], -1, 16\)` to make it prunable",
+    ),
+    "view of flat channels": (
+        lambda x: x.flatten(1).view(-1, 6, 4, 4),
+        rf"`view\(-1, 6, 4, 4\)` {HERE} has a hard-coded channel count. "
+        r"Use `view\(x.shape\[0\], -1, 4, 4\)` to make it prunable",
+    ),
+    "split": (
+        lambda x: torch.cat(x.split((3, 3), 1)[::-1], 1),
+        rf"`split\(\[3, 3\], 1\)` {HERE} has a hard-coded channel count. Use `chunk\(2, 1\)` to make it prunable",
+    ),
+    "slice": (
+        lambda x: torch.cat([x[:, :1] * 2, x[:, 1:]], 1),
+        rf"`x\[:, :1\]` {HERE} selects channels by number. "
+        r"Compute the bounds from `x.shape\[1\]`, or use `chunk`, to make it prunable",
+    ),
+    "roll": (lambda x: x.roll(1, 1), rf"`roll\(\[1\], \[1\]\)` {HERE} selects channels by number"),
+    "number": (lambda x: x / x.shape[1], rf"`div` {HERE} uses a number that depends on the channel count"),
+    "number in a tensor": (
+        lambda x: x / torch.tensor(float(x.shape[1])),
+        rf"`div` {HERE} uses a number that depends on the channel count",
+    ),
+    "branch": (
+        lambda x: F.relu(x) if x.shape[1] == 6 else x,
+        rf"the code runs other operators at another width \(first `conv2d` in head {HERE}\)",
+    ),
+}
 
-    def __init__(self, function: Any) -> None:
-        super().__init__()
-        self.stem, self.function, self.head = conv(3, 8), function, conv(8, 4, 1)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.function(self.stem(x)))
+@pytest.mark.parametrize("name", REASONS)
+def test_the_reason_names_the_code_and_a_fix(name: str) -> None:
+    code, reason = REASONS[name]
+    frozen = trace_channels(Between(code), torch.randn(2, 3, 4, 4), verify=False)["stem"].frozen
+    assert frozen is not None
+    assert re.fullmatch(reason, frozen), frozen
 
 
-@pytest.mark.parametrize("verified", [True, False])
-@pytest.mark.parametrize("function", [doubles_the_first, raises_the_first, doubles_three, gates_the_last, masks_half])
-def test_cutting_is_exact_where_code_means_a_channel_by_its_number(function: Any, verified: bool) -> None:
-    net, images = NamesChannels(function).eval(), torch.randn(2, 3, 8, 8)
-    graph = trace_channels(net, images, verify=verified)
-    for unit in range(8) if graph["stem"].frozen is None else ():
+@pytest.mark.parametrize(
+    "code",
+    [
+        F.relu,
+        lambda x: x * 0.5,
+        lambda x: x.flip(1),
+        lambda x: x - x.shape[2],
+        lambda x: x.view(x.shape[0], -1, 16).view(x.shape[0], -1, 4, 4),
+        lambda x: torch.cat(x.chunk(2, 1)[::-1], 1),
+    ],
+)
+def test_code_that_follows_the_widths_is_prunable(code: Callable[[Tensor], Tensor]) -> None:
+    graph = trace_channels(Between(code), torch.randn(2, 3, 4, 4))
+    assert graph["stem"].frozen is None
+    assert graph.max_relative_diff is not None
+    assert graph.max_relative_diff <= 1e-5
+
+
+@pytest.mark.parametrize("verify", [True, False])
+@pytest.mark.parametrize(
+    "code",
+    [
+        doubles_the_first,
+        raises_the_first,
+        masks_half,
+        lambda x: torch.cat([2 * x[:, :3], x[:, 3:]], dim=1),
+        lambda x: torch.cat([x[:, :-1], torch.sigmoid(x[:, -1:])], dim=1),
+        lambda x: x * torch.tensor(x.shape[1] - 5.0).sqrt(),  # NaN below 5 channels
+    ],
+)
+def test_code_that_selects_channels_by_number_stays_exact(code: Callable[[Tensor], Tensor], verify: bool) -> None:
+    net, images = Between(code).eval(), torch.randn(2, 3, 8, 8)
+    graph = trace_channels(net, images, verify=verify)
+    assert graph["stem"].width == 6
+    for unit in range(6) if graph["stem"].frozen is None else ():
         masked = copy.deepcopy(net)
         mask_channels_(masked, graph, {"stem": torch.tensor([unit])})
         torch.testing.assert_close(slim(masked, graph)(images), masked(images), msg=f"without channel {unit}")
-    assert graph["stem"].width == 8
 
 
-def test_channels_that_decide_what_runs_are_frozen() -> None:
+def test_channels_that_decide_which_code_runs_are_frozen() -> None:
     graph = trace_channels(BranchesOnChannels(), torch.randn(2, 3, 8, 8))
-    assert "sum reduces over it" in str(graph["stem"].frozen)
+    assert "`sum` reduces over the channel axis" in str(graph["stem"].frozen)
     assert "real tensors" in graph.notes[0]
+
+
+# ---------------------------------------------------------------- modules that the example input does not run
+
+
+class Mixture(nn.Module):
+    """The first expert of four gets every item."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.wide = nn.Linear(6, 8), nn.Linear(8, 12)
+        self.experts = nn.ModuleList(nn.Sequential(nn.Linear(12, 10), nn.ReLU(), nn.Linear(10, 12)) for _ in range(4))
+        self.narrow, self.head = nn.Linear(12, 11), nn.Linear(11, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.wide(torch.relu(self.stem(x))))
+        return self.head(torch.relu(self.narrow(self.experts[0](x))))  # type: ignore[no-any-return]
+
+
+def test_channels_that_may_be_inputs_of_idle_experts_are_frozen() -> None:
+    graph = trace_channels(Mixture(), torch.randn(4, 6))
+    (note,) = graph.notes
+    assert "the example input does not run experts.1, experts.2, experts.3: they are not pruned" in note
+    assert graph["wide"].frozen == (
+        "it may be an input of experts.1.0, which the example input does not run. Trace with an input that runs it"
+    )
+    assert {group.name for group in graph.prunable} == {"stem", "narrow"}  # whose sizes match no expert
+
+
+@pytest.mark.parametrize(
+    ("idle", "prunable"),
+    [(nn.Linear(7, 7), {"stem", "body"}), (nn.Linear(8 * 16, 6), {"stem"}), (nn.Linear(5, 7), {"body"})],
+)
+def test_an_idle_layer_freezes_channels_of_matching_sizes(idle: nn.Module, prunable: set[str]) -> None:
+    net = named(stem=conv(3, 5), relu=nn.ReLU(), body=conv(5, 8), head=conv(8, 4, 1))
+    net.stem.idle = idle
+    graph = trace_channels(net, torch.randn(2, 3, 4, 4))
+    assert {group.name for group in graph.prunable} == prunable
+    assert "does not run stem.idle:" in graph.notes[0]
+
+
+# ---------------------------------------------------------------- side effects
+
+
+class Remembers(nn.Module):
+    """Writes attributes in its forward pass, as caches and counters do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.head = conv(3, 8), conv(8, 4, 1)
+        self.register_buffer("calls", torch.zeros(8))
+        self.cache: dict[str, Any] = {}
+        self.latest: Any = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        self.calls += 1
+        self.cache["size"] = x.shape
+        self.latest = x.detach()
+        self.fresh = 1
+        return self.head(x)
+
+
+def test_attributes_written_by_forward_stay_in_the_copy() -> None:
+    net = Remembers()
+    trace_channels(net, torch.randn(2, 3, 8, 8))
+    assert net.cache == {}
+    assert net.latest is None
+    assert not hasattr(net, "fresh")
+    assert torch.equal(net.calls, torch.zeros(8))
+
+
+def test_an_existing_cache_is_kept() -> None:
+    net, images = Remembers(), torch.randn(2, 3, 8, 8)
+    net(images)
+    latest = net.latest
+    trace_channels(net, images)
+    assert net.latest is latest
+    assert net.cache == {"size": (2, 8, 8, 8)}
+
+
+def test_the_input_does_not_change() -> None:
+    net = named(relu=nn.ReLU(inplace=True), conv1=conv(3, 8), head=conv(8, 4, 1))
+    images = torch.randn(2, 3, 8, 8)
+    before = images.clone()
+    trace_channels(net, images)
+    assert torch.equal(images, before)
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_a_network_on_meta_tensors_is_verified_with_random_weights(device: str) -> None:
+    with torch.device("meta"):
+        net = chain()
+    graph = trace_channels(net, torch.randn(1, 3, 8, 8, device=device))
+    assert graph.max_relative_diff is not None
+    assert all(tensor.device.type == "meta" for tensor in net.state_dict().values())
+    assert {g.name: g.width for g in graph.prunable} == {"conv1": 8, "conv2": 6}
+
+
+def test_a_network_without_parameters_has_no_groups() -> None:
+    graph = trace_channels(named(relu=nn.ReLU(), pool=nn.MaxPool2d(2)), torch.randn(1, 3, 8, 8))
+    assert graph.groups == ()

@@ -1,4 +1,4 @@
-"""Networks that invite wrong pruning are never pruned wrongly, and ordinary ones beside them stay prunable."""
+"""Networks that are easy to prune wrongly are never pruned wrongly, and similar ordinary ones stay prunable."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import pytest
 import graph.traps  # noqa: F401 - fills the catalogue
 from graph.traps.base import ORDINARY, TRAPS
 from graph.traps.checking import assert_never_wrong, traced
+from graph.traps.unreached import UNREACHED
 
 
 @pytest.mark.parametrize("name", TRAPS)
@@ -27,3 +28,12 @@ def test_a_module_that_the_example_input_does_not_run_is_named(name: str) -> Non
     graph = traced(trap.net(), trap.example())
     for module in trap.idle if graph is not None else ():
         assert any(module in note for note in graph.notes), graph.notes
+
+
+@pytest.mark.parametrize("name", UNREACHED)
+def test_inputs_of_a_layer_that_does_not_run_are_not_pruned(name: str) -> None:
+    trap = UNREACHED[name]
+    assert_never_wrong(trap.net(), trap.example(), trap.second())
+    graph = traced(trap.net(), trap.example())
+    assert graph is not None
+    assert any("late" in note for note in graph.notes), graph.notes

@@ -23,7 +23,7 @@ from torch import nn
 from ecc.constants import EXPORT_FORMATS
 from ecc.errors import BadFile, CannotExport
 from ecc.graph.forward_pass import as_call
-from ecc.graph.hooks import without_observers
+from ecc.graph.hooks import without_observer_hooks
 from ecc.graph.model_copy import whole_state
 from ecc.graph.numerics import outputs_of
 from ecc.io import lock_folder, read_bytes, sync_folder
@@ -228,7 +228,7 @@ def _refuse_unfit(slim: nn.Module, example_input: Inputs, run: Path) -> None:
 
 def _made(model: nn.Module, example_input: Inputs, path: Path, name: str) -> Exported:
     model.eval()
-    with without_observers(model, *as_call(example_input)) as followed:
+    with without_observer_hooks(model, *as_call(example_input)) as followed:
         FORMATS[name].write(followed, example_input, path)
         return _record(name, path, verify_export(followed, opened(name, path), example_input, what=path.name))
 
@@ -257,7 +257,7 @@ def _safetensors(
 def _timed(made: Exported, dense: nn.Module, example_input: Inputs, timed: Inputs, shop: Path) -> Exported:
     """The dense network in the same format, for its size and its latency; it is not kept."""
     other = shop / ".dense.onnx"
-    with without_observers(dense, *as_call(example_input)) as followed:
+    with without_observer_hooks(dense, *as_call(example_input)) as followed:
         FORMATS["onnx"].write(followed, example_input, other)
     latency = compare_latency(other, shop / made.file, timed)
     size = other.stat().st_size

@@ -1,6 +1,6 @@
 """`save_slim` and `load_slim`: a dense network and the file of a compression become the slim network, without tracing.
 
-The file holds each tensor at its final size, and a network of torch takes its sizes from its tensors (`rebuilt`). So
+The file holds each tensor at its final size, and a network of torch takes its sizes from its tensors (`rebuild`). So
 neither a graph nor an example input is needed, and nothing in the file is run.
 """
 
@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from ecc.errors import BadFile
-from ecc.graph.computed_weights import refuse_computed_weights
-from ecc.graph.model_copy import named_tensors, rebuilt, unsaved_tensors, whole_state
+from ecc.graph.forward_pass import refuse_computed_weights
+from ecc.graph.model_copy import named_tensors, rebuild, unsaved_tensors, whole_state
 from ecc.training import load_state, save_state
 
 Net = TypeVar("Net", bound=nn.Module)
@@ -76,7 +76,7 @@ def load_slim(model: Net, path: str | Path) -> Net:
             new = tensor.detach().clone()
         is_weight = isinstance(tensor, nn.Parameter)
         made[id(tensor)] = nn.Parameter(new, requires_grad=tensor.requires_grad) if is_weight else new
-    small = rebuilt(model, made)
+    small = rebuild(model, made)
     for path_of, module in small.named_modules():
         extra = f"{path_of}.{_EXTRA}".removeprefix(".")
         if extra in state:

@@ -1,4 +1,4 @@
-"""Room 1: a network becomes a channel graph."""
+"""Channel graphs: tracing, verification, masking and slimming of networks."""
 
 from ecc.graph.channel_graph import ChannelGraph, ChannelGroup, ParamSlice
 from ecc.graph.labels import Role

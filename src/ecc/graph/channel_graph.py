@@ -232,7 +232,7 @@ class ChannelGraph:
         Raises:
             BadFile: If the file cannot be written.
         """
-        record = _GraphRecord(
+        record = ChannelGraphFile(
             format=FORMAT,
             fingerprint=self.fingerprint,
             groups=tuple(map(_GroupRecord.of, self.groups)),
@@ -251,9 +251,11 @@ class ChannelGraph:
         Raises:
             BadFile: If the file is not a channel graph of this version, or was changed since it was written.
         """
-        record = read_record(path, _GraphRecord)
+        record = read_record(path, ChannelGraphFile)
         if record.format != FORMAT:
-            raise BadFile(f"{path} has format {record.format!r}; this version reads {FORMAT!r}. Trace the network again.")
+            raise BadFile(
+                f"{path} has format {record.format!r}; this version reads {FORMAT!r}. Trace the network again."
+            )
         try:
             record.check_size()
             graph = cls(
@@ -349,7 +351,7 @@ class _GroupRecord:
 
 
 @dataclass(frozen=True)
-class _GraphRecord:
+class ChannelGraphFile:
     """A `ChannelGraph` in a file."""
 
     format: str

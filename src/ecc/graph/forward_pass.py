@@ -1,4 +1,4 @@
-"""Running a network for a trace: on meta tensors, in eval or train mode, leaving the user's alone."""
+"""One forward pass of a copy of the network under a tracer, and the checks before it."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize, prune
+from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.nn.utils.weight_norm import WeightNorm
 from torch.utils._pytree import tree_map_only
 
 from ecc.errors import BadWidths, UntraceableModel, first_line
-from ecc.graph.computed_weights import refuse_computed_weights
 from ecc.graph.labels import Misaligned, PrunedLabels, frozen_labels
-from ecc.graph.model_copy import named_tensors, rebuilt
+from ecc.graph.model_copy import named_tensors, rebuild
 from ecc.graph.tracer import Tracer
 from ecc.torch_utils import tensors_in
 
@@ -24,7 +26,7 @@ Inputs = Tensor | Sequence[Any] | Mapping[str, Any]
 
 
 def as_call(example_input: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """(args, kwargs) with which the network is called."""
+    """(args, kwargs) of the call of a network with this input."""
     if isinstance(example_input, Mapping):
         return (), dict(example_input)
     if isinstance(example_input, (list, tuple)):
@@ -34,7 +36,7 @@ def as_call(example_input: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 @dataclass(frozen=True)
 class ModelCopy:
-    """A network that is ours to run: what its forward pass stores or changes reaches nobody else."""
+    """A copy of a network to run: what its forward pass stores or changes does not reach the user's network."""
 
     model: nn.Module
     tensors: Mapping[str, Tensor]
@@ -43,15 +45,15 @@ class ModelCopy:
 
     @classmethod
     def of(cls, model: nn.Module, *, on_meta: bool) -> ModelCopy:
-        """A copy of a user's network, on meta tensors or on copies of its own."""
+        """A copy of a user's network, on meta tensors or on copies of its tensors."""
         tensors = named_tensors(model)
         stand_ins = {name: _stand_in(tensor, on_meta) for name, tensor in tensors.items()}
         made = {id(tensor): stand_ins[name] for name, tensor in tensors.items()}
-        return cls._named(rebuilt(model, made), stand_ins)
+        return cls._named(rebuild(model, made), stand_ins)
 
     @classmethod
-    def itself(cls, model: nn.Module) -> ModelCopy:
-        """A network that was built for tracing."""
+    def wrap(cls, model: nn.Module) -> ModelCopy:
+        """A network that was built for tracing, without a further copy."""
         return cls._named(model, named_tensors(model))
 
     @classmethod
@@ -59,28 +61,33 @@ class ModelCopy:
         return cls(model, tensors, {id(module): path for path, module in model.named_modules()})
 
 
-def one_pass(twin: ModelCopy, example_input: Inputs, tracer: Tracer, *, training: bool) -> Tracer:
-    """One forward pass under a tracer; outputs are frozen."""
-    book = tracer.book
-    for name, tensor in twin.tensors.items():
+def one_pass(network: ModelCopy, example_input: Inputs, tracer: Tracer, *, training: bool) -> Tracer:
+    """Run one forward pass under a tracer, and freeze the outputs."""
+    channel_labels = tracer.channel_labels
+    for name, tensor in network.tensors.items():
         tracer.name(tensor, name)
-    twin.model.train(training)
+    network.model.train(training)
     args, kwargs = tree_map_only(Tensor, lambda t: _example(t, tracer.on_meta), as_call(example_input))
-    # Inference mode shows composite operators whole. Code that asks whether gradients are enabled hears what it would
-    # hear outside: that they are in train mode.
+    # Inference mode keeps composite operators whole. Gradients are enabled as in normal use, for code that checks.
     try:
-        with _quiet(), torch.inference_mode(), torch.set_grad_enabled(training), tracer.following(twin.paths), tracer:
-            result = twin.model(*args, **kwargs)
+        with (
+            _without_side_effects(),
+            torch.inference_mode(),
+            torch.set_grad_enabled(training),
+            tracer.track_modules(network.paths),
+            tracer,
+        ):
+            result = network.model(*args, **kwargs)
     except Misaligned as stop:
         stop.path = tracer.last_path
         raise
     except Exception as error:
-        if isinstance(book, PrunedLabels):
+        if isinstance(channel_labels, PrunedLabels):
             raise Misaligned(torch.empty(0, dtype=torch.long), first_line(error), path=tracer.last_path) from error
         raise
     for tensor in tensors_in(result):
         if (labels := tracer.labels(tensor)) is not None:
-            book.freeze(labels, "it is a network output")
+            channel_labels.freeze(labels, "it is an output of the network")
     return tracer
 
 
@@ -91,7 +98,7 @@ def _stand_in(tensor: Tensor, on_meta: bool) -> Tensor:
         return tensor.detach()
     if tensor.is_floating_point() or tensor.is_complex() or tensor.dim() == 0:
         return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
-    return tensor.detach().to("cpu", copy=True)  # an index or mask: its values say where channels go
+    return tensor.detach().to("cpu", copy=True)  # an index or mask, whose values are needed
 
 
 def _example(tensor: Tensor, on_meta: bool) -> Tensor:
@@ -101,8 +108,8 @@ def _example(tensor: Tensor, on_meta: bool) -> Tensor:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep the random state, and the attention layers out of their fused kernels."""
+def _without_side_effects() -> Iterator[None]:
+    """Preserve the random state, and keep attention layers out of fused kernels."""
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
@@ -113,22 +120,25 @@ def _quiet() -> Iterator[None]:
 
 
 def refuse_untraceable(model: nn.Module, example_input: Inputs) -> None:
-    """Say early and clearly what cannot be traced.
+    """Check what cannot be traced before any work is done.
 
     Raises:
-        UntraceableModel: compiled, scripted or lazy networks, computed weights, and networks without an input.
+        UntraceableModel: For compiled, scripted, lazy or quantized networks, computed weights, NaN weights, and inputs
+            without a tensor.
     """
     if isinstance(model, torch.jit.ScriptModule):
-        raise UntraceableModel("the network is a TorchScript module. Trace the nn.Module it was made from.")
+        raise UntraceableModel("the network is a TorchScript module. Trace the nn.Module that it was made from.")
     if not isinstance(model, nn.Module):
         raise UntraceableModel(f"expected a torch.nn.Module, got {type(model).__name__}.")
     if hasattr(model, "_orig_mod"):
-        raise UntraceableModel("the network was compiled. Trace the one given to torch.compile and compile later.")
+        raise UntraceableModel(
+            "the network is compiled. Trace the network that you passed to torch.compile, and compile afterwards."
+        )
     for name, tensor in named_tensors(model).items():
         if nn.parameter.is_lazy(tensor):
-            raise UntraceableModel(f"{name} is not initialised yet (a lazy module). Run the network once first.")
+            raise UntraceableModel(f"{name} is not initialized (a lazy module). Run the network once first.")
         if tensor.is_quantized:
-            raise UntraceableModel(f"{name} is quantised. Cut the float network, then quantise.")
+            raise UntraceableModel(f"{name} is quantized. Prune the float network, then quantize it.")
     _refuse_nan(model)
     refuse_computed_weights(model)
     if not any(True for _ in tensors_in(as_call(example_input))):
@@ -138,24 +148,105 @@ def refuse_untraceable(model: nn.Module, example_input: Inputs) -> None:
 def _refuse_nan(model: nn.Module) -> None:
     weights = [(n, p) for n, p in model.named_parameters() if p.is_floating_point() and p.device.type != "meta"]
     flags = [weight.detach().isnan().any() for _, weight in weights]
-    for device in {flag.device for flag in flags}:  # one wait for each device
+    for device in {flag.device for flag in flags}:  # one synchronization per device
         here = [(name, flag) for (name, _), flag in zip(weights, flags, strict=True) if flag.device == device]
         found = torch.stack([flag for _, flag in here]).tolist()
         if any(found):
             name = next(name for (name, _), is_nan in zip(here, found, strict=True) if is_nan)
             raise UntraceableModel(
-                f"{name} holds NaN, so the outputs of the network cannot be compared. Load or train finite weights."
+                f"{name} contains NaN, so the outputs of the network cannot be compared. Load or train finite weights."
             )
 
 
 def refuse_unknown_patterns(model: nn.Module, patterns: Sequence[str]) -> None:
-    """A pattern that matches nothing is a slip of the pen.
+    """Check that every freeze pattern matches a module or tensor.
 
     Raises:
-        BadWidths: naming the pattern.
+        BadWidths: If one matches nothing.
     """
     names = [*(path for path, _ in model.named_modules() if path), *named_tensors(model)]
     for pattern in patterns:
         if not any(fnmatch(name, pattern) for name in names):
             some = ", ".join(path for path, _ in list(model.named_modules())[1:6])
-            raise BadWidths(f"freeze pattern {pattern!r} matches no module. Modules are {some}, ...")
+            raise BadWidths(f"freeze pattern {pattern!r} matches no module. Modules of this network: {some}, ...")
+
+
+# --- computed weights -----------------------------------------------------------------------------
+
+
+def refuse_computed_weights(model: nn.Module) -> None:
+    """Check that no weight is computed in each pass, by weight_norm, spectral_norm, a parametrization or a mask.
+
+    Removing channels of a computed weight would need to change what it is computed from. torch can store the computed
+    values as plain weights; the error names the statement.
+
+    Raises:
+        UntraceableModel: With the statement for the user to run.
+    """
+    found = [(kind, path, name) for path, module in model.named_modules() for kind, name in _computed(module)]
+    if not found:
+        return
+    kind, path, name = found[0]
+    same = [one for one in found if one[0] == kind]
+    if len(same) == 1:
+        statement = _ONE[kind].format(module=_expression(model, path), name=name)
+    else:
+        statement = _MANY[kind]
+    others = f" and {len(same) - 1} more weights" if len(same) > 1 else ""
+    raise UntraceableModel(
+        f"{f'{path}.{name}'.removeprefix('.')}{others} {'are' if others else 'is'} computed by {kind} in each pass, so "
+        f"its channels cannot be removed. Store the computed values as weights with: {statement}"
+    )
+
+
+def _computed(module: nn.Module) -> Iterator[tuple[str, str]]:
+    """(what computes it, its name) for each computed weight of a module."""
+    if "parametrizations" in module._modules and parametrize.is_parametrized(module):
+        for name in module.parametrizations:  # type: ignore[union-attr]
+            yield "a parametrization", name
+    for hook in module._forward_pre_hooks.values():
+        if isinstance(hook, WeightNorm):
+            yield "weight_norm", hook.name
+        elif isinstance(hook, SpectralNorm):
+            yield "spectral_norm", hook.name
+        elif isinstance(hook, prune.BasePruningMethod):
+            yield "a mask of torch.nn.utils.prune", hook._tensor_name
+
+
+_ONE = {
+    "a parametrization": "torch.nn.utils.parametrize.remove_parametrizations({module}, {name!r})",
+    "weight_norm": "torch.nn.utils.remove_weight_norm({module}, {name!r})",
+    "spectral_norm": "torch.nn.utils.remove_spectral_norm({module}, {name!r})",
+    "a mask of torch.nn.utils.prune": "torch.nn.utils.prune.remove({module}, {name!r})",
+}
+_HOOKED = (
+    "for module, hook in [(m, h) for m in model.modules() for h in m._forward_pre_hooks.values() "
+    "if {test}]: torch.nn.utils.{remove}"
+)
+_MANY = {
+    "a parametrization": (
+        "for module in filter(torch.nn.utils.parametrize.is_parametrized, list(model.modules())): "
+        "[torch.nn.utils.parametrize.remove_parametrizations(module, name) for name in list(module.parametrizations)]"
+    ),
+    "weight_norm": _HOOKED.format(
+        test="type(h).__name__ == 'WeightNorm'", remove="remove_weight_norm(module, hook.name)"
+    ),
+    "spectral_norm": _HOOKED.format(
+        test="type(h).__name__ == 'SpectralNorm'", remove="remove_spectral_norm(module, hook.name)"
+    ),
+    "a mask of torch.nn.utils.prune": _HOOKED.format(
+        test="isinstance(h, torch.nn.utils.prune.BasePruningMethod)", remove="prune.remove(module, hook._tensor_name)"
+    ),
+}
+
+
+def _expression(model: nn.Module, path: str) -> str:
+    """Python expression for a module of `model`."""
+    text, module = "model", model
+    for name in path.split(".") if path else ():
+        by_number = isinstance(module, (nn.Sequential, nn.ModuleList)) and name.isdecimal()
+        if not by_number and not name.isidentifier():
+            return f"model.get_submodule({path!r})"
+        text += f"[{name}]" if by_number else f".{name}"
+        module = module.get_submodule(name)
+    return text

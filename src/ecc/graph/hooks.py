@@ -1,35 +1,38 @@
 """Hooks of a network that is traced, verified or measured.
 
-A hook may change what the network computes, and then it is followed as any other code. Or it only observes, as one that
-logs: then it would fill the user's records with the tensors of a trace, ask meta tensors for values and tie channels
-that nothing ties. The two are told apart by running a copy of the network with and without the hook.
+A hook that changes what the network computes is traced like any other code. A hook that only observes (a logger) must
+not run: it would record tensors of the trace, read values of meta tensors, and tie channels. ECC distinguishes the two
+by running a copy of the network with and without the hook.
 """
 
 from __future__ import annotations
 
+import inspect
+import sysconfig
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections import deque
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
-from types import FunctionType, MethodType
+from functools import cache, partial
+from types import CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 from torch.utils._pytree import tree_map_only
 
 from ecc.errors import UntraceableModel, first_line
-from ecc.graph.model_copy import named_tensors, rebuilt
-from ecc.graph.numerics import seeded
-from ecc.graph.side_effects import undone
+from ecc.graph.model_copy import named_tensors, rebuild, references_of
+from ecc.graph.numerics import fork_seed
 from ecc.torch_utils import tensors_in
 
 _TABLES = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 _GLOBAL = -1
-_OUTPUTS = 1e-5  # of the largest output: the same operators on the same numbers, in float32
-_GRADIENTS = 1e-3  # of the largest gradient, which some kernels add up in any order
+_OUTPUTS = 1e-5  # allowed difference relative to the largest output: same operators, same values, float32
+_GRADIENTS = 1e-3  # relative to the largest gradient, which some kernels sum in any order
 _ROUNDINGS = 8
 
 
@@ -38,40 +41,40 @@ class _Hook:
     """Where a hook is registered."""
 
     module: int
-    """Its number in `model.modules()`, or `_GLOBAL` for hooks of all modules there are."""
+    """Position in `model.modules()`, or `_GLOBAL` for hooks of all modules."""
     table: str
     number: int
 
 
 @contextmanager
-def without_observers(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[nn.Module]:
-    """The network to run in place of `model`: it computes the same without hooks that only observe.
+def without_observer_hooks(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[nn.Module]:
+    """The network to run in place of `model`, without hooks that only observe.
 
-    It is the network itself where it has no hooks, else a copy on the same tensors. Hooks that change outputs, or
-    gradients in train mode, are left in it, and what they change of the user's objects is put back at the end. Telling
-    hooks apart takes a few passes on a copy, in which they are run.
+    It is the network itself if it has no hooks, else a copy with the same tensors. Hooks that change outputs, or
+    gradients in train mode, stay in the copy. What they change in the user's objects is restored at the end.
+    Distinguishing hooks takes a few passes of a copy with the hooks.
 
     Args:
         model: Any network.
-        args: With which it is called.
-        kwargs: With which it is called.
+        args: Positional arguments of its call.
+        kwargs: Keyword arguments of its call.
 
     Raises:
-        UntraceableModel: A hook fails on a copy of the network.
+        UntraceableModel: If a hook fails on a copy of the network.
     """
     hooks = _hooks(model)
     if not hooks:
         yield model
         return
     tables = [getattr(module, table) for module in model.modules() for table in _TABLES]
-    with undone([*hooks.values(), *tables], spare=model.modules()):
+    with undo_changes([*hooks.values(), *tables], spare=model.modules()):
         observers = _observers(model, hooks, args, kwargs)
         with _suspended(observers):
-            yield _without(rebuilt(model, {id(t): t for t in named_tensors(model).values()}), observers)
+            yield _without(rebuild(model, {id(t): t for t in named_tensors(model).values()}), observers)
 
 
 def hook_names(model: nn.Module) -> list[str]:
-    """The forward and backward hooks of a network in words, such as `scale on conv1`."""
+    """Descriptions of the forward and backward hooks of a network, such as `scale on conv1`."""
     paths = [path or "the network" for path, _ in model.named_modules()]
     return [
         f"{_name_of(hook)} on {paths[place.module] if place.module != _GLOBAL else 'all modules'}"
@@ -92,27 +95,27 @@ def _name_of(hook: Any) -> str:
 
 
 def _kind(hook: Any) -> Any:
-    """Hooks of one function are taken to be of one kind, whatever they are bound to."""
+    """Hooks with the same function are of one kind, whatever they are bound to."""
     while isinstance(hook, (partial, MethodType)):
         hook = hook.func if isinstance(hook, partial) else hook.__func__
     return hook.__code__ if isinstance(hook, FunctionType) else type(hook)
 
 
-# --- telling them apart -------------------------------------------------------------------------
+# --- observers ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class _Ran:
+class _HookRun:
     outputs: list[Tensor]
     gradients: list[Tensor]
 
 
-_Outcome = _Ran | Exception
+_Outcome = _HookRun | Exception
 
 
 @dataclass
 class _Runs:
-    """Passes of copies of a network with some of its hooks."""
+    """Runs copies of a network with some of its hooks."""
 
     model: nn.Module
     hooks: Mapping[_Hook, Callable[..., Any]]
@@ -121,17 +124,17 @@ class _Runs:
     training: bool = False
 
     def outcome(self, dropped: Collection[_Hook]) -> _Outcome:
-        """The outputs, in train mode the gradients too, or what was raised.
+        """Outputs, and gradients in train mode, or the exception that was raised.
 
-        Gradients are on in eval mode as well, since a hook may register others on tensors, which need them.
+        Gradients are enabled in eval mode too, since a hook may register hooks on tensors, which need them.
         """
-        found: _Outcome = _Ran([], [])
+        found: _Outcome = _HookRun([], [])
         for gradients in (True, False):
             with ExitStack() as stack:
                 stack.enter_context(warnings.catch_warnings())
-                warnings.simplefilter("ignore")  # those that matter come again
+                warnings.simplefilter("ignore")  # relevant ones appear again later
                 stack.enter_context(_repeatable(self.model))
-                stack.enter_context(undone(self.hooks.values(), spare=self.model.modules()))
+                stack.enter_context(undo_changes(self.hooks.values(), spare=self.model.modules()))
                 stack.enter_context(_suspended(dropped))
                 stack.enter_context(torch.inference_mode(False))
                 stack.enter_context(torch.set_grad_enabled(gradients))
@@ -141,15 +144,15 @@ class _Runs:
         return found
 
     def _once(self, dropped: Collection[_Hook]) -> _Outcome:
-        # Other weights than the network's, or what a hook left behind in an earlier pass would look up to date.
+        # Change the weights, so that values that a hook stored in an earlier pass differ.
         made = {id(t): _changed(t) for t in named_tensors(self.model).values()}
-        copy = _without(rebuilt(self.model, made), dropped)
+        copy = _without(rebuild(self.model, made), dropped)
         args, kwargs = tree_map_only(Tensor, lambda t: t.detach().clone(), (self.args, dict(self.kwargs)))
         try:
             copy.train(self.training)
             outputs = list(tensors_in(copy(*args, **kwargs)))
             gradients = _gradients(copy, outputs) if self.training and torch.is_grad_enabled() else []
-            return _Ran([output.detach() for output in outputs], gradients)
+            return _HookRun([output.detach() for output in outputs], gradients)
         except Exception as error:  # noqa: BLE001 - whatever a network's code raises
             return error
 
@@ -157,7 +160,7 @@ class _Runs:
 def _observers(
     model: nn.Module, hooks: Mapping[_Hook, Callable[..., Any]], args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> frozenset[_Hook]:
-    """The hooks without which the network gives the same outputs, in eval and in train mode, and the same gradients."""
+    """The hooks without which outputs in eval and train mode and gradients stay the same."""
     if not hooks or any(t.is_meta for t in (*named_tensors(model).values(), *tensors_in((args, kwargs)))):
         return frozenset()
     kinds: dict[Any, set[_Hook]] = {}
@@ -170,37 +173,37 @@ def _observers(
         return frozenset()
     training = _Runs(model, hooks, args, kwargs, training=True)
     outputs = training.outcome(())
-    if isinstance(outputs, Exception):  # batch norm refuses to learn from a single value
+    if isinstance(outputs, Exception):  # batch norm does not train on a single value
         twice = tree_map_only(Tensor, lambda t: torch.cat([t, t]) if t.dim() else t, (args, dict(kwargs)))
         training.args, training.kwargs = twice
         outputs = training.outcome(())
     if not isinstance(outputs, Exception):
         wanted.append((training, outputs))
 
-    def is_free_of(dropped: Collection[_Hook]) -> bool:
+    def is_equal_without(dropped: Collection[_Hook]) -> bool:
         return all(_agree(outputs, runs.outcome(dropped)) for runs, outputs in wanted)
 
-    if is_free_of(hooks):
+    if is_equal_without(hooks):
         return frozenset(hooks)
     found: frozenset[_Hook] = frozenset()
     for kind in kinds.values() if len(kinds) > 1 else ():
-        if is_free_of(found | kind):
+        if is_equal_without(found | kind):
             found |= kind
     return found
 
 
 def _refuse_failing(runs: _Runs, error: Exception) -> None:
-    """A forward hook that fails on a copy of the network, as one that looks up modules by their id."""
+    """Raise if a hook fails on a copy of the network, such as one that looks up modules by id."""
     if not isinstance(runs.outcome(list(runs.hooks)), Exception):
         names = sorted({_name_of(hook) for hook in runs.hooks.values()})
         raise UntraceableModel(
             f"a hook ({', '.join(names)}) fails on a copy of the network: {first_line(error)}. "
-            "Remove it with the handle that registering gave, and register it again afterwards."
+            "Remove it with its handle, and register it again afterwards."
         ) from error
 
 
 def _gradients(model: nn.Module, outputs: list[Tensor]) -> list[Tensor]:
-    """Of a sum of all outputs, each number of them with another weight."""
+    """Gradients of a weighted sum of all outputs."""
     parts = [o.flatten() for o in outputs if o.requires_grad and o.is_floating_point()]
     if parts:
         weighted = [(part * torch.arange(len(part), device=part.device).cos()).sum().cpu() for part in parts]
@@ -211,7 +214,7 @@ def _gradients(model: nn.Module, outputs: list[Tensor]) -> list[Tensor]:
 def _agree(wanted: _Outcome, found: _Outcome) -> bool:
     if isinstance(wanted, Exception) or isinstance(found, Exception):
         return False
-    # Gradients that cancel are rounding errors, so all are judged by the largest of them.
+    # Gradients that cancel consist of rounding errors, so all are compared relative to the largest gradient.
     largest = max((_allowed(gradient, _GRADIENTS) for gradient in wanted.gradients), default=0.0)
     return (
         len(wanted.outputs) == len(found.outputs)
@@ -222,7 +225,7 @@ def _agree(wanted: _Outcome, found: _Outcome) -> bool:
 
 
 def _allowed(tensor: Tensor, share: float) -> float:
-    """A share of the largest finite number, or a few roundings of a coarse type."""
+    """Allowed difference: a share of the largest finite value, or a few rounding errors of a coarse type."""
     if not tensor.is_floating_point() or not tensor.numel():
         return 0.0
     largest = float(torch.where(tensor.isfinite(), tensor.abs(), 0.0).max())
@@ -247,9 +250,9 @@ def _changed(tensor: Tensor) -> Tensor:
 
 @contextmanager
 def _repeatable(model: nn.Module) -> Iterator[None]:
-    """The same numbers each time: one seed, and no choice of algorithms by their speed. All is put back."""
+    """Fix the seed and disable autotuning, and restore both at the end."""
     devices = {t.device for t in named_tensors(model).values()}
-    with seeded(devices), ExitStack() as stack:
+    with fork_seed(devices), ExitStack() as stack:
         stack.callback(_set_cudnn, torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic)
         _set_cudnn(False, True)
         yield
@@ -260,7 +263,7 @@ def _set_cudnn(benchmark: bool, deterministic: bool) -> None:
 
 
 def _without(model: nn.Module, dropped: Collection[_Hook]) -> nn.Module:
-    """The same network, which is a copy, without these hooks."""
+    """Remove these hooks from a copied network."""
     modules = list(model.modules())
     for hook in dropped:
         if hook.module != _GLOBAL:
@@ -270,7 +273,7 @@ def _without(model: nn.Module, dropped: Collection[_Hook]) -> nn.Module:
 
 @contextmanager
 def _suspended(dropped: Collection[_Hook]) -> Iterator[None]:
-    """Takes those of these hooks that are hooks of all modules out of torch's tables for a while."""
+    """Remove those of these hooks that are global from torch's tables, and restore them at the end."""
     tables = {name: getattr(torch_module, f"_global{name}") for name in _TABLES}
     saved = [(table, table.copy()) for table in tables.values()]
     for hook in dropped:
@@ -283,3 +286,122 @@ def _suspended(dropped: Collection[_Hook]) -> Iterator[None]:
             before.update(table)
             table.clear()
             table.update(before)
+
+
+# --- undoing side effects of hooks ---------------------------------------------------------------
+#
+# Everything that a function can reach is saved before and restored after: containers, arrays and tensors, attributes of
+# objects, variables that it closes over, and global variables that it names. Objects of installed libraries are left
+# alone, since they may be in use elsewhere (a connection, a logger), and so is what is outside the process, as files.
+
+_DEPTH = 5  # nested objects
+_LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+_ABSENT = object()
+
+
+@contextmanager
+def undo_changes(functions: Iterable[Any], spare: Iterable[nn.Module] = ()) -> Iterator[None]:
+    """Restore what these functions change, however the block ends.
+
+    Args:
+        functions: Functions and other callables.
+        spare: Modules that do not change.
+    """
+    snapshot = _Snapshot({id(module) for module in spare})
+    for function in functions:
+        snapshot.take(function)
+    try:
+        yield
+    finally:
+        for restore in snapshot.undo:
+            restore()
+
+
+class _Snapshot:
+    """Saved values of everything that a function can reach."""
+
+    def __init__(self, seen: set[int]) -> None:
+        self.undo: list[Callable[[], None]] = []
+        self._seen = seen
+        self._alive: list[Any] = []  # otherwise another object could get the same id
+
+    def take(self, value: Any, depth: int = 0) -> None:
+        """Save a value and everything that it refers to."""
+        if id(value) in self._seen or depth > _DEPTH:
+            return
+        self._seen.add(id(value))
+        self._alive.append(value)
+        if isinstance(value, (dict, list, set, deque)):
+            self.undo.append(partial(_refill, value, value.copy()))
+        elif isinstance(value, Tensor):
+            if not isinstance(value, nn.Parameter) and not value.is_meta:
+                self.undo.append(partial(_rewrite, value, value.detach().clone()))
+            return
+        elif isinstance(value, np.ndarray):
+            self.undo.append(partial(np.copyto, value, value.copy()))
+            return
+        elif isinstance(value, FunctionType):
+            self._function(value, depth)
+        elif not isinstance(value, (tuple, MethodType, partial)):
+            if not hasattr(value, "__dict__") or not _is_users(value.__class__):
+                return
+            self.undo.append(partial(_refill, vars(value), vars(value).copy()))
+        for one in references_of(value):
+            self.take(one, depth + 1)
+
+    def _function(self, function: FunctionType, depth: int) -> None:
+        for cell in function.__closure__ or ():
+            with suppress(ValueError):  # the variable has no value yet
+                self.undo.append(partial(_refill_cell, cell, cell.cell_contents))
+        for name in sorted(_names(function.__code__)):
+            value = function.__globals__.get(name, _ABSENT)
+            self.undo.append(partial(_rename, function.__globals__, name, value))
+            is_ours = not isinstance(value, FunctionType) or _is_users(value)
+            if not isinstance(value, (type, ModuleType)) and is_ours:
+                self.take(value, depth + 1)
+
+
+def _names(code: CodeType) -> set[str]:
+    """All names in a function that may be global variables."""
+    inner = (constant for constant in code.co_consts if isinstance(constant, CodeType))
+    return set(code.co_names).union(*map(_names, inner))
+
+
+@cache
+def _is_users(thing: Hashable) -> bool:
+    """Whether a class or function belongs to the user and not to an installed library. Modules always count."""
+    if isinstance(thing, type) and issubclass(thing, nn.Module):
+        return True
+    file = getattr(inspect.getmodule(thing), "__file__", None)
+    return getattr(thing, "__module__", "") != "builtins" and (file is None or not file.startswith(_LIBRARIES))
+
+
+def _refill(container: Any, before: Any) -> None:
+    if len(container) == len(before) and _same(container, before):
+        return
+    container.clear()
+    (container.extend if isinstance(container, (list, deque)) else container.update)(before)
+
+
+def _same(one: Any, other: Any) -> bool:
+    if isinstance(one, dict):
+        return all(key in other and other[key] is value for key, value in one.items())
+    return (isinstance(one, set) and one == other) or all(a is b for a, b in zip(one, other, strict=True))
+
+
+def _refill_cell(cell: CellType, before: Any) -> None:
+    cell.cell_contents = before
+
+
+def _rename(variables: dict[str, Any], name: str, before: Any) -> None:
+    if before is _ABSENT:
+        variables.pop(name, None)
+    else:
+        variables[name] = before
+
+
+@torch.no_grad()
+def _rewrite(tensor: Tensor, before: Tensor) -> None:
+    if tensor.shape == before.shape and not torch.equal(tensor, before):  # without a version counter, as in batch norm
+        with torch.inference_mode(tensor.is_inference()):
+            tensor.copy_(before)

@@ -1,29 +1,34 @@
-"""Channel labels: which elements of which tensors live and die together.
+"""Channel labels: which elements of which tensors belong to the same channel.
 
-Every tensor of a traced forward carries a *label tensor* of its own shape: an integer for each element, naming
-the channel that element belongs to. Labels are stride 0 along every axis on which they do not change (batch,
-height, width), so a label tensor of a 64 x 512 x 1024 activation holds 64 numbers.
+Every tensor of a traced forward pass has a *label tensor* of the same shape: for each element an integer that names
+the channel it belongs to. Labels have stride 0 along every axis on which they do not change (batch, height, width), so
+the labels of a 64 x 512 x 1024 activation take 64 numbers.
 
 A label is the number of one index of one axis of one parameter or buffer (`ChannelLabels.axis`), or `FROZEN`.
-Rules *unite* labels that must be cut together and *freeze* labels that cannot be cut; connected components of
-the unions are the removable units.
+The rules of operators *unite* labels that must be pruned together and *freeze* labels that cannot be pruned. Connected
+components of the unions are the units that can be pruned.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import math
+from dataclasses import dataclass, field, replace
 from enum import Enum
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+if TYPE_CHECKING:
+    from ecc.graph.calls import Call
+
 FROZEN = 1
-"""The label of positions that can never be cut, such as the network's input."""
+"""The label of positions that are never pruned, such as the network's input."""
 
 _FIRST_FREE = 2
 
 Labels = Tensor | None
-"""Labels of one tensor; None for a value that belongs to no channel and no position (a constant, a scalar)."""
+"""Labels of one tensor; None for a value that is the same for all channels (a constant, a scalar)."""
 
 
 Indices = tuple[tuple[str, int], Tensor]
@@ -31,14 +36,14 @@ Indices = tuple[tuple[str, int], Tensor]
 
 
 class Role(str, Enum):
-    """What a parameter axis does to the channels it is labelled with."""
+    """What an axis of a parameter does to its channels."""
 
     CONSUMER = "consumer"
-    """Mixes the channel into others (input axis of a convolution): a zero slice makes the channel dead."""
+    """Takes the channel as input (input axis of a convolution). A zero slice masks the channel."""
     PRODUCER = "producer"
-    """Makes the channel (output axis, bias)."""
+    """Computes the channel (output axis, bias)."""
     PER_CHANNEL = "per_channel"
-    """Transforms the channel into itself (batch norm, depthwise convolution, layer scale)."""
+    """Transforms each channel by itself (batch norm, depthwise convolution, layer scale)."""
 
 
 @dataclass(frozen=True)
@@ -52,36 +57,36 @@ class Axis:
 
 
 class Misaligned(Exception):
-    """A cut network does not run or does not line up as the dense one did."""
+    """A pruned network does not run, or its channels do not line up as in the dense network."""
 
     def __init__(self, labels: Tensor, why: str, *, line: str | None = None, path: str = "") -> None:
         super().__init__(why)
         self.labels = labels
-        """The channels at fault, as far as they are known."""
+        """The affected channels, as far as they are known."""
         self.line = line
-        """The operator and line of code that could not run, if one could not."""
+        """The operator and line of code that could not run, if any."""
         self.path = path
         """The module that was running."""
 
 
 @dataclass
 class ChannelLabels:
-    """All labels of one trace, with their unions and the reasons for freezing."""
+    """All labels of one trace, their unions, and the reasons why some are frozen."""
 
     axes: dict[tuple[str, int], Axis] = field(default_factory=dict)
     roles: dict[tuple[str, int], set[Role]] = field(default_factory=dict)
     pairs: list[tuple[Tensor, Tensor, str]] = field(default_factory=list)
-    """(labels, labels, where): equal positions live and die together; `FROZEN` on one side freezes the other."""
+    """(labels, labels, where): equal positions are pruned together. `FROZEN` on one side freezes the other."""
     frozen: list[tuple[Tensor, str]] = field(default_factory=list)
-    """(labels, why): what shares a unit with these labels is never cut."""
-    paired: list[Tensor] = field(default_factory=list)
-    """Labels of channels of which two must stay, because code drops axes of size one."""
+    """(labels, reason): units that contain these labels are not prunable."""
+    needs_two: list[Tensor] = field(default_factory=list)
+    """Labels of channels of which two must stay, because code squeezes axes of size one."""
     size: int = _FIRST_FREE
     _vectors: dict[tuple[str, int], Tensor] = field(default_factory=dict)
     _cache: tuple[int, tuple[Tensor, Tensor, Tensor]] | None = None
 
     def axis(self, tensor: str, axis: int, size: int, role: Role) -> Tensor:
-        """Labels of one axis of a parameter or buffer, made on first use. Shape (size,)."""
+        """Labels of one axis of a parameter or buffer, created on first use. Shape (size,)."""
         key = (tensor, axis)
         if key not in self.axes:
             self.axes[key] = Axis(tensor, axis, self.size, size)
@@ -91,27 +96,27 @@ class ChannelLabels:
         return self._vectors[key]
 
     def vector(self, tensor: str, axis: int) -> Tensor:
-        """Labels of an axis that is known already."""
+        """Labels of an axis that exists already."""
         return self._vectors[tensor, axis]
 
-    def is_grouped(self, tensor: str) -> bool:  # noqa: ARG002 - the cut network knows better
-        """Whether a weight is known as one of a grouped convolution, whatever number of groups is left."""
+    def is_grouped(self, tensor: str) -> bool:  # noqa: ARG002 - overridden
+        """Whether a weight is known to belong to a grouped convolution, even if one group is left."""
         return False
 
     def unite(self, left: Tensor, right: Tensor, why: str) -> None:
-        """Labels at equal positions live and die together."""
+        """Prune labels at equal positions together."""
         try:
             left, right = torch.broadcast_tensors(left, right)
         except RuntimeError:
-            raise Misaligned(torch.cat([left.reshape(-1), right.reshape(-1)]), f"sizes differ in {why}") from None
+            raise Misaligned(torch.cat([left.reshape(-1), right.reshape(-1)]), f"sizes do not match in {why}") from None
         self.pairs.append((left.reshape(-1), right.reshape(-1), why))
 
     def freeze(self, labels: Tensor, why: str) -> None:
-        """Whatever shares a unit with these labels is never cut."""
+        """Make the units of these labels not prunable."""
         self.frozen.append((compact(labels).reshape(-1), why))
 
     def indices(self, labels: Tensor) -> list[Indices]:
-        """Labels as indices of axes, which mean the same in another trace of the same network."""
+        """Labels as indices of axes, which are the same in another trace of the same network."""
         found = []
         for key, axis in self.axes.items():
             here = (labels >= axis.start) & (labels < axis.start + axis.size)
@@ -120,26 +125,27 @@ class ChannelLabels:
         return found
 
     def freeze_indices(self, indices: list[Indices], why: str) -> None:
-        """Freeze what `indices` gave, as far as this trace knows those axes."""
+        """Freeze indices from `indices`, for the axes that this trace knows."""
         for key, index in indices:
             if key in self.axes:
                 self.freeze(self._vectors[key][index], why)
 
     def unions(self) -> tuple[Tensor, Tensor, Tensor]:
-        """All unions of two channels: labels, labels, and the number of the entry of `pairs` they come from."""
+        """All unions of two channels: labels, labels, and the position in `pairs` that they come from."""
         left, right, entry = self._flat()
-        loose = (left != FROZEN) & (right != FROZEN)
-        return left[loose], right[loose], entry[loose]
+        free = (left != FROZEN) & (right != FROZEN)
+        return left[free], right[free], entry[free]
 
     def freezes(self) -> list[tuple[Tensor, str]]:
-        """(labels, why) of everything frozen: outright, or by meeting something that cannot be cut."""
+        """(labels, reason) of everything frozen: directly, or by a union with `FROZEN`."""
         left, right, entry = self._flat()
-        stuck = (left == FROZEN) ^ (right == FROZEN)
-        labels, entry = torch.maximum(left, right)[stuck], entry[stuck]
+        frozen = (left == FROZEN) ^ (right == FROZEN)
+        labels, entry = torch.maximum(left, right)[frozen], entry[frozen]
         number, counts = entry.unique_consecutive(return_counts=True)
-        met = zip(labels.split(counts.tolist()), number.tolist(), strict=True)
+        united = zip(labels.split(counts.tolist()), number.tolist(), strict=True)
         outright = [(labels[labels != FROZEN], why) for labels, why in self.frozen]
-        return outright + [(part, f"it meets something that cannot be cut in {self.pairs[n][2]}") for part, n in met]
+        why = "{} combines it with a tensor that is not prunable"
+        return outright + [(part, why.format(self.pairs[n][2])) for part, n in united]
 
     def _flat(self) -> tuple[Tensor, Tensor, Tensor]:
         if not self.pairs:
@@ -153,26 +159,28 @@ class ChannelLabels:
 
 
 class PrunedLabels(ChannelLabels):
-    """The labels of a cut network, to be checked against those of the dense one.
+    """The labels of a pruned network, compared with those of the dense network.
 
-    Axes carry the labels of the indices that were kept. A union that the dense network did not make, or a
-    freeze of something that was cut, shows that the network's code does not follow the cut.
+    Axes have the labels of the indices that were kept. If the network's code handles the new sizes, its operators make
+    only unions that the dense network made too. Any other union, or a new freeze, shows code with hard-coded sizes.
     """
 
-    def __init__(self, dense: ChannelLabels, alive: Tensor, unit: Tensor, immovable: Tensor, manifold: Tensor) -> None:
+    def __init__(
+        self, dense: ChannelLabels, alive: Tensor, unit: Tensor, frozen_mask: Tensor, repeated: Tensor
+    ) -> None:
         super().__init__(axes=dense.axes, roles=dense.roles, size=dense.size)
         self._dense = dense
-        self.alive = alive  # by label: kept in the cut network
+        self.alive = alive  # by label: kept in the pruned network
         self._unit = unit  # by label
-        self._immovable = immovable  # by label: frozen in the dense trace
-        self._manifold = manifold  # by label: its unit stands more than once on its axis
+        self._frozen_mask = frozen_mask  # by label: frozen in the dense trace
+        self._repeated = repeated  # by label: its unit has several indices on its axis
 
     def axis(self, tensor: str, axis: int, size: int, role: Role) -> Tensor:
         """Labels of the indices that an axis kept."""
         key = (tensor, axis)
         if role not in self.roles.get(key, ()):
             nothing = torch.empty(0, dtype=torch.long)
-            raise Misaligned(nothing, f"{tensor} is used in another way than in the dense network")
+            raise Misaligned(nothing, f"{tensor} is used differently after pruning")
         if key not in self._vectors:
             dense = self._dense.vector(tensor, axis)
             self._vectors[key] = dense[self.alive[dense]]
@@ -182,32 +190,35 @@ class PrunedLabels(ChannelLabels):
         return labels
 
     def is_grouped(self, tensor: str) -> bool:
-        """Whether it was one in the dense network."""
+        """Whether it belongs to a grouped convolution in the dense network."""
         return self.roles.get((tensor, 0)) == {Role.PER_CHANNEL}
 
     def check(self) -> None:
-        """Compare everything seen so far with the dense network.
+        """Compare all unions and freezes so far with those of the dense network.
 
         Raises:
-            Misaligned: there are unions or a freeze that the dense network does not have.
+            Misaligned: If there is one that the dense network does not have.
         """
         left, right, entry = self.unions()
-        loose = ~self._immovable[left]
-        left, right, entry = left[loose], right[loose], entry[loose]
-        stray = self._unit[left] != self._unit[right]
-        # Where a unit stands several times on one axis (36 columns of a flattened channel), its indices may still
-        # be shuffled among themselves: those unions must be ones that the dense network made.
-        check = ~stray & (left != right) & (self._manifold[left] | self._manifold[right])
+        free = ~self._frozen_mask[left]
+        left, right, entry = left[free], right[free], entry[free]
+        extra = self._unit[left] != self._unit[right]
+        # A unit may have several indices on one axis (36 columns of a flattened channel). They could be permuted
+        # within the unit, so these unions must be exactly ones of the dense network.
+        check = ~extra & (left != right) & (self._repeated[left] | self._repeated[right])
         if bool(check.any()):
             known = _pair_codes(*self._dense.unions()[:2], self.size)
-            stray[check] = ~torch.isin(_pair_codes(left[check], right[check], self.size), known)
-        if bool(stray.any()):
-            why = self.pairs[int(entry[stray][0])][2]
-            raise Misaligned(torch.cat([left[stray], right[stray]]), f"channels slide past each other in {why}")
+            extra[check] = ~torch.isin(_pair_codes(left[check], right[check], self.size), known)
+        if bool(extra.any()):
+            why = self.pairs[int(entry[extra][0])][2]
+            raise Misaligned(
+                torch.cat([left[extra], right[extra]]),
+                f"{why} combines other channels after pruning: a channel count or index before it is hard-coded",
+            )
         for labels, why in self.freezes():
-            loose = labels[~self._immovable[labels]]
-            if loose.numel():
-                raise Misaligned(loose, why)
+            free = labels[~self._frozen_mask[labels]]
+            if free.numel():
+                raise Misaligned(free, why)
 
 
 def _pair_codes(left: Tensor, right: Tensor, size: int) -> Tensor:
@@ -216,7 +227,7 @@ def _pair_codes(left: Tensor, right: Tensor, size: int) -> Tensor:
 
 
 def frozen_labels(shape: torch.Size) -> Tensor:
-    """A label tensor of positions that can never be cut."""
+    """A label tensor of positions that are never pruned."""
     return torch.tensor(FROZEN).expand(shape)
 
 
@@ -231,14 +242,14 @@ def varying_axes(labels: Tensor) -> list[int]:
 
 
 def compact(labels: Tensor) -> Tensor:
-    """The same labels with every axis on which they do not change narrowed to one element."""
+    """The same labels, narrowed to one element on every axis on which they do not change."""
     shape, steps = labels.shape, labels.stride()
     small = [1 if step == 0 else size for size, step in zip(shape, steps, strict=True)]
     return labels if small == list(shape) else labels.as_strided(small, steps)
 
 
-def settled(labels: Tensor) -> Tensor:
-    """The same labels, stride 0 again on the axes where a copy made equal labels distinct in memory."""
+def collapse(labels: Tensor) -> Tensor:
+    """The same labels with stride 0 on every axis on which they are equal; a copy may have stored them in full."""
     full = labels.shape
     labels = compact(labels)
     for axis in varying_axes(labels):
@@ -259,6 +270,78 @@ def channel_vector(labels: Tensor | None, axis: int, size: int) -> Tensor:
     return labels.expand(size)
 
 
-def loose(labels: Labels) -> Labels:
-    """Labels that may still be cut; None for positions that cannot."""
+def unfrozen(labels: Labels) -> Labels:
+    """The labels, or None if all of them are `FROZEN`."""
     return None if labels is None or bool((compact(labels) == FROZEN).all()) else labels
+
+
+# --- parameters whose channel axis is not known yet -----------------------------------------------
+
+PERMUTES = frozenset({"t", "transpose", "permute", "movedim", "moveaxis", "swapaxes", "swapdims", "numpy_T", "mT"})
+"""Operators that only permute axes."""
+
+
+@dataclass(frozen=True)
+class Deferred:
+    """A parameter with several axes that is used outside a layer: positional embedding, scale, table, moved weight.
+
+    Which of its axes has channels is known when it is combined with an activation.
+    """
+
+    name: str
+    shape: torch.Size
+    order: tuple[int, ...]
+    """The current order of the parameter's axes, as long as it was only permuted."""
+    index: Tensor | None = None
+    """The element of the parameter at each position, after any other movement."""
+
+    def elements(self) -> Tensor:
+        """The number of the parameter's element at each position."""
+        if self.index is not None:
+            return self.index
+        return torch.arange(math.prod(self.shape)).view(self.shape).permute(self.order)
+
+    def move(self, call: Call, out: Tensor, index: Tensor) -> None:
+        """Follow a movement of the parameter to `out`; `index` holds its elements at the new positions."""
+        order: tuple[int, ...] = ()
+        if self.index is None and call.name in PERMUTES:
+            primes = torch.empty([2, 3, 5, 7, 11, 13][: len(self.shape)], device="meta")
+            sizes = list(call.rerun(primes).shape)
+            order = tuple(self.order[list(primes.shape).index(size)] for size in sizes)
+        out._ecc_state = Deferred(self.name, self.shape, order, None if order else index)  # type: ignore[attr-defined]
+        if order:
+            out._ecc_name = self.name  # type: ignore[attr-defined]
+
+    def scaled(self) -> Deferred:
+        """The parameter after an elementwise change: it can still be followed, but is not the weight itself."""
+        return replace(self, index=self.elements(), order=())
+
+    def freeze(self, channel_labels: ChannelLabels, where: str) -> None:
+        """Freeze the parameter, of which an operator uses all values (its mean, its norm)."""
+        for axis, size in enumerate(self.shape):
+            if size > 1:
+                own = channel_labels.axis(self.name, axis, size, Role.PER_CHANNEL)
+                channel_labels.freeze(own, f"{where} uses all values of {self.name}")
+
+    def bind(self, channel_labels: ChannelLabels, labels: Tensor | None, where: str) -> None:
+        """Combine the parameter with channels elementwise, and find the axis that has these channels."""
+        if labels is None or not varying_axes(labels):
+            return
+        elements, labels = torch.broadcast_tensors(self.elements(), labels)
+        if not any(elements.stride(axis) for axis in varying_axes(labels)):
+            return  # one value for all channels
+        for axis in range(labels.dim()):
+            if labels.stride(axis) == 0 and elements.stride(axis) == 0:
+                elements, labels = elements.narrow(axis, 0, 1), labels.narrow(axis, 0, 1)
+        flat, wanted = elements.reshape(-1), labels.reshape(-1)
+        step = 1
+        for axis in range(len(self.shape) - 1, -1, -1):
+            size = self.shape[axis]
+            position = flat // step % size
+            step *= size
+            first = torch.zeros(size, dtype=torch.long).scatter_(0, position, wanted)
+            if size > 1 and bool((first[position] == wanted).all()) and bool((first > 0).all()):
+                channel_labels.unite(channel_labels.axis(self.name, axis, size, Role.PER_CHANNEL), first, where)
+                return
+        why = f"{where} combines it with {self.name}, of which no single axis matches the channels"
+        channel_labels.freeze(labels, why)

@@ -1,13 +1,12 @@
-"""A network rebuilt around other tensors.
+"""A copy of a network with other tensors.
 
-Every module object of the copy is new, its tensors are the ones given, and everything else a module holds is
-copied as `copy.deepcopy` would, with references to modules and tensors following into the copy, also those of lambdas
-and other functions that a module keeps. Nothing of the original is copied whole, and nothing that the copy does in its
-forward pass reaches the original.
+All modules of the copy are new, and its tensors are the given ones. Everything else that a module holds is copied as by
+`copy.deepcopy`. References to modules and tensors, including those in lambdas and other functions, point into the copy.
+The forward pass of the copy does not change the original.
 
-Hooks of modules are carried over. What a hook holds (what it is bound to, closes over or was given by
-`functools.partial`) is that of the copy where it belongs to the network, and shared with the original where it does
-not, as a list to which it appends. Hooks of tensors are not carried over, as in `copy.deepcopy`.
+Hooks of modules are copied. What a hook refers to (bound object, closure, arguments of `functools.partial`) is replaced
+by its copy if it belongs to the network, and shared with the original otherwise, such as a list to which the hook
+appends. Hooks of tensors are not copied, as in `copy.deepcopy`.
 """
 
 from __future__ import annotations
@@ -35,11 +34,11 @@ _HOOKS = (
     *("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"),
     *("_state_dict_hooks", "_state_dict_pre_hooks", "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks"),
 )
-_DEPTH = 4  # of objects and containers that are searched for parts of the network
+_DEPTH = 4  # nested objects and containers that are searched for parts of the network
 
 
 def named_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters and buffers by name, tied ones once."""
+    """Parameters and buffers by name. Shared tensors appear once."""
     found: dict[str, Tensor] = {}
     seen: set[int] = set()
     for path, module in model.named_modules():
@@ -53,19 +52,19 @@ def named_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 
 def unsaved_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """By name what `state_dict` leaves out, as buffers of `persistent=False`, whatever it calls the others."""
+    """Parameters and buffers that `state_dict` leaves out, such as those with `persistent=False`, by name."""
     saved = {id(tensor) for tensor in model.state_dict(keep_vars=True).values()}
     return {name: tensor for name, tensor in named_tensors(model).items() if id(tensor) not in saved}
 
 
 def whole_state(model: nn.Module) -> dict[str, Any]:
-    """The state of a network with all its buffers: those that are not saved may have been cut, too."""
+    """The state of a network with all buffers, since non-persistent ones may have been pruned too."""
     return {**model.state_dict(), **unsaved_tensors(model)}
 
 
 @torch.no_grad()
 def load_whole_state_(model: nn.Module, state: Mapping[str, Any]) -> None:
-    """The reverse of `whole_state`, for a network of the same shapes; what it lacks of unsaved buffers stays."""
+    """Load a `whole_state` into a network of the same shapes. Missing non-persistent buffers stay as they are."""
     unsaved = unsaved_tensors(model)
     model.load_state_dict({name: value for name, value in state.items() if name not in unsaved})
     for name, buffer in unsaved.items():
@@ -73,16 +72,21 @@ def load_whole_state_(model: nn.Module, state: Mapping[str, Any]) -> None:
             buffer.copy_(state[name])
 
 
-def rebuilt(model: Net, made: Mapping[int, Tensor]) -> Net:
-    """A copy of a module tree in which tensors are replaced, and references to modules follow."""
+def rebuild(model: Net, made: Mapping[int, Tensor]) -> Net:
+    """A copy of a network in which tensors are replaced.
+
+    Args:
+        model: The network.
+        made: For each tensor of the network, by id, the tensor of the copy.
+    """
     modules = list(model.modules())
-    twins = {id(module): module.__class__.__new__(module.__class__) for module in modules}
-    memo: dict[int, Any] = {**twins, **made}
+    copies = {id(module): module.__class__.__new__(module.__class__) for module in modules}
+    memo: dict[int, Any] = {**copies, **made}
     hooks = [table for module in modules for name in _HOOKS if (table := vars(module).get(name))]
-    memo.update({id(table): OrderedDict() for table in hooks})  # handles that modules keep refer to them
+    memo.update({id(table): OrderedDict() for table in hooks})  # handles refer to these tables
     functions: list[tuple[dict[str, Any], str]] = []
     for module in modules:
-        state = twins[id(module)].__dict__
+        state = copies[id(module)].__dict__
         state.update(module.__dict__)
         for key, value in state.items():
             if type(value) in _PLAIN or id(value) in memo:
@@ -97,17 +101,17 @@ def rebuilt(model: Net, made: Mapping[int, Tensor]) -> Net:
                 state[key] = _copied(value, memo, f"{type(module).__name__}.{key}")
         _update_sizes(module, state)
     rebinding = _Rebinding(memo)
-    for state, key in functions:  # when all else has its copy, of which they may hold some
+    for state, key in functions:  # last, since they may refer to anything above
         state[key] = rebinding(state[key])
     for table in hooks:
         memo[id(table)].update({number: rebinding(hook) for number, hook in table.items()})
-    return twins[id(model)]  # type: ignore[return-value]
+    return copies[id(model)]  # type: ignore[return-value]
 
 
 class _Rebinding:
-    """Makes functions, methods and other callables refer to the copy of a network where they refer to the network.
+    """Replaces references to a network by references to its copy in functions, methods and other callables.
 
-    What does not refer to it stays the very same object.
+    An object without such a reference is returned unchanged.
     """
 
     def __init__(self, memo: dict[int, Any]) -> None:
@@ -129,16 +133,16 @@ class _Rebinding:
             return ref(self(value()))
         if isinstance(value, tuple):
             return value._make(map(self, value)) if hasattr(value, "_make") else tuple(map(self, value))
-        twin = self._memo[id(value)] = self._shallow(value)  # before what it holds, which may hold it
+        copied = self._memo[id(value)] = self._shallow(value)  # first, since references may be circular
         if isinstance(value, dict):
-            twin.clear()
-            twin.update({self(key): self(one) for key, one in value.items()})
+            copied.clear()
+            copied.update({self(key): self(one) for key, one in value.items()})
         elif isinstance(value, (list, set, deque)):
-            twin.clear()
-            (twin.update if isinstance(value, set) else twin.extend)(map(self, value))
+            copied.clear()
+            (copied.update if isinstance(value, set) else copied.extend)(map(self, value))
         else:
-            vars(twin).update({name: self(one) for name, one in vars(value).items()})
-        return twin
+            vars(copied).update({name: self(one) for name, one in vars(value).items()})
+        return copied
 
     @staticmethod
     def _shallow(value: Any) -> Any:
@@ -146,36 +150,36 @@ class _Rebinding:
             return copy.copy(value)
         except Exception as error:
             raise UntraceableModel(
-                "the network cannot be copied: a hook or function of it holds parts of it in a "
+                "the network cannot be copied: one of its hooks or functions refers to it through a "
                 f"{type(value).__name__}, which cannot be copied ({error}). Remove the hook, and add it afterwards."
             ) from error
 
     def _function(self, value: FunctionType) -> FunctionType:
         cells = tuple(CellType() for _ in value.__closure__ or ())
-        twin = FunctionType(value.__code__, value.__globals__, value.__name__, None, cells)
-        self._memo[id(value)] = twin  # before its cells, one of which may hold it
+        copied = FunctionType(value.__code__, value.__globals__, value.__name__, None, cells)
+        self._memo[id(value)] = copied  # first, since a cell may refer to it
         for name in ("__qualname__", "__doc__", "__module__"):
-            setattr(twin, name, getattr(value, name))
-        twin.__dict__.update(value.__dict__)
-        twin.__defaults__ = value.__defaults__ and tuple(map(self, value.__defaults__))
-        twin.__kwdefaults__ = value.__kwdefaults__ and {k: self(one) for k, one in value.__kwdefaults__.items()}
+            setattr(copied, name, getattr(value, name))
+        copied.__dict__.update(value.__dict__)
+        copied.__defaults__ = value.__defaults__ and tuple(map(self, value.__defaults__))
+        copied.__kwdefaults__ = value.__kwdefaults__ and {k: self(one) for k, one in value.__kwdefaults__.items()}
         for cell, old in zip(cells, value.__closure__ or (), strict=True):
-            with suppress(ValueError):  # nothing is captured yet
+            with suppress(ValueError):  # the variable has no value yet
                 cell.cell_contents = self(old.cell_contents)
-        return twin
+        return copied
 
     def _refers(self, value: Any, seen: set[int], depth: int) -> bool:
-        """Whether something refers to what has another in the copy."""
+        """Whether an object refers to something that has a copy."""
         if id(value) in self._memo:
             return True
         if id(value) in seen or type(value) in _PLAIN or depth > _DEPTH or isinstance(value, Tensor):
             return False
         seen.add(id(value))
-        return any(self._refers(one, seen, depth + 1) for one in held_by(value))
+        return any(self._refers(one, seen, depth + 1) for one in references_of(value))
 
 
-def held_by(value: Any) -> Iterator[Any]:
-    """What a callable, a container or an object refers to."""
+def references_of(value: Any) -> Iterator[Any]:
+    """The objects that a callable, a container or an object refers to."""
     if isinstance(value, FunctionType):
         yield from (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values())
         for cell in value.__closure__ or ():
@@ -196,7 +200,7 @@ def held_by(value: Any) -> Iterator[Any]:
 
 
 class _CopiesAnyTensor(TorchFunctionMode):
-    """Lets `copy.deepcopy` copy tensors kept from a forward pass; torch copies leaves only."""
+    """Lets `copy.deepcopy` copy tensors of a graph, which modules may keep; torch copies leaves only."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -222,7 +226,7 @@ def _copied(value: Any, memo: dict[int, Any], where: str) -> Any:
 
 
 def _update_sizes(module: nn.Module, state: dict[str, Any]) -> None:
-    """Bring a module's own record of its sizes in line with its new tensors."""
+    """Set the size attributes of a module from its new tensors."""
     weight = state["_parameters"].get("weight")
     if isinstance(module, nn.modules.conv._ConvNd) and weight is not None:
         rows, columns = weight.shape[:2]

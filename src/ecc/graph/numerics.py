@@ -1,4 +1,4 @@
-"""Running a network so that two versions of it can be compared: precision, random draws, inputs, differences."""
+"""Reproducible runs of a network, for comparing two versions of it: precision, random numbers, inputs, differences."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 from ecc.graph.forward_pass import Inputs, as_call
-from ecc.graph.model_copy import named_tensors, rebuilt
-from ecc.torch_utils import tensors_in
+from ecc.graph.model_copy import named_tensors, rebuild
+from ecc.torch_utils import fork_seed, tensors_in
 
 ALLOWED_FLOAT64 = 1e-9
-"""Allowed difference, relative to the largest output, in float64: some million times its rounding error, which leaves
-room for layers that enlarge errors, and is far below what a wrong channel changes."""
+"""Allowed difference in float64, relative to the largest output. It is about a million rounding errors, which leaves
+room for layers that amplify errors, and is far below the effect of a wrong channel."""
 ALLOWED_FLOAT32 = 1e-4
-"""Allowed in float32: sums in another order differ by up to some hundred rounding errors after many layers."""
+"""Allowed difference in float32: sums in another order differ by some hundred rounding errors after many layers."""
 ROUNDINGS = 8
-"""Rounding errors allowed in coarser types, whose every operator rounds."""
-MOST_ELEMENTS = 1 << 28
-"""Parameters of a network on the meta device up to which it is given random values and verified: 2 GiB in float64."""
+"""Rounding errors allowed in coarser types."""
+MAX_ELEMENTS = 1 << 28
+"""Largest network on the meta device that is filled with random values and verified (2 GiB in float64)."""
 
 
 class CannotVerify(Exception):
-    """Verification could not run, and why."""
+    """Verification could not run. The message says why."""
 
 
 def allowed_difference(*epsilons: float) -> float:
-    """What rounding explains, given the largest machine epsilon of any operator."""
+    """Allowed difference, given the largest machine epsilon of any operator."""
     epsilon = max(epsilons)
     if epsilon <= torch.finfo(torch.float64).eps:
         return ALLOWED_FLOAT64
@@ -43,16 +43,16 @@ def allowed_difference(*epsilons: float) -> float:
 
 
 def relative_error(wanted: Sequence[Tensor], found: Sequence[Tensor], *, together: bool = False) -> float:
-    """Largest difference between two lists of tensors, relative to the largest finite number of the first.
+    """Largest difference between two lists of tensors, relative to the largest finite value of the first.
 
-    Infinite where shapes differ, or one is infinite or not a number where the other is not: what a network masks with
-    infinity stays masked. Only floating point is compared, unless there is none: then the share of other numbers.
+    It is infinite if shapes differ, or if one value is infinite or NaN and the other is not. Only floating-point
+    tensors are compared. If there are none, it is the share of values that differ.
 
     Args:
         wanted: The expected tensors.
-        found: As many others.
-        together: Relative to the largest number of all tensors, and not of each. Gradients that cancel to zero are
-            rounding errors, which have no relation to themselves.
+        found: The tensors to compare.
+        together: Use the largest value of all tensors instead of each tensor. Gradients that cancel to zero consist of
+            rounding errors, so a difference relative to themselves would say nothing.
     """
     if len(wanted) != len(found) or any(a.shape != b.shape for a, b in zip(wanted, found, strict=True)):
         return float("inf")
@@ -60,15 +60,15 @@ def relative_error(wanted: Sequence[Tensor], found: Sequence[Tensor], *, togethe
     floats = [(a, b) for a, b in pairs if a.is_floating_point() or a.is_complex()]
     if not floats:
         return max((float((a != b).double().mean()) for a, b in pairs), default=0.0)
-    apart, scales = [], []
+    differences, scales = [], []
     for left, right in floats:
-        same = (left == right) | (left.isnan() & right.isnan())  # infinity less infinity is not a number
-        gap = torch.where(same, 0.0, (left - right).abs())
-        apart.append(torch.where(gap.isnan(), float("inf"), gap).max().double())
+        same = (left == right) | (left.isnan() & right.isnan())  # infinity minus infinity is NaN
+        difference = torch.where(same, 0.0, (left - right).abs())
+        differences.append(torch.where(difference.isnan(), float("inf"), difference).max().double())
         scales.append(torch.where(left.isfinite(), left.abs(), 0.0).max().double())
-    least = torch.finfo(torch.float64).tiny
-    gaps, sizes = torch.stack([a.cpu() for a in apart]), torch.stack([s.cpu() for s in scales])
-    return float((gaps / (sizes.max() if together else sizes).clamp(min=least)).max())
+    tiny = torch.finfo(torch.float64).tiny
+    largest, sizes = torch.stack([d.cpu() for d in differences]), torch.stack([s.cpu() for s in scales])
+    return float((largest / (sizes.max() if together else sizes).clamp(min=tiny)).max())
 
 
 # ---------------------------------------------------------------- runs
@@ -76,52 +76,52 @@ def relative_error(wanted: Sequence[Tensor], found: Sequence[Tensor], *, togethe
 
 @torch.no_grad()
 def outputs_of(model: nn.Module, example_input: Inputs) -> list[Tensor]:
-    """Every tensor that comes out, in evaluation mode, with one seed for whatever is drawn."""
+    """All output tensors of a network in eval mode, with a fixed seed."""
     args, kwargs = tree_map_only(Tensor, lambda t: t.detach().clone(), as_call(example_input))
-    with seeded({t.device for t in (*named_tensors(model).values(), *tensors_in((args, kwargs)))}):
+    with fork_seed({t.device for t in (*named_tensors(model).values(), *tensors_in((args, kwargs)))}):
         model.eval()
         return list(tensors_in(model(*args, **kwargs)))
 
 
 @dataclass(frozen=True)
-class Ran:
-    """What a run gave."""
+class RunResult:
+    """Result of one run."""
 
     outputs: list[Tensor]
     gradients: list[Tensor]
-    """Of every parameter, where they were asked for."""
-    coarsest: float
-    """The largest machine epsilon of any operator's result."""
+    """Gradients of all parameters, if requested."""
+    epsilon: float
+    """Largest machine epsilon of any operator's result."""
 
     @property
     def has_nan(self) -> bool:
-        """Whether some number of the outputs is NaN."""
+        """Whether an output contains NaN."""
         return any(bool(t.isnan().any()) for t in self.outputs if t.is_floating_point())
 
     @property
-    def has_numbers(self) -> bool:
-        """Whether some number of the outputs is finite, where there are any."""
+    def has_finite(self) -> bool:
+        """Whether an output contains a finite value, or there are no floating-point outputs."""
         floats = [t for t in self.outputs if t.is_floating_point() and t.numel()]
         return not floats or any(bool(t.isfinite().any()) for t in floats)
 
 
-def run_steadily(
+def run_without_randomness(
     model: nn.Module,
     inputs: Inputs,
     *,
     training: bool,
     gradients: bool = False,
-    drawn: float = 0.25,
+    random_value: float = 0.25,
     slices: Mapping[str, Mapping[int, Tensor]] | None = None,
-) -> Ran:
-    """Runs a network with constants in place of random draws.
+) -> RunResult:
+    """Run a network with a constant in place of random numbers.
 
     Args:
-        model: Its mode, buffers and gradients change.
-        inputs: Are copied.
-        training: Train mode with gradients enabled, else eval mode without.
-        gradients: Whether to run backward too.
-        drawn: What stands in place of random numbers, which most code takes from 0 to 1.
+        model: The network. Its mode, buffers and gradients change.
+        inputs: The inputs, which are copied.
+        training: Train mode with gradients enabled, else eval mode without gradients.
+        gradients: Also run backward.
+        random_value: The constant, between 0 and 1.
         slices: Indices to keep of the gradients, by parameter and axis.
     """
     args, kwargs = tree_map_only(Tensor, lambda t: t.detach().clone(), as_call(inputs))
@@ -129,19 +129,19 @@ def run_steadily(
     weights = [tensor for module in model.modules() for tensor in module._parameters.values() if tensor is not None]
     double = all(tensor.dtype == torch.float64 for tensor in (*weights, *given) if tensor.is_floating_point())
     model.train(training)
-    steady = _SteadyDraws(drawn)
+    constant_random = _ConstantRandom(random_value)
     with ExitStack() as stack:
-        stack.enter_context(seeded({tensor.device for tensor in (*weights, *given)}))
+        stack.enter_context(fork_seed({tensor.device for tensor in (*weights, *given)}))
         stack.enter_context(_default_dtype(torch.float64) if double else nullcontext())
         stack.enter_context(torch.set_grad_enabled(training))
-        stack.enter_context(steady)
+        stack.enter_context(constant_random)
         outputs = list(tensors_in(model(*args, **kwargs)))
-        slopes = _gradients(model, outputs, slices or {}) if gradients else []
-    return Ran([output.detach() for output in outputs], slopes, steady.coarsest)
+        found = _gradients(model, outputs, slices or {}) if gradients else []
+    return RunResult([output.detach() for output in outputs], found, constant_random.epsilon)
 
 
 def _gradients(model: nn.Module, outputs: Sequence[Tensor], slices: Mapping[str, Mapping[int, Tensor]]) -> list[Tensor]:
-    """Gradients of a fixed weighted sum of all outputs."""
+    """Gradients of a weighted sum of all outputs, with fixed weights."""
     model.zero_grad()
     total: Tensor | None = None
     for output in outputs:
@@ -168,41 +168,43 @@ _DROPOUT = frozenset({"dropout", "dropout_p"})
 
 
 @dataclass(eq=False)
-class _SteadyDraws(TorchDispatchMode):
-    """Random operators give constants: a masked and a slim network draw different numbers otherwise.
+class _ConstantRandom(TorchDispatchMode):
+    """Replaces random numbers by a constant, since a masked and a slim network draw different ones.
 
-    Dropout keeps everything. Notes the coarsest floating-point type of any result on the way.
+    Dropout keeps everything. Also records the largest machine epsilon of any result.
     """
 
-    drawn: float
-    """What stands in place of random numbers."""
-    coarsest: float = field(default=0.0)
+    random_value: float
+    """The constant in place of random numbers."""
+    epsilon: float = field(default=0.0)
 
     def __post_init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Asked by torch: to keep dynamo away would import it, which takes seconds."""
+        """Called by torch. True would import dynamo, which takes seconds."""
         return False
 
     def __torch_dispatch__(
         self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        draw = _draw_of(func)
-        result = func(*args, **(kwargs or {})) if draw is None else draw(self, func, args, dict(kwargs or {}))
+        replacement = _replacement_of(func)
+        result = (
+            func(*args, **(kwargs or {})) if replacement is None else replacement(self, func, args, dict(kwargs or {}))
+        )
         for tensor in result if isinstance(result, (tuple, list)) else (result,):
             if isinstance(tensor, Tensor) and tensor.is_floating_point() and tensor.dim():
-                self.coarsest = max(self.coarsest, _epsilon(tensor.dtype))
+                self.epsilon = max(self.epsilon, _epsilon(tensor.dtype))
         return result
 
     def filled(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A draw of numbers."""
+        """Random numbers: a constant tensor."""
         name = _name(func)
-        return func(*args, **kwargs).fill_(1 if name == "bernoulli" else 0 if name in _WHOLE else self.drawn)
+        return func(*args, **kwargs).fill_(1 if name == "bernoulli" else 0 if name in _WHOLE else self.random_value)
 
     def without_dropout(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """An operator that drops some of its results: recurrent layers, attention."""
+        """Recurrent layers and attention: no dropout."""
         for position, argument in enumerate(func._schema.arguments):
             if argument.name in _DROPOUT and position < len(args):
                 args = (*args[:position], 0.0, *args[position + 1 :])
@@ -211,11 +213,11 @@ class _SteadyDraws(TorchDispatchMode):
         return func(*args, **kwargs)
 
     def kept(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ARG002 - as above
-        """Dropout with its mask."""
+        """Dropout with its mask: everything is kept."""
         return args[0].clone(), torch.ones_like(args[0], dtype=torch.bool)
 
     def leaky(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A ReLU of random slopes; not in training, they have their mean."""
+        """RReLU: the mean slope, as in eval mode."""
         names = [argument.name for argument in func._schema.arguments]
         return func(*args[: names.index("training")], **{**kwargs, "training": False})
 
@@ -230,17 +232,17 @@ def _name(func: OpOverload) -> str:
 
 
 @cache
-def _draw_of(func: OpOverload) -> Callable[..., Any] | None:
-    """How a random operator runs; None for all others."""
+def _replacement_of(func: OpOverload) -> Callable[..., Any] | None:
+    """The replacement of a random operator; None for all other operators."""
     name = _name(func)
     if name == "native_dropout":
-        return _SteadyDraws.kept
+        return _ConstantRandom.kept
     if name == "rrelu_with_noise":
-        return _SteadyDraws.leaky
+        return _ConstantRandom.leaky
     if any(argument.name in _DROPOUT for argument in func._schema.arguments):
-        return _SteadyDraws.without_dropout
+        return _ConstantRandom.without_dropout
     if torch.Tag.nondeterministic_seeded in func.tags and name in _UNIFORM | _WHOLE | {"bernoulli"}:
-        return _SteadyDraws.filled
+        return _ConstantRandom.filled
     return None
 
 
@@ -254,40 +256,25 @@ def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
-@contextmanager
-def seeded(devices: set[torch.device]) -> Iterator[None]:
-    """One seed for the host and these devices, whose random states come back; no other device is touched."""
-    gpus = [device for device in devices if device.type == "cuda"]
-    with torch.random.fork_rng(devices=gpus), ExitStack() as stack:
-        torch.default_generator.manual_seed(0)  # torch.manual_seed would seed every GPU, for good
-        for gpu in gpus:
-            with torch.cuda.device(gpu):
-                torch.cuda.manual_seed(0)
-        if any(device.type == "mps" for device in devices):
-            stack.enter_context(torch.random.fork_rng(device_type="mps"))
-            torch.mps.manual_seed(0)
-        yield
-
-
 # ---------------------------------------------------------------- networks and inputs
 
 
-def as_double(model: nn.Module, example_input: Inputs) -> Inputs:
-    """Turns a network into float64 in place; the example in float64."""
+def to_float64(model: nn.Module, example_input: Inputs) -> Inputs:
+    """Convert a network to float64 in place, and return the example input in float64."""
     for tensor in named_tensors(model).values():
-        tensor.data = _doubled(tensor.data)
-    return _mapped(example_input, _doubled)
+        tensor.data = _float64(tensor.data)
+    return _mapped(example_input, _float64)
 
 
-def _doubled(tensor: Tensor) -> Tensor:
+def _float64(tensor: Tensor) -> Tensor:
     if tensor.is_complex():
         return tensor.to(torch.complex128)
     return tensor.double() if tensor.is_floating_point() else tensor
 
 
 @torch.no_grad()
-def with_random_constants_(model: nn.Module, generator: torch.Generator) -> None:
-    """Gives tensors that are constant random values, in place: what a zero hides, other values show."""
+def randomize_constants_(model: nn.Module, generator: torch.Generator) -> None:
+    """Fill constant tensors with random values, in place. A zero would hide differences."""
     for name, tensor in named_tensors(model).items():
         if not tensor.is_floating_point() or tensor.numel() < 2:
             continue
@@ -297,17 +284,17 @@ def with_random_constants_(model: nn.Module, generator: torch.Generator) -> None
 
 
 def plain_state(model: nn.Module) -> list[tuple[str, str, object]]:
-    """Numbers, flags and words that modules keep as attributes, their mode aside: what counts calls changes."""
+    """Numbers, flags and strings that modules keep as attributes, except their mode; a call counter is one."""
     found = [(path, *item) for path, module in model.named_modules() for item in vars(module).items()]
     return [item for item in found if type(item[2]) in (int, float, bool, str) and item[1] != "training"]
 
 
-def other_inputs(example_input: Inputs, *, doubled: bool = False) -> Iterator[Inputs]:
-    """Inputs with other numbers than an example's: of two items, then of as many as it has, then the example itself.
+def other_inputs(example_input: Inputs, *, repeated: bool = False) -> Iterator[Inputs]:
+    """Inputs with other values than the example: two items, then as many as the example has, then the example itself.
 
-    Floating-point numbers are drawn anew, with the example's deviation (1, where that is zero) around its negated mean,
-    so that code which asks for a sign sees both; whole numbers are put into another order. `doubled` gives each
-    several times over with different numbers, for batch norm of a single item.
+    Floating-point values are drawn with the example's standard deviation (or 1) around its negated mean, so that code
+    that tests a sign sees both signs. Integers are permuted. `repeated` yields each input several times with different
+    values, for batch norm of a single item.
     """
     generator = torch.Generator("cpu").manual_seed(1)
     fresh = _mapped(example_input, lambda t: _other_numbers(t, generator))
@@ -315,15 +302,15 @@ def other_inputs(example_input: Inputs, *, doubled: bool = False) -> Iterator[In
     inputs = [fresh, example_input]
     if len(sizes) == 1 and next(iter(sizes)) > 2:
         inputs.insert(0, _mapped(fresh, lambda t: t[:2] if t.dim() else t))
-    if not doubled:
+    if not repeated:
         yield from inputs
         return
-    for one in inputs:  # different items: equal ones have no deviation to divide by
+    for one in inputs:  # different items, since equal ones have zero variance
         yield _mapped(one, lambda t: _several(t, generator))
 
 
 def _several(tensor: Tensor, generator: torch.Generator) -> Tensor:
-    """Several different items for each of a tensor."""
+    """Several different items for each item of a tensor."""
     others = [_other_numbers(tensor, generator) for _ in range(_MORE_ITEMS - 1)]
     return torch.cat([tensor, *others]) if tensor.dim() else tensor
 
@@ -342,43 +329,41 @@ def _other_numbers(tensor: Tensor, generator: torch.Generator) -> Tensor:
     return tensor.flatten()[order.to(tensor.device)].view(tensor.shape)
 
 
-def nudged(inputs: Inputs) -> Inputs:
-    """The same inputs but for a few rounding errors."""
+def perturbed(inputs: Inputs) -> Inputs:
+    """The same inputs with a few rounding errors."""
     generator = torch.Generator("cpu").manual_seed(2)
 
-    def nudge(tensor: Tensor) -> Tensor:
+    def perturb(tensor: Tensor) -> Tensor:
         if not tensor.is_floating_point():
             return tensor
         noise = torch.randn(tensor.shape, generator=generator, device="cpu", dtype=torch.float64)
         return (tensor.double() * (1 + 4 * _epsilon(tensor.dtype) * noise.to(tensor.device))).to(tensor.dtype)
 
-    return _mapped(inputs, nudge)
+    return _mapped(inputs, perturb)
 
 
-def materialized(model: nn.Module, example_input: Inputs) -> tuple[nn.Module, Inputs]:
-    """A network and an example that can run: on the CPU with random values where they are on the meta device.
+def materialize(model: nn.Module, example_input: Inputs) -> tuple[nn.Module, Inputs]:
+    """A network and an example input that can run: meta tensors get random values on the CPU.
 
     Raises:
-        CannotVerify: If values are missing that cannot be made up, or the network is too large for that.
+        CannotVerify: If integer values are missing, or the network is too large.
     """
     tensors = named_tensors(model)
-    hollow = {name: tensor for name, tensor in tensors.items() if tensor.device.type == "meta"}
-    inputs = _mapped(example_input, _made_up)
-    if not hollow:
+    on_meta = {name: tensor for name, tensor in tensors.items() if tensor.device.type == "meta"}
+    inputs = _mapped(example_input, _with_values)
+    if not on_meta:
         return model, inputs
     elements = sum(tensor.numel() for tensor in tensors.values())
-    if elements > MOST_ELEMENTS:
-        raise CannotVerify(
-            f"the network is on the meta device and has {elements:,} numbers (at most {MOST_ELEMENTS:,})"
-        )
-    for name, tensor in hollow.items():
+    if elements > MAX_ELEMENTS:
+        raise CannotVerify(f"the network is on the meta device and has {elements:,} values (limit {MAX_ELEMENTS:,})")
+    for name, tensor in on_meta.items():
         if not tensor.is_floating_point() and tensor.dim():
-            raise CannotVerify(f"{name} is on the meta device and its values are not known")
-    made = {id(tensor): _like(tensor, _made_up(tensor)) for tensor in tensors.values()}
-    return rebuilt(model, made), inputs
+            raise CannotVerify(f"{name} is on the meta device, and its integer values are not known")
+    made = {id(tensor): _like(tensor, _with_values(tensor)) for tensor in tensors.values()}
+    return rebuild(model, made), inputs
 
 
-def _made_up(tensor: Tensor) -> Tensor:
+def _with_values(tensor: Tensor) -> Tensor:
     if tensor.device.type != "meta":
         return tensor
     if not tensor.is_floating_point():

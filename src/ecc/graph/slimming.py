@@ -1,6 +1,6 @@
-"""Cutting networks: to given widths for profiling, or down to the channels that are still alive.
+"""Building smaller networks: at given widths, or without the channels that are masked.
 
-Networks are rebuilt around new, smaller tensors (`rebuild.py`); the dense ones are never copied whole.
+Networks are rebuilt with smaller tensors (`model_copy.py`). Dense tensors are not copied whole.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from ecc.errors import BadWidths, EccWarning
 from ecc.graph.channel_graph import ChannelGraph
-from ecc.graph.computed_weights import refuse_computed_weights
-from ecc.graph.model_copy import named_tensors, rebuilt
+from ecc.graph.forward_pass import refuse_computed_weights
+from ecc.graph.model_copy import named_tensors, rebuild
 
 Net = TypeVar("Net", bound=nn.Module)
 
@@ -25,16 +25,16 @@ Net = TypeVar("Net", bound=nn.Module)
 def with_widths(
     model: Net, graph: ChannelGraph, widths: Mapping[str, int], *, device: torch.device | str | None = None
 ) -> Net:
-    """A new network of the given widths whose weights are the first slices of `model`'s.
+    """A new network with the given widths. It keeps the first units of each group.
 
     Args:
-        model: the network that was traced.
-        graph: its channel graph.
-        widths: width of each group by name; groups not named keep their full width.
-        device: where the new tensors live (`"meta"` allocates nothing); by default where the old ones do.
+        model: The network that was traced.
+        graph: Its channel graph.
+        widths: Width of each group by name. Other groups keep their full width.
+        device: Device of the new tensors (`"meta"` allocates nothing), by default that of the old ones.
 
     Raises:
-        BadWidths: an unknown or frozen group, or a width outside [1, full width].
+        BadWidths: If a group is unknown or not prunable, or a width is outside its range.
     """
     whole = graph.widths(widths)
     if bool((whole != whole.round()).any()):
@@ -44,23 +44,22 @@ def with_widths(
         for g, w in zip(graph.groups, whole.tolist(), strict=True)
         if w < g.width
     }
-    return _cut(model, graph, keep, device)
+    return _with_units(model, graph, keep, device)
 
 
 def slim(model: Net, graph: ChannelGraph, width_multiple: int = 1) -> Net:
-    """A new network without the dead channels of `model`; its outputs are those of `model`.
+    """A new network without the masked channels of `model`. Its outputs equal those of `model`.
 
-    A channel is dead when every layer that reads it has a zero slice for it. A group never falls below its
-    least width. Hooks of modules are carried over, those of tensors are not, as by `copy.deepcopy`.
+    A channel is masked if every layer that consumes it has a zero slice for it. A group keeps at least its minimum
+    width. Hooks of modules are copied, those of tensors are not, as in `copy.deepcopy`.
 
     Args:
-        model: the network that was traced.
-        graph: its channel graph.
-        width_multiple: of which widths shall be multiples, as `width_multiple` of a solver: a few dead channels stay for that.
-            Trained networks have dead channels of their own, and a kernel for an odd width can be a slow one.
+        model: The network that was traced.
+        graph: Its channel graph.
+        width_multiple: Round widths up to multiples of this, as a solver does. Some masked channels stay for that.
 
     Warns:
-        EccWarning: if a solver prunes this model, and its budget is not met yet.
+        EccWarning: If a solver prunes this model and its budget is not met yet.
     """
     check = _CHECKS.get(model, lambda: None)()
     if check is not None:
@@ -70,20 +69,20 @@ def slim(model: Net, graph: ChannelGraph, width_multiple: int = 1) -> Net:
 
 
 def build_slim(model: Net, graph: ChannelGraph, width_multiple: int = 1) -> Net:
-    """`slim` without its checks, for callers that have made them."""
+    """`slim` without its checks."""
     refuse_computed_weights(model)
-    return _cut(model, graph, _kept_units(model, graph, width_multiple), None)
+    return _with_units(model, graph, _kept_units(model, graph, width_multiple), None)
 
 
 _CHECKS: WeakKeyDictionary[nn.Module, Callable[[], Callable[[], None] | None]] = WeakKeyDictionary()
 
 
 def check_before_slim(model: nn.Module, check: Callable[[], None]) -> None:
-    """Has `slim` call a method before it slims this model, in place of an earlier one.
+    """Register a method that `slim` calls before it slims this model. It replaces an earlier one.
 
     Args:
         model: The network.
-        check: A bound method; its object is not kept alive, and without it there is no check.
+        check: A bound method. Its object is not kept alive, and the check ends with it.
     """
     _CHECKS[model] = WeakMethod(check)
 
@@ -94,26 +93,26 @@ def _warn_of_tensor_hooks(model: nn.Module) -> None:
         warnings.warn(
             f"{hooked[0]}{f' and {len(hooked) - 1} more parameters' if hooked[1:] else ''} of the dense network "
             f"{'have' if hooked[1:] else 'has'} hooks (register_hook or register_post_accumulate_grad_hook), which the "
-            "slim network does not have: register them on its parameters.",
+            "slim network does not have. Register them on its parameters.",
             EccWarning,
             stacklevel=3,
         )
 
 
 def _kept_units(model: nn.Module, graph: ChannelGraph, width_multiple: int) -> dict[str, Tensor]:
-    """The units that `slim` keeps, of the groups that lose some."""
+    """The units that `slim` keeps, for the groups that lose some."""
     kept = zip(graph.groups, kept_masks(graph, _on_cpu(live_masks(model, graph)), width_multiple), strict=True)
     return {group.name: mask.nonzero().flatten() for group, mask in kept if not bool(mask.all())}
 
 
 def _on_cpu(masks: Sequence[Tensor]) -> list[Tensor]:
-    """The same masks on the CPU, with one wait for each device."""
+    """The same masks on the CPU, with one synchronization per device."""
     found = list(masks)
     for device in {mask.device for mask in masks if mask.device.type != "cpu"}:
-        places = [number for number, mask in enumerate(masks) if mask.device == device]
-        flat = torch.cat([masks[number] for number in places]).cpu()
-        parts = flat.split([len(masks[number]) for number in places])
-        for number, part in zip(places, parts, strict=True):
+        numbers = [number for number, mask in enumerate(masks) if mask.device == device]
+        flat = torch.cat([masks[number] for number in numbers]).cpu()
+        parts = flat.split([len(masks[number]) for number in numbers])
+        for number, part in zip(numbers, parts, strict=True):
             found[number] = part
     return found
 
@@ -121,21 +120,21 @@ def _on_cpu(masks: Sequence[Tensor]) -> list[Tensor]:
 def slim_and_slices(model: Net, graph: ChannelGraph) -> tuple[Net, dict[str, dict[int, Tensor]]]:
     """`build_slim` and `kept_slices` at once."""
     kept = _kept_units(model, graph, 1)
-    return _cut(model, graph, kept, None), _slices(graph, kept)
+    return _with_units(model, graph, kept, None), _slices(graph, kept)
 
 
 def kept_slices(model: nn.Module, graph: ChannelGraph, width_multiple: int = 1) -> dict[str, dict[int, Tensor]]:
-    """For each tensor and axis of which `slim` removes something, the indices it keeps, ascending."""
+    """For each tensor and axis that `slim` prunes, the indices that it keeps, in ascending order."""
     return _slices(graph, _kept_units(model, graph, width_multiple))
 
 
 def kept_masks(graph: ChannelGraph, live: Sequence[Tensor], width_multiple: int = 1) -> list[Tensor]:
-    """For each group, which of its units `slim` keeps: the live ones, and as many dead ones as its width asks for.
+    """For each group, which units `slim` keeps: the live ones, and masked ones to reach an allowed width.
 
     Args:
-        graph: of the network.
-        live: from `live_masks`.
-        width_multiple: as for `slim`.
+        graph: The channel graph.
+        live: Masks from `live_masks`.
+        width_multiple: As for `slim`.
     """
     if width_multiple < 1:
         raise BadWidths(f"width_multiple={width_multiple} is below 1; 1 allows any width.")
@@ -148,25 +147,25 @@ def kept_masks(graph: ChannelGraph, live: Sequence[Tensor], width_multiple: int 
 
 
 def live_channels(model: nn.Module, graph: ChannelGraph) -> dict[str, int]:
-    """The paper's phi: how many units of each group some layer still reads."""
+    """Number of live units of each group, the paper's phi."""
     masks = live_masks(model, graph)
     return {group.name: int(live.sum()) for group, live in zip(graph.groups, masks, strict=True)}
 
 
 @torch.no_grad()
 def live_masks(model: nn.Module, graph: ChannelGraph) -> list[Tensor]:
-    """For each group, which of its units some layer reads with a slice that is not zero. Shapes (width,)."""
+    """For each group, which units are live: a consumer has a nonzero slice for them. Shapes (width,)."""
     tensors = _tensors_of(model, graph)
     masks = []
     for group in graph.groups:
         live: Tensor | None = None
-        for place in group.slices:
-            if not place.is_consumer:
+        for one in group.slices:
+            if not one.is_consumer:
                 continue
-            tensor = tensors[place.tensor]
-            others = [a for a in range(tensor.dim()) if a != place.axis]
+            tensor = tensors[one.tensor]
+            others = [a for a in range(tensor.dim()) if a != one.axis]
             touched = (tensor != 0).any(others) if others else tensor != 0
-            mine = touched[_beside(tensor, place.index)].any(1)
+            mine = touched[_on_device_of(tensor, one.index)].any(1)
             live = mine if live is None else live | mine
         masks.append(torch.ones(group.width, dtype=torch.bool, device="cpu") if live is None else live)
     return masks
@@ -174,23 +173,26 @@ def live_masks(model: nn.Module, graph: ChannelGraph) -> list[Tensor]:
 
 @torch.no_grad()
 def mask_channels_(model: nn.Module, graph: ChannelGraph, dead: Mapping[str, Tensor | Sequence[int]]) -> None:
-    """Silence units in place: zero the slices with which layers read them.
+    """Mask units in one: set their slices of all consumers to zero.
 
     Args:
-        model: the network that was traced.
-        graph: its channel graph.
-        dead: for each group by name, the numbers of the units to silence, or a boolean mask of them.
+        model: The network that was traced.
+        graph: Its channel graph.
+        dead: For each group by name, the numbers of the units to mask, or a boolean mask of them.
+
+    Raises:
+        BadWidths: If a group is unknown or not prunable, or a unit does not exist.
     """
     tensors = _tensors_of(model, graph)
     for name, units in dead.items():
         group = graph[name]
         if group.frozen is not None:
-            raise BadWidths(f"group {name!r} cannot be cut: {group.frozen}.")
+            raise BadWidths(f"group {name!r} is not prunable: {group.frozen.rstrip('.')}.")
         units = _checked_units(units, group.width, name)
-        for place in group.slices:
-            if place.is_consumer:
-                tensor = tensors[place.tensor]
-                tensor.index_fill_(place.axis, _beside(tensor, place.index[units].flatten()), 0)
+        for one in group.slices:
+            if one.is_consumer:
+                tensor = tensors[one.tensor]
+                tensor.index_fill_(one.axis, _on_device_of(tensor, one.index[units].flatten()), 0)
 
 
 def _checked_units(units: Any, width: int, name: str) -> Tensor:
@@ -201,72 +203,74 @@ def _checked_units(units: Any, width: int, name: str) -> Tensor:
     fits = found.shape == (width,) if mask else found.dim() == 1 and 0 <= found.min() <= found.max() < width
     if not fits or found.dtype not in (torch.bool, torch.int32, torch.int64):
         raise BadWidths(
-            f"units of group {name!r} are whole numbers from 0 to {width - 1}, or a mask of {width} truth values."
+            f"units of group {name!r} must be integers from 0 to {width - 1}, or a boolean mask of length {width}."
         )
     return found
 
 
-def _beside(tensor: Tensor, index: Tensor) -> Tensor:
-    """An index where a tensor is. CUDA takes its bytes at once, so that nobody has to wait; others may not."""
+def _on_device_of(tensor: Tensor, index: Tensor) -> Tensor:
+    """An index on the device of a tensor, without synchronization on CUDA."""
     return index.to(tensor.device, non_blocking=tensor.device.type == "cuda")
 
 
 def slim_optimizer(
     optimizer: torch.optim.Optimizer, model: nn.Module, small: nn.Module, graph: ChannelGraph, width_multiple: int = 1
 ) -> torch.optim.Optimizer:
-    """An optimizer for `small` that goes on where `optimizer` stood for `model`: its state is cut along.
+    """An optimizer for `small` with the state of `optimizer` for the channels that were kept.
 
-    Call it before `model`'s dead channels change again, since they decide what was kept.
+    Call it before the masked channels of `model` change, since they determine what was kept.
 
     Args:
-        optimizer: Of torch, or made like one of torch's; of a solver, the one inside it.
-        model: The network that was cut.
-        small: What `slim` made of it.
-        graph: Of `model`.
-        width_multiple: That of `slim`.
+        optimizer: A torch optimizer, or a solver that wraps one.
+        model: The dense network.
+        small: The result of `slim(model, graph, width_multiple)`.
+        graph: The channel graph of `model`.
+        width_multiple: The same value as for `slim`.
 
     Raises:
-        BadWidths: `small` was cut in another way, or the optimizer keeps what cannot be cut along.
+        BadWidths: If `small` was slimmed differently, or the optimizer has state that cannot be sliced.
     """
     optimizer = getattr(optimizer, "inner", optimizer)
     new = dict(small.named_parameters())
     pairs = {id(old): new[name] for name, old in model.named_parameters()}
     slices = kept_slices(model, graph, width_multiple)
     names = {id(old): name for name, old in model.named_parameters()}
-    _refuse_another_cut(model, new, slices)
+    _check_slimmed_alike(model, new, slices)
     settings = []
     for settings_of_group in optimizer.param_groups:
         mine = {key: value for key, value in settings_of_group.items() if key != "params"}
         settings.append({**mine, "params": [pairs.get(id(p), p) for p in settings_of_group["params"]]})
     try:
-        twin = cast(Callable[..., torch.optim.Optimizer], type(optimizer))(settings)
+        new_optimizer = cast(Callable[..., torch.optim.Optimizer], type(optimizer))(settings)
     except TypeError as error:
-        raise BadWidths(f"a new {type(optimizer).__name__} cannot be made of its parameters alone: {error}.") from error
-    twin.defaults = dict(optimizer.defaults)
+        raise BadWidths(
+            f"a new {type(optimizer).__name__} cannot be created from parameter groups alone: {error}."
+        ) from error
+    new_optimizer.defaults = dict(optimizer.defaults)
     for old, state in optimizer.state.items():
-        name = names.get(id(old), "")  # parameters from elsewhere keep their state
+        name = names.get(id(old), "")  # parameters of other modules keep their state
         axes = slices.get(name, {})
         unfit = next((key for key, value in state.items() if axes and _cannot_follow(value, old)), None)
         if unfit is not None:
             raise BadWidths(
-                f"{type(optimizer).__name__} keeps {unfit} of {name} in another shape than the weights, which "
-                "cannot be cut along; make a new optimizer for the slim network."
+                f"{type(optimizer).__name__} keeps {unfit} of {name} in another shape than the weight, which "
+                "cannot be sliced. Create a new optimizer for the slim network."
             )
-        twin.state[pairs.get(id(old), old)] = {
+        new_optimizer.state[pairs.get(id(old), old)] = {
             key: _sliced(value, axes) if _is_like(value, old) else copy.deepcopy(value) for key, value in state.items()
         }
-    return twin
+    return new_optimizer
 
 
-def _refuse_another_cut(
+def _check_slimmed_alike(
     model: nn.Module, small: Mapping[str, Tensor], slices: Mapping[str, Mapping[int, Tensor]]
 ) -> None:
     for name, dense in model.named_parameters():
         wanted = [len(slices.get(name, {}).get(axis, range(size))) for axis, size in enumerate(dense.shape)]
         if list(small[name].shape) != wanted:
             raise BadWidths(
-                f"{name} of the slim network has shape {list(small[name].shape)}, and its live channels make {wanted}: "
-                "give the width_multiple that slim was given, and call this before channels change."
+                f"{name} of the slim network has shape {list(small[name].shape)}, expected {wanted}. "
+                "Use the same width_multiple as for slim, and call this before channels change."
             )
 
 
@@ -275,40 +279,40 @@ def _is_like(value: Any, parameter: Tensor) -> bool:
 
 
 def _cannot_follow(value: Any, parameter: Tensor) -> bool:
-    """Whether a part of an optimizer's state has numbers for channels, and not one for each weight."""
+    """Whether optimizer state has several values, but not one per weight."""
     inner = value if isinstance(value, (list, tuple)) else [value]
     return any(isinstance(v, Tensor) and v.numel() > 1 and v.shape != parameter.shape for v in inner)
 
 
-# --- cutting ------------------------------------------------------------------------------------
+# --- rebuilding ----------------------------------------------------------------------------------
 
 
 @torch.no_grad()
-def _cut(model: Net, graph: ChannelGraph, keep: Mapping[str, Tensor], device: torch.device | str | None) -> Net:
-    """Rebuild the network with only the kept units (by group name; absent means all)."""
+def _with_units(model: Net, graph: ChannelGraph, keep: Mapping[str, Tensor], device: torch.device | str | None) -> Net:
+    """Rebuild the network with only the kept units, by group name. Other groups keep all."""
     refuse_computed_weights(model)
     tensors = _tensors_of(model, graph)
     widths = [len(keep[g.name]) if g.name in keep else g.width for g in graph.groups]
     if device is not None and torch.device(device).type == "meta":
         shapes = {t.name: [round(axis.at(widths)) for axis in t.axes] for t in graph.tensors}
-        made = {id(t): _hollow(t, shapes.get(name, list(t.shape))) for name, t in tensors.items()}
+        made = {id(t): _empty_like(t, shapes.get(name, list(t.shape))) for name, t in tensors.items()}
     else:
         slices = _slices(graph, keep)
-        made = {id(t): _filled(t, slices.get(name, {}), device) for name, t in tensors.items()}
-    small = rebuilt(model, made)
-    for path, extent in graph.features:
-        small.get_submodule(path).num_features = round(extent.at(widths))  # type: ignore[assignment]
+        made = {id(t): _sliced_like(t, slices.get(name, {}), device) for name, t in tensors.items()}
+    small = rebuild(model, made)
+    for path, size in graph.features:
+        small.get_submodule(path).num_features = round(size.at(widths))  # type: ignore[assignment]
     return small
 
 
 def _slices(graph: ChannelGraph, keep: Mapping[str, Tensor]) -> dict[str, dict[int, Tensor]]:
-    """For each tensor and axis that loses something, the indices it keeps, ascending."""
+    """For each tensor and axis that is pruned, the indices that it keeps, in ascending order."""
     alive = torch.ones(graph.num_channel_ids, dtype=torch.bool, device="cpu")
     for name, kept in keep.items():
         start, stop = graph.channel_ids(name)
         alive[start:stop] = False
         alive[start + kept] = True
-    stays = alive[graph.channel_id_of_index].nonzero().flatten()  # all axes of all tensors, one behind the other
+    stays = alive[graph.channel_id_of_index].nonzero().flatten()  # all axes of all tensors, concatenated
     starts = torch.tensor(
         [start for start, _ in graph.axis_spans.values()] + [len(graph.channel_id_of_index)], device="cpu"
     )
@@ -321,7 +325,7 @@ def _slices(graph: ChannelGraph, keep: Mapping[str, Tensor]) -> dict[str, dict[i
 
 
 def _sliced(tensor: Tensor, axes: Mapping[int, Tensor]) -> Tensor:
-    """A copy of selected indices of some axes, in the memory format of the original."""
+    """A copy of selected indices along some axes, in the memory format of the original."""
     result = tensor
     for axis, index in sorted(axes.items(), key=lambda item: item[1].numel() / tensor.shape[item[0]]):
         first, last = int(index[0]), int(index[-1])
@@ -334,14 +338,14 @@ def _sliced(tensor: Tensor, axes: Mapping[int, Tensor]) -> Tensor:
     return result.clone(memory_format=torch.contiguous_format) if result._is_view() or result is tensor else result
 
 
-def _filled(tensor: Tensor, axes: Mapping[int, Tensor], device: torch.device | str | None) -> Tensor:
+def _sliced_like(tensor: Tensor, axes: Mapping[int, Tensor], device: torch.device | str | None) -> Tensor:
     new = _sliced(tensor.detach(), axes)
     return _alike(tensor, new if device is None else new.to(device))
 
 
-def _hollow(tensor: Tensor, shape: list[int]) -> Tensor:
+def _empty_like(tensor: Tensor, shape: list[int]) -> Tensor:
     if shape == list(tensor.shape) and not tensor.is_floating_point() and not tensor.is_complex():
-        return tensor.detach().clone()  # an index: its values matter even where nothing is computed
+        return tensor.detach().clone()  # an index, whose values are needed
     return _alike(tensor, torch.empty(shape, dtype=tensor.dtype, device="meta"))
 
 

@@ -156,7 +156,7 @@ class StructureSpec:
         return tuple(remainders)
 
     def padded(self, widths: Sequence[int], width_multiple: int) -> list[int]:
-        """Widths rounded up to `width_multiple` (see `width_remainders`), within each group's minimum and full width."""
+        """Widths rounded up to `width_multiple` (see `width_remainders`), between minimum and full width."""
         found = []
         groups = zip(widths, self.min_widths, self.full_widths, self.width_remainders(width_multiple), strict=True)
         for width, least, full, rest in groups:

@@ -1,16 +1,16 @@
 """`trace_channels`: from a network to its channel graph.
 
-1. Trace the network in eval and in train mode, with labels on every tensor (`tracer.py`).
-2. Resolve labels into groups (`resolve.py`).
-3. Cut a random part of every group and trace the cut network. Where its labels do not line up with the dense
-   ones, or its code refuses the new size, take another reading of that line of code or freeze what enters it,
-   and start again.
-4. Prove it in numbers: the masked and the cut network give the same outputs (`verification.py`).
+1. Trace the network in eval and train mode, with labels on every tensor (`tracer.py`).
+2. Collect labels into units and groups (`grouping.py`).
+3. Prune a random part of every group and trace the pruned network. If its labels do not line up with those of the dense
+   network, or its code does not run with the new sizes, try another interpretation of that line of code or freeze the
+   channels that enter it, and start again.
+4. Verify numerically that the masked and the slim network have the same outputs (`verification.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 
@@ -31,37 +31,40 @@ from ecc.graph.forward_pass import (
     refuse_untraceable,
 )
 from ecc.graph.grouping import ChannelPartition, build_graph, build_layers
-from ecc.graph.hooks import without_observers
+from ecc.graph.hooks import without_observer_hooks
 from ecc.graph.labels import ChannelLabels, Indices, Misaligned, PrunedLabels
 from ecc.graph.model_copy import named_tensors
 from ecc.graph.ops.registry import is_moving
 from ecc.graph.slimming import with_widths
-from ecc.graph.torch_settings import exact_arithmetic
 from ecc.graph.tracer import Tracer
-from ecc.graph.unreached import freeze_unreached, unreached_modules
 from ecc.graph.verification import verify_graph
+from ecc.torch_utils import exact_arithmetic
 
-_MAX_ROUNDS = 200  # readings tried before everything left is frozen
-_PARTS = 3  # cuts of a network that slices its channels: together they cut every unit
-_SMALLEST = -1  # the cut that leaves two units of each group
+_MAX_ROUNDS = 200  # attempts at a consistent interpretation
+_PARTS = 3  # disjoint parts pruned in turn if code selects channels: together they contain every unit
+_SMALLEST = -1  # the part that leaves two units of each group
 
 
 def trace_channels(
     model: nn.Module, example_input: Inputs, *, freeze: str | Sequence[str] = (), verify: bool = True
 ) -> ChannelGraph:
-    """Find out which channels of a network live and die together, and which can be cut.
+    """Find which channels of a network must be pruned together, and which can be pruned.
 
-    The network runs as it is (any Python control flow), on meta tensors where it can. It is not changed.
+    The network runs with its own Python control flow, on meta tensors if possible. It is not changed.
 
     Args:
-        model: any network.
-        example_input: a tensor, a sequence of positional or a mapping of keyword arguments. Costs refer to it.
-        freeze: patterns (`head*`, `features.0`) of modules whose outputs stay whole.
-        verify: compare the masked with the cut network in numbers, on the example input (four forward passes).
-            Without it the structure is still checked by tracing a cut network.
+        model: Any network.
+        example_input: A tensor, a sequence of positional arguments or a mapping of keyword arguments. Costs are for
+            its shapes.
+        freeze: Patterns (`head*`, `features.0`) of modules whose outputs are not pruned.
+        verify: Compare the outputs of the masked and the slim network (see `verify_graph`). Without it, the structure
+            is still checked by tracing a pruned network.
+
+    Returns:
+        The channel graph.
 
     Raises:
-        UntraceableModel: the network cannot run on the example input, or cannot be followed.
+        UntraceableModel: If the network cannot run on the example input, or cannot be traced.
 
     Examples:
         >>> net = nn.Sequential(nn.Conv2d(3, 16, 3), nn.ReLU(), nn.Conv2d(16, 10, 3))
@@ -72,7 +75,7 @@ def trace_channels(
     refuse_untraceable(model, example_input)
     freeze = [freeze] if isinstance(freeze, str) else list(freeze)
     refuse_unknown_patterns(model, freeze)
-    with without_observers(model, *as_call(example_input)) as followed:
+    with without_observer_hooks(model, *as_call(example_input)) as followed:
         return _traced(followed, example_input, freeze, verify)
 
 
@@ -93,12 +96,12 @@ def _traced(model: nn.Module, example_input: Inputs, freeze: list[str], verify: 
 
 
 class _NeedsValues(Exception):
-    """The pass over meta tensors failed; real tensors may succeed."""
+    """The pass on meta tensors failed. Real tensors may work."""
 
 
 @dataclass
 class _Search:
-    """Readings of the network's code, until the cut network lines up with the dense one."""
+    """Search for an interpretation of the network's code with which the pruned network lines up with the dense one."""
 
     model: nn.Module
     example_input: Inputs
@@ -108,43 +111,48 @@ class _Search:
     choices: dict[str, int] = field(default_factory=dict)
     stops: dict[str, str] = field(default_factory=dict)
     frozen: list[tuple[list[Indices], str]] = field(default_factory=list)
-    """What was frozen because a cut did not line up, and why."""
+    """Channels frozen because the pruned network did not line up, and why."""
     trains: bool = True
     _train_example: Inputs | None = None
 
     def run(self) -> ChannelGraph:
-        """Trace, cut and trace again until they agree."""
+        """Trace the dense and the pruned network until they agree."""
         default = torch.get_default_device()
-        with exact_arithmetic(), nullcontext() if default.type == "cpu" else torch.device("cpu"):  # where labels live
+        with (
+            exact_arithmetic(),
+            nullcontext() if default.type == "cpu" else torch.device("cpu"),
+        ):  # the device of labels
             return self._run()
 
     def _run(self) -> ChannelGraph:
-        book, passes = self._dense()
+        channel_labels, passes = self._dense()
         for _ in range(_MAX_ROUNDS):
-            resolved = ChannelPartition(book, freeze=self.freeze)
-            if self._reconsider(resolved, passes):
-                book, passes = self._dense()
+            partition = ChannelPartition(channel_labels, freeze=self.freeze)
+            if self._reconsider(partition, passes):
+                channel_labels, passes = self._dense()
                 continue
-            outline = build_graph(resolved, named_tensors(self.model), passes[0].attributes)
-            mishap = self._first_mishap(outline, resolved, passes)
-            if mishap is None:
-                layers = build_layers(resolved, passes[0].records)
+            outline = build_graph(partition, named_tensors(self.model), passes[0].attributes)
+            failure = self._first_failure(outline, partition, passes)
+            if failure is None:
+                layers = build_layers(partition, passes[0].records)
                 return replace(outline, layers=layers, notes=self._notes(outline, passes))
-            if self._learn(mishap, resolved, passes):
-                book, passes = self._dense()
+            if self._resolve(failure, partition, passes):
+                channel_labels, passes = self._dense()
             else:
-                book.freeze_indices(*self.frozen[-1])
-        raise UntraceableModel(f"no consistent reading of the network after {_MAX_ROUNDS} rounds. Last: {mishap}.")
+                channel_labels.freeze_indices(*self.frozen[-1])
+        raise UntraceableModel(
+            f"the network was not understood after {_MAX_ROUNDS} attempts. Last problem: {failure}. Please report it."
+        )
 
     def _dense(self) -> tuple[ChannelLabels, list[Tracer]]:
-        """Eval mode, and train mode with gradients too, unless the same operators run in it."""
-        book = ChannelLabels()
-        twin = ModelCopy.of(self.model, on_meta=self.on_meta)
-        passes = [self._pass(twin, self._tracer(book, recording=True), training=False)]
+        """Trace the dense network in eval mode, and in train mode if it runs other operators there."""
+        channel_labels = ChannelLabels()
+        network = ModelCopy.of(self.model, on_meta=self.on_meta)
+        passes = [self._pass(network, self._tracer(channel_labels, recording=True), training=False)]
         for example in self._train_examples() if self.trains else ():
             try:
-                train = self._pass(twin, self._tracer(book), training=True, example=example)
-            except _NeedsValues:  # for example batch norm over a single value: try the batch twice over
+                train = self._pass(network, self._tracer(channel_labels), training=True, example=example)
+            except _NeedsValues:  # such as batch norm over a single value: repeat the batch
                 continue
             self.trains = train.sequence != passes[0].sequence
             if self.trains:
@@ -154,22 +162,22 @@ class _Search:
         else:
             self.trains = False
         for indices, why in self.frozen:
-            book.freeze_indices(indices, why)
-        freeze_unreached(book, self.model, set().union(*(p.reached for p in passes)))
-        return book, passes
+            channel_labels.freeze_indices(indices, why)
+        freeze_unreached(channel_labels, self.model, set().union(*(p.reached for p in passes)))
+        return channel_labels, passes
 
     def _train_examples(self) -> Iterator[Inputs]:
         yield self.example_input
         yield tree_map_only(Tensor, lambda t: torch.cat([t, t]) if t.dim() else t, self.example_input)
 
-    def _tracer(self, book: ChannelLabels, *, recording: bool = False, dense: Tracer | None = None) -> Tracer:
-        return Tracer(book, recording, self.on_meta, self.choices, self.stops, dense)
+    def _tracer(self, channel_labels: ChannelLabels, *, recording: bool = False, dense: Tracer | None = None) -> Tracer:
+        return Tracer(channel_labels, recording, self.on_meta, self.choices, self.stops, dense)
 
-    def _pass(self, twin: ModelCopy, tracer: Tracer, *, training: bool, example: Inputs | None = None) -> Tracer:
+    def _pass(self, network: ModelCopy, tracer: Tracer, *, training: bool, example: Inputs | None = None) -> Tracer:
         try:
-            return one_pass(twin, self.example_input if example is None else example, tracer, training=training)
+            return one_pass(network, self.example_input if example is None else example, tracer, training=training)
         except Misaligned as error:
-            if isinstance(tracer.book, PrunedLabels):
+            if isinstance(tracer.channel_labels, PrunedLabels):
                 raise
             cause = error.__cause__ or error
             raise _NeedsValues(f"{error}: {first_line(cause)}") from cause
@@ -184,64 +192,69 @@ class _Search:
         if unreached:
             some = ", ".join(unreached[:12]) + (f" and {len(unreached) - 12} more" if len(unreached) > 12 else "")
             notes.append(
-                f"the example input did not reach {some}: they are not pruned, and neither are channels that may feed "
-                "them. Trace with an input that reaches them, or remove them"
+                f"the example input does not run {some}: they are not pruned, nor are channels that may be their "
+                "inputs. Trace with an input that runs them, or remove them"
             )
         pairs = sum(group.frozen is None and group.width == 2 for group in graph.groups)
         if pairs and not self.verify:
-            notes.append(f"{pairs} groups of two units are too small for the check by cutting; `verify` compares them")
+            notes.append(
+                f"{pairs} groups of two units are too small to be checked without verification (`verify=True`)"
+            )
         if not self.on_meta:
-            notes.append("traced on real tensors, because the network's code asks for values")
+            notes.append("traced on real tensors, because the network's code reads values")
         return tuple(notes)
 
-    def _reconsider(self, resolved: ChannelPartition, passes: list[Tracer]) -> bool:
-        """Whether a guess put channels on an axis where a rule found them odd, and another one is left to try."""
-        doubts = [labels for p in passes for labels in p.doubts]
-        if not doubts:
+    def _reconsider(self, partition: ChannelPartition, passes: list[Tracer]) -> bool:
+        """Try another interpretation if one put channels on an unusual axis; False if none is left."""
+        unusual = [labels for p in passes for labels in p.unusual]
+        if not unusual:
             return False
-        odd = np.unique(resolved.unit[torch.cat(doubts).numpy()])
-        return self._try_another(odd, passes, resolved)
+        units = np.unique(partition.unit[torch.cat(unusual).numpy()])
+        return self._try_another(units, passes, partition)
 
     def _try_another(
-        self, units: np.ndarray, passes: list[Tracer], resolved: ChannelPartition, line: str | None = None
+        self, units: np.ndarray, passes: list[Tracer], partition: ChannelPartition, line: str | None = None
     ) -> bool:
-        """Move on to the next reading of the last line of code that had a choice and touches these units."""
+        """Choose the next interpretation of the last line of code that has one left and involves these units."""
         for guess, options, labels in reversed([guess for p in passes for guess in p.guesses]):
             tried = self.choices.get(guess, 0)
-            involved = guess == line or np.isin(resolved.unit[labels.numpy()], units).any()
+            involved = guess == line or np.isin(partition.unit[labels.numpy()], units).any()
             if involved and tried < options - 1:
                 self.choices[guess] = tried + 1
                 return True
         return False
 
-    def _first_mishap(self, graph: ChannelGraph, resolved: ChannelPartition, passes: list[Tracer]) -> Misaligned | None:
-        """What goes wrong when the network is cut, if anything does."""
+    def _first_failure(
+        self, graph: ChannelGraph, partition: ChannelPartition, passes: list[Tracer]
+    ) -> Misaligned | None:
+        """The first problem of a pruned network, or None."""
         if not graph.prunable:
             return None
-        # One cut tells a size that follows from one that is written down. Where code splits or slices channels,
-        # a single cut could line up by chance. Code that branches on widths is most likely seen at the smallest.
-        immovable = resolved.immovable()
-        risky = any(bool((~immovable[labels]).any()) for p in passes for labels in p.handled)
+        # Pruning once distinguishes computed sizes from hard-coded ones. If code splits or slices channels, one pruned
+        # network could line up by chance, so three parts are pruned in turn. The smallest widths are the most likely
+        # to show code that branches on a width.
+        frozen_mask = partition.frozen_mask()
+        risky = any(bool((~frozen_mask[labels]).any()) for p in passes for labels in p.selected_from)
         for part in (*range(_PARTS if risky else 1), _SMALLEST):
-            mishap = self._cut(graph, resolved, passes, part, odd=not risky)
-            if mishap is not None:
-                return mishap
+            failure = self._trace_pruned(graph, partition, passes, part, odd=not risky)
+            if failure is not None:
+                return failure
         if risky or any(group.width == 2 for group in graph.prunable):
             return self._dry_run(graph, {group.name: group.min_width for group in graph.prunable}, passes[0])
         return None
 
-    def _cut(
-        self, graph: ChannelGraph, resolved: ChannelPartition, passes: list[Tracer], part: int, *, odd: bool
+    def _trace_pruned(
+        self, graph: ChannelGraph, partition: ChannelPartition, passes: list[Tracer], part: int, *, odd: bool
     ) -> Misaligned | None:
-        """Trace the network with a random part of every group cut; the parts together are the whole group.
+        """Trace the network without a random part of every group. The parts together are the whole group.
 
-        Two units stay at least: an axis with one channel left would look like an axis without channels. `odd` leaves
-        odd widths, beside the smallest one, which is even.
+        At least two units stay, since an axis with one channel would look like an axis without channels. `odd` leaves
+        odd widths, which complement the smallest, even ones.
         """
         rng = np.random.default_rng(0)  # the same order of units for every part
-        alive = np.ones(resolved.count, dtype=bool)
+        alive = np.ones(partition.count, dtype=bool)
         widths: dict[str, int] = {}
-        for group, units in zip(graph.groups, resolved.groups, strict=True):
+        for group, units in zip(graph.groups, partition.groups, strict=True):
             if group.frozen is None and group.width > 2:
                 order = rng.permutation(units)
                 bounds = [
@@ -257,24 +270,26 @@ class _Search:
                         gone = gone[:-1]
                 alive[gone] = False
                 widths[group.name] = group.width - len(gone)
-        by_label = torch.from_numpy(alive[resolved.unit])
-        unit = torch.from_numpy(resolved.unit)
-        book = PrunedLabels(resolved.book, by_label, unit, resolved.immovable(), resolved.manifold())
+        by_label = torch.from_numpy(alive[partition.unit])
+        unit = torch.from_numpy(partition.unit)
+        channel_labels = PrunedLabels(
+            partition.channel_labels, by_label, unit, partition.frozen_mask(), partition.repeated()
+        )
         small = self._small(graph, widths)
         try:
-            done = [self._pass(small, self._tracer(book, dense=passes[0]), training=False)]
+            done = [self._pass(small, self._tracer(channel_labels, dense=passes[0]), training=False)]
             if self.trains:
-                tracer = self._tracer(book, dense=passes[1])
+                tracer = self._tracer(channel_labels, dense=passes[1])
                 done.append(self._pass(small, tracer, training=True, example=self._train_example))
-        except Misaligned as mishap:
-            return _misaligned(book) or mishap
+        except Misaligned as failure:
+            return _misaligned(channel_labels) or failure
         if any(len(a.sequence) != len(b.sequence) for a, b in zip(done, passes, strict=True)):
             nothing = torch.empty(0, dtype=torch.long)
-            return Misaligned(nothing, "the network runs other operators at other widths", path=done[0].last_path)
-        return _misaligned(book)
+            return Misaligned(nothing, "the code runs other operators at another width", path=done[0].last_path)
+        return _misaligned(channel_labels)
 
     def _dry_run(self, graph: ChannelGraph, widths: dict[str, int], dense: Tracer) -> Misaligned | None:
-        """Run the network at the given widths; its labels, with one channel left here and there, say nothing."""
+        """Run the network at the given widths. Labels are not compared, since axes with one channel have none."""
         tracer = self._tracer(ChannelLabels(), dense=dense)
         nothing = torch.empty(0, dtype=torch.long)
         try:
@@ -286,42 +301,107 @@ class _Search:
         return None
 
     def _small(self, graph: ChannelGraph, widths: dict[str, int]) -> ModelCopy:
-        return ModelCopy.itself(with_widths(self.model, graph, widths, device="meta" if self.on_meta else None))
+        return ModelCopy.wrap(with_widths(self.model, graph, widths, device="meta" if self.on_meta else None))
 
-    def _learn(self, mishap: Misaligned, resolved: ChannelPartition, passes: list[Tracer]) -> bool:
-        """Take another reading, or freeze; True if the dense network must be traced anew."""
-        guilty = np.unique(resolved.unit[mishap.labels.numpy()])
-        guilty = guilty[~resolved.frozen[guilty]]
-        if self._try_another(guilty, passes, resolved, mishap.line):
+    def _resolve(self, failure: Misaligned, partition: ChannelPartition, passes: list[Tracer]) -> bool:
+        """Choose another interpretation, or freeze channels. True if the dense network must be traced again."""
+        affected = np.unique(partition.unit[failure.labels.numpy()])
+        affected = affected[~partition.frozen[affected]]
+        if self._try_another(affected, passes, partition, failure.line):
             return True
-        if mishap.line is not None and is_moving(mishap.line) and mishap.line not in self.stops:
-            self.stops[mishap.line] = str(mishap)
+        if failure.line is not None and is_moving(failure.line) and failure.line not in self.stops:
+            self.stops[failure.line] = str(failure)
             return True
-        if not len(guilty):
-            guilty = _nearby(mishap.path, resolved)
-        # Only the units that were kept show up in a cut network; those that were cut share their fate.
-        guilty = np.flatnonzero(np.isin(resolved.group_of, resolved.group_of[guilty]) & ~resolved.frozen)
-        labels = torch.from_numpy(np.flatnonzero(np.isin(resolved.unit, guilty)))
-        self.frozen.append((resolved.book.indices(labels), str(mishap)))
+        if not len(affected):
+            affected = _prunable_units_near(failure.path, partition)
+        # Only units that were kept appear in a pruned network. Freeze their whole groups.
+        affected = np.flatnonzero(np.isin(partition.group_of, partition.group_of[affected]) & ~partition.frozen)
+        labels = torch.from_numpy(np.flatnonzero(np.isin(partition.unit, affected)))
+        self.frozen.append((partition.channel_labels.indices(labels), str(failure)))
         return False
 
 
-def _nearby(path: str, resolved: ChannelPartition) -> np.ndarray:
-    """The units that can be cut in a module, or in the smallest module around it that has any."""
+def _prunable_units_near(path: str, partition: ChannelPartition) -> np.ndarray:
+    """The prunable units of a module, or of the smallest module around it that has any."""
     while True:
-        here = np.zeros(resolved.count, dtype=bool)
-        for key in resolved.book.axes:
+        here = np.zeros(partition.count, dtype=bool)
+        for key in partition.channel_labels.axes:
             if not path or key[0].startswith(path + "."):
-                here[resolved.units_on(key)] = True
-        units = np.flatnonzero(here & ~resolved.frozen)
+                here[partition.units_on(key)] = True
+        units = np.flatnonzero(here & ~partition.frozen)
         if len(units) or not path:
             return units
         path = path.rpartition(".")[0]
 
 
-def _misaligned(book: PrunedLabels) -> Misaligned | None:
+def _misaligned(channel_labels: PrunedLabels) -> Misaligned | None:
     try:
-        book.check()
-    except Misaligned as mishap:
-        return mishap
+        channel_labels.check()
+    except Misaligned as failure:
+        return failure
     return None
+
+
+# --- modules that the example input does not run --------------------------------------------------
+
+
+def unreached_tensors(model: nn.Module, reached: Set[str]) -> dict[str, Tensor]:
+    """Parameters and non-scalar float buffers that are an argument of no operator, by name."""
+    buffers = {name: t for name, t in model.named_buffers() if t.is_floating_point() and t.numel() > 1}
+    return {name: t for name, t in (*model.named_parameters(), *buffers.items()) if name not in reached}
+
+
+def unreached_modules(model: nn.Module, reached: Set[str]) -> list[str]:
+    """Paths of the largest modules of which no tensor was used, and names of single unused tensors."""
+    missing = unreached_tensors(model, reached)
+    found: list[str] = []
+    for path, _ in model.named_modules():
+        inside = any(path.startswith(f"{outer}.") for outer in found)
+        is_idle = any(name.startswith(f"{path}.") for name in missing) and not any(
+            name.startswith(f"{path}.") for name in reached
+        )
+        if path and is_idle and not inside:
+            found.append(path)
+    return found + sorted(name for name in missing if not any(name.startswith(f"{path}.") for path in found))
+
+
+def freeze_unreached(channel_labels: ChannelLabels, model: nn.Module, reached: Set[str]) -> None:
+    """Freeze channels that may be inputs or outputs of modules that did not run.
+
+    Experts of a mixture that no item chose, or a branch that opens later, run with another input. The channels that
+    reach them are not known, so all channels of a matching number are frozen: those of the size of an input, those
+    that make it up together with others (concatenated) or several times (flattened), and those that contain it.
+
+    Args:
+        channel_labels: The labels of the passes.
+        model: The traced network.
+        reached: Names of the parameters and buffers that are an argument of some operator.
+    """
+    sizes = {axis.size for axis in channel_labels.axes.values()}
+    for name, tensor in unreached_tensors(model, reached).items():
+        module = name.rpartition(".")[0] or name
+        why = f"it may be an input of {module}, which the example input does not run. Trace with an input that runs it"
+        fitting = set(_fitting(sizes, tensor, _input_axis(model, name, tensor)))
+        for key, axis in channel_labels.axes.items():
+            if axis.size in fitting:
+                channel_labels.freeze(channel_labels.vector(*key), why)
+
+
+def _input_axis(model: nn.Module, name: str, tensor: Tensor) -> int | None:
+    """The input axis of a weight; None for tensors without one."""
+    if tensor.dim() < 2:
+        return None
+    module = model.get_submodule(name.rpartition(".")[0])
+    if isinstance(module, nn.modules.conv._ConvTransposeNd) or tensor.shape[1] == 1:  # or depthwise
+        return 0
+    return 1
+
+
+def _fitting(sizes: Set[int], tensor: Tensor, input_axis: int | None) -> Iterator[int]:
+    """Sizes of channel axes that may be combined with a tensor."""
+    own = {size for size in tensor.shape if size > 1}
+    yield from own
+    taken = tensor.shape[input_axis] if input_axis is not None else 1
+    for size in sizes if taken > 1 else ():
+        if size > 1 and (taken % size == 0 or size % taken == 0 or taken - size in sizes):
+            yield size

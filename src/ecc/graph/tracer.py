@@ -1,8 +1,13 @@
 """One forward pass with channel labels on every tensor.
 
-`Tracer` is a `TorchDispatchMode`: the network's own Python runs, on meta tensors where possible, and each
-operator that reaches torch is looked up in a table of rules. Composite operators without a rule are taken apart
-by torch; what then remains without a rule freezes whatever it touches.
+`Tracer` is a `TorchDispatchMode`: the network's Python code runs, on meta tensors if possible, and each operator that
+reaches torch is looked up in the registry of rules (`ops/registry.py`). torch decomposes composite operators without a
+rule. An operator that still has no rule freezes all channels that enter it.
+
+A pruned network is traced with `dense` set to the trace of the dense network. Labels show whether channels line up as
+before. Three further checks cover what labels cannot show: code that selects channels by number
+(`check_selection`), arithmetic with a channel count (`check_numbers`), and code that runs other operators at another
+width (`check_order`).
 """
 
 from __future__ import annotations
@@ -22,11 +27,10 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
-from ecc.graph.call import Call, Record, amount
-from ecc.graph.consistency import check_numbers, check_way
-from ecc.graph.deferred import Deferred
+from ecc.graph.calls import Call, OpRecord, amount, quick_result
 from ecc.graph.labels import (
     ChannelLabels,
+    Deferred,
     Labels,
     Misaligned,
     PrunedLabels,
@@ -35,7 +39,6 @@ from ecc.graph.labels import (
     frozen_labels,
 )
 from ecc.graph.ops import registry
-from ecc.graph.shapes import quick_result
 
 _TORCH = str(Path(torch.__file__).parent)
 _HERE = str(Path(__file__).parent)
@@ -43,52 +46,51 @@ _HERE = str(Path(__file__).parent)
 
 @dataclass(eq=False)
 class Tracer(TorchDispatchMode):
-    """Runs a network once and writes down what its operators do to channels."""
+    """Runs a network once and records what its operators do to channels."""
 
-    book: ChannelLabels
-    """Where labels are kept."""
+    channel_labels: ChannelLabels
     recording: bool = False
     on_meta: bool = True
     choices: dict[str, int] = field(default_factory=dict)
-    """How often the guess at a line of the network's code was refuted so far."""
+    """For each line of code with several interpretations (see `choose`), the one to follow."""
     stops: dict[str, str] = field(default_factory=dict)
-    """Lines of code that do not follow a cut, with the reason: what enters them is frozen."""
+    """Lines of code with hard-coded sizes and the reason; the channels that enter them are frozen."""
     dense: Tracer | None = None
-    """In a cut network, the same pass over the dense one."""
-    records: list[Record] = field(default_factory=list)
+    """For a pruned network: the trace of the dense network in the same mode."""
+    records: list[OpRecord] = field(default_factory=list)
     guesses: list[tuple[str, int, Tensor]] = field(default_factory=list)
-    """(line, number of guesses, labels) of every guess made in this pass."""
-    landmarks: list[tuple[str, Tensor]] = field(default_factory=list)
-    """(operator, labels) of everything that took part of the channels, in order."""
-    handled: list[Tensor] = field(default_factory=list)
-    """Labels of everything that channels were taken from."""
+    """(line, number of interpretations, labels) of every choice made in this pass."""
+    selections: list[tuple[str, Tensor]] = field(default_factory=list)
+    """(operator, labels) of every selection of channels (slice, split, index), in order."""
+    selected_from: list[Tensor] = field(default_factory=list)
+    """Labels of the tensors that channels were selected from."""
     numbers: list[tuple[OpOverload, tuple[str, ...]]] = field(default_factory=list)
-    """Plain numbers among the arguments of elementwise operators, in order."""
-    doubts: list[Tensor] = field(default_factory=list)
-    """Labels that were frozen on an axis where channels are odd."""
+    """Python numbers among the arguments of elementwise operators, in order."""
+    unusual: list[Tensor] = field(default_factory=list)
+    """Labels that were frozen on an axis where channels are unusual, such as a spatial one."""
     attributes: dict[str, Tensor] = field(default_factory=dict)
-    """Labels of the channels of norm modules that have no tensors, by module path."""
+    """Channel labels of norm modules without tensors, by module path."""
     sequence: list[tuple[Any, ...]] = field(default_factory=list)
-    """Operators in the order in which they ran, with their result shapes and the parameters they took as they are."""
+    """Operators in order, with their result shapes and the parameters among their arguments."""
     reached: set[str] = field(default_factory=set)
-    """Names of the parameters and buffers that some operator took as an argument."""
+    """Names of the parameters and buffers that are an argument of some operator."""
     path: list[str] = field(default_factory=list)
     """Paths of the modules that are running, innermost last."""
     last_path: str = ""
-    """Where the latest operator ran."""
+    """The module that ran the latest operator."""
 
     def __post_init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Asked by torch: to keep dynamo away would import it, which takes seconds."""
+        """Called by torch. True would import dynamo, which takes seconds."""
         return False
 
     # --- labels of tensors -----------------------------------------------------------------------
 
     def name(self, tensor: Tensor, name: str) -> None:
-        """Declare a parameter or buffer."""
+        """Register a parameter or buffer under its name."""
         axes = [a for a, size in enumerate(tensor.shape) if size > 1]
         state: Any = None
         if len(axes) > 1 and tensor.is_floating_point():
@@ -100,7 +102,7 @@ class Tracer(TorchDispatchMode):
         tensor._ecc_name, tensor._ecc_own, tensor._ecc_state = name, name, state  # type: ignore[attr-defined]
 
     def labels(self, tensor: Tensor | None, role: Role = Role.PER_CHANNEL, *, defer: bool = False) -> Tensor | None:
-        """The labels of a tensor, None if it belongs to no channel. Unheard-of tensors are frozen."""
+        """The labels of a tensor, None if it belongs to no channel. Unknown tensors are frozen."""
         if tensor is None:
             return None
         state = getattr(tensor, "_ecc_state", Ellipsis)
@@ -110,15 +112,17 @@ class Tracer(TorchDispatchMode):
             return None if defer else frozen_labels(tensor.shape)
         if isinstance(state, tuple):
             name, axis = state
-            own = self.book.axis(name, axis, tensor.shape[axis], role)
+            own = self.channel_labels.axis(name, axis, tensor.shape[axis], role)
             return own.view([-1 if a == axis else 1 for a in range(tensor.dim())])
         if state is None or state.shape == tensor.shape:
             return cast(Labels, state)
-        self.book.freeze(state, "it was reshaped in place")  # transpose_, squeeze_
+        self.channel_labels.freeze(
+            state, "it is reshaped in place, as by `transpose_` or `squeeze_`. Use the version without underscore"
+        )
         return frozen_labels(tensor.shape)
 
     def movable(self, tensor: Tensor) -> Tensor | None:
-        """What moves with a tensor: its labels, or the element numbers of a deferred parameter."""
+        """What follows data movement: the labels of a tensor, or the element numbers of a deferred parameter."""
         state = getattr(tensor, "_ecc_state", None)
         if isinstance(state, Deferred):
             return state.elements()
@@ -129,11 +133,11 @@ class Tracer(TorchDispatchMode):
         return isinstance(getattr(tensor, "_ecc_state", None), Deferred)
 
     def is_view(self, tensor: Tensor) -> bool:
-        """Whether a tensor shows part of another one."""
+        """Whether a tensor is a view of another one."""
         return hasattr(tensor, "_ecc_base")
 
     def weight_name(self, tensor: Tensor) -> str | None:
-        """The name of a parameter passed as it is (or only permuted), None for anything computed."""
+        """The name of a parameter that is passed unchanged or permuted, None for a computed tensor."""
         state = getattr(tensor, "_ecc_state", None)
         if isinstance(state, Deferred) and state.index is None:
             return state.name
@@ -142,33 +146,34 @@ class Tracer(TorchDispatchMode):
         return None
 
     def axis_order(self, weight: Tensor) -> tuple[int, ...]:
-        """The parameter's axes in the order in which they stand in `weight`."""
+        """The parameter's axes in their order in `weight`."""
         state = getattr(weight, "_ecc_state", None)
         return state.order if isinstance(state, Deferred) else tuple(range(weight.dim()))
 
-    def freeze(self, labels: Tensor, why: str, *, doubt: bool = False) -> Tensor:
-        """Freeze channels; from here on they need not be followed.
+    def freeze(self, labels: Tensor, why: str, *, unusual: bool = False) -> Tensor:
+        """Freeze channels, and return frozen labels.
 
-        `doubt` says that channels on this axis are odd, so that a guess at a reshape before it may be wrong.
+        `unusual` marks channels on an axis that normally has none. A wrong interpretation of an earlier reshape may
+        have put them there.
         """
-        self.book.freeze(labels, why)
-        if doubt:
-            self.doubts.append(compact(labels).reshape(-1))
+        self.channel_labels.freeze(labels, why)
+        if unusual:
+            self.unusual.append(compact(labels).reshape(-1))
         return frozen_labels(labels.shape)
 
     def freeze_all(self, many: Sequence[Tensor | None], why: str) -> None:
         """Freeze the channels of several tensors."""
         for labels in many:
             if labels is not None:
-                self.book.freeze(labels, why)
+                self.channel_labels.freeze(labels, why)
 
     def freeze_others(self, call: Call, but: Tensor) -> None:
-        """Freeze the channels of every argument but one: they say where, not what (indices, grids)."""
+        """Freeze the channels of every argument but one: indices or grids, whose values are positions."""
         others = [labels for t in call.tensors if t is not but and (labels := self.labels(t)) is not None]
-        self.freeze_all(others, f"{call.here} takes positions from it")
+        self.freeze_all(others, f"{call.here} uses its values as positions")
 
     def choose(self, call: Call, options: int) -> int:
-        """Which of several readings of a line of code to follow; later ones after earlier ones failed."""
+        """Which of several interpretations of a line of code to follow: the next one after each failure."""
         line = f"{call.name}@{self.line()}"
         labels = self.labels(call.tensors[0])
         if labels is not None:
@@ -187,16 +192,16 @@ class Tracer(TorchDispatchMode):
         *,
         traffic: bool = True,
     ) -> None:
-        """Note an operator that does work: `macs` times the sizes of `factors` multiply-accumulates.
+        """Record an operator that does work: `macs` times the sizes of `factors` multiply-accumulates.
 
-        `traffic=False` for a second note about the same call, whose activations were noted before.
+        Use `traffic=False` for a second record of the same call, so that its activations count once.
         """
         if not self.recording:
             return
         names = [n for t in tensors if t is not None and (n := getattr(t, "_ecc_name", None)) is not None]
         inputs = [t for t in call.tensors if getattr(t, "_ecc_name", None) is None] if traffic else []
         self.records.append(
-            Record(
+            OpRecord(
                 path=self.path[-1] if self.path else "",
                 kind=kind,
                 macs=macs,
@@ -226,38 +231,39 @@ class Tracer(TorchDispatchMode):
             if result is not NotImplemented:
                 return result
             rule = registry.UNKNOWN
-        call = Call(func, name.rstrip("_"), args, kwargs, None, self.location(name), name.endswith("_"))
+        self.last_path = self.path[-1] if self.path else ""
+        call = Call(func, name.rstrip("_"), args, kwargs, None, self.last_path, name.endswith("_"))
         try:
             call.result = self._run(call)
         except Exception as error:
             raise self.stopped(call, error) from error
         if not call.outs:
-            self._read_by_code(call)
+            self._freeze_read_by_python(call)
             return call.result
         names = [n for t in call.tensors if (n := getattr(t, "_ecc_name", None)) is not None]
         if not call.out.is_floating_point() and call.out.dim() == 0 and call.in_place:
-            return call.result  # batch norm counts its batches
+            return call.result  # the batch counter of batch norm
         self.reached.update(names)
         own = [n for t in call.tensors if (n := getattr(t, "_ecc_own", None)) is not None]
         self.sequence.append((func, [out.shape for out in call.outs], own))
-        check_way(self, call)
+        self.check_order(call)
         started = len(self.records)
         self._label(call, rule)
         for record in self.records[started : started + 1]:
             record.writes = [amount(t, self.labels(t)) for t in call.outs]
         return call.result
 
-    def _read_by_code(self, call: Call) -> None:
-        """A value that leaves the tensors (`.item()`) may do anything in the network's code."""
+    def _freeze_read_by_python(self, call: Call) -> None:
+        """Freeze a value that becomes a Python number (`.item()`): the code may do anything with it."""
         known = [labels for t in call.tensors if (labels := self.labels(t)) is not None]
-        self.freeze_all(known, f"the network's code reads its value in {call.here}")
+        self.freeze_all(known, f"Python code reads its value with {call.here}")
 
     def _run(self, call: Call) -> Any:
         args, kwargs = call.args, call.kwargs
         if self.on_meta and (quick := quick_result(call)) is not None:
             return quick
         if self.on_meta and registry.mixes_devices(args, kwargs):
-            if call.in_place:  # into a constant that the code made itself: only its labels matter from here on
+            if call.in_place:  # into a constant; from here on only its labels matter
                 return args[0]
 
             def to_meta(tensor: Tensor) -> Tensor:
@@ -267,13 +273,13 @@ class Tracer(TorchDispatchMode):
         return call.func(*args, **kwargs)
 
     def _label(self, call: Call, rule: registry.Rule) -> None:
-        """Give the results of a call their labels."""
+        """Label the results of a call."""
         self._stop(call, rule)
         source = call.tensors[0] if call.tensors else None
         state = getattr(source, "_ecc_state", None)
         if rule not in registry.USES_WEIGHTS:
             for parameter in filter(self.is_deferred, call.tensors):
-                parameter._ecc_state.freeze(self.book, call.here)  # type: ignore[attr-defined]
+                parameter._ecc_state.freeze(self.channel_labels, call.here)  # type: ignore[attr-defined]
         found = self._follow(call, rule)
         many = found if isinstance(found, list) else [found] * len(call.outs)
         for out, label in zip(call.outs, many, strict=True):
@@ -289,63 +295,111 @@ class Tracer(TorchDispatchMode):
                 out._ecc_base = source  # type: ignore[attr-defined]
 
     def _stop(self, call: Call, rule: registry.Rule) -> None:
-        """At a line of code that was seen not to follow a cut, freeze what enters it."""
+        """Freeze the channels that enter a line of code with hard-coded sizes."""
         stop = self.stops.get(f"{call.name}@{self.line()}") if self.stops and rule in registry.MOVING else None
         for tensor in call.tensors if stop is not None else ():
             if (labels := self.labels(tensor, defer=True)) is not None:
                 tensor._ecc_state = self.freeze(labels, str(stop))  # type: ignore[attr-defined]
 
     def _written(self, tensor: Tensor) -> None:
-        """Part of a constant was written to: it is no longer the same at every position."""
+        """Freeze a constant after part of it was written: its positions differ now."""
         while (base := getattr(tensor, "_ecc_base", None)) is not None:
             if getattr(base, "_ecc_state", None) is None and base.numel() > 1:
                 base._ecc_state = frozen_labels(base.shape)
             tensor = base
 
     def _follow(self, call: Call, rule: registry.Rule) -> Labels | list[Labels]:
-        """Apply a rule. One that fails must not stop a trace: it counts as no rule, which freezes."""
+        """Apply a rule. If the rule fails, freeze its arguments and continue."""
         try:
             if rule is registry.POINTWISE:
-                check_numbers(self, call)
+                self.check_numbers(call)
             return rule(self, call)
         except Misaligned as stop:
-            if isinstance(self.book, PrunedLabels):
+            if isinstance(self.channel_labels, PrunedLabels):
                 raise
             reason = str(stop)
         except Exception as error:
-            if isinstance(self.book, PrunedLabels):
+            if isinstance(self.channel_labels, PrunedLabels):
                 raise self.stopped(call, error) from error
             reason = f"{type(error).__name__}: {error}"
         known = [labels for t in call.tensors if (labels := self.labels(t)) is not None]
-        self.freeze_all(known, f"the rule of {call.here} failed ({reason})")
+        self.freeze_all(known, f"the rule for {call.here} failed ({reason}). Please report this")
         return [frozen_labels(out.shape) for out in call.outs]
 
-    def stopped(self, call: Call, error: Exception, why: str = "has a fixed size") -> Exception:
-        """An operator that cannot run: in a cut network, a sign that the code does not follow the cut."""
+    def stopped(self, call: Call, error: Exception, why: str | None = None) -> Misaligned:
+        """The error for an operator that cannot run. In a pruned network it shows a hard-coded size."""
         if isinstance(error, Misaligned):
             return error
+        if self.dense is None:
+            why = f"{call.here}{self._at()} failed"
+        elif why is None and registry.is_moving(call.name):
+            why = f"{call.described}{self._at()} has a hard-coded channel count.{call.fix}"
+        elif why is None:
+            why = f"{call.here}{self._at()} does not run after pruning, because a channel count is hard-coded"
         states = [getattr(t, "_ecc_state", None) for t in call.tensors]
         flat = [compact(state).reshape(-1) for state in states if isinstance(state, Tensor)]
         entering = torch.cat(flat) if flat else torch.empty(0, dtype=torch.long)
-        return Misaligned(entering, f"{call.here} {why}", line=f"{call.name}@{self.line()}")
+        return Misaligned(entering, why.rstrip("."), line=f"{call.name}@{self.line()}")
 
-    # --- where we are ----------------------------------------------------------------------------
+    # --- comparison with the dense network -----------------------------------------------------------
 
-    def location(self, name: str) -> str:
-        """The operator and the module it runs in, for people."""
-        self.last_path = self.path[-1] if self.path else ""
-        return f"{self.last_path} ({name.rstrip('_')})" if self.last_path else name.rstrip("_")
+    def check_selection(self, call: Call, source: Tensor, found: Sequence[Tensor | None]) -> None:
+        """Record which channels a slice, split or index selects. A pruned network must select the remaining ones."""
+        vectors = [compact(labels).reshape(-1) for labels in found if labels is not None]
+        vector = torch.cat(vectors) if vectors else torch.empty(0, dtype=torch.long)
+        self.selections.append((call.name, vector))
+        self.selected_from.append(compact(source).reshape(-1))
+        if self.dense is None or not isinstance(self.channel_labels, PrunedLabels):
+            return
+        position = len(self.selections) - 1
+        name, whole = self.dense.selections[position] if position < len(self.dense.selections) else ("", vector)
+        wanted = whole[self.channel_labels.alive[whole]]
+        if name != call.name or not torch.equal(vector, wanted):
+            line = f"{call.name}@{self.line()}"
+            why = f"{call.described}{self._at()} selects channels by number.{call.fix}"
+            raise Misaligned(torch.cat([vector, whole]), why.rstrip("."), line=line)
+
+    def check_numbers(self, call: Call) -> None:
+        """Check that Python numbers in elementwise arithmetic do not depend on widths (`x / x.shape[1]`)."""
+        values = [v for v in (*call.args, *call.kwargs.values()) if isinstance(v, (int, float))]
+        fresh = [t for t in call.tensors if t.numel() == 1 and t.device.type != "meta" and self.labels(t) is None]
+        numbers = tuple(repr(float(v)) for v in (*values, *fresh))  # as text, since NaN differs from itself
+        self.numbers.append((call.func, numbers))
+        if self.dense is None or len(self.numbers) > len(self.dense.numbers):
+            return
+        func, before = self.dense.numbers[len(self.numbers) - 1]
+        if func != call.func or before != numbers:
+            error = ValueError(f"{before} became {numbers}")
+            raise self.stopped(call, error, f"{call.here}{self._at()} uses a number that depends on the channel count")
+
+    def check_order(self, call: Call) -> None:
+        """Check that a pruned network runs the operators of the dense one, in order and with the same parameters."""
+        if self.dense is not None:
+            wanted = self.dense.sequence[len(self.sequence) - 1 : len(self.sequence)]
+            func, _, names = self.sequence[-1]
+            if not wanted or wanted[0][0] != func or wanted[0][2] != names:
+                why = f"the code runs other operators at another width (first {call.here}{self._at()})"
+                raise self.stopped(call, RuntimeError(call.name), why)
+
+    # --- location --------------------------------------------------------------------------------
+
+    def _at(self) -> str:
+        """The line of code in parentheses, for messages."""
+        line = self.line()
+        return f" ({line})" if line else ""
 
     def line(self) -> str:
-        """File and line of the network's code that called the current operator."""
+        """File and line of the network's code that called the current operator; empty for torch's own modules."""
         frame = sys._getframe(1)
         while frame is not None and not _is_user_code(frame.f_code):
+            if frame.f_code.co_name == "one_pass":  # beyond it is the code that called the trace
+                return ""
             frame = frame.f_back  # type: ignore[assignment]
         return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}" if frame is not None else ""
 
     @contextmanager
-    def following(self, names: Mapping[int, str]) -> Iterator[None]:
-        """Keep `path` at the module that is running; `names` are paths by module id."""
+    def track_modules(self, names: Mapping[int, str]) -> Iterator[None]:
+        """Keep `path` at the module that is running. `names` has the module paths by module id."""
 
         def enter(module: nn.Module, _: Any) -> None:
             self.path.append(names.get(id(module), self.path[-1] if self.path else ""))

@@ -1,16 +1,16 @@
-"""Numeric verification of a trace: mask units in one copy of a network, remove them in another, compare.
+"""Numeric verification: mask units in one copy of a network, remove them in another, and compare the outputs.
 
-The answer does not depend on the caller's settings. Both copies compute in float64 where the network allows it, without
-TF32, autocast or autotuning, and with constants in place of random draws. What is allowed follows from the coarsest
-type that any operator of the two copies used: a network that casts to float32 inside is judged as float32 arithmetic.
+The result does not depend on the caller's settings. Both copies compute in float64 if the network allows it, without
+TF32, autocast or autotuning, and with constants in place of random numbers. The allowed difference follows from the
+epsilon floating-point type of any operator: a network that casts to float32 is compared with float32 tolerance.
 
-    units removed      mode                    input
-    a random part      eval                    the example
-    all the others     train, with gradients   another one, with other numbers
-    as many as can be  eval and train          another one, with other numbers
+    units removed          mode                    input
+    a random part          eval                    the example
+    the other units        train, with gradients   other values
+    all but the minimum    eval and train          other values
 
-A network that counts its calls runs several times more. Tensors that are constant (zero-initialised scales, fresh
-batch norm) get random values first, since a branch that is multiplied by zero would agree with anything.
+A network that counts its calls runs several more times. Constant tensors (zero-initialized scales, new batch norms) get
+random values first, since a branch that is multiplied by zero would hide every difference.
 """
 
 from __future__ import annotations
@@ -26,67 +26,68 @@ from torch import Tensor, nn
 from ecc.errors import EccWarning, UntraceableModel, first_line
 from ecc.graph.channel_graph import ChannelGraph, ChannelGroup
 from ecc.graph.forward_pass import Inputs, as_call
-from ecc.graph.hooks import hook_names, without_observers
+from ecc.graph.hooks import hook_names, without_observer_hooks
 from ecc.graph.model_copy import named_tensors
 from ecc.graph.numerics import (
     CannotVerify,
-    Ran,
+    RunResult,
     allowed_difference,
-    as_double,
-    materialized,
-    nudged,
+    materialize,
     other_inputs,
     outputs_of,
+    perturbed,
     plain_state,
+    randomize_constants_,
     relative_error,
-    run_steadily,
-    with_random_constants_,
+    run_without_randomness,
+    to_float64,
 )
 from ecc.graph.slimming import mask_channels_, slim_and_slices, with_widths
-from ecc.graph.torch_settings import exact_arithmetic
+from ecc.torch_utils import exact_arithmetic
 
-MOST_MACS_IN_FLOAT64 = 1 << 31
-"""Multiply-accumulates of one forward pass up to which a CPU starts with float64. Beyond, it takes float32, for which
-it has much faster kernels, and float64 only to confirm a failure."""
+MAX_FLOAT64_MACS = 1 << 31
+"""Multiply-accumulates up to which verification on a CPU starts in float64. Above, it starts in float32, which is much
+faster, and uses float64 only to confirm a failure."""
 MORE_CALLS = 8
-"""Further calls of a network that counts them: code that changes after some calls may be seen."""
-MOST_CHECKS = 100
-"""Comparisons made to find the groups that fail; then all groups that failed together are frozen."""
-ENLARGED = 100.0
-"""Allowed difference where a network enlarges rounding errors: so many times what a few of them in its input change."""
-MOST_ENLARGED = 0.1
-"""Beyond this, a difference says nothing, and the mode counts as not verified."""
+"""Further calls of a network that counts its calls, since its code may change after some of them."""
+MAX_CHECKS = 100
+"""Comparisons to find the groups that fail. After that, all groups that failed together are frozen."""
+AMPLIFICATION = 100.0
+"""Allowed difference of a network that amplifies rounding errors, as a multiple of the effect of a few of them in its
+input."""
+MAX_AMPLIFIED = 0.1
+"""If more would have to be allowed, the mode counts as not verified."""
 TRAIN_FACTOR = 1e3
-"""How much larger a difference may be in train mode. Batch norm divides by the deviation of few items there, which
-enlarges rounding errors layer by layer."""
+"""How much larger the difference may be in train mode. Batch norm divides by the standard deviation of few items there,
+which amplifies rounding errors in every layer."""
 
 
 def verify_graph(model: nn.Module, graph: ChannelGraph, example_input: Inputs, *, seed: int = 0) -> ChannelGraph:
-    """Compare the masked with the slim network; groups that fail are frozen with the reason.
+    """Compare the outputs of the masked and the slim network. Groups that fail are frozen with the reason.
 
     Args:
-        model: the traced network.
-        graph: its channel graph.
-        example_input: what to run it on.
-        seed: which units are removed.
+        model: The traced network.
+        graph: Its channel graph.
+        example_input: The input to run it on.
+        seed: Seed for the choice of units to remove.
 
     Returns:
-        The graph with `max_relative_diff` filled in: the largest relative difference of the outputs of the groups that passed.
-        Where verification could not run, it stays None, a warning says why, and so does a note of the graph.
+        The graph with `max_relative_diff` set to the largest difference of the groups that passed. If verification
+        could not run, it stays None, and a warning and a note of the graph say why.
 
     Raises:
-        UntraceableModel: the network cannot run on the example input.
+        UntraceableModel: If the network cannot run on the example input.
     """
     if not graph.prunable:
         return replace(graph, max_relative_diff=0.0)
-    with without_observers(model, *as_call(example_input)) as followed:
+    with without_observer_hooks(model, *as_call(example_input)) as followed:
         return _verified(followed, graph, example_input, seed)
 
 
 def _verified(model: nn.Module, graph: ChannelGraph, example_input: Inputs, seed: int) -> ChannelGraph:
     try:
-        network, inputs = materialized(model, example_input)
-        _refuse_what_cannot_run(network, graph, inputs)
+        network, inputs = materialize(model, example_input)
+        _check_that_it_runs(network, graph, inputs)
         with exact_arithmetic():
             check, result = _first_check(network, graph, inputs, seed)
             failed = {} if result.passed else dict(_failed(check, graph.prunable, result))
@@ -96,16 +97,18 @@ def _verified(model: nn.Module, graph: ChannelGraph, example_input: Inputs, seed
         return _unverified(graph, str(error))
     if failed and (hooks := hook_names(model)):
         some = ", ".join(hooks[:3]) + (", ..." if len(hooks) > 3 else "")
-        failed = {name: f"{why}; hooks change tensors: {some}" for name, why in failed.items()}
+        failed = {name: f"{why}. These hooks change tensors: {some}" for name, why in failed.items()}
     _warn_of_many(failed, graph)
     groups = tuple(replace(g, frozen=failed[g.name]) if g.name in failed else g for g in graph.groups)
-    return replace(graph, groups=groups, max_relative_diff=difference, notes=(*graph.notes, *dict.fromkeys(check.notes)))
+    return replace(
+        graph, groups=groups, max_relative_diff=difference, notes=(*graph.notes, *dict.fromkeys(check.notes))
+    )
 
 
 def max_relative_diff(one: nn.Module, other: nn.Module, example_input: Inputs) -> float:
     """Largest difference between the outputs of two networks, relative to the largest output of the first.
 
-    Both run in their own precision, without TF32, and are in evaluation mode afterwards.
+    Both run in their own precision, without TF32, and are in eval mode afterwards.
     """
     with exact_arithmetic():
         return relative_error(outputs_of(one, example_input), outputs_of(other, example_input))
@@ -113,16 +116,16 @@ def max_relative_diff(one: nn.Module, other: nn.Module, example_input: Inputs) -
 
 @dataclass(frozen=True)
 class Result:
-    """The outcome of comparing the masked with the slim network."""
+    """Result of comparing the masked with the slim network."""
 
     difference: float = 0.0
-    """The largest difference of the outputs that was within what is allowed."""
+    """Largest difference of the outputs that was allowed."""
     reason: str | None = None
-    """Why the networks are not equal; None if they are."""
+    """Why the comparison failed; None if it passed."""
 
     @property
     def passed(self) -> bool:
-        """Whether they are equal."""
+        """Whether the comparison passed."""
         return self.reason is None
 
 
@@ -131,10 +134,10 @@ class Check:
     """Compares masked with slim networks, for any set of groups.
 
     Args:
-        network: a copy of the user's network with random values in place of constants.
-        graph: its channel graph.
-        example_input: in the types of `network`.
-        seed: which units are removed.
+        network: A copy of the user's network with random values in place of constants.
+        graph: Its channel graph.
+        example_input: The example input in the types of `network`.
+        seed: Seed for the choice of units to remove.
     """
 
     network: nn.Module
@@ -143,13 +146,13 @@ class Check:
     seed: int
     notes: list[str] = field(default_factory=list)
     count: int = 0
-    """Comparisons made so far."""
+    """Number of comparisons so far."""
 
     def __call__(self, groups: Sequence[ChannelGroup]) -> Result:
         """The first failure, or the largest difference.
 
         Raises:
-            CannotVerify: the masked network cannot run, or memory is not enough.
+            CannotVerify: If the masked network cannot run, or memory runs out.
         """
         self.count += 1
         worst = 0.0
@@ -164,13 +167,13 @@ class Check:
         train = () if self._train_input is None else (self._train_input,)
         yield from self._compared(some, [_Run(self.example_input)])
         yield from self._compared(others, [_Run(inputs, training=True, gradients=True) for inputs in train])
-        runs = [_Run(self._eval_input), *(_Run(inputs, training=True, drawn=0.75) for inputs in train)]
+        runs = [_Run(self._eval_input), *(_Run(inputs, training=True, random_value=0.75) for inputs in train)]
         yield from self._compared(most, runs)
 
     def _patterns(self, groups: Sequence[ChannelGroup]) -> tuple[dict[str, Tensor], ...]:
-        """Three sets of units to remove: a random part of each group, the others, and all but the fewest.
+        """Three sets of units to remove: a random part of each group, the other units, and all but the minimum width.
 
-        The first and the last together have every unit.
+        The first and the last together contain every unit.
         """
         generator = torch.Generator("cpu").manual_seed(self.seed)
         some, others, most = {}, {}, {}
@@ -186,7 +189,7 @@ class Check:
     def _compared(self, dead: Mapping[str, Tensor], runs: Sequence[_Run]) -> Iterator[Result]:
         if not runs:
             return
-        masked = with_widths(self.network, self.graph, {})  # with no state of an earlier run
+        masked = with_widths(self.network, self.graph, {})  # without state of an earlier run
         mask_channels_(masked, self.graph, dead)
         try:
             small, slices = slim_and_slices(masked, self.graph)
@@ -207,7 +210,7 @@ class Check:
             wanted = run.of(masked, slices)
         except Exception as error:
             raise CannotVerify(f"the masked network raised {first_line(error)} ({mode})") from error
-        if not wanted.has_numbers:
+        if not wanted.has_finite:
             raise CannotVerify(f"the outputs of the masked network are not finite ({mode})")
         try:
             found = run.of(small)
@@ -215,27 +218,31 @@ class Check:
             raise CannotVerify(first_line(error)) from error
         except Exception as error:  # noqa: BLE001 - whatever a network's code raises
             return Result(reason=f"verification failed: the slim network raised {first_line(error)} ({mode})")
-        allowed = allowed_difference(wanted.coarsest, found.coarsest) * (TRAIN_FACTOR if run.training else 1)
+        allowed = allowed_difference(wanted.epsilon, found.epsilon) * (TRAIN_FACTOR if run.training else 1)
         difference = relative_error(wanted.outputs, found.outputs)
-        slopes = relative_error(wanted.gradients, found.gradients, together=True)
-        steep = allowed * TRAIN_FACTOR
-        if not (difference <= allowed and slopes <= steep):
-            # How much the network itself enlarges rounding errors, with which two right networks may differ.
-            one, other = (each.of(with_widths(self.network, self.graph, {})) for each in (run, run.nudged()))
-            allowed = max(allowed, ENLARGED * relative_error(one.outputs, other.outputs))
-            steep = max(steep, ENLARGED * relative_error(one.gradients, other.gradients, together=True))
-            if min(allowed, steep if run.gradients else allowed) > MOST_ENLARGED:
-                self.notes.append(f"not verified in {mode}, in which the network enlarges rounding errors too much")
+        gradient_diff = relative_error(wanted.gradients, found.gradients, together=True)
+        gradient_allowed = allowed * TRAIN_FACTOR
+        if not (difference <= allowed and gradient_diff <= gradient_allowed):
+            # Measure how much the network amplifies rounding errors, by which two equal networks may differ.
+            one, other = (each.of(with_widths(self.network, self.graph, {})) for each in (run, run.perturbed()))
+            allowed = max(allowed, AMPLIFICATION * relative_error(one.outputs, other.outputs))
+            gradient_allowed = max(
+                gradient_allowed, AMPLIFICATION * relative_error(one.gradients, other.gradients, together=True)
+            )
+            if min(allowed, gradient_allowed if run.gradients else allowed) > MAX_AMPLIFIED:
+                self.notes.append(
+                    f"not verified in {mode}, because the network amplifies rounding errors too much there"
+                )
                 return Result()
         if not difference <= allowed:
             return Result(reason=_differs("outputs", difference, allowed, mode))
-        if not slopes <= steep:
-            return Result(reason=_differs("gradients", slopes, steep, mode))
+        if not gradient_diff <= gradient_allowed:
+            return Result(reason=_differs("gradients", gradient_diff, gradient_allowed, mode))
         return Result(0.0 if run.training else difference)
 
     @cached_property
     def _eval_input(self) -> Inputs:
-        """Another input than the example, on which the network runs."""
+        """An input other than the example, on which the network runs."""
         if self._train_input is not None:
             return self._train_input
         runs = (inputs for inputs in other_inputs(self.example_input) if self._why_not(inputs, training=False) is None)
@@ -243,24 +250,24 @@ class Check:
 
     @cached_property
     def _train_input(self) -> Inputs | None:
-        """An input on which the network runs in train mode, where there is one."""
+        """An input on which the network runs in train mode, if there is one."""
         reason = None
-        for inputs in (*other_inputs(self.example_input), *other_inputs(self.example_input, doubled=True)):
+        for inputs in (*other_inputs(self.example_input), *other_inputs(self.example_input, repeated=True)):
             why = self._why_not(inputs, training=True)
             if why is None:
                 return inputs
             reason = reason or why
-        self.notes.append(f"not verified in train mode, in which the network raised {reason}")
+        self.notes.append(f"not verified in train mode, because the network raised {reason}")
         return None
 
     def _why_not(self, inputs: Inputs, *, training: bool) -> str | None:
         try:
-            ran = run_steadily(with_widths(self.network, self.graph, {}), inputs, training=training)
+            ran = run_without_randomness(with_widths(self.network, self.graph, {}), inputs, training=training)
         except torch.OutOfMemoryError as error:
             raise CannotVerify(first_line(error)) from error
         except Exception as error:  # noqa: BLE001 - whatever a network's code raises
             return first_line(error)
-        return "no error, but gave outputs that are NaN" if ran.has_nan else None
+        return "no error, but returned NaN" if ran.has_nan else None
 
 
 @dataclass(frozen=True)
@@ -268,20 +275,20 @@ class _Run:
     inputs: Inputs
     training: bool = False
     gradients: bool = False
-    drawn: float = 0.25
-    """In place of random numbers: two runs have two, so that code which decides by chance goes both ways."""
+    random_value: float = 0.25
+    """Constant in place of random numbers. Two runs have different ones, so that random branches go both ways."""
 
-    def nudged(self) -> _Run:
-        """The same run on inputs that differ by rounding errors."""
-        return replace(self, inputs=nudged(self.inputs))
+    def perturbed(self) -> _Run:
+        """The same run on inputs with rounding errors."""
+        return replace(self, inputs=perturbed(self.inputs))
 
-    def of(self, network: nn.Module, slices: Mapping[str, Mapping[int, Tensor]] | None = None) -> Ran:
-        return run_steadily(
+    def of(self, network: nn.Module, slices: Mapping[str, Mapping[int, Tensor]] | None = None) -> RunResult:
+        return run_without_randomness(
             network,
             self.inputs,
             training=self.training,
             gradients=self.gradients,
-            drawn=self.drawn,
+            random_value=self.random_value,
             slices=slices,
         )
 
@@ -291,79 +298,79 @@ def _differs(what: str, difference: float, allowed: float, mode: str) -> str:
 
 
 def _first_check(model: nn.Module, graph: ChannelGraph, example_input: Inputs, seed: int) -> tuple[Check, Result]:
-    """The result for all groups, in the first kind of arithmetic in which the masked network runs.
+    """The result for all groups, in the first precision in which the masked network runs.
 
-    Some networks cannot run in float64, because their code names types, or because of memory; some cannot run with
-    other values in place of constants (sizes that are kept in a buffer).
+    Some networks cannot run in float64, because their code names types or memory runs out. Some cannot run with random
+    values in place of constants, such as sizes kept in a buffer.
     """
-    large = float(graph.macs()) > MOST_MACS_IN_FLOAT64
+    large = float(graph.macs()) > MAX_FLOAT64_MACS
     on_cpu = all(tensor.device.type == "cpu" for tensor in named_tensors(model).values())
     failure: tuple[Check, Result] | None = None
     why: CannotVerify | None = None
     for double in (False, True) if large and on_cpu else (True, False):
-        for changed in (True, False):
-            tried = _tried(model, graph, example_input, seed, double=double, changed=changed)
+        for randomized in (True, False):
+            tried = _tried(model, graph, example_input, seed, double=double, randomized=randomized)
             if isinstance(tried, CannotVerify):
                 why = why or tried
             elif tried[1].passed or double:
                 return tried
             else:
                 failure = failure or tried
-                break  # to float64, in which there is hardly any rounding
+                break  # confirm the failure in float64
     if failure is not None:
         return failure
-    assert why is not None, "every kind of arithmetic was tried"
+    assert why is not None, "every precision was tried"
     raise why
 
 
 def _tried(
-    model: nn.Module, graph: ChannelGraph, example_input: Inputs, seed: int, *, double: bool, changed: bool
+    model: nn.Module, graph: ChannelGraph, example_input: Inputs, seed: int, *, double: bool, randomized: bool
 ) -> tuple[Check, Result] | CannotVerify:
     try:
         network = with_widths(model, graph, {})
-        inputs = as_double(network, example_input) if double else example_input
-        if changed:
-            with_random_constants_(network, torch.Generator("cpu").manual_seed(seed))
+        inputs = to_float64(network, example_input) if double else example_input
+        if randomized:
+            randomize_constants_(network, torch.Generator("cpu").manual_seed(seed))
         check = Check(network, graph, inputs, seed)
         return check, check(graph.prunable)
     except CannotVerify as error:
         return error
-    except (torch.OutOfMemoryError, TypeError, RuntimeError) as error:  # no memory, no float64 on this device
+    except (torch.OutOfMemoryError, TypeError, RuntimeError) as error:  # out of memory, or no float64 on this device
         return CannotVerify(first_line(error))
 
 
 def _failed(check: Check, groups: Sequence[ChannelGroup], result: Result) -> Iterator[tuple[str, str]]:
-    """(name, reason) of the groups that fail alone; of all, where they fail only together. Found by halving."""
+    """(name, reason) of the groups that fail, found by bisection; of all groups if they fail only together."""
     reason = result.reason
     assert reason is not None, "called for groups that failed"
-    if len(groups) == 1 or check.count > MOST_CHECKS:
+    if len(groups) == 1 or check.count > MAX_CHECKS:
         yield from ((group.name, reason) for group in groups)
         return
     halves = (groups[: len(groups) // 2], groups[len(groups) // 2 :])
-    wrong: dict[str, str] = {}
+    failed: dict[str, str] = {}
     for half in halves:
         part = check(half)
         if not part.passed:
-            wrong.update(_failed(check, half, part))
-    if wrong:
-        rest = [group for group in groups if group.name not in wrong]
+            failed.update(_failed(check, half, part))
+    if failed:
+        rest = [group for group in groups if group.name not in failed]
         again = check(rest) if rest else Result()
-        if not again.passed:  # what is left fails only together
-            assert again.reason is not None, "it did not pass"
-            wrong.update({group.name: again.reason for group in rest})
-        yield from wrong.items()
+        if not again.passed:  # the others fail only together
+            assert again.reason is not None, "the comparison failed"
+            failed.update({group.name: again.reason for group in rest})
+        yield from failed.items()
     else:
         yield from ((group.name, reason) for group in groups)
 
 
-def _refuse_what_cannot_run(model: nn.Module, graph: ChannelGraph, example_input: Inputs) -> None:
-    """Refuses a network whose types or devices do not fit its input, which a trace on meta tensors does not see.
+def _check_that_it_runs(model: nn.Module, graph: ChannelGraph, example_input: Inputs) -> None:
+    """Check that types and devices of network and input match, which a trace on meta tensors does not show.
 
-    It runs under the caller's settings: under autocast, types may differ.
+    The network runs with the caller's settings, since autocast allows types to differ.
 
     Raises:
         UntraceableModel: If it cannot run.
-        CannotVerify: If there is not enough memory for it.
+        CannotVerify: If memory runs out.
     """
     try:
         outputs_of(with_widths(model, graph, {}), example_input)
@@ -376,7 +383,7 @@ def _refuse_what_cannot_run(model: nn.Module, graph: ChannelGraph, example_input
 def _unverified(graph: ChannelGraph, why: str) -> ChannelGraph:
     note = f"verification could not run because {why}"
     warnings.warn(
-        f"{note}. The channel groups are those of the trace alone; verify=False accepts that without this warning.",
+        f"{note}. The channel groups come from the trace alone. Use verify=False to accept that without this warning.",
         EccWarning,
         stacklevel=6,
     )
@@ -384,7 +391,7 @@ def _unverified(graph: ChannelGraph, why: str) -> ChannelGraph:
 
 
 def _warn_of_many(failed: Mapping[str, str], graph: ChannelGraph) -> None:
-    """A graph in which little can be pruned because verification failed looks like a network that has little."""
+    """Warn if half of the groups failed, since the graph would look like a network with little to prune."""
     if len(failed) > 2 and 2 * len(failed) >= len(graph.prunable):
         name, reason = next(iter(failed.items()))
         warnings.warn(
@@ -395,4 +402,4 @@ def _warn_of_many(failed: Mapping[str, str], graph: ChannelGraph) -> None:
         )
 
 
-__all__ = ["CannotVerify", "Check", "Result", "max_relative_diff", "verify"]
+__all__ = ["CannotVerify", "Check", "Result", "max_relative_diff", "verify_graph"]

@@ -14,10 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from ecc.errors import BadMeasurement, first_line
-from ecc.graph.hooks import without_observers
-from ecc.graph.torch_settings import torch_settings, waiting_is_an_error
+from ecc.graph.hooks import without_observer_hooks
 from ecc.task import Inputs, batch_size_of
-from ecc.torch_utils import eval_mode
+from ecc.torch_utils import eval_mode, sync_is_an_error, torch_settings
 
 from .measurement import MeasureSettings, Mode
 
@@ -83,7 +82,7 @@ def prepare_runner(
     args = tuple(value for name, value in inputs.items() if isinstance(name, int))
     kwargs = {name: value for name, value in inputs.items() if isinstance(name, str)}
     with ExitStack() as stack:
-        model = stack.enter_context(without_observers(model, args, kwargs))  # logging hooks are not measured
+        model = stack.enter_context(without_observer_hooks(model, args, kwargs))  # logging hooks are not measured
         stack.enter_context(eval_mode(model))
         if device.type == "cuda":
             stack.enter_context(
@@ -146,7 +145,7 @@ def _capture(run: Callable[[], object]) -> Callable[[], object]:
         for _ in range(2):
             run()
     try:
-        with torch.cuda.stream(side), waiting_is_an_error():
+        with torch.cuda.stream(side), sync_is_an_error():
             run()
         torch.cuda.current_stream().wait_stream(side)
         with torch.cuda.graph(graph):

@@ -54,7 +54,7 @@ class CompressSettings:
         0.0, "Minimum width of a group, as a fraction of its width under uniform pruning.", range=(0, 0.999)
     )
     solver: str = option(
-        "scheduled", "Solver of ECC: scheduled; or admm as published, with adam_norm, which may not converge in time.", choices=SOLVERS
+        "scheduled", "Solver of ECC: scheduled, or admm as published (use it with adam_norm).", choices=SOLVERS
     )
     admm: AdmmSettings = field(default_factory=AdmmSettings)
     train: TrainSettings = field(default_factory=TrainSettings)

@@ -129,14 +129,14 @@ class CompressProgress:
 
     def _against_budgets(self, cost: Mapping[str, float], target: float | None) -> str:
         parts = []
-        for resource, amount in cost.items():
+        for number, (resource, amount) in enumerate(cost.items()):
             budget = self._budgets.get(resource)
             if budget is None:
                 parts.append(f"{resource} {si(amount, '')} (predicted)")
                 continue
             label = budget.label if budget.label == "counted" else "predicted"
-            scheduled = len(cost) == 1 and target is not None  # with several budgets the schedule is of none of them
-            schedule = f", schedule {si(target * budget.dense, budget.unit)}" if scheduled and target else ""
+            is_first = number == 0 and target is not None  # the schedule is that of the first resource
+            schedule = f", schedule {si(target, budget.unit)}" if is_first and target else ""
             limit = f", budget {si(budget.limit, budget.unit)}"
             parts.append(f"{resource} {si(amount, budget.unit)} ({label}){schedule}{limit}")
         return "; ".join(parts)

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from ecc.errors import EccError, describe_error
-from ecc.graph.torch_settings import waiting_is_an_error
 from ecc.task import Batch
+from ecc.torch_utils import sync_is_an_error
 
 from .batches import map_tensors, tensors_in
 
@@ -82,7 +82,7 @@ class CudaGraphPass:
                 for _ in range(WARMUP_PASSES):
                     self._run(self._batch)
                 # A capture that fails half-way would leave the random generator unusable, so try without one first.
-                with waiting_is_an_error():
+                with sync_is_an_error():
                     self._run(self._batch)
             torch.cuda.current_stream(device).wait_stream(side_stream)
             with torch.cuda.graph(graph, capture_error_mode=_CAPTURE_MODE):
@@ -138,7 +138,7 @@ class CudaGraphFunction:
     def _capture(self, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Capture the function if possible; returns its outputs, computed without the graph."""
         try:
-            with waiting_is_an_error():
+            with sync_is_an_error():
                 outputs = self._function(*inputs)
         except RuntimeError:  # it reads values of tensors
             return self._function(*inputs)

@@ -18,7 +18,7 @@ class BranchOnSize(Block):
         self.small = self.conv(self.channels, 4)
         self.large = self.conv(self.channels, 4, 3)
         run = "large.weight" if self.spatial[-1] > limit else "small.weight"
-        self.expects.update({"in": "did not reach", run: "did not reach"})
+        self.expects.update({"in": "does not run", run: "does not run"})
 
     def forward(self, x: Tensor) -> Tensor:
         if x.shape[-1] > self.limit:

@@ -219,7 +219,7 @@ class IdleLayer(Block):
         super().__init__(shape)
         self.opened = opened
         self.layer, self.idle = self.conv(self.channels, self.channels), self.conv(self.channels, self.channels)
-        self.expects.update({"in": "did not reach", "layer.weight": "did not reach"})
+        self.expects.update({"in": "does not run", "layer.weight": "does not run"})
 
     def forward(self, x: Tensor) -> Tensor:
         return self.idle(x) if self.opened == "batch" and len(x) > BATCH else self.layer(x)

@@ -1,10 +1,9 @@
-"""What each operator does to channel labels.
+"""Rules: what each operator does to channel labels.
 
-Data movement needs no rule of its own: the operator itself runs on the label tensor, so its index map is exact
-(`moving.py`). The other rules are for operators that mix channels and so make new labels (`mixing.py`), that
-carry each channel to itself and so bind labels (`carrying.py`), and that leak or pass them (`passing.py`).
-`table.py` says which operator follows which rule.
+Data movement (`shape.py`) runs the operator itself on the label tensor, so that its index map is exact. Layers
+(`linear.py`) mix channels and create new labels. Elementwise operators and norms (`elementwise.py`) unite labels.
+Reductions, pooling and copies (`reduce.py`) pass channels on or freeze them. `registry.py` maps operators to rules.
 
-Rules are optimistic about sizes that may or may not be written into the network's code: the cut network is
-traced again afterwards, and whatever does not follow the cut is frozen then (`graph/trace.py`).
+Rules assume that sizes are not hard-coded. The pruned network is traced afterwards, and channels that enter code with
+hard-coded sizes are frozen then (`graph/trace.py`).
 """

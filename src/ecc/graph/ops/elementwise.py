@@ -1,4 +1,4 @@
-"""Operators that carry each channel to itself: what meets in them lives and dies together."""
+"""Operators that process each channel by itself: channels that they combine are pruned together."""
 
 from __future__ import annotations
 
@@ -11,65 +11,65 @@ from torch import Tensor
 from ecc.graph.labels import FROZEN, Labels, channel_vector, compact, frozen_labels, varying_axes
 
 if TYPE_CHECKING:
-    from ecc.graph.call import Call
+    from ecc.graph.calls import Call
     from ecc.graph.tracer import Tracer
 
 
 def channel_norm(trace: Tracer, call: Call) -> Labels | list[Labels]:
-    """Batch and instance norm: statistics of each channel by itself."""
+    """Batch and instance norm: statistics per channel."""
     x = call["input"]
     labels = trace.labels(x)
     if labels is not None and any(a != 1 for a in varying_axes(labels)):
-        labels = trace.freeze(labels, f"{call.here} takes statistics across it", doubt=True)
+        labels = trace.freeze(labels, f"{call.here} normalizes over the channel axis", unusual=True)
     vector = channel_vector(labels, 1, x.shape[1])
     tensors = [call.get(k, None) for k in ("weight", "bias", "running_mean", "running_var")]
     for tensor in tensors:
         if tensor is not None and (own := trace.labels(tensor)) is not None:
-            trace.book.unite(vector, own.reshape(-1), call.here)
+            trace.channel_labels.unite(vector, own.reshape(-1), call.here)
     if not any(tensor is not None for tensor in tensors):
-        trace.attributes[trace.last_path] = vector  # no tensor tells the module its new size
+        trace.attributes[trace.last_path] = vector  # the module has no tensor from which its size could be set
     trace.record(call, "norm", 0, [], tensors)
     return labels
 
 
 def layer_norm(trace: Tracer, call: Call) -> Labels | list[Labels]:
-    """Statistics over the last axes: a dead channel would still count in them."""
+    """Layer norm: statistics over the last axes, which a masked channel would still change."""
     labels = trace.labels(call["input"])
     first = call["input"].dim() - len(call["normalized_shape"])
     if labels is not None and any(a >= first for a in varying_axes(labels)):
-        labels = trace.freeze(labels, f"{call.here} normalises over it, so a dead channel would leak")
+        labels = trace.freeze(labels, f"{call.here} mixes channels, so removing one would change the output")
     trace.record(call, "norm", 0, [], [call["weight"], call.get("bias", None)])
     return labels
 
 
 def group_norm(trace: Tracer, call: Call) -> Labels | list[Labels]:
-    """Statistics over groups of channels."""
+    """Group norm: statistics over groups of channels."""
     labels = trace.labels(call["input"])
     if labels is not None:
-        labels = trace.freeze(labels, f"{call.here} normalises over it, so a dead channel would leak")
+        labels = trace.freeze(labels, f"{call.here} mixes channels, so removing one would change the output")
     trace.record(call, "norm", 0, [], [call.get("weight", None), call.get("bias", None)])
     return labels
 
 
 def prelu(trace: Tracer, call: Call) -> Labels:
-    """One slope for each channel, or one for all."""
+    """PReLU: one slope per channel, or one for all."""
     labels = trace.labels(call["self"])
     slope = trace.labels(call["weight"])
     if slope is not None and call["weight"].numel() > 1:
-        trace.book.unite(channel_vector(labels, 1, call["self"].shape[1]), slope.reshape(-1), call.here)
+        trace.channel_labels.unite(channel_vector(labels, 1, call["self"].shape[1]), slope.reshape(-1), call.here)
     trace.record(call, "elementwise", 0, [], [call["weight"]])
     return labels
 
 
 def pointwise(trace: Tracer, call: Call) -> Labels:
-    """Elements that meet in an elementwise operator live and die together."""
+    """Elementwise operators: channels that they combine are pruned together."""
     tensors = call.tensors
     labels = [trace.labels(t, defer=True) for t in tensors]
     bare = {number for number, t in enumerate(tensors) if hasattr(t, "_ecc_name")}
-    result = united(trace, call, labels, call.out.shape, bare)
+    result = unite_operands(trace, call, labels, call.out.shape, bare)
     for tensor in tensors:
         if trace.is_deferred(tensor):
-            tensor._ecc_state.bind(trace.book, result, call.here)  # type: ignore[attr-defined]
+            tensor._ecc_state.bind(trace.channel_labels, result, call.here)  # type: ignore[attr-defined]
     if call.in_place and trace.labels(tensors[0]) is None and result is not None and trace.is_view(tensors[0]):
         result = trace.freeze(result, f"{call.here} writes it into part of another tensor")
     trace.record(call, "elementwise", 0, [], [])
@@ -82,13 +82,16 @@ def copy_into(trace: Tracer, call: Call) -> Labels:
     if target is None and source is not None:
         trace.freeze(source, f"{call.here} writes it into part of another tensor")
         return frozen_labels(call.out.shape)
-    return united(trace, call, [x for x in (target, source) if x is not None], call.out.shape)
+    return unite_operands(trace, call, [x for x in (target, source) if x is not None], call.out.shape)
 
 
-def united(trace: Tracer, call: Call, many: Sequence[Labels], shape: torch.Size, bare: Collection[int] = ()) -> Labels:
-    """Labels of an elementwise result: those of its operands, united where they meet.
+def unite_operands(
+    trace: Tracer, call: Call, many: Sequence[Labels], shape: torch.Size, bare: Collection[int] = ()
+) -> Labels:
+    """Unite the labels of the operands of an elementwise operator, and return those of the result.
 
-    `bare` are the numbers of operands that are parameters: where two axes of channels cross, they stay whole.
+    `bare` has the positions of operands that are parameters. A parameter stays whole if its channels lie on another
+    axis than those of the other operand.
     """
     result: Labels = None
     for number, labels in enumerate(many):
@@ -99,13 +102,13 @@ def united(trace: Tracer, call: Call, many: Sequence[Labels], shape: torch.Size,
 
 
 def _meet(trace: Tracer, call: Call, left: Tensor, right: Tensor, right_is_bare: bool) -> Tensor:
-    """Unite the labels of two operands, or freeze the one that is used by many channels of the other."""
+    """Unite the labels of two operands, or freeze the one that is broadcast over channels of the other."""
     if right_is_bare:
         left, right = right, left
     shape = torch.broadcast_shapes(left.shape, right.shape)
     left_axes, right_axes = set(varying_axes(left)), set(varying_axes(right))
     for mine, other, axes in ((left, right, right_axes - left_axes), (right, left, left_axes - right_axes)):
-        # A gate of width one, a value for each token: it belongs to no single channel and stays whole.
+        # A gate of width one, or one value per token, belongs to no single channel and stays whole.
         if any(mine.shape[a] == 1 for a in axes) or (axes and not bool((compact(mine) == FROZEN).any())):
             trace.freeze(mine, f"{call.here} broadcasts it over other channels")
             return other.expand(shape)
@@ -114,5 +117,5 @@ def _meet(trace: Tracer, call: Call, left: Tensor, right: Tensor, right_is_bare:
     wide = first if len(varying_axes(first)) >= len(varying_axes(second)) else second
     for axis in set(range(len(shape))) - left_axes - right_axes:
         left, right = left.narrow(axis, 0, 1), right.narrow(axis, 0, 1)
-    trace.book.unite(left, right, call.here)
+    trace.channel_labels.unite(left, right, call.here)
     return wide

@@ -1,4 +1,4 @@
-"""Layers that mix channels: they read the channels of their input and write new ones."""
+"""Layers that mix channels: they consume the channels of their input and produce new ones."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ecc.graph.call import amount
+from ecc.graph.calls import amount
 from ecc.graph.labels import (
     Labels,
     Role,
     channel_vector,
+    collapse,
     compact,
     frozen_labels,
-    loose,
-    settled,
+    unfrozen,
     varies,
     varying_axes,
 )
-from ecc.graph.ops.elementwise import united
+from ecc.graph.ops.elementwise import unite_operands
 from ecc.graph.ops.reduce import unknown, unknown_labels
 
 if TYPE_CHECKING:
-    from ecc.graph.call import Call
+    from ecc.graph.calls import Call
     from ecc.graph.tracer import Tracer
 
 
@@ -42,8 +42,8 @@ def convolution(trace: Tracer, call: Call) -> Labels:
     if name is None:
         return _computed(trace, call, x, weight, kernel * weight.shape[0] * weight.shape[1])
     if labels is not None and any(varies(labels, a) for a in range(channel + 1, x.dim())):
-        labels = trace.freeze(labels, f"{call.here} slides over its axis", doubt=True)
-    if groups == 1 and not trace.book.is_grouped(name):
+        labels = trace.freeze(labels, f"{call.here} convolves along the channel axis", unusual=True)
+    if groups == 1 and not trace.channel_labels.is_grouped(name):
         order = trace.axis_order(weight)
         in_axis, out_axis = (order[0], order[1]) if transposed else (order[1], order[0])
         result = _mix(trace, call, labels, channel, name, weight, in_axis, out_axis, bias, kernel)
@@ -52,16 +52,16 @@ def convolution(trace: Tracer, call: Call) -> Labels:
         return _computed(trace, call, x, weight, kernel * weight.shape[0] * weight.shape[1])
     incoming = channel_vector(labels, channel, x.shape[channel])
     out_size = call.out.shape[channel]
-    rows = trace.book.axis(name, 0, weight.shape[0], Role.PER_CHANNEL)
-    if transposed:  # (in, out / groups, ...): rows are the incoming channels
-        trace.book.unite(incoming, rows, call.here)
+    rows = trace.channel_labels.axis(name, 0, weight.shape[0], Role.PER_CHANNEL)
+    if transposed:  # (in, out / groups, ...): rows are input channels
+        trace.channel_labels.unite(incoming, rows, call.here)
         outgoing = rows.view(groups, -1)[:, :1].expand(groups, out_size // groups).reshape(-1)
     else:
         outgoing = rows
-    # The channels of one convolution group live and die together, its incoming ones with its outgoing ones.
+    # All input and output channels of one convolution group are pruned together.
     lead = incoming.view(groups, -1)[:, :1]
-    trace.book.unite(lead, incoming.view(groups, -1), call.here)
-    trace.book.unite(lead, rows.view(groups, -1), call.here)
+    trace.channel_labels.unite(lead, incoming.view(groups, -1), call.here)
+    trace.channel_labels.unite(lead, rows.view(groups, -1), call.here)
     _bind_bias(trace, call, outgoing, bias, Role.PER_CHANNEL)
     trace.record(call, "grouped conv", kernel * (x.shape[channel] // groups), [outgoing], [weight, bias])
     return _along(outgoing, channel, call.out.shape)
@@ -73,7 +73,7 @@ def linear(trace: Tracer, call: Call) -> Labels:
 
 
 def matmul(trace: Tracer, call: Call) -> Labels | list[Labels]:
-    """A product with a parameter is a linear layer; of two activations, a leak along the summed axis."""
+    """A product with a parameter is a linear layer. A product of two activations sums over an axis of both."""
     left, right = (call["self"], call["other"]) if call.name == "matmul" else (call["self"], call["mat2"])
     if trace.weight_name(right) is not None and right.dim() == 2:
         return _dense(trace, call, left, right, None, in_axis=0)
@@ -83,7 +83,7 @@ def matmul(trace: Tracer, call: Call) -> Labels | list[Labels]:
 
 
 def addmm(trace: Tracer, call: Call) -> Labels | list[Labels]:
-    """bias + left @ right, the form `F.linear` takes in older torch versions."""
+    """bias + left @ right, the form of `F.linear` in older torch versions."""
     if trace.weight_name(call["mat2"]) is not None and call["self"].dim() == 1:
         return _dense(trace, call, call["mat1"], call["mat2"], call["self"], in_axis=0)
     return unknown(trace, call)
@@ -92,11 +92,11 @@ def addmm(trace: Tracer, call: Call) -> Labels | list[Labels]:
 def baddbmm(trace: Tracer, call: Call) -> Labels:
     """A batched product plus a tensor."""
     product = _product(trace, call, call["batch1"], call["batch2"])
-    return united(trace, call, [trace.labels(call["self"]), product], call.out.shape)
+    return unite_operands(trace, call, [trace.labels(call["self"]), product], call.out.shape)
 
 
 def _dense(trace: Tracer, call: Call, x: Tensor, weight: Tensor, bias: Tensor | None, *, in_axis: int) -> Labels:
-    """A linear layer on the last axis of x; `in_axis` is the summed axis of the weight as it is passed."""
+    """A linear layer on the last axis of x. `in_axis` is the axis of the weight that is summed over."""
     labels = trace.labels(x)
     name = trace.weight_name(weight)
     if name is None or weight.dim() != 2:
@@ -108,8 +108,8 @@ def _dense(trace: Tracer, call: Call, x: Tensor, weight: Tensor, bias: Tensor | 
 
 
 def _computed(trace: Tracer, call: Call, x: Tensor, weight: Tensor, macs: int) -> Tensor:
-    """A layer whose weight is no parameter but made by the network: nothing in it can be cut."""
-    trace.freeze_all([trace.labels(x), trace.labels(weight)], f"the weight of {call.here} is computed")
+    """A layer whose weight is computed by the network, which makes its channels not prunable."""
+    trace.freeze_all([trace.labels(x), trace.labels(weight)], f"the weight of {call.here} is computed, not a parameter")
     trace.record(call, "conv" if weight.dim() > 2 else "linear", macs, [], [])
     return frozen_labels(call.out.shape)
 
@@ -126,26 +126,26 @@ def _mix(
     bias: Tensor | None,
     macs_per_pair: int,
 ) -> Tensor:
-    """The one rule of every dense layer: read the channels of x, write those of the weight's output axis."""
+    """Every dense layer: consume the channels of x, produce those of the weight's output axis."""
     order = trace.axis_order(weight)
     in_size, out_size = weight.shape[order.index(in_axis)], weight.shape[order.index(out_axis)]
-    reads = trace.book.axis(name, in_axis, in_size, Role.CONSUMER)
-    writes = trace.book.axis(name, out_axis, out_size, Role.PRODUCER)
+    reads = trace.channel_labels.axis(name, in_axis, in_size, Role.CONSUMER)
+    writes = trace.channel_labels.axis(name, out_axis, out_size, Role.PRODUCER)
     elsewhere = [a for a in varying_axes(labels) if a != channel] if labels is not None else []
     if labels is not None and elsewhere and varies(labels, channel):
-        labels, elsewhere = trace.freeze(labels, f"{call.here} mixes it along two axes"), []
+        labels, elsewhere = trace.freeze(labels, f"{call.here} has channels on two axes of its input"), []
     if labels is not None and elsewhere:
-        # The layer runs along another axis than the channels (token mixing): they pass through, it stays whole.
-        trace.book.freeze(reads, f"{call.here} runs along another axis than the channels")
-        trace.book.freeze(writes, f"{call.here} runs along another axis than the channels")
+        # The layer runs along another axis (token mixing): channels pass through, the layer is not prunable.
+        trace.channel_labels.freeze(reads, f"{call.here} runs along another axis than the channels")
+        trace.channel_labels.freeze(writes, f"{call.here} runs along another axis than the channels")
         beside = compact(labels).reshape(-1)
         macs = macs_per_pair // beside.numel() * in_size * out_size
         trace.record(call, "linear", macs, [beside], [weight, bias])
         return labels.narrow(channel, 0, 1)
-    if loose(labels) is None:
-        trace.book.freeze(reads, "no layer that can be cut writes it")
+    if unfrozen(labels) is None:
+        trace.channel_labels.freeze(reads, "its input is not prunable")
     else:
-        trace.book.unite(channel_vector(labels, channel, in_size), reads, call.here)
+        trace.channel_labels.unite(channel_vector(labels, channel, in_size), reads, call.here)
     _bind_bias(trace, call, writes, bias)
     trace.record(call, "conv" if weight.dim() > 2 else "linear", macs_per_pair, [reads, writes], [weight, bias])
     shape = [1] * call.out.dim()
@@ -155,18 +155,18 @@ def _mix(
 
 def _bind_bias(trace: Tracer, call: Call, outgoing: Tensor, bias: Tensor | None, role: Role = Role.PRODUCER) -> None:
     if bias is not None and (labels := trace.labels(bias, role)) is not None:
-        trace.book.unite(outgoing, labels.reshape(-1), f"the bias of {call.here}")
+        trace.channel_labels.unite(outgoing, labels.reshape(-1), f"the bias of {call.here}")
 
 
 def _product(trace: Tracer, call: Call, left: Tensor, right: Tensor) -> Labels:
-    """(..., m, k) @ (..., k, n) of two activations: channels may pass along m or n, never along k."""
-    why = f"it is multiplied away in {call.here}"
+    """(..., m, k) @ (..., k, n) of two activations. Channels pass along m or n, and are frozen along k."""
+    why = f"{call.here} sums over it"
     first, second = trace.labels(left), trace.labels(right)
     if first is not None and varies(first, left.dim() - 1):
         first = trace.freeze(first, why)
     if second is not None and varies(second, right.dim() - 2):
         second = trace.freeze(second, why)
-    first, second = loose(first), loose(second)
+    first, second = unfrozen(first), unfrozen(second)
     if first is not None and second is not None:
         trace.freeze(first, why)
         first = None
@@ -181,13 +181,13 @@ def _product(trace: Tracer, call: Call, left: Tensor, right: Tensor) -> Labels:
 
 
 def attention(trace: Tracer, call: Call) -> Labels:
-    """softmax(q k') v: the channels of q and k are summed away, those of v pass through to the output."""
+    """softmax(q k') v: sums over the channels of q and k, and passes those of v to the output."""
     query, key, value = (trace.labels(call[k]) for k in ("query", "key", "value"))
-    trace.freeze_all([query, key, trace.labels(call.get("attn_mask", None))], f"{call.here} sums it away")
+    trace.freeze_all([query, key, trace.labels(call.get("attn_mask", None))], f"{call.here} sums over it")
     result = frozen_labels(call.out.shape)
-    value = loose(value)
+    value = unfrozen(value)
     if value is not None and varies(value, value.dim() - 2):
-        trace.freeze(value, f"{call.here} sums it away")
+        trace.freeze(value, f"{call.here} sums over it")
     elif value is not None:
         result = value.narrow(-2, 0, 1).expand(call.out.shape)
     keys = call["key"].shape[-2]
@@ -198,18 +198,18 @@ def attention(trace: Tracer, call: Call) -> Labels:
 
 
 def embedding(trace: Tracer, call: Call) -> Labels:
-    """Rows of a table: its columns are the channels."""
+    """Embedding: the columns of the table are channels."""
     name = trace.weight_name(call["weight"])
     if name is None:
         return unknown_labels(trace, call)
     trace.freeze_others(call, call["weight"])
     trace.record(call, "move", 0, [], [call["weight"]])
-    writes = trace.book.axis(name, 1, call["weight"].shape[1], Role.PRODUCER)
+    writes = trace.channel_labels.axis(name, 1, call["weight"].shape[1], Role.PRODUCER)
     return writes.expand(call.out.shape)
 
 
 def _along(vector: Tensor, axis: int, shape: torch.Size) -> Tensor:
-    """A vector of labels laid along one axis of a shape."""
+    """A vector of labels along one axis of a shape."""
     ones = [1] * len(shape)
     ones[axis] = vector.numel()
-    return settled(vector.reshape(ones)).expand(shape)
+    return collapse(vector.reshape(ones)).expand(shape)

@@ -1,4 +1,4 @@
-"""Operators that pass channels on, or leak them: reductions, pooling, copies, and whatever has no rule."""
+"""Reductions, pooling, copies, and operators without a rule: they pass channels on or freeze them."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 from ecc.graph.labels import Labels, frozen_labels, varies, varying_axes
 
 if TYPE_CHECKING:
-    from ecc.graph.call import Call
+    from ecc.graph.calls import Call
     from ecc.graph.tracer import Tracer
 
 
 def reduction(trace: Tracer, call: Call) -> Labels | list[Labels]:
-    """Sums, means, maxima: channels summed over leak; channels beside them pass."""
+    """Sums, means, maxima: channels on a reduced axis are frozen, others pass."""
     x = call.tensors[0]
     labels = trace.labels(x)
     trace.record(call, "reduction", 0, [], [])
@@ -21,29 +21,29 @@ def reduction(trace: Tracer, call: Call) -> Labels | list[Labels]:
         return None
     axes = _axes(call.get("dim", None), x.dim())
     if any(varies(labels, a) for a in axes):
-        labels = trace.freeze(labels, f"{call.here} reduces over it", doubt=True)
+        labels = trace.freeze(labels, f"{call.here} reduces over the channel axis", unusual=True)
     for axis in sorted(axes, reverse=True):
         labels = labels.narrow(axis, 0, 1) if call.get("keepdim", False) else labels.select(axis, 0)
     return [labels.expand(out.shape) for out in call.outs]
 
 
 def along_axis(trace: Tracer, call: Call) -> Labels | list[Labels]:
-    """Softmax, cumulative sums, sorting: shape kept, positions of one axis mixed."""
+    """Softmax, cumulative sums, sorting: they keep the shape and mix positions of one axis."""
     x = call.tensors[0]
     labels = trace.labels(x)
     trace.record(call, "reduction", 0, [], [])
-    if labels is None:  # a running sum of ones differs from position to position
+    if labels is None:  # a running sum of ones is different at each position
         return [frozen_labels(out.shape) for out in call.outs]
     axes = _axes(call.get("dim", -1), x.dim())
     if any(varies(labels, a) for a in axes):
-        labels = trace.freeze(labels, f"{call.here} mixes along it")
+        labels = trace.freeze(labels, f"{call.here} mixes channels")
     for axis in axes:
         labels = labels.narrow(axis, 0, 1)
     return [labels.expand(out.shape) for out in call.outs]
 
 
 def spatial(trace: Tracer, call: Call) -> Labels | list[Labels]:
-    """Pooling, interpolation, padding by reflection: each channel by itself over its last axes."""
+    """Pooling, interpolation, reflection padding: per channel over the last axes."""
     x = call.tensors[0]
     labels = trace.labels(x)
     trace.record(call, "pool", 0, [], [])
@@ -53,7 +53,7 @@ def spatial(trace: Tracer, call: Call) -> Labels | list[Labels]:
     digit = re.search(r"([123])d", call.name)
     first = x.dim() - (int(digit.group(1)) if digit else 2)
     if any(a >= first for a in varying_axes(labels)):
-        labels = trace.freeze(labels, f"{call.here} slides over its axis", doubt=True)
+        labels = trace.freeze(labels, f"{call.here} pools along the channel axis", unusual=True)
     for axis in range(first, x.dim()):
         labels = labels.narrow(axis, 0, 1)
     return [labels.expand(out.shape) for out in call.outs]
@@ -67,7 +67,7 @@ def _axes(dim: Any, count: int) -> list[int]:
 
 
 def same(trace: Tracer, call: Call) -> Labels | list[Labels]:
-    """Operators that keep shape and place: copies, casts, dropout."""
+    """Copies, casts, dropout: same shape, same positions."""
     labels = trace.labels(call.tensors[0])
     if call.outs and call.outs[0] is not call.tensors[0]:
         trace.record(call, "move", 0, [], [])
@@ -75,17 +75,17 @@ def same(trace: Tracer, call: Call) -> Labels | list[Labels]:
 
 
 def constant(_: Tracer, call: Call) -> Labels | list[Labels]:
-    """A fresh tensor whose value is the same at every position."""
+    """A new tensor with the same value at every position."""
     return [None] * len(call.outs)
 
 
 def unknown(trace: Tracer, call: Call) -> list[Labels]:
-    """An operator without a rule: nothing that reaches it is cut, and neither is what it makes."""
-    trace.freeze_all([trace.labels(t) for t in call.tensors], f"operator {call.name} ({call.here}) has no rule")
+    """An operator without a rule: its arguments and results are frozen."""
+    trace.freeze_all([trace.labels(t) for t in call.tensors], f"operator {call.here} is not supported")
     trace.record(call, "other", 0, [], [])
     return [frozen_labels(out.shape) for out in call.outs]
 
 
 def unknown_labels(trace: Tracer, call: Call) -> Labels:
-    """`unknown` for an operator of one output."""
+    """`unknown` for an operator with one output."""
     return unknown(trace, call)[0]

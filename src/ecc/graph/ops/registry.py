@@ -1,8 +1,8 @@
-"""The table of operators: which rule follows channels through which torch operator.
+"""Registry: which rule applies to which torch operator.
 
-Names are those of ATen without overload and without the trailing underscore of in-place variants. Any operator
-that torch tags as pointwise needs no entry. To teach the tracer a new operator, add its name to the family whose
-description fits, and a case to `tests/graph/rules/test_table.py`.
+Names are those of ATen without overload and without the trailing underscore of in-place variants. Operators that torch
+tags as pointwise need no entry. To support a new operator, add its name to the rule that fits, and a case to
+`tests/graph/test_operators.py`.
 """
 
 from __future__ import annotations
@@ -14,12 +14,11 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from ecc.graph.deferred import PERMUTES
-from ecc.graph.labels import Labels
+from ecc.graph.labels import PERMUTES, Labels
 from ecc.graph.ops import elementwise, linear, reduce, shape
 
 if TYPE_CHECKING:
-    from ecc.graph.call import Call
+    from ecc.graph.calls import Call
     from ecc.graph.tracer import Tracer
 
 Rule = Callable[["Tracer", "Call"], "Labels | list[Labels]"]
@@ -28,18 +27,10 @@ UNKNOWN: Rule = reduce.unknown
 POINTWISE: Rule = elementwise.pointwise
 CONSTANT: Rule = reduce.constant
 
-_MOVES = PERMUTES | {
-    "expand",
-    "expand_as",
-    "unsqueeze",
-    "squeeze",
-    "select",
-    "unbind",
-    "unfold",
-    "diagonal",
-    "repeat",
-}
-_MOVES |= {"tile", "narrow", "repeat_interleave", "broadcast_to", "adjoint"}
+_MOVES = PERMUTES.union(
+    "expand expand_as unsqueeze squeeze select unbind unfold diagonal repeat tile narrow repeat_interleave "
+    "broadcast_to adjoint".split()
+)
 
 _FAMILIES: dict[Rule, Iterable[str]] = {
     linear.convolution: ("conv1d conv2d conv3d convolution conv_transpose1d conv_transpose2d conv_transpose3d".split()),
@@ -85,13 +76,12 @@ _FAMILIES: dict[Rule, Iterable[str]] = {
     ),
     reduce.constant: (
         "zeros ones full empty new_zeros new_ones new_full new_empty "
-        "rand randn scalar_tensor empty_strided new_empty_strided empty_permuted "
-        "".split()
+        "rand randn scalar_tensor empty_strided new_empty_strided empty_permuted".split()
     ),
     reduce.unknown: ["fill_diagonal", "triu", "tril"],
-    shape.moved: _MOVES,
-    shape.rolled: ["roll", "flip"],
-    shape.sliced: ["slice"],
+    shape.move: _MOVES,
+    shape.roll: ["roll", "flip"],
+    shape.slice_axis: ["slice"],
     shape.split: ["split", "split_with_sizes", "chunk", "tensor_split", "unsafe_chunk", "unsafe_split"],
     shape.reshape: ["view", "reshape", "flatten", "unflatten", "_unsafe_view", "view_as", "reshape_as"],
     shape.pixel_shuffle: ["pixel_shuffle"],
@@ -100,16 +90,16 @@ _FAMILIES: dict[Rule, Iterable[str]] = {
     shape.cat: ["cat", "concat", "concatenate"],
     shape.stack: ["stack"],
     shape.pad: ["constant_pad_nd"],
-    shape.indexed: ["index"],
-    shape.gathered: ["gather", "index_select", "take_along_dim"],
+    shape.index: ["index"],
+    shape.gather: ["gather", "index_select", "take_along_dim"],
 }
 
 _RULES: dict[str, Rule] = {name: rule for rule, names in _FAMILIES.items() for name in names}
 
-MOVING = frozenset({shape.moved, shape.rolled, shape.sliced, shape.split, shape.reshape})
-"""Rules of operators that only show their argument in another arrangement."""
-FOLLOWING = MOVING | {reduce.same, shape.indexed}
-"""Rules through which a parameter's elements can be followed one by one."""
+MOVING = frozenset({shape.move, shape.roll, shape.slice_axis, shape.split, shape.reshape})
+"""Rules of operators that only rearrange their argument."""
+FOLLOWING = MOVING | {reduce.same, shape.index}
+"""Rules that keep the elements of a parameter, so that each can be followed."""
 
 
 USES_WEIGHTS = FOLLOWING | {
@@ -122,11 +112,11 @@ USES_WEIGHTS = FOLLOWING | {
     elementwise.layer_norm,
     elementwise.group_norm,
 }
-"""Rules that know what a parameter of several axes means to them."""
+"""Rules that handle parameters with several axes."""
 
 
 def rule_for(func: OpOverload, name: str) -> Rule | None:
-    """The rule of an operator; None when torch should take it apart (or it is unknown)."""
+    """The rule of an operator; None if torch should decompose it."""
     rule = _RULES.get(name) or _RULES.get(name.rstrip("_"))
     pointwise = torch.Tag.pointwise in func.tags
     if pointwise and (rule is None or rule is reduce.reduction):  # torch.max of two tensors
@@ -135,12 +125,12 @@ def rule_for(func: OpOverload, name: str) -> Rule | None:
 
 
 def is_moving(line: str) -> bool:
-    """Whether the operator of an `operator@file:line` only moves data."""
+    """Whether an operator, or that of an `operator@file:line`, only moves data."""
     return _RULES.get(line.partition("@")[0]) in MOVING
 
 
 def mixes_devices(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-    """Whether meta tensors meet real ones (index buffers and constants keep their values in a meta trace)."""
+    """Whether arguments are on meta and real devices. Index buffers and constants keep their values in a meta trace."""
     real = meta = False
     for value in (*args, *kwargs.values()):
         for item in value if isinstance(value, (list, tuple)) else (value,):

@@ -1,9 +1,8 @@
-"""Data movement on labels: the operator itself runs on the label tensor, so index maps are exact.
+"""Data movement: the operator itself runs on the label tensor, so that index maps are exact.
 
-Three families need a word more. A reshape that splits an axis of channels (heads, channel shuffle) and a split
-into equal parts tie the parts, so that each loses the same number; which of the factors may shrink is a guess
-that the trace of the cut network confirms or refutes. Concatenation and padding put positions that cannot be
-cut beside channels that can.
+A reshape that splits a channel axis (heads, channel shuffle) and a split into equal parts tie the parts: each loses the
+same number of channels. Which of the new axes shrinks is a guess, which the trace of the pruned network confirms or
+refutes. Concatenation and padding place frozen positions beside channels.
 """
 
 from __future__ import annotations
@@ -13,49 +12,48 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ecc.graph.consistency import note_taken
-from ecc.graph.labels import FROZEN, Labels, compact, frozen_labels, settled, varies, varying_axes
-from ecc.graph.ops.elementwise import united
+from ecc.graph.labels import FROZEN, Labels, collapse, compact, frozen_labels, varies, varying_axes
+from ecc.graph.ops.elementwise import unite_operands
 
 if TYPE_CHECKING:
-    from ecc.graph.call import Call
+    from ecc.graph.calls import Call
     from ecc.graph.tracer import Tracer
 
 
-_TAKES = frozenset("slice narrow split split_with_sizes chunk tensor_split select unbind unfold diagonal".split())
-"""Operators that take some of the positions of their argument."""
+_SELECTING = frozenset("slice narrow split split_with_sizes chunk tensor_split select unbind unfold diagonal".split())
+"""Operators that select some positions of their argument."""
 
 
-def moved(trace: Tracer, call: Call) -> Labels | list[Labels]:
-    """Permute, expand, slice, flip, repeat, roll ...: run the operator on the labels."""
+def move(trace: Tracer, call: Call) -> Labels | list[Labels]:
+    """Permute, expand, select, repeat and others: run the operator on the labels."""
     labels = trace.movable(call.tensors[0])
     if labels is None:
         return [None] * len(call.outs)
     if call.name == "squeeze" and call.get("dim", None) is None and varying_axes(labels):
-        trace.book.paired.append(compact(labels).reshape(-1))
+        trace.channel_labels.needs_two.append(compact(labels).reshape(-1))
     out = call.rerun(labels)
-    outs = list(out) if isinstance(out, (tuple, list)) else [settled(out)]
+    outs = list(out) if isinstance(out, (tuple, list)) else [collapse(out)]
     found = [part.expand(real.shape) for part, real in zip(outs, call.outs, strict=True)]
-    if call.name in _TAKES and not trace.is_deferred(call.tensors[0]) and varying_axes(labels):
-        note_taken(trace, call, labels, found)
+    if call.name in _SELECTING and not trace.is_deferred(call.tensors[0]) and varying_axes(labels):
+        trace.check_selection(call, labels, found)
     return found
 
 
-def rolled(trace: Tracer, call: Call) -> Labels | list[Labels]:
-    """roll, flip: nothing to do where no channels move."""
+def roll(trace: Tracer, call: Call) -> Labels | list[Labels]:
+    """roll, flip: nothing to do unless channels move."""
     labels = trace.movable(call.tensors[0])
     dims = call["dims"]
     axes = [dims] if isinstance(dims, int) else list(dims)
     if labels is None or not axes or not any(varies(labels, a) for a in axes):
-        return labels if axes else moved(trace, call)
+        return labels if axes else move(trace, call)
     found: Tensor = call.rerun(compact(labels)).expand(call.out.shape)
     if not trace.is_deferred(call.tensors[0]):
-        note_taken(trace, call, labels, [found])
+        trace.check_selection(call, labels, [found])
     return found
 
 
-def sliced(trace: Tracer, call: Call) -> Labels | list[Labels]:
-    """A slice that takes one of several equal parts ties the parts (a hand-written chunk)."""
+def slice_axis(trace: Tracer, call: Call) -> Labels | list[Labels]:
+    """A slice. If it is one of several equal parts (a hand-written chunk), the parts are tied."""
     x = call.tensors[0]
     axis, size = call.get("dim", 0) % x.dim(), x.shape[call.get("dim", 0)]
     part = call.out.shape[axis]
@@ -66,7 +64,7 @@ def sliced(trace: Tracer, call: Call) -> Labels | list[Labels]:
         regular = call.get("step", 1) == 1 and size % part == 0 and start % part == 0
         if regular and trace.choose(call, 2) == 0:
             _tie_parts(trace, call, labels, axis, [part] * (size // part))
-    return moved(trace, call)
+    return move(trace, call)
 
 
 def split(trace: Tracer, call: Call) -> Labels | list[Labels]:
@@ -78,20 +76,20 @@ def split(trace: Tracer, call: Call) -> Labels | list[Labels]:
     if labels is not None and not trace.is_deferred(x) and varies(labels, axis):
         if len(set(sizes)) == 1:
             _tie_parts(trace, call, labels, axis, sizes)
-        elif call.name in ("chunk", "unsafe_chunk", "tensor_split"):  # where it splits depends on what is left
-            trace.freeze(labels, f"{call.here} splits it into unequal parts")
+        elif call.name in ("chunk", "unsafe_chunk", "tensor_split"):  # the bounds depend on the width
+            trace.freeze(labels, f"{call.described} splits channels into unequal parts")
             return [frozen_labels(part.shape) for part in call.outs]
-    return moved(trace, call)
+    return move(trace, call)
 
 
 def _tie_parts(trace: Tracer, call: Call, labels: Tensor, axis: int, sizes: list[int]) -> None:
     first, *rest = compact(labels).split(sizes, axis)
     for part in rest:
-        trace.book.unite(first, part, call.here)
+        trace.channel_labels.unite(first, part, call.here)
 
 
 def reshape(trace: Tracer, call: Call) -> Labels | list[Labels]:
-    """view, reshape, flatten, unflatten: merging is exact; splitting an axis of channels ties its parts."""
+    """view, reshape, flatten, unflatten: merging axes is exact, splitting a channel axis ties its parts."""
     labels = trace.movable(call.tensors[0])
     if labels is None:
         return None
@@ -102,7 +100,7 @@ def _reshaped(labels: Tensor, shape: torch.Size) -> Tensor:
     """`labels.reshape(shape)` that copies only the axes whose labels change."""
     blocks = reshape_blocks(labels.shape, shape)
     if blocks is None:
-        return settled(labels.reshape(shape))
+        return collapse(labels.reshape(shape))
     source, target = labels, list(shape)
     for old, new in blocks:
         if not any(varies(labels, a) for a in old):
@@ -110,11 +108,11 @@ def _reshaped(labels: Tensor, shape: torch.Size) -> Tensor:
                 source = source.narrow(axis, 0, 1)
             for axis in new:
                 target[axis] = 1
-    return settled(source.reshape(target)).expand(shape)
+    return collapse(source.reshape(target)).expand(shape)
 
 
 def reshape_blocks(old: torch.Size, new: torch.Size) -> list[tuple[list[int], list[int]]] | None:
-    """The smallest runs of axes of equal size between two shapes; None for empty tensors.
+    """Match axes of two shapes in the smallest blocks of equal size; None for empty tensors.
 
     >>> reshape_blocks(torch.Size([2, 12, 5]), torch.Size([2, 3, 4, 5]))
     [([0], [0]), ([1], [1, 2]), ([2], [3])]
@@ -138,7 +136,11 @@ def reshape_blocks(old: torch.Size, new: torch.Size) -> list[tuple[list[int], li
 
 
 def _split_ties(trace: Tracer, call: Call, labels: Tensor, *, deferred: bool) -> Tensor:
-    """When one axis became several that all carry channels, guess which one shrinks and tie across the others."""
+    """If one channel axis became several, guess which of them shrinks, and tie labels across the others.
+
+    With 8 channels viewed as (2, 4), pruning may leave (2, 3) or (1, 4). The guess (2, 3) ties channel k to channel
+    4 + k. `Tracer.choose` moves on to the next guess if the pruned network contradicts this one, and freezes at last.
+    """
     before = call.tensors[0].shape
     for _, new in reshape_blocks(before, labels.shape) or []:
         axes = [a for a in new if varies(labels, a)]
@@ -147,17 +149,17 @@ def _split_ties(trace: Tracer, call: Call, labels: Tensor, *, deferred: bool) ->
         guesses = [axes[-1], axes[0], *axes[1:-1]]  # heads and shuffles first, then pixel shuffles
         choice = trace.choose(call, len(axes) + 1)
         if choice >= len(axes):
-            return trace.freeze(labels, f"{call.here} reshapes it to a fixed size")
+            return trace.freeze(labels, f"{call.described} has a hard-coded channel count.{call.fix}".rstrip("."))
         for axis in axes:
             if axis != guesses[choice]:
                 first = labels.narrow(axis, 0, 1)
-                trace.book.unite(compact(first.expand_as(labels)), compact(labels), call.here)
+                trace.channel_labels.unite(compact(first.expand_as(labels)), compact(labels), call.here)
                 labels = first.expand(labels.shape)
     return labels
 
 
 def pixel_shuffle(trace: Tracer, call: Call) -> Labels | list[Labels]:
-    """r x r consecutive channels become one: they live and die together."""
+    """r x r consecutive channels become one: they are pruned together."""
     x = call.tensors[0]
     labels = trace.labels(x)
     trace.record(call, "move", 0, [], [])
@@ -166,12 +168,12 @@ def pixel_shuffle(trace: Tracer, call: Call) -> Labels | list[Labels]:
     channel = x.dim() - 3
     square = call["upscale_factor"] ** 2
     if any(a > channel for a in varying_axes(labels)):
-        trace.freeze(labels, f"{call.here} moves it into space", doubt=True)
+        trace.freeze(labels, f"{call.here} has channels on a spatial axis", unusual=True)
         return frozen_labels(call.out.shape)
     fine = compact(labels).expand(*compact(labels).shape[:channel], x.shape[channel], 1, 1)
     parts = fine.reshape(*fine.shape[:channel], -1, square)
-    trace.book.unite(parts[..., :1], parts, call.here)
-    return settled(parts[..., 0][..., None, None]).expand(call.out.shape)
+    trace.channel_labels.unite(parts[..., :1], parts, call.here)
+    return collapse(parts[..., 0][..., None, None]).expand(call.out.shape)
 
 
 def pixel_unshuffle(trace: Tracer, call: Call) -> Labels | list[Labels]:
@@ -183,9 +185,9 @@ def pixel_unshuffle(trace: Tracer, call: Call) -> Labels | list[Labels]:
         return None
     channel = x.dim() - 3
     if any(a > channel for a in varying_axes(labels)):
-        labels = trace.freeze(labels, f"{call.here} moves it out of space", doubt=True)
+        labels = trace.freeze(labels, f"{call.here} has channels on a spatial axis", unusual=True)
     many = labels.narrow(-1, 0, 1).narrow(-2, 0, 1).repeat_interleave(call["downscale_factor"] ** 2, dim=channel)
-    return settled(many).expand(call.out.shape)
+    return collapse(many).expand(call.out.shape)
 
 
 def channel_shuffle(trace: Tracer, call: Call) -> Labels | list[Labels]:
@@ -203,16 +205,16 @@ def channel_shuffle(trace: Tracer, call: Call) -> Labels | list[Labels]:
 
 
 def cat(trace: Tracer, call: Call) -> Labels:
-    """Concatenation: along channels the labels line up; along another axis the pieces are tied."""
+    """Concatenation: along the channel axis labels are concatenated, along another axis the pieces are tied."""
     pieces = [t for t in call.tensors if not (t.dim() == 1 and t.numel() == 0)]
     trace.record(call, "move", 0, [], [])
     labels = [trace.labels(t) for t in pieces]
-    if all(label is None for label in labels):  # ones beside zeros differ from position to position
+    if all(label is None for label in labels):  # ones beside zeros: positions differ
         return frozen_labels(call.out.shape) if len(pieces) > 1 else None
     axis = call.get("dim", 0) % call.out.dim()
     full = [frozen_labels(piece.shape) if label is None else label for piece, label in zip(pieces, labels, strict=True)]
     if any(varies(label, axis) for label in full) or not any(varying_axes(label) for label in full):
-        return settled(_joined(full, axis)).expand(call.out.shape)
+        return collapse(_joined(full, axis)).expand(call.out.shape)
     return _tied(trace, call, [label.narrow(axis, 0, 1) for label in labels if label is not None], axis)
 
 
@@ -226,16 +228,16 @@ def _joined(labels: list[Tensor], axis: int) -> Tensor:
 
 
 def _tied(trace: Tracer, call: Call, labels: list[Tensor], axis: int) -> Labels:
-    """Pieces side by side on an axis without channels: their channels live and die together."""
+    """Pieces side by side on an axis without channels: their channels are pruned together."""
     if not labels:
         return frozen_labels(call.out.shape)
     shape = torch.Size([1 if a == axis else n for a, n in enumerate(call.out.shape)])
-    result = united(trace, call, labels, shape)
+    result = unite_operands(trace, call, labels, shape)
     return None if result is None else result.expand(call.out.shape)
 
 
 def stack(trace: Tracer, call: Call) -> Labels:
-    """Pieces laid side by side on a new axis: they are tied."""
+    """Pieces side by side on a new axis: their channels are pruned together."""
     axis = call.get("dim", 0) % call.out.dim()
     trace.record(call, "move", 0, [], [])
     labels = [trace.labels(t) for t in call.tensors]
@@ -243,7 +245,7 @@ def stack(trace: Tracer, call: Call) -> Labels:
 
 
 def pad(trace: Tracer, call: Call) -> Labels:
-    """Constant padding: along channels, the new positions cannot be cut (their number is written in the code)."""
+    """Constant padding: new positions on the channel axis are frozen, since their number is hard-coded."""
     labels = trace.labels(call.tensors[0])
     trace.record(call, "move", 0, [], [])
     if labels is None:
@@ -257,11 +259,11 @@ def pad(trace: Tracer, call: Call) -> Labels:
             amounts[k] = amounts[k + 1] = 0
             labels = labels.narrow(axis, 0, 1)
     padded = torch.nn.functional.pad(compact(labels), amounts, value=FROZEN)
-    return settled(padded).expand(call.out.shape)
+    return collapse(padded).expand(call.out.shape)
 
 
-def indexed(trace: Tracer, call: Call) -> Labels | list[Labels]:
-    """x[index tensors]: exact where the index is known; an index into channels from elsewhere freezes them."""
+def index(trace: Tracer, call: Call) -> Labels | list[Labels]:
+    """x[index tensors]: exact for a known index. A computed index into channels freezes them."""
     x = call.tensors[0]
     labels = trace.movable(x)
     trace.record(call, "move", 0, [], [])
@@ -271,20 +273,20 @@ def indexed(trace: Tracer, call: Call) -> Labels | list[Labels]:
     indices = list(call["indices"])
     hidden = [i is not None and i.device.type == "meta" for i in indices]
     if any(varies(labels, a) for a, unknown in enumerate(hidden) if unknown):
-        trace.freeze(labels, f"{call.here} picks channels by a computed index")
+        trace.freeze(labels, f"{call.here} selects channels by a computed index")
         return frozen_labels(call.out.shape)
     known = [
         torch.zeros(i.shape, dtype=torch.long) if unknown else (i.cpu() if i is not None else None)
         for i, unknown in zip(indices, hidden, strict=True)
     ]
-    found = settled(torch.ops.aten.index.Tensor(labels.contiguous(), known)).expand(call.out.shape)
+    found = collapse(torch.ops.aten.index.Tensor(labels.contiguous(), known)).expand(call.out.shape)
     if not trace.is_deferred(x) and varying_axes(labels):
-        note_taken(trace, call, labels, [found])
+        trace.check_selection(call, labels, [found])
     return found
 
 
-def gathered(trace: Tracer, call: Call) -> Labels | list[Labels]:
-    """gather, index_select and relatives along an axis without channels keep the labels beside it."""
+def gather(trace: Tracer, call: Call) -> Labels | list[Labels]:
+    """gather, index_select and similar: along an axis without channels, labels stay the same."""
     x = call.tensors[0]
     labels = trace.labels(x)
     trace.record(call, "move", 0, [], [])
@@ -293,11 +295,11 @@ def gathered(trace: Tracer, call: Call) -> Labels | list[Labels]:
     trace.freeze_others(call, x)
     axis = call["dim"] % x.dim()
     if call.name == "index_select" and call["index"].device.type != "meta":
-        found = settled(call.rerun(labels.contiguous()))
-        note_taken(trace, call, labels, [found])
+        found = collapse(call.rerun(labels.contiguous()))
+        trace.check_selection(call, labels, [found])
         return found
     if varies(labels, axis):
-        labels = trace.freeze(labels, f"{call.here} picks channels by index")
+        labels = trace.freeze(labels, f"{call.here} selects channels by a computed index")
     labels = labels.narrow(axis, 0, 1)
     for other, size in enumerate(call.out.shape):
         if other != axis and labels.shape[other] != size:

@@ -392,7 +392,7 @@ def check_optimizer(model: nn.Module, optimizer: Optimizer) -> None:
     if missing:
         warnings.warn(
             f"the optimizer ({kind}) does not hold {len(missing)} of the model's {len(trainable)} trainable "
-            f"parameters, such as {missing[0]!r}: their channels are pruned, but they are not trained. Add them to the optimizer, "
+            f"parameters, such as {missing[0]!r}: they are pruned but not trained. Add them to the optimizer, "
             "or call requires_grad_(False) on them if they should stay constant.",
             EccWarning,
             stacklevel=3,

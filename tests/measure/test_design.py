@@ -1,0 +1,162 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ecc.errors import BadMeasurement, BadWidths, EccError
+from ecc.graph import ChannelGraph, ChannelGroup
+from ecc.measure.design import DESIGNS, Design, parse_shard, sample_widths
+
+FULL = (64, 192, 384, 256, 100)
+
+
+def graph_of(*widths: int, frozen: tuple[int, ...] = ()) -> ChannelGraph:
+    groups = [ChannelGroup(f"g{i}", width, ()) for i, width in enumerate(widths)]
+    groups += [ChannelGroup(f"f{i}", width, (), frozen="an output") for i, width in enumerate(frozen)]
+    return ChannelGraph(tuple(groups), (), ())
+
+
+widths = st.lists(st.integers(1, 600), min_size=1, max_size=8)
+kinds = st.sampled_from(DESIGNS)
+seeds = st.integers(0, 2**32 - 1)
+multiples = st.none() | st.integers(1, 64)
+
+
+def drawn(
+    full: list[int], samples: int, kind: str, seed: int, width_multiple: int | None
+) -> tuple[dict[str, int], ...]:
+    """A design, or none where the network is too small for it."""
+    try:
+        return sample_widths(graph_of(*full), samples, kind, seed, width_multiple)
+    except BadWidths:
+        return ()
+
+
+@given(full=widths, samples=st.integers(1, 40), kind=kinds, seed=seeds, width_multiple=multiples)
+def test_widths_are_in_range_and_samples_are_distinct(
+    full: list[int], samples: int, kind: str, seed: int, width_multiple: int | None
+) -> None:
+    made = drawn(full, samples, kind, seed, width_multiple)
+    for network in made:
+        assert list(network) == [f"g{i}" for i in range(len(full))]
+        for width, most in zip(network.values(), full, strict=True):
+            assert type(width) is int
+            assert 1 <= width <= most
+            assert width == most or width % (width_multiple or 1) == 0
+    assert len({tuple(network.values()) for network in made}) == len(made)
+    assert len(made) in (0, samples)
+
+
+@given(
+    full=widths,
+    samples=st.integers(2, 40),
+    shorter=st.integers(1, 40),
+    kind=kinds,
+    seed=seeds,
+    width_multiple=multiples,
+)
+def test_a_longer_design_begins_with_the_shorter_one(
+    full: list[int], samples: int, shorter: int, kind: str, seed: int, width_multiple: int | None
+) -> None:
+    made = drawn(full, samples, kind, seed, width_multiple)
+    short = min(shorter, len(made))
+    assert not short or made[:short] == sample_widths(graph_of(*full), short, kind, seed, width_multiple)
+
+
+@given(samples=st.integers(9, 60), count=st.integers(1, 9))
+def test_shards_are_disjoint_and_cover_the_design(samples: int, count: int) -> None:
+    shards = [Design(samples=samples, shard=(number, count)).indices() for number in range(1, count + 1)]
+    assert sorted(index for shard in shards for index in shard) == list(range(samples))
+    assert Design(samples=30, shard=(3, 8)).indices() == (3, 11, 19, 27)
+    assert Design(samples=3).indices() == (0, 1, 2)
+
+
+@pytest.mark.parametrize("shard", [(0, 8), (9, 8), (1, 0)])
+def test_a_shard_that_does_not_exist_is_refused(shard: tuple[int, int]) -> None:
+    with pytest.raises(BadMeasurement, match=rf"shard {shard[0]}/{shard[1]} does not exist"):
+        Design(samples=10, shard=shard)
+
+
+def test_shards_are_written_with_a_slash() -> None:
+    assert parse_shard("3/8") == (3, 8)
+    for text in ("3", "3/", "/8", "a/8", "-1/8", "1/8/2", "1.5/8"):
+        with pytest.raises(BadMeasurement, match=r"K/N, such as 3/8"):
+            parse_shard(text)
+
+
+def test_designs_are_the_same_on_every_machine() -> None:
+    """Literal values: neither hash seeds nor versions of Python or numpy may change them."""
+    made = sample_widths(graph_of(*FULL), 6, "mixed", 7)
+    assert [tuple(network.values()) for network in made[3:]] == [
+        (50, 85, 278, 251, 54),
+        (11, 17, 90, 52, 13),
+        (59, 41, 174, 239, 3),
+    ]
+    made = sample_widths(graph_of(*FULL), 2, "uniform", 7, width_multiple=8)
+    assert [tuple(network.values()) for network in made] == [(8, 152, 168, 184, 96), (32, 96, 32, 72, 48)]
+
+
+def test_mixed_begins_with_dense_minimum_and_half() -> None:
+    dense, least, half = sample_widths(graph_of(*FULL), 3)
+    assert tuple(dense.values()) == FULL
+    assert tuple(least.values()) == (1,) * 5
+    assert tuple(half.values()) == (32, 96, 192, 128, 50)
+    dense, least, half = sample_widths(graph_of(*FULL, 3), 3, width_multiple=8)
+    assert tuple(dense.values()) == (*FULL, 3)
+    assert tuple(least.values()) == (8, 8, 8, 8, 8, 3)
+    assert tuple(half.values()) == (32, 96, 192, 128, 48, 3)
+
+
+def test_uniform_is_uniform() -> None:
+    made = sample_widths(graph_of(10, 10_000), 4_000, "uniform", 1)
+    counts = [sum(network["g0"] == width for network in made) for width in range(1, 11)]
+    assert all(abs(count - 400) < 5 * math.sqrt(400) for count in counts)
+
+
+def test_two_thirds_of_mixed_are_scaled_copies() -> None:
+    full = [512] * 40
+    made = sample_widths(graph_of(*full), 3_003, "mixed", 1)[3:]
+    # Widths of a scaled network agree on their scale; the mean of many uniform ones is near a half.
+    shares = [sum(network.values()) / sum(full) for network in made]
+    near_half = sum(0.4 < share < 0.6 for share in shares) / len(shares)
+    assert near_half == pytest.approx(1 / 3 + 2 / 3 * 0.24, abs=0.05)
+    assert min(shares) < 0.15
+    assert max(shares) > 0.85
+
+
+def test_frozen_groups_are_left_out() -> None:
+    made = sample_widths(graph_of(5, frozen=(7,)), 3)
+    assert all(list(network) == ["g0"] for network in made)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"samples": 0}, "samples is 0"),
+        ({"samples": 10**30}, "give a whole number from 1 to 1000000"),
+        ({"kind": "corners"}, "design is 'corners'; choose one of mixed, uniform"),
+        ({"seed": -1}, "seed is -1"),
+        ({"width_multiple": 0}, "width_multiple is 0"),
+    ],
+)
+def test_arguments_out_of_range_are_refused(arguments: dict[str, int], text: str) -> None:
+    with pytest.raises(EccError, match=text):
+        sample_widths(graph_of(5), **{"samples": 3, **arguments})  # type: ignore[arg-type]
+
+
+def test_a_network_with_too_few_widths_is_refused() -> None:
+    assert len(sample_widths(graph_of(3, 4), 12, "uniform")) == 12
+    with pytest.raises(BadWidths, match=r"13 samples requested, but this network has only 12 different widths\. Use"):
+        sample_widths(graph_of(3, 4), 13)
+    with pytest.raises(BadWidths, match=r"has only 4 different widths in multiples of 8\. Use fewer samples or a smal"):
+        sample_widths(graph_of(16, 12), 13, width_multiple=8)
+    with pytest.raises(BadWidths, match=r"3000 samples requested, but this network has hardly more than 29\d\d"):
+        sample_widths(graph_of(3000), 3000)  # the last few would take for ever to be drawn
+
+
+def test_a_network_without_prunable_groups_is_refused() -> None:
+    with pytest.raises(BadWidths, match="this network has no prunable group"):
+        sample_widths(graph_of(frozen=(7,)), 3)

@@ -1,0 +1,183 @@
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ecc.methods.baselines.refit import (
+    ConsumerView,
+    Samples,
+    collect_samples,
+    columns_of,
+    least_squares,
+    refit_,
+    refittable_modules,
+    restore_best,
+)
+
+TINY = 1e-12
+
+
+def drawn(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def seeded(build: type[nn.Module], *args: int, **kwargs: object) -> nn.Module:
+    torch.manual_seed(0)
+    return build(*args, **kwargs)
+
+
+def lstsq(inputs: Tensor, targets: Tensor) -> Tensor:
+    return torch.from_numpy(np.linalg.lstsq(inputs.double().numpy(), targets.double().numpy(), rcond=None)[0])
+
+
+# ---------------------------------------------------------------- samples
+
+
+def test_what_can_be_refit() -> None:
+    class Odd(nn.Linear):
+        pass
+
+    net = nn.ModuleDict(
+        {
+            "conv": nn.Conv2d(4, 4, 3),
+            "fc": nn.Linear(4, 4),
+            "grouped": nn.Conv2d(4, 4, 3, groups=2),
+            "transposed": nn.ConvTranspose2d(4, 4, 3),
+            "odd": Odd(4, 4),
+            "one": nn.Linear(4, 4),
+            "other": nn.Linear(4, 4),
+            "parametrized": nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)),
+        }
+    )
+    net["other"].weight = net["one"].weight
+    assert set(refittable_modules(net)) == {"conv", "fc"}
+
+
+# ---------------------------------------------------------------- least squares
+
+
+@pytest.mark.parametrize("shape", [(40, 7), (7, 40), (9, 9)])
+def test_least_squares_equals_numpy(shape: tuple[int, int]) -> None:
+    inputs, targets = drawn(*shape).double(), drawn(shape[0], 3, seed=1).double()
+    assert torch.allclose(least_squares(inputs, targets, TINY), lstsq(inputs, targets), atol=1e-5)
+
+
+def test_primal_and_dual_solution_are_equal() -> None:
+    inputs, targets = drawn(6, 10).double(), drawn(6, 2, seed=1).double()
+    pull = 0.1 * inputs.square().sum() / 10
+    slow = torch.linalg.inv(inputs.T @ inputs + pull * torch.eye(10)) @ inputs.T @ targets
+    assert torch.allclose(least_squares(inputs, targets, 0.1), slow)
+    assert torch.equal(least_squares(0 * inputs, targets, 0.1), torch.zeros(10, 2).double())
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_linear_layer_is_refit_as_in_numpy(bias: bool) -> None:
+    layer = seeded(nn.Linear, 6, 3, bias=bias)
+    inputs, targets = drawn(50, 6), drawn(50, 3, seed=1)
+    layer.weight.data[:, 2] = 0
+    kept = [0, 1, 3, 4, 5]
+    refit_(layer, inputs, targets, TINY)
+    seen = torch.cat([inputs[:, kept], torch.ones(50, 1)], 1) if bias else inputs[:, kept]
+    best = lstsq(seen, targets).T.float()
+    assert torch.allclose(layer.weight[:, kept], best[:, :5], atol=1e-5)
+    assert torch.equal(layer.weight[:, 2], torch.zeros(3))
+    assert not bias or torch.allclose(layer.bias, best[:, 5], atol=1e-5)
+
+
+def test_a_convolution_is_refit_as_in_numpy() -> None:
+    layer = seeded(nn.Conv2d, 4, 3, kernel_size=3, padding=1)
+    net, batch = nn.Sequential(layer), drawn(4, 4, 6, 6)
+    dense = collect_samples(net, ["0"], [batch], 10_000)["0"]
+    layer.weight.data[:, 1] = 0
+    refit_(layer, dense.inputs, dense.outputs, TINY)
+    kept = [0, 2, 3]
+    columns = columns_of(layer, torch.tensor(kept)[:, None]).flatten()
+    unfolded = F.unfold(batch, 3, padding=1).transpose(1, 2).flatten(0, 1)[:, columns]
+    best = lstsq(torch.cat([unfolded, torch.ones(len(unfolded), 1)], 1), dense.outputs.detach()).T.float()
+    assert torch.allclose(layer.weight[:, kept], best[:, :-1].view(3, 3, 3, 3), atol=1e-4)
+    assert torch.allclose(layer.bias, best[:, -1], atol=1e-4)
+    assert torch.equal(layer.weight[:, 1], torch.zeros(3, 3, 3))
+
+
+@pytest.mark.parametrize("ridge", [1e-9, 1e-3, 1.0, 1e3])
+def test_refitting_never_raises_the_error(ridge: float) -> None:
+    layer = seeded(nn.Linear, 30, 3)
+    inputs, targets = drawn(10, 30), drawn(10, 3, seed=1)
+    before = (layer(inputs) - targets).square().sum()
+    refit_(layer, inputs, targets, ridge)
+    assert (layer(inputs) - targets).square().sum() < before
+
+
+def test_weights_of_inputs_that_are_always_zero_stay() -> None:
+    layer = seeded(nn.Linear, 4, 2)
+    before = layer.weight.detach().clone()
+    inputs = drawn(20, 4)
+    inputs[:, 3] = 0
+    refit_(layer, inputs, drawn(20, 2, seed=1), 1e-6)
+    assert torch.equal(layer.weight[:, 3], before[:, 3])
+    assert not torch.equal(layer.weight[:, 0], before[:, 0])
+
+
+def test_a_layer_with_zero_weights_only_gets_a_bias() -> None:
+    for bias in (True, False):
+        layer = nn.Linear(4, 2, bias=bias)
+        layer.weight.data.zero_()
+        targets = drawn(20, 2)
+        refit_(layer, drawn(20, 4, seed=1), targets, TINY)
+        assert not layer.weight.any()
+        assert not bias or torch.allclose(layer.bias, targets.mean(0), atol=1e-6)
+
+
+# ---------------------------------------------------------------- restore
+
+
+def error_without(view: ConsumerView, gone: set[int]) -> float:
+    weight = view.module.weight.detach().flatten(1).clone()
+    for unit in gone:
+        weight[:, view.columns[unit]] = 0
+    target = view.samples.outputs
+    given = view.samples.inputs @ weight.T + (0 if view.module.bias is None else view.module.bias.detach())
+    return float((given - target).square().sum() / target.square().sum())
+
+
+def views() -> list[ConsumerView]:
+    """A convolution of six channels, and a linear layer with two features of each."""
+    conv, fc = seeded(nn.Conv2d, 6, 4, kernel_size=2), seeded(nn.Linear, 12, 3, bias=False)
+    found = []
+    for layer, size, index in ((conv, 24, torch.arange(6)[:, None]), (fc, 12, torch.arange(12).view(6, 2))):
+        inputs = drawn(30, size) @ drawn(size, size, seed=1)
+        dense = inputs @ layer.weight.detach().flatten(1).T + 0.3 * drawn(30, len(layer.weight), seed=2)
+        found.append(ConsumerView(Samples(inputs, dense), layer, columns_of(layer, index)))
+    return found
+
+
+@pytest.mark.parametrize("which", [[0], [1], [0, 1]])
+@pytest.mark.parametrize("removed", [[5, 0, 3], [4, 1, 2, 0]])
+def test_the_first_restored_channel_lowers_the_error_most(which: list[int], removed: list[int]) -> None:
+    seen = [views()[k] for k in which]
+    errors = {unit: sum(error_without(view, set(removed) - {unit}) for view in seen) for unit in removed}
+    assert restore_best(seen, removed, 1) == [min(errors, key=errors.__getitem__)]
+
+
+def test_channels_are_restored_greedily() -> None:
+    removed, back = [4, 1, 2, 0], []
+    for _ in removed:
+        gone = set(removed) - set(back)
+        errors = {u: sum(error_without(view, gone - {u}) for view in views()) for u in removed if u not in back}
+        back.append(min(errors, key=errors.__getitem__))
+    for count in range(6):
+        assert restore_best(views(), removed, count) == back[:count]
+
+
+def test_ties_are_restored_in_the_given_order() -> None:
+    layer = nn.Linear(3, 2)
+    layer.weight.data = drawn(2, 1).repeat(1, 3)
+    inputs = drawn(10, 1).repeat(1, 3)
+    view = ConsumerView(Samples(inputs, layer(inputs).detach()), layer, torch.arange(3)[:, None])
+    for removed in itertools.permutations(range(3), 2):
+        assert restore_best([view], removed, 1) == [removed[0]]
