@@ -403,7 +403,7 @@ def _use_page(path: Path) -> None:
 
 RECIPE = """task = "resnet20"
 data = "cifar"
-image_size = "16x24"
+image_size = [16, 24]
 batch_size = 4
 budgets = ["60%", "3mJ"]
 methods = ["ecc", "lcp"]
@@ -433,7 +433,7 @@ def _use_recipe(path: Path) -> None:
     parse_budgets(recipe.budgets[:1] if recipe.budgets else [])
     for name in recipe.methods or []:
         find_method(name)
-    assert find_task(recipe.task, recipe.data, recipe.weights, size=size, batch_size=recipe.batch_size).name
+    assert find_task(recipe.task, recipe.data, recipe.weights, image_size=size, batch_size=recipe.batch_size).name
 
 
 def _change_toml(data: bytes, rng: random.Random) -> bytes:
@@ -472,7 +472,7 @@ def _data(make: Callable[[Path], Path], file: str) -> Callable[[Path], Path]:
 
 def _use_data(network: str) -> Callable[[Path], None]:
     def use(path: Path) -> None:
-        task = find_task(network, _parent(path, "data"), size=(16, 24), batch_size=3)
+        task = find_task(network, _parent(path, "data"), image_size=(16, 24), batch_size=3)
         assert task.evaluate is not None
         for images, _ in task.epoch_batches(0):
             assert images.shape[1:] == (3, 16, 24)

@@ -140,8 +140,8 @@ def test_out_of_memory_names_the_remedy_and_the_run_resumes_with_it(folder: Path
     again = run(*compress("out_of_memory", "--pretrain-steps", "2", "--micro-batch", "2"))
     assert again.exit_code == 0, again.output
     lines = [json.loads(line) for line in Path("run/history.jsonl").read_text().splitlines()]
-    trained = [(line["phase"], line["micro_batch"]) for line in lines if "micro_batch" in line]
-    assert trained == [("pretrain", None), ("prune", 2), ("finetune", 2)]
+    trained = {(line["phase"], line["micro_batch"]) for line in lines if "micro_batch" in line}
+    assert trained == {("pretrain", None), ("prune", None), ("prune", 2), ("finetune", 2)}
     assert lines[-1]["total"] == 12  # no batch was drawn twice
 
 
@@ -229,14 +229,17 @@ def test_an_export_that_is_stopped_leaves_nothing_behind_and_can_be_repeated(mad
 def fill_disk(monkeypatch: pytest.MonkeyPatch, code: int = errno.ENOSPC, after: int = 0) -> None:
     """Let writes fail after some of them."""
     count = itertools.count()
-    for name in ("fsync", "ftruncate"):
 
-        def call(*args: Any, real: Any = getattr(os, name)) -> Any:
+    def failing(real: Any) -> Any:
+        def call(*args: Any) -> Any:
             if next(count) >= after:
                 raise OSError(code, os.strerror(code))
             return real(*args)
 
-        monkeypatch.setattr(os, name, call)
+        return call
+
+    for name in ("fsync", "ftruncate"):
+        monkeypatch.setattr(os, name, failing(getattr(os, name)))
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, pytest.param(errno.EIO, marks=pytest.mark.thorough)])
