@@ -25,6 +25,8 @@ from ecc.errors import BadFile, BadTask, EccError, OutOfMemory, describe_error, 
 from ecc.graph.model_copy import load_whole_state_, whole_state
 from ecc.records import to_builtins
 from ecc.run_records import TrainLine
+from ecc.schedules import LRSchedule
+from ecc.settings import TrainSettings
 from ecc.task import Batch, takes_model
 
 from .batches import BatchStream, map_tensors, micro_batches
@@ -34,8 +36,6 @@ from .distributed import DistributedContext
 from .history import History
 from .rng import derived_seed, fork_rng, rng_state, set_rng_state
 from .run_dir import RunDir
-from .schedules import LRSchedule
-from .settings import TrainSettings
 from .signals import Interrupted, StopRequests
 
 MAX_PENDING_LOSSES = 1000
