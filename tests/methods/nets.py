@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -35,8 +35,7 @@ class ProductCost:
         return self.products.gradient(widths)
 
     def to(self, device: torch.device | str) -> ProductCost:
-        products = self.products.to(device)
-        return ProductCost(products, self.groups, self.full_widths, self.resource, self.unit, self.label)
+        return replace(self, products=replace(self.products, device=device))
 
 
 def macs_cost(graph: ChannelGraph, *, joules_per_mac: float = 1e-9) -> ProductCost:

@@ -73,7 +73,7 @@ def write_run(
     config = {
         "verb": "compress",
         "task": task,
-        "budgets": [f"energy {ratio:.4g} of dense"],
+        "budgets": [f"energy {100 * ratio:.4g}% of dense"],
         "limits": [limit],
         "meter": device,
         "method": {"name": method},
@@ -122,7 +122,7 @@ def history_lines(method: str, limit: float, widths: dict[str, int], finished: b
             SolverLine(
                 step=step,
                 cost={"energy": 0.99 * target * dense},
-                target=target,
+                target=target * dense,
                 energy_dual=100.0 * step,
                 width_duals=dict.fromkeys(widths, 0.1 * step),
                 widths=widths,

@@ -28,7 +28,7 @@ class Clock:
 
 ENDS = {"pretrain": 300, "prune": 2300, "finetune": 3300}
 FULL = {"a": 8, "b": 16}
-SOLVER = SolverLine(step=50, cost={"energy": 0.0125}, target=0.65, energy_dual=1.0, widths={"a": 8, "b": 4})
+SOLVER = SolverLine(step=50, cost={"energy": 0.0125}, target=0.013, energy_dual=1.0, widths={"a": 8, "b": 4})
 
 
 def train(phase: str, step: int, total: int, loss: float | None = 1.25) -> dict[str, Any]:
@@ -111,9 +111,9 @@ def test_several_budgets_and_weights() -> None:
     view = planned(terminal(), Clock())
     view.plan(ENDS, [Budgeted(limit=0.0095), Budgeted("params", "", "counted", limit=30_000)], FULL)
     cost = {"energy": 0.0125, "params": 31_000.0}
-    view.log(to_builtins(SolverLine(step=1, cost=cost, target=0.5, energy_dual=None, nonzeros={"a": 2, "b": 16})))
+    view.log(to_builtins(SolverLine(step=1, cost=cost, target=0.013, energy_dual=None, nonzeros={"a": 2, "b": 16})))
     assert view._picture().plain == (
-        "energy 12.5 mJ (predicted), budget 9.50 mJ; params 31.0 k (counted), budget 30.0 k  ▃█"
+        "energy 12.5 mJ (predicted), schedule 13.0 mJ, budget 9.50 mJ; params 31.0 k (counted), budget 30.0 k  ▃█"
     )
 
 

@@ -102,7 +102,7 @@ def figures_of(report: Report, *, validate: bool = False) -> list[Figure]:
     with schemapi.debug_mode(validate):
         made = [figure for make in makers if (figure := make(report)) is not None]
     for figure in made:
-        controls = {"hidden": [], "score": "finetuned", "budget": report.first_budget}
+        controls: Row = {"hidden": [], "score": "finetuned", "budget": report.first_budget}
         figure.spec["params"] = [{"name": name, "value": value} for name, value in controls.items()]
     return made
 
@@ -123,7 +123,7 @@ def _figure(name: str, title: str, caption: str, height: float, *parts: alt.Char
 
 
 def _config() -> Row:
-    text = {"labelColor": _var("soft"), "titleColor": _var("ink"), "labelFontSize": 12, "titleFontSize": 12}
+    text: Row = {"labelColor": _var("soft"), "titleColor": _var("ink"), "labelFontSize": 12, "titleFontSize": 12}
     axis = {"titleFontWeight": 500, "titlePadding": 8, "gridColor": _var("line"), "labelPadding": 6}
     few_ticks = {"expr": "max(3, round(width / 110))"}  # as many as the screen has room for
     return {
@@ -144,7 +144,7 @@ def _var(name: str) -> str:
 
 
 def _chart(rows: Sequence[Row], *filters: str) -> alt.Chart:
-    chart = alt.Chart(alt.Data(values=list(rows)))
+    chart = alt.Chart(alt.InlineData(values=list(rows)))
     for test in filters:
         chart = chart.transform_filter(test)
     return chart
@@ -197,7 +197,7 @@ def _log_axis(values: Sequence[float], room: float = 0.0) -> Row:
     }
 
 
-def _stronger_for_ecc(strong: float, other: float) -> Row:
+def _stronger_for_ecc(strong: float, other: float) -> Any:
     return alt.condition("datum.method === 'ecc'", alt.value(strong), alt.value(other))
 
 
@@ -206,7 +206,7 @@ def _per_item(resource: Resource, report: Report) -> tuple[float, str, str]:
     batch = report.batch or 1 if resource.resource == "energy" else 1
     factor, unit = si_scale(resource.dense / batch, resource.unit)
     per = " per item" if batch > 1 else ""
-    return batch * factor, unit, f"{resource.resource}{per} [{unit}]" if unit else resource.resource
+    return batch * factor, unit, f"{resource.title}{per} [{unit}]" if unit else resource.title
 
 
 def _main(report: Report) -> Resource | None:
@@ -257,8 +257,8 @@ def tradeoff(report: Report) -> Figure | None:
     if dense := [run.scores["dense"] for run in runs if "dense" in run.scores]:
         row = {"cost": main.dense / divisor, "score": statistics.fmean(dense), "text": "dense network"}
         tips = _tips(("text", "network"), ("cost", unit or main.resource, ".4~g"), ("score", "score", ".4f"))
-        point = {"stroke": _var("ink"), "fill": _var("paper"), "strokeWidth": 2, "size": 90, "opacity": 1}
-        text = {"align": "right", "baseline": "bottom", "dy": -9, "dx": 6, "fill": _var("ink")}
+        point: Row = {"stroke": _var("ink"), "fill": _var("paper"), "strokeWidth": 2, "size": 90, "opacity": 1}
+        text: Row = {"align": "right", "baseline": "bottom", "dy": -9, "dx": 6, "fill": _var("ink")}
         parts += [
             _chart([row]).mark_rule(strokeDash=[4, 4], opacity=0.6).encode(y),
             _chart([row]).mark_point(**point).encode(x, y, tooltip=tips),
@@ -267,7 +267,7 @@ def tradeoff(report: Report) -> Figure | None:
     caption = "One run per point."
     if len(report.seeds) > 1:
         caption = f"Mean over {len(report.seeds)} seeds; vertical lines show ±1 std, small dots the single runs."
-    return _figure("tradeoff", f"Score against {main.resource}", caption, 380, *parts)
+    return _figure("tradeoff", f"Score against {main.title}", caption, 380, *parts)
 
 
 def _means_over_seeds(points: Sequence[Row]) -> list[Row]:
@@ -378,7 +378,7 @@ def _change(row: LayerCost) -> str:
 def _bars(rows: list[Row], y: alt.Y, front: str, back: str, title: str, tips: list[alt.Tooltip]) -> list[alt.Chart]:
     """The result in front of the dense network, with the text at the end of the longer bar."""
     scale = alt.Scale(domain=[0, 1.22 * max(row[back] for row in rows)], nice=False)  # room for the text
-    bar = {"height": {"band": 0.62}, "cornerRadiusEnd": 2}
+    bar: Row = {"height": {"band": 0.62}, "cornerRadiusEnd": 2}
     chart, x = _chart(rows), _x(back, title, scale=scale)
     return [
         chart.mark_bar(fill=_var("faint"), **bar).encode(x, y, tooltip=tips),
@@ -442,7 +442,7 @@ def _phase_marks(report: Report, *, text: bool = True) -> list[alt.Chart]:
 def _curve(rows: list[Row], x: alt.X, y: alt.Y, report: Report, tips: list[alt.Tooltip]) -> list[alt.Chart]:
     """A line, with invisible points that show the tooltip."""
     chart, colour = _chart(rows, _IS_SHOWN, _AT_BUDGET), _colour(report.methods)
-    detail = {"detail": "phase:N"} if "phase" in rows[0] else {}
+    detail: Row = {"detail": "phase:N"} if "phase" in rows[0] else {}
     points = chart.mark_point(filled=True, size=70, opacity=0).encode(x, y, colour, tooltip=tips, **detail)
     return [chart.mark_line(strokeWidth=2).encode(x, y, colour, **detail), points]
 
@@ -477,13 +477,15 @@ def score(report: Report) -> Figure | None:
     if not rows:
         return None
     x, tips = _time(report), _tips(("name", "network"), ("score", "score", ".4f"))
-    y = _y("score", "test score", scale=alt.Scale(zero=False, padding=18), axis=alt.Axis(tickCount=4))
-    align = {"expr": "datum.batches < 1 ? 'left' : 'right'"}
+    y = _y("score", "test score", scale=alt.Scale(zero=False, padding=24), axis=alt.Axis(tickCount=4))
+    align: Row = {"expr": "datum.batches < 1 ? 'left' : 'right'"}
     parts = [
         *_phase_marks(report, text=False),
         _chart(rows).mark_line(stroke=_var("faint"), strokeWidth=1.5).encode(x, y),
         _chart(rows).mark_point(filled=True, size=80, fill=_var("accent"), opacity=1).encode(x, y, tooltip=tips),
-        _chart(rows).mark_text(align=align, dx=-2, dy=-12).encode(x, y, text="text:N"),
+        _chart(rows)
+        .mark_text(align=align, dx=-2, dy=alt.ExprRef("datum.name === 'pruned' ? 16 : -12"))
+        .encode(x, y, text="text:N"),
     ]
     caption = "Score on the test data, which no choice depends on."
     return _figure("score", "Test score", caption, 130, *parts)
@@ -516,8 +518,8 @@ def cost(report: Report) -> Figure | None:
         ("step", "prune step"), ("measured", f"{label}, {unit}", ".4~g"), ("error", "prediction error", "+.2%")
     )
     zero = alt.Scale(zero=True)
-    right = {"align": "right", "baseline": "top", "dy": 5, "fill": _var("good")}
-    diamond = {"filled": True, "size": 90, "fill": _var("ink"), "opacity": 1, "shape": "diamond"}
+    right: Row = {"align": "right", "baseline": "top", "dy": 5, "fill": _var("good")}
+    diamond: Row = {"filled": True, "size": 90, "fill": _var("ink"), "opacity": 1, "shape": "diamond"}
     parts = [
         _chart(limits, *tests).mark_rule(strokeWidth=1.5, stroke=_var("good")).encode(_y("limit", title, scale=zero)),
         _chart(limits, *tests)
@@ -534,10 +536,10 @@ def cost(report: Report) -> Figure | None:
         .encode(x, _y("cost", title, scale=zero), tooltip=tips),
         _chart(checks, *tests).mark_point(**diamond).encode(x, _y("measured", title, scale=zero), tooltip=check_tips),
     ]
-    caption = f"Line: predicted {main.resource} of the pruned network. Dotted: the schedule."
-    caption += f" Diamonds: {label}." if checks else ""
+    caption = f"Line: predicted {main.title} of the pruned network. Dotted: the schedule."
+    caption += f" Diamonds: cost checks ({label})." if checks else ""
     parts = [part for part in parts if part.data.values]  # an empty layer would have no scale
-    name = "Energy" if main.resource == "energy" else main.resource.capitalize()
+    name = main.title[0].upper() + main.title[1:]
     return _figure("cost", f"{name} during pruning", caption + _seed_note(report), 260, *parts)
 
 
@@ -600,15 +602,15 @@ def predictions(report: Report) -> Figure | None:
     ends = [min(values), max(values)]
     labels = sorted({check.label for run in report.runs for check in run.curves.checks})
     label = ", ".join(labels) or (model.label if model else "")
-    more = _log_axis(ends) if ends[1] > 8 * ends[0] else {"scale": alt.Scale(zero=False)}
+    more: Row = _log_axis(ends) if ends[1] > 8 * ends[0] else {"scale": alt.Scale(zero=False)}
     x, y = _x("measured", f"{label} {title}", **more), _y("predicted", f"predicted {title}", **more)
     tips = _tips(
         ("measured", f"{label}, {unit}", ".4~g"),
         ("predicted", f"predicted, {unit}", ".4~g"),
         ("error", "error", "+.2%"),
     )
-    dashed = {"stroke": _var("soft"), "strokeWidth": 1, "strokeDash": [4, 4]}
-    hollow = {"stroke": _var("soft"), "size": 26, "strokeWidth": 1, "opacity": 0.75}
+    dashed: Row = {"stroke": _var("soft"), "strokeWidth": 1, "strokeDash": [4, 4]}
+    hollow: Row = {"stroke": _var("soft"), "size": 26, "strokeWidth": 1, "opacity": 0.75}
     parts = [
         _chart([{"measured": end, "predicted": end} for end in ends]).mark_line(**dashed).encode(x, y),
         _chart(samples).mark_point(**hollow).encode(x, y, tooltip=tips),
@@ -619,7 +621,8 @@ def predictions(report: Report) -> Figure | None:
             tooltip=[*_tips(("method", "method"), ("budget", "budget")), *tips],
         ),
     ]  # fmt: skip
-    caption = "The dashed line is a perfect prediction. Hollow: samples of the profile (cross-validated)."
+    caption = "The dashed line is a perfect prediction."
+    caption += " Hollow: samples of the profile (cross-validated)." if samples else ""
     caption += f" Filled: networks during pruning ({label})." if checks else ""
     parts = [part for part in parts if part.data.values]
     return _figure("predictions", f"Predicted against {label}", caption, 300, *parts)
@@ -640,7 +643,7 @@ def learning_curve(report: Report) -> Figure | None:
     ]
     if model.quality.noise is not None:
         noise = _chart([{"error": model.quality.noise, "text": "noise of one measurement"}])
-        text = {"align": "right", "baseline": "bottom", "dy": -4}
+        text: Row = {"align": "right", "baseline": "bottom", "dy": -4}
         parts.append(noise.mark_rule(strokeDash=[4, 4]).encode(y))
         parts.append(noise.mark_text(**text).encode(y, x=alt.value({"expr": "width"}), text="text:N"))
     caption = "Mean relative error on held-out samples, by the number of samples in the fit."
@@ -697,23 +700,21 @@ def draw_fit(found: FitAblation, title: str, folder: str | Path, stem: str) -> l
 
 def _fit_chart(found: FitAblation, title: str) -> Row:
     unit, families = found.unit, found.families
+    names = {name: f"{name} ({family.mean:.2%})" for name, family in families.items()}
     points = [
-        {"family": name, "value": value, "predicted": value * (1 + error), "error": error, "ratio": ratio}
+        {"family": names[name], "value": value, "predicted": value * (1 + error), "error": error, "ratio": ratio}
         for name, family in families.items()
         for value, ratio, error in zip(found.values, found.mean_width_ratio, family.errors, strict=True)
     ]
     curves = [
-        {"family": name, "samples": samples, "error": error}
+        {"family": names[name], "samples": samples, "error": error}
         for name, family in families.items()
         for samples, error in family.learning_curve
     ]
     ends = [min(found.values), max(found.values)]
-    names = [f"{name} ({family.mean:.2%})" for name, family in families.items()]
-    for row in (*points, *curves):
-        row["family"] = names[list(families).index(row["family"])]
-    scale = alt.Scale(domain=names, range=[_FAMILIES.get(name, "#777777") for name in families])
+    scale = alt.Scale(domain=list(names.values()), range=[_FAMILIES.get(name, "#777777") for name in families])
     colour = alt.Color("family", type="nominal", title="mean error", scale=scale)
-    dots = {"filled": True, "size": 14, "opacity": 0.6}
+    dots: Row = {"filled": True, "size": 14, "opacity": 0.6}
     log = _log_axis(ends)
     x, y = _x("value", f"{found.label} [{unit}]", **log), _y("predicted", f"predicted, held out [{unit}]", **log)
     diagonal = _chart([{"value": end, "predicted": end} for end in ends]).mark_line(stroke="#777777", strokeWidth=1)

@@ -18,6 +18,7 @@ from ecc.formatting import duration, percent, si
 from ecc.measure.meter import MeterInfo
 from ecc.measure.profile import Profile
 from ecc.measure.profiler import Progress
+from ecc.records import to_builtins
 
 from .terminal import Feasibility
 
@@ -91,10 +92,11 @@ class CompressProgress:
         if self._console is not None:
             self._console.print(sentence, markup=False, highlight=False, soft_wrap=True)
 
-    def log(self, line: Mapping[str, Any]) -> None:
-        """Show a line of the history (see `ecc.run_records`)."""
+    def log(self, record: Any) -> None:
+        """Show a line of the history: a record of `ecc.run_records`, or the same as a mapping."""
         if self._console is None:
             return
+        line: Mapping[str, Any] = to_builtins(record)
         phase = line.get("phase")
         if phase == "solver":
             self._cost = self._against_budgets(line["cost"], line.get("target"))
@@ -129,14 +131,14 @@ class CompressProgress:
 
     def _against_budgets(self, cost: Mapping[str, float], target: float | None) -> str:
         parts = []
-        for resource, amount in cost.items():
+        for number, (resource, amount) in enumerate(cost.items()):
             budget = self._budgets.get(resource)
             if budget is None:
                 parts.append(f"{resource} {si(amount, '')} (predicted)")
                 continue
             label = budget.label if budget.label == "counted" else "predicted"
-            scheduled = len(cost) == 1 and target is not None  # with several budgets the schedule is of none of them
-            schedule = f", schedule {si(target * budget.dense, budget.unit)}" if scheduled and target else ""
+            is_first = number == 0 and target is not None  # the schedule is that of the first resource
+            schedule = f", schedule {si(target, budget.unit)}" if is_first and target else ""
             limit = f", budget {si(budget.limit, budget.unit)}"
             parts.append(f"{resource} {si(amount, budget.unit)} ({label}){schedule}{limit}")
         return "; ".join(parts)

@@ -47,7 +47,7 @@ MAX_HELD_OUT = 2000
 """Samples in the chart of predicted against measured energy."""
 
 UNITS = {"energy": "J", "latency": "s"}
-_SHARE_OF_DENSE = re.compile(r"^(\w+) ([0-9.e+-]+) of dense$")
+_SHARE_OF_DENSE = re.compile(r"^(\w+) ([0-9.e+-]+%) of dense$")
 _ENVIRONMENT = ("device", "ecc", "python", "torch", "system", "threads", "cuda", "cudnn", "driver")
 
 
@@ -66,6 +66,13 @@ class Resource:
     limit: float | None = None
     budget: str = ""
     met: bool | None = None
+
+    @property
+    def title(self) -> str:
+        """The name in text."""
+        return {"macs": "MACs", "params": "parameters", "throughput": "items per second"}.get(
+            self.resource, self.resource.replace("_", " ")
+        )
 
     @property
     def change(self) -> float | None:
@@ -457,8 +464,7 @@ class History:
             CostPoint(
                 self._batches_at(line.step),
                 line.cost[resource],
-                # The schedule is a fraction of the dense cost. With several budgets it is not that of one resource.
-                line.target * dense if line.target is not None and dense and len(line.cost) == 1 else None,
+                line.target if next(iter(line.cost)) == resource else None,
             )
             for line in solver
             if resource in line.cost
@@ -605,10 +611,13 @@ def _finished(summary: RunSummary) -> list[Resource]:
         if name not in known and pair.dense > 0:
             label, unit = summary.label, UNITS.get(name, "")
             rows.append(Resource(resource=name, unit=unit, label=label, dense=pair.dense, result=pair.result))
-    counted = (("macs", "macs", summary.macs), ("params", "parameters", summary.parameters))
-    for name, shown, found in counted:
+    latency = next((row for row in rows if row.resource == "latency" and row.result), None)
+    if latency is not None and latency.result is not None and latency.result > 0:
+        dense, result = summary.batch / latency.dense, summary.batch / latency.result
+        rows.append(Resource(resource="throughput", unit="", label=latency.label, dense=dense, result=result))
+    for name, found in (("macs", summary.macs), ("params", summary.parameters)):
         if name not in known and found is not None and found.dense > 0:
-            rows.append(Resource(resource=shown, unit="", label="counted", dense=found.dense, result=found.result))
+            rows.append(Resource(resource=name, unit="", label="counted", dense=found.dense, result=found.result))
     return rows
 
 
@@ -712,7 +721,7 @@ def _failures(root: Path) -> list[GridFailure]:
 def _grid_rows(
     runs: Sequence[tuple[GridRunInfo, RunSummary]], failures: Sequence[GridFailure], reference: str = "ecc"
 ) -> list[GridRow]:
-    keys = dict.fromkeys((one.method, one.budget) for one in (*(info for info, _ in runs), *failures))
+    keys = dict.fromkeys([(info.method, info.budget) for info, _ in runs] + [(x.method, x.budget) for x in failures])
 
     def scores(method: str, budget: str, name: str = "finetuned") -> dict[int, float]:
         return {
@@ -843,13 +852,9 @@ def _report(kind: str, folder: Path, runs: list[Run], model: EnergyModel | None)
 
 
 def short_budget(text: str) -> str:
-    """`energy 0.5 of dense` as `50%`, `macs 0.5 of dense` as `macs 50%`; other budgets as they are."""
+    """`energy 50% of dense` as `50%`, `macs 50% of dense` as `macs 50%`; other budgets as they are."""
     found = _SHARE_OF_DENSE.match(text)
-    try:
-        share = f"{100 * float(found[2]):.4g}%" if found else ""
-    except ValueError:
-        return text
-    return text if not found else share if found[1] == "energy" else f"{found[1]} {share}"
+    return text if not found else found[2] if found[1] == "energy" else f"{found[1]} {found[2]}"
 
 
 def _budget_size(budget: str) -> tuple[float, str]:

@@ -326,7 +326,7 @@ class ProfileSummary:
     device: str
     batch: int
     mode: str | None
-    mode_reason: str
+    mode_reason: str | None
     samples: int
     measurements: int
     references: int
@@ -452,7 +452,7 @@ def fit_table(model: EnergyModel, title: str) -> RenderableType:
     about = "Relative errors on held-out samples (10-fold cross-validation); `dense`: in the final fit. "
     about += "The noise was not measured." if noise is None else f"Std of one measurement: {percent(noise, 2)}."
     sentences = [text for text in (describe_learning_curve(quality), describe_outlier_widths(quality)) if text]
-    layers = ["Most expensive layers of the dense network, predicted:", _layer_table(model)]
+    layers: list[RenderableType] = ["Most expensive layers of the dense network, predicted:", _layer_table(model)]
     return Group(table, about, *map(plain, sentences), *layers, plain(reachable_budgets(model)))
 
 

@@ -309,7 +309,7 @@ def test_a_uniform_floor_bounds_the_plan(problem: Problem, first: float, second:
 def test_a_uniform_floor_by_hand() -> None:
     """Two groups of the same cost, one of them of little importance; half of the cost must go."""
     importance = torch.cat([torch.full((64,), 1e-3), torch.ones(64)])
-    for floor, planned in ((0.0, [6, 58]), (0.5, [16, 48]), (0.75, [24, 40])):
+    for floor, planned in ((0.0, [6, 58]), (0.5, [16, 48]), (0.75, [24, 40]), (0.95, [28, 36])):  # 0.9 of the budget
         cost = pair_cost([64, 64], [], [], linear=[1.0, 1.0])
         assert Problem([cost], [64, 64], [6, 6], importance, uniform_floor=floor).plan([0.5]) == planned
 

@@ -1,1 +1,1 @@
-"""Baselines: the methods that ECC is compared with, one per file."""
+"""Pruning methods that ECC is compared with, one per file."""

@@ -1,27 +1,26 @@
-"""AMC: an agent walks along the network, and learns what share of each group to keep.
+"""AMC: an RL agent sets the fraction of channels that each group keeps.
 
 Y. He, J. Lin, Z. Liu, H. Wang, L.-J. Li and S. Han, "AMC: AutoML for Model Compression and Acceleration on Mobile
 Devices", ECCV 2018.
 
-As in the paper: DDPG (`ddpg.py`) with one action for each layer, eleven numbers for a state, 400 episodes of which the
-first quarter draws at random, noise of 0.5 that decays afterwards, as many updates as actions in each episode, and an
-action wall: no choice is let through that later layers could not make good. An episode is rewarded with the score on
-held-out data, without fine-tuning, and all its transitions earn that reward. The best episode wins. Where the paper is
-silent, numbers are those of the authors' code.
+As in the paper: DDPG (`ddpg.py`) with one action per layer, a state of eleven numbers, 400 episodes of which the first
+quarter acts at random, noise of 0.5 that decays afterwards, as many updates as actions in each episode, and actions
+limited so that later layers can still meet the budget. The reward of an episode is the score on held-out data without
+finetuning, for all of its transitions. The best episode wins. Where the paper gives no number, it is that of the
+authors' code.
 
 Changed for energy, and why:
 
-- Action and state are about channel groups: layers that share channels can only be cut together.
-- The wall asks the energy model, or whatever has a budget, in the place of FLOPs. Costs are no sums over layers there,
-  so the wall is found by bisection, with all later groups at their floors. It is right as costs never fall when a width
-  grows; every episode meets the targets.
-- The state tells what a group and the choices so far save of the costs, in the place of FLOPs and kernel sizes.
-- Floors and rounding are those of all methods here (in the authors' code 0.2, and up to multiples of 8); rounding down
-  is what lets the budget hold.
-- Channels go by magnitude alone. The authors' code refits 1x1 convolutions by least squares, which is not defined for
-  every layer that may read a group; all methods here are tuned alike instead.
-- Batch norms get statistics of their own before a network is judged (`recalibration.py`), as for all methods here.
-- When the scales lower the targets, the trained agent searches on for a few episodes.
+- Actions and states are per channel group: layers that share channels can only be pruned together.
+- Actions are limited by the energy model (or any cost with a budget) instead of FLOPs. Such a cost is not a sum over
+  layers, so the limit is found by bisection with all later groups at their minimum width. Costs never fall when a width
+  grows, so every episode meets the targets.
+- The state contains what a group and the actions so far save of the costs, instead of FLOPs and kernel sizes.
+- Minimum widths and rounding are those of all methods here (in the authors' code 0.2, and up to multiples of 8).
+- Channels are selected by magnitude. The authors' code refits 1x1 convolutions by least squares, which is not defined
+  for every consumer of a group; all methods here are finetuned instead.
+- Batch norms are recalibrated before a network is scored (`recalibration.py`), as for all methods here.
+- When a measurement lowers the targets, the trained agent searches for a few more episodes.
 """
 
 from __future__ import annotations
@@ -36,10 +35,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ecc.errors import EccError, InfeasibleBudget
 from ecc.methods.base import PruningContext, magnitudes
+from ecc.options import check_options, option
 
 from .ddpg import Ddpg, DdpgSettings
+from .widths import allowed_widths, check_feasible
 
 FEATURES = 11
 """Numbers in a state."""
@@ -47,43 +47,33 @@ FEATURES = 11
 
 @dataclass(frozen=True, kw_only=True)
 class AmcSettings:
-    """How AMC searches.
+    """Settings of the search.
 
     Raises:
-        EccError: If a value is out of its range.
+        EccError: A value is out of range.
     """
 
-    episodes: int = 400
-    warm_up: float = 0.25
-    """Share of the episodes that act at random, before the agent learns."""
-    noise: float = 0.5
-    """Standard deviation of the actions after the warm-up."""
-    noise_decay: float = 0.95
-    """What is left of the noise after each episode."""
-    again: float = 0.05
-    """Episodes, as a share of `episodes`, when the targets were lowered after the search."""
-    again_noise: float = 0.1
-    """Noise in these; that of the search has died away."""
-    replay: int = 100
-    """Episodes that are remembered."""
-    chunk: int = 10
-    """Episodes in one step: between two steps a run can be stopped."""
+    episodes: int = option(400, "Number of episodes.", range=(1, None))
+    warm_up: float = option(0.25, "Fraction of the episodes that act at random.", range=(0, 1))
+    noise: float = option(0.5, "Standard deviation of the actions after the warm-up.", range=(0, 1))
+    noise_decay: float = option(0.95, "Factor of the noise from episode to episode.", range=(0, 1))
+    retarget_episodes: float = option(
+        0.05, "Episodes after the targets are lowered, as a fraction of `episodes`.", range=(0, 1)
+    )
+    retarget_noise: float = option(0.1, "Noise in these episodes.", range=(0, 1))
+    replay: int = option(100, "Episodes in the replay buffer.", range=(1, None))
+    episodes_per_step: int = option(10, "Episodes between two checkpoints.", range=(1, None), changes_result=False)
     agent: DdpgSettings = field(default_factory=DdpgSettings)
 
     def __post_init__(self) -> None:
-        for name in ("episodes", "replay", "chunk"):
-            if getattr(self, name) < 1:
-                raise EccError(f"{name}={getattr(self, name)} is below 1, the least it may be.")
-        for name in ("warm_up", "noise", "noise_decay", "again", "again_noise"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise EccError(f"{name}={getattr(self, name)} is outside 0..1.")
+        check_options(self)
 
 
 class Amc:
     """Searches widths by reinforcement learning.
 
     Args:
-        settings: How.
+        settings: Settings.
     """
 
     name = "amc"
@@ -93,216 +83,192 @@ class Amc:
         self.settings = settings or AmcSettings()
 
     def config(self) -> dict[str, Any]:
-        """All settings but the size of a step, which changes no result."""
-        return {name: value for name, value in asdict(self.settings).items() if name != "chunk"}
+        """All settings that change the result."""
+        return {name: value for name, value in asdict(self.settings).items() if name != "episodes_per_step"}
 
-    def start(self, work: PruningContext) -> None:
-        """Remembers the dense weights, and makes an agent that knows nothing."""
-        self._work = work
-        self._dense = copy.deepcopy(work.model.state_dict())
-        self._trial = copy.deepcopy(work.model)  # pruned anew in each episode
-        self._scores = {name: scores.cpu() for name, scores in magnitudes(work).items()}
-        self._walk = LayerEnv(work)
-        self._agent = Ddpg(
-            FEATURES, self.settings.replay * max(1, len(self._walk)), work.settings.train.seed, self.settings.agent
-        )
+    def start(self, context: PruningContext) -> None:
+        """Keep the dense weights, and create an agent."""
+        self._context = context
+        self._dense = copy.deepcopy(context.model.state_dict())
+        self._trial = copy.deepcopy(context.model)  # pruned in each episode
+        self._importance = {name: values.cpu() for name, values in magnitudes(context).items()}
+        self._env = LayerEnv(context)
+        capacity = self.settings.replay * max(1, len(self._env))
+        self._agent = Ddpg(FEATURES, capacity, context.settings.train.seed, self.settings.agent)
         self._wanted = self.settings.episodes
-        self._tried: list[tuple[float, list[int]]] = []
+        self._episodes: list[tuple[float, list[int]]] = []
         """Reward and widths of each episode."""
 
     @property
     def is_done(self) -> bool:
         """Whether the search is over and the targets are met."""
-        return len(self._tried) >= self._wanted and self._work.constraint_violation(self._work.widths()) <= 0
+        context = self._context
+        return len(self._episodes) >= self._wanted and context.constraint_violation(context.widths()) <= 0
 
     def step(self) -> None:
-        """A few episodes; after the last, the network is cut to the best widths that meet the targets.
+        """Run a few episodes; after the last one, prune the network to the best widths that meet the targets.
 
         Raises:
-            InfeasibleBudget: If the targets were lowered below what the floors cost.
+            InfeasibleBudget: The targets are below the cost at the minimum widths.
         """
-        work = self._work
-        if (excess := work.constraint_violation(work.min_widths())) > 0:
-            raise InfeasibleBudget(
-                f"with every group at its floor the network is predicted to spend {1 + excess:.1%} of what it may. "
-                "Raise the budget, or lower min_width_ratio (--min-width-ratio)."
-            )
-        if len(self._tried) >= self._wanted:  # the targets were lowered
-            self._wanted = len(self._tried) + max(1, round(self.settings.again * self.settings.episodes))
-        for _ in range(min(self.settings.chunk, self._wanted - len(self._tried))):
-            self._episode()
-        if len(self._tried) >= self._wanted:
+        check_feasible(self._context)
+        if len(self._episodes) >= self._wanted:  # the targets were lowered
+            more = max(1, round(self.settings.retarget_episodes * self.settings.episodes))
+            self._wanted = len(self._episodes) + more
+        for _ in range(min(self.settings.episodes_per_step, self._wanted - len(self._episodes))):
+            self._run_episode()
+        if len(self._episodes) >= self._wanted:
             self._take_best()
 
-    def _episode(self) -> None:
-        """One walk along the network, its reward, and what the agent learns from it."""
-        number = len(self._tried)
+    def _run_episode(self) -> None:
+        """Choose all widths, score the network, and update the agent."""
+        number = len(self._episodes)
         warm_up = math.ceil(self.settings.warm_up * self.settings.episodes)
         noise = self._noise(number - warm_up)
 
-        def chosen(state: Tensor, low: float) -> float:
-            return self._agent.drawn(low, 1.0) if number < warm_up else self._agent.act(state, low, 1.0, noise)
+        def act(state: Tensor, low: float) -> float:
+            return self._agent.random_action(low, 1.0) if number < warm_up else self._agent.act(state, low, 1.0, noise)
 
-        widths, states, actions = self._walk.along(chosen)
-        reward = self._rewarded(widths)
-        self._tried.append((reward, widths))
+        widths, states, actions = self._env.rollout(act)
+        reward = self._reward(widths)
+        self._episodes.append((reward, widths))
         if actions:
             self._agent.remember(torch.stack(states), torch.tensor(actions), reward)
             for _ in range(0 if number < warm_up else len(actions)):
                 self._agent.learn()
-        self._work.log({"phase": "amc", "episode": number + 1, "reward": reward, "noise": noise, "widths": widths})
+        self._context.log(
+            {"phase": self.name, "episode": number + 1, "reward": reward, "noise": noise, "widths": widths}
+        )
 
     def _noise(self, learnt: int) -> float:
-        """Of an episode, by the number of those from which the agent has learnt."""
-        if len(self._tried) >= self.settings.episodes:
-            return self.settings.again_noise
+        """Noise of an episode, given the number of episodes after the warm-up."""
+        if len(self._episodes) >= self.settings.episodes:
+            return self.settings.retarget_noise
         return self.settings.noise * self.settings.noise_decay ** max(0, learnt)
 
-    def _rewarded(self, widths: Sequence[int]) -> float:
-        """The score of the dense network cut to some widths; a score that is no number is as bad as the worst."""
+    def _reward(self, widths: Sequence[int]) -> float:
+        """Score of the dense network pruned to some widths. A score that is not finite counts as the lowest so far."""
         self._trial.load_state_dict(self._dense)
-        self._work.keep_channels_(self._trial, self._scores, widths)
-        score = float(self._work.held_out(self._trial))
-        return score if math.isfinite(score) else min((reward for reward, _ in self._tried), default=0.0)
+        self._context.keep_channels_(self._trial, self._importance, widths)
+        score = float(self._context.held_out(self._trial))
+        return score if math.isfinite(score) else min((reward for reward, _ in self._episodes), default=0.0)
 
     def _take_best(self) -> None:
-        """Cuts the dense network to the best widths that meet the targets; the first of equals."""
-        work = self._work
-        best_first = sorted(self._tried, key=lambda one: -one[0])
-        reward, widths = next(
-            one for one in best_first if work.constraint_violation(one[1]) <= 0
-        )  # the last episode does, at least
-        work.model.load_state_dict(self._dense)
-        work.keep_channels_(work.model, self._scores, widths)
-        work.log({"phase": "amc", "episodes": len(self._tried), "best": reward, "widths": widths})
+        """Prune the dense network to the best widths that meet the targets; the first of equals."""
+        context = self._context
+        best_first = sorted(self._episodes, key=lambda episode: -episode[0])
+        # The last episode meets the targets, so there is one.
+        reward, widths = next(one for one in best_first if context.constraint_violation(one[1]) <= 0)
+        context.model.load_state_dict(self._dense)
+        context.keep_channels_(context.model, self._importance, widths)
+        context.log({"phase": self.name, "episodes": len(self._episodes), "best": reward, "widths": widths})
 
     def state_dict(self) -> dict[str, Any]:
-        """The agent, and what was tried."""
+        """The agent and all episodes."""
         return {
             "agent": self._agent.state_dict(),
             "wanted": self._wanted,
-            "rewards": [reward for reward, _ in self._tried],
-            "widths": torch.tensor([widths for _, widths in self._tried], dtype=torch.int64),
+            "rewards": [reward for reward, _ in self._episodes],
+            "widths": torch.tensor([widths for _, widths in self._episodes], dtype=torch.int64),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Puts them back."""
+        """Restore a state."""
         self._agent.load_state_dict(state["agent"])
         self._wanted = int(state["wanted"])
         rewards = [float(reward) for reward in state["rewards"]]
-        self._tried = list(zip(rewards, state["widths"].tolist(), strict=True))
+        self._episodes = list(zip(rewards, state["widths"].tolist(), strict=True))
 
 
 class LayerEnv:
-    """The way along the groups that can be cut: what is seen at each, and which choices are let through.
+    """The environment of the agent: one step per prunable group, its state, and the actions that are allowed.
 
     Args:
-        work: Its targets are met by all widths that a walk leads to, if the floors meet them.
+        context: Every rollout meets its targets, if the minimum widths do.
     """
 
-    def __init__(self, work: PruningContext) -> None:
-        self._work = work
-        self._full = [group.width for group in work.graph.groups]
-        self._floors = work.min_widths()
-        self.choices = _lattice(work)
-        """The widths that each group may have, from its floor up."""
+    def __init__(self, context: PruningContext) -> None:
+        self._context = context
+        self._full = [group.width for group in context.graph.groups]
+        self._least = context.min_widths()
+        self.choices = allowed_widths(context)
+        """Allowed widths of each group, ascending."""
         self.stops = [number for number, widths in enumerate(self.choices) if len(widths) > 1]
-        """Positions of the groups at which there is a choice."""
-        costs = [cost.to("cpu").value for cost in work.costs]
-        self._costs = [(cost, float(cost(work.graph.widths()))) for cost in costs]
-        self._still = self._still_features()
+        """Positions of the groups with a choice."""
+        costs = [cost.to("cpu").value for cost in context.costs]
+        self._costs = [(cost, float(cost(context.graph.widths()))) for cost in costs]
+        self._constants = self._constant_features()
 
     def __len__(self) -> int:
         return len(self.stops)
 
-    def along(self, chosen: Callable[[Tensor, float], float]) -> tuple[list[int], list[Tensor], list[float]]:
-        """One walk from the first group to the last.
+    def rollout(self, act: Callable[[Tensor, float], float]) -> tuple[list[int], list[Tensor], list[float]]:
+        """One episode, from the first group to the last.
 
         Args:
-            chosen: `chosen(state, low)` is the share that a group should keep, in low..1.
+            act: `act(state, low)` is the fraction of channels that a group should keep, in [low, 1].
 
         Returns:
-            The widths of all groups, which meet the targets, and at each stop the state and what was chosen: before the
-            wall, as in the authors' code.
+            Widths of all groups, which meet the targets, and the state and action of each step. Actions are those
+            before they are limited, as in the authors' code.
         """
         widths, states, actions = list(self._full), [], []
         last = 1.0
-        for place, stop in enumerate(self.stops):
-            states.append(self._state(place, widths, last))
-            action = chosen(states[-1], self._floors[stop] / self._full[stop])
-            widths[stop] = self._walled(place, widths, action * self._full[stop])
+        for position, stop in enumerate(self.stops):
+            states.append(self._state(position, widths, last))
+            action = act(states[-1], self._least[stop] / self._full[stop])
+            widths[stop] = self._limited(position, widths, action * self._full[stop])
             actions.append(action)
             last = widths[stop] / self._full[stop]
         return widths, states, actions
 
-    def _walled(self, place: int, widths: Sequence[int], wanted: float) -> int:
-        """The action wall: the largest width up to that wanted with which later groups can still meet the targets."""
-        stop = self.stops[place]
-        trial = list(widths)
-        for later in self.stops[place:]:
-            trial[later] = self._floors[later]
+    def _limited(self, position: int, widths: Sequence[int], wanted: float) -> int:
+        """Largest allowed width up to the wanted one with which later groups can still meet the targets."""
+        trial = self._at_minimum(widths, position)
+        stop = self.stops[position]
+        choices = self.choices[stop][: max(1, bisect_right(self.choices[stop], wanted + 1e-9))]
 
-        def fits(width: int) -> bool:
+        def violation(width: int) -> float:
             trial[stop] = width
-            return self._work.constraint_violation(trial) <= 0
+            return self._context.constraint_violation(trial)
 
-        choices = self.choices[stop]
-        low, high = 0, max(0, bisect_right(choices, wanted + 1e-9) - 1)
-        if fits(choices[high]):
-            return choices[high]
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if fits(choices[middle]) else (low, middle)
-        return choices[low]
+        return choices[max(0, bisect_right(choices, 0.0, key=violation) - 1)]
+
+    def _at_minimum(self, widths: Sequence[int], position: int) -> list[int]:
+        """Widths with all groups from a position on at their minimum."""
+        trial = list(widths)
+        for later in self.stops[position:]:
+            trial[later] = self._least[later]
+        return trial
 
     # ------------------------------------------------------------ states
 
-    def _state(self, place: int, widths: Sequence[int], last: float) -> Tensor:
-        """What the agent sees before it chooses: eight numbers in 0..1 that stay, and three that depend on the walk."""
-        floored = list(widths)
-        for later in self.stops[place + 1 :]:
-            floored[later] = self._floors[later]
-        spent = self._spent(widths)
-        moving = torch.tensor([1 - spent, spent - self._spent(floored), last], dtype=torch.float32)
-        return torch.cat([self._still[place], moving.clamp(0, 1)])
+    def _state(self, position: int, widths: Sequence[int], last: float) -> Tensor:
+        """Eight constants of the group in [0, 1], and three numbers that depend on the actions so far."""
+        cost = self._cost(widths)
+        later = cost - self._cost(self._at_minimum(widths, position + 1))
+        changing = torch.tensor([1 - cost, later, last], dtype=torch.float32).clamp(0, 1)
+        return torch.cat([self._constants[position], changing])
 
-    def _still_features(self) -> Tensor:
-        """One row for each stop: its place, its width, its floor, and what it has to do with the network's costs."""
-        graph = self._work.graph
+    def _constant_features(self) -> Tensor:
+        """One row per step: position, width, minimum, and the effect of the group on the costs; scaled to [0, 1]."""
+        graph = self._context.graph
         table = torch.zeros(len(self.stops), FEATURES - 3, dtype=torch.float64)
         full = graph.widths()
         counts = (graph.macs, graph.parameters, graph.activation_bytes)
-        for place, stop in enumerate(self.stops):
-            group, cut = graph.groups[stop], full.clone()
-            cut[stop] = self._floors[stop]
-            saved = [1 - float(count(cut)) / max(1.0, float(count(full))) for count in counts]
-            table[place] = torch.tensor(
-                [
-                    place,
-                    group.width,
-                    self._floors[stop] / group.width,
-                    graph.share_of_macs(group),
-                    *saved,
-                    1 - self._spent(cut.tolist()),
-                ],
-                dtype=torch.float64,
-            )
+        for position, stop in enumerate(self.stops):
+            group, pruned = graph.groups[stop], full.clone()
+            pruned[stop] = self._least[stop]
+            saved = [1 - float(count(pruned)) / max(1.0, float(count(full))) for count in counts]
+            ratio, macs = self._least[stop] / group.width, graph.share_of_macs(group)
+            row = [position, group.width, ratio, macs, *saved, 1 - self._cost(pruned.tolist())]
+            table[position] = torch.tensor(row, dtype=torch.float64)
         if not len(table):
             return table.float()
         low, high = table.amin(0), table.amax(0)
-        return ((table - low) / (high - low).clamp(min=1e-12)).float()  # what is the same everywhere becomes 0
+        return ((table - low) / (high - low).clamp(min=1e-12)).float()  # constant columns become 0
 
-    def _spent(self, widths: Sequence[float]) -> float:
-        """What widths cost as a share of the dense network; the mean, where several things have a budget."""
+    def _cost(self, widths: Sequence[float]) -> float:
+        """Cost as a fraction of the dense cost; the mean of several costs."""
         vector = torch.tensor(widths, dtype=torch.float64)
         return sum(float(cost(vector)) / dense for cost, dense in self._costs) / len(self._costs)
-
-
-def _lattice(work: PruningContext) -> list[list[int]]:
-    """All widths that `PruningContext.rounded` gives to each group, from the floor up."""
-    groups = work.graph.groups
-    found: list[set[int]] = [set() for _ in groups]
-    for width in range(1, max(group.width for group in groups) + 1):
-        for number, rounded in enumerate(work.round_widths([width] * len(groups))):
-            found[number].add(rounded)
-    return [sorted(widths) for widths in found]

@@ -1,14 +1,13 @@
-"""`Ddpg`: an actor that answers each state with one number in 0..1, and a critic that says what comes of it.
+"""`Ddpg`: an actor that maps a state to one action in [0, 1], and a critic that predicts its value.
 
-T. P. Lillicrap et al., "Continuous control with deep reinforcement learning", ICLR 2016; in the form in which AMC uses
-it (see `amc.py`), whose numbers are the defaults.
+T. P. Lillicrap et al., "Continuous control with deep reinforcement learning", ICLR 2016, in the form that AMC uses
+(`amc.py`), whose numbers are the defaults.
 
-As in AMC: two hidden layers of 300, targets that follow softly, one reward for all transitions of an episode, a moving
-baseline that is taken from it, and noise from a normal distribution that is cut off at the bounds of the action.
+As in AMC: two hidden layers of 300, soft target updates, one reward for all transitions of an episode, a moving
+baseline that is subtracted from it, and noise from a truncated normal distribution.
 
-Why no library: stable-baselines3, which is no dependency of this package, owns the loop over a gym environment and
-clips noise instead of truncating its distribution; it has no baseline and no reward that is given back to a
-whole episode, and its replay is kept in files that run code when they are read.
+Why no library: stable-baselines3 owns the loop over a gym environment and clips noise instead of truncating its
+distribution, has no baseline and no reward for a whole episode, and pickles its replay buffer.
 """
 
 from __future__ import annotations
@@ -23,48 +22,39 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import skip_init
 
-from ecc.errors import EccError
+from ecc.options import check_options, option
 
-_LAST_BOUND = 3e-3  # first answers lie in the middle, and first values near 0: Lillicrap et al., section 7
+_LAST_BOUND = 3e-3  # of the last layer: first actions are near 0.5, first values near 0; Lillicrap et al., section 7
 
 
 @dataclass(frozen=True, kw_only=True)
 class DdpgSettings:
-    """How the agent learns.
+    """Settings of the agent.
 
     Raises:
-        EccError: If a value is out of its range.
+        EccError: A value is out of range.
     """
 
-    hidden: int = 300
-    """Width of both hidden layers, of actor and critic."""
-    actor_lr: float = 1e-4
-    critic_lr: float = 1e-3
-    soft_update: float = 0.01
-    """The share of the way that targets go after each update."""
-    discount: float = 1.0
-    """1: a choice at the first group counts as much as one at the last."""
-    batch: int = 64
-    baseline_rate: float = 0.5
-    """The share of the way that the baseline goes to the mean reward of each batch."""
+    hidden: int = option(300, "Width of both hidden layers, of actor and critic.", range=(1, None))
+    actor_lr: float = option(1e-4, "Learning rate of the actor.", above=0, range=(None, 1))
+    critic_lr: float = option(1e-3, "Learning rate of the critic.", above=0, range=(None, 1))
+    soft_update: float = option(0.01, "Step of the target networks after each update.", above=0, range=(None, 1))
+    discount: float = option(1.0, "Discount; with 1 the first action counts as the last.", above=0, range=(None, 1))
+    batch: int = option(64, "Transitions per update.", range=(1, None))
+    baseline_rate: float = option(0.5, "Step of the baseline to each mean reward.", above=0, range=(None, 1))
 
     def __post_init__(self) -> None:
-        for name in ("hidden", "batch"):
-            if getattr(self, name) < 1:
-                raise EccError(f"{name}={getattr(self, name)} is below 1, the least it may be.")
-        for name in ("actor_lr", "critic_lr", "soft_update", "discount", "baseline_rate"):
-            if not 0 < getattr(self, name) <= 1:
-                raise EccError(f"{name}={getattr(self, name)} is outside 0..1.")
+        check_options(self)
 
 
 class Ddpg:
-    """The agent. It lives on the CPU, and draws from a random generator of its own.
+    """The agent. It runs on the CPU, with a random generator of its own.
 
     Args:
         features: Numbers in a state.
-        capacity: Transitions that are remembered; the oldest are forgotten.
-        seed: Of the first weights and of everything that is drawn.
-        settings: How it learns.
+        capacity: Transitions in the replay buffer.
+        seed: Random seed.
+        settings: Settings.
     """
 
     def __init__(self, features: int, capacity: int, seed: int, settings: DdpgSettings | None = None) -> None:
@@ -74,7 +64,7 @@ class Ddpg:
         self.actor = self._net(features, hidden, nn.Sigmoid())
         self.critic = self._net(features + 1, hidden, nn.Identity())
         self.actor_target, self.critic_target = copy.deepcopy(self.actor), copy.deepcopy(self.critic)
-        # Fused, an update takes less time on a CPU, and there are thousands.
+        # Fused updates are faster on a CPU, and there are thousands.
         self._actor_adam = torch.optim.Adam(self.actor.parameters(), lr=self.settings.actor_lr, fused=True)
         self._critic_adam = torch.optim.Adam(self.critic.parameters(), lr=self.settings.critic_lr, fused=True)
         self._replay = {
@@ -82,13 +72,13 @@ class Ddpg:
             "actions": torch.zeros(capacity, 1),
             "rewards": torch.zeros(capacity, 1),
             "next_states": torch.zeros(capacity, features),
-            "goes_on": torch.zeros(capacity, 1),  # 0 at the end of an episode, where nothing is to come
+            "continues": torch.zeros(capacity, 1),  # 0 at the end of an episode
         }
         self._seen = 0
         self.baseline: float | None = None
 
     def _net(self, inputs: int, hidden: int, last: nn.Module) -> nn.Sequential:
-        """Two hidden layers; drawn from the own generator, so that nothing else is disturbed."""
+        """Two hidden layers, initialised from the generator of the agent."""
         layers = []
         for fan_in, fan_out in ((inputs, hidden), (hidden, hidden), (hidden, 1)):
             layer = cast(nn.Linear, skip_init(nn.Linear, fan_in, fan_out))
@@ -100,19 +90,19 @@ class Ddpg:
 
     # ------------------------------------------------------------ acting
 
-    def drawn(self, low: float, high: float) -> float:
-        """An action before anything is known: any is as likely as another."""
+    def random_action(self, low: float, high: float) -> float:
+        """A uniformly random action."""
         return low + (high - low) * float(torch.rand((), generator=self._random, dtype=torch.float64))
 
     @torch.no_grad()
     def act(self, state: Tensor, low: float, high: float, noise: float) -> float:
-        """The actor's answer, with truncated normal noise.
+        """The actor's action, with truncated normal noise.
 
         Args:
             state: One state.
-            low: The least action.
-            high: The largest.
-            noise: Standard deviation before it is cut off; 0 for none.
+            low: Smallest action.
+            high: Largest action.
+            noise: Standard deviation before truncation; 0 for none.
         """
         return truncated_normal(float(self.actor(state)), noise, low, high, self._random)
 
@@ -120,49 +110,50 @@ class Ddpg:
 
     @property
     def remembered(self) -> int:
-        """Transitions in the replay."""
+        """Number of transitions in the replay buffer."""
         return min(self._seen, len(self._replay["states"]))
 
     def remember(self, states: Tensor, actions: Tensor, reward: float) -> None:
-        """Takes in one episode; each of its transitions earns the reward of the whole.
+        """Add an episode to the replay buffer; each transition has the reward of the episode.
 
         Args:
             states: (steps, features).
             actions: (steps,).
-            reward: Of the episode.
+            reward: Reward of the episode.
         """
         steps = len(states)
         rows = (self._seen + torch.arange(steps)) % len(self._replay["states"])
-        goes_on = torch.ones(steps, 1)
-        goes_on[-1] = 0
+        continues = torch.ones(steps, 1)
+        continues[-1] = 0
         self._replay["states"][rows] = states
         self._replay["actions"][rows] = actions.reshape(-1, 1).to(torch.float32)
         self._replay["rewards"][rows] = reward
         self._replay["next_states"][rows] = torch.cat([states[1:], states[-1:]])
-        self._replay["goes_on"][rows] = goes_on
+        self._replay["continues"][rows] = continues
         self._seen += steps
 
     def learn(self) -> None:
-        """One update of critic, actor and targets from a batch of the replay."""
-        how = self.settings
-        rows = torch.randint(self.remembered, (how.batch,), generator=self._random)
-        states, actions, rewards, next_states, goes_on = (column[rows] for column in self._replay.values())
+        """One update of critic, actor and target networks from a random batch."""
+        settings = self.settings
+        rows = torch.randint(self.remembered, (settings.batch,), generator=self._random)
+        states, actions, rewards, next_states, continues = (column[rows] for column in self._replay.values())
         mean = float(rewards.mean())
-        self.baseline = mean if self.baseline is None else self.baseline + how.baseline_rate * (mean - self.baseline)
+        before = mean if self.baseline is None else self.baseline
+        self.baseline = before + settings.baseline_rate * (mean - before)
 
         with torch.no_grad():
-            to_come = self.critic_target(torch.cat([next_states, self.actor_target(next_states)], dim=1))
-            targets = rewards - self.baseline + how.discount * goes_on * to_come
+            future = self.critic_target(torch.cat([next_states, self.actor_target(next_states)], dim=1))
+            targets = rewards - self.baseline + settings.discount * continues * future
         values = self.critic(torch.cat([states, actions], dim=1))
         _descend(self._critic_adam, (values - targets).square().mean())
         _descend(self._actor_adam, -self.critic(torch.cat([states, self.actor(states)], dim=1)).mean())
-        soft_update_(self.actor_target, self.actor, how.soft_update)
-        soft_update_(self.critic_target, self.critic, how.soft_update)
+        soft_update_(self.actor_target, self.actor, settings.soft_update)
+        soft_update_(self.critic_target, self.critic, settings.soft_update)
 
     # ------------------------------------------------------------ saving
 
     def state_dict(self) -> dict[str, Any]:
-        """A copy of all that is needed to go on: tensors and plain values."""
+        """A copy of the whole state: tensors and plain values."""
         return copy.deepcopy(
             {
                 **{name: dict(part.state_dict()) for name, part in self._parts().items()},
@@ -174,7 +165,7 @@ class Ddpg:
         )
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """The reverse."""
+        """Restore a state."""
         for name, part in self._parts().items():
             part.load_state_dict(copy.deepcopy(state[name]))
         self._replay = {name: state["replay"][name].clone() for name in self._replay}
@@ -193,39 +184,39 @@ class Ddpg:
         }
 
 
-def truncated_normal(mean: float, deviation: float, low: float, high: float, random: torch.Generator) -> float:
-    """One number from a normal distribution of which only low..high is left.
+def truncated_normal(mean: float, std: float, low: float, high: float, random: torch.Generator) -> float:
+    """Draw from a normal distribution truncated to [low, high].
 
     Args:
-        mean: Of the distribution before it is cut off; may lie outside the bounds.
-        deviation: Likewise; 0 gives the mean, or the bound next to it.
-        low: The least number.
-        high: The largest.
-        random: One number is drawn from it, whatever else is given.
+        mean: Mean before truncation; may lie outside the bounds.
+        std: Standard deviation before truncation; 0 gives the mean, or the bound next to it.
+        low: Lower bound.
+        high: Upper bound.
+        random: Exactly one number is drawn from it.
     """
-    drawn = float(torch.rand((), generator=random, dtype=torch.float64))
-    if mean < low:  # mirrored, as the lower tail of the distribution is the one that floating point resolves
-        return -_quantile(-mean, deviation, -high, -low, drawn)
-    return _quantile(mean, deviation, low, high, drawn)
+    uniform = float(torch.rand((), generator=random, dtype=torch.float64))
+    if mean < low:  # mirrored: floating point resolves the lower tail of the distribution better than the upper
+        return -_quantile(-mean, std, -high, -low, uniform)
+    return _quantile(mean, std, low, high, uniform)
 
 
-def _quantile(mean: float, deviation: float, low: float, high: float, share: float) -> float:
-    """The number below which a share of the truncated normal distribution lies; the mean is not below `low`."""
+def _quantile(mean: float, std: float, low: float, high: float, fraction: float) -> float:
+    """Quantile of the truncated normal distribution; the mean is not below `low`."""
     nearest = min(high, max(low, mean))
-    if deviation <= 0:
+    if std <= 0:
         return nearest
-    at_low, at_high = (0.5 * math.erfc((mean - bound) / (deviation * math.sqrt(2))) for bound in (low, high))
-    if at_high == 0:  # so far in the tail that all of it lies at the bound
+    at_low, at_high = (0.5 * math.erfc((mean - bound) / (std * math.sqrt(2))) for bound in (low, high))
+    if at_high == 0:  # so far in the tail that the whole distribution is at the bound
         return nearest
-    below = torch.tensor(at_low + (at_high - at_low) * share, dtype=torch.float64)
-    return min(high, max(low, mean + deviation * float(torch.special.ndtri(below))))
+    below = torch.tensor(at_low + (at_high - at_low) * fraction, dtype=torch.float64)
+    return min(high, max(low, mean + std * float(torch.special.ndtri(below))))
 
 
 @torch.no_grad()
-def soft_update_(target: nn.Module, source: nn.Module, share: float) -> None:
-    """Moves a target to its source by a share of the way."""
+def soft_update_(target: nn.Module, source: nn.Module, rate: float) -> None:
+    """Move the target to the source: target <- (1 - rate) target + rate source."""
     for old, new in zip(target.parameters(), source.parameters(), strict=True):
-        old.lerp_(new, share)
+        old.lerp_(new, rate)
 
 
 def _descend(adam: torch.optim.Adam, loss: Tensor) -> None:

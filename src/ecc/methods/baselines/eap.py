@@ -1,25 +1,25 @@
-"""Energy-aware pruning: the layers that spend most are cut first, and what is kept is refit to the dense outputs.
+"""Energy-aware pruning: prune the layers that use most energy first, and refit the kept weights to the dense outputs.
 
 T.-J. Yang, Y.-H. Chen, V. Sze, "Designing Energy-Efficient Convolutional Neural Networks using Energy-Aware Pruning",
-CVPR 2017. No code was published; this is written from the description.
+CVPR 2017. No code was published; this follows the description.
 
-As in the paper: layers go in the order of their energy, the most expensive first. In each, the smallest weights are
-removed, a few too many; those are restored that lower the error of the layer's output most; the kept ones are refit in
-closed form, by least squares on the output. Passes over all layers follow each other. The network can be trained after
-each pass (`finetune_steps`; off by default, since all methods are tuned alike at their end).
+As in the paper: layers are pruned in the order of their energy, the most expensive first. In each layer the smallest
+weights are removed, a few too many; those that lower the error of the layer's output most are restored; the kept ones
+are refit by least squares on the output. There may be several passes over all layers, with training after each
+(`finetune_steps`; off by default, since all methods are finetuned at their end).
 
-Changed for channels: the paper removes single weights, and an ordinary device gains nothing from zeros. Here a step is
-one group of channels that live and die together. Its magnitude is that of all slices that read it, its error is summed
-over the layers that read it, and those are refit one after the other, in the order of the forward pass. What cannot be
-refit (see `refit.py`) is cut by magnitude alone.
+Changed for channels: the paper removes single weights, from which an ordinary device gains nothing. Here a step prunes
+one channel group. Its magnitude is that of all slices that consume it, its error is summed over its consumers, and
+those are refit one after the other in the order of the forward pass. Layers that cannot be refit (see `refit.py`) are
+pruned by magnitude alone.
 
-Changed for energy: the order comes from the fitted energy model of the device in place of a model of one chip, at the
-widths of each pass; for costs that know no layers, from the derivative times the width. The paper stops when the
-accuracy has fallen too far; a budget has to be met whatever that costs. So a pass stops where the targets are met, and the
-last group is cut no further than needed. `max_drop` brings the paper's threshold back: a group whose cut loses too much
-is put back and left alone. If the budget cannot be met so, the history says it, and the threshold is given up.
+Changed for energy: the order comes from the fitted energy model of the device at the widths of each pass, not from a
+model of one chip; for costs without layers, from the derivative times the width. The paper stops when the accuracy
+falls too far; here a budget has to be met. So a pass stops where the targets are met, and the last group is pruned no
+further than needed. `max_drop` restores the paper's threshold: a group whose pruning loses too much is restored and
+skipped. If the budget cannot be met this way, the history says so, and the threshold is dropped.
 
-If the targets are lowered later, it goes on cutting from where it is: the passes would have led there too.
+If a measurement lowers the targets, pruning continues from the present network, as further passes would.
 """
 
 from __future__ import annotations
@@ -34,61 +34,51 @@ import torch
 from torch import Tensor
 
 from ecc.energy import EnergyModel
-from ecc.errors import EccError, InfeasibleBudget
+from ecc.errors import InfeasibleBudget
 from ecc.graph import ChannelGroup, Role, live_masks, mask_channels_
 from ecc.methods.base import PruningContext, magnitudes
+from ecc.options import check_options, option
+from ecc.torch_utils import eval_mode
 
-from .refit import Samples, View, columns_of, fit_modules, in_evaluation, refit_, restored, sampled
-
-_BISECTIONS = 40
+from .refit import ConsumerView, Samples, collect_samples, columns_of, refit_, refittable_modules, restore_best
+from .widths import largest_ratio
 
 
 @dataclass(frozen=True, kw_only=True)
 class EapSettings:
-    """How to cut, and on what to refit.
+    """Settings of energy-aware pruning.
 
     Raises:
-        EccError: If a value is out of its range.
+        EccError: A value is out of range.
     """
 
-    cut: float | None = None
-    """Share of its live channels that each group loses in a pass: a small one takes many passes, and the expensive
-    groups, which go first, may be cut once more than the others. None finds, for each pass, the one share at which all
-    groups together meet the targets, so that one pass is enough unless floors or `max_drop` stop some."""
-    extra: float = 0.1
-    """So many more than needed are removed, as a share of the cut, and the best of them restored."""
-    batches: int = 4
-    """Calibration batches, drawn once."""
-    rows: int = 4096
-    """Positions of each layer that are compared, from all calibration batches together."""
-    ridge: float = 1e-3
-    """Pull of the refit towards the weights as they are; see `refit.py`."""
-    refit: bool = True
-    """Whether kept weights are refit."""
-    max_drop: float | None = None
-    """How far the score on held-out data may fall below that of the dense network; None asks the budget alone."""
-    finetune_steps: int = 0
-    """Training steps after each pass that did not meet the targets."""
+    prune_ratio: float | None = option(
+        None,
+        "Fraction of its live channels that each group loses in a pass. None finds, for each pass, the one ratio at "
+        "which all groups together meet the targets, so that one pass is usually enough.",
+        range=(1e-6, 1 - 1e-6),
+    )
+    extra: float = option(
+        0.1, "Channels removed beyond the need and restored again, as a fraction of those removed.", range=(0, None)
+    )
+    batches: int = option(4, "Number of calibration batches.", range=(1, None))
+    rows: int = option(4096, "Output positions of each layer in the least squares problem.", range=(1, None))
+    ridge: float = option(1e-3, "Regularisation of the refit towards the present weights.", range=(1e-12, None))
+    refit: bool = option(True, "Refit the kept weights.")
+    max_drop: float | None = option(
+        None, "Largest drop of the held-out score below that of the dense network.", range=(0, None)
+    )
+    finetune_steps: int = option(0, "Training steps after each pass that did not meet the targets.", range=(0, None))
 
     def __post_init__(self) -> None:
-        if self.cut is not None and not 0 < self.cut < 1:
-            raise EccError(f"cut={self.cut} is a share of a group's channels, between 0 and 1; or None.")
-        if not 0 <= self.extra < math.inf:
-            raise EccError(f"extra={self.extra} is not a number of at least 0.")
-        for name, least in (("batches", 1), ("rows", 1), ("finetune_steps", 0)):
-            if getattr(self, name) < least:
-                raise EccError(f"{name}={getattr(self, name)} is below {least}, the least it may be.")
-        if not 1e-12 <= self.ridge < math.inf:
-            raise EccError(f"ridge={self.ridge} is not a number of at least 1e-12; without it, nothing may be unique.")
-        if self.max_drop is not None and not 0 <= self.max_drop < math.inf:
-            raise EccError(f"max_drop={self.max_drop} is not a score of at least 0; or None.")
+        check_options(self)
 
 
 class Eap:
-    """Cuts the groups one by one, those read by the most expensive layers first.
+    """Prunes one group after the other, those with the most expensive consumers first.
 
     Args:
-        settings: How.
+        settings: Settings.
     """
 
     name = "eap"
@@ -98,218 +88,221 @@ class Eap:
 
     @property
     def needs_held_out(self) -> bool:
-        """Where there is a threshold."""
+        """Whether there is a threshold."""
         return self.settings.max_drop is not None
 
     def config(self) -> dict[str, Any]:
-        """Its settings."""
+        """All settings."""
         return asdict(self.settings)
 
-    def start(self, work: PruningContext) -> None:
-        """Keeps the dense network, whose outputs are what the refits aim at."""
-        self._work = work
-        self._dense = copy.deepcopy(work.model).requires_grad_(False)
+    def start(self, context: PruningContext) -> None:
+        """Keep the dense network, whose outputs are the targets of the refits."""
+        self._context = context
+        self._dense = copy.deepcopy(context.model).requires_grad_(False)
         self._batches: list[Any] | None = None
-        self._place: dict[str, int] | None = None  # in the stream, where the calibration batches begin
+        self._first_batch: dict[str, int] | None = None  # position of the calibration batches in the stream
         self._passes = 0
-        self._share = 1.0  # of its channels that a group keeps in this pass
+        self._keep_ratio = 1.0  # fraction of its channels that a group keeps in this pass
         self._queue: list[str] = []
-        self._closed: list[str] = []  # groups whose cut would lose too much
+        self._skipped: list[str] = []  # groups whose pruning would lose too much
         self._dense_score: float | None = None
-        self._gave_up = self.settings.max_drop is None  # the threshold; there may be none
+        self._has_threshold = self.settings.max_drop is not None
 
     @property
     def is_done(self) -> bool:
         """Whether the targets are met."""
-        return self._work.constraint_violation(self._work.widths()) <= 0
+        return self._context.constraint_violation(self._context.widths()) <= 0
 
     def step(self) -> None:
-        """Cuts one group; before the first of a pass, orders them."""
-        work = self._work
-        widths = work.widths()
-        floors = dict(zip(work.graph.full_widths, work.min_widths(), strict=True))
-        live = dict(zip(work.graph.full_widths, widths, strict=True))
-        self._queue = [name for name in self._queue if live[name] > floors[name] and name not in self._closed]
+        """Prune one group. The first step of a pass orders the groups."""
+        context = self._context
+        live = context.named_widths()
+        least = dict(zip(live, context.min_widths(), strict=True))
+        self._queue = [name for name in self._queue if live[name] > least[name] and name not in self._skipped]
         if not self._queue:
-            self._new_pass(live, floors)
+            self._start_pass(live, least)
         name = self._queue.pop(0)
-        group, number = work.graph[name], list(live).index(name)
-        width = self._target(widths, number)
-        before = None if self._gave_up else copy.deepcopy(work.model.state_dict())
-        facts = {"phase": "eap", "pass": self._passes, "group": name, "width": width, **self._cut(group, width)}
+        width = self._target_width(list(live.values()), list(live).index(name))
+        before = copy.deepcopy(context.model.state_dict()) if self._has_threshold else None
+        line = {"phase": self.name, "pass": self._passes, "group": name, "width": width}
+        line |= self._prune(context.graph[name], width)
         if before is not None:
-            score = self._score()
-            facts["score"] = score
-            if self._too_low(score):
-                work.model.load_state_dict(before)
-                self._closed.append(name)
-                facts["put_back"] = True
-        work.log(facts)
+            line["score"] = score = self._score(context.model)
+            if self._is_too_low(score):
+                context.model.load_state_dict(before)
+                self._skipped.append(name)
+                line["restored_group"] = True
+        context.log(line)
 
-    # ------------------------------------------------------------ which, and how far
+    # ------------------------------------------------------------ which group, and how far
 
-    def _new_pass(self, live: Mapping[str, int], floors: Mapping[str, int]) -> None:
-        work, settings = self._work, self.settings
-        open_ = [name for name, width in live.items() if width > floors[name] and name not in self._closed]
-        if not open_ and self._closed:
-            work.log({"phase": "eap", "note": f"the budget cannot be met within max_drop={settings.max_drop}"})
-            self._gave_up, self._closed = True, []
-            self._new_pass(live, floors)
+    def _start_pass(self, live: Mapping[str, int], least: Mapping[str, int]) -> None:
+        context, settings = self._context, self.settings
+        prunable = [name for name, width in live.items() if width > least[name] and name not in self._skipped]
+        if not prunable and self._skipped:
+            note = f"the budget cannot be met within max_drop={settings.max_drop}"
+            context.log({"phase": self.name, "note": note})
+            self._has_threshold, self._skipped = False, []
+            self._start_pass(live, least)
             return
-        if not open_:
-            raise InfeasibleBudget("every group is at its floor, and the targets are not met. Raise the budget.")
+        if not prunable:
+            raise InfeasibleBudget(
+                "every group is at its minimum width, and the targets are not met. Raise the budget, or lower "
+                "min_width_ratio."
+            )
         if self._passes and settings.finetune_steps:
-            work.train(work.model, settings.finetune_steps, work.settings.lr, work.stream)
+            context.train(context.model, settings.finetune_steps, context.settings.lr, context.stream)
         self._passes += 1
-        self._share = self._even_share(list(live.values())) if settings.cut is None else 1 - settings.cut
-        self._queue = [name for name in self.order() if name in open_]
-        work.log({"phase": "eap", "pass": self._passes, "share": self._share, "order": self._queue})
+        widths = list(live.values())
+        self._keep_ratio = self._uniform_ratio(widths) if settings.prune_ratio is None else 1 - settings.prune_ratio
+        self._queue = [name for name in self.order() if name in prunable]
+        context.log({"phase": self.name, "pass": self._passes, "keep_ratio": self._keep_ratio, "order": self._queue})
 
     def order(self) -> list[str]:
-        """The groups that can be cut, by the energy of the layers that read them, the most expensive first.
+        """Prunable groups by the energy of their consumers, the most expensive first.
 
-        Of several costs, the one that is farthest above its aim decides.
+        Of several costs, the one that is furthest above its target counts.
         """
-        work = self._work
-        widths = work.widths()
-        vector = torch.tensor(widths, dtype=torch.float64)
-        over = [float(cost.to("cpu").value(vector)) / aim for cost, aim in zip(work.costs, work.targets, strict=True)]
-        cost = work.costs[over.index(max(over))].to("cpu")
-        spent: dict[str, float]
+        context = self._context
+        widths = context.named_widths()
+        vector = context.graph.widths(widths)
+        pairs = zip(context.costs, context.targets, strict=True)
+        cost = max(pairs, key=lambda pair: float(pair[0].to("cpu").value(vector)) / pair[1])[0].to("cpu")
         if isinstance(cost, EnergyModel):
-            layers = cost.per_layer(dict(zip(work.graph.full_widths, widths, strict=True)))
-            spent = {
-                g.name: sum(layers.get(path, 0.0) for path in g.layers(Role.CONSUMER)) for g in work.graph.prunable
-            }
+            layers = cost.per_layer(widths)
+            groups = context.graph.prunable
+            energy = {g.name: sum(layers.get(path, 0.0) for path in g.layers(Role.CONSUMER)) for g in groups}
         else:
-            shares = (cost.gradient(vector) * vector).tolist()
-            spent = dict(zip(work.graph.full_widths, shares, strict=True))
-        return sorted((group.name for group in work.graph.prunable), key=lambda name: -spent[name])
+            energy = dict(zip(widths, (cost.gradient(vector) * vector).tolist(), strict=True))
+        return sorted((group.name for group in context.graph.prunable), key=lambda name: -energy[name])
 
-    def _even_share(self, widths: list[int]) -> float:
-        """The largest share of all live widths that meets the targets; 0 if none does."""
-        work, low, high = self._work, 0.0, 1.0
-        for _ in range(_BISECTIONS):
-            share = 0.5 * (low + high)
-            if work.constraint_violation(self._lower(widths, share)) <= 0:
-                low = share
-            else:
-                high = share
-        return low
+    def _uniform_ratio(self, widths: list[int]) -> float:
+        """Largest ratio of all live widths that meets the targets; 0 if none does."""
+        context = self._context
 
-    def _lower(self, widths: list[int], share: float) -> list[int]:
-        return [min(*pair) for pair in zip(widths, self._work.round_widths([share * w for w in widths]), strict=True)]
+        def fits(ratio: float) -> bool:
+            rounded = context.round_widths([ratio * width for width in widths])
+            return context.constraint_violation([min(pair) for pair in zip(widths, rounded, strict=True)]) <= 0
 
-    def _target(self, widths: list[int], number: int) -> int:
-        """How wide a group shall be: as its share says, but at least one step narrower, and no narrower than needed."""
-        work = self._work
+        return largest_ratio(fits)
+
+    def _target_width(self, widths: list[int], number: int) -> int:
+        """Width of a group after its step: by the ratio, at least one step narrower, and no narrower than needed."""
+        context = self._context
+
+        def with_width(width: float) -> list[float]:
+            return [*widths[:number], width, *widths[number + 1 :]]
 
         def rounded(width: float) -> int:
-            return work.round_widths([*widths[:number], width, *widths[number + 1 :]])[number]
+            return context.round_widths(with_width(width))[number]
 
         def is_enough(width: int) -> bool:
-            return work.constraint_violation([*widths[:number], width, *widths[number + 1 :]]) <= 0
+            return context.constraint_violation(with_width(width)) <= 0
 
         width = rounded(widths[number] - 1)
-        last = min(width, rounded(self._share * widths[number]))
+        last = min(width, rounded(self._keep_ratio * widths[number]))
         if not is_enough(last):
             return last
         while not is_enough(width):
             width = max(last, rounded(width - 1))
         return width
 
-    # ------------------------------------------------------------ the cut
+    # ------------------------------------------------------------ pruning a group
 
-    def _cut(self, group: ChannelGroup, width: int) -> dict[str, Any]:
-        """Removes, restores and refits; what is worth telling of it."""
-        work, settings = self._work, self.settings
-        places = self._places(group)
-        dense = self._samples(self._dense, list(places)) if places else {}
-        places = {path: index for path, index in places.items() if path in dense}  # those that are really called
-        live = dict(zip(work.graph.full_widths, live_masks(work.model, work.graph), strict=True))[group.name].cpu()
-        order = magnitudes(work)[group.name].cpu().masked_fill(~live, -1).argsort(descending=True, stable=True).tolist()
-        alive = order[: int(live.sum())]
-        extra = min(math.ceil(settings.extra * (len(alive) - width)), width) if places else 0
+    def _prune(self, group: ChannelGroup, width: int) -> dict[str, Any]:
+        """Remove, restore and refit; returns the numbers for the history."""
+        context, settings = self._context, self.settings
+        consumers = self._consumers(group)
+        dense = self._samples(self._dense, list(consumers)) if consumers else {}
+        consumers = {path: index for path, index in consumers.items() if path in dense}  # layers that were called
+        names = list(context.graph.full_widths)
+        live = live_masks(context.model, context.graph)[names.index(group.name)].cpu()
+        importance = magnitudes(context)[group.name].cpu().masked_fill(~live, -1)
+        alive = importance.argsort(descending=True, stable=True)[: int(live.sum())].tolist()
+        extra = min(math.ceil(settings.extra * (len(alive) - width)), width) if consumers else 0
         removed = alive[width - extra :]
-        back = restored(self._views(places, dense), removed, extra) if extra else []
-        dead = [unit for unit in removed if unit not in back]
-        mask_channels_(work.model, work.graph, {group.name: torch.tensor(dead, dtype=torch.long)})
+        restored = restore_best(self._views(consumers, dense), removed, extra) if extra else []
+        dead = [unit for unit in removed if unit not in restored]
+        mask_channels_(context.model, context.graph, {group.name: torch.tensor(dead, dtype=torch.long)})
         if settings.refit:
-            modules = fit_modules(work.model)
-            for path in places:  # a layer may read what those before it gave
-                inputs = self._samples(work.model, [path])[path].inputs
+            modules = refittable_modules(context.model)
+            for path in consumers:  # in order: the inputs of a layer may depend on the refit of those before it
+                inputs = self._samples(context.model, [path])[path].inputs
                 refit_(modules[path], inputs, dense[path].outputs, settings.ridge)
-        return {"removed": len(dead), "restored": len(back), "refit": list(places) if settings.refit else []}
+        return {"removed": len(dead), "restored": len(restored), "refit": list(consumers) if settings.refit else []}
 
-    def _places(self, group: ChannelGroup) -> dict[str, Tensor]:
-        """The layers that read a group and can be refit, in the order of the forward pass, and where they read it."""
-        known = fit_modules(self._work.model)
+    def _consumers(self, group: ChannelGroup) -> dict[str, Tensor]:
+        """Consumers of a group that can be refit, in the order of the forward pass, and the indices of its channels."""
+        modules = refittable_modules(self._context.model)
         found: dict[str, Tensor] = {}
-        for place in group.slices:
-            path, _, tensor = place.tensor.rpartition(".")
-            if place.is_consumer and path in known and tensor == "weight" and place.axis == 1:
-                found[path] = torch.cat([found[path], place.index], 1) if path in found else place.index
+        for one in group.slices:
+            path, _, tensor = one.tensor.rpartition(".")
+            if one.is_consumer and path in modules and tensor == "weight" and one.axis == 1:
+                found[path] = torch.cat([found[path], one.index], 1) if path in found else one.index
         return found
 
-    def _views(self, places: Mapping[str, Tensor], dense: Mapping[str, Samples]) -> list[View]:
-        modules = fit_modules(self._work.model)
-        now = self._samples(self._work.model, list(places))
+    def _views(self, consumers: Mapping[str, Tensor], dense: Mapping[str, Samples]) -> list[ConsumerView]:
+        modules = refittable_modules(self._context.model)
+        now = self._samples(self._context.model, list(consumers))
         return [
-            View(Samples(now[path].inputs, dense[path].outputs), modules[path], columns_of(modules[path], index.cpu()))
-            for path, index in places.items()
+            ConsumerView(
+                Samples(now[path].inputs, dense[path].outputs), modules[path], columns_of(modules[path], index.cpu())
+            )
+            for path, index in consumers.items()
         ]
 
     def _samples(self, model: torch.nn.Module, paths: list[str]) -> dict[str, Samples]:
-        return sampled(model, paths, self._calibration(), self.settings.rows, self._work.settings.train.seed)
+        seed = self._context.settings.train.seed
+        return collect_samples(model, paths, self._calibration(), self.settings.rows, seed)
 
     def _calibration(self) -> list[Any]:
-        """The same inputs in all steps; they are counted once, however often a run is taken up again."""
+        """Calibration batches, the same in all steps. They are counted once, however often a run is resumed."""
         if self._batches is None:
-            stream = self._work.stream
-            counted = None if self._place is None else stream.state()
+            stream = self._context.stream
+            counted = None if self._first_batch is None else stream.state()
             fork = stream.fork()
-            fork.rank = 0  # all processes must decide alike, so they look at the same batches
-            if self._place is None:
-                self._place = fork.state()
+            fork.rank = 0  # all processes must take the same decisions, so they use the same batches
+            if self._first_batch is None:
+                self._first_batch = fork.state()
             else:
-                fork.restore(self._place)
+                fork.restore(self._first_batch)
             self._batches = [next(fork)[0] for _ in range(self.settings.batches)]
             if counted is not None:
                 stream.restore(counted)
         return self._batches
 
-    # ------------------------------------------------------------ the threshold
+    # ------------------------------------------------------------ threshold
 
-    def _score(self) -> float:
-        with in_evaluation(self._work.model):
-            return float(self._work.held_out(self._work.model))
+    def _score(self, model: torch.nn.Module) -> float:
+        with eval_mode(model):
+            return float(self._context.held_out(model))
 
-    def _too_low(self, score: float) -> bool:
+    def _is_too_low(self, score: float) -> bool:
         if self._dense_score is None:
-            with in_evaluation(self._dense):
-                self._dense_score = float(self._work.held_out(self._dense))
-        assert self.settings.max_drop is not None  # or the threshold would have been given up
-        return not score >= self._dense_score - self.settings.max_drop  # a score that is no number is too low
+            self._dense_score = self._score(self._dense)
+        assert self.settings.max_drop is not None  # there is a threshold
+        return not score >= self._dense_score - self.settings.max_drop  # NaN is too low
 
     # ------------------------------------------------------------ state
 
     def state_dict(self) -> dict[str, Any]:
-        """Where it is in its pass."""
+        """Position within the pass."""
         return {
-            "place": self._place,
+            "first_batch": self._first_batch,
             "passes": self._passes,
-            "share": self._share,
+            "keep_ratio": self._keep_ratio,
             "queue": list(self._queue),
-            "closed": list(self._closed),
+            "skipped": list(self._skipped),
             "dense_score": self._dense_score,
-            "gave_up": self._gave_up,
+            "has_threshold": self._has_threshold,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Puts it back."""
+        """Restore a state."""
         self._batches = None
-        self._place = None if state["place"] is None else {name: int(value) for name, value in state["place"].items()}
-        self._passes, self._share = int(state["passes"]), float(state["share"])
-        self._queue, self._closed = [str(name) for name in state["queue"]], [str(name) for name in state["closed"]]
+        first = state["first_batch"]
+        self._first_batch = None if first is None else {name: int(value) for name, value in first.items()}
+        self._passes, self._keep_ratio = int(state["passes"]), float(state["keep_ratio"])
+        self._queue, self._skipped = [str(name) for name in state["queue"]], [str(name) for name in state["skipped"]]
         self._dense_score = None if state["dense_score"] is None else float(state["dense_score"])
-        self._gave_up = bool(state["gave_up"])
+        self._has_threshold = bool(state["has_threshold"])

@@ -1,34 +1,35 @@
-"""LcP and LeGR: one global ranking of all channels by norm, made fair by a learned compensation of each group.
+"""LcP and LeGR: prune by one global ranking of all channels, with a learned compensation for each group.
 
 T.-W. Chin, C. Zhang, D. Marculescu: Layer-compensated Pruning for Resource-constrained Convolutional Neural Networks,
-arXiv:1810.00518 (LcP, adds a shift to the norms of a layer), and T.-W. Chin, R. Ding, C. Zhang, D. Marculescu: Towards
-Efficient Model Compression via Learned Global Ranking, CVPR 2020 (LeGR, scales them too). All numbers are those of the
-authors' code, github.com/enyac-group/LeGR, for both.
+arXiv:1810.00518 (LcP, shifts the norms of a layer), and T.-W. Chin, R. Ding, C. Zhang, D. Marculescu: Towards Efficient
+Model Compression via Learned Global Ranking, CVPR 2020 (LeGR, scales them too). All numbers are those of the authors'
+code, github.com/enyac-group/LeGR, for both.
 
-As there: channels go in ascending order of `scale * squared norm + shift`; scales and shifts come from regularised
-evolution, in which the oldest dies (400 candidates, population 64, tournaments of 16, a tenth of the layers mutated,
-scales by exp(N(0, 1)) with a step that shrinks to a fifth, shifts by N(0, spread of the layer's norms)), and each
-candidate is judged by the network that it leaves, after a few steps of training or none. The plain norms are among the
-first candidates. At least a tenth of a layer stays. One search serves every budget.
+As there: channels are removed in ascending order of `scale * squared norm + shift`. Scales and shifts are found by
+regularised evolution (400 candidates, population 64, tournaments of 16, a tenth of the layers mutated, scales by
+exp(N(0, 1)) with a step that shrinks to a fifth, shifts by N(0, std of the layer's norms)). Each candidate is scored by
+the network that it leaves, after a few steps of training or none. The plain norms are among the first candidates. At
+least a tenth of a layer stays. One search serves every budget.
 
-Changed for energy: the ranking is cut where the predicted joules meet the targets, not the FLOPs. The energy enters there
-alone: the order is by score, not by score per joule, for the compensation can learn what a layer is worth.
+Changed for energy: the ranking ends where the predicted joules meet the targets, not the FLOPs. Energy has no other
+influence: the order is by score, not by score per joule, since the compensation can learn the value of a layer.
 
 Changed besides, and why:
-    - Layers are channel groups of the graph, and the norm is that of the weights that read a channel, as for all
-      methods here, not of the filter that writes it: so a channel that many layers share counts once, with all of them.
-    - Candidates are judged by the score on held-out data, never on test data, as the published scripts do.
-    - Batch norms get statistics of their own before a candidate is judged (`recalibration.py`), as for all methods.
-    - At least one group is mutated. The authors' tenth of fewer than ten layers is none, and the search would stand.
-    - Widths are rounded down to the width_remainders that the hardware likes.
-    - `short_steps` is 0, as in their CIFAR-10 table. Their 200 for ImageNet are 80,000 batches with 400 candidates,
-      and comparisons here are at equal batches; where they are trained, it is by the trainer all methods share.
+- Layers are channel groups, and the norm is that of the weights that consume a channel, as for all methods here, not of
+  the filter that produces it. A channel that several layers share counts once, with all of them.
+- Candidates are scored on held-out data, not on test data as in the published scripts.
+- Batch norms are recalibrated before a candidate is scored (`recalibration.py`), as for all methods.
+- At least one group is mutated. The authors' tenth of fewer than ten layers is none, and the search would stop.
+- Widths are rounded down to allowed widths.
+- `short_steps` is 0, as in their CIFAR-10 table. Their 200 for ImageNet are 80,000 batches with 400 candidates, and
+  comparisons here are at equal batches.
 """
 
 from __future__ import annotations
 
 import copy
 import math
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -36,119 +37,106 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ecc.errors import BadWidths, EccError, InfeasibleBudget
+from ecc.errors import BadWidths
 from ecc.graph import ChannelGroup
 from ecc.methods.base import PruningContext, magnitudes
+from ecc.options import check_options, option
 from ecc.training import derived_seed
 
+from .widths import check_feasible
+
 LAST_STEP = 0.2
-"""Of the mutations of scales, in those of the first candidate."""
+"""Step of the mutations of scales at the last candidate, relative to the first one."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LcpSettings:
-    """How to search; the defaults are those of LeGR's code.
+    """Settings of the search. The defaults are those of LeGR's code.
 
     Raises:
-        EccError: If a value is out of its range.
+        EccError: A value is out of range.
     """
 
-    scale: bool = False
-    """Whether norms are scaled and shifted, as by LeGR, or only shifted, as by LcP."""
-    candidates: int = 400
-    """Networks that are judged; 1 takes the norms as they are."""
-    population: int = 64
-    tournament: int = 16
-    """Drawn from the population, with repeats; the best of them has a child."""
-    mutated: float = 0.1
-    """Share of the groups in which a child differs."""
-    sigma: float = 1.0
-    """Of the logarithm of scales."""
-    spread: float = 1.0
-    """Of shifts, in standard deviations of a group's norms."""
-    short_steps: int = 0
-    """Steps that a candidate is trained before it is judged."""
-    short_lr: float | None = None
-    """Learning rate of these; by default as in the solve."""
-    search_share: float | None = None
-    """What candidates may cost, of the dense network, such as that of the tightest budget to come. None: the targets."""
+    scale: bool = option(False, "Scale and shift the norms (LeGR), or only shift them (LcP).")
+    candidates: int = option(400, "Number of candidates; 1 uses the plain norms.", range=(1, None))
+    population: int = option(64, "Size of the population.", range=(1, None))
+    tournament: int = option(16, "Members drawn for a tournament; the best has a child.", range=(1, None))
+    mutation_ratio: float = option(0.1, "Fraction of the groups that are mutated.", above=0, range=(None, 1))
+    sigma: float = option(1.0, "Standard deviation of the logarithm of scales.", range=(0, None))
+    spread: float = option(1.0, "Standard deviation of shifts, in that of the group's norms.", range=(0, None))
+    short_steps: int = option(0, "Training steps of each candidate.", range=(0, None))
+    short_lr: float | None = option(
+        None, "Learning rate of these; that of the run by default.", above=0, range=(None, 1)
+    )
+    search_cost: float | None = option(
+        None, "Cost of candidates as a fraction of the dense cost; by default the targets.", above=0, range=(None, 1)
+    )
 
     def __post_init__(self) -> None:
-        for name, least in (("candidates", 1), ("population", 1), ("tournament", 1), ("short_steps", 0)):
-            if getattr(self, name) < least:
-                raise EccError(f"{name}={getattr(self, name)} is below {least}, the least it may be.")
-        if not 0 < self.mutated <= 1:
-            raise EccError(f"mutated={self.mutated} is a share of the groups, above 0 and up to 1.")
-        for name in ("sigma", "spread"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise EccError(f"{name}={getattr(self, name)} is not a number of at least 0.")
-        if self.short_lr is not None and not 0 < self.short_lr < 1:
-            raise EccError(f"short_lr={self.short_lr} is outside 0..1.")
-        if self.search_share is not None and not 0 < self.search_share <= 1:
-            raise EccError(f"search_share={self.search_share} is a share of the dense network, above 0 and up to 1.")
+        check_options(self)
 
 
 @dataclass(frozen=True)
 class Compensation:
-    """What is done to the norms of each group that can shrink, in the order of the graph."""
+    """Scale and shift of the norms of each group that can be pruned, in the order of the graph."""
 
     scales: tuple[float, ...]
     shifts: tuple[float, ...]
 
     @classmethod
     def none(cls, groups: int) -> Compensation:
-        """Leaves the norms as they are."""
+        """The plain norms."""
         return cls((1.0,) * groups, (0.0,) * groups)
 
 
 class Evolution:
-    """Regularised evolution of compensations: the best of a few has a child, and the oldest of all dies.
+    """Regularised evolution: the best of a tournament has a child, and the oldest of the population is removed.
 
     Args:
         spreads: Standard deviation of the norms of each group.
-        settings: How.
-        seed: Of all that is drawn.
+        settings: Settings.
+        seed: Random seed.
     """
 
     def __init__(self, spreads: Sequence[float], settings: LcpSettings, seed: int) -> None:
         self._spreads = torch.tensor(spreads, dtype=torch.float64) * settings.spread
         self._settings = settings
         self._generator = torch.Generator().manual_seed(seed)
-        self.judged = 0
+        self.scored = 0
         self.population: list[tuple[float, Compensation]] = []
         """Fitness and candidate, the oldest first."""
         self.best: tuple[float, Compensation] = (-math.inf, Compensation.none(len(spreads)))
-        """Of all that ever lived; the first one of equals."""
+        """The best of all candidates; the first one of equals."""
 
     @property
     def is_over(self) -> bool:
-        """Whether all candidates were judged."""
-        return self.judged >= self._settings.candidates
+        """Whether all candidates were scored."""
+        return self.scored >= self._settings.candidates
 
     def propose(self) -> Compensation:
-        """The next candidate; draws anew at each call."""
+        """The next candidate. Every call draws random numbers."""
         count = len(self._spreads)
-        if self.judged == 0 or not count:
+        if self.scored == 0 or not count:
             return Compensation.none(count)
-        if self.judged < self._settings.population:
-            return self._moved(Compensation.none(count), list(range(count)), 1.0)
+        if self.scored < self._settings.population:
+            return self._mutate(Compensation.none(count), list(range(count)), 1.0)
         drawn = torch.randint(len(self.population), (self._settings.tournament,), generator=self._generator).tolist()
         _, parent = self.population[max(drawn, key=lambda member: self.population[member][0])]
-        mutated = max(1, int(self._settings.mutated * count))
+        mutated = max(1, int(self._settings.mutation_ratio * count))
         places = torch.randperm(count, generator=self._generator)[:mutated].tolist()
-        return self._moved(parent, places, 1 - (1 - LAST_STEP) * self.judged / self._settings.candidates)
+        return self._mutate(parent, places, 1 - (1 - LAST_STEP) * self.scored / self._settings.candidates)
 
-    def judge(self, candidate: Compensation, fitness: float) -> None:
-        """Takes a candidate in, and lets the oldest go where there are too many; higher is fitter."""
-        fitness = -math.inf if math.isnan(fitness) else fitness  # a network that broke
+    def add(self, candidate: Compensation, fitness: float) -> None:
+        """Add a candidate to the population. Higher is fitter; NaN counts as the lowest fitness."""
+        fitness = -math.inf if math.isnan(fitness) else fitness
         self.population.append((fitness, candidate))
         del self.population[: -self._settings.population]
-        if self.judged == 0 or fitness > self.best[0]:
+        if self.scored == 0 or fitness > self.best[0]:
             self.best = (fitness, candidate)
-        self.judged += 1
+        self.scored += 1
 
-    def _moved(self, base: Compensation, places: Sequence[int], step: float) -> Compensation:
-        """Another compensation that differs in some groups."""
+    def _mutate(self, base: Compensation, places: Sequence[int], step: float) -> Compensation:
+        """A compensation that differs in some groups."""
         drawn = torch.randn(2, len(places), generator=self._generator, dtype=torch.float64)
         scales, shifts = list(base.scales), list(base.shifts)
         for place, up, along in zip(places, *drawn.tolist(), strict=True):
@@ -160,26 +148,26 @@ class Evolution:
     def state(self) -> dict[str, Any]:
         """Plain values, and the state of the generator."""
         return {
-            "judged": self.judged,
+            "scored": self.scored,
             "population": [_plain(member) for member in self.population],
             "best": _plain(self.best),
             "generator": self._generator.get_state(),
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """The reverse."""
-        self.judged = int(state["judged"])
+        """Restore a state."""
+        self.scored = int(state["scored"])
         self.population = [_member(member) for member in state["population"]]
         self.best = _member(state["best"])
         self._generator.set_state(state["generator"].cpu().clone())
 
 
 class Lcp:
-    """Searches for the compensation of each group, and cuts the ranking at the targets.
+    """Searches the compensation of each group, and prunes by the ranking until the targets are met.
 
     Args:
-        settings: How.
-        found: The `compensation` of an earlier search of the same network: nothing is searched then.
+        settings: Settings.
+        found: The `compensation` of an earlier search of the same network; then nothing is searched.
     """
 
     prunes_from_dense = True
@@ -192,61 +180,59 @@ class Lcp:
 
     @property
     def name(self) -> str:
-        """By whether norms are scaled."""
+        """legr if norms are scaled, else lcp."""
         return "legr" if self.settings.scale else "lcp"
 
     @property
     def needs_held_out(self) -> bool:
-        """Where it searches."""
+        """Whether it searches."""
         return self._found is None
 
     def config(self) -> dict[str, Any]:
-        """The settings, and what was found before."""
+        """All settings, and `found`."""
         found = None if self._found is None else {name: list(pair) for name, pair in self._found.items()}
         return {**asdict(self.settings), "found": found}
 
-    def start(self, work: PruningContext) -> None:
-        """Remembers the dense weights, from which every candidate is cut, and their norms.
+    def start(self, context: PruningContext) -> None:
+        """Keep the dense weights and their norms.
 
         Raises:
-            BadWidths: If what was found before is of another network.
-            InfeasibleBudget: If no candidate could cost as little as `search_share`.
+            BadWidths: `found` belongs to another network.
+            InfeasibleBudget: No candidate can meet `search_cost`.
         """
-        self._work = work
-        self._dense = copy.deepcopy(work.model.state_dict())
-        self._trial = copy.deepcopy(work.model)  # pruned anew for each candidate
-        pairs = zip(work.graph.groups, work.min_widths(), strict=True)
-        self._groups = [group for group, floor in pairs if group.frozen is None and floor < group.width]
-        self._begin({name: norms.double().cpu() for name, norms in magnitudes(work).items()})
-        share = self.settings.search_share
-        self._search_aims = None
-        if share is not None:
-            full = torch.tensor([group.width for group in work.graph.groups], dtype=torch.float64)
-            self._search_aims = [share * float(cost.to("cpu").value(full)) for cost in work.costs]
-            if self._found is None:
-                _refuse_infeasible(self._search_work)
-        if self._found is not None and not {group.name for group in self._groups} <= set(self._found):
-            missing = sorted({group.name for group in self._groups} - set(self._found))
-            raise BadWidths(f"the compensation has nothing for {missing}; it must be of this network, or be searched.")
+        self._context = self._search_context = context
+        self._dense = copy.deepcopy(context.model.state_dict())
+        self._trial = copy.deepcopy(context.model)  # pruned for each candidate
+        pairs = zip(context.graph.groups, context.min_widths(), strict=True)
+        self._groups = [group for group, least in pairs if group.frozen is None and least < group.width]
+        self._start_search({name: norms.double().cpu() for name, norms in magnitudes(context).items()})
+        names = {group.name for group in self._groups}
+        if self._found is not None and not names <= set(self._found):
+            raise BadWidths(f"the compensation lacks {sorted(names - set(self._found))}; it must be of this network.")
+        if self._found is None and self.settings.search_cost is not None:
+            full = context.graph.widths()
+            targets = [self.settings.search_cost * float(cost.to("cpu").value(full)) for cost in context.costs]
+            self._search_context = replace(context, targets=targets)
+            check_feasible(self._search_context)
 
-    def _begin(self, norms: dict[str, Tensor]) -> None:
+    def _start_search(self, norms: dict[str, Tensor]) -> None:
         self._norms = norms
         spreads = [float(norms[group.name].std(unbiased=False)) for group in self._groups]
-        self._evolution = Evolution(spreads, self.settings, derived_seed(self._work.settings.train.seed, "lcp"))
+        self._evolution = Evolution(spreads, self.settings, derived_seed(self._context.settings.train.seed, "lcp"))
 
     @property
     def is_searching(self) -> bool:
-        """Whether candidates are left to judge."""
+        """Whether candidates are left."""
         return self._found is None and not self._evolution.is_over
 
     @property
     def is_done(self) -> bool:
         """Whether the search is over and the targets are met."""
-        return not self.is_searching and self._work.constraint_violation(self._work.widths()) <= 0
+        return not self.is_searching and self._context.constraint_violation(self._context.widths()) <= 0
 
     @property
     def compensation(self) -> dict[str, tuple[float, float]]:
-        """Scale and shift of each group, the best so far; for `found` at another budget."""
+        """Best scale and shift of each group so far; pass it as `found` at another budget."""
         if self._found is not None:
             return dict(self._found)
         _, best = self._evolution.best
@@ -254,103 +240,77 @@ class Lcp:
         return {group.name: pair for group, pair in zip(self._groups, pairs, strict=True)}
 
     def step(self) -> None:
-        """Judges one candidate; once all are judged, cuts the dense network to the targets by the best of them."""
+        """Score one candidate. After all are scored, prune the dense network to the targets by the best of them."""
         if self.is_searching:
-            self._judge()
+            self._score_candidate()
         else:
-            self._cut()
+            self._prune()
 
-    def _judge(self) -> None:
-        work, evolution = self._work, self._evolution
+    def _score_candidate(self) -> None:
+        context, evolution = self._context, self._evolution
         candidate = evolution.propose()
-        widths = ranked_widths(self._search_work, self._groups, self._norms, candidate)
+        widths = ranked_widths(self._search_context, self._groups, self._norms, candidate)
         self._trial.load_state_dict(self._dense)
-        work.keep_channels_(self._trial, self._norms, widths)
+        context.keep_channels_(self._trial, self._norms, widths)
         if self.settings.short_steps:
-            lr = self.settings.short_lr or work.settings.lr
-            work.train(self._trial, self.settings.short_steps, lr, work.stream.fork())
-        fitness = float(work.held_out(self._trial))
-        evolution.judge(candidate, fitness)
-        work.log(
-            {
-                "phase": self.name,
-                "candidate": evolution.judged,
-                "fitness": fitness,
-                "best": evolution.best[0],
-                "widths": widths,
-            }
-        )
+            lr = self.settings.short_lr or context.settings.lr
+            context.train(self._trial, self.settings.short_steps, lr, context.stream.fork())
+        fitness = float(context.held_out(self._trial))
+        evolution.add(candidate, fitness)
+        line = {"candidate": evolution.scored, "fitness": fitness, "best": evolution.best[0], "widths": widths}
+        context.log({"phase": self.name, **line})
 
-    def _cut(self) -> None:
-        work, found = self._work, self.compensation
-        pairs = [found[group.name] for group in self._groups]
-        candidate = Compensation(tuple(scale for scale, _ in pairs), tuple(shift for _, shift in pairs))
-        widths = ranked_widths(work, self._groups, self._norms, candidate)
-        work.model.load_state_dict(self._dense)
-        work.keep_channels_(work.model, self._norms, widths)
+    def _prune(self) -> None:
+        context, found = self._context, self.compensation
+        scales, shifts = (tuple(found[group.name][k] for group in self._groups) for k in (0, 1))
+        widths = ranked_widths(context, self._groups, self._norms, Compensation(scales, shifts))
+        context.model.load_state_dict(self._dense)
+        context.keep_channels_(context.model, self._norms, widths)
         compensation = {name: list(pair) for name, pair in found.items()}
-        work.log({"phase": self.name, "compensation": compensation, "widths": widths})
-
-    @property
-    def _search_work(self) -> PruningContext:
-        return self._work if self._search_aims is None else replace(self._work, targets=self._search_aims)
+        context.log({"phase": self.name, "compensation": compensation, "widths": widths})
 
     def state_dict(self) -> dict[str, Any]:
-        """The norms of the dense weights, and where the search stands."""
+        """Norms of the dense weights, and the state of the search."""
         return {"norms": dict(self._norms), "evolution": self._evolution.state()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Puts them back; every bit of a norm counts in a ranking, so they are not computed again."""
-        self._begin({name: norms.cpu() for name, norms in state["norms"].items()})
+        """Restore a state. Norms are not computed again, since every bit counts in a ranking."""
+        self._start_search({name: norms.cpu() for name, norms in state["norms"].items()})
         self._evolution.restore(state["evolution"])
 
 
 def ranked_widths(
-    work: PruningContext, groups: Sequence[ChannelGroup], norms: Mapping[str, Tensor], compensation: Compensation
+    context: PruningContext, groups: Sequence[ChannelGroup], norms: Mapping[str, Tensor], compensation: Compensation
 ) -> list[int]:
-    """What is left when the fewest channels of the ranking are removed that meet the targets.
+    """Widths after the fewest channels of the ranking are removed that meet the targets.
 
-    Widths are rounded down to the width_remainders, and none goes below its floor: a channel that comes up in a group at its
-    floor stays. Costs never fall when widths grow, so that a bisection finds the very channel.
+    Widths are rounded down to allowed widths, but not below the minimum width: a channel that comes up in a group at
+    its minimum stays. Costs never fall when widths grow, so a bisection finds the number of channels.
 
     Args:
-        work: Its targets are met.
-        groups: Those that can shrink.
-        norms: Of each channel of each of them.
-        compensation: Of each of them.
+        context: Has the targets.
+        groups: Groups that can be pruned.
+        norms: Norm of each channel of these groups.
+        compensation: Compensation of these groups.
 
     Raises:
-        InfeasibleBudget: If the targets are below what all floors cost.
+        InfeasibleBudget: The targets are below the cost at the minimum widths.
     """
-    _refuse_infeasible(work)
-    places = {group.name: place for place, group in enumerate(work.graph.groups)}
-    full = torch.tensor([group.width for group in work.graph.groups])
+    check_feasible(context)
+    positions = {group.name: position for position, group in enumerate(context.graph.groups)}
+    full = torch.tensor([group.width for group in context.graph.groups])
     scores, owners = [torch.zeros(0, dtype=torch.float64)], [torch.zeros(0, dtype=torch.long)]
     for group, scale, shift in zip(groups, compensation.scales, compensation.shifts, strict=True):
         scores.append(scale * norms[group.name].double() + shift)
-        owners.append(torch.full((group.width,), places[group.name]))
+        owners.append(torch.full((group.width,), positions[group.name]))
     order = torch.cat(owners)[torch.cat(scores).argsort(stable=True)]
 
     def left(removed: int) -> list[int]:
-        return work.round_widths((full - order[:removed].bincount(minlength=len(full))).tolist())
+        return context.round_widths((full - order[:removed].bincount(minlength=len(full))).tolist())
 
-    low, high = 0, len(order)  # high meets the targets
-    while low < high:
-        middle = (low + high) // 2
-        if work.constraint_violation(left(middle)) <= 0:
-            high = middle
-        else:
-            low = middle + 1
-    return left(high)
-
-
-def _refuse_infeasible(work: PruningContext) -> None:
-    excess = work.constraint_violation(work.min_widths())
-    if excess > 0:
-        raise InfeasibleBudget(
-            f"with every group at its floor this network still costs {1 + excess:.1%} of what it may. Raise the budget "
-            "or the search_share, or lower min_width_ratio."
-        )
+    # The last one, with all channels removed, meets the targets.
+    fits = bisect_left(range(len(order)), True, key=lambda removed: context.constraint_violation(left(removed)) <= 0)
+    return left(fits)
 
 
 def _plain(member: tuple[float, Compensation]) -> list[Any]:

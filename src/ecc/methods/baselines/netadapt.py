@@ -1,26 +1,25 @@
-"""NetAdapt: round after round, the one group whose cut hurts least is cut until the round's share of energy is saved.
+"""NetAdapt: in each round, prune the one group whose removal of a given share of the cost hurts the score least.
 
 Yang, Howard, Chen, Zhang, Go, Sandler, Sze, Adam: NetAdapt: Platform-Aware Neural Network Adaptation for Mobile
 Applications. ECCV 2018, arXiv:1804.03230. Their code: github.com/denru01/netadapt.
 
-As in the paper: a round lowers the bound by an amount that decays from round to round; each group proposes to be cut,
-alone, as little as meets the bound; what has the least magnitude goes; each proposal is trained for a short while and
-the one of highest score on held-out training data is taken. Long-term fine-tuning is the tuning of all methods.
+As in the paper: a round lowers the target by an amount that decays from round to round. Each group alone is pruned as
+little as meets the target, by magnitude. Each proposal is trained for a short while, and the one with the highest score
+on held-out training data is taken. Long-term finetuning is the finetuning of all methods.
 
 Changed for energy:
-- The resource is what the energy model predicts, in place of a table of latencies by layer. Of several budgets the
-  bound is on the one that is exceeded most, by its share of the aim.
-- Units are channel groups: what shortcuts or depthwise layers tie together is cut together, so that any network goes.
-  The magnitude of a channel is of the weights that read it, as for the other controls.
-- The last round's bound is the aim itself, so that all methods spend the same. After `rounds` rounds it is the aim in
-  any case: a reduction that decays by 0.96 from 2.5 % sums up to 62.5 %, and would never reach a quarter.
-- Where no group can meet the bound alone, near the floors, each goes to its floor and others help; the paper would
-  end. Different groups then often propose the same network, which is trained once.
-- Held out is what the task holds out; the authors' code selects on training images. It also divides the loss of
-  accuracy by the saved resource, which the paper does not; `selection` has both.
-- Batch norms get statistics of their own before a candidate is judged (`recalibration.py`), as for all methods here.
-- Short trainings take Adam and the teacher as everything here does, and all of a round see the same batches. They run
-  one after the other: the batches are counted either way, and with one device nothing would be gained.
+- The cost is predicted by the energy model, not by a table of latencies per layer. Of several budgets, the one that is
+  violated most, relative to its target, counts.
+- Units are channel groups, so that shortcuts and depthwise layers are pruned together and any network works. The
+  magnitude of a channel is that of the weights that consume it, as for the other baselines.
+- The target of the last round is the budget itself. After `rounds` rounds it is the budget in any case: a reduction of
+  2.5 % that decays by 0.96 sums up to 62.5 %, and would never reach a quarter.
+- If no group can meet the target alone, near the minimum widths, each goes to its minimum and others follow; the paper
+  would stop. Different groups then often propose the same network, which is trained once.
+- Proposals are compared on held-out data; the authors' code uses training images. It also divides the loss of accuracy
+  by the saved resource, which the paper does not; `selection` has both.
+- Batch norms are recalibrated before a candidate is scored (`recalibration.py`), as for all methods here.
+- Short trainings use Adam and the teacher, as everything here does, and all of a round see the same batches.
 """
 
 from __future__ import annotations
@@ -32,58 +31,56 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from ecc.errors import EccError, InfeasibleBudget
+from ecc.errors import InfeasibleBudget
 from ecc.methods.base import PruningContext, magnitudes
+from ecc.options import check_options, option
 from ecc.training import BatchStream
 
+from .widths import allowed_widths
+
 SELECTIONS = ("score", "score per joule")
-_LEAST_LOSS, _LEAST_SAVING = 1e-6, 1e-5  # of score and resource, against division by nothing; the authors' numbers
+_MIN_LOSS, _MIN_SAVING = 1e-6, 1e-5  # of score and resource, against division by zero; the authors' numbers
 
 
 @dataclass(frozen=True, kw_only=True)
 class NetAdaptSettings:
-    """How NetAdapt works. With the defaults half of the energy is reached within 15 rounds, a quarter within 24.
+    """Settings of NetAdapt. With the defaults half of the energy takes 15 rounds, a quarter 24.
 
     Raises:
-        EccError: If a value is out of its range.
+        EccError: A value is out of range.
     """
 
-    initial_reduction: float = 0.04
-    """What the first round saves, as a share of the dense network's cost."""
-    decay: float = 0.98
-    """The reduction of a round, as a share of that of the round before."""
-    rounds: int = 30
-    """In this round, at the latest, the targets are met."""
-    short_steps: int | None = None
-    """Training steps of each candidate, or fewer where they are not left. None shares the steps of the solve among the
-    rounds that are to be expected, and those of a round among its candidates, as ECC's authors did: then NetAdapt sees
-    about as many batches as ECC, losers included."""
-    selection: str = "score"
-    """Who wins a round: the highest score, as in the paper; or the least loss of score for what is saved, as in the
-    authors' code ("score per joule")."""
+    initial_reduction: float = option(
+        0.04, "Reduction of the first round, as a fraction of the dense cost.", above=0, range=(None, 1)
+    )
+    decay: float = option(0.98, "Reduction of a round, as a fraction of the one before.", above=0, range=(None, 1))
+    rounds: int = option(30, "Maximum number of rounds; the last one meets the targets.", range=(1, None))
+    short_steps: int | None = option(
+        None,
+        "Training steps of each candidate. None divides the pruning steps among the expected rounds, and those of a "
+        "round among its candidates, so that NetAdapt sees about as many batches as ECC.",
+        range=(1, None),
+    )
+    selection: str = option(
+        "score",
+        "What selects a candidate: the highest score, as in the paper, or the smallest loss of score per saved joule, "
+        "as in the authors' code.",
+        choices=SELECTIONS,
+    )
 
     def __post_init__(self) -> None:
-        for name in ("initial_reduction", "decay"):
-            if not 0 < getattr(self, name) <= 1:
-                raise EccError(f"{name}={getattr(self, name)} is a share, above 0 and at most 1.")
-        for name in ("rounds", "short_steps"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise EccError(f"{name}={value} is below 1, the least it may be.")
-        if self.selection not in SELECTIONS:
-            raise EccError(f"selection={self.selection!r} is none of {', '.join(map(repr, SELECTIONS))}.")
+        check_options(self)
 
     def reduction(self, done: int) -> float:
-        """What a round should save after some that are done, as a share of the dense network's cost."""
+        """Reduction of the next round after some are done, as a fraction of the dense cost."""
         return self.initial_reduction * self.decay**done
 
-    def rounds_to(self, share: float) -> int:
-        """How many rounds reach a share of the dense network's cost, if each saves what it should."""
+    def rounds_to(self, fraction: float) -> int:
+        """Number of rounds to a fraction of the dense cost, if each saves what it should."""
         left, done = 1.0, 0
-        while left > share + 1e-9 and done < self.rounds:
+        while left > fraction + 1e-9 and done < self.rounds:
             left -= self.reduction(done)
             done += 1
         return max(1, done)
@@ -91,16 +88,16 @@ class NetAdaptSettings:
 
 @dataclass(frozen=True)
 class Proposal:
-    """Widths that a round might end with."""
+    """Widths that a round may end with."""
 
     widths: tuple[int, ...]
     groups: tuple[str, ...]
-    """Who proposed them."""
+    """Groups that proposed them."""
 
 
 @dataclass(frozen=True)
 class _Candidate:
-    """A proposal that was trained."""
+    """A proposal after its short training."""
 
     proposal: Proposal
     score: float
@@ -110,10 +107,10 @@ class _Candidate:
 
 
 class NetAdapt:
-    """Cuts one group a round, the one of which the network recovers best.
+    """Prunes one group per round, the one after which the network recovers best.
 
     Args:
-        settings: How.
+        settings: Settings.
     """
 
     name = "netadapt"
@@ -122,75 +119,77 @@ class NetAdapt:
     def __init__(self, settings: NetAdaptSettings | None = None) -> None:
         self.settings = settings or NetAdaptSettings()
         self.rounds: list[dict[str, Any]] = []
-        """What each round so far proposed and chose."""
+        """Proposals and choice of each round so far."""
 
     def config(self) -> dict[str, Any]:
         """All settings."""
         return asdict(self.settings)
 
-    def start(self, work: PruningContext) -> None:
-        """Notes the widths that each group can have."""
-        self._work = work
-        self._full = [group.width for group in work.graph.groups]
-        self._ladders = _ladders(work)
-        self._score: float | None = None  # of the network as it is
-        self._begun = work.stream.total
+    def start(self, context: PruningContext) -> None:
+        """Find the widths that each group can have."""
+        self._context = context
+        self._full = [group.width for group in context.graph.groups]
+        self._allowed = allowed_widths(context)
+        self._score: float | None = None  # of the present network
+        self._first_batch = context.stream.total
         self.rounds = []
 
     @property
     def is_done(self) -> bool:
         """Whether the targets are met."""
-        return self._work.constraint_violation(self._work.widths()) <= 0
+        return self._violation(self._context.widths()) <= 0
 
     def target(self, widths: Sequence[int]) -> float:
-        """The excess that the next round may leave; 0 in the last."""
+        """Constraint violation that the next round may leave; 0 in the last round."""
         if len(self.rounds) + 1 >= self.settings.rounds:
             return 0.0
-        dense = 1 + self._work.constraint_violation(self._full)
-        return max(0.0, self._work.constraint_violation(widths) - self.settings.reduction(len(self.rounds)) * dense)
+        dense = 1 + self._violation(self._full)
+        return max(0.0, self._violation(widths) - self.settings.reduction(len(self.rounds)) * dense)
 
     def step(self) -> None:
         """One round.
 
         Raises:
-            BadTask: If the task has nothing held out to choose by.
-            InfeasibleBudget: If every group is at its floor, and the targets are not met.
+            InfeasibleBudget: Every group is at its minimum width, and the targets are not met.
         """
-        work = self._work
+        context = self._context
         if self._score is None:
-            self._score = float(work.held_out(work.model))
-        before = work.widths()
+            self._score = float(context.held_out(context.model))
+        before = context.widths()
         target = self.target(before)
         proposals = self.proposals(before, target)
         if not proposals:
             raise InfeasibleBudget(
-                f"the energy model still predicts {work.constraint_violation(before):.1%} too much with every group at its floor; "
-                "raise the budget or lower min_width_ratio (--min-width-ratio)."
+                f"the predicted cost is {self._violation(before):.1%} above the target with every group at its minimum "
+                "width. Raise the budget, or lower min_width_ratio."
             )
         best: _Candidate | None = None
         scores = {}
-        norms, steps = magnitudes(work), self.short_steps(len(proposals))
+        importance, steps = magnitudes(context), self.short_steps(len(proposals))
         for proposal in proposals:
-            candidate = self._tried(proposal, before, norms, steps)
+            candidate = self._try(proposal, before, importance, steps)
             scores[", ".join(proposal.groups)] = candidate.score
-            if best is None or candidate.rank > best.rank:  # only the best is kept, for memory
+            if best is None or candidate.rank > best.rank:  # only the best is kept, to save memory
                 best = candidate
         assert best is not None  # there are proposals
         self._take(best)
-        self._note(best, target, scores)
+        self._log(best, target, scores)
+
+    def _violation(self, widths: Sequence[float]) -> float:
+        return self._context.constraint_violation(widths)
 
     # ------------------------------------------------------------ proposals
 
     def proposals(self, widths: Sequence[int], target: float) -> list[Proposal]:
-        """What each group proposes, without repeats; empty if none can be cut any further.
+        """Proposal of each group, without duplicates; empty if no group can be pruned any further.
 
         Args:
-            widths: As they are.
-            target: The excess that the round may leave.
+            widths: Present widths.
+            target: Constraint violation that the round may leave.
         """
         found: dict[tuple[int, ...], tuple[str, ...]] = {}
-        can = [group for group, width in enumerate(widths) if self._below(group, width)]
-        alone = {group: self._alone(widths, group, target) for group in can}
+        prunable = [group for group, width in enumerate(widths) if self._below(group, width)]
+        alone = {group: self._alone(widths, group, target) for group in prunable}
         for group, width in alone.items():
             if width is not None:
                 proposed = _with(widths, group, width)
@@ -198,121 +197,108 @@ class NetAdapt:
                 proposed = self._together(widths, group, target)
             else:
                 continue
-            found[tuple(proposed)] = (*found.get(tuple(proposed), ()), self._work.graph.groups[group].name)
+            found[tuple(proposed)] = (*found.get(tuple(proposed), ()), self._context.graph.groups[group].name)
         return [Proposal(proposed, groups) for proposed, groups in found.items()]
 
     def _below(self, group: int, width: int) -> list[int]:
-        """What a group can be cut to, from the least."""
-        ladder = self._ladders[group]
-        return ladder[: bisect_left(ladder, width)]
+        """Allowed widths of a group below one, ascending."""
+        allowed = self._allowed[group]
+        return allowed[: bisect_left(allowed, width)]
 
     def _alone(self, widths: Sequence[int], group: int, target: float) -> int | None:
-        """The largest width of one group that meets the target, or None; costs never fall when widths grow."""
+        """Largest width of one group that meets the target, or None. Costs never fall when widths grow."""
         below = self._below(group, widths[group])
-        meet = bisect_right(
-            below, target, key=lambda width: self._work.constraint_violation(_with(widths, group, width))
-        )
+        meet = bisect_right(below, target, key=lambda width: self._violation(_with(widths, group, width)))
         return below[meet - 1] if meet else None
 
     def _together(self, widths: Sequence[int], first: int, target: float) -> list[int]:
-        """One group at its floor, and then as many others as it takes, those first that save most."""
-        found = _with(widths, first, self._ladders[first][0])
-        while self._work.constraint_violation(found) > target:
-            at_floor = {
-                group: self._work.constraint_violation(_with(found, group, below[0]))
+        """One group at its minimum, then as many others as needed, those first that save most."""
+        found = _with(widths, first, self._allowed[first][0])
+        while self._violation(found) > target:
+            at_minimum = {
+                group: self._violation(_with(found, group, below[0]))
                 for group, width in enumerate(found)
                 if (below := self._below(group, width))
             }
-            if not at_floor:
+            if not at_minimum:
                 break
-            helper = min(at_floor, key=at_floor.__getitem__)
+            helper = min(at_minimum, key=at_minimum.__getitem__)
             width = self._alone(found, helper, target)
-            found[helper] = self._ladders[helper][0] if width is None else width
+            found[helper] = self._allowed[helper][0] if width is None else width
         return found
 
     # ------------------------------------------------------------ candidates
 
     def short_steps(self, candidates: int) -> int:
-        """Training steps of each candidate of this round: the same for all, and none that were not given."""
-        left = self._work.settings.prune_steps - (self._work.stream.total - self._begun)
-        rounds = self.settings.rounds_to(1 / (1 + self._work.constraint_violation(self._full))) - len(self.rounds)
+        """Training steps of each candidate of this round, within the pruning steps of the run."""
+        left = self._context.settings.prune_steps - (self._context.stream.total - self._first_batch)
+        rounds = self.settings.rounds_to(1 / (1 + self._violation(self._full))) - len(self.rounds)
         shared = left // max(1, rounds) if self.settings.short_steps is None else left
         return max(0, min(self.settings.short_steps or shared, shared // candidates))
 
-    def _tried(self, proposal: Proposal, before: Sequence[int], norms: Mapping[str, Tensor], steps: int) -> _Candidate:
-        """A copy of the network, cut, trained for a short while on a fork of the stream, and judged."""
-        work = self._work
-        model, stream = copy.deepcopy(work.model), work.stream.fork()
-        work.keep_channels_(model, norms, proposal.widths)
+    def _try(
+        self, proposal: Proposal, before: Sequence[int], importance: Mapping[str, Tensor], steps: int
+    ) -> _Candidate:
+        """Prune a copy of the network, train it on a fork of the stream, and score it."""
+        context = self._context
+        model, stream = copy.deepcopy(context.model), context.stream.fork()
+        context.keep_channels_(model, importance, proposal.widths)
         if steps:
-            work.train(model, steps, work.settings.lr, stream)
-        score = float(work.held_out(model))
+            context.train(model, steps, context.settings.lr, stream)
+        score = float(context.held_out(model))
         return _Candidate(proposal, score, self._rank(score, before, proposal.widths), model, stream)
 
     def _rank(self, score: float, before: Sequence[int], after: Sequence[int]) -> tuple[float, float]:
-        """The highest wins; of equals the one that saves most, and then the first in the graph."""
-        saved = (self._work.constraint_violation(before) - self._work.constraint_violation(after)) / (
-            1 + self._work.constraint_violation(self._full)
-        )
+        """The highest rank wins; ties go to the one that saves most, then to the first in the graph."""
+        saved = (self._violation(before) - self._violation(after)) / (1 + self._violation(self._full))
         if math.isnan(score):
             return -math.inf, saved
         if self.settings.selection == "score":
             return score, saved
-        assert self._score is not None  # judged at the start of the round
-        return -(self._score - score + _LEAST_LOSS) / (saved + _LEAST_SAVING), saved
+        assert self._score is not None  # scored at the start of the round
+        return -(self._score - score + _MIN_LOSS) / (saved + _MIN_SAVING), saved
 
     def _take(self, winner: _Candidate) -> None:
-        """The winner's weights and its place in the stream become the work's."""
-        self._work.model.load_state_dict(winner.model.state_dict())
-        self._work.stream.restore(winner.stream.state())  # asked for now, its total counts the losers' batches too
+        """Copy the winner's weights and its position in the stream."""
+        self._context.model.load_state_dict(winner.model.state_dict())
+        self._context.stream.restore(winner.stream.state())  # read now, its total counts the batches of all candidates
         self._score = winner.score
 
-    def _note(self, winner: _Candidate, target: float, scores: Mapping[str, float]) -> None:
-        work, widths = self._work, winner.proposal.widths
-        vector = torch.tensor(widths, dtype=torch.float64)
-        facts = {
+    def _log(self, winner: _Candidate, target: float, scores: Mapping[str, float]) -> None:
+        context, widths = self._context, winner.proposal.widths
+        line = {
             "phase": self.name,
             "round": len(self.rounds) + 1,
             "reduction": self.settings.reduction(len(self.rounds)),
-            "target": 1 + target,  # as a share of the targets
+            "target": 1 + target,  # as a fraction of the targets
             "chosen": list(winner.proposal.groups),
             "widths": list(widths),
-            "predicted": {cost.resource: float(cost.to("cpu").value(vector)) for cost in work.costs},
+            "predicted": context.predicted(dict(zip(context.graph.full_widths, widths, strict=True))),
             "score": winner.score,
             "scores": dict(scores),
-            "total": work.stream.total,
-            "lineage": work.stream.lineage,
+            "total": context.stream.total,
+            "lineage": context.stream.lineage,
         }
-        self.rounds.append(facts)
-        work.log(facts)
+        self.rounds.append(line)
+        context.log(line)
 
     # ------------------------------------------------------------ state
 
     def state_dict(self) -> dict[str, Any]:
-        """The rounds so far, whose number tells the reduction, and the score of the network as it is."""
-        return {"score": self._score, "begun": self._begun, "rounds": [dict(facts) for facts in self.rounds]}
+        """The rounds so far, and the score of the present network."""
+        return {
+            "score": self._score,
+            "first_batch": self._first_batch,
+            "rounds": [dict(line) for line in self.rounds],
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Puts them back."""
+        """Restore a state."""
         self._score = None if state["score"] is None else float(state["score"])
-        self._begun = int(state["begun"])
-        self.rounds = [dict(facts) for facts in state["rounds"]]
+        self._first_batch = int(state["first_batch"])
+        self.rounds = [dict(line) for line in state["rounds"]]
 
 
 def _with(widths: Sequence[int], group: int, width: int) -> list[int]:
-    """The same widths but one."""
-    found = list(widths)
-    found[group] = width
-    return found
-
-
-def _ladders(work: PruningContext) -> list[list[int]]:
-    """The widths on the width_remainders that each group can have, from its floor to all of it."""
-    widths = [group.width for group in work.graph.groups]
-    ladders = [[width] for width in widths]
-    while (lower := work.round_widths([width - 1 for width in widths])) != widths:
-        for ladder, width in zip(ladders, lower, strict=True):
-            if width < ladder[0]:
-                ladder.insert(0, width)
-        widths = lower
-    return ladders
+    """The same widths with one changed."""
+    return [*widths[:group], width, *widths[group + 1 :]]

@@ -1,22 +1,21 @@
-"""Closed-form refit: the weights with which a layer gives again, from fewer channels, what the dense layer gave.
+"""Least squares refit of a layer: weights with which the pruned layer reproduces the outputs of the dense one.
 
-`sampled` runs a network on calibration batches and notes, for some positions, what a layer read and what it gave.
+`collect_samples` runs a network on calibration batches and records inputs and outputs of layers at some positions.
 `refit_` then solves
 
     minimise  |Y - X W' - b|^2 + ridge * |(W, b) - (W0, b0)|^2
 
-for the weights that are not silent: X is what the pruned layer reads, Y what the dense one gave before any activation,
-W0 and b0 are the weights as they are. The pull towards them, rather than towards zero, leaves alone what the samples
-say nothing about, and makes sure that the error on the samples never grows.
+for the weights of live channels. X are the inputs of the pruned layer, Y the outputs of the dense layer before any
+activation, W0 and b0 the present weights. Regularisation towards them, not towards zero, keeps what the samples do not
+determine, and the error on the samples never grows.
 
-Only plain `Conv2d` of one group and plain `Linear` can be refit. Grouped, depthwise and transposed convolutions,
-subclasses, parametrized layers, layers that share their weights, and weights used outside of such modules keep theirs.
+Only plain `Conv2d` with one group and plain `Linear` can be refit. Grouped, depthwise and transposed convolutions,
+subclasses, parametrized layers and layers with shared weights keep their weights.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,21 +24,22 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ecc.task import call_model
+from ecc.torch_utils import device_of, eval_mode
 from ecc.training import fork_rng
 
 
 @dataclass(frozen=True)
 class Samples:
-    """What a layer read and gave at some positions of the calibration batches."""
+    """Inputs and outputs of a layer at some positions of the calibration batches."""
 
     inputs: Tensor
-    """(rows, columns): a patch of a convolution is one row, laid out as one filter of its weight."""
+    """(rows, columns); for a convolution a row is a patch, in the layout of one filter."""
     outputs: Tensor
     """(rows, outputs), before any activation."""
 
 
-def fit_modules(model: nn.Module) -> dict[str, nn.Conv2d | nn.Linear]:
-    """The layers that can be refit, by path."""
+def refittable_modules(model: nn.Module) -> dict[str, nn.Conv2d | nn.Linear]:
+    """Layers that can be refit, by path."""
     uses: dict[int, int] = {}
     for module in model.modules():
         for parameter in module._parameters.values():
@@ -58,40 +58,40 @@ def fit_modules(model: nn.Module) -> dict[str, nn.Conv2d | nn.Linear]:
 # ---------------------------------------------------------------- samples
 
 
-def sampled(
+def collect_samples(
     model: nn.Module, paths: Sequence[str], batches: Sequence[Any], rows: int, seed: int = 0
 ) -> dict[str, Samples]:
-    """Runs a network in evaluation mode, and notes what some of its layers read and give.
+    """Run a network in eval mode, and record inputs and outputs of some of its layers.
 
-    Two networks of the same shapes are looked at in the same positions. Random states and modes are left as they were.
+    Two networks of the same shapes are sampled at the same positions. Random state and modes do not change.
 
     Args:
         model: The network.
-        paths: Of layers from `fit_modules`.
+        paths: Layers from `refittable_modules`.
         batches: Inputs of the network.
-        rows: At most about so many positions of each layer.
-        seed: Of the choice of positions.
+        rows: Approximate maximum number of positions of each layer.
+        seed: Seed of the choice of positions.
 
     Returns:
-        By path; layers that were not called are missing.
+        Samples by path. Layers that were not called are missing.
     """
-    modules = fit_modules(model)
-    share = max(1, -(-rows // max(1, len(batches))))
+    modules = refittable_modules(model)
+    per_batch = max(1, -(-rows // max(1, len(batches))))
     found: dict[str, list[Samples]] = {}
 
-    def noting(path: str) -> Any:
-        def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> None:
-            mine = found.setdefault(path, [])
+    def recorder(path: str) -> Any:
+        def record(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> None:
+            parts = found.setdefault(path, [])
             inputs = args[0] if args else kwargs["input"]
-            generator = torch.Generator().manual_seed(seed + len(mine))
-            assert isinstance(module, nn.Conv2d | nn.Linear)  # as `fit_modules` gave it
-            mine.append(_some_rows(module, inputs.detach(), output.detach(), share, generator))
+            generator = torch.Generator().manual_seed(seed + len(parts))
+            assert isinstance(module, nn.Conv2d | nn.Linear)  # as `refittable_modules` gave it
+            parts.append(_some_rows(module, inputs.detach(), output.detach(), per_batch, generator))
 
-        return note
+        return record
 
-    handles = [modules[path].register_forward_hook(noting(path), with_kwargs=True) for path in paths]
+    handles = [modules[path].register_forward_hook(recorder(path), with_kwargs=True) for path in paths]
     try:
-        with in_evaluation(model), torch.no_grad(), fork_rng(seed, device_of(model)):
+        with eval_mode(model), torch.no_grad(), fork_rng(seed, device_of(model)):
             for batch in batches:
                 call_model(model, batch)
     finally:
@@ -101,23 +101,6 @@ def sampled(
         path: Samples(torch.cat([one.inputs for one in parts]), torch.cat([one.outputs for one in parts]))
         for path, parts in found.items()
     }
-
-
-def device_of(model: nn.Module) -> torch.device:
-    """Where a network lies, by its first parameter."""
-    return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
-
-
-@contextmanager
-def in_evaluation(model: nn.Module) -> Iterator[None]:
-    """Every module in evaluation mode, and back in its own after."""
-    training = [module for module in model.modules() if module.training]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True
 
 
 def _some_rows(
@@ -142,7 +125,7 @@ def _chosen(count: int, rows: int, generator: torch.Generator) -> Tensor:
 
 
 def _patches(module: nn.Conv2d, inputs: Tensor, item: Tensor, y: Tensor, x: Tensor) -> Tensor:
-    """What the filter sees at some positions of the output: `unfold`, of those positions alone."""
+    """Input patches of some output positions: `unfold`, but only of those positions."""
     mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
     padded = F.pad(inputs, module._reversed_padding_repeated_twice, mode=mode)
     (tall, wide), (down, right), (dilate_y, dilate_x) = module.kernel_size, module.stride, module.dilation
@@ -156,7 +139,7 @@ def _patches(module: nn.Conv2d, inputs: Tensor, item: Tensor, y: Tensor, x: Tens
 
 
 def columns_of(module: nn.Conv2d | nn.Linear, index: Tensor) -> Tensor:
-    """The columns of the samples that belong to indices of the weight's input axis.
+    """Columns of the samples that belong to indices of the weight's input axis.
 
     Args:
         module: The layer.
@@ -171,15 +154,15 @@ def columns_of(module: nn.Conv2d | nn.Linear, index: Tensor) -> Tensor:
 
 @torch.no_grad()
 def refit_(module: nn.Conv2d | nn.Linear, inputs: Tensor, targets: Tensor, ridge: float) -> None:
-    """Gives a layer the weights, and the bias if it has one, that bring its outputs nearest to the targets.
+    """Set weights and bias of a layer to those whose outputs are closest to the targets.
 
-    Input channels that the layer reads with zeros only stay silent.
+    Input channels whose weights are all zero stay zero.
 
     Args:
         module: Changed in place.
         inputs: (rows, columns), as `Samples.inputs`.
         targets: (rows, outputs).
-        ridge: Pull towards the weights as they are, as in `least_squares`.
+        ridge: Regularisation towards the present weights, as in `least_squares`.
     """
     weight = module.weight.detach().flatten(1).double()
     reads = (module.weight != 0).transpose(0, 1).flatten(1).any(1)
@@ -197,10 +180,10 @@ def refit_(module: nn.Conv2d | nn.Linear, inputs: Tensor, targets: Tensor, ridge
 
 
 def least_squares(inputs: Tensor, targets: Tensor, ridge: float) -> Tensor:
-    """The X' that minimises |inputs X' - targets|^2 + ridge * scale * |X'|^2, in closed form; all float64.
+    """Minimise |inputs X' - targets|^2 + ridge * scale * |X'|^2 over X' in closed form; all float64.
 
-    The scale is the mean of the squared norms of the columns. Of the two equal ways, by the products of columns or of
-    rows, the smaller is taken.
+    The scale is the mean squared norm of the columns. The primal and the dual system have the same solution; the
+    smaller one is solved.
 
     Args:
         inputs: (rows, columns).
@@ -215,12 +198,12 @@ def least_squares(inputs: Tensor, targets: Tensor, ridge: float) -> Tensor:
     if scale == 0:
         return inputs.new_zeros(columns, targets.shape[1])
     if columns <= rows:
-        return _solved(inputs.T @ inputs, inputs.T @ targets, ridge * scale)
-    return inputs.T @ _solved(inputs @ inputs.T, targets, ridge * scale)
+        return _solve(inputs.T @ inputs, inputs.T @ targets, ridge * scale)
+    return inputs.T @ _solve(inputs @ inputs.T, targets, ridge * scale)
 
 
-def _solved(products: Tensor, right: Tensor, pull: float) -> Tensor:
-    products.diagonal().add_(pull)
+def _solve(products: Tensor, right: Tensor, ridge: float) -> Tensor:
+    products.diagonal().add_(ridge)
     return torch.cholesky_solve(right, torch.linalg.cholesky(products))
 
 
@@ -228,46 +211,46 @@ def _solved(products: Tensor, right: Tensor, pull: float) -> Tensor:
 
 
 @dataclass(frozen=True)
-class View:
-    """How one layer reads the units of a group: what is needed to tell which of them it misses most."""
+class ConsumerView:
+    """How one layer consumes the channels of a group."""
 
     samples: Samples
-    """What the pruned layer reads, and what the dense one gave."""
+    """Inputs of the pruned layer, and outputs of the dense one."""
     module: nn.Conv2d | nn.Linear
     columns: Tensor
     """(units, columns of one unit), from `columns_of`."""
 
 
 @torch.no_grad()
-def restored(views: Sequence[View], removed: Sequence[int], count: int) -> list[int]:
-    """Of units that are removed, those whose return lowers the error of the outputs most, one after the other.
+def restore_best(views: Sequence[ConsumerView], removed: Sequence[int], count: int) -> list[int]:
+    """Channels to restore: greedily, the one that lowers the error of the outputs most.
 
     Errors are squared, relative to the dense outputs of each layer, and summed over the layers.
 
     Args:
-        views: The layers that read the group, as they are before the units are removed.
-        removed: Numbers of the units; of equal ones the earlier comes back.
-        count: How many come back.
+        views: Consumers of the group, before the channels are removed.
+        removed: Channels that are removed; the earlier one wins a tie.
+        count: How many to restore.
 
     Returns:
-        Their numbers, in the order of their return.
+        Channels in the order in which they are restored.
     """
-    parts = [_Misses(view, removed) for view in views]
-    back: list[int] = []
+    parts = [_OutputError(view, removed) for view in views]
+    restored: list[int] = []
     for _ in range(min(count, len(removed))):
         gains = torch.stack([part.gains() for part in parts]).sum(0)
-        gains[[removed.index(unit) for unit in back]] = -torch.inf
+        gains[[removed.index(unit) for unit in restored]] = -torch.inf
         best = int(gains.argmax())
-        back.append(removed[best])
+        restored.append(removed[best])
         for part in parts:
-            part.give_back(best)
-    return back
+            part.restore(best)
+    return restored
 
 
-class _Misses:
-    """The error of one layer without the removed units, and what each of them would take from it."""
+class _OutputError:
+    """Error of one layer without the removed channels, and how much each of them would lower it."""
 
-    def __init__(self, view: View, removed: Sequence[int]) -> None:
+    def __init__(self, view: ConsumerView, removed: Sequence[int]) -> None:
         inputs, outputs = view.samples.inputs.double(), view.samples.outputs.double()
         weight = view.module.weight.flatten(1).double()
         columns = view.columns.to(weight.device)[list(removed)]
@@ -281,13 +264,13 @@ class _Misses:
         self._whole = outputs.square().sum().clamp(min=torch.finfo(torch.float64).tiny)
         seen, read = self._inputs.unflatten(1, self._size), self._weight.unflatten(1, self._size)
         products = torch.einsum("rui,ruj->uij", seen, seen) * torch.einsum("oui,ouj->uij", read, read)
-        self._powers = products.sum((1, 2))  # |C|^2 of what each unit contributes
+        self._powers = products.sum((1, 2))  # |C|^2 of the contribution of each channel
 
     def gains(self) -> Tensor:
-        """|R|^2 - |R - C|^2 = 2 <R, C> - |C|^2 for each unit, as a share of the dense outputs."""
+        """|R|^2 - |R - C|^2 = 2 <R, C> - |C|^2 for each channel, relative to the dense outputs."""
         along = ((self._inputs.T @ self._residual) * self._weight.T).sum(1).view(self._size).sum(1)
         return (2 * along - self._powers) / self._whole
 
-    def give_back(self, number: int) -> None:
+    def restore(self, number: int) -> None:
         mine = slice(number * self._size[1], (number + 1) * self._size[1])
         self._residual -= self._inputs[:, mine] @ self._weight[:, mine].T

@@ -19,9 +19,10 @@ from torch.optim import Adam, Optimizer
 
 from ecc.errors import BadFile, EccError, EccWarning
 from ecc.methods.ecc.constraints import TOLERANCE, Limit, ResourceConstraints
-from ecc.methods.ecc.importance import IMPORTANCES, TaylorImportance, adam_preconditioners
+from ecc.methods.ecc.importance import TaylorImportance, adam_preconditioners
 from ecc.methods.ecc.ranking import ChannelRanking
 from ecc.methods.ecc.scheduled import Schedule
+from ecc.settings import IMPORTANCES
 from ecc.training import fused_on_gpu
 
 
@@ -392,7 +393,7 @@ def check_optimizer(model: nn.Module, optimizer: Optimizer) -> None:
     if missing:
         warnings.warn(
             f"the optimizer ({kind}) does not hold {len(missing)} of the model's {len(trainable)} trainable "
-            f"parameters, such as {missing[0]!r}: their channels are pruned, but they are not trained. Add them to the optimizer, "
+            f"parameters, such as {missing[0]!r}: they are pruned but not trained. Add them to the optimizer, "
             "or call requires_grad_(False) on them if they should stay constant.",
             EccWarning,
             stacklevel=3,

@@ -10,15 +10,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ecc.methods.baselines.refit import (
+    ConsumerView,
     Samples,
-    View,
+    collect_samples,
     columns_of,
-    fit_modules,
-    in_evaluation,
     least_squares,
     refit_,
-    restored,
-    sampled,
+    refittable_modules,
+    restore_best,
 )
 
 TINY = 1e-12
@@ -50,25 +49,18 @@ def lstsq(inputs: Tensor, targets: Tensor) -> Tensor:
         {"kernel_size": 1, "stride": 2},
     ],
 )
-def test_the_samples_of_a_convolution_explain_its_outputs(options: dict[str, object]) -> None:
+def test_samples_of_a_convolution_reproduce_its_outputs(options: dict[str, object]) -> None:
     net = nn.Sequential(seeded(nn.Conv2d, 3, 5, **options))
-    layer = fit_modules(net)["0"]
+    layer = refittable_modules(net)["0"]
     batches = [drawn(2, 3, 7, 8), drawn(2, 3, 7, 8, seed=1)]
     for rows in (20, 10_000):
-        samples = sampled(net, ["0"], batches, rows)["0"]
+        samples = collect_samples(net, ["0"], batches, rows)["0"]
         expected = samples.inputs @ layer.weight.flatten(1).T + (0 if layer.bias is None else layer.bias)
         assert torch.allclose(samples.outputs, expected, atol=1e-5)
         assert len(samples.inputs) == min(rows, 2 * net(batches[0])[:, 0].numel())
 
 
-def test_all_positions_are_those_of_unfold() -> None:
-    layer = seeded(nn.Conv2d, 3, 5, kernel_size=3, stride=2, padding=1)
-    batch = drawn(2, 3, 7, 8)
-    samples = sampled(nn.Sequential(layer), ["0"], [batch], 10_000)["0"]
-    assert torch.equal(samples.inputs, F.unfold(batch, 3, padding=1, stride=2).transpose(1, 2).flatten(0, 1))
-
-
-def test_layers_that_are_called_twice_or_never_or_by_name() -> None:
+def test_layers_may_be_called_twice_or_never_or_by_keyword() -> None:
     class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -77,36 +69,24 @@ def test_layers_that_are_called_twice_or_never_or_by_name() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return self.named(input=self.twice(self.twice(x)))
 
-    found = sampled(Net(), ["twice", "never", "named"], [drawn(3, 5, 4)], 100)
+    found = collect_samples(Net(), ["twice", "never", "named"], [drawn(3, 5, 4)], 100)
     assert set(found) == {"twice", "named"}
     assert found["twice"].inputs.shape == (30, 4)
     assert found["named"].outputs.shape == (15, 2)
 
 
-def test_sampling_leaves_no_trace() -> None:
+def test_sampling_changes_nothing_even_after_an_error() -> None:
     net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Dropout(0.5), nn.Conv2d(4, 4, 3))
     net[1].eval()
     before, random = copy.deepcopy(net.state_dict()), torch.get_rng_state()
-    first = sampled(net, ["3"], [drawn(2, 3, 8, 8)], 9)
-    second = sampled(net, ["3"], [drawn(2, 3, 8, 8)], 9)
-    assert torch.equal(first["3"].inputs, second["3"].inputs)
+    first, second = (collect_samples(net, ["3"], [drawn(2, 3, 8, 8)], 9)["3"] for _ in range(2))
+    with pytest.raises(RuntimeError):
+        collect_samples(net, ["3"], [drawn(2, 5)], 9)
+    assert torch.equal(first.inputs, second.inputs)
     assert torch.equal(torch.get_rng_state(), random)
     assert all(torch.equal(before[name], value) for name, value in net.state_dict().items())
     assert [module.training for module in net] == [True, False, True, True]
     assert not any(module._forward_hooks for module in net.modules())
-
-
-def test_modes_come_back_after_an_error() -> None:
-    net = nn.Sequential(nn.Linear(3, 3))
-    with in_evaluation(net):
-        assert not net[0].training
-    assert net[0].training
-    with pytest.raises(RuntimeError), in_evaluation(net):
-        net(drawn(2, 4))
-    assert net[0].training
-    with pytest.raises(RuntimeError):
-        sampled(net, ["0"], [drawn(2, 4)], 5)
-    assert not net[0]._forward_hooks
 
 
 def test_what_can_be_refit() -> None:
@@ -126,19 +106,19 @@ def test_what_can_be_refit() -> None:
         }
     )
     net["other"].weight = net["one"].weight
-    assert set(fit_modules(net)) == {"conv", "fc"}
+    assert set(refittable_modules(net)) == {"conv", "fc"}
 
 
 # ---------------------------------------------------------------- least squares
 
 
 @pytest.mark.parametrize("shape", [(40, 7), (7, 40), (9, 9)])
-def test_least_squares_is_that_of_numpy(shape: tuple[int, int]) -> None:
+def test_least_squares_equals_numpy(shape: tuple[int, int]) -> None:
     inputs, targets = drawn(*shape).double(), drawn(shape[0], 3, seed=1).double()
     assert torch.allclose(least_squares(inputs, targets, TINY), lstsq(inputs, targets), atol=1e-5)
 
 
-def test_both_ways_to_the_ridge_are_equal() -> None:
+def test_primal_and_dual_solution_are_equal() -> None:
     inputs, targets = drawn(6, 10).double(), drawn(6, 2, seed=1).double()
     pull = 0.1 * inputs.square().sum() / 10
     slow = torch.linalg.inv(inputs.T @ inputs + pull * torch.eye(10)) @ inputs.T @ targets
@@ -147,7 +127,7 @@ def test_both_ways_to_the_ridge_are_equal() -> None:
 
 
 @pytest.mark.parametrize("bias", [True, False])
-def test_a_linear_layer_is_refit_as_by_numpy(bias: bool) -> None:
+def test_a_linear_layer_is_refit_as_in_numpy(bias: bool) -> None:
     layer = seeded(nn.Linear, 6, 3, bias=bias)
     inputs, targets = drawn(50, 6), drawn(50, 3, seed=1)
     layer.weight.data[:, 2] = 0
@@ -160,10 +140,10 @@ def test_a_linear_layer_is_refit_as_by_numpy(bias: bool) -> None:
     assert not bias or torch.allclose(layer.bias, best[:, 5], atol=1e-5)
 
 
-def test_a_convolution_is_refit_as_by_numpy() -> None:
+def test_a_convolution_is_refit_as_in_numpy() -> None:
     layer = seeded(nn.Conv2d, 4, 3, kernel_size=3, padding=1)
     net, batch = nn.Sequential(layer), drawn(4, 4, 6, 6)
-    dense = sampled(net, ["0"], [batch], 10_000)["0"]
+    dense = collect_samples(net, ["0"], [batch], 10_000)["0"]
     layer.weight.data[:, 1] = 0
     refit_(layer, dense.inputs, dense.outputs, TINY)
     kept = [0, 2, 3]
@@ -184,7 +164,7 @@ def test_refitting_never_raises_the_error(ridge: float) -> None:
     assert (layer(inputs) - targets).square().sum() < before
 
 
-def test_what_the_samples_never_show_stays() -> None:
+def test_weights_of_inputs_that_are_always_zero_stay() -> None:
     layer = seeded(nn.Linear, 4, 2)
     before = layer.weight.detach().clone()
     inputs = drawn(20, 4)
@@ -194,20 +174,10 @@ def test_what_the_samples_never_show_stays() -> None:
     assert not torch.equal(layer.weight[:, 0], before[:, 0])
 
 
-def test_a_layer_that_reads_nothing_gets_a_bias_at_most() -> None:
-    for bias in (True, False):
-        layer = nn.Linear(4, 2, bias=bias)
-        layer.weight.data.zero_()
-        targets = drawn(20, 2)
-        refit_(layer, drawn(20, 4, seed=1), targets, TINY)
-        assert not layer.weight.any()
-        assert not bias or torch.allclose(layer.bias, targets.mean(0), atol=1e-6)
-
-
 # ---------------------------------------------------------------- restore
 
 
-def error_without(view: View, gone: set[int]) -> float:
+def error_without(view: ConsumerView, gone: set[int]) -> float:
     weight = view.module.weight.detach().flatten(1).clone()
     for unit in gone:
         weight[:, view.columns[unit]] = 0
@@ -216,39 +186,39 @@ def error_without(view: View, gone: set[int]) -> float:
     return float((given - target).square().sum() / target.square().sum())
 
 
-def views() -> list[View]:
-    """A convolution of six channels, and a linear layer that reads two features of each."""
+def views() -> list[ConsumerView]:
+    """A convolution of six channels, and a linear layer with two features of each."""
     conv, fc = seeded(nn.Conv2d, 6, 4, kernel_size=2), seeded(nn.Linear, 12, 3, bias=False)
     found = []
     for layer, size, index in ((conv, 24, torch.arange(6)[:, None]), (fc, 12, torch.arange(12).view(6, 2))):
         inputs = drawn(30, size) @ drawn(size, size, seed=1)
         dense = inputs @ layer.weight.detach().flatten(1).T + 0.3 * drawn(30, len(layer.weight), seed=2)
-        found.append(View(Samples(inputs, dense), layer, columns_of(layer, index)))
+        found.append(ConsumerView(Samples(inputs, dense), layer, columns_of(layer, index)))
     return found
 
 
 @pytest.mark.parametrize("which", [[0], [1], [0, 1]])
 @pytest.mark.parametrize("removed", [[5, 0, 3], [4, 1, 2, 0]])
-def test_the_first_to_return_is_the_one_that_trying_all_would_pick(which: list[int], removed: list[int]) -> None:
+def test_the_first_restored_channel_lowers_the_error_most(which: list[int], removed: list[int]) -> None:
     seen = [views()[k] for k in which]
     errors = {unit: sum(error_without(view, set(removed) - {unit}) for view in seen) for unit in removed}
-    assert restored(seen, removed, 1) == [min(errors, key=errors.__getitem__)]
+    assert restore_best(seen, removed, 1) == [min(errors, key=errors.__getitem__)]
 
 
-def test_the_next_to_return_knows_of_the_first() -> None:
+def test_channels_are_restored_greedily() -> None:
     removed, back = [4, 1, 2, 0], []
     for _ in removed:
         gone = set(removed) - set(back)
         errors = {u: sum(error_without(view, gone - {u}) for view in views()) for u in removed if u not in back}
         back.append(min(errors, key=errors.__getitem__))
     for count in range(6):
-        assert restored(views(), removed, count) == back[:count]
+        assert restore_best(views(), removed, count) == back[:count]
 
 
-def test_twins_return_in_the_order_given() -> None:
+def test_ties_are_restored_in_the_given_order() -> None:
     layer = nn.Linear(3, 2)
     layer.weight.data = drawn(2, 1).repeat(1, 3)
     inputs = drawn(10, 1).repeat(1, 3)
-    view = View(Samples(inputs, layer(inputs).detach()), layer, torch.arange(3)[:, None])
+    view = ConsumerView(Samples(inputs, layer(inputs).detach()), layer, torch.arange(3)[:, None])
     for removed in itertools.permutations(range(3), 2):
-        assert restored([view], removed, 1) == [removed[0]]
+        assert restore_best([view], removed, 1) == [removed[0]]

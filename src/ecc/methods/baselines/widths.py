@@ -1,0 +1,48 @@
+"""Helpers that several baselines use to find widths."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ecc.errors import InfeasibleBudget
+from ecc.methods.base import PruningContext
+
+_BISECTIONS = 40
+
+
+def largest_ratio(fits: Callable[[float], bool]) -> float:
+    """Largest ratio in [0, 1) that fits, by bisection; 0 if none does. A ratio fits if a larger one does."""
+    low, high = 0.0, 1.0
+    for _ in range(_BISECTIONS):
+        ratio = 0.5 * (low + high)
+        if fits(ratio):
+            low = ratio
+        else:
+            high = ratio
+    return low
+
+
+def allowed_widths(context: PruningContext) -> list[list[int]]:
+    """Widths that `PruningContext.round_widths` gives to each group, ascending from its minimum to its full width."""
+    widths = [group.width for group in context.graph.groups]
+    allowed = [[width] for width in widths]
+    while (lower := context.round_widths([width - 1 for width in widths])) != widths:
+        for found, width in zip(allowed, lower, strict=True):
+            if width < found[0]:
+                found.insert(0, width)
+        widths = lower
+    return allowed
+
+
+def check_feasible(context: PruningContext) -> None:
+    """Check that the targets can be met.
+
+    Raises:
+        InfeasibleBudget: The predicted cost is above a target with every group at its minimum width.
+    """
+    violation = context.constraint_violation(context.min_widths())
+    if violation > 0:
+        raise InfeasibleBudget(
+            f"the target is not reachable: with every group at its minimum width the predicted cost is "
+            f"{1 + violation:.1%} of it. Raise the budget, or lower min_width_ratio."
+        )

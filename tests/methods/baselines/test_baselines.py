@@ -1,0 +1,180 @@
+"""What holds for every baseline: targets, widths, resuming, random numbers, whole runs."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ecc.errors import BadTask, EccError, InfeasibleBudget
+from ecc.methods.base import Method
+from ecc.methods.baselines.amc import AmcSettings
+from ecc.methods.baselines.ddpg import DdpgSettings
+from ecc.methods.baselines.eap import EapSettings
+from ecc.methods.baselines.lcp import LcpSettings
+from ecc.methods.baselines.netadapt import NetAdaptSettings
+from ecc.methods.baselines.widths import allowed_widths
+from ecc.training import load_state, save_state
+from methods.baselines.cases import BASELINES, amc, eap, finish, lcp, lines_of, magnitude_score, netadapt
+from methods.jobs import WIDE, history_of, same_result, wide_job, wide_task
+from methods.works import work_of
+
+every_method = pytest.mark.parametrize("name", BASELINES)
+
+
+@pytest.mark.parametrize("width_multiple", [1, 8])
+@pytest.mark.parametrize(
+    ("name", "net"),
+    [(name, net) for name in BASELINES for net in ("residual", "concat")] + [("uniform", n) for n in WIDE],
+)
+def test_the_targets_are_met_with_allowed_widths(name: str, net: str, width_multiple: int) -> None:
+    context = work_of(net, share=0.45, width_multiple=width_multiple)
+    method = BASELINES[name]()
+    method.start(context)
+    assert not method.is_done
+    finish(method, context)
+    widths = context.widths()
+    assert context.constraint_violation(widths) <= 0
+    assert all(width in allowed for width, allowed in zip(widths, allowed_widths(context), strict=True))
+    assert [allowed[0] for allowed in allowed_widths(context)] == context.min_widths()
+    assert all(torch.isfinite(parameter).all() for parameter in context.model.parameters())
+    assert lines_of(context)
+
+
+@every_method
+def test_lower_targets_are_met_afterwards(name: str) -> None:
+    context = work_of("residual", share=0.7)
+    context.held_out = magnitude_score
+    method = finish(BASELINES[name](), context)
+    before = context.widths()
+    context.targets = [0.6 * context.targets[0]]
+    assert not method.is_done
+    finish(method, context)
+    assert sum(context.widths()) < sum(before)
+
+
+@pytest.mark.parametrize("name", [name for name in BASELINES if name not in ("uniform", "greedy")])
+def test_unreachable_targets_are_refused(name: str) -> None:
+    with pytest.raises(InfeasibleBudget, match="minimum width"):
+        finish(BASELINES[name](), work_of(share=0.001))
+
+
+@every_method
+def test_resuming_after_every_step_changes_no_bit_and_no_global_random_number(name: str, tmp_path: Path) -> None:
+    torch.manual_seed(3)
+    whole, resumed = work_of("residual", share=0.4), work_of("residual", share=0.4)
+    random = torch.get_rng_state()
+    finish(BASELINES[name](), whole)
+    assert torch.equal(torch.get_rng_state(), random)
+    method: Any = BASELINES[name]()
+    method.start(resumed)
+    while not method.is_done:
+        method.step()
+        saved = {"method": method.state_dict(), "model": resumed.model.state_dict(), "stream": resumed.stream.state()}
+        save_state(tmp_path / "state", saved)
+        state, lines = load_state(tmp_path / "state"), lines_of(resumed)
+        resumed, method = work_of("residual", share=0.4), BASELINES[name]()
+        resumed.lines.extend(lines)  # type: ignore[attr-defined]
+        method.start(resumed)
+        method.load_state_dict(state["method"])
+        resumed.model.load_state_dict(state["model"])
+        resumed.stream.restore(state["stream"])
+    theirs = resumed.model.state_dict()
+    assert all(torch.equal(value, theirs[key]) for key, value in whole.model.state_dict().items())
+    assert resumed.stream.state() == whole.stream.state()
+    assert lines_of(resumed) == lines_of(whole)
+
+
+@pytest.mark.parametrize("name", ["amc", "legr"])
+def test_the_seed_decides(name: str) -> None:
+    contexts = [work_of("residual", share=0.5, seed=seed) for seed in (0, 0, 1)]
+    for context in contexts:
+        finish(BASELINES[name](), context)
+    first, same, other = (lines_of(context) for context in contexts)
+    assert first == same != other
+
+
+# ---------------------------------------------------------------- whole runs
+
+
+def job_of(method: Method, **fields: Any) -> Any:
+    task = wide_task("residual", evaluate_held_out=magnitude_score)
+    job = wide_job("60%", name="residual", factor=0.8, task=task, **fields)
+    job.method = method
+    return job
+
+
+@pytest.mark.parametrize("make", [BASELINES["uniform"], BASELINES["greedy"], netadapt, amc, eap, lcp])
+def test_a_run_meets_its_measured_budget_and_an_interrupted_one_ends_equally(make: Any, tmp_path: Path) -> None:
+    """The energy model predicts too little, so the targets are corrected by measurements."""
+    whole = job_of(make()).run(tmp_path / "whole")
+    row = whole.summary.budgets["energy"]
+    assert whole.summary.met
+    assert row.result <= row.limit
+    assert whole.summary.method == make().name
+    interrupted = make()
+    real, left = interrupted.step, [2]
+
+    def step() -> None:
+        if not left[0]:
+            raise KeyboardInterrupt
+        left[0] -= 1
+        real()
+
+    interrupted.step = step
+    with contextlib.suppress(KeyboardInterrupt):
+        job_of(interrupted).run(tmp_path / "parts")
+    again = job_of(make()).run(tmp_path / "parts")
+    assert same_result(whole, again)
+    assert again.summary == whole.summary
+    assert history_of(tmp_path / "parts") == history_of(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("make", [netadapt, amc, lcp, lambda: eap(max_drop=0.1)])
+def test_a_task_without_held_out_data_is_refused(make: Any, tmp_path: Path) -> None:
+    job = wide_job("70%")
+    job.method = make()
+    with pytest.raises(BadTask, match="evaluate_held_out"):
+        job.run(tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+# ---------------------------------------------------------------- settings
+
+
+@pytest.mark.parametrize(
+    ("kind", "wrong"),
+    [
+        (AmcSettings, {"episodes": 0}),
+        (AmcSettings, {"warm_up": 1.5}),
+        (DdpgSettings, {"soft_update": 0.0}),
+        (DdpgSettings, {"discount": 1.1}),
+        (EapSettings, {"prune_ratio": 1.0}),
+        (EapSettings, {"ridge": 0.0}),
+        (EapSettings, {"max_drop": float("nan")}),
+        (LcpSettings, {"mutation_ratio": 0.0}),
+        (LcpSettings, {"search_cost": 1.1}),
+        (NetAdaptSettings, {"decay": float("nan")}),
+        (NetAdaptSettings, {"short_steps": 0}),
+        (NetAdaptSettings, {"selection": "best"}),
+    ],
+)
+def test_settings_out_of_range_are_refused(kind: Any, wrong: dict[str, Any]) -> None:
+    with pytest.raises(EccError, match=next(iter(wrong))):
+        kind(**wrong)
+
+
+def test_configurations_have_the_papers_numbers_and_tell_settings_apart() -> None:
+    assert "episodes_per_step" not in amc().config()
+    paper = AmcSettings()
+    assert (paper.episodes, paper.warm_up, paper.noise, paper.noise_decay, paper.replay) == (400, 0.25, 0.5, 0.95, 100)
+    agent = paper.agent
+    assert (agent.hidden, agent.actor_lr, agent.critic_lr, agent.soft_update) == (300, 1e-4, 1e-3, 0.01)
+    search = LcpSettings()
+    assert (search.candidates, search.population, search.tournament, search.mutation_ratio) == (400, 64, 16, 0.1)
+    assert [NetAdaptSettings().rounds_to(fraction) for fraction in (1.0, 0.96, 0.5, 0.25, 0.0)] == [1, 1, 15, 24, 30]
+    assert lcp(sigma=2.0).config() != lcp().config()
+    assert netadapt(short_steps=7).config()["short_steps"] == 7
