@@ -54,7 +54,7 @@ class FakeBoard:
         self._joules = 12_345.678
         self.clock = Clock(now=self.now, sleep=self.wait)
 
-    # ------------------------------------------------------------ time
+    # --- time -------------------------------------------------------------------------------------------
 
     def now(self) -> float:
         return self._now
@@ -99,7 +99,7 @@ class FakeBoard:
     def synchronize(self) -> None:
         self.wait(max(0.0, self._busy_until - self._now))
 
-    # ------------------------------------------------------------ counter
+    # --- counter ----------------------------------------------------------------------------------------
 
     def read(self) -> float:
         self.num_reads += 1

@@ -110,7 +110,7 @@ def profile_of(*samples: Sample, **changes: Any) -> Profile:
     return Profile(header(**changes), samples)
 
 
-# ---------------------------------------------------------------- profiles in a line
+# --- profiles in a line -----------------------------------------------------------------------------
 
 
 def computed(path: Path, source: FakeCosts | None = None, **options: Any) -> Profile:

@@ -1,13 +1,16 @@
+"""Workloads keep a device busy; a counter is observed, probed and refused if it misbehaves."""
+
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
 
 from ecc.errors import BadMeasurement
-from ecc.measure import CounterProbe, Declared, DeviceState, Reading, probe
+from ecc.measure import CounterProbe, Declared, DeviceState, Reading, probe_counter
 from ecc.measure.counter import CounterWatch, check_steps
-from ecc.measure.workload import HostWorkload
+from ecc.measure.workload import CHUNK_SECONDS, HostWorkload, Workload, make_workload, queue_depth
 from measure.fakes import FakeBoard, FakeMeter
 
 
@@ -22,10 +25,10 @@ def watch_for(watch: CounterWatch, board: FakeBoard, seconds: float) -> list[Rea
     return ticks
 
 
-# ---------------------------------------------------------------- watching
+# --- ticks -------------------------------------------------------------------------------------------
 
 
-def test_ticks_are_seen_when_they_come() -> None:
+def test_ticks_are_found_with_their_time_and_energy() -> None:
     board = FakeBoard(tick_seconds=0.1, idle_watts=50)
     watch = CounterWatch(FakeMeter(board), board.clock)
     ticks = watch_for(watch, board, 1.0)
@@ -33,18 +36,13 @@ def test_ticks_are_seen_when_they_come() -> None:
     assert ticks[1].joules - ticks[0].joules == pytest.approx(5.0, abs=0.002)
     assert ticks[1].seconds - ticks[0].seconds == pytest.approx(0.1, abs=0.002)
     assert watch.usual_gap_seconds == pytest.approx(0.00102, abs=1e-5)
-
-
-def test_a_tick_knows_how_closely_it_was_seen() -> None:
-    board = FakeBoard(tick_seconds=0.1)
-    watch = CounterWatch(FakeMeter(board), board.clock)
     board.wait(0.3)
     tick = watch.poll()
     assert tick is not None
-    assert tick.gap_seconds == pytest.approx(0.3, abs=1e-3)
+    assert tick.gap_seconds == pytest.approx(0.301, abs=1e-3)
 
 
-def test_a_reading_belongs_to_the_middle_of_the_call() -> None:
+def test_a_reading_has_the_time_of_the_middle_of_the_call() -> None:
     board = FakeBoard(tick_seconds=0.01, read_seconds=0.2)
     start = board.now()
     watch = CounterWatch(FakeMeter(board), board.clock)
@@ -54,133 +52,168 @@ def test_a_reading_belongs_to_the_middle_of_the_call() -> None:
     assert watch.read_seconds == pytest.approx(0.4)
 
 
-def test_a_counter_that_goes_back_is_refused() -> None:
-    board = FakeBoard(fault=lambda joules, now: joules if now < 1000.5 else joules - 12_000)
-    watch = CounterWatch(FakeMeter(board), board.clock)
-    with pytest.raises(BadMeasurement, match=r"fake went back from 123\d\d\.\d+ J to 3\d\d\.\d+ J.*reset.*wrapped"):
-        watch_for(watch, board, 1.0)
-
-
-def test_a_counter_that_stands_still_is_refused() -> None:
-    board = FakeBoard(fault=lambda joules, now: 777.0)
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        (lambda joules, now: joules if now < 1000.5 else joules - 12_000, r"decreased from 123\d\d\.\d+ J to 3\d\d"),
+        (lambda joules, now: 777.0, r"stayed at 777\.000 J for 1\.0 s .*allowed: 1\.0 s.*ecc doctor"),
+    ],
+)
+def test_a_counter_that_decreases_or_stalls_is_refused(fault: Callable[[float, float], float], message: str) -> None:
+    board = FakeBoard(fault=fault)
     watch = CounterWatch(FakeMeter(board), board.clock, stall_seconds=1.0)
-    with pytest.raises(BadMeasurement, match=r"stood still at 777\.000 J for 1\.0 s.*ecc doctor"):
+    with pytest.raises(BadMeasurement, match=message):
         watch_for(watch, board, 2.0)
 
 
-def test_a_counter_that_reads_no_number_is_refused() -> None:
+def test_a_reading_that_is_not_finite_is_refused() -> None:
     board = FakeBoard()
     meter = FakeMeter(board)
     meter.read = lambda: math.nan  # type: ignore[method-assign]
-    with pytest.raises(BadMeasurement, match="read nan"):
+    with pytest.raises(BadMeasurement, match="returned nan"):
         CounterWatch(meter, board.clock)
-
-
-# ---------------------------------------------------------------- steps
 
 
 def steady(count: int = 11, watts: float = 300.0, period: float = 0.1) -> list[Reading]:
     return [Reading(watts * period * i, period * i) for i in range(count)]
 
 
-def test_steady_steps_pass() -> None:
+def test_plausible_steps_pass() -> None:
     check_steps("fake", steady(), 0.1, max_watts=300)
-
-
-def test_a_jump_is_refused() -> None:
-    ticks = steady()
-    ticks[6:] = [Reading(tick.joules + 70, tick.seconds) for tick in ticks[6:]]
-    with pytest.raises(
-        BadMeasurement, match=r"jumped by 100\.000 J within 0\.100 s, as if by 1000 W, where 300 W is usual"
-    ):
-        check_steps("fake", ticks, 0.1)
-
-
-def test_two_ticks_seen_as_one_are_no_jump() -> None:
-    ticks = steady(21)
-    del ticks[7], ticks[11:13]
-    check_steps("fake", ticks, 0.1)
-
-
-def test_a_tick_seen_late_is_no_jump() -> None:
-    ticks = steady(21)
-    ticks[7] = Reading(ticks[7].joules, ticks[7].seconds + 0.09)  # then the next one seems to take 10 ms
-    check_steps("fake", ticks, 0.1)
-
-
-def test_more_than_the_device_can_draw_is_refused() -> None:
-    with pytest.raises(BadMeasurement, match=r"says 300\.0 W over 1\.00 s.*limited to 0\.7 W.*another unit"):
-        check_steps("fake", steady(), 0.1, max_watts=0.7)
-
-
-def test_a_jump_is_also_held_against_the_limit_of_the_device() -> None:
-    ticks = [Reading(0, 0), Reading(30, 0.1), Reading(430, 0.2), Reading(460, 3.0)]
-    with pytest.raises(BadMeasurement, match=r"jumped by 430.*400 W is usual or allowed"):
-        check_steps("fake", ticks, 0.1, max_watts=400)
-
-
-def test_a_continuous_counter_is_judged_over_longer_steps() -> None:
-    # 1 ms steps that carry 0, 1 or 6 times the usual joules, as CPU time of a process that is preempted does
-    joules = 0.0
-    ticks = []
+    missed = steady(21)
+    del missed[7], missed[11:13]
+    check_steps("fake", missed, 0.1)
+    late = steady(21)
+    late[7] = Reading(late[7].joules, late[7].seconds + 0.09)  # the next interval then looks like 10 ms
+    check_steps("fake", late, 0.1)
+    # A counter of CPU time: 1 ms steps of a process that is preempted carry 0, 1 or 3 times the usual energy.
+    joules, uneven = 0.0, []
     for i in range(1000):
         joules += (0.0, 0.3, 0.0, 0.9)[i % 4]
-        ticks.append(Reading(joules, i * 1e-3))
-    check_steps("fake", ticks, 1e-3)
+        uneven.append(Reading(joules, i * 1e-3))
+    check_steps("fake", uneven, 1e-3)
 
 
-# ---------------------------------------------------------------- probing
+def test_jumps_and_impossible_power_are_refused() -> None:
+    ticks = steady()
+    ticks[6:] = [Reading(tick.joules + 70, tick.seconds) for tick in ticks[6:]]
+    with pytest.raises(BadMeasurement, match=r"jumped by 100\.000 J within 0\.100 s \(1000 W; at most 900 W"):
+        check_steps("fake", ticks, 0.1)
+    with pytest.raises(BadMeasurement, match=r"shows 300\.0 W over 1\.00 s.*limited to 0\.7 W.*another unit"):
+        check_steps("fake", steady(), 0.1, max_watts=0.7)
+    few = [Reading(0, 0), Reading(30, 0.1), Reading(430, 0.2), Reading(460, 3.0)]
+    with pytest.raises(BadMeasurement, match=r"jumped by 430.*at most 1200 W"):
+        check_steps("fake", few, 0.1, max_watts=400)
 
 
-def test_probe_finds_period_idle_power_and_latency() -> None:
+# --- probe -------------------------------------------------------------------------------------------
+
+
+def test_a_probe_finds_period_power_and_latency() -> None:
     board = FakeBoard(tick_seconds=0.1, idle_watts=75, busy_watts=400, read_seconds=1e-4)
-    found = probe(FakeMeter(board), lambda: board.work(0.003), clock=board.clock)
+    meter = FakeMeter(board, state=DeviceState(temperature_celsius=41))
+    found = probe_counter(meter, lambda: board.work(0.003), clock=board.clock)
     assert found.moves
     assert found.tick_seconds == pytest.approx(0.1, rel=0.05)
     assert found.idle_watts == pytest.approx(75, rel=0.02)
-    assert found.busy_watts == pytest.approx(393, rel=0.02)  # the reading itself is not work
+    assert found.busy_watts == pytest.approx(393, rel=0.02)  # a reading is not work
     assert found.read_seconds == pytest.approx(1e-4, rel=0.01)
     assert found.step_joules == pytest.approx(7.5, rel=0.05)
-
-
-def test_probe_without_a_load_watches_at_rest_only() -> None:
-    board = FakeBoard(idle_watts=75)
-    meter = FakeMeter(board, state=DeviceState(temperature_celsius=41))
-    found = probe(meter, seconds=1, clock=board.clock)
-    assert found.moves
-    assert found.busy_watts is None
     assert found.idle_state == DeviceState(temperature_celsius=41)
+    assert probe_counter(meter, seconds=1, clock=board.clock).busy_watts is None
 
 
-def test_probe_says_when_a_counter_does_not_move() -> None:
+def test_a_probe_reports_a_counter_that_does_not_move() -> None:
     board = FakeBoard(fault=lambda joules, now: 5.0)
-    found = probe(FakeMeter(board), lambda: board.work(0.004), seconds=0.5, clock=board.clock)
+    found = probe_counter(FakeMeter(board), lambda: board.work(0.004), seconds=0.5, clock=board.clock)
     assert found == CounterProbe(
         moves=False,
         tick_seconds=None,
         read_seconds=pytest.approx(20e-6, rel=0.01),
         idle_watts=None,
-        busy_watts=None,
-        step_joules=None,
         idle_state=DeviceState(),
     )
 
 
-def test_probe_waits_longer_for_a_slow_counter() -> None:
-    board = FakeBoard(tick_seconds=0.9, idle_watts=10)
-    found = probe(FakeMeter(board), seconds=1.0, clock=board.clock)
-    assert found.tick_seconds == pytest.approx(0.9, rel=0.01)
-    assert found.idle_watts == pytest.approx(10, rel=0.01)
+def test_a_probe_handles_slow_and_continuous_counters_and_cpu_time() -> None:
+    slow = FakeBoard(tick_seconds=0.9, idle_watts=10)
+    found = probe_counter(FakeMeter(slow), seconds=1.0, clock=slow.clock)
+    assert (found.tick_seconds, found.idle_watts) == (pytest.approx(0.9, rel=0.01), pytest.approx(10, rel=0.01))
+    fast = FakeBoard(tick_seconds=1e-5, resolution_joules=1e-9)
+    load = HostWorkload(lambda: fast.work(0.004), 1, fast.clock)
+    tick = probe_counter(FakeMeter(fast), load, 0.5, clock=fast.clock).tick_seconds
+    assert tick is not None
+    assert tick < 0.001
+    cpu = FakeBoard(tick_seconds=1e-4, idle_watts=3)
+    assert probe_counter(FakeMeter(cpu, provenance=Declared(15)), seconds=0.5, clock=cpu.clock).idle_watts == 0.0
 
 
-def test_a_counter_that_always_moves_has_a_period_near_zero() -> None:
-    board = FakeBoard(tick_seconds=1e-5, resolution_joules=1e-9)
-    found = probe(FakeMeter(board), HostWorkload(lambda: board.work(0.004), 1, board.clock), 0.5, clock=board.clock)
-    assert found.tick_seconds is not None
-    assert found.tick_seconds < 0.001
+# --- workloads ---------------------------------------------------------------------------------------
 
 
-def test_cpu_time_spent_on_polling_is_not_idle_power() -> None:
-    board = FakeBoard(tick_seconds=1e-4, idle_watts=3)
-    found = probe(FakeMeter(board, provenance=Declared(15)), seconds=0.5, clock=board.clock)
-    assert found.idle_watts == 0.0
+def test_host_work_is_counted_when_its_chunk_is_complete() -> None:
+    board = FakeBoard()
+    waited: list[int] = []
+    load = HostWorkload(lambda: board.work(0.001), 4, board.clock, synchronize=lambda: waited.append(1))
+    start = board.now()
+    assert load.advance()
+    assert load.advance()
+    load.drain()
+    assert [load.done_at(start + t) for t in (0, 0.0041, 1)] == [0, 4, 8]
+    assert load.chunks_done == len(waited) == 2
+
+
+def test_a_queue_is_filled_to_its_depth() -> None:
+    board = FakeBoard()
+    load = board.queued(run_seconds=0.001, launch_seconds=1e-5, depth=3)
+    assert [load.advance() for _ in range(5)] == [True, True, True, False, False]
+    board.wait(0.0042)  # the first chunk is complete
+    assert [load.advance() for _ in range(2)] == [True, False]
+    assert (load.chunks_done, load.chunks_host_bound) == (1, 2)
+    load.drain()
+    assert load.chunks_done == 4
+
+
+@pytest.mark.parametrize(
+    ("chunk_seconds", "read_seconds", "depth"),
+    [(0.004, 0.0, 6), (0.004, 0.0025, 6), (0.004, 0.005, 11), (0.01, 0.0025, 3), (0.5, 0.0025, 2)],
+)
+def test_the_queue_bridges_a_stall_of_the_host(chunk_seconds: float, read_seconds: float, depth: int) -> None:
+    assert queue_depth(chunk_seconds, read_seconds) == depth
+
+
+def test_queued_work_is_interpolated_within_its_chunk() -> None:
+    board = FakeBoard()
+    load = board.queued(run_seconds=0.001, launch_seconds=0.0)
+    start = board.now()
+    while load.chunks_done < 5:
+        if not load.advance():
+            board.wait(1e-5)
+    assert load.done_at(start + 0.010) == pytest.approx(10, abs=0.05)
+    assert load.done_at(board.now() + 1) is None  # not known yet
+    load.forget_before(start + 0.0137)
+    assert load.done_at(start + 0.0137) == pytest.approx(13.7, abs=0.05)
+
+
+def test_a_host_that_is_too_slow_is_noticed() -> None:
+    board = FakeBoard()
+    load = board.queued(run_seconds=1e-4, launch_seconds=1e-3)
+    for _ in range(20):
+        load.advance()
+    assert load.chunks_host_bound >= 15
+
+
+@pytest.mark.parametrize(
+    ("run_seconds", "read_seconds", "runs"), [(0.0001, 0, 40), (0.001, 0, 4), (0.5, 0, 1), (0.001, 0.01, 30)]
+)
+def test_chunks_have_some_milliseconds_or_three_readings(run_seconds: float, read_seconds: float, runs: int) -> None:
+    board = FakeBoard()
+    load, seconds = make_workload(lambda: board.work(run_seconds), "cpu", board.clock, read_seconds=read_seconds)
+    assert isinstance(load, Workload)
+    assert seconds == pytest.approx(max(run_seconds, CHUNK_SECONDS, 3 * read_seconds), rel=0.01)
+    load.advance()
+    assert load.done_at(board.now()) == runs
+
+
+def test_a_run_without_duration_still_makes_chunks() -> None:
+    assert make_workload(lambda: None, "cpu", FakeBoard().clock)[1] > 0

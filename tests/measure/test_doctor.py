@@ -11,9 +11,10 @@ import torch
 
 from ecc.errors import BadMeasurement, NoMeter
 from ecc.graph import trace_channels
-from ecc.measure import DeviceState, Meter, MeterInfo, doctor, find
+from ecc.measure import DeviceState, Meter, MeterInfo, doctor, registry
 from ecc.measure.doctor import DoctorReport, MeterFinding, diagnose
 from ecc.measure.runner import InferenceRunner
+from ecc.records import from_builtins, to_json
 from measure.fakes import FakeBoard, FakeMeter
 
 RUN_SECONDS = 0.004
@@ -28,8 +29,8 @@ def failing(reason: str, remedy: str = "") -> Callable[[str], Meter]:
 
 @pytest.fixture(autouse=True)
 def _nothing_works(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in find.AUTO:
-        monkeypatch.setitem(find.OPENERS, name, failing(f"no {name} here"))
+    for name in registry.AUTO:
+        monkeypatch.setitem(registry.OPENERS, name, failing(f"no {name} here"))
 
 
 Works = Callable[..., FakeMeter]
@@ -41,7 +42,7 @@ def works(monkeypatch: pytest.MonkeyPatch) -> Works:
 
     def make(name: str, board: FakeBoard, **info: Any) -> FakeMeter:
         meter = FakeMeter(board, **{"name": name, "covers": ("cpu",), **info})
-        monkeypatch.setitem(find.OPENERS, name, lambda argument: meter)
+        monkeypatch.setitem(registry.OPENERS, name, lambda argument: meter)
 
         @contextmanager
         def on_the_board(model: torch.nn.Module, inputs: torch.Tensor) -> Iterator[InferenceRunner]:
@@ -53,20 +54,20 @@ def works(monkeypatch: pytest.MonkeyPatch) -> Works:
     return make
 
 
-def only(examination: DoctorReport) -> MeterFinding:
-    (finding,) = examination.working
+def only(report: DoctorReport) -> MeterFinding:
+    (finding,) = report.working
     return finding
 
 
-# ---------------------------------------------------------------- nothing works
+# --- nothing works ----------------------------------------------------------------------------------
 
 
-def test_a_machine_with_nothing_to_measure_with() -> None:
-    examination = diagnose(clock=FakeBoard().clock)
-    assert [finding.spec for finding in examination.findings] == list(find.AUTO)
-    assert [finding.reason for finding in examination.findings] == [f"no {name} here" for name in find.AUTO]
-    assert not examination.working
-    assert not examination.can_measure
+def test_a_machine_without_meters() -> None:
+    report = diagnose(clock=FakeBoard().clock)
+    assert [finding.spec for finding in report.meters] == list(registry.AUTO)
+    assert [finding.reason for finding in report.meters] == [f"no {name} here" for name in registry.AUTO]
+    assert not report.working
+    assert not report.can_measure
 
 
 def test_the_machine_is_described_without_its_name() -> None:
@@ -76,21 +77,21 @@ def test_the_machine_is_described_without_its_name() -> None:
 
 
 def test_a_remedy_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(find.OPENERS, "rapl", failing("only root", remedy="sudo chmod a+r counter"))
-    assert diagnose(clock=FakeBoard().clock).findings[-1].remedy == "sudo chmod a+r counter"
+    monkeypatch.setitem(registry.OPENERS, "rapl", failing("only root", remedy="sudo chmod a+r counter"))
+    assert diagnose(clock=FakeBoard().clock).meters[-1].remedy == "sudo chmod a+r counter"
 
 
-# ---------------------------------------------------------------- a meter that works
+# --- a meter that works -----------------------------------------------------------------------------
 
 
-def test_a_meter_is_watched_and_tested(works: Works) -> None:
+def test_a_meter_is_observed_and_tested(works: Works) -> None:
     board = FakeBoard(tick_seconds=0.1, idle_watts=80, busy_watts=300, noise=0.005)
     state = DeviceState(temperature_celsius=34, clock_mhz=345)
     works("jetson", board, state=state, resolution_joules=1e-3)
     started = board.now()
-    examination = diagnose(clock=board.clock)
-    assert examination.can_measure
-    finding = only(examination)
+    report = diagnose(clock=board.clock)
+    assert report.can_measure
+    finding = only(report)
     assert finding.spec == "jetson"
     assert finding.is_meter
     assert not finding.trouble
@@ -127,7 +128,7 @@ def test_a_longer_test_has_more_windows(works: Works, seconds: float, windows: i
     assert len(test.measurement.windows) == pytest.approx(windows, abs=2)
 
 
-def test_quick_watches_the_counter_and_runs_nothing(works: Works, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quick_observes_the_counter_and_runs_nothing(works: Works, monkeypatch: pytest.MonkeyPatch) -> None:
     board = FakeBoard()
     works("rapl", board)
     monkeypatch.setattr(doctor, "prepare_runner", lambda *_: pytest.fail("it ran"))
@@ -140,41 +141,41 @@ def test_quick_watches_the_counter_and_runs_nothing(works: Works, monkeypatch: p
     assert board.now() - started < 3
 
 
-def test_every_meter_that_works_is_examined_and_closed(works: Works) -> None:
+def test_every_meter_that_works_is_tested_and_closed(works: Works) -> None:
     board, closed = FakeBoard(), []
     for name in ("jetson", "rapl"):
         works(name, board).close = lambda name=name: closed.append(name)  # type: ignore[attr-defined]
-    examination = diagnose(clock=board.clock)
-    assert [finding.spec for finding in examination.working] == ["jetson", "rapl"]
-    assert all(finding.self_test is not None for finding in examination.working)
+    report = diagnose(clock=board.clock)
+    assert [finding.spec for finding in report.working] == ["jetson", "rapl"]
+    assert all(finding.self_test is not None for finding in report.working)
     assert closed == ["jetson", "rapl"]
 
 
-def test_it_says_what_it_does(works: Works) -> None:
+def test_progress_is_reported(works: Works) -> None:
     board = FakeBoard()
     works("rapl", board)
     said: list[str] = []
-    diagnose(say=said.append, clock=board.clock)
+    diagnose(report=said.append, clock=board.clock)
     assert said[0] == "looking for meters"
-    assert said[1] == "rapl: watching the counter, at rest and at work"
+    assert said[1] == "rapl: observing the counter, idle and busy"
     assert said[2].startswith("rapl: measuring a small network ")
 
 
-# ---------------------------------------------------------------- trouble is told, not raised
+# --- trouble is told, not raised --------------------------------------------------------------------
 
 
 def test_a_counter_that_stands_still(works: Works) -> None:
     board = FakeBoard(fault=lambda joules, now: 7.0)
     works("rapl", board)
     finding = only(diagnose(clock=board.clock))
-    assert finding.trouble == "its counter stood still while a network ran: it does not count what runs on cpu."
+    assert finding.trouble == "its counter did not change while a network ran: it does not count work on cpu."
     assert finding.self_test is None
 
 
 def test_a_counter_that_goes_back(works: Works) -> None:
     board = FakeBoard(fault=lambda joules, now: joules - (1e4 if now > 1003 else 0))
     works("rapl", board)
-    assert "went back" in only(diagnose(clock=board.clock)).trouble
+    assert "decreased" in only(diagnose(clock=board.clock)).trouble
 
 
 def test_a_device_that_is_shared(works: Works) -> None:
@@ -205,15 +206,15 @@ def test_a_meter_for_a_device_that_torch_cannot_use(works: Works, monkeypatch: p
     assert finding.counter is not None  # at rest, it was watched all the same
 
 
-# ---------------------------------------------------------------- one meter by name
+# --- one meter by name ------------------------------------------------------------------------------
 
 
-def test_a_named_meter_is_examined_alone() -> None:
-    examination = diagnose("cputime:15W", quick=True)
-    (finding,) = examination.findings
+def test_a_named_meter_is_tested_alone() -> None:
+    report = diagnose("cputime:15W", quick=True)
+    (finding,) = report.meters
     assert finding.spec == "cputime:15W"
     assert finding.reason == "CPU, this process, process CPU time"
-    assert examination.can_measure
+    assert report.can_measure
 
 
 def test_a_named_meter_that_does_not_work_is_an_error() -> None:
@@ -222,15 +223,15 @@ def test_a_named_meter_that_does_not_work_is_an_error() -> None:
 
 
 def test_an_estimate_is_no_measurement() -> None:
-    examination = diagnose("platform:eyeriss")
-    finding = only(examination)
+    report = diagnose("platform:eyeriss")
+    finding = only(report)
     assert not finding.is_meter
-    assert not examination.can_measure
+    assert not report.can_measure
     assert (finding.counter, finding.self_test, finding.trouble) == (None, None, "")
 
 
 def test_a_test_of_no_time_is_refused() -> None:
-    with pytest.raises(BadMeasurement, match=r"seconds=0\.5 is below 1"):
+    with pytest.raises(BadMeasurement, match=r"seconds is 0\.5; a self-test takes at least 1 second"):
         diagnose(seconds=0.5)
 
 
@@ -242,7 +243,7 @@ def test_a_real_self_test_on_the_cpu() -> None:
     assert finding.self_test.measurement.joules > 0
 
 
-# ---------------------------------------------------------------- the network and its device
+# --- the network and its device ---------------------------------------------------------------------
 
 
 def test_the_network_is_small_and_leaves_random_numbers_alone() -> None:
@@ -278,7 +279,7 @@ def test_the_network_runs_where_the_meter_looks(
     two_gpus: None, covers: tuple[str, ...], device_id: str, device: str | None
 ) -> None:
     info = FakeMeter(FakeBoard(), covers=covers, device_id=device_id).describe()
-    found = doctor._device_of(info)
+    found = doctor._device_for(info)
     assert found == (None if device is None else torch.device(device))
 
 
@@ -288,13 +289,13 @@ def test_gpus_are_part_of_the_machine(two_gpus: None) -> None:
     assert {"cudnn", "driver"} <= set(machine)
 
 
-# ---------------------------------------------------------------- for programs
+# --- for programs -----------------------------------------------------------------------------------
 
 
-def test_facts_for_programs(works: Works) -> None:
+def test_the_report_is_json(works: Works) -> None:
     board = FakeBoard()
     works("rapl", board)
-    facts = json.loads(json.dumps(diagnose(clock=board.clock).to_dict()))
+    facts = json.loads(to_json(diagnose(clock=board.clock)))
     assert facts["can_measure"] is True
     *failed, rapl = facts["meters"]
     assert [meter["works"] for meter in failed] == [False] * 4
@@ -309,13 +310,7 @@ def test_facts_for_programs(works: Works) -> None:
         "self_test": None,
         "trouble": "",
     }
-    assert MeterInfo.from_dict(rapl["info"]).label == "measured"
+    assert from_builtins(rapl["info"], MeterInfo, "").label == "measured"
     assert rapl["self_test"]["repeatability"] >= 0
     assert rapl["self_test"]["measurement"]["joules"] > 0
-    assert {way["spec"] for way in facts["ways_forward"]} == {
-        "command:PROGRAM",
-        "cputime:15W",
-        "platform:jetson-tx2",
-        "replay:FILE",
-        "file.py:MyMeter",
-    }
+    assert list(facts["fallbacks"]) == [spec for spec, _ in registry.FALLBACKS]

@@ -1,28 +1,47 @@
+"""Records of meters and measurements, and the power integrator."""
+
 from __future__ import annotations
 
-import json
-from dataclasses import FrozenInstanceError, replace
+import math
+import threading
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from ecc.errors import BadMeasurement
-from ecc.measure import Declared, DeviceState, Measured, Measurement, MeasureSettings, MeterInfo, Window
-from ecc.measure.measurement import combine, relative_interval
+from ecc.errors import BadFile, BadMeasurement, EccError
+from ecc.measure import (
+    Analytic,
+    Declared,
+    DeviceState,
+    Estimated,
+    Measured,
+    Measurement,
+    MeasureSettings,
+    Meter,
+    MeterInfo,
+    PowerIntegrator,
+    Provenance,
+    Window,
+    close_meter,
+    find_meter,
+)
+from ecc.measure.measurement import combine_repeats, relative_interval
+from ecc.measure.meter import HasState
+from ecc.records import from_json, to_json
+from measure.fakes import FakeBoard, FakeMeter
 
 
-def window(joules: float = 2.0, seconds: float = 0.01, **changes: object) -> Window:
-    values = {
-        "joules": joules,
-        "seconds": seconds,
+def window(joules: float = 2.0, seconds: float = 0.01, **changes: Any) -> Window:
+    values: dict[str, Any] = {
         "window_seconds": 0.5,
         "inferences": 50.0,
         "ticks": 10,
         "edge_error": 0.001,
         "polling_share": 0.002,
         "host_bound_share": 0.0,
-        **changes,
     }
-    return Window(**values)  # type: ignore[arg-type]
+    return Window(joules=joules, seconds=seconds, **{**values, **changes})
 
 
 def measurement(*windows: Window, relative_ci: float | None = 0.01) -> Measurement:
@@ -42,103 +61,149 @@ def measurement(*windows: Window, relative_ci: float | None = 0.01) -> Measureme
     )
 
 
-# ---------------------------------------------------------------- settings
-
-
-def test_settings_default_to_the_protocol() -> None:
-    settings = MeasureSettings()
-    assert (settings.mode, settings.precision, settings.cudnn_autotune) == ("auto", "fp32", True)
-    assert (settings.window_seconds, settings.min_ticks) == (0.5, 10)
-    assert (settings.min_repeats, settings.max_repeats, settings.target_relative_ci) == (3, 8, 0.015)
-    assert (settings.warmup_seconds, settings.warmup_runs) == (0.3, 10)
-
-
-def test_settings_are_frozen() -> None:
-    with pytest.raises(FrozenInstanceError):
-        MeasureSettings().min_ticks = 3  # type: ignore[misc]
+# --- meters ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "said"),
+    ("provenance", "label"),
     [
-        ("mode", "fast", r"mode='fast' is unknown; give one of \('auto', 'eager', 'graph', 'compile'\)"),
-        ("precision", "int8", "precision='int8' is unknown"),
-        ("memory_format", "nhwc", "memory_format='nhwc' is unknown"),
-        ("input_data", "zeros", "input_data='zeros' is unknown"),
-        ("window_seconds", 0, r"window_seconds=0 is below 0\.001"),
-        ("min_ticks", 0, "min_ticks=0 is below 1"),
-        ("max_window_seconds", 0.1, r"max_window_seconds=0\.1 is below 0\.5"),
-        ("target_relative_ci", float("nan"), "target_relative_ci=nan is below"),
-        ("max_repeats", 2, "max_repeats=2 is below 3"),
-        ("warmup_runs", 0, "warmup_runs=0 is below 1"),
+        (Measured(), "measured"),
+        (Measured(instrument="on-chip model"), "measured (on-chip model)"),
+        (Estimated(source="table 3"), "estimated"),
+        (Declared(watts=2.5), "CPU time x declared 2.5 W"),
     ],
 )
-def test_settings_out_of_range_are_refused(name: str, value: object, said: str) -> None:
-    with pytest.raises(BadMeasurement, match=said):
+def test_every_meter_has_a_label_and_survives_json(provenance: Provenance, label: str) -> None:
+    info = MeterInfo(name="x", device="y", provenance=provenance, scope="board", covers=("cuda",), notes=("a", "b"))
+    assert info.label == label
+    assert from_json(to_json(info), MeterInfo, "file") == info
+
+
+def test_provenances_are_never_equal_to_another_kind() -> None:
+    kinds = [Measured(), Estimated(source=""), Declared(watts=1)]
+    assert [[a == b for b in kinds] for a in kinds] == [[i == j for j in range(3)] for i in range(3)]
+    with pytest.raises(TypeError, match=r"provenance of meter 'x' is 'measured'; give Measured\(\)"):
+        MeterInfo(name="x", device="y", provenance="measured", scope="board")  # type: ignore[arg-type]
+    with pytest.raises(BadFile, match="control characters"):
+        from_json(
+            b'{"name": "x", "device": "\\u001b[2J", "scope": "s", "provenance": {"kind": "measured"}}', MeterInfo, "f"
+        )
+
+
+def test_meters_and_analytic_sources_are_distinct() -> None:
+    meter, platform = FakeMeter(FakeBoard()), find_meter("platform:jetson-tx2")
+    assert isinstance(meter, Meter)
+    assert isinstance(meter, HasState)
+    assert not isinstance(meter, Analytic)
+    assert isinstance(platform, Analytic)
+    assert not isinstance(platform, Meter)
+    close_meter(meter)
+    closed: list[int] = []
+    meter.close = lambda: closed.append(1)  # type: ignore[attr-defined]
+    close_meter(meter)
+    assert closed == [1]
+
+
+# --- power integrator --------------------------------------------------------------------------------
+
+
+def test_power_is_integrated_by_the_trapezoidal_rule() -> None:
+    time, watts = iter((0.0, 1.0, 3.0)), iter((10.0, 20.0, 40.0))
+    counter = PowerIntegrator(lambda: next(watts), now=lambda: next(time), start=False)
+    found = [counter.read()]
+    for _ in range(2):
+        counter.sample()
+        found.append(counter.read())
+    assert found == pytest.approx([0, 15, 75])
+
+
+def test_the_thread_samples_until_it_is_closed() -> None:
+    sampled = threading.Semaphore(0)
+
+    def watts() -> float:
+        sampled.release()
+        return 50.0
+
+    counter = PowerIntegrator(watts, period_seconds=0.001)
+    reads = []
+    for _ in range(2):
+        for _ in range(5):
+            assert sampled.acquire(timeout=10)
+        reads.append(counter.read())
+    assert reads[1] > reads[0]
+    counter.close()
+    with pytest.raises(BadMeasurement, match="closed"):
+        counter.read()
+
+
+def test_a_failure_in_the_thread_is_raised_by_the_next_reading() -> None:
+    calls = iter([50.0])
+
+    def watts() -> float:
+        try:
+            return next(calls)
+        except StopIteration:
+            raise OSError("sensor unplugged") from None
+
+    counter = PowerIntegrator(watts, period_seconds=0.001)
+    counter._thread.join(timeout=10)
+    with pytest.raises(BadMeasurement, match="the power reading failed: sensor unplugged"):
+        counter.read()
+    counter.close()
+
+
+@pytest.mark.parametrize("watts", [-1.0, math.nan, math.inf])
+def test_impossible_power_is_refused(watts: float) -> None:
+    with pytest.raises(BadMeasurement, match="at least 0"):
+        PowerIntegrator(lambda: watts, start=False)
+
+
+# --- settings and results ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("mode", "fast", "mode is 'fast'; choose one of auto, eager, graph, compile"),
+        ("precision", "int8", "precision is 'int8'"),
+        ("memory_format", "nhwc", "memory_format is 'nhwc'"),
+        ("input_data", "zeros", "input_data is 'zeros'"),
+        ("window_seconds", 0, r"window is 0; give a number from 0\.001"),
+        ("min_ticks", 0, "min_ticks is 0; give a whole number of at least 1"),
+        ("max_window_seconds", 0.1, r"max_window_seconds is 0\.1; it must not be below window_seconds=0\.5"),
+        ("target_relative_ci", float("nan"), "target_relative_ci is nan"),
+        ("max_repeats", 2, "max_repeats is 2; give at least min_repeats=3"),
+        ("warmup_runs", 0, "warmup_runs is 0"),
+    ],
+)
+def test_settings_out_of_range_are_refused(name: str, value: object, message: str) -> None:
+    with pytest.raises(EccError, match=message):
         MeasureSettings(**{name: value})  # type: ignore[arg-type]
 
 
-# ---------------------------------------------------------------- windows to one number
-
-
-def test_the_median_shrugs_off_a_disturbed_window() -> None:
-    joules, seconds, rule = combine([window(2.0), window(9.0, 0.05), window(2.1)], Measured())
-    assert (joules, seconds, rule) == (2.1, 0.01, "median")
-
-
-def test_cpu_time_is_combined_by_its_lower_quartile() -> None:
-    windows = [window(1.0), window(2.0), window(3.0), window(4.0), window(50.0)]
-    joules, _, rule = combine(windows, Declared(15))
-    assert (joules, rule) == (2.0, "lower quartile")
-    assert combine(windows[:1], Declared(15))[0] == 1.0
+def test_repeats_are_combined_by_the_median_or_the_lower_quartile() -> None:
+    assert combine_repeats([2.0, 9.0, 2.1], Measured()) == 2.1
+    assert combine_repeats([1.0, 2.0, 3.0, 4.0, 50.0], Declared(15)) == 2.0
+    assert combine_repeats([1.0], Declared(15)) == 1.0
 
 
 def test_the_interval_is_students() -> None:
-    # t(0.975, 2) = 4.303; standard deviation 1, mean 10
     assert relative_interval([9.0, 10.0, 11.0]) == pytest.approx(4.3027 / 3**0.5 / 10, rel=1e-4)
     assert relative_interval([5.0]) is None
 
 
-# ---------------------------------------------------------------- the record
-
-
-def test_a_measurement_gives_joules_per_item_and_power() -> None:
-    result = measurement()
-    assert result.joules_per_item == 0.5
-    assert result.watts == pytest.approx(200)
-    assert result.label == "measured"
-    assert result.converged
-    assert not measurement(relative_ci=0.02).converged
-    assert not measurement(relative_ci=None).converged
-
-
-def test_a_measurement_reports_its_worst_window() -> None:
-    result = measurement(window(), window(ticks=9, edge_error=0.3, polling_share=0.4, host_bound_share=0.5))
-    assert (result.ticks, result.edge_error, result.polling_share, result.host_bound_share) == (
-        9,
-        0.3,
-        0.4,
-        0.5,
-    )
-
-
-def test_the_state_of_the_device_is_its_median() -> None:
+def test_a_measurement_summarises_its_windows() -> None:
     hot = DeviceState(temperature_celsius=70, clock_mhz=1700, power_watts=610, power_capped=True)
-    states = [hot, replace(hot, temperature_celsius=60, power_capped=False), DeviceState()]
-    result = measurement(*(window(state=state) for state in states))
+    cool = replace(hot, temperature_celsius=60, power_capped=False)
+    worst = window(ticks=9, edge_error=0.3, polling_share=0.4, host_bound_share=0.5, state=DeviceState())
+    result = measurement(window(state=hot), window(state=cool), worst)
+    assert (result.joules_per_item, result.watts, result.label) == (0.5, 200, "measured")
+    assert [measurement(relative_ci=ci).converged for ci in (0.01, 0.02, None)] == [True, False, False]
+    assert (result.ticks, result.edge_error, result.polling_share, result.host_bound_share) == (9, 0.3, 0.4, 0.5)
     assert (result.temperature_celsius, result.clock_mhz, result.sensor_watts) == (65, 1700, 610)
     assert result.power_capped
     assert measurement().temperature_celsius is None
-
-
-def test_a_measurement_is_plain_json_with_its_label() -> None:
-    values = json.loads(json.dumps(measurement(window(state=DeviceState(clock_mhz=1000))).to_dict()))
-    assert values["label"] == "measured"
-    assert values["meter"]["provenance"] == {"kind": "measured", "instrument": "sensor"}
-    assert values["windows"][0]["state"]["clock_mhz"] == 1000
-    assert values["settings"]["mode"] == "auto"
-    assert values["joules_per_item"] == 0.5
-
-
-def test_a_measurement_reads_as_a_sentence() -> None:
-    assert str(measurement()) == ("2 J +- 1.0% and 0.01 s an inference of 4, 200.0 W (measured: fake board, board)")
+    assert (
+        str(measurement()) == "2 J +- 1.0% and 0.01 s per inference of 4 items, 200.0 W (measured: fake board, board)"
+    )
+    assert from_json(to_json(result), Measurement, "file") == result

@@ -1,229 +1,537 @@
+"""Profiles: header, samples, correction, files, appending and merging."""
+
 from __future__ import annotations
 
 import gzip
 import json
 import math
+import os
+import subprocess
+import sys
 from dataclasses import replace
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
+from typing import Any
 
 import pytest
-from ecc.measure.samples import sample_line
+import torch
 
-from ecc.errors import BadFile, BadMeasurement
-from ecc.measure import Declared, Profile, Sample
-from ecc.measure.profile import HEADER_START, header_line
-from measure.profile_cases import Prices, header, profile_of, reference, sample, small_graph
+from ecc.errors import BadFile, BadMeasurement, option_names
+from ecc.measure import (
+    CounterProbe,
+    Declared,
+    Design,
+    Measured,
+    MeasureSettings,
+    MeterInfo,
+    Profile,
+    ProfileHeader,
+    Sample,
+    merge_profiles,
+    profile,
+    sample_widths,
+)
+from ecc.measure.profile import HEADER_START, header_conflict, header_line, parse_profile, sample_line
+from ecc.measure.profile_writer import open_profile
+from measure.profile_cases import EXAMPLE, FakeCosts, SmallNet, header, profile_of, reference, sample, small_graph
 
-ROWS = (reference(2.0), sample(1, 0.5), sample(0, 0.7, (16, 12)), reference(2.0))
+START = datetime(2026, 1, 1, tzinfo=timezone.utc)
+SAMPLES = (reference(2.0), sample(1, 0.5), sample(0, 0.7, (16, 12)), reference(2.0))
+PLAN = Design(kind="uniform", seed=3, width_multiple=8, samples=20, rounds=2, reference_every=5, shard=(3, 8))
+METER = MeterInfo(name="nvml", device="GPU", device_id="GPU-1", provenance=Measured(), scope="board", covers=("cuda",))
+SETTINGS = MeasureSettings(mode="graph", precision="tf32")
+MEASURED = header(
+    meter=METER,
+    device_type="cuda",
+    settings=SETTINGS,
+    design=PLAN,
+    counter=CounterProbe(moves=True, tick_seconds=0.1, read_seconds=1e-4, idle_watts=80.0),
+    environment={"torch": "2.9", "python": "3.12", "ecc": "1", "driver": "550"},
+    created="2026-01-01T00:00:00.000+00:00",
+)
+FULL_SAMPLE = Sample(
+    index=3,
+    round=1,
+    session=2,
+    widths=(4, 3),
+    joules=0.1,
+    seconds=0.2,
+    relative_ci=0.01,
+    edge_error=0.002,
+    ticks=5,
+    temperature_celsius=-3.5,
+    clock_mhz=1980.0,
+    power_capped=False,
+    host_bound_share=0.0,
+    measured_at=START,
+)
 
 
 @pytest.fixture
-def saved(tmp_path: Path) -> Path:
-    path = tmp_path / "a.profile"
-    profile_of(*ROWS).save(path)
-    return path
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "a.profile"
 
 
-# ---------------------------------------------------------------- what it tells
+# --- header ------------------------------------------------------------------------------------------
 
 
-def test_networks_and_references_are_told_apart() -> None:
-    profile = profile_of(*ROWS)
-    assert profile.design_samples == ROWS[1:3]
-    assert profile.references == (ROWS[0], ROWS[3])
-    assert profile.label == "estimated"
-    assert profile.named((4, 3)) == {"first": 4, "second": 3}
+def test_a_header_describes_graph_and_inputs() -> None:
+    first, second = torch.ones(4, 3), torch.ones(4)
+    fields: dict[str, Any] = {"meter": METER, "design": PLAN, "environment": {}}
+    for inputs, shapes, batch in [
+        ((first, second), {"0": (4, 3), "1": (4,)}, 4),
+        ({"ids": first}, {"ids": (4, 3)}, 4),
+        (torch.tensor(1.0), {"0": ()}, 1),
+    ]:
+        made = ProfileHeader.of(small_graph(), inputs, **fields)  # type: ignore[arg-type]
+        assert (made.input_shapes, made.batch) == (shapes, batch)
+        assert (made.groups, made.full_widths) == (("first", "second"), (16, 12))
+        assert (made.fingerprint, made.label) == (small_graph().fingerprint, "measured")
 
 
-def test_the_first_networks_are_the_profile_as_it_was() -> None:
-    profile = profile_of(*ROWS)
-    assert profile.first(0).samples == ()
-    assert profile.first(1).samples == ROWS[:2]
-    assert profile.first(2).samples == ROWS[:3]
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"structure": replace(small_graph().structure, fingerprint="0" * 16)}, "fingerprint"),
+        ({"batch": 64}, "batch"),
+        ({"input_shapes": {"0": (2, 3, 8, 8)}}, "input_shapes.0"),
+        ({"input_shapes": {"0": (2, 3, 6, 6), "1": (2,)}}, "input_shapes.1"),
+        ({"device_type": "cpu"}, "device_type"),
+        ({"meter": replace(METER, device="another GPU")}, "meter.device"),
+        ({"meter": replace(METER, device_id="GPU-2")}, "meter.device_id"),
+        ({"meter": replace(METER, reads="integrated power")}, "meter.reads"),
+        ({"meter": replace(METER, provenance=Declared(15))}, "meter.provenance.kind"),
+        ({"settings": replace(SETTINGS, mode="eager")}, "settings.mode"),
+        ({"settings": replace(SETTINGS, memory_format="channels_last")}, "settings.memory_format"),
+        ({"settings": replace(SETTINGS, window_seconds=0.7)}, "settings.window_seconds"),
+        ({"settings": None}, "settings.mode"),
+        ({"design": replace(PLAN, kind="mixed")}, "design.kind"),
+        ({"design": replace(PLAN, width_multiple=None)}, "design.width_multiple"),
+        ({"design": replace(PLAN, shard=(4, 8))}, "design.shard"),
+        ({"environment": {**MEASURED.environment, "driver": "560"}}, "environment.driver"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_differences_that_change_energy_are_conflicts(change: dict[str, Any], field: str) -> None:
+    other = replace(MEASURED, **change)
+    found, back = header_conflict(MEASURED, other), header_conflict(other, MEASURED)
+    assert found is not None
+    assert back is not None
+    assert found[0] == field
+    assert found[1] != found[2]
 
 
-def test_samples_come_in_the_order_of_the_design() -> None:
-    samples = profile_of(*ROWS).corrected()
-    assert [(s.index, s.widths, s.joules, s.relative_ci) for s in samples] == [
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"created": None},
+        {"counter": None},
+        {"mode_reason": "chosen by the user"},
+        {"design": replace(PLAN, samples=200, rounds=3)},
+        {"environment": {**MEASURED.environment, "python": "3.13", "ecc": "2"}},
+        {"meter": replace(METER, notes=("a note",))},
+    ],
+)
+def test_other_differences_are_not(change: dict[str, Any]) -> None:
+    assert header_conflict(MEASURED, replace(MEASURED, **change)) is None
+    shards = replace(MEASURED, design=replace(PLAN, shard=None))
+    assert header_conflict(MEASURED, shards, ignore=frozenset({"design.shard"})) is None
+    assert header_conflict(header(), header(environment={"torch": "3"})) is None  # computed, not measured
+
+
+# --- samples -----------------------------------------------------------------------------------------
+
+
+def test_samples_and_references_are_separated() -> None:
+    made = profile_of(*SAMPLES)
+    assert made.design_samples == SAMPLES[1:3]
+    assert made.references == (SAMPLES[0], SAMPLES[3])
+    assert made.widths_by_group((4, 3)) == {"first": 4, "second": 3}
+    assert [made.head(count).samples for count in range(3)] == [(), SAMPLES[:2], SAMPLES[:3]]
+    assert made.missing_samples() == list(range(2, 20))
+    assert repr(made).endswith("2 samples, 2 of the dense network, estimated on paper>")
+    assert [(s.index, s.widths, s.joules, s.relative_ci) for s in made.corrected()] == [
         (0, (16, 12), 0.7, None),
         (1, (4, 3), 0.5, None),
     ]
 
 
-def test_rounds_are_combined_by_the_median() -> None:
-    samples = [sample(0, joules, round=i, seconds=joules / 100) for i, joules in enumerate((1.0, 5.0, 1.1))]
-    (sample,) = profile_of(*samples).corrected()
-    assert (sample.joules, sample.seconds) == (1.1, 1.1 / 100)
-    assert sample.relative_ci is not None
+def test_rounds_are_combined_by_the_rule_of_the_meter() -> None:
+    rounds = [sample(0, joules, round=i, seconds=joules / 100) for i, joules in enumerate((1.0, 5.0, 2.0))]
+    (found,) = profile_of(*rounds).corrected()
+    assert (found.joules, found.seconds) == (2.0, 0.02)
+    assert found.relative_ci is not None
+    declared = replace(FakeCosts().describe(), provenance=Declared(15))
+    assert profile_of(*rounds, meter=declared).corrected()[0].joules == 1.5
 
 
-def test_rounds_of_cpu_time_are_combined_by_the_lower_quartile() -> None:
-    samples = [sample(0, joules, round=i) for i, joules in enumerate((1.0, 5.0, 2.0))]
-    meter = replace(Prices().describe(), provenance=Declared(15))
-    (sample,) = profile_of(*samples, meter=meter).corrected()
-    assert sample.joules == 1.5
-
-
-def test_the_noise_of_repeats_is_pooled_over_networks() -> None:
-    samples = [
+def test_repeat_noise_is_pooled_and_time_per_sample_is_the_median() -> None:
+    pairs = [
         sample(i, joules, round=r) for i in range(50) for r, joules in enumerate((1.0, math.exp(0.01 * math.sqrt(2))))
     ]
-    assert profile_of(*samples).repeat_noise == pytest.approx(0.01)
-    assert profile_of(*ROWS).repeat_noise is None
+    assert profile_of(*pairs).repeat_noise == pytest.approx(0.01)
+    assert (profile_of(*SAMPLES).repeat_noise, profile_of(*SAMPLES).seconds_per_sample) == (None, None)
+    times = [START + timedelta(seconds=second) for second in (1, 1.8, 2.7, 50, 50.6)]
+    timed = [sample(i, measured_at=time, session=int(i > 2)) for i, time in enumerate(times)]
+    assert profile_of(*timed).seconds_per_sample == pytest.approx(0.8)
+    set_back = [replace(timed[0], measured_at=times[4]), *timed[1:3]]
+    assert profile_of(*set_back).seconds_per_sample == pytest.approx(0.9)
 
 
-def test_the_time_of_a_network_is_told_by_when_rows_were_measured() -> None:
-    at = [f"2026-01-01T00:00:{second:06.3f}+00:00" for second in (1, 1.8, 2.7, 50, 50.6)]
-    samples = [sample(i, measured_at=moment, session=int(i > 2)) for i, moment in enumerate(at)]
-    assert profile_of(*samples).seconds_per_sample == pytest.approx(0.8)
-    assert profile_of(*ROWS).seconds_per_sample is None
-    back = [replace(samples[0], measured_at=at[4]), *samples[1:3]]  # a clock that was set back by 49 s
-    assert profile_of(*back).seconds_per_sample == pytest.approx(0.9)
-
-
-def test_drift_is_divided_out_of_joules_and_seconds_apart() -> None:
-    samples: list[Sample] = []
+def test_drift_is_divided_out_of_joules_and_seconds_separately() -> None:
+    drifting: list[Sample] = []
     for i in range(11):
         warm = 1 + 0.004 * (i - 5)
-        samples += [reference(2 * warm, seconds=0.1), sample(i, 0.5 * warm, seconds=0.05)]
-    profile = profile_of(*samples, reference(2 * (1 + 0.004 * 6), seconds=0.1))
-    assert profile.drift is not None
-    assert profile.drift.is_significant
-    assert [sample.joules for sample in profile.corrected()] == pytest.approx([0.5] * 11, rel=0.004)
-    assert {sample.seconds for sample in profile.corrected()} == {0.05}
-    assert profile.design_samples[0].joules == 0.5 * 0.98  # the samples stay as they were read
+        drifting += [reference(2 * warm, seconds=0.1), sample(i, 0.5 * warm, seconds=0.05)]
+    made = profile_of(*drifting, reference(2 * (1 + 0.004 * 6), seconds=0.1))
+    assert made.drift is not None
+    assert made.drift.is_significant
+    assert [one.joules for one in made.corrected()] == pytest.approx([0.5] * 11, rel=0.004)
+    assert {one.seconds for one in made.corrected()} == {0.05}
+    assert made.design_samples[0].joules == 0.5 * 0.98  # samples are not changed
 
 
-def test_an_unsteady_reference_is_refused_unless_allowed() -> None:
-    profile = profile_of(reference(2.0), sample(0), reference(2.3), sample(1), reference(2.0))
-    with pytest.raises(
-        BadMeasurement, match=r"varied by 8\.2% .* 3% is the most .*ecc fit --allow-drift \(allow_drift=True\)"
-    ):
-        profile.corrected()
-    assert len(profile.corrected(allow_drift=True)) == 2
+def test_a_varying_reference_is_refused_unless_allowed() -> None:
+    made = profile_of(reference(2.0), sample(0), reference(2.3), sample(1), reference(2.0))
+    with pytest.raises(BadMeasurement, match=r"varied by 8\.2% .*at most 3% .*window_seconds=2.*allow_drift=True"):
+        made.corrected()
+    with option_names(), pytest.raises(BadMeasurement, match=r"\(--window 2\), or accept .* with --allow-drift\."):
+        made.corrected()
+    assert len(made.corrected(allow_drift=True)) == 2
 
 
-# ---------------------------------------------------------------- its file
+# --- files -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["a.profile", "a.profile.gz"])
-def test_a_profile_comes_back_as_it_was(tmp_path: Path, name: str) -> None:
-    profile = profile_of(*ROWS)
-    profile.save(tmp_path / name)
-    assert Profile.load(tmp_path / name) == profile
-    profile.save(tmp_path / "again.gz")
-    if name.endswith(".gz"):
-        assert (tmp_path / name).read_bytes() == (tmp_path / "again.gz").read_bytes()
+def test_a_profile_survives_its_file(tmp_path: Path, name: str) -> None:
+    for made in (profile_of(*SAMPLES), Profile(MEASURED, (FULL_SAMPLE, *SAMPLES))):
+        made.save(tmp_path / name)
+        back = Profile.load(tmp_path / name, small_graph())
+        assert back == made
+        assert header_conflict(back.header, made.header) is None
+        back.save(tmp_path / f"again-{name}")
+        assert (tmp_path / name).read_bytes() == (tmp_path / f"again-{name}").read_bytes()
 
 
-def test_files_begin_with_their_format(saved: Path) -> None:
-    assert saved.read_text().startswith(HEADER_START)
-    assert len(saved.read_text().splitlines()) == 5
-
-
-def test_pandas_reads_it_in_the_line_that_the_docs_give(saved: Path) -> None:
+def test_pandas_reads_a_profile_as_documented(path: Path) -> None:
     pandas = pytest.importorskip("pandas")
-    assert len(pandas.read_json(saved, lines=True)) == 5
-    frame = pandas.read_json(str(saved), lines=True).dropna(subset="sample")
+    profile_of(*SAMPLES).save(path)
+    assert path.read_bytes().startswith(HEADER_START)
+    frame = pandas.read_json(str(path), lines=True).dropna(subset="index")
     assert frame.joules.tolist() == pytest.approx([0.5, 0.7])
-    assert frame.index.tolist() == [1, 0]
+    assert frame["index"].tolist() == [1, 0]
     assert frame.widths.tolist() == [[4, 3], [16, 12]]
-    groups = pandas.read_json(str(saved), lines=True).header[0]["network"]["groups"]
-    assert groups == ["first", "second"]
+    assert pandas.read_json(str(path), lines=True).header[0]["groups"] == ["first", "second"]
 
 
-def test_a_torn_last_line_is_left_out(saved: Path) -> None:
-    data = saved.read_bytes()
-    last = data[:-1].rfind(b"\n") + 1
-    for end in range(last, len(data)):
-        saved.write_bytes(data[:end])
-        assert Profile.load(saved).samples == ROWS[:3]
+def test_an_incomplete_last_line_is_ignored(path: Path) -> None:
+    profile_of(*SAMPLES).save(path)
+    data = path.read_bytes()
+    for end in range(data[:-1].rfind(b"\n") + 1, len(data)):
+        path.write_bytes(data[:end])
+        assert Profile.load(path).samples == SAMPLES[:3]
+    path.write_bytes(data + b"\0" * 100)  # as after a power failure
+    assert Profile.load(path).samples == SAMPLES
 
 
-def test_a_tail_of_zeros_is_left_out(saved: Path) -> None:
-    """What a file system may leave after the power went."""
-    saved.write_bytes(saved.read_bytes() + b"\0" * 100)
-    assert Profile.load(saved).samples == ROWS
-
-
-def test_the_network_is_checked_if_it_is_given(saved: Path) -> None:
-    assert Profile.load(saved, small_graph()).samples == ROWS
-    structure = replace(small_graph().structure, fingerprint="0123456789abcdef")
-    profile_of(*ROWS, structure=structure).save(saved)
-    with pytest.raises(
-        BadFile, match=f"belongs to network 0123456789abcdef, and this one is {small_graph().fingerprint}"
-    ):
-        Profile.load(saved, small_graph())
+def test_the_profile_of_another_network_is_refused(path: Path) -> None:
+    profile_of(*SAMPLES, structure=replace(small_graph().structure, fingerprint="0123456789abcdef")).save(path)
+    with pytest.raises(BadFile, match=f"network 0123456789abcdef, and this network is {small_graph().fingerprint}"):
+        Profile.load(path, small_graph())
 
 
 GOOD = sample_line(sample(2))
 
 
 @pytest.mark.parametrize(
-    ("line", "text"),
+    ("line", "message"),
     [
-        (GOOD.replace("1.0", "NaN"), "NaN is not a number"),
-        (GOOD.replace("1.0", "-Infinity"), "-Infinity is not a number"),
-        (GOOD.replace("1.0", "-1.0"), r"joules is -1\.0; it must be a number above 0"),
-        (GOOD.replace("1.0", "0"), "joules is 0"),
-        (GOOD.replace("[4, 3]", "[4]"), r"widths is \[4\]"),
-        (GOOD.replace("[4, 3]", "[4, 13]"), "widths holds 13"),
-        (GOOD[:20] + "\n", r"this is not JSON \("),
-        ("[]\n", "not a line of a profile"),
-        ("\n", "this is not JSON"),
-        ("[" * 100_000 + "\n", "damaged \\(RecursionError|this is not JSON"),
+        (GOOD.replace(b"1.0", b"NaN"), "not valid JSON"),
+        (GOOD.replace(b"1.0", b"1e999"), "out of range|not valid"),
+        (GOOD.replace(b"1.0", b"-1.0"), r"Expected `float` > 0.0 - at `\$.joules`"),
+        (GOOD.replace(b"1.0", b'"1"'), r"Expected `float`, got `str` - at `\$.joules`"),
+        (GOOD.replace(b'"seconds"', b'"later"'), "missing required field `seconds`"),
+        (GOOD.replace(b"[4,3]", b"[4]"), r"widths \[4\] do not fit the full widths \[16, 12\]"),
+        (GOOD.replace(b"[4,3]", b"[4,13]"), r"widths \[4, 13\] do not fit"),
+        (GOOD.replace(b"[4,3]", b"[4,0]"), "`int` >= 1"),
+        (GOOD.replace(b'"index":2', b'"index":true'), r"Expected `int \| null`, got `bool`"),
+        (GOOD.replace(b"}", b',"measured_at":"2026-01-01T00:00:00"}'), "timezone"),
+        (GOOD[:20] + b"\n", "not valid JSON"),
+        (b"[]\n", "Expected `object`, got `array`"),
+        (b'{"index":' + b"[" * 100_000 + b"\n", "not a valid|not valid"),
+    ],
+    ids=range(13),
+)
+def test_a_damaged_sample_is_refused_with_its_line(path: Path, line: bytes, message: str) -> None:
+    profile_of(*SAMPLES).save(path)
+    path.write_bytes(path.read_bytes() + line + GOOD)
+    with pytest.raises(BadFile, match=rf"a\.profile:6.*({message})"):
+        Profile.load(path)
+
+
+def test_a_repeated_sample_is_refused(path: Path) -> None:
+    profile_of(*SAMPLES, sample(1, round=1), sample(1)).save(path)
+    with pytest.raises(BadFile, match=r"a\.profile:7: sample 1 of round 0 is already in line 3"):
+        Profile.load(path)
+
+
+def changed_header(**changes: Any) -> dict[str, Any]:
+    data: dict[str, Any] = json.loads(header_line(MEASURED))["header"]
+    for name, value in changes.items():
+        data[name] = {**data[name], **value} if isinstance(value, dict) else value
+    return data
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ({"index": 1}, "is not a profile; give a file that `ecc profile` wrote"),
+        ({"header": {"format": "other", "version": 3}}, "is not a profile"),
+        ({"header": 5}, "is not a profile"),
+        ({"header": changed_header(version=7)}, "has version 7; this version of ecc reads version 3"),
+        ({"header": {"format": "ecc profile", "version": 3}}, "missing required field"),
+        ({"header": changed_header(groups=["first"])}, "do not fit the structure"),
+        ({"header": changed_header(full_widths=[16, 7])}, "do not fit the structure"),
+        ({"header": changed_header(batch=0)}, "`int` >= 1"),
+        ({"header": changed_header(settings={"mode": "warp"})}, "Invalid enum value 'warp'"),
+        ({"header": changed_header(settings={"min_ticks": 0})}, "min_ticks is 0"),
+        ({"header": changed_header(settings=0)}, r"got `int` - at `\$.header.settings`"),
+        ({"header": changed_header(counter=[])}, r"at `\$.header.counter`"),
+        ({"header": changed_header(design={"samples": 10**18})}, "samples is 1000000000000000000"),
+        ({"header": changed_header(design={"shard": [1]})}, r"at `\$.header.design.shard`"),
+        ({"header": changed_header(design={"kind": 5})}, r"at `\$.header.design.kind`"),
+        ({"header": changed_header(meter={"device": "\x1b[2J"})}, "control characters"),
+        ({"header": changed_header(meter={"provenance": {"kind": "guessed"}})}, "provenance"),
+        ({"header": changed_header(environment=5)}, r"at `\$.header.environment`"),
+        ({"header": changed_header(merged_from=[5])}, r"at `\$.header.merged_from"),
     ],
 )
-def test_anything_else_is_refused_with_its_line(saved: Path, line: str, text: str) -> None:
-    saved.write_text(saved.read_text() + line + GOOD)
-    with pytest.raises(BadFile, match=rf"a\.profile:6: .*{text}"):
-        Profile.load(saved)
-
-
-def test_a_row_that_stands_twice_is_refused(saved: Path) -> None:
-    saved.write_text(saved.read_text() + sample_line(sample(1, round=1)) + sample_line(sample(1)))
-    with pytest.raises(BadFile, match=r"a\.profile:7: sample 1 of round 0 stands in line 3 already"):
-        Profile.load(saved)
-
-
-def test_a_damaged_header_is_refused_with_its_line(saved: Path) -> None:
-    data = json.loads(header_line(header()))
-    for header_data, text in [
-        ({"sample": 1}, "not the header of a profile"),
-        ({"header": {"format": "other"}}, "not the header of a profile, whose format is 'ecc profile'"),
-        ({"header": {**data["header"], "version": 7}}, "has version 7"),
-        ({"header": {"format": "ecc profile", "version": 2}}, r"damaged \(KeyError"),
-        ({"header": 5}, r"damaged \(AttributeError"),
-    ]:
-        saved.write_text(json.dumps(header_data) + "\n")
-        with pytest.raises(BadFile, match=rf"a\.profile:1: .*{text}"):
-            Profile.load(saved)
-
-
-def test_files_that_are_no_profile_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(BadFile, match=r"cannot read .*missing: No such file"):
-        Profile.load(tmp_path / "missing")
-    path = tmp_path / "x.gz"
-    for data, text in [
-        (b"plain", "not a whole gzip file"),
-        (gzip.compress(b"a\n" * 1000)[:-12], "not a whole gzip file"),
-        (gzip.compress(b"\xff\xfe\n"), "is not text"),
-        (gzip.compress(b""), "holds no profile yet"),
-    ]:
-        path.write_bytes(data)
-        with pytest.raises(BadFile, match=text):
-            Profile.load(path)
-
-
-def test_a_gzip_bomb_is_refused_before_it_unfolds(tmp_path: Path) -> None:
-    path = tmp_path / "x.gz"
-    path.write_bytes(gzip.compress(b" " * (20 << 20)) * 13)  # 20 KiB each, 260 MiB in all
-    with pytest.raises(BadFile, match="unfolds into more than 256 MiB"):
+def test_a_damaged_header_is_refused(path: Path, data: dict[str, Any], message: str) -> None:
+    path.write_text(json.dumps(data) + "\n")
+    with pytest.raises(BadFile, match=message):
         Profile.load(path)
 
 
-def test_a_line_without_end_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "x.profile"
-    path.write_bytes(b"[" * (9 << 20) + b"\n")
-    with pytest.raises(BadFile, match=r"x\.profile:1: the line is longer than 8 MiB"):
+def test_fields_of_later_versions_are_ignored() -> None:
+    data = {"header": {**changed_header(settings={"warp": 9}), "later": True}}
+    assert parse_profile(json.dumps(data).encode() + b"\n", "file").header == MEASURED
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"plain", "not a complete gzip file"),
+        (gzip.compress(b"a\n" * 1000)[:-12], "not a complete gzip file"),
+        (gzip.compress(b"\xff\xfe\n"), "is not a profile"),
+        (gzip.compress(b""), "is empty"),
+        (gzip.compress(b" " * (26 << 20)) * 10, "unpacks to more than 256 MiB"),
+        (gzip.compress(b"[" * (9 << 20) + b"\n"), "line is longer than 8 MiB"),
+    ],
+    ids=["plain", "cut", "binary", "empty", "bomb", "long line"],
+)
+def test_files_that_are_not_profiles_are_refused(tmp_path: Path, data: bytes, message: str) -> None:
+    path = tmp_path / "x.gz"
+    with pytest.raises(BadFile, match=r"cannot read .*: No such file"):
         Profile.load(path)
+    path.write_bytes(data)
+    with pytest.raises(BadFile, match=message):
+        Profile.load(path)
+
+
+# --- appending ---------------------------------------------------------------------------------------
+
+
+def test_samples_are_in_the_file_as_soon_as_they_are_appended(path: Path) -> None:
+    with open_profile(path) as writer:
+        assert (writer.header, writer.samples) == (None, [])
+        writer.start(header())
+        for count, one in enumerate((reference(2.0), sample(0)), start=1):
+            writer.append(one)
+            assert len(Profile.load(path).samples) == count
+        assert writer.profile() == Profile.load(path)
+    with open_profile(path) as writer:
+        assert writer.header == header()
+        writer.append(sample(1))
+    assert Profile.load(path) == profile_of(reference(2.0), sample(0), sample(1))
+
+
+def test_a_failed_start_leaves_no_file(path: Path) -> None:
+    with open_profile(path) as writer:
+        writer.start(header())
+        assert path.exists()
+    assert not path.exists()
+
+
+def test_an_incomplete_line_is_removed_before_appending(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    profile_of(sample(0), sample(1)).save(path)
+    data = path.read_bytes()
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)  # slow
+    for end in [*range(1, len(data) - 150, 47), *range(len(data) - 150, len(data))]:
+        path.write_bytes(data[:end])
+        with open_profile(path) as writer:
+            if writer.header is None:
+                writer.start(header())
+            for number in range(len(writer.samples), 2):
+                writer.append(sample(number))
+        assert path.read_bytes() == data
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"my thesis, without a backup", "exists and is not a profile"),
+        (b'{"header": 1', "exists and is not a profile"),
+        (b"\n", "exists and is not a profile"),
+        (header_line(header()) + GOOD + b'{}\n{"index": 1, "wid', r"a\.profile:3"),
+        (header_line(header()) + b"\xff\xfe\n", r"a\.profile:2"),
+    ],
+)
+def test_a_file_that_is_not_a_valid_profile_is_not_changed(path: Path, data: bytes, message: str) -> None:
+    path.write_bytes(data)
+    with pytest.raises(BadFile, match=message), open_profile(path):
+        pass
+    assert path.read_bytes() == data
+
+
+def test_files_that_cannot_be_written_are_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(BadFile, match="cannot be appended to a compressed file"), open_profile("a.gz"):
+        pass
+    with pytest.raises(BadFile, match=r"cannot write .*: No such file"), open_profile(path / "no" / "a"):
+        pass
+    profile_of(sample(0)).save(path)
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    with open_profile(path) as writer:
+        monkeypatch.setattr(os, "fsync", full)
+        with pytest.raises(BadFile, match=r"No space left on device\. The samples written so far are safe"):
+            writer.append(sample(1))
+        assert len(writer.samples) == 1
+
+
+HOLDER = """
+import fcntl, os, sys
+descriptor = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT)
+fcntl.flock(descriptor, fcntl.LOCK_EX)
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_the_lock_ends_with_its_process(path: Path) -> None:
+    profile_of(sample(0)).save(path)
+    command = [sys.executable, "-c", HOLDER, str(path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        with pytest.raises(BadFile, match="another process is writing"), open_profile(path):
+            pass
+        holder.kill()
+        holder.wait()
+        with open_profile(path) as writer:
+            writer.append(sample(1))
+    assert len(Profile.load(path).samples) == 2
+
+
+def test_a_file_removed_before_it_was_locked_is_created_again(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fcntl = pytest.importorskip("fcntl")
+    lock, removed = fcntl.flock, []
+
+    def flock(descriptor: int, operation: int) -> None:
+        lock(descriptor, operation)
+        if not removed:
+            removed.append(True)
+            path.unlink()
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with open_profile(path) as writer:
+        writer.start(header())
+        writer.append(sample(0))
+    assert len(Profile.load(path).samples) == 1
+
+
+# --- merging -----------------------------------------------------------------------------------------
+
+
+def shard(folder: Path, number: int, count: int = 3) -> Path:
+    file = folder / f"{number}.profile"
+    profile(SmallNet(), small_graph(), EXAMPLE, FakeCosts(), file, samples=20, shard=(number, count))
+    return file
+
+
+def test_merged_shards_are_the_whole_design(tmp_path: Path) -> None:
+    whole = profile(SmallNet(), small_graph(), EXAMPLE, FakeCosts(), tmp_path / "whole", samples=20)
+    files = [shard(tmp_path, number) for number in (1, 2, 3)]
+    merged = merge_profiles(files, tmp_path / "merged.gz")
+    assert merged == Profile.load(tmp_path / "merged.gz")
+    assert merged.corrected() == whole.corrected()
+    assert [s.widths for s in merged.corrected()] == [tuple(n.values()) for n in sample_widths(small_graph(), 20)]
+    assert (merged.missing_samples(), merged.header.design) == ([], whole.header.design)
+    assert [part.shard for part in merged.header.merged_from] == [(1, 3), (2, 3), (3, 3)]
+    assert {one.session for one in merged.samples} == {0, 1, 2}
+    two = merge_profiles(files[:2], tmp_path / "two")
+    assert two.missing_samples() == [0, 3, 6, 9, 12, 15, 18]
+    for out, again, message in [
+        ("two", files[:2], "already exists"),
+        ("x", [tmp_path / "two", files[2]], "two is already merged; give the files"),
+        ("x", files[:1], "1 file given to merge; give two or more"),
+        ("x", [files[0], files[0]], r"sample \d+ of round 0 is in .*1\.profile and in .*1\.profile"),
+    ]:
+        with pytest.raises(BadFile, match=message):
+            merge_profiles(again, tmp_path / out)
+    with pytest.raises(BadFile, match="two was merged from 2 files; extend those"):
+        profile(SmallNet(), small_graph(), EXAMPLE, FakeCosts(), tmp_path / "two", samples=20)
+
+
+def saved(path: Path, *samples: Sample, **changes: Any) -> Path:
+    profile_of(*samples, **changes).save(path)
+    return path
+
+
+def two_devices(folder: Path, joules: float) -> list[Path]:
+    """Two devices; the first uses 2 J for the reference, the second `joules`."""
+    design, meter = header().design, header().meter
+    first = {"design": replace(design, shard=(1, 2)), "meter": replace(meter, device_id="one")}
+    second = {"design": replace(design, shard=(2, 2)), "meter": replace(meter, device_id="two")}
+    return [
+        saved(folder / "a", reference(2.0), sample(1, 1.0), reference(2.0), **first),
+        saved(folder / "b", reference(joules), sample(2, 1.0, session=3), **second),
+    ]
+
+
+def test_equal_devices_are_merged_and_others_refused_or_rescaled(tmp_path: Path) -> None:
+    merged = merge_profiles(two_devices(tmp_path, 2.039), tmp_path / "equal")
+    assert [one.joules for one in merged.samples] == [2.0, 1.0, 2.0, 2.039, 1.0]
+    assert [one.session for one in merged.samples] == [0, 0, 0, 1, 4]
+    assert [part.device_id for part in merged.header.merged_from] == ["one", "two"]
+    assert merged.header.meter.device_id == ""
+    with pytest.raises(BadFile, match=r"uses 2 J in .*a and 2\.05 J in .*b, 2\.5% more \(2% .*rescale=True"):
+        merge_profiles(two_devices(tmp_path, 2.05), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    merged = merge_profiles(two_devices(tmp_path, 8.0), tmp_path / "out", rescale=True)
+    assert [one.joules for one in merged.references] == pytest.approx([4.0] * 3)
+    assert [one.joules for one in merged.design_samples] == pytest.approx([2.0, 0.5])
+    assert [one.seconds for one in merged.samples] == pytest.approx([1e-3] * 5)
+    parts = Profile.load(tmp_path / "out").header.merged_from
+    assert [part.rescaled_by for part in parts] == pytest.approx([2.0, 0.5])
+    assert [part.reference_joules for part in parts] == [2.0, 8.0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"structure": replace(small_graph().structure, fingerprint="0" * 16)}, "fingerprint"),
+        ({"batch": 64}, "batch is 2 and 64"),
+        ({"meter": replace(header().meter, device="another")}, "meter.device is 'paper' and 'another'"),
+        ({"design": replace(header().design, seed=9)}, "design.seed is 0 and 9"),
+    ],
+)
+def test_different_profiles_are_not_merged(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    paths = [saved(tmp_path / "a", reference(2.0)), saved(tmp_path / "b", reference(2.0), **changes)]
+    with pytest.raises(BadFile, match=f"b cannot be merged: {message}"):
+        merge_profiles(paths, tmp_path / "out")
+    paths = [saved(tmp_path / "a", sample(1)), saved(tmp_path / "b", reference(2.0), sample(2))]
+    with pytest.raises(BadFile, match="a has no measurement of the dense reference"):
+        merge_profiles(paths, tmp_path / "out")

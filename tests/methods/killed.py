@@ -1,4 +1,4 @@
-"""Compresses a toy once in peace, and once killed with -9 at random moments until it gets through.
+"""Compresses a toy once undisturbed, and once killed with -9 at random moments until it gets through.
 
 A program of its own: it traces the toy once and forks a process for every attempt, which takes milliseconds.
 """
@@ -22,7 +22,7 @@ from ecc.training import load_state
 from methods.jobs import noise_batches, wide_job, wide_task
 from methods.small import SMALL
 
-TRAIN, SOLVE, TUNE = 6, 20, 6
+PRETRAIN, PRUNE, FINETUNE = 6, 20, 6
 PAUSE = 0.004  # time enough to be killed in
 
 
@@ -58,14 +58,14 @@ def place(folder: Path) -> list[object]:
     """Where a run is: the phase, the steps of its method, and the lines of its history."""
     file, lines = folder / "checkpoint.safetensors", folder / "history.jsonl"
     state = load_state(file)["state"] if file.exists() else {"phase": None, "extra": {}}
-    landing = state["extra"].get("landing") or {}
-    return [state["phase"], landing.get("steps"), lines.read_bytes().count(b"\n") if lines.exists() else 0]
+    controller = state["extra"].get("controller") or {}
+    return [state["phase"], controller.get("steps"), lines.read_bytes().count(b"\n") if lines.exists() else 0]
 
 
-def wait_for_solve(folder: Path) -> None:
+def wait_for_pruning(folder: Path) -> None:
     until = time.monotonic() + 30
     while time.monotonic() < until:
-        if place(folder)[0] == "solve":
+        if place(folder)[0] == "prune":
             return
         time.sleep(0.001)
 
@@ -75,24 +75,30 @@ def main(folder: Path, method: str, seed: int) -> None:
     torch.optim.SGD([torch.zeros(1)])  # the first optimizer imports torch._dynamo for seconds: once, and in no attempt
     task = wide_task(train_batches=slow_batches, evaluate=score, evaluate_held_out=slow_score)
     job = wide_job(
-        "45%", task=task, pretrain_steps=TRAIN, steps=SOLVE, finetune_steps=TUNE, log_every=2, checkpoint_steps=3
+        "45%",
+        task=task,
+        pretrain_steps=PRETRAIN,
+        prune_steps=PRUNE,
+        finetune_steps=FINETUNE,
+        log_every=2,
+        checkpoint_steps=3,
     )
     job.method = SMALL[method]()
-    assert os.waitpid(attempt(job, folder / "peace"), 0)[1] == 0
-    war = folder / "war"
+    assert os.waitpid(attempt(job, folder / "whole"), 0)[1] == 0
+    parts = folder / "parts"
     chance = random.Random(seed)
     killed: list[list[object]] = []
     while True:
-        process = attempt(job, war)
+        process = attempt(job, parts)
         if not killed:
-            wait_for_solve(war)
+            wait_for_pruning(parts)
         time.sleep(chance.uniform(0.0, 0.04 * 2 ** len(killed)))
         done, status = os.waitpid(process, os.WNOHANG)
         if done:
             break
         os.kill(process, signal.SIGKILL)
         os.waitpid(process, 0)
-        killed.append(place(war))
+        killed.append(place(parts))
     print(json.dumps({"killed": killed, "status": status}))  # noqa: T201 - read by the test
 
 

@@ -1,7 +1,7 @@
-"""What each of two processes does under `torchrun --max-restarts`: compresses a toy in peace, and one in war.
+"""What each of two processes does under `torchrun --max-restarts`: compresses a toy undisturbed, and one that is killed.
 
-In the war one process dies of SIGKILL in the solve, and after the restart the other one in the tuning. A marker in
-the folder says that a death has happened.
+The first process dies of SIGKILL while it prunes, and after the restart the second one while it finetunes. A file marks
+that a process has died.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ def job(distributed: DistributedContext, **fields: Any) -> Compression:
 def main(folder: Path) -> None:
     torch.set_num_threads(1)
     distributed = find_distributed("cpu")
-    job(distributed).run(folder / "peace", distributed=distributed)
+    job(distributed).run(folder / "whole", distributed=distributed)
     result = job(distributed, train_batches=partial(deadly_batches, folder, distributed.rank)).run(
-        folder / "war", distributed=distributed
+        folder / "parts", distributed=distributed
     )
-    save_state(folder / f"war-{distributed.rank}.safetensors", {"slim": result.model.state_dict()})
+    save_state(folder / f"parts-{distributed.rank}.safetensors", {"slim": result.model.state_dict()})
     distributed.close()
 
 

@@ -17,6 +17,7 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
+import torch
 
 import ecc
 from ecc.errors import EccError
@@ -26,7 +27,7 @@ from ecc.methods.cluster import Cluster, Outcome, open_cluster, run_on_cluster
 from ecc.methods.grid import Comparison, GridRun
 from ecc.records import read_record
 from ecc.run_records import GridFailure
-from ecc.training import Interrupted, RunInUse
+from ecc.training import Interrupted, RunInUse, load_state
 from methods.jobs import _graph, digits_model, history_of, true_model, wide_task
 
 TESTS = Path(__file__).resolve().parent.parent
@@ -105,11 +106,9 @@ def same(one: Path, other: Path) -> int:
     runs = sorted(file.parent.relative_to(one) for file in one.glob("seed-*/*/summary.json"))
     assert runs == sorted(file.parent.relative_to(other) for file in other.glob("seed-*/*/summary.json"))
     for run in runs:
-        for name in ("summary.json", "config.json", "widths.json", "slim.safetensors", "dense.safetensors"):
-            if run.name == "dense" and name in ("widths.json", "slim.safetensors"):
-                continue
-            if run.name != "dense" and name == "dense.safetensors":
-                continue
+        first, second = (load_state(next((root / run).glob("[sd][le]*.safetensors"))) for root in (one, other))
+        assert all(torch.equal(first[name], second[name]) for name in first), run  # slim or dense
+        for name in ("summary.json", "config.json", *(["widths.json"] if run.name != "dense" else [])):
             assert (one / run / name).read_bytes() == (other / run / name).read_bytes(), run / name
         assert history_of(one / run) == history_of(other / run)
     return len(runs)

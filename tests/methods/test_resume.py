@@ -1,4 +1,4 @@
-"""Killed at any moment, a compression that is taken up again ends as if nothing had happened, whatever its method."""
+"""A compression that is killed and resumed, or runs in two processes, ends as one that was never stopped."""
 
 from __future__ import annotations
 
@@ -6,81 +6,92 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from ecc.errors import BadFile
-from ecc.methods import Compression
-from ecc.training import RunDir, load_state
-from methods.jobs import history_of, wide_job, wide_task
+from ecc.training import load_state
+from methods.jobs import history_of
 from methods.small import SMALL
+from training.launching import in_two_processes
 
 TESTS = Path(__file__).resolve().parent.parent
-PATHS = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
+
+
+def check_same(one: Path, other: Path) -> None:
+    """Compare the results and histories of two runs."""
+    for name in ("summary.json", "widths.json", "config.json"):
+        assert (one / name).read_bytes() == (other / name).read_bytes(), name
+    first, second = (load_state(run / "slim.safetensors") for run in (one, other))
+    assert list(first) == list(second)
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    lines = history_of(one)
+    assert len(lines) > 5
+    assert lines == history_of(other)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs processes that can be forked and killed")
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "method",
-    [pytest.param(name, marks=[] if name == "ecc" else [pytest.mark.thorough]) for name in SMALL],
+    "method", [pytest.param(name, marks=[] if name == "ecc" else [pytest.mark.thorough]) for name in SMALL]
 )
 def test_kill_9_at_random_moments_changes_nothing(method: str, tmp_path: Path) -> None:
     command = [sys.executable, str(TESTS / "methods" / "killed.py"), str(tmp_path), method, "1"]
-    environment = {**os.environ, "PYTHONPATH": PATHS, "OMP_NUM_THREADS": "1"}
+    paths = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     outcome = json.loads(done.stdout)
     assert outcome["status"] == 0, done.stderr
-    assert outcome["killed"][0][0] == "solve"
-    assert len({tuple(place) for place in outcome["killed"]}) > 1, "it was killed at several different places"
-    peace, war = (load_state(tmp_path / name / "slim.safetensors") for name in ("peace", "war"))
-    assert peace
-    assert list(peace) == list(war)
-    assert all(torch.equal(peace[name], war[name]) for name in peace)
-    for file in ("widths.json", "summary.json", "config.json"):
-        assert (tmp_path / "war" / file).read_bytes() == (tmp_path / "peace" / file).read_bytes()
-    histories = [history_of(tmp_path / name) for name in ("peace", "war")]
-    assert len(histories[0]) > 5
-    assert histories[0] == histories[1]
-    assert not list((tmp_path / "war").glob(".*.tmp"))
+    assert outcome["killed"][0][0] == "prune"
+    assert len({tuple(place) for place in outcome["killed"]}) > 1  # at several different places
+    check_same(tmp_path / "whole", tmp_path / "parts")
+    assert not list((tmp_path / "parts").glob(".*.tmp"))
 
 
-@pytest.mark.parametrize(("settings", "each"), [({"checkpoint_seconds": None}, False), ({"checkpoint_steps": 5}, True)])
-def test_a_rival_saves_when_it_is_time(
-    settings: dict[str, int | None], each: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Steps of a search take milliseconds: a checkpoint after each would take longer than the search."""
-    phases: list[str] = []
-    save = RunDir.save
-    monkeypatch.setattr(RunDir, "save", lambda run, state: (phases.append(state["phase"]), save(run, state)))
-    job = wide_job("45%", task=wide_task(evaluate_held_out=lambda _: 0.0), **settings)
-    job.method = SMALL["lcp"]()
-    job.run(tmp_path / "run")
-    history = history_of(tmp_path / "run")
-    searched = sum(line["phase"] == "lcp" for line in history)
-    weighed = sum(line["phase"] == "cost_check" for line in history)
-    assert searched > 2 * weighed
-    assert phases.count("solve") == (searched + weighed if each else weighed)
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The files of two processes; see `processes.py`."""
+    pytest.importorskip("accelerate")
+    folder = tmp_path_factory.mktemp("processes")
+    in_two_processes("methods/processes.py", folder)
+    return folder
 
 
-@pytest.mark.parametrize("method", ["ecc", "lcp"])
-def test_a_run_goes_on_with_the_weights_it_was_begun_with(method: str, tmp_path: Path) -> None:
-    def job() -> Compression:
-        found = wide_job("45%", task=wide_task(evaluate_held_out=lambda _: 0.0), checkpoint_steps=1)
-        found.method = None if method == "ecc" else SMALL[method]()
-        return found
+@pytest.mark.slow
+def test_two_processes_make_the_same_decisions_at_every_step(folder: Path) -> None:
+    first, second = (load_state(folder / f"{rank}.safetensors") for rank in (0, 1))
+    assert list(first["steps"]) == list(second["steps"]) == [str(step + 1) for step in range(16)]
+    for step, values in first["steps"].items():
+        for name, tensor in values.items():
+            assert torch.equal(tensor, second["steps"][step][name]), (step, name)
+    assert len({tuple(values["widths"].tolist()) for values in first["steps"].values()}) > 4
+    assert len({tuple(values["targets"].tolist()) for values in first["steps"].values()}) > 2  # they were corrected
+    assert (first["label"], second["label"]) == ("estimated", "estimated")
+    assert all(torch.equal(first["slim"][name], second["slim"][name]) for name in first["slim"])
 
-    job().run(tmp_path / "run")
-    job().run(tmp_path / "run")
-    other = job()
-    with torch.no_grad():
-        next(other.task.model.parameters()).mul_(2)
-    with pytest.raises(BadFile, match="weights"):
-        other.run(tmp_path / "run")
-    trained = job()
-    trained.settings = replace(trained.settings, pretrain_steps=1)
-    assert trained.config()["weights"] is None
+
+@pytest.mark.slow
+def test_only_the_first_process_writes_and_a_stopped_run_resumes_bit_for_bit(folder: Path) -> None:
+    assert not (folder / "whole-1").exists()
+    sessions = json.loads((folder / "parts" / "environment.json").read_text())["sessions"]
+    assert len(sessions) == 2
+    assert len({session["pid"] for session in sessions}) == 1
+    summary = json.loads((folder / "whole-0" / "summary.json").read_text())
+    assert (summary["batches"]["total"], summary["relative_ci"], summary["met"]) == (2 * (2 + 16 + 3), 0.012, True)
+    check_same(folder / "whole-0", folder / "parts")
+
+
+@pytest.mark.thorough  # two processes and kill -9 are tested above, one at a time
+@pytest.mark.skipif(os.name != "posix", reason="needs signals")
+def test_torchrun_restarts_killed_processes_and_the_result_is_the_same(tmp_path: Path) -> None:
+    pytest.importorskip("accelerate")
+    said = in_two_processes("methods/restarted.py", tmp_path, "--max-restarts", "2", timeout=240)
+    assert {path.name for path in tmp_path.glob("* died")} == {"rank 0 died", "rank 1 died"}
+    assert said.count("exitcode: -9") == 2, said
+    for run in ("whole", "parts"):
+        assert len(json.loads((tmp_path / run / "environment.json").read_text())["sessions"]) == 3
+    check_same(tmp_path / "whole", tmp_path / "parts")
+    states = [load_state(tmp_path / f"parts-{rank}.safetensors")["slim"] for rank in (0, 1)]
+    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])

@@ -171,8 +171,9 @@ def header_conflict(
     """
     mine, other = dict(_flatten(to_builtins(old))), dict(_flatten(to_builtins(new)))
     computed = old.device_type is None and new.device_type is None
-    # Inputs first: a different input shape also changes the fingerprint.
-    for name in sorted({**mine, **other}, key=lambda name: not name.startswith(("batch", "input_shapes"))):
+    # Inputs first: another batch also changes the shapes, and other shapes the fingerprint.
+    first = [name for name in ("batch", *other) if name == "batch" or name.startswith("input_shapes.")]
+    for name in dict.fromkeys((*first, *mine, *other)):
         if name in _MAY_DIFFER or name.partition(".")[0] in _MAY_DIFFER or name in ignore:
             continue
         if computed and name.startswith("environment."):
@@ -592,9 +593,10 @@ def _check_mergeable(paths: Sequence[str | Path], shards: Sequence[Profile]) -> 
         if conflict is not None:
             name, first, other = conflict
             raise BadFile(f"{paths[0]} and {path} cannot be merged: {name} is {first!r} and {other!r}.")
-        for sample in shard.design_samples:
-            before = seen.setdefault((sample.index, sample.round), path)
-            if before is not path:
+        keys = [(sample.index, sample.round) for sample in shard.design_samples]
+        for index, round_ in keys:
+            if (index, round_) in seen:
                 raise BadFile(
-                    f"sample {sample.index} of round {sample.round} is in {before} and in {path}. Leave out one file."
+                    f"sample {index} of round {round_} is in {seen[index, round_]} and in {path}. Leave out one file."
                 )
+        seen.update(dict.fromkeys(keys, path))

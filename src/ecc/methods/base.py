@@ -18,13 +18,13 @@ from ecc.energy import Cost
 from ecc.errors import BadTask
 from ecc.graph import ChannelGraph, live_masks, mask_channels_
 from ecc.run_records import SolverLine
+from ecc.settings import CompressSettings
 from ecc.task import Task
 from ecc.torch_utils import device_of
 from ecc.training import BatchStream, OptimizerLike, Teacher, fused_on_gpu
 
 from .ecc.constraints import group_min_widths
 from .ecc.importance import ConsumerSlices
-from .settings import CompressSettings
 
 
 def _no_training(optimizer: OptimizerLike, steps: int) -> Iterator[int]:

@@ -81,14 +81,14 @@ def test_closing_lets_go_of_the_library() -> None:
 
 def test_a_counter_that_stands_still_is_refused() -> None:
     smi = FakeSmi(FakeBoard(fault=lambda joules, now: 7.0))
-    with pytest.raises(NoMeter, match=r"stood still at 7\.0 J for 0\.5 s \(known of MI100.*update ROCm"):
+    with pytest.raises(NoMeter, match=r"stayed at 7\.0 J for 0\.5 s \(known for MI100.*update ROCm"):
         opened(smi)
     assert smi.open == 0
 
 
 @pytest.mark.parametrize("power", [400, 10])
 def test_a_counter_that_disagrees_with_power_is_refused(power: int) -> None:
-    with pytest.raises(NoMeter, match=rf"counter says (79|80)\.\d W and the power reading {power}\.0 W"):
+    with pytest.raises(NoMeter, match=rf"counter shows (79|80)\.\d W and the power reading {power}\.0 W"):
         opened(FakeSmi(power=power))
 
 
@@ -127,20 +127,20 @@ def test_which_gpu(argument: str, environ: dict[str, str], index: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("argument", "environ", "said"),
+    ("argument", "environ", "message"),
     [
-        ("7", {}, "asks for GPU 7, but amdsmi sees 1 GPUs"),
+        ("7", {}, "amd:7 does not exist: amdsmi sees 1 GPUs"),
         ("x", {}, "amd:x is not a number"),
-        ("", {"HIP_VISIBLE_DEVICES": "GPU-1"}, "HIP_VISIBLE_DEVICES=GPU-1 does not say which GPU"),
-        ("", {"HIP_VISIBLE_DEVICES": "0", "ROCR_VISIBLE_DEVICES": "1"}, "name it: amd:0"),
+        ("", {"HIP_VISIBLE_DEVICES": "GPU-1"}, "HIP_VISIBLE_DEVICES=GPU-1 does not identify one GPU"),
+        ("", {"HIP_VISIBLE_DEVICES": "0", "ROCR_VISIBLE_DEVICES": "1"}, "give its index: amd:0"),
     ],
 )
-def test_a_gpu_that_cannot_be_meant(argument: str, environ: dict[str, str], said: str) -> None:
-    with pytest.raises(NoMeter, match=said):
+def test_a_gpu_that_cannot_be_meant(argument: str, environ: dict[str, str], message: str) -> None:
+    with pytest.raises(NoMeter, match=message):
         opened(FakeSmi(), argument, **environ)
 
 
-# ---------------------------------------------------------------- the import of amdsmi
+# --- the import of amdsmi ---------------------------------------------------------------------------
 
 Plant = Callable[[str], None]
 

@@ -12,7 +12,7 @@ from ecc.measure import Measured
 from ecc.measure.meters import command
 from ecc.measure.meters.command import CommandMeter, open_meter, parse
 
-# ---------------------------------------------------------------- parsing
+# --- parsing ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -39,18 +39,18 @@ def test_value_and_unit_are_found(text: str, unit: str | None, value: tuple[floa
 
 
 @pytest.mark.parametrize(
-    ("text", "unit", "said"),
+    ("text", "unit", "message"),
     [
-        ("17", None, r"printed '17', in which no number is followed by a unit.*declare the unit"),
-        ("17 Watt", None, "no number is followed by a unit"),
+        ("17", None, r"printed '17', which has no number followed by a unit.*declare the unit"),
+        ("17 Watt", None, "no number followed by a unit"),
         ("", None, "printed ''"),
-        ("17 mW", "W", "printed '17 mW', but the unit was declared as W"),
-        ("none", "W", "there are 0 numbers"),
-        ("t=5 value 17", "W", "there are 2 numbers; print one"),
+        ("17 mW", "W", "printed '17 mW', but the declared unit is W"),
+        ("none", "W", "which has 0 numbers"),
+        ("t=5 value 17", "W", "which has 2 numbers; print one"),
     ],
 )
-def test_what_is_no_value_is_refused(text: str, unit: str | None, said: str) -> None:
-    with pytest.raises(BadMeasurement, match=said):
+def test_what_is_no_value_is_refused(text: str, unit: str | None, message: str) -> None:
+    with pytest.raises(BadMeasurement, match=message):
         parse(text, unit)
 
 
@@ -59,7 +59,7 @@ def test_units_of_energy(unit: str, joules: float) -> None:
     assert pytest.approx(joules) == command.UNITS[unit]
 
 
-# ---------------------------------------------------------------- running
+# --- running ----------------------------------------------------------------------------------------
 
 Program = Callable[[str], list[str]]
 
@@ -149,18 +149,18 @@ def test_a_stream_that_ends_is_told_at_the_next_reading(
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
-        ("print('no value')", "printed 'no value', in which no number is followed"),
+        ("print('no value')", "printed 'no value', which has no number followed"),
         ("sys.exit('cannot open port 3')", "ended with exit code 1: cannot open port 3"),
         ("sys.exit(4)", "ended with exit code 4: no message"),
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_program_that_does_not_work_is_no_meter(text: str, said: str, stream: bool, program: Program) -> None:
+def test_a_program_that_does_not_work_is_no_meter(text: str, message: str, stream: bool, program: Program) -> None:
     if stream and "exit" in text:
-        said = "a stream must run on"
-    with pytest.raises(NoMeter, match=said):
+        message = "a stream must keep running"
+    with pytest.raises(NoMeter, match=message):
         CommandMeter(program(text), stream=stream)
 
 
@@ -184,11 +184,11 @@ def test_a_stream_that_says_nothing_is_given_up(program: Program, monkeypatch: p
 
 def test_a_program_that_changes_its_unit_is_refused(program: Program) -> None:
     meter = CommandMeter(program(COUNTING + "print(count, 'J' if count < 101 else 'mJ')"))
-    with pytest.raises(BadMeasurement, match="the unit was declared as J"):
+    with pytest.raises(BadMeasurement, match="the declared unit is J"):
         meter.read()
 
 
-# ---------------------------------------------------------------- specs
+# --- specs ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -210,32 +210,32 @@ def test_a_spec_says_unit_and_stream(
 
 
 @pytest.mark.parametrize(
-    ("argument", "said"),
-    [("", "no program is given"), ("W:", "no program is given"), ("a 'b", "cannot be split")],
+    ("argument", "message"),
+    [("", "no program given"), ("W:", "no program given"), ("a 'b", "cannot be split")],
 )
-def test_a_spec_without_a_program(argument: str, said: str) -> None:
-    with pytest.raises(NoMeter, match=said):
+def test_a_spec_without_a_program(argument: str, message: str) -> None:
+    with pytest.raises(NoMeter, match=message):
         open_meter(argument)
 
 
 def test_a_number_without_end_is_refused_at_once() -> None:
     """Tried in every way to cut it in two, half a million digits would take hours."""
-    with pytest.raises(BadMeasurement, match="no number is followed by a unit"):
+    with pytest.raises(BadMeasurement, match="no number followed by a unit"):
         parse("1" * 500_000, None)
-    with pytest.raises(BadMeasurement, match="there are 0 numbers"):
+    with pytest.raises(BadMeasurement, match="which has 0 numbers"):
         parse("x" * 500_000, "J")
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("while True: print('1 J ' * 10_000)", "printed more than 1 MiB; print one value"),
         ("while True: print('1' * 10_000, end='')", "printed more than 1 MiB; print one value"),
         ("sys.stderr.write('x' * 3_000_000 + '\\nworn out'); sys.exit(5)", "ended with exit code 5: worn out"),
     ],
 )
-def test_a_program_that_prints_without_end_is_ended(text: str, said: str, program: Program) -> None:
-    with pytest.raises(NoMeter, match=said):
+def test_a_program_that_prints_without_end_is_ended(text: str, message: str, program: Program) -> None:
+    with pytest.raises(NoMeter, match=message):
         CommandMeter(program(text))
 
 

@@ -26,17 +26,17 @@ def test_watts_are_read_from_the_spec(argument: str, watts: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("argument", "said"),
+    ("argument", "message"),
     [
-        ("", r"no watts are declared; say what one busy core draws, such as cputime:15W"),
+        ("", r"no power is declared; give the power of one busy core, such as cputime:15W"),
         ("lots", "'lots' is not a power"),
         ("-5W", "'-5W' is not a power"),
         ("1.2.3W", "'1.2.3W' is not a power"),
-        ("0W", r"declared 0\.0 W; give a positive number"),
+        ("0W", r"declared power is 0\.0 W; give a positive number"),
     ],
 )
-def test_watts_that_are_none_are_refused(argument: str, said: str) -> None:
-    with pytest.raises(NoMeter, match=said):
+def test_watts_that_are_none_are_refused(argument: str, message: str) -> None:
+    with pytest.raises(NoMeter, match=message):
         open_meter(argument)
 
 

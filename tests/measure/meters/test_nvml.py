@@ -131,7 +131,7 @@ def opened(library: FakeNvml, argument: str = "", proc: Path = Path("/proc"), **
     return open_meter(argument, nvml=library, environ=environ, proc=proc)
 
 
-# ---------------------------------------------------------------- reading
+# --- reading ----------------------------------------------------------------------------------------
 
 
 def test_the_energy_counter_is_read_in_joules() -> None:
@@ -210,7 +210,7 @@ def test_closing_lets_go_of_nvml() -> None:
     assert library.open == 0
 
 
-# ---------------------------------------------------------------- which GPU
+# --- which GPU --------------------------------------------------------------------------------------
 
 A, B, C = (FakeGpu(uuid=f"GPU-{start}") for start in ("aaaa-1", "bbbb-2", "bbcc-3"))
 
@@ -236,24 +236,24 @@ def test_the_gpu_is_the_one_that_torch_means(mask: str | None, argument: str, uu
 
 
 @pytest.mark.parametrize(
-    ("mask", "argument", "said"),
+    ("mask", "argument", "message"),
     [
         ("", "", r"GPU 0 is not visible under CUDA_VISIBLE_DEVICES='': 0 of 3 GPUs are"),
         ("-1", "", "0 of 3 GPUs are"),
         ("0,7,1", "1", r"GPU 1 is not visible under CUDA_VISIBLE_DEVICES='0,7,1': 1 of 3"),
         ("GPU-zz", "", "0 of 3 GPUs are"),
-        ("GPU-bb", "", r"GPU-bb fits 2 GPUs of GPU-aaaa-1, GPU-bbbb-2, GPU-bbcc-3"),
+        ("GPU-bb", "", r"GPU-bb matches 2 of the GPUs GPU-aaaa-1, GPU-bbbb-2, GPU-bbcc-3"),
         (None, "3", r"GPU 3 is not visible: 3 of 3 GPUs are"),
         (None, "first", "nvml:first is neither an index nor a UUID"),
-        (None, "GPU-zz", "GPU-zz fits 0 GPUs"),
+        (None, "GPU-zz", "GPU-zz matches 0 of the GPUs"),
         (None, "MIG-1", "nvml:MIG-1 is a MIG slice: NVML counts energy for the whole card"),
         ("MIG-5a", "", "CUDA_VISIBLE_DEVICES names MIG-5a, a MIG slice: NVML counts energy for the whole"),
     ],
 )
-def test_a_gpu_that_cannot_be_meant_is_refused(mask: str | None, argument: str, said: str) -> None:
+def test_a_gpu_that_cannot_be_meant_is_refused(mask: str | None, argument: str, message: str) -> None:
     environ = {} if mask is None else {"CUDA_VISIBLE_DEVICES": mask}
     library = FakeNvml(A, B, C)
-    with pytest.raises(NoMeter, match=said):
+    with pytest.raises(NoMeter, match=message):
         opened(library, argument, **environ)
     assert library.open == 0
 
@@ -276,7 +276,7 @@ def test_different_gpus_need_one_order() -> None:
     assert opened(library, "GPU-t4").describe().device_id == "GPU-t4"
 
 
-# ---------------------------------------------------------------- state
+# --- state ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("library", [FakeNvml, NewNvml])
@@ -336,7 +336,7 @@ def test_a_system_without_proc_is_survived(tmp_path: Path) -> None:
     assert meter.state().other_processes == ()
 
 
-# ---------------------------------------------------------------- the real library
+# --- the real library -------------------------------------------------------------------------------
 
 
 def test_the_real_bindings_have_every_name_that_is_used() -> None:

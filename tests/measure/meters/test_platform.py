@@ -52,7 +52,7 @@ def thinner(graph: ChannelGraph, share: float) -> dict[str, int]:
     return {group.name: max(1, round(share * group.width)) for group in graph.prunable}
 
 
-# ---------------------------------------------------------------- what the paper measured
+# --- what the paper measured ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_on_eyeriss_fully_connected_layers_dominate_alexnet(graphs: dict[str, Ch
     assert joules["elementwise"] == 0  # on the way out of the convolution
 
 
-# ---------------------------------------------------------------- the formula, by hand
+# --- the formula, by hand ---------------------------------------------------------------------------
 
 
 def by_hand(platform: Platform, macs: float, weight_bytes: float, activation_bytes: float) -> Reading:
@@ -219,7 +219,7 @@ def test_mobilenet_takes_well_under_a_millisecond(graphs: dict[str, ChannelGraph
     assert min(times) < 1e-3  # 0.25 ms on one slow core; the least of many, for the machine may be busy
 
 
-# ---------------------------------------------------------------- tiles and noise
+# --- tiles and noise --------------------------------------------------------------------------------
 
 
 def test_tiles_make_a_staircase(small: ChannelGraph) -> None:
@@ -285,7 +285,7 @@ def test_the_same_bits_on_every_machine(small: ChannelGraph) -> None:
         torch.set_num_threads(threads)
 
 
-# ---------------------------------------------------------------- what it says of itself
+# --- what it says of itself -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", PLATFORMS)
@@ -313,9 +313,9 @@ def test_options_are_part_of_what_it_is() -> None:
 
 
 @pytest.mark.parametrize(
-    ("argument", "said"),
+    ("argument", "message"),
     [
-        ("", "none is named; give one of platform:jetson-tx2, platform:gtx-1080-ti, platform:eyeriss"),
+        ("", "no name given; give one of platform:jetson-tx2, platform:gtx-1080-ti, platform:eyeriss"),
         (
             "jetson-tx1",
             "'jetson-tx1' is unknown (did you mean 'jetson-tx2'?); known are jetson-tx2, gtx-1080-ti, eyeriss",
@@ -324,15 +324,15 @@ def test_options_are_part_of_what_it_is() -> None:
         ("1080", "did you mean 'gtx-1080-ti'?"),
         ("GTX_1080_Ti", "did you mean 'gtx-1080-ti'?"),
         ("abacus", "'abacus' is unknown; known are jetson-tx2"),
-        ("jetson-tx2,tiles=8", "option 'tiles=8' is unknown; known are noise=0.03, seed=1 and tile=8"),
+        ("jetson-tx2,tiles=8", "option 'tiles=8' is unknown; options are noise=0.03, seed=1 and tile=8"),
         ("jetson-tx2,tile", "give option tile once, as tile=NUMBER"),
         ("jetson-tx2,tile=4,tile=8", "give option tile once"),
-        ("jetson-tx2,tile=many", "'tile=many' holds no number"),
+        ("jetson-tx2,tile=many", "'tile=many' is not valid"),
         ("jetson-tx2,tile=0", "tile=0 is below 1"),
         ("jetson-tx2,noise=-1", "noise=-1 is outside 0..1"),
         ("jetson-tx2,noise=nan", "noise=nan is outside 0..1"),
     ],
 )
-def test_a_spec_that_makes_no_sense(argument: str, said: str) -> None:
-    with pytest.raises(NoMeter, match=re.escape(said)):
+def test_a_spec_that_makes_no_sense(argument: str, message: str) -> None:
+    with pytest.raises(NoMeter, match=re.escape(message)):
         open_meter(argument)

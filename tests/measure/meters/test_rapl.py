@@ -97,17 +97,17 @@ def test_a_limit_that_is_missing_or_unreadable_is_none(tmp_path: Path) -> None:
     assert open_meter(root=tmp_path).describe().max_watts is None
 
 
-# ---------------------------------------------------------------- refusals
+# --- refusals ---------------------------------------------------------------------------------------
 
 
 def test_no_powercap(tmp_path: Path) -> None:
-    with pytest.raises(NoMeter, match=r"missing does not exist: no RAPL here.*sudo modprobe intel_rapl_msr"):
+    with pytest.raises(NoMeter, match=r"missing does not exist: a virtual machine.*sudo modprobe intel_rapl_msr"):
         open_meter(root=tmp_path / "missing")
 
 
 def test_no_package(tmp_path: Path) -> None:
     zone(tmp_path / "intel-rapl:0", "psys")
-    with pytest.raises(NoMeter, match=r"holds no processor package; it holds intel-rapl:0 \(psys\)"):
+    with pytest.raises(NoMeter, match=r"has no processor package; it has intel-rapl:0 \(psys\)"):
         open_meter(root=tmp_path)
 
 
@@ -124,12 +124,12 @@ def test_a_counter_that_only_root_may_read(root: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(rapl.Zone, "_raw", denied)
     with pytest.raises(NoMeter) as caught:
         open_meter(root=root)
-    said = str(caught.value)
-    assert said.startswith(f"cannot read {root}/intel-rapl:0/energy_uj: only root may read it")
-    assert f"sudo chmod a+r {root}/intel-rapl:*/energy_uj" in said
+    message = str(caught.value)
+    assert message.startswith(f"cannot read {root}/intel-rapl:0/energy_uj: only root may read it")
+    assert f"sudo chmod a+r {root}/intel-rapl:*/energy_uj" in message
     assert caught.value.remedy == f"sudo chmod a+r {root}/intel-rapl:*/energy_uj"
-    assert "/etc/udev/rules.d/90-rapl.rules" in said
-    assert 'SUBSYSTEM=="powercap", KERNEL=="intel-rapl:*", ACTION=="add", RUN+="/bin/chmod a+r' in said
+    assert "/etc/udev/rules.d/90-rapl.rules" in message
+    assert 'SUBSYSTEM=="powercap", KERNEL=="intel-rapl:*", ACTION=="add", RUN+="/bin/chmod a+r' in message
 
 
 def test_a_counter_that_is_damaged(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
-"""AMD GPUs through the optional package amdsmi, which comes with ROCm. Board scope, microjoule counter.
+"""AMD GPUs through the optional package amdsmi, which comes with ROCm. Scope is the board.
 
-Counters that stand still or disagree with power are known on MI100 and MI210 with older ROCm, so the counter
-is compared with the power reading for half a second before it is trusted.
+On MI100 and MI210 with older ROCm the counter may not change or may disagree with the power reading, so both are
+compared for half a second when the meter is opened.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class AmdMeter:
         return float(ticks) * float(count["counter_resolution"]) * 1e-6
 
     def power_watts(self) -> float | None:
-        """The power reading, current or else average; None when the card gives neither."""
+        """Current power reading, or else the average; None if the card has neither."""
         info = self._optional(lambda: self._smi.amdsmi_get_power_info(self._handle)) or {}
         for name in ("current_socket_power", "average_socket_power"):
             watts = info.get(name)
@@ -53,11 +53,11 @@ class AmdMeter:
         return None
 
     def state(self) -> DeviceState:
-        """Only the power reading, to check the counter against."""
+        """Power reading, to check the counter."""
         return DeviceState(power_watts=self.power_watts())
 
     def describe(self) -> MeterInfo:
-        """Names the card by its market name."""
+        """Product and UUID of the card."""
         asic = self._optional(lambda: self._smi.amdsmi_get_gpu_asic_info(self._handle)) or {}
         uuid = self._optional(lambda: self._smi.amdsmi_get_gpu_device_uuid(self._handle))
         return MeterInfo(
@@ -66,13 +66,13 @@ class AmdMeter:
             device_id=str(uuid or ""),
             provenance=Measured(),
             scope="board",
-            covers=("cuda",),  # what torch calls an AMD GPU, too
+            covers=("cuda",),  # torch's name for AMD GPUs too
             resolution_joules=15.3e-6,
             notes=("on MI250 the even die counts both dies of the card",),
         )
 
     def close(self) -> None:
-        """Lets go of the library."""
+        """Shut the library down."""
         self._optional(self._smi.amdsmi_shut_down)
 
     def _optional(self, call: Callable[[], Any]) -> Any:
@@ -90,12 +90,12 @@ def open_meter(
     now: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> AmdMeter:
-    """Opens `amd` (the first visible GPU) or `amd:1` (by amdsmi's own numbering).
+    """Open `amd` (the first visible GPU) or `amd:1` (amdsmi's index).
 
     Raises:
-        NoMeter: If amdsmi, the GPU or a trustworthy counter is missing.
+        NoMeter: If amdsmi or the GPU is missing, or the counter is faulty.
     """
-    smi = _imported() if smi is None else smi
+    smi = _import_library() if smi is None else smi
     index = _index(argument, environ)
     try:
         smi.amdsmi_init()
@@ -103,7 +103,7 @@ def open_meter(
     except smi.AmdSmiException as error:
         raise NoMeter(f"amdsmi finds no working AMD driver: {error}") from error
     if index >= len(handles):
-        raise NoMeter(f"amd:{index} asks for GPU {index}, but amdsmi sees {len(handles)} GPUs.")
+        raise NoMeter(f"amd:{index} does not exist: amdsmi sees {len(handles)} GPUs.")
     meter = AmdMeter(smi, handles[index], index)
     try:
         _cross_check(meter, now, sleep)
@@ -113,7 +113,7 @@ def open_meter(
     return meter
 
 
-def _imported() -> Any:
+def _import_library() -> Any:
     # Without ROCm, amdsmi prints to stdout and raises KeyError, OSError or AttributeError on import.
     try:
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
@@ -130,32 +130,32 @@ def _imported() -> Any:
 def _index(argument: str, environ: Mapping[str, str]) -> int:
     if argument:
         if not argument.isdigit():
-            raise NoMeter(f"amd:{argument} is not a number; give the GPU's index, such as amd:0.")
+            raise NoMeter(f"amd:{argument} is not a number; give the index of the GPU, such as amd:0.")
         return int(argument)
     masks = {name: environ[name] for name in _VISIBLE if name in environ}
     if not masks:
         return 0
     first = next(iter(masks.values())).split(",")[0].strip()
     if len(masks) > 1 or not first.isdigit():
-        said = ", ".join(f"{name}={value}" for name, value in masks.items())
-        raise NoMeter(f"{said} does not say which GPU amdsmi should read; name it: amd:0.")
+        given = ", ".join(f"{name}={value}" for name, value in masks.items())
+        raise NoMeter(f"{given} does not identify one GPU for amdsmi; give its index: amd:0.")
     return int(first)
 
 
 def _cross_check(meter: AmdMeter, now: Callable[[], float], sleep: Callable[[float], None]) -> None:
-    """Refuses a counter that stands still or is off by a factor."""
+    """Refuse a counter that does not change, or disagrees with the power reading."""
     before, started = meter.read(), now()
     sleep(CHECK_SECONDS)
     seconds = now() - started
     counted = (meter.read() - before) / seconds
     if counted <= 0:
         raise NoMeter(
-            f"the energy counter stood still at {before:.1f} J for {seconds:.1f} s (known of MI100 and MI210 "
-            "with older ROCm, odd dies of MI250, and virtual machines); update ROCm or pick another GPU."
+            f"the energy counter stayed at {before:.1f} J for {seconds:.1f} s (known for MI100 and MI210 with older "
+            "ROCm, odd dies of MI250, and virtual machines); update ROCm or choose another GPU."
         )
     power = meter.power_watts()
     if power is not None and not 1 / MAX_DISAGREEMENT < counted / power < MAX_DISAGREEMENT:
         raise NoMeter(
-            f"the energy counter says {counted:.1f} W and the power reading {power:.1f} W, more than "
-            f"a factor {MAX_DISAGREEMENT:g} apart; one of them is wrong: update ROCm."
+            f"the energy counter shows {counted:.1f} W and the power reading {power:.1f} W, more than a factor of "
+            f"{MAX_DISAGREEMENT:g} apart; update ROCm."
         )

@@ -1,6 +1,6 @@
-"""Apple silicon through the optional package zeus-apple-silicon, which asks the system's own energy counters.
+"""Apple silicon through the optional package zeus-apple-silicon, which reads the energy counters of the system.
 
-Those counters come from an activity model on the chip, not from a shunt, and the label says so.
+These counters come from an activity model on the chip, not from a sensor, and the label says so.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ _PARTS = {
 
 
 class AppleMeter:
-    """The energy counters of the chip's parts, added up."""
+    """Sum of the energy counters of the chip."""
 
     def __init__(self, monitor: Any, argument: str = "") -> None:
         self._monitor = monitor
         self._argument = argument
         values = monitor.get_cumulative_energy()
-        # A chip that lacks a counter gives None for it; the main one must be there.
+        # A missing counter is None.
         self._parts = [part for part in _PARTS[argument] if getattr(values, part, None) is not None]
         if not self._parts:
             raise NoMeter(f"this chip has none of the energy counters {', '.join(_PARTS[argument])}.")
 
     def read(self) -> float:
-        """Joules since the counters began.
+        """Joules since the counters started.
 
         Raises:
             BadMeasurement: If the counters can no longer be read.
@@ -44,7 +44,7 @@ class AppleMeter:
         return sum(float(getattr(values, part)) for part in self._parts) * 1e-3
 
     def describe(self) -> MeterInfo:
-        """Scope is the parts that are added up."""
+        """Scope is the parts that are added."""
         return MeterInfo(
             name="apple",
             device=f"Apple silicon ({platform.machine()})",
@@ -52,15 +52,15 @@ class AppleMeter:
             scope=" + ".join(part.removesuffix("_mj") for part in self._parts),
             covers={"cpu": ("cpu",), "gpu": ("mps",)}.get(self._argument, ("cpu", "mps")),
             resolution_joules=1e-3,
-            notes=("the counters are an activity model of the chip's maker, not a sensor",),
+            notes=("the counters are an activity model by the manufacturer, not a sensor",),
         )
 
 
 def open_meter(argument: str = "", *, library: Any = None) -> AppleMeter:
-    """Opens `apple` (CPU, GPU, neural engine and memory), `apple:cpu` or `apple:gpu`.
+    """Open `apple` (CPU, GPU, neural engine and memory), `apple:cpu` or `apple:gpu`.
 
     Raises:
-        NoMeter: If this is not such a machine, or the package is missing.
+        NoMeter: If this is not Apple silicon, or the package is missing.
     """
     if argument not in _PARTS:
         raise NoMeter(f"apple:{argument} is unknown; give apple, apple:cpu or apple:gpu.")

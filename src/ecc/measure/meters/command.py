@@ -1,12 +1,11 @@
 """Any program that prints joules or watts: bench meters, smart plugs, boards behind adb or ssh.
 
-    command:read-joules --port 3            run anew for every reading; prints such as `1234.5 J`
-    command:mW:adb shell cat /sys/power     the unit is declared, because the program prints bare numbers
-    command:stream:joulescope --watch       started once; prints a line for every new value
+    command:read-joules --port 3            runs for every reading; prints, for example, `1234.5 J`
+    command:mW:adb shell cat /sys/power     declares the unit, because the program prints plain numbers
+    command:stream:joulescope --watch       starts once; prints a line for every new value
 
-The value is the first number followed by a unit in the last line printed, or its only number where the unit
-is declared. Joules must be cumulative; watts are integrated here. No shell is involved: for pipes write
-`sh -c "..."` yourself.
+The value is the first number followed by a unit in the last printed line, or its only number if the unit is declared.
+Joules must be cumulative; watts are integrated here. No shell is used: for pipes write `sh -c "..."`.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _JOULES = {"kWh": 3.6e6, "Wh": 3600.0, "mWh": 3.6, "kJ": 1e3, "J": 1.0, "Ws": 1.
 _JOULES |= {"µJ": 1e-6, "uWs": 1e-6, "nJ": 1e-9}
 _WATTS = {"kW": 1e3, "W": 1.0, "mW": 1e-3, "uW": 1e-6, "µW": 1e-6}
 UNITS = {**_JOULES, **_WATTS}
-# Digits in one place only, so that a long number that fits nothing is not tried in every way to cut it in two.
+# Without overlapping groups of digits, so that matching a long number takes linear time.
 _NUMBER = r"(?<![\w.])([-+]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?)"
 _WITH_UNIT = re.compile(rf"{_NUMBER}\s*({'|'.join(sorted(UNITS, key=len, reverse=True))})(?![\w])")
 _BARE = re.compile(_NUMBER)
@@ -38,33 +37,31 @@ MAX_BYTES = 1 << 20
 
 
 def parse(text: str, unit: str | None) -> tuple[float, str]:
-    """The value in the last line that says something, and its unit.
+    """Parse the value in the last nonempty line, and its unit.
 
     Args:
-        text: What the program printed.
-        unit: The declared unit; None takes the one in the text.
+        text: Output of the program.
+        unit: The declared unit; None uses the one in the text.
 
     Raises:
-        BadMeasurement: If it is not clear which number or which unit is meant.
+        BadMeasurement: If the number or the unit is ambiguous.
     """
     line = next((line for line in reversed(text.splitlines()) if line.strip()), "")
     found = _WITH_UNIT.search(line)
     if unit is None:
         if found is None:
             raise BadMeasurement(
-                f"printed {line[:80]!r}, in which no number is followed by a unit of joules or watts; "
+                f"printed {line[:80]!r}, which has no number followed by a unit of joules or watts; "
                 "declare the unit, as in command:W:PROGRAM."
             )
         return float(found[1]), found[2]
     if found is not None and found[2] != unit:
-        raise BadMeasurement(f"printed {line[:80]!r}, but the unit was declared as {unit}; say one of the two.")
+        raise BadMeasurement(f"printed {line[:80]!r}, but the declared unit is {unit}; use one of the two.")
     if found is not None:
         return float(found[1]), unit
     numbers = _BARE.findall(line)
     if len(numbers) != 1:
-        raise BadMeasurement(
-            f"printed {line[:80]!r}, in which there are {len(numbers)} numbers; print one, or its unit behind it."
-        )
+        raise BadMeasurement(f"printed {line[:80]!r}, which has {len(numbers)} numbers; print one, or a unit after it.")
     return float(numbers[0]), unit
 
 
@@ -73,12 +70,12 @@ class CommandMeter:
 
     Args:
         argv: The program and its arguments.
-        unit: One of `UNITS`; None reads it from the text.
-        stream: The program runs on and prints a line for every value, instead of being run for each reading.
-        period_seconds: From one power sample to the next, for a program that prints watts once.
+        unit: One of `UNITS`; None reads it from the output.
+        stream: The program keeps running and prints a line for every value.
+        period_seconds: Time between two power samples, for a program that is run for every reading.
 
     Raises:
-        NoMeter: If the program cannot be run or does not print a value.
+        NoMeter: If the program cannot be run or prints no value.
     """
 
     def __init__(
@@ -92,9 +89,9 @@ class CommandMeter:
         try:
             self._stream = _Stream(argv) if stream else None
             _, first_unit = self._value()
-            self._unit = first_unit  # a program that changes its unit midway is refused from here on
+            self._unit = first_unit  # a program that changes its unit is refused
             if first_unit in _WATTS:
-                # A stream sets the pace itself: the integrator waits for its next line.
+                # The integrator waits for the next line of a stream.
                 period = 0.0 if stream else period_seconds
                 self._counter = PowerIntegrator(self._scaled, period_seconds=period)
             elif stream:
@@ -105,10 +102,10 @@ class CommandMeter:
         self._reads = "energy counter" if first_unit in _JOULES else "integrated power"
 
     def read(self) -> float:
-        """Joules: as printed, or integrated from watts.
+        """Joules, as printed or integrated from watts.
 
         Raises:
-            BadMeasurement: If the program failed or printed something else than before.
+            BadMeasurement: If the program failed or printed no value.
         """
         try:
             return self._scaled() if self._counter is None else self._counter.read()
@@ -116,22 +113,22 @@ class CommandMeter:
             raise BadMeasurement(f"command {' '.join(self._argv)!r}: {error}") from error
 
     def describe(self) -> MeterInfo:
-        """Scope is whatever the program meters; only its user knows."""
-        line = " ".join(self._argv)  # may hold host names and paths, so a digest stands for it in files
+        """Scope is what the program measures, which only the user knows."""
+        line = " ".join(self._argv)  # may contain host names and paths, so files only contain a digest
         return MeterInfo(
             name="command",
             device=Path(self._argv[0]).name,
             device_id=hashlib.sha256(line.encode()).hexdigest()[:12],
             provenance=Measured(),
-            scope="as the command meters it",
+            scope="as measured by the command",
             reads=self._reads,
-            notes=(f"prints {self._unit}", "what it covers, and how well, is the user's word"),
+            notes=(f"prints {self._unit}", "scope and accuracy are not known to ECC"),
         )
 
     def close(self) -> None:
-        """Ends the program and the thread that listens to it."""
+        """End the program and the thread that reads its output."""
         if self._stream is not None:
-            self._stream.end()  # first, so that the thread that waits for its next line wakes up
+            self._stream.end()  # first, so that a thread that waits for the next line wakes up
         if self._counter is not None:
             self._counter.close()
         if self._stream is not None:
@@ -147,7 +144,7 @@ class CommandMeter:
 
 
 class _Stream:
-    """A program that runs on and prints lines."""
+    """A program that keeps running and prints lines."""
 
     def __init__(self, argv: list[str]) -> None:
         try:
@@ -163,7 +160,7 @@ class _Stream:
             raise BadMeasurement(f"cannot be run: {error}") from error
 
     def next_line(self) -> str:
-        """Waits for the next line that is not blank."""
+        """Wait for the next nonempty line."""
         assert self._process.stdout is not None
         silence = threading.Timer(TIMEOUT_SECONDS, self._process.kill)
         silence.daemon = True
@@ -176,11 +173,11 @@ class _Stream:
             silence.cancel()
         code = self._process.wait()
         raise BadMeasurement(
-            f"ended with exit code {code} or printed nothing for {TIMEOUT_SECONDS:g} s; a stream must run on."
+            f"ended with exit code {code} or printed nothing for {TIMEOUT_SECONDS:g} s; a stream must keep running."
         )
 
     def end(self) -> None:
-        """Ends the program."""
+        """End the program."""
         self._process.terminate()
         try:
             self._process.wait(timeout=2.0)
@@ -189,13 +186,13 @@ class _Stream:
             self._process.wait()
 
     def close(self) -> None:
-        """Closes the pipe, once nobody reads from it."""
+        """Close the pipe, after its reader has ended."""
         assert self._process.stdout is not None
         self._process.stdout.close()
 
 
 class _Latest:
-    """Keeps the newest value of a stream of joules."""
+    """Latest value of a stream of joules."""
 
     def __init__(self, next_value: Callable[[], float]) -> None:
         self._next_value = next_value
@@ -205,13 +202,13 @@ class _Latest:
         self._thread.start()
 
     def read(self) -> float:
-        """The newest value; the failure of the stream, once it has failed."""
+        """The latest value, or the failure of the stream."""
         if self._failure is not None:
             raise BadMeasurement(str(self._failure)) from self._failure
         return self._joules
 
     def close(self) -> None:
-        """Waits for the thread, which ends with its stream."""
+        """Wait for the thread, which ends with its stream."""
         self._thread.join(timeout=5.0)
 
     def _run(self) -> None:
@@ -223,7 +220,7 @@ class _Latest:
 
 
 def _run(argv: list[str]) -> str:
-    """What a program prints until it ends; one that goes on for too long, or prints too much, is ended."""
+    """Output of a program. A program that runs too long or prints too much is ended."""
     try:
         process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL)
     except OSError as error:
@@ -237,8 +234,8 @@ def _run(argv: list[str]) -> str:
         process.kill()
 
     timer = threading.Timer(TIMEOUT_SECONDS, end)
-    last: deque[bytes] = deque(maxlen=64)  # of its complaints, only the end is told
-    chunks = iter(partial(process.stderr.read1, 4096), b"")  # type: ignore[attr-defined]  # it is buffered
+    last: deque[bytes] = deque(maxlen=64)  # the end of its error output
+    chunks = iter(partial(process.stderr.read1, 4096), b"")  # type: ignore[attr-defined]  # it is a buffered reader
     listener = threading.Thread(target=last.extend, args=(chunks,), name="ecc-command-errors", daemon=True)
     with process:
         timer.start()
@@ -250,20 +247,20 @@ def _run(argv: list[str]) -> str:
             code = process.wait()
         finally:
             timer.cancel()
-            process.kill()  # if it still runs
+            process.kill()
             listener.join()
     if late.is_set():
         raise BadMeasurement(
-            f"did not end within {TIMEOUT_SECONDS:g} s; if it prints on and on, say command:stream:PROGRAM."
+            f"did not end within {TIMEOUT_SECONDS:g} s; if it keeps printing, use command:stream:PROGRAM."
         )
     if code != 0:
-        said = (b"".join(last) or data).decode("utf-8", errors="replace").strip().splitlines()
-        raise BadMeasurement(f"ended with exit code {code}: {said[-1] if said else 'no message'}")
+        lines = (b"".join(last) or data).decode("utf-8", errors="replace").strip().splitlines()
+        raise BadMeasurement(f"ended with exit code {code}: {lines[-1] if lines else 'no message'}")
     return data.decode("utf-8", errors="replace")
 
 
 def open_meter(argument: str) -> CommandMeter:
-    """Opens `command:[stream:][UNIT:]PROGRAM ARGUMENTS`.
+    """Open `command:[stream:][UNIT:]PROGRAM ARGUMENTS`.
 
     Raises:
         NoMeter: If no program is given, or it does not work.
@@ -282,5 +279,5 @@ def open_meter(argument: str) -> CommandMeter:
     except ValueError as error:
         raise NoMeter(f"command: {rest!r} cannot be split into words: {error}.") from error
     if not argv:
-        raise NoMeter("command: no program is given; write command:PROGRAM, which prints joules or watts.")
+        raise NoMeter("command: no program given; write command:PROGRAM with a program that prints joules or watts.")
     return CommandMeter(argv, unit=unit, stream=stream)

@@ -1,9 +1,8 @@
-"""NVIDIA Jetson boards: the INA3221 power monitors, through sysfs, integrated to joules.
+"""NVIDIA Jetson boards: power readings of the INA3221 monitors in sysfs, integrated to joules.
 
-Two layouts exist: `ina3221x/*/iio:device*` of JetPack 4 and older (TX1, TX2, Nano, Xavier), and
-`ina3221/*/hwmon/hwmon*` of JetPack 5 and newer (Xavier, Orin). Rails are fed from one another, so the total
-is the input rail where there is one, and never the sum of all rails there; only on AGX Xavier and AGX Orin,
-which have no input rail, is it the sum of the rails listed below.
+There are two layouts: `ina3221x/*/iio:device*` in JetPack 4 and older (TX1, TX2, Nano, Xavier), and
+`ina3221/*/hwmon/hwmon*` in JetPack 5 and newer (Xavier, Orin). Rails feed one another, so the total is the input rail
+and never the sum of all rails. AGX Xavier and AGX Orin have no input rail; there the rails listed below are added.
 """
 
 from __future__ import annotations
@@ -29,16 +28,16 @@ class Rail:
 
     name: str
     files: tuple[Path, ...]
-    """Either milliwatts, or millivolts and milliamperes."""
+    """Milliwatts, or millivolts and milliamperes."""
 
     def watts(self) -> float:
-        """Power now. A channel near zero may read one step below it."""
+        """Current power. A channel near zero may read slightly negative."""
         values = [float(file.read_text()) for file in self.files]
         return max(0.0, values[0] * 1e-3 if len(values) == 1 else values[0] * values[1] * 1e-6)
 
 
 class JetsonMeter:
-    """One rail, or several added up, integrated in a thread."""
+    """One rail, or the sum of several, integrated in a thread."""
 
     def __init__(self, rails: list[Rail], *, scope: str, device: str, sys: Path = Path("/sys")) -> None:
         self._rails = rails
@@ -63,11 +62,11 @@ class JetsonMeter:
             provenance=Measured(),
             scope=self._scope,
             reads="integrated power",
-            notes=("INA3221: 8 mV and 40 uV across the shunt a step; small loads read coarsely",),
+            notes=("INA3221 has steps of 8 mV and 40 uV across the shunt; small loads are coarse",),
         )
 
     def state(self) -> DeviceState:
-        """Temperature and clock of the GPU, where the board shows them."""
+        """Temperature and clock of the GPU, if the board provides them."""
         zones = self._sys.glob("class/thermal/thermal_zone*/type")
         heat = [_number(zone.with_name("temp")) for zone in zones if "gpu" in _text(zone).lower()]
         devices = self._sys.glob("class/devfreq/*/cur_freq")
@@ -78,12 +77,12 @@ class JetsonMeter:
         )
 
     def close(self) -> None:
-        """Stops the integrator."""
+        """Stop the integrator."""
         self._integrator.close()
 
 
 def find_rails(sys: Path = Path("/sys")) -> dict[str, Rail]:
-    """Every rail that carries a name and can be turned into watts, in both layouts."""
+    """All rails with a name and a power reading, in both layouts."""
     drivers = sys / "bus" / "i2c" / "drivers"
     rails: dict[str, Rail] = {}
     for label in sorted(drivers.glob("ina3221x/*/iio:device*/rail_name_*")):
@@ -98,41 +97,41 @@ def find_rails(sys: Path = Path("/sys")) -> dict[str, Rail]:
 
 
 def _add(rails: dict[str, Rail], name: str, files: tuple[Path, ...]) -> None:
-    # `NC` is a channel that is not connected; "sum of shunt voltages" (in7) is no rail.
+    # `NC` is not connected; "sum of shunt voltages" (in7) is not a rail.
     named = name and not name.upper().startswith("NC") and "sum of shunt" not in name.lower()
     if named and all(file.is_file() for file in files):
         rails[name] = Rail(name, files)
 
 
 def open_meter(argument: str = "", *, sys: Path = Path("/sys")) -> JetsonMeter:
-    """Opens `jetson` (the whole module), `jetson:VDD_SYS_GPU` (a rail) or `jetson:GPU+SOC` (rails added up).
+    """Open `jetson` (the whole module), `jetson:VDD_SYS_GPU` (a rail) or `jetson:GPU+SOC` (sum of rails).
 
     Raises:
-        NoMeter: If this is no Jetson, a rail is unknown, or it may not be read.
+        NoMeter: If this is not a Jetson, a rail is unknown, or there is no permission.
     """
     rails = find_rails(sys)
     if not rails:
         raise NoMeter(
-            f"no INA3221 power monitor under {sys}/bus/i2c/drivers: not a Jetson with power rails. (AGX Thor "
-            "has an INA238 instead: read its power1_input, which is in microwatts, with command:uW:cat FILE.)"
+            f"no INA3221 power monitor under {sys}/bus/i2c/drivers: not a Jetson with power rails. (AGX Thor has an "
+            "INA238: use command:uW:cat FILE with its power1_input.)"
         )
-    names, scope = _chosen(argument, rails)
+    names, scope = _choose_rails(argument, rails)
     chosen = [rails[name] for name in names]
     try:
         for rail in chosen:
             rail.watts()
     except PermissionError as error:
         remedy = f"sudo chmod a+r {error.filename}"
-        said = f"cannot read {error.filename}: only root may. Until the next boot: {remedy}"
-        raise NoMeter(said, remedy=remedy) from error
+        message = f"cannot read {error.filename}: only root may. Until the next boot: {remedy}"
+        raise NoMeter(message, remedy=remedy) from error
     except (OSError, ValueError) as error:
         raise NoMeter(f"a rail of {', '.join(names)} cannot be read: {error}") from error
     board = _text(sys / "firmware" / "devicetree" / "base" / "model").strip("\0")
     return JetsonMeter(chosen, scope=scope, device=board or "NVIDIA Jetson", sys=sys)
 
 
-def _chosen(argument: str, rails: dict[str, Rail]) -> tuple[tuple[str, ...], str]:
-    """Names of the rails to add up, and the scope in words."""
+def _choose_rails(argument: str, rails: dict[str, Rail]) -> tuple[tuple[str, ...], str]:
+    """Names of the rails to add, and the scope in words."""
     if argument:
         by_upper = {name.upper(): name for name in rails}
         wanted = [name.strip().upper() for name in argument.split("+")]
@@ -148,8 +147,8 @@ def _chosen(argument: str, rails: dict[str, Rail]) -> tuple[tuple[str, ...], str
         if all(name in rails for name in names):
             return names, f"module (sum of {'+'.join(names)})"
     raise NoMeter(
-        f"jetson: none of the rails {', '.join(rails)} is known to be the input of the module, and adding up "
-        "rails that feed one another counts twice. Choose: jetson:RAIL, or jetson:RAIL+RAIL."
+        f"jetson: the input rail of this module is not known, and adding rails that feed one another counts twice. "
+        f"Give jetson:RAIL or jetson:RAIL+RAIL with {', '.join(rails)}."
     )
 
 

@@ -1,8 +1,8 @@
-"""NVIDIA GPUs through NVML: the board's energy counter (Volta and newer), or its power reading integrated.
+"""NVIDIA GPUs through NVML: the energy counter of the board (Volta and newer), or its integrated power reading.
 
-The counter covers the whole board and every process on it. Its gain is off by up to about 5 %, constant for a
-card: harmless for budgets relative to the same card. NVML also initialises where it can read nothing, such as
-on a Jetson, so a meter is opened only once it has been read.
+The counter covers the whole board and every process on it. Its gain error is up to about 5 % and constant for a card,
+which does not matter for budgets relative to the same card. NVML also initialises where it can read nothing, such as on
+a Jetson, so a meter is read once before it is used.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from ecc.measure.meter import DeviceState, Measured, MeterInfo, PowerIntegrator
 POWER_INSTANT = 186  # NVML_FI_DEV_POWER_INSTANT; nvmlDeviceGetPowerUsage averages over 1 s on Ampere and newer
 _TEMPERATURE_GPU, _CLOCK_SM = 0, 1  # NVML_TEMPERATURE_GPU, NVML_CLOCK_SM
 _POWER_CAP = 0x4
-_THROTTLING = {  # nvmlClocksEventReason*; idle clocks and clocks set by the user are no throttling
+_THROTTLING = {  # nvmlClocksEventReason*; idle clocks and clocks set by the user do not count
     0x8: "hardware slowdown",
     0x20: "software thermal slowdown",
     0x40: "hardware thermal slowdown",
     0x80: "external power brake",
 }
 _MIG_REASON = (
-    "NVML counts energy for the whole card, and its joules cannot be divided among MIG slices. "
+    "NVML counts energy for the whole card, not for a MIG slice. "
     "Measure on the whole card (sudo nvidia-smi -i {index} -mig 0) or choose another GPU."
 )
 
 
 class NvmlMeter:
-    """One GPU. Energy counter if the card has one, integrated power otherwise.
+    """One GPU: its energy counter if it has one, otherwise its integrated power.
 
     Raises:
         NoMeter: If neither can be read.
@@ -43,7 +43,7 @@ class NvmlMeter:
         self._handle = handle
         self._proc = proc
         self._integrator: PowerIntegrator | None = None
-        self._info: MeterInfo | None = None  # every reading of NVML takes milliseconds
+        self._info: MeterInfo | None = None  # cached, because NVML calls take milliseconds
         self._settle_seconds = 0.0
         self._reads = "energy counter"
         try:
@@ -52,7 +52,7 @@ class NvmlMeter:
             self._integrate_power(error)
 
     def _integrate_power(self, no_energy: Exception) -> None:
-        """For Pascal and older, which have no energy counter."""
+        """Integrate power, for Pascal and older, which have no energy counter."""
         for name, watts, settle in (
             ("integrated instant power", self._instant_watts, 0.1),
             ("integrated power", self._usage_watts, 1.0),
@@ -66,12 +66,12 @@ class NvmlMeter:
             self._integrator = PowerIntegrator(watts, period_seconds=0.01)
             return
         raise NoMeter(
-            f"NVML finds {self._name()} but cannot read its energy ({no_energy}) nor its power ({no_power}). "
-            "On a Jetson that is so by design: use the meter jetson."
+            f"NVML finds {self._name()} but can read neither its energy ({no_energy}) nor its power ({no_power}). "
+            "On a Jetson, use the meter jetson."
         )
 
     def read(self) -> float:
-        """Joules since the driver was loaded, or since opening where power is integrated.
+        """Joules since the driver was loaded, or since opening if power is integrated.
 
         Raises:
             BadMeasurement: If the GPU can no longer be read.
@@ -85,12 +85,12 @@ class NvmlMeter:
         return float(millijoules) * 1e-3
 
     def describe(self) -> MeterInfo:
-        """Names the card, and its power limit as the most it may draw; both as they were when first asked."""
+        """Product, UUID and power limit of the card, as of the first call."""
         if self._info is None:
-            self._info = self._described()
+            self._info = self._describe()
         return self._info
 
-    def _described(self) -> MeterInfo:
+    def _describe(self) -> MeterInfo:
         limit = self._optional(lambda: self._nvml.nvmlDeviceGetEnforcedPowerLimit(self._handle))
         name = self._name()
         return MeterInfo(
@@ -111,13 +111,13 @@ class NvmlMeter:
         )
 
     def state(self) -> DeviceState:
-        """What NVML tells of the card now; what it does not tell is None."""
+        """Current state of the card; None for values that NVML does not provide."""
         nvml, handle = self._nvml, self._handle
         reasons = self._optional(lambda: nvml.nvmlDeviceGetCurrentClocksEventReasons(handle))
         if reasons is None:
             reasons = self._optional(lambda: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)) or 0
         power = None
-        if self._integrator is None:  # where power is integrated it would only be compared with itself
+        if self._integrator is None:  # integrated power would only be compared with itself
             power = self._optional(self._instant_watts)
             power = self._optional(self._usage_watts) if power is None else power
         return DeviceState(
@@ -130,12 +130,12 @@ class NvmlMeter:
         )
 
     def close(self) -> None:
-        """Stops the integrator, if any, and lets go of NVML."""
+        """Stop the integrator, if any, and shut NVML down."""
         if self._integrator is not None:
             self._integrator.close()
         self._optional(self._nvml.nvmlShutdown)
 
-    # ------------------------------------------------------------ single readings
+    # --- single readings -----------------------------------------------------------------------------
 
     def _name(self) -> str:
         return _text(self._nvml.nvmlDeviceGetName(self._handle))
@@ -150,10 +150,10 @@ class NvmlMeter:
         return float(self._nvml.nvmlDeviceGetPowerUsage(self._handle)) * 1e-3
 
     def _other_processes(self) -> tuple[str, ...]:
-        """Compute processes that are not this one. Graphics (a desktop) is always there and is not counted.
+        """Compute processes other than this one. Graphics processes (a desktop) are ignored.
 
-        NVML may give process ids of the host while this process lives in a container and does not know its
-        own id there. So one id that does not exist in here is taken to be our own when ours is not listed.
+        In a container, NVML may list process ids of the host, where this process has another id. So if our own id is
+        not listed, one listed id that does not exist in the container is taken to be ours.
         """
         listed = self._optional(lambda: self._nvml.nvmlDeviceGetComputeRunningProcesses(self._handle)) or ()
         pids = {int(process.pid) for process in listed}
@@ -179,20 +179,20 @@ def open_meter(
     environ: Mapping[str, str] = os.environ,
     proc: Path = Path("/proc"),
 ) -> NvmlMeter:
-    """Opens `nvml` (the GPU that torch calls cuda:0), `nvml:1` (cuda:1) or `nvml:GPU-8f3a` (by UUID).
+    """Open `nvml` (torch's cuda:0), `nvml:1` (cuda:1) or `nvml:GPU-8f3a` (by UUID).
 
     Raises:
-        NoMeter: If the library, the driver, the GPU or a readable counter is missing, or the GPU is sliced.
+        NoMeter: If the library, driver, GPU or counter is missing, or the GPU is divided into MIG slices.
     """
-    nvml = _imported() if nvml is None else nvml
+    nvml = _import_library() if nvml is None else nvml
     try:
         nvml.nvmlInit()
     except nvml.NVMLError as error:
         raise NoMeter(
-            f"NVML does not start ({error}): no NVIDIA driver here, or it is not passed into this container."
+            f"NVML does not start ({error}): no NVIDIA driver, or the container has no access to it."
         ) from error
     try:
-        index = _chosen(nvml, argument, environ)
+        index = _choose_index(nvml, argument, environ)
         handle = nvml.nvmlDeviceGetHandleByIndex(index)
         _refuse_slices(nvml, handle, index)
         return NvmlMeter(nvml, handle, proc=proc)
@@ -204,7 +204,7 @@ def open_meter(
         raise
 
 
-def _imported() -> Any:
+def _import_library() -> Any:
     try:
         return importlib.import_module("pynvml")
     except ImportError:
@@ -213,12 +213,12 @@ def _imported() -> Any:
         ) from None
 
 
-def _chosen(nvml: Any, argument: str, environ: Mapping[str, str]) -> int:
-    """NVML's index of the GPU that is meant; NVML knows nothing of CUDA_VISIBLE_DEVICES."""
+def _choose_index(nvml: Any, argument: str, environ: Mapping[str, str]) -> int:
+    """Index of the GPU in NVML, which ignores CUDA_VISIBLE_DEVICES."""
     handles = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]
     uuids = [_text(nvml.nvmlDeviceGetUUID(handle)) for handle in handles]
     if not uuids:
-        raise NoMeter("NVML starts but sees no GPU: none is built in, or none is passed into this container.")
+        raise NoMeter("NVML starts but sees no GPU: there is none, or the container has no access to it.")
     if argument.startswith("MIG-"):
         raise NoMeter(f"nvml:{argument} is a MIG slice: {_MIG_REASON.format(index=0)}")
     if argument.startswith("GPU-"):
@@ -233,20 +233,20 @@ def _chosen(nvml: Any, argument: str, environ: Mapping[str, str]) -> int:
         said = "" if mask is None else f" under CUDA_VISIBLE_DEVICES={mask!r}"
         raise NoMeter(
             f"GPU {wanted} is not visible{said}: {len(visible)} of {len(uuids)} GPUs are. "
-            "Change CUDA_VISIBLE_DEVICES, or name the GPU by its UUID: nvml:GPU-..."
+            "Change CUDA_VISIBLE_DEVICES, or give the UUID of the GPU: nvml:GPU-..."
         )
     models = {_text(nvml.nvmlDeviceGetName(handle)) for handle in handles}
     named = entries is not None and entries[wanted].startswith("GPU-")
     if len(models) > 1 and not named and environ.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID":
         raise NoMeter(
-            f"there are different GPUs ({', '.join(sorted(models))}), which CUDA numbers by speed and NVML "
-            "by slot, so an index may mean two cards. Set CUDA_DEVICE_ORDER=PCI_BUS_ID or give nvml:GPU-..."
+            f"this machine has different GPUs ({', '.join(sorted(models))}), which CUDA numbers by speed and NVML by "
+            "slot, so an index is ambiguous. Set CUDA_DEVICE_ORDER=PCI_BUS_ID, or give nvml:GPU-..."
         )
     return visible[wanted]
 
 
 def _visible(entries: list[str], uuids: list[str]) -> list[int]:
-    """The GPUs that CUDA shows, as NVML's indices: CUDA stops at the first entry that it cannot place."""
+    """NVML indices of the GPUs that CUDA shows; CUDA stops at the first unknown entry."""
     visible: list[int] = []
     for entry in entries:
         if entry.startswith("MIG-"):
@@ -263,7 +263,7 @@ def _visible(entries: list[str], uuids: list[str]) -> list[int]:
 def _by_uuid(start: str, uuids: list[str]) -> int:
     found = [index for index, uuid in enumerate(uuids) if uuid.startswith(start)]
     if len(found) != 1:
-        raise NoMeter(f"{start} fits {len(found)} GPUs of {', '.join(uuids)}; give enough of one UUID.")
+        raise NoMeter(f"{start} matches {len(found)} of the GPUs {', '.join(uuids)}; give a longer UUID.")
     return found[0]
 
 
@@ -271,13 +271,13 @@ def _refuse_slices(nvml: Any, handle: Any, index: int) -> None:
     try:
         current, _ = nvml.nvmlDeviceGetMigMode(handle)
     except (nvml.NVMLError, AttributeError):
-        return  # a card, or an NVML, from before MIG
+        return  # a card or NVML version without MIG
     if current:
         raise NoMeter(f"GPU {index} is divided into MIG slices: {_MIG_REASON.format(index=index)}")
 
 
 def _threads(proc: Path) -> set[int]:
-    """Ids of this process's threads: some drivers list the thread that made the context."""
+    """Thread ids of this process: some drivers list the thread that created the context."""
     try:
         return {int(entry.name) for entry in (proc / "self" / "task").iterdir()}
     except OSError:

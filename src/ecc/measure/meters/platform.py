@@ -1,19 +1,18 @@
-"""Devices that are computed instead of measured: published constants and the counts of a channel graph.
+"""Platforms: energy computed from published constants and the counts of a channel graph.
 
     platform:jetson-tx2                          NVIDIA Jetson TX2, GPU rail
     platform:gtx-1080-ti                         NVIDIA GeForce GTX 1080 Ti, board
-    platform:eyeriss                             an accelerator in the manner of Eyeriss, chip and DRAM
-    platform:jetson-tx2,tile=8                   widths cost as much as the next multiple of 8
-    platform:jetson-tx2,noise=0.03,seed=1        joules and seconds scatter by 3 %, the same for the same seed
+    platform:eyeriss                             an Eyeriss-like accelerator, chip and DRAM
+    platform:jetson-tx2,tile=8                   widths are rounded up to multiples of 8
+    platform:jetson-tx2,noise=0.03,seed=1        3 % random noise on joules and seconds, seeded
 
 Each layer of the graph is one kernel:
 
     seconds = max(launch, FLOPs / (share of peak * peak), bytes / (share of bandwidth * bandwidth))
     joules  = pJ per MAC * MACs + pJ per byte * bytes + joules per kernel + static watts * seconds
 
-So a network costs something at any widths, in a fraction of a millisecond, without being built. The numbers are
-estimates and are labelled so wherever they go. Since the truth behind them is known (`Platform.truth`), they
-also serve to test all that comes after: sampling, fitting, compressing.
+The cost at any widths takes a fraction of a millisecond, and no network is built. The numbers are estimates and are
+labelled so. Because the exact values are known (`Platform.truth`), platforms also test designs, fits and compression.
 """
 
 from __future__ import annotations
@@ -33,12 +32,12 @@ from ecc.errors import NoMeter
 from ecc.graph import ChannelGraph
 from ecc.measure.meter import Estimated, MeterInfo, Reading
 
-# ---------------------------------------------------------------- the constants
+# --- constants ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
 class Constants:
-    """What a device spends on work, on waiting and on being switched on."""
+    """Energy and speed of a device."""
 
     device: str
     scope: str
@@ -48,30 +47,30 @@ class Constants:
     joules_per_activation_byte: float
     joules_per_kernel: float
     static_watts: float
-    """Drawn all the time, whatever is computed."""
+    """Power that does not depend on the work."""
     peak_flops: float
-    """Each second; a multiply-accumulate is two."""
+    """Per second; a multiply-accumulate counts as two."""
     peak_share: float
-    """Of the peak that a layer reaches."""
+    """Fraction of the peak that a layer reaches."""
     bandwidth: float
-    """Bytes a second."""
+    """Bytes per second."""
     bandwidth_share: float
-    """Of the bandwidth that a layer reaches."""
+    """Fraction of the bandwidth that a layer reaches."""
     launch_seconds: float
-    """The least time from one kernel to the next."""
+    """Minimum time per kernel."""
     value_bytes: int | None = None
-    """Size of a stored number; None: as the network was traced."""
+    """Size of a stored number; None for the size in the traced network."""
     skips_zeros: bool = False
-    """Whether a multiplication by a weight of zero costs nothing, wherever the weight stands."""
+    """Whether a multiplication by a zero weight costs nothing."""
     folded: tuple[str, ...] = ()
-    """Kinds of layers that cost nothing, because they are done on the way out of the layer before."""
+    """Kinds of layers that cost nothing, because they are fused with the previous layer."""
     source: str
-    """Where the constants were published, or what they were solved from."""
+    """Where the constants were published, or what they were derived from."""
 
 
 # Energy per MAC, byte and kernel of the two GPUs are solved from what Yang, Zhu and Liu, "ECC" (CVPR 2019),
-# measured at batch 1 in fp32: dense AlexNet, MobileNet v1 and ERFNet (512 x 1024). They hold the losses of that
-# software too, and no more of physics than that. `tests/measure/meters/test_platform.py` has the comparison.
+# measured at batch 1 in fp32: dense AlexNet, MobileNet v1 and ERFNet (512 x 1024). They include the overhead of that
+# software. `tests/measure/meters/test_platform.py` has the comparison.
 #
 # Eyeriss counts in the energy of one 16-bit MAC, to which one access of a register file is 1, of the global
 # buffer 6 and of DRAM 200 (Chen et al., ISCA 2016). On the chip a MAC takes itself, four accesses of
@@ -137,23 +136,23 @@ PLATFORMS: Mapping[str, Constants] = MappingProxyType(
 )
 
 
-# ---------------------------------------------------------------- the device
+# --- device ------------------------------------------------------------------------------------------
 
 
 class Platform:
-    """A device of constants: an `Analytic`, never a meter.
+    """An analytic device: an `Analytic`, never a meter.
 
-    Without noise it gives the same bits on every machine. With noise it depends on seed, widths and repeat
-    alone, so that a run that is taken up again sees the numbers of one that never stopped.
+    Without noise it gives the same bits on every machine. With noise it depends only on seed, widths and repeat, so a
+    resumed run gets the same numbers as an uninterrupted one.
 
     Args:
         name: One of `PLATFORMS`.
         noise: Standard deviation of the logarithm of joules, and of seconds.
-        seed: Of the noise.
-        tile: Widths cost as much as the next multiple of this: the staircase of real devices.
+        seed: Random seed of the noise.
+        tile: Widths are rounded up to a multiple of this, as on real devices.
 
     Raises:
-        NoMeter: If there is no such platform, or a value is out of its range.
+        NoMeter: If the platform is unknown, or a value is out of its range.
     """
 
     def __init__(self, name: str, *, noise: float = 0.0, seed: int = 0, tile: int = 1) -> None:
@@ -161,9 +160,9 @@ class Platform:
             known = ", ".join(PLATFORMS)
             raise NoMeter(f"platform {name!r} is unknown{_did_you_mean(name, list(PLATFORMS))}; known are {known}.")
         if not 0 <= noise <= 1:
-            raise NoMeter(f"platform:{name}: noise={noise:g} is outside 0..1; 0.03 scatters by 3 %.")
+            raise NoMeter(f"platform:{name}: noise={noise:g} is outside 0..1; 0.03 means 3 %.")
         if tile < 1:
-            raise NoMeter(f"platform:{name}: tile={tile} is below 1, which stands for any width.")
+            raise NoMeter(f"platform:{name}: tile={tile} is below 1; give 1 for no rounding.")
         self.name = name
         self.constants = PLATFORMS[name]
         self.noise = noise
@@ -171,12 +170,12 @@ class Platform:
         self.tile = tile
 
     def cost(self, graph: ChannelGraph, widths: Mapping[str, int], *, repeat: int = 0) -> Reading:
-        """Joules and seconds of one inference of the graph's example input, with the noise, if any.
+        """Joules and seconds of one inference of the graph's example input, with noise, if any.
 
         Args:
             graph: The network.
-            widths: By group name; groups not named keep their full width.
-            repeat: Which measurement of these widths this stands for; each has a noise of its own.
+            widths: Widths by group name; groups that are not named keep their full width.
+            repeat: Number of the repeat; each has its own noise.
 
         Raises:
             BadWidths: If the widths do not fit the graph.
@@ -189,7 +188,7 @@ class Platform:
         return Reading(truth.joules * math.exp(self.noise * joules), truth.seconds * math.exp(self.noise * seconds))
 
     def truth(self, graph: ChannelGraph, widths: Mapping[str, int]) -> Reading:
-        """What `cost` scatters around.
+        """Cost without noise.
 
         Raises:
             BadWidths: If the widths do not fit the graph.
@@ -197,7 +196,7 @@ class Platform:
         return self._total(graph, graph.widths(widths))
 
     def per_layer(self, graph: ChannelGraph, widths: Mapping[str, int]) -> tuple[Reading, ...]:
-        """The truth, layer by layer, in the order of `graph.layers`.
+        """Cost of each layer without noise, in the order of `graph.layers`.
 
         Raises:
             BadWidths: If the widths do not fit the graph.
@@ -206,9 +205,9 @@ class Platform:
         return tuple(Reading(*pair) for pair in zip(joules.tolist(), seconds.tolist(), strict=True))
 
     def describe(self) -> MeterInfo:
-        """Provenance is `Estimated`, with the sources of the constants."""
+        """Provenance is `Estimated`, with the source of the constants."""
         constants, options = self.constants, []
-        notes = ["computed, not measured: read differences between networks rather than absolute joules"]
+        notes = ["computed, not measured: compare networks rather than absolute joules"]
         if self.tile > 1:
             options.append(f"tile={self.tile}")
             notes.append(f"widths are rounded up to multiples of {self.tile}")
@@ -218,18 +217,18 @@ class Platform:
         return MeterInfo(
             name="platform",
             device=constants.device,
-            device_id=",".join([self.name, *options]),  # files of other options must not be mixed with these
+            device_id=",".join([self.name, *options]),  # profiles with other options must not be mixed
             provenance=Estimated(constants.source),
             scope=constants.scope,
             reads="analytic model",
             notes=tuple(notes),
         )
 
-    # ------------------------------------------------------------ arithmetic
+    # --- arithmetic ----------------------------------------------------------------------------------
 
     def _total(self, graph: ChannelGraph, widths: Tensor) -> Reading:
         joules, seconds = self._layers(graph, widths)
-        return Reading(math.fsum(joules.tolist()), math.fsum(seconds.tolist()))  # fsum: in any order the same bits
+        return Reading(math.fsum(joules.tolist()), math.fsum(seconds.tolist()))  # fsum does not depend on the order
 
     def _layers(self, graph: ChannelGraph, widths: Tensor) -> tuple[Tensor, Tensor]:
         """Joules and seconds of each layer."""
@@ -252,7 +251,7 @@ class Platform:
         return joules, seconds
 
     def _deviations(self, widths: Tensor, repeat: int) -> tuple[float, float]:
-        """Two standard normal numbers, a function of seed, widths and repeat."""
+        """Two standard normal numbers as a function of seed, widths and repeat."""
         key = f"{self.seed} {repeat} {[int(width) for width in widths.tolist()]}"
         digest = hashlib.sha256(key.encode()).digest()
         normal = statistics.NormalDist()
@@ -261,32 +260,31 @@ class Platform:
         return joules, seconds
 
 
-# ---------------------------------------------------------------- from the command line
+# --- command line ------------------------------------------------------------------------------------
 
 
 def open_meter(argument: str) -> Platform:
-    """Opens `platform:NAME` or `platform:NAME,noise=0.03,seed=1,tile=8`.
+    """Open `platform:NAME` or `platform:NAME,noise=0.03,seed=1,tile=8`.
 
     Raises:
-        NoMeter: If the platform or an option is unknown, with those that are known.
+        NoMeter: If the platform or an option is unknown.
     """
     name, *parts = [part.strip() for part in argument.split(",")]
     if not name:
-        raise NoMeter(f"platform: none is named; give one of {', '.join(f'platform:{key}' for key in PLATFORMS)}.")
+        raise NoMeter(f"platform: no name given; give one of {', '.join(f'platform:{key}' for key in PLATFORMS)}.")
     options: dict[str, str] = {}
     for part in parts:
         option, equals, value = part.partition("=")
         if option not in ("noise", "seed", "tile"):
-            raise NoMeter(f"platform:{name}: option {part!r} is unknown; known are noise=0.03, seed=1 and tile=8.")
+            raise NoMeter(f"platform:{name}: option {part!r} is unknown; options are noise=0.03, seed=1 and tile=8.")
         if not equals or option in options:
             raise NoMeter(f"platform:{name}: give option {option} once, as {option}=NUMBER.")
         options[option] = value
     try:
         noise, seed, tile = float(options.get("noise", 0)), int(options.get("seed", 0)), int(options.get("tile", 1))
     except ValueError:
-        said = ",".join(parts)
         raise NoMeter(
-            f"platform:{name}: {said!r} holds no number where one is due; write as noise=0.03,seed=1."
+            f"platform:{name}: {','.join(parts)!r} is not valid; write, for example, noise=0.03,seed=1."
         ) from None
     return Platform(name, noise=noise, seed=seed, tile=tile)
 

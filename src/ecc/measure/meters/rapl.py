@@ -1,8 +1,8 @@
-"""Intel and AMD processors: the RAPL counters that Linux shows under /sys/class/powercap.
+"""Intel and AMD processors: the RAPL counters of Linux under /sys/class/powercap.
 
-Only packages are counted. `psys` and the `mmio` zones overlap them, and the subzones `core` and `uncore` lie
-inside them, so adding any of these would count joules twice; `dram` lies outside the package and is added on
-request. The hardware counters are 32 bits wide and wrap within minutes, and are unwrapped here.
+Only packages are counted. `psys` and the `mmio` zones overlap with them, and the subzones `core` and `uncore` are part
+of them, so adding these would count joules twice. `dram` is not part of the package and is added on request. The
+hardware counters have 32 bits and wrap within minutes; they are unwrapped here.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ POWERCAP = Path("/sys/class/powercap")
 _PACKAGE = re.compile(r"package-\d+(-die-\d+)?")
 _REMEDY = "sudo chmod a+r {root}/intel-rapl:*/energy_uj"
 _PERMISSION = (
-    "only root may read it since CVE-2020-8694. Until the next boot: {remedy} ; for good, put this line into "
+    "only root may read it since CVE-2020-8694. Until the next boot: {remedy} ; permanently, add this line to "
     "/etc/udev/rules.d/90-rapl.rules and reboot: "
     'SUBSYSTEM=="powercap", KERNEL=="intel-rapl:*", ACTION=="add", RUN+="/bin/chmod a+r /sys%p/energy_uj" '
-    "(on a machine shared with strangers grant a group instead: the counter leaks what others compute)."
+    "(on a shared machine, allow a group instead: the counter reveals what others compute)."
 )
 
 
 @dataclass
 class Zone:
-    """One counter of microjoules that wraps, and its unwrapped total."""
+    """A microjoule counter that wraps, and its unwrapped total."""
 
     path: Path
     name: str
@@ -39,7 +39,7 @@ class Zone:
         self.last_uj = self._raw()
 
     def advance(self) -> int:
-        """Microjoules since the zone was opened. Two wraps between two calls look like one."""
+        """Microjoules since the zone was opened. It must be called at least once per wrap."""
         raw = self._raw()
         step = raw - self.last_uj
         self.total_uj += step if step >= 0 else step + self.wraps_at_uj
@@ -51,7 +51,7 @@ class Zone:
 
 
 class RaplMeter:
-    """The sum of all processor packages, and of their memory if asked for."""
+    """Sum of all processor packages, and optionally of their memory."""
 
     def __init__(self, zones: list[Zone]) -> None:
         self._zones = zones
@@ -81,30 +81,30 @@ class RaplMeter:
             resolution_joules=2.0**-16,  # 15.3 uJ, the unit of most processors; some count in 61 uJ
             max_watts=self._max_watts,
             notes=(
-                "counts every process on the processor, not this one alone",
+                "counts every process on the processor, not only this one",
                 f"wraps every {shortest:.0f} J; unwrapped, so read it at least once per wrap",
-                "on AMD processors the counter is an on-chip model, not a shunt",
+                "on AMD processors the counter is an on-chip model, not a sensor",
             ),
         )
 
 
 def open_meter(argument: str = "", *, root: Path = POWERCAP) -> RaplMeter:
-    """Opens `rapl` (packages) or `rapl:dram` (packages and memory).
+    """Open `rapl` (packages) or `rapl:dram` (packages and memory).
 
     Raises:
-        NoMeter: If there is no counter or it may not be read, with the line that grants the right.
+        NoMeter: If there is no counter or no permission; then with the command that grants it.
     """
     if argument not in ("", "package", "dram"):
         raise NoMeter(f"rapl:{argument} is unknown; give rapl (packages) or rapl:dram (packages and memory).")
     if not root.is_dir():
         raise NoMeter(
-            f"{root} does not exist: no RAPL here (a virtual machine, another system than Linux, or the "
-            "module is not loaded: sudo modprobe intel_rapl_msr)."
+            f"{root} does not exist: a virtual machine, not Linux, or the module is not loaded (sudo modprobe "
+            "intel_rapl_msr)."
         )
     packages = [path for path in _zone_paths(root, "intel-rapl:*") if _PACKAGE.fullmatch(_name(path))]
     if not packages:
         found = ", ".join(f"{path.name} ({_name(path)})" for path in _zone_paths(root, "*")) or "nothing"
-        raise NoMeter(f"{root} holds no processor package; it holds {found}.")
+        raise NoMeter(f"{root} has no processor package; it has {found}.")
     paths = list(packages)
     if argument == "dram":
         memory = [sub for path in packages for sub in _zone_paths(path, "intel-rapl:*") if _name(sub) == "dram"]
@@ -122,7 +122,7 @@ def open_meter(argument: str = "", *, root: Path = POWERCAP) -> RaplMeter:
 
 
 def _zone_paths(folder: Path, pattern: str) -> list[Path]:
-    # `intel-rapl:0:0` stands beside `intel-rapl:0` as well as inside it: take names one level deeper only.
+    # `intel-rapl:0:0` exists both next to `intel-rapl:0` and inside it: only take names one level deeper.
     depth = folder.name.count(":") + 1
     return sorted(p for p in folder.glob(pattern) if p.name.count(":") == depth and (p / "name").is_file())
 
@@ -132,16 +132,16 @@ def _name(path: Path) -> str:
 
 
 def _power_limit(path: Path) -> float:
-    """The highest of the zone's power limits, in watts; 0 when it names none."""
+    """Highest power limit of the zone in watts; 0 if there is none."""
     try:
         limits = [int(file.read_text()) for file in path.glob("constraint_*_power_limit_uw")]
     except (OSError, ValueError):
-        limits = []  # the counter is what matters; without a limit one check of it is left out
+        limits = []  # only skips one check of the counter
     return max(limits, default=0) * 1e-6
 
 
 def processor_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    """As Linux tells it; `processor` where it does not."""
+    """Name of the processor from Linux; `processor` if unknown."""
     try:
         match = re.search(r"^model name\s*:\s*(.+)$", cpuinfo.read_text(), re.MULTILINE)
     except OSError:

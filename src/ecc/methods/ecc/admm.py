@@ -23,7 +23,6 @@ tensors.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -33,34 +32,7 @@ from ecc.energy.cost import Cost
 from ecc.methods.ecc.constraints import ResourceConstraints
 from ecc.methods.ecc.ranking import ChannelRanking
 from ecc.methods.ecc.scheduled import Schedule, load_like
-from ecc.options import check_options, option
-
-
-@dataclass(frozen=True, kw_only=True)
-class AdmmSettings:
-    """Constants of Algorithm 1. The defaults are those of the authors' published command.
-
-    Raises:
-        EccError: A value is out of range.
-    """
-
-    width_lr: float = option(3.0, "Step size of the widths (beta).", above=0, flag="admm_width_lr")
-    width_penalty: float = option(10.0, "Penalty of the widths (rho_1).", above=0, flag="admm_width_penalty")
-    energy_penalty: float = option(10.0, "Penalty of the energy (rho_2).", above=0, flag="admm_energy_penalty")
-    min_energy_slope: float = option(
-        1e-3, "Smallest gradient after projecting z (epsilon).", above=0, flag="admm_min_energy_slope"
-    )
-    max_norm: float | None = option(1.0, "Maximum norm of the gradient of s.", above=0, flag="admm_max_norm")
-    floor_width_dual: bool = option(
-        True, "Use floor(s) in Eq. (11), as the authors' code.", flag="admm_floor_width_dual"
-    )
-    project_energy_dual: bool = option(
-        True, "Project z (Sec. 3.3.3). Without it the solver stalls.", flag="admm_project_energy_dual"
-    )
-
-    def __post_init__(self) -> None:
-        check_options(self)
-
+from ecc.settings import AdmmSettings
 
 # ---------------------------------------------------------------- Algorithm 2: the proximal step
 #

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ecc.errors import BadMeasurement, BadWidths
+from ecc.errors import BadMeasurement, BadWidths, EccError
 from ecc.graph import ChannelGraph, ChannelGroup
-from ecc.measure.design import DESIGNS, parse_shard, shard_indices
+from ecc.measure.design import DESIGNS, Design, parse_shard, sample_widths
 
 FULL = (64, 192, 384, 256, 100)
 
@@ -36,7 +36,7 @@ def drawn(
 
 
 @given(full=widths, samples=st.integers(1, 40), kind=kinds, seed=seeds, width_multiple=multiples)
-def test_widths_are_possible_and_no_two_rows_are_equal(
+def test_widths_are_in_range_and_samples_are_distinct(
     full: list[int], samples: int, kind: str, seed: int, width_multiple: int | None
 ) -> None:
     made = drawn(full, samples, kind, seed, width_multiple)
@@ -58,7 +58,7 @@ def test_widths_are_possible_and_no_two_rows_are_equal(
     seed=seeds,
     width_multiple=multiples,
 )
-def test_a_longer_design_begins_with_the_shorter(
+def test_a_longer_design_begins_with_the_shorter_one(
     full: list[int], samples: int, shorter: int, kind: str, seed: int, width_multiple: int | None
 ) -> None:
     made = drawn(full, samples, kind, seed, width_multiple)
@@ -66,22 +66,18 @@ def test_a_longer_design_begins_with_the_shorter(
     assert not short or made[:short] == sample_widths(graph_of(*full), short, kind, seed, width_multiple)
 
 
-@given(samples=st.integers(1, 60), count=st.integers(1, 9))
-def test_shards_are_disjoint_and_together_the_whole(samples: int, count: int) -> None:
-    shards = [shard_indices(samples, (number, count)) for number in range(1, count + 1)]
-    assert sorted(sample for shard in shards for sample in shard) == list(range(samples))
+@given(samples=st.integers(9, 60), count=st.integers(1, 9))
+def test_shards_are_disjoint_and_cover_the_design(samples: int, count: int) -> None:
+    shards = [Design(samples=samples, shard=(number, count)).indices() for number in range(1, count + 1)]
+    assert sorted(index for shard in shards for index in shard) == list(range(samples))
+    assert Design(samples=30, shard=(3, 8)).indices() == (3, 11, 19, 27)
+    assert Design(samples=3).indices() == (0, 1, 2)
 
 
-def test_a_shard_takes_its_number_modulo_the_count() -> None:
-    assert shard_indices(30, (3, 8)) == (3, 11, 19, 27)
-    assert shard_indices(30, (8, 8)) == (0, 8, 16, 24)
-    assert shard_indices(3, None) == (0, 1, 2)
-
-
-@pytest.mark.parametrize(("shard", "text"), [((0, 8), "shard 0/8"), ((9, 8), "1/8 to 8/8"), ((1, 0), "shard 1/0")])
-def test_a_shard_that_does_not_exist_is_refused(shard: tuple[int, int], text: str) -> None:
-    with pytest.raises(BadMeasurement, match=text):
-        shard_indices(10, shard)
+@pytest.mark.parametrize("shard", [(0, 8), (9, 8), (1, 0)])
+def test_a_shard_that_does_not_exist_is_refused(shard: tuple[int, int]) -> None:
+    with pytest.raises(BadMeasurement, match=rf"shard {shard[0]}/{shard[1]} does not exist"):
+        Design(samples=10, shard=shard)
 
 
 def test_shards_are_written_with_a_slash() -> None:
@@ -139,32 +135,28 @@ def test_frozen_groups_are_left_out() -> None:
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ({"samples": 0}, "samples=0 is below 1"),
-        ({"samples": 10**30}, "is above 1000000, the most a design can have"),
-        ({"kind": "corners"}, "design 'corners' is unknown; give one of uniform, mixed"),
-        ({"seed": -1}, "seed=-1 is outside"),
-        ({"width_multiple": 0}, "width_multiple=0 is below 1"),
+        ({"samples": 0}, "samples is 0"),
+        ({"samples": 10**30}, "give a whole number from 1 to 1000000"),
+        ({"kind": "corners"}, "design is 'corners'; choose one of mixed, uniform"),
+        ({"seed": -1}, "seed is -1"),
+        ({"width_multiple": 0}, "width_multiple is 0"),
     ],
 )
 def test_arguments_out_of_range_are_refused(arguments: dict[str, int], text: str) -> None:
-    with pytest.raises(BadMeasurement, match=text):
+    with pytest.raises(EccError, match=text):
         sample_widths(graph_of(5), **{"samples": 3, **arguments})  # type: ignore[arg-type]
 
 
 def test_a_network_with_too_few_widths_is_refused() -> None:
     assert len(sample_widths(graph_of(3, 4), 12, "uniform")) == 12
-    with pytest.raises(
-        BadWidths, match=r"13 samples was asked for, but this network has only 12 different widths\. Ask"
-    ):
+    with pytest.raises(BadWidths, match=r"13 samples requested, but this network has only 12 different widths\. Use"):
         sample_widths(graph_of(3, 4), 13)
-    with pytest.raises(
-        BadWidths, match=r"has only 4 different widths in multiples of 8\. Ask for fewer samples or a smal"
-    ):
+    with pytest.raises(BadWidths, match=r"has only 4 different widths in multiples of 8\. Use fewer samples or a smal"):
         sample_widths(graph_of(16, 12), 13, width_multiple=8)
-    with pytest.raises(BadWidths, match=r"3000 samples was asked for, but this network has hardly more than 29\d\d"):
+    with pytest.raises(BadWidths, match=r"3000 samples requested, but this network has hardly more than 29\d\d"):
         sample_widths(graph_of(3000), 3000)  # the last few would take for ever to be drawn
 
 
-def test_a_network_without_a_group_to_cut_is_refused() -> None:
-    with pytest.raises(BadWidths, match="no group of this network can be cut"):
+def test_a_network_without_prunable_groups_is_refused() -> None:
+    with pytest.raises(BadWidths, match="this network has no prunable group"):
         sample_widths(graph_of(frozen=(7,)), 3)

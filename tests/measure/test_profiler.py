@@ -1,0 +1,543 @@
+"""`profile`: order, resuming, drift, failures, early stop, and the two sources of samples."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import statistics
+import subprocess
+import sys
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from ecc.errors import BadFile, BadMeasurement, BadWidths, EccError
+from ecc.graph import trace_channels
+from ecc.measure import (
+    PROFILE_SETTINGS,
+    CounterProbe,
+    DeviceProfiler,
+    DeviceState,
+    MeasureSettings,
+    Profile,
+    Progress,
+    Reading,
+    close_meter,
+    find_meter,
+    profile,
+    profiler,
+    sample_widths,
+)
+from ecc.measure.profiler import AnalyticProfiler, default_device, profile_settings
+from measure.fakes import FakeBoard, FakeMeter
+from measure.profile_cases import (
+    EXAMPLE,
+    DriftingBoard,
+    FakeCosts,
+    SmallNet,
+    Stop,
+    computed,
+    header,
+    measured,
+    run_seconds,
+    small_graph,
+    stop_after,
+)
+
+TESTS = Path(__file__).parent.parent
+WIDTHS = {"first": 16, "second": 12}
+PLAN = header().design
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "a.profile"
+
+
+def order_of(made: Profile) -> str:
+    return "".join("R" if sample.is_reference else "." for sample in made.samples)
+
+
+# --- what is measured --------------------------------------------------------------------------------
+
+
+def test_every_sample_of_the_design_is_measured_once(path: Path) -> None:
+    made = computed(path)
+    design = sample_widths(small_graph(), 25)
+    assert sorted(sample.index for sample in made.design_samples if sample.index is not None) == list(range(25))
+    for sample in made.design_samples:
+        assert sample.index is not None
+        assert made.widths_by_group(sample.widths) == design[sample.index]
+        assert sample.joules == 1e-3 + 1e-6 * float(small_graph().macs(made.widths_by_group(sample.widths)))
+    assert made == Profile.load(path, small_graph())
+    computed(path.with_suffix(".again"))
+    assert path.read_bytes() == path.with_suffix(".again").read_bytes()  # computed profiles are equal files
+
+
+def test_the_reference_comes_first_last_and_in_between(path: Path) -> None:
+    made = computed(path)
+    assert order_of(made) == "R..........R..........R.....R"
+    assert order_of(computed(path.with_suffix(".2"), samples=20)) == "R..........R..........R"
+    assert all(sample.widths == (16, 12) for sample in made.references)
+
+
+def test_the_order_is_shuffled_by_seed_and_round(path: Path) -> None:
+    made = computed(path, rounds=2)
+    assert [sample.round for sample in made.design_samples] == [0] * 25 + [1] * 25
+    first, second = [[sample.index for sample in made.design_samples if sample.round == r] for r in (0, 1)]
+    other = [sample.index for sample in computed(path.with_suffix(".other"), seed=1).design_samples]
+    assert sorted(map(str, first)) == sorted(map(str, second)) == sorted(map(str, other))
+    assert len({tuple(order) for order in (first, second, other, sorted(map(str, first)))}) == 4
+    assert len(made.corrected()) == 25
+
+
+def test_networks_are_measured_on_their_device(path: Path) -> None:
+    board = FakeBoard()
+    frozen: list[int] = []
+    made = measured(path, board, progress=lambda step: frozen.append(gc.get_freeze_count()))
+    for sample in made.samples:
+        assert sample.joules == pytest.approx(300 * run_seconds(*sample.widths), rel=0.01)
+        assert sample.ticks in range(4, 6)
+        assert sample.measured_at is not None
+    assert made.header.counter is not None
+    assert made.header.counter.tick_seconds == pytest.approx(0.1, rel=0.05)
+    assert made.header.settings == replace(PROFILE_SETTINGS, mode="eager")
+    assert made.header.mode_reason == "CUDA graphs need a CUDA device, and the network runs on cpu"
+    assert made.label == "measured"
+    assert (board.now() - 1000.0 - 4.5) / len(made.samples) < 0.9  # seconds per sample, without the probe
+    assert min(frozen) > 1_000
+    assert gc.get_freeze_count() == 0
+
+
+def test_drift_is_corrected(path: Path) -> None:
+    board = DriftingBoard()
+    board.drift_per_second = 0.0025  # 4 % during this profile
+    made = measured(path, board, samples=20)
+    truth = {sample.index: run_seconds(*sample.widths) for sample in made.design_samples}
+    assert made.drift is not None
+    assert made.drift.is_significant
+    assert made.drift.span > 0.03
+
+    def spread(joules: dict[int | None, float]) -> float:
+        ratios = [joules[index] / truth[index] for index in truth]
+        return statistics.stdev(ratios) / statistics.fmean(ratios)
+
+    assert spread({sample.index: sample.joules for sample in made.design_samples}) > 0.009
+    assert spread({sample.index: sample.joules for sample in made.corrected()}) < 0.005
+
+
+def test_strong_drift_is_reported_once_while_measuring(path: Path) -> None:
+    board = DriftingBoard()
+    board.drift_per_second = 0.02
+    steps: list[Progress] = []
+    measured(path, board, progress=steps.append)
+    warnings = [step for step in steps if "the dense reference varied by" in step.message]
+    assert len(warnings) == 1
+    assert warnings[0].done < warnings[0].total
+    assert "allow_drift=True" in warnings[0].message
+
+
+def test_progress_has_samples_error_and_drift(path: Path) -> None:
+    steps: list[Progress] = []
+    measured(path, FakeBoard(), progress=steps.append)
+    assert (steps[0].done, steps[0].total, steps[0].sample) == (0, 12, None)
+    assert steps[0].message == "mode eager: CUDA graphs need a CUDA device, and the network runs on cpu."
+    assert (steps[-1].done, steps[-1].total, steps[-1].label) == (12, 12, "measured")
+    assert steps[-1].error is not None
+    assert steps[-1].drift is not None
+    assert steps[-1].drift.references == 4
+    steps.clear()
+    computed(path.with_suffix(".c"), samples=20)
+    computed(path.with_suffix(".c"), samples=30, progress=steps.append)
+    assert steps[0].message == "Resuming: 20 of 30 samples are done."
+    assert steps[-1].drift is None  # computed numbers do not drift
+
+
+def test_a_profile_stops_early_and_stays_stopped(path: Path) -> None:
+    messages: list[str] = []
+    source = FakeCosts()
+    made = computed(path, source, samples=150, target_error=0.02, progress=lambda step: messages.append(step.message))
+    assert len(made.design_samples) == 50
+    assert order_of(made).endswith("R")
+    assert any(message.startswith("stopped early: the error of the fit is") for message in messages)
+    before, calls = path.read_bytes(), source.calls
+    computed(path, source, samples=150, target_error=0.02)
+    assert (path.read_bytes(), source.calls) == (before, calls)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"samples": 0}, "samples is 0"),
+        ({"design": "corners"}, "design is 'corners'; choose one of mixed, uniform"),
+        ({"rounds": 0}, "rounds is 0"),
+        ({"rounds": 10**6}, "more than 1000000 measurements"),
+        ({"reference_every": 0}, "reference_every is 0"),
+        ({"target_error": 2.0}, r"target error 2\.0 is not between 0 and 1"),
+        ({"shard": (9, 8)}, "shard 9/8 does not exist"),
+        ({"samples": 3, "shard": (8, 9)}, "shard 8/9 of 3 samples is empty"),
+    ],
+)
+def test_arguments_out_of_range_are_refused(path: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(EccError, match=message):
+        computed(path, **options)
+    assert not path.exists()
+    with pytest.raises(BadWidths, match="has only 192 different widths"):
+        computed(path, samples=193)
+
+
+# --- resuming ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rounds", [1, 2])
+def test_an_interrupted_profile_ends_as_the_same_file(path: Path, rounds: int) -> None:
+    total = len(computed(path, rounds=rounds).samples)
+    whole = path.read_bytes()
+    for lines in (1, 11, 12, total // 2, total - 1):
+        part = path.with_suffix(".part")
+        part.unlink(missing_ok=True)
+        with pytest.raises(Stop):
+            computed(part, rounds=rounds, progress=stop_after(lines))
+        assert len(Profile.load(part).samples) == lines
+        computed(part, rounds=rounds)
+        assert part.read_bytes() == whole
+
+
+KILLED = """
+import os, random, signal, sys, time
+import torch
+torch.set_num_threads(1)
+from ecc.measure import profile
+from measure.profile_cases import EXAMPLE, FakeCosts, SmallNet, small_graph
+
+path, graph, rng, kills = sys.argv[1], small_graph(), random.Random(0), 0
+while True:
+    child = os.fork()
+    if child == 0:
+        profile(SmallNet(), graph, EXAMPLE, FakeCosts(wait_seconds=0.003), path, samples=100)
+        os._exit(0)
+    time.sleep(rng.uniform(0.0, 0.12))
+    if kills < 12:
+        os.kill(child, signal.SIGKILL)
+    _, status = os.waitpid(child, 0)
+    if status == 0:
+        break
+    assert os.WIFSIGNALED(status), status
+    kills += 1
+print(kills)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_profile_killed_at_random_times_ends_as_the_same_file(path: Path) -> None:
+    computed(path, samples=100)
+    killed = path.with_suffix(".killed")
+    command = [sys.executable, "-c", KILLED, str(killed)]
+    run = subprocess.run(command, cwd=TESTS, capture_output=True, text=True, check=False, timeout=120)
+    assert run.returncode == 0, run.stderr
+    assert int(run.stdout) >= 8
+    assert killed.read_bytes() == path.read_bytes()
+
+
+def test_a_complete_profile_is_not_touched_and_can_be_extended(path: Path) -> None:
+    computed(path, samples=10)
+    source, before = FakeCosts(), path.read_bytes()
+    computed(path, source, samples=10)
+    computed(path, source, samples=5)
+    assert (source.calls, path.read_bytes()) == (0, before)
+    made = computed(path, samples=25, rounds=2)
+    assert path.read_bytes().startswith(before)
+    assert len(made.design_samples) == 50
+    assert [s.widths for s in made.corrected()] == [tuple(n.values()) for n in sample_widths(small_graph(), 25)]
+    assert made.samples[-1].is_reference
+
+
+def test_a_measured_profile_resumes_with_a_new_session(path: Path) -> None:
+    board = FakeBoard()
+    with pytest.raises(Stop):
+        measured(path, board, progress=stop_after(7))
+    at = board.now()
+    made = measured(path, board)
+    sessions = "".join(("R" if sample.is_reference else ".") + str(sample.session) for sample in made.samples)
+    assert sessions == "R0.0.0.0.0R0.0" + "R1.1.1.1.1R1.1.1.1R1"
+    assert made.missing_samples() == []
+    assert board.now() - at < 0.9 * 10  # the counter was not probed again
+    at, before = board.now(), path.read_bytes()
+    measured(path, board)
+    assert (board.now(), path.read_bytes()) == (at, before)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"seed": 5}, "design.seed was 0 and is now 5"),
+        ({"width_multiple": 2}, "design.width_multiple was None and is now 2"),
+        ({"shard": (1, 2)}, r"design.shard was None and is now [\[\(]1, 2[\]\)]"),
+        ({"reference_every": 7}, "design.reference_every was 4 and is now 7"),
+        ({"settings": replace(PROFILE_SETTINGS, precision="bf16")}, "settings.precision was 'fp32' and is now 'bf16'"),
+        ({"settings": replace(PROFILE_SETTINGS, mode="compile")}, "settings.mode was 'eager'"),
+        ({"meter": {"device": "a newer board"}}, "meter.device was 'fake board' and is now 'a newer board'"),
+        ({"meter": {"device_id": "two"}}, "meter.device_id was '' and is now 'two'"),
+    ],
+)
+def test_a_profile_is_not_resumed_with_other_settings(path: Path, change: dict[str, Any], message: str) -> None:
+    board = FakeBoard()
+    with pytest.raises(Stop):
+        measured(path, board, progress=stop_after(2))
+    before = path.read_bytes()
+    meter = FakeMeter(board, **change.pop("meter", {}))
+    with pytest.raises(BadFile, match=rf"a\.profile cannot be resumed: {message}.* Use the same settings"):
+        measured(path, board, meter, **change)
+    with pytest.raises(BadFile, match="batch was 2 and is now 4"):
+        profile(SmallNet(board), small_graph(), torch.ones(4, 3, 6, 6), FakeMeter(board), path, samples=12)
+    other = replace(small_graph(), layers=small_graph().layers[:-1])
+    with pytest.raises(BadFile, match=f"fingerprint was '{small_graph().fingerprint}'"):
+        profile(SmallNet(board), other, EXAMPLE, FakeMeter(board), path, samples=12, reference_every=4)
+    assert path.read_bytes() == before
+
+
+def test_samples_that_the_design_does_not_give_are_refused(path: Path) -> None:
+    computed(path, samples=5)
+    lines = path.read_text().splitlines(keepends=True)
+    lines[2] = json.dumps({**json.loads(lines[2]), "widths": [1, 2]}) + "\n"
+    path.write_text("".join(lines))
+    with pytest.raises(BadFile, match=r"a\.profile:3: sample \d has widths \[1, 2\], and the design gives \["):
+        computed(path, samples=5)
+
+
+# --- failures ----------------------------------------------------------------------------------------
+
+
+class Failing(FakeCosts):
+    """Fails at the given calls."""
+
+    def __init__(self, *fails: int, error: BaseException | None = None) -> None:
+        super().__init__()
+        self.fails = fails
+        self.error = error or torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20 GiB\nmore")
+
+    def cost(self, *args: Any) -> Reading:
+        reading = super().cost(*args)
+        if self.calls - 1 in self.fails:
+            raise self.error
+        return reading
+
+
+@pytest.mark.parametrize("error", [None, BadMeasurement("the counter jumped."), MemoryError()])
+def test_a_sample_that_fails_once_is_repeated(path: Path, error: Exception | None) -> None:
+    messages: list[str] = []
+    computed(path, Failing(3, 9, error=error), progress=lambda step: messages.append(step.message))
+    computed(path.with_suffix(".smooth"))
+    assert path.read_bytes() == path.with_suffix(".smooth").read_bytes()
+    failed = [message for message in messages if message]
+    assert len(failed) == 2
+    assert all(message.startswith("sample ") and message.endswith("Trying once more.") for message in failed)
+
+
+@pytest.mark.parametrize(
+    ("source", "error", "message"),
+    [
+        (Failing(6, 7), BadMeasurement, r"^sample \d+ failed twice: OutOfMemoryError: CUDA out .* GiB\. The 5 samples"),
+        (Failing(6, error=ZeroDivisionError()), ZeroDivisionError, None),
+        (Failing(6, error=KeyboardInterrupt()), KeyboardInterrupt, None),
+    ],
+)
+def test_a_failed_profile_keeps_its_samples_and_resumes(
+    path: Path, source: Failing, error: type[BaseException], message: str | None
+) -> None:
+    with pytest.raises(error, match=message):
+        computed(path, source)
+    assert len(Profile.load(path).design_samples) == 5
+    computed(path)
+    computed(path.with_suffix(".smooth"))
+    assert path.read_bytes() == path.with_suffix(".smooth").read_bytes()
+
+
+def test_a_reference_that_fails_at_once_leaves_no_file(path: Path) -> None:
+    with pytest.raises(BadMeasurement, match="the dense reference failed twice"):
+        computed(path, Failing(0, 1))
+    assert not path.exists()
+
+
+# --- sources of samples ------------------------------------------------------------------------------
+
+
+def device_profiler(board: FakeBoard, meter: FakeMeter | None = None, **settings: Any) -> DeviceProfiler:
+    chosen = replace(PROFILE_SETTINGS, **settings)
+    meter = meter or FakeMeter(board)
+    return DeviceProfiler(SmallNet(board), small_graph(), EXAMPLE, meter, chosen, None, board.clock)
+
+
+def test_a_sample_has_the_state_of_its_device() -> None:
+    board = FakeBoard(tick_seconds=0.4, idle_watts=0.0)
+    source = device_profiler(board, FakeMeter(board, state=DeviceState(temperature_celsius=50, clock_mhz=1980)))
+    assert source.prepare().tick_seconds == pytest.approx(0.4, rel=0.05)
+    board.wait(0.39)  # idle energy before the first tick is not counted
+    sample = source.sample(7, 1, 2, {"first": 4, "second": 3})
+    assert sample.joules == pytest.approx(300 * run_seconds(4, 3), rel=0.01)
+    assert sample.seconds == pytest.approx(run_seconds(4, 3), rel=0.01)
+    assert (sample.index, sample.round, sample.session, sample.widths) == (7, 1, 2, (4, 3))
+    assert (sample.temperature_celsius, sample.clock_mhz, sample.power_capped) == (50, 1980, False)
+    assert sample.relative_ci is None
+    assert sample.measured_at is not None
+    assert sample.measured_at.tzinfo is not None
+    at = board.now()
+    source.prepare(CounterProbe(moves=True, tick_seconds=0.1, read_seconds=1e-4, idle_watts=80.0))
+    assert board.now() == at  # a known counter is not probed
+
+
+def test_inputs_are_drawn_once_and_networks_are_freed(monkeypatch: pytest.MonkeyPatch) -> None:
+    board = FakeBoard()
+    source = device_profiler(board)
+    source.prepare()
+    inputs, networks, left = [], [], []
+    real = profiler.measure_model
+
+    def measure_model(network: nn.Module, example: torch.Tensor, *args: Any, **options: Any) -> Any:
+        left.append(sum(one() is not None for one in networks))
+        inputs.append(example)
+        networks.append(weakref.ref(network))
+        return real(network, example, *args, **options)
+
+    monkeypatch.setattr(profiler, "measure_model", measure_model)
+    gc.disable()
+    try:
+        for _ in range(3):
+            source.sample(0, 0, 0, WIDTHS)
+    finally:
+        gc.enable()
+    assert left == [0, 0, 0]
+    assert inputs[0] is inputs[1]
+    assert not torch.equal(inputs[0], EXAMPLE)
+    assert device_profiler(board, input_data="example")._inputs is EXAMPLE
+    cleared: list[bool] = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: cleared.append(True))
+    source.clear()
+    source._device = torch.device("cuda", 0)
+    source.clear()
+    assert cleared == [True]
+
+
+def test_the_mode_is_decided_by_the_dense_network_and_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = device_profiler(FakeBoard())
+    assert source.header(PLAN).settings == replace(PROFILE_SETTINGS, mode="eager")  # known at once on a CPU
+    source._set_mode("auto", "")  # as on CUDA
+    real = profiler.prepare_runner
+
+    @contextmanager
+    def as_graph(model: nn.Module, inputs: Any, settings: MeasureSettings) -> Iterator[Any]:
+        assert settings.mode == "auto"
+        with real(model, inputs, replace(settings, mode="eager")) as ready:
+            yield replace(ready, mode="graph", mode_reason="it can be captured")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(profiler, "prepare_runner", as_graph)
+        source.prepare()
+    made = source.header(PLAN)
+    assert (made.settings, made.mode_reason) == (replace(PROFILE_SETTINGS, mode="graph"), "it can be captured")
+    for chosen, expected in (("auto", "graph"), ("compile", "compile")):
+        resumed = device_profiler(FakeBoard())
+        resumed._set_mode(chosen, "")  # type: ignore[arg-type]
+        resumed.adopt_mode(header(settings=made.settings, mode_reason="it can be captured"))
+        assert resumed.header(PLAN).settings == replace(PROFILE_SETTINGS, mode=expected)
+
+
+def test_devices_that_cannot_be_used_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    board = FakeBoard()
+    with pytest.raises(BadMeasurement, match="only sees cuda"):
+        device_profiler(board, FakeMeter(board, covers=("cuda",)))
+    for device in ("warp", "cuda:77", "xpu"):
+        with pytest.raises(BadMeasurement, match=rf"device '{device}' cannot be used here: "):
+            DeviceProfiler(SmallNet(), small_graph(), EXAMPLE, FakeMeter(board), PROFILE_SETTINGS, device)
+    moved = DeviceProfiler(SmallNet(), small_graph(), EXAMPLE, FakeMeter(board), PROFILE_SETTINGS, "meta")
+    assert {parameter.device.type for parameter in moved._dense.parameters()} == {"meta"}
+
+    def forward(self: SmallNet, x: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("out of memory\nand many more lines")
+
+    source = device_profiler(board)
+    monkeypatch.setattr(SmallNet, "forward", forward)
+    with pytest.raises(BadMeasurement, match=r"cannot be run on cpu in mode 'eager': RuntimeError: out of memory\.$"):
+        source.prepare()
+
+
+@pytest.mark.parametrize("joules", [0.0, -1.0, float("nan"), float("inf")])
+def test_an_analytic_source_must_return_positive_numbers(joules: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = AnalyticProfiler(small_graph(), EXAMPLE, FakeCosts())
+    made = source.header(PLAN)
+    assert (made.created, made.settings, made.device_type, made.label) == (None, None, None, "estimated")
+    monkeypatch.setattr(FakeCosts, "cost", lambda *_: Reading(joules, 1.0))
+    with pytest.raises(BadMeasurement, match=f"returned {joules} J and"):
+        source.sample(0, 0, 0, WIDTHS)
+
+
+def test_the_default_device_is_one_that_the_meter_sees(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    for available, covers, device in [(False, (), "cpu"), (True, (), "cuda"), (True, ("cpu",), "cpu")]:
+        monkeypatch.setattr(torch.cuda, "is_available", lambda value=available: value)
+        assert default_device(FakeMeter(FakeBoard(), covers=covers)) == device
+
+
+def test_settings_are_chosen_one_by_one() -> None:
+    meter = FakeMeter(FakeBoard())
+    assert profile_settings(meter, mode=None, device="cpu") == PROFILE_SETTINGS
+    assert profile_settings(meter, mode="compile").mode == "compile"
+    for window, limit in ((60.0, 60.0), (0.5, PROFILE_SETTINGS.max_window_seconds)):
+        chosen = profile_settings(meter, window_seconds=window)
+        assert (chosen.window_seconds, chosen.max_window_seconds) == (window, limit)
+    with pytest.raises(EccError, match="mode is 'warp'"):
+        profile_settings(meter, mode="warp")
+    with pytest.raises(EccError, match="window is -1"):
+        profile_settings(meter, window_seconds=-1)
+    with pytest.raises(BadMeasurement, match="precision has no effect: coefficients runs nothing here"):
+        profile_settings(FakeCosts(), precision="fp16")
+
+
+# --- real hardware -----------------------------------------------------------------------------------
+
+
+def profile_on_gpu(path: Path, settings: MeasureSettings, samples: int) -> Profile:
+    model = nn.Sequential(nn.Conv2d(3, 64, 3), nn.ReLU(), nn.Conv2d(64, 96, 3), nn.ReLU(), nn.Conv2d(96, 8, 1))
+    example = torch.ones(64, 3, 64, 64)
+    graph = trace_channels(model, example, verify=False)
+    meter = find_meter("nvml")
+    options: dict[str, Any] = {"samples": samples, "rounds": 2, "reference_every": 5, "device": "cuda"}
+    try:
+        made = profile(model, graph, example, meter, path, settings=settings, **options)
+    finally:
+        close_meter(meter)
+    assert next(model.parameters()).device.type == "cpu"
+    assert torch.cuda.memory_allocated() < 64e6
+    return made
+
+
+@pytest.mark.gpu
+def test_a_real_gpu_is_profiled_with_default_options(path: Path) -> None:
+    """Below a second per sample, and repeats within a percent."""
+    made = profile_on_gpu(path, PROFILE_SETTINGS, 15)
+    assert made.header.settings is not None
+    assert made.header.settings.mode == "graph"
+    assert "can be captured" in (made.header.mode_reason or "")
+    assert len(made.corrected()) == 15
+    assert made.repeat_noise is not None
+    assert made.repeat_noise < 0.01, made.drift
+    assert made.seconds_per_sample is not None
+    assert made.seconds_per_sample < 1.0
+
+
+@pytest.mark.gpu
+def test_a_real_gpu_is_profiled_in_eager_mode(path: Path) -> None:
+    made = profile_on_gpu(path, replace(PROFILE_SETTINGS, mode="eager"), 5)
+    assert made.header.settings is not None
+    assert (made.header.settings.mode, made.header.mode_reason) == ("eager", "chosen by the user")
+    assert len(made.corrected(allow_drift=True)) == 5
+    assert made.drift is not None
+    assert made.drift.references >= 3
