@@ -39,8 +39,7 @@ from faults import fuzz  # noqa: E402
 from faults.bombs import MORE_BYTES  # noqa: E402
 from faults.folder import filled  # noqa: E402
 from faults.invocations import TABLE  # noqa: E402
-from faults.targets import TARGETS  # noqa: E402
-from faults.trying import attempt, good_bytes  # noqa: E402
+from faults.targets import TARGETS, attempt, good_bytes  # noqa: E402
 
 
 def add(out: Path, kind: str, counts: dict[str, Any]) -> None:
@@ -75,7 +74,7 @@ def files(count: int) -> dict[str, Any]:
     with TemporaryDirectory() as folder:
         for name, target in TARGETS.items():
             kinds: Counter[str] = Counter()
-            for what, damaged in fuzz.mutations(good_bytes(target), count, json_too=target.json_too):
+            for what, damaged in fuzz.mutations(good_bytes(target), count, change_content=target.change_content):
                 outcome = attempt(target, damaged, Path(folder) / "x")
                 kinds[outcome.kind] += 1
                 slowest = max(slowest, outcome.seconds)
@@ -148,8 +147,8 @@ def kills(count: int) -> dict[str, Any]:
     by_verb = json.loads(done.stdout)
     print(f"{'verb':16}{'kills':>6}{'writing':>9}{'runs':>6}{'lost':>6}")
     for verb, one in by_verb.items():
-        print(f"{verb:16}{one['kills']:6}{one['while_writing']:9}{one['runs']:6}{len(one['lost']):6}")
-    lost = [line for one in by_verb.values() for line in one.pop("lost")]
+        print(f"{verb:16}{one['kills']:6}{one['while_writing']:9}{one['runs']:6}{len(one['failures']):6}")
+    lost = [line for one in by_verb.values() for line in one.pop("failures")]
     return {"tried": sum(one["kills"] for one in by_verb.values()), "lost": lost, "by_verb": by_verb}
 
 
