@@ -19,7 +19,6 @@ RETIRED = {
     "weighing": "measurement, cost check",
     "weighings": "measurements, cost checks",
     "weighs": "measures",
-    "scales": "meter",
     "rival": "baseline",
     "rivals": "baselines",
     "landing": "budget controller",
@@ -27,17 +26,18 @@ RETIRED = {
     "ladder": "ranking",
     "rungs": "sorted channels",
     "silenced": "masked",
-    "silent": "masked",
     "skeleton": "structure",
     "lattice": "width remainders",
-    "twin": "model copy",
     "proof": "verification",
     "proven": "verified",
-    "prove": "verify",
-    "proves": "verifies",
-    "harm": "importance",
     "prices": "coefficients",
     "priced": "fitted",
+    "sacred": "always kept",
+    "users_code": "user code",
+}
+"""Retired word: what to write instead, in names and in text."""
+
+RETIRED_NAMES = RETIRED | {
     "told": "described, reported",
     "tells": "says, reports",
     "judged": "evaluated",
@@ -45,13 +45,16 @@ RETIRED = {
     "asked": "config, requested",
     "aims": "targets",
     "rooms": "packages",
-    "sacred": "always kept",
     "slots": "channel ids",
+    "silent": "masked",
+    "prove": "verify",
+    "proves": "verifies",
+    "twin": "model copy",
+    "harm": "importance",
     "evenly": "uniformly",
     "steadily": "at a constant rate",
-    "users_code": "user code",
 }
-"""Retired word: what to write instead."""
+"""Ordinary words of English that are no names of functions, classes or fields."""
 
 PHRASES = ("on the scales", "9 in 10", "nine in ten", "lives and dies", "live and die", "by the model's word")
 
@@ -81,15 +84,14 @@ def texts_of(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def found_in(text: str) -> list[str]:
-    lower = text.lower()
-    words = set(words_of(text))
-    return sorted(words & RETIRED.keys()) + [phrase for phrase in PHRASES if phrase in lower]
+    retired = RETIRED_NAMES if text.isidentifier() else RETIRED
+    return sorted(set(words_of(text)) & retired.keys()) + [phrase for phrase in PHRASES if phrase in text.lower()]
 
 
 def complaints(path: Path, lines: Iterator[tuple[int, str]]) -> list[str]:
     where = path.relative_to(ROOT)
     return [
-        f"{where}:{number}: {word!r}: write {RETIRED.get(word, 'it plainly')}"
+        f"{where}:{number}: {word!r}: write {RETIRED_NAMES.get(word, 'it plainly')}"
         for number, text in lines
         for word in found_in(text)
     ]
