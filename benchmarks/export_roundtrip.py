@@ -54,9 +54,9 @@ def safetensors(dense: nn.Module, slim: nn.Module, example: Tensor, folder: Path
     for name, model in (("slim", slim), ("dense", dense)):
         save_state(folder / f"{name}.safetensors", model.state_dict())
     again = load_slim(dense, folder / "slim.safetensors")
-    proof = verify_export(slim, lambda inputs: outputs_of(again, inputs), example)
+    check = verify_export(slim, lambda inputs: outputs_of(again, inputs), example)
     sizes = [(folder / f"{name}.safetensors").stat().st_size for name in ("dense", "slim")]
-    return {"dense_bytes": sizes[0], "bytes": sizes[1], "error": proof.error, "batches": proof.batches}
+    return {"dense_bytes": sizes[0], "bytes": sizes[1], "error": check.error, "batches": check.batches}
 
 
 def row(name: str) -> dict[str, Any]:

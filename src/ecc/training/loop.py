@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from ecc.errors import BadFile, BadTask, EccError, OutOfMemory, describe_error, is_out_of_memory, wrap_user_errors
 from ecc.graph.model_copy import load_whole_state_, whole_state
+from ecc.records import to_builtins
 from ecc.run_records import TrainLine
 from ecc.schedules import LRSchedule
 from ecc.settings import TrainSettings
@@ -339,7 +340,7 @@ class _Loop:
         )
         for history in (self.run, self.history):
             if history is not None and self.distributed.is_main:
-                history.log(line)
+                history.log(to_builtins(line))
 
     # ---------------------------------------------------------------- checkpoints
 
