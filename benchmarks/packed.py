@@ -58,7 +58,7 @@ def packed_task(
     weights = None if file is None else folder / file
     task = image_task(network, data, weights=weights, image_size=size, batch_size=batch, device=device, log=tell)
     if network == "erfnet" and task.train_batches is not None:
-        few = [inputs.cpu() for (inputs, _), _ in zip(task.train_batches(0), range(8), strict=False)]
+        few = [inputs.cpu() for (inputs, _), _ in zip(task.epoch_batches(0), range(8), strict=False)]
         unfold_batch_norms_(task.model, few)
     return task
 

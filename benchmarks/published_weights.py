@@ -63,7 +63,7 @@ def form_of(name: str, size: tuple[int, int]) -> ImageFormat:
 
 def published(name: str, data: Path, size: tuple[int, int]) -> nn.Module:
     """With as many outputs as were published."""
-    return image_task(name, weights=data / WEIGHTS[name], size=size).model
+    return image_task(name, weights=data / WEIGHTS[name], image_size=size).model
 
 
 def mobilenet(data: Path, limit: int | None, device: str) -> dict[str, Any]:
@@ -73,7 +73,9 @@ def mobilenet(data: Path, limit: int | None, device: str) -> dict[str, Any]:
     whole = Packed(found.test.images, rows[found.test.labels])
     model = published("mobilenet_v1", data, form.size).to(device)
     one, five = top_k(model, partial(evaluation_batches, whole, form, 64))
-    ten = image_task("mobilenet_v1", found, weights=data / WEIGHTS["mobilenet_v1"], size=form.size).model.to(device)
+    ten = image_task("mobilenet_v1", found, weights=data / WEIGHTS["mobilenet_v1"], image_size=form.size).model.to(
+        device
+    )
     (among,) = top_k(ten, partial(evaluation_batches, found.test, form, 64), (1,))
     return {
         "photos": len(whole),

@@ -30,7 +30,7 @@ from ecc.measure import MeasureSettings, Profile, measure, profile  # noqa: E402
 from ecc.measure.counter import probe_counter  # noqa: E402
 from ecc.measure.workload import make_workload  # noqa: E402
 from ecc.methods import EccSolver  # noqa: E402
-from ecc.methods.grid import Cell  # noqa: E402
+from ecc.methods.grid import GridRun  # noqa: E402
 from ecc.report.load import Follower, load_report  # noqa: E402
 from ecc.report.page import page_content, render_page  # noqa: E402
 from ecc.training.run_dir import RunDir, open_run  # noqa: E402
@@ -213,7 +213,7 @@ def cells(size: int, folder: Path) -> Point:
     for number in range(size):
         method = ("ecc", "netadapt", "amc", "uniform")[number % 4]
         share = (0.3, 0.4, 0.5, 0.6, 0.7)[number // 4 % 5]
-        cell = Cell(method, f"{share:.0%}", number // 20)
+        cell = GridRun(method, f"{share:.0%}", number // 20)
         rival = None if method == "ecc" else method
         with open_run(cell.folder(root), _config(energy, share, cell.seed, rival)) as run:
             _solve(run, energy, range(1, 101), share)

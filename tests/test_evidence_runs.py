@@ -32,7 +32,7 @@ def test_networks_of_the_same_widths_are_weighed_once(tmp_path: Path, monkeypatc
         requested.append(widths)
         return weighing.MeasuredCost({"energy": 1.0 + len(requested), "latency": 1.0}, "measured", 0.01)
 
-    cells = [compare.Cell(name, "50%", 0) for name in ("ecc", "scratch", "uniform")]
+    cells = [compare.GridRun(name, "50%", 0) for name in ("ecc", "scratch", "uniform")]
     asks = SimpleNamespace(cells=cells, missing=lambda _: [], energy=object.__new__(energy.EnergyModel))
     for cell, widths in zip(cells, ({"a": 3, "b": 4}, {"b": 4, "a": 3}, {"a": 2, "b": 4}), strict=True):
         folder = cell.folder(tmp_path)
@@ -53,7 +53,7 @@ def test_what_builds_on_a_failure_is_given_up(tmp_path: Path) -> None:
     """Otherwise the workers wait for a cell that can never begin, until their time is over."""
     pytest.importorskip("PIL")
     evidence_grid, compare = importlib.import_module("evidence_grid"), importlib.import_module("ecc.methods.grid")
-    scratch, ours = compare.Cell("scratch", "1%", 0), compare.Cell("ecc", "1%", 0)
+    scratch, ours = compare.GridRun("scratch", "1%", 0), compare.GridRun("ecc", "1%", 0)
     grid = evidence_grid.Grid("", object.__new__(compare.Comparison), tmp_path)
     assert grid.failure(scratch) is None
     file = evidence_grid.failure_of(ours, tmp_path)
@@ -71,7 +71,7 @@ def test_what_was_weighed_is_learned_from_and_what_was_missed_is_run_again_once(
     first = measure.Profile.load(tmp_path / "profile.gz")
     dense = 1.01 * first.references[0].joules  # on another day
     requested = object.__new__(compare.Comparison)
-    cells = [compare.Cell(name, "50%", 0) for name in ("ecc", "scratch", "uniform", "amc", "eap")]
+    cells = [compare.GridRun(name, "50%", 0) for name in ("ecc", "scratch", "uniform", "amc", "eap")]
     shares = dict(zip(cells, (0.55, 0.55, 0.51, 0.495, None), strict=True))  # 0.5 were predicted for all
     asks = SimpleNamespace(cells=cells, settings=SimpleNamespace(width_multiple=None), built_on=requested.built_on)
     asks.missing = lambda runs: [cell for cell in cells if not (cell.folder(runs) / "summary.json").exists()]
@@ -91,7 +91,7 @@ def test_what_was_weighed_is_learned_from_and_what_was_missed_is_run_again_once(
 
     for number, cell in enumerate(cells):
         run(cell, 8 * max(1, number))  # scratch has the widths of ecc
-    begun = compare.Cell("lcp", "50%", 0)
+    begun = compare.GridRun("lcp", "50%", 0)
     cells.append(begun)
     begun.folder(grid.runs).mkdir(parents=True)  # with the limits of the old model
     grids.failure_of(begun, grid.runs).write_text('{"error": "too little"}', encoding="utf-8")
@@ -122,7 +122,7 @@ def test_cells_of_a_record_count_as_done(tmp_path: Path) -> None:
     before = json.loads(file.read_text(encoding="utf-8"))
     variants: dict[str, Any] = {}
     for row in before["rows"]:
-        variants.setdefault(row.get("variant", ""), []).append(compare.Cell(row["method"], row["budget"], row["seed"]))
+        variants.setdefault(row.get("variant", ""), []).append(compare.GridRun(row["method"], row["budget"], row["seed"]))
 
     def requested(variant: str, **changes: Any) -> Any:
         asks = object.__new__(compare.Comparison)
@@ -190,7 +190,7 @@ def test_a_fresh_run_trains_the_dense_network_of_each_seed_for_all_grids_then_it
     assert (tmp_path / "new" / "out.profile.gz").exists()
     requested = grids.the_grids(options, recipe, task)
     for grid in requested:
-        grid.comparison.begin(grid.runs)
+        grid.comparison.open(grid.runs)
 
     evidence.worker(options, tiny)
 
