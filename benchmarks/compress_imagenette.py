@@ -88,7 +88,7 @@ def main() -> None:
             Path(folder) / "run", distributed=DistributedContext(device), progress=lambda line: print(line, flush=True)
         )
         history = [json.loads(line) for line in (Path(folder) / "run" / "history.jsonl").read_text().splitlines()]
-    summary = result.summary
+    summary = to_builtins(result.summary)
     row = summary["budgets"]["energy"]
     drop = summary["scores"]["dense"] - summary["scores"]["finetuned"]
     record = {

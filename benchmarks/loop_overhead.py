@@ -21,7 +21,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -35,10 +34,11 @@ from torch import Tensor, nn
 from ecc.energy import EnergyModel, fit, parse_budgets
 from ecc.graph import trace_channels
 from ecc.measure import find_meter, profile
-from ecc.methods import Compression, CompressSettings
-from ecc.options import settings_from
+from ecc.methods import Compression, CompressSettings, Ecc, PruningContext
+from ecc.options import flat_values, settings_from
+from ecc.run_records import PHASES
 from ecc.task import Task, with_batch_size
-from ecc.training import LRSchedule, OnStep, RunDir, StepInfo, Teacher
+from ecc.training import Teacher
 
 GOAL = 1.05
 BLOCKS = 5  # of each loop for a ratio; with blocks of ten steps, the loss is looked at as often as by default
@@ -46,44 +46,52 @@ SOLVE_STEPS = 2_000  # the default of `ecc compress`: it decides how often chann
 NARROW = 0.25  # the budget is midway between the dense network and one of this share of its widths
 PROFILED = 64  # images in a batch of the energy model
 MEMORY = Path("/dev/shm")  # checkpoints are written between the blocks: not to a disk, which takes seconds
-NAMES = {"solve": "prune", "tune": "finetune"}
 
 
 class Enough(Exception):
     """Ends a run of which everything is measured."""
 
 
+Begin = Callable[[str, Compression, nn.Module, Teacher | None], Callable[[int], bool]]
+"""Called at the start of a phase; returns what is called after each step, and ends the phase by True."""
+
+
+class WatchedEcc(Ecc):
+    """ECC that is watched while it prunes."""
+
+    def __init__(self, compression: Watched) -> None:
+        self.compression, self.is_over = compression, False
+
+    def start(self, context: PruningContext) -> None:
+        """Start, and watch."""
+        super().start(context)
+        self.watch = self.compression.begin("prune", self.compression, context.model, context.teacher)
+
+    def step(self) -> None:
+        """One step, which is watched."""
+        super().step()
+        self.is_over = self.watch(self._step)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether everything was seen."""
+        return self.is_over or super().is_done
+
+
 class Watched(Compression):
-    """Compresses as `ecc compress` does; `begin` makes what is called after each step, and ends a phase by True."""
+    """A compression as by `ecc compress` whose steps are watched."""
 
-    begin: Callable[[str, Compression, nn.Module, Teacher | None], Callable[[int], bool]]
+    begin: Begin
 
-    def _train(
-        self,
-        run: RunDir,
-        model: nn.Module,
-        optimizer: Any,
-        stream: Any,
-        phase: str,
-        teacher: Teacher | None = None,
-        on_step: OnStep | None = None,
-        steps: int | None = None,
-        schedule: LRSchedule | None = None,
-    ) -> None:
+    def _train(self, model: nn.Module, optimizer: Any, phase: str, *rest: Any) -> None:
+        steps, teacher, schedule = rest
         watch = self.begin(phase, self, model, teacher)
+        super()._train(model, optimizer, phase, steps, teacher, schedule, lambda step, _: watch(step))
+        raise Enough
 
-        def both(step: int, info: StepInfo) -> bool:
-            if on_step is not None:
-                on_step(step, info)
-            return watch(step)
-
-        super()._train(run, model, optimizer, stream, phase, teacher, both, steps, schedule)
-        if phase == "tune":
-            raise Enough
-
-    def watched(self, folder: Path, begin: Any, **more: Any) -> None:
-        """Runs until everything was seen."""
-        self.begin = begin
+    def watched(self, folder: Path, begin: Begin, **more: Any) -> None:
+        """Run until everything was seen."""
+        self.begin, self.method = begin, WatchedEcc(self)
         with suppress(Enough):
             self.run(folder, **more)
 
@@ -115,13 +123,13 @@ class Plan:
             teacher,
             self.batches(),
             compression.task.loss,
-            precision=settings.precision,
-            cuda_graph=settings.cuda_graph,
-            log_every=settings.log_every,
+            precision=settings.train.precision,
+            cuda_graph=settings.train.cuda_graph,
+            log_every=settings.train.log_every,
         )
         plain.run(max(2, self.warm_up // 2))
         times: dict[str, list[float]] = {"ecc": [], "plain": []}
-        self.found[NAMES[phase]] = times
+        self.found[phase] = times
         started, began = 0.0, time.perf_counter()
 
         def watch(step: int) -> bool:
@@ -172,7 +180,7 @@ def measured(
         compression = compression_of(build(), device, folder, settings, quick=options.quick)
         for cuda_graph in (way for way in ways if options.way is None or way == (options.way == "graph")):
             for distill in (0.0, DISTILL):
-                compression.settings = replace(compression.settings, cuda_graph=cuda_graph, distill=distill)
+                compression.settings = changed(compression.settings, cuda_graph=cuda_graph, kd_weight=distill)
                 plan = Plan(batches, options.warm_up, options.steps, options.ratios, options.seconds)
                 compression.watched(folder / f"run-{cuda_graph}-{distill}", plan.begin)
                 row = {"cuda_graph": cuda_graph, "distillation": distill > 0, **summarised(plan.found)}
@@ -198,6 +206,10 @@ def settings_of(device: torch.device, log_every: int) -> CompressSettings:
     )
 
 
+def changed(settings: CompressSettings, **values: Any) -> CompressSettings:
+    return settings_from(CompressSettings, flat_values(settings) | values)
+
+
 def summarised(found: Mapping[str, Mapping[str, list[float]]]) -> dict[str, Any]:
     """Ratios of `BLOCKS` blocks each, in which either loop looks at its loss once, and their median."""
     summary = {}
@@ -221,7 +233,7 @@ def shown(name: str, row: Mapping[str, Any]) -> str:
     how = f"{'graph' if row['cuda_graph'] else 'eager'}{', distilled' if row['distillation'] else ''}"
     cells = [
         f"{phase} {row[phase]['plain_ms']:7.2f} -> {row[phase]['ecc_ms']:7.2f} ms {row[phase]['ratio']:5.3f}x"
-        for phase in NAMES.values()
+        for phase in PHASES[1:]
         if phase in row
     ]
     return f"{name:20} {how:17} " + "   ".join(cells)
@@ -237,12 +249,12 @@ def diagnose(name: str, build: Callable[[], Task], batches: Batches, device: tor
     for cuda_graph in (True, False):
         with tempfile.TemporaryDirectory() as temporary, ExitStack() as stack:
             started = time.perf_counter()
-            settings = replace(settings_of(device, 50), cuda_graph=cuda_graph)
+            settings = changed(settings_of(device, 50), cuda_graph=cuda_graph)
             compression = compression_of(build(), device, Path(temporary), settings, quick=quick)
             print(f"=== CUDA graph {cuda_graph}; task, graph and energy model in {time.perf_counter() - started:.1f} s")
 
             def begin(phase: str, *_: Any) -> Callable[[int], bool]:
-                print(f"--- {NAMES[phase]}", flush=True)
+                print(f"--- {phase}", flush=True)
                 parts = Parts(device, warm_up, steps)
                 stack.close()
                 stack.enter_context(parts.watching())
@@ -258,7 +270,7 @@ def begun(options: argparse.Namespace, device: torch.device) -> dict[str, Any]:
         "what": "milliseconds of a training step in the loop of ecc compress, and in a plain PyTorch loop",
         "environment": machine(threads=torch.get_num_threads()),
         "device": name,
-        "precision": settings_of(device, options.steps).precision,
+        "precision": settings_of(device, options.steps).train.precision,
         "log_every": BLOCKS * options.steps,
         "goal": GOAL,
         "steps_of_a_block": options.steps,

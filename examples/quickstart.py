@@ -30,9 +30,9 @@ def main(folder: Path) -> None:
     job = ecc.Compression(task, ecc.energy.parse_budgets(["50%"]), energy, meter=meter, settings=settings)
     result = job.run(folder / "run", progress=print)
 
-    spent, scores = result.summary["budgets"]["energy"], result.summary["scores"]
-    print(f"energy   {spent['dense']:.5f} J -> {spent['result']:.5f} J of {spent['limit']:.5f} J ({spent['label']})")
-    print(f"accuracy {scores['dense']:.1%} -> {scores['after tuning']:.1%}")
+    row, scores = result.summary.budgets["energy"], result.summary.scores
+    print(f"energy   {row.dense:.5f} J -> {row.result:.5f} J, budget {row.limit:.5f} J ({row.label})")
+    print(f"accuracy {scores['dense']:.1%} -> {scores['finetuned']:.1%}")
     print("widths   " + ", ".join(f"{name} {width}" for name, width in result.widths.items()))
 
 
