@@ -16,14 +16,13 @@ import torch
 from loop_networks import wait
 from torch.profiler import ProfilerActivity
 
-from ecc.methods import compression
-from ecc.methods.ecc import importance, optimizer_wrapper, scheduled
-from ecc.methods.landing import Landing
+from ecc.methods.budget_controller import BudgetController
+from ecc.methods.ecc import importance, method, optimizer_wrapper, scheduled
 from ecc.training import batches, cuda_graph, loop
 
 PARTS: tuple[tuple[Any, str, str], ...] = (
     (batches.BatchStream, "__next__", "data"),
-    (loop._Loop, "_pass", "forward and backward"),
+    (loop._Loop, "_compute_gradients", "forward and backward"),
     (cuda_graph.CudaGraphPass, "__call__", "graph replay"),
     (torch.nn.utils, "clip_grad_norm_", "clip"),
     (torch.optim.Adam, "step", "Adam"),
@@ -34,8 +33,8 @@ PARTS: tuple[tuple[Any, str, str], ...] = (
     (importance.ConsumerSlices, "set_mask", "solver, new masks"),
     (importance.ConsumerSlices, "apply_mask_", "solver, masks"),
     (loop._Loop, "_after_step", "log and checkpoint"),
-    (Landing, "after_step", "budget"),
-    (compression, "solver_facts", "log of the solver"),
+    (BudgetController, "after_step", "budget"),
+    (method.Ecc, "_line", "log of the solver"),
 )
 """What is timed: owner, function, and the part that its own time counts for."""
 

@@ -31,7 +31,7 @@ def run(monkeypatch: pytest.MonkeyPatch, *words: str) -> None:
 @pytest.mark.parametrize("name", ["ViT-Tiny", "ResNet-18, own file"])
 def test_both_loops_are_timed_in_both_phases(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "out.json"
-    words = ["--only", name, "--ratios", "2", "--prune-steps", "1", "--warm-up", "3", "--out", str(out)]
+    words = ["--only", name, "--ratios", "2", "--steps", "1", "--warm-up", "3", "--out", str(out)]
     run(monkeypatch, *words)
     record = json.loads(out.read_text("utf-8"))
     assert record["networks"].keys() == {name}
