@@ -1,9 +1,9 @@
-"""The whole job on real data and a real meter: MobileNet v1 on Imagenette, to half of its measured joules.
+"""MobileNet v1 on Imagenette, compressed to half of its measured energy.
 
     PYTHONPATH=src python3 benchmarks/compress_imagenette.py --data DATA --out results/compress_imagenette.json
 
-Profiles the network at 128 px, fits, compresses with weighing, tunes. The JSON holds the run's summary, every weighing,
-the quality of the fit and the environment.
+Profiles the network at 128 px, fits the energy model, prunes, fine-tunes and measures. The JSON holds the summary of the
+run, every measurement during pruning, the quality of the fit and the environment.
 """
 
 from __future__ import annotations
@@ -56,8 +56,10 @@ def main() -> None:
         path = options.profile or Path(folder) / "imagenette.profile"
         energy = fit(profiled(task, options.batch, source, path, options.samples, device))
         seconds = time.perf_counter() - started
+        assert energy.errors is not None
+        error = energy.errors.mean
         print(
-            f"profile and fit: {seconds:.0f} s, error {energy.errors.mean:.2%}, dense {energy.dense:.4g} J",
+            f"profile and fit: {seconds:.0f} s, error {error:.2%}, dense {energy.dense:.4g} J",
             flush=True,
         )
         job = Compression(
@@ -67,20 +69,20 @@ def main() -> None:
             meter=source,
             settings=settings_from(
                 CompressSettings,
-                dict(
-                    pretrain_steps=options.pretrain_steps,
-                    prune_steps=options.steps,
-                    finetune_steps=options.finetune_steps,
-                    lr=options.lr,
-                    pretrain_lr=1e-3,
-                    kd_temperature=options.temperature or None,
-                    importance=options.importance,
-                    min_width_ratio=options.min_width_ratio,
-                    precision=options.precision,
-                    channels_last=device == "cuda",
-                    cuda_graph=True,
-                    checkpoint_seconds=None,
-                ),
+                {
+                    "pretrain_steps": options.pretrain_steps,
+                    "prune_steps": options.steps,
+                    "finetune_steps": options.finetune_steps,
+                    "lr": options.lr,
+                    "pretrain_lr": 1e-3,
+                    "kd_temperature": options.temperature or None,
+                    "importance": options.importance,
+                    "min_width_ratio": options.min_width_ratio,
+                    "precision": options.precision,
+                    "channels_last": device == "cuda",
+                    "cuda_graph": True,
+                    "checkpoint_seconds": None,
+                },
             ),
             device=device,
         )
@@ -88,29 +90,29 @@ def main() -> None:
             Path(folder) / "run", distributed=DistributedContext(device), progress=lambda line: print(line, flush=True)
         )
         history = [json.loads(line) for line in (Path(folder) / "run" / "history.jsonl").read_text().splitlines()]
-    summary = to_builtins(result.summary)
-    row = summary["budgets"]["energy"]
-    drop = summary["scores"]["dense"] - summary["scores"]["finetuned"]
+    summary = result.summary
+    row = summary.budgets["energy"]
+    drop = summary.scores["dense"] - summary.scores["finetuned"]
     record = {
         "what": "MobileNet v1 on Imagenette (a lossy 128 px copy) compressed to a budget of joules",
         "environment": machine(),
-        "device": summary["device"],
-        "label": row["label"],
+        "device": summary.device,
+        "label": row.label,
         "importance": options.importance,
         "temperature": options.temperature or None,
-        "budget_share_reached": row["result"] / row["limit"],
-        "energy_share_of_dense": row["result"] / row["dense"],
+        "budget_share_reached": row.result / row.limit,
+        "energy_share_of_dense": row.result / row.dense,
         "points_lost": 100 * drop,
         "seconds": time.perf_counter() - started,
         "seconds_profile_and_fit": seconds,
         "fit": {"chosen": energy.kind, **to_builtins(energy.errors), "noise": energy.quality.noise},
-        "summary": summary,
-        "weighings": [line for line in history if line.get("phase") == "weighing"],
+        "summary": to_builtins(summary),
+        "cost_checks": [line for line in history if line.get("phase") == "cost_check"],
         "solver": [line for line in history if line.get("phase") == "solver"],
     }
     write_record(record, options.out)
     print(f"{record['energy_share_of_dense']:.1%} of dense, {record['budget_share_reached']:.1%} of the budget "
-          f"({row['label']}); score {summary['scores']}; {record['seconds']:.0f} s")  # fmt: skip
+          f"({row.label}); score {summary.scores}; {record['seconds']:.0f} s")  # fmt: skip
 
 
 if __name__ == "__main__":

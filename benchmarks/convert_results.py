@@ -17,7 +17,6 @@ KEYS = {
     "steps": "prune_steps",
     "distill": "kd_weight",
     "temperature": "kd_temperature",
-    "metric": "importance",
     "even": "uniform_floor",
     "before tuning": "pruned",
     "after tuning": "finetuned",
@@ -44,9 +43,12 @@ SETTINGS_ONLY = {"steps"}
 """Keys that are renamed inside the settings of a compression alone."""
 FORMS = {"steady": "constant LR", "even": "uniform floor", "soon": "early"}
 """Variants of ECC in the evidence."""
-PHASES = {"dense": "pretrain", "solve": "prune", "tune": "finetune", "weighing": "cost_check"}
-SOLVERS = {"paper": "admm", "pace": "scheduled"}
-IMPORTANCES = {"adam": "adam_norm"}
+VALUES = {
+    "phase": ("phase", {"dense": "pretrain", "solve": "prune", "tune": "finetune", "weighing": "cost_check"}),
+    "dynamics": ("solver", {"paper": "admm", "pace": "scheduled"}),
+    "metric": ("importance", {"adam": "adam_norm"}),
+}
+"""Keys whose values are renamed: the new key, and the new values."""
 
 
 def converted(value: Any, inside: str = "") -> Any:
@@ -60,12 +62,9 @@ def converted(value: Any, inside: str = "") -> Any:
     for key, item in value.items():
         if key == "falling":
             found["lr_schedule"] = "cosine" if item else "constant"
-        elif key == "dynamics":
-            found["solver"] = SOLVERS.get(item, item)
-        elif key == "phase":
-            found[key] = PHASES.get(item, item)
-        elif key == "metric":
-            found["importance"] = IMPORTANCES.get(item, item)
+        elif key in VALUES:
+            name, values = VALUES[key]
+            found[name] = values.get(item, item)
         elif key == "rows" and isinstance(item, int):
             found["samples"] = item
         elif key == "path" and "near_dense" in value:

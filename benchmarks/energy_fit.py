@@ -37,9 +37,7 @@ def main() -> None:
         families = found[name].families
         print(
             f"{name:24} {len(found[name].values)} samples, noise {found[name].noise:.2%}: "
-            + ", ".join(
-                f"{kind} {one.mean:.2%} (dense {one.dense_fitted:+.1%})" for kind, one in families.items()
-            ),
+            + ", ".join(f"{kind} {one.mean:.2%} (dense {one.dense_fitted:+.1%})" for kind, one in families.items()),
             flush=True,
         )
         if options.figures:

@@ -34,30 +34,30 @@ import torch
 import torch.multiprocessing
 from evidence_grid import (
     DATA,
-    VARIANTS,
     MEASURED_BATCH,
     MULTIPLE_OF,
     RECIPES,
+    VARIANTS,
     Grid,
     fitted,
     for_all,
-    variant_settings,
     the_grids,
     the_task,
     train_dense,
+    variant_settings,
 )
 from evidence_record import bring_cells, bring_model, dense_weights, rows_of
 from evidence_rerun import refit_and_rerun
 from machine import machine, write_record
 from packed import packed_data
 
-from ecc.energy import EnergyModel
 from ecc.errors import BadFile
 from ecc.graph import trace_channels
 from ecc.measure import PROFILE_SETTINGS, EnergySource, close_meter, find_meter
 from ecc.methods.baselines.recalibration import BATCHES
 from ecc.methods.cost_evaluator import CostEvaluator
-from ecc.methods.grid import Cell
+from ecc.methods.grid import GridRun
+from ecc.options import flat_values
 from ecc.records import to_builtins
 from ecc.task import Task, with_batch_size
 from ecc.training import Interrupted
@@ -102,31 +102,33 @@ def worker(options: argparse.Namespace, data: ImageData) -> None:
             grid, cell = mine
             started = time.monotonic()
             try:
-                reason = grid.comparison.run_cell(cell, grid.runs) or "done"
+                reason = grid.comparison.run_one(cell, grid.runs) or "done"
             except BadFile as error:  # concerns this run only
                 reason = str(error)
-                grid.comparison.note_failure(cell, grid.runs, reason)
+                grid.comparison.write_failure(cell, grid.runs, reason)
             seconds = time.monotonic() - started
             name = f"{cell.method} {grid.variant}".strip()
             print(f"{name} {cell.budget} seed {cell.seed}: {reason}, {seconds:.0f} s", flush=True)
 
 
-def unfinished(grids: list[Grid]) -> list[tuple[Grid, Cell]]:
+def unfinished(grids: list[Grid]) -> list[tuple[Grid, GridRun]]:
     """Runs to do: the longest first, then by seed, and within a seed those that others depend on."""
-    left = [(grid, cell) for grid in grids for cell in grid.comparison.missing(grid.runs) if grid.failure(cell) is None]
+    left = [
+        (grid, cell) for grid in grids for cell in grid.comparison.unfinished(grid.runs) if grid.failure(cell) is None
+    ]
     order = {name: place for place, name in enumerate(FIRST)}
     return sorted(
         left,
         key=lambda one: (
             one[1].method != LONGEST,
             one[1].seed,
-            -one[0].comparison.settings.steps,
+            -one[0].comparison.settings.prune_steps,
             order.get(one[1].method, len(FIRST)),
         ),
     )
 
 
-def name_of(grid: Grid, cell: Cell) -> str:
+def name_of(grid: Grid, cell: GridRun) -> str:
     return f"{cell.method}-{grid.variant}-{cell.budget}-{cell.seed}"
 
 
@@ -193,8 +195,7 @@ def time_after(cells: int, seconds: float) -> float:
 
 def measure_results(grids: list[Grid], task: Task, batch: int, source: EnergySource, until: float) -> None:
     """Measure every result that has not been measured, and the dense network, into measured.json of the run."""
-    energy = grids[0].comparison.energy
-    assert isinstance(energy, EnergyModel)
+    (energy,) = grids[0].comparison.energy_models
     example = with_batch_size(task.example_input, batch)
     graph = trace_channels(task.model, example, verify=False)
     evaluate_cost = CostEvaluator(task.model, graph, example, {energy.resource: energy}, source, **MEASURE_SETTINGS)
@@ -229,7 +230,7 @@ def measure_results(grids: list[Grid], task: Task, batch: int, source: EnergySou
         file.write_text(known[widths], encoding="utf-8")
 
 
-def widths_of(grid: Grid, cell: Cell) -> str:
+def widths_of(grid: Grid, cell: GridRun) -> str:
     """As JSON, the same for equal widths."""
     return json.dumps(grid.read(cell, "widths.json"), sort_keys=True)
 
@@ -272,10 +273,11 @@ def main() -> None:
         if options.record is not None:
             bring_model(options.record, options.root)
         energy = fitted(task, source, options)
-        print(f"{time.monotonic() - started:.0f} s: energy model, error {energy.errors.mean:.2%}", flush=True)
+        error = float("nan") if energy.errors is None else energy.errors.mean
+        print(f"{time.monotonic() - started:.0f} s: energy model, error {error:.2%}", flush=True)
         grids = the_grids(options, recipe, task)
         for grid in grids:
-            grid.comparison.begin(grid.runs)
+            grid.comparison.open(grid.runs)
         if options.record is not None:
             print(f"{bring_cells(options.record, grids, options.without)} runs from {options.record}", flush=True)
         if options.rerun:
@@ -298,7 +300,7 @@ def main() -> None:
         "recalibration_batches": BATCHES,
         "held_out_images": len(data.held_out),
         "test_images": len(data.test),
-        "settings": {key: value for key, value in vars(grids[0].comparison.settings).items() if key != "seed"},
+        "settings": {key: value for key, value in flat_values(grids[0].comparison.settings).items() if key != "seed"},
         "variants": {grid.variant: variant_settings(VARIANTS[options.name][grid.variant]) for grid in grids[1:]},
         "full_widths": trace_channels(task.model, task.example_input, verify=False).full_widths,
         "fit": {"chosen": energy.kind, **to_builtins(energy.errors), "noise": energy.quality.noise},

@@ -15,7 +15,9 @@ from profile_networks import profiled
 
 from ecc.energy import EnergyModel, fit
 from ecc.measure import EnergySource
-from ecc.methods.grid import Cell, Comparison
+from ecc.methods import CompressSettings
+from ecc.methods.grid import Comparison, GridRun
+from ecc.options import flat_values, settings_from
 from ecc.task import Task
 from ecc.zoo.data import ImageData, Packed
 from ecc.zoo.recipe import Recipe
@@ -147,43 +149,48 @@ class Grid:
     comparison: Comparison
     runs: Path
 
-    def failure(self, cell: Cell) -> str | None:
+    def failure(self, cell: GridRun) -> str | None:
         """Why a run cannot be finished: it failed, or the run that it depends on failed; None otherwise."""
-        first = self.comparison.built_on(cell)
+        first = self.comparison.prerequisite(cell)
         for one in (cell, first):
             if one is not None and (file := failure_of(one, self.runs)).exists():
                 reason = str(json.loads(file.read_text(encoding="utf-8"))["error"])
                 return reason if one is cell else f"depends on {one.method}, which failed: {reason}"
         return None
 
-    def finished(self) -> list[Cell]:
+    def finished(self) -> list[GridRun]:
         """Runs that have a result."""
-        missing = self.comparison.missing(self.runs)
-        return [cell for cell in self.comparison.cells if cell not in missing]
+        missing = self.comparison.unfinished(self.runs)
+        return [cell for cell in self.comparison.runs if cell not in missing]
 
-    def read(self, cell: Cell, name: str) -> dict[str, Any] | None:
+    def read(self, cell: GridRun, name: str) -> dict[str, Any] | None:
         """A JSON file in the folder of a run, if it exists."""
         file = cell.folder(self.runs) / name
         return json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
 
-    def can_begin(self, cell: Cell) -> bool:
+    def can_begin(self, cell: GridRun) -> bool:
         """Whether the runs that it depends on are finished."""
-        first = self.comparison.built_on(cell)
-        ready = first is None or first not in self.comparison.missing(self.runs)
-        return ready and not self.comparison.needs_dense(cell.seed, self.runs)
+        first = self.comparison.prerequisite(cell)
+        ready = first is None or first not in self.comparison.unfinished(self.runs)
+        return ready and not self.comparison.needs_pretraining(cell.seed, self.runs)
+
+
+def changed(settings: CompressSettings, changes: dict[str, Any]) -> CompressSettings:
+    """The settings with other values of some options."""
+    return settings_from(CompressSettings, {**flat_values(settings), **changes})
 
 
 def the_grids(options: argparse.Namespace, recipe: Recipe, task: Task) -> list[Grid]:
     """The comparison, followed by the variants."""
     energy = EnergyModel.load(options.root / "energy.json")
-    settings = replace(recipe.settings, **json.loads(options.settings))
+    settings = changed(recipe.settings, json.loads(options.settings))
     methods, budgets = options.methods or recipe.methods or [], options.budgets or recipe.budgets or []
     seeds = options.seeds or recipe.seeds or 1
     grids = {"": (methods, budgets, settings, seeds, tuple(recipe.freeze or ()))}
     for name, variant in VARIANTS[options.name].items():
         some = [budget for budget in budgets if variant.budgets is None or budget in variant.budgets]
         if some and "ecc" in methods:
-            own = replace(settings, **variant.settings)
+            own = changed(settings, variant.settings)
             grids[name] = (["ecc"], some, own, min(seeds, variant.seeds or seeds), variant.freeze)
     return [
         Grid(
@@ -204,7 +211,7 @@ def the_grids(options: argparse.Namespace, recipe: Recipe, task: Task) -> list[G
     ]
 
 
-def failure_of(cell: Cell, runs: Path) -> Path:
+def failure_of(cell: GridRun, runs: Path) -> Path:
     folder = cell.folder(runs)
     return folder.with_name(f"{folder.name}.failed.json")
 
@@ -212,9 +219,9 @@ def failure_of(cell: Cell, runs: Path) -> Path:
 def train_dense(grids: list[Grid], seed: int) -> None:
     """The dense network of one seed, trained in the comparison's folder and copied for the variants that have the seed."""
     first = grids[0]
-    first.comparison.train_dense(seed, first.runs)
+    first.comparison.pretrain(seed, first.runs)
     for grid in grids[1:]:
-        if seed < grid.comparison.seeds and grid.comparison.needs_dense(seed, grid.runs):
+        if seed < grid.comparison.seeds and grid.comparison.needs_pretraining(seed, grid.runs):
             folder = grid.runs / f"seed-{seed}"
             shutil.copytree(first.runs / folder.name / "dense", folder / "copy", dirs_exist_ok=True)
             (folder / "copy").rename(folder / "dense")  # atomic: workers wait for it

@@ -14,7 +14,8 @@ from evidence_grid import Grid, failure_of
 from ecc.energy import fit
 from ecc.errors import BadFile
 from ecc.measure import Profile
-from ecc.methods.grid import Cell
+from ecc.methods.grid import GridRun
+from ecc.options import flat_values
 
 FACTS = ("scores", "widths", "batches", "parameters", "macs")
 """Fields of summary.json that the record keeps."""
@@ -27,7 +28,7 @@ def rows_of(grids: list[Grid]) -> list[dict[str, Any]]:
     rows = []
     for grid in grids:
         done = grid.finished()
-        for cell in grid.comparison.cells:
+        for cell in grid.comparison.runs:
             row: dict[str, Any] = {"method": cell.method, "budget": cell.budget, "seed": cell.seed}
             row |= {"variant": grid.variant} if grid.variant else {}
             if cell in done:
@@ -73,19 +74,19 @@ def bring_cells(record: Path, grids: Sequence[Grid], without: Sequence[str] = ()
         BadFile: If it was made with other settings.
     """
     before = json.loads(record.read_text(encoding="utf-8"))
-    now = vars(grids[0].comparison.settings)
+    now = flat_values(grids[0].comparison.settings)
     for name, then in before["settings"].items():
         if name not in FREE and name in now and then != now[name]:
             raise BadFile(f"{record} was made with {name} = {then}, and now it is {now[name]}. Start without it.")
     variants, brought = {grid.variant: grid for grid in grids}, 0
     for row in before["rows"]:
         grid = variants.get(row.get("variant", ""))
-        cell = Cell(row["method"], row["budget"], row["seed"])
+        cell = GridRun(row["method"], row["budget"], row["seed"])
         if (
             grid is None
             or "missing" in row
             or grid.variant in without
-            or cell not in grid.comparison.missing(grid.runs)
+            or cell not in grid.comparison.unfinished(grid.runs)
         ):
             continue
         folder = cell.folder(grid.runs)

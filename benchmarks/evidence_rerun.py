@@ -12,7 +12,7 @@ from evidence_grid import Grid, failure_of
 
 from ecc.energy import fit
 from ecc.measure import Profile, Sample
-from ecc.methods.grid import Cell
+from ecc.methods.grid import GridRun
 
 MISSED = 0.03
 """Runs with a larger relative prediction error are repeated."""
@@ -26,7 +26,7 @@ def refit_and_rerun(grids: list[Grid], root: Path) -> None:
     start again.
     """
     for grid in grids:
-        for cell in grid.comparison.missing(grid.runs):
+        for cell in grid.comparison.unfinished(grid.runs):
             shutil.rmtree(cell.folder(grid.runs), ignore_errors=True)
             failure_of(cell, grid.runs).unlink(missing_ok=True)
     grids = [grid for grid in grids if grid.comparison.settings.width_multiple is None]
@@ -45,7 +45,7 @@ def refit_and_rerun(grids: list[Grid], root: Path) -> None:
     fit(whole).save(root / "energy.json")
     for grid in grids:
         again = [cell for cell in grid.finished() if abs(missed(grid, cell)) > MISSED]
-        again += [cell for cell in grid.finished() if grid.comparison.built_on(cell) in again]
+        again += [cell for cell in grid.finished() if grid.comparison.prerequisite(cell) in again]
         for cell in dict.fromkeys(again):
             folder = cell.folder(grid.runs)
             aside = root / "first" / folder.relative_to(root)
@@ -54,7 +54,7 @@ def refit_and_rerun(grids: list[Grid], root: Path) -> None:
                 folder.rename(aside)
 
 
-def missed(grid: Grid, cell: Cell) -> float:
+def missed(grid: Grid, cell: GridRun) -> float:
     """Relative prediction error of a run, relative to dense; 0 if it was not measured."""
     measured, summary = grid.read(cell, "measured.json"), grid.read(cell, "summary.json")
     if measured is None or summary is None:

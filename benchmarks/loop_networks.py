@@ -256,10 +256,9 @@ def plain_batches(split: Packed, batch: int, device: torch.device) -> Iterator[t
 
 def own_batches(build: Callable[[], Task], device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
     """The user's generator in the user's own loop."""
-    batches = build().train_batches
-    assert batches is not None
+    task = build()
     for epoch in itertools.count():
-        for images, labels in batches(epoch):
+        for images, labels in task.epoch_batches(epoch):
             if device.type == "cuda":
                 images, labels = images.pin_memory(), labels.pin_memory()
             yield images.to(device, non_blocking=True), labels.to(device, non_blocking=True)
@@ -358,6 +357,6 @@ def channels_last(model: nn.Module) -> nn.Module:
 
 
 def wait(device: torch.device) -> None:
-    """Until a GPU has done all that it was told."""
+    """Wait until the GPU is idle."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)

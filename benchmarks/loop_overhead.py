@@ -1,7 +1,6 @@
 """A training step in the loop of `ecc compress` beside one of a plain PyTorch loop that does the same work.
 
     PYTHONPATH=src python3 benchmarks/loop_overhead.py --data FOLDER --out results/loop_overhead.json
-    PYTHONPATH=src python3 benchmarks/loop_overhead.py --diagnose "ResNet-18, own file"
 
 For each network, with and without a CUDA graph, with and without distillation: `Compression` runs as in `ecc compress`,
 in bf16 with channels last. Every few steps its loop stops while a plain loop (`loop_networks.py`) takes as many steps
@@ -20,13 +19,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
-from loop_diagnosis import Parts
 from loop_networks import DISTILL, LR, OWN_FILE, WEIGHT_DECAY, Batches, PlainLoop, tasks, wait
 from machine import machine, write_record
 from torch import Tensor, nn
@@ -34,11 +34,10 @@ from torch import Tensor, nn
 from ecc.energy import EnergyModel, fit, parse_budgets
 from ecc.graph import trace_channels
 from ecc.measure import find_meter, profile
-from ecc.methods import Compression, CompressSettings, Ecc, PruningContext
+from ecc.methods import Compression, CompressSettings
 from ecc.options import flat_values, settings_from
-from ecc.run_records import PHASES
 from ecc.task import Task, with_batch_size
-from ecc.training import Teacher
+from ecc.training import StepInfo, Teacher, loop
 
 GOAL = 1.05
 BLOCKS = 5  # of each loop for a ratio; with blocks of ten steps, the loss is looked at as often as by default
@@ -46,54 +45,29 @@ SOLVE_STEPS = 2_000  # the default of `ecc compress`: it decides how often chann
 NARROW = 0.25  # the budget is midway between the dense network and one of this share of its widths
 PROFILED = 64  # images in a batch of the energy model
 MEMORY = Path("/dev/shm")  # checkpoints are written between the blocks: not to a disk, which takes seconds
+PHASES = ("prune", "finetune")
+SHORT = 40  # pruning steps before fine-tuning is measured
+
+Begin = Callable[[Compression, nn.Module, Teacher | None], Callable[[int], bool]]
 
 
 class Enough(Exception):
-    """Ends a run of which everything is measured."""
+    """Ends a run when everything is measured."""
 
 
-Begin = Callable[[str, Compression, nn.Module, Teacher | None], Callable[[int], bool]]
-"""Called at the start of a phase; returns what is called after each step, and ends the phase by True."""
+def run_watched(compression: Compression, folder: Path, phase: str, begin: Begin) -> None:
+    """Run a compression until `begin`'s function, called after each step of `phase`, returns True."""
+    take_steps = loop._Loop.run_steps
 
+    def watched_steps(this: loop._Loop) -> Iterator[StepInfo]:
+        watch = begin(compression, this.model, this.teacher) if this.phase == phase else None
+        for info in take_steps(this):
+            yield info  # the caller prunes here
+            if watch is not None and watch(this.step):
+                raise Enough
 
-class WatchedEcc(Ecc):
-    """ECC that is watched while it prunes."""
-
-    def __init__(self, compression: Watched) -> None:
-        self.compression, self.is_over = compression, False
-
-    def start(self, context: PruningContext) -> None:
-        """Start, and watch."""
-        super().start(context)
-        self.watch = self.compression.begin("prune", self.compression, context.model, context.teacher)
-
-    def step(self) -> None:
-        """One step, which is watched."""
-        super().step()
-        self.is_over = self.watch(self._step)
-
-    @property
-    def is_done(self) -> bool:
-        """Whether everything was seen."""
-        return self.is_over or super().is_done
-
-
-class Watched(Compression):
-    """A compression as by `ecc compress` whose steps are watched."""
-
-    begin: Begin
-
-    def _train(self, model: nn.Module, optimizer: Any, phase: str, *rest: Any) -> None:
-        steps, teacher, schedule = rest
-        watch = self.begin(phase, self, model, teacher)
-        super()._train(model, optimizer, phase, steps, teacher, schedule, lambda step, _: watch(step))
-        raise Enough
-
-    def watched(self, folder: Path, begin: Begin, **more: Any) -> None:
-        """Run until everything was seen."""
-        self.begin, self.method = begin, WatchedEcc(self)
-        with suppress(Enough):
-            self.run(folder, **more)
+    with mock.patch.object(loop._Loop, "run_steps", watched_steps), suppress(Enough):
+        compression.run(folder)
 
 
 class Plan:
@@ -115,17 +89,17 @@ class Plan:
     def begin(
         self, phase: str, compression: Compression, model: nn.Module, teacher: Teacher | None
     ) -> Callable[[int], bool]:
-        """What to call after each step of ECC; True when all is measured."""
-        settings, device = compression.settings, compression.device
+        """A function to call after each step of ECC; it returns True when everything is measured."""
+        settings, device = compression.settings.train, compression.device
         assert compression.task.loss is not None
         plain = PlainLoop(
             model,
             teacher,
             self.batches(),
             compression.task.loss,
-            precision=settings.train.precision,
-            cuda_graph=settings.train.cuda_graph,
-            log_every=settings.train.log_every,
+            precision=settings.precision,
+            cuda_graph=settings.cuda_graph,
+            log_every=settings.log_every,
         )
         plain.run(max(2, self.warm_up // 2))
         times: dict[str, list[float]] = {"ecc": [], "plain": []}
@@ -153,7 +127,7 @@ class Plan:
 
 def compression_of(
     task: Task, device: torch.device, folder: Path, settings: CompressSettings, *, quick: bool
-) -> Watched:
+) -> Compression:
     """The task with an energy model of the default family, fitted to an analytic platform."""
     example = with_batch_size(task.example_input, PROFILED)
     graph = trace_channels(task.model, example, verify=False)
@@ -163,7 +137,7 @@ def compression_of(
     full = torch.tensor(energy.full_widths, dtype=torch.float64)
     share = (1 + float(energy.value((NARROW * full).ceil())) / float(energy.value(full))) / 2
     budgets = parse_budgets([f"{100 * share:.1f}%"])
-    return Watched(task, budgets, energy, settings=settings, device=device)
+    return Compression(task, budgets, energy, settings=settings, device=device)
 
 
 def measured(
@@ -180,9 +154,13 @@ def measured(
         compression = compression_of(build(), device, folder, settings, quick=options.quick)
         for cuda_graph in (way for way in ways if options.way is None or way == (options.way == "graph")):
             for distill in (0.0, DISTILL):
-                compression.settings = changed(compression.settings, cuda_graph=cuda_graph, kd_weight=distill)
                 plan = Plan(batches, options.warm_up, options.steps, options.ratios, options.seconds)
-                compression.watched(folder / f"run-{cuda_graph}-{distill}", plan.begin)
+                for phase, steps in (("prune", SOLVE_STEPS), ("finetune", SHORT)):
+                    changed = {"cuda_graph": cuda_graph, "kd_weight": distill, "prune_steps": steps}
+                    compression.settings = settings_from(CompressSettings, {**flat_values(settings), **changed})
+                    run_watched(
+                        compression, folder / f"{phase}-{cuda_graph}-{distill}", phase, partial(plan.begin, phase)
+                    )
                 row = {"cuda_graph": cuda_graph, "distillation": distill > 0, **summarised(plan.found)}
                 print(f"{shown(name, row)}   ({time.perf_counter() - started:.0f} s)", flush=True)
                 yield row
@@ -194,20 +172,16 @@ def measured(
 def settings_of(device: torch.device, log_every: int) -> CompressSettings:
     return settings_from(
         CompressSettings,
-        dict(
-            prune_steps=SOLVE_STEPS,
-            finetune_steps=SOLVE_STEPS,
-            lr=LR,
-            weight_decay=WEIGHT_DECAY,
-            precision="bf16" if device.type == "cuda" else "fp32",
-            channels_last=True,
-            log_every=log_every,
-        ),
+        {
+            "prune_steps": SOLVE_STEPS,
+            "finetune_steps": SOLVE_STEPS,
+            "lr": LR,
+            "weight_decay": WEIGHT_DECAY,
+            "precision": "bf16" if device.type == "cuda" else "fp32",
+            "channels_last": True,
+            "log_every": log_every,
+        },
     )
-
-
-def changed(settings: CompressSettings, **values: Any) -> CompressSettings:
-    return settings_from(CompressSettings, flat_values(settings) | values)
 
 
 def summarised(found: Mapping[str, Mapping[str, list[float]]]) -> dict[str, Any]:
@@ -233,34 +207,10 @@ def shown(name: str, row: Mapping[str, Any]) -> str:
     how = f"{'graph' if row['cuda_graph'] else 'eager'}{', distilled' if row['distillation'] else ''}"
     cells = [
         f"{phase} {row[phase]['plain_ms']:7.2f} -> {row[phase]['ecc_ms']:7.2f} ms {row[phase]['ratio']:5.3f}x"
-        for phase in PHASES[1:]
+        for phase in PHASES
         if phase in row
     ]
     return f"{name:20} {how:17} " + "   ".join(cells)
-
-
-# ---------------------------------------------------------------- where the time goes
-
-
-def diagnose(name: str, build: Callable[[], Task], batches: Batches, device: torch.device, quick: bool) -> None:
-    """Prints the parts of a step, with and without a CUDA graph, in both phases."""
-    warm_up, steps = (2, 4) if quick else (60, 60)
-    print(f"{name}: a batch of the plain loop takes {1e3 * drawn(batches(), device, steps):.2f} ms")
-    for cuda_graph in (True, False):
-        with tempfile.TemporaryDirectory() as temporary, ExitStack() as stack:
-            started = time.perf_counter()
-            settings = changed(settings_of(device, 50), cuda_graph=cuda_graph)
-            compression = compression_of(build(), device, Path(temporary), settings, quick=quick)
-            print(f"=== CUDA graph {cuda_graph}; task, graph and energy model in {time.perf_counter() - started:.1f} s")
-
-            def begin(phase: str, *_: Any) -> Callable[[int], bool]:
-                print(f"--- {phase}", flush=True)
-                parts = Parts(device, warm_up, steps)
-                stack.close()
-                stack.enter_context(parts.watching())
-                return parts.after
-
-            compression.watched(Path(temporary) / "run", begin, progress=lambda line: print(f"    {line}"))
 
 
 def begun(options: argparse.Namespace, device: torch.device) -> dict[str, Any]:
@@ -316,7 +266,6 @@ def main() -> None:
     parser.add_argument("--way", choices=["graph", "eager"], help="with a CUDA graph, or without; both by default")
     parser.add_argument("--merge", type=Path, help="a JSON of an earlier run, whose other rows are kept")
     parser.add_argument("--commit", help="noted with each row")
-    parser.add_argument("--diagnose", metavar="NETWORK", help="print where the time of a step goes, and end")
     parser.add_argument("--quick", action="store_true", help="tiny networks: does it run?")
     options = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -324,10 +273,6 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         sys.path.insert(0, str(Path(__file__).parent))  # the user's file imports its network from here
         known = tasks(device, options.data, Path(temporary), quick=options.quick)
-        if options.diagnose is not None:
-            build, batches, _ = known[options.diagnose]
-            diagnose(options.diagnose, build, batches, device, options.quick)
-            return
         record = begun(options, device)
         for name, (build, batches, data) in known.items():
             if options.only is None or name in options.only:

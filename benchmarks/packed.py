@@ -34,8 +34,8 @@ def packed_data(name: str, folder: Path, limit: int | None = None) -> ImageData:
 
     Args:
         name: Which.
-        folder: With the packed files.
-        limit: Images of each split to take, evenly spread; all if None.
+        folder: Folder of the packed files.
+        limit: Number of images of each split, spread uniformly; None for all.
     """
     return {"cifar10": _cifar10, "imagenette": _imagenette, "camvid": _camvid}[name](folder, limit)
 
@@ -58,7 +58,7 @@ def packed_task(
     weights = None if file is None else folder / file
     task = image_task(network, data, weights=weights, image_size=size, batch_size=batch, device=device, log=tell)
     if network == "erfnet" and task.train_batches is not None:
-        few = [inputs.cpu() for (inputs, _), _ in zip(task.train_batches(0), range(8), strict=False)]
+        few = [inputs.cpu() for (inputs, _), _ in zip(task.epoch_batches(0), range(8), strict=False)]
         unfold_batch_norms_(task.model, few)
     return task
 

@@ -28,6 +28,7 @@ from ecc.graph.slimming import build_slim
 from ecc.measure import EnergySource
 from ecc.records import from_builtins, to_builtins, write_record
 from ecc.run_records import BatchCount, BudgetResult, CostCheck, DenseAndResult, MethodLine, RunSummary, SolverLine
+from ecc.settings import CompressSettings
 from ecc.task import Task, batch_size_of, split_batch, with_batch_size
 from ecc.training import (
     BatchStream,
@@ -50,7 +51,6 @@ from .cost_evaluator import CostEvaluator, MeasuredCost, check_meter
 from .feasibility import Feasibility, check_feasibility, refuse_infeasible, resolve_budgets
 from .registry import find_method
 from .runner import CompressionRunner, OptimizerFactory
-from .settings import CompressSettings
 
 
 @dataclass(frozen=True)
