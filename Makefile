@@ -21,14 +21,10 @@ help:  ## list these targets
 
 install: $(STAMP)  ## make .venv and install ECC with its tools (done by itself when needed)
 
-DEMO := build/demo
-demo: $(STAMP)  ## the whole job on the embedded digits task: profile, fit, compress to half the energy, tune, cut, report
-	rm -rf $(DEMO) && mkdir -p $(DEMO)
-	$(VENV)/bin/ecc profile digits --meter platform:jetson-tx2 --batch 256 --samples 60 -o $(DEMO)/digits.profile
-	$(VENV)/bin/ecc fit $(DEMO)/digits.profile -o $(DEMO)/energy.json
-	$(VENV)/bin/ecc compress digits --energy $(DEMO)/energy.json --budget 50% -o $(DEMO)/run \
-	  --train-steps 300 --train-lr 3e-3 --lr 1e-3 --steps 400 --tune-steps 200
-	$(VENV)/bin/ecc report $(DEMO)/run -o $(DEMO)/report.html
+demo: $(STAMP)  ## the whole job on a bundled task: profile, fit, prune to half of the energy, finetune, report
+	rm -rf build/demo && mkdir -p build
+	$(VENV)/bin/ecc compress digits --budget 50% --meter platform:jetson-tx2 -o build/demo \
+	  --pretrain-steps 200 --pretrain-lr 3e-3 --lr 1e-3 --prune-steps 300 --finetune-steps 150
 
 docs: $(STAMP)  ## the documentation, strictly checked, into build/site
 	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --quiet

@@ -1,13 +1,13 @@
-"""How many faults were tried, and how many were survived: damaged files, bombs, wrong invocations, and kills.
+"""Fault injection: damaged files, decompression bombs, invalid commands and kills.
 
     python3 benchmarks/reliability.py --out results/reliability.json
     python3 benchmarks/reliability.py --out results/reliability.json --only invocations
     python3 benchmarks/reliability.py --out results/reliability.json --only kills --kills 100
 
-A fault is survived if the answer is one clear error (or the damage does no harm), nothing is run, nothing outside is
-written, and nothing that was there is lost. What is `accepted` was read without an error: JSON has no checksum, so that
-a changed digit is another number. A kill (-9) is survived if the same command again ends as an undisturbed run does,
-bit for bit, and no temporary file is left. Kinds that a call does not try stay in the file as they were.
+A case passes if there is one clear error (or the damage has no effect), nothing is executed, nothing outside is written,
+and nothing that existed is lost. `accepted` counts files that were read without an error: JSON has no checksum, so a
+changed digit is another number. A kill (SIGKILL) passes if running the same command again ends as an undisturbed run
+does, bit for bit, and leaves no temporary file. Kinds that a call does not test stay in the file as they were.
 """
 
 from __future__ import annotations
@@ -39,8 +39,7 @@ from faults import fuzz  # noqa: E402
 from faults.bombs import MORE_BYTES  # noqa: E402
 from faults.folder import filled  # noqa: E402
 from faults.invocations import TABLE  # noqa: E402
-from faults.targets import TARGETS  # noqa: E402
-from faults.trying import attempt, good_bytes  # noqa: E402
+from faults.targets import TARGETS, attempt, good_bytes  # noqa: E402
 
 
 def add(out: Path, kind: str, counts: dict[str, Any]) -> None:
@@ -75,7 +74,7 @@ def files(count: int) -> dict[str, Any]:
     with TemporaryDirectory() as folder:
         for name, target in TARGETS.items():
             kinds: Counter[str] = Counter()
-            for what, damaged in fuzz.mutations(good_bytes(target), count, json_too=target.json_too):
+            for what, damaged in fuzz.mutations(good_bytes(target), count, change_content=target.change_content):
                 outcome = attempt(target, damaged, Path(folder) / "x")
                 kinds[outcome.kind] += 1
                 slowest = max(slowest, outcome.seconds)
@@ -148,8 +147,8 @@ def kills(count: int) -> dict[str, Any]:
     by_verb = json.loads(done.stdout)
     print(f"{'verb':16}{'kills':>6}{'writing':>9}{'runs':>6}{'lost':>6}")
     for verb, one in by_verb.items():
-        print(f"{verb:16}{one['kills']:6}{one['while_writing']:9}{one['runs']:6}{len(one['lost']):6}")
-    lost = [line for one in by_verb.values() for line in one.pop("lost")]
+        print(f"{verb:16}{one['kills']:6}{one['while_writing']:9}{one['runs']:6}{len(one['failures']):6}")
+    lost = [line for one in by_verb.values() for line in one.pop("failures")]
     return {"tried": sum(one["kills"] for one in by_verb.values()), "lost": lost, "by_verb": by_verb}
 
 

@@ -14,11 +14,11 @@ SCRATCH = "scratch"
 EXPORT_FORMATS = ("safetensors", "pt2", "onnx", "torchscript")
 """What `ecc export` writes; the first is the default."""
 
-MIN_WIDTH_RATIO = 0.1
-"""Of a group's channels, by default: the paper's floor of one channel lets whole layers collapse."""
-
 RUN_PROFILE = "network.profile"
 """The profile in a run folder."""
 
 PRESETS = ("default", "paper")
 """Presets of `ecc compress`: `paper` is the published algorithm with its energy model, design and settings."""
+
+MIN_WIDTH_RATIO = 0.1
+"""Default of `min_width_ratio`. The paper's minimum of one channel lets whole layers collapse."""

@@ -18,7 +18,7 @@ from ecc.graph import trace_channels
 from ecc.task import with_batch_size
 from ecc.training import load_state
 from ecc.zoo import AlexNet, find_data, find_task, image_task
-from ecc.zoo.networks import NETWORKS
+from ecc.zoo.image_task import NETWORKS
 from ecc.zoo.recipe import read_recipe
 from energy.cases import origin
 from methods.jobs import digits_model, true_model
@@ -33,7 +33,7 @@ SHORT = (
 
 def save_model(folder: Path, name: str, tree: Path, size: tuple[int, int]) -> str:
     """An energy model of a bundled network; the file."""
-    task = image_task(name, find_data(tree), size=size)
+    task = image_task(name, find_data(tree), image_size=size)
     example = with_batch_size(task.example_input, origin().batch)
     true_model(trace_channels(task.model, example, verify=False)).save(folder / "energy.json")
     return str(folder / "energy.json")
@@ -177,6 +177,5 @@ def test_compress_takes_a_recipe_or_a_config_file(folder: Path) -> None:
     for place, steps in (("a", 4), ("b", 6)):
         config = json.loads((folder / place / "config.json").read_text())["config"]
         assert (config["settings"]["prune_steps"], config["settings"]["kd_weight"]) == (steps, 0.25)
-        assert json.loads((folder / place / "summary.json").read_text())["budgets"]["energy"]["budget"].startswith(
-            "energy 0.7"
-        )
+        summary = json.loads((folder / place / "summary.json").read_text())
+        assert summary["budgets"]["energy"]["met"]

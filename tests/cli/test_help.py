@@ -103,7 +103,7 @@ SMALLER = {
     "ecc compress digits --budget 50% --meter platform:jetson-tx2 -o run --pretrain-steps 300": f"{SHORT} --batch 256",
     "ecc compress digits --budget macs=40% -o run --pretrain-steps 300": SHORT,
     "ecc compress net.py:build --energy energy.json --budget 24mJ --budget params=2M -o run": SHORT,
-    "ecc compress digits --unstructured --meter platform:eyeriss --budget 40% -o sparse": SHORT,
+    "ecc compress digits --unstructured --meter platform:eyeriss --budget 60% -o sparse": SHORT,
     "ecc compare digits --quick --meter platform:jetson-tx2 -o runs": "--methods ecc,uniform --budgets 65% --batch 256",
     "ecc compare net.py:build --energy e.json --budgets 65%,35% --methods ecc,netadapt -o runs": (
         f"{SHORT} --seeds 1 --budgets 65% --methods ecc,uniform"
@@ -114,7 +114,7 @@ SMALLER = {
 OF_NET = ("ecc compress net.py:build", "ecc export run --format onnx --int8 static --task net.py:build")
 """Examples whose energy.json and run belong to net.py; those of the others belong to the digits."""
 
-READ_JOULES = "#!/usr/bin/env python3\nimport time\nprint(5 * time.monotonic())\n"
+READ_JOULES = "#!/usr/bin/env python3\nimport time\nprint(5 * time.monotonic(), 'J')\n"
 
 
 def examples() -> list[str]:

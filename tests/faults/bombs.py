@@ -1,6 +1,6 @@
-"""Reads what unfolds into much, in a process whose memory is limited; run by `test_hostile_files.py`.
+"""Read files that need much memory when they are read carelessly, in a process with little memory.
 
-python bombs.py NAME FOLDER     prints what each loader says to the bomb, as JSON
+python bombs.py FOLDER     prints the answer of each loader to each bomb, as JSON
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 from faults import fuzz
 
 MORE_BYTES = 1536 << 20
-"""Beyond what the process has once everything is imported."""
+"""Memory besides what the process uses when everything is imported."""
 
 BOMBS: tuple[str, ...] = (
     *(*fuzz.bombs(), "gzip", "gzip of one line", "checkpoint header", "checkpoint tensor"),
@@ -32,7 +32,7 @@ def _state(header: bytes, claimed: int | None = None) -> bytes:
 
 
 def _png(width: int, height: int) -> bytes:
-    """The head of a picture, and no more of it than that."""
+    """A picture with a header, and little else."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
@@ -42,18 +42,18 @@ def _png(width: int, height: int) -> bytes:
 
 
 def contents(name: str) -> dict[str, bytes]:
-    """The bomb as each kind of file, by the end of its name."""
+    """The bomb as several kinds of files, by name."""
     if name == "gzip":
         return {"a.profile.gz": fuzz.gzip_bomb()}
     if name == "gzip of one line":
         return {"a.profile.gz": gzip.compress(b'{"header": ["' + b"x" * (200 << 20) + b'"]}\n')}
     if name == "checkpoint header":
-        many = b'{"format":"ecc state 1","crc32":"00000000","a":[' + b"[]," * 2_700_000 + b"[]]}"
+        many = b'{"a":[' + b"[]," * 2_700_000 + b"[]]}"
         return {"a.safetensors": _state(many)}
     if name == "checkpoint tensor":
         entry = {"dtype": "F64", "shape": [1 << 20, 1 << 20], "data_offsets": [0, 8 << 40]}
-        facts = {"format": "ecc state 1", "crc32": "00000000", "tree": '{"tensor":0}', "names": '["a"]'}
-        text = json.dumps({"__metadata__": facts, "a": entry}, separators=(",", ":")).encode()
+        metadata = {"format": "ecc state 2", "crc32": "00000000", "skeleton": '{"tensor":"a"}'}
+        text = json.dumps({"__metadata__": metadata, "a": entry}).encode()
         return {"a.safetensors": _state(text) + bytes(64)}
     if name == "weights header":
         return {"a.weights": _state(b'{"a":[' + b"[]," * 30_000_000 + b"[]]}")}
@@ -74,7 +74,7 @@ def contents(name: str) -> dict[str, bytes]:
 
 
 def _whole(read: Callable[[Path], Any]) -> Callable[[Path], Any]:
-    """With the end of the last line, which would count as still being written without it."""
+    """With the end of the last line; without it, the line would count as incomplete."""
 
     def way(path: Path) -> Any:
         path.write_bytes(path.read_bytes() + b"\n")
@@ -84,9 +84,9 @@ def _whole(read: Callable[[Path], Any]) -> Callable[[Path], Any]:
 
 
 def loaders() -> dict[str, Callable[[Path], Any]]:
-    """By the end of a file's name."""
+    """Functions that read a file, by its suffix or folder."""
     from ecc.energy import EnergyModel
-    from ecc.export.job import read_json as read_exported
+    from ecc.export.run_export import read_json as read_exported
     from ecc.graph import ChannelGraph
     from ecc.measure import Profile
     from ecc.records import read_record
@@ -94,8 +94,8 @@ def loaders() -> dict[str, Callable[[Path], Any]]:
     from ecc.run_records import RunSummary
     from ecc.training import load_state, open_run
     from ecc.zoo.data.images import load_center_crop
-    from ecc.zoo.recipe import read_recipe
     from ecc.zoo.image_task import read_weights
+    from ecc.zoo.recipe import read_recipe
 
     def run(path: Path) -> None:
         if path.name != "config.json":
@@ -103,7 +103,7 @@ def loaders() -> dict[str, Callable[[Path], Any]]:
             path.unlink()
             with open_run(path.parent, {}):
                 pass
-            path.write_bytes(data + b"\n")  # without the end of a line, it would count as torn
+            path.write_bytes(data + b"\n")
         with open_run(path.parent, {}):
             pass
 
@@ -123,7 +123,7 @@ def loaders() -> dict[str, Callable[[Path], Any]]:
 
 
 def answers_of(folder: Path) -> dict[str, dict[str, Any]]:
-    """What each loader says to each bomb, and how long that takes."""
+    """Answer of each loader to each bomb, and seconds."""
     ways, found = loaders(), {}
     for bomb in BOMBS:
         for number, (file, data) in enumerate(contents(bomb).items()):
@@ -144,7 +144,7 @@ def answers_of(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def limit_memory() -> None:
-    """To what the process has, and some more."""
+    """Limit the memory to what the process uses, and `MORE_BYTES`."""
     loaders()
     lines = Path("/proc/self/status").read_text().splitlines()
     now = int(next(line for line in lines if "VmSize" in line).split()[1]) * 1024

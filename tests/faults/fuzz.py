@@ -1,8 +1,4 @@
-"""Ways to damage a file: pure functions of its bytes, or of its JSON, and a seed.
-
-mutations(data, 200, json=True)     pairs (what was done, damaged bytes), always the same for the same arguments
-bombs()                             small texts that unfold into much, or never end
-"""
+"""Ways to damage a file: functions of its bytes or its JSON, and a random generator."""
 
 from __future__ import annotations
 
@@ -12,55 +8,55 @@ import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
-BytesMutator = Callable[[bytes, random.Random], bytes]
+Mutator = Callable[[bytes, random.Random], bytes]
 
 # ---------------------------------------------------------------- bytes
 
 
-def truncated(data: bytes, rng: random.Random) -> bytes:
+def truncate(data: bytes, rng: random.Random) -> bytes:
     return data[: rng.randrange(len(data))]
 
 
-def bits_flipped(data: bytes, rng: random.Random) -> bytes:
+def flip_bits(data: bytes, rng: random.Random) -> bytes:
     changed = bytearray(data)
     for _ in range(rng.choice((1, 1, 2, 8, 64))):
         changed[rng.randrange(len(changed))] ^= 1 << rng.randrange(8)
     return bytes(changed)
 
 
-def noise(data: bytes, rng: random.Random) -> bytes:
+def overwrite(data: bytes, rng: random.Random) -> bytes:
     start, length = rng.randrange(len(data)), rng.choice((1, 4, 64))
     return data[:start] + rng.randbytes(length) + data[start + length :]
 
 
-def zeroed(data: bytes, rng: random.Random) -> bytes:
+def zero_rest(data: bytes, rng: random.Random) -> bytes:
     """As some file systems leave a file after a power cut."""
     start = rng.randrange(len(data))
     return data[:start] + b"\0" * (len(data) - start)
 
 
-def run_removed(data: bytes, rng: random.Random) -> bytes:
+def remove_part(data: bytes, rng: random.Random) -> bytes:
     start = rng.randrange(len(data))
     return data[:start] + data[start + rng.choice((1, 10, 100)) :]
 
 
-def run_repeated(data: bytes, rng: random.Random) -> bytes:
+def repeat_part(data: bytes, rng: random.Random) -> bytes:
     start, length = rng.randrange(len(data)), rng.choice((1, 10, 100, 1000))
     return data[: start + length] + data[start:]
 
 
-def lines_shuffled(data: bytes, rng: random.Random) -> bytes:
+def shuffle_lines(data: bytes, rng: random.Random) -> bytes:
     lines = data.splitlines(keepends=True)
     rng.shuffle(lines)
     return b"".join(lines)
 
 
-def junk_appended(data: bytes, rng: random.Random) -> bytes:
+def append_junk(data: bytes, rng: random.Random) -> bytes:
     return data + rng.choice((b"\n", b"{}", b"\0\0", b"]", b"nan\n", rng.randbytes(40)))
 
 
-def replaced(data: bytes, rng: random.Random) -> bytes:
-    """Something else altogether; the pickle would leave a file behind if it were loaded."""
+def replace_all(data: bytes, rng: random.Random) -> bytes:
+    """Something else; the pickle would leave a file behind if it were loaded."""
     del data
     return rng.choice((b"", b"\n", b"\0" * 64, b"null", b"[]", b"{}", b"7", b"\xff\xfe{\0}\0", b"PK\x03\x04", PICKLE))
 
@@ -68,79 +64,41 @@ def replaced(data: bytes, rng: random.Random) -> bytes:
 PICKLE = b"cos\nsystem\n(S'touch EXECUTED'\ntR."
 """Protocol 0: `os.system("touch EXECUTED")`."""
 
-BYTES: tuple[BytesMutator, ...] = (
-    truncated,
-    bits_flipped,
-    noise,
-    zeroed,
-    run_removed,
-    run_repeated,
-    lines_shuffled,
-    junk_appended,
-    replaced,
+BYTES: tuple[Mutator, ...] = (
+    *(truncate, flip_bits, overwrite, zero_rest, remove_part, repeat_part, shuffle_lines, append_junk, replace_all),
 )
 
 # ---------------------------------------------------------------- JSON
 
 
 class Raw(str):
-    """Goes into the text as it is, since no Python value would come out like this."""
+    """JSON text that no Python value is written as."""
 
     __slots__ = ()
 
 
 VALUES: tuple[Any, ...] = (
-    None,
-    True,
-    False,
-    0,
-    -1,
-    3,
-    1.5,
-    -1e300,
-    1e-320,
-    2**31,
-    2**63,
-    10**30,
-    Raw("1e400"),
-    Raw("-1e400"),
-    Raw("NaN"),
-    Raw("Infinity"),
-    Raw("9" * 5000),
+    *(None, True, False, 0, -1, 3, 1.5, -1e300, 1e-320, 2**31, 2**63, 10**30),
+    *(Raw("1e400"), Raw("-1e400"), Raw("NaN"), Raw("Infinity"), Raw("9" * 5000)),
     Raw("[" * 100_000 + "]" * 100_000),
     Raw('{"a":' * 50_000 + "1" + "}" * 50_000),
-    "",
-    "text",
-    "\0",
-    "\ud800",
-    "\x1b[2J\x1b]0;owned\x07",
-    "../../../../etc/passwd",
-    "/etc/passwd",
-    "__class__",
-    "$(touch EXECUTED)",
-    "x" * 100_000,
-    [],
-    {},
-    [[]],
-    [None] * 5,
-    [0] * 10_000,
-    {"kind": "text"},
-    {"tensor": 0},
+    *("", "text", "\0", "\ud800", "\x1b[2J\x1b]0;owned\x07", "../../../../etc/passwd", "/etc/passwd", "__class__"),
+    *("$(touch EXECUTED)", "x" * 100_000, [], {}, [[]], [None] * 5, [0] * 10_000, {"kind": "text"}, {"tensor": "a"}),
 )
 
 
-def places(tree: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+def paths(tree: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     """The path of every node."""
     yield path
     items = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ()
     for key, value in items:
-        yield from places(value, (*path, key))
+        yield from paths(value, (*path, key))
 
 
 def changed_tree(tree: Any, rng: random.Random) -> Any:
     """A copy with one node replaced, removed, doubled, renamed or scaled."""
     tree = json.loads(json.dumps(tree))
-    choices = [path for path in places(tree) if path]
+    choices = [path for path in paths(tree) if path]
     if not choices:
         return rng.choice(VALUES)
     # Long lists hold most nodes; a short path is as likely as a long one.
@@ -166,7 +124,7 @@ def changed_tree(tree: Any, rng: random.Random) -> Any:
 
 
 def as_json(tree: Any) -> bytes:
-    """As `json.dumps`, with raw parts as they are."""
+    """As `json.dumps`, with `Raw` values."""
     raws: list[str] = []
 
     def marked(node: Any) -> Any:
@@ -183,8 +141,8 @@ def as_json(tree: Any) -> bytes:
     return text.encode("ascii")
 
 
-def json_changed(data: bytes, rng: random.Random) -> bytes:
-    """One line, or the whole, with its tree changed once or twice."""
+def change_json(data: bytes, rng: random.Random) -> bytes:
+    """Change the JSON value of one line, or of the whole file."""
     try:
         lines = [json.dumps(json.loads(data)).encode("ascii")]
     except ValueError:
@@ -199,17 +157,17 @@ def json_changed(data: bytes, rng: random.Random) -> bytes:
 
 
 def mutations(
-    data: bytes, count: int, *, json_too: BytesMutator | None = json_changed, seed: int = 0
+    data: bytes, count: int, *, change_content: Mutator | None = change_json, seed: int = 0
 ) -> Iterator[tuple[str, bytes]]:
-    """Damaged forms of a file, one after the other; two thirds of them through `json_too`, if given."""
+    """Damaged forms of a file, the same in every run; two thirds of them by `change_content`, if given."""
     for number in range(count):
         rng = random.Random(f"{seed}/{number}")
-        mutator = json_too if json_too is not None and number % 3 else BYTES[number // 3 % len(BYTES)]
+        mutator = change_content if change_content is not None and number % 3 else BYTES[number // 3 % len(BYTES)]
         yield f"{mutator.__name__} {number}", mutator(data, rng)
 
 
 def bombs() -> dict[str, bytes]:
-    """What unfolds into much when it is read carelessly."""
+    """Small files that need much memory when they are read carelessly."""
     return {
         "long number": b"1" * 5_000_000,
         "deep lists": b"[" * 5_000_000,
@@ -221,6 +179,6 @@ def bombs() -> dict[str, bytes]:
 
 
 def gzip_bomb(first: bytes = b"", gigabytes: int = 8) -> bytes:
-    """Some gigabytes of spaces in some megabytes: members one after the other are one file to gzip."""
+    """Some gigabytes of spaces in some megabytes."""
     member = gzip.compress(b" " * (64 << 20), 9)
     return gzip.compress(first) + member * (16 * gigabytes)

@@ -1,7 +1,6 @@
-"""Every file that is read may have been damaged, or made by someone who means harm.
+"""Damaged and hostile files: one clear error, nothing is executed, nothing outside is written, nothing is lost.
 
-The answer is one clear error; nothing is run, nothing outside is written, nothing that was there is lost. The quick
-form damages each file in ten ways; `ECC_FAULTS=full` in as many as `benchmarks/reliability.py` reports.
+Each file is damaged in six ways; `ECC_FAULTS=full` in as many as `benchmarks/reliability.py` reports.
 """
 
 from __future__ import annotations
@@ -23,20 +22,19 @@ from ecc.measure import Profile
 from ecc.training import load_state
 from faults import fuzz
 from faults.bombs import BOMBS
-from faults.targets import TARGETS
-from faults.trying import attempt, good_bytes
+from faults.targets import TARGETS, attempt, good_bytes
 
-COUNT = 240 if os.environ.get("ECC_FAULTS") == "full" else 10
+COUNT = 240 if os.environ.get("ECC_FAULTS") == "full" else 6
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs alarms and limits")
 
 
 @pytest.mark.parametrize("name", TARGETS)
-def test_a_damaged_file_is_refused_in_one_line_or_does_no_harm(name: str, tmp_path: Path) -> None:
+def test_a_damaged_file_is_refused_clearly_or_does_no_harm(name: str, tmp_path: Path) -> None:
     target = TARGETS[name]
-    assert attempt(target, None, tmp_path / "x").kind == "accepted"  # or every damage would be refused for nothing
+    assert attempt(target, None, tmp_path / "x").kind == "accepted"  # the undamaged file works
     outcomes = {}
-    for what, damaged in fuzz.mutations(good_bytes(target), COUNT, json_too=target.json_too):
+    for what, damaged in fuzz.mutations(good_bytes(target), COUNT, change_content=target.change_content):
         outcomes[what] = attempt(target, damaged, tmp_path / "x")
     assert {what: one.message for what, one in outcomes.items() if one.kind == "lost"} == {}
     assert sum(one.kind == "refused" for one in outcomes.values()) >= COUNT // 8
@@ -44,7 +42,7 @@ def test_a_damaged_file_is_refused_in_one_line_or_does_no_harm(name: str, tmp_pa
 
 @pytest.mark.thorough
 def test_bombs_do_not_fill_the_memory(tmp_path: Path) -> None:
-    """In a process that may have little more than what it starts with."""
+    """In a process with little memory."""
     words = [sys.executable, str(Path(__file__).with_name("bombs.py")), str(tmp_path)]
     path = os.pathsep.join([str(Path(ecc.__file__).parents[1]), str(Path(__file__).parents[1])])
     done = subprocess.run(
@@ -63,16 +61,15 @@ def test_bombs_do_not_fill_the_memory(tmp_path: Path) -> None:
     } == {}
 
 
-def test_a_name_that_climbs_out_of_the_folder_is_only_a_name(tmp_path: Path) -> None:
-    """Names of groups and tensors come from files; none of them is ever a path."""
+def test_names_in_files_are_never_paths(tmp_path: Path) -> None:
     target = TARGETS["state"]
-    data = good_bytes(target).replace(b'"0"', b'"../../../outside"')
+    data = good_bytes(target).replace(b'"a"', b'"../"')
     assert attempt(target, data, tmp_path / "x").kind == "refused"
 
 
 @pytest.mark.parametrize("load", [load_state, Profile.load, EnergyModel.load])
-def test_a_pickle_is_not_even_looked_into(load: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both torch's own file format and a bare pickle, each of which would leave a file behind."""
+def test_pickles_are_never_loaded(load: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither torch's file format nor a bare pickle."""
     monkeypatch.chdir(tmp_path)
     assert callable(load)
 
@@ -90,10 +87,9 @@ def test_a_pickle_is_not_even_looked_into(load: object, tmp_path: Path, monkeypa
     assert Path("EXECUTED").exists()  # the trap works
 
 
-def test_nothing_in_the_package_runs_what_it_reads() -> None:
-    """Beside the architecture test: not even the words."""
+def test_the_package_uses_nothing_that_executes_data() -> None:
     words = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib", "eval", "exec", "compile", "yaml"}
-    allowed = {("find.py", "compile"), ("deploy.py", "compile")}  # re.compile, torch.compile
+    allowed = {("runner.py", "compile")}  # torch.compile
     found = []
     for file in sorted(Path(ecc.__file__).parent.rglob("*.py")):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
@@ -105,9 +101,9 @@ def test_nothing_in_the_package_runs_what_it_reads() -> None:
 
 
 @pytest.mark.parametrize("name", ["history.jsonl", ".ecc-lock", "config.json", "checkpoint.safetensors"])
-def test_links_in_a_run_folder_lead_to_nothing_that_is_written(name: str, tmp_path: Path) -> None:
+def test_links_in_a_run_folder_are_not_written_through(name: str, tmp_path: Path) -> None:
     """A run folder from elsewhere may hold links to any file of the user."""
-    target = TARGETS["run, tuning: checkpoint"]
+    target = TARGETS["run, finetuning: checkpoint.safetensors"]
     attempt(target, good_bytes(target), tmp_path / "x")
     run, mine = tmp_path / "x" / "home" / "run", tmp_path / "diary"
     mine.write_text("dear diary\n")

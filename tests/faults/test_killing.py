@@ -15,11 +15,9 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.thorough
-def test_every_verb_that_is_killed_ends_as_if_it_had_not_been(tmp_path: Path) -> None:
+def test_a_killed_command_that_is_repeated_has_the_same_result(tmp_path: Path) -> None:
     """A few kills; `benchmarks/reliability.py --only kills` has more than a hundred."""
-    counts = {
-        verb: 2 for verb in RECIPES if can_run(verb) and verb not in ("export to ONNX", "report")
-    }  # which take long
+    counts = {verb: 2 for verb in RECIPES if can_run(verb) and verb not in ("export to ONNX", "report")}  # slow ones
     done = subprocess.run(
         [sys.executable, str(ROOT / "tests" / "faults" / "killing.py"), str(tmp_path), json.dumps(counts), "1"],
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT / "tests")])},
@@ -29,7 +27,7 @@ def test_every_verb_that_is_killed_ends_as_if_it_had_not_been(tmp_path: Path) ->
     )
     assert done.returncode == 0, done.stderr[-2000:]
     tallies = json.loads(done.stdout)
-    assert [lost for tally in tallies.values() for lost in tally["lost"]] == []
+    assert [failure for tally in tallies.values() for failure in tally["failures"]] == []
     assert set(tallies) == set(counts) >= {"profile", "fit", "compress", "compare", "export"}
     assert all(tally["kills"] == 2 and tally["while_writing"] == 1 for tally in tallies.values())
 
@@ -44,5 +42,5 @@ def test_every_verb_that_is_killed_ends_as_if_it_had_not_been(tmp_path: Path) ->
         ({"a": [1, {"b": 2}], ".x.tmp": "folder"}, "/.x.tmp is left over"),
     ],
 )
-def test_a_difference_is_found_and_named(after: dict[str, object], words: str) -> None:
+def test_the_first_difference_of_two_results(after: dict[str, object], words: str) -> None:
     assert difference({"a": [1, {"b": 2}]}, after) == words

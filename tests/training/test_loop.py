@@ -68,16 +68,16 @@ def test_it_equals_a_loop_written_by_hand() -> None:
     trained, result = fit(9, task=toy_task(model=plain_net()), schedule=schedule, clip_norm=0.5, history=kept)
     assert same_weights(trained, model)
     assert result.loss == pytest.approx(float(torch.stack(losses[-3:]).mean()))
-    assert [(line.step, line.total, line.lr) for line in kept.lines] == [
+    assert [(line["step"], line["total"], line["lr"]) for line in kept.lines] == [
         (step, step, schedule.lr(0.01, step - 1, 9)) for step in (3, 6, 9)
     ]
-    assert kept.lines[0].loss == pytest.approx(float(torch.stack(losses[:3]).mean()))
+    assert kept.lines[0]["loss"] == pytest.approx(float(torch.stack(losses[:3]).mean()))
 
 
 def test_it_learns() -> None:
     kept = KeptLines()
     fit(120, lr=0.03, task=toy_task(model=plain_net()), history=kept, log_every=20)
-    assert kept.lines[-1].loss < 0.8 * kept.lines[0].loss
+    assert kept.lines[-1]["loss"] < 0.8 * kept.lines[0]["loss"]
 
 
 def test_modes_and_random_states_are_restored() -> None:

@@ -12,7 +12,7 @@ import click
 
 from ecc.constants import METHOD_NAMES, SCRATCH
 from ecc.errors import EccError
-from ecc.methods.settings import CompressSettings
+from ecc.settings import CompressSettings
 
 from .options import (
     Command,

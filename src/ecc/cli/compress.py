@@ -10,7 +10,7 @@ import click
 
 from ecc.constants import BUNDLED_TASKS, METHOD_NAMES, PRESETS
 from ecc.errors import EccError
-from ecc.methods.settings import CompressSettings
+from ecc.settings import CompressSettings
 
 from .options import (
     Command,
@@ -109,7 +109,7 @@ def compress(
       ecc compress digits --budget macs=40% -o run --pretrain-steps 300
       ecc compress mobilenet_v1 --data imagenet --budget 60% -o run
       ecc compress net.py:build --energy energy.json --budget 24mJ --budget params=2M -o run
-      ecc compress digits --unstructured --meter platform:eyeriss --budget 40% -o sparse
+      ecc compress digits --unstructured --meter platform:eyeriss --budget 60% -o sparse
       torchrun --nproc-per-node 4 -m ecc compress net.py:build --budget 60% -o run
     """
     from rich.console import Console

@@ -53,14 +53,12 @@ class Option(click.Option):
 class Command(click.Command):
     """A verb: `--help` lists the common options, `--help-all` every option, and a typing mistake gets a suggestion."""
 
-    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        """The declared options, `--help-all` if some are not common, and `--help`."""
-        *params, help_option = super().get_params(ctx)
-        if any(not _is_common(param) for param in params):
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        if any(not _is_common(param) for param in self.params):
             text = "Show every option and exit."
-            flag = {"is_flag": True, "is_eager": True, "expose_value": False}
-            params.append(click.Option(["--help-all"], callback=_show_all, help=text, **flag))
-        return [*params, help_option]
+            flag: Any = {"is_flag": True, "is_eager": True, "expose_value": False}
+            self.params.append(click.Option(["--help-all"], callback=_show_all, help=text, **flag))
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The table of options."""

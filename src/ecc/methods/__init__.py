@@ -1,5 +1,7 @@
 """Pruning methods: ECC and baselines, and the compression that runs them."""
 
+from ecc.settings import CompressSettings
+
 from .base import Method, PruningContext
 from .baselines.amc import Amc, AmcSettings
 from .baselines.eap import Eap, EapSettings
@@ -14,7 +16,6 @@ from .cost_evaluator import CostEvaluator, MeasuredCost
 from .ecc import AdmmSettings, EccSolver, WeightSolver
 from .ecc.method import Ecc
 from .feasibility import Feasibility, check_feasibility
-from .settings import CompressSettings
 from .unstructured import SparseResult, WeightCompression
 
 __all__ = [

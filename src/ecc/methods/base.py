@@ -18,13 +18,13 @@ from ecc.energy import Cost
 from ecc.errors import BadTask
 from ecc.graph import ChannelGraph, live_masks, mask_channels_
 from ecc.run_records import SolverLine
+from ecc.settings import CompressSettings
 from ecc.task import Task
 from ecc.torch_utils import device_of
 from ecc.training import BatchStream, OptimizerLike, Teacher, fused_on_gpu
 
 from .ecc.constraints import group_min_widths
 from .ecc.importance import ConsumerSlices
-from .settings import CompressSettings
 
 
 def _no_training(optimizer: OptimizerLike, steps: int) -> Iterator[int]:
@@ -188,13 +188,13 @@ class OneShotMethod:
 
     def start(self, context: PruningContext) -> None:
         """Keep a copy of the dense weights."""
-        self._context = context
-        self._dense = copy.deepcopy(context.model.state_dict())
+        self.context = context
+        self.dense_state = copy.deepcopy(context.model.state_dict())
 
     @property
     def is_done(self) -> bool:
         """Whether the targets are met."""
-        return self._context.constraint_violation(self._context.widths()) <= 0
+        return self.context.constraint_violation(self.context.widths()) <= 0
 
     def state_dict(self) -> dict[str, Any]:
         """No state."""

@@ -11,8 +11,9 @@ import copy
 import math
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
+from inspect import GEN_CREATED, getgeneratorstate
 from itertools import islice
 from typing import Any
 
@@ -27,6 +28,7 @@ from ecc.graph.slimming import build_slim
 from ecc.measure import EnergySource
 from ecc.records import from_builtins, to_builtins, write_record
 from ecc.run_records import BatchCount, BudgetResult, CostCheck, DenseAndResult, MethodLine, RunSummary, SolverLine
+from ecc.settings import CompressSettings
 from ecc.task import Task, batch_size_of, split_batch, with_batch_size
 from ecc.training import (
     BatchStream,
@@ -49,7 +51,6 @@ from .cost_evaluator import CostEvaluator, MeasuredCost, check_meter
 from .feasibility import Feasibility, check_feasibility, refuse_infeasible, resolve_budgets
 from .registry import find_method
 from .runner import CompressionRunner, OptimizerFactory
-from .settings import CompressSettings
 
 
 @dataclass(frozen=True)
@@ -437,12 +438,15 @@ class Compression(CompressionRunner[CompressedModel]):
 class _TrainingSteps:
     """The training loop of a method that prunes while it trains, if it has started one."""
 
-    steps: Generator[int, None, None] | None = None
+    steps: Generator[int, bool | None, None] | None = None
 
     def finish(self) -> None:
         """Log and save the last step."""
-        for _ in self.steps or ():
-            pass
+        if self.steps is not None:
+            with suppress(StopIteration):
+                if getgeneratorstate(self.steps) == GEN_CREATED:
+                    next(self.steps)  # resumed after the last step: only the weights are loaded
+                self.steps.send(True)
 
     def close(self) -> None:
         """End the loop, also after an error."""

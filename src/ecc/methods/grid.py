@@ -28,6 +28,7 @@ from ecc.errors import BadFile, EccError
 from ecc.measure import EnergySource
 from ecc.records import read_record, write_record
 from ecc.run_records import GridFailure, GridRunInfo
+from ecc.settings import CompressSettings
 from ecc.task import Task
 from ecc.training import BatchStream, Interrupted, load_state, open_run, save_state, train
 
@@ -36,7 +37,6 @@ from .baselines.scratch import Scratch
 from .compression import Compression
 from .registry import METHODS, find_method
 from .runner import adam, initial_weights_checksum, result_settings
-from .settings import CompressSettings
 
 _CLEAR_REFS = Path("/proc/self/clear_refs")
 

@@ -22,6 +22,7 @@ from ecc.errors import BadTask, wrap_user_errors
 from ecc.options import flat_values
 from ecc.records import read_record, to_builtins
 from ecc.run_records import PHASES, CostCheck, MethodLine, RunSummary, ScoreLine, SolverLine
+from ecc.settings import CompressSettings
 from ecc.task import Task
 from ecc.training import (
     BatchStream,
@@ -40,8 +41,6 @@ from ecc.training import (
     train,
     weights_checksum,
 )
-
-from .settings import CompressSettings
 
 Result = TypeVar("Result")
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]

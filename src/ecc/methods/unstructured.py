@@ -22,6 +22,7 @@ from ecc.measure import EnergySource, find_meter
 from ecc.measure.meters.platform import PLATFORMS, Platform
 from ecc.records import to_builtins, write_record
 from ecc.run_records import BatchCount, BudgetResult, RunSummary, SolverLine, SparseSummary
+from ecc.settings import CompressSettings
 from ecc.task import Task, batch_size_of
 from ecc.training import Cosine, StepInfo, Teacher, load_state, save_state
 
@@ -29,7 +30,6 @@ from .ecc.constraints import TOLERANCE
 from .ecc.weight_solver import WeightSolver, count_nonzeros, min_counts
 from .feasibility import Feasibility, feasibility_of, raise_infeasible
 from .runner import CompressionRunner
-from .settings import CompressSettings
 
 ASSUMES = (
     "zero weights cost no multiplication and no storage, and their positions are stored for free; no GPU does this"

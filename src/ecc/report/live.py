@@ -18,6 +18,7 @@ from ecc.formatting import duration, percent, si
 from ecc.measure.meter import MeterInfo
 from ecc.measure.profile import Profile
 from ecc.measure.profiler import Progress
+from ecc.records import to_builtins
 
 from .terminal import Feasibility
 
@@ -91,10 +92,11 @@ class CompressProgress:
         if self._console is not None:
             self._console.print(sentence, markup=False, highlight=False, soft_wrap=True)
 
-    def log(self, line: Mapping[str, Any]) -> None:
-        """Show a line of the history (see `ecc.run_records`)."""
+    def log(self, record: Any) -> None:
+        """Show a line of the history: a record of `ecc.run_records`, or the same as a mapping."""
         if self._console is None:
             return
+        line: Mapping[str, Any] = to_builtins(record)
         phase = line.get("phase")
         if phase == "solver":
             self._cost = self._against_budgets(line["cost"], line.get("target"))

@@ -1,5 +1,8 @@
 """Training: the loop of all methods, counted batches, run folders that can be resumed."""
 
+from ecc.schedules import PAPER_FINETUNE_LR, Constant, Cosine, LRSchedule
+from ecc.settings import DistillSettings, TrainSettings
+
 from .batches import BatchStream, to_device
 from .checkpoint import load_state, save_state, weights_checksum
 from .distill import Teacher, training_loss
@@ -8,8 +11,6 @@ from .history import Histories, History, Logger, Loggers, TensorBoardLogger
 from .loop import Diverged, OnStep, OptimizerLike, StepInfo, TrainResult, fused_on_gpu, train, train_steps
 from .rng import derived_seed, fork_rng, rng_state, seed_everything, set_rng_state
 from .run_dir import RunDir, RunInUse, open_run
-from .schedules import PAPER_FINETUNE_LR, Constant, Cosine, LRSchedule
-from .settings import DistillSettings, TrainSettings
 from .signals import Interrupted, StopRequests
 
 __all__ = [

@@ -19,9 +19,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from ecc.errors import BadTask, EccError, EccWarning
+from ecc.settings import DistillSettings
 from ecc.task import Batch, call_model, split_batch, takes_model
-
-from .settings import DistillSettings
 
 
 class Teacher:

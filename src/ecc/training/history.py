@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ecc.errors import BadFile, EccError
-from ecc.records import to_builtins
 
 _POSITION = ("phase", "step", "total", "wall")  # fields that say where a line belongs, and are not curves
 
@@ -20,8 +19,8 @@ _POSITION = ("phase", "step", "total", "wall")  # fields that say where a line b
 class History(Protocol):
     """Receives the lines of a history. `RunDir` is one."""
 
-    def log(self, line: Any) -> None:
-        """Add a line: a record of `ecc.run_records`, or a mapping of plain values."""
+    def log(self, line: Mapping[str, Any]) -> None:
+        """Add a line: the fields of a record of `ecc.run_records`, as plain values."""
 
 
 class Histories:
@@ -30,7 +29,7 @@ class Histories:
     def __init__(self, *histories: History) -> None:
         self._histories = histories
 
-    def log(self, line: Any) -> None:
+    def log(self, line: Mapping[str, Any]) -> None:
         """See `History`."""
         for history in self._histories:
             history.log(line)
@@ -59,11 +58,10 @@ class Loggers:
         self._loggers = loggers
         self._step = 0
 
-    def log(self, line: Any) -> None:
+    def log(self, line: Mapping[str, Any]) -> None:
         """See `History`."""
-        fields = to_builtins(line)
-        self._step = int(fields.get("total", self._step))
-        values = curve_values(fields)
+        self._step = int(line.get("total", self._step))
+        values = curve_values(line)
         for logger in self._loggers:
             logger.log(values, self._step)
 

@@ -23,7 +23,10 @@ from torch import Tensor, nn
 
 from ecc.errors import BadFile, BadTask, EccError, OutOfMemory, describe_error, is_out_of_memory, wrap_user_errors
 from ecc.graph.model_copy import load_whole_state_, whole_state
+from ecc.records import to_builtins
 from ecc.run_records import TrainLine
+from ecc.schedules import LRSchedule
+from ecc.settings import TrainSettings
 from ecc.task import Batch, takes_model
 
 from .batches import BatchStream, map_tensors, micro_batches
@@ -33,8 +36,6 @@ from .distributed import DistributedContext
 from .history import History
 from .rng import derived_seed, fork_rng, rng_state, set_rng_state
 from .run_dir import RunDir
-from .schedules import LRSchedule
-from .settings import TrainSettings
 from .signals import Interrupted, StopRequests
 
 MAX_PENDING_LOSSES = 1000
@@ -160,11 +161,12 @@ def train_steps(
     history: History | None = None,
     extra: Callable[[], Any] | None = None,
     phase: str = "train",
-) -> Generator[int, None, None]:
+) -> Generator[int, bool | None, None]:
     """`train` as a generator: each `next` takes one step and yields its number.
 
     The loss is logged and a checkpoint is written when the generator continues, so the caller can still change the
-    optimizer after a step and have the change saved with it. Exhaust the generator, or close it.
+    optimizer after a step and have the change saved with it. `send(True)` ends the training after the step.
+    Exhaust the generator, or close it.
 
     Args and errors: See `train`.
     """
@@ -173,7 +175,7 @@ def train_steps(
     )
     with closing(loop.run_steps()) as taken:
         for _ in taken:
-            yield loop.step
+            loop.stopped = bool((yield loop.step))
 
 
 class _Loop:
@@ -339,7 +341,7 @@ class _Loop:
         )
         for history in (self.run, self.history):
             if history is not None and self.distributed.is_main:
-                history.log(line)
+                history.log(to_builtins(line))
 
     # ---------------------------------------------------------------- checkpoints
 

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -66,20 +65,6 @@ def test_groups_are_pruned_in_the_order_of_the_energy_of_their_consumers(name: s
     for _ in expected:
         method.step()
     assert [line["group"] for line in pruned(context)] == expected
-
-
-def test_coefficients_change_the_order() -> None:
-    context = work_of("chain")
-    model: Any = context.costs[0]
-    orders = []
-    for expensive in ("conv2", "head"):
-        number = model.layers.index(expensive)
-        terms = model.fitted.terms
-        coefficients = tuple(1.0 if any(layer == number for layer, _ in term.layers) else 1e-6 for term in terms)
-        context.costs = (replace(model, fitted=replace(model.fitted, coefficients=coefficients)),)
-        orders.append(started(context).order()[0])
-        assert expensive in context.graph[orders[-1]].layers(Role.CONSUMER)
-    assert orders[0] != orders[1]
 
 
 def test_the_cost_furthest_above_its_target_decides_and_needs_no_layers() -> None:

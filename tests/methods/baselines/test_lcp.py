@@ -57,15 +57,6 @@ def test_the_ranking_equals_removing_one_channel_after_the_other(name: str, shar
         assert torch.equal(weight, torch.where(weight == 0, weight, dense.state_dict()[key]))
 
 
-def test_a_group_that_is_ranked_first_stops_at_its_minimum() -> None:
-    names = list(magnitudes(work_of()))
-    for first in names:
-        context = work_of(share=0.15, width_multiple=4)
-        finish(Lcp(found={name: (1.0, -1e6 if name == first else 0.0) for name in names}), context)
-        least = dict(zip(context.graph.full_widths, context.min_widths(), strict=True))
-        assert context.named_widths()[first] == least[first]
-
-
 @pytest.mark.parametrize("scale", [False, True])
 def test_lower_targets_need_no_new_search_and_prune_the_dense_weights(scale: bool) -> None:
     context = work_of("residual", share=0.6)

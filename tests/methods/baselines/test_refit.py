@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 import itertools
 
 import numpy as np
@@ -36,6 +37,56 @@ def lstsq(inputs: Tensor, targets: Tensor) -> Tensor:
 
 
 # ---------------------------------------------------------------- samples
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"kernel_size": 3, "padding": 1},
+        {"kernel_size": (3, 2), "stride": (2, 1), "padding": (0, 1)},
+        {"kernel_size": 3, "dilation": 2, "padding": "same"},
+        {"kernel_size": 3, "padding": 1, "padding_mode": "circular", "bias": False},
+        {"kernel_size": 1, "stride": 2},
+    ],
+)
+def test_samples_of_a_convolution_reproduce_its_outputs(options: dict[str, object]) -> None:
+    net = nn.Sequential(seeded(nn.Conv2d, 3, 5, **options))
+    layer = refittable_modules(net)["0"]
+    batches = [drawn(2, 3, 7, 8), drawn(2, 3, 7, 8, seed=1)]
+    for rows in (20, 10_000):
+        samples = collect_samples(net, ["0"], batches, rows)["0"]
+        expected = samples.inputs @ layer.weight.flatten(1).T + (0 if layer.bias is None else layer.bias)
+        assert torch.allclose(samples.outputs, expected, atol=1e-5)
+        assert len(samples.inputs) == min(rows, 2 * net(batches[0])[:, 0].numel())
+
+
+def test_layers_may_be_called_twice_or_never_or_by_keyword() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.twice, self.never, self.named = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.named(input=self.twice(self.twice(x)))
+
+    found = collect_samples(Net(), ["twice", "never", "named"], [drawn(3, 5, 4)], 100)
+    assert set(found) == {"twice", "named"}
+    assert found["twice"].inputs.shape == (30, 4)
+    assert found["named"].outputs.shape == (15, 2)
+
+
+def test_sampling_changes_nothing_even_after_an_error() -> None:
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Dropout(0.5), nn.Conv2d(4, 4, 3))
+    net[1].eval()
+    before, random = copy.deepcopy(net.state_dict()), torch.get_rng_state()
+    first, second = (collect_samples(net, ["3"], [drawn(2, 3, 8, 8)], 9)["3"] for _ in range(2))
+    with pytest.raises(RuntimeError):
+        collect_samples(net, ["3"], [drawn(2, 5)], 9)
+    assert torch.equal(first.inputs, second.inputs)
+    assert torch.equal(torch.get_rng_state(), random)
+    assert all(torch.equal(before[name], value) for name, value in net.state_dict().items())
+    assert [module.training for module in net] == [True, False, True, True]
+    assert not any(module._forward_hooks for module in net.modules())
 
 
 def test_what_can_be_refit() -> None:
@@ -121,16 +172,6 @@ def test_weights_of_inputs_that_are_always_zero_stay() -> None:
     refit_(layer, inputs, drawn(20, 2, seed=1), 1e-6)
     assert torch.equal(layer.weight[:, 3], before[:, 3])
     assert not torch.equal(layer.weight[:, 0], before[:, 0])
-
-
-def test_a_layer_with_zero_weights_only_gets_a_bias() -> None:
-    for bias in (True, False):
-        layer = nn.Linear(4, 2, bias=bias)
-        layer.weight.data.zero_()
-        targets = drawn(20, 2)
-        refit_(layer, drawn(20, 4, seed=1), targets, TINY)
-        assert not layer.weight.any()
-        assert not bias or torch.allclose(layer.bias, targets.mean(0), atol=1e-6)
 
 
 # ---------------------------------------------------------------- restore

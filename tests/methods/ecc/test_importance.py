@@ -101,20 +101,6 @@ def test_slices_without_a_gradient_count_by_their_norm() -> None:
     torch.testing.assert_close(ratio, ratio[:1].expand(len(ratio)), rtol=1e-4, atol=1e-12)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
-def test_norms_are_float32_and_masks_keep_the_type_of_the_weights(dtype: torch.dtype) -> None:
-    net, _, graph = traced("residual")
-    net = net.to(dtype)
-    slices = ConsumerSlices(net, graph, CPU)
-    assert slices.norms().dtype == torch.float32
-    alive = torch.rand(graph.num_channel_ids - 1) > 0.5
-    slices.set_mask(alive)
-    slices.apply_mask_()
-    assert {parameter.dtype for parameter in net.parameters()} == {dtype}
-    first, stop = graph.channel_ids("stem")
-    assert torch.equal(live_masks(net, graph)[0], alive[first - 1 : stop - 1])
-
-
 @pytest.mark.gpu
 def test_on_a_gpu_cuda_graphs_give_the_same_sums_and_masks() -> None:
     net, _, graph = traced("digits")

@@ -20,9 +20,6 @@ from ecc.graph import ChannelGraph
 from ecc.graph.model_copy import named_tensors
 from ecc.training.cuda_graph import CudaGraphFunction
 
-IMPORTANCES = ("taylor", "adam_norm")
-"""Criteria of channel importance: the Fisher/Taylor criterion, or the paper's Adam-weighted norm of the weights."""
-
 # ---------------------------------------------------------------- the Taylor criterion
 
 TAYLOR_INTERVAL = 4

@@ -19,9 +19,10 @@ from torch.optim import Adam, Optimizer
 
 from ecc.errors import BadFile, EccError, EccWarning
 from ecc.methods.ecc.constraints import TOLERANCE, Limit, ResourceConstraints
-from ecc.methods.ecc.importance import IMPORTANCES, TaylorImportance, adam_preconditioners
+from ecc.methods.ecc.importance import TaylorImportance, adam_preconditioners
 from ecc.methods.ecc.ranking import ChannelRanking
 from ecc.methods.ecc.scheduled import Schedule
+from ecc.settings import IMPORTANCES
 from ecc.training import fused_on_gpu
 
 

@@ -14,17 +14,16 @@ from ecc.energy.cost import Cost
 from ecc.errors import EccWarning
 from ecc.graph import ChannelGraph, mask_channels_
 from ecc.graph.slimming import check_before_slim
-from ecc.methods.ecc.admm import AdmmSettings, AdmmSolver
+from ecc.methods.ecc.admm import AdmmSolver
 from ecc.methods.ecc.constraints import Limit, ResourceConstraints, initial_channels
 from ecc.methods.ecc.importance import ConsumerSlices
 from ecc.methods.ecc.optimizer_wrapper import Duals, PruningOptimizer, WidthSolver, adam_for, check_optimizer
 from ecc.methods.ecc.ranking import ChannelRanking
 from ecc.methods.ecc.scheduled import RAMP, WARM_UP, Schedule, ScheduledSolver
+from ecc.settings import SOLVERS, AdmmSettings
 from ecc.torch_utils import device_of
 
 __all__ = ["Duals", "EccSolver"]
-
-SOLVERS = ("scheduled", "admm")
 
 
 class EccSolver(PruningOptimizer):

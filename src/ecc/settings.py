@@ -1,0 +1,236 @@
+"""Settings of training, distillation, the solvers and a compression.
+
+Each setting is declared once: these classes are the Python API, the keys of TOML files, and the options of the command
+line (see `ecc.options`). The module does not import torch, so that the help of the command line is fast.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from ecc.constants import MIN_WIDTH_RATIO
+from ecc.errors import EccError
+from ecc.options import check_options, option, settings_from
+from ecc.run_records import PHASES
+from ecc.schedules import Cosine
+
+PRECISIONS = ("fp32", "bf16", "fp16")
+
+AUTO_DISTILL_WEIGHT = 0.5
+"""Weight of the distillation loss by default, as in the authors' code."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainSettings:
+    """Settings of the training loop. The number of steps and the learning-rate schedule are arguments of `train`.
+
+    Raises:
+        EccError: If a value is out of its range.
+    """
+
+    precision: str = option(
+        "fp32",
+        "Precision of forward and backward pass (autocast); weights stay fp32. fp16 scales the loss.",
+        choices=PRECISIONS,
+    )
+    clip_norm: float | None = option(None, "Largest norm of the gradient; larger ones are scaled down.", above=0)
+    weight_decay: float = option(1e-4, "Weight decay of Adam (L2 penalty, as in the paper).", range=(0, None))
+    micro_batch: int | None = option(
+        None, "Micro-batch size (gradient accumulation); batch norm sees micro-batches.", range=(1, None),
+        changes_result=False,
+    )  # fmt: skip
+    channels_last: bool = option(False, "Use the channels-last memory format; faster on GPUs.")
+    cuda_graph: bool = option(
+        False,
+        "Run forward and backward pass as one CUDA graph; faster for small networks on large GPUs.",
+        changes_result=False,
+    )
+    seed: int = option(0, "Random seed.", range=(0, None))
+    log_every: int = option(50, "Steps between two lines of the history.", range=(1, None), changes_result=False)
+    checkpoint_steps: int | None = option(None, "Steps between two checkpoints.", range=(1, None), changes_result=False)
+    checkpoint_seconds: float | None = option(
+        300.0, "Seconds between two checkpoints.", above=0, flag="checkpoint_every", changes_result=False
+    )
+
+    def __post_init__(self) -> None:
+        check_options(self)
+        if self.cuda_graph and self.precision == "fp16":
+            raise EccError("cuda_graph does not support precision fp16, which rescales the loss; use bf16.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DistillSettings:
+    """Settings of distillation: the loss is `weight * distance(outputs, teacher) + (1 - weight) * task loss`.
+
+    Raises:
+        EccError: If a value is out of its range.
+    """
+
+    weight: float | None = option(
+        None,
+        "Weight of the distillation loss (0: off). Default: 0.5 if the outputs can be compared.",
+        range=(0, 1),
+        flag="kd_weight",
+    )
+    temperature: float | None = option(
+        None,
+        "Softmax temperature of distillation. Default: mean squared error of the logits.",
+        above=0,
+        flag="kd_temperature",
+    )
+    ignore_index: int | None = option(None, "Label of targets that distillation ignores, such as 255 on Cityscapes.")
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+    @property
+    def is_off(self) -> bool:
+        """Whether there is no distillation."""
+        return self.weight == 0
+
+    @property
+    def is_auto(self) -> bool:
+        """Whether distillation is left out where the outputs of student and teacher cannot be compared."""
+        return self.weight is None
+
+    @property
+    def used_weight(self) -> float:
+        """The weight, or the default one."""
+        return AUTO_DISTILL_WEIGHT if self.weight is None else self.weight
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdmmSettings:
+    """Constants of Algorithm 1. The defaults are those of the authors' published command.
+
+    Raises:
+        EccError: A value is out of range.
+    """
+
+    width_lr: float = option(3.0, "Step size of the widths (beta).", above=0, flag="admm_width_lr")
+    width_penalty: float = option(10.0, "Penalty of the widths (rho_1).", above=0, flag="admm_width_penalty")
+    energy_penalty: float = option(10.0, "Penalty of the energy (rho_2).", above=0, flag="admm_energy_penalty")
+    min_energy_slope: float = option(
+        1e-3, "Smallest gradient after projecting z (epsilon).", above=0, flag="admm_min_energy_slope"
+    )
+    max_norm: float | None = option(1.0, "Maximum norm of the gradient of s.", above=0, flag="admm_max_norm")
+    floor_width_dual: bool = option(
+        True, "Use floor(s) in Eq. (11), as the authors' code.", flag="admm_floor_width_dual"
+    )
+    project_energy_dual: bool = option(
+        True, "Project z (Sec. 3.3.3). Without it the solver stalls.", flag="admm_project_energy_dual"
+    )
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+
+IMPORTANCES = ("taylor", "adam_norm")
+"""Criteria of channel importance: the Fisher/Taylor criterion, or the paper's Adam-weighted norm of the weights."""
+SOLVERS = ("scheduled", "admm")
+LR_SCHEDULES = ("constant", "cosine")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompressSettings:
+    """Settings of a compression.
+
+    Raises:
+        EccError: If a value is out of range, or two settings contradict each other.
+    """
+
+    pretrain_steps: int = option(
+        0, "Training steps of the dense network before pruning; 0 if it is trained.", range=(0, None), common=True
+    )
+    prune_steps: int = option(2000, "Number of pruning steps.", range=(1, None), common=True)
+    finetune_steps: int = option(1000, "Number of fine-tuning steps of the slim network.", range=(0, None), common=True)
+    lr: float = option(1e-4, "Learning rate of pruning and fine-tuning (Adam).", above=0, range=(None, 1), common=True)
+    finetune_lr: float | None = option(
+        None, "Learning rate at the start of fine-tuning; --lr if not given.", above=0, range=(None, 1)
+    )
+    pretrain_lr: float = option(1e-3, "Learning rate at the start of pretraining.", above=0, range=(None, 1))
+    lr_schedule: str = option(
+        "constant",
+        "Learning rate of ECC while it prunes: constant, with a new cosine for fine-tuning; or one cosine for both.",
+        choices=LR_SCHEDULES,
+    )
+    importance: str | None = option(
+        None, "Channel importance. By default adam_norm with solver admm, else taylor.", choices=IMPORTANCES
+    )
+    min_width_ratio: float = option(MIN_WIDTH_RATIO, "Minimum fraction of channels kept in each group.", range=(0, 1))
+    width_multiple: int | None = option(
+        None, "Widths are multiples of this number; as in the profile if not given.", range=(1, None)
+    )
+    uniform_floor: float = option(
+        0.0, "Minimum width of a group, as a fraction of its width under uniform pruning.", range=(0, 0.999)
+    )
+    solver: str = option(
+        "scheduled",
+        "Solver of ECC: scheduled, or admm as published.",
+        choices=SOLVERS,
+    )
+    admm: AdmmSettings = field(default_factory=AdmmSettings)
+    train: TrainSettings = field(default_factory=TrainSettings)
+    distill: DistillSettings = field(default_factory=DistillSettings)
+
+    def __post_init__(self) -> None:
+        check_options(self)
+        if self.lr_schedule == "cosine" and self.finetune_lr is not None:
+            raise EccError("lr_schedule 'cosine' has no separate finetune_lr; leave one of them out.")
+        if self.solver == "admm":
+            for name in ("uniform_floor", "lr_schedule"):
+                if getattr(self, name) != getattr(CompressSettings, name):
+                    raise EccError(f"{name} has no effect with solver 'admm'; leave it out.")
+
+    @classmethod
+    def paper(cls, **changes: Any) -> CompressSettings:
+        """Settings of the paper: Algorithm 1, its importance, learning rates and gradient clipping, any width.
+
+        The ADMM solver may not converge within `prune_steps`: its constants must suit the number of steps.
+
+        Args:
+            **changes: Options by their name on the command line, such as `kd_weight`.
+        """
+        published: dict[str, Any] = {
+            "solver": "admm",
+            "importance": "adam_norm",
+            "min_width_ratio": 0.0,  # at least one channel
+            "width_multiple": 1,
+            "lr": 1e-5,
+            "finetune_lr": 3e-5,
+            "clip_norm": 1.0,
+            "kd_temperature": None,  # compares logits
+        }
+        return settings_from(cls, published | changes)
+
+    @property
+    def phase_steps(self) -> dict[str, int]:
+        """Steps of each phase, in order. Fine-tuning also gets the steps that pruning does not use."""
+        return dict(zip(PHASES, (self.pretrain_steps, self.prune_steps, self.finetune_steps), strict=True))
+
+    def schedule(self, phase: str) -> Cosine | None:
+        """Learning rate of a phase; None for a constant one."""
+        if phase == "prune":
+            return None
+        start = self.pretrain_lr if phase == "pretrain" else self.finetune_lr or self.lr
+        return Cosine(start_lr=start)
+
+    def joint_schedule(self, phase: str, reduction: float) -> Cosine | None:
+        """Learning rate of ECC with `lr_schedule="cosine"`: constant at first, then one cosine until fine-tuning ends.
+
+        The larger the reduction, the more the network has to learn again, and the longer the rate stays constant: for
+        `reduction ** 2` of the steps, a quarter where the cost is halved.
+
+        Args:
+            phase: prune or finetune.
+            reduction: 1 - budget / dense cost, of the tightest budget.
+
+        Returns:
+            None for `lr_schedule="constant"`.
+        """
+        if self.lr_schedule == "constant":
+            return None
+        hold = int(reduction**2 * (self.prune_steps + self.finetune_steps))
+        before, after = (0, self.finetune_steps) if phase == "prune" else (self.prune_steps, 0)
+        return Cosine(start_lr=self.lr, hold_steps=hold, steps_before=before, steps_after=after)
