@@ -86,7 +86,7 @@ def _whole(read: Callable[[Path], Any]) -> Callable[[Path], Any]:
 def loaders() -> dict[str, Callable[[Path], Any]]:
     """Functions that read a file, by its suffix or folder."""
     from ecc.energy import EnergyModel
-    from ecc.export.job import read_json as read_exported
+    from ecc.export.run_export import read_json as read_exported
     from ecc.graph import ChannelGraph
     from ecc.measure import Profile
     from ecc.records import read_record

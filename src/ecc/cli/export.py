@@ -70,7 +70,7 @@ def export(
         int8=int8,
         licence=licence,
         force=force,
-        tell=None if shown is None else lambda line: shown.print(line, markup=False, highlight=False),
+        log=(lambda _: None) if shown is None else lambda line: shown.print(line, markup=False, highlight=False),
     )
     if as_json:
         scores = read_record(run / "summary.json", RunSummary).scores

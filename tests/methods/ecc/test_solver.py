@@ -300,6 +300,12 @@ def test_states_of_others_are_refused(make: Make) -> None:
     make(net, graph, "70%").load_state_dict(solver.state_dict())
 
 
+def test_the_default_importance_is_that_of_the_solver() -> None:
+    net, _, graph = traced("residual")
+    found = [channels(net, graph, solver=solver).state_dict()["ecc"]["importance"] for solver in ("scheduled", "admm")]
+    assert found == ["taylor", "adam_norm"]
+
+
 @pytest.mark.parametrize("budget", ["80%", "70%"])
 def test_a_state_with_a_changed_limit_can_be_loaded(budget: str) -> None:
     net, example, graph = traced("residual")
