@@ -1,3 +1,5 @@
+"""Settings of torch are set for a block and restored."""
+
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -8,11 +10,11 @@ import torch
 
 from ecc.torch_utils import exact_arithmetic, torch_settings
 
-PLACES = ("cuda.matmul", "cudnn.conv", "cudnn.rnn", "mkldnn.matmul", "mkldnn.conv", "mkldnn.rnn")
+BACKENDS = ("cuda.matmul", "cudnn.conv", "cudnn.rnn", "mkldnn.matmul", "mkldnn.conv", "mkldnn.rnn")
 HAS_NEW_SETTINGS = hasattr(torch.backends.cuda.matmul, "fp32_precision")
 
 
-def place(path: str) -> Any:
+def backend(path: str) -> Any:
     found: Any = torch.backends
     for name in path.split("."):
         found = getattr(found, name)
@@ -20,7 +22,7 @@ def place(path: str) -> Any:
 
 
 def state() -> list[object]:
-    """Every setting that counts, as a caller reads it."""
+    """Every relevant setting, as a caller reads it."""
 
     def read(owner: Any, name: str) -> object:
         try:
@@ -30,7 +32,7 @@ def state() -> list[object]:
 
     found = [read(torch.backends.cuda.matmul, "allow_tf32"), read(torch.backends.cudnn, "allow_tf32")]
     if HAS_NEW_SETTINGS:
-        found += [read(place(path), "fp32_precision") for path in PLACES]
+        found += [read(backend(path), "fp32_precision") for path in BACKENDS]
     try:
         found.append(torch.get_float32_matmul_precision())
     except RuntimeError:
@@ -50,7 +52,7 @@ def state() -> list[object]:
 
 @pytest.fixture(autouse=True)
 def settings() -> Iterator[None]:
-    before = [(place(path), place(path).fp32_precision) for path in PLACES] if HAS_NEW_SETTINGS else []
+    before = [(backend(path), backend(path).fp32_precision) for path in BACKENDS] if HAS_NEW_SETTINGS else []
     cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
     old = torch.get_float32_matmul_precision(), matmul.allow_tf32, cudnn.allow_tf32
     flags = cudnn.benchmark, cudnn.deterministic
