@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import fields, is_dataclass
+from itertools import chain
 from typing import Any
 
 import torch
@@ -16,11 +17,8 @@ _MAX_DEPTH = 8  # of plain objects inside each other, which may refer to each ot
 
 def device_of(model: nn.Module) -> torch.device:
     """Device of the first parameter, else of the first buffer, else the CPU."""
-    for tensor in model.parameters():
-        return tensor.device
-    for tensor in model.buffers():
-        return tensor.device
-    return torch.device("cpu")
+    tensors = chain(model.parameters(), model.buffers())
+    return next((tensor.device for tensor in tensors), torch.device("cpu"))
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from ecc.graph import AffineSize, ChannelGraph, ChannelGroup, Layer, ParamSlice, Role
-from ecc.graph.channel_graph import TensorShape
+from ecc.graph.structure import TensorShape
 
 IRREGULAR = torch.tensor([[3], [0], [2]])  # no offset and step gives these
 

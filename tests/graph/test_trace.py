@@ -14,8 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import ecc
-from ecc.graph import ChannelGraph, ParamSlice, Role, mask_channels_, slim, trace_channels
+from ecc.graph import ChannelGraph, ParamSlice, Role, mask_channels_, slim, trace_channels, verify_graph
 from ecc.zoo import AlexNet, MobileNetV1
 from graph.cases import CASES, chain, conv, image, named, traced
 from graph.special_nets import BranchesOnChannels
@@ -41,7 +40,7 @@ def test_groups_reasons_and_notes_are_those_found_by_hand(name: str) -> None:
     for note, words in zip(graph.notes, case.notes, strict=True):
         assert words in note
     assert graph.max_relative_diff is None
-    verified = ecc.verify_graph(net, graph, inputs)  # which freezes nothing more
+    verified = verify_graph(net, graph, inputs)  # which freezes nothing more
     assert verified.groups == graph.groups
     assert verified.max_relative_diff is not None
     assert verified.max_relative_diff <= 1e-4

@@ -94,20 +94,24 @@ def test_a_run_is_drawn_with_the_numbers_of_its_files(browser: Any, tmp_path: Pa
         factor = {"%": 0.01, "µJ": 1e-6, "mJ": 1e-3}.get(shown[1], 1.0) if len(shown) > 1 else 1.0
         assert float(shown[0]) * factor == pytest.approx(float(one.get_attribute("value")), rel=6e-3, abs=6e-4)
     assert page.locator("figure svg").count() == page.locator("figure").count() == 9
-    kept = page.evaluate("window.ecc.views.widths.data('source_0').map(d => [d.group, d.kept])")
-    assert dict(kept) == summary["widths"]
+    assert {row["group"]: row["kept"] for row in rows_of(page, "widths", "text")} == summary["widths"]
     data = page.evaluate("JSON.parse(document.getElementById('content').textContent).data")
     assert data == json.loads(json.dumps(to_builtins(load_report(folder))))
     tab.check()
 
 
-def points(page: Any, figure: str = "tradeoff") -> list[dict[str, Any]]:
-    """The data of the points of a figure, after its filters."""
+def rows_of(page: Any, figure: str, mark: str = "symbol") -> list[dict[str, Any]]:
+    """The data of the marks of a figure, after its filters."""
     marks = (
-        "name => window.ecc.views[name].scenegraph().root.items[0].items"
-        ".filter(m => m.marktype === 'symbol').flatMap(m => m.items.map(i => i.datum))"
+        "([name, mark]) => window.ecc.views[name].scenegraph().root.items[0].items"
+        ".filter(m => m.marktype === mark).flatMap(m => m.items.map(i => i.datum))"
     )
-    return [row for row in page.evaluate(marks, figure) if figure != "tradeoff" or "std" in row]
+    found: list[dict[str, Any]] = page.evaluate(marks, [figure, mark])
+    return found
+
+
+def points(page: Any, figure: str = "tradeoff") -> list[dict[str, Any]]:
+    return [row for row in rows_of(page, figure) if figure != "tradeoff" or "std" in row]
 
 
 def test_controls_filter_the_figures(browser: Any, tmp_path: Path) -> None:

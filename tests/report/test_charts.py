@@ -28,7 +28,7 @@ def walk(value: Any) -> Any:
     if isinstance(value, dict):
         yield value
         for key, item in value.items():
-            yield from walk(item) if key != "values" else ()
+            yield from walk(item) if key not in ("values", "datasets") else ()
     elif isinstance(value, list):
         for item in value:
             yield from walk(item)

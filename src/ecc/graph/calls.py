@@ -115,7 +115,8 @@ class Call:
         """The call as a user would write it."""
         if self.name == "slice":
             start, end = self.get("start", None) or "", self.get("end", None)
-            return "x[" + ":, " * self.get("dim", 0) + f"{start}:{'' if end in (None, sys.maxsize) else end}]"
+            before, stop = ":, " * int(self.get("dim", 0)), "" if end in (None, sys.maxsize) else end
+            return f"x[{before}{start}:{stop}]"
         values = [value for value in self.args if not isinstance(value, Tensor)]
         if len(values) == 1 and isinstance(values[0], (list, tuple)) and "split" not in self.name:
             values = list(values[0])

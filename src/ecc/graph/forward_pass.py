@@ -187,15 +187,11 @@ def refuse_computed_weights(model: nn.Module) -> None:
     if not found:
         return
     kind, path, name = found[0]
-    same = [one for one in found if one[0] == kind]
-    if len(same) == 1:
-        statement = _ONE[kind].format(module=_expression(model, path), name=name)
-    else:
-        statement = _MANY[kind]
-    others = f" and {len(same) - 1} more weights" if len(same) > 1 else ""
+    more = sum(one[0] == kind for one in found) - 1
+    weights = f"{path}.{name}".removeprefix(".") + (f" and {more} more weights are" if more else " is")
     raise UntraceableModel(
-        f"{f'{path}.{name}'.removeprefix('.')}{others} {'are' if others else 'is'} computed by {kind} in each pass, so "
-        f"its channels cannot be removed. Store the computed values as weights with: {statement}"
+        f"{weights} computed by {kind} in each pass, so channels cannot be removed. "
+        f"Store the computed values as weights with: {_STORE[kind]}"
     )
 
 
@@ -213,17 +209,11 @@ def _computed(module: nn.Module) -> Iterator[tuple[str, str]]:
             yield "a mask of torch.nn.utils.prune", hook._tensor_name
 
 
-_ONE = {
-    "a parametrization": "torch.nn.utils.parametrize.remove_parametrizations({module}, {name!r})",
-    "weight_norm": "torch.nn.utils.remove_weight_norm({module}, {name!r})",
-    "spectral_norm": "torch.nn.utils.remove_spectral_norm({module}, {name!r})",
-    "a mask of torch.nn.utils.prune": "torch.nn.utils.prune.remove({module}, {name!r})",
-}
 _HOOKED = (
     "for module, hook in [(m, h) for m in model.modules() for h in m._forward_pre_hooks.values() "
     "if {test}]: torch.nn.utils.{remove}"
 )
-_MANY = {
+_STORE = {
     "a parametrization": (
         "for module in filter(torch.nn.utils.parametrize.is_parametrized, list(model.modules())): "
         "[torch.nn.utils.parametrize.remove_parametrizations(module, name) for name in list(module.parametrizations)]"
@@ -238,15 +228,3 @@ _MANY = {
         test="isinstance(h, torch.nn.utils.prune.BasePruningMethod)", remove="prune.remove(module, hook._tensor_name)"
     ),
 }
-
-
-def _expression(model: nn.Module, path: str) -> str:
-    """Python expression for a module of `model`."""
-    text, module = "model", model
-    for name in path.split(".") if path else ():
-        by_number = isinstance(module, (nn.Sequential, nn.ModuleList)) and name.isdecimal()
-        if not by_number and not name.isidentifier():
-            return f"model.get_submodule({path!r})"
-        text += f"[{name}]" if by_number else f".{name}"
-        module = module.get_submodule(name)
-    return text

@@ -26,7 +26,7 @@ from torch.utils._pytree import tree_map_only
 
 from ecc.errors import UntraceableModel, first_line
 from ecc.graph.model_copy import named_tensors, rebuild, references_of
-from ecc.graph.numerics import fork_seed
+from ecc.graph.numerics import RunResult, relative_error, run_without_randomness
 from ecc.torch_utils import tensors_in
 
 _TABLES = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
@@ -104,13 +104,7 @@ def _kind(hook: Any) -> Any:
 # --- observers ----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _HookRun:
-    outputs: list[Tensor]
-    gradients: list[Tensor]
-
-
-_Outcome = _HookRun | Exception
+_Outcome = RunResult | Exception
 
 
 @dataclass
@@ -128,12 +122,12 @@ class _Runs:
 
         Gradients are enabled in eval mode too, since a hook may register hooks on tensors, which need them.
         """
-        found: _Outcome = _HookRun([], [])
+        found: _Outcome = RunResult([], [], 0.0)
         for gradients in (True, False):
             with ExitStack() as stack:
                 stack.enter_context(warnings.catch_warnings())
                 warnings.simplefilter("ignore")  # relevant ones appear again later
-                stack.enter_context(_repeatable(self.model))
+                stack.enter_context(_deterministic_cudnn())
                 stack.enter_context(undo_changes(self.hooks.values(), spare=self.model.modules()))
                 stack.enter_context(_suspended(dropped))
                 stack.enter_context(torch.inference_mode(False))
@@ -146,13 +140,17 @@ class _Runs:
     def _once(self, dropped: Collection[_Hook]) -> _Outcome:
         # Change the weights, so that values that a hook stored in an earlier pass differ.
         made = {id(t): _changed(t) for t in named_tensors(self.model).values()}
-        copy = _without(rebuild(self.model, made), dropped)
-        args, kwargs = tree_map_only(Tensor, lambda t: t.detach().clone(), (self.args, dict(self.kwargs)))
+        copied = _without(rebuild(self.model, made), dropped)
+        enabled = torch.is_grad_enabled()
         try:
-            copy.train(self.training)
-            outputs = list(tensors_in(copy(*args, **kwargs)))
-            gradients = _gradients(copy, outputs) if self.training and torch.is_grad_enabled() else []
-            return _HookRun([output.detach() for output in outputs], gradients)
+            return run_without_randomness(
+                copied,
+                self.args,
+                self.kwargs,
+                training=self.training,
+                gradients=self.training and enabled,
+                grad_enabled=enabled,
+            )
         except Exception as error:  # noqa: BLE001 - whatever a network's code raises
             return error
 
@@ -202,43 +200,16 @@ def _refuse_failing(runs: _Runs, error: Exception) -> None:
         ) from error
 
 
-def _gradients(model: nn.Module, outputs: list[Tensor]) -> list[Tensor]:
-    """Gradients of a weighted sum of all outputs."""
-    parts = [o.flatten() for o in outputs if o.requires_grad and o.is_floating_point()]
-    if parts:
-        weighted = [(part * torch.arange(len(part), device=part.device).cos()).sum().cpu() for part in parts]
-        torch.stack([one.double() for one in weighted]).sum().backward()
-    return [torch.zeros(()) if p.grad is None else p.grad for p in model.parameters()]
-
-
 def _agree(wanted: _Outcome, found: _Outcome) -> bool:
-    if isinstance(wanted, Exception) or isinstance(found, Exception):
+    if isinstance(wanted, Exception) or isinstance(found, Exception) or len(wanted.outputs) != len(found.outputs):
         return False
-    # Gradients that cancel consist of rounding errors, so all are compared relative to the largest gradient.
-    largest = max((_allowed(gradient, _GRADIENTS) for gradient in wanted.gradients), default=0.0)
-    return (
-        len(wanted.outputs) == len(found.outputs)
-        and len(wanted.gradients) == len(found.gradients)
-        and all(_are_close(a, b, _allowed(a, _OUTPUTS)) for a, b in zip(wanted.outputs, found.outputs, strict=True))
-        and all(map(partial(_are_close, allowed=largest), wanted.gradients, found.gradients))
-    )
-
-
-def _allowed(tensor: Tensor, share: float) -> float:
-    """Allowed difference: a share of the largest finite value, or a few rounding errors of a coarse type."""
-    if not tensor.is_floating_point() or not tensor.numel():
-        return 0.0
-    largest = float(torch.where(tensor.isfinite(), tensor.abs(), 0.0).max())
-    return largest * max(share, _ROUNDINGS * torch.finfo(tensor.dtype).eps)
-
-
-def _are_close(one: Tensor, other: Tensor, allowed: float) -> bool:
-    if one.shape != other.shape or one.dtype != other.dtype:
-        return False
-    if torch.equal(one, other) or not one.is_floating_point():
-        return torch.equal(one, other)
-    same = (one == other) | (one.isnan() & other.isnan())
-    return bool(torch.where(same, 0.0, (one - other).abs()).max() <= allowed)
+    for one, other in zip(wanted.outputs, found.outputs, strict=True):
+        if one.dtype != other.dtype or not (one.is_floating_point() or torch.equal(one, other)):
+            return False
+    rounding = _ROUNDINGS * max(wanted.epsilon, found.epsilon)
+    return relative_error(wanted.outputs, found.outputs) <= max(_OUTPUTS, rounding) and relative_error(
+        wanted.gradients, found.gradients, together=True
+    ) <= max(_GRADIENTS, rounding)
 
 
 def _changed(tensor: Tensor) -> Tensor:
@@ -249,17 +220,14 @@ def _changed(tensor: Tensor) -> Tensor:
 
 
 @contextmanager
-def _repeatable(model: nn.Module) -> Iterator[None]:
-    """Fix the seed and disable autotuning, and restore both at the end."""
-    devices = {t.device for t in named_tensors(model).values()}
-    with fork_seed(devices), ExitStack() as stack:
-        stack.callback(_set_cudnn, torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic)
-        _set_cudnn(False, True)
+def _deterministic_cudnn() -> Iterator[None]:
+    cudnn = torch.backends.cudnn
+    before = cudnn.benchmark, cudnn.deterministic
+    cudnn.benchmark, cudnn.deterministic = False, True
+    try:
         yield
-
-
-def _set_cudnn(benchmark: bool, deterministic: bool) -> None:
-    torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = benchmark, deterministic
+    finally:
+        cudnn.benchmark, cudnn.deterministic = before
 
 
 def _without(model: nn.Module, dropped: Collection[_Hook]) -> nn.Module:

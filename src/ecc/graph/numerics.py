@@ -108,9 +108,11 @@ class RunResult:
 def run_without_randomness(
     model: nn.Module,
     inputs: Inputs,
+    more: Mapping[str, Any] | None = None,
     *,
     training: bool,
     gradients: bool = False,
+    grad_enabled: bool | None = None,
     random_value: float = 0.25,
     slices: Mapping[str, Mapping[int, Tensor]] | None = None,
 ) -> RunResult:
@@ -119,12 +121,15 @@ def run_without_randomness(
     Args:
         model: The network. Its mode, buffers and gradients change.
         inputs: The inputs, which are copied.
+        more: Keyword arguments besides `inputs`.
         training: Train mode with gradients enabled, else eval mode without gradients.
         gradients: Also run backward.
+        grad_enabled: Enable gradients, if not as in `training`.
         random_value: The constant, between 0 and 1.
         slices: Indices to keep of the gradients, by parameter and axis.
     """
-    args, kwargs = tree_map_only(Tensor, lambda t: t.detach().clone(), as_call(inputs))
+    args, kwargs = as_call(inputs)
+    args, kwargs = tree_map_only(Tensor, lambda t: t.detach().clone(), (args, {**kwargs, **(more or {})}))
     given = list(tensors_in((args, kwargs)))
     weights = [tensor for module in model.modules() for tensor in module._parameters.values() if tensor is not None]
     double = all(tensor.dtype == torch.float64 for tensor in (*weights, *given) if tensor.is_floating_point())
@@ -133,7 +138,7 @@ def run_without_randomness(
     with ExitStack() as stack:
         stack.enter_context(fork_seed({tensor.device for tensor in (*weights, *given)}))
         stack.enter_context(_default_dtype(torch.float64) if double else nullcontext())
-        stack.enter_context(torch.set_grad_enabled(training))
+        stack.enter_context(torch.set_grad_enabled(training if grad_enabled is None else grad_enabled))
         stack.enter_context(constant_random)
         outputs = list(tensors_in(model(*args, **kwargs)))
         found = _gradients(model, outputs, slices or {}) if gradients else []

@@ -19,13 +19,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from ecc.errors import UntraceableModel
+from ecc.errors import UntraceableModel, first_line
 from ecc.graph.channel_graph import ChannelGraph
 from ecc.graph.forward_pass import (
     Inputs,
     ModelCopy,
     as_call,
-    first_line,
     one_pass,
     refuse_unknown_patterns,
     refuse_untraceable,

@@ -782,7 +782,7 @@ def _light(value: Any) -> Any:
     if isinstance(value, str) and value.startswith("var(--") and value.endswith(")"):
         return COLOURS[value[6:-1]][0]
     if isinstance(value, Mapping):
-        return {key: item if key == "values" else _light(item) for key, item in value.items()}
+        return {key: item if key in ("values", "datasets") else _light(item) for key, item in value.items()}
     return [_light(item) for item in value] if isinstance(value, list | tuple) else value
 
 

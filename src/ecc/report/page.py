@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import re
 from functools import lru_cache
 from importlib.resources import files
 from typing import Any
@@ -123,6 +124,7 @@ def _templates() -> jinja2.Environment:
         "score": _score,
         "count": _count,
         "swatch": _swatch,
+        "text": _text,
         "fields": _fields,
     }
     made.globals |= {"DASH": DASH}
@@ -149,6 +151,11 @@ def _score(value: float | None, *, sign: bool = False) -> str | Markup:
 
 def _count(value: float | None) -> str:
     return DASH if value is None else f"{value:,.0f}"
+
+
+def _text(number: str) -> str:
+    """A number of the other filters without its element: Jinja2's `striptags` would replace no-break spaces."""
+    return re.sub("<[^>]*>", "", number)
 
 
 def _fields(record: Any) -> list[tuple[str, Any]]:

@@ -44,7 +44,9 @@ def save_state(path: str | Path, state: Any) -> None:
             f"the state for {path} has more than {MAX_BYTES >> 20} MiB besides its tensors; keep long lists of numbers "
             "as tensors."
         )
-    metadata = {"format": FORMAT, "skeleton": skeleton, "crc32": _checksum(flat.tensors, skeleton)}
+    # One key: safetensors writes several keys in random order, and equal states would give different files.
+    about = {"format": FORMAT, "skeleton": skeleton, "crc32": _checksum(flat.tensors, skeleton)}
+    metadata = {"ecc": json.dumps(about)}
     with replace_file(path) as temporary:
         temporary.touch()
         mode = temporary.stat().st_mode
@@ -67,7 +69,7 @@ def load_state(path: str | Path) -> Any:
     try:
         _check_header(Path(path))
         with safetensors.safe_open(str(path), framework="pt") as file:
-            metadata = file.metadata() or {}
+            metadata = json.loads((file.metadata() or {}).get("ecc", "{}"))
             if metadata.get("format") != FORMAT:
                 raise BadFile(f"{path} is not a file of the format {FORMAT!r}; give a file that this version wrote.")
             tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 - not a dict

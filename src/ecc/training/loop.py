@@ -162,11 +162,12 @@ def train_steps(
     history: History | None = None,
     extra: Callable[[], Any] | None = None,
     phase: str = "train",
-) -> Generator[int, None, None]:
+) -> Generator[int, bool | None, None]:
     """`train` as a generator: each `next` takes one step and yields its number.
 
     The loss is logged and a checkpoint is written when the generator continues, so the caller can still change the
-    optimizer after a step and have the change saved with it. Exhaust the generator, or close it.
+    optimizer after a step and have the change saved with it. `send(True)` ends the training after the step.
+    Exhaust the generator, or close it.
 
     Args and errors: See `train`.
     """
@@ -176,7 +177,7 @@ def train_steps(
     )
     with closing(loop.run_steps()) as taken:
         for _ in taken:
-            yield loop.step
+            loop.stopped = bool((yield loop.step))
 
 
 @dataclass(eq=False)
