@@ -62,12 +62,9 @@ def converted(value: Any, inside: str = "") -> Any:
     for key, item in value.items():
         if key == "falling":
             found["lr_schedule"] = "cosine" if item else "constant"
-        elif key == "dynamics":
-            found["solver"] = SOLVERS.get(item, item)
-        elif key == "phase":
-            found[key] = PHASES.get(item, item)
-        elif key == "metric":
-            found["importance"] = IMPORTANCES.get(item, item)
+        elif key in VALUES:
+            name, values = VALUES[key]
+            found[name] = values.get(item, item)
         elif key == "rows" and isinstance(item, int):
             found["samples"] = item
         elif key == "path" and "near_dense" in value:

@@ -41,7 +41,7 @@ class NeedsAnswer(Exception):
         self.status, self.detail = status, detail
 
 
-def measure_rival(
+def measure_torch_pruning(
     model: nn.Module,
     example: Tensor,
     dense: list[Tensor],
@@ -92,8 +92,8 @@ def _prune_and_check(
     steps = [step]
     while len(steps) < 3 and step < QUICK:
         with stages("step again"):
-            twin = recipe.pruner(copy.deepcopy(model))
-            steps.append(timed(twin.step)[1].cpu)
+            copied = recipe.pruner(copy.deepcopy(model))
+            steps.append(timed(copied.step)[1].cpu)
     out.update(
         step_seconds=statistics.median(steps),
         first_step_seconds=step,
@@ -106,7 +106,7 @@ def _prune_and_check(
     _update_static_sizes(pruned, pruner)
     found = _forward_after_pruning(pruned, recipe.example, stages)
     with stages("check"):
-        record.silence_(model)
+        record.mask_(model)
         expected = outputs(model, recipe.example)
         gap = difference(expected, found)
         out.update(difference=gap, effect=difference(dense, expected))
@@ -211,7 +211,7 @@ class Record:
     groups: int = 0
     remove_seconds: float = 0.0
     norms: set[str] = field(default_factory=set)
-    """Kinds of modules in the pruned groups through which a silent channel still acts."""
+    """Kinds of modules in the pruned groups through which a masked channel still acts."""
     gone: dict[str, Tensor] = field(default_factory=dict)
     """By layer: input channels removed."""
     gone_of_parameters: dict[str, tuple[int, Tensor]] = field(default_factory=dict)
@@ -253,8 +253,8 @@ class Record:
         return left[now]
 
     @torch.no_grad()
-    def silence_(self, model: nn.Module) -> None:
-        """Zero in the dense network what the step removed."""
+    def mask_(self, model: nn.Module) -> None:
+        """Mask in the dense network what the step removed."""
         modules = dict(model.named_modules())
         for name, channels in self.gone.items():
             _zero_inputs_(modules[name], channels)
@@ -309,12 +309,12 @@ def _verdict(gap: float, record: Record, model: nn.Module, example: Tensor) -> t
     with Mixing() as mixing:
         outputs(model, example)
     if mixing.found:
-        return "differs, cause not proven", ", ".join(sorted(mixing.found))
+        return "differs, cause unknown", ", ".join(sorted(mixing.found))
     return "WRONG", "output shapes" if gap == float("inf") else f"{gap:.2g} of the largest output"
 
 
 class Mixing(TorchDispatchMode):
-    """Collects operators through which a silent channel may act on others without a weight that reads it."""
+    """Collects operators through which a masked channel may act on others without a weight that reads it."""
 
     _ALWAYS = ("norm", "softmax", "attention", "bmm", "std", "var", "cumsum", "sort", "topk", "fft")
     _OVER_AXES = ("sum", "mean", "amax", "amin", "max", "min", "logsumexp", "prod", "argmax")

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 import torch
 from coverage_networks import TOLERANCE, Network, build, difference, outputs
-from coverage_torch_pruning import NeedsAnswer, measure_rival
+from coverage_torch_pruning import NeedsAnswer, measure_torch_pruning
 from torch import Tensor, nn
 
 import ecc
@@ -38,7 +38,7 @@ class Settings:
     ratio: float
     limit_seconds: float
     vendor: str | None
-    with_rival: bool
+    with_torch_pruning: bool
     verbose: bool
     seed: int = 0
 
@@ -123,12 +123,12 @@ def measure(network: Network, settings: Settings, channel: Connection) -> None:
     channel.send(("network", {"parameters": sum(p.numel() for p in model.parameters()), "input": list(example.shape)}))
     measured = _guarded(stages, "ecc", network, lambda out: measure_ours(model, example, dense, settings, stages, out))
     channel.send(("ecc", measured))
-    if settings.with_rival:
+    if settings.with_torch_pruning:
         measured = _guarded(
             stages,
             "torch_pruning",
             network,
-            lambda out: measure_rival(model, example, dense, settings.ratio, stages, timed, out),
+            lambda out: measure_torch_pruning(model, example, dense, settings.ratio, stages, timed, out),
         )
         channel.send(("torch_pruning", measured))
 
@@ -140,13 +140,13 @@ def measure_ours(
     with stages("trace"):
         traced, seconds = best(lambda: ecc.trace_channels(model, example, verify=False))
     out.update(trace_seconds=seconds.cpu, trace_wall_seconds=seconds.wall)
-    with stages("proof"):
+    with stages("verification"):
         graph, seconds = timed(lambda: ecc.graph.verify_graph(model, traced, example))
     out.update(
-        proof_seconds=seconds.cpu,
+        verify_seconds=seconds.cpu,
         groups=len(graph.groups),
         prunable_groups=len(graph.prunable),
-        frozen_by_proof=len(traced.prunable) - len(graph.prunable),
+        frozen_by_verification=len(traced.prunable) - len(graph.prunable),
         prunable_share=1 - float(graph.parameters({g.name: 1 for g in graph.prunable}) / graph.parameters()),
         frozen=_reasons(graph),
         notes=list(graph.notes),
@@ -215,7 +215,7 @@ def _warm_up(settings: Settings) -> None:
     tiny = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 5, 3)).eval()
     image = torch.randn(1, 3, 8, 8)
     ecc.trace_channels(tiny, image)
-    if settings.with_rival:
+    if settings.with_torch_pruning:
         import torch_pruning
 
         torch_pruning.DependencyGraph().build_dependency(tiny, example_inputs=(image,))

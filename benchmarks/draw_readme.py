@@ -24,14 +24,14 @@ def draw(run: dict[str, Any], out: Path) -> Path:
     summary, energy = run["summary"], run["summary"]["budgets"]["energy"]
     figure, (left, right) = plots.subplots(1, 2, figsize=(9.6, 3.4), width_ratios=(1.15, 1), layout="constrained")
 
-    solver, weighings = run["solver"], run["weighings"]
+    solver, checks = run["solver"], run["cost_checks"]
     steps = [0, *(line["step"] for line in solver)]
-    left.plot(steps, [energy["dense"], *(line["spent"]["energy"] for line in solver)], color=TEAL, label="predicted")
-    # The dense network is weighed before the first step, the others at the steps they belong to.
-    dots = [(0, energy["dense"]), *((line["step"], line["weighed"]["energy"]) for line in weighings)]
+    left.plot(steps, [energy["dense"], *(line["cost"]["energy"] for line in solver)], color=TEAL, label="predicted")
+    # The dense network is measured before the first step, the others during pruning.
+    dots = [(0, energy["dense"]), *((line["step"], line["measured"]["energy"]) for line in checks)]
     left.plot(*zip(*dots, strict=True), "o", color="black", label=summary["label"], zorder=3)
     left.axhline(energy["limit"], color=RED, linestyle="--", linewidth=1, label=f"budget, {energy['limit']:.3f} J")
-    left.set(xlabel="step of training", ylabel=f"J a batch of {summary['batch']}", ylim=(0, None))
+    left.set(xlabel="training step", ylabel=f"J per batch of {summary['batch']}", ylim=(0, None))
     left.set_title(f"{energy['dense']:.3f} J → {energy['result']:.3f} J, {summary['label']}", loc="left", fontsize=10)
     left.legend(frameon=False, loc="upper right")
 
@@ -41,7 +41,7 @@ def draw(run: dict[str, Any], out: Path) -> Path:
     right.set_xticks([0, len(shares) - 1], ["first layer", "outputs"])
     right.set(ylabel="% of channels kept", ylim=(0, 100))
     scores = summary["scores"]
-    title = f"accuracy {scores['dense']:.1%} → {scores['after tuning']:.1%}"
+    title = f"accuracy {scores['dense']:.1%} → {scores['finetuned']:.1%}"
     right.set_title(title, loc="left", fontsize=10)
 
     when = run["environment"]["date"]

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from ecc.export import TOLERANCE, compare_latency, export_model, load_slim
 from ecc.export.formats import FORMATS
-from ecc.export.verification import verify_export
+from ecc.export.formats import verify_export
 from ecc.graph import ChannelGraph, trace_channels, with_widths
 from ecc.graph.numerics import outputs_of
 from ecc.training import save_state
@@ -54,9 +54,9 @@ def safetensors(dense: nn.Module, slim: nn.Module, example: Tensor, folder: Path
     for name, model in (("slim", slim), ("dense", dense)):
         save_state(folder / f"{name}.safetensors", model.state_dict())
     again = load_slim(dense, folder / "slim.safetensors")
-    proof = verify_export(slim, lambda inputs: outputs_of(again, inputs), example)
+    check = verify_export(slim, lambda inputs: outputs_of(again, inputs), example)
     sizes = [(folder / f"{name}.safetensors").stat().st_size for name in ("dense", "slim")]
-    return {"dense_bytes": sizes[0], "bytes": sizes[1], "error": proof.error, "batches": proof.batches}
+    return {"dense_bytes": sizes[0], "bytes": sizes[1], "error": check.error, "batches": check.batches}
 
 
 def row(name: str) -> dict[str, Any]:

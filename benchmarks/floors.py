@@ -1,9 +1,9 @@
-"""How far pruning can go on this machine's GPU: joules of a network cut evenly, in several ways of running it.
+"""Measured energy of uniformly pruned networks in several execution modes.
 
     PYTHONPATH=src python3 benchmarks/floors.py resnet56:1024:32x32 alexnet:128:128x128 --out results/floors.json
 
-Each word is NETWORK:BATCH:HEIGHTxWIDTH. Widths are the given share of the full ones, rounded to multiples of 8 or 4.
-The least networks have one multiple left in every group. No weights and no data are needed.
+Each word is NETWORK:BATCH:HEIGHTxWIDTH. Widths are the given fraction of the full widths, rounded to multiples of 8 or 4.
+The smallest networks keep one multiple in every group. No weights and no data are needed.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def main() -> None:
             shares = ", ".join(f"{what} {amount / joules['dense']:.1%}" for what, amount in joules.items())
             print(f"{name} {way}: {joules['dense']:.4g} J; {shares}", flush=True)
     record = {
-        "what": "joules of evenly cut networks, by the way of running them",
+        "what": "energy of uniformly pruned networks, by execution mode",
         "environment": machine(),
         "meter": to_builtins(meter.describe()),
         "rows": found,

@@ -67,7 +67,7 @@ class _Running:
         return base | failure(why, tail)
 
     def stop(self) -> None:
-        """End the process and those that it started: it ends its own when asked to, and is killed otherwise."""
+        """End the process and those that it started: terminate first, then kill."""
         if self.process.poll() is None:
             self.process.terminate()
             with suppress(subprocess.TimeoutExpired):
@@ -95,23 +95,23 @@ class Suite:
         deadline = time.monotonic() + self.limit_seconds
         LOGS.mkdir(parents=True, exist_ok=True)
         found: dict[str, Record] = {}
-        slots = (os.cpu_count() or 1) + MORE_PROCESSES
+        capacity = (os.cpu_count() or 1) + MORE_PROCESSES
         with tempfile.TemporaryDirectory(prefix="ecc-gpu-") as folder:
             for phase in sorted({check.phase for check in self.checks}):
                 chosen = [check for check in self.checks if check.phase == phase]
-                self._run_together(chosen, slots, Path(folder), deadline, found)
+                self._run_together(chosen, capacity, Path(folder), deadline, found)
         return found
 
     def _run_together(
-        self, waiting: list[Any], slots: int, folder: Path, deadline: float, found: dict[str, Record]
+        self, waiting: list[Any], capacity: int, folder: Path, deadline: float, found: dict[str, Record]
     ) -> None:
-        """Run checks at the same time while their processes fit into `slots`."""
+        """Run checks at the same time while their processes fit into `capacity`."""
         running: list[_Running] = []
         try:
             while waiting or running:
                 used = sum(one.check.processes for one in running)
                 for check in list(waiting):
-                    if not running or used + check.processes <= slots:
+                    if not running or used + check.processes <= capacity:
                         waiting.remove(check)
                         running.append(self._start(check, folder))
                         used += check.processes
@@ -146,7 +146,7 @@ class Suite:
 
 
 def failure(summary: str, error: str) -> Record:
-    """The record of a check that told nothing itself."""
+    """The record of a check that did not report."""
     return {"passed": False, "summary": summary, "numbers": {}, "error": error}
 
 
@@ -160,7 +160,7 @@ def work(args: argparse.Namespace, checks: Sequence[Any]) -> None:
     end_with_parent(signal.SIGTERM)
     try:
         outcome = asdict(check.run(Context(args.device, args.folder, args.small)))
-    except Exception as error:  # noqa: BLE001 - a failure of the check, told in its record
+    except Exception as error:  # noqa: BLE001 - recorded as a failure of the check
         traceback.print_exc()
         first = (str(error).strip().splitlines() or [""])[0]
         outcome = failure(f"{type(error).__name__}: {first}"[:300], str(error)[-1500:])
@@ -209,8 +209,8 @@ def environment(device: str) -> Record:
 
 def commit() -> str:
     """ECC_COMMIT, or what git says: the commit of the working tree, with a mark if source files differ from it."""
-    if told := os.environ.get("ECC_COMMIT"):
-        return told
+    if given := os.environ.get("ECC_COMMIT"):
+        return given
     with suppress(OSError, subprocess.CalledProcessError):
         head = _git("rev-parse", "HEAD")
         return head + (" with changes" if _git("status", "--porcelain", "--", "src", "tests", "benchmarks") else "")
@@ -273,7 +273,7 @@ def arguments(words: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Run what was asked for; the exit code."""
+    """Run the requested checks and return the exit code."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that what was started is ended on the way out
     args = arguments(words)
     if args.worker:

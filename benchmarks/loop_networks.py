@@ -357,6 +357,6 @@ def channels_last(model: nn.Module) -> nn.Module:
 
 
 def wait(device: torch.device) -> None:
-    """Until a GPU has done all that it was told."""
+    """Wait until the GPU is idle."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)

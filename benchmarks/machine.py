@@ -33,7 +33,7 @@ def machine(**more: Any) -> dict[str, Any]:
 
 
 def cpu_name() -> str:
-    """The processor's own name for itself, where the system tells."""
+    """Name of the processor, if the system reports it."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

@@ -101,7 +101,7 @@ def edited(tree: Path, mutant: Mutant | None) -> Iterator[None]:
 
 
 def _write(file: Path, text: str) -> None:
-    """Writes a source file and removes its bytecode, which is told apart by time and size alone."""
+    """Writes a source file and removes its bytecode, which Python compares by time and size only."""
     file.write_text(text, encoding="utf-8")
     for old in (file.parent / "__pycache__").glob(f"{file.stem}.*.pyc"):
         old.unlink()
@@ -159,7 +159,7 @@ def _fork(tree: Path, words: list[str]) -> int:
 
         code = int(pytest.main(["-q", "-rfE", "--tb=no", "-p", "no:cacheprovider", "-W", QUIET, *words]))
         sys.stdout.flush()
-    except BaseException:  # noqa: BLE001 - told in the log, and the process ends
+    except BaseException:  # noqa: BLE001 - logged; the process ends
         traceback.print_exc()
     finally:
         os._exit(code)

@@ -34,8 +34,8 @@ def packed_data(name: str, folder: Path, limit: int | None = None) -> ImageData:
 
     Args:
         name: Which.
-        folder: With the packed files.
-        limit: Images of each split to take, evenly spread; all if None.
+        folder: Folder of the packed files.
+        limit: Number of images of each split, spread uniformly; None for all.
     """
     return {"cifar10": _cifar10, "imagenette": _imagenette, "camvid": _camvid}[name](folder, limit)
 

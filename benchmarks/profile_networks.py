@@ -56,7 +56,7 @@ class Enough(Exception):
 
 
 def settings_of(ticks: int, *, autotune: bool, **deployed: Any) -> MeasureSettings:
-    """As a CUDA graph in TF32 unless told otherwise, in windows of so many ticks of a tenth of a second."""
+    """Settings: a CUDA graph in TF32 by default, in windows of `ticks` ticks of 0.1 s."""
     how = {"mode": "graph", "precision": "tf32", "cudnn_autotune": autotune, **deployed}
     return replace(PROFILE_SETTINGS, **how, window_seconds=ticks / 10, min_ticks=ticks)
 
@@ -64,7 +64,7 @@ def settings_of(ticks: int, *, autotune: bool, **deployed: Any) -> MeasureSettin
 def profiled(
     task: Task, batch: int, source: EnergySource, path: Path, rows: int, device: str, width_multiple: int = 8
 ) -> Profile:
-    """A task's network in short windows, for benchmarks that compress it; an analytic source is only asked."""
+    """A task's network in short windows, for benchmarks that compress it; an analytic source runs nothing."""
     example = with_batch_size(task.example_input, batch)
     graph = trace_channels(task.model, example, verify=False)
     return profile(

@@ -2,7 +2,7 @@
 
     PYTHONPATH=src python3 benchmarks/published_weights.py --data DATA --out results/published_weights.json
 
-MobileNet v1: Imagenette's validation photos, 128 px scaled to 224, judged among all 1,000 classes and among its ten.
+MobileNet v1: Imagenette's validation photos, 128 px scaled to 224, evaluated among all 1,000 classes and among its ten.
 ERFNet: CamVid's validation scenes at 360x480, untrained: its 19 Cityscapes classes are mapped to CamVid's eleven. The
 CIFAR ResNets: the test images. The copies of the data are lossy, and most of Imagenette's validation photos are
 training photos of ImageNet: the numbers show that weights and networks fit together, and are no results.
@@ -117,11 +117,11 @@ def main() -> None:
     options = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     record: dict[str, Any] = {
-        "what": "published weights judged on packed, lossy copies of data: fit of weights and network, no results",
+        "what": "published weights evaluated on packed, lossy copies of data: fit of weights and network, no results",
         "environment": machine(device=device, threads=torch.get_num_threads()),
         "subset": "all items of each split"
         if options.limit is None
-        else f"at most {options.limit} photos and scenes, evenly spread; all of CIFAR-10",
+        else f"at most {options.limit} photos and scenes, spread uniformly; all of CIFAR-10",
         "networks": {},
     }
     jobs: dict[str, Callable[[Path, int | None, str], dict[str, Any]]] = {

@@ -1,13 +1,13 @@
-"""How many faults were tried, and how many were survived: damaged files, bombs, wrong invocations, and kills.
+"""Fault injection: damaged files, decompression bombs, invalid commands and kills.
 
     python3 benchmarks/reliability.py --out results/reliability.json
     python3 benchmarks/reliability.py --out results/reliability.json --only invocations
     python3 benchmarks/reliability.py --out results/reliability.json --only kills --kills 100
 
-A fault is survived if the answer is one clear error (or the damage does no harm), nothing is run, nothing outside is
-written, and nothing that was there is lost. What is `accepted` was read without an error: JSON has no checksum, so that
-a changed digit is another number. A kill (-9) is survived if the same command again ends as an undisturbed run does,
-bit for bit, and no temporary file is left. Kinds that a call does not try stay in the file as they were.
+A case passes if there is one clear error (or the damage has no effect), nothing is executed, nothing outside is written,
+and nothing that existed is lost. `accepted` counts files that were read without an error: JSON has no checksum, so a
+changed digit is another number. A kill (SIGKILL) passes if running the same command again ends as an undisturbed run
+does, bit for bit, and leaves no temporary file. Kinds that a call does not test stay in the file as they were.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ decade in log-log gives the exponent of the growth (1 is linear).
     rows         a profile, measured row by row on a simulated board that warms up; read; fitted, with a learning curve
     groups       a chain of convolutions of 16 channels: trace, graph file, energy model, solver, slim
     cells        `ecc report` over a grid of runs, written by the project's own writers with made-up numbers
-    lines        a run's history: logged, taken up again, told to loggers, reported, and followed live by one more line
+    lines        a run's history: logged, resumed, sent to loggers, reported, and followed live by one more line
     parameters   the trace of a network on the meta device, up to 3 GB of weights that are not there
     steps        a solver's training steps: does memory grow, do files stay open?
     windows      measuring windows on a simulated board: the same

@@ -1,4 +1,4 @@
-"""The cases of `scale.py`, each at one size in a process of its own. What they measure is told there."""
+"""The cases of `scale.py`, each at one size in a process of its own. See there."""
 
 from __future__ import annotations
 
@@ -215,11 +215,11 @@ def cells(size: int, folder: Path) -> Point:
         method = ("ecc", "netadapt", "amc", "uniform")[number % 4]
         share = (0.3, 0.4, 0.5, 0.6, 0.7)[number // 4 % 5]
         cell = GridRun(method, f"{share:.0%}", number // 20)
-        rival = None if method == "ecc" else method
-        with open_run(cell.folder(root), _config(energy, share, cell.seed, rival)) as run:
+        baseline = None if method == "ecc" else method
+        with open_run(cell.folder(root), _config(energy, share, cell.seed, baseline)) as run:
             _solve(run, energy, range(1, 101), share)
             energy.save(run.path / "energy.json")
-            run.finish(_summary(energy, share, rival))
+            run.finish(_summary(energy, share, baseline))
         facts = {**asdict(cell), "seconds": 60.0, "sessions": 1, "peak_bytes": 10**9}
         write_text(cell.folder(root) / "cell.json", json.dumps(facts) + "\n")
     _report(notes, root, folder / "page.html")

@@ -66,7 +66,7 @@ def networks(device: str) -> dict[str, tuple[Callable[[], nn.Module], tuple[int,
     return found
 
 
-class LiteralSolver:
+class PerLayerSolver:
     """Adam, then each reading layer by itself: norms, a sort on the host, zeroes."""
 
     def __init__(self, model: nn.Module, graph: ChannelGraph, optimizer: torch.optim.Optimizer) -> None:
@@ -98,7 +98,7 @@ class LiteralSolver:
 
 
 def loop(model: nn.Module, inputs: Tensor, optimizer: Any, precision: str | None) -> Callable[[int], float]:
-    """A function that takes some training steps and tells the seconds of one."""
+    """A function that takes some training steps and returns the seconds of one."""
     cuda = inputs.is_cuda
     with torch.no_grad():
         shape = model(inputs).shape
@@ -128,7 +128,7 @@ def compared(
 ) -> dict[str, Any]:
     inputs = torch.randn(shape, device=device)
     runs: dict[str, Callable[[int], float]] = {}
-    for way in ("adam", "ecc", "literal"):
+    for way in ("adam", "ecc", "admm"):
         torch.manual_seed(0)
         model = build().to(device).train()
         graph = trace_channels(model, inputs[:1], verify=False)
@@ -138,8 +138,8 @@ def compared(
             optimizer = EccSolver(
                 model, graph, counted_cost(graph, "macs"), "60%", SOLVE_STEPS, optimizer=adam, warm_up=0.0
             )
-        elif way == "literal":
-            optimizer = LiteralSolver(model, graph, adam)
+        elif way == "admm":
+            optimizer = PerLayerSolver(model, graph, adam)
         runs[way] = loop(model, inputs, optimizer, "bf16" if device == "cuda" else None)
     for run in runs.values():
         run(max(3, steps // 3))
@@ -149,7 +149,7 @@ def compared(
             times[way].append(run(steps))
     ratio = {
         way: statistics.median(t / a for t, a in zip(times[way], times["adam"], strict=True))
-        for way in ("ecc", "literal")
+        for way in ("ecc", "admm")
     }
     return {
         "shape": list(shape),
@@ -178,11 +178,11 @@ def main() -> None:
             rows[name] = compared(build, shape, device, options.blocks, options.steps)
             ms, ratio = rows[name]["milliseconds"], rows[name]["ratio_to_adam"]
             print(
-                f"{name:14} adam {ms['adam']:8.2f} ms  ecc {ratio['ecc']:.3f}x  literal {ratio['literal']:.3f}x",
+                f"{name:14} adam {ms['adam']:8.2f} ms  ecc {ratio['ecc']:.3f}x  literal {ratio["admm"]:.3f}x",
                 flush=True,
             )
     record = {
-        "what": "training step with EccSolver, and with a literal per-layer solver, relative to fused Adam",
+        "what": "training step with EccSolver, and with a per-layer ADMM step, relative to fused Adam",
         "environment": machine(),
         "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
         "clock": "wall" if device == "cuda" else "of the process, one thread",

@@ -1,4 +1,4 @@
-"""Which networks can be traced and cut exactly, and how fast, beside Torch-Pruning in the same processes.
+"""Which networks are traced and pruned exactly, and how fast, compared with Torch-Pruning in the same processes.
 
     PYTHONPATH=src python3 benchmarks/trace_coverage.py --vendor vendor --jobs 14 --out trace_coverage.json
 
@@ -6,24 +6,24 @@ Networks: every classification and segmentation network of torchvision and the s
 in `timm_families.json`, with random weights, batch 1, on the CPU. Each runs in a process of its own with one thread,
 a time limit for every stage of each tool, and a limit on memory. Both tools are warmed up on a tiny network first.
 
-ECC: seconds of `trace_channels` without its proof (the best of three where the first takes under a second) and of
-the proof; groups, groups that can be cut, the share of parameters that goes when each of them is one unit wide; the
-commonest reasons for the others; seconds of `with_widths` to 60 % of the widths (median of three). Then a random 40 % of
-the units of every group is silenced in one copy and removed from another, and the outputs are compared.
+ECC: seconds of `trace_channels` without verification (the best of three where the first takes under a second) and of
+the verification; groups, prunable groups, the fraction of parameters that is removed when each of them has width 1; the
+most common reasons for the others; seconds of `with_widths` to 60 % of the widths (median of three). Then a random 40 %
+of the units of every group is masked in one copy and removed from another, and the outputs are compared.
     exact              largest difference up to 1e-4 of the largest output
     nothing to prune   every group is frozen
     refused            ECC said why it does not handle the network
     WRONG, crash, time limit, outputs not finite, cannot be built here
 
-Torch-Pruning (`coverage_torch_pruning.py` says how it is treated): seconds to build its graph and list all groups, and of a
+Torch-Pruning (see `coverage_torch_pruning.py`): seconds to build its graph and list all groups, and of a
 step of its pruner to 40 % fewer channels (one-shot, magnitude); then the same comparison of masked and removed.
     exact, nothing pruned, crash, time limit, outputs not finite, forward fails after pruning
-    differs by nature (norm)    a pruned group passes a norm over channels: no cut of it can be exact
-    differs, cause not proven   the network mixes channels elsewhere (softmax, attention, sums over channels)
-    WRONG                       neither, so the wrong channels were cut
+    differs by nature (norm)    a pruned group passes a norm over channels: no pruning of it can be exact
+    differs, cause unknown   the network mixes channels elsewhere (softmax, attention, sums over channels)
+    WRONG                       neither, so the wrong channels were pruned
 
 Seconds are process time of one thread; a trace that hits the time limit counts with the limit. The file is
-written after every network; `--resume` goes on with it.
+written after every network; `--resume` continues it.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class Job:
 def run(networks: list[Network], settings: Settings, rows: dict[str, Row], args: argparse.Namespace) -> None:
     """Measure all networks, the large ones first, as many at a time as cores and memory allow."""
     context = multiprocessing.get_context("spawn")
-    tools = TOOLS if settings.with_rival else TOOLS[:1]
+    tools = TOOLS if settings.with_torch_pruning else TOOLS[:1]
     waiting = sorted(networks, key=lambda network: network.parameters, reverse=True)
     running: list[Job] = []
     while waiting or running:
@@ -287,8 +287,8 @@ def main() -> None:
         args.vendor = str(Path(args.vendor).resolve())
         sys.path.append(args.vendor)
     args.environment = environment(args)
-    with_rival = args.environment["torch_pruning"] is not None
-    if not with_rival:
+    with_torch_pruning = args.environment["torch_pruning"] is not None
+    if not with_torch_pruning:
         print("torch_pruning is not here (see --vendor): only ecc is measured", flush=True)
     networks, missing = all_networks()
     args.environment["not_in_this_timm"] = missing
@@ -298,7 +298,7 @@ def main() -> None:
         known = {(network.kind, network.name): network.key for network in networks}
         rows = {known[row["kind"], row["name"]]: row for row in before if (row["kind"], row["name"]) in known}
     wanted = [n for n in networks if any(fnmatch(n.name, p) or fnmatch(n.key, p) for p in args.only)]
-    settings = Settings(0.4, args.limit, args.vendor, with_rival, args.verbose)
+    settings = Settings(0.4, args.limit, args.vendor, with_torch_pruning, args.verbose)
     start = time.monotonic()
     run([n for n in wanted if n.key not in rows], settings, rows, args)
     args.environment["wall_seconds"] = time.monotonic() - start

@@ -1,4 +1,4 @@
-"""How the cost of tracing and cutting grows with depth and with width.
+"""How the time of tracing and slimming grows with depth and width.
 
     PYTHONPATH=src python3 benchmarks/trace_scaling.py --out trace_scaling.json
 
@@ -8,7 +8,7 @@ shortcuts). Depth is the number of 3x3 convolutions: 10 to 1,000 at width 64; wi
 looks at values, is left out.
 
 Each point has a process of its own, with one thread, warmed up on a tiny network. Process seconds are medians of
-three, garbage collection held back as `timeit` does: `trace_channels` without its proof, `with_widths` to half widths on
+three, garbage collection held back as `timeit` does: `trace_channels` without verification, `with_widths` to half widths on
 the meta device, `slim` with a random half of the units dead (it copies weights, which grow with the square of the
 width), `ChannelGraph.save` and `load`. Also: the size of the file, and how far resident memory grew at its peak during
 the traces. A straight line through the last decade in log-log gives the exponent of the growth (1 is linear). Beside
@@ -37,7 +37,7 @@ import ecc
 REPEATS = 3
 DEPTHS = (10, 20, 50, 100, 200, 500, 1000)
 WIDTHS = (64, 128, 256, 512, 1024, 2048, 4096, 8192)
-TIMES = ("trace_seconds", "resized_seconds", "slim_seconds", "save_seconds", "load_seconds")
+TIMES = ("trace_seconds", "with_widths_seconds", "slim_seconds", "save_seconds", "load_seconds")
 FITTED = (*TIMES, "file_bytes", "peak_memory_bytes")
 Point = dict[str, Any]
 
@@ -103,7 +103,7 @@ def measure(family: str, depth: int, width: int, weights_gib: float) -> Point:
 def _time_the_rest(model: nn.Module, graph: ecc.ChannelGraph, seconds: dict[str, list[float]]) -> None:
     """Cut, save and load."""
     half = {g.name: max(1, g.width // 2) for g in graph.prunable}
-    _timed(lambda: ecc.with_widths(model, graph, half, device="meta"), seconds["resized_seconds"])
+    _timed(lambda: ecc.with_widths(model, graph, half, device="meta"), seconds["with_widths_seconds"])
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "graph.json"
         _timed(lambda: graph.save(file), seconds["save_seconds"])
@@ -218,7 +218,7 @@ def plot(points: list[Point], out: Path) -> Path | None:
     for panel, (axis, fixed) in zip(panels, (("depth", "width"), ("width", "depth")), strict=True):
         for family, line in zip(FAMILIES, ("-", "--"), strict=True):
             sweep = _sweep(points, family, axis, fixed)
-            for number, name in enumerate(("trace_seconds", "resized_seconds", "slim_seconds")):
+            for number, name in enumerate(("trace_seconds", "with_widths_seconds", "slim_seconds")):
                 known = [(point[axis], point[name]) for point in sweep if point[name]]
                 if known:
                     label = f"{family}: {name.removesuffix('_seconds')}"

@@ -42,9 +42,10 @@ def main(folder: Path) -> None:
         everyone = [[] for _ in range(distributed.size)]
         dist.all_gather_object(everyone, widths)
     if distributed.is_main:
-        spent = result.summary["budgets"]["energy"]
-        print(f"{distributed.size} processes, {result.summary['batches']['total']} batches in all")
-        print(f"energy {spent['result'] / spent['limit']:.1%} of the budget ({spent['label']})")
+        row, batches = result.summary.budgets["energy"], result.summary.batches
+        assert batches is not None
+        print(f"{distributed.size} processes, {batches.total} batches in all")
+        print(f"energy {row.result / row.limit:.1%} of the budget ({row.label})")
         print(f"widths {widths}, the same in all processes: {all(other == widths for other in everyone)}")
     distributed.close()
 

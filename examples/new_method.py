@@ -25,7 +25,7 @@ class Tapered(OneShotMethod):
 
     def step(self) -> None:
         """Finds the least taper whose widths meet the targets, and silences the other channels."""
-        work = self._context
+        work = self.context
         count = len(work.graph.groups)
 
         def widths(taper: float) -> list[int]:
@@ -37,7 +37,7 @@ class Tapered(OneShotMethod):
         for _ in range(40):
             middle = 0.5 * (low + high)
             low, high = (low, middle) if work.constraint_violation(widths(middle)) <= 0 else (middle, high)
-        work.model.load_state_dict(self._dense)
+        work.model.load_state_dict(self.dense_state)
         work.keep_channels_(work.model, magnitudes(work), widths(high))  # the channels of largest magnitude stay
 
 

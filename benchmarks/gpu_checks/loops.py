@@ -87,7 +87,7 @@ def moved_to(device: str, scripts: tuple[str, str]) -> tuple[str, str]:
 
 
 def amp_with_grad_scaler(context: Context) -> Outcome:
-    """Passed when a loop with autocast and GradScaler meets its budget, and skipped steps do no harm."""
+    """Passed when a loop with autocast and GradScaler meets its budget, and skipped steps change nothing."""
     device, steps = context.device, 40 if context.small else STEPS
     torch.manual_seed(0)
     images, labels = (tensor.to(device) for tensor in digits(12))

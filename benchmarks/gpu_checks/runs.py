@@ -202,7 +202,7 @@ def two_processes_on_one_gpu(context: Context) -> Outcome:
     devices = [session["device"] for session in sessions(run)]
     good = "2 processes" in found.output and same and share is not None and float(share[1]) <= 100
     good &= bool(devices) and all(device.startswith(context.device) for device in devices)
-    told = percent(float(share[1]) / 100) if share else "unknown"
-    summary = f"the same channels in both processes: {same}, {told} of the budget"
-    numbers = {"same_channels": same, "share_of_budget": told, "devices": devices, "seconds": found.seconds}
+    shown = percent(float(share[1]) / 100) if share else "unknown"
+    summary = f"the same channels in both processes: {same}, {shown} of the budget"
+    numbers = {"same_channels": same, "share_of_budget": shown, "devices": devices, "seconds": found.seconds}
     return Outcome(good, summary, numbers | {"prints": found.output.strip().splitlines()[-3:]})

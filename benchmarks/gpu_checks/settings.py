@@ -147,7 +147,7 @@ def _traced(model: nn.Module, example: Tensor) -> dict[str, Any]:
     before = snapshot(model)
     try:
         graph = ecc.trace_channels(model, example)
-    except Exception as error:  # noqa: BLE001 - told in the cell, which is then unlike the CPU's
+    except Exception as error:  # noqa: BLE001 - recorded in the cell, which then differs from the CPU
         groups, count = [], first_line(error)
     else:
         groups, count = groups_of(graph), f"{len(graph.prunable)}/{len(graph.groups)}"

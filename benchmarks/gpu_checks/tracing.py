@@ -130,9 +130,9 @@ def committed_seconds() -> dict[str, float]:
     rows = json.loads(file.read_text(encoding="utf-8"))["rows"]
     found = {row["name"]: row["ecc"] for row in rows if row["kind"] == CLASSIFICATION}
     return {
-        name: one["trace_seconds"] + one["proof_seconds"]
+        name: one["trace_seconds"] + one["verify_seconds"]
         for name, one in found.items()
-        if "trace_seconds" in one and "proof_seconds" in one
+        if "trace_seconds" in one and "verify_seconds" in one
     }
 
 
@@ -219,8 +219,8 @@ def trace_all(
             if found is not None:
                 rows[network.key, place] = found
                 worker.job = None
-                told = found.get("error", f"{found.get('seconds', 0):.1f} s")
-                print(f"{len(rows):4d}/{len(jobs)} {place:5} {network.key:45.45} {told}", flush=True)
+                text = found.get("error", f"{found.get('seconds', 0):.1f} s")
+                print(f"{len(rows):4d}/{len(jobs)} {place:5} {network.key:45.45} {text}", flush=True)
     for worker in workers:
         worker.stop()
     for network, place in jobs:

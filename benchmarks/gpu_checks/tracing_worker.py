@@ -62,7 +62,7 @@ def row_of(network: Network, place: str, repeats: int = 1) -> Row:
         model = model.to(place)
         example = tree_map_only(Tensor, lambda tensor: tensor.to(place), example)
         graph, seconds, warned = min((timed_trace(model, example) for _ in range(repeats)), key=lambda one: one[1])
-    except Exception as error:  # noqa: BLE001 - told in the row, which is then a failure
+    except Exception as error:  # noqa: BLE001 - recorded in the row as a failure
         return row | {"error": first_line(error)}
     row |= {"groups": groups_of(graph), "seconds": round(seconds, 3)}
     return row | ({"warnings": warned} if warned else {})
@@ -128,8 +128,8 @@ def compared(cpu: Row, cuda: Row) -> Row:
     for name, one in (("cpu", cpu), ("cuda", cuda)):
         row |= {f"{name}_{key}": one[key] for key in ("seconds", "warnings") if key in one}
     if "error" in cpu or "error" in cuda:
-        told = [f"{name}: {one['error']}" for name, one in (("CPU", cpu), ("CUDA", cuda)) if "error" in one]
-        return row | {"status": "failed", "detail": "; ".join(told)}
+        errors = [f"{name}: {one['error']}" for name, one in (("CPU", cpu), ("CUDA", cuda)) if "error" in one]
+        return row | {"status": "failed", "detail": "; ".join(errors)}
     ours, theirs = ({tuple(group[:3]) for group in one["groups"]} for one in (cpu, cuda))
     row |= {"groups": len(ours), "prunable": sum(group[2] for group in ours)}
     if ours == theirs:

@@ -155,7 +155,9 @@ class CompressSettings:
         "Learning rate of ECC while it prunes: constant, with a new cosine for fine-tuning; or one cosine for both.",
         choices=LR_SCHEDULES,
     )
-    importance: str = option("taylor", "Channel importance: taylor, or adam_norm as in the paper.", choices=IMPORTANCES)
+    importance: str | None = option(
+        None, "Channel importance. By default adam_norm with solver admm, else taylor.", choices=IMPORTANCES
+    )
     min_width_ratio: float = option(MIN_WIDTH_RATIO, "Minimum fraction of channels kept in each group.", range=(0, 1))
     width_multiple: int | None = option(
         None, "Widths are multiples of this number; as in the profile if not given.", range=(1, None)
@@ -165,7 +167,7 @@ class CompressSettings:
     )
     solver: str = option(
         "scheduled",
-        "Solver of ECC: scheduled, or admm as published (use it with adam_norm).",
+        "Solver of ECC: scheduled, or admm as published.",
         choices=SOLVERS,
     )
     admm: AdmmSettings = field(default_factory=AdmmSettings)

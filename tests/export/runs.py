@@ -1,4 +1,4 @@
-"""A small task and a finished run of it, made without training: what exports are tested with."""
+"""A small task and a finished run of it, made without training."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ecc.graph import trace_channels, with_widths
+from ecc.records import write_record
+from ecc.run_records import BudgetResult, DenseAndResult, RunSummary
 from ecc.task import Task
 from ecc.training import save_state
 
@@ -56,17 +58,11 @@ def small_task(**changes: Any) -> Task:
     return Task(**{**given, **changes})
 
 
-def summary_of(task: Task, **changes: Any) -> dict[str, Any]:
-    energy = {
-        "budget": "50%",
-        "limit": 0.5,
-        "unit": "J",
-        "dense": 1.0,
-        "result": 0.49,
-        "label": "estimated",
-        "met": True,
-    }
-    return {
+def summary_of(task: Task, **changes: Any) -> RunSummary:
+    energy = BudgetResult(
+        budget="50%", limit=0.5, unit="J", dense=1.0, result=0.49, label="estimated", met=changes.get("met", True)
+    )
+    given: dict[str, Any] = {
         "task": task.name,
         "method": "ecc",
         "device": "NVIDIA Jetson TX2",
@@ -74,23 +70,22 @@ def summary_of(task: Task, **changes: Any) -> dict[str, Any]:
         "label": "estimated",
         "budgets": {"energy": energy},
         "met": True,
-        "note": "",
         "widths": WIDTHS,
-        "macs": {"dense": 2e6, "result": 1e6},
-        "parameters": {"dense": 4e4, "result": 1e4},
+        "macs": DenseAndResult(dense=2e6, result=1e6),
+        "parameters": DenseAndResult(dense=4e4, result=1e4),
         "scores": {"dense": 0.9, "finetuned": 0.875},
-        **changes,
     }
+    return RunSummary(**{**given, **changes})
 
 
 def finished_run(folder: Path, task: Task, **changes: Any) -> nn.Module:
-    """Writes what a compression leaves; the slim network."""
+    """Write the files of a compression and return the slim network."""
     graph = trace_channels(task.model, task.example_input)
     slim = with_widths(task.model, graph, WIDTHS)
     folder.mkdir(parents=True)
     save_state(folder / "slim.safetensors", slim.state_dict())
     (folder / "widths.json").write_text(json.dumps(WIDTHS))
-    (folder / "summary.json").write_text(json.dumps(summary_of(task, **changes)))
-    config = {"task": task.name, "budgets": ["50%"], "settings": {"steps": 10}}
+    write_record(folder / "summary.json", summary_of(task, **changes))
+    config = {"task": task.name, "budgets": ["50%"], "settings": {"prune_steps": 10}}
     (folder / "config.json").write_text(json.dumps({"format": "ecc run", "version": 1, "config": config}))
     return slim

@@ -1,8 +1,9 @@
-"""Each format writes what its own program runs, at any batch size, and fails in one line."""
+"""Formats: files compute what the network computes at any batch size, and failures are one line."""
 
 from __future__ import annotations
 
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +13,19 @@ from torch import Tensor, nn
 
 from ecc.errors import BadTask, CannotExport, EccError
 from ecc.export import TOLERANCE, export_model
-from ecc.export.formats import FORMATS, library
+from ecc.export.formats import FORMATS, import_optional, verified_batches, verify_export
 from ecc.task import Inputs, with_batch_size
 from ecc.torch_utils import tensors_in
 from export.runs import SmallNet
 
 
-class Two(nn.Module):
-    """Two inputs by name, several outputs."""
+def need(name: str) -> None:
+    for module in FORMATS[name].needs:
+        pytest.importorskip(module)
+
+
+class TwoInputs(nn.Module):
+    """Two named inputs, several outputs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -32,52 +38,44 @@ class Two(nn.Module):
 
 CASES: dict[str, tuple[type[nn.Module], Inputs]] = {
     "one": (SmallNet, torch.randn(1, 3, 8, 8)),
-    "tuple": (Two, (torch.randn(2, 4), torch.randn(2, 5))),
-    "dict": (Two, {"right": torch.randn(2, 5), "left": torch.randn(2, 4)}),
+    "tuple": (TwoInputs, (torch.randn(2, 4), torch.randn(2, 5))),
+    "dict": (TwoInputs, {"right": torch.randn(2, 5), "left": torch.randn(2, 4)}),
 }
 
 
 @pytest.mark.slow  # the first ONNX export of a process takes seconds
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("name", FORMATS)
-def test_a_file_computes_what_the_network_does_at_any_batch(name: str, case: str, tmp_path: Path) -> None:
-    for module in FORMATS[name].needs:
-        pytest.importorskip(module)
+def test_a_file_computes_the_same_at_any_batch_size(name: str, case: str, tmp_path: Path) -> None:
+    need(name)
     build, example = CASES[case]
-    model, how = build().eval(), FORMATS[name]
-    how.write(model, example, tmp_path / how.file)
-    run = how.run(tmp_path / how.file)
+    model, form = build().eval(), FORMATS[name]
+    form.write(model, example, tmp_path / form.file)
+    run = form.run(tmp_path / form.file)
     for batch in (1, 2, 5):
         inputs = with_batch_size(example, batch)
         with torch.no_grad():
             wanted = model(**inputs) if isinstance(inputs, dict) else model(*([inputs] if case == "one" else inputs))
-        found = run(inputs)
-        for left, right in zip(tensors_in(wanted), found, strict=True):
+        for left, right in zip(tensors_in(wanted), run(inputs), strict=True):
             torch.testing.assert_close(left, right)
 
 
 @pytest.mark.parametrize("name", ["pt2", "onnx"])
-def test_files_do_not_tell_where_the_source_lay(name: str, tmp_path: Path) -> None:
-    for module in FORMATS[name].needs:
-        pytest.importorskip(module)
+def test_files_contain_no_source_and_no_paths(name: str, tmp_path: Path) -> None:
+    need(name)
     FORMATS[name].write(SmallNet().eval(), torch.randn(1, 3, 8, 8), tmp_path / "net")
-    here = str(Path(__file__).parent).encode()
     data = (tmp_path / "net").read_bytes()
     if name == "pt2":
         with zipfile.ZipFile(tmp_path / "net") as archive:
             data = b"".join(archive.read(entry) for entry in archive.namelist())
     assert data
-    assert here not in data
+    assert str(Path(__file__).parent).encode() not in data
     assert b"x = F.relu" not in data
 
 
 class Branching(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(4, 4)
-
     def forward(self, x: Tensor) -> Tensor:
-        return self.layer(x) if x.sum() > 0 else x  # type: ignore[no-any-return]
+        return x + 1 if x.sum() > 0 else x
 
 
 class FixedBatch(nn.Module):
@@ -85,54 +83,107 @@ class FixedBatch(nn.Module):
         return x.reshape(2, 2, 2) + 1
 
 
-@pytest.mark.parametrize("model", [Branching(), FixedBatch()])
-def test_what_torch_cannot_follow_is_one_line(model: nn.Module, tmp_path: Path) -> None:
-    with pytest.raises(CannotExport, match=r"^torch\.export cannot follow this network: ") as caught:
+class Token(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.token = nn.Parameter(torch.zeros(1, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([self.token.expand(len(x), -1), x], 1)
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (Branching(), "torch.export cannot export this network: "),
+        (FixedBatch(), "torch.export cannot export this network: "),
+        (Token(), "its code fixes the batch size, as len(x) does; use x.shape[0]."),
+    ],
+)
+def test_networks_that_torch_cannot_export_are_refused_in_one_line(
+    model: nn.Module, message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(CannotExport) as caught:
         FORMATS["pt2"].write(model, torch.randn(2, 4), tmp_path / "net.pt2")
+    assert message in str(caught.value)
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "net.pt2").exists()
 
 
-def test_a_missing_library_is_named() -> None:
-    with pytest.raises(EccError, match=r"no_such_thing cannot be imported .*pip install no_such_thing"):
-        library("no_such_thing")
-
-
-def test_code_that_fixes_the_batch_is_told_what_to_write(tmp_path: Path) -> None:
-    class Token(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv, self.token = nn.Conv2d(3, 4, 1), nn.Parameter(torch.zeros(1, 1, 4))
-
-        def forward(self, images: Tensor) -> Tensor:
-            found = self.conv(images).flatten(2).transpose(1, 2)
-            return torch.cat([self.token.expand(len(images), -1, -1), found], 1)
-
-    with pytest.raises(CannotExport, match=r"its code fixes the batch size, as len\(x\) does; write x\.shape\[0\]\.$"):
-        FORMATS["pt2"].write(Token(), torch.randn(2, 3, 4, 4), tmp_path / "a.pt2")
-
-
 @pytest.mark.slow  # the first ONNX export of a process takes seconds
-def test_a_file_that_its_program_cannot_open_is_told_in_one_line(tmp_path: Path) -> None:
-    for module in FORMATS["onnx"].needs:
-        pytest.importorskip(module)
-    with pytest.raises(CannotExport, match=r"^a\.onnx cannot be opened by the program that runs onnx: ") as told:
+def test_unsupported_and_half_precision_in_onnx(tmp_path: Path) -> None:
+    need("onnx")
+    with pytest.raises(CannotExport, match=r"^a\.onnx cannot be opened by the runtime of onnx: ") as caught:
         export_model(SmallNet().double(), torch.randn(2, 3, 8, 8).double(), tmp_path / "a.onnx")
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(caught.value)
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.slow
-def test_half_precision_is_proved_as_exactly_as_it_can_be(tmp_path: Path) -> None:
-    for module in FORMATS["onnx"].needs:
-        pytest.importorskip(module)
     found = export_model(SmallNet().half(), torch.randn(2, 3, 8, 8).half(), tmp_path / "a.onnx")
     assert found.tolerance == 8 * torch.finfo(torch.float16).eps
     assert found.error <= found.tolerance
 
 
-def test_positional_inputs_may_come_in_a_list_of_tensors(tmp_path: Path) -> None:
+def test_inputs_may_be_a_list_and_missing_packages_are_named(tmp_path: Path) -> None:
     inputs = [torch.randn(2, 4), torch.randn(2, 5)]
-    assert export_model(Two(), inputs, tmp_path / "a.pt2").error <= TOLERANCE  # type: ignore[arg-type]
-    with pytest.raises(BadTask, match="the example input holds bool at 1; give a tensor"):
-        export_model(Two(), (inputs[0], True), tmp_path / "b.pt2")  # type: ignore[arg-type]
+    assert export_model(TwoInputs(), inputs, tmp_path / "a.pt2").error <= TOLERANCE  # type: ignore[arg-type]
+    with pytest.raises(BadTask):
+        export_model(TwoInputs(), (inputs[0], True), tmp_path / "b.pt2")  # type: ignore[arg-type]
+    with pytest.raises(EccError, match=r"no_such_thing cannot be imported .*pip install no_such_thing"):
+        import_optional("no_such_thing")
+
+
+# ---------------------------------------------------------------- verification
+
+NET = nn.Linear(4, 3)
+EXAMPLE = torch.randn(2, 4)
+
+
+def runner(change: Callable[[Tensor], Tensor]) -> Callable[[Inputs], list[Tensor]]:
+    @torch.no_grad()
+    def run(inputs: Inputs) -> list[Tensor]:
+        assert isinstance(inputs, Tensor)
+        return [change(NET(inputs))]
+
+    return run
+
+
+def test_small_errors_are_reported_and_large_ones_refused() -> None:
+    exact = verify_export(NET, runner(lambda y: y), EXAMPLE)
+    assert (exact.error, exact.batches) == (0, (1, 2, 5))
+    assert verified_batches(torch.zeros(1, 4)) == (1, 4)
+    assert 5e-6 < verify_export(NET, runner(lambda y: y * (1 + 1e-5)), EXAMPLE).error < TOLERANCE
+    with pytest.raises(CannotExport, match=r"the outputs of slim\.x differ from the network by 0\.01 of the largest"):
+        verify_export(NET, runner(lambda y: y * 1.01), EXAMPLE, what="slim.x")
+    quantized = verify_export(NET, runner(lambda y: y * 1.01), EXAMPLE, is_exact=False)
+    assert quantized.error == pytest.approx(0.01, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        runner(lambda y: y[:1]),
+        runner(lambda y: y * float("nan")),
+        runner(lambda y: y + (1.0 if len(y) == 5 else 0.0)),  # wrong at one batch size only
+        lambda _: [],
+    ],
+)
+def test_other_shapes_nan_and_missing_outputs_are_refused(run: Any) -> None:
+    with pytest.raises(CannotExport, match="verification failed"):
+        verify_export(NET, run, EXAMPLE)
+
+
+def test_integer_outputs_and_runtime_errors() -> None:
+    class Classes(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.argmax(1)
+
+    assert verify_export(Classes(), lambda x: [x.argmax(1)], EXAMPLE).error == 0  # type: ignore[union-attr]
+    with pytest.raises(CannotExport, match="verification failed"):
+        verify_export(Classes(), lambda x: [x.argmin(1)], EXAMPLE)  # type: ignore[union-attr]
+
+    def run(inputs: Inputs) -> list[Tensor]:
+        if len(inputs) == 5:
+            raise RuntimeError("fixed size\nand pages more")
+        return runner(lambda y: y)(inputs)
+
+    with pytest.raises(CannotExport, match=r"the file cannot be run at batch size 5: RuntimeError: fixed size$"):
+        verify_export(NET, run, EXAMPLE)

@@ -21,7 +21,7 @@ from ecc.methods import (
 SMALL: dict[str, Callable[[], Method]] = {
     "ecc": Ecc,
     "netadapt": lambda: NetAdapt(NetAdaptSettings(rounds=4)),
-    "amc": lambda: Amc(AmcSettings(episodes=6, chunk=3)),
+    "amc": lambda: Amc(AmcSettings(episodes=6, episodes_per_step=3)),
     "eap": Eap,
     "lcp": lambda: Lcp(LcpSettings(candidates=6, population=4, tournament=2)),
     "uniform": Uniform,

@@ -480,7 +480,7 @@ def test_two_runs_of_one_job_are_independent_and_other_weights_are_another_run(t
 
 class Undeclared(Uniform):
     def step(self) -> None:
-        self._context.held_out(self._context.model)
+        self.context.held_out(self.context.model)
 
 
 def two_processes(job: Compression) -> None:

@@ -218,7 +218,9 @@ class EnergyModel:
         """
         shared = {name: getattr(self, name) for name in _SHARED}
         unit = f"{self.unit} for one inference of the whole batch"
-        record = EnergyModelFile(format=FORMAT, unit=unit, label=self.label, formula=FORMULA, origin=self.origin, **shared)
+        record = EnergyModelFile(
+            format=FORMAT, unit=unit, label=self.label, formula=FORMULA, origin=self.origin, **shared
+        )
         write_record(path, record)
 
     @classmethod

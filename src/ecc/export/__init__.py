@@ -1,9 +1,9 @@
-"""Room 7: the slim network as files for other programs, outputs compared before they are kept."""
+"""The slim network as files for deployment, verified before they are kept."""
 
-from .job import Exported, ExportedRun, export_model, export_run
-from .latency import Latency, compare_latency
-from .loading import load_slim, save_slim
-from .verification import TOLERANCE, ExportVerification
+from .formats import TOLERANCE, ExportVerification
+from .onnx_tools import Latency, compare_latency
+from .run_export import Exported, ExportedRun, export_model, export_run
+from .slim_file import load_slim, save_slim
 
 __all__ = [
     "TOLERANCE",

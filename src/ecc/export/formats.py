@@ -1,12 +1,12 @@
-"""One network in the formats of other programs, each read back in the program that will run it.
+"""File formats for deployment: how a network is written, run again by its own runtime, and verified.
 
-    pt2          `torch.export`: a graph as JSON, the weights as bytes. torch.export.load may unpickle parts of a
-                 file that someone else made, so load only what you trust.
-    onnx         for onnxruntime and many others: protobuf, nothing in it is run as Python
-    torchscript  `torch.jit.trace`: for C++ and older programs; torch calls it deprecated. The file tells the paths
-                 of the source that it was made of.
+    pt2          `torch.export`: a graph as JSON and the weights. `torch.export.load` may unpickle parts of a file, so
+                 load only files that you trust.
+    onnx         for onnxruntime and many others: protobuf, no Python code
+    torchscript  `torch.jit.trace`: for C++ and older programs; deprecated by PyTorch. The file contains the paths of
+                 the source files.
 
-All three take any batch size: the axis that `with_batch_size` repeats along is left open.
+All three accept any batch size.
 """
 
 from __future__ import annotations
@@ -24,29 +24,31 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ecc.errors import CannotExport, EccError
+from ecc.errors import CannotExport, EccError, first_line
 from ecc.graph.forward_pass import as_call
+from ecc.graph.numerics import ALLOWED_FLOAT32 as TOLERANCE
+from ecc.graph.numerics import allowed_difference, outputs_of, relative_error
 from ecc.task import Inputs, batch_size_of, with_batch_size
 from ecc.torch_utils import tensors_in
 
 Runner = Callable[[Inputs], list[Tensor]]
-"""A program that runs a file: inputs to every tensor that comes out."""
+"""Runs a file: maps inputs to all output tensors."""
 
 
 @dataclass(frozen=True)
 class Format:
-    """How a network is written to a file, and how that file is run."""
+    """How a network is written to a file, and how the file is run."""
 
     file: str
-    """What the file is called."""
+    """File name."""
     write: Callable[[nn.Module, Inputs, Path], None]
     run: Callable[[Path], Runner]
     needs: tuple[str, ...] = ()
-    """Modules that are not torch's; the extra `export` has them."""
+    """Required packages besides torch; the extra `export` installs them."""
 
 
-def library(name: str) -> ModuleType:
-    """A module of the extra `export`.
+def import_optional(name: str) -> ModuleType:
+    """Import a package of the extra `export`.
 
     Raises:
         EccError: If it cannot be imported.
@@ -54,19 +56,21 @@ def library(name: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        raise EccError(f"{name} cannot be imported ({error}); pip install {name}.") from None
+        raise EccError(f"{name} cannot be imported ({error}); run: pip install {name}") from None
 
 
 # ---------------------------------------------------------------- torch.export
 
 
-def program_of(model: nn.Module, example_input: Inputs) -> torch.export.ExportedProgram:
-    """The network as a graph whose batch size is open.
+def export_program(model: nn.Module, example_input: Inputs) -> torch.export.ExportedProgram:
+    """Export a network with a dynamic batch size.
 
     Raises:
-        CannotExport: If torch cannot follow it, or its code fixes the batch size.
+        CannotExport: If torch cannot export it, or its code fixes the batch size.
     """
-    several = with_batch_size(example_input, max(2, batch_size_of(example_input)))  # torch takes a size of 1 for a constant
+    several = with_batch_size(
+        example_input, max(2, batch_size_of(example_input))
+    )  # a size of 1 would be taken as a constant
     args, kwargs = as_call(several)
     batch = torch.export.Dim("batch")
     size = batch_size_of(several)
@@ -75,17 +79,17 @@ def program_of(model: nn.Module, example_input: Inputs) -> torch.export.Exported
         return {0: batch} if tensor.dim() and len(tensor) == size else None
 
     shapes: Any = tuple(map(axes, args)) if args else {name: axes(tensor) for name, tensor in kwargs.items()}
-    with _one_line("torch.export cannot follow this network"):
+    with _clear_errors("torch.export cannot export this network"):
         program = torch.export.export(model, args, kwargs, dynamic_shapes=shapes)
     for part in program.graph_module.modules():
         for node in part.graph.nodes if isinstance(part, torch.fx.GraphModule) else ():
-            node.meta.pop("stack_trace", None)  # lines of your code and paths of your machine, which files would hold
+            node.meta.pop("stack_trace", None)  # files would contain source lines and local paths
     return program
 
 
 def _write_pt2(model: nn.Module, example_input: Inputs, path: Path) -> None:
-    program = program_of(model, example_input)
-    with _one_line("torch.export cannot save this network"):
+    program = export_program(model, example_input)
+    with _clear_errors("torch.export cannot save this network"):
         torch.export.save(program, path)
 
 
@@ -104,12 +108,12 @@ def _run_pt2(path: Path) -> Runner:
 
 
 def _write_onnx(model: nn.Module, example_input: Inputs, path: Path) -> None:
-    library("onnxscript")
-    program = program_of(model, example_input)
-    with _one_line("torch.onnx cannot write this network"):
+    import_optional("onnxscript")
+    program = export_program(model, example_input)
+    with _clear_errors("torch.onnx cannot write this network"):
         found = torch.onnx.export(program, dynamo=True, verbose=False)
         assert found is not None  # dynamo=True
-        found.save(path, external_data=False)  # one file, which is whole or not there
+        found.save(path, external_data=False)  # one file
 
 
 def _run_onnx(path: Path) -> Runner:
@@ -118,8 +122,8 @@ def _run_onnx(path: Path) -> Runner:
 
 
 def onnx_session(path: Path) -> Any:
-    """The file in onnxruntime, on the CPU, with as many threads as torch uses."""
-    runtime = library("onnxruntime")
+    """An onnxruntime session on the CPU with as many threads as torch uses."""
+    runtime = import_optional("onnxruntime")
     options = runtime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     options.inter_op_num_threads = 1
@@ -129,11 +133,11 @@ def onnx_session(path: Path) -> Any:
 
 def run_session(session: Any, inputs: Inputs) -> list[Tensor]:
     """Every output of an onnxruntime session."""
-    return [torch.from_numpy(array) for array in session.run(None, feed_of(session, inputs))]
+    return [torch.from_numpy(array) for array in session.run(None, onnx_inputs(session, inputs))]
 
 
-def feed_of(session: Any, inputs: Inputs) -> dict[str, Any]:
-    """Inputs as onnxruntime wants them: by name, those that the graph uses."""
+def onnx_inputs(session: Any, inputs: Inputs) -> dict[str, Any]:
+    """Inputs by name, as onnxruntime expects them; inputs that the graph does not use are left out."""
     names = [entry.name for entry in session.get_inputs()]
     if isinstance(inputs, dict):
         return {name: inputs[name].numpy() for name in names}
@@ -147,8 +151,8 @@ def feed_of(session: Any, inputs: Inputs) -> dict[str, Any]:
 def _write_torchscript(model: nn.Module, example_input: Inputs, path: Path) -> None:
     args, kwargs = as_call(with_batch_size(example_input, max(2, batch_size_of(example_input))))
     given: dict[str, Any] = {"example_kwarg_inputs": kwargs} if kwargs else {"example_inputs": args}
-    with _one_line("torch.jit cannot trace this network"), _deprecated():
-        # We compare the file itself, at other batch sizes, so torch need not; strict refuses a dict as the result.
+    with _clear_errors("torch.jit cannot trace this network"), _deprecated():
+        # The file is verified below, so torch need not check it; strict=True would refuse dicts as outputs.
         torch.jit.trace(model, **given, check_trace=False, strict=False).save(str(path))
 
 
@@ -171,37 +175,109 @@ FORMATS: Mapping[str, Format] = {
 }
 
 
-def opened(name: str, path: Path) -> Runner:
-    """A file of a format, in the program that runs it.
+def open_file(name: str, path: Path) -> Runner:
+    """Open a file with the runtime of its format.
 
     Raises:
-        CannotExport: If that program cannot read it, as onnxruntime cannot where it lacks an operator for a type.
+        CannotExport: If the runtime cannot read it, for example because it lacks an operator.
     """
-    with _one_line(f"{path.name} cannot be opened by the program that runs {name}"):
+    with _clear_errors(f"{path.name} cannot be opened by the runtime of {name}"):
         return FORMATS[name].run(path)
 
 
-# ---------------------------------------------------------------- torch's many words
+# ---------------------------------------------------------------- verification
+
+
+@dataclass(frozen=True)
+class ExportVerification:
+    """Largest difference between the outputs of a file and of its network."""
+
+    error: float
+    """Relative to the largest output; for integer outputs, the fraction that differs."""
+    batches: tuple[int, ...]
+    """Batch sizes that were compared."""
+    tolerance: float | None = TOLERANCE
+    """Allowed error: `TOLERANCE`, or more for half precision; None if no equality is required."""
+
+
+def verified_batches(example_input: Inputs) -> tuple[int, ...]:
+    """One item, the example's batch size, and a batch size that was not used for the export."""
+    example = batch_size_of(example_input)
+    return tuple(sorted({1, example, example + 3}))
+
+
+def verify_export(
+    model: nn.Module, run: Runner, example_input: Inputs, *, is_exact: bool = True, what: str = "the file"
+) -> ExportVerification:
+    """Compare a file with its network at several batch sizes.
+
+    Args:
+        model: The network.
+        run: Runs the file.
+        example_input: One batch.
+        is_exact: Whether the outputs must agree; False for a quantized file.
+        what: Name of the file in messages.
+
+    Raises:
+        CannotExport: If the outputs differ by more than is allowed, or the file cannot be run.
+    """
+    worst, allowed, batches = 0.0, TOLERANCE, verified_batches(example_input)
+    for batch in batches:
+        inputs = with_batch_size(example_input, batch)
+        wanted = outputs_of(model, inputs)
+        allowed = _allowed(wanted)
+        try:
+            found = run(inputs)
+        except Exception as error:
+            raise CannotExport(f"{what} cannot be run at batch size {batch}: {first_line(error)[:300]}") from error
+        worst = max(worst, _difference(wanted, found))
+    if is_exact and not worst <= allowed:
+        raise CannotExport(
+            f"verification failed: the outputs of {what} differ from the network by {worst:.2g} of the largest output "
+            f"(allowed {allowed:g}); the file was removed."
+        )
+    return ExportVerification(worst, batches, allowed if is_exact else None)
+
+
+def _allowed(outputs: list[Tensor]) -> float:
+    """`TOLERANCE`, or more if outputs have a lower precision than float32."""
+    single = torch.finfo(torch.float32).eps
+    return allowed_difference(single, *(torch.finfo(o.dtype).eps for o in outputs if o.is_floating_point()))
+
+
+def _difference(wanted: list[Tensor], found: list[Tensor]) -> float:
+    if len(wanted) != len(found):
+        return float("inf")
+    integers = [(left, right) for left, right in zip(wanted, found, strict=True) if not left.is_floating_point()]
+    fractions = [
+        float((left != right).double().mean()) if left.shape == right.shape else float("inf")
+        for left, right in integers
+        if left.numel()
+    ]
+    return max(relative_error(wanted, found), *fractions, 0.0)
+
+
+# ---------------------------------------------------------------- errors and warnings of the exporters
 
 
 @contextmanager
-def _one_line(what: str) -> Iterator[None]:
-    """Exporters raise whatever their inside raises, over pages; the first line of it is for the user."""
-    registry = logging.getLogger("torch.onnx")  # says that torchvision's operators are missing, at every export
+def _clear_errors(what: str) -> Iterator[None]:
+    """Turn any exception of an exporter into one line, and hide its warnings."""
+    registry = logging.getLogger("torch.onnx")  # reports missing torchvision operators at every export
     level = registry.level
     try:
         registry.setLevel(logging.ERROR)
         with warnings.catch_warnings():
-            # torch's own exporters call each other by names that torch deprecates (copyreg, treespec).
+            # torch's exporters use names that torch deprecates (copyreg, treespec).
             warnings.filterwarnings("ignore", category=FutureWarning)
             warnings.filterwarnings("ignore", category=DeprecationWarning, module=r"torch|onnx|copyreg")
             yield
     except EccError:
         raise
     except Exception as error:
-        reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        if reason.startswith("Constraints violated (batch)"):
-            reason = "its code fixes the batch size, as len(x) does; write x.shape[0]."
+        reason = first_line(error)
+        if "Constraints violated (batch)" in reason:
+            reason = "its code fixes the batch size, as len(x) does; use x.shape[0]."
         raise CannotExport(f"{what}: {reason[:300]}") from error
     finally:
         registry.setLevel(level)
@@ -209,7 +285,7 @@ def _one_line(what: str) -> Iterator[None]:
 
 @contextmanager
 def _deprecated() -> Iterator[None]:
-    """TorchScript is deprecated; our help says so once, torch says so at every call."""
+    """Hide the deprecation warning of TorchScript; the help of `ecc export` mentions it."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", r"`torch\.jit\.\w+` is deprecated", DeprecationWarning)
         warnings.filterwarnings("ignore", category=torch.jit._trace.TracerWarning)

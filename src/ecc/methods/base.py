@@ -188,13 +188,13 @@ class OneShotMethod:
 
     def start(self, context: PruningContext) -> None:
         """Keep a copy of the dense weights."""
-        self._context = context
-        self._dense = copy.deepcopy(context.model.state_dict())
+        self.context = context
+        self.dense_state = copy.deepcopy(context.model.state_dict())
 
     @property
     def is_done(self) -> bool:
         """Whether the targets are met."""
-        return self._context.constraint_violation(self._context.widths()) <= 0
+        return self.context.constraint_violation(self.context.widths()) <= 0
 
     def state_dict(self) -> dict[str, Any]:
         """No state."""

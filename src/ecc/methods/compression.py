@@ -11,8 +11,9 @@ import copy
 import math
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
+from inspect import GEN_CREATED, getgeneratorstate
 from itertools import islice
 from typing import Any
 
@@ -437,12 +438,15 @@ class Compression(CompressionRunner[CompressedModel]):
 class _TrainingSteps:
     """The training loop of a method that prunes while it trains, if it has started one."""
 
-    steps: Generator[int, None, None] | None = None
+    steps: Generator[int, bool | None, None] | None = None
 
     def finish(self) -> None:
         """Log and save the last step."""
-        for _ in self.steps or ():
-            pass
+        if self.steps is not None:
+            with suppress(StopIteration):
+                if getgeneratorstate(self.steps) == GEN_CREATED:
+                    next(self.steps)  # resumed after the last step: only the weights are loaded
+                self.steps.send(True)
 
     def close(self) -> None:
         """End the loop, also after an error."""

@@ -35,7 +35,7 @@ from ecc.run_records import RunSummary
 from .load import GridRow, MeanStd
 
 if TYPE_CHECKING:
-    from ecc.export.job import ExportedRun
+    from ecc.export.run_export import ExportedRun
 
 MAX_ITEMS = 12
 """Groups or tensors in a line of the terminal; the files have all of them."""

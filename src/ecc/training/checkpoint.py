@@ -20,7 +20,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from ecc.errors import BadFile
-from ecc.io import MAX_BYTES, replace_file
+from ecc.io import MAX_BYTES, open_to_read, replace_file
 
 FORMAT = "ecc state 2"
 _MAX_DEPTH = 100
@@ -44,7 +44,9 @@ def save_state(path: str | Path, state: Any) -> None:
             f"the state for {path} has more than {MAX_BYTES >> 20} MiB besides its tensors; keep long lists of numbers "
             "as tensors."
         )
-    metadata = {"format": FORMAT, "skeleton": skeleton, "crc32": _checksum(flat.tensors, skeleton)}
+    # One key: safetensors writes several keys in random order, and equal states would give different files.
+    about = {"format": FORMAT, "skeleton": skeleton, "crc32": _checksum(flat.tensors, skeleton)}
+    metadata = {"ecc": json.dumps(about)}
     with replace_file(path) as temporary:
         temporary.touch()
         mode = temporary.stat().st_mode
@@ -67,7 +69,7 @@ def load_state(path: str | Path) -> Any:
     try:
         _check_header(Path(path))
         with safetensors.safe_open(str(path), framework="pt") as file:
-            metadata = file.metadata() or {}
+            metadata = json.loads((file.metadata() or {}).get("ecc", "{}"))
             if metadata.get("format") != FORMAT:
                 raise BadFile(f"{path} is not a file of the format {FORMAT!r}; give a file that this version wrote.")
             tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 - not a dict
@@ -89,9 +91,7 @@ def weights_checksum(state: Mapping[str, Any]) -> str:
 
 def _check_header(path: Path) -> None:
     """Refuse pipes, and headers that would need gigabytes of memory; safetensors allows headers of 100 MB."""
-    if path.exists() and not path.is_file() and not path.is_dir():
-        raise BadFile(f"{path} is not a regular file.")
-    with path.open("rb") as file:
+    with open_to_read(path) as file:
         size = file.read(8)
     if len(size) == 8 and struct.unpack("<Q", size)[0] > MAX_BYTES:
         raise BadFile(f"{path} is damaged or not a file of ECC: its header is longer than {MAX_BYTES >> 20} MiB.")

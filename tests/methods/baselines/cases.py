@@ -50,7 +50,7 @@ BASELINES: dict[str, Callable[[], Method]] = {
 
 def finish(method: Any, context: PruningContext, most: int = 200) -> Any:
     """Start the method, unless it was started, and run it to its end."""
-    if getattr(method, "_context", None) is not context:
+    if getattr(method, "_context", getattr(method, "context", None)) is not context:
         method.start(context)
     for _ in range(most + 1):
         if method.is_done:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import product
 from typing import Any
 
@@ -13,7 +14,6 @@ from torch import Tensor
 
 from ecc.errors import EccError
 from ecc.methods.ecc.admm import (
-    AdmmIteration,
     AdmmSettings,
     AdmmSolver,
     AdmmState,
@@ -183,13 +183,26 @@ def test_width_and_dual_steps_by_hand() -> None:
 # ---------------------------------------------------------------- Algorithm 1
 
 
+def solver_of(
+    full: Sequence[int],
+    cost: ProductCost,
+    settings: AdmmSettings | None = None,
+    least: Tensor | None = None,
+    *,
+    costs: int = 1,
+    width_multiple: int = 1,
+) -> AdmmSolver:
+    constraints = ResourceConstraints([cost] * costs, bare_graph(full), "cpu")
+    alive, least = torch.ones(sum(full), dtype=torch.bool), torch.ones(len(full)) if least is None else least
+    return AdmmSolver(settings or AdmmSettings(), ChannelRanking(full), constraints, least, width_multiple, alive)
+
+
 def test_two_iterations_by_hand() -> None:
     """Two groups of 3 and 2 channels, E = s_1 s_2 (dense 6), budget 3; alpha = 1/2, beta = 1/4, rho = 2, 1."""
     full = [3, 2]
     constants = AdmmSettings(width_lr=0.25, width_penalty=2.0, energy_penalty=1.0, min_energy_slope=0.5, max_norm=None)
-    iteration = AdmmIteration(ChannelRanking(full), pair_cost(full, [(0, 1)], [1.0]), torch.tensor([1, 1]), constants)
-    importance = torch.tensor([2.0, 5.0, 4.0, 9.0, 8.0])
-    state = iteration.start(torch.ones(5, dtype=torch.bool))
+    solver = solver_of(full, pair_cost(full, [(0, 1)], [1.0]), constants)
+    importance, state = torch.tensor([2.0, 5.0, 4.0, 9.0, 8.0]), solver.state
     assert state.widths.tolist() == [3, 2]
     assert state.width_dual.tolist() == [0, 0]
 
@@ -197,7 +210,7 @@ def test_two_iterations_by_hand() -> None:
     # g1 = rho_2 (6 - 3) dE = (6, 9). z >= min(0.5 / 2, 0.5 / 3) = 1/6, and g = (6 + 1/3, 9 + 1/2).
     # s = (3 - 19/12, max(2 - 19/8, 1)) = (17/12, 1). E(s) = 17/12 < 3.
     # y = 2 (phi - floor(s)) = (4, 2). z = [1/6 + 17/12 - 3]_+ = 0.
-    state = iteration.step(state, importance, weight_lr=0.5, budget=3.0)
+    state = solver.iterate(state, importance, weight_lr=0.5, budget=3.0)
     assert state.alive.all()
     assert state.widths.tolist() == pytest.approx([17 / 12, 1.0])
     assert state.width_dual.tolist() == pytest.approx([4.0, 2.0])
@@ -209,29 +222,27 @@ def test_two_iterations_by_hand() -> None:
     # E(s) - 3 < 0. g1 = (-4, -2 - 2 (2 - 1)) = (-4, -4). Only group 1 is above its minimum, dE = (1, 17/12):
     # z = (4 + 1/2) / 1, g = (1/2, .), s = (17/12 - 1/8, 1).
     # y = [4 + 2 (1 - 1)]_+ and 2 + 2 (2 - 1); z = 4.5 + 31/24 - 3.
-    state = iteration.step(state, importance, weight_lr=0.5, budget=3.0)
+    state = solver.iterate(state, importance, weight_lr=0.5, budget=3.0)
     assert state.alive.tolist() == [False, True, False, True, True]
     assert state.widths.tolist() == pytest.approx([31 / 24, 1.0])
     assert state.width_dual.tolist() == pytest.approx([4.0, 4.0])
     assert float(state.energy_dual) == pytest.approx(4.5 + 31 / 24 - 3)
 
     # E(phi) = 1 * 2 <= 3: nothing changes any more.
-    again = iteration.step(state, torch.rand(5), weight_lr=0.5, budget=3.0)
+    again = solver.iterate(state, torch.rand(5), weight_lr=0.5, budget=3.0)
     assert all(torch.equal(new, old) for new, old in zip(again, state, strict=True))
-    assert iteration.step(state, torch.rand(5), weight_lr=0.0, budget=1.0) is state  # no learning rate, no pruning
+    before = solver.state
+    solver.update(torch.rand(5), Schedule((1.0,), (0.2,), 5), 1, weight_lr=0.0)
+    assert solver.state is before  # no learning rate, no pruning
 
 
-def solver_of(costs: int = 1, width_multiple: int = 1) -> AdmmSolver:
-    full = [6, 8]
-    cost = pair_cost(full, [(0, 1)], [0.5], linear=[1.0, 1.0])
-    constraints = ResourceConstraints([cost] * costs, bare_graph(full), "cpu")
-    alive, least = torch.ones(14, dtype=torch.bool), torch.tensor([1, 1])
-    return AdmmSolver(AdmmSettings(width_lr=50.0), ChannelRanking(full), constraints, least, width_multiple, alive)
+FULL = [6, 8]
+COST = pair_cost(FULL, [(0, 1)], [0.5], linear=[1.0, 1.0])
 
 
 def test_the_solver_updates_at_every_step_and_resumes() -> None:
     schedule, importance = Schedule((1.0,), (0.5,), 10), torch.rand(14, generator=torch.Generator().manual_seed(0))
-    first, second = solver_of(), solver_of()
+    first, second = (solver_of(FULL, COST, AdmmSettings(width_lr=50.0)) for _ in range(2))
     assert all(first.is_due(schedule, step) for step in range(10))
     for step in range(1, 8):
         second.load([tensor.clone() for tensor in first.state])
@@ -246,9 +257,9 @@ def test_what_the_paper_does_not_have_is_refused() -> None:
     with pytest.raises(
         ValueError, match="supports one cost and width_multiple=1, but got 1 costs and width_multiple=8"
     ):
-        solver_of(width_multiple=8)
+        solver_of(FULL, COST, width_multiple=8)
     with pytest.raises(ValueError, match="2 costs"):
-        solver_of(costs=2)
+        solver_of(FULL, COST, costs=2)
     with pytest.raises(EccError, match="width_lr is 0"):
         AdmmSettings(width_lr=0)
 
@@ -283,10 +294,10 @@ class Alexnet:
 
     def run(self, iterations: int, width_lr: float, *, project: bool = True) -> AdmmState:
         constants = AdmmSettings(width_lr=width_lr, project_energy_dual=project)
-        algorithm = AdmmIteration(self.ranking, self.cost, self.min_widths, constants)
-        state = algorithm.start(self.alive)
+        solver = solver_of(self.full, self.cost, constants, self.min_widths)
+        state = solver.state
         for iteration in range(iterations):
-            state = algorithm.step(state, self.importance, weight_lr=WEIGHT_LR, budget=BUDGET * self.dense)
+            state = solver.iterate(state, self.importance, weight_lr=WEIGHT_LR, budget=BUDGET * self.dense)
             if iteration % 100 == 0 and self.energy(self.ranking.widths(state.alive)) <= BUDGET * self.dense:
                 break
         return state

@@ -24,7 +24,7 @@ from ecc.graph import ChannelGraph, live_channels, slim, trace_channels
 from ecc.measure.meters.platform import Platform
 from ecc.methods import AdmmSettings, EccSolver, WeightSolver
 from ecc.methods.ecc.optimizer_wrapper import PruningOptimizer
-from methods.nets import NETS, bytes_cost, goes_on_to_the_bit, macs_cost, traced, train
+from methods.nets import NETS, assert_resumes_exactly, bytes_cost, macs_cost, traced, train
 
 STEPS = 20
 LR = 1e-2
@@ -77,7 +77,7 @@ def test_the_budget_is_met_on_schedule_resume_is_exact_and_slim_is_equal(name: s
 
     other, _, _ = traced(name, seed=99)
     resumed = channels(other, graph, budget)
-    goes_on_to_the_bit(net, other, resumed, saved, example, range(stop + 1, STEPS))
+    assert_resumes_exactly(net, other, resumed, saved, example, range(stop + 1, STEPS))
     assert resumed.numbers == solver.numbers
 
     small = slim(net.eval(), graph)
@@ -298,6 +298,12 @@ def test_states_of_others_are_refused(make: Make) -> None:
     assert solver.limits == limits
     train(net, solver, example, range(1))  # no part of a refused state was loaded
     make(net, graph, "70%").load_state_dict(solver.state_dict())
+
+
+def test_the_default_importance_is_that_of_the_solver() -> None:
+    net, _, graph = traced("residual")
+    found = [channels(net, graph, solver=solver).state_dict()["ecc"]["importance"] for solver in ("scheduled", "admm")]
+    assert found == ["taylor", "adam_norm"]
 
 
 @pytest.mark.parametrize("budget", ["80%", "70%"])

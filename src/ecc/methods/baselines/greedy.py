@@ -27,8 +27,8 @@ class Greedy(OneShotMethod):
 
     def step(self) -> None:
         """Prune the dense network to the targets."""
-        context = self._context
-        context.model.load_state_dict(self._dense)
+        context = self.context
+        context.model.load_state_dict(self.dense_state)
         masks = self._alive().split([group.width for group in context.graph.groups])
         importance = {group.name: mask.double() for group, mask in zip(context.graph.groups, masks, strict=True)}
         widths = [int(mask.sum()) for mask in masks]
@@ -37,7 +37,7 @@ class Greedy(OneShotMethod):
 
     def _alive(self) -> Tensor:
         """(channels,) bool: channels that are kept."""
-        context = self._context
+        context = self.context
         model, graph, multiple = context.model, context.graph, context.width_multiple
         device = device_of(model)
         constraints = ResourceConstraints(context.costs, graph, device)

@@ -19,12 +19,12 @@ class Uniform(OneShotMethod):
 
     def step(self) -> None:
         """Find the ratio, and prune."""
-        context = self._context
+        context = self.context
 
         def widths(ratio: float) -> list[int]:
             return context.round_widths([ratio * group.width for group in context.graph.groups])
 
         ratio = largest_ratio(lambda ratio: context.constraint_violation(widths(ratio)) <= 0)
-        context.model.load_state_dict(self._dense)
+        context.model.load_state_dict(self.dense_state)
         context.keep_channels_(context.model, magnitudes(context), widths(ratio))
         context.log({"phase": self.name, "ratio": ratio, "widths": widths(ratio)})

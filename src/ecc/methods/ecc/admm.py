@@ -28,7 +28,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ecc.energy.cost import Cost
 from ecc.methods.ecc.constraints import ResourceConstraints
 from ecc.methods.ecc.ranking import ChannelRanking
 from ecc.methods.ecc.scheduled import Schedule, load_like
@@ -225,37 +224,78 @@ class AdmmState(NamedTuple):
     """z."""
 
 
-class AdmmIteration:
-    """One iteration of Algorithm 1 after the optimizer's step, as a pure function of vectors.
+class AdmmSolver:
+    """One iteration of Algorithm 1 after every training step. Of the schedule it uses only the final budget.
 
     Args:
-        ranking: Layout of the channels.
-        cost: The energy model.
-        min_widths: Smallest width of each group.
         settings: Constants.
+        ranking: Layout of the channels.
+        constraints: The energy model.
+        min_widths: Smallest width of each group.
+        width_multiple: Must be 1.
+        alive: (channels,) bool.
+
+    Raises:
+        ValueError: There are several costs, or `width_multiple` is above 1; the paper has neither.
     """
 
-    def __init__(self, ranking: ChannelRanking, cost: Cost, min_widths: Tensor, settings: AdmmSettings) -> None:
-        self._ranking, self._cost, self._settings = ranking, cost, settings
-        self._min_widths = min_widths.to(torch.float64)
+    name = "admm"
 
-    def start(self, alive: Tensor) -> AdmmState:
-        """Initial state: s = phi(W), y = 0, z = 0."""
-        widths = self._ranking.widths(alive).to(torch.float64)
-        return AdmmState(alive, widths, torch.zeros_like(widths), widths.new_zeros(()))
+    def __init__(
+        self,
+        settings: AdmmSettings,
+        ranking: ChannelRanking,
+        constraints: ResourceConstraints,
+        min_widths: Tensor,
+        width_multiple: int,
+        alive: Tensor,
+    ) -> None:
+        if len(constraints.costs) > 1 or width_multiple > 1:
+            raise ValueError(
+                f"solver='admm' supports one cost and width_multiple=1, but got {len(constraints.costs)} costs and "
+                f"width_multiple={width_multiple}; use solver='scheduled'."
+            )
+        self._settings, self._ranking, self._min_widths = settings, ranking, min_widths.to(torch.float64)
+        self._cost, self._dense = constraints.costs[0], constraints.dense[0]
+        widths = ranking.widths(alive).to(torch.float64)  # s = phi(W), y = 0, z = 0
+        self.state = AdmmState(alive, widths, torch.zeros_like(widths), widths.new_zeros(()))
 
-    def step(self, state: AdmmState, importance: Tensor, *, weight_lr: float, budget: float) -> AdmmState:
-        """Next state. Once E(phi) is within the budget, nothing changes.
+    @property
+    def alive(self) -> Tensor:
+        """(channels,) bool."""
+        return self.state.alive
+
+    def is_due(self, schedule: Schedule, step: int) -> bool:
+        """Always true: widths move at every step."""
+        del schedule, step
+        return True
+
+    def update(self, importance: Tensor, schedule: Schedule, step: int, weight_lr: float) -> None:
+        """One iteration. Without a learning rate nothing changes: thresholds scale with alpha."""
+        del step
+        budget = schedule.end[0] * self._dense
+        if weight_lr > 0:
+            self.state = self.iterate(self.state, importance, weight_lr=weight_lr, budget=budget)
+
+    def duals(self, weight_lr: float) -> tuple[Tensor, Tensor]:
+        """y and z."""
+        del weight_lr
+        return self.state.width_dual, self.state.energy_dual
+
+    def load(self, tensors: Sequence[Tensor]) -> None:
+        """Restore a state."""
+        self.state = AdmmState(*load_like(tensors, self.state))
+
+    def iterate(self, state: AdmmState, importance: Tensor, *, weight_lr: float, budget: float) -> AdmmState:
+        """Next state, as a pure function. Once E(phi) is within the budget, nothing changes.
 
         Args:
             state: Current state.
             importance: a of each channel, after the optimizer's step.
-            weight_lr: alpha.
+            weight_lr: alpha, above 0.
             budget: E_budget, in the unit of the cost.
         """
         ranking, settings = self._ranking, self._settings
-        if not weight_lr > 0:
-            return state  # thresholds scale with alpha: without a step of the weights nothing is pruned
         alive, width_dual = self._prune(state, importance, weight_lr)
         live = ranking.widths(alive).to(torch.float64)
 
@@ -311,56 +351,3 @@ class AdmmIteration:
         # Algorithm 2 keeps a prefix, so counting the kept channels is enough.
         kept = torch.zeros_like(ranked.widths).index_add(0, ranking.group, stays.long())
         return ranking.remove_least(ranked, ranked.widths - kept), width_dual
-
-
-class AdmmSolver:
-    """`AdmmIteration` after every training step. Of the schedule it uses only the final budget.
-
-    Raises:
-        ValueError: There are several costs, or `width_multiple` is above 1; the paper has neither.
-    """
-
-    name = "admm"
-
-    def __init__(
-        self,
-        settings: AdmmSettings,
-        ranking: ChannelRanking,
-        constraints: ResourceConstraints,
-        min_widths: Tensor,
-        width_multiple: int,
-        alive: Tensor,
-    ) -> None:
-        if len(constraints.costs) > 1 or width_multiple > 1:
-            raise ValueError(
-                f"solver='admm' supports one cost and width_multiple=1, but got {len(constraints.costs)} costs and "
-                f"width_multiple={width_multiple}; use solver='scheduled'."
-            )
-        self._iteration = AdmmIteration(ranking, constraints.costs[0], min_widths, settings)
-        self._dense = constraints.dense[0]
-        self.state = self._iteration.start(alive)
-
-    @property
-    def alive(self) -> Tensor:
-        """(channels,) bool."""
-        return self.state.alive
-
-    def is_due(self, schedule: Schedule, step: int) -> bool:
-        """Always true: widths move at every step."""
-        del schedule, step
-        return True
-
-    def update(self, importance: Tensor, schedule: Schedule, step: int, weight_lr: float) -> None:
-        """One iteration of Algorithm 1."""
-        del step
-        budget = schedule.end[0] * self._dense
-        self.state = self._iteration.step(self.state, importance, weight_lr=weight_lr, budget=budget)
-
-    def duals(self, weight_lr: float) -> tuple[Tensor, Tensor]:
-        """y and z."""
-        del weight_lr
-        return self.state.width_dual, self.state.energy_dual
-
-    def load(self, tensors: Sequence[Tensor]) -> None:
-        """Restore a state."""
-        self.state = AdmmState(*load_like(tensors, self.state))

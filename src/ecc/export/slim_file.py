@@ -1,7 +1,7 @@
-"""`save_slim` and `load_slim`: a dense network and the file of a compression become the slim network, without tracing.
+"""`save_slim` and `load_slim`: slim networks as safetensors files.
 
-The file holds each tensor at its final size, and a network of torch takes its sizes from its tensors (`rebuild`). So
-neither a graph nor an example input is needed, and nothing in the file is run.
+The file holds each tensor at its final size, and modules take their sizes from their tensors. So loading needs neither
+a graph nor an example input, and no code of the file is executed.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from ecc.training import load_state, save_state
 Net = TypeVar("Net", bound=nn.Module)
 
 WEIGHTS = ("slim.safetensors", "sparse.safetensors")
-"""What a run calls its weights: with channels removed, or with single weights."""
-_EXTRA = "_extra_state"  # as torch calls it
+"""Files of a run: with channels pruned, or with single weights pruned."""
+_EXTRA = "_extra_state"  # torch's name
 
 
 def save_slim(model: nn.Module, path: str | Path) -> None:
-    """Writes the slim network of a loop of your own, as a run does; the file is safetensors.
+    """Write a slim network as a safetensors file, as a run does.
 
         ecc.save_slim(ecc.slim(model, graph), "slim.safetensors")
         model = ecc.load_slim(MyNet(), "slim.safetensors")
 
     Args:
-        model: What `slim` gave.
-        path: The file; it is replaced whole, or not at all.
+        model: The result of `slim`.
+        path: The file; it is replaced atomically.
 
     Raises:
         BadFile: If the file cannot be written.
@@ -42,31 +42,30 @@ def save_slim(model: nn.Module, path: str | Path) -> None:
 
 
 def load_slim(model: Net, path: str | Path) -> Net:
-    """The slim network that a run, or an export of it, left in a file.
+    """Load the slim network of a run, of an export, or of `save_slim`.
 
         model = ecc.load_slim(MyNet(), "run")
 
-    A buffer that torch does not save (`persistent=False`) may have been cut, and is in the file too; in an older file
-    it is not, and is taken from `model`. A norm that has no tensors keeps its `num_features`, which torch does not
-    compute with.
+    The file contains buffers with `persistent=False` as well, because they may have been pruned. Modules without
+    tensors keep attributes such as `num_features`, which torch does not compute with.
 
     Args:
-        model: The dense network, built as it was for the run; its weights do not matter, so it may be on the
-            meta device. It is left as it is.
-        path: The folder of the run or of the export, or the safetensors file itself.
+        model: The dense network, built as for the run. Its weights do not matter, so it may be on the meta device. It
+            is not changed.
+        path: Folder of the run or of the export, or the safetensors file.
 
     Raises:
         BadFile: If the file is missing or damaged, or belongs to another network.
-        UntraceableModel: If weights of `model` are computed, as by weight_norm; the run had plain weights.
+        UntraceableModel: If weights of `model` are computed, as by weight_norm.
     """
     refuse_computed_weights(model)
     file = weights_file(path)
     state = load_state(file)
     if not isinstance(state, dict) or not all(isinstance(state[name], Tensor) or _is_extra(name) for name in state):
-        raise BadFile(f"{file} holds no weights of a network; give slim.safetensors of a finished run.")
+        raise BadFile(f"{file} holds no weights; give slim.safetensors of a finished run.")
     names = {id(tensor): name for name, tensor in unsaved_tensors(model).items()}
-    names |= {id(tensor): name for name, tensor in model.state_dict(keep_vars=True).items()}  # hooks may rename some
-    _refuse_another(model, state, file)
+    names |= {id(tensor): name for name, tensor in model.state_dict(keep_vars=True).items()}  # hooks may rename tensors
+    _check_fits(model, state, file)
     made = {}
     for tensor in named_tensors(model).values():
         name = names[id(tensor)]
@@ -85,7 +84,7 @@ def load_slim(model: Net, path: str | Path) -> Net:
 
 
 def weights_file(path: str | Path) -> Path:
-    """The file of the weights in a folder, or the file itself.
+    """The weights file in a folder, or the file itself.
 
     Raises:
         BadFile: If there is none.
@@ -97,39 +96,39 @@ def weights_file(path: str | Path) -> Path:
         if (path / name).is_file():
             return path / name
     if (path / "config.json").exists():
-        raise BadFile(f"{path} is a run that is not finished: it has no {WEIGHTS[0]}. Repeat its command to go on.")
+        raise BadFile(f"{path} is an unfinished run without {WEIGHTS[0]}. Run its command again to resume.")
     raise BadFile(f"{path} has no {WEIGHTS[0]}; give the folder of a finished run.")
 
 
-def _refuse_another(model: nn.Module, state: Mapping[str, Any], file: Path) -> None:
-    """Every tensor must be there, of its kind, with as many axes, none of them empty or longer than before."""
+def _check_fits(model: nn.Module, state: Mapping[str, Any], file: Path) -> None:
+    """Every tensor must exist with the same type and number of axes, none of them empty or longer than before."""
     unsaved = unsaved_tensors(model)
     needed = {n: tensor for n, tensor in unsaved.items() if n in state or isinstance(tensor, nn.Parameter)}
     full = {**model.state_dict(), **needed}
     for name in [*full, *(name for name in state if name not in full)]:
         if name not in state or name not in full:
-            side = "the file lacks" if name not in state else "this network has no"
-            raise BadFile(f"{file} belongs to another network: {side} {name}. Build the network as it was for the run.")
+            side = "the file lacks" if name not in state else "the network lacks"
+            raise BadFile(f"{file} belongs to another network: {side} {name}. Build the network as for the run.")
         old, new = full[name], state[name]
         if _is_extra(name):
             continue
         fits = old.dim() == new.dim() and all(n == o or 1 <= n <= o for o, n in zip(old.shape, new.shape, strict=True))
         if not fits or old.dtype != new.dtype:
             raise BadFile(
-                f"{file} belongs to another network: {name} is {_told(new)} there, and {_told(old)} here. "
-                "Build the network as it was for the run."
+                f"{file} belongs to another network: {name} is {_describe(new)} in the file, {_describe(old)} in the "
+                "network. Build the network as for the run."
             )
 
 
 def _is_extra(name: str) -> bool:
-    """Whether it is what `get_extra_state` of a module gave, which need not be a tensor."""
+    """Whether a value comes from `get_extra_state`, which need not return a tensor."""
     return name.rpartition(".")[2] == _EXTRA
 
 
-def _told(tensor: Tensor) -> str:
+def _describe(tensor: Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
 
 
 def on_cpu(model: Net) -> Net:
-    """The same network, ready to be run here: on the CPU, in evaluation mode, without gradients."""
+    """The network on the CPU, in eval mode, without gradients."""
     return model.to(torch.device("cpu")).eval().requires_grad_(False)
