@@ -1,18 +1,24 @@
+"""Helpers for modules and tensors, and settings of torch that are set for a block and restored."""
+
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
-from ecc.torch_utils import exact_arithmetic, torch_settings
+from ecc.errors import first_line
+from ecc.torch_utils import device_of, eval_mode, exact_arithmetic, tensors_in, torch_settings
 
-PLACES = ("cuda.matmul", "cudnn.conv", "cudnn.rnn", "mkldnn.matmul", "mkldnn.conv", "mkldnn.rnn")
+BACKENDS = ("cuda.matmul", "cudnn.conv", "cudnn.rnn", "mkldnn.matmul", "mkldnn.conv", "mkldnn.rnn")
 HAS_NEW_SETTINGS = hasattr(torch.backends.cuda.matmul, "fp32_precision")
 
 
-def place(path: str) -> Any:
+def backend(path: str) -> Any:
     found: Any = torch.backends
     for name in path.split("."):
         found = getattr(found, name)
@@ -20,7 +26,7 @@ def place(path: str) -> Any:
 
 
 def state() -> list[object]:
-    """Every setting that counts, as a caller reads it."""
+    """Every relevant setting, as a caller reads it."""
 
     def read(owner: Any, name: str) -> object:
         try:
@@ -30,7 +36,7 @@ def state() -> list[object]:
 
     found = [read(torch.backends.cuda.matmul, "allow_tf32"), read(torch.backends.cudnn, "allow_tf32")]
     if HAS_NEW_SETTINGS:
-        found += [read(place(path), "fp32_precision") for path in PLACES]
+        found += [read(backend(path), "fp32_precision") for path in BACKENDS]
     try:
         found.append(torch.get_float32_matmul_precision())
     except RuntimeError:
@@ -50,7 +56,7 @@ def state() -> list[object]:
 
 @pytest.fixture(autouse=True)
 def settings() -> Iterator[None]:
-    before = [(place(path), place(path).fp32_precision) for path in PLACES] if HAS_NEW_SETTINGS else []
+    before = [(backend(path), backend(path).fp32_precision) for path in BACKENDS] if HAS_NEW_SETTINGS else []
     cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
     old = torch.get_float32_matmul_precision(), matmul.allow_tf32, cudnn.allow_tf32
     flags = cudnn.benchmark, cudnn.deterministic
@@ -142,3 +148,48 @@ def test_older_versions_of_torch_have_other_settings(monkeypatch: pytest.MonkeyP
     with torch_settings(tf32=False, cudnn_autotune=True):
         assert (cudnn.allow_tf32, matmul.allow_tf32, cudnn.benchmark) == (False, False, True)
     assert (cudnn.allow_tf32, matmul.allow_tf32, cudnn.benchmark) == (True, True, False)
+
+
+# ---------------------------------------------------------------- modules and tensors
+
+
+def test_the_device_is_that_of_the_first_parameter_or_buffer() -> None:
+    assert device_of(nn.Linear(2, 2, device="meta")) == torch.device("meta")
+    assert device_of(nn.BatchNorm1d(2, affine=False, device="meta")) == torch.device("meta")
+    assert device_of(nn.ReLU()) == torch.device("cpu")
+
+
+def test_modes_are_restored_module_by_module() -> None:
+    net = nn.Sequential(nn.Dropout(), nn.Dropout().eval(), nn.Sequential(nn.Dropout()))
+    before = [module.training for module in net.modules()]
+    with eval_mode(net):
+        assert not any(module.training for module in net.modules())
+    assert [module.training for module in net.modules()] == before
+
+
+@dataclass
+class Boxes:
+    scores: torch.Tensor
+    labels: list[torch.Tensor]
+
+
+def test_tensors_are_found_in_nested_values() -> None:
+    a, b, c, d = (torch.tensor(k) for k in range(4))
+    plain = SimpleNamespace(c=c, module=nn.Linear(1, 1), text="x")
+    plain.itself = plain  # a circular reference
+    found = list(tensors_in([{"a": a}, Boxes(b, [d]), plain, 3, None]))
+    assert {int(t) for t in found} == {0, 1, 2, 3}
+    assert len([t for t in found if t is a]) == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (RuntimeError("one\ntwo"), "RuntimeError: one"),
+        (KeyError("x"), "KeyError: 'x'"),
+        (AssertionError(), "AssertionError"),
+        (ValueError("\n one"), "ValueError: one"),
+    ],
+)
+def test_an_error_in_one_line(error: Exception, line: str) -> None:
+    assert first_line(error) == line

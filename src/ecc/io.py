@@ -33,7 +33,7 @@ def read_bytes(path: str | Path, most: int = MAX_BYTES) -> bytes:
     Raises:
         BadFile: If it is larger, not a regular file, or cannot be read.
     """
-    with _open(path) as file:
+    with open_to_read(path) as file:
         data = file.read(min(most, os.fstat(file.fileno()).st_size) + 1)  # Python allocates as much as requested
     if len(data) > most:
         raise BadFile(f"{path} is larger than {most >> 20} MiB, the limit for such files.")
@@ -62,7 +62,7 @@ def read_lines(path: str | Path, start: int = 0) -> Iterator[bytes]:
     Raises:
         BadFile: If the file cannot be read, or a line is longer than `MAX_LINE_BYTES`.
     """
-    with _open(path) as file:
+    with open_to_read(path) as file:
         file.seek(start)
         number = 0
         while line := file.readline(MAX_LINE_BYTES + 1):
@@ -75,7 +75,12 @@ def read_lines(path: str | Path, start: int = 0) -> Iterator[bytes]:
 
 
 @contextmanager
-def _open(path: str | Path) -> Iterator[BinaryIO]:
+def open_to_read(path: str | Path) -> Iterator[BinaryIO]:
+    """A regular file, open for reading. Opening a pipe would wait for its writer, so pipes and devices are refused.
+
+    Raises:
+        BadFile: If it is not a regular file or cannot be read, also by an `OSError` in the block.
+    """
     try:
         if not stat.S_ISREG(Path(path).stat().st_mode) and not Path(path).is_dir():  # opening a folder raises below
             raise BadFile(f"{path} is not a regular file.")
@@ -102,7 +107,7 @@ def refuse_other_file(path: str | Path, mark: str, what: str) -> None:
     with suppress(OSError, ValueError):  # an impossible name is reported when the file is written
         exists = Path(path).is_file()
     if exists:
-        with _open(path) as file:
+        with open_to_read(path) as file:
             start = file.read(_FORMAT_BYTES)
         if start and mark.encode() not in start:
             raise BadFile(f"{path} exists and is not a {what}. Give another name, or remove it.")

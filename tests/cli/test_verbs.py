@@ -317,28 +317,25 @@ def test_without_ray_the_error_says_what_to_install(folder: Path, monkeypatch: p
 # ---------------------------------------------------------------- export and report
 
 
-def test_export_remembers_the_task_of_a_run(folder: Path) -> None:
+def test_export_uses_the_task_of_a_run(folder: Path) -> None:
     run_ok("compress", "net.py:build", "--budget", "macs=60%", "-o", "run", *SHORT, "-q")
-    assert "slim.torchscript" in run_ok("export", "run", "-f", "torchscript").stdout
-    facts = from_json(ecc("export", "run", "--json", "-o", "files", "--license", "mit"))
+    assert "slim.torchscript" in run_ok("export", "run", "-f", "torchscript", "--task", "net.py:build").stdout
+    facts = from_json(ecc("export", "run", "--json", "-o", "files", "--license", "mit", "--task", "net.py:build"))
     assert [(file["format"], file["error"]) for file in facts["files"]] == [("safetensors", 0)]
     assert 'license: "mit"' in (folder / "files" / "model_card.md").read_text()
 
 
-def test_a_run_of_someone_else_does_not_choose_what_is_executed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_folder_does_not_choose_code_to_execute(folder: Path) -> None:
     finished_run(folder / "run", small_task())
+    assert "does not name its task; give it with --task" in ecc("export", "run").stderr
     (folder / "evil.py").write_text("import pathlib\ndef build():\n    pathlib.Path('ran').touch()\n")
-    monkeypatch.setenv("XDG_STATE_HOME", str(folder / "theirs"))
     remember_task(folder / "run", "evil.py:build", {})
-    assert recall_task(folder / "run") is not None  # for them
-    monkeypatch.setenv("XDG_STATE_HOME", str(folder / "ours"))
     result = ecc("export", "run")
     assert result.exit_code == 2
-    assert "give it with --task" in result.stderr
+    assert f"--task {folder / 'evil.py'}:build" in " ".join(result.stderr.split())
     assert not (folder / "ran").exists()
-    remember_task(folder / "run", "digits", {})
-    monkeypatch.setenv("XDG_STATE_HOME", str(folder / "others"))
-    assert recall_task(folder / "run") is not None  # a bundled task executes no code of theirs
+    remember_task(folder / "run", "digits", {"image_size": None})
+    assert recall_task(folder / "run").task == "digits"
 
 
 def test_report_writes_into_the_run_or_where_it_is_told_to(folder: Path) -> None:

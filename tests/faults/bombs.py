@@ -86,11 +86,10 @@ def _whole(read: Callable[[Path], Any]) -> Callable[[Path], Any]:
 def loaders() -> dict[str, Callable[[Path], Any]]:
     """Functions that read a file, by its suffix or folder."""
     from ecc.energy import EnergyModel
-    from ecc.export.run_export import read_json as read_exported
     from ecc.graph import ChannelGraph
     from ecc.measure import Profile
     from ecc.records import read_record
-    from ecc.report.load import Follower
+    from ecc.report.history import Follower
     from ecc.run_records import RunSummary
     from ecc.training import load_state, open_run
     from ecc.zoo.data.images import load_center_crop
@@ -118,7 +117,7 @@ def loaders() -> dict[str, Callable[[Path], Any]]:
         "weights": read_weights,
         "png": lambda path: load_center_crop(path, (8, 8)),
         "page": lambda path: read_record(path, RunSummary) if path.suffix == ".json" else _whole(Follower().read)(path),
-        "export": read_exported,
+        "export": lambda path: read_record(path, RunSummary),
     }
 
 

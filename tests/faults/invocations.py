@@ -38,7 +38,7 @@ TABLE: Table = {
     "weights from a pipe": ("inspect resnet20 --weights pipe", "pipe"),
     # files that must not be overwritten or read
     "graph over a profile": ("inspect net.py:build -o digits.profile", "digits.profile"),
-    "graph into a pipe": ("inspect net.py:build -o pipe", "not a plain file"),
+    "graph into a pipe": ("inspect net.py:build -o pipe", "not a regular file"),
     "profile over another file": (f"{P} -o net.py", "net.py"),
     "profile of another network": (f"{P} -o digits.profile --samples 5", "digits.profile"),
     "missing profile": ("fit none.profile", "none.profile"),
@@ -69,7 +69,7 @@ TABLE: Table = {
     "run folder of something else": (f"{K} -o .", "."),
     "run folder that is a file": (f"{K} -o net.py", "net.py"),
     "task that cannot be trained": (f"compress net.py:build {T}", "train_batches"),
-    "batches that are not pairs": (f"compress net.py:no_pairs {T}", "toy"),
+    "batches that are not pairs": (f"compress net.py:no_pairs {T}", "give pairs"),
     "label out of range": (f"compress net.py:labels {T}", "out of bounds"),
     "loss that is infinite": (f"compress net.py:infinite {T}", "finite"),
     "weights with NaN": (f"compress net.py:nan {T}", "NaN"),
@@ -92,6 +92,6 @@ TABLE: Table = {
     "damaged summary": ("export damaged --task net.py:task", "summary.json"),
     "report of another folder": ("report photos", "photos"),
     "report of a damaged run": ("report damaged", "summary.json"),
-    "report into a pipe": ("report run -o pipe", "not a plain file"),
+    "report into a pipe": ("report run -o pipe", "not a regular file"),
     "live report into a file": ("report run --live -o new", "--live"),
 }

@@ -1,4 +1,4 @@
-"""Coarse arithmetic, emulated on the CPU: what a GPU does with float32 convolutions and matrix products.
+"""Coarse arithmetic, emulated on the CPU: how a GPU computes float32 convolutions and matrix products.
 
 On a GPU float32 operands are rounded to TF32 (10 explicit mantissa bits) where the settings of torch allow it, and
 which kernels do so depends on the shapes. So the masked and the slim network, whose shapes differ, are rounded in
@@ -49,7 +49,7 @@ class CoarseArithmetic(TorchDispatchMode):
         super().__init__()
         self.bits = bits
         self.rounded = 0
-        """How many products were rounded so far."""
+        """Number of products rounded so far."""
 
     def __enter__(self) -> Any:
         self.before = torch.get_float32_matmul_precision()
@@ -96,7 +96,7 @@ def _rounded(operand: Tensor, bits: int) -> Tensor:
 
 
 def round_mantissa(tensor: Tensor, bits: int) -> Tensor:
-    """The nearest float32 numbers with so many explicit mantissa bits; the even one of two that are equally near."""
+    """The nearest float32 numbers with this many explicit mantissa bits; ties to even."""
     dropped = _FLOAT32_BITS - bits
     integers = tensor.contiguous().view(torch.int32)
     to_even = (integers >> dropped) & 1

@@ -1,4 +1,4 @@
-"""What cutting must keep: outputs, counts, shapes, and the network it was cut from."""
+"""Slimming must keep outputs, costs, shapes, and the dense network."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import ecc
 from ecc.graph import ChannelGraph, ChannelGroup
 
 TOLERANCE = 1e-4
-"""Of the largest output: what float32 sums in another order may differ by."""
+"""Allowed difference of float32 sums in another order, relative to the largest output."""
 
 
 def run(net: nn.Module, example: Any, *, training: bool = False) -> list[Tensor]:
@@ -31,7 +31,7 @@ def run(net: nn.Module, example: Any, *, training: bool = False) -> list[Tensor]
 
 
 def assert_same_outputs(left: nn.Module, right: nn.Module, example: Any, what: str, *, training: bool = False) -> None:
-    """In float32; where sums cancel and leave nothing but rounding, in float64."""
+    """In float32, or in float64 if sums cancel."""
     if difference(run(left, example, training=training), run(right, example, training=training)) > TOLERANCE:
         left, right = copy.deepcopy(left).double(), copy.deepcopy(right).double()
         example = tree_map_only(Tensor, Tensor.double, example)
@@ -60,18 +60,18 @@ def without_dropout(net: nn.Module) -> None:
             module.p = 0.0
 
 
-def masked_and_cut(net: nn.Module, graph: ChannelGraph, dead: Mapping[str, list[int]]) -> tuple[nn.Module, nn.Module]:
-    """The network with some units silenced, and the one without them."""
+def masked_and_slim(net: nn.Module, graph: ChannelGraph, dead: Mapping[str, list[int]]) -> tuple[nn.Module, nn.Module]:
+    """The network with some units masked, and the one without them."""
     masked = copy.deepcopy(net)
     ecc.graph.mask_channels_(masked, graph, {name: torch.tensor(units) for name, units in dead.items() if units})
     return masked, ecc.slim(masked, graph)
 
 
-def assert_cutting_is_exact(
+def assert_slim_is_exact(
     net: nn.Module, example: Any, graph: ChannelGraph, dead: Mapping[str, list[int]], *, macs: bool
 ) -> None:
-    """Compare the masked and the cut network in outputs, size and work, and with one built at those widths."""
-    masked, small = masked_and_cut(net, graph, dead)
+    """Compare the masked and the slim network in outputs, size and MACs, and with one built at those widths."""
+    masked, small = masked_and_slim(net, graph, dead)
     widths = {name: graph[name].width - len(units) for name, units in dead.items()}
     assert_same_outputs(masked, small, example, "outputs")
 
@@ -93,12 +93,12 @@ def assert_cutting_is_exact(
 
 
 def checked_groups(graph: ChannelGraph) -> list[ChannelGroup]:
-    """The groups that can be cut; of those with two units a trace without proof says that it did not check them."""
+    """The prunable groups. Without verification, groups of two units are not checked, as a note says."""
     return [group for group in graph.prunable if group.width > 2 or graph.max_relative_diff is not None]
 
 
 def all_masks(graph: ChannelGraph, limit: int = 300) -> Iterator[dict[str, list[int]]]:
-    """Every choice of dead units that leaves enough in each group, as far as `limit` goes."""
+    """Every choice of masked units that leaves the minimum width, up to `limit`."""
     groups = checked_groups(graph)
     choices = [
         list(chain.from_iterable(combinations(range(g.width), n) for n in range(g.width - g.min_width + 1)))

@@ -1,4 +1,4 @@
-"""Layers and inputs in few words, for networks that are written down in tests."""
+"""Layers and inputs for small networks in tests."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 
 def named(**layers: nn.Module) -> nn.Sequential:
-    """Layers one after another, by name."""
+    """A sequence of named layers."""
     net = nn.Sequential()
     for name, layer in layers.items():
         net.add_module(name, layer)

@@ -41,7 +41,7 @@ from graph.blocks.base import (
 
 @dataclass(frozen=True)
 class Plan(Printed):
-    """Everything that decides a network: print it, and you can build it again."""
+    """Everything that determines a network."""
 
     image: Shape
     steps: tuple[Step, ...]
@@ -55,7 +55,7 @@ class Plan(Printed):
 
 
 class Network(nn.Module):
-    """The network of a plan, with weights that hide nothing."""
+    """The network of a plan, with random weights."""
 
     def __init__(self, plan: Plan) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ class Network(nn.Module):
             if number == 0 and "cat" in plan.inputs:
                 shape = (2 * shape[0], *shape[1:])
         self.head = plan.head.build(shape)
-        randomise_(self, plan.seed)
+        randomize_(self, plan.seed)
 
     def forward(self, image: Tensor, other: Tensor | None = None) -> Any:
         x = self.blocks[0](image)
@@ -98,7 +98,7 @@ class Network(nn.Module):
 
     @property
     def is_plain(self) -> bool:
-        """Whether all its products are convolutions and linear layers, whose work torch counts as we do."""
+        """Whether all its products are convolutions and linear layers, which torch counts as ECC does."""
         return all(block.is_plain for block in self.modules() if isinstance(block, Block))
 
     def __repr__(self) -> str:
@@ -106,7 +106,7 @@ class Network(nn.Module):
 
 
 @torch.no_grad()
-def randomise_(net: nn.Module, seed: int) -> None:
+def randomize_(net: nn.Module, seed: int) -> None:
     """Weights, biases, scales and statistics of which none is zero, one, or equal to its neighbour."""
     generator = torch.Generator().manual_seed(seed)
     for name, tensor in [*net.named_parameters(), *net.named_buffers()]:
@@ -126,7 +126,7 @@ def randomise_(net: nn.Module, seed: int) -> None:
 
 @dataclass(frozen=True)
 class Drawn(Printed):
-    """A network and what to run it on; prints as its plan."""
+    """A network and its input; prints as its plan."""
 
     plan: Plan
     net: Network

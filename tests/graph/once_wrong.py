@@ -1,4 +1,4 @@
-"""Pieces of code that were once cut wrongly; `test_regressions.py` puts each between two convolutions."""
+"""Code that was once pruned wrongly. `test_regressions.py` puts each piece between two convolutions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 Middle = Callable[[Tensor], Any]
 EXACT: dict[str, tuple[Middle, int]] = {}
-"""Code that may or may not be cut, but never wrongly, with the width of what it gets."""
+"""Code that may be pruned or not, but never wrongly, with the width of its input."""
 
 
 def exact(width: int) -> Callable[[Any], Any]:
@@ -22,7 +22,7 @@ def exact(width: int) -> Callable[[Any], Any]:
     return register
 
 
-# --- channels by number: which ones an operator touches must not change with a cut -------------------------------
+# --- channels by number: pruning must not change which ones an operator uses -------------------------------
 
 
 @exact(6)
@@ -133,7 +133,7 @@ class UnequalChunks(nn.Module):
 
 @exact(4)
 class PartsOfTwo(nn.Module):
-    """A group of two units, cut to one: then there is one part instead of two."""
+    """A group of two units, pruned to one: then there is one part instead of two."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -276,7 +276,7 @@ class EmbeddedByOne(nn.Module):
 
 @exact(4)
 class TransposedKernel(nn.Module):
-    """The axis that reads is the first one of the parameter."""
+    """The input axis is the first axis of the parameter."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -294,7 +294,7 @@ class TransposedKernelWithoutShortcut(TransposedKernel):
 
 @exact(3)
 class NormOfTheWeight(nn.Module):
-    """A sum over a weight hears the rows of dead channels."""
+    """A sum over a weight includes the rows of masked channels."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -306,7 +306,7 @@ class NormOfTheWeight(nn.Module):
 
 @exact(4)
 class Squeezed(nn.Module):
-    """`squeeze` takes the channels away as well, once there is only one."""
+    """`squeeze` drops the channel axis too if there is one channel."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -321,7 +321,7 @@ class Squeezed(nn.Module):
 
 @exact(4)
 class ModeKeptUnderAnotherName(nn.Module):
-    """A branch that runs in training, in code that does not say so."""
+    """A branch that runs in training, behind a hidden condition."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Small networks with gates, attention, norms, shared weights, or code that does not follow; see `cases.py`."""
+"""Small networks with gates, attention, norms, shared weights, or hard-coded sizes; see `cases.py`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class SqueezeExcite(nn.Module):
 
 
 class SpatialGate(nn.Module):
-    """One value for each pixel scales all channels: the gate itself is no channel to cut."""
+    """One value for each pixel scales all channels: the gate is not prunable."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -76,7 +76,7 @@ def softmax() -> nn.Sequential:
 
 
 def instance_norm() -> nn.Sequential:
-    """A norm without tensors: nothing but the graph knows how many channels it has."""
+    """A norm without tensors: only the graph has its number of channels."""
     return named(conv1=conv(3, 8), norm=nn.InstanceNorm2d(8), head=conv(8, 4, 1))
 
 
@@ -84,7 +84,7 @@ def instance_norm() -> nn.Sequential:
 
 
 class Shared(nn.Module):
-    """One convolution runs twice: what it writes is what it reads."""
+    """One convolution runs twice: it produces the channels that it consumes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -95,7 +95,7 @@ class Shared(nn.Module):
 
 
 class Tied(nn.Module):
-    """One parameter under two names: what fc2 writes and reads, fc3 does too."""
+    """One parameter under two names: fc2 and fc3 share it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -145,7 +145,7 @@ class UnknownOperator(nn.Module):
 
 
 class HardCodedView(nn.Module):
-    """The number of features is written into the code."""
+    """The number of features is hard-coded."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -157,7 +157,7 @@ class HardCodedView(nn.Module):
 
 
 class Squeezes(nn.Module):
-    """Drops every axis of size one: with a single channel it would drop the channels too."""
+    """Drops every axis of size one: with one channel it would drop the channel axis too."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -168,7 +168,7 @@ class Squeezes(nn.Module):
 
 
 class ValueDependent(nn.Module):
-    """Python asks for a value: the trace needs real tensors."""
+    """Python reads a value: the trace needs real tensors."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -181,7 +181,7 @@ class ValueDependent(nn.Module):
 
 
 class AuxiliaryHead(nn.Module):
-    """A second head that runs in train mode only: it reads `body` too."""
+    """A second head that runs in train mode only: it consumes `body` too."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -193,7 +193,7 @@ class AuxiliaryHead(nn.Module):
 
 
 class BranchesOnChannels(nn.Module):
-    """The value that Python asks for is a sum over channels: cutting one could change the decision."""
+    """The value that Python reads is a sum over channels: pruning one could change the decision."""
 
     def __init__(self) -> None:
         super().__init__()

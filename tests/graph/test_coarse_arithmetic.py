@@ -18,19 +18,19 @@ from ecc.graph import ChannelGraph
 from ecc.zoo.image_task import NETWORKS
 from graph.cases import CASES
 from graph.coarse import BF16_BITS, TF32_BITS, CoarseArithmetic, round_mantissa
-from graph.exactness import difference, masked_and_cut, run
+from graph.exactness import difference, masked_and_slim, run
 from graph.layers import image
-from graph.networks import Drawn, networks, randomise_
+from graph.networks import Drawn, networks, randomize_
 from graph.special_nets import BranchesOnChannels
 
 BITS = pytest.mark.parametrize("bits", [TF32_BITS, BF16_BITS])
 SIZES = {"alexnet": 64, "mobilenet_v1": 32, "erfnet": 16, "resnet20": 8, "resnet56": 8}
 QUICK = ("resnet20", "erfnet")
-"""Of the bundled networks, those of every run."""
+"""Bundled networks in every run."""
 
 
 def structure(graph: ChannelGraph) -> Any:
-    """All that a graph says, without measured differences."""
+    """Everything in a graph but measured differences."""
     groups = [(g.name, g.width, g.min_width, _without_numbers(g.frozen)) for g in graph.groups]
     return graph.fingerprint, groups, graph.features, [_without_numbers(note) for note in graph.notes]
 
@@ -85,7 +85,7 @@ def test_many_random_networks(drawn: Drawn) -> None:
 
 @BITS
 def test_a_wrong_cut_is_still_found(bits: int) -> None:
-    """The width enters as a number: no tolerance may be so wide that this passes."""
+    """Arithmetic with the width: no tolerance may accept this."""
 
     class DividedByWidth(nn.Module):
         def __init__(self) -> None:
@@ -148,7 +148,7 @@ def test_operands_of_a_product_are_rounded(name: str, inference: bool) -> None:
         rounded = function(*(round_mantissa(operand, TF32_BITS) for operand in operands))
         assert mode.rounded > 0
         assert not torch.allclose(coarse, plain, rtol=0, atol=1e-6)
-        if name == "attention":  # its inner product is rounded once more where it is taken apart
+        if name == "attention":  # its inner product is rounded once more when decomposed
             torch.testing.assert_close(coarse, rounded, rtol=2e-3, atol=2e-3)
         else:
             torch.testing.assert_close(coarse, rounded)
@@ -158,7 +158,7 @@ def test_operands_of_a_product_are_rounded(name: str, inference: bool) -> None:
 @pytest.mark.parametrize("kind", [nn.MultiheadAttention, nn.TransformerEncoderLayer])
 def test_attention_layers_are_rounded(kind: Callable[..., nn.Module]) -> None:
     layer, x = kind(8, 2, batch_first=True).eval(), torch.randn(2, 4, 8)
-    randomise_(layer, 0)
+    randomize_(layer, 0)
     args = (x, x, x) if isinstance(layer, nn.MultiheadAttention) else (x,)
     with torch.no_grad():
         plain = tree_flatten(layer(*args))[0][0]
@@ -197,10 +197,10 @@ def test_the_settings_of_torch_turn_it_off_and_come_back() -> None:
 
 @BITS
 def test_masked_and_slim_differ_by_more_than_float32_explains(bits: int) -> None:
-    """What the verification of a trace has to cope with; in float32 the two agree."""
+    """In float32 the two agree."""
     net, example = zoo("resnet20")
     graph = ecc.trace_channels(net, example)
-    masked, small = masked_and_cut(net, graph, {g.name: [*range(g.width // 3)] for g in graph.prunable})
+    masked, small = masked_and_slim(net, graph, {g.name: [*range(g.width // 3)] for g in graph.prunable})
     assert difference(run(masked, example), run(small, example)) < 1e-5
     with CoarseArithmetic(bits):
         assert difference(run(masked, example), run(small, example)) > 3e-4

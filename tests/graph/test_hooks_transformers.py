@@ -1,4 +1,4 @@
-"""Hugging Face's models hook their layers when they are first asked for hidden states or attentions."""
+"""Hugging Face's models hook their layers when hidden states or attentions are first requested."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def hooks_of(net: nn.Module) -> int:
 
 @pytest.mark.parametrize("flag", ["output_hidden_states", "output_attentions"])
 @pytest.mark.parametrize("name", MODELS)
-def test_the_graph_is_the_same_once_a_model_was_asked_for_more(name: str, flag: str) -> None:
+def test_the_graph_is_the_same_after_outputs_were_requested(name: str, flag: str) -> None:
     build, make_inputs = MODELS[name]
     net, inputs = build().eval(), make_inputs()
     if flag == "output_attentions":
@@ -92,7 +92,7 @@ def test_the_graph_is_the_same_once_a_model_was_asked_for_more(name: str, flag: 
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_hidden_states_that_are_asked_for_are_outputs(name: str) -> None:
+def test_requested_hidden_states_are_outputs(name: str) -> None:
     build, make_inputs = MODELS[name]
     net, inputs = build().eval(), {**make_inputs(), "output_hidden_states": True}
     wanted = trace_channels(net, inputs)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import ecc
 from ecc import ChannelGraph
 from graph.blocks.base import BLOCKS, HARD, LEAKS, NUMERIC
-from graph.exactness import assert_cutting_is_exact, assert_same_state, checked_groups
+from graph.exactness import assert_same_state, assert_slim_is_exact, checked_groups
 from graph.networks import Drawn, block_of, networks, networks_with
 from graph.traps.checking import FEW_CALLS, assert_slim_is_masked
 
@@ -51,7 +51,7 @@ def traced(drawn: Drawn, *, verify: bool = False) -> ChannelGraph:
 
 def assert_exact(drawn: Drawn, graph: ChannelGraph, data: st.DataObject) -> None:
     dead = data.draw(dead_units(graph), "dead units")
-    assert_cutting_is_exact(drawn.net, drawn.example, graph, dead, macs=drawn.net.is_plain)
+    assert_slim_is_exact(drawn.net, drawn.example, graph, dead, macs=drawn.net.is_plain)
     assert_slim_is_masked(drawn.net, graph, dead, (drawn.example, drawn.net.example(2)), FEW_CALLS)
 
 

@@ -1,4 +1,4 @@
-"""Small networks that were once cut wrongly, or not cut at all. Most were found by `test_random_networks.py`.
+"""Small networks that were once pruned wrongly, or not at all. Most were found by `test_random_networks.py`.
 
 Each is a convolution, a piece of code, and a convolution. Where the code can be cut, every mask must be exact, and
 not only those that the trace tries for itself.
@@ -17,13 +17,13 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import ecc
-from graph.exactness import all_masks, assert_same_outputs, masked_and_cut, run
-from graph.networks import Plan, Step, randomise_
+from graph.exactness import all_masks, assert_same_outputs, masked_and_slim, run
+from graph.networks import Plan, Step, randomize_
 from graph.once_wrong import EXACT, Middle, exact
 
 
 class Sandwich(nn.Module):
-    """A convolution of some width, a piece of code, and a convolution that reads the result."""
+    """A convolution of some width, a piece of code, and a convolution that consumes the result."""
 
     def __init__(self, middle: Middle, width: int) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class Sandwich(nn.Module):
         with torch.no_grad():
             channels = self.middle(self.first(image())).shape[1]
         self.last = nn.Conv2d(channels, 3, 1)
-        randomise_(self, 0)
+        randomize_(self, 0)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.last(self.middle(self.first(x)))
@@ -43,7 +43,7 @@ def image() -> Tensor:
 
 
 LIVELY: dict[str, tuple[Middle, int, int]] = {}
-"""Code that can be cut, with the width of what it gets, and with the number of units of that."""
+"""Prunable code, with the width of its input and the number of units."""
 
 
 def lively(width: int, units: int) -> Callable[[Any], Any]:
@@ -54,7 +54,7 @@ def lively(width: int, units: int) -> Callable[[Any], Any]:
     return register
 
 
-# --- what can be cut ----------------------------------------------------------------------------------------------
+# --- prunable code ----------------------------------------------------------------------------------------------
 
 
 @lively(4, 4)
@@ -119,7 +119,7 @@ class TwoChannelsBesideAMixerOfTokens(nn.Module):
 
 @lively(2, 2)
 class TwoChannelsWithPositions(nn.Module):
-    """Cut to one channel, the parameter has a single axis of more than one element, that of the positions."""
+    """Pruned to one channel, the parameter has a single axis of more than one element, that of the positions."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -131,7 +131,7 @@ class TwoChannelsWithPositions(nn.Module):
 
 @lively(4, 4)
 class AValueForEachRow(nn.Module):
-    """A parameter beside the channels: it belongs to none of them, and keeps none."""
+    """A parameter beside the channels: it has no channels."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -143,7 +143,7 @@ class AValueForEachRow(nn.Module):
 
 @lively(4, 4)
 class InstanceNormWithoutParameters(nn.Module):
-    """It has no tensor that tells its width, and warns (here: fails) when its record of it is wrong."""
+    """It has no tensor, and warns (here: fails) if its number of features is wrong."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -162,20 +162,20 @@ def moved_in_place(x: Tensor) -> Tensor:
 # --- tests --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("verified", [False, True], ids=["by structure", "by proof"])
+@pytest.mark.parametrize("verified", [False, True], ids=["trace", "verified"])
 @pytest.mark.parametrize("name", EXACT)
-def test_every_cut_is_exact(name: str, verified: bool) -> None:
+def test_every_choice_of_units_is_exact(name: str, verified: bool) -> None:
     middle, width = EXACT[name]
     net = Sandwich(middle, width)
     graph = ecc.trace_channels(net, image(), verify=verified)
     for dead in all_masks(graph):
-        masked, small = masked_and_cut(net, graph, dead)
+        masked, small = masked_and_slim(net, graph, dead)
         for training in (False, True):
             assert_same_outputs(masked, small, image(), f"outputs without {dead}", training=training)
 
 
 PLANS = [
-    # Three units in a half that is taken by its share of all channels: right with two of them left, not with one.
+    # Three units in a half: right with two of them left, not with one.
     Plan(
         image=(1, 6, 6),
         steps=(
@@ -186,16 +186,16 @@ PLANS = [
         head=Step("Classifier", {"way": "mean", "hidden": 0, "norm": False}),
     ),
 ]
-"""What random networks were shrunk to, where it is not one piece of code that is to blame."""
+"""Shrunk random networks that are more than one piece of code."""
 
 
-@pytest.mark.parametrize("verified", [False, True], ids=["by structure", "by proof"])
+@pytest.mark.parametrize("verified", [False, True], ids=["trace", "verified"])
 @pytest.mark.parametrize("plan", PLANS, ids=str)
-def test_every_cut_of_a_plan_is_exact(plan: Plan, verified: bool) -> None:
+def test_every_choice_of_units_of_a_plan_is_exact(plan: Plan, verified: bool) -> None:
     net = plan.build()
     graph = ecc.trace_channels(net, net.example(), verify=verified)
     for dead in all_masks(graph):
-        masked, small = masked_and_cut(net, graph, dead)
+        masked, small = masked_and_slim(net, graph, dead)
         assert_same_outputs(masked, small, net.example(), f"outputs without {dead}")
 
 

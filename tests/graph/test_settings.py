@@ -1,4 +1,4 @@
-"""Whatever the caller's settings are, a trace finds the same groups, and leaves the settings as they were."""
+"""The caller's settings do not change the groups, and a trace does not change the settings."""
 
 from __future__ import annotations
 

@@ -161,10 +161,10 @@ def test_progress_is_reported(works: Works) -> None:
     assert said[2].startswith("rapl: measuring a small network ")
 
 
-# --- trouble is told, not raised --------------------------------------------------------------------
+# --- trouble --------------------------------------------------------------------------------------
 
 
-def test_a_counter_that_stands_still(works: Works) -> None:
+def test_a_counter_that_does_not_change_is_reported(works: Works) -> None:
     board = FakeBoard(fault=lambda joules, now: 7.0)
     works("rapl", board)
     finding = only(diagnose(clock=board.clock))
@@ -172,13 +172,13 @@ def test_a_counter_that_stands_still(works: Works) -> None:
     assert finding.self_test is None
 
 
-def test_a_counter_that_goes_back(works: Works) -> None:
+def test_a_counter_that_decreases_is_reported(works: Works) -> None:
     board = FakeBoard(fault=lambda joules, now: joules - (1e4 if now > 1003 else 0))
     works("rapl", board)
     assert "decreased" in only(diagnose(clock=board.clock)).trouble
 
 
-def test_a_device_that_is_shared(works: Works) -> None:
+def test_a_shared_device_is_reported(works: Works) -> None:
     board = FakeBoard()
     works("rapl", board, state=DeviceState(other_processes=("process 42",)))
     finding = only(diagnose(clock=board.clock))
@@ -186,7 +186,7 @@ def test_a_device_that_is_shared(works: Works) -> None:
     assert finding.counter is not None  # what was seen before is kept
 
 
-def test_a_device_that_fails(works: Works, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_device_is_reported(works: Works, monkeypatch: pytest.MonkeyPatch) -> None:
     board = FakeBoard()
     works("rapl", board)
 
@@ -222,7 +222,7 @@ def test_a_named_meter_that_does_not_work_is_an_error() -> None:
         diagnose("rapl")
 
 
-def test_an_estimate_is_no_measurement() -> None:
+def test_an_estimate_is_not_a_measurement() -> None:
     report = diagnose("platform:eyeriss")
     finding = only(report)
     assert not finding.is_meter
@@ -230,7 +230,7 @@ def test_an_estimate_is_no_measurement() -> None:
     assert (finding.counter, finding.self_test, finding.trouble) == (None, None, "")
 
 
-def test_a_test_of_no_time_is_refused() -> None:
+def test_a_self_test_below_a_second_is_refused() -> None:
     with pytest.raises(BadMeasurement, match=r"seconds is 0\.5; a self-test takes at least 1 second"):
         diagnose(seconds=0.5)
 
@@ -275,7 +275,7 @@ def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
         (("xpu",), "", None),
     ],
 )
-def test_the_network_runs_where_the_meter_looks(
+def test_the_network_runs_on_the_device_of_the_meter(
     two_gpus: None, covers: tuple[str, ...], device_id: str, device: str | None
 ) -> None:
     info = FakeMeter(FakeBoard(), covers=covers, device_id=device_id).describe()
@@ -283,7 +283,7 @@ def test_the_network_runs_where_the_meter_looks(
     assert found == (None if device is None else torch.device(device))
 
 
-def test_gpus_are_part_of_the_machine(two_gpus: None) -> None:
+def test_gpus_are_listed(two_gpus: None) -> None:
     machine = doctor._machine()
     assert machine["gpus"] == "GPU 0, GPU 1"
     assert {"cudnn", "driver"} <= set(machine)

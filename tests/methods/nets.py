@@ -1,4 +1,4 @@
-"""Toy networks with one kind of coupling each, costs counted from their graphs, and a loop that trains them."""
+"""Small networks with one kind of coupling each, costs counted from their graphs, and a training loop."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def macs_cost(graph: ChannelGraph, *, joules_per_mac: float = 1e-9) -> ProductCo
 
 
 def bytes_cost(graph: ChannelGraph) -> ProductCost:
-    """Activations that are read and written: linear in the widths."""
+    """Bytes of inputs and outputs of all layers: linear in the widths."""
     products = BilinearForm(
         0.0,
         tuple(float(layer.item_bytes) for layer in graph.layers for _ in range(2)),
@@ -169,7 +169,7 @@ class TransformerMlp(nn.Module):
 
 
 class Tied(nn.Module):
-    """One matrix read along both of its axes."""
+    """One matrix that consumes channels along both of its axes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -219,7 +219,7 @@ def traced(name: str, seed: int = 0) -> tuple[nn.Module, Tensor, ChannelGraph]:
 def train(
     net: nn.Module, solver: Any, example: Tensor, steps: range, after: Callable[[int], None] | None = None
 ) -> None:
-    """Fits the mean square of a fixed random target; batch and target depend on the number of the step alone."""
+    """Train on random batches and targets, which depend on the number of the step only."""
     for step in steps:
         generator = torch.Generator().manual_seed(step)
         batch = torch.randn(example.shape, generator=generator)
@@ -232,18 +232,18 @@ def train(
             after(step)
 
 
-def goes_on_to_the_bit(
+def assert_resumes_exactly(
     net: nn.Module, other: nn.Module, solver: Any, saved: dict[str, Any], example: Tensor, steps: range
 ) -> None:
-    """Asserts that what was saved, taken up by another network and its solver, ends as the network that went on.
+    """Assert that a resumed training ends with the same bits as the one that was not interrupted.
 
     Args:
-        net: At the end of its training.
-        other: With other weights.
-        solver: Of the other network, as it was made.
-        saved: The states of the first network and its solver before these steps: "net" and "solver".
+        net: The network after the whole training.
+        other: A network with other weights.
+        solver: A new solver of the other network.
+        saved: State of the first network ("net") and of its solver ("solver") before these steps.
         example: As for `train`.
-        steps: What is left.
+        steps: The remaining steps.
     """
     file = io.BytesIO()
     torch.save(saved, file)

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import click
 
 from ecc.constants import EXPORT_FORMATS
-from ecc.errors import BadTask
 
 from .options import Command, build_task, console, json_option, option, print_json, quiet_option, recall_task
 
@@ -25,7 +24,7 @@ PATH = click.Path(path_type=Path)
     help=f"{', '.join(EXPORT_FORMATS)}. Repeatable.",
 )  # fmt: skip
 @option("-o", "--output", type=PATH, metavar="FOLDER", help="Folder of the files; RUN/export if not given.")
-@option("--task", metavar="TASK", help="Task of the run, if it was made on another machine or in Python.")
+@option("--task", metavar="TASK", help="Task of the run; needed if it is a file (run folders choose no code).")
 @option("--int8", metavar="MODE", help="Also quantise the ONNX file: dynamic or static.")
 @option("--license", "licence", metavar="NAME", default="unknown", help="For the model card, such as apache-2.0.")
 @option("--force", is_flag=True, help="Overwrite files that differ.")
@@ -81,8 +80,6 @@ def export(
 
 
 def _task_of(run: Path) -> Task:
-    """The task that the run remembers."""
+    """The task that the run was made with."""
     remembered = recall_task(run)
-    if remembered is None:
-        raise BadTask(f"the task of {run} is not known on this machine; give it with --task, such as net.py:build.")
     return build_task(remembered.task, remembered.data, remembered.weights, remembered.image_size)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import hmac
-import os
 import re
 from collections.abc import Callable, Container, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -16,7 +14,7 @@ import click
 from click.core import ParameterSource
 
 from ecc.constants import BUNDLED_TASKS
-from ecc.errors import EccError
+from ecc.errors import BadTask, EccError
 from ecc.options import Setting, flat_values, options_of
 
 from .app import did_you_mean
@@ -317,8 +315,6 @@ class RememberedTask:
     data: str | None = None
     weights: str | None = None
     image_size: str | None = None
-    signature: str = ""
-    """Made with a key of this user: a task file is executed only if this user named it, not because a folder does."""
 
 
 def remember_task(folder: Path, task: str, data: Mapping[str, Any]) -> None:
@@ -330,40 +326,28 @@ def remember_task(folder: Path, task: str, data: Mapping[str, Any]) -> None:
         task = f"{Path(file).resolve()}{colon}{function}"
     paths = {name: str(data[name].resolve()) for name in ("data", "weights") if data.get(name) is not None}
     found = RememberedTask(task=task, image_size=data.get("image_size"), **paths)
-    with suppress(OSError, EccError):  # a home or a run that cannot be written to: the task is asked for again
-        write_record(folder / TASK_FILE, replace(found, signature=_signature(found)))
+    with suppress(EccError):  # a run that cannot be written to: `ecc export` needs --task
+        write_record(folder / TASK_FILE, found)
 
 
-def recall_task(folder: Path) -> RememberedTask | None:
-    """The task of a run; None if the run does not say, or this user did not make it and code would be executed.
+def recall_task(folder: Path) -> RememberedTask:
+    """The task of a run, if it is a bundled task or a network of a library.
 
     Raises:
         BadFile: If the file in the folder is damaged.
+        BadTask: If the folder does not name a task, or names a file that would be executed.
     """
     from ecc.records import read_record
 
     if not (folder / TASK_FILE).is_file():
-        return None
+        raise BadTask(f"{folder} does not name its task; give it with --task, such as net.py:build.")
     found = read_record(folder / TASK_FILE, RememberedTask)
-    is_code = found.task not in BUNDLED_TASKS and not found.task.startswith(("torchvision:", "timm:"))
-    try:
-        is_ours = hmac.compare_digest(found.signature, _signature(found))
-    except OSError:
-        is_ours = False
-    return found if is_ours or not is_code else None
-
-
-def _signature(found: RememberedTask) -> str:
-    """A keyed hash of the record; the key is a file in the home of the user."""
-    home = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "ecc"
-    file = home / "key"
-    if not file.is_file():
-        home.mkdir(parents=True, exist_ok=True)
-        with suppress(FileExistsError), file.open("xb") as opened:
-            file.chmod(0o600)
-            opened.write(os.urandom(32))
-    text = "\n".join(map(str, (found.task, found.data, found.weights, found.image_size)))
-    return hmac.new(file.read_bytes(), text.encode(), "sha256").hexdigest()
+    if found.task not in BUNDLED_TASKS and not found.task.startswith(("torchvision:", "timm:")):
+        raise BadTask(
+            f"the task of {folder} is the file {found.task!r}. A run folder must not choose code to execute, so pass "
+            f"the task yourself if you trust it: --task {found.task}"
+        )
+    return found
 
 
 # ---------------------------------------------------------------- small things

@@ -113,15 +113,12 @@ class ChannelGraph:
         Raises:
             BadWidths: If a group is unknown, is not prunable, or a width is outside its range.
         """
-        vector = torch.tensor([float(g.width) for g in self.groups], dtype=torch.float64, device="cpu")
         for name, width in (widths or {}).items():
             group = self[name]
-            if not group.min_width <= width <= group.width:
-                raise BadWidths(f"width {width} of group {name!r} is outside {group.min_width}..{group.width}.")
             if group.frozen is not None and width != group.width:
-                raise BadWidths(f"group {name!r} is {_with_stop(group.frozen)}")
-            vector[self._by_name[name]] = width
-        return vector
+                reason = group.frozen.removeprefix("not prunable: ").rstrip(".")
+                raise BadWidths(f"group {name!r} is not prunable: {reason}.")
+        return self.structure.widths(widths)
 
     # --- slices ----------------------------------------------------------------------------------
 
@@ -373,10 +370,6 @@ class ChannelGraphFile:
 def _regular_index(units: int, offset: int, step: int, size: int, inner: int) -> Tensor:
     rows, columns = torch.arange(units, device="cpu")[:, None], torch.arange(size, device="cpu")[None, :]
     return offset + step * rows + inner * columns
-
-
-def _with_stop(reason: str) -> str:
-    return f"not prunable: {reason.removeprefix('not prunable: ').rstrip('.')}."
 
 
 def _some(names: Collection[str], limit: int = 6) -> str:

@@ -1,4 +1,4 @@
-"""ECC in Lightning: the solver is the optimizer, and a callback logs, checks the budget and cuts.
+"""ECC in Lightning: the solver is the optimizer; a callback logs, checks the budget and slims.
 
 class Module(LightningModule):
     def configure_optimizers(self):
@@ -18,43 +18,43 @@ from torch import nn
 
 from ecc.graph import ChannelGraph
 
-from .watching import Watch
+from .monitor import SolverMonitor
 
 
 class EccCallback(Callback):  # type: ignore[misc] # untyped where Lightning is not installed
-    """Logs live energy and widths to the trainer's loggers, and cuts the network when the training ends.
+    """Logs cost and widths to the trainer's loggers, and slims the network when the training ends.
 
     Args:
-        network: The very module that was traced, such as `module.net`.
+        network: The module that was traced, such as `module.net`.
         graph: Its channel graph.
-        every: Steps between two entries; looking waits for the device.
+        every: Steps between two entries; reading the metrics synchronises with the device.
 
     Raises:
         EccError: When training starts, if the trainer has no `EccSolver`, or one for more steps than it makes.
     """
 
     def __init__(self, network: nn.Module, graph: ChannelGraph, *, every: int = 50) -> None:
-        self._watch, self._every = Watch(network, graph), every
+        self._monitor, self._every = SolverMonitor(network, graph), every
 
     @property
     def slim(self) -> nn.Module | None:
         """The small network, once training has ended."""
-        return self._watch.slim
+        return self._monitor.slim
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Finds the solver."""
+        """Find the solver."""
         del pl_module
-        self._watch.begin(trainer.optimizers, trainer.estimated_stepping_batches)
+        self._monitor.begin(trainer.optimizers, trainer.estimated_stepping_batches)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Logs."""
+        """Log the metrics of the solver."""
         del pl_module, outputs, batch, batch_idx
         if trainer.global_step % self._every == 0 and trainer.loggers:
-            facts = self._watch.facts()
-            for logger in trainer.loggers:  # not by log_dict, which repeats a number until the next one
-                logger.log_metrics(facts, step=trainer.global_step)
+            metrics = self._monitor.metrics()
+            for logger in trainer.loggers:  # log_dict would repeat a value until the next one
+                logger.log_metrics(metrics, step=trainer.global_step)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        """Cuts."""
+        """Slim the network."""
         del trainer, pl_module
-        self._watch.end()
+        self._monitor.end()

@@ -1,4 +1,4 @@
-"""Curves for MLflow."""
+"""Logger for MLflow."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ _FORBIDDEN = re.compile(r"[^\w\-. :/]")  # in the name of a metric
 
 
 class MlflowLogger:
-    """Sends curves to a run of MLflow.
+    """Logs metrics to a run of MLflow.
 
         logger = MlflowLogger(mlflow.MlflowClient(), mlflow.start_run().info.run_id)
 
     Args:
-        client: An `MlflowClient`; it knows where the server or the folder is.
-        run_id: Of the run; `close` ends it.
+        client: An `MlflowClient`.
+        run_id: Id of the run; `close` ends it.
     """
 
     def __init__(self, client: Any, run_id: str) -> None:
         self._client, self._run_id = client, run_id
 
     def log(self, values: Mapping[str, float], step: int) -> None:
-        """Takes numbers by name, at a step; characters that MLflow forbids in names become `_`."""
+        """Log numbers by name at a step; characters that MLflow forbids in names become `_`."""
         for name, value in values.items():
             self._client.log_metric(self._run_id, _FORBIDDEN.sub("_", name), float(value), step=step)
 
     def close(self) -> None:
-        """Ends the run."""
+        """End the run."""
         self._client.set_terminated(self._run_id)

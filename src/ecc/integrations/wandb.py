@@ -1,4 +1,4 @@
-"""Curves for Weights & Biases."""
+"""Logger for Weights & Biases."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ STEP = "batches"
 
 
 class WandbLogger:
-    """Sends curves to a run of Weights & Biases; the x axis is `batches`.
+    """Logs metrics to a run of Weights & Biases; the x axis is `batches`.
 
         logger = WandbLogger(wandb.init(project="mine"))
 
-    A run of theirs takes steps in rising order only, and a resumed one of ours tells its history anew. So the step is
-    a number beside the others: a curve may be drawn twice, and no point is dropped.
+    Weights & Biases accepts rising steps only, but a resumed run of ECC logs its history again. So the step is
+    logged as a metric of its own, and no point is dropped.
 
     Args:
-        run: What `wandb.init` gave; it stays yours to name, and `close` finishes it.
+        run: The result of `wandb.init`; `close` finishes it.
     """
 
     def __init__(self, run: Any) -> None:
@@ -26,9 +26,9 @@ class WandbLogger:
         run.define_metric("*", step_metric=STEP)
 
     def log(self, values: Mapping[str, float], step: int) -> None:
-        """Takes numbers by name, at a step."""
+        """Log numbers by name at a step."""
         self._run.log({**values, STEP: step})
 
     def close(self) -> None:
-        """Finishes the run."""
+        """Finish the run."""
         self._run.finish()

@@ -71,7 +71,7 @@ class Attempt:
     """A command that would make it work, if there is one."""
 
     covers: tuple[str, ...] = ()
-    """torch device types of a meter that works, but does not see the device that was asked for."""
+    """torch device types of a meter that works, but does not see the given device."""
 
 
 @overload

@@ -12,7 +12,7 @@ import bisect
 import math
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 import torch
 
@@ -34,52 +34,53 @@ class Event(Protocol):
         """Whether the device has passed the marker."""
 
 
-@runtime_checkable
-class Workload(Protocol):
-    """Endless work, and a count of the completed runs."""
+class Workload:
+    """Endless work in chunks, and a record of the completed runs.
 
-    chunks_done: int
-    """Chunks completed so far."""
+    Args:
+        run: Computes or queues one run.
+        num_runs: Runs in a chunk.
+        clock: Time functions.
+    """
 
-    chunks_host_bound: int
-    """Chunks that were queued too late to keep the device busy."""
+    def __init__(self, run: Callable[[], object], num_runs: int, clock: Clock) -> None:
+        self.chunks_done = 0
+        """Chunks completed so far."""
+        self.chunks_host_bound = 0
+        """Chunks that were queued too late to keep the device busy."""
+        self._run, self._num_runs, self._clock = run, num_runs, clock
+        self._seconds, self._counts = [clock.now()], [0]  # times and cumulative counts of completed runs
 
     def advance(self) -> bool:
         """Keep the device busy. Returns whether the host worked, so that it need not sleep."""
+        raise NotImplementedError
 
     def done_at(self, seconds: float) -> float | None:
         """Runs completed by that time; None if not known yet (call `advance` and try again)."""
-
-    def forget_before(self, seconds: float) -> None:
-        """Drop the record of runs before that time."""
+        raise NotImplementedError
 
     def drain(self) -> None:
         """Wait until the queue is empty."""
 
-
-class _RunLog:
-    """Times and cumulative counts of completed runs."""
-
-    def __init__(self, clock: Clock) -> None:
-        self.seconds = [clock.now()]
-        self.counts = [0]
-
-    def add(self, seconds: float, runs: int) -> None:
-        self.seconds.append(seconds)
-        self.counts.append(self.counts[-1] + runs)
-
     def forget_before(self, seconds: float) -> None:
-        keep = max(0, bisect.bisect_right(self.seconds, seconds) - 1)
-        del self.seconds[:keep], self.counts[:keep]
+        """Drop the record of runs before that time."""
+        keep = max(0, bisect.bisect_right(self._seconds, seconds) - 1)
+        del self._seconds[:keep], self._counts[:keep]
+
+    def _run_chunk(self) -> None:
+        for _ in range(self._num_runs):
+            self._run()
+
+    def _log_chunk(self) -> None:
+        self._seconds.append(self._clock.now())
+        self._counts.append(self._counts[-1] + self._num_runs)
+        self.chunks_done += 1
 
 
-class HostWorkload:
+class HostWorkload(Workload):
     """Work that is complete when its function returns: networks on the CPU.
 
     Args:
-        run: Computes one run.
-        num_runs: Runs in a chunk.
-        clock: Time functions.
         synchronize: Waits for the device after each chunk, for devices without events.
     """
 
@@ -88,42 +89,27 @@ class HostWorkload:
         run: Callable[[], object],
         num_runs: int,
         clock: Clock,
-        synchronize: Callable[[], object] | None = None,
+        synchronize: Callable[[], object] = lambda: None,
     ) -> None:
-        self._run, self._num_runs, self._clock, self._synchronize = run, num_runs, clock, synchronize
-        self._log = _RunLog(clock)
-        self.chunks_done = 0
-        self.chunks_host_bound = 0
+        super().__init__(run, num_runs, clock)
+        self._synchronize = synchronize
 
     def advance(self) -> bool:
         """Compute one chunk."""
-        for _ in range(self._num_runs):
-            self._run()
-        if self._synchronize is not None:
-            self._synchronize()
-        self._log.add(self._clock.now(), self._num_runs)
-        self.chunks_done += 1
+        self._run_chunk()
+        self._synchronize()
+        self._log_chunk()
         return True
 
     def done_at(self, seconds: float) -> float:
         """Exact count: nothing runs between two chunks."""
-        return float(self._log.counts[max(0, bisect.bisect_right(self._log.seconds, seconds) - 1)])
-
-    def forget_before(self, seconds: float) -> None:
-        """Drop the record of runs before that time."""
-        self._log.forget_before(seconds)
-
-    def drain(self) -> None:
-        """Nothing is ever queued."""
+        return float(self._counts[max(0, bisect.bisect_right(self._seconds, seconds) - 1)])
 
 
-class QueuedWorkload:
+class QueuedWorkload(Workload):
     """Work in a device's queue, always some chunks ahead, so that the device never idles.
 
     Args:
-        run: Queues one run and returns.
-        num_runs: Runs in a chunk.
-        clock: Time functions.
         mark: Puts a marker at the end of the queue.
         synchronize: Waits until the queue is empty.
         depth: Chunks in the queue, including the one that is running.
@@ -139,13 +125,10 @@ class QueuedWorkload:
         synchronize: Callable[[], object],
         depth: int = 2,
     ) -> None:
-        self._run, self._num_runs, self._clock = run, num_runs, clock
+        super().__init__(run, num_runs, clock)
         self._mark, self._synchronize, self._depth = mark, synchronize, depth
         self._queued: deque[Event] = deque()
         self._was_ahead = False
-        self._log = _RunLog(clock)
-        self.chunks_done = 0
-        self.chunks_host_bound = 0
 
     def advance(self) -> bool:
         """Record completed chunks, and queue one more unless the queue is full."""
@@ -155,25 +138,19 @@ class QueuedWorkload:
             return False
         self.chunks_host_bound += len(self._queued) < 2 and not self._was_ahead
         self._was_ahead = False
-        for _ in range(self._num_runs):
-            self._run()
+        self._run_chunk()
         self._queued.append(self._mark())
         return True
 
     def done_at(self, seconds: float) -> float | None:
         """Count interpolated within the chunk that was running; None until that chunk is complete."""
-        log = self._log
-        after = bisect.bisect_left(log.seconds, seconds)
-        if after == len(log.seconds):
+        after = bisect.bisect_left(self._seconds, seconds)
+        if after == len(self._seconds):
             return None
         if after == 0:
-            return float(log.counts[0])
-        (t0, t1), (n0, n1) = log.seconds[after - 1 : after + 1], log.counts[after - 1 : after + 1]
+            return float(self._counts[0])
+        (t0, t1), (n0, n1) = self._seconds[after - 1 : after + 1], self._counts[after - 1 : after + 1]
         return n0 + (n1 - n0) * (seconds - t0) / (t1 - t0)
-
-    def forget_before(self, seconds: float) -> None:
-        """Drop the record of runs before that time."""
-        self._log.forget_before(seconds)
 
     def drain(self) -> None:
         """Wait until the queue is empty."""
@@ -183,8 +160,7 @@ class QueuedWorkload:
     def _log_completed(self) -> None:
         while self._queued and self._queued[0].query():
             self._queued.popleft()
-            self._log.add(self._clock.now(), self._num_runs)
-            self.chunks_done += 1
+            self._log_chunk()
 
 
 def make_workload(
@@ -212,7 +188,7 @@ def make_workload(
         depth = queue_depth(num_runs * run_seconds, read_seconds)
         load = QueuedWorkload(run, num_runs, clock, mark=_cuda_event, synchronize=synchronize, depth=depth)
     else:
-        load = HostWorkload(run, num_runs, clock, None if backend is None else synchronize)
+        load = HostWorkload(run, num_runs, clock, synchronize)
     return load, num_runs * run_seconds
 
 

@@ -20,7 +20,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from ecc.errors import BadFile
-from ecc.io import MAX_BYTES, replace_file
+from ecc.io import MAX_BYTES, open_to_read, replace_file
 
 FORMAT = "ecc state 2"
 _MAX_DEPTH = 100
@@ -91,9 +91,7 @@ def weights_checksum(state: Mapping[str, Any]) -> str:
 
 def _check_header(path: Path) -> None:
     """Refuse pipes, and headers that would need gigabytes of memory; safetensors allows headers of 100 MB."""
-    if path.exists() and not path.is_file() and not path.is_dir():
-        raise BadFile(f"{path} is not a regular file.")
-    with path.open("rb") as file:
+    with open_to_read(path) as file:
         size = file.read(8)
     if len(size) == 8 and struct.unpack("<Q", size)[0] > MAX_BYTES:
         raise BadFile(f"{path} is damaged or not a file of ECC: its header is longer than {MAX_BYTES >> 20} MiB.")

@@ -137,6 +137,7 @@ def train(
         Interrupted: If SIGTERM or Ctrl-C came, after the state was saved.
         BadFile: If the checkpoint does not fit.
     """
+    settings, distributed = settings or TrainSettings(), distributed or DistributedContext(stream.device)
     loop = _Loop(
         model, optimizer, stream, steps, loss, settings, schedule, teacher, distributed, run, history, extra, phase
     )
@@ -170,6 +171,7 @@ def train_steps(
 
     Args and errors: See `train`.
     """
+    settings, distributed = settings or TrainSettings(), distributed or DistributedContext(stream.device)
     loop = _Loop(
         model, optimizer, stream, steps, loss, settings, schedule, teacher, distributed, run, history, extra, phase
     )
@@ -178,33 +180,31 @@ def train_steps(
             loop.stopped = bool((yield loop.step))
 
 
+@dataclass(eq=False)
 class _Loop:
-    def __init__(
-        self,
-        model: nn.Module,
-        optimizer: OptimizerLike,
-        stream: BatchStream,
-        steps: int,
-        loss: Callable[..., Tensor] | None,
-        settings: TrainSettings | None,
-        schedule: LRSchedule | None,
-        teacher: Teacher | None,
-        distributed: DistributedContext | None,
-        run: RunDir | None,
-        history: History | None,
-        extra: Callable[[], Any] | None,
-        phase: str,
-    ) -> None:
-        if isinstance(steps, bool) or not isinstance(steps, int) or steps < 0:
-            raise EccError(f"steps is {steps!r}; give a whole number of at least 0.")
-        self.settings, self.distributed = settings or TrainSettings(), distributed or DistributedContext(stream.device)
-        _check_devices(model, stream, self.settings, self.distributed)
-        self.model, self.optimizer, self.stream, self.loss = model, optimizer, stream, loss
-        self.steps, self.schedule, self.teacher, self.phase = steps, schedule, teacher, phase
-        self.run, self.history, self.extra = run, history, extra
-        self.device = stream.device
+    """A training in progress; the fields are the arguments of `train`."""
+
+    model: nn.Module
+    optimizer: OptimizerLike
+    stream: BatchStream
+    steps: int
+    loss: Callable[..., Tensor] | None
+    settings: TrainSettings
+    schedule: LRSchedule | None
+    teacher: Teacher | None
+    distributed: DistributedContext
+    run: RunDir | None
+    history: History | None
+    extra: Callable[[], Any] | None
+    phase: str
+
+    def __post_init__(self) -> None:
+        if isinstance(self.steps, bool) or not isinstance(self.steps, int) or self.steps < 0:
+            raise EccError(f"steps is {self.steps!r}; give a whole number of at least 0.")
+        _check_devices(self.model, self.stream, self.settings, self.distributed)
+        self.device = self.stream.device
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.settings.precision == "fp16")
-        self.base_lrs = [float(group["lr"]) if "lr" in group else None for group in optimizer.param_groups]
+        self.base_lrs = [float(group["lr"]) if "lr" in group else None for group in self.optimizer.param_groups]
         self.step = self.resumed_at = 0
         self.stopped = False
         self.saved_step: int | None = None

@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from ecc.errors import BadFile, BadTask
-from ecc.io import MAX_BYTES
+from ecc.io import MAX_BYTES, open_to_read
 from ecc.task import MAX_BATCH_SIZE, Task
 from ecc.torch_utils import device_of, eval_mode
 from ecc.zoo.alexnet import AlexNet
@@ -322,12 +322,8 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
     """
     path = Path(path)
     try:
-        if not path.is_file():  # a pipe would block
-            path.open("rb").close()
-            raise BadFile(f"{path} is not a plain file; give one.")
-        size = path.stat().st_size
-        with path.open("rb") as file:
-            start = file.read(8)
+        with open_to_read(path) as file:
+            start, size = file.read(8), path.stat().st_size
         length = struct.unpack("<Q", start)[0] if len(start) == 8 else size
         if size > _MAX_WEIGHT_BYTES or length > min(MAX_BYTES, size - 8):
             raise BadFile(f"{path} is truncated, too large, or not a safetensors file.")

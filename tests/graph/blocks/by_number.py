@@ -15,7 +15,7 @@ from graph.blocks.base import FLAG, HARD, Block, Shape, block, one_of
 
 @block(HARD, way=one_of("zero", "scale", "relu", "one of them", "half"))
 class PartInPlace(Block):
-    """Some channels are changed in place, through a view."""
+    """Some channels are changed in place through a view."""
 
     def __init__(self, shape: Shape, way: str) -> None:
         super().__init__(shape)
@@ -112,7 +112,7 @@ class ByOneChannel(Block):
 
 @block(HARD, way=one_of("power", "tensor", "count", "branch", "sum of ones"))
 class ByWidth(Block):
-    """The number of channels is a number in the arithmetic."""
+    """Arithmetic with the channel count."""
 
     def __init__(self, shape: Shape, way: str) -> None:
         super().__init__(shape)
@@ -210,7 +210,7 @@ class BufferLike(Block):
 
 @block(HARD)
 class Squeezed(Block):
-    """`squeeze` without an axis drops the channels too, once there is only one."""
+    """`squeeze` without an axis drops the channel axis too if there is one channel."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__(shape)

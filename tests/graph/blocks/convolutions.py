@@ -1,4 +1,4 @@
-"""Convolutions and linear layers, plain, grouped, tied and written out."""
+"""Convolutions and linear layers, plain, grouped, tied and functional."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ class BareLinear(Block):
 
 @block(LEAVES, way=one_of("linear", "convolution"), hidden=st.integers(2, 5))
 class TiedAutoencoder(Block):
-    """One weight that reads on the way in and writes on the way out."""
+    """One weight that consumes channels and produces them again."""
 
     def __init__(self, shape: Shape, way: str, hidden: int) -> None:
         super().__init__(shape)
@@ -208,7 +208,7 @@ class Windows(Block):
 
 @block(LEAVES)
 class TokenMixing(Block):
-    """A linear layer along the positions: the channels pass beside it."""
+    """A linear layer along the positions: the channels pass through."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__(shape)

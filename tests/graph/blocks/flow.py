@@ -10,7 +10,7 @@ from graph.blocks.base import LEAKS, LEAVES, Block, Shape, block, one_of
 
 @block(LEAKS, limit=one_of(1, 5))
 class BranchOnSize(Block):
-    """Another input size would run the other layer, so what may feed it stays whole."""
+    """Another input size would run the other layer, so channels that may be its input are frozen."""
 
     def __init__(self, shape: Shape, limit: int) -> None:
         super().__init__(shape)

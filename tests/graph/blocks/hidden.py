@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from graph.blocks.base import BATCH, LEAKS, LEAVES, NUMERIC, Block, Shape, block, one_of
 
-# --- what runs in train mode alone, behind something that does not say so ------------------------------------------
+# --- code that runs only in train mode, behind a hidden condition ------------------------------------------
 
 
 def _wrapped(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -26,7 +26,7 @@ def _wrapped(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Mode:
-    """Knows a module and says whether it is in train mode."""
+    """Refers to a module and its mode."""
 
     def __init__(self, owner: nn.Module) -> None:
         self.owner = owner
@@ -36,7 +36,7 @@ class Mode:
 
 
 class Hidden(Block):
-    """A block with many ways to ask whether it is being trained."""
+    """A block with many ways to test for train mode."""
 
     def __init__(self, shape: Shape, switch: str) -> None:
         super().__init__(shape)
@@ -83,7 +83,7 @@ SWITCHES = one_of(
 
 @block(LEAVES, switch=SWITCHES)
 class HiddenBranch(Hidden):
-    """A branch that can be followed as well as any other."""
+    """A branch that can be traced like any other."""
 
     def __init__(self, shape: Shape, switch: str) -> None:
         super().__init__(shape, switch)
@@ -97,7 +97,7 @@ class HiddenBranch(Hidden):
 
 @block(LEAKS, switch=SWITCHES)
 class HiddenLeak(Hidden):
-    """In train mode the mean over channels is taken away."""
+    """In train mode the mean over channels is subtracted."""
 
     def __init__(self, shape: Shape, switch: str) -> None:
         super().__init__(shape, switch)
@@ -145,7 +145,7 @@ class WidthAsNumber(Hidden):
 
 @block(LEAKS, NUMERIC, kind=one_of("below", "full", "parity", "one", "loop"))
 class BranchOnWidth(Block):
-    """Python code that looks at the number of channels."""
+    """Python code that depends on the channel count."""
 
     def __init__(self, shape: Shape, kind: str) -> None:
         super().__init__(shape)
@@ -238,7 +238,7 @@ def _subtract_mean(module: nn.Module, args: Any, result: Tensor) -> Tensor:
 
 @block(LEAVES)
 class Observed(Block):
-    """A hook that only looks."""
+    """A hook that only observes."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__(shape)

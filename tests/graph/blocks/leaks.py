@@ -1,4 +1,4 @@
-"""Operators in which a dead channel would still be heard."""
+"""Operators that mix channels, so that a masked channel still changes the output."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LEAKING: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {
 
 @block(LEAKS, kind=st.sampled_from(sorted(LEAKING)))
 class Leak(Block):
-    """An operator in which a dead channel would still be heard."""
+    """An operator that mixes channels."""
 
     is_plain = False
 
@@ -63,7 +63,7 @@ class LeakyNorm(Block):
 
 @block(LEAKS)
 class ComputedWeight(Block):
-    """A convolution with standardised weights: what it reads and writes stays whole."""
+    """A convolution with standardized weights: its channels are not prunable."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__(shape)

@@ -16,7 +16,7 @@ from graph.blocks.sums import Body
 
 @block(body=BODY)
 class DenseCat(Block):
-    """DenseNet: what comes in beside what was made of it."""
+    """DenseNet: the input concatenated with the output of a layer."""
 
     def __init__(self, shape: Shape, body: Sequence[Step]) -> None:
         super().__init__(shape)
@@ -44,7 +44,7 @@ class Inception(Block):
 
 @block(body=BODY, up=one_of("nearest", "transposed"), merge=one_of("cat", "add"))
 class UNet(Block):
-    """Down, body, up again, and together with what came in."""
+    """Down, body, up, and concatenated with the input."""
 
     def __init__(self, shape: Shape, body: Sequence[Step], up: str, merge: str) -> None:
         super().__init__(shape)
@@ -66,7 +66,7 @@ class UNet(Block):
 
 @block(out=WIDTHS, norm=FLAG)
 class ErfDown(Block):
-    """ERFNet's downsampler: a convolution beside a pooling of what comes in, be it the image."""
+    """ERFNet's downsampler: a convolution concatenated with the pooled input."""
 
     def __init__(self, shape: Shape, out: int, norm: bool) -> None:
         super().__init__(shape)
@@ -82,7 +82,7 @@ class ErfDown(Block):
 
 @block(LEAVES, way=one_of("chunk", "split", "shape", "literal", "sizes"), out=WIDTHS)
 class Halves(Block):
-    """CSP: a layer on one half of the channels, the other half beside it."""
+    """CSP: a layer on one half of the channels, concatenated with the other half."""
 
     def __init__(self, shape: Shape, way: str, out: int) -> None:
         super().__init__(shape)
@@ -91,7 +91,7 @@ class Halves(Block):
         self.layer = self.conv(first, out)
         self.expects = {"in": self.first_width, "layer.weight": out}
         if way in ("literal", "sizes", "split") or self.channels % 2:
-            self.expects = {}  # sizes that are written in the code, or unequal parts: may freeze
+            self.expects = {}  # hard-coded sizes or unequal parts: may freeze
 
     def forward(self, x: Tensor) -> Tensor:
         if self.way == "chunk":

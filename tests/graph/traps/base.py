@@ -1,4 +1,4 @@
-"""The catalogue of traps: small networks that invite a tracer to prune them wrongly, and ordinary ones beside them."""
+"""The catalogue of traps: small networks that are easy to prune wrongly, and similar ordinary ones."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from graph.layers import conv
-from graph.networks import randomise_
+from graph.networks import randomize_
 
 Inputs = Any
 
@@ -31,14 +31,14 @@ class Trap:
     example: Callable[[], Inputs] = EXAMPLE
     second: Callable[[], Inputs] = SECOND
     min_prunable: int = 0
-    """How many groups a trace must find prunable, at least."""
+    """Minimum number of prunable groups."""
     idle: tuple[str, ...] = ()
     """Modules that the example input does not run."""
 
     def net(self) -> nn.Module:
-        """The network with weights that hide nothing, unless it says itself what they are."""
+        """The network with random weights, unless it sets its own."""
         net = self.build()
-        randomise_(net, 0)
+        randomize_(net, 0)
         set_weights_: Callable[[], None] | None = getattr(net, "set_weights_", None)
         if set_weights_ is not None:
             with torch.no_grad():
@@ -71,7 +71,7 @@ def ordinary(min_prunable: int, **fields: Any) -> Callable[[Any], Any]:
 
 
 class Net(nn.Module):
-    """Three convolutions; `middle` stands between the first and the second, `end` between the second and the third."""
+    """Three convolutions; `middle` runs between the first and the second, `end` between the second and the third."""
 
     def __init__(self, width: int = 8) -> None:
         super().__init__()

@@ -12,7 +12,7 @@ from graph.traps.base import Net, ordinary, trap
 
 @trap()
 class SkipWhereShapesAgree(Net):
-    """8 and 6 channels: the skip is taken once both are pruned to the same width."""
+    """8 and 6 channels: the skip runs once both are pruned to the same width."""
 
     def forward(self, x: Tensor) -> Tensor:
         x = F.relu(self.stem(x))
@@ -30,7 +30,7 @@ class SkipWhereWidthsAgree(Net):
 
 @trap()
 class SkipWhereBroadcastingWorks(Net):
-    """One channel left is added to all."""
+    """A single remaining channel is added to all."""
 
     def forward(self, x: Tensor) -> Tensor:
         x = F.relu(self.stem(x))
@@ -130,7 +130,7 @@ class AveragePoolingByWidth(Net):
 
 @trap()
 class ActivationByOtherGroupsWidth(Net):
-    """What is computed is not what is asked: the stem's width decides about the body's channels."""
+    """The width of the stem decides what happens to the channels of the body."""
 
     def forward(self, x: Tensor) -> Tensor:
         x = F.relu(self.stem(x))
@@ -147,7 +147,7 @@ class BranchOnTheImage(Net):
 
 @ordinary(1)
 class SkipOfEqualWidths(Net):
-    """8 and 8 channels are added, so they are one group and always agree."""
+    """8 and 8 channels are added, so they are one group and always have the same width."""
 
     def __init__(self) -> None:
         super().__init__()

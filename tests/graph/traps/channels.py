@@ -94,7 +94,7 @@ class Checkpointed(Net):
 
 @ordinary(3)
 class CheckpointedInTraining(Net):
-    """As large networks do it: gradients enabled, so the branch is checkpointed."""
+    """As in large networks: with gradients enabled, the branch is checkpointed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -111,7 +111,7 @@ class CheckpointedInTraining(Net):
 
 @ordinary(2)
 class Unfolded(Net):
-    """A convolution over patches that `unfold` made: what it does with them is not channels."""
+    """A convolution over patches from `unfold`, whose axis has no channels."""
 
     def middle(self, x: Tensor) -> Tensor:
         return x.unfold(2, 2, 2).unfold(3, 2, 2).amax((-1, -2))

@@ -1,4 +1,4 @@
-"""The check of a pruned network that owes nothing to ECC's own verification.
+"""A check of a pruned network that is independent of ECC's own verification.
 
 The masked and the slim network run side by side, in float64 and with the same random seed, through a sequence of calls:
 in eval and in train mode, with and without gradients, on the example input and on another one. State that a call leaves
@@ -18,10 +18,10 @@ from torch.utils._pytree import tree_flatten, tree_map_only
 
 import ecc
 from ecc.errors import UntraceableModel
-from graph.exactness import masked_and_cut, without_dropout
+from graph.exactness import masked_and_slim, without_dropout
 
 RELATIVE, ABSOLUTE = 1e-7, 1e-12
-"""What float64 sums in another order may differ by, relative to the largest value of the same tensor."""
+"""Allowed difference of float64 sums in another order, relative to the largest value of the tensor."""
 CALLS: tuple[tuple[int, bool, str], ...] = (
     (0, False, "no_grad"),
     (1, False, "inference"),
@@ -38,9 +38,9 @@ FEW_CALLS = ((1, False, "no_grad"), (0, True, "grad"), (1, True, "grad"), (1, Fa
 
 
 def traced(net: nn.Module, example: Any) -> ecc.ChannelGraph | None:
-    """The graph of a network, None where ECC refuses it."""
+    """The graph of a network, None if ECC refuses it."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a warning is an answer
+        warnings.simplefilter("ignore")  # warnings are allowed
         try:
             return ecc.trace_channels(net, example)
         except UntraceableModel:
@@ -48,7 +48,7 @@ def traced(net: nn.Module, example: Any) -> ecc.ChannelGraph | None:
 
 
 def assert_never_wrong(net: nn.Module, example: Any, second: Any, *, min_prunable: int = 0) -> None:
-    """That whatever ECC says is prunable can be pruned, in every mode and for both inputs."""
+    """Check that every prunable group can be pruned, in every mode and for both inputs."""
     before = copy.deepcopy(net.state_dict())
     graph = traced(net, example)
     assert all(torch.equal(before[k].nan_to_num(), v.nan_to_num()) for k, v in net.state_dict().items())
@@ -81,7 +81,7 @@ def assert_slim_is_masked(
     calls: Sequence[tuple[int, bool, str]] = CALLS,
 ) -> None:
     """Compare the two networks in a sequence of calls."""
-    masked, slim = masked_and_cut(net, graph, dead)
+    masked, slim = masked_and_slim(net, graph, dead)
     without_dropout(masked)
     without_dropout(slim)
     masked, slim = masked.double(), slim.double()
@@ -99,7 +99,7 @@ def assert_slim_is_masked(
 
 
 def called(net: nn.Module, inputs: Any, training: bool, context: str, seed: int) -> dict[str, Tensor] | Exception:
-    """The outputs by number, or what the call raised; with gradients, those of a fixed weighted sum of all outputs."""
+    """The outputs by number, or the exception. With gradients, also run backward from a weighted sum of all outputs."""
     inputs = tree_map_only(Tensor, lambda t: t.double() if t.is_floating_point() else t.clone(), inputs)
     args, kwargs = (
         ((), inputs) if isinstance(inputs, dict) else (inputs if isinstance(inputs, tuple) else (inputs,), {})
@@ -122,14 +122,14 @@ def called(net: nn.Module, inputs: Any, training: bool, context: str, seed: int)
 
 
 def kept_indices(graph: ecc.ChannelGraph, dead: Mapping[str, list[int]]) -> dict[str, dict[int, Tensor]]:
-    """For each tensor and axis that loses indices, those that are left."""
+    """For each pruned tensor and axis, the remaining indices."""
     kept: dict[str, dict[int, Tensor]] = {}
     for name, units in dead.items():
-        for place in graph[name].slices if units else ():
-            size = graph.full_shapes[place.tensor][place.axis]
-            axes = kept.setdefault(place.tensor, {})
-            mask = axes.setdefault(place.axis, torch.ones(size, dtype=torch.bool))
-            mask[place.index[units].flatten()] = False
+        for one in graph[name].slices if units else ():
+            size = graph.full_shapes[one.tensor][one.axis]
+            axes = kept.setdefault(one.tensor, {})
+            mask = axes.setdefault(one.axis, torch.ones(size, dtype=torch.bool))
+            mask[one.index[units].flatten()] = False
     return {name: {axis: mask.nonzero().flatten() for axis, mask in axes.items()} for name, axes in kept.items()}
 
 

@@ -1,4 +1,4 @@
-"""Ordinary networks: what is done about traps must not freeze these."""
+"""Ordinary networks, which must stay prunable in spite of the checks for traps."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Residual(Net):
 
 @ordinary(3)
 class AuxiliaryClassifier(Net):
-    """GoogLeNet: a second classifier in train mode, written so that everybody sees it."""
+    """GoogLeNet: a second classifier in train mode, behind a plain branch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class AuxiliaryClassifier(Net):
 
 @ordinary(3)
 class AuxiliaryClassifierBehindProperty(Net):
-    """The same where only a property says so: it can be followed as well as the other one."""
+    """The same with a property as condition."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -147,13 +147,13 @@ def sequence(seed: int) -> Tensor:
 
 @ordinary(1, example=lambda: sequence(1), second=lambda: sequence(2))
 def encoder_layer() -> nn.Module:
-    """torch's own: its fused kernel runs in eval mode without gradients alone."""
+    """torch's encoder layer, whose fused kernel runs only in eval mode without gradients."""
     return nn.TransformerEncoderLayer(8, 2, 12, dropout=0.0, batch_first=True)
 
 
 @ordinary(3)
 class ObservedByAHook(Net):
-    """A hook that only looks."""
+    """A hook that only observes."""
 
     def __init__(self) -> None:
         super().__init__()

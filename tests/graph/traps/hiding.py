@@ -1,4 +1,4 @@
-"""Something wrong that zeros, tiny numbers, NaN or a large output beside it hide from a comparison of outputs."""
+"""Errors that zeros, tiny values, NaN or another, large output hide from a comparison of outputs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from graph.traps.base import EXAMPLE, SECOND, Net, images, ordinary, trap
 
 
 def by_width(x: Tensor) -> Tensor:
-    """What is wrong in all of these."""
+    """The error in all of these networks."""
     return x / x.new_tensor([x.shape[1]])
 
 
@@ -88,7 +88,7 @@ class TinyOutputOfItsOwn(Net):
 
 @trap()
 class NanBesideIt(Net):
-    """One output is NaN and says nothing; the other is wrong."""
+    """One output is NaN, the other is wrong."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -113,7 +113,7 @@ class NanInAllWeights(Net):
 
 @trap()
 class ZeroInitialisedBranch(Net):
-    """The branch is multiplied by zero until it is trained: only gradients show what is wrong."""
+    """The branch is multiplied by zero until it is trained: only gradients show the error."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -163,7 +163,7 @@ class ZeroBuffer(Net):
 
 @trap()
 class SmallBesideAConstant(Net):
-    """A sigmoid of small numbers is a half, whatever is wrong before it."""
+    """A sigmoid of small numbers is one half, which hides the error before it."""
 
     def middle(self, x: Tensor) -> Tensor:
         return by_width(x)
@@ -182,7 +182,7 @@ class ClampedUntilTheInputIsLarge(Net):
 
 @trap()
 class IntegerOutput(Net):
-    """Labels in place of scores: a comparison of floating point sees nothing."""
+    """Labels in place of scores: a comparison of floating-point values shows nothing."""
 
     def middle(self, x: Tensor) -> Tensor:
         return torch.tanh(by_width(x) - 0.3) if self.training else by_width(x)

@@ -142,7 +142,7 @@ class OpenedByATrainingStep(Late):
 
 @trap()
 class MixesChannelsAfterSomeCalls(Net):
-    """What opens later has no parameters: only further calls show it."""
+    """The branch that opens later has no parameters: only further calls show it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -177,7 +177,7 @@ class MixesChannelsOfDarkImages(Net):
 
 @trap(example=bright, second=dark)
 class BranchOnTheFeatures(Late):
-    """The value that Python asks for is computed from the pruned channels."""
+    """The value that Python reads is computed from the pruned channels."""
 
     def is_open(self, x: Tensor) -> bool:
         return bool(x.mean() > 0.6)

@@ -18,7 +18,7 @@ IS_TRAINING = operator.attrgetter("training")
 
 
 def through(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A decorator that says nothing about what it calls."""
+    """A decorator that hides the function."""
 
     @functools.wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
@@ -28,7 +28,7 @@ def through(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Auxiliary(Net):
-    """A second head on the stem, where `active` says so."""
+    """A second head on the stem, if `active`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class Auxiliary(Net):
 
 
 class Penalty(Net):
-    """A loss term of the features of the stem, where `active` says so."""
+    """A loss term of the features of the stem, if `active`."""
 
     def active(self, x: Tensor) -> bool:
         raise NotImplementedError
@@ -250,7 +250,7 @@ class PenaltyByStoredPartial(Penalty):
 
 @trap(example=images(1, batch=1, size=8), second=images(2, batch=3, size=8))
 class PenaltyBehindANormOfOneValue(Penalty):
-    """In train mode a batch of one cannot be normalised, so the example input runs in eval mode only."""
+    """In train mode a batch of one cannot be normalized, so the example input runs in eval mode only."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -268,7 +268,7 @@ class PenaltyBehindANormOfOneValue(Penalty):
 
 @trap(example=images(1, batch=1, size=8), second=images(2, batch=3, size=8))
 class AuxThatRefusesTheExample(Auxiliary):
-    """The second head asks for a batch of three in train mode."""
+    """The second head needs a batch of three in train mode."""
 
     @through
     def active(self, x: Tensor) -> bool:

@@ -14,7 +14,7 @@ from graph.traps.base import Net, ordinary, trap
 
 @trap()
 class CacheOfThePreviousCall(Net):
-    """The second call hears the mean of the first one's channels."""
+    """The second call uses the mean of the first call's channels."""
 
     def __init__(self) -> None:
         super().__init__()

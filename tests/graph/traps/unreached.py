@@ -24,7 +24,7 @@ def unreached(build: Callable[[], nn.Module]) -> Any:
 
 
 class Late(Net):
-    """`late` reads what `fed` makes of the channels of the stem and of the body, and is added to the result."""
+    """`late` consumes the result of `fed` on the channels of stem and body, and is added to the result."""
 
     make: Callable[[], nn.Module]
 

@@ -21,7 +21,7 @@ class DividedByTheNormOfTheWeight(Net):
 
 @trap()
 class WeightPenaltyInTrainMode(Net):
-    """A loss term of the weights, where only a property says so."""
+    """A loss term of the weights, if a property is true."""
 
     @property
     def is_learning(self) -> bool:
@@ -53,7 +53,7 @@ class WeightOfAnotherLayer(Net):
 
 @trap()
 class TransposedWeightOfAnotherLayer(Net):
-    """An autoencoder with one weight: what the body writes, its transpose reads."""
+    """An autoencoder with one weight: the transpose of the body's weight consumes its output."""
 
     def forward(self, x: Tensor) -> Tensor:
         x = F.relu(self.stem(x))
@@ -88,7 +88,7 @@ class StandardisedInTrainMode(Net):
 
 @trap()
 class FanInScaling(Net):
-    """Equalised learning rates divide a weight by its number of inputs."""
+    """Equalized learning rates divide a weight by its number of inputs."""
 
     def forward(self, x: Tensor) -> Tensor:
         x = F.relu(self.stem(x))
@@ -98,7 +98,7 @@ class FanInScaling(Net):
 
 @trap()
 class QuantisedWeight(Net):
-    """The scale of a quantised weight is its largest value, pruned ones included."""
+    """The scale of a quantized weight is its largest value, pruned ones included."""
 
     def forward(self, x: Tensor) -> Tensor:
         x = F.relu(self.stem(x))
@@ -131,7 +131,7 @@ class HyperNetwork(Net):
 
 @trap()
 class DynamicConvolution(Net):
-    """Kernels are mixed by what the stem's channels say."""
+    """Kernels are mixed with weights computed from the stem's channels."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -73,13 +73,13 @@ def test_the_accumulator_is_read_in_joules(old: bool) -> None:
     assert meter.state().power_watts == 82
 
 
-def test_closing_lets_go_of_the_library() -> None:
+def test_closing_shuts_the_library_down() -> None:
     smi = FakeSmi()
     opened(smi).close()
     assert smi.open == 0
 
 
-def test_a_counter_that_stands_still_is_refused() -> None:
+def test_a_counter_that_does_not_change_is_refused() -> None:
     smi = FakeSmi(FakeBoard(fault=lambda joules, now: 7.0))
     with pytest.raises(NoMeter, match=r"stayed at 7\.0 J for 0\.5 s \(known for MI100.*update ROCm"):
         opened(smi)
@@ -96,7 +96,7 @@ def test_without_a_power_reading_there_is_nothing_to_compare() -> None:
     assert opened(FakeSmi(power="N/A")).state().power_watts is None
 
 
-def test_a_counter_that_goes_away() -> None:
+def test_a_counter_that_disappears_is_reported() -> None:
     smi = FakeSmi()
     meter = opened(smi)
     smi.works = False
@@ -118,7 +118,7 @@ def test_no_driver() -> None:
         ("0", {"HIP_VISIBLE_DEVICES": "1"}, 0),
     ],
 )
-def test_which_gpu(argument: str, environ: dict[str, str], index: int) -> None:
+def test_the_gpu_is_chosen_by_index_or_environment(argument: str, environ: dict[str, str], index: int) -> None:
     first = FakeBoard(tick_seconds=0.001)
     boards = (first, FakeBoard(tick_seconds=0.001))
     boards[1].clock = first.clock
@@ -135,7 +135,7 @@ def test_which_gpu(argument: str, environ: dict[str, str], index: int) -> None:
         ("", {"HIP_VISIBLE_DEVICES": "0", "ROCR_VISIBLE_DEVICES": "1"}, "give its index: amd:0"),
     ],
 )
-def test_a_gpu_that_cannot_be_meant(argument: str, environ: dict[str, str], message: str) -> None:
+def test_an_ambiguous_or_missing_gpu_is_refused(argument: str, environ: dict[str, str], message: str) -> None:
     with pytest.raises(NoMeter, match=message):
         opened(FakeSmi(), argument, **environ)
 
@@ -153,7 +153,7 @@ def plant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Plant:
     return lambda text: (tmp_path / "amdsmi.py").write_text(text) and None
 
 
-def test_what_amdsmi_does_on_import_without_rocm_is_contained(plant: Plant, capsys: pytest.CaptureFixture[str]) -> None:
+def test_output_and_errors_of_the_import_are_contained(plant: Plant, capsys: pytest.CaptureFixture[str]) -> None:
     plant("print('Unable to find libamd_smi.so')\nraise KeyError('libamd_smi.so')\n")
     with pytest.raises(NoMeter, match=r"cannot be imported \(KeyError: 'libamd_smi.so'\): ROCm is missing"):
         open_meter()

@@ -30,7 +30,7 @@ def m2() -> FakeMonitor:
     return FakeMonitor(cpu_total_mj=1000, gpu_mj=500, gpu_sram_mj=None, ane_mj=20, dram_mj=300)
 
 
-def test_the_parts_are_added_up_in_joules() -> None:
+def test_the_parts_are_added_in_joules() -> None:
     meter = open_meter(library=library(m2()))
     assert meter.read() == pytest.approx(1.82)
     info = meter.describe()
@@ -45,11 +45,11 @@ def test_a_part_can_be_chosen(part: str, joules: float, covers: tuple[str, ...])
     assert meter.describe().covers == covers
 
 
-def test_the_label_says_that_no_sensor_is_behind_it() -> None:
+def test_the_label_names_the_on_chip_model() -> None:
     assert open_meter(library=library(m2())).describe().label == "measured (on-chip model)"
 
 
-def test_a_counter_that_goes_away() -> None:
+def test_a_counter_that_disappears_is_reported() -> None:
     monitor = m2()
     meter = open_meter(library=library(monitor))
     monitor.works = False
@@ -57,7 +57,7 @@ def test_a_counter_that_goes_away() -> None:
         meter.read()
 
 
-def test_another_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_machines_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(platform, "system", lambda: "Linux")
     monkeypatch.setattr(platform, "machine", lambda: "x86_64")
     with pytest.raises(NoMeter, match="this is Linux on x86_64, not macOS on Apple silicon"):
@@ -81,12 +81,12 @@ def test_an_unknown_part() -> None:
         open_meter("ane")
 
 
-def test_a_chip_without_counters() -> None:
+def test_a_chip_without_counters_is_refused() -> None:
     with pytest.raises(NoMeter, match="none of the energy counters gpu_mj"):
         open_meter("gpu", library=library(FakeMonitor(cpu_total_mj=1)))
 
 
-def test_a_system_that_refuses() -> None:
+def test_a_system_without_permission_is_refused() -> None:
     monitor = m2()
     monitor.works = False
     with pytest.raises(NoMeter, match="cannot read the system's energy counters: IOReport is gone"):

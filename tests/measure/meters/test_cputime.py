@@ -11,7 +11,7 @@ def test_cpu_time_times_declared_watts() -> None:
     assert CpuTimeMeter(15.0, cpu_seconds=lambda: 3.0).read() == 45.0
 
 
-def test_it_says_that_the_watts_are_declared() -> None:
+def test_the_label_says_that_the_watts_are_declared() -> None:
     info = CpuTimeMeter(15.0).describe()
     assert info.provenance == Declared(15.0)
     assert info.label == "CPU time x declared 15 W"
@@ -21,7 +21,7 @@ def test_it_says_that_the_watts_are_declared() -> None:
 @pytest.mark.parametrize(
     ("argument", "watts"), [("15W", 15), ("15", 15), ("7.5 W", 7.5), ("250mW", 0.25), ("1e1W", 10)]
 )
-def test_watts_are_read_from_the_spec(argument: str, watts: float) -> None:
+def test_watts_are_parsed(argument: str, watts: float) -> None:
     assert open_meter(argument).describe().provenance == Declared(pytest.approx(watts))
 
 
@@ -35,7 +35,7 @@ def test_watts_are_read_from_the_spec(argument: str, watts: float) -> None:
         ("0W", r"declared power is 0\.0 W; give a positive number"),
     ],
 )
-def test_watts_that_are_none_are_refused(argument: str, message: str) -> None:
+def test_wrong_watts_are_refused(argument: str, message: str) -> None:
     with pytest.raises(NoMeter, match=message):
         open_meter(argument)
 

@@ -152,7 +152,7 @@ def test_an_unknown_rail_names_those_there_are(tmp_path: Path) -> None:
         open_meter("VDD_IN", sys=tmp_path)
 
 
-def test_rails_of_an_unknown_board_are_not_added_up(tmp_path: Path) -> None:
+def test_rails_of_an_unknown_board_are_not_added(tmp_path: Path) -> None:
     hwmon(tmp_path, "1-0040", ("VDD_NEW", 1000), ("VDD_OTHER", 2000))
     with pytest.raises(NoMeter, match=r"input rail of this module is not known.*counts twice.*VDD_NEW, VDD_OTHER"):
         open_meter(sys=tmp_path)

@@ -143,7 +143,7 @@ def test_the_energy_counter_is_read_in_joules() -> None:
     assert (info.provenance, info.resolution_joules, info.max_watts) == (Measured(), 1e-3, 700.0)
 
 
-def test_older_bindings_give_bytes() -> None:
+def test_older_bindings_return_bytes() -> None:
     info = opened(FakeNvml(old=True)).describe()
     assert (info.device, info.device_id) == ("NVIDIA H200", "GPU-8f3a0000-1111")
 
@@ -169,14 +169,14 @@ def test_cards_before_volta_integrate_power(instant_mw: int | None, reads: str, 
         close_meter(meter)
 
 
-def test_a_jetson_starts_nvml_but_cannot_be_read() -> None:
+def test_a_jetson_is_refused_by_nvml() -> None:
     library = FakeNvml(FakeGpu("Orin (nvgpu)", energy_mj=None, instant_mw=None, usage_mw=None, mig=None))
     with pytest.raises(NoMeter, match=r"finds Orin .* energy \(Not Supported\) nor its power .* meter jetson"):
         opened(library)
     assert library.open == 0
 
 
-def test_a_gpu_that_is_lost_is_a_bad_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lost_gpu_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     library = FakeNvml()
     meter = opened(library)
 
@@ -202,7 +202,7 @@ def test_no_package(monkeypatch: pytest.MonkeyPatch) -> None:
         open_meter()
 
 
-def test_closing_lets_go_of_nvml() -> None:
+def test_closing_shuts_nvml_down() -> None:
     library = FakeNvml()
     meter = opened(library)
     assert library.open == 1
@@ -230,7 +230,7 @@ A, B, C = (FakeGpu(uuid=f"GPU-{start}") for start in ("aaaa-1", "bbbb-2", "bbcc-
         ("0", "GPU-bbcc", C.uuid),  # a UUID is found whether visible or not
     ],
 )
-def test_the_gpu_is_the_one_that_torch_means(mask: str | None, argument: str, uuid: str) -> None:
+def test_the_index_is_that_of_torch(mask: str | None, argument: str, uuid: str) -> None:
     environ = {} if mask is None else {"CUDA_VISIBLE_DEVICES": mask}
     assert opened(FakeNvml(A, B, C), argument, **environ).describe().device_id == uuid
 
@@ -250,7 +250,7 @@ def test_the_gpu_is_the_one_that_torch_means(mask: str | None, argument: str, uu
         ("MIG-5a", "", "CUDA_VISIBLE_DEVICES names MIG-5a, a MIG slice: NVML counts energy for the whole"),
     ],
 )
-def test_a_gpu_that_cannot_be_meant_is_refused(mask: str | None, argument: str, message: str) -> None:
+def test_an_ambiguous_or_missing_gpu_is_refused(mask: str | None, argument: str, message: str) -> None:
     environ = {} if mask is None else {"CUDA_VISIBLE_DEVICES": mask}
     library = FakeNvml(A, B, C)
     with pytest.raises(NoMeter, match=message):
@@ -258,16 +258,16 @@ def test_a_gpu_that_cannot_be_meant_is_refused(mask: str | None, argument: str, 
     assert library.open == 0
 
 
-def test_a_sliced_gpu_is_refused_with_the_way_out() -> None:
+def test_a_gpu_with_mig_slices_is_refused() -> None:
     with pytest.raises(NoMeter, match=r"GPU 1 is divided into MIG slices: .*sudo nvidia-smi -i 1 -mig 0"):
         opened(FakeNvml(A, FakeGpu(mig=1)), "1")
 
 
-def test_a_card_from_before_mig_is_whole() -> None:
+def test_a_card_without_mig_is_accepted() -> None:
     assert opened(FakeNvml(FakeGpu(mig=None))).read() > 0
 
 
-def test_different_gpus_need_one_order() -> None:
+def test_different_gpus_need_an_unambiguous_order() -> None:
     library = FakeNvml(A, FakeGpu("NVIDIA T4", uuid="GPU-t4"))
     with pytest.raises(NoMeter, match=r"different GPUs \(NVIDIA H200, NVIDIA T4\).*CUDA_DEVICE_ORDER=PCI_BUS_ID"):
         opened(library)
@@ -288,13 +288,13 @@ def test_the_state_is_read(library: Callable[..., FakeNvml]) -> None:
     assert state.other_processes == ()
 
 
-def test_idle_clocks_and_clocks_set_by_the_user_are_no_throttling() -> None:
+def test_idle_and_user_clocks_are_not_throttling() -> None:
     state = opened(FakeNvml(FakeGpu(reasons=0x1 | 0x2 | 0x10 | 0x100))).state()
     assert state.throttling == ()
     assert not state.power_capped
 
 
-def test_what_the_card_does_not_tell_is_none() -> None:
+def test_missing_readings_are_none() -> None:
     gpu = FakeGpu(instant_mw=None, usage_mw=None, limit_mw=None, reasons=None)
     meter = opened(FakeNvml(gpu))
     assert meter.state().power_watts is None
@@ -327,11 +327,11 @@ def proc(tmp_path: Path) -> Path:
         ([424242, 424243], ("process 424243",)),
     ],
 )
-def test_other_processes_are_told_from_our_own(pids: list[int], others: tuple[str, ...], proc: Path) -> None:
+def test_other_processes_are_distinguished_from_our_own(pids: list[int], others: tuple[str, ...], proc: Path) -> None:
     assert opened(FakeNvml(FakeGpu(pids=pids)), proc=proc).state().other_processes == others
 
 
-def test_a_system_without_proc_is_survived(tmp_path: Path) -> None:
+def test_a_system_without_proc_works(tmp_path: Path) -> None:
     meter = opened(FakeNvml(FakeGpu(pids=[os.getpid()])), proc=tmp_path / "missing")
     assert meter.state().other_processes == ()
 
@@ -339,7 +339,7 @@ def test_a_system_without_proc_is_survived(tmp_path: Path) -> None:
 # --- the real library -------------------------------------------------------------------------------
 
 
-def test_the_real_bindings_have_every_name_that_is_used() -> None:
+def test_the_real_library_has_every_used_name() -> None:
     library = pytest.importorskip("pynvml")
     used = [name for name in dir(NewNvml) if name.startswith("nvml")]
     assert [name for name in used if not hasattr(library, name)] == []

@@ -66,13 +66,13 @@ def test_memory_is_added_on_request(root: Path) -> None:
     assert meter.describe().scope == "package-0 + package-1 + dram"
 
 
-def test_the_dies_of_a_package_are_packages_too(tmp_path: Path) -> None:
+def test_dies_count_as_packages(tmp_path: Path) -> None:
     zone(tmp_path / "intel-rapl:0", "package-0-die-0")
     zone(tmp_path / "intel-rapl:1", "package-0-die-1")
     assert open_meter(root=tmp_path).describe().scope == "package-0-die-0 + package-0-die-1"
 
 
-def test_a_counter_that_wraps_is_unwrapped_again_and_again(tmp_path: Path) -> None:
+def test_a_counter_that_wraps_is_unwrapped(tmp_path: Path) -> None:
     package = zone(tmp_path / "intel-rapl:0", "package-0", WRAP_UJ - 1_000_000)
     meter = open_meter(root=tmp_path)
     readings = []
@@ -84,13 +84,13 @@ def test_a_counter_that_wraps_is_unwrapped_again_and_again(tmp_path: Path) -> No
     assert readings == sorted(readings)
 
 
-def test_the_description_holds_the_power_limit(root: Path) -> None:
+def test_the_description_has_the_power_limit(root: Path) -> None:
     info = open_meter(root=root).describe()
     assert (info.name, info.scope, info.covers) == ("rapl", "package-0 + package-1", ("cpu",))
     assert (info.provenance, info.max_watts) == (Measured(), 250.0)
 
 
-def test_a_limit_that_is_missing_or_unreadable_is_none(tmp_path: Path) -> None:
+def test_a_missing_power_limit_is_none(tmp_path: Path) -> None:
     package = zone(tmp_path / "intel-rapl:0", "package-0")
     assert open_meter(root=tmp_path).describe().max_watts is None
     (package / "constraint_0_power_limit_uw").write_text("unknown")
@@ -117,7 +117,7 @@ def test_no_memory_counter(tmp_path: Path) -> None:
         open_meter("dram", root=tmp_path)
 
 
-def test_a_counter_that_only_root_may_read(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_permission_is_explained(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def denied(self: rapl.Zone) -> int:
         raise PermissionError(13, "Permission denied", str(self.path / "energy_uj"))
 
@@ -132,14 +132,14 @@ def test_a_counter_that_only_root_may_read(root: Path, monkeypatch: pytest.Monke
     assert 'SUBSYSTEM=="powercap", KERNEL=="intel-rapl:*", ACTION=="add", RUN+="/bin/chmod a+r' in message
 
 
-def test_a_counter_that_is_damaged(tmp_path: Path) -> None:
+def test_a_damaged_counter_is_refused(tmp_path: Path) -> None:
     package = zone(tmp_path / "intel-rapl:0", "package-0")
     (package / "max_energy_range_uj").write_text("much")
     with pytest.raises(NoMeter, match="cannot read the counters"):
         open_meter(root=tmp_path)
 
 
-def test_a_counter_that_goes_away(tmp_path: Path) -> None:
+def test_a_counter_that_disappears_is_reported(tmp_path: Path) -> None:
     package = zone(tmp_path / "intel-rapl:0", "package-0")
     meter = open_meter(root=tmp_path)
     (package / "energy_uj").unlink()

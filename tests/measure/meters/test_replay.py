@@ -80,7 +80,7 @@ def names(graph: ChannelGraph) -> tuple[str, str]:
 # --- the numbers ------------------------------------------------------------------------------------
 
 
-def test_what_was_recorded_comes_back(graph: ChannelGraph) -> None:
+def test_recorded_numbers_are_returned(graph: ChannelGraph) -> None:
     replay, (first, second) = Replay(recorded(graph), "h200.profile"), names(graph)
     assert replay.cost(graph, {first: 6, second: 5}) == Reading(4.0, 0.4)
     assert replay.cost(graph, {first: 1, second: 1}) == Reading(1.1, 0.1)  # median over its rounds
@@ -107,7 +107,7 @@ def test_the_dense_network_of_the_design_counts_before_the_reference(graph: Chan
 # --- what it refuses --------------------------------------------------------------------------------
 
 
-def test_other_widths_are_refused_and_the_nearest_named(graph: ChannelGraph) -> None:
+def test_other_widths_are_refused_with_the_nearest(graph: ChannelGraph) -> None:
     replay, (first, second) = Replay(recorded(graph), "h200.profile"), names(graph)
     message = re.escape(
         f"h200.profile has 3 width configurations, but not this one. The nearest is sample 0 "
@@ -121,7 +121,7 @@ def test_other_widths_are_refused_and_the_nearest_named(graph: ChannelGraph) -> 
         replay.cost(graph, {first: 13})
 
 
-def test_a_long_list_of_differences_is_cut(graph: ChannelGraph) -> None:
+def test_a_long_list_of_differences_is_shortened(graph: ChannelGraph) -> None:
     layers = [nn.Linear(4, 4) for _ in range(8)]
     deep = trace_channels(nn.Sequential(*layers), torch.randn(2, 4), verify=False)
     dense = Sample(index=0, widths=(4,) * 7, joules=1.0, seconds=1.0)
@@ -150,7 +150,7 @@ def test_an_empty_or_unsteady_recording_is_refused(graph: ChannelGraph) -> None:
 # --- what it says of itself -------------------------------------------------------------------------
 
 
-def test_it_is_no_meter(graph: ChannelGraph) -> None:
+def test_a_replay_is_not_a_meter(graph: ChannelGraph) -> None:
     replay = Replay(recorded(graph), "x")
     assert isinstance(replay, Analytic)
     assert not isinstance(replay, Meter)
@@ -166,9 +166,7 @@ def test_it_is_no_meter(graph: ChannelGraph) -> None:
         (Declared(15), "CPU time x declared 15 W"),
     ],
 )
-def test_it_keeps_the_provenance_and_says_that_it_is_a_replay(
-    graph: ChannelGraph, provenance: Provenance, label: str
-) -> None:
+def test_the_provenance_is_kept_and_marked_as_replay(graph: ChannelGraph, provenance: Provenance, label: str) -> None:
     info = Replay(recorded(graph, provenance), "h200.profile").describe()
     assert type(info.provenance) is type(provenance)
     assert info.label == label
@@ -179,7 +177,7 @@ def test_it_keeps_the_provenance_and_says_that_it_is_a_replay(
     assert info.notes == ("recorded by nvml (energy counter) on cuda, batch 2, eager, fp32", "counts all processes")
 
 
-def test_a_recording_of_an_estimate_tells_no_settings(graph: ChannelGraph) -> None:
+def test_a_recording_of_an_estimate_has_no_settings(graph: ChannelGraph) -> None:
     profile = recorded(graph, Estimated("a table"))
     profile = replace(profile, header=replace(profile.header, device_type=None, settings=None))
     assert Replay(profile, "x").describe().notes[0] == "recorded by nvml (energy counter), batch 2"
@@ -189,7 +187,7 @@ def test_a_recording_of_an_estimate_tells_no_settings(graph: ChannelGraph) -> No
 
 
 @pytest.mark.parametrize("name", ["h200.profile", "h200.profile.gz"])
-def test_it_opens_a_file(graph: ChannelGraph, tmp_path: Path, name: str) -> None:
+def test_a_file_is_opened_by_name(graph: ChannelGraph, tmp_path: Path, name: str) -> None:
     recorded(graph).save(tmp_path / name)
     replay = find_meter(f"replay:{tmp_path / name}")
     assert isinstance(replay, Replay)

@@ -24,7 +24,7 @@ from ecc.graph import ChannelGraph, live_channels, slim, trace_channels
 from ecc.measure.meters.platform import Platform
 from ecc.methods import AdmmSettings, EccSolver, WeightSolver
 from ecc.methods.ecc.optimizer_wrapper import PruningOptimizer
-from methods.nets import NETS, bytes_cost, goes_on_to_the_bit, macs_cost, traced, train
+from methods.nets import NETS, assert_resumes_exactly, bytes_cost, macs_cost, traced, train
 
 STEPS = 20
 LR = 1e-2
@@ -77,7 +77,7 @@ def test_the_budget_is_met_on_schedule_resume_is_exact_and_slim_is_equal(name: s
 
     other, _, _ = traced(name, seed=99)
     resumed = channels(other, graph, budget)
-    goes_on_to_the_bit(net, other, resumed, saved, example, range(stop + 1, STEPS))
+    assert_resumes_exactly(net, other, resumed, saved, example, range(stop + 1, STEPS))
     assert resumed.numbers == solver.numbers
 
     small = slim(net.eval(), graph)

@@ -22,7 +22,7 @@ from ecc.graph.model_copy import named_tensors
 from ecc.measure.meters.platform import Platform
 from ecc.methods.ecc.importance import adam_preconditioners
 from ecc.methods.ecc.weight_solver import Weights, WeightSolver, count_nonzeros, min_counts
-from methods.nets import goes_on_to_the_bit, traced, train
+from methods.nets import assert_resumes_exactly, traced, train
 
 STEPS = 20
 LR = 1e-2
@@ -74,7 +74,7 @@ def test_the_budget_is_met_on_schedule_without_regrowth_and_resume_is_exact(name
     assert count_nonzeros(average, cost) == solver.counts
 
     other, _, _, resumed = solver_for(name, seed=99)
-    goes_on_to_the_bit(net, other, resumed, saved, example, range(stop + 1, STEPS))
+    assert_resumes_exactly(net, other, resumed, saved, example, range(stop + 1, STEPS))
     assert (resumed.counts, resumed.duals) == (solver.counts, solver.duals)
 
 

@@ -1,1 +1,1 @@
-"""One device a file. Each has `open_meter(argument)`, which reads the device once or says why it cannot."""
+"""Meters, one file per device. Each has `open_meter(argument)`, which reads the device once or raises `NoMeter`."""

@@ -230,9 +230,9 @@ def _choose_index(nvml: Any, argument: str, environ: Mapping[str, str]) -> int:
     entries = None if mask is None else [entry.strip() for entry in mask.split(",")]
     visible = list(range(len(uuids))) if entries is None else _visible(entries, uuids)
     if wanted >= len(visible):
-        said = "" if mask is None else f" under CUDA_VISIBLE_DEVICES={mask!r}"
+        under = "" if mask is None else f" under CUDA_VISIBLE_DEVICES={mask!r}"
         raise NoMeter(
-            f"GPU {wanted} is not visible{said}: {len(visible)} of {len(uuids)} GPUs are. "
+            f"GPU {wanted} is not visible{under}: {len(visible)} of {len(uuids)} GPUs are. "
             "Change CUDA_VISIBLE_DEVICES, or give the UUID of the GPU: nvml:GPU-..."
         )
     models = {_text(nvml.nvmlDeviceGetName(handle)) for handle in handles}

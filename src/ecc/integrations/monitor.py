@@ -1,4 +1,4 @@
-"""What the callbacks share: the solver among a trainer's optimizers, what it has to tell, and the cut at the end."""
+"""`SolverMonitor`: finds the solver of a trainer, reads its metrics, and slims the network at the end."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from ecc.graph import ChannelGraph, live_channels
 from ecc.graph.slimming import build_slim
 from ecc.methods.ecc.solver import EccSolver
 
-_PATCHED = ("forward", "_original_forward")  # what accelerate puts on a network of mixed precision
+_PATCHED = ("forward", "_original_forward")  # set by accelerate for mixed precision
 
 
-class Watch:
-    """Looks after a solver that is in a trainer's hands.
+class SolverMonitor:
+    """Follows the solver of a trainer; shared by the callbacks.
 
     Args:
-        network: The very module that was traced.
+        network: The module that was traced.
         graph: Its channel graph.
     """
 
@@ -30,37 +30,37 @@ class Watch:
         self.slim: nn.Module | None = None
 
     def begin(self, optimizers: Iterable[Any], steps: float) -> None:
-        """Finds the solver, before the first step.
+        """Find the solver, before the first step.
 
         Args:
-            optimizers: Of the trainer, as it wraps them.
-            steps: Optimizer steps that the trainer will make in all.
+            optimizers: Optimizers of the trainer, possibly wrapped.
+            steps: Total optimizer steps of the trainer.
 
         Raises:
-            EccError: If there is no solver, or its schedule is longer than the training.
+            EccError: If there is not exactly one solver, or its schedule is longer than the training.
         """
-        found = [solver for solver in map(_unwrapped, optimizers) if isinstance(solver, EccSolver)]
+        found = [solver for solver in map(_unwrap, optimizers) if isinstance(solver, EccSolver)]
         if len(found) != 1:
-            raise EccError(f"this training has {len(found)} EccSolvers among its optimizers; give it one.")
+            raise EccError(f"the trainer has {len(found)} optimizers of type EccSolver; give exactly one.")
         (self.solver,) = found
         if self.solver.steps > steps:
             raise EccError(
-                f"the EccSolver was made for {self.solver.steps} steps, and the trainer makes {steps:g}: it would end "
-                f"above its budget. Make it with steps={steps:g}."
+                f"the EccSolver needs {self.solver.steps} steps, but the trainer makes {steps:g}, so the budget would "
+                f"not be met. Create it with steps={steps:g}."
             )
 
-    def facts(self) -> dict[str, float]:
-        """What is alive now costs, what the schedule allows, and each width. Waits for the device."""
+    def metrics(self) -> dict[str, float]:
+        """Current cost, target cost and widths. Synchronises with the device."""
         if self.solver is None:
             return {}
         widths = {f"ecc/width/{name}": float(width) for name, width in self.solver.widths.items()}
         return {"ecc/energy": float(self.solver.energy), "ecc/target": self.solver.target, **widths}
 
     def end(self) -> None:
-        """Cuts the dead channels off a copy.
+        """Build the slim network from a copy.
 
-        Warns if the budget is not met, as after a training that was stopped, and if channels are alive again: trainers
-        that end with an average of weights, or with the best checkpoint, bring back what the solver had removed.
+        Warns if the budget is not met, for example after an early stop, and if pruned channels are nonzero again: a
+        trainer that loads its best checkpoint or averages weights restores what the solver had pruned.
         """
         if self.solver is None:
             return
@@ -70,9 +70,9 @@ class Watch:
         back = alive - sum(live_channels(self.network, self.graph).values())
         if back:
             warnings.warn(
-                f"{back} channels that the solver had removed were alive again at the end of the training, as after "
-                "loading an earlier checkpoint (load_best_model_at_end) or averaging weights. They are silenced, so "
-                "that the budget holds; a network from before the budget was met is not trained without them.",
+                f"{back} pruned channels were nonzero again at the end of the training, as after loading an earlier "
+                "checkpoint (load_best_model_at_end) or averaging weights. They are masked, so that the budget holds, "
+                "but such a network was not trained without them.",
                 stacklevel=2,
             )
         patched = {name: vars(self.network).pop(name) for name in _PATCHED if name in vars(self.network)}
@@ -82,8 +82,8 @@ class Watch:
             vars(self.network).update(patched)
 
 
-def _unwrapped(optimizer: Any) -> Any:
-    """The optimizer within what accelerate, or another trainer, wraps it into."""
+def _unwrap(optimizer: Any) -> Any:
+    """The optimizer inside the wrappers of accelerate or another trainer."""
     for _ in range(4):
         if isinstance(optimizer, EccSolver) or not hasattr(optimizer, "optimizer"):
             break
