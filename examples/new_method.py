@@ -15,30 +15,30 @@ from ecc.zoo import digits
 
 
 class Tapered(OneShotMethod):
-    """The share that a group keeps rises from the first group to the last.
+    """Keeps more channels in later groups than in earlier ones.
 
-    `OneShotMethod` remembers the dense weights and says when the targets are met; a step is all that is left to write. The
-    targets may tighten after a weighing: then `step` is called again, and begins anew.
+    `OneShotMethod` keeps the dense weights and checks the targets, so only `step` is left to write. A measurement may
+    lower the targets: then `step` is called again, and prunes the dense network again.
     """
 
     name = "tapered"
 
     def step(self) -> None:
-        """Finds the least taper whose widths meet the targets, and silences the other channels."""
-        work = self.context
-        count = len(work.graph.groups)
+        """Find the smallest taper whose widths meet the targets, and mask the other channels."""
+        context = self.context
+        count = len(context.graph.groups)
 
         def widths(taper: float) -> list[int]:
-            shares = (1 - taper * (1 - 0.5 * number / count) for number in range(count))
-            full = (group.width for group in work.graph.groups)
-            return work.round_widths([max(0.0, share) * width for share, width in zip(shares, full, strict=True)])
+            ratios = (1 - taper * (1 - 0.5 * number / count) for number in range(count))
+            full = (group.width for group in context.graph.groups)
+            return context.round_widths([max(0.0, ratio) * width for ratio, width in zip(ratios, full, strict=True)])
 
         low, high = 0.0, 2.0
         for _ in range(40):
             middle = 0.5 * (low + high)
-            low, high = (low, middle) if work.constraint_violation(widths(middle)) <= 0 else (middle, high)
-        work.model.load_state_dict(self.dense_state)
-        work.keep_channels_(work.model, magnitudes(work), widths(high))  # the channels of largest magnitude stay
+            low, high = (low, middle) if context.constraint_violation(widths(middle)) <= 0 else (middle, high)
+        context.model.load_state_dict(self.dense_state)
+        context.keep_channels_(context.model, magnitudes(context), widths(high))  # keeps the largest magnitudes
 
 
 def main() -> None:
