@@ -77,7 +77,7 @@ def write_run(
         "limits": [limit],
         "meter": device,
         "method": {"name": method},
-        "settings": {"prune_steps": 40, "pretrain_steps": 20, "finetune_steps": 10, "train": {"seed": seed}},
+        "settings": {"prune_steps": 40, "pretrain_steps": 20, "finetune_steps": 10, "seed": seed},
     }
     write_record(folder / "config.json", {"format": "ecc run", "version": 1, "config": config})
     session = {"started": "2026-01-01T00:00:00+00:00", "pid": 1, "device": "cpu", "ecc": "0.2.0", "torch": "2.9"}

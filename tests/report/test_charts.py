@@ -14,7 +14,8 @@ from ecc.energy.ablation import FitAblation, run_ablation
 from ecc.errors import BadFile
 from ecc.records import write_record
 from ecc.report import charts
-from ecc.report.charts import COLOURS, SHAPES, check_figure_path, draw_figures, draw_fit, draw_paper, draw_tradeoff
+from ecc.report.charts import COLOURS, SHAPES
+from ecc.report.figures import check_figure_path, draw_figures, draw_fit, draw_paper, draw_tradeoff
 from ecc.report.load import load_report
 from methods.jobs import digits_profile
 from report.folders import HOSTILE, sparse_summary, write_grid, write_run
@@ -93,7 +94,7 @@ def test_text_and_marks_contrast_with_the_background(side: int) -> None:
 
 def test_ticks_of_a_logarithmic_axis_are_few_and_round() -> None:
     for low, high in ((0.01, 5.0), (0.2, 0.9), (1.0, 1e6), (3.0, 3.0)):
-        ticks = charts._log_axis([low, high])["axis"].to_dict()["values"]
+        ticks = charts.log_axis([low, high])["axis"].to_dict()["values"]
         assert all(f"{tick:.1e}"[0] in "123457" for tick in ticks)
         assert len(ticks) <= 12
 
