@@ -89,7 +89,7 @@ def loaders() -> dict[str, Callable[[Path], Any]]:
     from ecc.graph import ChannelGraph
     from ecc.measure import Profile
     from ecc.records import read_record
-    from ecc.report.load import Follower
+    from ecc.report.history import Follower
     from ecc.run_records import RunSummary
     from ecc.training import load_state, open_run
     from ecc.zoo.data.images import load_center_crop

@@ -110,6 +110,6 @@ def test_the_trainer_prunes_logs_and_leaves_a_small_network(bf16: bool, tmp_path
 
 def test_a_schedule_longer_than_the_training_is_refused_before_it(tmp_path: Path) -> None:
     trainer, _, callback = trainer_of(tmp_path, 1000, Noted())
-    with pytest.raises(EccError, match=r"made for 1000 steps, and the trainer makes 20\b"):
+    with pytest.raises(EccError, match=r"needs 1000 steps, but the trainer makes 20\b"):
         trainer.train()
     assert callback.slim is None

@@ -80,6 +80,6 @@ def test_the_trainer_prunes_logs_and_leaves_a_small_network(tmp_path: Path) -> N
 def test_a_schedule_longer_than_the_training_is_refused_before_it(tmp_path: Path) -> None:
     net, example, graph = traced("chain")
     before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
-    with pytest.raises(EccError, match=r"made for 1000 steps, and the trainer makes 20\b"):
+    with pytest.raises(EccError, match=r"needs 1000 steps, but the trainer makes 20\b"):
         fitted(Module(net, graph, steps=1000), EccCallback(net, graph), example, tmp_path)
     assert all(torch.equal(tensor, before[name]) for name, tensor in net.state_dict().items())
