@@ -86,7 +86,8 @@ def read_recipe(path: str | Path) -> Recipe:
     except EccError as error:
         raise BadFile(str(error)) from None
     paths = {name: str(path.parent / table[name]) for name in ("data", "weights") if name in table}
-    return Recipe(**{**vars(file), **paths}, settings=made, given=tuple(settings))
+    values: dict[str, Any] = {**vars(file), **paths}
+    return Recipe(**values, settings=made, given=tuple(settings))
 
 
 def _refuse_code(path: Path, table: dict[str, Any]) -> None:
