@@ -21,7 +21,7 @@ from ecc.records import read_record, to_json, write_record
 from ecc.report.history import MAX_HEATMAP_CELLS, MAX_POINTS, Follower, History, PhaseSpan, Thinning, thinned
 from ecc.report.load import MeanStd, Run, load_grid, load_report, p_value, short_budget
 from ecc.run_records import CostCheck, GridRunInfo, RunSummary, SolverLine, TrainLine
-from report.folders import GRID_SCORES, energy_model, sparse_summary, write_grid, write_run
+from report.folders import GRID_SCORES, energy_model, write_grid, write_run
 
 
 def one_run(folder: Path) -> Run:
@@ -88,9 +88,7 @@ def test_a_run_without_energy_model_and_environment_is_shown(tmp_path: Path) -> 
 
 
 def test_unstructured_pruning_has_weights_in_place_of_channels(tmp_path: Path) -> None:
-    folder = write_run(tmp_path / "run", model=False)
-    write_record(folder / "summary.json", sparse_summary())
-    run = one_run(folder)
+    run = one_run(write_run(tmp_path / "run", model=False, unstructured=True))
     assert (run.is_unstructured, run.counted_things) == (True, "weights")
     assert [(row.group, row.kept) for row in run.widths] == [("conv.weight", 300), ("fc.weight", 64)]
     assert [row.layer for row in run.layers] == ["conv", "fc", "(independent of the weights)"]

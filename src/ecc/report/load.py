@@ -216,7 +216,7 @@ class _Config:
     settings: dict[str, Any]
     method: dict[str, Any] | None = None
     meter: str | None = None
-    granularity: str = "channel"
+    unstructured: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -265,7 +265,7 @@ def load_run(folder: Path, follower: Follower | None = None) -> tuple[Run, Energ
         budget=", ".join(short_budget(text) for text in config.budgets),
         seed=seed if isinstance(seed, int) else 0,
         settings=config.settings,
-        is_unstructured=config.granularity == "weight" or (summary is not None and summary.sparse is not None),
+        is_unstructured=config.unstructured,
         device=summary.device if summary is not None else config.meter or "",
         batch=summary.batch if summary is not None else None if model is None else model.origin.batch,
         label="predicted" if summary is None else summary.label,
