@@ -85,7 +85,7 @@ def read_recipe(path: str | Path) -> Recipe:
         made = settings_from(CompressSettings, settings, f"{path}: ")
     except EccError as error:
         raise BadFile(str(error)) from None
-    paths = {name: str(path.parent / table[name]) for name in ("data", "weights") if name in table}
+    paths: dict[str, Any] = {name: str(path.parent / table[name]) for name in ("data", "weights") if name in table}
     values: dict[str, Any] = {**vars(file), **paths}
     return Recipe(**values, settings=made, given=tuple(settings))
 
