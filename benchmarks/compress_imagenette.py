@@ -81,7 +81,7 @@ def main() -> None:
                     "precision": options.precision,
                     "channels_last": device == "cuda",
                     "cuda_graph": True,
-                    "checkpoint_seconds": None,
+                    "checkpoint_every": None,
                 },
             ),
             device=device,

@@ -18,7 +18,7 @@ from machine import machine, write_record
 from ecc.energy.ablation import FitAblation, run_ablation
 from ecc.measure import Profile
 from ecc.records import to_builtins
-from ecc.report.charts import draw_fit, draw_paper
+from ecc.report.figures import draw_fit, draw_paper
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -25,7 +25,7 @@ _GRAPH = "src/ecc/graph"
 _ENERGY = "src/ecc/energy"
 
 SOLVER = [
-    # --- pace
+    # --- scheduled
     Mutant(
         "pace-one-too-many",
         f"{_ECC}/scheduled.py",
@@ -117,43 +117,43 @@ SOLVER = [
         "list(ends)",
         "the bound of a plan leaves no room to choose",
     ),
-    # --- ladder
+    # --- ranking
     Mutant(
-        "ladder-nan-is-small",
+        "ranking-nan-is-small",
         f"{_ECC}/ranking.py",
         "nan=largest",
         "nan=0.0",
         "channels whose score is not a number are removed first",
     ),
     Mutant(
-        "ladder-dead-first",
+        "ranking-dead-first",
         f"{_ECC}/ranking.py",
         "importance.masked_fill(~alive, torch.inf)",
         "importance.masked_fill(~alive, 0.0)",
         "dead channels are sorted before live ones",
     ),
     Mutant(
-        "ladder-off-by-one",
+        "ranking-off-by-one",
         f"{_ECC}/ranking.py",
         "(self.rank >= removed[self.group])",
         "(self.rank > removed[self.group])",
         "one channel more than asked for is removed from each group",
     ),
     Mutant(
-        "ladder-regrowth",
+        "ranking-regrowth",
         f"{_ECC}/ranking.py",
         "stays = (self.rank >= removed[self.group]) & (self.rank < ranked.widths[self.group])",
         "stays = self.rank >= removed[self.group]",
         "dead channels come back to life",
     ),
     Mutant(
-        "ladder-empty-group",
+        "ranking-empty-group",
         f"{_ECC}/ranking.py",
         "torch.where(ranked.widths > removed, found, torch.inf)",
         "torch.where(ranked.widths >= removed, found, torch.inf)",
         "off by one: an empty group takes the score of its neighbour",
     ),
-    # --- limits
+    # --- constraints
     Mutant(
         "limits-one-suffices",
         f"{_ECC}/constraints.py",
@@ -196,7 +196,7 @@ SOLVER = [
         "if least > 2 * fraction * dense * (1 + TOLERANCE):",
         "infeasible budgets are accepted up to a factor of two",
     ),
-    # --- scores
+    # --- importance of channels
     Mutant(
         "scores-no-metric",
         f"{_ECC}/importance.py",

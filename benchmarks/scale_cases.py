@@ -31,7 +31,8 @@ from ecc.measure.counter import probe_counter  # noqa: E402
 from ecc.measure.workload import make_workload  # noqa: E402
 from ecc.methods import EccSolver  # noqa: E402
 from ecc.methods.grid import GridRun  # noqa: E402
-from ecc.report.load import Follower, load_report  # noqa: E402
+from ecc.report.history import Follower  # noqa: E402
+from ecc.report.load import load_report  # noqa: E402
 from ecc.report.page import page_content, render_page  # noqa: E402
 from ecc.training.run_dir import RunDir, open_run  # noqa: E402
 from ecc.zoo import find_task  # noqa: E402

@@ -178,7 +178,7 @@ def main() -> None:
             rows[name] = compared(build, shape, device, options.blocks, options.steps)
             ms, ratio = rows[name]["milliseconds"], rows[name]["ratio_to_adam"]
             print(
-                f"{name:14} adam {ms['adam']:8.2f} ms  ecc {ratio['ecc']:.3f}x  literal {ratio["admm"]:.3f}x",
+                f"{name:14} adam {ms['adam']:8.2f} ms  ecc {ratio['ecc']:.3f}x  admm {ratio['admm']:.3f}x",
                 flush=True,
             )
     record = {

@@ -18,8 +18,10 @@ model = nn.Sequential(
     nn.Linear(64, 10),
 )
 
+
 def accuracy(model):
     return (model.eval()(images[1400:]).argmax(1) == labels[1400:]).float().mean().item()
+
 
 print(ecc.inspect(model, images[:1]))
 # The platform estimates energy from published constants; leave `meter` out on a machine with an energy meter.

@@ -1,4 +1,4 @@
-"""A method of your own, beside ECC on the same scales: later groups keep more of their channels than earlier ones.
+"""A method of your own, compared with ECC at the same measured budget.
 
 python examples/new_method.py
 """
@@ -9,36 +9,38 @@ import tempfile
 from pathlib import Path
 
 import ecc
+from ecc.energy import parse_budgets
+from ecc.methods import Ecc
 from ecc.methods.base import OneShotMethod, magnitudes
 from ecc.task import with_batch_size
 from ecc.zoo import digits
 
 
 class Tapered(OneShotMethod):
-    """The share that a group keeps rises from the first group to the last.
+    """Prunes early layers more than late ones: the fraction of channels kept rises from the first group to the last.
 
-    `OneShotMethod` remembers the dense weights and says when the targets are met; a step is all that is left to write. The
-    targets may tighten after a weighing: then `step` is called again, and begins anew.
+    `OneShotMethod` keeps the dense weights and checks whether the targets are met, so only `step` is left to write. If
+    a measurement corrects the targets, `step` is called again.
     """
 
     name = "tapered"
 
     def step(self) -> None:
-        """Finds the least taper whose widths meet the targets, and silences the other channels."""
-        work = self.context
-        count = len(work.graph.groups)
+        """Find the smallest taper whose widths meet the targets, and mask the other channels."""
+        context = self.context
+        count = len(context.graph.groups)
 
         def widths(taper: float) -> list[int]:
-            shares = (1 - taper * (1 - 0.5 * number / count) for number in range(count))
-            full = (group.width for group in work.graph.groups)
-            return work.round_widths([max(0.0, share) * width for share, width in zip(shares, full, strict=True)])
+            ratios = (1 - taper * (1 - 0.5 * number / count) for number in range(count))
+            full = (group.width for group in context.graph.groups)
+            return context.round_widths([max(0.0, ratio) * width for ratio, width in zip(ratios, full, strict=True)])
 
         low, high = 0.0, 2.0
         for _ in range(40):
             middle = 0.5 * (low + high)
-            low, high = (low, middle) if work.constraint_violation(widths(middle)) <= 0 else (middle, high)
-        work.model.load_state_dict(self.dense_state)
-        work.keep_channels_(work.model, magnitudes(work), widths(high))  # the channels of largest magnitude stay
+            low, high = (low, middle) if context.constraint_violation(widths(middle)) <= 0 else (middle, high)
+        context.model.load_state_dict(self.dense_state)
+        context.keep_channels_(context.model, magnitudes(context), widths(high))
 
 
 def main() -> None:
@@ -49,16 +51,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         energy = ecc.fit(ecc.profile(task.model, graph, batch, meter, folder / "digits.profile", samples=60))
-        for method in (Tapered(), None):  # None is ECC
-            job = ecc.Compression(
-                task, ecc.energy.parse_budgets(["50%"]), energy, meter=meter, settings=settings, method=method
-            )
-            result = job.run(folder / (method.name if method else "ecc"))
-            spent, scores = result.summary["budgets"]["energy"], result.summary["scores"]
+        for method in (Tapered(), Ecc()):
+            job = ecc.Compression(task, parse_budgets("50%"), energy, meter=meter, settings=settings, method=method)
+            summary = job.run(folder / method.name).summary
+            energy_row, scores = summary.budgets["energy"], summary.scores
             print(
-                f"{result.summary['method']:8} {spent['result'] / spent['limit']:.1%} of the budget "
-                f"({spent['label']}), accuracy {scores['dense']:.1%} -> {scores['after tuning']:.1%}, "
-                f"{result.summary['batches']['total']} batches"
+                f"{method.name:8} {energy_row.result / energy_row.limit:.1%} of the budget ({energy_row.label}), "
+                f"accuracy {scores['dense']:.1%} -> {scores['finetuned']:.1%}"
             )
 
 

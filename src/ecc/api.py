@@ -37,7 +37,9 @@ from ecc.report.live import CompressProgress, ProfileProgress
 from ecc.report.terminal import feasibility_table, graph_table
 from ecc.run_records import RunSummary
 from ecc.task import Inputs, Task, check_input, with_batch_size
+from ecc.torch_utils import device_of
 from ecc.training import DistributedContext, Logger
+from ecc.training.batches import to_device
 from ecc.training.run_dir import check_run_folder
 
 if TYPE_CHECKING:
@@ -211,7 +213,7 @@ def compress(
     task = Task(
         name=name or type(model).__name__,
         model=model,
-        example_input=check_input(example_input),
+        example_input=to_device(check_input(example_input), device_of(model)),
         loss=loss,
         train_batches=train_loader,
         evaluate=evaluate,
@@ -232,7 +234,7 @@ def compress(
         freeze=freeze,
         method=method,
         optimizer=optimizer_factory(optimizer, lr),
-        device=device or _device_of(model),
+        device=device or device_of(model),
         console=Console(stderr=True) if progress else None,
     )
     if not result.met:
@@ -433,10 +435,6 @@ def _steps(loader: Any, epochs: float, settings: dict[str, Any]) -> dict[str, in
             f"epochs={epochs:g} of {length} batches is {total} steps; pruning and finetuning need 2 or more."
         )
     return {"prune_steps": (total + 1) // 2, "finetune_steps": total // 2}
-
-
-def _device_of(model: nn.Module) -> torch.device:
-    return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
 
 
 # ---------------------------------------------------------------- meter, profile and energy model

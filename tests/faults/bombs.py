@@ -53,7 +53,7 @@ def contents(name: str) -> dict[str, bytes]:
     if name == "checkpoint tensor":
         entry = {"dtype": "F64", "shape": [1 << 20, 1 << 20], "data_offsets": [0, 8 << 40]}
         metadata = {"format": "ecc state 2", "crc32": "00000000", "skeleton": '{"tensor":"a"}'}
-        text = json.dumps({"__metadata__": metadata, "a": entry}).encode()
+        text = json.dumps({"__metadata__": {"ecc": json.dumps(metadata)}, "a": entry}).encode()
         return {"a.safetensors": _state(text) + bytes(64)}
     if name == "weights header":
         return {"a.weights": _state(b'{"a":[' + b"[]," * 30_000_000 + b"[]]}")}
@@ -89,7 +89,7 @@ def loaders() -> dict[str, Callable[[Path], Any]]:
     from ecc.graph import ChannelGraph
     from ecc.measure import Profile
     from ecc.records import read_record
-    from ecc.report.load import Follower
+    from ecc.report.history import Follower
     from ecc.run_records import RunSummary
     from ecc.training import load_state, open_run
     from ecc.zoo.data.images import load_center_crop

@@ -62,11 +62,8 @@ def nan():
 
 def filled(folder: Path) -> Path:
     """The folder with every file that `invocations.TABLE` names."""
-    (folder / "net.py").write_text(NET)
+    add_network(folder)
     (folder / "broken.py").write_text("def build(:\n")
-    profile = f"profile {folder}/net.py:task --batch 256 --meter platform:jetson-tx2 --samples 40"
-    run(f"{profile} -o {folder}/net.profile")
-    run(f"fit {folder}/net.profile -o {folder}/net.json")
     digits_profile().save(folder / "digits.profile")
     digits_model().save(folder / "digits.json")
     digits_model().save(folder / "energy.json")
@@ -79,6 +76,16 @@ def filled(folder: Path) -> Path:
     os.mkfifo(folder / "pipe")
     shutil.rmtree(folder / "__pycache__", ignore_errors=True)
     return folder
+
+
+def add_network(folder: Path) -> None:
+    """`net.py`, its profile, energy model and a finished run."""
+    (folder / "net.py").write_text(NET)
+    profile = f"profile {folder}/net.py:task --batch 256 --meter platform:jetson-tx2 --samples 40"
+    run(f"{profile} -o {folder}/net.profile")
+    run(f"fit {folder}/net.profile -o {folder}/net.json")
+    options = "--meter none --budget 80% --prune-steps 3 --finetune-steps 0 --device cpu --quiet"
+    run(f"compress {folder}/net.py:task --energy {folder}/net.json -o {folder}/run {options}")
 
 
 def _add_recipes(folder: Path) -> None:
@@ -94,9 +101,7 @@ def _add_recipes(folder: Path) -> None:
 
 
 def _add_runs(folder: Path) -> None:
-    """A finished run of `net.py:task`, a damaged one, and a folder with another file."""
-    options = "--meter none --budget 80% --prune-steps 3 --finetune-steps 0 --device cpu --quiet"
-    run(f"compress {folder}/net.py:task --energy {folder}/net.json -o {folder}/run {options}")
+    """A damaged run, and a folder with another file."""
     shutil.copytree(folder / "run", folder / "damaged")
     (folder / "damaged" / "summary.json").write_text('{"task": "toy", "budgets": 3}')
     (folder / "taken").mkdir()

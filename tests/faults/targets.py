@@ -33,6 +33,7 @@ from ecc.energy.regression import samples_from_profile
 from ecc.errors import EccError
 from ecc.export import export_run, load_slim
 from ecc.graph import ChannelGraph, trace_channels
+from ecc.graph.channel_graph import ChannelGraphFile
 from ecc.measure import Profile, find_meter
 from ecc.measure.meters.command import parse
 from ecc.measure.profile_writer import open_profile
@@ -40,7 +41,7 @@ from ecc.methods import Compression, CompressSettings
 from ecc.methods.grid import Comparison, GridRun
 from ecc.methods.registry import find_method
 from ecc.options import settings_from
-from ecc.records import to_builtins, write_record
+from ecc.records import from_json, to_builtins, write_record
 from ecc.report.load import load_grid, load_report
 from ecc.report.page import page_content
 from ecc.report.terminal import compress_table, fit_summary, grid_table, profile_text
@@ -249,8 +250,11 @@ def _change_signed_graph(data: bytes, rng: random.Random) -> bytes:
     """By someone who knows how the fingerprint is made."""
     changed = fuzz.change_json(data, rng)
     try:
-        tree = json.loads(changed)
-        tree["fingerprint"] = ChannelGraph._from_json(tree).fingerprint
+        tree, record = json.loads(changed), from_json(changed, ChannelGraphFile, "graph")
+        record.check_size()
+        groups = tuple(group.unpack() for group in record.groups)
+        graph = ChannelGraph(groups=groups, layers=record.layers, tensors=record.tensors, features=record.features)
+        tree["fingerprint"] = graph.fingerprint
     except Exception:  # noqa: BLE001 - then it stays unsigned
         return changed
     return json.dumps(tree).encode()
@@ -270,7 +274,7 @@ def change_signed_state(data: bytes, rng: random.Random) -> bytes:
     length = int.from_bytes(data[:8], "little")
     header, body = json.loads(data[8 : 8 + length]), data[8 + length :]
     if rng.random() < 0.6:
-        metadata = header["__metadata__"]
+        metadata = json.loads(header["__metadata__"]["ecc"])
         metadata["skeleton"] = fuzz.as_json(fuzz.changed_tree(json.loads(metadata["skeleton"]), rng)).decode()
         found = zlib.crc32(metadata["skeleton"].encode())
         for name in sorted(set(header) - {"__metadata__"}):
@@ -278,6 +282,7 @@ def change_signed_state(data: bytes, rng: random.Random) -> bytes:
             dtype = {"F32": "torch.float32", "BF16": "torch.bfloat16"}.get(one["dtype"], one["dtype"])
             found = zlib.crc32(body[start:end], zlib.crc32(f"{name} {dtype} {one['shape']}".encode(), found))
         metadata["crc32"] = f"{found:08x}"
+        header["__metadata__"]["ecc"] = json.dumps(metadata)
         text = json.dumps(header).encode()
     else:
         text = fuzz.as_json(fuzz.changed_tree(header, rng))

@@ -26,7 +26,7 @@ from ecc.cli.app import app
 from ecc.errors import BadFile
 from ecc.measure import Profile
 from ecc.training import load_state
-from faults.folder import filled
+from faults.folder import add_network
 from measure.profile_cases import computed
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs signals and limits")
@@ -85,7 +85,8 @@ def slow():
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = filled(tmp_path_factory.mktemp("interruptions"))
+    folder = tmp_path_factory.mktemp("interruptions")
+    add_network(folder)
     (folder / "tasks.py").write_text(TASKS)
     return folder
 

@@ -12,11 +12,13 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
+from ecc.errors import BadFile
 from ecc.methods import Compression
 from ecc.training import load_state
 from methods.jobs import noise_batches, wide_job, wide_task
@@ -65,8 +67,9 @@ def place(folder: Path) -> list[object]:
 def wait_for_pruning(folder: Path) -> None:
     until = time.monotonic() + 30
     while time.monotonic() < until:
-        if place(folder)[0] == "prune":
-            return
+        with suppress(BadFile):  # replaced while it was read: torch opens the file a second time
+            if place(folder)[0] == "prune":
+                return
         time.sleep(0.001)
 
 

@@ -1,4 +1,4 @@
-"""What each of two processes does under `torchrun --max-restarts`: compresses a toy undisturbed, and one that is killed.
+"""What each of two processes does under `torchrun --max-restarts`: compresses a toy undisturbed, then one that dies.
 
 The first process dies of SIGKILL while it prunes, and after the restart the second one while it finetunes. A file marks
 that a process has died.

@@ -29,8 +29,8 @@ from ecc.methods.runner import describe_slow_data
 from ecc.options import settings_from
 from ecc.records import read_record
 from ecc.run_records import PHASES, SCORES, BatchCount, DenseAndResult, RunSummary
+from ecc.torch_utils import tensors_in
 from ecc.training import Interrupted, RunDir, load_state
-from ecc.training.state_tree import tree_of
 from ecc.zoo import find_task
 from methods import jobs
 from methods.jobs import (
@@ -434,9 +434,7 @@ def test_a_run_that_is_stopped_in_every_phase_ends_bit_for_bit_the_same(tmp_path
     assert 0 < len(early.points) < len(whole.points)
 
 
-@pytest.mark.parametrize(
-    ("settings", "every"), [({"checkpoint_seconds": None}, False), ({"checkpoint_steps": 5}, True)]
-)
+@pytest.mark.parametrize(("settings", "every"), [({"checkpoint_every": None}, False), ({"checkpoint_steps": 5}, True)])
 def test_a_search_is_saved_when_a_checkpoint_is_due(
     settings: dict[str, int | None], every: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -457,9 +455,8 @@ def test_a_search_is_saved_when_a_checkpoint_is_due(
 def test_a_checkpoint_does_not_hold_the_dense_weights_twice(name: str) -> None:
     context, method = work_of(share=0.5), SMALL[name]()
     method.start(context)
-    _, tensors = tree_of(method.state_dict())
     dense = {tensor.shape for tensor in context.model.state_dict().values() if tensor.dim() > 1}
-    assert not [tensor.shape for tensor in tensors if tensor.shape in dense]
+    assert not [tensor.shape for tensor in tensors_in(method.state_dict()) if tensor.shape in dense]
 
 
 def test_two_runs_of_one_job_are_independent_and_other_weights_are_another_run(tmp_path: Path) -> None:
@@ -543,7 +540,7 @@ def test_bad_tasks_are_refused(tmp_path: Path) -> None:
     broken.model.conv1.bias.data[0] = float("nan")  # type: ignore[union-attr,index]
     frozen.model.requires_grad_(False)
     for task, message in (
-        (wide_task(train_batches=None, loss=None), "'chain' has no train_batches and loss"),
+        (wide_task(train_batches=None, loss=None), "'chain' has no train_batches"),
         (broken, "conv1.bias of task 'chain' contains NaN"),
         (frozen, "no parameter of task 'chain' is trainable"),
         (wide_task(evaluate=raises), "evaluate of task 'chain' raised FileNotFoundError: no test split"),

@@ -58,7 +58,7 @@ def test_a_finished_comparison_can_be_extended(tmp_path: Path) -> None:
     grid(**ONE).run(root, messages.append)
     better = wrong_model(_graph("chain"), 0.95)  # of the same device
     more = ONE | {"methods": ["uniform", "ecc"]}
-    grid(**more, model=better, values={"log_every": 7, "micro_batch": 2, "checkpoint_seconds": 9.0}).run(
+    grid(**more, model=better, values={"log_every": 7, "micro_batch": 2, "checkpoint_every": 9.0}).run(
         root, messages.append
     )
     assert messages == ["uniform 65% seed 0: done", "ecc 65% seed 0: done"]

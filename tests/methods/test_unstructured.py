@@ -54,7 +54,9 @@ class Digits:
     """One run of digits for all tests that look at it."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.lines, self.task = folder, list[dict[str, Any]](), find_task("digits")
+        task = find_task("digits")
+        self.folder, self.lines = folder, list[dict[str, Any]]()
+        self.task = replace(task, example_input=with_batch_size(task.example_input, 1))
         self.before = copy.deepcopy(self.task.model.state_dict())
         values = {"pretrain_steps": 60, "pretrain_lr": 3e-3, "prune_steps": 60, "finetune_steps": 20, "lr": 2e-3}
         self.job = sparse_job("40%", task=self.task, **values, log_every=10)
@@ -207,7 +209,7 @@ def test_devices_that_do_not_skip_zeros_are_refused() -> None:
         (("40%",), {"width_multiple": 8}, EccError, "width_multiple has no effect on unstructured pruning"),
         (("40%",), {"uniform_floor": 0.5}, EccError, "uniform_floor has no effect"),
         (("40%",), {"solver": "admm"}, EccError, "solver has no effect"),
-        (("40%",), {"task": wide_task(train_batches=None, loss=None)}, BadTask, "no train_batches and loss"),
+        (("40%",), {"task": wide_task(train_batches=None, loss=None)}, BadTask, "has no train_batches"),
         (("40%",), {"task": wide_task(model=nn.Sequential(nn.BatchNorm2d(3), nn.ReLU()))}, BadWidths, "no convolution"),
     ],
 )

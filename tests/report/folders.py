@@ -64,6 +64,7 @@ def write_run(
     met: bool = True,
     finished: bool = True,
     model: bool = True,
+    unstructured: bool = False,
     relative_ci: float | None = None,
 ) -> Path:
     """A run of digits at a ratio of its dense energy."""
@@ -77,8 +78,10 @@ def write_run(
         "limits": [limit],
         "meter": device,
         "method": {"name": method},
-        "settings": {"prune_steps": 40, "pretrain_steps": 20, "finetune_steps": 10, "train": {"seed": seed}},
+        "settings": {"prune_steps": 40, "pretrain_steps": 20, "finetune_steps": 10, "seed": seed},
     }
+    if unstructured:
+        config["unstructured"] = True
     write_record(folder / "config.json", {"format": "ecc run", "version": 1, "config": config})
     session = {"started": "2026-01-01T00:00:00+00:00", "pid": 1, "device": "cpu", "ecc": "0.2.0", "torch": "2.9"}
     session["command"] = f"ecc compress {task} --budget 50% -o {folder.name}"
@@ -102,7 +105,7 @@ def write_run(
             relative_ci=relative_ci,
             scores={"dense": 0.98, "pruned": score - 0.1, "finetuned": score} if scores is None else scores,
         )
-        write_record(folder / "summary.json", summary)
+        write_record(folder / "summary.json", sparse_summary() if unstructured else summary)
     return folder
 
 

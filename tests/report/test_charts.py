@@ -12,12 +12,12 @@ import pytest
 
 from ecc.energy.ablation import FitAblation, run_ablation
 from ecc.errors import BadFile
-from ecc.records import write_record
 from ecc.report import charts
-from ecc.report.charts import COLOURS, SHAPES, check_figure_path, draw_figures, draw_fit, draw_paper, draw_tradeoff
+from ecc.report.charts import COLOURS, SHAPES
+from ecc.report.figures import check_figure_path, draw_figures, draw_fit, draw_paper, draw_tradeoff
 from ecc.report.load import load_report
 from methods.jobs import digits_profile
-from report.folders import HOSTILE, sparse_summary, write_grid, write_run
+from report.folders import HOSTILE, write_grid, write_run
 
 RUN = ["widths", "layers", "cost", "loss", "score", "dual", "width-duals", "predictions", "learning-curve"]
 GRID = ["tradeoff", "widths", "layers", "cost", "loss", "dual", "predictions", "learning-curve"]
@@ -39,8 +39,7 @@ def test_runs_and_grids_have_their_figures(tmp_path: Path) -> None:
     assert [figure.name for figure in charts.figures_of(load_report(write_grid(tmp_path / "grid")))] == GRID
     baseline = write_run(tmp_path / "baseline", method="uniform", model=False, scores={})
     assert [figure.name for figure in charts.figures_of(load_report(baseline))] == ["widths", "loss", "predictions"]
-    unstructured = write_run(tmp_path / "unstructured", model=False)
-    write_record(unstructured / "summary.json", sparse_summary())
+    unstructured = write_run(tmp_path / "unstructured", model=False, unstructured=True)
     found = {figure.name: figure for figure in charts.figures_of(load_report(unstructured))}
     assert found["widths"].title == "Remaining weights"
     assert "estimated" in found["layers"].caption
@@ -93,7 +92,7 @@ def test_text_and_marks_contrast_with_the_background(side: int) -> None:
 
 def test_ticks_of_a_logarithmic_axis_are_few_and_round() -> None:
     for low, high in ((0.01, 5.0), (0.2, 0.9), (1.0, 1e6), (3.0, 3.0)):
-        ticks = charts._log_axis([low, high])["axis"].to_dict()["values"]
+        ticks = charts.log_axis([low, high])["axis"].to_dict()["values"]
         assert all(f"{tick:.1e}"[0] in "123457" for tick in ticks)
         assert len(ticks) <= 12
 

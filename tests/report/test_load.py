@@ -18,23 +18,10 @@ from scipy.stats import ttest_rel
 
 from ecc.errors import BadFile
 from ecc.records import read_record, to_json, write_record
-from ecc.report import load
-from ecc.report.load import (
-    MAX_POINTS,
-    Follower,
-    History,
-    MeanStd,
-    PhaseSpan,
-    Run,
-    Thinning,
-    load_grid,
-    load_report,
-    p_value,
-    short_budget,
-    thinned,
-)
+from ecc.report.history import MAX_HEATMAP_CELLS, MAX_POINTS, Follower, History, PhaseSpan, Thinning, thinned
+from ecc.report.load import MeanStd, Run, load_grid, load_report, p_value, short_budget
 from ecc.run_records import CostCheck, GridRunInfo, RunSummary, SolverLine, TrainLine
-from report.folders import GRID_SCORES, energy_model, sparse_summary, write_grid, write_run
+from report.folders import GRID_SCORES, energy_model, write_grid, write_run
 
 
 def one_run(folder: Path) -> Run:
@@ -101,9 +88,7 @@ def test_a_run_without_energy_model_and_environment_is_shown(tmp_path: Path) -> 
 
 
 def test_unstructured_pruning_has_weights_in_place_of_channels(tmp_path: Path) -> None:
-    folder = write_run(tmp_path / "run", model=False)
-    write_record(folder / "summary.json", sparse_summary())
-    run = one_run(folder)
+    run = one_run(write_run(tmp_path / "run", model=False, unstructured=True))
     assert (run.is_unstructured, run.counted_things) == (True, "weights")
     assert [(row.group, row.kept) for row in run.widths] == [("conv.weight", 300), ("fc.weight", 64)]
     assert [row.layer for row in run.layers] == ["conv", "fc", "(independent of the weights)"]
@@ -141,7 +126,7 @@ def test_a_pipe_in_a_run_folder_is_not_waited_for(tmp_path: Path) -> None:
     for name in ("history.jsonl", "summary.json"):
         (folder / name).unlink()
         os.mkfifo(folder / name)
-        with pytest.raises(BadFile, match="plain file"):
+        with pytest.raises(BadFile, match="regular file"):
             load_report(folder)
 
 
@@ -369,4 +354,4 @@ def test_width_duals_of_many_groups_have_fewer_points(groups: int, points: int) 
             history.add(to_json(line), "h")
     found = history.curves("energy", 1.0).width_duals
     assert len(found) == groups * points
-    assert len(found) <= max(load.MAX_HEATMAP_CELLS, 2 * groups)
+    assert len(found) <= max(MAX_HEATMAP_CELLS, 2 * groups)

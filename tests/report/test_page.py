@@ -17,7 +17,7 @@ from ecc.errors import EccError
 from ecc.records import to_builtins, write_record
 from ecc.report.load import load_report
 from ecc.report.page import embedded, page_content, render_page, style
-from report.folders import HOSTILE, make_summary, sparse_summary, write_grid, write_run
+from report.folders import HOSTILE, make_summary, write_grid, write_run
 
 
 def text_of(folder: Path) -> str:
@@ -93,8 +93,7 @@ def test_other_runs_in_words(tmp_path: Path) -> None:
     words = text_of(write_run(tmp_path / "baseline", method="amc", model=False))
     assert "this run has no energy model" in words
     assert "this method does not record it" in words
-    unstructured = write_run(tmp_path / "unstructured", model=False)
-    write_record(unstructured / "summary.json", sparse_summary())
+    unstructured = write_run(tmp_path / "unstructured", model=False, unstructured=True)
     assert "The estimate assumes: the hardware skips zeros." in text_of(unstructured)
     write_record(unstructured / "summary.json", make_summary(budgets={}, measured={}, macs=None, parameters=None))
     assert "digits" in text_of(unstructured)  # a run without any cost still has a page

@@ -13,7 +13,7 @@ import pytest
 
 from ecc.errors import BadFile, EccError
 from ecc.records import to_json
-from ecc.report.load import History
+from ecc.report.history import History
 from ecc.report.serve import LiveServer, serve
 from ecc.run_records import TrainLine
 from report.folders import HOSTILE, write_run

@@ -18,8 +18,8 @@ from torch import nn
 
 from ecc.constants import MIN_WIDTH_RATIO
 from ecc.energy import parse_budget
-from ecc.export.run_export import Exported, ExportedRun
 from ecc.export.onnx_tools import Latency
+from ecc.export.run_export import Exported, ExportedRun
 from ecc.formatting import percent, si
 from ecc.graph import trace_channels
 from ecc.measure import (

@@ -40,7 +40,7 @@ from ecc.training import (
         (lambda: TrainSettings(checkpoint_steps=True), "checkpoint_steps is True"),
         (lambda: TrainSettings(precision="fp8"), "precision is 'fp8'; choose one of fp32, bf16, fp16"),
         (lambda: TrainSettings(clip_norm=0.0), "clip_norm is 0.0; give a number above 0 or leave it out"),
-        (lambda: TrainSettings(checkpoint_seconds=math.nan), "checkpoint_seconds is nan"),
+        (lambda: TrainSettings(checkpoint_seconds=math.nan), "checkpoint_every is nan"),
         (lambda: TrainSettings(weight_decay=-1.0), "weight_decay is -1.0"),
         (lambda: TrainSettings(precision="fp16", cuda_graph=True), "cuda_graph does not support precision fp16"),
         (lambda: DistillSettings(weight=1.5), "kd_weight is 1.5; give a number from 0 to 1"),

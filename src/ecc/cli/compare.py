@@ -133,7 +133,7 @@ def compare(
 
     from ecc.api import make_settings, write_report
     from ecc.methods.cluster import open_cluster, run_on_cluster
-    from ecc.report.charts import check_figure_path, draw_tradeoff
+    from ecc.report.figures import check_figure_path, draw_tradeoff
     from ecc.report.load import load_grid, load_report
     from ecc.report.terminal import grid_table
     from ecc.training import Interrupted

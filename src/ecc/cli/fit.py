@@ -54,7 +54,7 @@ def fit(
     from ecc.io import write_text
     from ecc.measure import Profile
     from ecc.records import to_builtins, to_json
-    from ecc.report.charts import draw_fit
+    from ecc.report.figures import draw_fit
     from ecc.report.terminal import check_budget, fit_summary, fit_table
 
     profile = Profile.load(file)

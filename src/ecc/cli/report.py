@@ -37,7 +37,7 @@ def report(folder: Path, output: Path | None, figures: Path | None, live: bool, 
     if live and (output or figures):
         raise EccError("--live serves the page and writes no file; leave out -o and --figures, or call it twice.")
     from ecc.api import write_report
-    from ecc.report.charts import draw_figures
+    from ecc.report.figures import draw_figures
     from ecc.report.load import load_report
     from ecc.report.serve import LiveServer, serve
 

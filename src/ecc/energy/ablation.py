@@ -52,7 +52,7 @@ class FitAblation:
     device: str
     batch: int
     settings: MeasureSettings | None
-    width_multiple: int
+    width_multiple: int | None
     noise: float | None
     seconds_per_sample: float | None
     values: tuple[float, ...]

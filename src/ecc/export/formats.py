@@ -26,10 +26,12 @@ from torch import Tensor, nn
 
 from ecc.errors import CannotExport, EccError, first_line
 from ecc.graph.forward_pass import as_call
-from ecc.graph.numerics import ALLOWED_FLOAT32 as TOLERANCE
-from ecc.graph.numerics import allowed_difference, outputs_of, relative_error
+from ecc.graph.numerics import ALLOWED_FLOAT32, allowed_difference, outputs_of, relative_error
 from ecc.task import Inputs, batch_size_of, with_batch_size
 from ecc.torch_utils import tensors_in
+
+TOLERANCE = ALLOWED_FLOAT32
+"""Allowed difference between the outputs of a file and of its network, relative to the largest output."""
 
 Runner = Callable[[Inputs], list[Tensor]]
 """Runs a file: maps inputs to all output tensors."""

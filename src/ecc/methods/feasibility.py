@@ -125,7 +125,7 @@ def refuse_infeasible(
 
 
 def raise_infeasible(
-    one: Feasibility, min_width_ratio: float, options: Mapping[str, float], base: float, parts: str = "channels"
+    one: Feasibility, min_width_ratio: float, options: Mapping[str, float], base: float = 0.0, parts: str = "channels"
 ) -> None:
     """Raise the error for a budget that is not reachable.
 
@@ -133,7 +133,7 @@ def raise_infeasible(
         one: The budget.
         min_width_ratio: In use.
         options: What the user can change, and the cost that it would reach.
-        base: Cost that does not depend on the widths.
+        base: Cost that does not depend on the widths, and little on the batch size.
         parts: What is pruned.
 
     Raises:

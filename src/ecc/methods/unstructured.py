@@ -123,7 +123,7 @@ class WeightCompression(CompressionRunner[SparseResult]):
         ratio, (found,) = self.settings.min_width_ratio, self.feasibility()
         if not found.is_feasible:
             options = {f"--min-width-ratio {ratio / 2:g}": self._feasibility(ratio / 2).min_cost}
-            raise_infeasible(found, ratio, options, self.cost.base, parts="weights")
+            raise_infeasible(found, ratio, options, parts="weights")
 
     def _run_phases(self) -> SparseResult:
         model = copy.deepcopy(self.task.model).to(self.device)

@@ -1,1 +1,1 @@
-"""What people see: tables, figures and pages, made from files and results, never from running anything."""
+"""Tables, charts and HTML pages, made from the files and results of runs."""

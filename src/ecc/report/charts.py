@@ -1,4 +1,4 @@
-"""Charts of the page and of papers, made by Altair.
+"""Charts of the page, made by Altair.
 
 The browser draws a chart on the page, where it can be hovered and filtered; vl-convert draws it to SVG, PNG and PDF.
 Colours are CSS variables, so that a page switches between light and dark without drawing again; files get the light
@@ -7,22 +7,16 @@ values. Names that come from a run are data: they are never part of a Vega expre
 
 from __future__ import annotations
 
-import json
 import math
-import os
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import altair as alt
 from altair.utils import schemapi
 
-from ecc.energy.ablation import FitAblation
-from ecc.errors import BadFile
 from ecc.formatting import percent, si_scale
-from ecc.io import refuse_other_file, write_bytes, write_text
 from ecc.run_records import SCORES
 
 from .load import LayerCost, Report, Resource, Run
@@ -65,14 +59,10 @@ MAX_LAYERS = 40
 ROW_HEIGHT = 22
 """Pixels per name in charts with one row per group or layer."""
 
-FORMATS = {".svg": "<svg", ".png": "PNG", ".pdf": "%PDF"}
-"""File formats of charts, with the mark by which a file of the format is recognised."""
-
-_SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
+SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
 _FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, Helvetica, Arial, sans-serif"
 _IS_SHOWN = "indexof(hidden, datum.method) < 0"  # `hidden`, `score` and `budget` are set by the controls of a page
 _AT_BUDGET = "budget === null || datum.budget === budget"
-_FAMILIES = {"bilinear": "#9a6b00", "physical": "#0b6e99"}
 
 Row = dict[str, Any]
 
@@ -118,7 +108,7 @@ def _figure(name: str, title: str, caption: str, height: float, *parts: alt.Char
         autosize={"type": "fit-x", "contains": "padding"},
     )
     spec = chart.to_dict(validate=schemapi.DEBUG_MODE)
-    spec |= {"$schema": _SCHEMA, "config": _config(), "padding": {"left": 4, "right": 12, "top": 10, "bottom": 4}}
+    spec |= {"$schema": SCHEMA, "config": _config(), "padding": {"left": 4, "right": 12, "top": 10, "bottom": 4}}
     return Figure(name, title, caption, height + 56, spec)
 
 
@@ -143,18 +133,21 @@ def _var(name: str) -> str:
     return f"var(--{name})"
 
 
-def _chart(rows: Sequence[Row], *filters: str) -> alt.Chart:
+def make_chart(rows: Sequence[Row], *filters: str) -> alt.Chart:
+    """A chart of some rows, after filters."""
     chart = alt.Chart(alt.InlineData(values=list(rows)))
     for test in filters:
         chart = chart.transform_filter(test)
     return chart
 
 
-def _x(field: str, title: str | None = None, **more: Any) -> alt.X:
+def x_axis(field: str, title: str | None = None, **more: Any) -> alt.X:
+    """A number along the x axis."""
     return alt.X(field, type="quantitative", title=title, **more)
 
 
-def _y(field: str, title: str | None = None, **more: Any) -> alt.Y:
+def y_axis(field: str, title: str | None = None, **more: Any) -> alt.Y:
+    """A number along the y axis."""
     return alt.Y(field, type="quantitative", title=title, **more)
 
 
@@ -184,7 +177,7 @@ def _tips(*fields: tuple[str, ...]) -> list[alt.Tooltip]:
     ]
 
 
-def _log_axis(values: Sequence[float], room: float = 0.0) -> Row:
+def log_axis(values: Sequence[float], room: float = 0.0) -> Row:
     """Scale and axis for positive values with ticks at round numbers, and room at the top as a fraction of the axis."""
     low, high = min(values), max(values)
     steps = (1,) if high > 100 * low else (1, 2, 5) if high > 5 * low else (1, 1.5, 2, 3, 4, 5, 7)
@@ -238,19 +231,19 @@ def tradeoff(report: Report) -> Figure | None:
     ]
     means = _means_over_seeds(single)
     methods, tests = report.methods, ("datum.score_name === score", _IS_SHOWN)
-    x = _x("cost", f"{title}, {', '.join(report.labels)}", scale=alt.Scale(zero=False))
+    x = x_axis("cost", f"{title}, {', '.join(report.labels)}", scale=alt.Scale(zero=False))
     scale = alt.Scale(zero=False, nice=True)
-    y = _y("score", "test score", scale=scale)
+    y = y_axis("score", "test score", scale=scale)
     tips = _tips(("method", "method"), ("budget", "budget"), ("cost", unit or main.resource, ".4~g"))
     tips += _tips(("score", "score", ".4f"), ("std", "std over seeds", ".4f"), ("seeds", "seeds"))
-    low = _y("low", "test score", scale=scale)
+    low = y_axis("low", "test score", scale=scale)
     parts = [
-        _chart(single, *tests).mark_point(filled=True, size=14, opacity=0.45).encode(x, y, _colour(methods)),
-        _chart(means, *tests, "datum.std > 0")
+        make_chart(single, *tests).mark_point(filled=True, size=14, opacity=0.45).encode(x, y, _colour(methods)),
+        make_chart(means, *tests, "datum.std > 0")
         .mark_rule(strokeWidth=1.5, opacity=0.8)
         .encode(x, low, alt.Y2("high"), _colour(methods)),
-        _chart(means, *tests).mark_line().encode(x, y, _colour(methods), strokeWidth=_stronger_for_ecc(3.2, 1.6)),
-        _chart(means, *tests)
+        make_chart(means, *tests).mark_line().encode(x, y, _colour(methods), strokeWidth=_stronger_for_ecc(3.2, 1.6)),
+        make_chart(means, *tests)
         .mark_point(filled=True, opacity=1)
         .encode(x, y, _colour(methods), _shape(methods), size=_stronger_for_ecc(130, 75), tooltip=tips),
     ]
@@ -260,9 +253,9 @@ def tradeoff(report: Report) -> Figure | None:
         point: Row = {"stroke": _var("ink"), "fill": _var("paper"), "strokeWidth": 2, "size": 90, "opacity": 1}
         text: Row = {"align": "right", "baseline": "bottom", "dy": -9, "dx": 6, "fill": _var("ink")}
         parts += [
-            _chart([row]).mark_rule(strokeDash=[4, 4], opacity=0.6).encode(y),
-            _chart([row]).mark_point(**point).encode(x, y, tooltip=tips),
-            _chart([row]).mark_text(**text).encode(x, y, text="text:N"),
+            make_chart([row]).mark_rule(strokeDash=[4, 4], opacity=0.6).encode(y),
+            make_chart([row]).mark_point(**point).encode(x, y, tooltip=tips),
+            make_chart([row]).mark_text(**text).encode(x, y, text="text:N"),
         ]
     caption = "One run per point."
     if len(report.seeds) > 1:
@@ -304,7 +297,7 @@ def widths(report: Report) -> Figure | None:
         )
     found = [{"group": row.group, "ratio": row.kept / row.full, **_keys(run)} for run in runs for row in run.widths]
     rows = _means([row for row in found if row["group"] in order], "group", "ratio", order)
-    x = _x("ratio", f"{things} kept", scale=alt.Scale(domain=[0, 1]), axis=alt.Axis(format="%"))
+    x = x_axis("ratio", f"{things} kept", scale=alt.Scale(domain=[0, 1]), axis=alt.Axis(format="%"))
     tips = _tips(("method", "method"), ("budget", "budget"), ("group", "group"), ("ratio", "kept", ".1%"))
     parts = _dots(report, rows, x, _names("group", order), tips, joined=True)
     return _figure(
@@ -346,11 +339,11 @@ def layers(report: Report) -> Figure | None:
     rows = [{**row, "dense": dense[row["layer"]]} for row in _means(found, "layer", "result", order)]
     tips = _tips(("method", "method"), ("budget", "budget"), ("layer", "layer"), *numbers)
     background = (
-        _chart([{"layer": name, "dense": value} for name, value in dense.items()])
+        make_chart([{"layer": name, "dense": value} for name, value in dense.items()])
         .mark_bar(fill=_var("line"), height={"band": 0.62})
-        .encode(_x("dense", axis), _names("layer", order))
+        .encode(x_axis("dense", axis), _names("layer", order))
     )
-    parts = [background, *_dots(report, rows, _x("result", axis), _names("layer", order), tips)]
+    parts = [background, *_dots(report, rows, x_axis("result", axis), _names("layer", order), tips)]
     return _figure("layers", "Energy by layer", f"{caption} Mean over seeds.", (ROW_HEIGHT + 2) * len(order), *parts)
 
 
@@ -379,10 +372,10 @@ def _bars(rows: list[Row], y: alt.Y, front: str, back: str, title: str, tips: li
     """The result in front of the dense network, with the text at the end of the longer bar."""
     scale = alt.Scale(domain=[0, 1.22 * max(row[back] for row in rows)], nice=False)  # room for the text
     bar: Row = {"height": {"band": 0.62}, "cornerRadiusEnd": 2}
-    chart, x = _chart(rows), _x(back, title, scale=scale)
+    chart, x = make_chart(rows), x_axis(back, title, scale=scale)
     return [
         chart.mark_bar(fill=_var("faint"), **bar).encode(x, y, tooltip=tips),
-        chart.mark_bar(fill=_var("accent"), **bar).encode(_x(front, title, scale=scale), y, tooltip=tips),
+        chart.mark_bar(fill=_var("accent"), **bar).encode(x_axis(front, title, scale=scale), y, tooltip=tips),
         chart.mark_text(align="left", dx=6).encode(x, y, text="text:N"),
     ]
 
@@ -392,7 +385,7 @@ def _dots(
 ) -> list[alt.Chart]:
     """One dot per method and name; `joined` connects the dots of a method."""
     rows = sorted(rows, key=lambda row: row["method"] == "ecc")  # the last is drawn on top
-    chart, colour = _chart(rows, _IS_SHOWN, _AT_BUDGET), _colour(report.methods)
+    chart, colour = make_chart(rows, _IS_SHOWN, _AT_BUDGET), _colour(report.methods)
     line = chart.mark_line(opacity=0.75).encode(
         x, y, colour, order=alt.Order("order", type="quantitative"), strokeWidth=_stronger_for_ecc(2.6, 1.2)
     )
@@ -424,7 +417,7 @@ def _time(report: Report, field: str = "batches", *, prune_only: bool = False, g
     start = min((phase.start for phase in phases), default=0.0) if prune_only else 0.0
     end = max((phase.end for phase in phases), default=start + 1.0)
     scale = alt.Scale(domain=[start, end], nice=False, zero=False)
-    return _x(field, "training batches", scale=scale, axis=alt.Axis(grid=grid))
+    return x_axis(field, "training batches", scale=scale, axis=alt.Axis(grid=grid))
 
 
 def _phase_marks(report: Report, *, text: bool = True) -> list[alt.Chart]:
@@ -433,15 +426,15 @@ def _phase_marks(report: Report, *, text: bool = True) -> list[alt.Chart]:
         return []
     rows = [asdict(phase) for phase in report.runs[0].curves.phases]
     x = _time(report, "start")
-    marks = [_chart([row for row in rows if row["start"] > 0]).mark_rule(stroke=_var("faint")).encode(x)]
-    name = _chart(rows).mark_text(align="left", baseline="top", dx=5, fontSize=11)
+    marks = [make_chart([row for row in rows if row["start"] > 0]).mark_rule(stroke=_var("faint")).encode(x)]
+    name = make_chart(rows).mark_text(align="left", baseline="top", dx=5, fontSize=11)
     marks += [name.encode(x, y=alt.value(0), text="phase:N")] if text else []
     return [mark for mark in marks if mark.data.values]
 
 
 def _curve(rows: list[Row], x: alt.X, y: alt.Y, report: Report, tips: list[alt.Tooltip]) -> list[alt.Chart]:
     """A line, with invisible points that show the tooltip."""
-    chart, colour = _chart(rows, _IS_SHOWN, _AT_BUDGET), _colour(report.methods)
+    chart, colour = make_chart(rows, _IS_SHOWN, _AT_BUDGET), _colour(report.methods)
     detail: Row = {"detail": "phase:N"} if "phase" in rows[0] else {}
     points = chart.mark_point(filled=True, size=70, opacity=0).encode(x, y, colour, tooltip=tips, **detail)
     return [chart.mark_line(strokeWidth=2).encode(x, y, colour, **detail), points]
@@ -452,7 +445,7 @@ def loss(report: Report) -> Figure | None:
     rows = [row for row in _points(report, "loss") if row["loss"] > 0]
     if len(rows) < 2:
         return None
-    y = _y("loss", "training loss", **_log_axis([row["loss"] for row in rows], room=0.12))
+    y = y_axis("loss", "training loss", **log_axis([row["loss"] for row in rows], room=0.12))
     tips = _tips(("method", "method"), ("phase", "phase"), ("batches", "batches", "d"), ("loss", "loss", ".4~g"))
     caption = (
         "Mean training loss on a logarithmic axis. From the prune phase on it includes the distillation loss, if any."
@@ -477,13 +470,13 @@ def score(report: Report) -> Figure | None:
     if not rows:
         return None
     x, tips = _time(report), _tips(("name", "network"), ("score", "score", ".4f"))
-    y = _y("score", "test score", scale=alt.Scale(zero=False, padding=24), axis=alt.Axis(tickCount=4))
+    y = y_axis("score", "test score", scale=alt.Scale(zero=False, padding=24), axis=alt.Axis(tickCount=4))
     align: Row = {"expr": "datum.batches < 1 ? 'left' : 'right'"}
     parts = [
         *_phase_marks(report, text=False),
-        _chart(rows).mark_line(stroke=_var("faint"), strokeWidth=1.5).encode(x, y),
-        _chart(rows).mark_point(filled=True, size=80, fill=_var("accent"), opacity=1).encode(x, y, tooltip=tips),
-        _chart(rows)
+        make_chart(rows).mark_line(stroke=_var("faint"), strokeWidth=1.5).encode(x, y),
+        make_chart(rows).mark_point(filled=True, size=80, fill=_var("accent"), opacity=1).encode(x, y, tooltip=tips),
+        make_chart(rows)
         .mark_text(align=align, dx=-2, dy=alt.ExprRef("datum.name === 'pruned' ? 16 : -12"))
         .encode(x, y, text="text:N"),
     ]
@@ -517,24 +510,25 @@ def cost(report: Report) -> Figure | None:
     check_tips = _tips(
         ("step", "prune step"), ("measured", f"{label}, {unit}", ".4~g"), ("error", "prediction error", "+.2%")
     )
-    zero = alt.Scale(zero=True)
+
+    def cost_axis(field: str) -> alt.Y:
+        return y_axis(field, title, scale=alt.Scale(zero=True))
+
     right: Row = {"align": "right", "baseline": "top", "dy": 5, "fill": _var("good")}
     diamond: Row = {"filled": True, "size": 90, "fill": _var("ink"), "opacity": 1, "shape": "diamond"}
     parts = [
-        _chart(limits, *tests).mark_rule(strokeWidth=1.5, stroke=_var("good")).encode(_y("limit", title, scale=zero)),
-        _chart(limits, *tests)
+        make_chart(limits, *tests).mark_rule(strokeWidth=1.5, stroke=_var("good")).encode(cost_axis("limit")),
+        make_chart(limits, *tests)
         .mark_text(**right)
-        .encode(_y("limit", title, scale=zero), x=alt.value({"expr": "width"}), text="text:N"),
-        _chart(rows, *tests)
+        .encode(cost_axis("limit"), x=alt.value({"expr": "width"}), text="text:N"),
+        make_chart(rows, *tests)
         .mark_line(strokeWidth=2.5, interpolate="step-after")
-        .encode(x, _y("cost", title, scale=zero), _colour(report.methods)),
-        _chart(rows, *tests, "isValid(datum.target)")
+        .encode(x, cost_axis("cost"), _colour(report.methods)),
+        make_chart(rows, *tests, "isValid(datum.target)")
         .mark_line(stroke=_var("ink"), strokeDash=[2, 4], strokeWidth=1.5)
-        .encode(x, _y("target", title, scale=zero), detail="method:N"),
-        _chart(rows, *tests)
-        .mark_point(filled=True, size=70, opacity=0)
-        .encode(x, _y("cost", title, scale=zero), tooltip=tips),
-        _chart(checks, *tests).mark_point(**diamond).encode(x, _y("measured", title, scale=zero), tooltip=check_tips),
+        .encode(x, cost_axis("target"), detail="method:N"),
+        make_chart(rows, *tests).mark_point(filled=True, size=70, opacity=0).encode(x, cost_axis("cost"), tooltip=tips),
+        make_chart(checks, *tests).mark_point(**diamond).encode(x, cost_axis("measured"), tooltip=check_tips),
     ]
     caption = f"Line: predicted {main.title} of the pruned network. Dotted: the schedule."
     caption += f" Diamonds: cost checks ({label})." if checks else ""
@@ -549,7 +543,7 @@ def dual(report: Report) -> Figure | None:
     if len(rows) < 2:
         return None
     x = _time(report, prune_only=True)
-    y = _y("dual", "z", axis=alt.Axis(labelExpr="format(datum.value, '~s')", titleFontStyle="italic"))
+    y = y_axis("dual", "z", axis=alt.Axis(labelExpr="format(datum.value, '~s')", titleFontStyle="italic"))
     tips = _tips(("method", "method"), ("batches", "batches", "d"), ("dual", "z", ".4~g"))
     caption = f"z: the decrease of the loss per unit of additional budget.{_seed_note(report)}"
     return _figure("dual", "Dual variable of the budget", caption, 170, *_curve(rows, x, y, report, tips))
@@ -568,7 +562,7 @@ def width_duals(report: Report) -> Figure | None:
     opacity = alt.Opacity("dual", type="quantitative", legend=None, scale=alt.Scale(type="log", range=[0.08, 1]))
     tips = _tips(("group", "group"), ("batches", "batches", "d"), ("dual", "y", ".4~g"))
     chart = (
-        _chart(rows)
+        make_chart(rows)
         .mark_rect(fill=_var("accent"))
         .encode(
             _time(report, prune_only=True, grid=False), alt.X2("since"), _names("group", groups), opacity, tooltip=tips
@@ -602,8 +596,8 @@ def predictions(report: Report) -> Figure | None:
     ends = [min(values), max(values)]
     labels = sorted({check.label for run in report.runs for check in run.curves.checks})
     label = ", ".join(labels) or (model.label if model else "")
-    more: Row = _log_axis(ends) if ends[1] > 8 * ends[0] else {"scale": alt.Scale(zero=False)}
-    x, y = _x("measured", f"{label} {title}", **more), _y("predicted", f"predicted {title}", **more)
+    more: Row = log_axis(ends) if ends[1] > 8 * ends[0] else {"scale": alt.Scale(zero=False)}
+    x, y = x_axis("measured", f"{label} {title}", **more), y_axis("predicted", f"predicted {title}", **more)
     tips = _tips(
         ("measured", f"{label}, {unit}", ".4~g"),
         ("predicted", f"predicted, {unit}", ".4~g"),
@@ -612,9 +606,9 @@ def predictions(report: Report) -> Figure | None:
     dashed: Row = {"stroke": _var("soft"), "strokeWidth": 1, "strokeDash": [4, 4]}
     hollow: Row = {"stroke": _var("soft"), "size": 26, "strokeWidth": 1, "opacity": 0.75}
     parts = [
-        _chart([{"measured": end, "predicted": end} for end in ends]).mark_line(**dashed).encode(x, y),
-        _chart(samples).mark_point(**hollow).encode(x, y, tooltip=tips),
-        _chart(checks, _IS_SHOWN)
+        make_chart([{"measured": end, "predicted": end} for end in ends]).mark_line(**dashed).encode(x, y),
+        make_chart(samples).mark_point(**hollow).encode(x, y, tooltip=tips),
+        make_chart(checks, _IS_SHOWN)
         .mark_point(filled=True, opacity=0.9, size=80)
         .encode(
             x, y, _colour(report.methods), _shape(report.methods),
@@ -634,197 +628,17 @@ def learning_curve(report: Report) -> Figure | None:
     if model is None or len(model.quality.learning_curve) < 2:
         return None
     rows = [{"samples": samples, "error": error} for samples, error in model.quality.learning_curve]
-    x = _x("samples", "samples of the profile", scale=alt.Scale(zero=False))
-    y = _y("error", "mean cross-validated error", scale=alt.Scale(zero=True), axis=alt.Axis(format=".2~%"))
+    x = x_axis("samples", "samples of the profile", scale=alt.Scale(zero=False))
+    y = y_axis("error", "mean cross-validated error", scale=alt.Scale(zero=True), axis=alt.Axis(format=".2~%"))
     tips = _tips(("samples", "samples", "d"), ("error", "mean error", ".3~%"))
     parts = [
-        _chart(rows).mark_line(stroke=_var("accent"), strokeWidth=2).encode(x, y, tooltip=tips),
-        _chart(rows).mark_point(filled=True, fill=_var("accent"), opacity=1, size=60).encode(x, y, tooltip=tips),
+        make_chart(rows).mark_line(stroke=_var("accent"), strokeWidth=2).encode(x, y, tooltip=tips),
+        make_chart(rows).mark_point(filled=True, fill=_var("accent"), opacity=1, size=60).encode(x, y, tooltip=tips),
     ]
     if model.quality.noise is not None:
-        noise = _chart([{"error": model.quality.noise, "text": "noise of one measurement"}])
+        noise = make_chart([{"error": model.quality.noise, "text": "noise of one measurement"}])
         text: Row = {"align": "right", "baseline": "bottom", "dy": -4}
         parts.append(noise.mark_rule(strokeDash=[4, 4]).encode(y))
         parts.append(noise.mark_text(**text).encode(y, x=alt.value({"expr": "width"}), text="text:N"))
     caption = "Mean relative error on held-out samples, by the number of samples in the fit."
     return _figure("learning-curve", "Learning curve of the energy model", caption, 300, *parts)
-
-
-# ---------------------------------------------------------------- files
-
-
-def draw_figures(report: Report, folder: str | Path) -> list[Path]:
-    """Write every figure as SVG and PNG.
-
-    Raises:
-        BadFile: If the folder cannot be written to.
-    """
-    folder = _made(folder)
-    return [
-        save_chart(for_file(figure.spec), folder / f"{figure.name}{suffix}")
-        for figure in figures_of(report)
-        for suffix in (".svg", ".png")
-    ]
-
-
-def draw_tradeoff(report: Report, path: Path) -> Path:
-    """Write the chart of score against cost of a grid.
-
-    Raises:
-        BadFile: If there is no score to draw, or the file cannot be written.
-    """
-    figure = next((one for one in figures_of(report) if one.name == "tradeoff"), None)
-    if figure is None:
-        raise BadFile(f"{path} was not drawn: no finished run of the grid has a score.")
-    return save_chart(for_file(figure.spec), path)
-
-
-def draw_fit(found: FitAblation, title: str, folder: str | Path, stem: str) -> list[Path]:
-    """Draw predicted against measured cost, errors over widths, learning curves, and the paper's figures.
-
-    Args:
-        found: From `ecc.energy.ablation`.
-        title: Network and device.
-        folder: Folder of the files; created if needed.
-        stem: First part of the file names.
-
-    Raises:
-        BadFile: If the folder cannot be written to.
-    """
-    folder = _made(folder)
-    drawn = [save_chart(_fit_chart(found, title), folder / f"{stem}-prediction.svg")]
-    if found.paper:
-        drawn.append(draw_paper([(title, found)], folder / f"{stem}-paper.svg"))
-    return drawn
-
-
-def _fit_chart(found: FitAblation, title: str) -> Row:
-    unit, families = found.unit, found.families
-    names = {name: f"{name} ({family.mean:.2%})" for name, family in families.items()}
-    points = [
-        {"family": names[name], "value": value, "predicted": value * (1 + error), "error": error, "ratio": ratio}
-        for name, family in families.items()
-        for value, ratio, error in zip(found.values, found.mean_width_ratio, family.errors, strict=True)
-    ]
-    curves = [
-        {"family": names[name], "samples": samples, "error": error}
-        for name, family in families.items()
-        for samples, error in family.learning_curve
-    ]
-    ends = [min(found.values), max(found.values)]
-    scale = alt.Scale(domain=list(names.values()), range=[_FAMILIES.get(name, "#777777") for name in families])
-    colour = alt.Color("family", type="nominal", title="mean error", scale=scale)
-    dots: Row = {"filled": True, "size": 14, "opacity": 0.6}
-    log = _log_axis(ends)
-    x, y = _x("value", f"{found.label} [{unit}]", **log), _y("predicted", f"predicted, held out [{unit}]", **log)
-    diagonal = _chart([{"value": end, "predicted": end} for end in ends]).mark_line(stroke="#777777", strokeWidth=1)
-    left = diagonal.encode(x, y) + _chart(points).mark_point(**dots).encode(x, y, colour)
-    percents = alt.Axis(format="%")
-    middle = _chart(points).mark_point(**dots).encode(
-        _x("ratio", "mean ratio of widths kept"), _y("error", "error", axis=percents), colour
-    )  # fmt: skip
-    right = _chart(curves).mark_line(point=True).encode(
-        _x("samples", "samples"), _y("error", "mean error, held out", axis=percents), colour
-    )  # fmt: skip
-    if found.noise is not None:
-        noise = _chart([{"error": found.noise, "text": "noise of one measurement"}])
-        right = right + noise.mark_rule(strokeDash=[4, 4]).encode(_y("error"))
-        right = right + noise.mark_text(align="right", dy=-6, fontSize=10).encode(
-            _y("error"), x=alt.value(270), text="text:N"
-        )
-    heading = f"{title}: {found.resource}, {found.label} on {found.device}, batch {found.batch}"
-    panels = [part.properties(width=270, height=230) for part in (left, middle, right)]
-    return _file_config(alt.hconcat(*panels).properties(title=heading).to_dict())
-
-
-def draw_paper(found: Sequence[tuple[str, FitAblation]], path: Path) -> Path:
-    """Draw Figures 2 and 3 of the paper (test error over iterations of Adam) for several profiles side by side.
-
-    Raises:
-        BadFile: If the file cannot be written.
-    """
-    panels = []
-    for title, one in found:
-        rows = [
-            {"model": "bilinear" if count == "0" else f"MLP, {count} hidden", "iteration": iteration, "error": error}
-            for count, curve in one.paper.items()
-            for iteration, error in curve
-        ]
-        y = _y("error", "relative test error", scale=alt.Scale(domain=[0, 0.2], clamp=True))
-        line = _chart(rows).mark_line(strokeWidth=1.5, clip=True)
-        chart = line.encode(_x("iteration", "iterations of Adam"), y, alt.Color("model", type="nominal", title=None))
-        panels.append(chart.properties(title=title, width=270, height=200))
-    return save_chart(_file_config(alt.hconcat(*panels).to_dict()), path)
-
-
-def _file_config(spec: Row) -> Row:
-    axis = {"grid": True, "gridColor": "#e6eaee", "domainColor": "#888", "tickColor": "#888"}
-    return {
-        **spec,
-        "$schema": _SCHEMA,
-        "config": {"background": "#fff", "axis": axis, "font": "Helvetica, Arial, sans-serif"},
-    }
-
-
-def for_file(spec: Mapping[str, Any], width: int = 560) -> Row:
-    """A chart of the page for a file: with light colours, a fixed width and a legend."""
-    found: Row = _light(spec)
-    found["width"] = width
-    found["config"] |= {"background": "#ffffff", "font": "Helvetica, Arial, sans-serif"}
-    for layer in found.get("layer", []):
-        for channel in ("color", "shape"):
-            if layer.get("encoding", {}).get(channel, {}).get("field") == "method":
-                layer["encoding"][channel]["legend"] = {"title": None}
-    return found
-
-
-def _light(value: Any) -> Any:
-    if isinstance(value, str) and value.startswith("var(--") and value.endswith(")"):
-        return COLOURS[value[6:-1]][0]
-    if isinstance(value, Mapping):
-        return {key: item if key in ("values", "datasets") else _light(item) for key, item in value.items()}
-    return [_light(item) for item in value] if isinstance(value, list | tuple) else value
-
-
-def save_chart(spec: Mapping[str, Any], path: Path) -> Path:
-    """Write a Vega-Lite chart as SVG, PNG or PDF, by the ending of the path.
-
-    Raises:
-        BadFile: If the file cannot be written.
-    """
-    import vl_convert
-
-    text, suffix = json.dumps(spec), path.suffix.lower()
-    if suffix == ".svg":
-        write_text(path, vl_convert.vegalite_to_svg(text))
-    elif suffix == ".pdf":
-        write_bytes(path, vl_convert.vegalite_to_pdf(text))
-    else:
-        write_bytes(path, vl_convert.vegalite_to_png(text, scale=3))
-    return path
-
-
-def check_figure_path(path: Path) -> None:
-    """Refuse a figure file that cannot be written, before a long computation.
-
-    Raises:
-        BadFile: If the ending is not .svg, .png or .pdf, the folder is missing or cannot be written to, or the file
-            exists and is not a figure.
-    """
-    if path.suffix.lower() not in FORMATS:
-        raise BadFile(f"{path} has no ending of a figure format. End it in .svg, .png or .pdf.")
-    folder = path.absolute().parent
-    if not folder.is_dir():
-        raise BadFile(f"cannot write {path}: the folder {path.parent} does not exist.")
-    if not os.access(folder, os.W_OK):
-        raise BadFile(f"cannot write {path}: no write permission for the folder {path.parent}.")
-    refuse_other_file(path, FORMATS[path.suffix.lower()], "figure")
-
-
-def _made(folder: str | Path) -> Path:
-    folder = Path(folder)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise BadFile(f"cannot create the folder {folder}: {error.strerror}.") from None
-    return folder

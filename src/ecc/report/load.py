@@ -13,35 +13,18 @@ import re
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from ecc.energy import EnergyModel
 from ecc.energy.model import Origin
 from ecc.energy.quality import FitQuality, describe_learning_curve, describe_outlier_widths
 from ecc.errors import BadFile
-from ecc.io import read_lines
-from ecc.records import from_json, read_record, to_builtins
-from ecc.run_records import (
-    PHASES,
-    CostCheck,
-    GridFailure,
-    GridRunInfo,
-    Number,
-    RunSummary,
-    ScoreLine,
-    SolverLine,
-    TrainLine,
-)
+from ecc.records import read_record, to_builtins
+from ecc.run_records import GridFailure, GridRunInfo, Number, RunSummary
 
-T = TypeVar("T")
-
-MAX_POINTS = 240
-"""Points of one curve. More cannot be distinguished on a page."""
-
-MAX_HEATMAP_CELLS = 12_000
-"""Cells of the chart that has one row per group: with more than 50 groups each row has fewer points."""
+from .history import Curves, Follower, History, thinned
 
 MAX_HELD_OUT = 2000
 """Samples in the chart of predicted against measured energy."""
@@ -54,7 +37,7 @@ _ENVIRONMENT = ("device", "ecc", "python", "torch", "system", "threads", "cuda",
 # ---------------------------------------------------------------- records
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Resource:
     """A cost of the network before and after; limit and met are None where there was no budget."""
 
@@ -64,7 +47,6 @@ class Resource:
     dense: float
     result: float | None
     limit: float | None = None
-    budget: str = ""
     met: bool | None = None
 
     @property
@@ -101,68 +83,6 @@ class LayerCost:
     layer: str
     dense: float
     result: float
-
-
-@dataclass(frozen=True)
-class LossPoint:
-    """The mean training loss since the point before."""
-
-    batches: float
-    phase: str
-    step: int
-    loss: float
-
-
-@dataclass(frozen=True)
-class CostPoint:
-    """The predicted cost during pruning and what the schedule allows."""
-
-    batches: float
-    cost: float
-    target: float | None
-
-
-@dataclass(frozen=True)
-class DualPoint:
-    """A dual variable during pruning; `group` is empty for that of the energy."""
-
-    batches: float
-    dual: float
-    group: str = ""
-
-
-@dataclass(frozen=True)
-class CheckPoint:
-    """A measurement during pruning."""
-
-    step: int
-    batches: float | None
-    predicted: float
-    measured: float
-    error: float
-    label: str
-    relative_ci: float | None
-
-
-@dataclass
-class PhaseSpan:
-    """A phase of the run, in batches."""
-
-    phase: str
-    start: float
-    end: float
-
-
-@dataclass
-class Curves:
-    """A run over time. The x axis is the number of batches that led to the result, so that phases follow each other."""
-
-    loss: list[LossPoint] = field(default_factory=list)
-    cost: list[CostPoint] = field(default_factory=list)
-    dual: list[DualPoint] = field(default_factory=list)
-    width_duals: list[DualPoint] = field(default_factory=list)
-    checks: list[CheckPoint] = field(default_factory=list)
-    phases: list[PhaseSpan] = field(default_factory=list)
 
 
 @dataclass(kw_only=True)
@@ -296,7 +216,7 @@ class _Config:
     settings: dict[str, Any]
     method: dict[str, Any] | None = None
     meter: str | None = None
-    granularity: str = "channel"
+    unstructured: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -309,19 +229,6 @@ class _EnvironmentFile:
     sessions: list[dict[str, Any]]
 
 
-@dataclass(frozen=True, kw_only=True)
-class _AnyLine:
-    phase: str
-
-
-_LINES: dict[str, type[TrainLine | SolverLine | CostCheck | ScoreLine]] = {
-    "solver": SolverLine,
-    "cost_check": CostCheck,
-    "score": ScoreLine,
-    **dict.fromkeys(PHASES, TrainLine),
-}
-
-
 @contextmanager
 def _blame(path: Path) -> Iterator[None]:
     """Report values that do not fit together as damage of a file."""
@@ -330,202 +237,6 @@ def _blame(path: Path) -> Iterator[None]:
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         why = f"no entry {error}" if isinstance(error, KeyError) else str(error)
         raise BadFile(f"{path} is damaged ({why}). Restore it from a copy, or run again.") from None
-
-
-# ---------------------------------------------------------------- histories
-
-
-def thinned(rows: Sequence[T], count: int = MAX_POINTS) -> list[T]:
-    """At most `count` rows at even distances, with the first and the last."""
-    if len(rows) <= count:
-        return list(rows)
-    return [rows[round(i * (len(rows) - 1) / (count - 1))] for i in range(count)]
-
-
-class Thinning(Generic[T]):
-    """Collects rows of a stream of unknown length in bounded memory.
-
-    Whenever twice `count` rows are held, every second one is dropped, and from then on only every second row is taken.
-    """
-
-    def __init__(self, count: int = MAX_POINTS) -> None:
-        self._max, self._every, self._seen = count, 1, 0
-        self._kept: list[T] = []
-        self._last: list[T] = []
-
-    def add(self, row: T) -> None:
-        """Add the next row."""
-        if self._seen % self._every == 0 and len(self._kept) == 2 * self._max:
-            self._kept, self._every = self._kept[::2], 2 * self._every
-        if self._seen % self._every == 0:
-            self._kept.append(row)
-        self._seen, self._last = self._seen + 1, [row]
-
-    @property
-    def rows(self) -> list[T]:
-        """The rows that were kept, and the last one."""
-        last_is_kept = self._seen == 0 or (self._seen - 1) % self._every == 0
-        return self._kept if last_is_kept else self._kept + self._last
-
-
-class History:
-    """Curves of a run, built line by line: memory does not grow with the length of the run."""
-
-    def __init__(self) -> None:
-        self.widths: dict[str, int] = {}
-        """Of the last line that has widths (or nonzeros)."""
-        self.cost: dict[str, float] = {}
-        """Predicted cost by resource, of the last line that has it."""
-        self.now: tuple[str, int] | None = None
-        self._loss: Thinning[LossPoint] = Thinning()
-        self._solver: Thinning[SolverLine] = Thinning()
-        self._checks: list[CostCheck] = []
-        self._phases: list[PhaseSpan] = []
-        self._prune: list[tuple[int, float]] = []  # (step, batches) of the first and the last prune line
-
-    def add(self, line: bytes, where: str) -> None:
-        """Add one line of history.jsonl.
-
-        Raises:
-            BadFile: If the line is damaged; `where` names it.
-        """
-        kind = _LINES.get(from_json(line, _AnyLine, where).phase)
-        if kind is None:  # a line of a baseline
-            return
-        record = from_json(line, kind, where)
-        if isinstance(record, TrainLine):
-            self._add_training(record)
-        elif isinstance(record, SolverLine):
-            self.widths, self.cost = record.widths or record.nonzeros, record.cost
-            self._solver.add(record)
-        elif isinstance(record, CostCheck):
-            self.widths, self.cost = record.widths, dict(record.predicted)
-            self._checks.append(record)
-
-    def _add_training(self, line: TrainLine) -> None:
-        self.now = line.phase, line.step
-        if line.phase == "prune":
-            self._prune = [*self._prune[:1], (line.step, float(line.lineage))]
-        phases = self._phases
-        if not phases or phases[-1].phase != line.phase:
-            start = phases[-1].end if phases else 0.0
-            began = float(line.lineage - line.step)
-            # Baselines log no loss while they prune: what lies between pretraining and finetuning is their pruning.
-            if line.phase == "finetune" and began > start and "prune" not in {phase.phase for phase in phases}:
-                phases.append(PhaseSpan("prune", start, began))
-                start = began
-            phases.append(PhaseSpan(line.phase, start, start))
-        phases[-1].end = float(line.lineage)
-        if line.loss is not None:
-            self._loss.add(LossPoint(float(line.lineage), line.phase, line.step, line.loss))
-
-    def curves(self, resource: str, dense: float | None) -> Curves:
-        """What a page draws.
-
-        Args:
-            resource: The cost to follow.
-            dense: Cost of the dense network; None if it is not known.
-        """
-        checks = [
-            CheckPoint(
-                line.step,
-                self._batches_at(line.step) if self._prune else None,
-                line.predicted[resource],
-                line.measured[resource],
-                line.predicted[resource] / line.measured[resource] - 1,
-                line.label,
-                line.relative_ci,
-            )
-            for line in self._checks
-            if resource in line.predicted and resource in line.measured
-        ]
-        found = Curves(loss=thinned(self._loss.rows), checks=checks, phases=[replace(one) for one in self._phases])
-        solver = self._solver.rows if self._prune else []
-        found.cost = thinned(self._cost_points(solver, resource, dense, checks))
-        found.dual = thinned(
-            [
-                DualPoint(self._batches_at(line.step), line.energy_dual)
-                for line in solver
-                if line.energy_dual is not None
-            ]
-        )
-        groups = max((len(line.width_duals) for line in solver), default=0)
-        found.width_duals = [
-            DualPoint(self._batches_at(line.step), value, group)
-            for line in thinned(solver, max(2, min(MAX_POINTS, MAX_HEATMAP_CELLS // max(1, groups))))
-            for group, value in line.width_duals.items()
-        ]
-        return found
-
-    def _cost_points(
-        self, solver: Sequence[SolverLine], resource: str, dense: float | None, checks: Sequence[CheckPoint]
-    ) -> list[CostPoint]:
-        points = [
-            CostPoint(
-                self._batches_at(line.step),
-                line.cost[resource],
-                line.target if next(iter(line.cost)) == resource else None,
-            )
-            for line in solver
-            if resource in line.cost
-        ]
-        if not points or dense is None:
-            return points
-        known = {point.batches for point in points}
-        points.append(CostPoint(self._batches_at(0), dense, dense))  # nothing is pruned before the first step
-        points += [
-            CostPoint(check.batches, check.predicted, None)
-            for check in checks
-            if check.batches is not None and check.batches not in known
-        ]
-        return sorted(points, key=lambda point: point.batches)
-
-    def _batches_at(self, step: float) -> float:
-        """Batches at a step of pruning: several processes draw several batches in one step."""
-        (first, at_first), (last, at_last) = self._prune[0], self._prune[-1]
-        each = (at_last - at_first) / (last - first) if last != first else 1.0
-        return at_first + (step - first) * each
-
-
-@dataclass
-class _Progress:
-    """How far a history was read."""
-
-    history: History = field(default_factory=History)
-    lines: int = 0
-    end: int = 0
-    last: bytes = b""
-    """The line that ends there. A resumed run may truncate its history and write other lines."""
-
-
-class Follower:
-    """Reads histories that grow: lines that were read before are not read again."""
-
-    MAX_FOLLOWED = 64
-    """Histories that are remembered; those of further runs are read anew each time."""
-
-    def __init__(self) -> None:
-        self._progress: dict[Path, _Progress] = {}
-
-    def read(self, path: Path) -> History:
-        """The history as it is now; empty if there is no file yet.
-
-        Raises:
-            BadFile: If a line is damaged.
-        """
-        found = self._progress.pop(path, None)  # not put back if an error is raised below
-        if not path.exists():
-            return History()
-        if found is not None and next(read_lines(path, found.end - len(found.last)), b"") != found.last:
-            found = None
-        found = found or _Progress()
-        for line in read_lines(path, found.end):
-            found.lines += 1
-            found.history.add(line, f"{path}:{found.lines}")
-            found.last, found.end = line, found.end + len(line)
-        if len(self._progress) < self.MAX_FOLLOWED:
-            self._progress[path] = found
-        return found.history
 
 
 # ---------------------------------------------------------------- one run
@@ -546,44 +257,31 @@ def load_run(folder: Path, follower: Follower | None = None) -> tuple[Run, Energ
     summary = read_record(file, RunSummary) if file.exists() else None
     file = folder / "energy.json"
     model = EnergyModel.load(file) if file.exists() else None
-    settings = _flat(config.settings)
-    with _blame(folder / "summary.json"):
-        resources = _running(config, history, model) if summary is None else _finished(summary)
-    main = next((row for row in resources if row.resource == "energy"), next(iter(resources), None))
-    resource = "energy" if main is None else main.resource
-    with _blame(folder / "history.jsonl"):
-        curves = history.curves(resource, None if main is None else main.dense)
-    seed = settings.get("seed")
+    seed = config.settings.get("seed")
     run = Run(
         name=folder.name,
         task=config.task,
         method=str((config.method or {}).get("name", "ecc")),
         budget=", ".join(short_budget(text) for text in config.budgets),
         seed=seed if isinstance(seed, int) else 0,
-        settings=settings,
-        is_unstructured=config.granularity == "weight" or (summary is not None and summary.sparse is not None),
+        settings=config.settings,
+        is_unstructured=config.unstructured,
         device=summary.device if summary is not None else config.meter or "",
         batch=summary.batch if summary is not None else None if model is None else model.origin.batch,
         label="predicted" if summary is None else summary.label,
         summary=summary,
         now=history.now,
-        resources=resources,
+        resources=_running(config, history, model) if summary is None else _finished(summary),
         widths=[],
         layers=[],
-        curves=curves,
+        curves=Curves(),
         sessions=_sessions(folder / "environment.json"),
     )
+    main = run.main
+    run.curves = history.curves("energy" if main is None else main.resource, None if main is None else main.dense)
     with _blame(folder / ("summary.json" if model is None else "energy.json")):
         _add_widths_and_layers(run, history, model)
     return run, model
-
-
-def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Nested settings by the names of their options."""
-    found: dict[str, Any] = {}
-    for name, value in settings.items():
-        found |= _flat(value) if isinstance(value, Mapping) else {str(name): value}
-    return found
 
 
 def _sessions(file: Path) -> list[dict[str, str]]:
@@ -593,53 +291,29 @@ def _sessions(file: Path) -> list[dict[str, str]]:
 
 
 def _finished(summary: RunSummary) -> list[Resource]:
+    """Costs with a budget, other measured costs, and counts."""
+    label, known = summary.label, summary.budgets
     rows = [
-        Resource(
-            resource=name,
-            unit=row.unit,
-            label=row.label,
-            dense=row.dense,
-            result=row.result,
-            limit=row.limit,
-            budget=row.budget,
-            met=row.met,
-        )
-        for name, row in summary.budgets.items()
+        Resource(name, row.unit, row.label, row.dense, row.result, row.limit, row.met) for name, row in known.items()
     ]
-    known = set(summary.budgets)
     for name, pair in summary.measured.items():
         if name not in known and pair.dense > 0:
-            label, unit = summary.label, UNITS.get(name, "")
-            rows.append(Resource(resource=name, unit=unit, label=label, dense=pair.dense, result=pair.result))
-    latency = next((row for row in rows if row.resource == "latency" and row.result), None)
-    if latency is not None and latency.result is not None and latency.result > 0:
-        dense, result = summary.batch / latency.dense, summary.batch / latency.result
-        rows.append(Resource(resource="throughput", unit="", label=latency.label, dense=dense, result=result))
-    for name, found in (("macs", summary.macs), ("params", summary.parameters)):
-        if name not in known and found is not None and found.dense > 0:
-            rows.append(Resource(resource=name, unit="", label="counted", dense=found.dense, result=found.result))
+            rows.append(Resource(name, UNITS.get(name, ""), label, pair.dense, pair.result))
+        if name == "latency" and min(pair.dense, pair.result) > 0:
+            rows.append(Resource("throughput", "", label, summary.batch / pair.dense, summary.batch / pair.result))
+    for name, counts in (("macs", summary.macs), ("params", summary.parameters)):
+        if name not in known and counts is not None and counts.dense > 0:
+            rows.append(Resource(name, "", "counted", counts.dense, counts.result))
     return rows
 
 
 def _running(config: _Config, history: History, model: EnergyModel | None) -> list[Resource]:
     """What is known before the end: the budget, and the prediction of the last line."""
-    rows = []
-    for text, limit in zip(config.budgets, config.limits, strict=True):
-        name = text.partition(" ")[0]
-        if model is not None and name == model.resource and model.dense > 0:
-            unit, result = UNITS[name], history.cost.get(name)
-            rows.append(
-                Resource(
-                    resource=name,
-                    unit=unit,
-                    label="predicted",
-                    dense=model.dense,
-                    result=result,
-                    limit=limit if limit > 0 else None,
-                    budget=text,
-                )
-            )
-    return rows
+    return [
+        Resource(name, UNITS[name], "predicted", model.dense, history.cost.get(name), limit if limit > 0 else None)
+        for name, limit in zip((text.partition(" ")[0] for text in config.budgets), config.limits, strict=True)
+        if model is not None and name == model.resource and model.dense > 0
+    ]
 
 
 def _add_widths_and_layers(run: Run, history: History, model: EnergyModel | None) -> None:

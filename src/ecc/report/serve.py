@@ -17,7 +17,8 @@ from typing import Any
 
 from ecc.errors import EccError
 
-from .load import Follower, Report, load_report
+from .history import Follower
+from .load import Report, load_report
 from .page import page_content, render_page
 
 ADDRESS = "127.0.0.1"

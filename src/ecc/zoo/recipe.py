@@ -85,8 +85,9 @@ def read_recipe(path: str | Path) -> Recipe:
         made = settings_from(CompressSettings, settings, f"{path}: ")
     except EccError as error:
         raise BadFile(str(error)) from None
-    paths = {name: str(path.parent / table[name]) for name in ("data", "weights") if name in table}
-    return Recipe(**{**vars(file), **paths}, settings=made, given=tuple(settings))
+    paths: dict[str, Any] = {name: str(path.parent / table[name]) for name in ("data", "weights") if name in table}
+    values: dict[str, Any] = {**vars(file), **paths}
+    return Recipe(**values, settings=made, given=tuple(settings))
 
 
 def _refuse_code(path: Path, table: dict[str, Any]) -> None:

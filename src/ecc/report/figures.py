@@ -1,0 +1,205 @@
+"""Charts as files: SVG, PNG and PDF of the figures of a page, of a grid and of a fit, drawn by vl-convert."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import altair as alt
+
+from ecc.energy.ablation import FitAblation
+from ecc.errors import BadFile
+from ecc.io import refuse_other_file, write_bytes, write_text
+
+from .charts import COLOURS, SCHEMA, Row, figures_of, log_axis, make_chart, x_axis, y_axis
+from .load import Report
+
+FORMATS = {".svg": "<svg", ".png": "PNG", ".pdf": "%PDF"}
+"""File formats of charts, with the mark by which a file of the format is recognised."""
+
+_FAMILIES = {"bilinear": "#9a6b00", "physical": "#0b6e99"}
+
+
+def draw_figures(report: Report, folder: str | Path) -> list[Path]:
+    """Write every figure as SVG and PNG.
+
+    Raises:
+        BadFile: If the folder cannot be written to.
+    """
+    folder = _made(folder)
+    return [
+        save_chart(for_file(figure.spec), folder / f"{figure.name}{suffix}")
+        for figure in figures_of(report)
+        for suffix in (".svg", ".png")
+    ]
+
+
+def draw_tradeoff(report: Report, path: Path) -> Path:
+    """Write the chart of score against cost of a grid.
+
+    Raises:
+        BadFile: If there is no score to draw, or the file cannot be written.
+    """
+    figure = next((one for one in figures_of(report) if one.name == "tradeoff"), None)
+    if figure is None:
+        raise BadFile(f"{path} was not drawn: no finished run of the grid has a score.")
+    return save_chart(for_file(figure.spec), path)
+
+
+def draw_fit(found: FitAblation, title: str, folder: str | Path, stem: str) -> list[Path]:
+    """Draw predicted against measured cost, errors over widths, learning curves, and the paper's figures.
+
+    Args:
+        found: From `ecc.energy.ablation`.
+        title: Network and device.
+        folder: Folder of the files; created if needed.
+        stem: First part of the file names.
+
+    Raises:
+        BadFile: If the folder cannot be written to.
+    """
+    folder = _made(folder)
+    drawn = [save_chart(_fit_chart(found, title), folder / f"{stem}-prediction.svg")]
+    if found.paper:
+        drawn.append(draw_paper([(title, found)], folder / f"{stem}-paper.svg"))
+    return drawn
+
+
+def _fit_chart(found: FitAblation, title: str) -> Row:
+    unit, families = found.unit, found.families
+    names = {name: f"{name} ({family.mean:.2%})" for name, family in families.items()}
+    points = [
+        {"family": names[name], "value": value, "predicted": value * (1 + error), "error": error, "ratio": ratio}
+        for name, family in families.items()
+        for value, ratio, error in zip(found.values, found.mean_width_ratio, family.errors, strict=True)
+    ]
+    curves = [
+        {"family": names[name], "samples": samples, "error": error}
+        for name, family in families.items()
+        for samples, error in family.learning_curve
+    ]
+    ends = [min(found.values), max(found.values)]
+    scale = alt.Scale(domain=list(names.values()), range=[_FAMILIES.get(name, "#777777") for name in families])
+    colour = alt.Color("family", type="nominal", title="mean error", scale=scale)
+    dots: Row = {"filled": True, "size": 14, "opacity": 0.6}
+    log = log_axis(ends)
+    x, y = (
+        x_axis("value", f"{found.label} [{unit}]", **log),
+        y_axis("predicted", f"predicted, held out [{unit}]", **log),
+    )
+    diagonal = make_chart([{"value": end, "predicted": end} for end in ends]).mark_line(stroke="#777777", strokeWidth=1)
+    left = diagonal.encode(x, y) + make_chart(points).mark_point(**dots).encode(x, y, colour)
+    percents = alt.Axis(format="%")
+    middle = make_chart(points).mark_point(**dots).encode(
+        x_axis("ratio", "mean ratio of widths kept"), y_axis("error", "error", axis=percents), colour
+    )  # fmt: skip
+    right = make_chart(curves).mark_line(point=True).encode(
+        x_axis("samples", "samples"), y_axis("error", "mean error, held out", axis=percents), colour
+    )  # fmt: skip
+    if found.noise is not None:
+        noise = make_chart([{"error": found.noise, "text": "noise of one measurement"}])
+        right = right + noise.mark_rule(strokeDash=[4, 4]).encode(y_axis("error"))
+        right = right + noise.mark_text(align="right", dy=-6, fontSize=10).encode(
+            y_axis("error"), x=alt.value(270), text="text:N"
+        )
+    heading = f"{title}: {found.resource}, {found.label} on {found.device}, batch {found.batch}"
+    panels = [part.properties(width=270, height=230) for part in (left, middle, right)]
+    return _file_config(alt.hconcat(*panels).properties(title=heading).to_dict())
+
+
+def draw_paper(found: Sequence[tuple[str, FitAblation]], path: Path) -> Path:
+    """Draw Figures 2 and 3 of the paper (test error over iterations of Adam) for several profiles side by side.
+
+    Raises:
+        BadFile: If the file cannot be written.
+    """
+    panels = []
+    for title, one in found:
+        rows = [
+            {"model": "bilinear" if count == "0" else f"MLP, {count} hidden", "iteration": iteration, "error": error}
+            for count, curve in one.paper.items()
+            for iteration, error in curve
+        ]
+        y = y_axis("error", "relative test error", scale=alt.Scale(domain=[0, 0.2], clamp=True))
+        line = make_chart(rows).mark_line(strokeWidth=1.5, clip=True)
+        chart = line.encode(
+            x_axis("iteration", "iterations of Adam"), y, alt.Color("model", type="nominal", title=None)
+        )
+        panels.append(chart.properties(title=title, width=270, height=200))
+    return save_chart(_file_config(alt.hconcat(*panels).to_dict()), path)
+
+
+def _file_config(spec: Row) -> Row:
+    axis = {"grid": True, "gridColor": "#e6eaee", "domainColor": "#888", "tickColor": "#888"}
+    return {
+        **spec,
+        "$schema": SCHEMA,
+        "config": {"background": "#fff", "axis": axis, "font": "Helvetica, Arial, sans-serif"},
+    }
+
+
+def for_file(spec: Mapping[str, Any], width: int = 560) -> Row:
+    """A chart of the page for a file: with light colours, a fixed width and a legend."""
+    found: Row = _light(spec)
+    found["width"] = width
+    found["config"] |= {"background": "#ffffff", "font": "Helvetica, Arial, sans-serif"}
+    for layer in found.get("layer", []):
+        for channel in ("color", "shape"):
+            if layer.get("encoding", {}).get(channel, {}).get("field") == "method":
+                layer["encoding"][channel]["legend"] = {"title": None}
+    return found
+
+
+def _light(value: Any) -> Any:
+    if isinstance(value, str) and value.startswith("var(--") and value.endswith(")"):
+        return COLOURS[value[6:-1]][0]
+    if isinstance(value, Mapping):
+        return {key: item if key in ("values", "datasets") else _light(item) for key, item in value.items()}
+    return [_light(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def save_chart(spec: Mapping[str, Any], path: Path) -> Path:
+    """Write a Vega-Lite chart as SVG, PNG or PDF, by the ending of the path.
+
+    Raises:
+        BadFile: If the file cannot be written.
+    """
+    import vl_convert
+
+    text, suffix = json.dumps(spec), path.suffix.lower()
+    if suffix == ".svg":
+        write_text(path, vl_convert.vegalite_to_svg(text))
+    elif suffix == ".pdf":
+        write_bytes(path, vl_convert.vegalite_to_pdf(text))
+    else:
+        write_bytes(path, vl_convert.vegalite_to_png(text, scale=3))
+    return path
+
+
+def check_figure_path(path: Path) -> None:
+    """Refuse a figure file that cannot be written, before a long computation.
+
+    Raises:
+        BadFile: If the ending is not .svg, .png or .pdf, the folder is missing or cannot be written to, or the file
+            exists and is not a figure.
+    """
+    if path.suffix.lower() not in FORMATS:
+        raise BadFile(f"{path} has no ending of a figure format. End it in .svg, .png or .pdf.")
+    folder = path.absolute().parent
+    if not folder.is_dir():
+        raise BadFile(f"cannot write {path}: the folder {path.parent} does not exist.")
+    if not os.access(folder, os.W_OK):
+        raise BadFile(f"cannot write {path}: no write permission for the folder {path.parent}.")
+    refuse_other_file(path, FORMATS[path.suffix.lower()], "figure")
+
+
+def _made(folder: str | Path) -> Path:
+    folder = Path(folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadFile(f"cannot create the folder {folder}: {error.strerror}.") from None
+    return folder
