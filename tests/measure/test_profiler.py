@@ -470,12 +470,12 @@ def test_settings_are_chosen_one_by_one() -> None:
     assert profile_settings(meter, mode=None, device="cpu") == PROFILE_SETTINGS
     assert profile_settings(meter, mode="compile").mode == "compile"
     for window, limit in ((60.0, 60.0), (0.5, PROFILE_SETTINGS.max_window_seconds)):
-        chosen = profile_settings(meter, window_seconds=window)
+        chosen = profile_settings(meter, window=window)
         assert (chosen.window_seconds, chosen.max_window_seconds) == (window, limit)
     with pytest.raises(EccError, match="mode is 'warp'"):
         profile_settings(meter, mode="warp")
     with pytest.raises(EccError, match="window is -1"):
-        profile_settings(meter, window_seconds=-1)
+        profile_settings(meter, window=-1)
     with pytest.raises(BadMeasurement, match="precision has no effect: coefficients runs nothing here"):
         profile_settings(FakeCosts(), precision="fp16")
 
