@@ -68,7 +68,8 @@ FULL_SAMPLE = Sample(
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
+def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)  # slow
     return tmp_path / "a.profile"
 
 
@@ -228,7 +229,7 @@ def test_pandas_reads_a_profile_as_documented(path: Path) -> None:
 def test_an_incomplete_last_line_is_ignored(path: Path) -> None:
     profile_of(*SAMPLES).save(path)
     data = path.read_bytes()
-    for end in range(data[:-1].rfind(b"\n") + 1, len(data)):
+    for end in range(data[:-1].rfind(b"\n") + 1, len(data), 5):
         path.write_bytes(data[:end])
         assert Profile.load(path).samples == SAMPLES[:3]
     path.write_bytes(data + b"\0" * 100)  # as after a power failure
@@ -363,11 +364,10 @@ def test_a_failed_start_leaves_no_file(path: Path) -> None:
     assert not path.exists()
 
 
-def test_an_incomplete_line_is_removed_before_appending(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_incomplete_line_is_removed_before_appending(path: Path) -> None:
     profile_of(sample(0), sample(1)).save(path)
     data = path.read_bytes()
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)  # slow
-    for end in [*range(1, len(data) - 150, 47), *range(len(data) - 150, len(data))]:
+    for end in [*range(1, len(data) - 150, 97), *range(len(data) - 150, len(data), 7), len(data) - 1]:
         path.write_bytes(data[:end])
         with open_profile(path) as writer:
             if writer.header is None:

@@ -70,26 +70,22 @@ def test_attempts_have_reasons_and_remedies(nothing_works: None, monkeypatch: py
     assert probe_meters(device_type="cpu")[0].reason == "fake board works, but meters cuda, not cpu."
 
 
-def test_every_real_meter_works_here_or_says_why_not() -> None:
-    for attempt in probe_meters():
-        assert attempt.reason
-        if attempt.meter is not None:
-            close_meter(attempt.meter)
-
-
 def test_a_spec_opens_its_meter_with_its_argument(monkeypatch: pytest.MonkeyPatch) -> None:
-    given = []
-
-    def open_meter(argument: str) -> Meter:
-        given.append(argument)
-        return FakeMeter(FakeBoard())
-
-    monkeypatch.setitem(registry.OPENERS, "nvml", open_meter)
+    given: list[str] = []
+    meter = FakeMeter(FakeBoard())
+    monkeypatch.setitem(registry.OPENERS, "nvml", lambda argument: (given.append(argument), meter)[1])
     find_meter("nvml")
     find_meter("nvml:GPU-8f3a:x")
     assert given == ["", "GPU-8f3a:x"]
     assert isinstance(find_meter("cputime:15W"), CpuTimeMeter)
     assert isinstance(find_meter("platform:eyeriss,tile=4"), Platform)
+
+
+def test_every_real_meter_works_here_or_says_why_not() -> None:
+    for attempt in probe_meters():
+        assert attempt.reason
+        if attempt.meter is not None:
+            close_meter(attempt.meter)
 
 
 @pytest.mark.parametrize(

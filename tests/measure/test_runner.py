@@ -111,25 +111,30 @@ def test_an_input_of_zeros_is_refused(example: Any, message: str) -> None:
         pass
 
 
-@pytest.mark.parametrize(("precision", "dtype"), [("fp16", torch.float16), ("bf16", torch.bfloat16)])
-def test_half_precision_converts_a_copy(precision: str, dtype: torch.dtype) -> None:
-    model = nn.Linear(4, 4)
-    assert run(model, torch.ones(2, 4), precision=precision).dtype == dtype
-    assert model.weight.dtype == torch.float32
-
-
-def test_channels_last_converts_a_copy_and_the_input() -> None:
-    strides = []
+@pytest.mark.parametrize(
+    ("settings", "dtype", "strides"),
+    [
+        ({"precision": "fp16"}, torch.float16, ((192, 64, 8, 1), (27, 9, 3, 1))),
+        ({"precision": "bf16"}, torch.bfloat16, ((192, 64, 8, 1), (27, 9, 3, 1))),
+        ({"memory_format": "channels_last"}, torch.float32, ((192, 1, 24, 3), (27, 1, 9, 3))),
+    ],
+)
+def test_precision_and_memory_format_convert_a_copy(settings: Any, dtype: torch.dtype, strides: Any) -> None:
+    seen = []
 
     class Strides(nn.Conv2d):
         def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - name in the base class
-            strides.append((input.stride(), self.weight.stride()))
+            seen.append((input.stride(), self.weight.stride()))
             return super().forward(input)
 
     model = Strides(3, 4, 3)
-    run(model, image(), memory_format="channels_last")
-    assert strides == [((192, 1, 24, 3), (27, 1, 9, 3))]
+    assert run(model, image(), **settings).dtype == dtype
+    assert seen == [strides]
+    assert model.weight.dtype == torch.float32
     assert model.weight.is_contiguous()
+
+
+# --- execution modes ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("settings", "what"), [({"mode": "graph"}, "'graph'"), ({"precision": "tf32"}, "'tf32'")])
@@ -144,9 +149,6 @@ def test_every_network_is_compiled_anew(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(torch, "compile", lambda model, **options: (calls.append(options), model)[1])
     run(Spy(), image(), mode="compile")
     assert calls == ["reset", {"dynamic": False}]
-
-
-# --- execution modes ---------------------------------------------------------------------------------
 
 
 def make_run(mode: Mode) -> tuple[object, Mode, str]:
