@@ -113,7 +113,7 @@ def command_line_with_meter(context: Context) -> Outcome:
     found = summary_of(folder / "run")
     numbers = {
         "profile_seconds": profile.seconds,
-        "rows": ROWS,
+        "rows": SAMPLES,
         "fit_seconds": fit.seconds,
         "fit": {name: value for name, value in quality.items() if isinstance(value, str | float | int)},
         "compress_seconds": compress.seconds,
