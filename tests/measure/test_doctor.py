@@ -193,7 +193,7 @@ def test_the_network_runs_on_the_device_of_the_meter(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda k: SimpleNamespace(uuid=f"uuid-{k}"))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda k: SimpleNamespace(uuid=f"uuid-{k.index}"))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda k: f"GPU {k}")
     info = FakeMeter(FakeBoard(), covers=covers, device_id=device_id).describe()
     assert doctor._device_for(info) == (None if device is None else torch.device(device))

@@ -17,8 +17,9 @@ import ecc
 from ecc.errors import BadMeasurement
 from ecc.measure import MeasureSettings, prepare_runner, runner
 from ecc.measure.environment import environment
-from ecc.measure.measurement import Mode
 from ecc.measure.runner import random_inputs
+from ecc.settings import Mode
+from ecc.torch_utils import NotCapturable
 
 
 class Spy(nn.Module):
@@ -163,14 +164,15 @@ def test_auto_waits_for_a_capture_on_cuda_only() -> None:
 
 
 def test_auto_runs_a_graph_if_the_network_can_be_captured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "_capture", lambda run: lambda: "replayed")
+    graph = SimpleNamespace(replay=lambda: "replayed")
+    monkeypatch.setattr(runner, "capture_cuda_graph", lambda run, warmup: (graph, None))
     assert make_run("auto")[:2] == ("replayed", "graph")
     assert make_run("graph") == ("replayed", "graph", "given")
 
-    def refuse(run: object) -> None:
-        raise runner._NotCapturable("called a synchronizing CUDA operation")
+    def refuse(run: object, warmup: int) -> None:
+        raise NotCapturable("called a synchronizing CUDA operation")
 
-    monkeypatch.setattr(runner, "_capture", refuse)
+    monkeypatch.setattr(runner, "capture_cuda_graph", refuse)
     output, mode, reason = make_run("auto")
     assert isinstance(output, Tensor)
     assert mode == "eager"

@@ -26,32 +26,23 @@ from torch import nn
 
 from ecc.errors import BadFile, BadMeasurement, EccError, first_line, option_hint
 from ecc.graph import ChannelGraph, with_widths
+from ecc.options import flat_values, settings_from
+from ecc.settings import PROFILE_SETTINGS, Design, MeasureSettings, Mode, Shard
 from ecc.task import Inputs, check_input
 from ecc.torch_utils import device_of
 
 from .counter import CounterProbe, probe_counter
-from .design import Design, Shard, sample_widths
+from .design import sample_widths
 from .drift import MAX_CV, Drift
 from .early_stopping import EarlyStop, FitError, quick_error
 from .environment import environment
-from .measurement import Measurement, MeasureSettings, Mode
-from .meter import Analytic, Clock, EnergySource, Meter, NoisyAnalytic
+from .measurement import Measurement
+from .meter import Analytic, Clock, EnergySource, Meter, Reading
 from .profile import Profile, ProfileHeader, Sample, drift_remedy, header_conflict
 from .profile_writer import ProfileWriter, open_profile
 from .runner import prepare_runner, random_inputs, resolve_mode
-from .window import check_device, measure_model
+from .window import check_device, measure_model, visible_device_type
 from .workload import make_workload
-
-PROFILE_SETTINGS = MeasureSettings(
-    window_seconds=0.4, min_ticks=4, min_repeats=1, max_repeats=1, warmup_seconds=0.03, warmup_runs=3
-)
-"""One short window per sample, below a second on a counter with a period of 100 ms.
-
-Repeats are better made in other rounds, where the noise is independent. The device is still warm from the previous
-sample, and energy before the first tick of a window is not counted, so the warm-up can be short. cuDNN autotuning takes
-about as long as the window. Limiting it to three algorithms instead of torch's ten saves two thirds of that, but
-networks then use several percent more energy on an H200 than users would see.
-"""
 
 _MIN_REFERENCES_TO_WARN = 3  # two may differ by chance
 _FAILURES = (BadMeasurement, RuntimeError, MemoryError)  # torch raises RuntimeError if memory is exhausted
@@ -82,7 +73,7 @@ def profile_settings(source: EnergySource, *, device: str | None = None, **choic
     Args:
         source: An analytic source runs nothing, so any choice is refused.
         device: Device chosen by the user; only checked here.
-        **choices: Fields of `MeasureSettings`.
+        **choices: Options of `MeasureSettings`, by the names that the command line uses.
 
     Raises:
         EccError: If a choice is not valid or does not apply.
@@ -95,19 +86,14 @@ def profile_settings(source: EnergySource, *, device: str | None = None, **choic
             f"{info.label}. Leave it out, or choose a meter that reads a device."
         )
     given.pop("device", None)
-    window = given.get("window_seconds", 0.0)
-    limit = max(PROFILE_SETTINGS.max_window_seconds, window) if window >= 0 else PROFILE_SETTINGS.max_window_seconds
-    return replace(PROFILE_SETTINGS, **{"max_window_seconds": limit, **given})
+    limit = max(PROFILE_SETTINGS.max_window_seconds, given.get("window", 0.0))
+    values = {**flat_values(PROFILE_SETTINGS), "max_window_seconds": limit, **given}
+    return settings_from(MeasureSettings, values)
 
 
 def default_device(source: EnergySource) -> str:
     """The device to run on by default: an available accelerator that the meter sees, else the CPU."""
-    covers = source.describe().covers
-    backends = {"cuda": torch.cuda, "mps": torch.backends.mps}
-    for name in backends:
-        if (not covers or name in covers) and backends[name].is_available():
-            return name
-    return "cpu"
+    return visible_device_type(source.describe(), ("cuda", "mps")) or "cpu"
 
 
 def profile(
@@ -231,8 +217,13 @@ class _ProfileRun:
             self._writer.start(self._header)
         else:
             self._profiler.prepare(self._writer.header.counter)
-        there = f"Resuming: {self._done} of {self._total} samples are done." if self._done else ""
-        self._report(message=" ".join(filter(None, (_describe_mode(self._header), there))))
+        messages = []
+        if self._header.settings is not None:
+            reason = f": {self._header.mode_reason}" if self._header.mode_reason else ""
+            messages.append(f"mode {self._header.settings.mode}{reason}.")
+        if self._done:
+            messages.append(f"Resuming: {self._done} of {self._total} samples are done.")
+        self._report(message=" ".join(messages))
         while self._pending or self._since_reference:
             if self._since_reference >= self._plan.reference_every or not self._pending:
                 round_ = self._pending[0][0] if self._pending else self._writer.samples[-1].round
@@ -342,12 +333,6 @@ def _check_widths(writer: ProfileWriter, widths: Sequence[dict[str, int]]) -> No
                 f"{writer.path}:{line}: sample {sample.index} has widths {list(sample.widths)}, and the design gives "
                 f"{list(expected)}. Give another file."
             )
-
-
-def _describe_mode(header: ProfileHeader) -> str:
-    if header.settings is None:
-        return ""
-    return f"mode {header.settings.mode}" + (f": {header.mode_reason}." if header.mode_reason else ".")
 
 
 def _shuffle_key(seed: int, round_: int, index: int) -> bytes:
@@ -554,10 +539,9 @@ class AnalyticProfiler:
         Raises:
             BadMeasurement: If the source does not return positive numbers.
         """
-        if isinstance(self._source, NoisyAnalytic):
-            cost = self._source.cost(self._graph, widths, repeat=round_)
-        else:
-            cost = self._source.cost(self._graph, widths)
+        compute: Callable[..., Reading] = self._source.cost
+        has_noise = getattr(self._source, "noise", 0)  # artificial noise differs between rounds
+        cost = compute(self._graph, widths, repeat=round_) if has_noise else compute(self._graph, widths)
         if not (0 < cost.joules < math.inf and 0 < cost.seconds < math.inf):
             name = self._source.describe().name
             raise BadMeasurement(f"{name} returned {cost.joules} J and {cost.seconds} s; both must be above 0.")

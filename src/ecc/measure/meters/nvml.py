@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import os
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,6 @@ class NvmlMeter:
         self._handle = handle
         self._proc = proc
         self._integrator: PowerIntegrator | None = None
-        self._info: MeterInfo | None = None  # cached, because NVML calls take milliseconds
         self._settle_seconds = 0.0
         self._reads = "energy counter"
         try:
@@ -86,11 +86,10 @@ class NvmlMeter:
 
     def describe(self) -> MeterInfo:
         """Product, UUID and power limit of the card, as of the first call."""
-        if self._info is None:
-            self._info = self._describe()
         return self._info
 
-    def _describe(self) -> MeterInfo:
+    @cached_property
+    def _info(self) -> MeterInfo:  # NVML calls take milliseconds
         limit = self._optional(lambda: self._nvml.nvmlDeviceGetEnforcedPowerLimit(self._handle))
         name = self._name()
         return MeterInfo(
