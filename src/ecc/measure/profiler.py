@@ -168,8 +168,10 @@ def profile(
         profiler = DeviceProfiler(model, graph, example_input, meter, settings, device, clock)
     widths = sample_widths(graph, samples, design, seed, width_multiple)
     early_stop = EarlyStop(graph, target_error, fit_error)
-    with open_profile(path) as writer, _fewer_collections() if profiler.drifts else nullcontext():
-        _ProfileRun(plan, widths, profiler, writer, early_stop, progress or (lambda _: None)).finish()
+    with open_profile(path) as writer:
+        run = _ProfileRun(plan, widths, profiler, writer, early_stop, progress or (lambda _: None))
+        with _fewer_collections() if profiler.drifts else nullcontext():
+            run.finish()
         return writer.profile()
 
 
