@@ -121,25 +121,18 @@ def test_computed_profiles_do_not_depend_on_the_software() -> None:
 # --- samples -----------------------------------------------------------------------------------------
 
 
-def test_samples_and_references_are_separated() -> None:
+def test_samples_are_sorted_and_rounds_combined_by_the_rule_of_the_meter() -> None:
     made = profile_of(*SAMPLES)
-    assert made.design_samples == SAMPLES[1:3]
-    assert made.references == (SAMPLES[0], SAMPLES[3])
+    assert (made.design_samples, made.references) == (SAMPLES[1:3], (SAMPLES[0], SAMPLES[3]))
     assert made.widths_by_group((4, 3)) == {"first": 4, "second": 3}
     assert [made.head(count).samples for count in range(3)] == [(), SAMPLES[:2], SAMPLES[:3]]
     assert made.missing_samples() == list(range(2, 20))
     assert repr(made).endswith("2 samples, 2 of the dense network, estimated on paper>")
-    assert [(s.index, s.widths, s.joules, s.relative_ci) for s in made.corrected()] == [
-        (0, (16, 12), 0.7, None),
-        (1, (4, 3), 0.5, None),
-    ]
-
-
-def test_rounds_are_combined_by_the_rule_of_the_meter() -> None:
+    corrected = [(s.index, s.widths, s.joules, s.relative_ci) for s in made.corrected()]
+    assert corrected == [(0, (16, 12), 0.7, None), (1, (4, 3), 0.5, None)]
     rounds = [sample(0, joules, round=i, seconds=joules / 100) for i, joules in enumerate((1.0, 5.0, 2.0))]
     (found,) = profile_of(*rounds).corrected()
-    assert (found.joules, found.seconds) == (2.0, 0.02)
-    assert found.relative_ci is not None
+    assert (found.joules, found.seconds, found.relative_ci is None) == (2.0, 0.02, False)
     declared = replace(FakeCosts().describe(), provenance=Declared(15))
     assert profile_of(*rounds, meter=declared).corrected()[0].joules == 1.5
 

@@ -418,9 +418,9 @@ def gpu_model() -> nn.Module:
 @pytest.mark.filterwarnings("ignore")  # from torch.compile
 @pytest.mark.parametrize("mode", ["eager", "graph", "compile"])
 def test_a_real_gpu_is_measured(mode: Mode) -> None:
-    meter = find_meter("nvml")
+    meter = find_meter()
     try:
-        result = measure_model(gpu_model(), torch.ones(32, 3, 64, 64), meter, MeasureSettings(mode=mode))  # type: ignore[arg-type]
+        result = measure_model(gpu_model(), torch.ones(32, 3, 64, 64), meter, MeasureSettings(mode=mode))
     finally:
         close_meter(meter)
     assert result.converged, result
@@ -435,14 +435,11 @@ def test_a_real_gpu_is_measured(mode: Mode) -> None:
 
 @pytest.mark.gpu
 def test_a_real_gpu_repeats_within_a_percent() -> None:
-    model: nn.Module = gpu_model()
-    meter: Any = find_meter("nvml")
+    model, example, meter = gpu_model(), torch.ones(32, 3, 64, 64), find_meter()
     settings = MeasureSettings(min_ticks=5, min_repeats=1, max_repeats=1)
     try:
         counter = probe_counter(meter)
-        joules = [
-            measure_model(model, torch.ones(32, 3, 64, 64), meter, settings, counter=counter).joules for _ in range(10)
-        ]
+        joules = [measure_model(model, example, meter, settings, counter=counter).joules for _ in range(10)]
     finally:
         close_meter(meter)
     assert relative_std(joules[1:]) < 0.01, joules

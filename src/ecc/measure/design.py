@@ -40,11 +40,7 @@ def parse_shard(text: str) -> Shard:
 
 
 def sample_widths(
-    graph: ChannelGraph,
-    samples: int,
-    kind: str = "mixed",
-    seed: int = 0,
-    width_multiple: int | None = None,
+    graph: ChannelGraph, samples: int, kind: str = "mixed", seed: int = 0, width_multiple: int | None = None
 ) -> tuple[dict[str, int], ...]:
     """Draw distinct width configurations, each with the width of every prunable group.
 

@@ -135,12 +135,7 @@ def diagnose(
 
 
 def _test(
-    finding: MeterFinding,
-    meter: Meter,
-    seconds: float,
-    quick: bool,
-    report: Callable[[str], object],
-    clock: Clock,
+    finding: MeterFinding, meter: Meter, seconds: float, quick: bool, report: Callable[[str], object], clock: Clock
 ) -> MeterFinding:
     """The finding with the results of observing and testing the meter."""
     info = meter.describe()
@@ -167,8 +162,12 @@ def _test(
             if not counter.moves or counter.tick_seconds is None:
                 trouble = f"its counter did not change while a network ran: it does not count work on {device}."
                 return replace(finding, trouble=trouble)
-            left = seconds - (clock.now() - started)
-            settings = replace(_settings(counter.tick_seconds, left), mode=runner.mode)
+            # As many windows of the usual length as there is time for.
+            settings = MeasureSettings(mode=runner.mode)
+            window_seconds = max(settings.window_seconds, settings.min_ticks * counter.tick_seconds)
+            left = seconds - (clock.now() - started) - settings.warmup_seconds
+            repeats = min(max(int(left / window_seconds), _MIN_WINDOWS), _MAX_WINDOWS)
+            settings = replace(settings, min_repeats=repeats, max_repeats=repeats)
             report(f"{finding.spec}: measuring a small network {settings.max_repeats} times")
             result = measure(
                 runner.run, meter, settings, device=device, batch=runner.batch, counter=counter, clock=clock
@@ -181,15 +180,6 @@ def _test(
         return replace(finding, trouble=str(error))
     except (RuntimeError, OSError) as error:  # from torch or a driver
         return replace(finding, trouble=first_line(error))
-
-
-def _settings(tick_seconds: float, left_seconds: float) -> MeasureSettings:
-    """As many windows of the usual length as there is time for."""
-    usual = MeasureSettings()
-    window_seconds = max(usual.window_seconds, usual.min_ticks * tick_seconds)
-    windows = int((left_seconds - usual.warmup_seconds) / window_seconds)
-    repeats = min(max(windows, _MIN_WINDOWS), _MAX_WINDOWS)
-    return MeasureSettings(min_repeats=repeats, max_repeats=repeats)
 
 
 def _small_network(device: torch.device) -> tuple[nn.Module, torch.Tensor]:

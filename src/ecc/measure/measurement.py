@@ -37,11 +37,6 @@ class Window:
     state: DeviceState | None = None
     """State of the device at the end of the window."""
 
-    @property
-    def watts(self) -> float:
-        """Mean power."""
-        return self.joules / self.seconds
-
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement:

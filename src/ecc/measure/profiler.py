@@ -36,7 +36,6 @@ from .design import sample_widths
 from .drift import MAX_CV, Drift
 from .early_stopping import EarlyStop, FitError, quick_error
 from .environment import environment
-from .measurement import Measurement
 from .meter import Analytic, Clock, EnergySource, Meter, Reading
 from .profile import Profile, ProfileHeader, Sample, drift_remedy, header_conflict
 from .profile_writer import ProfileWriter, open_profile
@@ -169,8 +168,10 @@ def profile(
         profiler = DeviceProfiler(model, graph, example_input, meter, settings, device, clock)
     widths = sample_widths(graph, samples, design, seed, width_multiple)
     early_stop = EarlyStop(graph, target_error, fit_error)
-    with open_profile(path) as writer, _fewer_collections() if profiler.drifts else nullcontext():
-        _ProfileRun(plan, widths, profiler, writer, early_stop, progress or (lambda _: None)).finish()
+    with open_profile(path) as writer:
+        run = _ProfileRun(plan, widths, profiler, writer, early_stop, progress or (lambda _: None))
+        with _fewer_collections() if profiler.drifts else nullcontext():
+            run.finish()
         return writer.profile()
 
 
@@ -444,7 +445,14 @@ class DeviceProfiler:
             RuntimeError, MemoryError: If the network cannot be run, for example for lack of memory.
         """
         try:
-            result = self._measure(widths)
+            result = measure_model(
+                with_widths(self._dense, self._graph, widths, device=self._device),
+                self._inputs,
+                self._meter,
+                self._run_settings,
+                counter=self._counter,
+                clock=self._clock,
+            )
         finally:
             self.clear()
         return Sample(
@@ -471,7 +479,6 @@ class DeviceProfiler:
 
     @cached_property
     def _dense(self) -> nn.Module:
-        """The dense network on the device."""
         if device_of(self._model) == self._device:
             return self._model
         return with_widths(self._model, self._graph, {}, device=self._device)
@@ -485,12 +492,6 @@ class DeviceProfiler:
     def _set_mode(self, mode: Mode, reason: str | None) -> None:
         self._settings, self._mode_reason = replace(self._settings, mode=mode), reason
         self._run_settings = replace(self._settings, input_data="example")  # `_inputs` are drawn once
-
-    def _measure(self, widths: Mapping[str, int]) -> Measurement:
-        network = with_widths(self._dense, self._graph, widths, device=self._device)
-        return measure_model(
-            network, self._inputs, self._meter, self._run_settings, counter=self._counter, clock=self._clock
-        )
 
     def _probe(self) -> CounterProbe:
         settings = self._run_settings
@@ -528,10 +529,10 @@ class AnalyticProfiler:
         )
 
     def adopt_mode(self, header: ProfileHeader) -> None:
-        """Nothing runs, so there is no mode."""
+        """Do nothing: nothing runs, so there is no mode."""
 
     def prepare(self, counter: CounterProbe | None) -> None:
-        """Nothing to probe."""
+        """Do nothing: there is no counter."""
 
     def sample(self, index: int | None, round_: int, session: int, widths: Mapping[str, int]) -> Sample:
         """Compute one width configuration.
@@ -549,7 +550,7 @@ class AnalyticProfiler:
         return Sample(index=index, round=round_, session=session, widths=kept, joules=cost.joules, seconds=cost.seconds)
 
     def clear(self) -> None:
-        """Nothing to free."""
+        """Do nothing: there is no network."""
 
 
 def _checked_device(device: torch.device | str) -> torch.device:

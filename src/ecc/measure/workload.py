@@ -82,11 +82,7 @@ class HostWorkload(Workload):
     """
 
     def __init__(
-        self,
-        run: Callable[[], object],
-        num_runs: int,
-        clock: Clock,
-        synchronize: Callable[[], object] = lambda: None,
+        self, run: Callable[[], object], num_runs: int, clock: Clock, synchronize: Callable[[], object] = lambda: None
     ) -> None:
         super().__init__(run, num_runs, clock)
         self._synchronize = synchronize
