@@ -283,3 +283,16 @@ def compressed(points_goal: float) -> str:
         + f"{summary['cost_checks']} measurements during pruning. Accuracy falls by {found['points_lost']:.1f} points (goal: at "
         + f"most {points_goal:g}). Widths from input to output: {widths}."
     )
+
+
+def mutants() -> str:
+    """Mutants killed by the tests, before and after the redesign of version 0.2."""
+    found = {name: load(name)["counts"] for name in ("mutants_before.json", "mutants.json")}
+    lines = []
+    for package in found["mutants.json"]:
+        cells = []
+        for counts in found.values():
+            one = counts.get(package, {})
+            cells.append(f"{one.get('killed', 0)} of {sum(one.values())}")
+        lines.append([package, *cells])
+    return table(["package", "killed in 0.1", "killed in 0.2"], lines)

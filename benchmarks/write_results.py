@@ -24,6 +24,7 @@ from result_tables import (
     failures,
     floors,
     load,
+    mutants,
     origin,
     origin_of,
     reliability,
@@ -225,7 +226,6 @@ step, which is the likely cause of its overhead.
 
 Medians of {load("startup_time.json")["rounds"]} processes each, interleaved, on a busy machine (load average
 {load("startup_time.json")["environment"]["load_average"]}). Ratios are relative to `python -c pass`. {startup_verdict()}
-An invalid command line is reported by typer, which takes longer to import.
 
 {startup()}
 
@@ -257,6 +257,17 @@ for bit, and leaves no temporary file.
 {reliability()}
 
 {reliability_origins()}
+
+## Mutation testing
+
+`benchmarks/mutants.py` introduces one small fault at a time into the solver, the slimming and the energy fit, and runs the
+tests of that package. A mutant is killed if a test fails.
+
+{mutants()}
+
+{origin("mutants_before.json")}
+
+{origin("mutants.json")}
 
 {scale_section(load("scale.json"))}
 {exports_section()}
