@@ -90,7 +90,7 @@ def test_the_checks_are_listed_and_unknown_ones_refused(
     assert "--only setings: no such check; there are tests," in capsys.readouterr().err
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_every_check_is_recorded_and_one_failure_fails_all(tmp_path: Path) -> None:
     out = tmp_path / "made.json"
     common = ("--checks", "made_up", "--device", "cpu", "--vendor", str(tmp_path / "none"), "--out", str(out))
