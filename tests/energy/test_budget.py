@@ -121,5 +121,6 @@ def test_limits() -> None:
     assert dense_cost(profiled) == profiled.dense_sample
     assert parse_budget("60%").limit(profiled) == pytest.approx(0.6 * model.dense / 1.25)
     assert parse_budget("macs=25%").limit(macs) == 0.25 * float(graph_of("chain").macs(torch.tensor([8.0, 6.0, 4.0])))
+    assert macs.dense == dense_cost(macs) == parse_budget("macs=100%").limit(macs)
     assert parse_budget("4 J").limit(model, batch=64) == 4
     assert parse_budget("0.4 mJ/image").limit(model, batch=64) == pytest.approx(64 * 4e-4)
