@@ -289,7 +289,9 @@ def mutants() -> str:
     """Mutants killed by the tests, before and after the redesign of version 0.2."""
     found = {name: load(name)["counts"] for name in ("mutants_before.json", "mutants.json")}
     lines = []
-    for package in found["mutants.json"]:
+    for package, now in found["mutants.json"].items():
+        if package == "all" or not now:  # a package that was not run again
+            continue
         cells = []
         for counts in found.values():
             one = counts.get(package, {})
