@@ -242,3 +242,13 @@ def _update_sizes(module: nn.Module, state: dict[str, Any]) -> None:
         state["num_parameters"] = weight.numel()
     elif isinstance(module, nn.Embedding):
         state["num_embeddings"], state["embedding_dim"] = weight.shape
+    elif isinstance(module, (nn.RNNBase, nn.RNNCellBase)):
+        _update_recurrent_sizes(module, state)
+
+
+def _update_recurrent_sizes(module: nn.RNNBase | nn.RNNCellBase, state: dict[str, Any]) -> None:
+    suffix = "_l0" if isinstance(module, nn.RNNBase) else ""
+    weight, old = (table[f"weight_ih{suffix}"] for table in (state["_parameters"], module._parameters))
+    state["hidden_size"], state["input_size"] = module.hidden_size * weight.shape[0] // old.shape[0], weight.shape[1]
+    if state.get("proj_size"):
+        state["proj_size"] = state["_parameters"]["weight_hr_l0"].shape[0]

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from ecc.graph.labels import PERMUTES, Labels
-from ecc.graph.ops import elementwise, linear, reduce, shape
+from ecc.graph.ops import elementwise, linear, recurrent, reduce, shape
 
 if TYPE_CHECKING:
     from ecc.graph.calls import Call
@@ -40,6 +40,9 @@ _FAMILIES: dict[Rule, Iterable[str]] = {
     linear.baddbmm: ["baddbmm"],
     linear.attention: ["scaled_dot_product_attention"],
     linear.embedding: ["embedding"],
+    recurrent.layers: ["lstm", "gru", "rnn_tanh", "rnn_relu"],
+    recurrent.cell: ["lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell"],
+    recurrent.pack: ["_pack_padded_sequence", "_pad_packed_sequence"],
     elementwise.channel_norm: (
         "batch_norm instance_norm native_batch_norm _native_batch_norm_legit "
         "_native_batch_norm_legit_no_training cudnn_batch_norm".split()
@@ -108,6 +111,8 @@ USES_WEIGHTS = FOLLOWING | {
     linear.matmul,
     linear.addmm,
     linear.embedding,
+    recurrent.layers,
+    recurrent.cell,
     elementwise.pointwise,
     elementwise.layer_norm,
     elementwise.group_norm,
