@@ -142,9 +142,9 @@ def _mix(
         macs = macs_per_pair // beside.numel() * in_size * out_size
         trace.record(call, "linear", macs, [beside], [weight, bias])
         return labels.narrow(channel, 0, 1)
-    if unfrozen(labels) is None:
+    if labels is not None and unfrozen(labels) is None:
         trace.channel_labels.freeze(reads, "its input is not prunable")
-    else:
+    elif labels is not None:  # else it is a constant, such as the initial state of a recurrent layer
         trace.channel_labels.unite(channel_vector(labels, channel, in_size), reads, call.here)
     _bind_bias(trace, call, writes, bias)
     trace.record(call, "conv" if weight.dim() > 2 else "linear", macs_per_pair, [reads, writes], [weight, bias])

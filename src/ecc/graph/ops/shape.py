@@ -212,10 +212,22 @@ def cat(trace: Tracer, call: Call) -> Labels:
     if all(label is None for label in labels):  # ones beside zeros: positions differ
         return frozen_labels(call.out.shape) if len(pieces) > 1 else None
     axis = call.get("dim", 0) % call.out.dim()
-    full = [frozen_labels(piece.shape) if label is None else label for piece, label in zip(pieces, labels, strict=True)]
+    beside = any(label is not None and varies(label, axis) for label in labels)
+    full = [
+        _constant_piece(trace, call, piece, axis, beside) if label is None else label
+        for piece, label in zip(pieces, labels, strict=True)
+    ]
     if any(varies(label, axis) for label in full) or not any(varying_axes(label) for label in full):
         return collapse(_joined(full, axis)).expand(call.out.shape)
     return _tied(trace, call, [label.narrow(axis, 0, 1) for label in labels if label is not None], axis)
+
+
+def _constant_piece(trace: Tracer, call: Call, piece: Tensor, axis: int, beside: bool) -> Tensor:
+    """Labels of a constant that is concatenated with channels."""
+    if not beside:
+        return frozen_labels(piece.shape)
+    ones = [piece.shape[axis] if a == axis else 1 for a in range(piece.dim())]
+    return trace.constant_labels(call, piece.shape[axis]).reshape(ones).expand(piece.shape)
 
 
 def _joined(labels: list[Tensor], axis: int) -> Tensor:
@@ -245,7 +257,11 @@ def stack(trace: Tracer, call: Call) -> Labels:
 
 
 def pad(trace: Tracer, call: Call) -> Labels:
-    """Constant padding: new positions on the channel axis are frozen, since their number is hard-coded."""
+    """Constant padding. New positions on the channel axis belong to the channels that they are combined with.
+
+    If both sides get equally many, code may compute each side as half of the total (option A of ResNet). They are tied,
+    so that they stay equal.
+    """
     labels = trace.labels(call.tensors[0])
     trace.record(call, "move", 0, [], [])
     if labels is None:
@@ -254,12 +270,27 @@ def pad(trace: Tracer, call: Call) -> Labels:
     dims = labels.dim()
     for axis in range(dims):
         k = 2 * (dims - 1 - axis)
-        touched = k < len(amounts) and (amounts[k] or amounts[k + 1])
-        if touched and not varies(labels, axis):
+        if k >= len(amounts) or not (amounts[k] or amounts[k + 1]):
+            continue
+        if varies(labels, axis) and amounts[k] >= 0 and amounts[k + 1] >= 0:
+            labels = _padded(trace, call, compact(labels), axis, amounts[k], amounts[k + 1])
+            amounts[k] = amounts[k + 1] = 0
+        elif not varies(labels, axis):
             amounts[k] = amounts[k + 1] = 0
             labels = labels.narrow(axis, 0, 1)
-    padded = torch.nn.functional.pad(compact(labels), amounts, value=FROZEN)
+    padded = torch.nn.functional.pad(compact(labels), amounts, value=FROZEN) if any(amounts) else compact(labels)
     return collapse(padded).expand(call.out.shape)
+
+
+def _padded(trace: Tracer, call: Call, labels: Tensor, axis: int, before: int, behind: int) -> Tensor:
+    """Labels with constants before and behind those of one axis."""
+    first = trace.constant_labels(call, before) if before else None
+    last = first if before == behind else trace.constant_labels(call, behind) if behind else None
+    shape = [1 if a == axis else n for a, n in enumerate(labels.shape)]
+    column = [-1 if a == axis else 1 for a in range(labels.dim())]
+    sides = [None if side is None else side.reshape(column) for side in (first, last)]
+    full = [None if side is None else side.expand(torch.broadcast_shapes(side.shape, shape)) for side in sides]
+    return torch.cat([part for part in (full[0], labels, full[1]) if part is not None], axis)
 
 
 def index(trace: Tracer, call: Call) -> Labels | list[Labels]:
