@@ -242,6 +242,9 @@ def _update_sizes(module: nn.Module, state: dict[str, Any]) -> None:
         state["num_parameters"] = weight.numel()
     elif isinstance(module, nn.Embedding):
         state["num_embeddings"], state["embedding_dim"] = weight.shape
+    elif isinstance(module, nn.GroupNorm) and weight is not None:
+        state["num_groups"] = module.num_groups * weight.numel() // module.num_channels
+        state["num_channels"] = weight.numel()
     elif isinstance(module, (nn.RNNBase, nn.RNNCellBase)):
         _update_recurrent_sizes(module, state)
 
