@@ -48,7 +48,7 @@ class FinalStates(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         _, states = self.layer(self.embedding(tokens))
-        states = sum(states) if isinstance(states, tuple) else states
+        states = states[0] + states[1] if isinstance(states, tuple) else states
         return self.head(states.permute(1, 0, 2).flatten(1))
 
 

@@ -251,7 +251,8 @@ def _update_sizes(module: nn.Module, state: dict[str, Any]) -> None:
 
 def _update_recurrent_sizes(module: nn.RNNBase | nn.RNNCellBase, state: dict[str, Any]) -> None:
     suffix = "_l0" if isinstance(module, nn.RNNBase) else ""
-    weight, old = (table[f"weight_ih{suffix}"] for table in (state["_parameters"], module._parameters))
-    state["hidden_size"], state["input_size"] = module.hidden_size * weight.shape[0] // old.shape[0], weight.shape[1]
+    old: Tensor = getattr(module, f"weight_ih{suffix}")
+    rows, state["input_size"] = state["_parameters"][f"weight_ih{suffix}"].shape
+    state["hidden_size"] = module.hidden_size * rows // old.shape[0]
     if state.get("proj_size"):
         state["proj_size"] = state["_parameters"]["weight_hr_l0"].shape[0]

@@ -66,7 +66,7 @@ def layers(trace: Tracer, call: Call) -> Labels | list[Labels]:
         trace.channel_labels.unite(found[0].cell, units.cell, call.here)
         trace.channel_labels.unite(found[0].out, units.out, call.here)
     _bind_states(trace, call, states, found)
-    outs = [incoming, found[0].out, found[0].cell]
+    outs = [torch.cat([units.out for units in found[-directions:]]), found[0].out, found[0].cell]
     return [labels.expand(out.shape) for labels, out in zip(outs, call.outs, strict=False)]
 
 
@@ -106,10 +106,10 @@ def _weights(call: Call, states: list[Tensor]) -> list[_Weights] | None:
     if len(parameters) != size * count:
         return None
     parts = [parameters[size * k : size * (k + 1)] for k in range(count)]
-    biases = [part[2:4] if call["has_biases"] else [None, None] for part in parts]
+    biases = [(part[2], part[3]) if call["has_biases"] else (None, None) for part in parts]
     return [
-        _Weights(part[0], part[1], *bias, part[-1] if projected else None)
-        for part, bias in zip(parts, biases, strict=True)
+        _Weights(part[0], part[1], first, second, part[-1] if projected else None)
+        for part, (first, second) in zip(parts, biases, strict=True)
     ]
 
 
