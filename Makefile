@@ -24,7 +24,7 @@ install: $(STAMP)  ## make .venv and install ECC with its tools (done by itself 
 demo: $(STAMP)  ## the whole job on a bundled task: profile, fit, prune to half of the energy, finetune, report
 	rm -rf build/demo && mkdir -p build
 	$(VENV)/bin/ecc compress digits --budget 50% --meter platform:jetson-tx2 -o build/demo \
-	  --pretrain-steps 200 --pretrain-lr 3e-3 --lr 1e-3 --prune-steps 300 --finetune-steps 150
+	  --pretrain-steps 120 --pretrain-lr 3e-3 --lr 1e-3 --prune-steps 160 --finetune-steps 80
 
 docs: $(STAMP)  ## the documentation, strictly checked, into build/site
 	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --quiet

@@ -95,7 +95,7 @@ PARSED = {
 PLATFORM = "--meter platform:jetson-tx2"
 SHORT = "--prune-steps 12 --pretrain-steps 5 --finetune-steps 2 --lr 1e-3"
 SMALLER = {
-    "ecc doctor --meter 'command:read-joules --port 3' --seconds 30": "--seconds 1",
+    "ecc doctor --meter 'command:read-joules --port 3' --seconds 30": "--quick",
     "ecc profile mobilenet_v1 --mode graph --precision tf32 -o mobile.profile": None,
     "ecc profile net.py:build --rounds 2 --target-error 2% -o net.profile": f"{PLATFORM},noise=0.01 --samples 20",
     "ecc profile alexnet --shard 3/8 -o alexnet-3.profile": f"{PLATFORM} --samples 40",

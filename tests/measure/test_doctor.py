@@ -10,30 +10,24 @@ import pytest
 import torch
 
 from ecc.errors import BadMeasurement, NoMeter
-from ecc.graph import trace_channels
-from ecc.measure import DeviceState, Meter, MeterInfo, doctor, registry
+from ecc.measure import DeviceState, MeterInfo, doctor, registry
 from ecc.measure.doctor import DoctorReport, MeterFinding, diagnose
 from ecc.measure.runner import InferenceRunner
 from ecc.records import from_builtins, to_json
 from measure.fakes import FakeBoard, FakeMeter
 
 RUN_SECONDS = 0.004
-
-
-def failing(reason: str, remedy: str = "") -> Callable[[str], Meter]:
-    def open_meter(argument: str) -> Meter:
-        raise NoMeter(reason, remedy=remedy)
-
-    return open_meter
+Works = Callable[..., FakeMeter]
 
 
 @pytest.fixture(autouse=True)
 def _nothing_works(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in registry.AUTO:
-        monkeypatch.setitem(registry.OPENERS, name, failing(f"no {name} here"))
 
+        def fail(argument: str, name: str = name) -> Any:
+            raise NoMeter(f"no {name} here", remedy="sudo chmod a+r counter" if name == "rapl" else "")
 
-Works = Callable[..., FakeMeter]
+        monkeypatch.setitem(registry.OPENERS, name, fail)
 
 
 @pytest.fixture
@@ -59,73 +53,50 @@ def only(report: DoctorReport) -> MeterFinding:
     return finding
 
 
-# --- nothing works ----------------------------------------------------------------------------------
-
-
-def test_a_machine_without_meters() -> None:
+def test_a_machine_without_meters_has_reasons_remedies_and_a_description() -> None:
     report = diagnose(clock=FakeBoard().clock)
-    assert [finding.spec for finding in report.meters] == list(registry.AUTO)
-    assert [finding.reason for finding in report.meters] == [f"no {name} here" for name in registry.AUTO]
-    assert not report.working
-    assert not report.can_measure
-
-
-def test_the_machine_is_described_without_its_name() -> None:
-    machine = diagnose(clock=FakeBoard().clock).machine
-    assert {"ecc", "python", "torch", "system", "processor", "cores", "cuda"} <= set(machine)
-    assert machine["torch"] == torch.__version__
-
-
-def test_a_remedy_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(registry.OPENERS, "rapl", failing("only root", remedy="sudo chmod a+r counter"))
-    assert diagnose(clock=FakeBoard().clock).meters[-1].remedy == "sudo chmod a+r counter"
-
-
-# --- a meter that works -----------------------------------------------------------------------------
+    found = [(finding.spec, finding.reason) for finding in report.meters]
+    assert found == [(name, f"no {name} here") for name in registry.AUTO]
+    assert report.meters[-1].remedy == "sudo chmod a+r counter"
+    assert (report.working, report.can_measure) == ((), False)
+    assert {"ecc", "python", "torch", "system", "processor", "cores", "cuda"} <= set(report.machine)
+    assert report.machine["torch"] == torch.__version__
 
 
 def test_a_meter_is_observed_and_tested(works: Works) -> None:
     board = FakeBoard(tick_seconds=0.1, idle_watts=80, busy_watts=300, noise=0.005)
     state = DeviceState(temperature_celsius=34, clock_mhz=345)
     works("jetson", board, state=state, resolution_joules=1e-3)
-    started = board.now()
-    report = diagnose(clock=board.clock)
-    assert report.can_measure
+    started, said = board.now(), list[str]()
+    report = diagnose(clock=board.clock, report=said.append)
     finding = only(report)
-    assert finding.spec == "jetson"
-    assert finding.is_meter
-    assert not finding.trouble
+    assert (report.can_measure, finding.spec, finding.is_meter, finding.trouble) == (True, "jetson", True, "")
     assert finding.counter is not None
     assert finding.counter.tick_seconds == pytest.approx(0.1, rel=0.02)
     assert finding.counter.idle_watts == pytest.approx(80, rel=0.02)
     assert finding.counter.idle_state == state
     assert finding.self_test is not None
     result = finding.self_test.measurement
-    assert finding.self_test.device == "cpu"
+    assert (finding.self_test.device, result.temperature_celsius) == ("cpu", 34)
     assert result.joules == pytest.approx(300 * RUN_SECONDS, rel=0.01)
-    assert result.temperature_celsius == 34
     assert len(result.windows) >= 5
     assert all(window.ticks >= 10 for window in result.windows)
     assert 0.0003 < finding.self_test.repeatability < 0.005  # ten ticks of 0.5 % each
     assert board.now() - started == pytest.approx(10, abs=3)  # about as long as was asked for
+    assert said[:2] == ["looking for meters", "jetson: observing the counter, idle and busy"]
+    assert said[2].startswith("jetson: measuring a small network ")
 
 
-@pytest.mark.parametrize("noise", [0.0, 0.1, 0.2])
-def test_repeatability_follows_the_noise(works: Works, noise: float) -> None:
+@pytest.mark.parametrize(("seconds", "windows", "noise"), [(1, 5, 0.0), (20, 28, 0.2), (120, 30, 0.0)])
+def test_a_longer_test_has_more_windows_and_repeatability_follows_the_noise(
+    works: Works, seconds: float, windows: int, noise: float
+) -> None:
     board = FakeBoard(tick_seconds=0.01, noise=noise, seed=3)
-    works("rapl", board)
-    test = only(diagnose(seconds=20, clock=board.clock)).self_test
-    assert test is not None
-    assert test.repeatability == pytest.approx(noise / 50**0.5, rel=0.3, abs=0.006)  # 50 ticks a window
-
-
-@pytest.mark.parametrize(("seconds", "windows"), [(1, 5), (8, 10), (120, 30)])
-def test_a_longer_test_has_more_windows(works: Works, seconds: float, windows: int) -> None:
-    board = FakeBoard(tick_seconds=0.01)
     works("rapl", board)
     test = only(diagnose(seconds=seconds, clock=board.clock)).self_test
     assert test is not None
     assert len(test.measurement.windows) == pytest.approx(windows, abs=2)
+    assert test.repeatability == pytest.approx(noise / 50**0.5, rel=0.35, abs=0.006)  # 50 ticks a window
 
 
 def test_quick_observes_the_counter_and_runs_nothing(works: Works, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,101 +107,51 @@ def test_quick_observes_the_counter_and_runs_nothing(works: Works, monkeypatch: 
     finding = only(diagnose(quick=True, clock=board.clock))
     assert finding.counter is not None
     assert finding.counter.idle_watts == pytest.approx(80, rel=0.02)
-    assert finding.self_test is None
-    assert not finding.trouble
+    assert (finding.self_test, finding.trouble) == (None, "")
     assert board.now() - started < 3
 
 
-def test_every_meter_that_works_is_tested_and_closed(works: Works) -> None:
-    board, closed = FakeBoard(), []
-    for name in ("jetson", "rapl"):
-        works(name, board).close = lambda name=name: closed.append(name)  # type: ignore[attr-defined]
-    report = diagnose(clock=board.clock)
-    assert [finding.spec for finding in report.working] == ["jetson", "rapl"]
-    assert all(finding.self_test is not None for finding in report.working)
-    assert closed == ["jetson", "rapl"]
+def out_of_memory(*_: object) -> None:
+    raise RuntimeError("CUDA error: out of memory\nCompile with TORCH_USE_CUDA_DSA")
 
 
-def test_progress_is_reported(works: Works) -> None:
-    board = FakeBoard()
-    works("rapl", board)
-    said: list[str] = []
-    diagnose(report=said.append, clock=board.clock)
-    assert said[0] == "looking for meters"
-    assert said[1] == "rapl: observing the counter, idle and busy"
-    assert said[2].startswith("rapl: measuring a small network ")
-
-
-# --- trouble --------------------------------------------------------------------------------------
-
-
-def test_a_counter_that_does_not_change_is_reported(works: Works) -> None:
-    board = FakeBoard(fault=lambda joules, now: 7.0)
-    works("rapl", board)
-    finding = only(diagnose(clock=board.clock))
-    assert finding.trouble == "its counter did not change while a network ran: it does not count work on cpu."
-    assert finding.self_test is None
-
-
-def test_a_counter_that_decreases_is_reported(works: Works) -> None:
-    board = FakeBoard(fault=lambda joules, now: joules - (1e4 if now > 1003 else 0))
-    works("rapl", board)
-    assert "decreased" in only(diagnose(clock=board.clock)).trouble
-
-
-def test_a_shared_device_is_reported(works: Works) -> None:
-    board = FakeBoard()
-    works("rapl", board, state=DeviceState(other_processes=("process 42",)))
-    finding = only(diagnose(clock=board.clock))
-    assert "process 42" in finding.trouble
-    assert finding.counter is not None  # what was seen before is kept
-
-
-def test_a_failing_device_is_reported(works: Works, monkeypatch: pytest.MonkeyPatch) -> None:
-    board = FakeBoard()
-    works("rapl", board)
-
-    def broken(*_: object) -> object:
-        raise RuntimeError("CUDA error: out of memory\nCompile with TORCH_USE_CUDA_DSA")
-
-    monkeypatch.setattr(doctor, "prepare_runner", broken)
-    assert only(diagnose(clock=board.clock)).trouble == "RuntimeError: CUDA error: out of memory"
-
-
-def test_a_meter_for_a_device_that_torch_cannot_use(works: Works, monkeypatch: pytest.MonkeyPatch) -> None:
-    board = FakeBoard()
-    works("nvml", board, covers=("cuda",))
+@pytest.mark.parametrize(
+    ("fault", "info", "run", "trouble"),
+    [
+        (lambda j, now: 7.0, {}, None, "its counter did not change while a network ran: it does not count work on cpu"),
+        (lambda j, now: j - (1e4 if now > 1003 else 0), {}, None, "decreased"),
+        (lambda j, now: j, {"state": DeviceState(other_processes=("process 42",))}, None, "process 42"),
+        (lambda j, now: j, {}, out_of_memory, "RuntimeError: CUDA error: out of memory"),
+        (lambda j, now: j, {"covers": ("cuda",)}, None, "no self-test: the meter sees cuda, and torch "),
+    ],
+    ids=["fixed", "decreasing", "shared", "failing", "no device"],
+)
+def test_trouble_is_reported_with_what_was_observed_before(
+    works: Works, monkeypatch: pytest.MonkeyPatch, fault: Any, info: dict[str, Any], run: Any, trouble: str
+) -> None:
+    board = FakeBoard(fault=fault)
+    works("rapl", board, **info)
+    if run is not None:
+        monkeypatch.setattr(doctor, "prepare_runner", run)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     finding = only(diagnose(clock=board.clock))
-    assert finding.trouble.startswith("no self-test: the meter sees cuda, and torch ")
-    assert finding.counter is not None  # at rest, it was watched all the same
+    assert trouble in finding.trouble
+    assert "DSA" not in finding.trouble
+    assert finding.self_test is None
+    assert (finding.counter is None) == (run is not None)
 
 
-# --- one meter by name ------------------------------------------------------------------------------
-
-
-def test_a_named_meter_is_tested_alone() -> None:
-    report = diagnose("cputime:15W", quick=True)
+def test_a_named_meter_is_tested_alone_and_an_estimate_is_not_a_measurement() -> None:
+    report = diagnose("cputime:15W", quick=True, clock=FakeBoard().clock)
     (finding,) = report.meters
-    assert finding.spec == "cputime:15W"
-    assert finding.reason == "CPU, this process, process CPU time"
+    assert (finding.spec, finding.reason) == ("cputime:15W", "CPU, this process, process CPU time")
     assert report.can_measure
-
-
-def test_a_named_meter_that_does_not_work_is_an_error() -> None:
-    with pytest.raises(NoMeter, match="no rapl here"):
-        diagnose("rapl")
-
-
-def test_an_estimate_is_not_a_measurement() -> None:
     report = diagnose("platform:eyeriss")
     finding = only(report)
-    assert not finding.is_meter
-    assert not report.can_measure
+    assert (finding.is_meter, report.can_measure) == (False, False)
     assert (finding.counter, finding.self_test, finding.trouble) == (None, None, "")
-
-
-def test_a_self_test_below_a_second_is_refused() -> None:
+    with pytest.raises(NoMeter, match="no rapl here"):
+        diagnose("rapl")
     with pytest.raises(BadMeasurement, match=r"seconds is 0\.5; a self-test takes at least 1 second"):
         diagnose(seconds=0.5)
 
@@ -243,25 +164,14 @@ def test_a_real_self_test_on_the_cpu() -> None:
     assert finding.self_test.measurement.joules > 0
 
 
-# --- the network and its device ---------------------------------------------------------------------
+# --- the network and its device ----------------------------------------------------------------------
 
 
-def test_the_network_is_small_and_leaves_random_numbers_alone() -> None:
+def test_the_network_leaves_random_numbers_alone_and_has_a_large_batch_for_gpus() -> None:
     state = torch.get_rng_state()
-    model, images = doctor._small_network(torch.device("cpu"))
+    batches = [doctor._small_network(torch.device(kind))[1].shape[0] for kind in ("cpu", "meta")]
+    assert batches == [1, 256]
     assert torch.equal(torch.get_rng_state(), state)
-    assert int(trace_channels(model, images, verify=False).macs()) == 29_196_288
-    assert images.shape[0] == 1
-    _, images = doctor._small_network(torch.device("meta"))
-    assert images.shape[0] == 256
-
-
-@pytest.fixture
-def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda k: SimpleNamespace(uuid=f"uuid-{k}"))
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda k: f"GPU {k}")
 
 
 @pytest.mark.parametrize(
@@ -276,40 +186,30 @@ def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_the_network_runs_on_the_device_of_the_meter(
-    two_gpus: None, covers: tuple[str, ...], device_id: str, device: str | None
+    monkeypatch: pytest.MonkeyPatch, covers: tuple[str, ...], device_id: str, device: str | None
 ) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda k: SimpleNamespace(uuid=f"uuid-{k.index}"))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda k: f"GPU {k}")
     info = FakeMeter(FakeBoard(), covers=covers, device_id=device_id).describe()
-    found = doctor._device_for(info)
-    assert found == (None if device is None else torch.device(device))
-
-
-def test_gpus_are_listed(two_gpus: None) -> None:
+    assert doctor._device_for(info) == (None if device is None else torch.device(device))
     machine = doctor._machine()
     assert machine["gpus"] == "GPU 0, GPU 1"
     assert {"cudnn", "driver"} <= set(machine)
 
 
-# --- for programs -----------------------------------------------------------------------------------
-
-
-def test_the_report_is_json(works: Works) -> None:
-    board = FakeBoard()
-    works("rapl", board)
+def test_every_meter_that_works_is_tested_closed_and_written_as_json(works: Works) -> None:
+    board, closed = FakeBoard(), []
+    for name in ("jetson", "rapl"):
+        works(name, board).close = lambda name=name: closed.append(name)  # type: ignore[attr-defined]
     facts = json.loads(to_json(diagnose(clock=board.clock)))
+    assert closed == ["jetson", "rapl"]
     assert facts["can_measure"] is True
-    *failed, rapl = facts["meters"]
-    assert [meter["works"] for meter in failed] == [False] * 4
-    assert failed[0] == {
-        "spec": "nvml",
-        "works": False,
-        "is_meter": False,
-        "reason": "no nvml here",
-        "remedy": "",
-        "info": None,
-        "counter": None,
-        "self_test": None,
-        "trouble": "",
-    }
+    assert [meter["works"] for meter in facts["meters"]] == [False, True, False, False, True]
+    failed = {"spec": "nvml", "works": False, "is_meter": False, "reason": "no nvml here", "remedy": "", "info": None}
+    assert facts["meters"][0] == {**failed, "counter": None, "self_test": None, "trouble": ""}
+    rapl = facts["meters"][-1]
     assert from_builtins(rapl["info"], MeterInfo, "").label == "measured"
     assert rapl["self_test"]["repeatability"] >= 0
     assert rapl["self_test"]["measurement"]["joules"] > 0

@@ -11,23 +11,19 @@ import pytest
 
 from ecc.errors import BadFile, BadMeasurement, EccError
 from ecc.measure import (
-    Analytic,
     Declared,
     DeviceState,
     Estimated,
     Measured,
     Measurement,
     MeasureSettings,
-    Meter,
     MeterInfo,
     PowerIntegrator,
     Provenance,
     Window,
     close_meter,
-    find_meter,
 )
 from ecc.measure.measurement import combine_repeats, relative_interval
-from ecc.measure.meter import HasState
 from ecc.records import from_json, to_json
 from measure.fakes import FakeBoard, FakeMeter
 
@@ -79,26 +75,17 @@ def test_every_meter_has_a_label_and_survives_json(provenance: Provenance, label
     assert from_json(to_json(info), MeterInfo, "file") == info
 
 
-def test_provenances_are_never_equal_to_another_kind() -> None:
-    kinds = [Measured(), Estimated(source=""), Declared(watts=1)]
-    assert [[a == b for b in kinds] for a in kinds] == [[i == j for j in range(3)] for i in range(3)]
+def test_a_description_with_a_wrong_provenance_or_control_characters_is_refused() -> None:
     with pytest.raises(TypeError, match=r"provenance of meter 'x' is 'measured'; give Measured\(\)"):
         MeterInfo(name="x", device="y", provenance="measured", scope="board")  # type: ignore[arg-type]
+    damaged = b'{"name": "x", "device": "\\u001b[2J", "scope": "s", "provenance": {"kind": "measured"}}'
     with pytest.raises(BadFile, match="control characters"):
-        from_json(
-            b'{"name": "x", "device": "\\u001b[2J", "scope": "s", "provenance": {"kind": "measured"}}', MeterInfo, "f"
-        )
+        from_json(damaged, MeterInfo, "f")
 
 
-def test_meters_and_analytic_sources_are_distinct() -> None:
-    meter, platform = FakeMeter(FakeBoard()), find_meter("platform:jetson-tx2")
-    assert isinstance(meter, Meter)
-    assert isinstance(meter, HasState)
-    assert not isinstance(meter, Analytic)
-    assert isinstance(platform, Analytic)
-    assert not isinstance(platform, Meter)
+def test_a_meter_is_closed_if_it_can_be() -> None:
+    meter, closed = FakeMeter(FakeBoard()), []
     close_meter(meter)
-    closed: list[int] = []
     meter.close = lambda: closed.append(1)  # type: ignore[attr-defined]
     close_meter(meter)
     assert closed == [1]
@@ -117,35 +104,26 @@ def test_power_is_integrated_by_the_trapezoidal_rule() -> None:
     assert found == pytest.approx([0, 15, 75])
 
 
-def test_the_thread_samples_until_it_is_closed() -> None:
-    sampled = threading.Semaphore(0)
+def test_the_thread_samples_until_it_is_closed_or_the_source_fails() -> None:
+    sampled, works = threading.Semaphore(0), True
 
     def watts() -> float:
         sampled.release()
+        if not works:
+            raise OSError("sensor unplugged")
         return 50.0
 
     counter = PowerIntegrator(watts, period_seconds=0.001)
     reads = []
-    for _ in range(2):
-        for _ in range(5):
-            assert sampled.acquire(timeout=10)
+    for _ in range(10):
+        assert sampled.acquire(timeout=10)
         reads.append(counter.read())
-    assert reads[1] > reads[0]
+    assert reads[-1] > reads[0]
     counter.close()
     with pytest.raises(BadMeasurement, match="closed"):
         counter.read()
-
-
-def test_a_failure_in_the_thread_is_raised_by_the_next_reading() -> None:
-    calls = iter([50.0])
-
-    def watts() -> float:
-        try:
-            return next(calls)
-        except StopIteration:
-            raise OSError("sensor unplugged") from None
-
     counter = PowerIntegrator(watts, period_seconds=0.001)
+    works = False
     counter._thread.join(timeout=10)
     with pytest.raises(BadMeasurement, match="the power reading failed: sensor unplugged"):
         counter.read()
@@ -165,15 +143,10 @@ def test_impossible_power_is_refused(watts: float) -> None:
     ("name", "value", "message"),
     [
         ("mode", "fast", "mode is 'fast'; choose one of auto, eager, graph, compile"),
-        ("precision", "int8", "precision is 'int8'"),
-        ("memory_format", "nhwc", "memory_format is 'nhwc'"),
-        ("input_data", "zeros", "input_data is 'zeros'"),
         ("window_seconds", 0, r"window is 0; give a number from 0\.001"),
-        ("min_ticks", 0, "min_ticks is 0; give a whole number of at least 1"),
         ("max_window_seconds", 0.1, r"max_window_seconds is 0\.1; it must not be below window_seconds=0\.5"),
         ("target_relative_ci", float("nan"), "target_relative_ci is nan"),
         ("max_repeats", 2, "max_repeats is 2; give at least min_repeats=3"),
-        ("warmup_runs", 0, "warmup_runs is 0"),
     ],
 )
 def test_settings_out_of_range_are_refused(name: str, value: object, message: str) -> None:
@@ -185,10 +158,7 @@ def test_repeats_are_combined_by_the_median_or_the_lower_quartile() -> None:
     assert combine_repeats([2.0, 9.0, 2.1], Measured()) == 2.1
     assert combine_repeats([1.0, 2.0, 3.0, 4.0, 50.0], Declared(15)) == 2.0
     assert combine_repeats([1.0], Declared(15)) == 1.0
-
-
-def test_the_interval_is_students() -> None:
-    assert relative_interval([9.0, 10.0, 11.0]) == pytest.approx(4.3027 / 3**0.5 / 10, rel=1e-4)
+    assert relative_interval([9.0, 10.0, 11.0]) == pytest.approx(4.3027 / 3**0.5 / 10, rel=1e-4)  # Student's
     assert relative_interval([5.0]) is None
 
 

@@ -29,11 +29,12 @@ from ecc.measure import (
     probe_counter,
 )
 from ecc.measure.counter import Tick
-from ecc.measure.measurement import Mode
 from ecc.measure.meters.cputime import CpuTimeMeter
 from ecc.measure.window import WindowAligner, aliasing_error, check_state
 from ecc.measure.workload import HostWorkload, Workload
+from ecc.settings import Mode
 from measure.fakes import FakeBoard, FakeMeter
+from measure.profile_cases import SmallNet, run_seconds
 
 RUN_SECONDS = 0.001037  # not commensurable with the periods below
 
@@ -58,15 +59,19 @@ def repeats(count: int, **changes: Any) -> MeasureSettings:
     return MeasureSettings(min_repeats=count, max_repeats=count, **changes)
 
 
+def known(**changes: Any) -> CounterProbe:
+    return CounterProbe(**{"moves": True, "tick_seconds": 0.1, "read_seconds": 1e-5, "idle_watts": 80.0, **changes})
+
+
 def relative_std(values: list[float]) -> float:
     return statistics.stdev(values) / statistics.fmean(values)
 
 
-# --- bias and spread ---------------------------------------------------------------------------------
+# --- bias, spread and length -------------------------------------------------------------------------
 
 
 def test_half_a_second_on_a_counter_of_100_ms_repeats_within_half_a_percent() -> None:
-    windows = windows_of(FakeBoard(tick_seconds=0.1), repeats(100, window_seconds=0.5, min_ticks=5))
+    windows = windows_of(FakeBoard(tick_seconds=0.1), repeats(60, window_seconds=0.5, min_ticks=5))
     joules = [window.joules for window in windows]
     assert relative_std(joules) < 0.005
     assert statistics.fmean(joules) == pytest.approx(300 * RUN_SECONDS, rel=0.002)
@@ -83,34 +88,32 @@ def test_the_same_window_without_alignment_errs_by_several_percent() -> None:
         board, runs = FakeBoard(tick_seconds=0.1, phase=draw.random()), draw.randint(430, 530)
         board.work(0.3)
         before = board.read()
-        for _ in range(runs):
-            board.work(RUN_SECONDS)
+        board.work(runs * RUN_SECONDS)
         joules.append((board.read() - before) / runs)
     assert relative_std(joules) == pytest.approx(0.41 * 0.1 / 0.5, rel=0.15)  # 8 %
 
 
-@pytest.mark.parametrize("launch_seconds", [1e-6, 2e-4])
-def test_queued_work_is_as_accurate(launch_seconds: float) -> None:
-    board = FakeBoard(tick_seconds=0.1, read_seconds=1e-3)
-    load = board.queued(run_seconds=RUN_SECONDS, launch_seconds=launch_seconds)
-    windows = windows_of(board, repeats(40, min_ticks=5), load=load)
-    joules = [window.joules for window in windows]
-    assert relative_std(joules) < 0.005
-    assert statistics.fmean(joules) == pytest.approx(300 * RUN_SECONDS, rel=0.002)
-    assert max(window.host_bound_share for window in windows) == 0
-
-
-def test_work_limited_by_launches_includes_the_idle_power() -> None:
-    board = FakeBoard(tick_seconds=0.1)
-    load = board.queued(run_seconds=1e-4, launch_seconds=1e-3)
-    windows = windows_of(board, repeats(5, min_ticks=5), load=load)
-    assert min(window.host_bound_share for window in windows) > 0.9
-    expected = 1e-4 * 300 + 9e-4 * 80  # 0.1 ms busy, 0.9 ms idle
-    assert statistics.fmean(w.joules for w in windows) == pytest.approx(expected, rel=0.02)
+@pytest.mark.parametrize(
+    ("run_seconds", "launch_seconds", "joules", "host_bound"),
+    [
+        (RUN_SECONDS, 1e-6, 300 * RUN_SECONDS, 0),
+        (RUN_SECONDS, 2e-4, 300 * RUN_SECONDS, 0),
+        (1e-4, 1e-3, 1e-4 * 300 + 9e-4 * 80, 1),  # 0.1 ms busy, 0.9 ms idle
+    ],
+)
+def test_queued_work_is_as_accurate_and_includes_idle_power_between_launches(
+    run_seconds: float, launch_seconds: float, joules: float, host_bound: float
+) -> None:
+    board = FakeBoard(tick_seconds=0.1, read_seconds=20e-6 if host_bound else 1e-3)
+    load = board.queued(run_seconds=run_seconds, launch_seconds=launch_seconds)
+    windows = windows_of(board, repeats(5 if host_bound else 30, min_ticks=5), load=load)
+    assert relative_std([window.joules for window in windows]) < 0.005
+    assert statistics.fmean(w.joules for w in windows) == pytest.approx(joules, rel=0.02 if host_bound else 0.002)
+    assert statistics.fmean(w.host_bound_share for w in windows) == pytest.approx(host_bound, abs=0.1 * host_bound)
 
 
 def test_a_continuous_counter_is_read_rarely() -> None:
-    windows = windows_of(FakeBoard(tick_seconds=1e-4, resolution_joules=1e-6), repeats(20))
+    windows = windows_of(FakeBoard(tick_seconds=1e-4, resolution_joules=1e-6), repeats(10))
     joules = [window.joules for window in windows]
     assert relative_std(joules) < 0.002
     assert statistics.fmean(joules) == pytest.approx(300 * RUN_SECONDS, rel=0.002)
@@ -140,29 +143,20 @@ def test_irregular_ticks_are_tolerated() -> None:
     assert statistics.fmean(w.joules for w in windows) == pytest.approx(300 * RUN_SECONDS, rel=0.03)
 
 
-# --- length and repeats ------------------------------------------------------------------------------
-
-
-def test_a_window_has_ten_ticks_and_polls_only_when_one_is_due() -> None:
-    windows = windows_of(FakeBoard(tick_seconds=0.1), repeats(3))
+def test_windows_repeat_until_they_agree_and_poll_only_when_a_tick_is_due() -> None:
+    windows = windows_of(FakeBoard(tick_seconds=0.1), MeasureSettings())
     assert [window.ticks for window in windows] == [10, 10, 10]
     assert windows[0].window_seconds == pytest.approx(1.0, abs=0.01)
     assert windows[0].polling_share < 0.4 * 20e-6 / (4 * RUN_SECONDS)
-
-
-def test_windows_repeat_until_they_agree() -> None:
-    assert len(windows_of(FakeBoard(), MeasureSettings())) == 3
-    noisy = windows_of(FakeBoard(noise=0.2), MeasureSettings())
-    assert len(noisy) == 8
+    assert len(windows_of(FakeBoard(noise=0.2), MeasureSettings())) == 8
 
 
 def test_the_warm_up_lasts_for_the_settling_time() -> None:
     board = FakeBoard()
-    meter = FakeMeter(board, settle_seconds=2.0)
     load = HostWorkload(lambda: board.work(RUN_SECONDS), 4, board.clock)
-    counter = probe_counter(meter, load, 1.0, clock=board.clock)
     started = board.now()
-    WindowAligner(load, 0.004, meter, counter, MeasureSettings(), board.clock).warm_up()
+    meter = FakeMeter(board, settle_seconds=2.0)
+    WindowAligner(load, 0.004, meter, known(), MeasureSettings(), board.clock).warm_up()
     assert board.now() - started >= 2.0
 
 
@@ -234,29 +228,21 @@ def test_a_counter_that_fails_during_a_window_is_refused(fault: Callable[[float,
         windows_of(FakeBoard(fault=fault), repeats(8))
 
 
-def known(**changes: Any) -> CounterProbe:
-    return CounterProbe(**{"moves": True, "tick_seconds": 0.1, "read_seconds": 1e-5, "idle_watts": 80.0, **changes})
-
-
 @pytest.mark.parametrize(
-    ("tick_seconds", "counter", "settings", "message"),
+    ("tick_seconds", "counter", "settings", "info", "message"),
     [
-        (0.1, known(moves=False, tick_seconds=None), {}, "did not change while it was probed"),
-        (4.0, known(tick_seconds=4.0), {}, r"ticks every 4 s, so 10 ticks take 40 s; a window may take 30 s"),
-        (0.9, known(), {"max_window_seconds": 1.0}, r"ticked only \d times in .* needs 10 ticks\. Lower min_ticks"),
+        (0.1, known(moves=False, tick_seconds=None), {}, {}, "did not change while it was probed"),
+        (4.0, known(tick_seconds=4.0), {}, {}, r"ticks every 4 s, so 10 ticks take 40 s; a window may take 30 s"),
+        (0.9, known(), {"max_window_seconds": 1.0}, {}, r"ticked only \d times in .* needs 10 ticks\. Lower min_ticks"),
+        (0.1, None, {}, {"max_watts": 100.0}, r"shows (299|30\d)\.\d W .* limited to 100\.0 W"),
     ],
 )
-def test_a_counter_that_is_too_slow_is_refused(
-    tick_seconds: float, counter: CounterProbe, settings: dict[str, Any], message: str
+def test_a_counter_that_is_too_slow_or_shows_too_much_power_is_refused(
+    tick_seconds: float, counter: CounterProbe | None, settings: dict[str, Any], info: dict[str, Any], message: str
 ) -> None:
+    board = FakeBoard(tick_seconds=tick_seconds)
     with pytest.raises(BadMeasurement, match=message):
-        windows_of(FakeBoard(tick_seconds=tick_seconds), repeats(1, **settings), counter=counter)
-
-
-def test_more_than_the_power_limit_is_refused() -> None:
-    board = FakeBoard()
-    with pytest.raises(BadMeasurement, match=r"shows (299|30\d)\.\d W .* limited to 100\.0 W"):
-        windows_of(board, repeats(1), meter=FakeMeter(board, max_watts=100.0))
+        windows_of(board, repeats(1, **settings), meter=FakeMeter(board, **info), counter=counter)
 
 
 def test_throttling_that_starts_between_windows_is_refused() -> None:
@@ -303,22 +289,24 @@ def test_a_function_is_measured_gross_and_net() -> None:
     assert result.net_joules == pytest.approx(220 * RUN_SECONDS, rel=0.01)
     assert (result.converged, result.combined_by, len(result.windows)) == (True, "median", 3)
     assert result.tick_seconds == pytest.approx(0.1, rel=0.05)
+    slow = measured(FakeBoard(tick_seconds=0.2, read_seconds=0.05))  # a slow meter gets longer chunks
+    assert 0.05 < slow.polling_share < 0.25
+    assert slow.windows[0].window_seconds > 2.0
 
 
-def test_several_inferences_per_run_are_divided() -> None:
-    board = FakeBoard()
-    result = measure(lambda: board.work(8 * RUN_SECONDS), FakeMeter(board), inferences_per_run=8, clock=board.clock)
-    assert result.joules == pytest.approx(300 * RUN_SECONDS, rel=0.005)
-    assert result.windows[0].joules == pytest.approx(result.joules, rel=0.01)
-
-
-def test_a_known_counter_is_not_probed_again() -> None:
-    board = FakeBoard()
+def test_several_inferences_per_run_are_divided_and_a_known_counter_is_not_probed() -> None:
+    board, run_seconds = FakeBoard(), 8 * RUN_SECONDS
     started = board.now()
-    settings = MeasureSettings(min_repeats=1, max_repeats=1)
-    run = lambda: board.work(RUN_SECONDS)  # noqa: E731
-    result = measure(run, FakeMeter(board), settings, counter=known(idle_watts=None), clock=board.clock)
+    result = measure(
+        lambda: board.work(run_seconds),
+        FakeMeter(board),
+        MeasureSettings(min_repeats=1, max_repeats=1, warmup_runs=1),
+        inferences_per_run=8,
+        counter=known(idle_watts=None),
+        clock=board.clock,
+    )
     assert board.now() - started < 0.3 + 0.1 + 1.0 + 0.1  # warm-up, wait for a tick, window, rest
+    assert result.joules == result.windows[0].joules == pytest.approx(300 * RUN_SECONDS, rel=0.01)
     assert (result.relative_ci, result.converged, result.net_joules) == (None, False, None)
 
 
@@ -327,12 +315,6 @@ def test_declared_watts_are_labelled_and_combined_by_the_lower_quartile() -> Non
     result = measured(board, FakeMeter(board, provenance=Declared(15)))
     assert (result.combined_by, result.label) == ("lower quartile", "CPU time x declared 15 W")
     assert result.net_joules == result.joules
-
-
-def test_a_slow_meter_gets_longer_chunks() -> None:
-    result = measured(FakeBoard(tick_seconds=0.2, read_seconds=0.05))
-    assert 0.05 < result.polling_share < 0.25
-    assert result.windows[0].window_seconds > 2.0
 
 
 def test_garbage_collection_is_off_during_windows() -> None:
@@ -347,30 +329,20 @@ def test_garbage_collection_is_off_during_windows() -> None:
     assert gc.isenabled()
 
 
-@pytest.fixture
-def fake_cuda(monkeypatch: pytest.MonkeyPatch) -> FakeBoard:
-    """A board behind the parts of torch.cuda that measuring uses."""
+def test_a_gpu_is_measured_through_its_queue(monkeypatch: pytest.MonkeyPatch) -> None:
     board = FakeBoard(read_seconds=5e-4)
 
     class Event:
         def record(self) -> None:
-            self.mark = board.mark()
-
-        def query(self) -> bool:
-            return self.mark.query()
+            self.query = board.mark()
 
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "synchronize", board.synchronize)
-    return board
-
-
-def test_a_gpu_is_measured_through_its_queue(fake_cuda: FakeBoard) -> None:
-    board = fake_cuda
     result = measure(lambda: board.queue(RUN_SECONDS, 1e-4), FakeMeter(board), device="cuda", clock=board.clock)
     assert result.joules == pytest.approx(300 * RUN_SECONDS, rel=0.005)
     assert result.seconds == pytest.approx(RUN_SECONDS, rel=0.005)
     assert result.host_bound_share == 0
-    assert board.mark().query()  # the queue is empty
+    assert board.mark()()  # the queue is empty
     result = measure(lambda: board.queue(1e-4, 1e-3), FakeMeter(board), device="cuda", clock=board.clock)
     assert result.joules == pytest.approx(1e-4 * 300 + 9e-4 * 80, rel=0.05)
     assert result.host_bound_share > 0.9
@@ -384,16 +356,18 @@ def test_a_shared_device_is_refused_before_long_work() -> None:
     assert board.now() < 1000.1
 
 
-def test_a_counter_must_agree_with_the_power_reading() -> None:
-    for sensor_watts in (150.0, 600.0):
-        board = FakeBoard()
-        meter = FakeMeter(board, state=DeviceState(power_watts=sensor_watts))
+@pytest.mark.parametrize(
+    ("busy_watts", "sensor_watts", "agrees"),
+    [(300.0, 150.0, False), (300.0, 600.0, False), (300.0, 330.0, True), (2.0, 5.0, True)],
+)
+def test_a_counter_must_agree_with_the_power_reading(busy_watts: float, sensor_watts: float, agrees: bool) -> None:
+    board = FakeBoard(idle_watts=0.5, busy_watts=busy_watts)
+    meter = FakeMeter(board, state=DeviceState(power_watts=sensor_watts))
+    if agrees:
+        assert measured(board, meter).sensor_watts == sensor_watts
+    else:
         with pytest.raises(BadMeasurement, match=rf"shows (299|30\d)\.\d W, and the power reading .* {sensor_watts}"):
             measured(board, meter)
-    board = FakeBoard()
-    assert measured(board, FakeMeter(board, state=DeviceState(power_watts=330.0))).sensor_watts == 330.0
-    small = FakeBoard(idle_watts=0.5, busy_watts=2.0)
-    assert measured(small, FakeMeter(small, state=DeviceState(power_watts=5.0))).sensor_watts == 5.0
 
 
 def test_a_meter_of_another_device_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -415,25 +389,11 @@ def test_an_analytic_source_is_refused_before_anything_runs() -> None:
         measure_model(nn.Linear(2, 2), torch.zeros(1, 2), platform)
 
 
-class Timed(nn.Module):
-    """A network whose inference takes a known time on a fake board."""
-
-    def __init__(self, board: FakeBoard) -> None:
-        super().__init__()
-        self.layer = nn.Linear(3, 2)
-        self.board = [board]
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.board[0].work(RUN_SECONDS)
-        y: torch.Tensor = self.layer(x)
-        return y
-
-
 def test_a_model_is_measured_per_batch_and_per_item() -> None:
     board = FakeBoard()
-    result = measure_model(Timed(board), torch.ones(16, 3), FakeMeter(board), clock=board.clock)
-    assert result.joules == pytest.approx(300 * RUN_SECONDS, rel=0.005)
-    assert result.joules_per_item == pytest.approx(300 * RUN_SECONDS / 16, rel=0.005)
+    result = measure_model(SmallNet(board), torch.ones(16, 3, 6, 6), FakeMeter(board), clock=board.clock)
+    joules = 300 * run_seconds(16, 12)
+    assert (result.joules, result.joules_per_item) == pytest.approx((joules, joules / 16), rel=0.005)
     assert (result.batch, result.device_type, result.settings.mode) == (16, "cpu", "eager")
 
 
@@ -458,9 +418,9 @@ def gpu_model() -> nn.Module:
 @pytest.mark.filterwarnings("ignore")  # from torch.compile
 @pytest.mark.parametrize("mode", ["eager", "graph", "compile"])
 def test_a_real_gpu_is_measured(mode: Mode) -> None:
-    meter = find_meter("nvml")
+    meter = find_meter()
     try:
-        result = measure_model(gpu_model(), torch.ones(32, 3, 64, 64), meter, MeasureSettings(mode=mode))  # type: ignore[arg-type]
+        result = measure_model(gpu_model(), torch.ones(32, 3, 64, 64), meter, MeasureSettings(mode=mode))
     finally:
         close_meter(meter)
     assert result.converged, result
@@ -475,14 +435,11 @@ def test_a_real_gpu_is_measured(mode: Mode) -> None:
 
 @pytest.mark.gpu
 def test_a_real_gpu_repeats_within_a_percent() -> None:
-    model: nn.Module = gpu_model()
-    meter: Any = find_meter("nvml")
+    model, example, meter = gpu_model(), torch.ones(32, 3, 64, 64), find_meter()
     settings = MeasureSettings(min_ticks=5, min_repeats=1, max_repeats=1)
     try:
         counter = probe_counter(meter)
-        joules = [
-            measure_model(model, torch.ones(32, 3, 64, 64), meter, settings, counter=counter).joules for _ in range(10)
-        ]
+        joules = [measure_model(model, example, meter, settings, counter=counter).joules for _ in range(10)]
     finally:
         close_meter(meter)
     assert relative_std(joules[1:]) < 0.01, joules

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +21,10 @@ class FakeSmi:
 
     AmdSmiException = AmdSmiException
 
-    def __init__(self, *boards: FakeBoard, power: Any = 82, works: bool = True, old: bool = False) -> None:
-        self.boards = boards or (FakeBoard(tick_seconds=0.001),)
-        self.power = power
-        self.works = works
-        self.old = old
-        self.open = 0
+    def __init__(self, board: FakeBoard | None = None, *, power: Any = 82, works: bool = True, old: bool = False):
+        self.board = board or FakeBoard(tick_seconds=0.001)
+        self.power, self.works, self.open = power, works, 0
+        self.field = "power" if old else "energy_accumulator"
 
     def amdsmi_init(self) -> None:
         if not self.works:
@@ -37,130 +34,83 @@ class FakeSmi:
     def amdsmi_shut_down(self) -> None:
         self.open -= 1
 
-    def amdsmi_get_processor_handles(self) -> list[FakeBoard]:
-        return list(self.boards)
+    def amdsmi_get_processor_handles(self) -> list[int]:
+        return [0, 1]
 
-    def amdsmi_get_energy_count(self, board: FakeBoard) -> dict[str, float]:
+    def amdsmi_get_energy_count(self, handle: int) -> dict[str, float]:
         if not self.works:
             raise AmdSmiException("gone")
-        name = "power" if self.old else "energy_accumulator"
-        return {name: board.read() * 1e6 / 15.3, "counter_resolution": 15.3}
+        return {self.field: (self.board.read() + 1000 * handle) * 1e6 / 15.3, "counter_resolution": 15.3}
 
-    def amdsmi_get_power_info(self, board: FakeBoard) -> dict[str, Any]:
+    def amdsmi_get_power_info(self, handle: int) -> dict[str, Any]:
         return {"current_socket_power": "N/A", "average_socket_power": self.power}
 
-    def amdsmi_get_gpu_asic_info(self, board: FakeBoard) -> dict[str, Any]:
+    def amdsmi_get_gpu_asic_info(self, handle: int) -> dict[str, Any]:
         return {"market_name": "AMD Instinct MI300X"}
 
 
 def opened(smi: FakeSmi, argument: str = "", **environ: str) -> AmdMeter:
-    clock = smi.boards[0].clock
+    clock = smi.board.clock
     return open_meter(argument, smi=smi, environ=environ, now=clock.now, sleep=clock.sleep)
 
 
-@pytest.mark.parametrize("old", [False, True])
-def test_the_accumulator_is_read_in_joules(old: bool) -> None:
-    meter = opened(FakeSmi(old=old))
-    assert meter.read() == pytest.approx(12_345.678 + 40, rel=1e-3)  # half a second at 80 W has passed
+@pytest.mark.parametrize(
+    ("smi", "argument", "environ", "index", "watts"),
+    [
+        (FakeSmi(), "", {}, 0, 82),
+        (FakeSmi(old=True), "1", {}, 1, 82),
+        (FakeSmi(power="N/A"), "", {"HIP_VISIBLE_DEVICES": "1,0"}, 1, None),
+        (FakeSmi(), "0", {"HIP_VISIBLE_DEVICES": "1"}, 0, 82),
+    ],
+)
+def test_the_accumulator_of_the_chosen_gpu_is_read(
+    smi: FakeSmi, argument: str, environ: dict[str, str], index: int, watts: float | None
+) -> None:
+    meter = opened(smi, argument, **environ)
+    assert meter.read() == pytest.approx(12_345.678 + 40 + 1000 * index, rel=1e-3)  # half a second at 80 W has passed
     info = meter.describe()
-    assert (info.name, info.device, info.scope, info.covers) == (
-        "amd",
-        "AMD Instinct MI300X",
-        "board",
-        ("cuda",),
-    )
-    assert info.provenance == Measured()
-    assert meter.state().power_watts == 82
-
-
-def test_closing_shuts_the_library_down() -> None:
-    smi = FakeSmi()
-    opened(smi).close()
-    assert smi.open == 0
-
-
-def test_a_counter_that_does_not_change_is_refused() -> None:
-    smi = FakeSmi(FakeBoard(fault=lambda joules, now: 7.0))
-    with pytest.raises(NoMeter, match=r"stayed at 7\.0 J for 0\.5 s \(known for MI100.*update ROCm"):
-        opened(smi)
-    assert smi.open == 0
-
-
-@pytest.mark.parametrize("power", [400, 10])
-def test_a_counter_that_disagrees_with_power_is_refused(power: int) -> None:
-    with pytest.raises(NoMeter, match=rf"counter shows (79|80)\.\d W and the power reading {power}\.0 W"):
-        opened(FakeSmi(power=power))
-
-
-def test_without_a_power_reading_there_is_nothing_to_compare() -> None:
-    assert opened(FakeSmi(power="N/A")).state().power_watts is None
-
-
-def test_a_counter_that_disappears_is_reported() -> None:
-    smi = FakeSmi()
-    meter = opened(smi)
+    assert (info.name, info.device, info.scope, info.covers) == ("amd", "AMD Instinct MI300X", "board", ("cuda",))
+    assert (info.provenance, meter.state().power_watts) == (Measured(), watts)
     smi.works = False
     with pytest.raises(BadMeasurement, match="amdsmi cannot read the energy counter: gone"):
         meter.read()
-
-
-def test_no_driver() -> None:
-    with pytest.raises(NoMeter, match="no working AMD driver: driver not loaded"):
-        opened(FakeSmi(works=False))
+    meter.close()
+    assert smi.open == 0
 
 
 @pytest.mark.parametrize(
-    ("argument", "environ", "index"),
+    ("smi", "argument", "environ", "message"),
     [
-        ("", {}, 0),
-        ("1", {}, 1),
-        ("", {"HIP_VISIBLE_DEVICES": "1,0"}, 1),
-        ("0", {"HIP_VISIBLE_DEVICES": "1"}, 0),
+        (FakeSmi(FakeBoard(fault=lambda *_: 7.0)), "", {}, r"stayed at 7\.0 J for 0\.5 s \(known for MI100.*update"),
+        (FakeSmi(power=400), "", {}, r"counter shows (79|80)\.\d W and the power reading 400\.0 W"),
+        (FakeSmi(power=10), "", {}, r"counter shows (79|80)\.\d W and the power reading 10\.0 W"),
+        (FakeSmi(works=False), "", {}, "no working AMD driver: driver not loaded"),
+        (FakeSmi(), "7", {}, "amd:7 does not exist: amdsmi sees 2 GPUs"),
+        (FakeSmi(), "x", {}, "amd:x is not a number"),
+        (FakeSmi(), "", {"HIP_VISIBLE_DEVICES": "GPU-1"}, "HIP_VISIBLE_DEVICES=GPU-1 does not identify one GPU"),
+        (FakeSmi(), "", {"HIP_VISIBLE_DEVICES": "0", "ROCR_VISIBLE_DEVICES": "1"}, "give its index: amd:0"),
     ],
 )
-def test_the_gpu_is_chosen_by_index_or_environment(argument: str, environ: dict[str, str], index: int) -> None:
-    first = FakeBoard(tick_seconds=0.001)
-    boards = (first, FakeBoard(tick_seconds=0.001))
-    boards[1].clock = first.clock
-    boards[1].read = lambda: first.read() + 1000  # type: ignore[method-assign]
-    assert opened(FakeSmi(*boards), argument, **environ)._index == index
-
-
-@pytest.mark.parametrize(
-    ("argument", "environ", "message"),
-    [
-        ("7", {}, "amd:7 does not exist: amdsmi sees 1 GPUs"),
-        ("x", {}, "amd:x is not a number"),
-        ("", {"HIP_VISIBLE_DEVICES": "GPU-1"}, "HIP_VISIBLE_DEVICES=GPU-1 does not identify one GPU"),
-        ("", {"HIP_VISIBLE_DEVICES": "0", "ROCR_VISIBLE_DEVICES": "1"}, "give its index: amd:0"),
-    ],
-)
-def test_an_ambiguous_or_missing_gpu_is_refused(argument: str, environ: dict[str, str], message: str) -> None:
+def test_a_faulty_ambiguous_or_missing_gpu_is_refused(
+    smi: FakeSmi, argument: str, environ: dict[str, str], message: str
+) -> None:
     with pytest.raises(NoMeter, match=message):
-        opened(FakeSmi(), argument, **environ)
+        opened(smi, argument, **environ)
 
 
-# --- the import of amdsmi ---------------------------------------------------------------------------
-
-Plant = Callable[[str], None]
-
-
-@pytest.fixture
-def plant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Plant:
-    """Puts a package amdsmi in front of the path."""
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("print('Unable')\nraise KeyError('libamd_smi.so')\n", r"\(KeyError: 'libamd_smi.so'\): ROCm is missing"),
+        ("raise ImportError\n", "pip install amdsmi"),
+    ],
+)
+def test_output_and_errors_of_the_import_are_contained(
+    text: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "amdsmi", raising=False)
-    return lambda text: (tmp_path / "amdsmi.py").write_text(text) and None
-
-
-def test_output_and_errors_of_the_import_are_contained(plant: Plant, capsys: pytest.CaptureFixture[str]) -> None:
-    plant("print('Unable to find libamd_smi.so')\nraise KeyError('libamd_smi.so')\n")
-    with pytest.raises(NoMeter, match=r"cannot be imported \(KeyError: 'libamd_smi.so'\): ROCm is missing"):
+    (tmp_path / "amdsmi.py").write_text(text)
+    with pytest.raises(NoMeter, match=message):
         open_meter()
     assert capsys.readouterr() == ("", "")
-
-
-def test_no_package(plant: Plant) -> None:
-    plant("raise ImportError\n")
-    with pytest.raises(NoMeter, match="pip install amdsmi"):
-        open_meter()

@@ -4,6 +4,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,13 +13,12 @@ from ecc.measure import Measured
 from ecc.measure.meters import command
 from ecc.measure.meters.command import CommandMeter, open_meter, parse
 
-# --- parsing ----------------------------------------------------------------------------------------
+# --- parsing -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("text", "unit", "value"),
     [
-        ("12.5 J", None, (12.5, "J")),
         ("12.5J\n", None, (12.5, "J")),
         ("energy: 3e2 mJ", None, (300, "mJ")),
         ("GPU2 power 41.5 W, limit 250 W", None, (41.5, "W")),
@@ -29,7 +29,6 @@ from ecc.measure.meters.command import CommandMeter, open_meter, parse
         ("17", "uJ", (17, "uJ")),
         ("t=5 value 17 W", "W", (17, "W")),
         ("CPU0 17", "W", (17, "W")),
-        ("17 W", "W", (17, "W")),
         ("12 µJ", None, (12, "µJ")),
         (".5 W", None, (0.5, "W")),
     ],
@@ -47,40 +46,57 @@ def test_value_and_unit_are_found(text: str, unit: str | None, value: tuple[floa
         ("17 mW", "W", "printed '17 mW', but the declared unit is W"),
         ("none", "W", "which has 0 numbers"),
         ("t=5 value 17", "W", "which has 2 numbers; print one"),
+        ("1" * 500_000, None, "no number followed by a unit"),  # must take linear time
+        ("x" * 500_000, "J", "which has 0 numbers"),
     ],
+    ids=range(8),
 )
 def test_other_output_is_refused(text: str, unit: str | None, message: str) -> None:
     with pytest.raises(BadMeasurement, match=message):
         parse(text, unit)
 
 
-@pytest.mark.parametrize(("unit", "joules"), [("kWh", 3.6e6), ("Wh", 3600), ("mJ", 1e-3), ("Ws", 1)])
-def test_units_of_energy(unit: str, joules: float) -> None:
-    assert pytest.approx(joules) == command.UNITS[unit]
+@pytest.mark.parametrize(
+    ("argument", "call"),
+    [
+        ("read-joules --port 3", (["read-joules", "--port", "3"], None, False)),
+        ("mW:adb shell cat /sys/x:y", (["adb", "shell", "cat", "/sys/x:y"], "mW", False)),
+        ("stream:J:watch", (["watch"], "J", True)),
+        ("W:stream:sh -c 'a | b'", (["sh", "-c", "a | b"], "W", True)),
+        ("", "no program given"),
+        ("W:", "no program given"),
+        ("a 'b", "cannot be split"),
+    ],
+)
+def test_a_spec_has_unit_stream_and_program(argument: str, call: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[object] = []
+    monkeypatch.setattr(command, "CommandMeter", lambda argv, *, unit, stream: calls.append((argv, unit, stream)))
+    if isinstance(call, str):
+        with pytest.raises(NoMeter, match=call):
+            open_meter(argument)
+    else:
+        open_meter(argument)
+        assert calls == [call]
 
 
-# --- running ----------------------------------------------------------------------------------------
+# --- running -----------------------------------------------------------------------------------------
 
-Program = Callable[[str], list[str]]
+Open = Callable[..., CommandMeter]
 
 
 @pytest.fixture
-def program(tmp_path: Path) -> Program:
-    """Writes a Python program and gives its command line."""
+def opened(tmp_path: Path) -> Iterator[Open]:
+    """Opens a meter for a Python program, and closes it at the end."""
+    meters: list[CommandMeter] = []
 
-    def write(text: str) -> list[str]:
+    def make(text: str, **options: Any) -> CommandMeter:
         path = tmp_path / "meter.py"
         path.write_text(f"import sys, time, pathlib\nhere = pathlib.Path({str(tmp_path)!r})\n{text}")
-        return [sys.executable, "-S", str(path)]
+        meters.append(CommandMeter([sys.executable, "-S", str(path)], **options))
+        return meters[-1]
 
-    return write
-
-
-@pytest.fixture
-def close() -> Iterator[Callable[[CommandMeter], CommandMeter]]:
-    opened: list[CommandMeter] = []
-    yield lambda meter: (opened.append(meter), meter)[1]
-    for meter in opened:
+    yield make
+    for meter in meters:
         meter.close()
 
 
@@ -98,146 +114,68 @@ file.write_text(str(count))
 """
 
 
-def test_a_program_that_prints_joules_is_run_for_every_reading(program: Program) -> None:
-    meter = CommandMeter(program(COUNTING + "print(count * 1000, 'mJ')"))
+def test_a_program_that_prints_joules_is_run_for_every_reading(opened: Open) -> None:
+    meter = opened(COUNTING + "print(count * 1000, 'mJ' if count < 103 else 'J')")
     first = meter.read()
     assert meter.read() == pytest.approx(first + 1)
     info = meter.describe()
     assert (info.name, info.reads, info.provenance) == ("command", "energy counter", Measured())
     assert info.device == Path(sys.executable).name  # no paths in files
     assert len(info.device_id) == 12
+    with pytest.raises(BadMeasurement, match="the declared unit is mJ"):  # it changed its unit
+        meter.read()
+    assert opened("sys.stdout.buffer.write(b'\\xff\\xfe 5')", unit="kJ").read() == 5000
 
 
-def test_a_unit_can_be_declared(program: Program) -> None:
-    assert CommandMeter(program("print(5)"), unit="kJ").read() == 5000
-
-
-def test_a_program_that_prints_watts_is_integrated(
-    program: Program, close: Callable[[CommandMeter], CommandMeter]
-) -> None:
-    meter = close(CommandMeter(program("print('40 W')"), period_seconds=0.001))
+@pytest.mark.parametrize(
+    ("text", "options"),
+    [
+        ("print('40 W')", {"period_seconds": 0.001}),
+        ("while True:\n    print('power', 25, 'W\\n', flush=True)\n    time.sleep(0.005)", {"stream": True}),
+    ],
+)
+def test_watts_are_integrated(text: str, options: dict[str, Any], opened: Open) -> None:
+    meter = opened(text, **options)
     assert meter.describe().reads == "integrated power"
-    until(lambda: meter.read() > 0)
-
-
-def test_a_stream_of_joules_gives_its_newest_value(
-    program: Program, close: Callable[[CommandMeter], CommandMeter]
-) -> None:
-    text = "for i in range(3):\n    print(i, 'J', flush=True)\ntime.sleep(60)"
-    meter = close(CommandMeter(program(text), stream=True))
-    until(lambda: meter.read() == 2)
-    assert meter.read() == 2
-
-
-def test_a_stream_of_watts_is_integrated_line_by_line(
-    program: Program, close: Callable[[CommandMeter], CommandMeter]
-) -> None:
-    text = "while True:\n    print('power', 25, 'W\\n', flush=True)\n    time.sleep(0.005)"
-    meter = close(CommandMeter(program(text), stream=True))
     until(lambda: meter.read() > 0)
     first = meter.read()
     until(lambda: meter.read() > first)
-    assert meter.read() > first
 
 
-def test_a_stream_that_ends_is_told_at_the_next_reading(
-    program: Program, close: Callable[[CommandMeter], CommandMeter]
-) -> None:
-    meter = close(CommandMeter(program("print('1 J')\nprint('2 J')\nsys.exit(3)"), stream=True))
+def test_a_stream_of_joules_gives_its_newest_value_until_it_ends(opened: Open) -> None:
+    text = "for i in range(3):\n    print(i, 'J', flush=True)\n"
+    meter = opened(text + "time.sleep(60)", stream=True)
+    until(lambda: meter.read() == 2)
+    ended = opened(text + "sys.exit(3)", stream=True)
     with pytest.raises(BadMeasurement, match="ended with exit code 3"):
-        until(lambda: meter.read() == 3)
+        until(lambda: ended.read() == 3)
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("text", "stream", "message"),
     [
-        ("print('no value')", "printed 'no value', which has no number followed"),
-        ("sys.exit('cannot open port 3')", "ended with exit code 1: cannot open port 3"),
-        ("sys.exit(4)", "ended with exit code 4: no message"),
+        ("print('no value')", False, "printed 'no value', which has no number followed"),
+        ("print('no value')", True, "printed 'no value', which has no number followed"),
+        ("sys.exit('cannot open port 3')", False, "ended with exit code 1: cannot open port 3"),
+        ("sys.exit(4)", False, "ended with exit code 4: no message"),
+        ("sys.exit(4)", True, "a stream must keep running"),
+        ("time.sleep(60)", False, r"did not end within 0\.5 s.*command:stream:PROGRAM"),
+        ("time.sleep(60)", True, r"printed nothing for 0\.5 s"),
+        ("while True: print('1 J ' * 10_000)", False, "printed more than 1 MiB; print one value"),
+        ("while True: print('1' * 10_000, end='')", False, "printed more than 1 MiB; print one value"),
+        ("sys.stderr.write('x' * 3_000_000 + '\\nworn out'); sys.exit(5)", False, "exit code 5: worn out"),
     ],
 )
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_program_that_fails_is_refused(text: str, message: str, stream: bool, program: Program) -> None:
-    if stream and "exit" in text:
-        message = "a stream must keep running"
+def test_a_program_that_fails_is_silent_or_prints_without_end_is_refused(
+    text: str, stream: bool, message: str, opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if "sleep" in text:
+        monkeypatch.setattr(command, "TIMEOUT_SECONDS", 0.5)
     with pytest.raises(NoMeter, match=message):
-        CommandMeter(program(text), stream=stream)
+        opened(text, stream=stream)
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_program_that_is_not_there(stream: bool) -> None:
+def test_a_missing_program_is_refused(stream: bool) -> None:
     with pytest.raises(NoMeter, match="'no-such-program' cannot be run"):
         CommandMeter(["no-such-program"], stream=stream)
-
-
-def test_a_program_that_never_ends_is_refused(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command, "TIMEOUT_SECONDS", 0.2)
-    with pytest.raises(NoMeter, match=r"did not end within 0\.2 s.*command:stream:PROGRAM"):
-        CommandMeter(program("time.sleep(60)"))
-
-
-def test_a_silent_stream_times_out(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command, "TIMEOUT_SECONDS", 0.2)
-    with pytest.raises(NoMeter, match=r"printed nothing for 0\.2 s"):
-        CommandMeter(program("time.sleep(60)"), stream=True)
-
-
-def test_a_program_that_changes_its_unit_is_refused(program: Program) -> None:
-    meter = CommandMeter(program(COUNTING + "print(count, 'J' if count < 101 else 'mJ')"))
-    with pytest.raises(BadMeasurement, match="the declared unit is J"):
-        meter.read()
-
-
-# --- specs ------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("argument", "call"),
-    [
-        ("read-joules --port 3", (["read-joules", "--port", "3"], None, False)),
-        ("mW:adb shell cat /sys/x:y", (["adb", "shell", "cat", "/sys/x:y"], "mW", False)),
-        ("stream:J:watch", (["watch"], "J", True)),
-        ("W:stream:sh -c 'a | b'", (["sh", "-c", "a | b"], "W", True)),
-    ],
-)
-def test_a_spec_says_unit_and_stream(
-    argument: str, call: tuple[list[str], str | None, bool], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls = []
-    monkeypatch.setattr(command, "CommandMeter", lambda argv, *, unit, stream: calls.append((argv, unit, stream)))
-    open_meter(argument)
-    assert calls == [call]
-
-
-@pytest.mark.parametrize(
-    ("argument", "message"),
-    [("", "no program given"), ("W:", "no program given"), ("a 'b", "cannot be split")],
-)
-def test_a_spec_without_a_program(argument: str, message: str) -> None:
-    with pytest.raises(NoMeter, match=message):
-        open_meter(argument)
-
-
-def test_a_very_long_number_is_refused_quickly() -> None:
-    """Tried in every way to cut it in two, half a million digits would take hours."""
-    with pytest.raises(BadMeasurement, match="no number followed by a unit"):
-        parse("1" * 500_000, None)
-    with pytest.raises(BadMeasurement, match="which has 0 numbers"):
-        parse("x" * 500_000, "J")
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("while True: print('1 J ' * 10_000)", "printed more than 1 MiB; print one value"),
-        ("while True: print('1' * 10_000, end='')", "printed more than 1 MiB; print one value"),
-        ("sys.stderr.write('x' * 3_000_000 + '\\nworn out'); sys.exit(5)", "ended with exit code 5: worn out"),
-    ],
-)
-def test_a_program_that_prints_without_end_is_ended(text: str, message: str, program: Program) -> None:
-    with pytest.raises(NoMeter, match=message):
-        CommandMeter(program(text))
-
-
-def test_bytes_that_are_no_text_do_no_harm(program: Program) -> None:
-    assert CommandMeter(program("sys.stdout.buffer.write(b'\\xff\\xfe 1.5 J')")).read() == 1.5

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,63 +12,47 @@ import pytest
 from ecc.errors import BadMeasurement, NoMeter
 from ecc.measure import Measured, close_meter
 from ecc.measure.meters import nvml
-from ecc.measure.meters.nvml import open_meter
+from ecc.measure.meters.nvml import NvmlMeter, open_meter
 
-NOT_SUPPORTED, NOT_FOUND, LIBRARY_NOT_FOUND, GPU_IS_LOST = 3, 6, 12, 15
-_TEXTS = {
-    NOT_SUPPORTED: "Not Supported",
-    NOT_FOUND: "Not Found",
-    LIBRARY_NOT_FOUND: "NVML Shared Library Not Found",
-    GPU_IS_LOST: "GPU is lost",
+ERRORS = {3: "Not Supported", 12: "NVML Shared Library Not Found"}
+READINGS = {
+    "Name": "NVIDIA H200",
+    "UUID": "GPU-8f3a0000-1111",
+    "MigMode": [0, 0],
+    "TotalEnergyConsumption": 5_000_250,
+    "PowerUsage": 400_000,
+    "EnforcedPowerLimit": 700_000,
+    "Temperature": 61,
+    "ClockInfo": 1980,
+    "CurrentClocksThrottleReasons": 0,
+    "ComputeRunningProcesses": [],
 }
+OLD_REASONS, NEW_REASONS = "CurrentClocksThrottleReasons", "CurrentClocksEventReasons"  # renamed in driver 535
 
 
 class NVMLError(Exception):
     def __init__(self, value: int) -> None:
-        super().__init__(value)
+        super().__init__(ERRORS[value])
         self.value = value
 
-    def __str__(self) -> str:
-        return _TEXTS[self.value]
 
-
-class FakeGpu:
-    """A card; what it lacks raises Not Supported, as NVML does."""
-
-    def __init__(self, name: str = "NVIDIA H200", uuid: str = "GPU-8f3a0000-1111", **has: Any) -> None:
-        self.name = name
-        self.uuid = uuid
-        self.energy_mj: int | None = 5_000_250
-        self.instant_mw: int | None = 410_000
-        self.usage_mw: int | None = 400_000
-        self.limit_mw: int | None = 700_000
-        self.reasons: int | None = 0
-        self.mig: int | None = 0
-        self.pids: list[int] = []
-        for key, value in has.items():
-            setattr(self, key, value)
+def gpu(instant_mw: int | None = 410_000, **readings: Any) -> dict[str, Any]:
+    """A card: what `nvmlDeviceGetNAME` returns by NAME; None raises Not Supported, as NVML does."""
+    power = SimpleNamespace(nvmlReturn=3 if instant_mw is None else 0, value=SimpleNamespace(uiVal=instant_mw))
+    return {**READINGS, "FieldValues": [power], **readings}
 
 
 class FakeNvml:
-    """The part of the module pynvml that is used, in its own manner: free functions over handles."""
+    """The part of pynvml that is used: free functions over handles. A handle is a card."""
 
     NVMLError = NVMLError
 
-    def __init__(self, *gpus: FakeGpu, starts: int | None = None, old: bool = False) -> None:
-        self.gpus = gpus or (FakeGpu(),)
-        self.starts = starts
-        self.old = old
-        self.open = 0
-
-    @staticmethod
-    def _has(value: Any) -> Any:
-        if value is None:
-            raise NVMLError(NOT_SUPPORTED)
-        return value
+    def __init__(self, *gpus: dict[str, Any], fails: int | None = None) -> None:
+        self.gpus, self.fails, self.open = gpus or (gpu(),), fails, 0
 
     def nvmlInit(self) -> None:  # noqa: N802 - NVML's name, as below
-        if self.starts is not None:
-            raise NVMLError(self.starts)
+        if self.fails is not None:
+            raise NVMLError(self.fails)
         self.open += 1
 
     def nvmlShutdown(self) -> None:  # noqa: N802
@@ -76,242 +61,71 @@ class FakeNvml:
     def nvmlDeviceGetCount(self) -> int:  # noqa: N802
         return len(self.gpus)
 
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> FakeGpu:  # noqa: N802
-        if index >= len(self.gpus):
-            raise NVMLError(NOT_FOUND)
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> dict[str, Any]:  # noqa: N802
         return self.gpus[index]
 
-    def nvmlDeviceGetUUID(self, gpu: FakeGpu) -> str | bytes:  # noqa: N802
-        return gpu.uuid.encode() if self.old else gpu.uuid
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        key = name.removeprefix("nvmlDeviceGet")
+        if not any(key in card for card in self.__dict__["gpus"]):
+            raise AttributeError(name)
 
-    def nvmlDeviceGetName(self, gpu: FakeGpu) -> str | bytes:  # noqa: N802
-        return gpu.name.encode() if self.old else gpu.name
+        def read(card: dict[str, Any], *_: object) -> Any:
+            if card[key] is None:
+                raise NVMLError(3)
+            return card[key]
 
-    def nvmlDeviceGetMigMode(self, gpu: FakeGpu) -> list[int]:  # noqa: N802
-        return [self._has(gpu.mig), gpu.mig or 0]
-
-    def nvmlDeviceGetTotalEnergyConsumption(self, gpu: FakeGpu) -> int:  # noqa: N802
-        return int(self._has(gpu.energy_mj))
-
-    def nvmlDeviceGetPowerUsage(self, gpu: FakeGpu) -> int:  # noqa: N802
-        return int(self._has(gpu.usage_mw))
-
-    def nvmlDeviceGetFieldValues(self, gpu: FakeGpu, fields: list[int]) -> list[SimpleNamespace]:  # noqa: N802
-        assert fields == [186]
-        missing = gpu.instant_mw is None
-        value = SimpleNamespace(uiVal=gpu.instant_mw)
-        return [SimpleNamespace(nvmlReturn=NOT_SUPPORTED if missing else 0, value=value)]
-
-    def nvmlDeviceGetEnforcedPowerLimit(self, gpu: FakeGpu) -> int:  # noqa: N802
-        return int(self._has(gpu.limit_mw))
-
-    def nvmlDeviceGetTemperature(self, gpu: FakeGpu, sensor: int) -> int:  # noqa: N802
-        assert sensor == 0
-        return 61
-
-    def nvmlDeviceGetClockInfo(self, gpu: FakeGpu, kind: int) -> int:  # noqa: N802
-        assert kind == 1
-        return 1980
-
-    def nvmlDeviceGetCurrentClocksThrottleReasons(self, gpu: FakeGpu) -> int:  # noqa: N802
-        return int(self._has(gpu.reasons))
-
-    def nvmlDeviceGetComputeRunningProcesses(self, gpu: FakeGpu) -> list[SimpleNamespace]:  # noqa: N802
-        return [SimpleNamespace(pid=pid, usedGpuMemory=1) for pid in gpu.pids]
+        return read
 
 
-class NewNvml(FakeNvml):
-    """With the name of the reasons since driver 535."""
-
-    def nvmlDeviceGetCurrentClocksEventReasons(self, gpu: FakeGpu) -> int:  # noqa: N802
-        return int(self._has(gpu.reasons))
-
-
-def opened(library: FakeNvml, argument: str = "", proc: Path = Path("/proc"), **environ: str) -> nvml.NvmlMeter:
+def opened(library: FakeNvml, argument: str = "", proc: Path = Path("/proc"), **environ: str) -> NvmlMeter:
     return open_meter(argument, nvml=library, environ=environ, proc=proc)
 
 
-# --- reading ----------------------------------------------------------------------------------------
-
-
-def test_the_energy_counter_is_read_in_joules() -> None:
-    meter = opened(FakeNvml())
-    assert meter.read() == pytest.approx(5000.250)
-    info = meter.describe()
-    assert (info.name, info.device, info.device_id) == ("nvml", "NVIDIA H200", "GPU-8f3a0000-1111")
-    assert (info.scope, info.covers, info.reads) == ("board", ("cuda",), "energy counter")
-    assert (info.provenance, info.resolution_joules, info.max_watts) == (Measured(), 1e-3, 700.0)
-
-
-def test_older_bindings_return_bytes() -> None:
-    info = opened(FakeNvml(old=True)).describe()
-    assert (info.device, info.device_id) == ("NVIDIA H200", "GPU-8f3a0000-1111")
-
-
-def test_grace_hopper_counts_the_module() -> None:
-    info = opened(FakeNvml(FakeGpu("NVIDIA GH200 480GB"))).describe()
-    assert info.scope == "module (GPU, CPU and memory)"
-
-
 @pytest.mark.parametrize(
-    ("instant_mw", "reads", "settle"),
-    [(250_000, "integrated instant power", 0.1), (None, "integrated power", 1.0)],
+    ("card", "expected"),
+    [
+        ({}, {"device": "NVIDIA H200", "reads": "energy counter", "resolution_joules": 1e-3, "max_watts": 700.0}),
+        ({"Name": b"NVIDIA H200", "UUID": b"GPU-8f3a0000-1111"}, {"device": "NVIDIA H200"}),  # older bindings
+        ({"Name": "NVIDIA GH200 480GB"}, {"scope": "module (GPU, CPU and memory)"}),
+        ({"EnforcedPowerLimit": None, "MigMode": None}, {"max_watts": None}),
+        ({"TotalEnergyConsumption": None}, {"reads": "integrated instant power", "settle_seconds": 0.1}),
+        ({"TotalEnergyConsumption": None, "instant_mw": None}, {"reads": "integrated power", "settle_seconds": 1.0}),
+    ],
+    ids=["counter", "bytes", "grace", "no limit", "instant power", "average power"],
 )
-def test_cards_before_volta_integrate_power(instant_mw: int | None, reads: str, settle: float) -> None:
-    gpu = FakeGpu("NVIDIA GeForce GTX 1080 Ti", energy_mj=None, instant_mw=instant_mw, usage_mw=250_000)
-    meter = opened(FakeNvml(gpu))
-    try:
-        info = meter.describe()
-        assert (info.reads, info.settle_seconds) == (reads, settle)
+def test_energy_is_read_and_described(card: dict[str, Any], expected: dict[str, Any]) -> None:
+    library = FakeNvml(gpu(**card))
+    meter = opened(library)
+    info = meter.describe()
+    assert {name: getattr(info, name) for name in expected} == expected
+    assert (info.name, info.device_id, info.covers) == ("nvml", "GPU-8f3a0000-1111", ("cuda",))
+    assert (info.provenance, info.label) == (Measured(), "measured")
+    if info.reads == "energy counter":
+        assert meter.read() == pytest.approx(5000.250)
+        library.gpus[0]["TotalEnergyConsumption"] = None
+        with pytest.raises(BadMeasurement, match=r"no longer read the energy of NVIDIA G?H200.*: Not Supported"):
+            meter.read()
+    else:
         assert meter.read() >= 0
         assert meter.state().power_watts is None  # it would be compared with itself
-    finally:
-        close_meter(meter)
-
-
-def test_a_jetson_is_refused_by_nvml() -> None:
-    library = FakeNvml(FakeGpu("Orin (nvgpu)", energy_mj=None, instant_mw=None, usage_mw=None, mig=None))
-    with pytest.raises(NoMeter, match=r"finds Orin .* energy \(Not Supported\) nor its power .* meter jetson"):
-        opened(library)
+    close_meter(meter)
     assert library.open == 0
-
-
-def test_a_lost_gpu_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    library = FakeNvml()
-    meter = opened(library)
-
-    def lost(gpu: FakeGpu) -> int:
-        raise NVMLError(GPU_IS_LOST)
-
-    monkeypatch.setattr(library, "nvmlDeviceGetTotalEnergyConsumption", lost)
-    with pytest.raises(BadMeasurement, match=r"no longer read the energy of NVIDIA H200: GPU is lost"):
-        meter.read()
-
-
-def test_no_driver() -> None:
-    with pytest.raises(NoMeter, match=r"NVML does not start \(NVML Shared Library Not Found\): no NVIDIA driver"):
-        opened(FakeNvml(starts=LIBRARY_NOT_FOUND))
-
-
-def test_no_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(name: str) -> None:
-        raise ImportError(name)
-
-    monkeypatch.setattr(nvml.importlib, "import_module", missing)
-    with pytest.raises(NoMeter, match="pip install nvidia-ml-py"):
-        open_meter()
-
-
-def test_closing_shuts_nvml_down() -> None:
-    library = FakeNvml()
-    meter = opened(library)
-    assert library.open == 1
-    meter.close()
-    assert library.open == 0
-
-
-# --- which GPU --------------------------------------------------------------------------------------
-
-A, B, C = (FakeGpu(uuid=f"GPU-{start}") for start in ("aaaa-1", "bbbb-2", "bbcc-3"))
 
 
 @pytest.mark.parametrize(
-    ("mask", "argument", "uuid"),
+    ("card", "expected"),
     [
-        (None, "", A.uuid),
-        (None, "1", B.uuid),
-        ("2,0", "", C.uuid),
-        ("2,0", "1", A.uuid),
-        (" 1 , 2 ", "1", C.uuid),
-        ("GPU-bbbb-2", "", B.uuid),
-        ("GPU-bbb", "0", B.uuid),
-        ("GPU-bbc,GPU-a", "1", A.uuid),
-        ("1,-1,0", "", B.uuid),
-        ("0", "GPU-bbcc", C.uuid),  # a UUID is found whether visible or not
+        ({}, {"temperature_celsius": 61, "clock_mhz": 1980, "power_watts": 410.0, "throttling": ()}),
+        ({OLD_REASONS: 0x8 | 0x40 | 0x4}, {"throttling": ("hardware slowdown", "hardware thermal slowdown")}),
+        ({NEW_REASONS: 0x20 | 0x4}, {"throttling": ("software thermal slowdown",), "power_capped": True}),
+        ({OLD_REASONS: 0x1 | 0x2 | 0x10 | 0x100}, {"throttling": (), "power_capped": False}),  # idle, user clocks
+        ({"instant_mw": None}, {"power_watts": 400.0}),
+        ({"instant_mw": None, "PowerUsage": None, OLD_REASONS: None}, {"power_watts": None, "throttling": ()}),
     ],
 )
-def test_the_index_is_that_of_torch(mask: str | None, argument: str, uuid: str) -> None:
-    environ = {} if mask is None else {"CUDA_VISIBLE_DEVICES": mask}
-    assert opened(FakeNvml(A, B, C), argument, **environ).describe().device_id == uuid
-
-
-@pytest.mark.parametrize(
-    ("mask", "argument", "message"),
-    [
-        ("", "", r"GPU 0 is not visible under CUDA_VISIBLE_DEVICES='': 0 of 3 GPUs are"),
-        ("-1", "", "0 of 3 GPUs are"),
-        ("0,7,1", "1", r"GPU 1 is not visible under CUDA_VISIBLE_DEVICES='0,7,1': 1 of 3"),
-        ("GPU-zz", "", "0 of 3 GPUs are"),
-        ("GPU-bb", "", r"GPU-bb matches 2 of the GPUs GPU-aaaa-1, GPU-bbbb-2, GPU-bbcc-3"),
-        (None, "3", r"GPU 3 is not visible: 3 of 3 GPUs are"),
-        (None, "first", "nvml:first is neither an index nor a UUID"),
-        (None, "GPU-zz", "GPU-zz matches 0 of the GPUs"),
-        (None, "MIG-1", "nvml:MIG-1 is a MIG slice: NVML counts energy for the whole card"),
-        ("MIG-5a", "", "CUDA_VISIBLE_DEVICES names MIG-5a, a MIG slice: NVML counts energy for the whole"),
-    ],
-)
-def test_an_ambiguous_or_missing_gpu_is_refused(mask: str | None, argument: str, message: str) -> None:
-    environ = {} if mask is None else {"CUDA_VISIBLE_DEVICES": mask}
-    library = FakeNvml(A, B, C)
-    with pytest.raises(NoMeter, match=message):
-        opened(library, argument, **environ)
-    assert library.open == 0
-
-
-def test_a_gpu_with_mig_slices_is_refused() -> None:
-    with pytest.raises(NoMeter, match=r"GPU 1 is divided into MIG slices: .*sudo nvidia-smi -i 1 -mig 0"):
-        opened(FakeNvml(A, FakeGpu(mig=1)), "1")
-
-
-def test_a_card_without_mig_is_accepted() -> None:
-    assert opened(FakeNvml(FakeGpu(mig=None))).read() > 0
-
-
-def test_different_gpus_need_an_unambiguous_order() -> None:
-    library = FakeNvml(A, FakeGpu("NVIDIA T4", uuid="GPU-t4"))
-    with pytest.raises(NoMeter, match=r"different GPUs \(NVIDIA H200, NVIDIA T4\).*CUDA_DEVICE_ORDER=PCI_BUS_ID"):
-        opened(library)
-    assert opened(library, CUDA_DEVICE_ORDER="PCI_BUS_ID").describe().device_id == A.uuid
-    assert opened(library, CUDA_VISIBLE_DEVICES="GPU-t4").describe().device_id == "GPU-t4"
-    assert opened(library, "GPU-t4").describe().device_id == "GPU-t4"
-
-
-# --- state ------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("library", [FakeNvml, NewNvml])
-def test_the_state_is_read(library: Callable[..., FakeNvml]) -> None:
-    state = opened(library(FakeGpu(reasons=0x8 | 0x40 | 0x4 | 0x1))).state()
-    assert (state.temperature_celsius, state.clock_mhz, state.power_watts) == (61, 1980, 410.0)
-    assert state.throttling == ("hardware slowdown", "hardware thermal slowdown")
-    assert state.power_capped
-    assert state.other_processes == ()
-
-
-def test_idle_and_user_clocks_are_not_throttling() -> None:
-    state = opened(FakeNvml(FakeGpu(reasons=0x1 | 0x2 | 0x10 | 0x100))).state()
-    assert state.throttling == ()
-    assert not state.power_capped
-
-
-def test_missing_readings_are_none() -> None:
-    gpu = FakeGpu(instant_mw=None, usage_mw=None, limit_mw=None, reasons=None)
-    meter = opened(FakeNvml(gpu))
-    assert meter.state().power_watts is None
-    assert meter.state().throttling == ()
-    assert meter.describe().max_watts is None
-
-
-def test_power_falls_back_to_the_average() -> None:
-    assert opened(FakeNvml(FakeGpu(instant_mw=None))).state().power_watts == 400.0
-
-
-@pytest.fixture
-def proc(tmp_path: Path) -> Path:
-    """A /proc in which this process has the threads 900 and 901, and process 77 lives next door."""
-    for name in ("self/task/900", "self/task/901", "77"):
-        (tmp_path / name).mkdir(parents=True)
-    return tmp_path
+def test_the_state_is_read_as_far_as_the_card_has_it(card: dict[str, Any], expected: dict[str, Any]) -> None:
+    state = opened(FakeNvml(gpu(**card))).state()
+    assert {name: getattr(state, name) for name in expected} == expected
 
 
 @pytest.mark.parametrize(
@@ -327,31 +141,99 @@ def proc(tmp_path: Path) -> Path:
         ([424242, 424243], ("process 424243",)),
     ],
 )
-def test_other_processes_are_distinguished_from_our_own(pids: list[int], others: tuple[str, ...], proc: Path) -> None:
-    assert opened(FakeNvml(FakeGpu(pids=pids)), proc=proc).state().other_processes == others
+def test_other_processes_are_distinguished_from_our_own(
+    pids: list[int], others: tuple[str, ...], tmp_path: Path
+) -> None:
+    """This process has the threads 900 and 901; process 77 is another one."""
+    for name in ("self/task/900", "self/task/901", "77"):
+        (tmp_path / name).mkdir(parents=True)
+    library = FakeNvml(gpu(ComputeRunningProcesses=[SimpleNamespace(pid=pid) for pid in pids]))
+    assert opened(library, proc=tmp_path).state().other_processes == others
+    if pids == [os.getpid()]:  # a system without /proc
+        assert opened(library, proc=tmp_path / "missing").state().other_processes == ()
 
 
-def test_a_system_without_proc_works(tmp_path: Path) -> None:
-    meter = opened(FakeNvml(FakeGpu(pids=[os.getpid()])), proc=tmp_path / "missing")
-    assert meter.state().other_processes == ()
+# --- which GPU ---------------------------------------------------------------------------------------
+
+A, B, C = (gpu(UUID=f"GPU-{start}") for start in ("aaaa-1", "bbbb-2", "bbcc-3"))
+T4 = gpu(Name="NVIDIA T4", UUID="GPU-t4")
+SAME, MIXED = (A, B, C), (A, T4)
 
 
-# --- the real library -------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("gpus", "mask", "argument", "uuid"),
+    [
+        (SAME, None, "", "GPU-aaaa-1"),
+        (SAME, None, "1", "GPU-bbbb-2"),
+        (SAME, "2,0", "", "GPU-bbcc-3"),
+        (SAME, " 1 , 2 ", "1", "GPU-bbcc-3"),
+        (SAME, "GPU-bbb", "0", "GPU-bbbb-2"),
+        (SAME, "GPU-bbc,GPU-a", "1", "GPU-aaaa-1"),
+        (SAME, "1,-1,0", "", "GPU-bbbb-2"),
+        (SAME, "0", "GPU-bbcc", "GPU-bbcc-3"),  # a UUID is found whether visible or not
+        (MIXED, "GPU-t4", "", "GPU-t4"),
+        (MIXED, None, "GPU-t4", "GPU-t4"),
+    ],
+)
+def test_the_index_is_that_of_torch(
+    gpus: tuple[dict[str, Any], ...], mask: str | None, argument: str, uuid: str
+) -> None:
+    environ = {} if mask is None else {"CUDA_VISIBLE_DEVICES": mask}
+    assert opened(FakeNvml(*gpus), argument, **environ).describe().device_id == uuid
+
+
+JETSON = gpu(Name="Orin (nvgpu)", TotalEnergyConsumption=None, instant_mw=None, PowerUsage=None, MigMode=None)
+
+
+@pytest.mark.parametrize(
+    ("library", "mask", "argument", "message"),
+    [
+        (FakeNvml(*SAME), "", "", r"GPU 0 is not visible under CUDA_VISIBLE_DEVICES='': 0 of 3 GPUs are"),
+        (FakeNvml(*SAME), "-1", "", "0 of 3 GPUs are"),
+        (FakeNvml(*SAME), "0,7,1", "1", r"GPU 1 is not visible under CUDA_VISIBLE_DEVICES='0,7,1': 1 of 3"),
+        (FakeNvml(*SAME), "GPU-zz", "", "0 of 3 GPUs are"),
+        (FakeNvml(*SAME), "GPU-bb", "", r"GPU-bb matches 2 of the GPUs GPU-aaaa-1, GPU-bbbb-2, GPU-bbcc-3"),
+        (FakeNvml(*SAME), None, "3", r"GPU 3 is not visible: 3 of 3 GPUs are"),
+        (FakeNvml(*SAME), None, "first", "nvml:first is neither an index nor a UUID"),
+        (FakeNvml(*SAME), None, "GPU-zz", "GPU-zz matches 0 of the GPUs"),
+        (FakeNvml(*SAME), None, "MIG-1", "nvml:MIG-1 is a MIG slice: NVML counts energy for the whole card"),
+        (FakeNvml(*SAME), "MIG-5a", "", "CUDA_VISIBLE_DEVICES names MIG-5a, a MIG slice: NVML counts energy"),
+        (FakeNvml(A, gpu(MigMode=[1, 1])), None, "1", r"GPU 1 is divided into MIG slices: .*nvidia-smi -i 1 -mig 0"),
+        (FakeNvml(*MIXED), None, "", r"different GPUs \(NVIDIA H200, NVIDIA T4\).*CUDA_DEVICE_ORDER=PCI_BUS_ID"),
+        (FakeNvml(JETSON), None, "", r"finds Orin .* energy \(Not Supported\) nor its power .* meter jetson"),
+        (FakeNvml(fails=12), None, "", r"NVML does not start \(NVML Shared Library Not Found\): no NVIDIA driver"),
+    ],
+)
+def test_an_ambiguous_missing_or_unreadable_gpu_is_refused(
+    library: FakeNvml, mask: str | None, argument: str, message: str
+) -> None:
+    environ = {} if mask is None else {"CUDA_VISIBLE_DEVICES": mask}
+    with pytest.raises(NoMeter, match=message):
+        opened(library, argument, **environ)
+    assert library.open == 0
+
+
+def test_different_gpus_are_accepted_in_the_order_of_the_bus() -> None:
+    assert opened(FakeNvml(*MIXED), CUDA_DEVICE_ORDER="PCI_BUS_ID").describe().device_id == "GPU-aaaa-1"
+
+
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    with pytest.raises(NoMeter, match="pip install nvidia-ml-py"):
+        open_meter()
+
+
+# --- the real library --------------------------------------------------------------------------------
 
 
 def test_the_real_library_has_every_used_name() -> None:
     library = pytest.importorskip("pynvml")
-    used = [name for name in dir(NewNvml) if name.startswith("nvml")]
+    used = ["nvmlInit", "nvmlShutdown", *(f"nvmlDeviceGet{name}" for name in (*gpu(), "Count", "HandleByIndex"))]
     assert [name for name in used if not hasattr(library, name)] == []
+    assert (library.NVML_TEMPERATURE_GPU, library.NVML_CLOCK_SM) == (0, 1)
     assert library.NVML_FI_DEV_POWER_INSTANT == nvml.POWER_INSTANT
-    assert library.NVML_TEMPERATURE_GPU == 0
-    assert library.NVML_CLOCK_SM == 1
-    assert {
-        library.nvmlClocksEventReasonHwSlowdown,
-        library.nvmlClocksEventReasonSwThermalSlowdown,
-        library.nvmlClocksEventReasonHwThermalSlowdown,
-        library.nvmlClocksEventReasonHwPowerBrakeSlowdown,
-    } == set(nvml._THROTTLING)
+    kinds = ("HwSlowdown", "SwThermalSlowdown", "HwThermalSlowdown", "HwPowerBrakeSlowdown")
+    assert {getattr(library, f"nvmlClocksEventReason{kind}") for kind in kinds} == set(nvml._THROTTLING)
     assert library.nvmlClocksEventReasonSwPowerCap == nvml._POWER_CAP
 
 
