@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 from weakref import ReferenceType, ref
 
 import torch
+import torch.fx
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
@@ -80,7 +81,7 @@ def rebuild(model: Net, made: Mapping[int, Tensor]) -> Net:
         made: For each tensor of the network, by id, the tensor of the copy.
     """
     modules = list(model.modules())
-    copies = {id(module): module.__class__.__new__(module.__class__) for module in modules}
+    copies = {id(module): _new(module) for module in modules}
     memo: dict[int, Any] = {**copies, **made}
     hooks = [table for module in modules for name in _HOOKS if (table := vars(module).get(name))]
     memo.update({id(table): OrderedDict() for table in hooks})  # handles refer to these tables
@@ -106,6 +107,21 @@ def rebuild(model: Net, made: Mapping[int, Tensor]) -> Net:
     for table in hooks:
         memo[id(table)].update({number: rebinding(hook) for number, hook in table.items()})
     return copies[id(model)]  # type: ignore[return-value]
+
+
+def _new(module: nn.Module) -> nn.Module:
+    """A module of the same class, without attributes."""
+    cls = module.__class__
+    if not isinstance(module, torch.fx.GraphModule):
+        return cls.__new__(cls)
+    # The class of a GraphModule holds its generated code. The copy gets its own, so that it can be recompiled.
+    members = {name: value for name, value in vars(cls).items() if name not in ("__dict__", "__weakref__")}
+    wrapped = members.pop("_wrapped_call", None)
+    own = type(cls.__name__, cls.__bases__, members)
+    if wrapped is not None:
+        own._wrapped_call = type(wrapped)(own, wrapped.cls_call)  # type: ignore[attr-defined]
+    copied: nn.Module = object.__new__(own)
+    return copied
 
 
 class _Rebinding:

@@ -432,4 +432,5 @@ class Tracer(TorchDispatchMode):
 
 @cache
 def _is_user_code(code: CodeType) -> bool:
-    return not code.co_filename.startswith((_TORCH, _HERE, "<"))
+    is_generated = code.co_filename.startswith("<eval_with_key>")  # the code of a torch.fx.GraphModule
+    return is_generated or not code.co_filename.startswith((_TORCH, _HERE, "<"))
