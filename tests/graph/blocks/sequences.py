@@ -75,7 +75,7 @@ class Cell(Block):
         self.expects["cell.weight_hh:1"] = hidden
 
     def forward(self, x: Tensor) -> Tensor:
-        state = None
+        state: Any = None
         for step in as_sequence(x).unbind(1):
             state = self.cell(step, state)
         out = self.over_space(state[0] if isinstance(state, tuple) else state)

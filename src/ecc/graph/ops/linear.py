@@ -197,6 +197,17 @@ def attention(trace: Tracer, call: Call) -> Labels:
     return result
 
 
+def embedding(trace: Tracer, call: Call) -> Labels:
+    """Embedding: the columns of the table are channels."""
+    name = trace.weight_name(call["weight"])
+    if name is None:
+        return unknown_labels(trace, call)
+    trace.freeze_others(call, call["weight"])
+    trace.record(call, "move", 0, [], [call["weight"]])
+    writes = trace.channel_labels.axis(name, 1, call["weight"].shape[1], Role.PRODUCER)
+    return writes.expand(call.out.shape)
+
+
 def bilinear(trace: Tracer, call: Call) -> Labels:
     """`nn.Bilinear`: out_k = sum over i, j of x_i weight_kij y_j. It consumes the channels of both inputs."""
     weight, bias = call["weight"], call["bias"]
@@ -222,17 +233,6 @@ def bilinear(trace: Tracer, call: Call) -> Labels:
     fixed = weight.shape[1] * weight.shape[2] // math.prod(reads.numel() for reads in consumed)
     macs = call.out.numel() // weight.shape[0] * fixed
     trace.record(call, "linear", macs, [*consumed, writes], [weight, bias])
-    return writes.expand(call.out.shape)
-
-
-def embedding(trace: Tracer, call: Call) -> Labels:
-    """Embedding: the columns of the table are channels."""
-    name = trace.weight_name(call["weight"])
-    if name is None:
-        return unknown_labels(trace, call)
-    trace.freeze_others(call, call["weight"])
-    trace.record(call, "move", 0, [], [call["weight"]])
-    writes = trace.channel_labels.axis(name, 1, call["weight"].shape[1], Role.PRODUCER)
     return writes.expand(call.out.shape)
 
 
