@@ -86,6 +86,13 @@ def test_every_sample_of_the_design_is_measured_once_in_random_order(path: Path)
     assert made == Profile.load(path, small_graph())
 
 
+def test_artificial_noise_differs_between_rounds(path: Path) -> None:
+    source = find_meter("platform:jetson-tx2,noise=0.03")
+    made = profile(SmallNet(), small_graph(), EXAMPLE, source, path, samples=5, rounds=2)
+    assert made.repeat_noise is not None
+    assert 0.005 < made.repeat_noise < 0.1
+
+
 def test_the_reference_comes_first_last_and_in_between(path: Path) -> None:
     made = computed(path)
     assert order_of(made) == "R..........R..........R.....R"

@@ -56,6 +56,8 @@ def test_without_a_meter_the_message_lists_the_choices(nothing_works: None, monk
 
 def test_a_meter_of_another_device_is_skipped(nothing_works: None, monkeypatch: pytest.MonkeyPatch) -> None:
     gpu, cpu = (FakeMeter(FakeBoard(), covers=(kind,)) for kind in ("cuda", "cpu"))
+    closed: list[str] = []
+    gpu.close = lambda: closed.append("gpu")  # type: ignore[attr-defined]
     monkeypatch.setitem(registry.OPENERS, "nvml", lambda argument: gpu)
     monkeypatch.setitem(registry.OPENERS, "rapl", lambda argument: cpu)
     attempts = probe_meters()
@@ -64,7 +66,10 @@ def test_a_meter_of_another_device_is_skipped(nothing_works: None, monkeypatch: 
         Attempt("nvml", "fake board, board, energy counter", gpu),
         Attempt("jetson", "no jetson here"),
     ]
-    assert (find_meter(), find_meter(device_type="cpu")) == (gpu, cpu)
+    assert find_meter() is gpu
+    assert closed == []
+    assert find_meter(device_type="cpu") is cpu
+    assert closed == ["gpu"]
     assert probe_meters(device_type="cpu")[0].reason == "fake board works, but meters cuda, not cpu."
 
 
