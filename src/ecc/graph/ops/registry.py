@@ -15,7 +15,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from ecc.graph.labels import PERMUTES, Labels
-from ecc.graph.ops import elementwise, linear, reduce, shape
+from ecc.graph.ops import attention, elementwise, linear, reduce, shape
 
 if TYPE_CHECKING:
     from ecc.graph.calls import Call
@@ -26,6 +26,7 @@ Rule = Callable[["Tracer", "Call"], "Labels | list[Labels]"]
 UNKNOWN: Rule = reduce.unknown
 POINTWISE: Rule = elementwise.pointwise
 CONSTANT: Rule = reduce.constant
+RESHAPE: Rule = shape.reshape
 
 _MOVES = PERMUTES.union(
     "expand expand_as unsqueeze squeeze select unbind unfold diagonal repeat tile narrow repeat_interleave "
@@ -37,8 +38,8 @@ _FAMILIES: dict[Rule, Iterable[str]] = {
     linear.linear: ["linear"],
     linear.matmul: ["matmul", "mm", "bmm"],
     linear.addmm: ["addmm"],
-    linear.baddbmm: ["baddbmm"],
-    linear.attention: ["scaled_dot_product_attention"],
+    attention.baddbmm: ["baddbmm"],
+    attention.attention: ["scaled_dot_product_attention"],
     linear.embedding: ["embedding"],
     elementwise.channel_norm: (
         "batch_norm instance_norm native_batch_norm _native_batch_norm_legit "
@@ -108,6 +109,7 @@ USES_WEIGHTS = FOLLOWING | {
     linear.matmul,
     linear.addmm,
     linear.embedding,
+    attention.attention,
     elementwise.pointwise,
     elementwise.layer_norm,
     elementwise.group_norm,
