@@ -116,6 +116,8 @@ class _Search:
     trains: bool = True
     rejected: set[str] = field(default_factory=set)
     """Lines that split channels in a way that attention rejected."""
+    no_heads: dict[str, str] = field(default_factory=dict)
+    """For lines that split channels: why they cannot be split into heads."""
     constant: set[tuple[str, str]] = field(default_factory=set)
     """Attributes that do not follow the number of channels, since a pruned network did not run with them."""
     _train_example: Inputs | None = None
@@ -189,6 +191,7 @@ class _Search:
             dense,
             twins=self._twins,
             constant=self.constant,
+            no_heads=self.no_heads,
         )
 
     def _pass(self, network: ModelCopy, tracer: Tracer, *, training: bool, example: Inputs | None = None) -> Tracer:
@@ -251,9 +254,10 @@ class _Search:
         return bool(again)
 
     def _try_another(
-        self, units: np.ndarray, passes: list[Tracer], partition: ChannelPartition, line: str | None = None
+        self, units: np.ndarray, passes: list[Tracer], partition: ChannelPartition, failure: Misaligned | None = None
     ) -> bool:
         """Choose the next interpretation of the last line of code that has one left and involves these units."""
+        line, why = (None, None) if failure is None else (failure.line, str(failure))
         guesses = list(reversed([guess for p in passes for guess in p.guesses]))
         splits = set().union(*(p.splits for p in passes))
         for own in (True, False):  # first the line that failed
@@ -261,6 +265,8 @@ class _Search:
                 tried = self.choices.get(guess, 0)
                 involved = guess == line if own else np.isin(partition.unit[labels.numpy()], units).any()
                 if involved and tried < options - 1:
+                    if why is not None and guess in self.rejected and tried == options - 3:
+                        self.no_heads[guess] = why
                     again = guess in splits and guess not in self.rejected and tried == options - 3
                     self.choices[guess] = tried + (2 if again else 1)
                     return True
@@ -362,9 +368,7 @@ class _Search:
         """Choose another interpretation, or freeze channels. True if the dense network must be traced again."""
         affected = np.unique(partition.unit[failure.labels.numpy()])
         affected = affected[~partition.frozen[affected]]
-        if self._keep_attributes(failure.path, partition) or self._try_another(
-            affected, passes, partition, failure.line
-        ):
+        if self._keep_attributes(failure.path, partition) or self._try_another(affected, passes, partition, failure):
             return True
         if failure.line is not None and is_moving(failure.line) and failure.line not in self.stops:
             self.stops[failure.line] = str(failure)

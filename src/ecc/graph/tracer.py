@@ -74,6 +74,10 @@ class Tracer(TorchDispatchMode):
     """Labels that were frozen on an axis where channels are unusual, such as a spatial one."""
     wants_heads: list[Tensor] = field(default_factory=list)
     """Labels along an axis that attention sums over: an earlier view should split them into heads."""
+    no_heads: Mapping[str, str] = field(default_factory=dict)
+    """For lines that split channels: why they cannot be split into heads."""
+    headless: list[tuple[Tensor, str]] = field(default_factory=list)
+    """Labels that such a line splits, and why."""
     splits: set[str] = field(default_factory=set)
     """Those lines of `guesses` that split a channel axis."""
     twins: Mapping[str, str] = field(default_factory=dict)
@@ -199,6 +203,11 @@ class Tracer(TorchDispatchMode):
         if labels is not None:
             self.guesses.append((line, options, compact(labels).reshape(-1)))
         return min(self.choices.get(line, 0), options - 1)
+
+    def note_headless(self, call: Call, labels: Tensor) -> None:
+        """Remember why channels that a view splits cannot be heads, for the reason shown if they are frozen."""
+        if (reason := self.no_heads.get(self.key(call))) is not None:
+            self.headless.append((compact(labels).reshape(-1), reason))
 
     # --- records ---------------------------------------------------------------------------------
 

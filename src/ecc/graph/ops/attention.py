@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ecc.graph.calls import amount
-from ecc.graph.labels import Deferred, Labels, collapse, compact, frozen_labels, unfrozen, varies
+from ecc.graph.labels import Deferred, Labels, collapse, compact, frozen_labels, unfrozen, varies, varying_axes
 from ecc.graph.ops.elementwise import unite_operands
 
 if TYPE_CHECKING:
@@ -104,9 +104,9 @@ def _without_sums(trace: Tracer, call: Call, sides: list[Labels]) -> list[tuple[
     """Freeze channels that a product sums over. The flag says that an operand had such channels."""
     found: list[tuple[Labels, bool]] = []
     for labels, axis in zip(sides, (-1, -2), strict=True):
-        if labels is not None and varies(labels, axis):
+        if labels is not None and (varies(labels, axis) or (unfrozen(labels) is not None and not varying_axes(labels))):
             _reject(trace, labels)
-            found.append((trace.freeze(labels, f"{call.here} sums over it"), True))
+            found.append((trace.freeze(labels, _why(trace, call, labels)), True))
         else:
             found.append((labels, False))
     return found
@@ -130,6 +130,15 @@ def _without_conflicts(trace: Tracer, call: Call, sides: list[tuple[Labels, bool
             _reject(trace, other)
             found[that] = trace.freeze(other, f"{call.here} uses it in several heads")
     return found
+
+
+def _why(trace: Tracer, call: Call, labels: Tensor) -> str:
+    """Why channels are frozen: the product sums over them, and heads were not possible for the reason noted."""
+    first = compact(labels).reshape(-1)[:1]
+    for known, reason in trace.headless:
+        if bool(torch.isin(first, known).any()):
+            return f"{call.here} sums over it, and its heads are not prunable: {reason}"
+    return f"{call.here} sums over it"
 
 
 def _reject(trace: Tracer, labels: Tensor) -> None:

@@ -152,6 +152,8 @@ def _split_ties(trace: Tracer, call: Call, labels: Tensor, *, deferred: bool) ->
         choice = trace.choose(call, len(guesses) + 1, splits=True)
         if choice >= len(guesses):
             return trace.freeze(labels, f"{call.described} has a hard-coded channel count.{call.fix}".rstrip("."))
+        if choice == len(guesses) - 1:
+            trace.note_headless(call, labels)
         for axis in axes:
             if axis != guesses[choice]:
                 first = labels.narrow(axis, 0, 1)
