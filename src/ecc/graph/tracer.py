@@ -15,7 +15,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from types import CodeType
@@ -317,12 +317,7 @@ class Tracer(TorchDispatchMode):
         found = self._follow(call, rule)
         many = found if isinstance(found, list) else [found] * len(call.outs)
         for out, label in zip(call.outs, many, strict=True):
-            if isinstance(state, Deferred) and rule in registry.FOLLOWING and label is not None:
-                state.move(call, out, label)
-            elif isinstance(state, Deferred) and rule is registry.POINTWISE and out.shape == call.tensors[0].shape:
-                out._ecc_state = label if label is not None else state.scaled()  # type: ignore[attr-defined]
-            elif not hasattr(out, "_ecc_name"):
-                out._ecc_state = label  # type: ignore[attr-defined]
+            self._set_state(call, rule, out, label, state)
             if call.in_place:
                 self._written(out)
             elif rule in registry.MOVING:
@@ -333,6 +328,33 @@ class Tracer(TorchDispatchMode):
             self._follow_sizes(state, many)
         elif self.sizes and rule is registry.CONSTANT:
             self._follow_created(call)
+
+    def _set_state(self, call: Call, rule: registry.Rule, out: Tensor, label: Labels, state: Any) -> None:
+        """Attach labels to a result, or follow a parameter whose channel axis is not known yet."""
+        if isinstance(state, Deferred) and rule in registry.FOLLOWING and label is not None:
+            state.move(call, out, label)
+        elif isinstance(state, Deferred) and rule is registry.POINTWISE and out.shape == call.tensors[0].shape:
+            out._ecc_state = label if label is not None else state.scaled()  # type: ignore[attr-defined]
+        elif rule is registry.POINTWISE and (moved := self._broadcast_parameter(call, label)) is not None:
+            out._ecc_state = moved  # type: ignore[attr-defined]
+        elif not hasattr(out, "_ecc_name"):
+            out._ecc_state = label  # type: ignore[attr-defined]
+
+    def _broadcast_parameter(self, call: Call, label: Labels) -> Deferred | None:
+        """A parameter whose axis is still unknown after arithmetic with a tensor that is broadcast over it.
+
+        An example is a table of position biases, with a head axis, plus a mask, without one.
+        """
+        found = [t for t in call.tensors if self.is_deferred(t)]
+        others = [t for t in call.tensors if not self.is_deferred(t) and t.numel() > 1]
+        if len(found) != 1 or not others or call.in_place or (label is not None and varying_axes(label)):
+            return None
+        table, size = found[0], call.out.shape
+        alone = [a for a in range(1, table.dim() + 1) if table.shape[-a] > 1]
+        if not any(all(t.dim() < a or t.shape[-a] == 1 for t in others) for a in alone):
+            return None
+        state = cast(Deferred, table._ecc_state)  # type: ignore[attr-defined]
+        return replace(state, index=state.elements().expand(size), order=())
 
     def _note_axes(self, path: str, labels: Labels) -> None:
         """Remember the channels of a view in this module, by their number."""

@@ -276,7 +276,7 @@ def index(trace: Tracer, call: Call) -> Labels | list[Labels]:
     trace.freeze_others(call, x)
     indices = list(call["indices"])
     hidden = [i is not None and i.device.type == "meta" for i in indices]
-    if any(varies(labels, a) for a, unknown in enumerate(hidden) if unknown):
+    if not trace.is_deferred(x) and any(varies(labels, a) for a, unknown in enumerate(hidden) if unknown):
         trace.freeze(labels, f"{call.here} selects channels by a computed index")
         return frozen_labels(call.out.shape)
     known = [
