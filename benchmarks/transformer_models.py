@@ -70,7 +70,8 @@ def _sound(*, decoder: bool) -> dict[str, Any]:
 
 def _clip() -> nn.Module:
     text = {**TEXT, "bos_token_id": 1, "eos_token_id": 2}
-    return hf.CLIPModel(hf.CLIPConfig(text_config=text, vision_config=IMAGE, projection_dim=16))
+    model: nn.Module = hf.CLIPModel(hf.CLIPConfig(text_config=text, vision_config=IMAGE, projection_dim=16))
+    return model
 
 
 MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], dict[str, Any]]]] = {

@@ -92,6 +92,8 @@ class Einsum(Attention):
 class Rotary(Attention):
     """Rotary embeddings by halves, and a learned scale for each head."""
 
+    frequencies: Tensor
+
     def __init__(self) -> None:
         super().__init__(head_dim=6)
         self.register_buffer("frequencies", torch.rand(3))
@@ -173,6 +175,8 @@ class OneKeyHead(Attention):
 
 class PositionBias(Attention):
     """A table of position biases with a head axis, as in Swin (added to scores or given as mask)."""
+
+    index: Tensor
 
     def __init__(self, length: int = 7, *, as_mask: bool = False) -> None:
         super().__init__()
