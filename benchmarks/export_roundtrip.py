@@ -21,8 +21,7 @@ from machine import machine, write_record
 from torch import Tensor, nn
 
 from ecc.export import TOLERANCE, compare_latency, export_model, load_slim
-from ecc.export.formats import FORMATS
-from ecc.export.formats import verify_export
+from ecc.export.formats import FORMATS, verify_export
 from ecc.graph import ChannelGraph, trace_channels, with_widths
 from ecc.graph.numerics import outputs_of
 from ecc.training import save_state

@@ -148,8 +148,7 @@ def compared(
         for way, run in runs.items():
             times[way].append(run(steps))
     ratio = {
-        way: statistics.median(t / a for t, a in zip(times[way], times["adam"], strict=True))
-        for way in ("ecc", "admm")
+        way: statistics.median(t / a for t, a in zip(times[way], times["adam"], strict=True)) for way in ("ecc", "admm")
     }
     return {
         "shape": list(shape),

@@ -1,9 +1,10 @@
-"""Several processes train one network, and cut the same channels in each.
+"""Train one network in several processes that prune the same channels.
 
     torchrun --nproc-per-node 2 examples/multi_gpu.py [FOLDER]      # with GPUs, one each; without, on the CPU
     python examples/multi_gpu.py                                    # one process
 
-Each process draws its own batches; gradients are averaged, so all of them decide alike. Process 0 weighs and writes.
+Each process draws its own batches. Gradients are averaged, so all processes make the same decisions. Process 0 measures
+and writes files.
 """
 
 from __future__ import annotations

@@ -90,7 +90,7 @@ def test_the_checks_are_listed_and_unknown_ones_refused(
     assert "--only setings: no such check; there are tests," in capsys.readouterr().err
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_every_check_is_recorded_and_one_failure_fails_all(tmp_path: Path) -> None:
     out = tmp_path / "made.json"
     common = ("--checks", "made_up", "--device", "cpu", "--vendor", str(tmp_path / "none"), "--out", str(out))
@@ -259,12 +259,12 @@ def test_slower_or_different_networks_fail(benchmarks: None) -> None:
 
 
 def test_the_readme_has_what_is_moved_to_the_device(benchmarks: None) -> None:
-    from gpu_checks.loops import moved_to, readme_scripts
+    from gpu_checks.loops import readme_on
 
-    train, compress = moved_to("cuda", readme_scripts())
-    assert 'model = Net().to("cuda")' in train
-    assert "images.to('cuda')" in train
-    assert "EccSolver" in compress
+    net, script = readme_on("cuda")
+    assert "images.to(DEVICE), labels.to(DEVICE)" in net
+    assert script.count("Net().to('cuda')") == 2
+    assert "EccSolver" in script
 
 
 @pytest.mark.slow

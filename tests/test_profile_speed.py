@@ -83,8 +83,8 @@ def test_the_section_tells_what_missed_its_goal(speed: ModuleType) -> None:
     }
     found = {"device": "NVIDIA H200", "networks": {"A": one, "B": {**one, "repeat_noise": 0.004}}}
     text = profile_table.section_of(found, "the origin")
-    assert "s on average: held by all networks." in text
-    assert "for the repeat noise was 1%: missed by A." in text
+    assert "1 s per sample (met by all networks)" in text
+    assert "1% repeat noise (missed by A)" in text
     assert "| A, 32x3x224x224 | graph | 0.71 | 0.90 | 10 | 1.23% | 6 | -0.20% |" in text
     assert text.count("`graph`: it can be captured") == 1
     assert text.endswith("the origin\n\n")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,8 +13,17 @@ import pytest
 import torch
 from torch import nn
 
+from ecc import torch_utils
 from ecc.errors import first_line
-from ecc.torch_utils import device_of, eval_mode, exact_arithmetic, tensors_in, torch_settings
+from ecc.torch_utils import (
+    NotCapturable,
+    capture_cuda_graph,
+    device_of,
+    eval_mode,
+    exact_arithmetic,
+    tensors_in,
+    torch_settings,
+)
 
 BACKENDS = ("cuda.matmul", "cudnn.conv", "cudnn.rnn", "mkldnn.matmul", "mkldnn.conv", "mkldnn.rnn")
 HAS_NEW_SETTINGS = hasattr(torch.backends.cuda.matmul, "fp32_precision")
@@ -193,3 +204,57 @@ def test_tensors_are_found_in_nested_values() -> None:
 )
 def test_an_error_in_one_line(error: Exception, line: str) -> None:
     assert first_line(error) == line
+
+
+# --- CUDA graphs -------------------------------------------------------------------------------------
+
+
+class FakeStream:
+    def wait_stream(self, other: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("fails_at", "error", "expected"),
+    [
+        (None, None, None),
+        (0, RuntimeError("wrong shape"), RuntimeError),  # it does not run at all
+        (2, RuntimeError("called a synchronizing operation.\nmore"), NotCapturable),
+        (3, RuntimeError("not permitted while capturing"), NotCapturable),
+        (3, torch.OutOfMemoryError("no memory"), torch.OutOfMemoryError),
+    ],
+)
+def test_a_function_is_captured_after_a_warm_up_or_refused_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch, fails_at: int | None, error: Exception | None, expected: type[Exception] | None
+) -> None:
+    """torch.cuda is replaced; real captures are tested on GPUs."""
+    calls: list[str] = []
+    modes = ["warm-up"]
+
+    @contextmanager
+    def mode(name: str, *_: object, **__: object) -> Iterator[None]:
+        modes.append(name)
+        yield
+        modes.pop()
+
+    fakes = {"CUDAGraph": lambda: "graph", "Stream": FakeStream, "current_stream": FakeStream, "stream": nullcontext}
+    for name, fake in {**fakes, "graph": partial(mode, "capture")}.items():
+        monkeypatch.setattr(torch.cuda, name, fake)
+    monkeypatch.setattr(torch_utils, "sync_is_an_error", partial(mode, "check"))
+
+    def run() -> int:
+        calls.append(modes[-1])
+        if error is not None and len(calls) - 1 == fails_at:
+            raise error
+        return len(calls)
+
+    if expected is None:
+        assert capture_cuda_graph(run, warmup=2) == ("graph", 4)
+        assert calls == ["warm-up", "warm-up", "check", "capture"]
+        return
+    with pytest.raises(expected) as caught:
+        capture_cuda_graph(run, warmup=2)
+    if expected is NotCapturable:
+        assert str(caught.value) == str(error).partition("\n")[0].rstrip(".")
+    else:
+        assert caught.value is error

@@ -23,7 +23,7 @@ from gpu_checks.common import (
 
 PLATFORM = "platform:jetson-tx2"  # an estimate: runs that check something else than energy take a moment to profile
 NET = "user_net.py"
-ROWS = 30
+SAMPLES = 30
 BUDGET = "70%"
 SCORE_TOLERANCE = 0.03
 
@@ -48,7 +48,7 @@ def copy_net(folder: Path) -> None:
 def compress_words(context: Context, energy: Path, run: Path, steps: int = 150) -> list[str]:
     """`ecc compress` of the small user network with an estimated budget."""
     phases = ["--pretrain-steps", str(steps), "--prune-steps", str(steps), "--finetune-steps", str(steps // 3)]
-    rates = ["--pretrain-lr", "3e-3", "--lr", "1e-3", "--checkpoint-seconds", "0.5", "-q"]
+    rates = ["--pretrain-lr", "3e-3", "--lr", "1e-3", "--checkpoint-every", "0.5", "-q"]
     words = ["-m", "ecc", "compress", f"{NET}:build_small", "--energy", str(energy), "--budget", "50%"]
     return [*words, "-o", str(run), "--meter", PLATFORM, "--device", context.device, *phases, *rates]
 
@@ -92,7 +92,7 @@ def command_line_with_meter(context: Context) -> Outcome:
     copy_net(folder)
     meter, label = ("nvml", "measured") if context.device == "cuda" else (PLATFORM, "estimated")
     net = f"{NET}:build_small" if context.small else f"{NET}:build"
-    words = ["-m", "ecc", "profile", net, "--meter", meter, "--samples", str(ROWS), "-o", "net.profile"]
+    words = ["-m", "ecc", "profile", net, "--meter", meter, "--samples", str(SAMPLES), "-o", "net.profile"]
     profile = run_python(words, folder, 120)
     fit = run_python(["-m", "ecc", "fit", "net.profile", "-o", "energy.json", "--json"], folder, 60)
     words = ["-m", "ecc", "compress", net, "--energy", "energy.json", "--budget", BUDGET, "-o", "run", "-q"]
@@ -113,7 +113,7 @@ def command_line_with_meter(context: Context) -> Outcome:
     found = summary_of(folder / "run")
     numbers = {
         "profile_seconds": profile.seconds,
-        "rows": ROWS,
+        "rows": SAMPLES,
         "fit_seconds": fit.seconds,
         "fit": {name: value for name, value in quality.items() if isinstance(value, str | float | int)},
         "compress_seconds": compress.seconds,
@@ -124,7 +124,7 @@ def command_line_with_meter(context: Context) -> Outcome:
     summary = (
         f"{percent(found['share_of_dense'])} of the {label} joules (budget {BUDGET}), score "
         f"{percent(found['dense_score'])} -> {percent(found['score'])}, "
-        f"profile of {ROWS} samples in {profile.seconds:.0f} s"
+        f"profile of {SAMPLES} samples in {profile.seconds:.0f} s"
     )
     return Outcome(good, summary, numbers)
 
@@ -179,7 +179,7 @@ def _killed_while_pruning(words: list[str], run: Path, folder: Path, least_steps
             if process.poll() is not None:
                 output, _ = process.communicate()
                 raise CommandFailed(f"the run ended before it was killed, exit code {process.returncode}.\n{output}")
-            lines = [line for line in history(run) if line["phase"] == "solve" and line["step"] >= least_steps]
+            lines = [line for line in history(run) if line["phase"] == "prune" and line["step"] >= least_steps]
             if lines and (run / "checkpoint.safetensors").exists():
                 return int(lines[-1]["total"])
             time.sleep(0.05)

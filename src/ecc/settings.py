@@ -1,4 +1,4 @@
-"""Settings of training, distillation, the solvers and a compression.
+"""Settings of measurements, profiles, training, distillation, the solvers and a compression.
 
 Each setting is declared once: these classes are the Python API, the keys of TOML files, and the options of the command
 line (see `ecc.options`). The module does not import torch, so that the help of the command line is fast.
@@ -7,10 +7,10 @@ line (see `ecc.options`). The module does not import torch, so that the help of 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal, get_args
 
 from ecc.constants import MIN_WIDTH_RATIO
-from ecc.errors import EccError
+from ecc.errors import BadMeasurement, EccError
 from ecc.options import check_options, option, settings_from
 from ecc.run_records import PHASES
 from ecc.schedules import Cosine
@@ -234,3 +234,150 @@ class CompressSettings:
         hold = int(reduction**2 * (self.prune_steps + self.finetune_steps))
         before, after = (0, self.finetune_steps) if phase == "prune" else (self.prune_steps, 0)
         return Cosine(start_lr=self.lr, hold_steps=hold, steps_before=before, steps_after=after)
+
+
+# --- measurements and profiles ---------------------------------------------------------------------
+
+Mode = Literal["auto", "eager", "graph", "compile"]
+Precision = Literal["fp32", "tf32", "fp16", "bf16"]
+MemoryFormat = Literal["contiguous", "channels_last"]
+InputData = Literal["random", "example"]
+
+MAX_WINDOW_SECONDS = 3600.0
+"""Longest window that a user may set."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasureSettings:
+    """How a network is run, and how long it is measured.
+
+    Raises:
+        EccError: If a value is out of its range.
+    """
+
+    mode: Mode = option(
+        "auto",
+        "Execution mode: eager, graph (CUDA graph), compile (torch.compile), or auto (a CUDA graph if the network can "
+        "be captured, because it repeats better; else eager).",
+        choices=get_args(Mode),
+        common=True,
+    )
+    precision: Precision = option(
+        "fp32", "Numerical precision: fp32 (no TF32), tf32, fp16 or bf16.", choices=get_args(Precision), common=True
+    )
+    memory_format: MemoryFormat = option(
+        "contiguous",
+        "Memory format of weights and inputs: contiguous or channels_last.",
+        choices=get_args(MemoryFormat),
+    )
+    cudnn_autotune: bool = option(
+        True, "Let cuDNN choose its algorithms by measuring them during the warm-up.", flag="autotune"
+    )
+    input_data: InputData = option(
+        "random",
+        "Input data: random (normal random numbers) or example (the example input itself).",
+        choices=get_args(InputData),
+    )
+    window_seconds: float = option(
+        0.5,
+        "Minimum length of a window in seconds.",
+        range=(0.001, MAX_WINDOW_SECONDS),
+        flag="window",
+        metavar="SECONDS",
+    )
+    min_ticks: int = option(10, "Minimum number of counter ticks in a window.", range=(1, None), metavar="N")
+    max_window_seconds: float = option(
+        30.0, "Longest window. A counter that needs more time for min_ticks is refused.", above=0, metavar="SECONDS"
+    )
+    target_relative_ci: float = option(
+        0.015, "Repeat windows until the 95 % CI of the mean is below this fraction.", range=(1e-6, None)
+    )
+    min_repeats: int = option(3, "Minimum number of windows.", range=(1, None), metavar="N")
+    max_repeats: int = option(8, "Maximum number of windows.", range=(1, None), metavar="N")
+    warmup_seconds: float = option(
+        0.3, "Time under load before the first window; at least the meter's settling time.", range=(0, None)
+    )
+    warmup_runs: int = option(10, "Inferences before anything is timed.", range=(1, None), metavar="N")
+    probe_seconds: float = option(
+        2.0, "How long the counter is observed, idle and busy, before measuring.", range=(0.001, None)
+    )
+    allow_shared: bool = option(False, "Measure although other processes use the device.")
+    allow_throttling: bool = option(False, "Measure although the device throttles.")
+
+    def __post_init__(self) -> None:
+        check_options(self)
+        if self.max_window_seconds < self.window_seconds:
+            raise BadMeasurement(
+                f"max_window_seconds is {self.max_window_seconds:g}; it must not be below "
+                f"window_seconds={self.window_seconds:g}."
+            )
+        if self.max_repeats < self.min_repeats:
+            raise BadMeasurement(f"max_repeats is {self.max_repeats}; give at least min_repeats={self.min_repeats}.")
+
+
+PROFILE_SETTINGS = MeasureSettings(
+    window_seconds=0.4, min_ticks=4, min_repeats=1, max_repeats=1, warmup_seconds=0.03, warmup_runs=3
+)
+"""One short window per sample, below a second on a counter with a period of 100 ms.
+
+Repeats are better made in other rounds, where the noise is independent. The device is still warm from the previous
+sample, and energy before the first tick of a window is not counted, so the warm-up can be short. cuDNN autotuning takes
+about as long as the window. Limiting it to three algorithms instead of torch's ten saves two thirds of that, but
+networks then use several percent more energy on an H200 than users would see.
+"""
+
+DESIGNS = ("mixed", "uniform")
+
+Shard = tuple[int, int]
+"""(k, n): the samples whose index is k modulo n, with k from 1 to n."""
+
+MAX_SAMPLES = 1_000_000
+"""Largest design; it is created in memory before the first measurement."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Design:
+    """Which widths are measured, how often, and in which order.
+
+    Raises:
+        EccError: If a value is out of its range.
+    """
+
+    kind: str = option("mixed", "Design: mixed or uniform.", choices=DESIGNS, flag="design")
+    samples: int = option(
+        250,
+        "Number of width configurations; a larger one extends a profile.",
+        range=(1, MAX_SAMPLES),
+        metavar="N",
+        common=True,
+        changes_result=False,
+    )
+    seed: int = option(0, "Random seed of the design.", range=(0, 2**32 - 1), metavar="N")
+    width_multiple: int | None = option(None, "Use widths that are multiples of N.", range=(1, None), metavar="N")
+    rounds: int = option(
+        1, "How often each configuration is measured.", range=(1, None), metavar="N", changes_result=False
+    )
+    reference_every: int = option(
+        10, "Samples between two measurements of the dense reference, which show drift.", range=(1, None), metavar="N"
+    )
+    shard: Shard | None = None
+    """Part of the design for one of several equal devices; None for all."""
+
+    def __post_init__(self) -> None:
+        check_options(self)
+        if self.rounds * self.samples > MAX_SAMPLES:
+            raise BadMeasurement(
+                f"{self.rounds} rounds of {self.samples} samples are more than {MAX_SAMPLES} measurements; "
+                "use fewer rounds or samples."
+            )
+        if self.shard is not None:
+            number, count = self.shard
+            if not 1 <= number <= count:
+                raise BadMeasurement(f"shard {number}/{count} does not exist; give 1/N to N/N.")
+            if not self.indices():
+                raise BadMeasurement(f"shard {number}/{count} of {self.samples} samples is empty; use more samples.")
+
+    def indices(self) -> tuple[int, ...]:
+        """Indices of the samples to measure: those of the shard, or all."""
+        number, count = self.shard or (0, 1)
+        return tuple(index for index in range(self.samples) if index % count == number % count)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import fields, is_dataclass
 from itertools import chain
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+
+from ecc.errors import first_line
+
+T = TypeVar("T")
 
 _MAX_DEPTH = 8  # of plain objects inside each other, which may refer to each other
 
@@ -150,6 +154,49 @@ def sync_is_an_error() -> Iterator[None]:
         yield
     finally:
         torch.cuda.set_sync_debug_mode(before)
+
+
+# --- CUDA graphs ---------------------------------------------------------------------------------
+
+
+CAPTURE_MODE = "thread_local"
+"""Other threads, such as a DataLoader that pins memory, do not disturb a capture."""
+
+
+class NotCapturable(Exception):
+    """Why a function that runs cannot be captured as a CUDA graph."""
+
+
+def capture_cuda_graph(run: Callable[[], T], warmup: int) -> tuple[torch.cuda.CUDAGraph, T]:
+    """Capture a function as a CUDA graph on the current device.
+
+    Args:
+        run: The function. It is called `warmup` + 2 times.
+        warmup: Calls on a side stream before the capture, in which libraries choose their kernels.
+
+    Returns:
+        The graph, and the result of the captured call, whose tensors each replay overwrites.
+
+    Raises:
+        NotCapturable: If the function runs, but not inside a capture.
+    """
+    graph, side = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(warmup):
+            run()
+    try:
+        # A capture that fails half-way would leave the random generator unusable, so try without one first.
+        with torch.cuda.stream(side), sync_is_an_error():
+            run()
+        torch.cuda.current_stream().wait_stream(side)
+        with torch.cuda.graph(graph, capture_error_mode=CAPTURE_MODE):
+            result = run()
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        raise NotCapturable(first_line(error).removeprefix("RuntimeError: ").rstrip(".")) from error
+    return graph, result
 
 
 def _backend(path: str) -> Any:

@@ -88,6 +88,7 @@ PARSED = {
     "ecc compress mobilenet_v1 --data imagenet --budget 60% -o run": "a data set; see test_data.py",
     "ecc compare recipe.toml --data imagenet --energy e.json -o runs": "a data set; see test_recipes.py",
     "ecc report --live run": "it serves until Ctrl-C; see test_verbs.py",
+    "ecc profile alexnet --shard 3/8 -o alexnet-3.profile": "verifying AlexNet is slow; see measure/test_profiler.py",
     "ecc compare net.py:build --energy e.json -o /shared/runs --backend ray": "a cluster; see methods/test_cluster.py",
 }
 """Examples that are only parsed, and why."""
@@ -98,7 +99,6 @@ SMALLER = {
     "ecc doctor --meter 'command:read-joules --port 3' --seconds 30": "--quick",
     "ecc profile mobilenet_v1 --mode graph --precision tf32 -o mobile.profile": None,
     "ecc profile net.py:build --rounds 2 --target-error 2% -o net.profile": f"{PLATFORM},noise=0.01 --samples 20",
-    "ecc profile alexnet --shard 3/8 -o alexnet-3.profile": f"{PLATFORM} --samples 40",
     "ecc fit mobile.profile --figures figures --paper 10000": "--paper 20",
     "ecc compress digits --budget 50% --meter platform:jetson-tx2 -o run --pretrain-steps 300": f"{SHORT} --batch 256",
     "ecc compress digits --budget macs=40% -o run --pretrain-steps 300": SHORT,

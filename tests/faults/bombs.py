@@ -52,7 +52,7 @@ def contents(name: str) -> dict[str, bytes]:
         return {"a.safetensors": _state(many)}
     if name == "checkpoint tensor":
         entry = {"dtype": "F64", "shape": [1 << 20, 1 << 20], "data_offsets": [0, 8 << 40]}
-        metadata = {"format": "ecc state 2", "crc32": "00000000", "skeleton": '{"tensor":"a"}'}
+        metadata = {"format": "ecc state 2", "crc32": "00000000", "layout": '{"tensor":"a"}'}
         text = json.dumps({"__metadata__": {"ecc": json.dumps(metadata)}, "a": entry}).encode()
         return {"a.safetensors": _state(text) + bytes(64)}
     if name == "weights header":

@@ -270,13 +270,13 @@ def _state(folder: Path) -> Path:
 
 
 def change_signed_state(data: bytes, rng: random.Random) -> bytes:
-    """The header or the skeleton in it changed, by someone who knows how the checksum is made."""
+    """The header or the layout in it changed, by someone who knows how the checksum is made."""
     length = int.from_bytes(data[:8], "little")
     header, body = json.loads(data[8 : 8 + length]), data[8 + length :]
     if rng.random() < 0.6:
         metadata = json.loads(header["__metadata__"]["ecc"])
-        metadata["skeleton"] = fuzz.as_json(fuzz.changed_tree(json.loads(metadata["skeleton"]), rng)).decode()
-        found = zlib.crc32(metadata["skeleton"].encode())
+        metadata["layout"] = fuzz.as_json(fuzz.changed_tree(json.loads(metadata["layout"]), rng)).decode()
+        found = zlib.crc32(metadata["layout"].encode())
         for name in sorted(set(header) - {"__metadata__"}):
             one, (start, end) = header[name], header[name]["data_offsets"]
             dtype = {"F32": "torch.float32", "BF16": "torch.bfloat16"}.get(one["dtype"], one["dtype"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from ecc.measure import Clock, DeviceState, Measured, MeterInfo, Provenance
 from ecc.measure.workload import QueuedWorkload
@@ -82,8 +81,9 @@ class FakeBoard:
         self.wait(launch_seconds)
         self._busy_until = max(self._busy_until, self._now) + seconds
 
-    def mark(self) -> FakeEvent:
-        return FakeEvent(self, self._busy_until)
+    def mark(self) -> Callable[[], bool]:
+        end = self._busy_until
+        return lambda: self._now >= end
 
     def queued(self, *, run_seconds: float, launch_seconds: float, depth: int = 2) -> QueuedWorkload:
         """Chunks of four runs in the device's queue."""
@@ -106,15 +106,6 @@ class FakeBoard:
         self.wait(self.read_seconds)
         joules = self.fault(self._joules, self._now)
         return round(joules / self._resolution) * self._resolution
-
-
-@dataclass
-class FakeEvent:
-    board: FakeBoard
-    at: float
-
-    def query(self) -> bool:
-        return self.board.now() >= self.at
 
 
 class FakeMeter:

@@ -142,18 +142,6 @@ def test_a_probe_handles_slow_and_continuous_counters_and_cpu_time() -> None:
 # --- workloads ---------------------------------------------------------------------------------------
 
 
-def test_host_work_is_counted_when_its_chunk_is_complete() -> None:
-    board = FakeBoard()
-    waited: list[int] = []
-    load = HostWorkload(lambda: board.work(0.001), 4, board.clock, synchronize=lambda: waited.append(1))
-    start = board.now()
-    assert load.advance()
-    assert load.advance()
-    load.drain()
-    assert [load.done_at(start + t) for t in (0, 0.0041, 1)] == [0, 4, 8]
-    assert load.chunks_done == len(waited) == 2
-
-
 def test_a_queue_is_filled_to_its_depth_and_a_slow_host_is_noticed() -> None:
     board = FakeBoard()
     load = board.queued(run_seconds=0.001, launch_seconds=1e-5, depth=3)
@@ -177,14 +165,17 @@ def test_the_queue_bridges_a_stall_of_the_host(chunk_seconds: float, read_second
     assert queue_depth(chunk_seconds, read_seconds) == depth
 
 
-def test_queued_work_is_interpolated_within_its_chunk() -> None:
-    board = FakeBoard()
-    load = board.queued(run_seconds=0.001, launch_seconds=0.0)
+def test_work_is_counted_in_whole_chunks_on_a_host_and_interpolated_in_a_queue() -> None:
+    board, waited = FakeBoard(), list[int]()
+    host = HostWorkload(lambda: board.work(0.001), 4, board.clock, synchronize=lambda: waited.append(1))
     start = board.now()
+    assert [host.advance(), host.advance()] == [True, True]
+    assert [host.done_at(start + t) for t in (0, 0.0041, 1)] == [0, 4, 8]
+    assert host.chunks_done == len(waited) == 2
+    load, start = board.queued(run_seconds=0.001, launch_seconds=0.0), board.now()
     while load.chunks_done < 5:
         if not load.advance():
             board.wait(1e-5)
-    assert load.done_at(start + 0.010) == pytest.approx(10, abs=0.05)
     assert load.done_at(board.now() + 1) is None  # not known yet
     load.forget_before(start + 0.0137)
     assert load.done_at(start + 0.0137) == pytest.approx(13.7, abs=0.05)

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from ecc.errors import BadMeasurement, BadWidths, EccError
 from ecc.graph import ChannelGraph, ChannelGroup
-from ecc.measure.design import DESIGNS, Design, parse_shard, sample_widths
+from ecc.measure.design import parse_shard, sample_widths
+from ecc.settings import DESIGNS, Design
 
 FULL = (64, 192, 384, 256, 100)
 

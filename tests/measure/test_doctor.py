@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from ecc.errors import BadMeasurement, NoMeter
-from ecc.graph import trace_channels
 from ecc.measure import DeviceState, MeterInfo, doctor, registry
 from ecc.measure.doctor import DoctorReport, MeterFinding, diagnose
 from ecc.measure.runner import InferenceRunner
@@ -88,7 +87,7 @@ def test_a_meter_is_observed_and_tested(works: Works) -> None:
     assert said[2].startswith("jetson: measuring a small network ")
 
 
-@pytest.mark.parametrize(("seconds", "windows", "noise"), [(1, 5, 0.0), (8, 10, 0.1), (20, 28, 0.2), (120, 30, 0.0)])
+@pytest.mark.parametrize(("seconds", "windows", "noise"), [(1, 5, 0.0), (20, 28, 0.2), (120, 30, 0.0)])
 def test_a_longer_test_has_more_windows_and_repeatability_follows_the_noise(
     works: Works, seconds: float, windows: int, noise: float
 ) -> None:
@@ -168,13 +167,11 @@ def test_a_real_self_test_on_the_cpu() -> None:
 # --- the network and its device ----------------------------------------------------------------------
 
 
-def test_the_network_is_small_and_leaves_random_numbers_alone() -> None:
+def test_the_network_leaves_random_numbers_alone_and_has_a_large_batch_for_gpus() -> None:
     state = torch.get_rng_state()
-    model, images = doctor._small_network(torch.device("cpu"))
+    batches = [doctor._small_network(torch.device(kind))[1].shape[0] for kind in ("cpu", "meta")]
+    assert batches == [1, 256]
     assert torch.equal(torch.get_rng_state(), state)
-    assert int(trace_channels(model, images, verify=False).macs()) == 29_196_288
-    assert images.shape[0] == 1
-    assert doctor._small_network(torch.device("meta"))[1].shape[0] == 256
 
 
 @pytest.mark.parametrize(
@@ -193,7 +190,7 @@ def test_the_network_runs_on_the_device_of_the_meter(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda k: SimpleNamespace(uuid=f"uuid-{k}"))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda k: SimpleNamespace(uuid=f"uuid-{k.index}"))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda k: f"GPU {k}")
     info = FakeMeter(FakeBoard(), covers=covers, device_id=device_id).describe()
     assert doctor._device_for(info) == (None if device is None else torch.device(device))

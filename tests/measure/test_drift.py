@@ -66,6 +66,9 @@ def test_drift_is_interpolated_on_a_log_scale_and_constant_outside_the_reference
 def test_drift_is_not_interpolated_across_a_break() -> None:
     before = [*points([1.0 + 0.002 * i for i in range(6)]), SAMPLE]
     after = points([0.9 + 0.002 * i for i in range(6)], session=1)
+    steps = reference_drift([*points([1.0, 1.0]), *points([2.0, 2.0], session=1)])
+    assert steps is not None
+    assert (steps.noise, steps.span) == (0.0, 1.0)
     drift = log_drift(before + after)
     assert drift[len(before) - 1] == drift[len(before) - 2]  # the last of its session, not half-way to the next
     assert math.exp(drift[len(before)] - drift[len(before) - 1]) == pytest.approx(0.9 / 1.01)

@@ -49,22 +49,14 @@ MEASURED = header(
     environment={"torch": "2.9", "python": "3.12", "ecc": "1", "driver": "550"},
     created="2026-01-01T00:00:00.000+00:00",
 )
-FULL_SAMPLE = Sample(
-    index=3,
-    round=1,
-    session=2,
-    widths=(4, 3),
-    joules=0.1,
-    seconds=0.2,
-    relative_ci=0.01,
-    edge_error=0.002,
-    ticks=5,
-    temperature_celsius=-3.5,
-    clock_mhz=1980.0,
-    power_capped=False,
-    host_bound_share=0.0,
-    measured_at=START,
-)
+STATE: dict[str, Any] = {
+    "temperature_celsius": -3.5,
+    "clock_mhz": 1980.0,
+    "power_capped": False,
+    "host_bound_share": 0.0,
+}
+QUALITY: dict[str, Any] = {"relative_ci": 0.01, "edge_error": 0.002, "ticks": 5, "measured_at": START}
+FULL_SAMPLE = sample(3, 0.1, round=1, session=2, seconds=0.2, **QUALITY, **STATE)
 
 
 @pytest.fixture
@@ -95,73 +87,52 @@ def test_a_header_describes_graph_and_inputs() -> None:
     [
         ({"structure": replace(small_graph().structure, fingerprint="0" * 16)}, "fingerprint"),
         ({"batch": 64}, "batch"),
-        ({"input_shapes": {"0": (2, 3, 8, 8)}}, "input_shapes.0"),
         ({"input_shapes": {"0": (2, 3, 6, 6), "1": (2,)}}, "input_shapes.1"),
         ({"device_type": "cpu"}, "device_type"),
-        ({"meter": replace(METER, device="another GPU")}, "meter.device"),
         ({"meter": replace(METER, device_id="GPU-2")}, "meter.device_id"),
         ({"meter": replace(METER, reads="integrated power")}, "meter.reads"),
         ({"meter": replace(METER, provenance=Declared(15))}, "meter.provenance.kind"),
-        ({"settings": replace(SETTINGS, mode="eager")}, "settings.mode"),
         ({"settings": replace(SETTINGS, memory_format="channels_last")}, "settings.memory_format"),
-        ({"settings": replace(SETTINGS, window_seconds=0.7)}, "settings.window_seconds"),
         ({"settings": None}, "settings.mode"),
-        ({"design": replace(PLAN, kind="mixed")}, "design.kind"),
         ({"design": replace(PLAN, width_multiple=None)}, "design.width_multiple"),
         ({"design": replace(PLAN, shard=(4, 8))}, "design.shard"),
         ({"environment": {**MEASURED.environment, "driver": "560"}}, "environment.driver"),
+        # The following do not change the energy.
+        ({"created": None, "counter": None, "mode_reason": "chosen by the user"}, None),
+        ({"design": replace(PLAN, samples=200, rounds=3)}, None),
+        ({"environment": {**MEASURED.environment, "python": "3.13", "ecc": "2"}}, None),
+        ({"meter": replace(METER, notes=("a note",))}, None),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_differences_that_change_energy_are_conflicts(change: dict[str, Any], field: str) -> None:
+def test_headers_conflict_if_they_differ_in_what_changes_the_energy(change: dict[str, Any], field: str | None) -> None:
     other = replace(MEASURED, **change)
     found, back = header_conflict(MEASURED, other), header_conflict(other, MEASURED)
-    assert found is not None
-    assert back is not None
-    assert found[0] == field
-    assert found[1] != found[2]
+    assert (found and found[0], back is None) == (field, field is None)
+    assert found is None or found[1] != found[2]
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"created": None},
-        {"counter": None},
-        {"mode_reason": "chosen by the user"},
-        {"design": replace(PLAN, samples=200, rounds=3)},
-        {"environment": {**MEASURED.environment, "python": "3.13", "ecc": "2"}},
-        {"meter": replace(METER, notes=("a note",))},
-    ],
-)
-def test_other_differences_are_not(change: dict[str, Any]) -> None:
-    assert header_conflict(MEASURED, replace(MEASURED, **change)) is None
+def test_computed_profiles_do_not_depend_on_the_software() -> None:
+    assert header_conflict(header(), header(environment={"torch": "3"})) is None
     shards = replace(MEASURED, design=replace(PLAN, shard=None))
     assert header_conflict(MEASURED, shards, ignore=frozenset({"design.shard"})) is None
-    assert header_conflict(header(), header(environment={"torch": "3"})) is None  # computed, not measured
 
 
 # --- samples -----------------------------------------------------------------------------------------
 
 
-def test_samples_and_references_are_separated() -> None:
+def test_samples_are_sorted_and_rounds_combined_by_the_rule_of_the_meter() -> None:
     made = profile_of(*SAMPLES)
-    assert made.design_samples == SAMPLES[1:3]
-    assert made.references == (SAMPLES[0], SAMPLES[3])
+    assert (made.design_samples, made.references) == (SAMPLES[1:3], (SAMPLES[0], SAMPLES[3]))
     assert made.widths_by_group((4, 3)) == {"first": 4, "second": 3}
     assert [made.head(count).samples for count in range(3)] == [(), SAMPLES[:2], SAMPLES[:3]]
     assert made.missing_samples() == list(range(2, 20))
     assert repr(made).endswith("2 samples, 2 of the dense network, estimated on paper>")
-    assert [(s.index, s.widths, s.joules, s.relative_ci) for s in made.corrected()] == [
-        (0, (16, 12), 0.7, None),
-        (1, (4, 3), 0.5, None),
-    ]
-
-
-def test_rounds_are_combined_by_the_rule_of_the_meter() -> None:
+    corrected = [(s.index, s.widths, s.joules, s.relative_ci) for s in made.corrected()]
+    assert corrected == [(0, (16, 12), 0.7, None), (1, (4, 3), 0.5, None)]
     rounds = [sample(0, joules, round=i, seconds=joules / 100) for i, joules in enumerate((1.0, 5.0, 2.0))]
     (found,) = profile_of(*rounds).corrected()
-    assert (found.joules, found.seconds) == (2.0, 0.02)
-    assert found.relative_ci is not None
+    assert (found.joules, found.seconds, found.relative_ci is None) == (2.0, 0.02, False)
     declared = replace(FakeCosts().describe(), provenance=Declared(15))
     assert profile_of(*rounds, meter=declared).corrected()[0].joules == 1.5
 
@@ -234,12 +205,9 @@ def test_an_incomplete_last_line_is_ignored(path: Path) -> None:
         assert Profile.load(path).samples == SAMPLES[:3]
     path.write_bytes(data + b"\0" * 100)  # as after a power failure
     assert Profile.load(path).samples == SAMPLES
-
-
-def test_the_profile_of_another_network_is_refused(path: Path) -> None:
-    profile_of(*SAMPLES, structure=replace(small_graph().structure, fingerprint="0123456789abcdef")).save(path)
-    with pytest.raises(BadFile, match=f"network 0123456789abcdef, and this network is {small_graph().fingerprint}"):
-        Profile.load(path, small_graph())
+    other = replace(small_graph(), layers=small_graph().layers[:-1])
+    with pytest.raises(BadFile, match=f"network {small_graph().fingerprint}, and this network is {other.fingerprint}"):
+        Profile.load(path, other)
 
 
 GOOD = sample_line(sample(2))
@@ -251,29 +219,21 @@ GOOD = sample_line(sample(2))
         (GOOD.replace(b"1.0", b"NaN"), "not valid JSON"),
         (GOOD.replace(b"1.0", b"1e999"), "out of range|not valid"),
         (GOOD.replace(b"1.0", b"-1.0"), r"Expected `float` > 0.0 - at `\$.joules`"),
-        (GOOD.replace(b"1.0", b'"1"'), r"Expected `float`, got `str` - at `\$.joules`"),
         (GOOD.replace(b'"seconds"', b'"later"'), "missing required field `seconds`"),
         (GOOD.replace(b"[4,3]", b"[4]"), r"widths \[4\] do not fit the full widths \[16, 12\]"),
         (GOOD.replace(b"[4,3]", b"[4,13]"), r"widths \[4, 13\] do not fit"),
         (GOOD.replace(b"[4,3]", b"[4,0]"), "`int` >= 1"),
-        (GOOD.replace(b'"index":2', b'"index":true'), r"Expected `int \| null`, got `bool`"),
         (GOOD.replace(b"}", b',"measured_at":"2026-01-01T00:00:00"}'), "timezone"),
         (GOOD[:20] + b"\n", "not valid JSON"),
-        (b"[]\n", "Expected `object`, got `array`"),
         (b'{"index":' + b"[" * 100_000 + b"\n", "not a valid|not valid"),
+        (sample_line(sample(1)), "sample 1 of round 0 is already in line 3"),
     ],
-    ids=range(13),
+    ids=range(11),
 )
-def test_a_damaged_sample_is_refused_with_its_line(path: Path, line: bytes, message: str) -> None:
+def test_a_damaged_or_repeated_sample_is_refused_with_its_line(path: Path, line: bytes, message: str) -> None:
     profile_of(*SAMPLES).save(path)
     path.write_bytes(path.read_bytes() + line + GOOD)
     with pytest.raises(BadFile, match=rf"a\.profile:6.*({message})"):
-        Profile.load(path)
-
-
-def test_a_repeated_sample_is_refused(path: Path) -> None:
-    profile_of(*SAMPLES, sample(1, round=1), sample(1)).save(path)
-    with pytest.raises(BadFile, match=r"a\.profile:7: sample 1 of round 0 is already in line 3"):
         Profile.load(path)
 
 
@@ -289,23 +249,16 @@ def changed_header(**changes: Any) -> dict[str, Any]:
     [
         ({"index": 1}, "is not a profile; give a file that `ecc profile` wrote"),
         ({"header": {"format": "other", "version": 3}}, "is not a profile"),
-        ({"header": 5}, "is not a profile"),
         ({"header": changed_header(version=7)}, "has version 7; this version of ecc reads version 3"),
         ({"header": {"format": "ecc profile", "version": 3}}, "missing required field"),
         ({"header": changed_header(groups=["first"])}, "do not fit the structure"),
-        ({"header": changed_header(full_widths=[16, 7])}, "do not fit the structure"),
         ({"header": changed_header(batch=0)}, "`int` >= 1"),
         ({"header": changed_header(settings={"mode": "warp"})}, "Invalid enum value 'warp'"),
         ({"header": changed_header(settings={"min_ticks": 0})}, "min_ticks is 0"),
-        ({"header": changed_header(settings=0)}, r"got `int` - at `\$.header.settings`"),
-        ({"header": changed_header(counter=[])}, r"at `\$.header.counter`"),
         ({"header": changed_header(design={"samples": 10**18})}, "samples is 1000000000000000000"),
         ({"header": changed_header(design={"shard": [1]})}, r"at `\$.header.design.shard`"),
-        ({"header": changed_header(design={"kind": 5})}, r"at `\$.header.design.kind`"),
         ({"header": changed_header(meter={"device": "\x1b[2J"})}, "control characters"),
         ({"header": changed_header(meter={"provenance": {"kind": "guessed"}})}, "provenance"),
-        ({"header": changed_header(environment=5)}, r"at `\$.header.environment`"),
-        ({"header": changed_header(merged_from=[5])}, r"at `\$.header.merged_from"),
     ],
 )
 def test_a_damaged_header_is_refused(path: Path, data: dict[str, Any], message: str) -> None:
@@ -315,7 +268,7 @@ def test_a_damaged_header_is_refused(path: Path, data: dict[str, Any], message: 
 
 
 def test_fields_of_later_versions_are_ignored() -> None:
-    data = {"header": {**changed_header(settings={"warp": 9}), "later": True}}
+    data = {"header": {**changed_header(settings={"later": 9}), "later": True}}
     assert parse_profile(json.dumps(data).encode() + b"\n", "file").header == MEASURED
 
 
@@ -345,6 +298,9 @@ def test_files_that_are_not_profiles_are_refused(tmp_path: Path, data: bytes, me
 
 def test_samples_are_in_the_file_as_soon_as_they_are_appended(path: Path) -> None:
     with open_profile(path) as writer:
+        writer.start(header())
+    assert not path.exists()  # a failed start leaves no file
+    with open_profile(path) as writer:
         assert (writer.header, writer.samples) == (None, [])
         writer.start(header())
         for count, one in enumerate((reference(2.0), sample(0)), start=1):
@@ -355,13 +311,6 @@ def test_samples_are_in_the_file_as_soon_as_they_are_appended(path: Path) -> Non
         assert writer.header == header()
         writer.append(sample(1))
     assert Profile.load(path) == profile_of(reference(2.0), sample(0), sample(1))
-
-
-def test_a_failed_start_leaves_no_file(path: Path) -> None:
-    with open_profile(path) as writer:
-        writer.start(header())
-        assert path.exists()
-    assert not path.exists()
 
 
 def test_an_incomplete_line_is_removed_before_appending(path: Path) -> None:
@@ -522,7 +471,6 @@ def test_equal_devices_are_merged_and_others_refused_or_rescaled(tmp_path: Path)
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"structure": replace(small_graph().structure, fingerprint="0" * 16)}, "fingerprint"),
         ({"batch": 64}, "batch is 2 and 64"),
         ({"meter": replace(header().meter, device="another")}, "meter.device is 'paper' and 'another'"),
         ({"design": replace(header().design, seed=9)}, "design.seed is 0 and 9"),

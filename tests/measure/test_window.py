@@ -29,10 +29,10 @@ from ecc.measure import (
     probe_counter,
 )
 from ecc.measure.counter import Tick
-from ecc.measure.measurement import Mode
 from ecc.measure.meters.cputime import CpuTimeMeter
 from ecc.measure.window import WindowAligner, aliasing_error, check_state
 from ecc.measure.workload import HostWorkload, Workload
+from ecc.settings import Mode
 from measure.fakes import FakeBoard, FakeMeter
 from measure.profile_cases import SmallNet, run_seconds
 
@@ -334,7 +334,7 @@ def test_a_gpu_is_measured_through_its_queue(monkeypatch: pytest.MonkeyPatch) ->
 
     class Event:
         def record(self) -> None:
-            self.query = board.mark().query
+            self.query = board.mark()
 
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "synchronize", board.synchronize)
@@ -342,7 +342,7 @@ def test_a_gpu_is_measured_through_its_queue(monkeypatch: pytest.MonkeyPatch) ->
     assert result.joules == pytest.approx(300 * RUN_SECONDS, rel=0.005)
     assert result.seconds == pytest.approx(RUN_SECONDS, rel=0.005)
     assert result.host_bound_share == 0
-    assert board.mark().query()  # the queue is empty
+    assert board.mark()()  # the queue is empty
     result = measure(lambda: board.queue(1e-4, 1e-3), FakeMeter(board), device="cuda", clock=board.clock)
     assert result.joules == pytest.approx(1e-4 * 300 + 9e-4 * 80, rel=0.05)
     assert result.host_bound_share > 0.9
@@ -418,9 +418,9 @@ def gpu_model() -> nn.Module:
 @pytest.mark.filterwarnings("ignore")  # from torch.compile
 @pytest.mark.parametrize("mode", ["eager", "graph", "compile"])
 def test_a_real_gpu_is_measured(mode: Mode) -> None:
-    meter = find_meter("nvml")
+    meter = find_meter()
     try:
-        result = measure_model(gpu_model(), torch.ones(32, 3, 64, 64), meter, MeasureSettings(mode=mode))  # type: ignore[arg-type]
+        result = measure_model(gpu_model(), torch.ones(32, 3, 64, 64), meter, MeasureSettings(mode=mode))
     finally:
         close_meter(meter)
     assert result.converged, result
@@ -435,14 +435,11 @@ def test_a_real_gpu_is_measured(mode: Mode) -> None:
 
 @pytest.mark.gpu
 def test_a_real_gpu_repeats_within_a_percent() -> None:
-    model: nn.Module = gpu_model()
-    meter: Any = find_meter("nvml")
+    model, example, meter = gpu_model(), torch.ones(32, 3, 64, 64), find_meter()
     settings = MeasureSettings(min_ticks=5, min_repeats=1, max_repeats=1)
     try:
         counter = probe_counter(meter)
-        joules = [
-            measure_model(model, torch.ones(32, 3, 64, 64), meter, settings, counter=counter).joules for _ in range(10)
-        ]
+        joules = [measure_model(model, example, meter, settings, counter=counter).joules for _ in range(10)]
     finally:
         close_meter(meter)
     assert relative_std(joules[1:]) < 0.01, joules

@@ -71,7 +71,7 @@ def write_run(
     energy = energy_model()
     limit = ratio * energy.dense
     folder.mkdir(parents=True)
-    config = {
+    config: dict[str, object] = {
         "verb": "compress",
         "task": task,
         "budgets": [f"energy {100 * ratio:.4g}% of dense"],

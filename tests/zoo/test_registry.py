@@ -26,7 +26,7 @@ def refusal(spec: str, **options: Any) -> str:
     return str(caught.value)
 
 
-SHAPES = {"digits": (1, 1, 8, 8), "erfnet": (1, 3, 512, 1024), "resnet20": (1, 3, 32, 32), "resnet56": (1, 3, 32, 32)}
+SHAPES = {"digits": (256, 1, 8, 8), "erfnet": (1, 3, 512, 1024), "resnet20": (1, 3, 32, 32), "resnet56": (1, 3, 32, 32)}
 
 
 @pytest.mark.parametrize("name", BUNDLED_TASKS)

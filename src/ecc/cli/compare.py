@@ -133,12 +133,13 @@ def compare(
 
     from ecc.api import make_settings, write_report
     from ecc.methods.cluster import open_cluster, run_on_cluster
-    from ecc.report.figures import check_figure_path, draw_tradeoff
     from ecc.report.load import load_grid, load_report
     from ecc.report.terminal import grid_table
     from ecc.training import Interrupted
 
     if figure is not None:
+        from ecc.report.figures import check_figure_path
+
         check_figure_path(figure)
     shown = console(is_shown=not as_json)
 
@@ -177,6 +178,8 @@ def compare(
         raise click.exceptions.Exit(128 + stop.signum) from None
     rows = load_grid(output)
     if figure is not None:
+        from ecc.report.figures import draw_tradeoff
+
         draw_tradeoff(load_report(output), figure)
     if as_json:
         print_json(rows)

@@ -54,7 +54,6 @@ def fit(
     from ecc.io import write_text
     from ecc.measure import Profile
     from ecc.records import to_builtins, to_json
-    from ecc.report.figures import draw_fit
     from ecc.report.terminal import check_budget, fit_summary, fit_table
 
     profile = Profile.load(file)
@@ -72,6 +71,8 @@ def fit(
         model.save(output)
         written.append(output)
     if figures is not None:
+        from ecc.report.figures import draw_fit
+
         found = run_ablation(profile, resource=resource, allow_drift=allow_drift, iterations=iterations)
         written += draw_fit(found, stem, figures, stem)
         data = figures / f"{stem}-fit.json"

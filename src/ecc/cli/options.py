@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Container, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -99,29 +99,32 @@ def option(*names: str, **settings: Any) -> Callable[[F], F]:
 # ---------------------------------------------------------------- options from a settings class
 
 
-def settings_options(kind: type, *, common: bool = True) -> Callable[[F], F]:
+def settings_options(source: Any, *, common: bool = True, argument: str = "settings") -> Callable[[F], F]:
     """Add an option for every setting of a settings class.
 
-    The function gets the argument `settings`: a dict of those that were typed, or that a file of `--config` gives, by
+    The function gets one more argument: a dict of the settings that were typed, or that a file of `--config` gives, by
     name.
 
     Args:
-        kind: The settings class; see `ecc.options`.
+        source: The settings class (see `ecc.options`), or an instance that has the defaults.
         common: Whether `--help` shows the settings that are declared as common.
+        argument: Name of the argument.
     """
-    settings = options_of(kind)
+    kind, defaults = (source, {}) if isinstance(source, type) else (type(source), flat_values(source))
+    settings = [replace(one, default=defaults.get(one.name, one.default)) for one in options_of(kind)]
+    names = {setting.name for setting in settings}
 
     def decorate(function: F) -> F:
         @wraps(function)
         def call(**values: Any) -> Any:
             context = click.get_current_context()
             typed = {
-                setting.name: values[setting.name]
-                for setting in settings
-                if context.get_parameter_source(setting.name) is not ParameterSource.DEFAULT
+                name: value
+                for name, value in values.items()
+                if name in names and context.get_parameter_source(name) is not ParameterSource.DEFAULT
             }
-            others = {name: value for name, value in values.items() if name not in {one.name for one in settings}}
-            return function(settings=typed, **others)
+            others = {name: value for name, value in values.items() if name not in names}
+            return function(**{argument: typed}, **others)
 
         decorated: Any = call
         for setting in reversed(settings):

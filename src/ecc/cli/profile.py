@@ -7,6 +7,8 @@ from typing import Any
 
 import click
 
+from ecc.settings import PROFILE_SETTINGS, Design
+
 from .options import (
     Command,
     build_task,
@@ -16,6 +18,7 @@ from .options import (
     option,
     print_json,
     quiet_option,
+    settings_options,
     task_argument,
     task_options,
 )
@@ -28,29 +31,12 @@ FILE = click.Path(path_type=Path)
 @option("-o", "--output", required=True, type=FILE, metavar="FILE", help="The profile; an existing one is resumed.")
 @task_options
 @option("--meter", metavar="METER", default="auto", help="Energy meter: auto, nvml, rapl, platform:jetson-tx2, ...")
-@option("--samples", metavar="N", type=int, default=250, help="Width configurations; a larger number extends a file.")
 @option("--target-error", metavar="SHARE", help="Stop when the error of a quick fit is below, for example, 2%.")
 @option("--batch", metavar="N", type=int, help="Items per inference; as the example input of the task if not given.")
 @option("--device", metavar="DEVICE", help="Device to run on: cuda, cuda:1, cpu, ...; one that the meter sees.")
-@option("--mode", metavar="NAME", help="How the network runs: auto (a CUDA graph if possible), eager, graph, compile.")
-@option("--precision", metavar="NAME", help="fp32, tf32, fp16 or bf16.")
-@option("--design", metavar="NAME", default="mixed", common=False, help="mixed, or uniform as in the paper.")
-@option("--seed", metavar="N", type=int, default=0, common=False, help="Random seed of the design.")
-@option("--width-multiple", metavar="N", type=int, common=False, help="Widths are multiples of this number.")
-@option("--rounds", metavar="N", type=int, default=1, common=False, help="How often each sample is measured.")
-@option(
-    "--reference-every", metavar="N", type=int, default=10, common=False,
-    help="Samples between two measurements of the dense network, which show drift.",
-)  # fmt: skip
+@settings_options(Design, argument="design")
 @option("--shard", metavar="K/N", common=False, help="Samples for device K of N equal devices.")
-@option("--memory-format", metavar="NAME", common=False, help="contiguous or channels_last.")
-@option(
-    "--autotune/--no-autotune", "cudnn_autotune", default=None, common=False, help="Let cuDNN choose its algorithms."
-)
-@option("--window", "window_seconds", metavar="S", type=float, common=False, help="Shortest measurement in seconds.")
-@option("--min-ticks", metavar="N", type=int, common=False, help="Fewest updates of the meter in a measurement.")
-@option("--allow-shared", is_flag=True, default=None, common=False, help="Measure although others use the device.")
-@option("--allow-throttling", is_flag=True, default=None, common=False, help="Measure although the device is too hot.")
+@settings_options(PROFILE_SETTINGS)
 @freeze_option
 @quiet_option
 @json_option
@@ -58,23 +44,18 @@ def profile(
     task: str,
     output: Path,
     meter: str,
-    samples: int,
     target_error: str | None,
     batch: int | None,
     device: str | None,
-    design: str,
-    seed: int,
-    width_multiple: int | None,
-    rounds: int,
-    reference_every: int,
+    design: dict[str, Any],
     shard: str | None,
+    settings: dict[str, Any],
     freeze: tuple[str, ...],
     quiet: bool,
     as_json: bool,
     data: Path | None,
     weights: Path | None,
     image_size: str | None,
-    **chosen: Any,
 ) -> None:
     """Measure a network at many widths. Run the same command again to resume.
 
@@ -104,7 +85,7 @@ def profile(
     source = find_meter(meter, device_type=device and device.partition(":")[0])
     view = ProfileProgress(console(is_shown=not quiet and not as_json))
     try:
-        settings = profile_settings(source, device=device, **chosen)
+        chosen = profile_settings(source, device=device, **settings)
         device = None if isinstance(source, Analytic) else device or default_device(source)
         view.announce(source.describe(), device)
         example_input = job.example_input if batch is None else with_batch_size(job.example_input, batch)
@@ -117,14 +98,9 @@ def profile(
                 example_input,
                 source,
                 output,
-                samples=samples,
-                design=design,
-                seed=seed,
-                width_multiple=width_multiple,
-                settings=settings,
+                **design,
+                settings=chosen,
                 device=device,
-                rounds=rounds,
-                reference_every=reference_every,
                 target_error=None if target_error is None else parse_share(target_error),
                 shard=None if shard is None else parse_shard(shard),
                 progress=view,

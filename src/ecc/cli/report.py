@@ -37,7 +37,6 @@ def report(folder: Path, output: Path | None, figures: Path | None, live: bool, 
     if live and (output or figures):
         raise EccError("--live serves the page and writes no file; leave out -o and --figures, or call it twice.")
     from ecc.api import write_report
-    from ecc.report.figures import draw_figures
     from ecc.report.load import load_report
     from ecc.report.serve import LiveServer, serve
 
@@ -48,5 +47,7 @@ def report(folder: Path, output: Path | None, figures: Path | None, live: bool, 
         return
     click.echo(write_report(folder, output))
     if figures is not None:
+        from ecc.report.figures import draw_figures
+
         for path in draw_figures(load_report(folder), figures):
             click.echo(path)

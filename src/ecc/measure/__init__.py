@@ -1,8 +1,10 @@
 """Measure the energy and latency of networks on a device."""
 
+from ecc.settings import PROFILE_SETTINGS, Design, MeasureSettings
+
 from .counter import CounterProbe, probe_counter
-from .design import Design, sample_widths
-from .measurement import Measurement, MeasureSettings, Window
+from .design import sample_widths
+from .measurement import Measurement, Window
 from .meter import (
     Analytic,
     Clock,
@@ -19,7 +21,7 @@ from .meter import (
     close_meter,
 )
 from .profile import CorrectedSample, Profile, ProfileHeader, Sample, merge_profiles
-from .profiler import PROFILE_SETTINGS, DeviceProfiler, Progress, profile
+from .profiler import DeviceProfiler, Progress, profile
 from .registry import FALLBACKS, Attempt, find_meter, probe_meters
 from .runner import InferenceRunner, prepare_runner
 from .window import measure, measure_model

@@ -157,22 +157,16 @@ class CounterProbe:
 
     moves: bool
     """Whether the counter changed at all."""
-
     tick_seconds: float | None
     """Period of the ticks; an upper bound if every reading differed. None if the counter does not move."""
-
     read_seconds: float
     """Duration of one reading."""
-
     idle_watts: float | None
     """Power of the idle device; None if it could not be determined."""
-
     busy_watts: float | None = None
     """Power under the given load, if there was one."""
-
     step_joules: float | None = None
     """Smallest observed step."""
-
     idle_state: DeviceState | None = None
     """State of the device before the load, if the meter reads it."""
 

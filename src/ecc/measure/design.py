@@ -14,70 +14,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from ecc.errors import BadMeasurement, BadWidths
 from ecc.graph import ChannelGraph, ChannelGroup
-from ecc.options import check_options, option
-
-DESIGNS = ("mixed", "uniform")
-
-Shard = tuple[int, int]
-"""(k, n): the samples whose index is k modulo n, with k from 1 to n."""
-
-MAX_SAMPLES = 1_000_000
-"""Largest design; it is created in memory before the first measurement."""
+from ecc.settings import Design, Shard
 
 _UNIFORM_SHARE = 1 / 3  # of `mixed`, after its first three
 _SCALE_RANGE = (0.1, 1.0)  # common ratio of scaled configurations
 _SCALE_SPREAD = 0.35  # standard deviation of the logarithm of the factor per group
 _MAX_REDRAWS = 1_000
-_MAX_SEED = 2**32 - 1  # limit of numpy's RandomState
-
-
-@dataclass(frozen=True, kw_only=True)
-class Design:
-    """Which widths are measured, how often, and in which order.
-
-    Raises:
-        EccError: If a value is out of its range.
-    """
-
-    kind: str = option("mixed", "Design: mixed or uniform.", choices=DESIGNS, flag="design")
-    samples: int = option(
-        250, "Number of width configurations.", range=(1, MAX_SAMPLES), metavar="N", common=True, changes_result=False
-    )
-    seed: int = option(0, "Random seed.", range=(0, _MAX_SEED), metavar="N")
-    width_multiple: int | None = option(None, "Use widths that are multiples of N.", range=(1, None), metavar="N")
-    rounds: int = option(
-        1, "How often each configuration is measured.", range=(1, None), metavar="N", changes_result=False
-    )
-    reference_every: int = option(
-        10, "Samples between two measurements of the dense reference.", range=(1, None), metavar="N"
-    )
-    shard: Shard | None = None
-    """Part of the design for one of several equal devices; None for all."""
-
-    def __post_init__(self) -> None:
-        check_options(self)
-        if self.rounds * self.samples > MAX_SAMPLES:
-            raise BadMeasurement(
-                f"{self.rounds} rounds of {self.samples} samples are more than {MAX_SAMPLES} measurements; "
-                "use fewer rounds or samples."
-            )
-        if self.shard is not None:
-            number, count = self.shard
-            if not 1 <= number <= count:
-                raise BadMeasurement(f"shard {number}/{count} does not exist; give 1/N to N/N.")
-            if not self.indices():
-                raise BadMeasurement(f"shard {number}/{count} of {self.samples} samples is empty; use more samples.")
-
-    def indices(self) -> tuple[int, ...]:
-        """Indices of the samples to measure: those of the shard, or all."""
-        number, count = self.shard or (0, 1)
-        return tuple(index for index in range(self.samples) if index % count == number % count)
 
 
 def parse_shard(text: str) -> Shard:
@@ -93,11 +40,7 @@ def parse_shard(text: str) -> Shard:
 
 
 def sample_widths(
-    graph: ChannelGraph,
-    samples: int,
-    kind: str = "mixed",
-    seed: int = 0,
-    width_multiple: int | None = None,
+    graph: ChannelGraph, samples: int, kind: str = "mixed", seed: int = 0, width_multiple: int | None = None
 ) -> tuple[dict[str, int], ...]:
     """Draw distinct width configurations, each with the width of every prunable group.
 

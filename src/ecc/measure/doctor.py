@@ -11,24 +11,23 @@ import platform
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import nn
 
 from ecc.errors import BadMeasurement, EccError, first_line, option_hint
+from ecc.settings import MeasureSettings
 
 from .counter import CounterProbe, probe_counter
 from .environment import environment
-from .measurement import Measurement, MeasureSettings
-from .meter import Clock, EnergySource, Meter, MeterInfo, close_meter
+from .measurement import Measurement
+from .meter import Clock, Meter, MeterInfo, close_meter
 from .meters.rapl import processor_name
-from .registry import FALLBACKS, find_meter, probe_meters
+from .registry import FALLBACKS, attempt_of, find_meter, probe_meters
 from .runner import prepare_runner
-from .window import measure
+from .window import has_uuid, measure, visible_device_type
 from .workload import make_workload
 
-_ACCELERATORS = ("cuda", "mps", "xpu")
 _QUICK_SECONDS = 1.0  # observation of a counter without self-test
 _MIN_WINDOWS, _MAX_WINDOWS = 5, 30
 _WARMUP_RUNS = 10
@@ -40,7 +39,6 @@ class SelfTest:
 
     device: str
     """Where it ran."""
-
     measurement: Measurement
 
     repeatability: float
@@ -53,28 +51,20 @@ class MeterFinding:
 
     spec: str
     """Name to pass as meter: nvml, rapl, ..."""
-
     works: bool = False
     """Whether it was opened and read."""
-
     is_meter: bool = False
     """Whether it reads a device; false for estimates and replays."""
-
     reason: str
     """What it reads if it works; otherwise why it does not."""
-
     remedy: str = ""
     """A command that would make it work, if there is one."""
-
     info: MeterInfo | None = None
     """Description; None if it does not work."""
-
     counter: CounterProbe | None = None
     """Properties of its counter; None if it has none, or could not be observed."""
-
     self_test: SelfTest | None = None
     """None if it was skipped, or failed."""
-
     trouble: str = ""
     """Why the counter could not be observed, or the self-test failed."""
 
@@ -85,13 +75,10 @@ class DoctorReport:
 
     can_measure: bool
     """Whether a meter that reads a device works here."""
-
     machine: dict[str, str]
     """Versions, processor and GPUs, without host and user names."""
-
     meters: tuple[MeterFinding, ...]
     """Findings in the order of `auto`."""
-
     fallbacks: dict[str, str]
     """Other sources of joules, with a description."""
 
@@ -128,7 +115,9 @@ def diagnose(
         )
     report("looking for meters")
     findings: list[MeterFinding] = []
-    for finding, source in _open_sources(spec):
+    attempts = probe_meters() if spec == "auto" else [attempt_of(spec, find_meter(spec))]
+    for attempt in attempts:
+        finding, source = MeterFinding(spec=attempt.name, reason=attempt.reason, remedy=attempt.remedy), attempt.meter
         if source is not None:
             try:
                 finding = replace(finding, works=True, info=source.describe(), is_meter=isinstance(source, Meter))
@@ -145,25 +134,8 @@ def diagnose(
     )
 
 
-def _open_sources(spec: str) -> list[tuple[MeterFinding, EnergySource | None]]:
-    """What is known before the test, and the open meter."""
-    if spec == "auto":
-        return [
-            (MeterFinding(spec=attempt.name, reason=attempt.reason, remedy=attempt.remedy), attempt.meter)
-            for attempt in probe_meters()
-        ]
-    source = find_meter(spec)
-    info = source.describe()
-    return [(MeterFinding(spec=spec, reason=f"{info.device}, {info.scope}, {info.reads}"), source)]
-
-
 def _test(
-    finding: MeterFinding,
-    meter: Meter,
-    seconds: float,
-    quick: bool,
-    report: Callable[[str], object],
-    clock: Clock,
+    finding: MeterFinding, meter: Meter, seconds: float, quick: bool, report: Callable[[str], object], clock: Clock
 ) -> MeterFinding:
     """The finding with the results of observing and testing the meter."""
     info = meter.describe()
@@ -172,7 +144,13 @@ def _test(
         if quick or device is None:
             report(f"{finding.spec}: observing the idle counter")
             finding = replace(finding, counter=probe_counter(meter, None, _QUICK_SECONDS, clock=clock))
-            return finding if quick else replace(finding, trouble=_no_device(info))
+            if quick:
+                return finding
+            trouble = (
+                f"no self-test: the meter sees {' and '.join(info.covers)}, and torch {torch.__version__} cannot "
+                "compute there. Install the build of torch for this device (https://pytorch.org/get-started)."
+            )
+            return replace(finding, trouble=trouble)
         with prepare_runner(*_small_network(device)) as runner:
             started = clock.now()
             for _ in range(_WARMUP_RUNS):
@@ -184,8 +162,12 @@ def _test(
             if not counter.moves or counter.tick_seconds is None:
                 trouble = f"its counter did not change while a network ran: it does not count work on {device}."
                 return replace(finding, trouble=trouble)
-            left = seconds - (clock.now() - started)
-            settings = replace(_settings(counter.tick_seconds, left), mode=runner.mode)
+            # As many windows of the usual length as there is time for.
+            settings = MeasureSettings(mode=runner.mode)
+            window_seconds = max(settings.window_seconds, settings.min_ticks * counter.tick_seconds)
+            left = seconds - (clock.now() - started) - settings.warmup_seconds
+            repeats = min(max(int(left / window_seconds), _MIN_WINDOWS), _MAX_WINDOWS)
+            settings = replace(settings, min_repeats=repeats, max_repeats=repeats)
             report(f"{finding.spec}: measuring a small network {settings.max_repeats} times")
             result = measure(
                 runner.run, meter, settings, device=device, batch=runner.batch, counter=counter, clock=clock
@@ -198,15 +180,6 @@ def _test(
         return replace(finding, trouble=str(error))
     except (RuntimeError, OSError) as error:  # from torch or a driver
         return replace(finding, trouble=first_line(error))
-
-
-def _settings(tick_seconds: float, left_seconds: float) -> MeasureSettings:
-    """As many windows of the usual length as there is time for."""
-    usual = MeasureSettings()
-    window_seconds = max(usual.window_seconds, usual.min_ticks * tick_seconds)
-    windows = int((left_seconds - usual.warmup_seconds) / window_seconds)
-    repeats = min(max(windows, _MIN_WINDOWS), _MAX_WINDOWS)
-    return MeasureSettings(min_repeats=repeats, max_repeats=repeats)
 
 
 def _small_network(device: torch.device) -> tuple[nn.Module, torch.Tensor]:
@@ -225,33 +198,16 @@ def _small_network(device: torch.device) -> tuple[nn.Module, torch.Tensor]:
 
 def _device_for(info: MeterInfo) -> torch.device | None:
     """The device whose work the meter sees; None if torch cannot compute there."""
-    kinds = info.covers or (*_ACCELERATORS, "cpu")
-    kind = next((kind for kind in (*_ACCELERATORS, "cpu") if kind in kinds and _is_available(kind)), None)
+    kind = visible_device_type(info, ("cuda", "mps", "xpu"))
     if kind == "cuda" and info.device_id:
-        for index in range(torch.cuda.device_count()):
-            uuid = getattr(torch.cuda.get_device_properties(index), "uuid", None)
-            if uuid is not None and str(uuid).removeprefix("GPU-") == info.device_id.removeprefix("GPU-"):
-                return torch.device("cuda", index)
+        gpus = [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
+        return next((gpu for gpu in gpus if has_uuid(gpu, info.device_id)), torch.device(kind))
     return None if kind is None else torch.device(kind)
-
-
-def _is_available(kind: str) -> bool:
-    if kind == "cpu":
-        return True
-    backend: Any = getattr(torch.backends if kind == "mps" else torch, kind, None)
-    return backend is not None and bool(backend.is_available())
-
-
-def _no_device(info: MeterInfo) -> str:
-    return (
-        f"no self-test: the meter sees {' and '.join(info.covers)}, and torch {torch.__version__} cannot compute "
-        "there. Install the build of torch for this device (https://pytorch.org/get-started)."
-    )
 
 
 def _machine() -> dict[str, str]:
     """Versions, processor and GPUs."""
-    has_cuda = _is_available("cuda")
+    has_cuda = torch.cuda.is_available()
     found = environment("cuda" if has_cuda else None)
     name = processor_name()
     found["processor"] = name if name != "processor" else platform.processor() or platform.machine()

@@ -25,10 +25,8 @@ class Point:
 
     session: int
     """Measurements of one session were made without a break. Drift is not interpolated across breaks."""
-
     value: float
     """Joules or seconds."""
-
     is_reference: bool
 
 
@@ -38,16 +36,12 @@ class Drift:
 
     references: int
     """Number of reference measurements."""
-
     cv: float
     """Standard deviation / mean of all reference measurements; 0 for a single one."""
-
     span: float
     """Largest / smallest - 1."""
-
     noise: float
     """Standard deviation of a single measurement without drift, from neighbours in time."""
-
     is_significant: bool
     """Whether neighbours in time agree better than chance. Only then is drift divided out."""
 

@@ -1,4 +1,4 @@
-"""Settings of a measurement (`MeasureSettings`) and its result (`Measurement`)."""
+"""Results of a measurement: `Window` and `Measurement`."""
 
 from __future__ import annotations
 
@@ -6,89 +6,12 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
 
 from scipy.special import stdtrit
 
-from ecc.errors import BadMeasurement
-from ecc.options import check_options, option
+from ecc.settings import MeasureSettings
 
 from .meter import Declared, DeviceState, MeterInfo, Provenance
-
-Mode = Literal["auto", "eager", "graph", "compile"]
-Precision = Literal["fp32", "tf32", "fp16", "bf16"]
-MemoryFormat = Literal["contiguous", "channels_last"]
-InputData = Literal["random", "example"]
-
-MAX_WINDOW_SECONDS = 3600.0
-"""Longest window that a user may set."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class MeasureSettings:
-    """How a network is run, and how long it is measured.
-
-    Raises:
-        EccError: If a value is out of its range.
-    """
-
-    mode: Mode = option(
-        "auto",
-        "Execution mode: eager, graph (CUDA graph), compile (torch.compile), or auto (a CUDA graph if the network can "
-        "be captured, because it repeats better; else eager).",
-        choices=get_args(Mode),
-    )
-    precision: Precision = option(
-        "fp32", "Numerical precision: fp32 (no TF32), tf32, fp16 or bf16.", choices=get_args(Precision)
-    )
-    memory_format: MemoryFormat = option(
-        "contiguous",
-        "Memory format of weights and inputs: contiguous or channels_last.",
-        choices=get_args(MemoryFormat),
-    )
-    cudnn_autotune: bool = option(
-        True, "Let cuDNN choose its algorithms by measuring them during the warm-up.", flag="autotune"
-    )
-    input_data: InputData = option(
-        "random",
-        "Input data: random (normal random numbers) or example (the example input itself).",
-        choices=get_args(InputData),
-    )
-    window_seconds: float = option(
-        0.5,
-        "Minimum length of a window in seconds.",
-        range=(0.001, MAX_WINDOW_SECONDS),
-        flag="window",
-        metavar="SECONDS",
-    )
-    min_ticks: int = option(10, "Minimum number of counter ticks in a window.", range=(1, None), metavar="N")
-    max_window_seconds: float = option(
-        30.0, "Longest window. A counter that needs more time for min_ticks is refused.", above=0, metavar="SECONDS"
-    )
-    target_relative_ci: float = option(
-        0.015, "Repeat windows until the 95 % CI of the mean is below this fraction.", range=(1e-6, None)
-    )
-    min_repeats: int = option(3, "Minimum number of windows.", range=(1, None), metavar="N")
-    max_repeats: int = option(8, "Maximum number of windows.", range=(1, None), metavar="N")
-    warmup_seconds: float = option(
-        0.3, "Time under load before the first window; at least the meter's settling time.", range=(0, None)
-    )
-    warmup_runs: int = option(10, "Inferences before anything is timed.", range=(1, None), metavar="N")
-    probe_seconds: float = option(
-        2.0, "How long the counter is observed, idle and busy, before measuring.", range=(0.001, None)
-    )
-    allow_shared: bool = option(False, "Measure although other processes use the device.")
-    allow_throttling: bool = option(False, "Measure although the device throttles.")
-
-    def __post_init__(self) -> None:
-        check_options(self)
-        if self.max_window_seconds < self.window_seconds:
-            raise BadMeasurement(
-                f"max_window_seconds is {self.max_window_seconds:g}; it must not be below "
-                f"window_seconds={self.window_seconds:g}."
-            )
-        if self.max_repeats < self.min_repeats:
-            raise BadMeasurement(f"max_repeats is {self.max_repeats}; give at least min_repeats={self.min_repeats}.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,35 +20,22 @@ class Window:
 
     joules: float
     """Gross energy per inference."""
-
     seconds: float
     """Time per inference."""
-
     window_seconds: float
     """Length of the window."""
-
     inferences: float
     """Inferences within the window; fractional where its edge falls inside a chunk of work."""
-
     ticks: int
     """Counter ticks within the window."""
-
     edge_error: float
     """Relative standard error from the uncertainty of the times of the first and last tick."""
-
     polling_share: float
     """Fraction of the window that the host spent reading the counter."""
-
     host_bound_share: float
     """Fraction of chunks that the device waited for; near 1 if the launches limit the speed."""
-
     state: DeviceState | None = None
     """State of the device at the end of the window."""
-
-    @property
-    def watts(self) -> float:
-        """Mean power."""
-        return self.joules / self.seconds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,31 +44,22 @@ class Measurement:
 
     joules: float
     """Gross energy per inference, as the meter reads it. Budgets refer to this number."""
-
     seconds: float
     """Time per inference."""
-
     net_joules: float | None
     """Energy per inference minus idle power times `seconds`; None without an idle reading."""
-
     idle_watts: float | None
     """Idle power that was subtracted for `net_joules`."""
-
     relative_ci: float | None
     """Half width of the 95 % CI of the mean, relative; None with a single window."""
-
     batch: int
     """Items in one inference."""
-
     device_type: str
     """torch device type on which the network ran."""
-
     combined_by: str
     """How windows were combined: `median`, or `lower quartile` for CPU time."""
-
     tick_seconds: float
     """Period of the counter."""
-
     windows: tuple[Window, ...]
     meter: MeterInfo
     settings: MeasureSettings

@@ -83,34 +83,24 @@ class MeterInfo:
 
     name: str
     """Name of the meter: nvml, jetson, rapl, ..."""
-
     device: str
     """Product name of the metered device, such as `NVIDIA H200`."""
-
     provenance: Provenance
     """`Measured`, `Estimated` or `Declared`."""
-
     scope: str
     """What the joules cover: `board`, `GPU rail`, `package`, ..."""
-
     device_id: str = ""
     """Identifier of this one device, if known (the UUID of a GPU)."""
-
     covers: tuple[str, ...] = ()
     """torch device types whose work the meter sees; empty means all."""
-
     reads: str = "energy counter"
     """`energy counter`, or the power reading that is integrated."""
-
     resolution_joules: float | None = None
     """Step of the counter."""
-
     settle_seconds: float = 0.0
     """Averaging time of the sensor. Warm-ups last at least this long."""
-
     max_watts: float | None = None
     """Power limit of the device, if known. A higher mean is treated as a fault of the counter."""
-
     notes: tuple[str, ...] = ()
     """Remarks for readers of the numbers."""
 
@@ -139,7 +129,6 @@ class Reading:
 
     joules: float
     """Cumulative joules of a counter, or joules of one inference."""
-
     seconds: float
     """Monotonic time of the reading, or duration of one inference."""
 
@@ -192,16 +181,6 @@ class Analytic(Protocol):
 
     def describe(self) -> MeterInfo:
         """Description of the source."""
-
-
-@runtime_checkable
-class NoisyAnalytic(Analytic, Protocol):
-    """An `Analytic` with artificial noise, which differs between repeats of the same network."""
-
-    noise: float
-
-    def cost(self, graph: ChannelGraph, widths: Mapping[str, int], *, repeat: int = 0) -> Reading:
-        """Joules and seconds of one inference, in repeat number `repeat`."""
 
 
 EnergySource: TypeAlias = Meter | Analytic

@@ -34,12 +34,12 @@ from ecc.errors import BadFile, BadMeasurement, option_hint
 from ecc.graph import ChannelGraph, StructureSpec
 from ecc.io import MAX_BYTES, read_bytes, write_bytes
 from ecc.records import from_json, to_builtins, to_json
+from ecc.settings import Design, MeasureSettings, Shard
 from ecc.task import Inputs, batch_size_of
 
 from .counter import CounterProbe
-from .design import Design, Shard
 from .drift import MAX_CV, Drift, Point, log_drift, reference_drift
-from .measurement import MeasureSettings, combine_repeats, relative_interval
+from .measurement import combine_repeats, relative_interval
 from .meter import MeterInfo
 
 VERSION = 3
@@ -202,39 +202,28 @@ class Sample:
 
     index: Count | None = None
     """Index in the design; None for the dense reference."""
-
     round: Count = 0
     """Repeat number. Rounds are far apart in time."""
-
     session: Count = 0
     """Samples of one session were measured without a break."""
-
     widths: tuple[Annotated[int, Meta(ge=1)], ...]
     """Widths of the prunable groups, in the order of the header."""
-
     joules: Positive
     """Gross energy of one inference of the whole batch."""
-
     seconds: Positive
     """Time of one inference of the whole batch."""
-
     relative_ci: NotNegative | None = None
     """Half width of the 95 % CI over the windows; None for a single window."""
-
     edge_error: NotNegative | None = None
     """Relative standard error from the edges of the window."""
-
     ticks: Annotated[int, Meta(ge=1)] | None = None
     """Counter ticks in the shortest window."""
-
     temperature_celsius: float | None = None
     clock_mhz: NotNegative | None = None
     power_capped: bool | None = None
     """Whether the device ran at its power limit."""
-
     host_bound_share: NotNegative | None = None
     """Near 1 if kernel launches limit the speed."""
-
     measured_at: Annotated[datetime, Meta(tz=True)] | None = None
 
     @property
@@ -249,16 +238,12 @@ class CorrectedSample:
 
     index: int
     """Index in the design."""
-
     widths: tuple[int, ...]
     """Widths of the prunable groups, in the order of the header."""
-
     joules: float
     """Gross energy of one inference of the whole batch."""
-
     seconds: float
     """Time of one inference of the whole batch."""
-
     relative_ci: float | None
     """Half width of the 95 % CI of the mean over rounds; None for a single round."""
 
@@ -432,17 +417,6 @@ def drift_remedy() -> str:
 
 
 @dataclass(frozen=True)
-class _Version:
-    format: str
-    version: int
-
-
-@dataclass(frozen=True)
-class _VersionLine:
-    header: _Version
-
-
-@dataclass(frozen=True)
 class _HeaderLine:
     header: ProfileHeader
 
@@ -464,13 +438,13 @@ def parse_profile(data: bytes, path: str | Path) -> Profile:
         if len(line) > MAX_BYTES:
             raise BadFile(f"{path}:{number}: the line is longer than {MAX_BYTES >> 20} MiB.")
     try:
-        found = from_json(lines[0], _VersionLine, path).header
+        found = from_json(lines[0], dict[str, dict[str, Any]], path).get("header", {})
     except BadFile:
-        found = _Version("", 0)
-    if found.format != "ecc profile":
+        found = {}
+    if found.get("format") != "ecc profile":
         raise BadFile(f"{path} is not a profile; give a file that `ecc profile` wrote.")
-    if found.version != VERSION:
-        raise BadFile(f"{path} has version {found.version}; this version of ecc reads version {VERSION}.")
+    if found.get("version") != VERSION:
+        raise BadFile(f"{path} has version {found.get('version')}; this version of ecc reads version {VERSION}.")
     header = from_json(lines[0], _HeaderLine, f"{path}:1").header
     samples: list[Sample] = []
     seen: dict[tuple[int, int], int] = {}

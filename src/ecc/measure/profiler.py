@@ -26,32 +26,22 @@ from torch import nn
 
 from ecc.errors import BadFile, BadMeasurement, EccError, first_line, option_hint
 from ecc.graph import ChannelGraph, with_widths
+from ecc.options import flat_values, settings_from
+from ecc.settings import PROFILE_SETTINGS, Design, MeasureSettings, Mode, Shard
 from ecc.task import Inputs, check_input
 from ecc.torch_utils import device_of
 
 from .counter import CounterProbe, probe_counter
-from .design import Design, Shard, sample_widths
+from .design import sample_widths
 from .drift import MAX_CV, Drift
 from .early_stopping import EarlyStop, FitError, quick_error
 from .environment import environment
-from .measurement import Measurement, MeasureSettings, Mode
-from .meter import Analytic, Clock, EnergySource, Meter, NoisyAnalytic
+from .meter import Analytic, Clock, EnergySource, Meter, Reading
 from .profile import Profile, ProfileHeader, Sample, drift_remedy, header_conflict
 from .profile_writer import ProfileWriter, open_profile
 from .runner import prepare_runner, random_inputs, resolve_mode
-from .window import check_device, measure_model
+from .window import check_device, measure_model, visible_device_type
 from .workload import make_workload
-
-PROFILE_SETTINGS = MeasureSettings(
-    window_seconds=0.4, min_ticks=4, min_repeats=1, max_repeats=1, warmup_seconds=0.03, warmup_runs=3
-)
-"""One short window per sample, below a second on a counter with a period of 100 ms.
-
-Repeats are better made in other rounds, where the noise is independent. The device is still warm from the previous
-sample, and energy before the first tick of a window is not counted, so the warm-up can be short. cuDNN autotuning takes
-about as long as the window. Limiting it to three algorithms instead of torch's ten saves two thirds of that, but
-networks then use several percent more energy on an H200 than users would see.
-"""
 
 _MIN_REFERENCES_TO_WARN = 3  # two may differ by chance
 _FAILURES = (BadMeasurement, RuntimeError, MemoryError)  # torch raises RuntimeError if memory is exhausted
@@ -82,7 +72,7 @@ def profile_settings(source: EnergySource, *, device: str | None = None, **choic
     Args:
         source: An analytic source runs nothing, so any choice is refused.
         device: Device chosen by the user; only checked here.
-        **choices: Fields of `MeasureSettings`.
+        **choices: Options of `MeasureSettings`, by the names that the command line uses.
 
     Raises:
         EccError: If a choice is not valid or does not apply.
@@ -95,19 +85,14 @@ def profile_settings(source: EnergySource, *, device: str | None = None, **choic
             f"{info.label}. Leave it out, or choose a meter that reads a device."
         )
     given.pop("device", None)
-    window = given.get("window_seconds", 0.0)
-    limit = max(PROFILE_SETTINGS.max_window_seconds, window) if window >= 0 else PROFILE_SETTINGS.max_window_seconds
-    return replace(PROFILE_SETTINGS, **{"max_window_seconds": limit, **given})
+    limit = max(PROFILE_SETTINGS.max_window_seconds, given.get("window", 0.0))
+    values = {**flat_values(PROFILE_SETTINGS), "max_window_seconds": limit, **given}
+    return settings_from(MeasureSettings, values)
 
 
 def default_device(source: EnergySource) -> str:
     """The device to run on by default: an available accelerator that the meter sees, else the CPU."""
-    covers = source.describe().covers
-    backends = {"cuda": torch.cuda, "mps": torch.backends.mps}
-    for name in backends:
-        if (not covers or name in covers) and backends[name].is_available():
-            return name
-    return "cpu"
+    return visible_device_type(source.describe(), ("cuda", "mps")) or "cpu"
 
 
 def profile(
@@ -183,8 +168,10 @@ def profile(
         profiler = DeviceProfiler(model, graph, example_input, meter, settings, device, clock)
     widths = sample_widths(graph, samples, design, seed, width_multiple)
     early_stop = EarlyStop(graph, target_error, fit_error)
-    with open_profile(path) as writer, _fewer_collections() if profiler.drifts else nullcontext():
-        _ProfileRun(plan, widths, profiler, writer, early_stop, progress or (lambda _: None)).finish()
+    with open_profile(path) as writer:
+        run = _ProfileRun(plan, widths, profiler, writer, early_stop, progress or (lambda _: None))
+        with _fewer_collections() if profiler.drifts else nullcontext():
+            run.finish()
         return writer.profile()
 
 
@@ -231,8 +218,13 @@ class _ProfileRun:
             self._writer.start(self._header)
         else:
             self._profiler.prepare(self._writer.header.counter)
-        there = f"Resuming: {self._done} of {self._total} samples are done." if self._done else ""
-        self._report(message=" ".join(filter(None, (_describe_mode(self._header), there))))
+        messages = []
+        if self._header.settings is not None:
+            reason = f": {self._header.mode_reason}" if self._header.mode_reason else ""
+            messages.append(f"mode {self._header.settings.mode}{reason}.")
+        if self._done:
+            messages.append(f"Resuming: {self._done} of {self._total} samples are done.")
+        self._report(message=" ".join(messages))
         while self._pending or self._since_reference:
             if self._since_reference >= self._plan.reference_every or not self._pending:
                 round_ = self._pending[0][0] if self._pending else self._writer.samples[-1].round
@@ -344,12 +336,6 @@ def _check_widths(writer: ProfileWriter, widths: Sequence[dict[str, int]]) -> No
             )
 
 
-def _describe_mode(header: ProfileHeader) -> str:
-    if header.settings is None:
-        return ""
-    return f"mode {header.settings.mode}" + (f": {header.mode_reason}." if header.mode_reason else ".")
-
-
 def _shuffle_key(seed: int, round_: int, index: int) -> bytes:
     """A random sort key that does not change when a design grows."""
     return hashlib.sha256(f"{seed}/{round_}/{index}".encode()).digest()
@@ -459,7 +445,14 @@ class DeviceProfiler:
             RuntimeError, MemoryError: If the network cannot be run, for example for lack of memory.
         """
         try:
-            result = self._measure(widths)
+            result = measure_model(
+                with_widths(self._dense, self._graph, widths, device=self._device),
+                self._inputs,
+                self._meter,
+                self._run_settings,
+                counter=self._counter,
+                clock=self._clock,
+            )
         finally:
             self.clear()
         return Sample(
@@ -486,7 +479,6 @@ class DeviceProfiler:
 
     @cached_property
     def _dense(self) -> nn.Module:
-        """The dense network on the device."""
         if device_of(self._model) == self._device:
             return self._model
         return with_widths(self._model, self._graph, {}, device=self._device)
@@ -500,12 +492,6 @@ class DeviceProfiler:
     def _set_mode(self, mode: Mode, reason: str | None) -> None:
         self._settings, self._mode_reason = replace(self._settings, mode=mode), reason
         self._run_settings = replace(self._settings, input_data="example")  # `_inputs` are drawn once
-
-    def _measure(self, widths: Mapping[str, int]) -> Measurement:
-        network = with_widths(self._dense, self._graph, widths, device=self._device)
-        return measure_model(
-            network, self._inputs, self._meter, self._run_settings, counter=self._counter, clock=self._clock
-        )
 
     def _probe(self) -> CounterProbe:
         settings = self._run_settings
@@ -543,10 +529,10 @@ class AnalyticProfiler:
         )
 
     def adopt_mode(self, header: ProfileHeader) -> None:
-        """Nothing runs, so there is no mode."""
+        """Do nothing: nothing runs, so there is no mode."""
 
     def prepare(self, counter: CounterProbe | None) -> None:
-        """Nothing to probe."""
+        """Do nothing: there is no counter."""
 
     def sample(self, index: int | None, round_: int, session: int, widths: Mapping[str, int]) -> Sample:
         """Compute one width configuration.
@@ -554,10 +540,9 @@ class AnalyticProfiler:
         Raises:
             BadMeasurement: If the source does not return positive numbers.
         """
-        if isinstance(self._source, NoisyAnalytic):
-            cost = self._source.cost(self._graph, widths, repeat=round_)
-        else:
-            cost = self._source.cost(self._graph, widths)
+        compute: Callable[..., Reading] = self._source.cost
+        has_noise = getattr(self._source, "noise", 0)  # artificial noise differs between rounds
+        cost = compute(self._graph, widths, repeat=round_) if has_noise else compute(self._graph, widths)
         if not (0 < cost.joules < math.inf and 0 < cost.seconds < math.inf):
             name = self._source.describe().name
             raise BadMeasurement(f"{name} returned {cost.joules} J and {cost.seconds} s; both must be above 0.")
@@ -565,7 +550,7 @@ class AnalyticProfiler:
         return Sample(index=index, round=round_, session=session, widths=kept, joules=cost.joules, seconds=cost.seconds)
 
     def clear(self) -> None:
-        """Nothing to free."""
+        """Do nothing: there is no network."""
 
 
 def _checked_device(device: torch.device | str) -> torch.device:

@@ -60,16 +60,12 @@ class Attempt:
 
     name: str
     """Its spec."""
-
     reason: str
     """What it reads if it works; otherwise why it does not."""
-
-    meter: Meter | None = None
+    meter: EnergySource | None = None
     """The open meter, if it works."""
-
     remedy: str = ""
     """A command that would make it work, if there is one."""
-
     covers: tuple[str, ...] = ()
     """torch device types of a meter that works, but does not see the given device."""
 
@@ -97,7 +93,7 @@ def find_meter(spec: str = "auto", *, device_type: str | None = None) -> EnergyS
         return _open(spec)
     failed = []
     for attempt in _attempts(device_type):
-        if attempt.meter is not None:
+        if isinstance(attempt.meter, Meter):
             return attempt.meter
         failed.append(attempt)
     raise NoMeter("\n".join(_no_meter_message(failed, device_type)))
@@ -106,6 +102,12 @@ def find_meter(spec: str = "auto", *, device_type: str | None = None) -> EnergyS
 def probe_meters(*, device_type: str | None = None) -> list[Attempt]:
     """Try every meter of `auto`. Close those that opened."""
     return list(_attempts(device_type))
+
+
+def attempt_of(spec: str, source: EnergySource) -> Attempt:
+    """The result of opening this meter."""
+    info = source.describe()
+    return Attempt(spec, f"{info.device}, {info.scope}, {info.reads}", source)
 
 
 def _attempts(device_type: str | None) -> Iterator[Attempt]:
@@ -122,7 +124,7 @@ def _attempts(device_type: str | None) -> Iterator[Attempt]:
             covers = " and ".join(info.covers)
             yield Attempt(spec, f"{info.device} works, but meters {covers}, not {device_type}.", covers=info.covers)
             continue
-        yield Attempt(spec, f"{info.device}, {info.scope}, {info.reads}", meter)
+        yield attempt_of(spec, meter)
 
 
 def _no_meter_message(failed: list[Attempt], device_type: str | None) -> Iterator[str]:

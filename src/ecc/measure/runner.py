@@ -13,12 +13,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ecc.errors import BadMeasurement, first_line
+from ecc.errors import BadMeasurement
 from ecc.graph.hooks import without_observer_hooks
+from ecc.settings import MeasureSettings, Mode
 from ecc.task import Inputs, batch_size_of
-from ecc.torch_utils import eval_mode, sync_is_an_error, torch_settings
-
-from .measurement import MeasureSettings, Mode
+from ecc.torch_utils import NotCapturable, capture_cuda_graph, eval_mode, torch_settings
 
 _HALF = {"fp16": torch.float16, "bf16": torch.bfloat16}
 _SEED = 20190613  # every network gets the same inputs
@@ -33,16 +32,12 @@ class InferenceRunner:
 
     run: Callable[[], object]
     """Runs one inference of the whole batch."""
-
     device: torch.device
     """Where it runs."""
-
     batch: int
     """Items in one inference."""
-
     mode: Mode
     """Execution mode; never `auto`."""
-
     mode_reason: str
     """Why this mode was chosen."""
 
@@ -118,43 +113,14 @@ def _make_run(
     if mode == "eager":
         return run, mode, reason
     try:
-        replay = _capture(run)
-    except _NotCapturable as error:
+        graph, _ = capture_cuda_graph(run, warmup=2)
+    except NotCapturable as error:
         if mode == "auto":
             return run, "eager", f"the network cannot be captured as a CUDA graph ({error})"
         raise BadMeasurement(
             f"the network cannot be captured as a CUDA graph ({error}). Use mode 'eager' or 'auto'."
         ) from error
-    return replay, "graph", _CAPTURED if mode == "auto" else reason
-
-
-class _NotCapturable(Exception):
-    """Why a network that runs cannot be captured."""
-
-
-def _capture(run: Callable[[], object]) -> Callable[[], object]:
-    """Capture one run as a CUDA graph, after a warm-up on a side stream as torch requires.
-
-    Raises:
-        _NotCapturable: If the network runs, but not inside a capture.
-    """
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.stream(side):
-        for _ in range(2):
-            run()
-    try:
-        with torch.cuda.stream(side), sync_is_an_error():
-            run()
-        torch.cuda.current_stream().wait_stream(side)
-        with torch.cuda.graph(graph):
-            run()
-    except torch.OutOfMemoryError:
-        raise
-    except RuntimeError as error:
-        raise _NotCapturable(first_line(error).removeprefix("RuntimeError: ").rstrip(".")) from error
-    return graph.replay
+    return graph.replay, "graph", _CAPTURED if mode == "auto" else reason
 
 
 # --- inputs ------------------------------------------------------------------------------------------

@@ -20,15 +20,17 @@ import statistics
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import nn
 
 from ecc.errors import BadMeasurement, option_hint
+from ecc.settings import MeasureSettings
 from ecc.task import Inputs
 
 from .counter import POLL_SECONDS, CounterProbe, CounterWatch, Tick, check_steps, probe_counter
-from .measurement import Measurement, MeasureSettings, Window, combine_repeats, relative_interval
+from .measurement import Measurement, Window, combine_repeats, relative_interval
 from .meter import Analytic, Clock, Declared, DeviceState, HasState, Meter, MeterInfo
 from .runner import prepare_runner
 from .workload import QueuedWorkload, Workload, make_workload
@@ -120,9 +122,9 @@ def measure(
         load, chunk_seconds = make_workload(run, device.type, clock, read_seconds=read_seconds)
         try:
             counter = counter or probe_counter(meter, load, settings.probe_seconds, clock=clock)
-            aligner = WindowAligner(load, chunk_seconds, meter, counter, settings, clock)
+            aligner = WindowAligner(load, chunk_seconds, meter, counter, settings, clock, inferences_per_run)
             aligner.warm_up()
-            windows = tuple(_per_inference(window, inferences_per_run) for window in aligner.windows())
+            windows = tuple(aligner.windows())
         finally:
             load.drain()
     joules, seconds = (
@@ -155,15 +157,6 @@ def _time_reading(meter: Meter, clock: Clock) -> float:
     return (clock.now() - started) / 3
 
 
-def _per_inference(window: Window, inferences_per_run: int) -> Window:
-    return replace(
-        window,
-        joules=window.joules / inferences_per_run,
-        seconds=window.seconds / inferences_per_run,
-        inferences=window.inferences * inferences_per_run,
-    )
-
-
 @contextmanager
 def _no_garbage_collection() -> Iterator[None]:
     """Disable garbage collection, which can stall the host for longer than the queue lasts."""
@@ -190,6 +183,7 @@ class WindowAligner:
         counter: Properties of its counter.
         settings: Length of windows, and when they agree.
         clock: Time functions.
+        inferences_per_run: Inferences in one run of the workload.
 
     Raises:
         BadMeasurement: If the counter does not move, or ticks too slowly for the longest window.
@@ -203,6 +197,7 @@ class WindowAligner:
         counter: CounterProbe,
         settings: MeasureSettings,
         clock: Clock,
+        inferences_per_run: int = 1,
     ) -> None:
         self.info = meter.describe()
         if not counter.moves or counter.tick_seconds is None:
@@ -218,7 +213,7 @@ class WindowAligner:
                 f"take {required:.3g} s; a window may take {settings.max_window_seconds:g} s. Use a faster meter, a "
                 f"lower {option_hint('min_ticks')} or a longer {option_hint('max_window_seconds', cli='window')}."
             )
-        self._load, self._chunk_seconds = load, chunk_seconds
+        self._load, self._chunk_seconds, self._inferences_per_run = load, chunk_seconds, inferences_per_run
         self._meter, self._settings, self._clock = meter, settings, clock
         self._watch = CounterWatch(meter, clock, stall_seconds=max(1.0, 10 * self.tick_seconds))
         self._gap_seconds = 0.0
@@ -316,7 +311,7 @@ class WindowAligner:
         read_seconds = self._watch.read_seconds - read_seconds
         chunks = max(1, self._load.chunks_done - chunks)
         host_bound = self._load.chunks_host_bound - host_bound
-        inferences = self._runs_at(end.seconds) - self._runs_at(start.seconds)
+        inferences = self._inferences_per_run * (self._runs_at(end.seconds) - self._runs_at(start.seconds))
         state = device_state(self._meter)
         check_state(state, self.info, self._settings)
         check_steps(self.info.name, ticks, self.tick_seconds, self.info.max_watts)
@@ -438,7 +433,7 @@ def check_device(info: MeterInfo, device: torch.device) -> None:
             f"the network runs on {device}, but meter {info.name} ({info.device}) only sees "
             f"{' and '.join(info.covers)}. Move the network, or choose a meter for {device.type}."
         )
-    if info.name == "nvml" and device.type == "cuda" and not _has_uuid(device, info.device_id):
+    if info.name == "nvml" and device.type == "cuda" and not has_uuid(device, info.device_id):
         uuid = torch.cuda.get_device_properties(device).uuid
         raise BadMeasurement(
             f"the network runs on {device}, which is GPU-{uuid}, but the meter reads {info.device_id}. "
@@ -446,9 +441,20 @@ def check_device(info: MeterInfo, device: torch.device) -> None:
         )
 
 
-def _has_uuid(device: torch.device, device_id: str) -> bool:
+def has_uuid(device: torch.device, device_id: str) -> bool:
+    """Whether a GPU has this UUID, as far as torch knows it."""
     uuid = getattr(torch.cuda.get_device_properties(device), "uuid", None)
     return uuid is None or str(uuid).removeprefix("GPU-") == device_id.removeprefix("GPU-")
+
+
+def visible_device_type(info: MeterInfo, accelerators: Sequence[str]) -> str | None:
+    """The first torch device type that a meter sees and that is available; the CPU comes last."""
+    for kind in (*accelerators, "cpu"):
+        backend: Any = getattr(torch.backends if kind == "mps" else torch, kind, None)
+        is_available = kind == "cpu" or (backend is not None and backend.is_available())
+        if is_available and (not info.covers or kind in info.covers):
+            return kind
+    return None
 
 
 def _check_power(measurement: Measurement) -> None:

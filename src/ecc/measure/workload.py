@@ -12,7 +12,7 @@ import bisect
 import math
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import torch
 
@@ -27,11 +27,8 @@ _QUEUED_READS = 8  # NVML readings take 2 to 4 ms on an H200, occasionally 14
 _HOST_CHUNK_READS = 3  # chunk length in readings, so that a host that computes spends most of its time computing
 
 
-class Event(Protocol):
-    """A marker in a device's queue."""
-
-    def query(self) -> bool:
-        """Whether the device has passed the marker."""
+IsDone: TypeAlias = Callable[[], bool]
+"""Whether the device has passed a marker in its queue."""
 
 
 class Workload:
@@ -85,11 +82,7 @@ class HostWorkload(Workload):
     """
 
     def __init__(
-        self,
-        run: Callable[[], object],
-        num_runs: int,
-        clock: Clock,
-        synchronize: Callable[[], object] = lambda: None,
+        self, run: Callable[[], object], num_runs: int, clock: Clock, synchronize: Callable[[], object] = lambda: None
     ) -> None:
         super().__init__(run, num_runs, clock)
         self._synchronize = synchronize
@@ -110,7 +103,7 @@ class QueuedWorkload(Workload):
     """Work in a device's queue, always some chunks ahead, so that the device never idles.
 
     Args:
-        mark: Puts a marker at the end of the queue.
+        mark: Puts a marker at the end of the queue, and returns whether the device has passed it.
         synchronize: Waits until the queue is empty.
         depth: Chunks in the queue, including the one that is running.
     """
@@ -121,13 +114,13 @@ class QueuedWorkload(Workload):
         num_runs: int,
         clock: Clock,
         *,
-        mark: Callable[[], Event],
+        mark: Callable[[], IsDone],
         synchronize: Callable[[], object],
         depth: int = 2,
     ) -> None:
         super().__init__(run, num_runs, clock)
         self._mark, self._synchronize, self._depth = mark, synchronize, depth
-        self._queued: deque[Event] = deque()
+        self._queued: deque[IsDone] = deque()
         self._was_ahead = False
 
     def advance(self) -> bool:
@@ -158,7 +151,7 @@ class QueuedWorkload(Workload):
         self._log_completed()
 
     def _log_completed(self) -> None:
-        while self._queued and self._queued[0].query():
+        while self._queued and self._queued[0]():
             self._queued.popleft()
             self._log_chunk()
 
@@ -186,7 +179,7 @@ def make_workload(
     load: Workload
     if is_queued:
         depth = queue_depth(num_runs * run_seconds, read_seconds)
-        load = QueuedWorkload(run, num_runs, clock, mark=_cuda_event, synchronize=synchronize, depth=depth)
+        load = QueuedWorkload(run, num_runs, clock, mark=_mark_cuda_queue, synchronize=synchronize, depth=depth)
     else:
         load = HostWorkload(run, num_runs, clock, synchronize)
     return load, num_runs * run_seconds
@@ -214,7 +207,7 @@ def _time_run(
         num_runs *= 2
 
 
-def _cuda_event() -> Event:
+def _mark_cuda_queue() -> IsDone:
     event = torch.cuda.Event()
     event.record()
-    return event
+    return event.query

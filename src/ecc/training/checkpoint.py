@@ -38,14 +38,14 @@ def save_state(path: str | Path, state: Any) -> None:
         BadFile: If the state holds anything else, or the file cannot be written.
     """
     flat = _Flattened()
-    skeleton = json.dumps(flat.add(state, ()))
-    if len(skeleton) + 200 * len(flat.tensors) > MAX_BYTES:
+    layout = json.dumps(flat.add(state, ()))
+    if len(layout) + 200 * len(flat.tensors) > MAX_BYTES:
         raise BadFile(
             f"the state for {path} has more than {MAX_BYTES >> 20} MiB besides its tensors; keep long lists of numbers "
             "as tensors."
         )
     # One key: safetensors writes several keys in random order, and equal states would give different files.
-    about = {"format": FORMAT, "skeleton": skeleton, "crc32": _checksum(flat.tensors, skeleton)}
+    about = {"format": FORMAT, "layout": layout, "crc32": _checksum(flat.tensors, layout)}
     metadata = {"ecc": json.dumps(about)}
     with replace_file(path) as temporary:
         temporary.touch()
@@ -73,9 +73,9 @@ def load_state(path: str | Path) -> Any:
             if metadata.get("format") != FORMAT:
                 raise BadFile(f"{path} is not a file of the format {FORMAT!r}; give a file that this version wrote.")
             tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 - not a dict
-        if _checksum(tensors, metadata["skeleton"]) != metadata["crc32"]:
+        if _checksum(tensors, metadata["layout"]) != metadata["crc32"]:
             raise BadFile(f"{path} is damaged: its checksum is wrong; {advice}")
-        return _rebuild(json.loads(metadata["skeleton"]), tensors)
+        return _rebuild(json.loads(metadata["layout"]), tensors)
     except OSError as error:
         raise BadFile(f"cannot read {path}: {error.strerror or error}.") from None
     except SafetensorError as error:

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from ecc.errors import EccError, describe_error
+from ecc.errors import EccError
 from ecc.task import Batch
-from ecc.torch_utils import sync_is_an_error
+from ecc.torch_utils import CAPTURE_MODE, NotCapturable, capture_cuda_graph, sync_is_an_error
 
 from .batches import map_tensors, tensors_in
 
@@ -26,7 +26,6 @@ WARMUP_PASSES = 3
 MIN_STEPS = 20
 """A graph saves more time than its capture takes if there are at least as many steps."""
 CALLS_BEFORE_CAPTURE = 3
-_CAPTURE_MODE = "thread_local"  # other threads, such as a DataLoader that pins memory, do not disturb the capture
 
 
 class CudaGraphPass:
@@ -74,28 +73,14 @@ class CudaGraphPass:
         buffers = [(buffer, buffer.clone()) for buffer in self._model.buffers()]
         device = tensors_in(self._batch)[0].device
         random_state = torch.cuda.get_rng_state(device)
-        side_stream = torch.cuda.Stream(device)
-        side_stream.wait_stream(torch.cuda.current_stream(device))
-        graph = torch.cuda.CUDAGraph()
         try:
-            with torch.cuda.stream(side_stream):
-                for _ in range(WARMUP_PASSES):
-                    self._run(self._batch)
-                # A capture that fails half-way would leave the random generator unusable, so try without one first.
-                with sync_is_an_error():
-                    self._run(self._batch)
-            torch.cuda.current_stream(device).wait_stream(side_stream)
-            with torch.cuda.graph(graph, capture_error_mode=_CAPTURE_MODE):
-                self._loss = self._run(self._batch)
-        except RuntimeError as error:
-            if isinstance(error, torch.OutOfMemoryError):
-                raise
+            with torch.cuda.device(device):
+                self._graph, self._loss = capture_cuda_graph(lambda: self._run(self._batch), WARMUP_PASSES)
+        except NotCapturable as error:
             raise EccError(
-                f"the training step cannot be captured as a CUDA graph ({describe_error(error)}); leave out cuda_graph "
-                "(--cuda-graph)."
+                f"the training step cannot be captured as a CUDA graph ({error}); leave out cuda_graph (--cuda-graph)."
             ) from error
         self._gradients = [(parameter, parameter.grad) for parameter in self._model.parameters()]
-        self._graph = graph
         with torch.no_grad():
             for buffer, before in buffers:
                 buffer.copy_(before)
@@ -144,7 +129,7 @@ class CudaGraphFunction:
             return self._function(*inputs)
         static, graph = [tensor.clone() for tensor in inputs], torch.cuda.CUDAGraph()
         with torch.cuda.device(inputs[0].device), suppress(RuntimeError):
-            with torch.cuda.graph(graph, capture_error_mode=_CAPTURE_MODE):
+            with torch.cuda.graph(graph, capture_error_mode=CAPTURE_MODE):
                 self._outputs = self._function(*static)
             self._inputs, self._graph = static, graph
         return outputs

@@ -96,6 +96,7 @@ def test_a_faulty_ambiguous_or_missing_gpu_is_refused(
 ) -> None:
     with pytest.raises(NoMeter, match=message):
         opened(smi, argument, **environ)
+    assert smi.open == 0
 
 
 @pytest.mark.parametrize(

@@ -103,6 +103,7 @@ def open_meter(
     except smi.AmdSmiException as error:
         raise NoMeter(f"amdsmi finds no working AMD driver: {error}") from error
     if index >= len(handles):
+        smi.amdsmi_shut_down()
         raise NoMeter(f"amd:{index} does not exist: amdsmi sees {len(handles)} GPUs.")
     meter = AmdMeter(smi, handles[index], index)
     try:

@@ -10,6 +10,8 @@ from __future__ import annotations
 import importlib
 import os
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +45,6 @@ class NvmlMeter:
         self._handle = handle
         self._proc = proc
         self._integrator: PowerIntegrator | None = None
-        self._info: MeterInfo | None = None  # cached, because NVML calls take milliseconds
         self._settle_seconds = 0.0
         self._reads = "energy counter"
         try:
@@ -86,11 +87,10 @@ class NvmlMeter:
 
     def describe(self) -> MeterInfo:
         """Product, UUID and power limit of the card, as of the first call."""
-        if self._info is None:
-            self._info = self._describe()
         return self._info
 
-    def _describe(self) -> MeterInfo:
+    @cached_property
+    def _info(self) -> MeterInfo:  # NVML calls take milliseconds
         limit = self._optional(lambda: self._nvml.nvmlDeviceGetEnforcedPowerLimit(self._handle))
         name = self._name()
         return MeterInfo(
@@ -104,10 +104,7 @@ class NvmlMeter:
             resolution_joules=None if self._integrator is not None else 1e-3,
             settle_seconds=self._settle_seconds,
             max_watts=None if limit is None else limit * 1e-3,
-            notes=(
-                "counts all processes on the card",
-                "gain errors of about 5 % are usual and constant for a card",
-            ),
+            notes=("counts all processes on the card", "gain errors of about 5 % are usual and constant for a card"),
         )
 
     def state(self) -> DeviceState:
@@ -157,7 +154,8 @@ class NvmlMeter:
         """
         listed = self._optional(lambda: self._nvml.nvmlDeviceGetComputeRunningProcesses(self._handle)) or ()
         pids = {int(process.pid) for process in listed}
-        own = {os.getpid(), *_threads(self._proc)}
+        threads = (self._proc / "self" / "task").glob("*")  # some drivers list the thread that created the context
+        own = {os.getpid(), *(int(thread.name) for thread in threads)}
         others = sorted(pids - own)
         if not pids & own:
             hidden = [pid for pid in others if not (self._proc / str(pid)).exists()]
@@ -173,18 +171,20 @@ class NvmlMeter:
 
 
 def open_meter(
-    argument: str = "",
-    *,
-    nvml: Any = None,
-    environ: Mapping[str, str] = os.environ,
-    proc: Path = Path("/proc"),
+    argument: str = "", *, nvml: Any = None, environ: Mapping[str, str] = os.environ, proc: Path = Path("/proc")
 ) -> NvmlMeter:
     """Open `nvml` (torch's cuda:0), `nvml:1` (cuda:1) or `nvml:GPU-8f3a` (by UUID).
 
     Raises:
         NoMeter: If the library, driver, GPU or counter is missing, or the GPU is divided into MIG slices.
     """
-    nvml = _import_library() if nvml is None else nvml
+    if nvml is None:
+        try:
+            nvml = importlib.import_module("pynvml")
+        except ImportError:
+            raise NoMeter(
+                "the package nvidia-ml-py is not installed; with an NVIDIA GPU: pip install nvidia-ml-py."
+            ) from None
     try:
         nvml.nvmlInit()
     except nvml.NVMLError as error:
@@ -194,7 +194,9 @@ def open_meter(
     try:
         index = _choose_index(nvml, argument, environ)
         handle = nvml.nvmlDeviceGetHandleByIndex(index)
-        _refuse_slices(nvml, handle, index)
+        with suppress(nvml.NVMLError, AttributeError):  # a card or NVML version without MIG
+            if nvml.nvmlDeviceGetMigMode(handle)[0]:
+                raise NoMeter(f"GPU {index} is divided into MIG slices: {_MIG_REASON.format(index=index)}")
         return NvmlMeter(nvml, handle, proc=proc)
     except nvml.NVMLError as error:
         nvml.nvmlShutdown()
@@ -202,15 +204,6 @@ def open_meter(
     except NoMeter:
         nvml.nvmlShutdown()
         raise
-
-
-def _import_library() -> Any:
-    try:
-        return importlib.import_module("pynvml")
-    except ImportError:
-        raise NoMeter(
-            "the package nvidia-ml-py is not installed; with an NVIDIA GPU: pip install nvidia-ml-py."
-        ) from None
 
 
 def _choose_index(nvml: Any, argument: str, environ: Mapping[str, str]) -> int:
@@ -265,23 +258,6 @@ def _by_uuid(start: str, uuids: list[str]) -> int:
     if len(found) != 1:
         raise NoMeter(f"{start} matches {len(found)} of the GPUs {', '.join(uuids)}; give a longer UUID.")
     return found[0]
-
-
-def _refuse_slices(nvml: Any, handle: Any, index: int) -> None:
-    try:
-        current, _ = nvml.nvmlDeviceGetMigMode(handle)
-    except (nvml.NVMLError, AttributeError):
-        return  # a card or NVML version without MIG
-    if current:
-        raise NoMeter(f"GPU {index} is divided into MIG slices: {_MIG_REASON.format(index=index)}")
-
-
-def _threads(proc: Path) -> set[int]:
-    """Thread ids of this process: some drivers list the thread that created the context."""
-    try:
-        return {int(entry.name) for entry in (proc / "self" / "task").iterdir()}
-    except OSError:
-        return set()
 
 
 def _text(value: str | bytes) -> str:
