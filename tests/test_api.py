@@ -195,6 +195,24 @@ def test_a_detector_whose_outputs_cannot_be_distilled() -> None:
         ecc.compress(TwoHeads(), loader(), "macs=60%", loss=loss, distill=0.5, progress=False, folder="other")
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"loss": lambda outputs, targets: outputs(targets)}, "name the first parameter `model`"),
+        (
+            {"loss": lambda model, batch: {"total": model(batch[0])[0].mean()}},
+            "the loss returned dict; return a tensor",
+        ),
+        ({"loss": lambda model, batch: model(batch[0])[0]}, r"the loss returned a tensor of shape \(16, "),
+        ({"evaluate": lambda model: None}, "returned NoneType; return one number"),
+    ],
+)
+def test_a_wrong_loss_or_score_is_explained(change: dict[str, Any], message: str) -> None:
+    arguments: dict[str, Any] = {"loss": lambda outputs, targets: outputs[0].square().mean()}
+    with pytest.raises(BadTask, match=message):
+        ecc.compress(TwoHeads(), loader(), "macs=60%", progress=False, distill=0, **{**arguments, **change})
+
+
 def batches_of_epoch(epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
     draw = torch.Generator().manual_seed(epoch)
     for _ in range(4):
@@ -237,7 +255,7 @@ class Yolo(nn.Module):
         (Wrapper(network()), r"pass `wrapper\.model`"),
         (Yolo(), r"pass `yolo\.model`"),
         ("resnet18", "model is str; give a torch.nn.Module"),
-        (nn.Linear, "instance"),
+        (nn.Linear, r"the class Linear; give an instance, such as Linear\(\)"),
     ],
 )
 def test_what_is_not_a_module_is_refused(model: Any, message: str) -> None:
@@ -251,6 +269,7 @@ def test_what_is_not_a_module_is_refused(model: Any, message: str) -> None:
     ("change", "error", "message"),
     [
         ({"budget": "150%"}, EccError, "150"),
+        ({"budget": 0.5}, EccError, "write 50%"),
         ({"budget": "macs=0.1%"}, InfeasibleBudget, "reach"),
         ({"train_loader": []}, BadTask, "no batches"),
         ({"train_loader": [3]}, BadTask, "example_input="),

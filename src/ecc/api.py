@@ -207,7 +207,7 @@ def compress(
         EccWarning: If a budget is not met in the end.
     """
     _check_model(model)
-    budgets = parse_budgets([budget] if isinstance(budget, str) else list(budget))
+    budgets = parse_budgets(budget)
     if example_input is None:
         example_input = _first_input(train_loader)
     task = Task(
@@ -394,6 +394,8 @@ def _check_model(model: object) -> None:
     is_module = isinstance(model, nn.Module) and "mode" in signatures.signature(model.train).parameters
     if not is_module and isinstance(inner, nn.Module):
         raise BadTask(f"model is a {kind}, which only wraps a torch.nn.Module; pass `{kind.lower()}.model`.")
+    if isinstance(model, type):
+        raise BadTask(f"model is the class {model.__name__}; give an instance, such as {model.__name__}().")
     if not isinstance(model, nn.Module):
         raise BadTask(f"model is {kind}; give a torch.nn.Module instance.")
 

@@ -72,6 +72,9 @@ BAD = [
     ("60%/image", "has the unit '%/image'"),
     ("5 mJ/second", "is per 'second'; write /image, or leave it out for the whole batch"),
     ("params=2M/image", "params does not depend on the batch; leave out /image"),
+    ("macs=0.5", "is below 1; write macs=50% for a share of dense"),
+    ("macs=50%,params=50%", "For several budgets, give a list or repeat --budget"),
+    (None, "no budget is given"),
     ("1,5 mJ", "has the unit ',5 mJ'"),
     ([], "no budget is given; write for example 50%"),
     (["60%", "energy=5 J"], "there are 2 budgets for energy; give the smallest one"),
@@ -118,5 +121,6 @@ def test_limits() -> None:
     assert dense_cost(profiled) == profiled.dense_sample
     assert parse_budget("60%").limit(profiled) == pytest.approx(0.6 * model.dense / 1.25)
     assert parse_budget("macs=25%").limit(macs) == 0.25 * float(graph_of("chain").macs(torch.tensor([8.0, 6.0, 4.0])))
+    assert macs.dense == dense_cost(macs) == parse_budget("macs=100%").limit(macs)
     assert parse_budget("4 J").limit(model, batch=64) == 4
     assert parse_budget("0.4 mJ/image").limit(model, batch=64) == pytest.approx(64 * 4e-4)

@@ -88,9 +88,9 @@ def test_an_infeasible_budget_lists_what_would_help_with_numbers() -> None:
 
     assert text.startswith("params budget 100 is not reachable: with 50 % of the channels in every group")
     assert f"({percent(0.5, 32)} % of dense). Options: a budget of at least {percent(0.5, 32)} %;" in text
-    assert f"--min-width-ratio 0.25 (reaches {percent(0.25, 32)} %)" in text
+    assert f"min_width_ratio=0.25 (reaches {percent(0.25, 32)} %)" in text
     assert "batch" not in text  # parameters do not depend on it
-    with pytest.raises(InfeasibleBudget, match=r"--width-multiple 1 \(reaches"):
+    with pytest.raises(InfeasibleBudget, match=r"width_multiple=1 \(reaches"):
         check([energy.dense, 100.0], 0.1, 24)
     terms = replace(energy.fitted, base=2 * energy.dense)
     costly = replace(energy, fitted=terms)

@@ -183,7 +183,7 @@ def test_an_infeasible_budget_is_refused_before_training(tmp_path: Path) -> None
     full = torch.tensor(job.cost.full_widths, dtype=torch.float64)
     assert found.uniform_ratio is not None
     assert float(job.cost.value(found.uniform_ratio * full)) == pytest.approx(found.limit)
-    message = r"not reachable: with 90 % of the weights in every group .*--min-width-ratio 0.45 \(reaches"
+    message = r"not reachable: with 90 % of the weights in every group .*min_width_ratio=0.45 \(reaches"
     with pytest.raises(InfeasibleBudget, match=message):
         sparse_job("40%", task=wide_task(train_batches=untrainable), min_width_ratio=0.9).run(tmp_path / "run")
     assert not (tmp_path / "run").exists()

@@ -185,7 +185,9 @@ def test_without_a_meter_doctor_lists_every_alternative(monkeypatch: pytest.Monk
         assert part in text
     assert all(spec in text for spec, _ in FALLBACKS)
     assert "which lasts until the next boot: sudo chmod a+r /sys/counter" in text
-    assert text.endswith("To start: ecc profile digits --meter platform:jetson-tx2 -o digits.profile")
+    assert text.endswith(
+        "To start: ecc compress digits --budget 50% --meter platform:jetson-tx2 -o run --pretrain-steps 300"
+    )
 
 
 def test_doctor_describes_a_meter_that_works() -> None:

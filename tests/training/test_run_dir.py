@@ -109,6 +109,13 @@ def test_another_config_is_refused_and_nothing_changes(path: Path) -> None:
     assert contents(path) == before
 
 
+def test_other_initial_weights_are_explained(path: Path) -> None:
+    with open_run(path, CONFIG | {"weights": "01"}):
+        pass
+    with pytest.raises(BadFile, match="other initial weights"), open_run(path, CONFIG | {"weights": "02"}):
+        pass
+
+
 def test_a_config_that_json_cannot_hold_is_refused_before_a_folder_is_made(path: Path) -> None:
     with pytest.raises(EccError, match="cannot be written as JSON: it holds a function"), open_run(path, {"a": repr_}):
         pass

@@ -342,6 +342,8 @@ def recall_task(folder: Path) -> RememberedTask:
     """
     from ecc.records import read_record
 
+    if not (folder / "config.json").is_file():
+        raise BadTask(f"{folder} is not a run folder. Give the folder of `ecc compress`.")
     if not (folder / TASK_FILE).is_file():
         raise BadTask(f"{folder} does not name its task; give it with --task, such as net.py:build.")
     found = read_record(folder / TASK_FILE, RememberedTask)

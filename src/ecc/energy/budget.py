@@ -98,10 +98,13 @@ def parse_budget(text: str | Budget) -> Budget:
         percent = f"{match[1]}%" if number > 1 else f"{100 * number:g}%"
         amount = f"{match[1]} {_UNITS[resource]}"
         raise BadBudget(f"budget {text!r} has no unit; write {percent} for a share of dense, or {amount}.")
+    if not unit and number < 1:  # below one MAC or parameter: a fraction is meant
+        raise BadBudget(f"budget {text!r} is below 1; write {resource}={100 * number:g}% for a share of dense.")
     factor = _factor(stem, _UNITS[resource])
     if factor is None:
         wanted = _UNITS[resource] or "a plain number or one with k, M or G"
-        raise BadBudget(f"budget {text!r} has the unit {unit!r}; {resource} takes {wanted}, or % of dense.")
+        several = " For several budgets, give a list or repeat --budget." if "=" in unit else ""
+        raise BadBudget(f"budget {text!r} has the unit {unit!r}; {resource} takes {wanted}, or % of dense.{several}")
     return Budget(resource, number * factor, is_relative=False, per_item=bool(slash))
 
 
@@ -111,7 +114,7 @@ def parse_budgets(budgets: str | Budget | Iterable[str | Budget]) -> tuple[Budge
     Raises:
         BadBudget: If there is none, one is wrong, or two are for the same resource.
     """
-    given = [budgets] if isinstance(budgets, str | Budget | float | int) else budgets
+    given = [budgets] if isinstance(budgets, str | Budget | float | int) else (budgets or ())
     found = tuple(parse_budget(budget) for budget in given)
     if not found:
         raise BadBudget(f"no budget is given; write for example {_EXAMPLES}.")

@@ -60,6 +60,11 @@ class CountedCost:
         """Widths of the dense network."""
         return self.structure.full_widths
 
+    @property
+    def dense(self) -> float:
+        """Cost of the dense network, as for an energy model."""
+        return float(self.to("cpu").value(torch.tensor(self.full_widths, dtype=torch.float64)))
+
     def value(self, widths: Tensor) -> Tensor:
         """The cost at one vector of widths, or at each row of a matrix."""
         if self.resource == "peak_bytes":

@@ -22,6 +22,7 @@ from torch import nn
 
 from ecc.energy import Budget, EnergyModel, dense_cost
 from ecc.errors import BadBudget, BadTask, EccError, wrap_user_errors
+from ecc.formatting import si
 from ecc.graph import ChannelGraph, max_relative_diff, trace_channels, verify_graph, with_widths
 from ecc.graph.model_copy import load_whole_state_, whole_state
 from ecc.graph.slimming import build_slim
@@ -430,8 +431,7 @@ class Compression(CompressionRunner[CompressedModel]):
         """One line for the terminal."""
         parts = []
         for name, row in self._budget_results(check).items():
-            amount = f"{row.result:.4g} {row.unit}".strip()
-            parts.append(f"{name} {amount} ({row.label}), {row.result / row.limit:.1%} of the budget")
+            parts.append(f"{name} {si(row.result, row.unit)} ({row.label}), {row.result / row.limit:.1%} of the budget")
         return f"step {check.step}: {'; '.join(parts)}"
 
 

@@ -117,9 +117,9 @@ def refuse_infeasible(
 
     for cost, one in zip(costs, found, strict=True):
         if not one.is_feasible:
-            options = {f"--min-width-ratio {min_width_ratio / 2:g}": reached(cost, min_width_ratio / 2, width_multiple)}
+            options = {f"min_width_ratio={min_width_ratio / 2:g}": reached(cost, min_width_ratio / 2, width_multiple)}
             if width_multiple > 1:
-                options["--width-multiple 1"] = reached(cost, min_width_ratio, 1)
+                options["width_multiple=1"] = reached(cost, min_width_ratio, 1)
             base = float(cost.to("cpu").value(torch.zeros(len(cost.groups), dtype=torch.float64)))
             raise_infeasible(one, min_width_ratio, options, base)
 

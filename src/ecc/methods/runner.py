@@ -247,7 +247,14 @@ class CompressionRunner(ABC, Generic[Result]):
         if name in self.scores or self.task.evaluate is None:
             return
         with wrap_user_errors(f"evaluate of task {self.task.name!r}"):
-            score = float(self.task.evaluate(model))
+            found = self.task.evaluate(model)
+        try:
+            score = float(found)
+        except (TypeError, ValueError, RuntimeError):
+            raise BadTask(
+                f"evaluate of task {self.task.name!r} returned {type(found).__name__}; return one number (higher is "
+                "better)."
+            ) from None
         if not math.isfinite(score):
             raise BadTask(f"evaluate of task {self.task.name!r} returned {score}; return a finite number.")
         self.scores[name] = score

@@ -122,7 +122,7 @@ class WeightCompression(CompressionRunner[SparseResult]):
     def _check(self) -> None:
         ratio, (found,) = self.settings.min_width_ratio, self.feasibility()
         if not found.is_feasible:
-            options = {f"--min-width-ratio {ratio / 2:g}": self._feasibility(ratio / 2).min_cost}
+            options = {f"min_width_ratio={ratio / 2:g}": self._feasibility(ratio / 2).min_cost}
             raise_infeasible(found, ratio, options, parts="weights")
 
     def _run_phases(self) -> SparseResult:

@@ -305,7 +305,7 @@ def _fallbacks(report: DoctorReport) -> Iterator[RenderableType]:
         if finding.remedy:
             yield plain(f"Or give read permission for {finding.spec}, which lasts until the next boot:")
             yield Padding(Text(finding.remedy, style="bold", overflow="fold"), (0, 0, 1, 2))
-    yield Text("To start: ecc profile digits --meter platform:jetson-tx2 -o digits.profile")
+    yield Text("To start: ecc compress digits --budget 50% --meter platform:jetson-tx2 -o run --pretrain-steps 300")
 
 
 # ---------------------------------------------------------------- ecc profile
@@ -545,7 +545,7 @@ def compress_table(summary: RunSummary, folder: str | Path) -> RenderableType:
     """The result of a compression."""
     sparse = summary.sparse
     what = " (unstructured)" if sparse is not None else ""
-    title = f"{summary.task} by {summary.method}{what} on {summary.device}"
+    title = f"{summary.task} by {summary.method}{what}" + (f" on {summary.device}" if summary.device else "")
     table = _table("", "dense", "result", "budget", "of budget", "", title=title)
     for resource, row in summary.budgets.items():
         costs = [si(cost, row.unit) for cost in (row.dense, row.result, row.limit)]

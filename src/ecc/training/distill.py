@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from ecc.errors import BadTask, EccError, EccWarning
+from ecc.errors import BadTask, EccError, EccWarning, describe_error
 from ecc.settings import DistillSettings
 from ecc.task import Batch, call_model, split_batch, takes_model
 
@@ -116,10 +116,22 @@ def training_loss(
         inputs, targets = split_batch(batch)
         outputs = call_model(model, inputs)
         if loss is not None:
-            found = loss(outputs, batch if isinstance(batch, Mapping) else targets)
+            try:
+                found = loss(outputs, batch if isinstance(batch, Mapping) else targets)
+            except (TypeError, AttributeError) as error:
+                if not isinstance(outputs, Tensor):
+                    raise BadTask(
+                        f"loss(outputs, targets) raised {describe_error(error)}; outputs is {type(outputs).__name__}. "
+                        "For a loss that calls the network, name the first parameter `model`: "
+                        "loss=lambda model, batch: model(**batch).loss."
+                    ) from error
+                raise
         else:
             found = _own_loss(outputs)
         calls = [ModelCall(*_as_call(inputs), outputs)]
+    if not isinstance(found, Tensor) or found.numel() != 1:
+        kind = f"a tensor of shape {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
+        raise BadTask(f"the loss returned {kind}; return a tensor with one number, such as the sum of all terms.")
     return found if teacher is None else teacher.add_loss(found, calls, targets)
 
 

@@ -257,6 +257,11 @@ def _check_config(path: Path, config: Any) -> None:
     difference = first_difference(found["config"], config)
     if difference:
         field, before, now = difference
+        if field == "weights":
+            raise BadFile(
+                f"{path} is a run of a network with other initial weights. To resume, load the same weights, or call "
+                "torch.manual_seed before you build the network; otherwise give another folder."
+            )
         raise BadFile(
             f"{path} is a run with {field} = {before}, and now {field} = {now}. Use the same settings to resume, or "
             "another folder."
