@@ -28,6 +28,7 @@ from graph.special_nets import (
     UnknownOperator,
     ValueDependent,
     group_norm,
+    group_norm_of_groups,
     instance_norm,
     layer_norm,
     softmax,
@@ -302,6 +303,7 @@ CASES: dict[str, Case] = {
     "group norm": Case(
         group_norm, image(), {"conv2": 6}, {"conv1": (8, "`group_norm` in norm mixes channels"), "head": (4, OUTPUT)}
     ),
+    "group norm of groups": Case(group_norm_of_groups, image(), {"conv1": 4, "conv2": 6}, {"head": (4, OUTPUT)}),
     "layer norm": Case(
         layer_norm,
         lambda: torch.randn(2, 5),

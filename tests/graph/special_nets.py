@@ -64,7 +64,12 @@ class TransformerBlock(nn.Module):
 
 
 def group_norm() -> nn.Sequential:
-    return named(conv1=conv(3, 8), norm=nn.GroupNorm(2, 8), conv2=conv(8, 6), head=conv(6, 4, 1))
+    """All channels in one group."""
+    return named(conv1=conv(3, 8), norm=nn.GroupNorm(1, 8), conv2=conv(8, 6), head=conv(6, 4, 1))
+
+
+def group_norm_of_groups() -> nn.Sequential:
+    return named(conv1=conv(3, 8), norm=nn.GroupNorm(4, 8), conv2=conv(8, 6), head=conv(6, 4, 1))
 
 
 def layer_norm() -> nn.Sequential:

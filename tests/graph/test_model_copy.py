@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.fx
 from torch import Tensor, nn
 
 from ecc.errors import EccWarning, UntraceableModel
@@ -135,6 +136,22 @@ def test_a_circular_reference_is_copied_once() -> None:
     net.conv1.parent = [net]
     copy_ = copied(net)
     assert copy_.conv1.parent[0] is copy_
+
+
+def test_a_graph_module_is_pruned_and_can_be_recompiled() -> None:
+    net = torch.fx.symbolic_trace(nn.Sequential(conv(3, 8), nn.BatchNorm2d(8), nn.ReLU(), conv(8, 4))).eval()
+    graph = trace_channels(net, image()())
+    assert [group.name for group in graph.prunable] == ["0"]
+    mask_channels_(net, graph, {"0": [1, 4, 5]})
+    small = slim(net, graph)
+    example = image()()
+    assert max_relative_diff(net, small, example) < 1e-5
+    assert getattr(small, "0").out_channels == 5
+    small.graph.erase_node(next(node for node in small.graph.nodes if node.op == "output"))
+    small.graph.output(next(node for node in small.graph.nodes if node.op == "placeholder"))
+    small.recompile()
+    assert torch.equal(small(example), example)
+    assert not torch.equal(net(example), example)  # its code is still the old one
 
 
 def test_an_attribute_that_cannot_be_copied_is_named() -> None:

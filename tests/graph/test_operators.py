@@ -291,7 +291,8 @@ FREEZING: dict[str, tuple[Function, str]] = {
     ),
     "layer norm": (lambda x: F.layer_norm(x, (4, 6, 6)), "mixes channels, so removing one would change the output"),
     "rms norm": (lambda x: F.rms_norm(x.transpose(1, 3), (4,)), "mixes channels, so removing one would change"),
-    "group norm": (lambda x: F.group_norm(x, 2), "mixes channels, so removing one would change the output"),
+    "group norm": (lambda x: F.group_norm(x, 1), "mixes channels, so removing one would change the output"),
+    "group norm without weight": (lambda x: F.group_norm(x, 2), "has no weight from which its number of groups"),
     "instance norm": (lambda x: F.instance_norm(x.transpose(1, 3)), "normalizes over the channel axis"),
     "pixel shuffle": (lambda x: F.pixel_shuffle(x.transpose(1, 2)[:, :4], 2), "has channels on a spatial axis"),
     "pixel unshuffle": (lambda x: F.pixel_unshuffle(x.transpose(1, 3), 2), "has channels on a spatial axis"),
@@ -305,7 +306,16 @@ FREEZING: dict[str, tuple[Function, str]] = {
     "real numbers for each channel": (lambda x: x + torch.arange(4.0).view(4, 1, 1), "that is not prunable"),
     "qr": (torch.linalg.qr, "operator `linalg_qr` is not supported"),
     "svd": (torch.linalg.svd, "is not supported"),
-    "fft": (lambda x: torch.fft.rfft(x, dim=1), "is not supported"),
+    "fft": (lambda x: torch.fft.rfft(x, dim=1), "mixes channels"),
+    "unfold": (lambda x: F.unfold(x.transpose(1, 3), 2), "has channels on a spatial axis"),
+    "affine_grid": (
+        lambda x: F.affine_grid(x[:, :, :3, 0].transpose(1, 2), [2, 1, 4, 4, 4], align_corners=False),
+        "uses its values as positions",
+    ),
+    "index_add": (
+        lambda x: torch.zeros(2, 4, 6, 6).index_add(1, torch.tensor([0, 1, 1, 2]), x),
+        "selects channels by a computed index",
+    ),
     "normalize": (lambda x: F.normalize(x, dim=1), "`linalg_vector_norm` reduces"),
     "local_response_norm": (lambda x: F.local_response_norm(x, 3), "avg_pool"),
     **{
@@ -406,6 +416,41 @@ def test_concatenation_and_padding_place_positions_beside_channels() -> None:
     assert trace.along(padded) == [FROZEN, *trace.axis("a", 0), FROZEN, FROZEN]
     assert trace.tied() == []
     assert trace.frozen() == {}
+
+
+def test_padding_is_pruned_with_the_channels_that_it_is_added_to() -> None:
+    trace = OpTrace()
+    wide = trace.channels(2, 10, 4, name="wide")
+    trace.run(lambda x, y: F.pad(x, (0, 0, 3, 3)) + y, trace.channels(2, 4, 4), wide)
+    labels = trace.axis("wide", 0)
+    ends = [[a, b] for a, b in zip(labels[:3], labels[-3:], strict=True)]  # equal on both sides
+    tied = trace.tied()
+    assert all(any(set(pair) <= set(unit) for unit in tied) for pair in ends)
+    assert sorted(len(unit) for unit in tied) == [2] * 4 + [3] * 3
+    assert trace.frozen() == {}
+
+
+def test_halves_of_a_gated_unit_are_tied() -> None:
+    trace = OpTrace()
+    out = trace.run(F.glu, trace.channels(2, 6, 4), 1)
+    labels = trace.axis("x", 0)
+    assert trace.along(out) == labels[:3]
+    assert trace.tied() == merged(labels[:3], labels[3:])
+
+
+def test_patches_repeat_channels_and_folding_ties_them() -> None:
+    trace = OpTrace()
+    x = trace.channels(2, 3, 6, 6)
+    patches = trace.run(F.unfold, x, 2)
+    assert trace.along(patches) == [label for label in trace.axis("x", 0) for _ in range(4)]
+    assert trace.along(trace.run(F.fold, patches, (6, 6), 2)) == trace.axis("x", 0)
+    assert trace.tied() == []
+
+    trace = OpTrace()
+    out = trace.run(F.fold, trace.channels(2, 8, 25), (6, 6), 2)
+    labels = trace.axis("x", 0)
+    assert trace.along(out) == labels[::4]
+    assert trace.tied() == [labels[:4], labels[4:]]
 
 
 def test_shuffles() -> None:

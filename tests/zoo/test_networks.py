@@ -146,11 +146,11 @@ def test_erfnet_blocks_dilate_drop_and_downsample_as_in_its_paper() -> None:
 
 def test_resnet_shortcut_keeps_every_second_pixel_in_the_middle_channels() -> None:
     x = torch.randn(1, 16, 8, 8)
-    out = PadShortcut(16, 32, stride=2)(x)
+    out = PadShortcut(stride=2)(x, 32)
     assert (out[:, :8] == 0).all()
     assert torch.equal(out[:, 8:24], x[:, :, ::2, ::2])
     assert (out[:, 24:] == 0).all()
-    assert PadShortcut(4, 7, stride=1)(torch.zeros(1, 4, 2, 2)).shape == (1, 7, 2, 2)
+    assert PadShortcut(stride=1)(torch.zeros(1, 4, 2, 2), 7).shape == (1, 7, 2, 2)
     padded = [name for name, module in resnet20().named_modules() if isinstance(module, PadShortcut)]
     assert padded == ["layer2.0.shortcut", "layer3.0.shortcut"]
 

@@ -174,11 +174,17 @@ _ARITHMETIC = frozenset({"add", "sub", "mul"})
 _POOLS = {"adaptive_avg_pool1d": 1, "adaptive_avg_pool2d": 2, "adaptive_avg_pool3d": 3}
 
 
-def quick_result(call: Call) -> Tensor | None:
+GATES = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
+"""Gates of recurrent layers: blocks of rows of their weights."""
+
+
+def quick_result(call: Call) -> Any:
     """The result of an operator on meta tensors, or None if torch should compute it."""
     first = call.args[0] if call.args else None
     if not isinstance(first, Tensor) or first.device.type != "meta" or not first.is_floating_point():
         return None
+    if call.name in GATES:
+        return _recurrent(call, first)
     shape = _shape(call, first)
     if shape is None:
         return None
@@ -227,3 +233,19 @@ def _convolved(call: Call, first: Tensor) -> Sequence[int] | None:
             return None
         sizes.append(size)
     return sizes
+
+
+def _recurrent(call: Call, first: Tensor) -> tuple[Tensor, ...] | None:
+    """Output and final states of a recurrent layer. torch would compute them step by step."""
+    states = call["hx"] if call.name == "lstm" else [call["hx"]]
+    batched = call.func._overloadname == "input"
+    rows, columns = call["params"][0].shape
+    sizes = {state.shape for state in states}
+    directions = 2 if call["bidirectional"] else 1
+    count = directions * call["num_layers"]
+    is_plain = len(sizes) == 1 and len(call["params"]) == count * (4 if call["has_biases"] else 2)
+    fits = first.shape[-1] == columns and states[0].shape[-1] * GATES[call.name] == rows and states[0].shape[0] == count
+    if not (is_plain and fits and first.dim() == (3 if batched else 2)):
+        return None
+    out = [*first.shape[:-1], directions * states[0].shape[-1]]
+    return tuple(torch.empty(size, dtype=first.dtype, device="meta") for size in (out, *[s.shape for s in states]))

@@ -80,7 +80,7 @@ class ChannelPartition:
         """Freeze what the user named, and channels without a consumer, which cannot be masked by a zero slice."""
         for key, roles in self.channel_labels.roles.items():
             names = _with_parents(key[0])
-            if Role.CONSUMER not in roles and any(fnmatch(name, p) for name in names for p in patterns):
+            if roles and Role.CONSUMER not in roles and any(fnmatch(name, p) for name in names for p in patterns):
                 self._freeze(self.units_on(key), "frozen by the argument `freeze`")
         self._freeze(np.flatnonzero(~self._with(Role.CONSUMER)), "no layer consumes it")
 
@@ -215,6 +215,8 @@ def _slices_by_group(partition: ChannelPartition) -> list[tuple[ParamSlice, ...]
     for key, axis in partition.channel_labels.axes.items():
         units = partition.unit[axis.start : axis.start + axis.size]
         roles = tuple(role for role in _ROLE_ORDER if role in partition.channel_labels.roles[key])
+        if not roles:  # a constant, which no tensor holds
+            continue
         groups, ranks = partition.group_of[units], partition.rank[units]
         alone = bool((groups == groups[0]).all())
         for group in groups[:1] if alone else np.unique(groups):

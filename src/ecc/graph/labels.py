@@ -26,6 +26,7 @@ FROZEN = 1
 """The label of positions that are never pruned, such as the network's input."""
 
 _FIRST_FREE = 2
+_MIN_CONSTANT = 3
 
 Labels = Tensor | None
 """Labels of one tensor; None for a value that is the same for all channels (a constant, a scalar)."""
@@ -93,6 +94,21 @@ class ChannelLabels:
             self._vectors[key] = torch.arange(self.size, self.size + size)
             self.size += size
         self.roles.setdefault(key, set()).add(role)
+        return self._vectors[key]
+
+    def constant(self, name: str, size: int, why: str) -> Tensor:  # noqa: ARG002 - `why` is for the override
+        """Labels of the positions of a constant beside channels, such as padding. Shape (size,).
+
+        They tie the channels that the constant is combined with to its size, which a pruned network must change
+        accordingly. No tensor has these positions, so they have no role. Up to two positions are frozen, since pruning
+        so few would not show whether their number is hard-coded.
+        """
+        key = (name, 0)
+        other_size = key in self.axes and self.axes[key].size != size  # in train mode
+        if size < _MIN_CONSTANT or other_size:
+            return torch.tensor(FROZEN).expand(size)
+        self.axis(name, 0, size, Role.PER_CHANNEL)
+        self.roles[key] = set()
         return self._vectors[key]
 
     def vector(self, tensor: str, axis: int) -> Tensor:
@@ -187,6 +203,16 @@ class PrunedLabels(ChannelLabels):
         labels = self._vectors[key]
         if labels.numel() != size:
             raise Misaligned(labels, f"axis {axis} of {tensor} has {size} entries, not {labels.numel()}")
+        return labels
+
+    def constant(self, name: str, size: int, why: str) -> Tensor:
+        """Labels of the positions that a constant kept."""
+        if (name, 0) not in self.axes:  # too few to be pruned
+            return torch.tensor(FROZEN).expand(size)
+        dense = self._dense.vector(name, 0)
+        labels = dense[self.alive[dense]]
+        if labels.numel() != size:
+            raise Misaligned(dense, why)
         return labels
 
     def is_grouped(self, tensor: str) -> bool:

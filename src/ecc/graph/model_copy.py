@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 from weakref import ReferenceType, ref
 
 import torch
+import torch.fx
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
@@ -80,7 +81,7 @@ def rebuild(model: Net, made: Mapping[int, Tensor]) -> Net:
         made: For each tensor of the network, by id, the tensor of the copy.
     """
     modules = list(model.modules())
-    copies = {id(module): module.__class__.__new__(module.__class__) for module in modules}
+    copies = {id(module): _new(module) for module in modules}
     memo: dict[int, Any] = {**copies, **made}
     hooks = [table for module in modules for name in _HOOKS if (table := vars(module).get(name))]
     memo.update({id(table): OrderedDict() for table in hooks})  # handles refer to these tables
@@ -106,6 +107,21 @@ def rebuild(model: Net, made: Mapping[int, Tensor]) -> Net:
     for table in hooks:
         memo[id(table)].update({number: rebinding(hook) for number, hook in table.items()})
     return copies[id(model)]  # type: ignore[return-value]
+
+
+def _new(module: nn.Module) -> nn.Module:
+    """A module of the same class, without attributes."""
+    cls = module.__class__
+    if not isinstance(module, torch.fx.GraphModule):
+        return cls.__new__(cls)
+    # The class of a GraphModule holds its generated code. The copy gets its own, so that it can be recompiled.
+    members = {name: value for name, value in vars(cls).items() if name not in ("__dict__", "__weakref__")}
+    wrapped = members.pop("_wrapped_call", None)
+    own = type(cls.__name__, cls.__bases__, members)
+    if wrapped is not None:
+        own._wrapped_call = type(wrapped)(own, wrapped.cls_call)  # type: ignore[attr-defined]
+    copied: nn.Module = object.__new__(own)
+    return copied
 
 
 class _Rebinding:
@@ -242,3 +258,17 @@ def _update_sizes(module: nn.Module, state: dict[str, Any]) -> None:
         state["num_parameters"] = weight.numel()
     elif isinstance(module, nn.Embedding):
         state["num_embeddings"], state["embedding_dim"] = weight.shape
+    elif isinstance(module, nn.GroupNorm) and weight is not None:
+        state["num_groups"] = module.num_groups * weight.numel() // module.num_channels
+        state["num_channels"] = weight.numel()
+    elif isinstance(module, (nn.RNNBase, nn.RNNCellBase)):
+        _update_recurrent_sizes(module, state)
+
+
+def _update_recurrent_sizes(module: nn.RNNBase | nn.RNNCellBase, state: dict[str, Any]) -> None:
+    suffix = "_l0" if isinstance(module, nn.RNNBase) else ""
+    old: Tensor = getattr(module, f"weight_ih{suffix}")
+    rows, state["input_size"] = state["_parameters"][f"weight_ih{suffix}"].shape
+    state["hidden_size"] = module.hidden_size * rows // old.shape[0]
+    if state.get("proj_size"):
+        state["proj_size"] = state["_parameters"]["weight_hr_l0"].shape[0]

@@ -13,6 +13,7 @@ width (`check_order`).
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -74,6 +75,8 @@ class Tracer(TorchDispatchMode):
     """Operators in order, with their result shapes and the parameters among their arguments."""
     reached: set[str] = field(default_factory=set)
     """Names of the parameters and buffers that are an argument of some operator."""
+    constants: Counter[str] = field(default_factory=Counter)
+    """Number of constants beside channels so far, by operator and module."""
     path: list[str] = field(default_factory=list)
     """Paths of the modules that are running, innermost last."""
     last_path: str = ""
@@ -171,6 +174,13 @@ class Tracer(TorchDispatchMode):
         """Freeze the channels of every argument but one: indices or grids, whose values are positions."""
         others = [labels for t in call.tensors if t is not but and (labels := self.labels(t)) is not None]
         self.freeze_all(others, f"{call.here} uses its values as positions")
+
+    def constant_labels(self, call: Call, size: int) -> Tensor:
+        """Labels of a constant number of positions that an operator places beside channels."""
+        place = f"{call.name}@{call.path}"
+        self.constants[place] += 1
+        why = f"{call.here}{self._at()} adds a hard-coded number of channels. Compute it from `x.shape` of both tensors"
+        return self.channel_labels.constant(f"{place}#{self.constants[place]}", size, why)
 
     def choose(self, call: Call, options: int) -> int:
         """Which of several interpretations of a line of code to follow: the next one after each failure."""
@@ -422,4 +432,5 @@ class Tracer(TorchDispatchMode):
 
 @cache
 def _is_user_code(code: CodeType) -> bool:
-    return not code.co_filename.startswith((_TORCH, _HERE, "<"))
+    is_generated = code.co_filename.startswith("<eval_with_key>")  # the code of a torch.fx.GraphModule
+    return is_generated or not code.co_filename.startswith((_TORCH, _HERE, "<"))

@@ -64,31 +64,31 @@ class BasicBlock(nn.Module):
         self.conv2 = nn.Conv2d(out_channels, out_channels, kernel_size=3, padding=1, bias=False)
         self.bn2 = nn.BatchNorm2d(out_channels)
         same_shape = stride == 1 and in_channels == out_channels
-        self.shortcut = nn.Identity() if same_shape else PadShortcut(in_channels, out_channels, stride)
+        self.shortcut = None if same_shape else PadShortcut(stride)
 
     def forward(self, x: Tensor) -> Tensor:
         """Features after the addition and its ReLU."""
         branch = F.relu(self.bn1(self.conv1(x)))
         branch = self.bn2(self.conv2(branch))
-        return F.relu(branch + self.shortcut(x))
+        return F.relu(branch + (x if self.shortcut is None else self.shortcut(x, branch.shape[1])))
 
 
 class PadShortcut(nn.Module):
     """Option A of the paper: keep every stride-th pixel and fill the new channels with zeros.
 
     The input fills the middle channels. The paper does not specify the position; published weights expect this one.
+    The number of channels is that of the branch, so that both can be pruned.
     """
 
-    def __init__(self, in_channels: int, out_channels: int, stride: int) -> None:
+    def __init__(self, stride: int) -> None:
         super().__init__()
         self.stride = stride
-        self.zeros_before = (out_channels - in_channels) // 2
-        self.zeros_behind = out_channels - in_channels - self.zeros_before
 
-    def forward(self, x: Tensor) -> Tensor:
-        """The input in the shape of the block's output."""
+    def forward(self, x: Tensor, channels: int) -> Tensor:
+        """The input in the shape of the block's output, which has this number of channels."""
         kept = x[:, :, :: self.stride, :: self.stride]
-        return F.pad(kept, (0, 0, 0, 0, self.zeros_before, self.zeros_behind))
+        before = (channels - x.shape[1]) // 2
+        return F.pad(kept, (0, 0, 0, 0, before, channels - x.shape[1] - before))
 
 
 def _stage(in_channels: int, out_channels: int, blocks: int, stride: int) -> nn.Sequential:

@@ -11,6 +11,8 @@ for kind in (
     "sums",
     "parts",
     "space",
+    "sequences",
+    "mixing",
     "flow",
     "transformers",
     "leaks",

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from graph.blocks.base import LEAKS, Block, Shape, block, divisor, one_of
+from graph.blocks.base import LEAKS, Block, Shape, block, one_of
 
 LEAKING: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {
     "softmax": ("softmax", lambda x: x.softmax(1)),
@@ -50,7 +50,7 @@ class LeakyNorm(Block):
         self.kind = kind
         self.layer: nn.Module
         if kind == "group":
-            self.layer = nn.GroupNorm(divisor(self.channels, 2), self.channels)
+            self.layer = nn.GroupNorm(1, self.channels)
         else:
             self.layer = nn.LayerNorm(self.channels if kind == "layer" else shape)
         self.expects["in"] = "group_norm" if kind == "group" else "layer_norm"

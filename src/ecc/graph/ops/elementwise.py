@@ -43,12 +43,23 @@ def layer_norm(trace: Tracer, call: Call) -> Labels | list[Labels]:
 
 
 def group_norm(trace: Tracer, call: Call) -> Labels | list[Labels]:
-    """Group norm: statistics over groups of channels."""
-    labels = trace.labels(call["input"])
-    if labels is not None:
-        labels = trace.freeze(labels, f"{call.here} mixes channels, so removing one would change the output")
-    trace.record(call, "norm", 0, [], [call.get("weight", None), call.get("bias", None)])
-    return labels
+    """Group norm: the channels of one group are pruned together, since a group's statistics do not see the others."""
+    x = call["input"]
+    labels, groups = trace.labels(x), call.get("num_groups", None) or call["group"]
+    weights = [call.get("weight", None), call.get("bias", None)]
+    trace.record(call, "norm", 0, [], weights)
+    if labels is None:
+        return None
+    if groups == 1 or any(axis != 1 for axis in varying_axes(labels)):
+        return trace.freeze(labels, f"{call.here} mixes channels, so removing one would change the output")
+    if weights[0] is None:
+        return trace.freeze(labels, f"{call.here} has no weight from which its number of groups could be set")
+    vector = channel_vector(labels, 1, x.shape[1])
+    trace.channel_labels.unite(vector.view(groups, -1)[:, :1], vector.view(groups, -1), call.here)
+    for tensor in weights:
+        if tensor is not None and (own := trace.labels(tensor)) is not None:
+            trace.channel_labels.unite(vector, own.reshape(-1), call.here)
+    return [labels, *[None] * (len(call.outs) - 1)]
 
 
 def prelu(trace: Tracer, call: Call) -> Labels:

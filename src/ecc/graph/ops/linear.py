@@ -142,9 +142,9 @@ def _mix(
         macs = macs_per_pair // beside.numel() * in_size * out_size
         trace.record(call, "linear", macs, [beside], [weight, bias])
         return labels.narrow(channel, 0, 1)
-    if unfrozen(labels) is None:
+    if labels is not None and unfrozen(labels) is None:
         trace.channel_labels.freeze(reads, "its input is not prunable")
-    else:
+    elif labels is not None:  # else it is a constant, such as the initial state of a recurrent layer
         trace.channel_labels.unite(channel_vector(labels, channel, in_size), reads, call.here)
     _bind_bias(trace, call, writes, bias)
     trace.record(call, "conv" if weight.dim() > 2 else "linear", macs_per_pair, [reads, writes], [weight, bias])
@@ -205,6 +205,34 @@ def embedding(trace: Tracer, call: Call) -> Labels:
     trace.freeze_others(call, call["weight"])
     trace.record(call, "move", 0, [], [call["weight"]])
     writes = trace.channel_labels.axis(name, 1, call["weight"].shape[1], Role.PRODUCER)
+    return writes.expand(call.out.shape)
+
+
+def bilinear(trace: Tracer, call: Call) -> Labels:
+    """`nn.Bilinear`: out_k = sum over i, j of x_i weight_kij y_j. It consumes the channels of both inputs."""
+    weight, bias = call["weight"], call["bias"]
+    name = trace.weight_name(weight)
+    if name is None or trace.axis_order(weight) != (0, 1, 2):
+        return unknown_labels(trace, call)
+    writes = trace.channel_labels.axis(name, 0, weight.shape[0], Role.PRODUCER)
+    consumed: list[Tensor] = []
+    for axis, x in ((1, call["input1"]), (2, call["input2"])):
+        reads = trace.channel_labels.axis(name, axis, weight.shape[axis], Role.CONSUMER)
+        labels = trace.labels(x)
+        if labels is not None and any(a != x.dim() - 1 for a in varying_axes(labels)):
+            labels = trace.freeze(labels, f"{call.here} runs along another axis than the channels")
+        if consumed and unfrozen(labels) is not None:
+            # The cost would be a product of three widths. Costs are products of two.
+            labels = trace.freeze(labels, f"{call.here} multiplies its width by two others")  # type: ignore[arg-type]
+        if unfrozen(labels) is None:
+            trace.channel_labels.freeze(reads, "its input is not prunable")
+            continue
+        trace.channel_labels.unite(channel_vector(labels, x.dim() - 1, x.shape[-1]), reads, call.here)
+        consumed.append(reads)
+    _bind_bias(trace, call, writes, bias)
+    fixed = weight.shape[1] * weight.shape[2] // math.prod(reads.numel() for reads in consumed)
+    macs = call.out.numel() // weight.shape[0] * fixed
+    trace.record(call, "linear", macs, [*consumed, writes], [weight, bias])
     return writes.expand(call.out.shape)
 
 

@@ -79,6 +79,13 @@ def constant(_: Tracer, call: Call) -> Labels | list[Labels]:
     return [None] * len(call.outs)
 
 
+def positions(trace: Tracer, call: Call) -> Labels | list[Labels]:
+    """A grid of positions: its arguments are frozen."""
+    trace.freeze_all([trace.labels(t) for t in call.tensors], f"{call.here} uses its values as positions")
+    trace.record(call, "other", 0, [], [])
+    return [frozen_labels(out.shape) for out in call.outs]
+
+
 def unknown(trace: Tracer, call: Call) -> list[Labels]:
     """An operator without a rule: its arguments and results are frozen."""
     trace.freeze_all([trace.labels(t) for t in call.tensors], f"operator {call.here} is not supported")

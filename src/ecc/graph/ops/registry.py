@@ -15,7 +15,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from ecc.graph.labels import PERMUTES, Labels
-from ecc.graph.ops import elementwise, linear, reduce, shape
+from ecc.graph.ops import elementwise, linear, recurrent, reduce, shape
 
 if TYPE_CHECKING:
     from ecc.graph.calls import Call
@@ -40,6 +40,10 @@ _FAMILIES: dict[Rule, Iterable[str]] = {
     linear.baddbmm: ["baddbmm"],
     linear.attention: ["scaled_dot_product_attention"],
     linear.embedding: ["embedding"],
+    linear.bilinear: ["bilinear"],
+    recurrent.layers: ["lstm", "gru", "rnn_tanh", "rnn_relu"],
+    recurrent.cell: ["lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell"],
+    recurrent.pack: ["_pack_padded_sequence", "_pad_packed_sequence"],
     elementwise.channel_norm: (
         "batch_norm instance_norm native_batch_norm _native_batch_norm_legit "
         "_native_batch_norm_legit_no_training cudnn_batch_norm".split()
@@ -57,7 +61,8 @@ _FAMILIES: dict[Rule, Iterable[str]] = {
         "argmin count_nonzero median nanmean".split()
     ),
     reduce.along_axis: (
-        "softmax _softmax log_softmax _log_softmax cumsum cumprod sort argsort topk logcumsumexp _safe_softmax".split()
+        "softmax _softmax log_softmax _log_softmax cumsum cumprod sort argsort topk logcumsumexp _safe_softmax "
+        "_fft_r2c _fft_c2r _fft_c2c".split()
     ),
     reduce.spatial: (
         "max_pool1d max_pool2d max_pool3d avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d "
@@ -72,12 +77,13 @@ _FAMILIES: dict[Rule, Iterable[str]] = {
         "clone contiguous detach alias lift_fresh to _to_copy type_as dropout feature_dropout "
         "alpha_dropout feature_alpha_dropout native_dropout positive requires_grad zero fill bernoulli "
         "normal uniform zeros_like ones_like full_like empty_like rand_like randn_like resolve_conj "
-        "resolve_neg view_as_real_copy".split()
+        "resolve_neg".split()
     ),
     reduce.constant: (
         "zeros ones full empty new_zeros new_ones new_full new_empty "
         "rand randn scalar_tensor empty_strided new_empty_strided empty_permuted".split()
     ),
+    reduce.positions: ["affine_grid_generator"],
     reduce.unknown: ["fill_diagonal", "triu", "tril"],
     shape.move: _MOVES,
     shape.roll: ["roll", "flip"],
@@ -90,7 +96,13 @@ _FAMILIES: dict[Rule, Iterable[str]] = {
     shape.cat: ["cat", "concat", "concatenate"],
     shape.stack: ["stack"],
     shape.pad: ["constant_pad_nd"],
-    shape.index: ["index"],
+    shape.index: ["index", "_unsafe_index"],
+    shape.glu: ["glu"],
+    shape.im2col: ["im2col"],
+    shape.col2im: ["col2im"],
+    shape.to_complex: ["view_as_complex"],
+    shape.to_real: ["view_as_real"],
+    shape.add_at: ["index_add", "scatter_add"],
     shape.gather: ["gather", "index_select", "take_along_dim"],
 }
 
@@ -108,6 +120,9 @@ USES_WEIGHTS = FOLLOWING | {
     linear.matmul,
     linear.addmm,
     linear.embedding,
+    linear.bilinear,
+    recurrent.layers,
+    recurrent.cell,
     elementwise.pointwise,
     elementwise.layer_norm,
     elementwise.group_norm,

@@ -7,6 +7,7 @@ refutes. Concatenation and padding place frozen positions beside channels.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import torch
@@ -204,6 +205,91 @@ def channel_shuffle(trace: Tracer, call: Call) -> Labels | list[Labels]:
     return small.index_select(1, order).expand(call.out.shape)
 
 
+def glu(trace: Tracer, call: Call) -> Labels:
+    """Gated linear unit: the first half of an axis times the sigmoid of the second. The halves are pruned together."""
+    x = call.tensors[0]
+    labels = trace.labels(x)
+    trace.record(call, "elementwise", 0, [], [])
+    axis = call["dim"] % x.dim()
+    if labels is None or not varies(labels, axis):
+        return None if labels is None else labels.narrow(axis, 0, call.out.shape[axis])
+    _tie_parts(trace, call, labels, axis, [call.out.shape[axis]] * 2)
+    return compact(labels).narrow(axis, 0, call.out.shape[axis]).expand(call.out.shape)
+
+
+def im2col(trace: Tracer, call: Call) -> Labels:
+    """`F.unfold`: each channel becomes as many consecutive ones as a patch has pixels."""
+    labels = _feature_map(trace, call, 3)
+    if labels is None:
+        return frozen_labels(call.out.shape)
+    many = labels.repeat_interleave(math.prod(call["kernel_size"]), dim=labels.dim() - 3).squeeze(-1)
+    return collapse(many).expand(call.out.shape)
+
+
+def col2im(trace: Tracer, call: Call) -> Labels:
+    """`F.fold`: as many consecutive channels as a patch has pixels become one, and are pruned together."""
+    labels = _feature_map(trace, call, 2)
+    if labels is None:
+        return frozen_labels(call.out.shape)
+    parts = labels.unflatten(labels.dim() - 2, (-1, math.prod(call["kernel_size"])))
+    trace.channel_labels.unite(parts[..., :1, :], parts, call.here)
+    return collapse(parts[..., :1, :]).expand(call.out.shape)
+
+
+def _feature_map(trace: Tracer, call: Call, axes: int) -> Labels:
+    """Labels of the channels of a feature map, which are the first of its last axes, with size 1 on those after it."""
+    x = call.tensors[0]
+    labels = trace.labels(x)
+    trace.record(call, "move", 0, [], [])
+    if labels is None:
+        return None
+    if any(axis > x.dim() - axes for axis in varying_axes(labels)):
+        labels = trace.freeze(labels, f"{call.here} has channels on a spatial axis", unusual=True)
+    for axis in range(x.dim() - axes + 1, x.dim()):
+        labels = labels.narrow(axis, 0, 1)
+    return labels.expand([*labels.shape[:-axes], x.shape[-axes], *[1] * (axes - 1)])
+
+
+def to_complex(trace: Tracer, call: Call) -> Labels:
+    """`view_as_complex`: pairs on the last axis become one number."""
+    labels = trace.labels(call.tensors[0])
+    if labels is not None and varies(labels, labels.dim() - 1):
+        labels = trace.freeze(labels, f"{call.here} has channels on the axis of real and imaginary parts", unusual=True)
+    return None if labels is None else labels.select(-1, 0)
+
+
+def to_real(trace: Tracer, call: Call) -> Labels:
+    """`view_as_real`: real and imaginary parts on a new last axis."""
+    labels = trace.labels(call.tensors[0])
+    return None if labels is None else labels.unsqueeze(-1).expand(call.out.shape)
+
+
+def add_at(trace: Tracer, call: Call) -> Labels:
+    """index_add, scatter_add and similar: exact along an axis without channels."""
+    x, source, index = call["self"], call.get("source", None), call["index"]
+    source = call["src"] if source is None else source
+    many = [trace.labels(x), trace.labels(source)]
+    trace.record(call, "move", 0, [], [])
+    trace.freeze_all([trace.labels(index)], f"{call.here} uses its values as positions")
+    axis = call["dim"] % x.dim()
+    for number, labels in enumerate(many):
+        if labels is None:
+            continue
+        if varies(labels, axis):
+            labels = trace.freeze(labels, f"{call.here} selects channels by a computed index")
+        elif any(index.dim() == x.dim() and index.shape[a] > 1 and index.stride(a) for a in varying_axes(labels)):
+            labels = trace.freeze(labels, f"{call.here} has positions that may differ between channels")
+        many[number] = labels.narrow(axis, 0, 1)
+    if many[0] is None and many[1] is None:
+        return frozen_labels(call.out.shape)
+    shape = torch.Size([1 if a == axis else n for a, n in enumerate(x.shape)])
+    if any(labels is not None and labels.shape != shape for labels in many):
+        trace.freeze_all(many, f"{call.here} writes it into part of another tensor")
+        return frozen_labels(call.out.shape)
+    result = unite_operands(trace, call, many, shape)
+    return None if result is None else result.expand(call.out.shape)
+
+
 def cat(trace: Tracer, call: Call) -> Labels:
     """Concatenation: along the channel axis labels are concatenated, along another axis the pieces are tied."""
     pieces = [t for t in call.tensors if not (t.dim() == 1 and t.numel() == 0)]
@@ -212,10 +298,24 @@ def cat(trace: Tracer, call: Call) -> Labels:
     if all(label is None for label in labels):  # ones beside zeros: positions differ
         return frozen_labels(call.out.shape) if len(pieces) > 1 else None
     axis = call.get("dim", 0) % call.out.dim()
-    full = [frozen_labels(piece.shape) if label is None else label for piece, label in zip(pieces, labels, strict=True)]
+    # A constant beside channels, or beside the input's channels on the usual axis of images (a convolutional LSTM).
+    beside = any(label is not None and varies(label, axis) for label in labels)
+    beside |= axis == 1 and call.out.dim() > 3 and not any(x is not None and varying_axes(x) for x in labels)
+    full = [
+        _constant_piece(trace, call, piece, axis, beside) if label is None else label
+        for piece, label in zip(pieces, labels, strict=True)
+    ]
     if any(varies(label, axis) for label in full) or not any(varying_axes(label) for label in full):
         return collapse(_joined(full, axis)).expand(call.out.shape)
     return _tied(trace, call, [label.narrow(axis, 0, 1) for label in labels if label is not None], axis)
+
+
+def _constant_piece(trace: Tracer, call: Call, piece: Tensor, axis: int, beside: bool) -> Tensor:
+    """Labels of a constant that is concatenated with channels."""
+    if not beside:
+        return frozen_labels(piece.shape)
+    ones = [piece.shape[axis] if a == axis else 1 for a in range(piece.dim())]
+    return trace.constant_labels(call, piece.shape[axis]).reshape(ones).expand(piece.shape)
 
 
 def _joined(labels: list[Tensor], axis: int) -> Tensor:
@@ -245,7 +345,11 @@ def stack(trace: Tracer, call: Call) -> Labels:
 
 
 def pad(trace: Tracer, call: Call) -> Labels:
-    """Constant padding: new positions on the channel axis are frozen, since their number is hard-coded."""
+    """Constant padding. New positions on the channel axis belong to the channels that they are combined with.
+
+    If both sides get equally many, code may compute each side as half of the total (option A of ResNet). They are tied,
+    so that they stay equal.
+    """
     labels = trace.labels(call.tensors[0])
     trace.record(call, "move", 0, [], [])
     if labels is None:
@@ -254,12 +358,27 @@ def pad(trace: Tracer, call: Call) -> Labels:
     dims = labels.dim()
     for axis in range(dims):
         k = 2 * (dims - 1 - axis)
-        touched = k < len(amounts) and (amounts[k] or amounts[k + 1])
-        if touched and not varies(labels, axis):
+        if k >= len(amounts) or not (amounts[k] or amounts[k + 1]):
+            continue
+        if varies(labels, axis) and amounts[k] >= 0 and amounts[k + 1] >= 0:
+            labels = _padded(trace, call, compact(labels), axis, amounts[k], amounts[k + 1])
+            amounts[k] = amounts[k + 1] = 0
+        elif not varies(labels, axis):
             amounts[k] = amounts[k + 1] = 0
             labels = labels.narrow(axis, 0, 1)
-    padded = torch.nn.functional.pad(compact(labels), amounts, value=FROZEN)
+    padded = torch.nn.functional.pad(compact(labels), amounts, value=FROZEN) if any(amounts) else compact(labels)
     return collapse(padded).expand(call.out.shape)
+
+
+def _padded(trace: Tracer, call: Call, labels: Tensor, axis: int, before: int, behind: int) -> Tensor:
+    """Labels with constants before and behind those of one axis."""
+    first = trace.constant_labels(call, before) if before else None
+    last = first if before == behind else trace.constant_labels(call, behind) if behind else None
+    shape = [1 if a == axis else n for a, n in enumerate(labels.shape)]
+    column = [-1 if a == axis else 1 for a in range(labels.dim())]
+    sides = [None if side is None else side.reshape(column) for side in (first, last)]
+    full = [None if side is None else side.expand(torch.broadcast_shapes(side.shape, shape)) for side in sides]
+    return torch.cat([part for part in (full[0], labels, full[1]) if part is not None], axis)
 
 
 def index(trace: Tracer, call: Call) -> Labels | list[Labels]:
