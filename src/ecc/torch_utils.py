@@ -62,6 +62,22 @@ def tensors_in(value: Any, depth: int = 0) -> Iterator[Tensor]:
             yield from tensors_in(item, depth + 1)
 
 
+def outputs_in(value: Any) -> Iterator[Tensor]:
+    """Every tensor in the outputs of a network, without its cache of keys and values.
+
+    A cache is state for the next call. Its sizes follow the heads of the network that wrote it.
+    """
+    if isinstance(value, Mapping):
+        for name, item in value.items():
+            if name != "past_key_values":
+                yield from outputs_in(item)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from outputs_in(item)
+    elif not type(value).__module__.startswith("transformers.cache_utils"):
+        yield from tensors_in(value)
+
+
 # --- settings ------------------------------------------------------------------------------------
 
 # torch has two sets of TF32 settings: `fp32_precision` since 2.9, one for each backend and kind of operator, and the

@@ -88,7 +88,9 @@ def test_the_graph_is_the_same_after_outputs_were_requested(name: str, flag: str
     assert max_relative_diff(net, small, inputs) < 1e-5
     asked = {**inputs, flag: True}
     ours, theirs = small(**asked), net(**asked)
-    assert [t.shape for t in ours[flag[7:]]] == [t.shape for t in theirs[flag[7:]]]
+    axis = 1 if flag == "output_attentions" else None  # a head was pruned
+    for one, other in zip(ours[flag[7:]], theirs[flag[7:]], strict=True):
+        assert [n for a, n in enumerate(one.shape) if a != axis] == [n for a, n in enumerate(other.shape) if a != axis]
 
 
 @pytest.mark.parametrize("name", MODELS)

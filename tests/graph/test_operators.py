@@ -132,7 +132,12 @@ def split_six(t: Tensor) -> Tensor:
 
 @pytest.mark.parametrize(
     ("choice", "tied", "is_frozen"),
-    [(0, [[0, 2, 4], [1, 3, 5]], False), (1, [[0, 1], [2, 3], [4, 5]], False), (2, [], True)],
+    [
+        (0, [[0, 2, 4], [1, 3, 5]], False),
+        (1, [[0, 1], [2, 3], [4, 5]], False),
+        (2, [[0, 2, 4], [1, 3, 5]], False),  # once more, for values in attention
+        (3, [], True),
+    ],
 )
 def test_a_reshape_has_several_interpretations(choice: int, tied: list[list[int]], is_frozen: bool) -> None:
     trace = OpTrace()
@@ -145,7 +150,7 @@ def test_a_reshape_has_several_interpretations(choice: int, tied: list[list[int]
     assert sorted(trace.frozen()) == (trace.axis("x", 0) if is_frozen else [])
     assert all("`view(2, 3, 2, 4)` has a hard-coded channel count" in why for why in trace.frozen().values())
     ((noted, options, labels),) = trace.tracer.guesses
-    assert (noted, options, labels.tolist()) == (line, 3, trace.axis("x", 0))
+    assert (noted, options, labels.tolist()) == (line, 4, trace.axis("x", 0))
 
 
 def test_channels_that_enter_a_line_with_a_hard_coded_size_are_frozen() -> None:
@@ -618,7 +623,15 @@ def test_attention_passes_the_value_and_sums_over_query_and_key() -> None:
 
     trace = OpTrace()
     inputs = trace.input(2, 3, 5, 4), trace.input(2, 3, 5, 4), trace.channels(2, 3, 5, 4, axis=1, name="v")
-    assert trace.along(trace.run(F.scaled_dot_product_attention, *inputs), axis=1) == trace.axis("v", 0)
+    trace.run(F.scaled_dot_product_attention, *inputs)
+    assert all("heads that are not prunable" in why for why in trace.frozen().values())
+    assert sorted(trace.frozen()) == trace.axis("v", 0)
+
+    trace = OpTrace()
+    query, key, value = (trace.channels(2, 3, 5, 4, axis=1, name=name) for name in "qkv")
+    out = trace.run(F.scaled_dot_product_attention, query, key, value)
+    assert trace.along(out, axis=1) == trace.axis("q", 0)
+    assert trace.tied() == merged(*(trace.axis(name, 0) for name in "qkv"))
     assert trace.frozen() == {}
 
     trace = OpTrace()

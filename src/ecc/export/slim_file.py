@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ecc.errors import BadFile
 from ecc.graph.forward_pass import refuse_computed_weights
-from ecc.graph.model_copy import named_tensors, rebuild, unsaved_tensors, whole_state
+from ecc.graph.model_copy import SIZES, named_tensors, rebuild, set_sizes_, unsaved_tensors, whole_state
 from ecc.training import load_state, save_state
 
 Net = TypeVar("Net", bound=nn.Module)
@@ -61,6 +61,7 @@ def load_slim(model: Net, path: str | Path) -> Net:
     refuse_computed_weights(model)
     file = weights_file(path)
     state = load_state(file)
+    sizes = _sizes(model, state.pop(SIZES, {}), file) if isinstance(state, dict) else {}
     if not isinstance(state, dict) or not all(isinstance(state[name], Tensor) or _is_extra(name) for name in state):
         raise BadFile(f"{file} holds no weights; give slim.safetensors of a finished run.")
     names = {id(tensor): name for name, tensor in unsaved_tensors(model).items()}
@@ -76,6 +77,7 @@ def load_slim(model: Net, path: str | Path) -> Net:
         is_weight = isinstance(tensor, nn.Parameter)
         made[id(tensor)] = nn.Parameter(new, requires_grad=tensor.requires_grad) if is_weight else new
     small = rebuild(model, made)
+    set_sizes_(small, sizes)
     for path_of, module in small.named_modules():
         extra = f"{path_of}.{_EXTRA}".removeprefix(".")
         if extra in state:
@@ -118,6 +120,22 @@ def _check_fits(model: nn.Module, state: Mapping[str, Any], file: Path) -> None:
                 f"{file} belongs to another network: {name} is {_describe(new)} in the file, {_describe(old)} in the "
                 "network. Build the network as for the run."
             )
+
+
+def _sizes(model: nn.Module, found: Any, file: Path) -> dict[tuple[str, str], int]:
+    """Attributes such as `num_heads` from a file. They may only shrink int attributes that the network has."""
+    modules = dict(model.named_modules())
+    sizes = {}
+    for path, values in found.items() if isinstance(found, dict) else ():
+        for name, value in values.items() if isinstance(values, dict) else ():
+            old = vars(modules[path]).get(name) if path in modules else None
+            if type(old) is not int or type(value) is not int or not 1 <= value <= old:
+                raise BadFile(
+                    f"{file} belongs to another network: {path}.{name} is {value!r} in the file, {old!r} in the "
+                    "network. Build the network as for the run."
+                )
+            sizes[path, name] = value
+    return sizes
 
 
 def _is_extra(name: str) -> bool:

@@ -22,7 +22,7 @@ from ecc.graph.labels import Role
 from ecc.graph.structure import AffineSize, CostTable, Layer, StructureSpec, TensorShape
 from ecc.records import read_record, to_json, write_record
 
-FORMAT = "ecc channel graph, version 2"
+FORMAT = "ecc channel graph, version 3"
 MAX_SHOWN = 40
 """Groups that `str(graph)` lists."""
 MAX_INDICES = 1 << 24
@@ -80,8 +80,8 @@ class ChannelGraph:
     groups: tuple[ChannelGroup, ...]
     layers: tuple[Layer, ...]
     tensors: tuple[TensorShape, ...]
-    features: tuple[tuple[str, AffineSize], ...] = ()
-    """Norm modules without tensors, whose `num_features` follows the widths: path and size."""
+    features: tuple[tuple[str, str, AffineSize], ...] = ()
+    """Attributes of modules that follow the widths (`num_heads`): module path, attribute and size."""
     notes: tuple[str, ...] = ()
     """What a user should know about this trace, such as parameters that the example input did not use."""
     max_relative_diff: float | None = None
@@ -356,7 +356,7 @@ class ChannelGraphFile:
     groups: tuple[_GroupRecord, ...]
     layers: tuple[Layer, ...]
     tensors: tuple[TensorShape, ...]
-    features: tuple[tuple[str, AffineSize], ...]
+    features: tuple[tuple[str, str, AffineSize], ...]
     notes: tuple[str, ...]
     max_relative_diff: float | None
 

@@ -18,8 +18,9 @@ from torch.utils._pytree import tree_map_only
 from ecc.errors import BadWidths, UntraceableModel, first_line
 from ecc.graph.labels import Misaligned, PrunedLabels, frozen_labels
 from ecc.graph.model_copy import named_tensors, rebuild
+from ecc.graph.size_attributes import SizeReader, track_sizes
 from ecc.graph.tracer import Tracer
-from ecc.torch_utils import tensors_in
+from ecc.torch_utils import outputs_in, tensors_in
 
 Inputs = Tensor | Sequence[Any] | Mapping[str, Any]
 """An example input: one tensor, a sequence of positional arguments, or a mapping of keyword arguments."""
@@ -49,7 +50,9 @@ class ModelCopy:
         tensors = named_tensors(model)
         stand_ins = {name: _stand_in(tensor, on_meta) for name, tensor in tensors.items()}
         made = {id(tensor): stand_ins[name] for name, tensor in tensors.items()}
-        return cls._named(rebuild(model, made), stand_ins)
+        copy = rebuild(model, made)
+        track_sizes(copy)
+        return cls._named(copy, stand_ins)
 
     @classmethod
     def wrap(cls, model: nn.Module) -> ModelCopy:
@@ -75,6 +78,7 @@ def one_pass(network: ModelCopy, example_input: Inputs, tracer: Tracer, *, train
             torch.inference_mode(),
             torch.set_grad_enabled(training),
             tracer.track_modules(network.paths),
+            SizeReader(tracer),
             tracer,
         ):
             result = network.model(*args, **kwargs)
@@ -85,7 +89,7 @@ def one_pass(network: ModelCopy, example_input: Inputs, tracer: Tracer, *, train
         if isinstance(channel_labels, PrunedLabels):
             raise Misaligned(torch.empty(0, dtype=torch.long), first_line(error), path=tracer.last_path) from error
         raise
-    for tensor in tensors_in(result):
+    for tensor in outputs_in(result):
         if (labels := tracer.labels(tensor)) is not None:
             channel_labels.freeze(labels, "it is an output of the network")
     return tracer

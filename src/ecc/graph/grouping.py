@@ -182,9 +182,7 @@ def _components(channel_labels: ChannelLabels) -> np.ndarray:
     return np.asarray(connected_components(matrix, directed=False)[1], dtype=np.int64)
 
 
-def build_graph(
-    partition: ChannelPartition, tensors: Mapping[str, Tensor], attributes: Mapping[str, Tensor] | None = None
-) -> ChannelGraph:
+def build_graph(partition: ChannelPartition, tensors: Mapping[str, Tensor]) -> ChannelGraph:
     """The channel graph of a partition, without layers."""
     slices = _slices_by_group(partition)
     groups: list[ChannelGroup] = []
@@ -200,8 +198,10 @@ def build_graph(
             reason = "it already has its minimum width"
         groups.append(ChannelGroup(name, len(units), slices[number], reason, min_width))
     shapes = tuple(_tensor_shape(partition, name, tensor) for name, tensor in tensors.items())
-    features = tuple((path, partition.size_of(labels)) for path, labels in (attributes or {}).items())
-    return ChannelGraph(tuple(groups), (), shapes, features)
+    attributes = partition.channel_labels.attributes.items()
+    sizes = [(path, name, partition.size_of(labels)) for (path, name), labels in attributes]
+    following = tuple(one for one in sizes if any(groups[group].frozen is None for group, _ in one[2].multiples))
+    return ChannelGraph(tuple(groups), (), shapes, following)
 
 
 def build_layers(partition: ChannelPartition, records: Sequence[OpRecord]) -> tuple[Layer, ...]:

@@ -82,6 +82,8 @@ class ChannelLabels:
     """(labels, reason): units that contain these labels are not prunable."""
     needs_two: list[Tensor] = field(default_factory=list)
     """Labels of channels of which two must stay, because code squeezes axes of size one."""
+    attributes: dict[tuple[str, str], Tensor] = field(default_factory=dict)
+    """Labels of the channels whose number is an attribute of a module, by module path and attribute."""
     size: int = _FIRST_FREE
     _vectors: dict[tuple[str, int], Tensor] = field(default_factory=dict)
     _cache: tuple[int, tuple[Tensor, Tensor, Tensor]] | None = None
@@ -126,6 +128,12 @@ class ChannelLabels:
         except RuntimeError:
             raise Misaligned(torch.cat([left.reshape(-1), right.reshape(-1)]), f"sizes do not match in {why}") from None
         self.pairs.append((left.reshape(-1), right.reshape(-1), why))
+
+    def size_attribute(self, path: str, name: str, labels: Tensor) -> None:
+        """Let an attribute of a module follow the number of these channels. Used twice, it unites both."""
+        known = self.attributes.setdefault((path, name), labels)
+        if known is not labels:
+            self.unite(known, labels, f"the attribute `{name}` of {path or 'the network'}")
 
     def freeze(self, labels: Tensor, why: str) -> None:
         """Make the units of these labels not prunable."""

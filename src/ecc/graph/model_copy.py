@@ -35,6 +35,8 @@ _HOOKS = (
     *("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"),
     *("_state_dict_hooks", "_state_dict_pre_hooks", "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks"),
 )
+SIZES = "_ecc_sizes"
+"""Attribute of a module with the names of the size attributes that `slim` set, and their key in a saved state."""
 _DEPTH = 4  # nested objects and containers that are searched for parts of the network
 
 
@@ -59,15 +61,29 @@ def unsaved_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 
 def whole_state(model: nn.Module) -> dict[str, Any]:
-    """The state of a network with all buffers, since non-persistent ones may have been pruned too."""
-    return {**model.state_dict(), **unsaved_tensors(model)}
+    """The state of a network with all buffers, since non-persistent ones may have been pruned too.
+
+    If `slim` set attributes such as `num_heads`, the state has their values under `SIZES`.
+    """
+    modules = {path: module for path, module in model.named_modules() if SIZES in vars(module)}
+    sizes = {path: {name: getattr(module, name) for name in vars(module)[SIZES]} for path, module in modules.items()}
+    return {**model.state_dict(), **unsaved_tensors(model), **({SIZES: sizes} if sizes else {})}
+
+
+def set_sizes_(model: nn.Module, sizes: Mapping[tuple[str, str], int]) -> None:
+    """Set attributes of modules, by module path and attribute, and note which ones were set."""
+    for (path, name), size in sizes.items():
+        module = model.get_submodule(path)
+        setattr(module, name, size)
+        if name != "num_features":
+            vars(module)[SIZES] = tuple(sorted({*vars(module).get(SIZES, ()), name}))
 
 
 @torch.no_grad()
 def load_whole_state_(model: nn.Module, state: Mapping[str, Any]) -> None:
     """Load a `whole_state` into a network of the same shapes. Missing non-persistent buffers stay as they are."""
     unsaved = unsaved_tensors(model)
-    model.load_state_dict({name: value for name, value in state.items() if name not in unsaved})
+    model.load_state_dict({name: value for name, value in state.items() if name not in unsaved and name != SIZES})
     for name, buffer in unsaved.items():
         if name in state:
             buffer.copy_(state[name])

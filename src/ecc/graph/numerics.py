@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_map_only
 
 from ecc.graph.forward_pass import Inputs, as_call
 from ecc.graph.model_copy import named_tensors, rebuild
-from ecc.torch_utils import fork_seed, tensors_in
+from ecc.torch_utils import fork_seed, outputs_in, tensors_in
 
 ALLOWED_FLOAT64 = 1e-9
 """Allowed difference in float64, relative to the largest output. It is about a million rounding errors, which leaves
@@ -80,7 +80,7 @@ def outputs_of(model: nn.Module, example_input: Inputs) -> list[Tensor]:
     args, kwargs = tree_map_only(Tensor, lambda t: t.detach().clone(), as_call(example_input))
     with fork_seed({t.device for t in (*named_tensors(model).values(), *tensors_in((args, kwargs)))}):
         model.eval()
-        return list(tensors_in(model(*args, **kwargs)))
+        return list(outputs_in(model(*args, **kwargs)))
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ def run_without_randomness(
         stack.enter_context(_default_dtype(torch.float64) if double else nullcontext())
         stack.enter_context(torch.set_grad_enabled(training if grad_enabled is None else grad_enabled))
         stack.enter_context(constant_random)
-        outputs = list(tensors_in(model(*args, **kwargs)))
+        outputs = list(outputs_in(model(*args, **kwargs)))
         found = _gradients(model, outputs, slices or {}) if gradients else []
     return RunResult([output.detach() for output in outputs], found, constant_random.epsilon)
 

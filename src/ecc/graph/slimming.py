@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ecc.errors import BadWidths, EccWarning
 from ecc.graph.channel_graph import ChannelGraph
 from ecc.graph.forward_pass import refuse_computed_weights
-from ecc.graph.model_copy import named_tensors, rebuild
+from ecc.graph.model_copy import named_tensors, rebuild, set_sizes_
 
 Net = TypeVar("Net", bound=nn.Module)
 
@@ -300,8 +300,7 @@ def _with_units(model: Net, graph: ChannelGraph, keep: Mapping[str, Tensor], dev
         slices = _slices(graph, keep)
         made = {id(t): _sliced_like(t, slices.get(name, {}), device) for name, t in tensors.items()}
     small = rebuild(model, made)
-    for path, size in graph.features:
-        small.get_submodule(path).num_features = round(size.at(widths))  # type: ignore[assignment]
+    set_sizes_(small, {(path, name): round(size.at(widths)) for path, name, size in graph.features})
     return small
 
 

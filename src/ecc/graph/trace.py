@@ -10,9 +10,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence, Set
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -112,7 +114,17 @@ class _Search:
     frozen: list[tuple[list[Indices], str]] = field(default_factory=list)
     """Channels frozen because the pruned network did not line up, and why."""
     trains: bool = True
+    rejected: set[str] = field(default_factory=set)
+    """Lines that split channels in a way that attention rejected."""
+    no_heads: dict[str, str] = field(default_factory=dict)
+    """For lines that split channels: why they cannot be split into heads."""
+    constant: set[tuple[str, str]] = field(default_factory=set)
+    """Attributes that do not follow the number of channels, since a pruned network did not run with them."""
     _train_example: Inputs | None = None
+    _twins: dict[str, str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._twins = twins(self.model)
 
     def run(self) -> ChannelGraph:
         """Trace the dense and the pruned network until they agree."""
@@ -130,7 +142,7 @@ class _Search:
             if self._reconsider(partition, passes):
                 channel_labels, passes = self._dense()
                 continue
-            outline = build_graph(partition, named_tensors(self.model), passes[0].attributes)
+            outline = build_graph(partition, named_tensors(self.model))
             failure = self._first_failure(outline, partition, passes)
             if failure is None:
                 layers = build_layers(partition, passes[0].records)
@@ -170,7 +182,17 @@ class _Search:
         yield tree_map_only(Tensor, lambda t: torch.cat([t, t]) if t.dim() else t, self.example_input)
 
     def _tracer(self, channel_labels: ChannelLabels, *, recording: bool = False, dense: Tracer | None = None) -> Tracer:
-        return Tracer(channel_labels, recording, self.on_meta, self.choices, self.stops, dense)
+        return Tracer(
+            channel_labels,
+            recording,
+            self.on_meta,
+            self.choices,
+            self.stops,
+            dense,
+            twins=self._twins,
+            constant=self.constant,
+            no_heads=self.no_heads,
+        )
 
     def _pass(self, network: ModelCopy, tracer: Tracer, *, training: bool, example: Inputs | None = None) -> Tracer:
         try:
@@ -205,22 +227,49 @@ class _Search:
 
     def _reconsider(self, partition: ChannelPartition, passes: list[Tracer]) -> bool:
         """Try another interpretation if one put channels on an unusual axis; False if none is left."""
+        if self._split_into_heads(partition, passes):
+            return True
         unusual = [labels for p in passes for labels in p.unusual]
         if not unusual:
             return False
         units = np.unique(partition.unit[torch.cat(unusual).numpy()])
         return self._try_another(units, passes, partition)
 
+    def _split_into_heads(self, partition: ChannelPartition, passes: list[Tracer]) -> bool:
+        """Try another interpretation of every view whose channels attention rejected; False if none is left."""
+        wanted = [labels for p in passes for labels in p.wants_heads]
+        if not wanted:
+            return False
+        units = np.unique(partition.unit[torch.cat(wanted).numpy()])
+        again = {
+            line
+            for p in passes
+            for line, options, labels in p.guesses
+            if line in p.splits
+            and self.choices.get(line, 0) < options - 2
+            and np.isin(partition.unit[labels.numpy()], units).any()
+        }
+        self.choices |= {line: self.choices.get(line, 0) + 1 for line in again}
+        self.rejected |= again
+        return bool(again)
+
     def _try_another(
-        self, units: np.ndarray, passes: list[Tracer], partition: ChannelPartition, line: str | None = None
+        self, units: np.ndarray, passes: list[Tracer], partition: ChannelPartition, failure: Misaligned | None = None
     ) -> bool:
         """Choose the next interpretation of the last line of code that has one left and involves these units."""
-        for guess, options, labels in reversed([guess for p in passes for guess in p.guesses]):
-            tried = self.choices.get(guess, 0)
-            involved = guess == line or np.isin(partition.unit[labels.numpy()], units).any()
-            if involved and tried < options - 1:
-                self.choices[guess] = tried + 1
-                return True
+        line, why = (None, None) if failure is None else (failure.line, str(failure))
+        guesses = list(reversed([guess for p in passes for guess in p.guesses]))
+        splits = set().union(*(p.splits for p in passes))
+        for own in (True, False):  # first the line that failed
+            for guess, options, labels in guesses:
+                tried = self.choices.get(guess, 0)
+                involved = guess == line if own else np.isin(partition.unit[labels.numpy()], units).any()
+                if involved and tried < options - 1:
+                    if why is not None and guess in self.rejected and tried == options - 3:
+                        self.no_heads[guess] = why
+                    again = guess in splits and guess not in self.rejected and tried == options - 3
+                    self.choices[guess] = tried + (2 if again else 1)
+                    return True
         return False
 
     def _first_failure(
@@ -239,7 +288,7 @@ class _Search:
             if failure is not None:
                 return failure
         if risky or any(group.width == 2 for group in graph.prunable):
-            return self._dry_run(graph, {group.name: group.min_width for group in graph.prunable}, passes[0])
+            return self._dry_run(graph, partition, passes[0])
         return None
 
     def _trace_pruned(
@@ -287,9 +336,14 @@ class _Search:
             return Misaligned(nothing, "the code runs other operators at another width", path=done[0].last_path)
         return _misaligned(channel_labels)
 
-    def _dry_run(self, graph: ChannelGraph, widths: dict[str, int], dense: Tracer) -> Misaligned | None:
-        """Run the network at the given widths. Labels are not compared, since axes with one channel have none."""
+    def _dry_run(self, graph: ChannelGraph, partition: ChannelPartition, dense: Tracer) -> Misaligned | None:
+        """Run the network at its minimum widths. Sizes are compared, not labels: axes with one channel have none."""
+        widths = {group.name: group.min_width for group in graph.prunable}
+        alive = np.ones(partition.count, dtype=bool)
+        for group, units in zip(graph.groups, partition.groups, strict=True):
+            alive[units[widths.get(group.name, group.width) :]] = False
         tracer = self._tracer(ChannelLabels(), dense=dense)
+        tracer.alive = torch.from_numpy(alive[partition.unit])
         nothing = torch.empty(0, dtype=torch.long)
         try:
             one_pass(self._small(graph, widths), self.example_input, tracer, training=False)
@@ -302,11 +356,19 @@ class _Search:
     def _small(self, graph: ChannelGraph, widths: dict[str, int]) -> ModelCopy:
         return ModelCopy.wrap(with_widths(self.model, graph, widths, device="meta" if self.on_meta else None))
 
+    def _keep_attributes(self, path: str, partition: ChannelPartition) -> bool:
+        """Let no attribute of a module follow the number of channels; False if none does."""
+        twin = self._twins.get(path, path)
+        mine = {(twin, name) for at, name in partition.channel_labels.attributes if self._twins.get(at, at) == twin}
+        mine -= {*self.constant, (twin, "num_features")}
+        self.constant |= mine
+        return bool(mine)
+
     def _resolve(self, failure: Misaligned, partition: ChannelPartition, passes: list[Tracer]) -> bool:
         """Choose another interpretation, or freeze channels. True if the dense network must be traced again."""
         affected = np.unique(partition.unit[failure.labels.numpy()])
         affected = affected[~partition.frozen[affected]]
-        if self._try_another(affected, passes, partition, failure.line):
+        if self._keep_attributes(failure.path, partition) or self._try_another(affected, passes, partition, failure):
             return True
         if failure.line is not None and is_moving(failure.line) and failure.line not in self.stops:
             self.stops[failure.line] = str(failure)
@@ -331,6 +393,25 @@ def _prunable_units_near(path: str, partition: ChannelPartition) -> np.ndarray:
         if len(units) or not path:
             return units
         path = path.rpartition(".")[0]
+
+
+def twins(model: nn.Module) -> dict[str, str]:
+    """For each module path, that of the first equal module: the same place in another block, class and sizes.
+
+    Code that fails in one of them fails in all.
+    """
+    found: dict[Any, str] = {}
+    first: dict[str, str] = {}
+    for path, module in model.named_modules():
+        place = re.sub(r"(^|\.)\d+(?=\.|$)", r"\1*", path)
+        plain = [
+            (name, value)
+            for name, value in vars(module).items()
+            if type(value) in (int, float, bool, str) and not name.endswith(("_idx", "_index", "_id"))
+        ]
+        shapes = [tuple(tensor.shape) for tensor in module.parameters()]
+        first[path] = found.setdefault((place, type(module), repr(plain), repr(shapes)), path)
+    return first
 
 
 def _misaligned(channel_labels: PrunedLabels) -> Misaligned | None:

@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from types import CodeType
@@ -36,10 +36,14 @@ from ecc.graph.labels import (
     Misaligned,
     PrunedLabels,
     Role,
+    channel_vector,
     compact,
     frozen_labels,
+    varies,
+    varying_axes,
 )
 from ecc.graph.ops import registry
+from ecc.graph.size_attributes import SizeAttribute
 
 _TORCH = str(Path(torch.__file__).parent)
 _HERE = str(Path(__file__).parent)
@@ -69,10 +73,28 @@ class Tracer(TorchDispatchMode):
     """Python numbers among the arguments of elementwise operators, in order."""
     unusual: list[Tensor] = field(default_factory=list)
     """Labels that were frozen on an axis where channels are unusual, such as a spatial one."""
-    attributes: dict[str, Tensor] = field(default_factory=dict)
-    """Channel labels of norm modules without tensors, by module path."""
+    wants_heads: list[Tensor] = field(default_factory=list)
+    """Labels along an axis that attention sums over: an earlier view should split them into heads."""
+    no_heads: Mapping[str, str] = field(default_factory=dict)
+    """For lines that split channels: why they cannot be split into heads."""
+    headless: list[tuple[Tensor, str]] = field(default_factory=list)
+    """Labels that such a line splits, and why."""
+    splits: set[str] = field(default_factory=set)
+    """Those lines of `guesses` that split a channel axis."""
+    twins: Mapping[str, str] = field(default_factory=dict)
+    """For each module, the first equal one. Equal modules share `choices` and `stops`."""
+    constant: Set[tuple[str, str]] = frozenset()
+    """Attributes, by the first equal module and name, that do not follow the number of channels."""
+    viewed: dict[tuple[str, int], Tensor] = field(default_factory=dict)
+    """Channels of the views in a module, by module path and number of channels."""
+    sizes: Sequence[tuple[int | None, SizeAttribute]] = ()
+    """Attributes of modules among the sizes of the current operator, with the axis if it is known."""
     sequence: list[tuple[Any, ...]] = field(default_factory=list)
     """Operators in order, with their result shapes and the parameters among their arguments."""
+    results: list[list[Any]] = field(default_factory=list)
+    """Labels of the results of the operators in `sequence`."""
+    alive: Tensor | None = None
+    """For a pruned network without labels: by label of the dense network, whether it is kept."""
     reached: set[str] = field(default_factory=set)
     """Names of the parameters and buffers that are an argument of some operator."""
     constants: Counter[str] = field(default_factory=Counter)
@@ -182,13 +204,20 @@ class Tracer(TorchDispatchMode):
         why = f"{call.here}{self._at()} adds a hard-coded number of channels. Compute it from `x.shape` of both tensors"
         return self.channel_labels.constant(f"{place}#{self.constants[place]}", size, why)
 
-    def choose(self, call: Call, options: int) -> int:
+    def choose(self, call: Call, options: int, *, splits: bool = False) -> int:
         """Which of several interpretations of a line of code to follow: the next one after each failure."""
-        line = f"{call.name}@{self.line()}"
+        line = self.key(call)
+        if splits:
+            self.splits.add(line)
         labels = self.labels(call.tensors[0])
         if labels is not None:
             self.guesses.append((line, options, compact(labels).reshape(-1)))
         return min(self.choices.get(line, 0), options - 1)
+
+    def note_headless(self, call: Call, labels: Tensor) -> None:
+        """Remember why channels that a view splits cannot be heads, for the reason shown if they are frozen."""
+        if (reason := self.no_heads.get(self.key(call))) is not None:
+            self.headless.append((compact(labels).reshape(-1), reason))
 
     # --- records ---------------------------------------------------------------------------------
 
@@ -255,10 +284,15 @@ class Tracer(TorchDispatchMode):
             return call.result  # the batch counter of batch norm
         self.reached.update(names)
         own = [n for t in call.tensors if (n := getattr(t, "_ecc_own", None)) is not None]
-        self.sequence.append((func, [out.shape for out in call.outs], own))
-        self.check_order(call)
+        counted = name != "contiguous"  # with one head, a transposed tensor is contiguous already
+        if counted:
+            self.sequence.append((func, [out.shape for out in call.outs], own))
+            self.check_order(call)
+            self.check_sizes(call)
         started = len(self.records)
         self._label(call, rule)
+        if counted:
+            self.results.append([getattr(out, "_ecc_state", None) for out in call.outs])
         for record in self.records[started : started + 1]:
             record.writes = [amount(t, self.labels(t)) for t in call.outs]
         return call.result
@@ -293,20 +327,89 @@ class Tracer(TorchDispatchMode):
         found = self._follow(call, rule)
         many = found if isinstance(found, list) else [found] * len(call.outs)
         for out, label in zip(call.outs, many, strict=True):
-            if isinstance(state, Deferred) and rule in registry.FOLLOWING and label is not None:
-                state.move(call, out, label)
-            elif isinstance(state, Deferred) and rule is registry.POINTWISE and out.shape == call.tensors[0].shape:
-                out._ecc_state = label if label is not None else state.scaled()  # type: ignore[attr-defined]
-            elif not hasattr(out, "_ecc_name"):
-                out._ecc_state = label  # type: ignore[attr-defined]
+            self._set_state(call, rule, out, label, state)
             if call.in_place:
                 self._written(out)
             elif rule in registry.MOVING:
                 out._ecc_base = source  # type: ignore[attr-defined]
+        if rule is registry.RESHAPE:
+            self._note_axes(call.path, many[0])
+        if self.sizes and rule in registry.MOVING and not isinstance(state, Deferred):
+            self._follow_sizes(state, many)
+        elif self.sizes and rule is registry.CONSTANT:
+            self._follow_created(call)
+
+    def _set_state(self, call: Call, rule: registry.Rule, out: Tensor, label: Labels, state: Any) -> None:
+        """Attach labels to a result, or follow a parameter whose channel axis is not known yet."""
+        if isinstance(state, Deferred) and rule in registry.FOLLOWING and label is not None:
+            state.move(call, out, label)
+        elif isinstance(state, Deferred) and rule is registry.POINTWISE and out.shape == call.tensors[0].shape:
+            out._ecc_state = label if label is not None else state.scaled()  # type: ignore[attr-defined]
+        elif rule is registry.POINTWISE and (moved := self._broadcast_parameter(call, label)) is not None:
+            out._ecc_state = moved  # type: ignore[attr-defined]
+        elif not hasattr(out, "_ecc_name"):
+            out._ecc_state = label  # type: ignore[attr-defined]
+
+    def _broadcast_parameter(self, call: Call, label: Labels) -> Deferred | None:
+        """A parameter whose axis is still unknown after arithmetic with a tensor that is broadcast over it.
+
+        An example is a table of position biases, with a head axis, plus a mask, without one.
+        """
+        found = [t for t in call.tensors if self.is_deferred(t)]
+        others = [t for t in call.tensors if not self.is_deferred(t) and t.numel() > 1]
+        if len(found) != 1 or not others or call.in_place or (label is not None and varying_axes(label)):
+            return None
+        table, size = found[0], call.out.shape
+        alone = [a for a in range(1, table.dim() + 1) if table.shape[-a] > 1]
+        if not any(all(t.dim() < a or t.shape[-a] == 1 for t in others) for a in alone):
+            return None
+        state = cast(Deferred, table._ecc_state)  # type: ignore[attr-defined]
+        return replace(state, index=state.elements().expand(size), order=())
+
+    def _note_axes(self, path: str, labels: Labels) -> None:
+        """Remember the channels of a view in this module, by their number."""
+        for axis in varying_axes(labels) if labels is not None else ():
+            self.viewed[path, labels.shape[axis]] = channel_vector(labels, axis, labels.shape[axis])
+
+    def _follow_created(self, call: Call) -> None:
+        """Label a new tensor, such as `zeros(1, num_heads, n, n)`, if one of its sizes is that of an earlier view."""
+        for position, size in self.sizes:
+            vector = self.viewed.get((call.path, int(size)))
+            if position is not None and vector is not None and list(size.sources.values()) == [size]:
+                path, name = next(iter(size.sources))
+                if (self.twins.get(path, path), name) not in self.constant:
+                    self.channel_labels.size_attribute(path, name, vector)
+                    shape = [-1 if axis == position else 1 for axis in range(call.out.dim())]
+                    call.out._ecc_state = vector.reshape(shape).expand(call.out.shape)  # type: ignore[attr-defined]
+                    return
+
+    def _follow_sizes(self, before: Any, after: Sequence[Labels]) -> None:
+        """Let attributes follow the number of channels if they are the size of an axis with channels."""
+        tensors = [labels for labels in (*after, before) if isinstance(labels, Tensor)]
+        anywhere = [(labels, axis) for labels in tensors for axis in range(labels.dim())]
+        following = self.channel_labels.attributes
+        for position, size in self.sizes:  # `num_heads` in view(n, l, num_heads, head_dim)
+            if list(size.sources.values()) == [size]:
+                there = anywhere if position is None else [(after[0], position)]
+                self._follow_one(next(iter(size.sources)), size, there)
+        for _, size in self.sizes:  # `embed_dim` in view(n, l, num_heads, embed_dim // num_heads)
+            if any(source in following for source in size.sources):
+                for source, value in size.sources.items():
+                    if source not in following:
+                        self._follow_one(source, value, anywhere)
+
+    def _follow_one(self, source: tuple[str, str], value: int, axes: Sequence[tuple[Labels, int]]) -> None:
+        path, name = source
+        if (self.twins.get(path, path), name) in self.constant:
+            return
+        for labels, axis in axes:
+            if labels is not None and labels.shape[axis] == value and varies(labels, axis):
+                self.channel_labels.size_attribute(path, name, channel_vector(labels, axis, value))
+                return
 
     def _stop(self, call: Call, rule: registry.Rule) -> None:
         """Freeze the channels that enter a line of code with hard-coded sizes."""
-        stop = self.stops.get(f"{call.name}@{self.line()}") if self.stops and rule in registry.MOVING else None
+        stop = self.stops.get(self.key(call)) if self.stops and rule in registry.MOVING else None
         for tensor in call.tensors if stop is not None else ():
             if (labels := self.labels(tensor, defer=True)) is not None:
                 tensor._ecc_state = self.freeze(labels, str(stop))  # type: ignore[attr-defined]
@@ -349,7 +452,7 @@ class Tracer(TorchDispatchMode):
         states = [getattr(t, "_ecc_state", None) for t in call.tensors]
         flat = [compact(state).reshape(-1) for state in states if isinstance(state, Tensor)]
         entering = torch.cat(flat) if flat else torch.empty(0, dtype=torch.long)
-        return Misaligned(entering, why.rstrip("."), line=f"{call.name}@{self.line()}")
+        return Misaligned(entering, why.rstrip("."), line=self.key(call))
 
     # --- comparison with the dense network -----------------------------------------------------------
 
@@ -365,7 +468,7 @@ class Tracer(TorchDispatchMode):
         name, whole = self.dense.selections[position] if position < len(self.dense.selections) else ("", vector)
         wanted = whole[self.channel_labels.alive[whole]]
         if name != call.name or not torch.equal(vector, wanted):
-            line = f"{call.name}@{self.line()}"
+            line = self.key(call)
             why = f"{call.described}{self._at()} selects channels by number.{call.fix}"
             raise Misaligned(torch.cat([vector, whole]), why.rstrip("."), line=line)
 
@@ -391,12 +494,27 @@ class Tracer(TorchDispatchMode):
                 why = f"the code runs other operators at another width (first {call.here}{self._at()})"
                 raise self.stopped(call, RuntimeError(call.name), why)
 
+    def check_sizes(self, call: Call) -> None:
+        """Check that the axes of a result have as many channels as were kept, in a pruned network without labels."""
+        if self.dense is None or self.alive is None:
+            return
+        for out, labels in zip(call.outs, self.dense.results[len(self.sequence) - 1], strict=False):
+            for axis in varying_axes(labels) if isinstance(labels, Tensor) and labels.dim() == out.dim() else ():
+                vector = channel_vector(labels, axis, labels.shape[axis])
+                if out.shape[axis] != int(self.alive[vector].sum()):
+                    raise self.stopped(call, ValueError(f"{out.shape[axis]} channels on axis {axis}"))
+
     # --- location --------------------------------------------------------------------------------
 
     def _at(self) -> str:
         """The line of code in parentheses, for messages."""
         line = self.line()
         return f" ({line})" if line else ""
+
+    def key(self, call: Call) -> str:
+        """Operator, line of code and module, for `choices` and `stops`."""
+        module = self.twins.get(self.last_path, self.last_path)
+        return f"{call.name}@{self.line()}" + (f" in {module}" if module else "")
 
     def line(self) -> str:
         """File and line of the network's code that called the current operator; empty for torch's own modules."""

@@ -80,3 +80,96 @@ class Transformer(Block):
         made = self.down(F.gelu(self.up(self.norm2(tokens))))
         tokens = tokens + (made if self.scale is None else self.scale * made)
         return tokens.transpose(1, 2).reshape(x.shape[0], -1, *x.shape[2:])
+
+
+@block(
+    LEAVES,
+    product=one_of("sdpa", "explicit", "bmm", "einsum"),
+    view=one_of("heads", "rest", "inner", "unflatten"),
+    fused=FLAG,
+    heads=one_of(2, 3, 4),
+    repeats=one_of(1, 2),
+    width=one_of(2, 4, 5),
+    position=one_of("none", "rotary", "table", "mask", "scale"),
+)
+class Heads(Block):
+    """Attention whose heads can be pruned: their number is an attribute, or found from the tensors."""
+
+    is_plain = False
+
+    def __init__(
+        self, shape: Shape, product: str, view: str, fused: bool, heads: int, repeats: int, width: int, position: str
+    ) -> None:
+        super().__init__(shape)
+        self.product, self.view, self.position = product, view, position
+        self.num_heads, self.kv_heads, self.repeats, self.head_dim = heads * repeats, heads, repeats, width
+        self.inner, self.kv_inner = self.num_heads * width, heads * width
+        self.embed = nn.Linear(self.channels, 4)
+        self.norm = nn.LayerNorm(4)
+        if fused:
+            self.qkv = nn.Linear(4, self.inner + 2 * self.kv_inner, bias=position != "none")
+        else:
+            self.q = nn.Linear(4, self.inner)
+            self.k, self.v = nn.Linear(4, self.kv_inner, bias=False), nn.Linear(4, self.kv_inner)
+        self.fused = fused
+        length = math.prod(self.spatial)
+        self.table = nn.Parameter(torch.empty(1, self.num_heads, length, length)) if position == "table" else None
+        self.per_head = nn.Parameter(torch.empty(self.num_heads, 1, 1)) if position == "scale" else None
+        self.out = nn.Linear(self.inner, self.channels)
+        self.expects["qkv.weight" if fused else "q.weight"] = heads
+
+    def heads(self, x: Tensor, count: int, inner: int) -> Tensor:
+        n, length, _ = x.shape
+        if self.view == "heads":
+            x = x.view(n, length, count, self.head_dim)
+        elif self.view == "rest":
+            x = x.view(n, length, -1, self.head_dim)
+        elif self.view == "inner":
+            x = x.view(n, length, count, inner // count)
+        else:
+            x = x.unflatten(-1, (count, self.head_dim))
+        return x.transpose(1, 2)
+
+    def rotated(self, x: Tensor) -> Tensor:
+        angle = torch.arange(x.shape[2], dtype=x.dtype, device=x.device)[:, None] * 0.3
+        angle = angle.expand(-1, x.shape[3])
+        half = x.shape[3] // 2
+        turned = torch.cat([-x[..., half:], x[..., :half]], -1)
+        return x * angle.cos() + turned * angle.sin()
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = self.norm(self.embed(x.flatten(2).transpose(1, 2)))
+        if self.fused and self.repeats == 1:
+            made = self.qkv(tokens).chunk(3, -1)
+        elif self.fused:
+            made = self.qkv(tokens).split([self.inner, self.kv_inner, self.kv_inner], -1)
+        else:
+            made = self.q(tokens), self.k(tokens), self.v(tokens)
+        q = self.heads(made[0], self.num_heads, self.inner)
+        k, v = (self.heads(part, self.kv_heads, self.kv_inner) for part in made[1:])
+        if self.position == "rotary":
+            q, k = self.rotated(q), self.rotated(k)
+        if self.per_head is not None:
+            q = q * self.per_head
+        y = self.mixed(q, k, v)
+        y = self.out(y.transpose(1, 2).reshape(x.shape[0], tokens.shape[1], -1))
+        return y.transpose(1, 2).reshape(x.shape[0], -1, *x.shape[2:])
+
+    def mixed(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        bias = self.table
+        if self.position == "mask":
+            bias = torch.ones(q.shape[2], q.shape[2], dtype=q.dtype, device=q.device).tril()
+        if self.product == "sdpa" and self.repeats > 1:
+            return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, enable_gqa=True)
+        k, v = k.repeat_interleave(self.repeats, 1), v.repeat_interleave(self.repeats, 1)
+        if self.product == "sdpa":
+            return F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
+        n, heads, length, _ = q.shape
+        if self.product == "einsum":
+            scores = torch.einsum("nhld,nhmd->nhlm", q, k)
+        elif self.product == "bmm":
+            scores = torch.bmm(q.flatten(0, 1), k.flatten(0, 1).transpose(1, 2)).view(n, heads, length, length)
+        else:
+            scores = q @ k.transpose(-1, -2)
+        weights = (scores if bias is None else scores + bias).softmax(-1)
+        return torch.einsum("nhlm,nhmd->nhld", weights, v) if self.product == "einsum" else weights @ v

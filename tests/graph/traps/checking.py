@@ -146,6 +146,9 @@ def gradients(net: nn.Module, kept: Mapping[str, Mapping[int, Tensor]]) -> dict[
 
 def assert_close(wanted: Mapping[str, Tensor], found: Mapping[str, Tensor], what: str) -> None:
     assert list(wanted) == list(found), what
+    values = [t[t.isfinite()] for t in wanted.values() if t.is_floating_point()]
+    # A gradient that is zero (a bias before batch norm) is rounding noise of the other gradients.
+    noise = ABSOLUTE * max([1.0, *(float(t.abs().max()) for t in values if t.numel())])
     for name, left in wanted.items():
         right = found[name]
         assert left.shape == right.shape, f"{what}: {name} has shape {tuple(right.shape)}, not {tuple(left.shape)}"
@@ -154,4 +157,4 @@ def assert_close(wanted: Mapping[str, Tensor], found: Mapping[str, Tensor], what
             continue
         left, right = left[finite], right[finite]
         apart, scale = float((left - right).abs().max()), float(left.abs().max())
-        assert apart <= RELATIVE * scale + ABSOLUTE, f"{what}: {name} differs by {apart:.2g} of {scale:.2g}"
+        assert apart <= RELATIVE * scale + noise, f"{what}: {name} differs by {apart:.2g} of {scale:.2g}"

@@ -27,7 +27,8 @@ def channel_norm(trace: Tracer, call: Call) -> Labels | list[Labels]:
         if tensor is not None and (own := trace.labels(tensor)) is not None:
             trace.channel_labels.unite(vector, own.reshape(-1), call.here)
     if not any(tensor is not None for tensor in tensors):
-        trace.attributes[trace.last_path] = vector  # the module has no tensor from which its size could be set
+        # the module has no tensor from which its size could be set
+        trace.channel_labels.attributes[trace.last_path, "num_features"] = vector
     trace.record(call, "norm", 0, [], tensors)
     return labels
 
@@ -118,11 +119,13 @@ def _meet(trace: Tracer, call: Call, left: Tensor, right: Tensor, right_is_bare:
         left, right = right, left
     shape = torch.broadcast_shapes(left.shape, right.shape)
     left_axes, right_axes = set(varying_axes(left)), set(varying_axes(right))
-    for mine, other, axes in ((left, right, right_axes - left_axes), (right, left, left_axes - right_axes)):
-        # A gate of width one, or one value per token, belongs to no single channel and stays whole.
-        if any(mine.shape[a] == 1 for a in axes) or (axes and not bool((compact(mine) == FROZEN).any())):
-            trace.freeze(mine, f"{call.here} broadcasts it over other channels")
-            return other.expand(shape)
+    sides = ((left, right, right_axes - left_axes), (right, left, left_axes - right_axes))
+    # A gate of width one, or one value per token, belongs to no single channel and stays whole.
+    whole = [(mine, other) for mine, other, axes in sides if any(mine.shape[a] == 1 for a in axes)]
+    whole += [(mine, other) for mine, other, axes in sides if axes and not bool((compact(mine) == FROZEN).any())]
+    for mine, other in whole[:1]:
+        trace.freeze(mine, f"{call.here} broadcasts it over other channels")
+        return other.expand(shape)
     left, right = left.expand(shape), right.expand(shape)
     first, second = (right, left) if right_is_bare else (left, right)
     wide = first if len(varying_axes(first)) >= len(varying_axes(second)) else second

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ecc.graph.calls import amount
 from ecc.graph.labels import (
     Labels,
     Role,
@@ -20,7 +19,7 @@ from ecc.graph.labels import (
     varies,
     varying_axes,
 )
-from ecc.graph.ops.elementwise import unite_operands
+from ecc.graph.ops.attention import product
 from ecc.graph.ops.reduce import unknown, unknown_labels
 
 if TYPE_CHECKING:
@@ -79,7 +78,7 @@ def matmul(trace: Tracer, call: Call) -> Labels | list[Labels]:
         return _dense(trace, call, left, right, None, in_axis=0)
     if left.dim() < 2 or right.dim() < 2:
         return unknown(trace, call)
-    return _product(trace, call, left, right)
+    return product(trace, call, left, right)
 
 
 def addmm(trace: Tracer, call: Call) -> Labels | list[Labels]:
@@ -87,12 +86,6 @@ def addmm(trace: Tracer, call: Call) -> Labels | list[Labels]:
     if trace.weight_name(call["mat2"]) is not None and call["self"].dim() == 1:
         return _dense(trace, call, call["mat1"], call["mat2"], call["self"], in_axis=0)
     return unknown(trace, call)
-
-
-def baddbmm(trace: Tracer, call: Call) -> Labels:
-    """A batched product plus a tensor."""
-    product = _product(trace, call, call["batch1"], call["batch2"])
-    return unite_operands(trace, call, [trace.labels(call["self"]), product], call.out.shape)
 
 
 def _dense(trace: Tracer, call: Call, x: Tensor, weight: Tensor, bias: Tensor | None, *, in_axis: int) -> Labels:
@@ -156,45 +149,6 @@ def _mix(
 def _bind_bias(trace: Tracer, call: Call, outgoing: Tensor, bias: Tensor | None, role: Role = Role.PRODUCER) -> None:
     if bias is not None and (labels := trace.labels(bias, role)) is not None:
         trace.channel_labels.unite(outgoing, labels.reshape(-1), f"the bias of {call.here}")
-
-
-def _product(trace: Tracer, call: Call, left: Tensor, right: Tensor) -> Labels:
-    """(..., m, k) @ (..., k, n) of two activations. Channels pass along m or n, and are frozen along k."""
-    why = f"{call.here} sums over it"
-    first, second = trace.labels(left), trace.labels(right)
-    if first is not None and varies(first, left.dim() - 1):
-        first = trace.freeze(first, why)
-    if second is not None and varies(second, right.dim() - 2):
-        second = trace.freeze(second, why)
-    first, second = unfrozen(first), unfrozen(second)
-    if first is not None and second is not None:
-        trace.freeze(first, why)
-        first = None
-    result = frozen_labels(call.out.shape)
-    if second is not None:
-        result = second.narrow(-2, 0, 1).expand(call.out.shape)
-    elif first is not None:
-        result = first.narrow(-1, 0, 1).expand(call.out.shape)
-    elements, repeats = amount(call.out, result)
-    trace.record(call, "matmul", left.shape[-1] * repeats, [elements], [])
-    return result
-
-
-def attention(trace: Tracer, call: Call) -> Labels:
-    """softmax(q k') v: sums over the channels of q and k, and passes those of v to the output."""
-    query, key, value = (trace.labels(call[k]) for k in ("query", "key", "value"))
-    trace.freeze_all([query, key, trace.labels(call.get("attn_mask", None))], f"{call.here} sums over it")
-    result = frozen_labels(call.out.shape)
-    value = unfrozen(value)
-    if value is not None and varies(value, value.dim() - 2):
-        trace.freeze(value, f"{call.here} sums over it")
-    elif value is not None:
-        result = value.narrow(-2, 0, 1).expand(call.out.shape)
-    keys = call["key"].shape[-2]
-    trace.record(call, "matmul", call["query"].numel() * keys, [], [])
-    elements, repeats = amount(call.out, result)
-    trace.record(call, "matmul", keys * repeats, [elements], [], traffic=False)
-    return result
 
 
 def embedding(trace: Tracer, call: Call) -> Labels:

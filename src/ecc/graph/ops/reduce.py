@@ -68,7 +68,7 @@ def _axes(dim: Any, count: int) -> list[int]:
 
 def same(trace: Tracer, call: Call) -> Labels | list[Labels]:
     """Copies, casts, dropout: same shape, same positions."""
-    labels = trace.labels(call.tensors[0])
+    labels = trace.movable(call.tensors[0])
     if call.outs and call.outs[0] is not call.tensors[0]:
         trace.record(call, "move", 0, [], [])
     return [labels] * len(call.outs)

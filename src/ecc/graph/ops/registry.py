@@ -15,7 +15,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from ecc.graph.labels import PERMUTES, Labels
-from ecc.graph.ops import elementwise, linear, recurrent, reduce, shape
+from ecc.graph.ops import attention, elementwise, linear, recurrent, reduce, shape
 
 if TYPE_CHECKING:
     from ecc.graph.calls import Call
@@ -26,6 +26,7 @@ Rule = Callable[["Tracer", "Call"], "Labels | list[Labels]"]
 UNKNOWN: Rule = reduce.unknown
 POINTWISE: Rule = elementwise.pointwise
 CONSTANT: Rule = reduce.constant
+RESHAPE: Rule = shape.reshape
 
 _MOVES = PERMUTES.union(
     "expand expand_as unsqueeze squeeze select unbind unfold diagonal repeat tile narrow repeat_interleave "
@@ -37,8 +38,8 @@ _FAMILIES: dict[Rule, Iterable[str]] = {
     linear.linear: ["linear"],
     linear.matmul: ["matmul", "mm", "bmm"],
     linear.addmm: ["addmm"],
-    linear.baddbmm: ["baddbmm"],
-    linear.attention: ["scaled_dot_product_attention"],
+    attention.baddbmm: ["baddbmm"],
+    attention.attention: ["scaled_dot_product_attention"],
     linear.embedding: ["embedding"],
     linear.bilinear: ["bilinear"],
     recurrent.layers: ["lstm", "gru", "rnn_tanh", "rnn_relu"],
@@ -123,6 +124,7 @@ USES_WEIGHTS = FOLLOWING | {
     linear.bilinear,
     recurrent.layers,
     recurrent.cell,
+    attention.attention,
     elementwise.pointwise,
     elementwise.layer_norm,
     elementwise.group_norm,

@@ -147,10 +147,14 @@ def _split_ties(trace: Tracer, call: Call, labels: Tensor, *, deferred: bool) ->
         axes = [a for a in new if varies(labels, a)]
         if len(axes) < 2 or deferred:
             continue
-        guesses = [axes[-1], axes[0], *axes[1:-1]]  # heads and shuffles first, then pixel shuffles
-        choice = trace.choose(call, len(axes) + 1)
-        if choice >= len(axes):
+        # Shuffles and the width of heads first, then heads and pixel shuffles. If attention rejected the width, but
+        # heads cannot be pruned, it is tried once more, since values may still be pruned along it.
+        guesses = [axes[-1], axes[0], *axes[1:-1], axes[-1]]
+        choice = trace.choose(call, len(guesses) + 1, splits=True)
+        if choice >= len(guesses):
             return trace.freeze(labels, f"{call.described} has a hard-coded channel count.{call.fix}".rstrip("."))
+        if choice == len(guesses) - 1:
+            trace.note_headless(call, labels)
         for axis in axes:
             if axis != guesses[choice]:
                 first = labels.narrow(axis, 0, 1)
@@ -391,7 +395,7 @@ def index(trace: Tracer, call: Call) -> Labels | list[Labels]:
     trace.freeze_others(call, x)
     indices = list(call["indices"])
     hidden = [i is not None and i.device.type == "meta" for i in indices]
-    if any(varies(labels, a) for a, unknown in enumerate(hidden) if unknown):
+    if not trace.is_deferred(x) and any(varies(labels, a) for a, unknown in enumerate(hidden) if unknown):
         trace.freeze(labels, f"{call.here} selects channels by a computed index")
         return frozen_labels(call.out.shape)
     known = [

@@ -1,0 +1,102 @@
+"""Sizes that a forward pass reads from attributes of modules, such as `self.num_heads` in a view.
+
+In the copy of a network that is traced, int attributes of modules are `SizeAttribute`s. They compute like ints and
+remember where they come from. `SizeReader` sees them among the arguments of a view or split, before torch turns them
+into plain numbers. If the axis of such a size has channels, the attribute follows their number in a pruned network.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+if TYPE_CHECKING:
+    from ecc.graph.tracer import Tracer
+
+_CREATION = frozenset({"zeros", "ones", "empty", "full"})
+_PER_AXIS = _CREATION | {"view", "reshape", "expand", "new_zeros", "new_ones", "new_empty", "new_full"}
+"""Functions whose sizes are those of the axes of their result, in order."""
+_SIZED = _PER_AXIS | {"unflatten", "split", "split_with_sizes", "narrow"}
+"""Functions with sizes among their arguments."""
+
+
+class SizeAttribute(int):
+    """An int with the attributes that it was computed from: their values by module path and name."""
+
+    sources: Mapping[tuple[str, str], int]
+
+    def __new__(cls, value: int, sources: Mapping[tuple[str, str], int]) -> SizeAttribute:
+        """An int with its sources."""
+        made = super().__new__(cls, value)
+        made.sources = sources
+        return made
+
+    def __deepcopy__(self, memo: Any) -> SizeAttribute:
+        return self
+
+    def __reduce__(self) -> Any:
+        return int, (int(self),)
+
+
+def _arithmetic(name: str, compute: Callable[[Any, Any], Any]) -> None:
+    def forward(self: SizeAttribute, other: Any) -> Any:
+        return _combined(compute(int(self), other), self, other)
+
+    def backward(self: SizeAttribute, other: Any) -> Any:
+        return _combined(compute(other, int(self)), self, other)
+
+    setattr(SizeAttribute, f"__{name}__", forward)
+    setattr(SizeAttribute, f"__r{name}__", backward)
+
+
+def _combined(value: Any, one: SizeAttribute, other: Any) -> Any:
+    if type(value) is not int:
+        return value
+    return SizeAttribute(value, {**one.sources, **getattr(other, "sources", {})})
+
+
+for _name in ("add", "sub", "mul", "floordiv"):
+    _arithmetic(_name, getattr(operator, _name))
+
+
+def track_sizes(model: nn.Module) -> None:
+    """Replace the int attributes of a network's own modules by `SizeAttribute`s."""
+    for path, module in model.named_modules():
+        if not type(module).__module__.startswith("torch."):
+            for name, value in vars(module).items():
+                if type(value) is int and value > 1:
+                    vars(module)[name] = SizeAttribute(value, {(path, name): value})
+
+
+class SizeReader(TorchFunctionMode):
+    """Tells a tracer which `SizeAttribute`s are among the arguments of the current operator."""
+
+    def __init__(self, tracer: Tracer) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.tracer = tracer
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        name = getattr(func, "__name__", "")
+        if name not in _SIZED:
+            return func(*args, **kwargs)
+        sizes: list[Any] = []
+        for value in (*(args if name in _CREATION else args[1:]), *kwargs.values()):
+            if isinstance(value, (list, tuple)):
+                sizes.extend(value)
+            else:
+                sizes.append(value)
+        found = [(axis, size) for axis, size in enumerate(sizes) if type(size) is SizeAttribute]
+        if not found:
+            return func(*args, **kwargs)
+        self.tracer.sizes = [(axis if name in _PER_AXIS else None, size) for axis, size in found]
+        try:
+            return func(*args, **kwargs)
+        finally:
+            self.tracer.sizes = []

@@ -1,0 +1,74 @@
+"""Hugging Face's models: heads and hidden widths are prunable, exactly."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from ecc.graph import mask_channels_, max_relative_diff, slim, trace_channels, with_widths
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # of its dependencies at import
+    transformers = pytest.importorskip("transformers", reason="the extra `transformers` is not installed")
+    sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+    try:
+        from transformer_models import MODELS
+    finally:
+        sys.path.pop(0)
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning"),
+]
+
+SHARES = {
+    "Llama": 0.84,
+    "Llama, eager": 0.84,
+    "Qwen2": 0.84,
+    "Mistral": 0.84,
+    "GPT-2": 0.87,
+    "BERT": 0.84,
+    "T5": 0.9,
+    "Whisper": 0.85,
+    "ViT": 0.87,
+    "Swin": 0.75,
+    "Segformer": 0.5,
+}
+"""The share of parameters that can be removed; the residual width is frozen by its norms."""
+
+
+def built(name: str) -> tuple[nn.Module, dict[str, torch.Tensor]]:
+    torch.manual_seed(0)
+    build, make_inputs = MODELS[name]
+    return build().eval(), make_inputs()
+
+
+@pytest.mark.parametrize("name", SHARES)
+def test_the_share_of_parameters_and_a_random_cut(name: str) -> None:
+    net, inputs = built(name)
+    graph = trace_channels(net, inputs)
+    least = graph.parameters({group.name: group.min_width for group in graph.prunable})
+    assert 1 - float(least / graph.parameters()) >= SHARES[name], [(g.name, g.frozen) for g in graph.groups]
+    dense = with_widths(net, graph, {}).double()
+    masked = with_widths(net, graph, {}).double()
+    inputs = {key: t.double() if t.is_floating_point() else t for key, t in inputs.items()}
+    for group in graph.prunable:
+        gone = torch.randperm(group.width)[: int(0.4 * group.width)]
+        mask_channels_(masked, graph, {group.name: gone})
+    assert max_relative_diff(masked, slim(masked, graph), inputs) < 1e-9
+    assert max_relative_diff(masked, dense, inputs) > 1e-6
+
+
+def test_generation_with_a_cache_works_after_pruning() -> None:
+    net, inputs = built("Llama")
+    graph = trace_channels(net, inputs)
+    for group in graph.prunable:
+        mask_channels_(net, graph, {group.name: [0]})
+    small = slim(net, graph)
+    options = {"max_new_tokens": 5, "do_sample": False}
+    assert torch.equal(net.generate(**inputs, **options), small.generate(**inputs, **options))
