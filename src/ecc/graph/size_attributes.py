@@ -76,7 +76,7 @@ class SizeReader(TorchFunctionMode):
     """Tells a tracer which `SizeAttribute`s are among the arguments of the current operator."""
 
     def __init__(self, tracer: Tracer) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.tracer = tracer
 
     def __torch_function__(

@@ -368,7 +368,9 @@ class Tracer(TorchDispatchMode):
 
     def _note_axes(self, path: str, labels: Labels) -> None:
         """Remember the channels of a view in this module, by their number."""
-        for axis in varying_axes(labels) if labels is not None else ():
+        if labels is None:
+            return
+        for axis in varying_axes(labels):
             self.viewed[path, labels.shape[axis]] = channel_vector(labels, axis, labels.shape[axis])
 
     def _follow_created(self, call: Call) -> None:

@@ -156,7 +156,7 @@ class Heads(Block):
         return y.transpose(1, 2).reshape(x.shape[0], -1, *x.shape[2:])
 
     def mixed(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        bias = self.table
+        bias: Tensor | None = self.table
         if self.position == "mask":
             bias = torch.ones(q.shape[2], q.shape[2], dtype=q.dtype, device=q.device).tril()
         if self.product == "sdpa" and self.repeats > 1:
