@@ -183,7 +183,7 @@ def test_compress_profiles_fits_prunes_and_reports_in_one_command(folder: Path) 
 
 
 def test_counted_budgets_need_no_meter_and_no_profile(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ecc.api.find_meter", None)
+    monkeypatch.setattr("ecc.profiling.find_meter", None)
     words = ("compress", "digits", "--budget", "macs=60%", "--budget", "params=30k", "-o", "run", *SHORT)
     rows = from_json(ecc(*words, "--json"))["budgets"]
     assert {name: (row["label"], row["met"]) for name, row in rows.items()} == {
@@ -242,7 +242,7 @@ def test_a_report_that_cannot_be_written_is_a_note(folder: Path, monkeypatch: py
     def fail(*args: object) -> None:
         raise ImportError("No module named 'altair'")
 
-    monkeypatch.setattr("ecc.api.write_report", fail)
+    monkeypatch.setattr("ecc.report.page.write_report", fail)
     words = ("compress", "digits", "--energy", "energy.json", "--budget", "60%", "-o", "run", *SHORT)
     assert "note: no report was written: No module named 'altair'" in run_ok(*words).stdout
 
@@ -298,7 +298,7 @@ def test_compare_profiles_once_runs_the_grid_and_reports(folder: Path) -> None:
 
 
 def test_a_comparison_is_built_from_plain_values(folder: Path) -> None:
-    spec = GridSpec(task="digits", energy=("energy.json",), methods=("uniform",), budgets=("65%",), seeds=2)
+    spec = GridSpec(task="digits", energy=(Path("energy.json"),), methods=("uniform",), budgets=("65%",), seeds=2)
     with replace(spec, device="cpu").opened() as grid:
         assert [(cell.method, cell.budget, cell.seed) for cell in grid.runs] == [
             ("uniform", "65%", 0),

@@ -73,13 +73,6 @@ class BilinearForm:
 
     The sum is a quadratic form in the widths and is computed as one: a gradient takes a single matrix-vector product,
     whatever the number of terms.
-
-    Args:
-        base: Cost that does not depend on the widths.
-        coefficients: One per term, at least 0.
-        lefts: One per term.
-        rights: One per term; `ONE` for a term that is affine.
-        num_groups: Length of the width vectors.
     """
 
     base: float
@@ -135,12 +128,6 @@ class StepTerms:
     """Sum of height * clip((size - level) / RISE, 0, 1), on one device.
 
     Between two steps the cost is flat: removing channels there saves nothing, as on the device.
-
-    Args:
-        heights: One per step, at least 0.
-        sizes: One per step.
-        levels: One per step: the size at which it starts to rise.
-        num_groups: Length of the width vectors.
     """
 
     heights: tuple[float, ...]
