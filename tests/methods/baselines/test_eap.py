@@ -169,11 +169,3 @@ def test_the_budget_has_priority_over_the_threshold() -> None:
     context.held_out = lambda net: 0.0 if net is context.model else 1.0
     finish(eap(max_drop=0.1), context)
     assert [line["note"] for line in lines_of(context, "note")] == ["the budget cannot be met within max_drop=0.1"]
-
-
-def test_training_after_each_pass_keeps_masked_channels_masked() -> None:
-    context = work_of("chain", share=0.3)
-    finish(eap(finetune_steps=2, prune_ratio=0.15), context)
-    passes = max(line["pass"] for line in lines_of(context))
-    assert context.stream.lineage == 2 * (passes - 1) > 0
-    assert context.constraint_violation(context.widths()) <= 0
