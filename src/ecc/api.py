@@ -263,8 +263,8 @@ def compress_task(
             assert source is not None  # without an energy model there has to be one
             check_run_folder(Path(folder))
             models = profile_and_fit(
-                task, resources, source, Path(folder), settings.width_multiple, distributed, console,
-                samples=samples, preset=preset, batch=batch, freeze=freeze,
+                task, resources, source, Path(folder), distributed=distributed, console=console, samples=samples,
+                preset=preset, batch=batch, freeze=freeze, width_multiple=settings.width_multiple,
             )  # fmt: skip
         job = Compression(
             task,

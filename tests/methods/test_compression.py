@@ -205,14 +205,6 @@ def test_a_counted_budget_needs_no_model_and_no_meter(tmp_path: Path) -> None:
     assert summary.macs.result == summary.budgets["macs"].result <= 0.5 * summary.macs.dense
 
 
-def test_without_a_meter_costs_are_predicted(tmp_path: Path) -> None:
-    model = jobs.wrong_model(wide_job().graph, 0.8)
-    settings = settings_from(CompressSettings, {"prune_steps": 20, "finetune_steps": 0, "lr": 1e-3, "kd_weight": 0.0})
-    summary = Compression(wide_task(), parse_budgets(["50%"]), model, settings=settings).run(tmp_path / "run").summary
-    assert (summary.label, summary.budgets["energy"].label, summary.scores) == ("predicted", "predicted", {})
-    assert TOLERANCE_BAND[0] <= model.at(summary.widths) / (0.5 * model.dense) <= 1
-
-
 def test_a_wrong_model_is_corrected_and_two_budgets_keep_their_labels(tmp_path: Path) -> None:
     job = wide_job("70%", "params=50%", name="residual", factor=0.7)
     result = job.run(tmp_path / "run")
@@ -233,15 +225,6 @@ def test_widths_are_multiples_as_in_the_profile(tmp_path: Path) -> None:
     )
     assert (summary.width_multiple, summary.met) == (8, True)
     assert all(summary.widths[group.name] % 8 == 0 for group in job.graph.prunable)
-
-
-def test_a_uniform_floor_keeps_every_group_wide(tmp_path: Path) -> None:
-    narrow = []
-    for floor in (0.0, 0.9):
-        result = wide_job("70%", name="residual", uniform_floor=floor).run(tmp_path / str(floor))
-        assert result.summary.met
-        narrow.append(min(result.widths[group.name] / group.width for group in result.graph.prunable))
-    assert narrow[0] < narrow[1]
 
 
 @pytest.mark.parametrize(("width_lr", "is_met"), [(300.0, True), (1.0, False)])

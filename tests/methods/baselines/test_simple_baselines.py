@@ -17,16 +17,10 @@ from ecc.methods import Greedy, PruningContext, Scratch, Uniform
 from ecc.methods.base import magnitudes
 from ecc.methods.baselines.recalibration import recalibrate_, recalibrated
 from ecc.methods.baselines.scratch import reinitialise_
-from ecc.methods.baselines.widths import largest_ratio
 from methods.baselines.cases import finish, lines_of
 from methods.jobs import wide_job
 from methods.nets import traced
 from methods.works import work_of
-
-
-def test_the_largest_ratio_is_found() -> None:
-    assert largest_ratio(lambda ratio: ratio <= 0.3) == pytest.approx(0.3)
-    assert largest_ratio(lambda ratio: False) == 0.0
 
 
 @pytest.mark.parametrize("width_multiple", [1, 8])
