@@ -23,10 +23,12 @@ from machine import machine, write_record
 from packed import packed_data, packed_task
 from torch import Tensor, nn
 
-from ecc.api import compress_task, make_settings, open_meter, profile_and_fit
+from ecc.api import compress_task
 from ecc.energy import EnergyModel, parse_budgets
 from ecc.errors import InfeasibleBudget
+from ecc.profiling import open_meter, profile_and_fit
 from ecc.records import to_builtins
+from ecc.settings import make_settings
 from ecc.task import Task
 from ecc.training import DistributedContext
 

@@ -182,9 +182,6 @@ def _use_config(ctx: click.Context, path: Path) -> str:
 
     Returns:
         Its task.
-
-    Raises:
-        BadFile: If the file cannot be read, or has an unknown key or a value out of range.
     """
     from ecc.zoo.recipe import read_recipe
 
@@ -308,11 +305,7 @@ def build_task(
 
 
 def parse_image_size(text: str) -> tuple[int, int]:
-    """(height, width) of "128" or "360x480".
-
-    Raises:
-        EccError: If it is neither.
-    """
+    """(height, width) of "128" or "360x480"."""
     found = re.fullmatch(r"([1-9]\d{0,4})(?:x([1-9]\d{0,4}))?", text.strip())
     if found is None:
         raise EccError(f"image size {text!r} is not a size; write 128, or height x width as in 360x480.")
@@ -346,12 +339,7 @@ def remember_task(folder: Path, task: str, data: Mapping[str, Any]) -> None:
 
 
 def recall_task(folder: Path) -> RememberedTask:
-    """The task of a run, if it is a bundled task or a network of a library.
-
-    Raises:
-        BadFile: If the file in the folder is damaged.
-        BadTask: If the folder does not name a task, or names a file that would be executed.
-    """
+    """The task of a run, if it is a bundled task or a network of a library."""
     from ecc.records import read_record
 
     if not (folder / "config.json").is_file():
@@ -371,11 +359,7 @@ def recall_task(folder: Path) -> RememberedTask:
 
 
 def usable_device(name: str | None) -> str:
-    """The training device: the named one if torch can compute there; else a GPU, or the CPU.
-
-    Raises:
-        EccError: If it cannot be used, with torch's reason.
-    """
+    """The training device: the named one if torch can compute there; else a GPU, or the CPU."""
     import torch
 
     device = name or ("cuda" if torch.cuda.is_available() else "cpu")

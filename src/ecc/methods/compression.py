@@ -22,7 +22,7 @@ from torch import nn
 from ecc.energy import Budget, EnergyModel, dense_cost
 from ecc.errors import BadBudget, BadTask, EccError, wrap_user_errors
 from ecc.formatting import si
-from ecc.graph import ChannelGraph, max_relative_diff, with_widths
+from ecc.graph import max_relative_diff, with_widths
 from ecc.graph.model_copy import load_whole_state_, whole_state
 from ecc.graph.slimming import build_slim
 from ecc.measure import EnergySource
@@ -59,19 +59,7 @@ from .budget_controller import TOLERANCE_BAND, BudgetController, initial_targets
 from .cost_evaluator import CostEvaluator, MeasuredCost, check_meter
 from .feasibility import check_feasibility, refuse_infeasible, resolve_budgets
 from .registry import find_method
-from .runner import CompressionRunner, OptimizerFactory
-
-
-@dataclass(frozen=True)
-class CompressedModel:
-    """The result of a compression."""
-
-    model: nn.Module
-    """The slim network."""
-    graph: ChannelGraph
-    """Of the dense network."""
-    widths: dict[str, int]
-    summary: RunSummary
+from .runner import CompressedModel, CompressionRunner, OptimizerFactory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +74,7 @@ class PruneResult:
     """Pruning steps that the method did not use. Finetuning uses them, so that methods compare at equal steps."""
 
 
-class Compression(CompressionRunner[CompressedModel]):
+class Compression(CompressionRunner):
     """Structured compression of one network.
 
     Args:
@@ -374,7 +362,7 @@ class Compression(CompressionRunner[CompressedModel]):
     def _load_result(self, summary: RunSummary) -> CompressedModel:
         small = self._empty_slim(copy.deepcopy(self.task.model).to(self.device), summary.widths)
         load_whole_state_(small, load_state(self.folder.path / "slim.safetensors"))
-        return CompressedModel(small, self.graph, summary.widths, summary)
+        return CompressedModel(small, self.graph, summary)
 
     def _finish(self, small: nn.Module, pruned: PruneResult) -> CompressedModel:
         """Write the result."""
@@ -383,7 +371,7 @@ class Compression(CompressionRunner[CompressedModel]):
             save_state(self.folder.path / "slim.safetensors", whole_state(small))
             write_record(self.folder.path / "widths.json", pruned.widths)
         self.folder.finish(to_builtins(summary))
-        return CompressedModel(small, self.graph, pruned.widths, summary)
+        return CompressedModel(small, self.graph, summary)
 
     def _summary(self, pruned: PruneResult) -> RunSummary:
         assert self._dense is not None

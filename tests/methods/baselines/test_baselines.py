@@ -108,7 +108,6 @@ def test_the_seed_decides(name: str) -> None:
         (DdpgSettings, {"soft_update": 0.0}),
         (EapSettings, {"prune_ratio": 1.0}),
         (LcpSettings, {"mutation_ratio": 0.0}),
-        (NetAdaptSettings, {"selection": "best"}),
     ],
 )
 def test_settings_out_of_range_are_refused(kind: Any, wrong: dict[str, Any]) -> None:
