@@ -23,7 +23,6 @@ from machine import machine, write_record
 from packed import packed_data, packed_task
 from torch import Tensor, nn
 
-import ecc
 from ecc.api import compress_task, make_settings, open_meter, profile_and_fit
 from ecc.energy import EnergyModel, parse_budgets
 from ecc.errors import InfeasibleBudget
@@ -43,11 +42,13 @@ class Block(nn.Module):
         self.fc1, self.fc2 = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
     def attend(self, x: Tensor) -> Tensor:
+        """Self-attention."""
         batch, length, _ = x.shape
         q, k, v = self.qkv(x).view(batch, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
         return self.proj(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(batch, length, -1))
 
     def forward(self, x: Tensor) -> Tensor:
+        """Attention and MLP, each added to the input."""
         x = x + self.attend(self.norm1(x))
         return x + self.fc2(F.gelu(self.fc1(self.norm2(x))))
 
@@ -63,6 +64,7 @@ class ViT(nn.Module):
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, classes)
 
     def forward(self, images: Tensor) -> Tensor:
+        """Logits."""
         x = self.patches(images).flatten(2).transpose(1, 2) + self.positions
         return self.head(self.norm(self.blocks(x)).mean(1))
 
