@@ -186,6 +186,7 @@ class _Search:
             self.trains = False
         for indices, why in self.frozen:
             channel_labels.freeze_indices(indices, why)
+        channel_labels.freeze_unscalable()
         freeze_unreached(channel_labels, self.model, set().union(*(p.reached for p in passes)))
         return channel_labels, passes
 
