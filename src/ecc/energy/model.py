@@ -22,7 +22,7 @@ from ecc.measure import MeasureSettings, MeterInfo
 from ecc.measure.profile import HEADER_START, Profile
 from ecc.records import from_json, write_record
 
-from .cost import BilinearForm, StepTerms
+from .cost import BilinearForm, CostForm, StepTerms
 from .families import AMOUNTS, FAMILIES, FittedModel
 from .quality import (
     FitErrors,
@@ -121,6 +121,11 @@ class EnergyModel:
         """Derivative at one vector of widths; at a kink, the derivative towards smaller widths."""
         gradient = self._form.gradient(widths)
         return gradient + self._steps.gradient(widths) if self.fitted.steps else gradient
+
+    def form(self, budget: float) -> CostForm:
+        """The cost as arrays."""
+        del budget
+        return self._form.form(self._steps if self.fitted.steps else None)
 
     def to(self, device: torch.device | str) -> EnergyModel:
         """The same model, computed on a device."""
