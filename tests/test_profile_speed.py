@@ -61,7 +61,7 @@ def test_a_network_is_profiled_with_default_options(
     monkeypatch.setattr(speed, "measure_model", lambda *a, **k: measure_model(*a, **k, clock=board.clock))
     monkeypatch.setitem(speed.NETWORKS, "small", lambda: (SmallNet(board), EXAMPLE))
     found = speed.one("small", tmp_path / "a.profile", FakeMeter(board), "cpu", 6, float("inf"))
-    assert (found["mode"], found["samples"], found["references"]) == ("eager", 6, 7)
+    assert (found["runner"], found["samples"], found["references"]) == ("eager", 6, 7)
     assert found["seconds_per_sample"] == pytest.approx(1.0)
     assert found["repeat_noise"] < 0.01
     assert abs(found["bias"]) < 0.01
@@ -72,8 +72,8 @@ def test_the_section_tells_what_missed_its_goal(speed: ModuleType) -> None:
 
     one = {
         "input_shape": [32, 3, 224, 224],
-        "mode": "graph",
-        "mode_reason": "it can be captured",
+        "runner": "cuda-graph",
+        "runner_reason": "it can be captured",
         "samples": 10,
         "seconds_per_sample": 0.714,
         "slowest_sample_seconds": 0.9,

@@ -29,14 +29,14 @@ from ecc.formatting import si
 from ecc.graph import ChannelGraph, trace_channels, verify_graph
 from ecc.io import refuse_other_file, write_text
 from ecc.measure import Analytic, EnergySource, Profile, close_meter, find_meter, profile
-from ecc.measure.profiler import default_device
+from ecc.measure.profiler import default_device, find_runner, profile_settings
 from ecc.methods import Compression, CompressSettings
 from ecc.methods.runner import OptimizerFactory
 from ecc.options import flat_values, settings_from
 from ecc.report.live import CompressProgress, ProfileProgress
 from ecc.report.terminal import feasibility_table, graph_table
 from ecc.run_records import RunSummary
-from ecc.task import Inputs, Task, check_input, with_batch_size
+from ecc.task import Inputs, Task, check_input, split_batch, with_batch_size
 from ecc.torch_utils import device_of
 from ecc.training import DistributedContext, Logger
 from ecc.training.batches import to_device
@@ -298,9 +298,12 @@ def compress_task(
                 batch=batch,
                 freeze=freeze,
                 width_multiple=settings.width_multiple,
+                inference=settings.inference,
                 distributed=distributed,
                 console=console,
             )
+        else:
+            _check_inference(models, settings)
         job = Compression(
             task,
             budgets,
@@ -529,6 +532,7 @@ def profile_and_fit(
     batch: int | None = None,
     freeze: Sequence[str] = (),
     width_multiple: int | None = None,
+    inference: Mapping[str, Any] | None = None,
     distributed: DistributedContext,
     console: Console | None = None,
 ) -> list[EnergyModel]:
@@ -546,20 +550,39 @@ def profile_and_fit(
         batch: Items per inference; that of the example input by default.
         freeze: Patterns of modules whose outputs are not pruned.
         width_multiple: Widths are multiples of this.
+        inference: Runner, precision and memory format, as `CompressSettings.inference` gives them.
         distributed: Only the first process measures.
         console: Where progress is shown.
     """
     path = folder / RUN_PROFILE
+    if "energy" in resources and not source.describe().has_energy:
+        raise BadMeasurement(
+            f"{source.describe().name} is a clock and measures no energy; give a budget on latency, such as "
+            f"{option_hint('budget', 'latency=50%')}, or an energy meter."
+        )
     if distributed.is_main:
         folder.mkdir(parents=True, exist_ok=True)
         example = task.example_input if batch is None else with_batch_size(task.example_input, batch)
         graph = trace_channels(task.model, example, freeze=freeze, verify=False)
         graph = verify_graph(task.model, graph, task.example_input)
-        device = None if isinstance(source, Analytic) else default_device(source)
+        chosen = profile_settings(source, **(inference or {}))
+        device = None if isinstance(source, Analytic) else default_device(source, chosen.runner)
         possible = math.prod(max(1, group.width // (width_multiple or 1)) for group in graph.prunable)
         view = ProfileProgress(console)
         view.announce(source.describe(), device)
         with view:
+            chosen, search = find_runner(
+                path,
+                task.model,
+                example,
+                source,
+                chosen,
+                device=device,
+                evaluate=task.evaluate,
+                calibration=calibration_inputs(task),
+                resource=resources[0],
+                report=view.say,
+            )
             profile(
                 task.model,
                 graph,
@@ -569,6 +592,8 @@ def profile_and_fit(
                 samples=samples or min(SAMPLES, max(1, possible // 2)),
                 design="uniform" if preset == "paper" else "mixed",
                 width_multiple=width_multiple,
+                settings=chosen,
+                runner_search=search,
                 device=device,
                 target_error=None if samples or preset == "paper" else TARGET_ERROR,
                 progress=view,
@@ -578,6 +603,30 @@ def profile_and_fit(
     family = "bilinear" if preset == "paper" else "auto"
     # The result is measured in the end, so that a device that drifts is worth a warning and no refusal.
     return [fit(measured, family, resource=resource, allow_drift=True) for resource in dict.fromkeys(resources)]
+
+
+def _check_inference(models: Sequence[EnergyModel], settings: CompressSettings) -> None:
+    """Refuse a runner, precision or format that is not that of the energy models.
+
+    Raises:
+        EccError: If one differs.
+    """
+    for name, value in settings.inference.items():
+        for model in models:
+            found = getattr(model.origin.settings, name, None)
+            if found != value and not str(found).startswith(f"{value}:"):
+                raise EccError(
+                    f"{name} is {value!r}, but the {model.resource} model was measured with {found!r}. Leave it out, "
+                    "or profile and fit again."
+                )
+
+
+def calibration_inputs(task: Task, batches: int = 4) -> list[Inputs]:
+    """Inputs of some training batches, for the calibration of int8; none if the task has no batches."""
+    if task.train_batches is None:
+        return []
+    found = [split_batch(batch)[0] for _, batch in zip(range(batches), task.epoch_batches(0), strict=False)]
+    return [inputs for inputs in found if isinstance(inputs, torch.Tensor | tuple | dict)]
 
 
 # ---------------------------------------------------------------- optimizer

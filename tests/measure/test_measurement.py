@@ -142,7 +142,7 @@ def test_impossible_power_is_refused(watts: float) -> None:
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("mode", "fast", "mode is 'fast'; choose one of auto, eager, graph, compile"),
+        ("runner", "fast", "runner is 'fast'; choose one of auto, eager, cuda-graph, compile"),
         ("window_seconds", 0, r"window is 0; give a number from 0\.001"),
         ("max_window_seconds", 0.1, r"max_window_seconds is 0\.1; it must not be below window_seconds=0\.5"),
         ("target_relative_ci", float("nan"), "target_relative_ci is nan"),

@@ -278,6 +278,7 @@ def _with_energy(spec: GridSpec, output: Path, samples: int | None, batch: int |
             batch=batch,
             freeze=spec.freeze,
             width_multiple=spec.settings.width_multiple,
+            inference=spec.settings.inference,
             distributed=DistributedContext(device),
             console=shown,
         )

@@ -62,7 +62,7 @@ def profile(
     \b
     Examples:
       ecc profile digits --meter platform:jetson-tx2 -o digits.profile
-      ecc profile mobilenet_v1 --mode graph --precision tf32 -o mobile.profile
+      ecc profile mobilenet_v1 --runner cuda-graph --precision tf32 -o mobile.profile
       ecc profile net.py:build --rounds 2 --target-error 2% -o net.profile
       ecc profile alexnet --shard 3/8 -o alexnet-3.profile
 
@@ -70,12 +70,13 @@ def profile(
     Open the file with pandas:
       pandas.read_json("digits.profile", lines=True).dropna(subset="index")
     """
+    from ecc.api import calibration_inputs
     from ecc.graph import trace_channels, verify_graph
     from ecc.measure import Analytic, close_meter, find_meter
     from ecc.measure import profile as measure_profile
     from ecc.measure.design import parse_shard
     from ecc.measure.early_stopping import parse_share
-    from ecc.measure.profiler import default_device, profile_settings
+    from ecc.measure.profiler import default_device, find_runner, profile_settings
     from ecc.records import to_builtins
     from ecc.report.live import ProfileProgress
     from ecc.report.terminal import profile_summary, profile_text
@@ -86,12 +87,23 @@ def profile(
     view = ProfileProgress(console(is_shown=not quiet and not as_json))
     try:
         chosen = profile_settings(source, device=device, **settings)
-        device = None if isinstance(source, Analytic) else device or default_device(source)
+        device = None if isinstance(source, Analytic) else device or default_device(source, chosen.runner)
         view.announce(source.describe(), device)
         example_input = job.example_input if batch is None else with_batch_size(job.example_input, batch)
         graph = trace_channels(job.model, example_input, freeze=freeze, verify=False)
         graph = verify_graph(job.model, graph, job.example_input)
         with view:
+            chosen, search = find_runner(
+                output,
+                job.model,
+                example_input,
+                source,
+                chosen,
+                device=device,
+                evaluate=job.evaluate,
+                calibration=calibration_inputs(job),
+                report=view.say,
+            )
             result = measure_profile(
                 job.model,
                 graph,
@@ -100,6 +112,7 @@ def profile(
                 output,
                 **design,
                 settings=chosen,
+                runner_search=search,
                 device=device,
                 target_error=None if target_error is None else parse_share(target_error),
                 shard=None if shard is None else parse_shard(shard),
@@ -113,6 +126,8 @@ def profile(
     if as_json:
         print_json({"file": str(output), **to_builtins(profile_summary(result, graph))})
     elif not quiet:
+        if search is not None:
+            click.echo(search.table())
         click.echo(profile_text(result, output, graph))
 
 
