@@ -30,7 +30,7 @@ from ecc.graph import ChannelGraph, trace_channels
 from ecc.measure import EnergySource
 from ecc.methods import Compression, CompressSettings
 from ecc.methods.runner import OptimizerFactory
-from ecc.profiling import open_meter, profile_and_fit
+from ecc.profiling import check_inference, open_meter, profile_and_fit
 from ecc.report.live import CompressProgress
 from ecc.report.terminal import feasibility_table, graph_table
 from ecc.run_records import Feasibility, RunSummary
@@ -264,8 +264,10 @@ def compress_task(
             check_run_folder(Path(folder))
             models = profile_and_fit(
                 task, resources, source, Path(folder), settings.width_multiple, distributed, console,
-                samples=samples, preset=preset, batch=batch, freeze=freeze,
+                samples=samples, preset=preset, batch=batch, freeze=freeze, inference=settings.inference,
             )  # fmt: skip
+        else:
+            check_inference(models, settings)
         job = Compression(
             task,
             budgets,

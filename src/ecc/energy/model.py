@@ -59,6 +59,8 @@ class Origin:
     """Number of width configurations that the model was fitted to."""
     width_multiple: int | None = None
     """The profiled widths were multiples of this; other widths are extrapolated."""
+    environment: dict[str, str] = field(default_factory=dict)
+    """Versions of the software of the profile."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -393,6 +395,7 @@ def build_model(
             settings=header.settings,
             samples=len(samples),
             width_multiple=header.design.width_multiple,
+            environment=header.environment if header.settings is not None else {},
         ),
         fitted=fitted,
         dense_sample=float(dense.mean()) if len(dense) else None,

@@ -37,7 +37,7 @@ from ecc.run_records import (
     RunSummary,
     SolverLine,
 )
-from ecc.settings import CompressSettings
+from ecc.settings import CompressSettings, deployment
 from ecc.task import Task, batch_size_of, split_batch
 from ecc.training import (
     BatchStream,
@@ -415,6 +415,8 @@ class Compression(CompressionRunner[CompressedModel]):
             max_relative_diff=self._max_relative_diff,
             width_multiple=self.width_multiple,
             batches=BatchCount(total=self.stream.total, lineage=self.stream.lineage),
+            runner="" if first is None or first.origin.settings is None else deployment(first.origin.settings),
+            versions={} if first is None else first.origin.environment,
         )
 
     def _budget_results(self, last: CostCheck) -> dict[str, BudgetResult]:
