@@ -47,6 +47,8 @@ class Call:
     """Whether the channels of masked units are zero in its results."""
     power: Any = None
     """How much larger its results are in a pruned network (`ops.sums.WidthPower`)."""
+    summed: tuple[Tensor, ...] = ()
+    """Channels that a single number is the sum of."""
     absorbed: set[str] = field(default_factory=set)
     """Parameters that absorb such a factor."""
 

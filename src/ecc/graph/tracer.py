@@ -316,6 +316,7 @@ class Tracer(TorchDispatchMode):
     def _freeze_read_by_python(self, call: Call) -> None:
         """Freeze a value that becomes a Python number (`.item()`): the code may do anything with it."""
         known = [labels for t in call.tensors if (labels := self.labels(t)) is not None]
+        known += [labels for t in call.tensors for labels in getattr(t, "_ecc_summed", ())]
         known += [power.labels for t in call.tensors if (power := getattr(t, "_ecc_power", None)) is not None]
         self.freeze_all(known, f"Python code reads its value with {call.here}")
 
@@ -347,6 +348,7 @@ class Tracer(TorchDispatchMode):
         for out, label in zip(call.outs, many, strict=True):
             self._set_state(call, rule, out, label, state)
             out._ecc_zero, out._ecc_power, out._ecc_shifted = call.zero, call.power, shifted  # type: ignore[attr-defined]
+            out._ecc_summed = call.summed if out.numel() == 1 else ()  # type: ignore[attr-defined]
             if call.in_place:
                 self._written(out)
             elif rule in registry.MOVING:
@@ -367,6 +369,8 @@ class Tracer(TorchDispatchMode):
             call.zero = True
         if call.power is None:
             follow_power(self, call, moves=moves, consumes=rule in registry.LAYERS)
+        if call.out.numel() == 1:
+            call.summed += tuple(labels for t in call.tensors for labels in getattr(t, "_ecc_summed", ()))
         shifted = follow_parameter(call, moves=moves)
         if shifted is None:
             names = {parameter_of(tensor)[0] for tensor in call.tensors}

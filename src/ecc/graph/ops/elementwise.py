@@ -82,7 +82,7 @@ def pointwise(trace: Tracer, call: Call) -> Labels | list[Labels]:
     tensors = call.tensors
     if call.name == "where" and len(tensors) == 1:
         return positions(trace, call)
-    labels = [trace.labels(t, defer=True) for t in tensors]
+    labels = [_before_expand(t, trace.labels(t, defer=True)) for t in tensors]
     bare = {number for number, t in enumerate(tensors) if hasattr(t, "_ecc_name")}
     result = unite_operands(trace, call, labels, call.out.shape, bare)
     for tensor in filter(trace.is_deferred, tensors):
@@ -93,6 +93,17 @@ def pointwise(trace: Tracer, call: Call) -> Labels | list[Labels]:
         result = trace.freeze(result, f"{call.here} writes it into part of another tensor")
     trace.record(call, "elementwise", 0, [], [])
     return result
+
+
+def _before_expand(tensor: Tensor, labels: Labels) -> Labels:
+    """Labels of a value before `expand` repeated it along an axis, on which it belongs to no position."""
+    shape = getattr(tensor, "_ecc_repeats", None)
+    if labels is None or shape is None:
+        return labels
+    for axis, size in enumerate([*[1] * (labels.dim() - len(shape)), *shape]):
+        if size == 1:
+            labels = labels.narrow(axis, 0, 1)
+    return labels
 
 
 def copy_into(trace: Tracer, call: Call) -> Labels:

@@ -35,6 +35,8 @@ def move(trace: Tracer, call: Call) -> Labels | list[Labels]:
     out = call.rerun(labels)
     outs = list(out) if isinstance(out, (tuple, list)) else [collapse(out)]
     found = [part.expand(real.shape) for part, real in zip(outs, call.outs, strict=True)]
+    if call.name in ("expand", "expand_as", "broadcast_to"):
+        call.out._ecc_repeats = call.tensors[0].shape  # type: ignore[attr-defined]
     if call.name in _SELECTING and not trace.is_deferred(call.tensors[0]) and varying_axes(labels):
         trace.check_selection(call, labels, found)
     return found

@@ -97,6 +97,7 @@ def channel_sum(trace: Tracer, call: Call, x: Tensor, labels: Tensor, axes: list
         return False
     vector = channel_vector(labels, varying[0], labels.shape[varying[0]])
     trace.channel_labels.zeroed.append(vector)
+    call.summed = (vector,)
     if call.name == "mean":
         call.power = WidthPower(vector, 1.0)
     return True
