@@ -82,7 +82,7 @@ def test_one_call_profiles_prunes_measures_and_prints_five_lines(capsys: pytest.
 
 
 def test_counted_budgets_need_no_meter(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ecc.api.find_meter", None)
+    monkeypatch.setattr("ecc.profiling.find_meter", None)
     result = compress(network(), loader(), ["macs=60%", "params=9k"])
     assert result.met
     assert result.energy is None

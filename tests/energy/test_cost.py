@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from ecc.budget import COUNTED_UNITS as UNITS
 from ecc.energy import Cost, CountedCost, NonzeroCost, counted_cost, nonzero_cost, parse_budget
 from ecc.energy.cost import RISE, BilinearForm, StepTerms
-from ecc.energy.counted import UNITS
 from ecc.energy.families import candidate_steps
 from ecc.errors import BadWidths
 from ecc.graph import AffineSize, trace_channels

@@ -19,7 +19,7 @@ from torch import nn
 from ecc.energy import EnergyModel, parse_budgets
 from ecc.errors import BadBudget, BadFile, BadMeasurement, BadTask, EccError, InfeasibleBudget
 from ecc.graph import live_channels, mask_channels_, with_widths
-from ecc.methods import Amc, Compression, CompressSettings, Eap, EapSettings, Lcp, NetAdapt, PruningContext, Uniform
+from ecc.methods import Amc, Compression, CompressSettings, Lcp, NetAdapt, PruningContext, Uniform
 from ecc.methods import compression as compression_module
 from ecc.methods import runner as runner_module
 from ecc.methods.base import magnitudes
@@ -156,7 +156,7 @@ def test_the_history_has_every_phase_and_is_also_passed_on(digits: Digits) -> No
 
 def test_a_finished_run_is_loaded_without_training(digits: Digits, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner_module, "train", untrainable)
-    monkeypatch.setattr(compression_module, "train_steps", untrainable)
+    monkeypatch.setattr(compression_module, "Training", untrainable)
     kept = [path for path in digits.folder.iterdir() if path.name not in ("environment.json", ".ecc-lock")]
     before = {path.name: path.read_bytes() for path in kept}
     for job in (digits_job("50%"), digits.job, digits_job("50%", log_every=1, checkpoint_steps=2, micro_batch=9)):
@@ -474,7 +474,7 @@ def two_processes(job: Compression) -> None:
         ("50%", two_processes, EccError, "'uniform' does not support distributed training"),
         *(
             ("50%", method, BadTask, f"'{method.name}' compares candidates.*'chain' has no evaluate_held_out")
-            for method in (NetAdapt(), Amc(), Lcp(), Eap(EapSettings(max_drop=0.1)))
+            for method in (NetAdapt(), Amc(), Lcp())
         ),
     ],
 )

@@ -65,7 +65,7 @@ def meet(node):
 def spec_of(energy: Path, task: str) -> GridSpec:
     return GridSpec(
         task=task,
-        energy=(str(energy),),
+        energy=(energy,),
         methods=("scratch", "uniform", "ecc"),
         budgets=("65%",),
         seeds=2,

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from ecc.errors import BadFile
-from ecc.training import load_state, save_state, weights_checksum
+from ecc.training import checkpoint, load_state, save_state, weights_checksum
 
 DTYPES = [
     *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.complex64),
@@ -166,6 +166,31 @@ def test_the_old_file_survives_a_full_disk(path: Path, monkeypatch: pytest.Monke
             save_state(path, {"step": 2})
     assert load_state(path) == {"step": 1}
     assert list(path.parent.iterdir()) == [path]
+
+
+def test_a_missing_folder_is_reported(tmp_path: Path) -> None:
+    with pytest.raises(BadFile, match=r"cannot write .*No such file"):
+        save_state(tmp_path / "no" / "state", {})
+
+
+def test_a_file_that_is_replaced_while_it_is_read_is_read_again(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_state(path, {"step": 1})
+    load, calls = checkpoint._load, []
+
+    def replaced_meanwhile(file: Path) -> Any:
+        calls.append(file)
+        if len(calls) == 1:
+            save_state(path, {"step": 2})
+            raise BadFile("its checksum is wrong")
+        return load(file)
+
+    monkeypatch.setattr(checkpoint, "_load", replaced_meanwhile)
+    assert load_state(path) == {"step": 2}
+    calls.clear()
+    monkeypatch.setattr(checkpoint, "_load", lambda file: calls.append(file) or load(Path("missing")))
+    with pytest.raises(BadFile):
+        load_state(path)
+    assert len(calls) == 1  # the file is the same: it is damaged
 
 
 def test_a_checksum_distinguishes_weights() -> None:

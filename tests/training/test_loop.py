@@ -21,11 +21,11 @@ from ecc.training import (
     Diverged,
     Interrupted,
     Teacher,
+    Training,
     TrainSettings,
     fused_on_gpu,
     open_run,
     train,
-    train_steps,
 )
 from ecc.training import loop as loop_module
 from ecc.training.loop import _LossSum, all_finite
@@ -187,8 +187,9 @@ def test_the_generator_takes_the_same_steps_and_saves_when_it_continues(tmp_path
         optimizer, stream = torch.optim.Adam(task.model.parameters(), lr=0.01), BatchStream(task, seed=3)
         settings = TrainSettings(log_every=3, checkpoint_steps=1)
         with open_run(tmp_path / "run", {}) as run:
-            steps = train_steps(task.model, optimizer, stream, steps=6, loss=task.loss, settings=settings, run=run)
-            assert list(islice(steps, taken)) == expected
+            made = Training(task.model, optimizer, stream, steps=6, loss=task.loss, settings=settings, run=run)
+            steps = made.each_step()
+            assert [made.step for _ in islice(steps, taken)] == expected
             steps.close()
     assert same_weights(task.model, whole)
 

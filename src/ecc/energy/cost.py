@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import torch
@@ -29,6 +29,24 @@ ONE = AffineSize(1)
 
 RISE = 8
 """Channels over which a step rises. GPU kernels prefer multiples of 8, and GPU profiles consist of them."""
+
+
+class CostForm(NamedTuple):
+    """A cost as arrays: constant + linear . s + s' quadratic s / 2 + sum of heights * clip(rows s - start, 0, cap)."""
+
+    constant: float
+    linear: Array
+    """(groups,)"""
+    quadratic: Array
+    """(groups, groups), symmetric."""
+    heights: Array
+    """(steps,)"""
+    rows: csr_array
+    """(steps, groups)"""
+    start: Array
+    """(steps,)"""
+    cap: Array
+    """(steps,)"""
 
 
 @runtime_checkable
@@ -71,6 +89,9 @@ class Cost(Protocol):
 
     def to(self, device: torch.device | str) -> Cost:
         """The same cost, computed on a device."""
+
+    def form(self, budget: float) -> CostForm:
+        """A form that is at most `budget` where the cost is, and equal to the cost unless the cost is a maximum."""
 
 
 @dataclass(frozen=True)
@@ -175,18 +196,19 @@ class BilinearForm:
         gradient = gradient + (scaled * (widths @ right.T + right_fixed)) @ left
         return gradient + (scaled * (widths @ left.T + left_fixed)) @ right
 
+    def form(self, steps: StepTerms | None = None) -> CostForm:
+        """The sum as arrays, together with steps."""
+        quadratic, linear, constant = (part.cpu().numpy() for part in self._form)
+        none = csr_array((0, self.num_groups))
+        parts = (np.zeros(0), none, np.zeros(0)) if steps is None else steps.arrays()
+        return CostForm(float(constant), linear, quadratic, *parts, np.ones(len(parts[0])))
+
 
 @dataclass(frozen=True)
 class StepTerms:
     """Sum of height * clip((size - level) / RISE, 0, 1), on one device.
 
     Between two steps the cost is flat: removing channels there saves nothing, as on the device.
-
-    Args:
-        heights: One per step, at least 0.
-        sizes: One per step.
-        levels: One per step: the size at which it starts to rise.
-        num_groups: Length of the width vectors.
     """
 
     heights: tuple[float, ...]
@@ -216,6 +238,11 @@ class StepTerms:
         heights, rows, start = self._parts
         risen = torch.addmv(start, rows, widths.to(torch.float64), beta=-1)
         return (heights * ((risen > 0) & (risen <= 1))) @ rows
+
+    def arrays(self) -> tuple[Array, csr_array, Array]:
+        """Heights, rows and start of `CostForm`."""
+        heights, rows, start = (part.cpu().numpy() for part in self._parts)
+        return heights, csr_array(rows), start
 
 
 def size_at(size: AffineSize, widths: Array) -> Array:

@@ -22,7 +22,7 @@ from ecc.measure import MeasureSettings, MeterInfo
 from ecc.measure.profile import HEADER_START, Profile
 from ecc.records import from_json, write_record
 
-from .cost import BilinearForm, StepTerms
+from .cost import BilinearForm, CostForm, StepTerms
 from .families import AMOUNTS, FAMILIES, FittedModel
 from .quality import (
     FitErrors,
@@ -59,6 +59,8 @@ class Origin:
     """Number of width configurations that the model was fitted to."""
     width_multiple: int | None = None
     """The profiled widths were multiples of this; other widths are extrapolated."""
+    environment: dict[str, str] = field(default_factory=dict)
+    """Versions of the software of the profile."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -121,6 +123,11 @@ class EnergyModel:
         """Derivative at one vector of widths; at a kink, the derivative towards smaller widths."""
         gradient = self._form.gradient(widths)
         return gradient + self._steps.gradient(widths) if self.fitted.steps else gradient
+
+    def form(self, budget: float) -> CostForm:
+        """The cost as arrays."""
+        del budget
+        return self._form.form(self._steps if self.fitted.steps else None)
 
     def to(self, device: torch.device | str) -> EnergyModel:
         """The same model, computed on a device."""
@@ -388,6 +395,7 @@ def build_model(
             settings=header.settings,
             samples=len(samples),
             width_multiple=header.design.width_multiple,
+            environment=header.environment if header.settings is not None else {},
         ),
         fitted=fitted,
         dense_sample=float(dense.mean()) if len(dense) else None,

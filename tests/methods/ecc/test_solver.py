@@ -210,6 +210,8 @@ def test_infeasible_budgets_are_refused_before_any_step() -> None:
         channels(net, graph, "10%")
     with pytest.raises(InfeasibleBudget, match="lower min_width_ratio or width_multiple"):
         channels(net, graph, "30%", width_multiple=32)
+    with pytest.raises(EccError, match='write "50%"'):
+        EccSolver(net, graph, macs_cost(graph), 0.5, STEPS)
     solver = channels(net, graph, "60%")
     limits = solver.limits
     with pytest.raises(InfeasibleBudget):

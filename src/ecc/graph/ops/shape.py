@@ -290,6 +290,7 @@ def add_at(trace: Tracer, call: Call) -> Labels:
     if any(labels is not None and labels.shape != shape for labels in many):
         trace.freeze_all(many, f"{call.here} writes it into part of another tensor")
         return frozen_labels(call.out.shape)
+    call.zero = trace.is_zero(x) and trace.is_zero(source)
     result = unite_operands(trace, call, many, shape)
     return None if result is None else result.expand(call.out.shape)
 
@@ -310,7 +311,9 @@ def cat(trace: Tracer, call: Call) -> Labels:
         for piece, label in zip(pieces, labels, strict=True)
     ]
     if any(varies(label, axis) for label in full) or not any(varying_axes(label) for label in full):
+        call.zero = all(trace.is_zero(piece) for piece in pieces)
         return collapse(_joined(full, axis)).expand(call.out.shape)
+    call.zero = all(trace.is_zero(piece) for piece in pieces)
     return _tied(trace, call, [label.narrow(axis, 0, 1) for label in labels if label is not None], axis)
 
 
@@ -345,6 +348,7 @@ def stack(trace: Tracer, call: Call) -> Labels:
     axis = call.get("dim", 0) % call.out.dim()
     trace.record(call, "move", 0, [], [])
     labels = [trace.labels(t) for t in call.tensors]
+    call.zero = all(trace.is_zero(tensor) for tensor in call.tensors)
     return _tied(trace, call, [label.unsqueeze(axis) for label in labels if label is not None], axis)
 
 
@@ -359,6 +363,7 @@ def pad(trace: Tracer, call: Call) -> Labels:
     if labels is None:
         return frozen_labels(call.out.shape)
     amounts = list(call["pad"])
+    call.zero = trace.is_zero(call.tensors[0]) and not call.get("value", 0)
     dims = labels.dim()
     for axis in range(dims):
         k = 2 * (dims - 1 - axis)
@@ -416,6 +421,7 @@ def gather(trace: Tracer, call: Call) -> Labels | list[Labels]:
     if labels is None:
         return None
     trace.freeze_others(call, x)
+    call.zero = trace.is_zero(x)
     axis = call["dim"] % x.dim()
     if call.name == "index_select" and call["index"].device.type != "meta":
         found = collapse(call.rerun(labels.contiguous()))

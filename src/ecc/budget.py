@@ -1,4 +1,4 @@
-"""`Budget`: a limit on one resource, and the only parser of budgets.
+"""`Budget`: a limit on one resource, and the only parser of budgets. It does not import torch.
 
 50%   24 mJ   0.4 mJ/image   latency=12ms   macs=50%   macs=300M   params=2M   weight_bytes=4MiB
 """
@@ -9,17 +9,21 @@ import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-
-import torch
+from typing import Any
 
 from ecc.errors import BadBudget
 
-from .cost import Cost
-from .counted import UNITS as COUNTED_UNITS
-from .model import EnergyModel
-from .regression import RESOURCES
+MEASURED_UNITS = {"energy": "J", "latency": "s"}
+"""Resources that need a meter or a platform, and a fitted model."""
+COUNTED_UNITS = {"macs": "", "params": "", "weight_bytes": "B", "activation_bytes": "B", "peak_bytes": "B"}
+"""Resources that are counted, and their units.
 
-_UNITS = {**{name: unit for name, (_, unit) in RESOURCES.items()}, **COUNTED_UNITS}
+macs: multiply-accumulates of one inference of the whole batch. params: parameters. weight_bytes: bytes of parameters
+and buffers. activation_bytes: bytes of activations read and written by all layers. peak_bytes: bytes of activations
+read and written by the largest layer, the least memory to run the network in.
+"""
+
+_UNITS = MEASURED_UNITS | COUNTED_UNITS
 _PREFIXES = {"n": 1e-9, "u": 1e-6, "µ": 1e-6, "m": 1e-3, "": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 _BINARY = {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30}
 _NUMBER = re.compile(r"^\s*([+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?)\s*(.*?)\s*$")
@@ -38,8 +42,8 @@ class Budget:
     per_item: bool = False
     """Whether the amount is for one item of the batch; otherwise it is for the whole batch."""
 
-    def limit(self, cost: Cost, batch: int = 1) -> float:
-        """The limit for one inference of the whole batch, in the unit of the cost."""
+    def limit(self, cost: Any, batch: int = 1) -> float:
+        """The limit for one inference of the whole batch, in the unit of a `Cost`."""
         if self.is_relative:
             return self.amount * dense_cost(cost)
         return self.amount * (batch if self.per_item else 1)
@@ -51,14 +55,17 @@ class Budget:
         return f"{amount} per item" if self.per_item else amount
 
 
-def dense_cost(cost: Cost) -> float:
+def dense_cost(cost: Any) -> float:
     """Cost of the dense network: as profiled, or as computed by a cost without a profile.
 
     The prediction at full widths is not used. An optimised kernel may serve the dense shapes alone, and then no smooth
     model fits them and all others.
     """
-    if isinstance(cost, EnergyModel):
-        return cost.dense_profiled
+    profiled = getattr(cost, "dense_profiled", None)
+    if profiled is not None:
+        return float(profiled)
+    import torch
+
     return float(cost.to("cpu").value(torch.tensor(cost.full_widths, dtype=torch.float64)))
 
 
@@ -106,6 +113,11 @@ def parse_budget(text: str | Budget) -> Budget:
         several = " For several budgets, give a list or repeat --budget." if "=" in unit else ""
         raise BadBudget(f"budget {text!r} has the unit {unit!r}; {resource} takes {wanted}, or % of dense.{several}")
     return Budget(resource, number * factor, is_relative=False, per_item=bool(slash))
+
+
+def measured_resources(budgets: Iterable[Budget]) -> list[str]:
+    """Those of the budgets' resources that have to be measured, not counted."""
+    return [resource for resource in MEASURED_UNITS if any(budget.resource == resource for budget in budgets)]
 
 
 def parse_budgets(budgets: str | Budget | Iterable[str | Budget]) -> tuple[Budget, ...]:
