@@ -27,6 +27,7 @@ class ProductCost:
     resource: str = "energy"
     unit: str = "J"
     label: str = "counted"
+    branches: tuple[str, ...] = ()
 
     def value(self, widths: Tensor) -> Tensor:
         return self.products.value(widths)
