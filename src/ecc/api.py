@@ -263,8 +263,9 @@ def compress_task(
             assert source is not None  # without an energy model there has to be one
             check_run_folder(Path(folder))
             models = profile_and_fit(
-                task, resources, source, Path(folder), settings.width_multiple, distributed, console,
-                samples=samples, preset=preset, batch=batch, freeze=freeze, inference=settings.inference,
+                task, resources, source, Path(folder), distributed=distributed, console=console, samples=samples,
+                preset=preset, batch=batch, freeze=freeze, width_multiple=settings.width_multiple,
+                inference=settings.inference,
             )  # fmt: skip
         else:
             check_inference(models, settings)
