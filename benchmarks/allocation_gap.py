@@ -28,7 +28,7 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import coo_array, csr_array
 
 from ecc.energy import fit
-from ecc.energy.cost import Array, CostForm
+from ecc.energy.cost import Array, CostForm, risen
 from ecc.measure import Profile
 from ecc.methods.ecc.allocation import Allocation, WidthAllocator
 
@@ -39,9 +39,7 @@ MIN_WIDTH_RATIO = 0.1
 
 def value(form: CostForm, widths: Sequence[float]) -> float:
     """The cost at these widths."""
-    at = np.asarray(widths, float)
-    steps = form.heights @ np.clip(form.rows @ at - form.start, 0, form.cap)
-    return float(form.constant + form.linear @ at + 0.5 * at @ form.quadratic @ at + steps)
+    return form.value(np.asarray(widths, float))
 
 
 def candidate_widths(full: int, multiple: int, least: int = 1) -> list[int]:
@@ -148,12 +146,14 @@ class Program:
             else:
                 sums.append((group, sizes))
         if not sums:
-            self._constant += height * np.clip(-start, 0, 1)
+            self._constant += height * self._risen(row, np.array(-start))
         elif len(sums) == 1:
-            self._add_own(sums[0][0], height * np.clip(sums[0][1] - start, 0, 1))
+            self._add_own(sums[0][0], height * self._risen(row, sums[0][1] - start))
         elif len(sums) == 2:
             (one, rows), (other, columns) = sums
-            self._add_pair(one, other, height * np.clip(np.add.outer(rows, columns) - start, 0, 1))
+            self._add_pair(one, other, height * self._risen(row, np.add.outer(rows, columns) - start))
+        elif form.multiple[row]:
+            pass  # left out: the bound is lower than the optimum
         else:  # risen >= size - start, unless full is 1; full <= risen
             risen, full = self._count, self._count + 1
             self._count += 2
@@ -163,6 +163,9 @@ class Program:
             sizes_of = [(int(self._first[g]) + k, size) for g, sizes in sums for k, size in enumerate(sizes.tolist())]
             self._rows += [[*sizes_of, (risen, -1.0), (full, -max(most - 1, 0.0))], [(full, 1.0), (risen, -1.0)]]
             self._bounds += [(-np.inf, start), (-np.inf, 0.0)]
+
+    def _risen(self, row: int, sizes: Array) -> Array:
+        return risen(sizes, self._form.cap[row], np.full(sizes.shape, self._form.multiple[row]))
 
     def _tie(self, one: int, other: int, table: Array) -> None:
         index = np.arange(table.size).reshape(table.shape) + self._count
@@ -221,7 +224,14 @@ def small_problem(rng: np.random.Generator) -> tuple[CostForm, list[list[int]], 
             heights.append(rng.exponential() * full.mean() * full[group] * rng.choice([0.0, 0.3]))
     ones = np.ones(len(start))
     form = CostForm(
-        rng.exponential() * 100, linear, quadratic, np.array(heights), _matrix(rows, groups), np.array(start), ones
+        rng.exponential() * 100,
+        linear,
+        quadratic,
+        np.array(heights),
+        _matrix(rows, groups),
+        np.array(start),
+        ones,
+        0 * ones,
     )
     candidates = [candidate_widths(int(one), 8) for one in full]
     return form, candidates, draw_losses(rng, candidates, full.tolist())
@@ -239,7 +249,9 @@ def large_problem(rng: np.random.Generator, groups: int) -> tuple[CostForm, list
     rows = _matrix([[(group, 1 / 8)] for group, _ in levels], groups)
     heights = rng.exponential(size=len(levels)) * 3000
     start = np.array([level / 8 for _, level in levels])
-    form = CostForm(0.0, 50 * np.ones(groups), quadratic, heights, rows, start, np.ones(len(levels)))
+    form = CostForm(
+        0.0, 50 * np.ones(groups), quadratic, heights, rows, start, np.ones(len(levels)), np.zeros(len(levels))
+    )
     candidates = [candidate_widths(int(one), 8) for one in full]
     return form, candidates, draw_losses(rng, candidates, full.tolist())
 

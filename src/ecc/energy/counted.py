@@ -89,7 +89,7 @@ class CountedCost:
         count, groups = left.shape
         rows, ones = csr_array(coefficients[:, None] * left), np.ones(count)
         flat = (np.zeros(groups), np.zeros((groups, groups)))
-        return CostForm(budget, *flat, ones, rows, budget - coefficients * fixed, np.inf * ones)
+        return CostForm(budget, *flat, ones, rows, budget - coefficients * fixed, np.inf * ones, 0 * ones)
 
     def to(self, device: torch.device | str) -> CountedCost:
         """The same cost, computed on a device."""
@@ -239,7 +239,7 @@ class NonzeroCost:
         del budget
         count, none = len(self.groups), np.zeros(0)
         linear = np.array(self.coefficients)
-        return CostForm(self.base, linear, np.zeros((count, count)), none, csr_array((0, count)), none, none)
+        return CostForm(self.base, linear, np.zeros((count, count)), none, csr_array((0, count)), none, none, none)
 
     def to(self, device: torch.device | str) -> NonzeroCost:
         """The same cost, computed on a device."""

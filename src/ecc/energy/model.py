@@ -38,6 +38,7 @@ from .regression import RESOURCES, Samples, check_sample_count, samples_from_pro
 FORMAT = "ecc energy model, version 2"
 FORMULA = (
     "base + sum of coefficient * left * right + sum of height * clip((size - level) / 8, 0, 1); "
+    "a step with a multiple is 1 where the size is not a multiple of it, else 0; "
     "a size is [fixed, [[group, multiple], ...]]; a term is 0 if all groups of its switch have width 0"
 )
 CURVE_SIZES = (15, 20, 30, 40, 60, 80, 120, 160, 200, 300, 500, 1000, 2000, 5000)
@@ -67,7 +68,8 @@ class Origin:
 class EnergyModel:
     """A `Cost` that was fitted to a profile.
 
-    All coefficients are at least 0, so the prediction is too, and removing a channel never raises it.
+    All coefficients are at least 0, so the prediction is too. Removing a channel raises it only where the profile shows
+    that a size which is not a multiple of 8, 16, 32 or 64 costs more (`Step.multiple`).
     """
 
     fingerprint: str
@@ -217,7 +219,8 @@ class EnergyModel:
     def _steps(self) -> StepTerms:
         steps = self.fitted.steps
         sizes, levels = tuple(step.size for step in steps), tuple(step.level for step in steps)
-        return StepTerms(self.fitted.heights, sizes, levels, len(self.groups), self.device)
+        multiples = tuple(step.multiple for step in steps)
+        return StepTerms(self.fitted.heights, sizes, levels, multiples, len(self.groups), self.device)
 
     # ------------------------------------------------------------ files
 
@@ -310,6 +313,8 @@ def _check_consistency(model: EnergyModel) -> None:
         _check_term(term.name, (term.left, term.right), [number for number, _ in term.layers], model)
     for step in fitted.steps:
         _check_term(step.name, (step.size,), step.layers, model)
+        if step.multiple < 0:
+            raise ValueError(f"the multiple {step.multiple} of step {step.name!r} is negative")
     for dense in (model.dense, model.dense_profiled):
         if not (math.isfinite(dense) and dense > 0):
             raise ValueError(f"the cost of the dense network is {dense} {model.unit}")

@@ -20,9 +20,7 @@ from ecc.zoo import ERFNet
 
 
 def value(form: CostForm, widths: tuple[int, ...]) -> float:
-    at = np.asarray(widths, float)
-    steps = form.heights @ np.clip(form.rows @ at - form.start, 0, form.cap)
-    return float(form.constant + form.linear @ at + 0.5 * at @ form.quadratic @ at + steps)
+    return form.value(np.asarray(widths, float))
 
 
 def random_form(rng: np.random.Generator, full: list[int], falls: bool) -> CostForm:
@@ -35,7 +33,17 @@ def random_form(rng: np.random.Generator, full: list[int], falls: bool) -> CostF
         heights *= rng.choice([1.0, 1.0, -0.5], len(rows))
     start = rng.uniform(0, 0.25 * max(full), len(rows))
     linear = rng.exponential(size=groups) * 3
-    return CostForm(5.0, linear, quadratic + quadratic.T, heights, csr_array(rows), start, np.ones(len(rows)))
+    multiple = np.zeros(len(rows))
+    if falls:  # sizes that are not multiples of 8 cost more
+        rows[::4] *= 4
+        start[::4], multiple[::4] = 0, 8
+    cap = np.ones(len(rows))
+    return CostForm(5.0, linear, quadratic + quadratic.T, heights, csr_array(rows), start, cap, multiple)
+
+
+def linear_form(constant: float, linear: list[float]) -> CostForm:
+    count, none = len(linear), np.zeros(0)
+    return CostForm(constant, np.array(linear), np.zeros((count, count)), none, csr_array((0, count)), none, none, none)
 
 
 def exhaustive(
@@ -76,7 +84,7 @@ def test_a_width_that_costs_more_than_a_wider_one_is_not_chosen() -> None:
     heights = np.array([7 - 5, 12 - 7, 10 - 12] * 2, dtype=float)
     rows = np.repeat(np.eye(2), 3, axis=0) / 4
     start = np.array([1, 2, 3] * 2, dtype=float)
-    form = CostForm(10.0, np.zeros(2), np.zeros((2, 2)), heights, csr_array(rows), start, np.ones(6))
+    form = CostForm(10.0, np.zeros(2), np.zeros((2, 2)), heights, csr_array(rows), start, np.ones(6), np.zeros(6))
     assert [value(form, (width, 4)) - 5 for width in table] == list(table.values())
     losses = [np.array([0.0, 1.0, 3.0, 9.0]), np.array([0.0, 1.5, 3.5, 9.5])]
     allocator = WidthAllocator([form], [19.0], [list(table)] * 2)
@@ -86,16 +94,14 @@ def test_a_width_that_costs_more_than_a_wider_one_is_not_chosen() -> None:
 
 
 def test_without_feasible_widths_it_returns_the_cheapest() -> None:
-    form = CostForm(
-        1.0, np.array([1.0, 2.0]), np.zeros((2, 2)), np.zeros(0), csr_array((0, 2)), np.zeros(0), np.zeros(0)
-    )
+    form = linear_form(1.0, [1.0, 2.0])
     losses = [np.array([0.0, 1.0]), np.array([0.0, 1.0])]
     assert WidthAllocator([form], [5.0], [[8, 4], [8, 4]]).solve(losses) == Allocation((4, 4), 2.0, False)
     assert WidthAllocator([form], [25.0], [[8, 4], [8, 4]]).solve(losses) == Allocation((8, 8), 0.0, True)
 
 
 def test_one_channel_worth_more_than_all_others_does_not_blind_it() -> None:
-    form = CostForm(0.0, np.ones(3), np.zeros((3, 3)), np.zeros(0), csr_array((0, 3)), np.zeros(0), np.zeros(0))
+    form = linear_form(0.0, [1.0] * 3)
     losses = [np.array([0.0, 1e38]), np.array([0.0, 1e-6]), np.array([0.0, 2e-6])]
     assert WidthAllocator([form], [23.0], [[8, 4]] * 3).solve(losses).widths == (8, 4, 8)
 

@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
-from ecc.energy.cost import Array, CostForm
+from ecc.energy.cost import Array, CostForm, risen
 
 Indices = NDArray[np.intp]
 
@@ -74,14 +74,16 @@ class _BudgetedCost:
         within = np.arange(len(step)) - np.repeat(ends - sizes[form.rows.indices], sizes[form.rows.indices])
         entry = np.repeat((sizes.cumsum() - sizes)[form.rows.indices], sizes[form.rows.indices]) + within
         is_own = uses[step] == 1
-        risen = np.clip(multiple * widths[entry] - form.start[step], 0, form.cap[step])
-        self._own += np.bincount(entry[is_own], (scale * form.heights[step] * risen)[is_own], len(widths))
-        self._constant += scale * float((form.heights * np.clip(-form.start, 0, form.cap))[uses == 0].sum())
+        height = form.heights[step] * risen(
+            multiple * widths[entry] - form.start[step], form.cap[step], form.multiple[step]
+        )
+        self._own += np.bincount(entry[is_own], scale * height[is_own], len(widths))
+        self._constant += scale * float((form.heights * risen(-form.start, form.cap, form.multiple))[uses == 0].sum())
         # Steps on sums of several groups depend on the other groups.
         shared = uses > 1
         self.has_shared = bool(shared.any())
         self._rows, self._start, self._cap = form.rows[shared], form.start[shared], form.cap[shared]
-        self._heights = scale * form.heights[shared]
+        self._heights, self._modulus = scale * form.heights[shared], form.multiple[shared]
         self._step, self._entry, self._multiple = (
             (shared.cumsum() - 1)[step][~is_own],
             entry[~is_own],
@@ -95,15 +97,15 @@ class _BudgetedCost:
         if self.has_shared:
             entry, step = self._entry, self._step
             moved = (self._rows @ at)[step] + self._multiple * (self._widths[entry] - at[self._group[entry]])
-            risen = self._heights[step] * np.clip(moved - self._start[step], 0, self._cap[step])
-            found += np.bincount(entry, risen, len(self._widths))[entries]
+            height = risen(moved - self._start[step], self._cap[step], self._modulus[step])
+            found += np.bincount(entry, self._heights[step] * height, len(self._widths))[entries]
         return found
 
     def total(self, at: Array, chosen: Indices) -> float:
         """The whole cost, as a fraction of the budget."""
         value = self._constant + self._own[chosen].sum() + 0.5 * at @ (self._sparse @ at)
         if self.has_shared:
-            value += self._heights @ np.clip(self._rows @ at - self._start, 0, self._cap)
+            value += self._heights @ risen(self._rows @ at - self._start, self._cap, self._modulus)
         return float(value)
 
     @property
