@@ -23,20 +23,23 @@ from rich.console import Console
 from torch import nn
 
 from ecc.constants import EXPORT_FORMATS, PRESETS, RUN_PROFILE
-from ecc.energy import Budget, EnergyModel, fit, parse_budgets
+from ecc.energy import Budget, EnergyModel, budgets_of_workloads, fit, parse_budgets
+from ecc.energy.regression import RESOURCES
 from ecc.errors import BadMeasurement, BadTask, EccError, EccWarning, NoMeter, option_hint
-from ecc.formatting import si
+from ecc.formatting import score_text, si
 from ecc.graph import ChannelGraph, trace_channels, verify_graph
 from ecc.io import refuse_other_file, write_text
 from ecc.measure import Analytic, EnergySource, Profile, close_meter, find_meter, profile
 from ecc.measure.profiler import default_device
+from ecc.measure.tokens import workload_graph, workload_input, workload_model
 from ecc.methods import Compression, CompressSettings
 from ecc.methods.runner import OptimizerFactory
 from ecc.options import flat_values, settings_from
 from ecc.report.live import CompressProgress, ProfileProgress
 from ecc.report.terminal import feasibility_table, graph_table
 from ecc.run_records import RunSummary
-from ecc.task import Inputs, Task, check_input, with_batch_size
+from ecc.settings import PROFILE_SETTINGS
+from ecc.task import WORKLOADS, Inputs, Task, TokenWorkload, batch_size_of, check_input, with_batch_size
 from ecc.torch_utils import device_of
 from ecc.training import DistributedContext, Logger
 from ecc.training.batches import to_device
@@ -45,7 +48,7 @@ from ecc.training.run_dir import check_run_folder
 if TYPE_CHECKING:
     from ecc.methods.feasibility import Feasibility
 
-MEASURED = ("energy", "latency")
+MEASURED = tuple(RESOURCES)
 """Resources that need a meter or a platform. The others are counted."""
 
 SAMPLES = 250
@@ -88,9 +91,24 @@ class CompressResult:
 
     @property
     def energy(self) -> float | None:
-        """Joules per inference of one batch of the slim network; None if no budget needed a meter."""
-        measured, budget = self.summary.measured.get("energy"), self.summary.budgets.get("energy")
-        return measured.result if measured else budget.result if budget else None
+        """Joules per inference of one batch of the slim network; None if no budget needed a meter.
+
+        For a language model it is the energy of one decode step, or of a prefill if decode was not measured.
+        """
+        for name in ("energy", *WORKLOADS):
+            measured, budget = self.summary.measured.get(name), self.summary.budgets.get(name)
+            if measured or budget:
+                return measured.result if measured else budget.result if budget else None
+        return None
+
+    def energy_per_token(self, workload: str = "decode") -> float | None:
+        """Joules per token of the slim language model; None if the workload was not measured.
+
+        Args:
+            workload: decode or prefill.
+        """
+        measured, tokens = self.summary.measured.get(workload), self.summary.tokens.get(workload)
+        return None if measured is None or tokens is None else measured.result / tokens
 
     @property
     def met(self) -> bool:
@@ -127,11 +145,16 @@ class CompressResult:
         for resource, one in summary.budgets.items():
             source = one.label if one.label == "counted" else f"{one.label}, {summary.device}"
             per = f" per batch of {summary.batch}" if resource in MEASURED else ""
-            change = f"{si(one.dense, one.unit)} -> {si(one.result, one.unit)}{per} ({source})"
-            rows.append((resource, f"{change}, budget {si(one.limit, one.unit)}: {'met' if one.met else 'NOT MET'}"))
+            tokens = summary.tokens.get(resource)
+            if tokens is not None:
+                per = " per token"
+            before, after, limit = (si(x / (tokens or 1), one.unit) for x in (one.dense, one.result, one.limit))
+            change = f"{before} -> {after}{per} ({source})"
+            rows.append((resource, f"{change}, budget {limit}: {'met' if one.met else 'NOT MET'}"))
         dense = summary.scores.get("dense")
         if self.score is not None:
-            rows.append(("score", f"{self.score:.4f}" if dense is None else f"{dense:.4f} -> {self.score:.4f}"))
+            shown = [score_text(one, summary.metric) for one in (dense, self.score) if one is not None]
+            rows.append((summary.metric, " -> ".join(shown)))
         for name, budget, count in (("MACs", "macs", summary.macs), ("parameters", "params", summary.parameters)):
             if budget not in summary.budgets and count is not None:
                 rows.append((name, f"{si(count.dense, '')} -> {si(count.result, '')}"))
@@ -163,6 +186,7 @@ def compress(
     device: torch.device | str | None = None,
     evaluate_held_out: Callable[[nn.Module], float] | None = None,
     name: str | None = None,
+    workloads: Sequence[TokenWorkload] | None = None,
     **settings: Any,
 ) -> CompressResult:
     """Prune a network during training until its measured cost meets the budget.
@@ -175,6 +199,7 @@ def compress(
         train_loader: A DataLoader or another iterable of batches that starts again each time, or a function of the
             epoch that returns one. A batch is `(inputs, targets)`; with `loss(model, batch)` it is what you like.
         budget: "50%" of the energy of the dense network, "24 mJ", "latency=12ms", "macs=50%", "params=2M", or a list.
+            Language models: "decode=70%", "prefill=60%", "0.8 mJ/token"; without a name decode is meant.
         loss: `loss(outputs, targets)`, or `loss(model, batch)`: the first parameter has to be named `model`.
         evaluate: Score of a model; higher is better. For the report only.
         epochs: Passes over `train_loader`: half of them for pruning, half for finetuning. `prune_steps=` and
@@ -196,6 +221,8 @@ def compress(
         device: Training device; by default that of the model.
         evaluate_held_out: Score on held-out training data, for baselines that search.
         name: Name in tables and files; the class of the model by default.
+        workloads: What a language model is measured on; by default decode with a cache as long as the example input,
+            and prefill of the example input.
         **settings: Other settings of `CompressSettings`, such as `min_width_ratio=0.2` or `precision="bf16"`.
 
     Raises:
@@ -218,6 +245,8 @@ def compress(
         train_batches=train_loader,
         evaluate=evaluate,
         evaluate_held_out=evaluate_held_out,
+        metric="perplexity" if getattr(evaluate, "is_perplexity", False) else "score",
+        workloads=default_workloads(model, example_input) if workloads is None else tuple(workloads),
     )
     given = {**_steps(train_loader, epochs, settings), "lr": lr or LR, **settings}
     if distill != "auto":
@@ -282,6 +311,7 @@ def compress_task(
         console: Where progress is shown.
     """
     distributed = distributed or DistributedContext(torch.device(device))
+    budgets = budgets_of_workloads(budgets, [one.name for one in task.workloads])
     models, resources = list(energy_models), measured_resources(budgets)
     is_profiled = bool(resources) and not models
     with open_meter(meter if resources else None, distributed.device, models) as source:
@@ -424,6 +454,8 @@ def _steps(loader: Any, epochs: float, settings: dict[str, Any]) -> dict[str, in
     """Steps of pruning and finetuning: half of the epochs each."""
     if {"prune_steps", "finetune_steps"} <= set(settings):
         return {}
+    if epochs == 0:  # a method that does not train
+        return {"prune_steps": 0, "finetune_steps": 0}
     try:
         length = len(loader)
     except TypeError:
@@ -437,6 +469,24 @@ def _steps(loader: Any, epochs: float, settings: dict[str, Any]) -> dict[str, in
             f"epochs={epochs:g} of {length} batches is {total} steps; pruning and finetuning need 2 or more."
         )
     return {"prune_steps": (total + 1) // 2, "finetune_steps": total // 2}
+
+
+def default_workloads(model: nn.Module, example_input: Inputs) -> tuple[TokenWorkload, ...]:
+    """Decode and prefill with the batch and length of the example input, for a causal language model of transformers.
+
+    Args:
+        model: The network; any other has no workloads.
+        example_input: One batch of tokens.
+    """
+    config = getattr(model, "config", None)
+    can_generate = getattr(model, "can_generate", None)
+    if config is None or not callable(can_generate) or not can_generate() or getattr(config, "is_encoder_decoder", 0):
+        return ()
+    tokens = example_input.get("input_ids") if isinstance(example_input, dict) else example_input
+    if not isinstance(tokens, torch.Tensor) or tokens.dim() != 2:
+        return ()
+    batch, length = batch_size_of(example_input), tokens.shape[1]
+    return tuple(TokenWorkload(name=name, batch=batch, length=length) for name in WORKLOADS)
 
 
 # ---------------------------------------------------------------- meter, profile and energy model
@@ -534,11 +584,12 @@ def profile_and_fit(
 ) -> list[EnergyModel]:
     """Measure a network at many widths, and fit a model of each resource.
 
-    The profile is `network.profile` in the folder; a profile that was begun there is resumed.
+    The profile is `network.profile` in the folder, or `decode.profile` and `prefill.profile` for the workloads of a
+    language model; a profile that was begun there is resumed.
 
     Args:
         task: The network.
-        resources: energy, latency or both.
+        resources: Energy, latency or both, of each workload.
         source: The meter or platform.
         folder: Run folder.
         samples: Width configurations; by default at most `SAMPLES`, until the error is `TARGET_ERROR`.
@@ -549,10 +600,12 @@ def profile_and_fit(
         distributed: Only the first process measures.
         console: Where progress is shown.
     """
-    path = folder / RUN_PROFILE
+    workloads = {name: task.workload_of(name) for name in dict.fromkeys(resources)}
+    paths = {one: folder / (RUN_PROFILE if one is None else f"{one.name}.profile") for one in workloads.values()}
     if distributed.is_main:
         folder.mkdir(parents=True, exist_ok=True)
-        example = task.example_input if batch is None else with_batch_size(task.example_input, batch)
+        is_resized = batch is not None and not task.workloads
+        example = with_batch_size(task.example_input, batch or 1) if is_resized else task.example_input
         graph = trace_channels(task.model, example, freeze=freeze, verify=False)
         graph = verify_graph(task.model, graph, task.example_input)
         device = None if isinstance(source, Analytic) else default_device(source)
@@ -560,24 +613,33 @@ def profile_and_fit(
         view = ProfileProgress(console)
         view.announce(source.describe(), device)
         with view:
-            profile(
-                task.model,
-                graph,
-                example,
-                source,
-                path,
-                samples=samples or min(SAMPLES, max(1, possible // 2)),
-                design="uniform" if preset == "paper" else "mixed",
-                width_multiple=width_multiple,
-                device=device,
-                target_error=None if samples or preset == "paper" else TARGET_ERROR,
-                progress=view,
-            )
+            for workload, path in paths.items():
+                model, layers, inputs = task.model, graph, example
+                if workload is not None:
+                    model, inputs = workload_model(task.model, workload), workload_input(task.model, workload)
+                    layers = workload_graph(task.model, graph, workload)
+                is_half = workload is not None and str(device).startswith("cuda")  # as language models are deployed
+                profile(
+                    model,
+                    layers,
+                    inputs,
+                    source,
+                    path,
+                    samples=samples or min(SAMPLES, max(1, possible // 2)),
+                    design="uniform" if preset == "paper" else "mixed",
+                    width_multiple=width_multiple,
+                    settings=replace(PROFILE_SETTINGS, precision="bf16") if is_half else PROFILE_SETTINGS,
+                    device=device,
+                    target_error=None if samples or preset == "paper" else TARGET_ERROR,
+                    progress=view,
+                )
     distributed.gather(torch.zeros(1))  # the others wait for the profile
-    measured = Profile.load(path)
     family = "bilinear" if preset == "paper" else "auto"
     # The result is measured in the end, so that a device that drifts is worth a warning and no refusal.
-    return [fit(measured, family, resource=resource, allow_drift=True) for resource in dict.fromkeys(resources)]
+    return [
+        fit(Profile.load(paths[workload]), family, resource=resource, allow_drift=True)
+        for resource, workload in workloads.items()
+    ]
 
 
 # ---------------------------------------------------------------- optimizer

@@ -17,6 +17,9 @@ EXPORT_FORMATS = ("safetensors", "pt2", "onnx", "torchscript")
 RUN_PROFILE = "network.profile"
 """The profile in a run folder."""
 
+WORKLOAD_PROFILES = ("decode.profile", "prefill.profile")
+"""Profiles of a language model in a run folder."""
+
 PRESETS = ("default", "paper")
 """Presets of `ecc compress`: `paper` is the published algorithm with its energy model, design and settings."""
 

@@ -15,7 +15,7 @@ from ecc.training import Cosine
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"prune_steps": 0}, "prune_steps is 0"),
+        ({"prune_steps": -1}, "prune_steps is -1"),
         ({"pretrain_steps": -1}, "pretrain_steps is -1"),
         ({"finetune_steps": 2.5}, "finetune_steps is 2.5; give a whole number"),
         ({"lr": 0.0}, "lr is 0.0"),

@@ -118,7 +118,7 @@ def test_all_keys_are_read_and_paths_are_relative_to_the_recipe(tmp_path: Path) 
         ('task = "x"\nimage_size = [1, 2, 3]', "at `$.image_size`"),
         ('task = "x"\nsettings = 3', "settings is 3; write a table [settings]"),
         ('task = "x"\n[settings]\nlr = "fast"', "lr is 'fast'; give a number"),
-        ('task = "x"\n[settings]\nprune_steps = 0', "prune_steps is 0; give a whole number of at least 1"),
+        ('task = "x"\n[settings]\nprune_steps = -1', "prune_steps is -1; give a whole number of at least 0"),
         ("seeds = " + "9" * 5000, "is not valid TOML"),
         ("seeds = " + "[" * 100_000, "is not valid TOML"),
         ('task = "net.py:build"', "task is 'net.py:build', which would be executed"),

@@ -60,7 +60,20 @@ def load_slim(model: Net, path: str | Path) -> Net:
     """
     refuse_computed_weights(model)
     file = weights_file(path)
-    state = load_state(file)
+    return slim_from_state(model, load_state(file), file)
+
+
+def slim_from_state(model: Net, state: Any, file: Path) -> Net:
+    """`load_slim` with the state that a file contains.
+
+    Args:
+        model: The dense network.
+        state: Tensors by name, and under `SIZES` the attributes of modules that were pruned.
+        file: For messages.
+
+    Raises:
+        BadFile: If the state belongs to another network.
+    """
     sizes = _sizes(model, state.pop(SIZES, {}), file) if isinstance(state, dict) else {}
     if not isinstance(state, dict) or not all(isinstance(state[name], Tensor) or _is_extra(name) for name in state):
         raise BadFile(f"{file} holds no weights; give slim.safetensors of a finished run.")

@@ -10,13 +10,14 @@ import torch
 from torch import Tensor
 
 from ecc.energy import Budget, Cost, EnergyModel, counted_cost, dense_cost
+from ecc.energy.regression import RESOURCES
 from ecc.errors import BadBudget, InfeasibleBudget
 from ecc.formatting import si
 from ecc.graph import ChannelGraph
 
 from .ecc.constraints import group_min_widths
 
-MEASURED_RESOURCES = ("energy", "latency")
+MEASURED_RESOURCES = tuple(RESOURCES)
 """Resources that need a fitted model. All others are counted."""
 
 
@@ -42,7 +43,11 @@ class Feasibility:
 
 
 def resolve_budgets(
-    graph: ChannelGraph, budgets: Sequence[Budget], energy_models: Mapping[str, EnergyModel], batch: int
+    graph: ChannelGraph,
+    budgets: Sequence[Budget],
+    energy_models: Mapping[str, EnergyModel],
+    batch: int,
+    tokens: Mapping[str, int] | None = None,
 ) -> tuple[list[Cost], list[float]]:
     """The cost of each budget, and its limit in the unit of the cost.
 
@@ -51,6 +56,7 @@ def resolve_budgets(
         budgets: From `parse_budgets`.
         energy_models: By resource.
         batch: Items per inference.
+        tokens: Tokens per run, for resources of the workloads of a language model.
 
     Raises:
         BadBudget: If a budget of energy or latency has no model.
@@ -66,7 +72,8 @@ def resolve_budgets(
                 f"the budget {budget} needs a {budget.resource} model. Fit one: "
                 f"ecc fit PROFILE --resource {budget.resource} -o {budget.resource}.json"
             )
-    return costs, [budget.limit(cost, batch) for budget, cost in zip(budgets, costs, strict=True)]
+    items = [(tokens or {}).get(budget.resource, batch) for budget in budgets]
+    return costs, [budget.limit(cost, many) for budget, cost, many in zip(budgets, costs, items, strict=True)]
 
 
 def check_feasibility(
