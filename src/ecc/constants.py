@@ -5,7 +5,10 @@ from __future__ import annotations
 BUNDLED_TASKS = ("digits", "alexnet", "mobilenet_v1", "erfnet", "resnet20", "resnet56")
 """The tasks that need no file and no other package; `ecc.zoo.image_task` has the networks."""
 
-METHOD_NAMES = ("ecc", "netadapt", "amc", "eap", "lcp", "uniform", "greedy")
+METHOD_NAMES = (
+    *("ecc", "netadapt", "amc", "eap", "lcp", "uniform", "greedy"),
+    *("one_shot", "wanda_sp", "flap", "llm_pruner", "shortgpt", "2ssp"),
+)
 """The methods of `ecc compress`; `ecc.methods.registry` has the classes."""
 
 SCRATCH = "scratch"

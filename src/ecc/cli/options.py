@@ -253,7 +253,7 @@ def text_options(function: F) -> F:
             help="Text file for the score of a Hugging Face model; a tenth of --text if not given. Repeatable.",
         ),
         option(
-            "--text", type=path, metavar="FILE", multiple=True,
+            "--text", type=path, metavar="FILE", multiple=True, common=False,
             help="Text file to train a Hugging Face model (hf:NAME) on. Repeatable.",
         ),
     ):  # fmt: skip

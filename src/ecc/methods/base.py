@@ -53,6 +53,8 @@ class PruningContext:
     log: Callable[[Mapping[str, Any]], None]
     """Write values to the history as a `MethodLine`."""
     log_solver: Callable[[SolverLine], None] = lambda _: None
+    loss: Callable[..., Tensor] | None = None
+    """Loss of the task, see `Task.loss`."""
     make_optimizer: Callable[[], torch.optim.Optimizer] | None = None
     """A new optimizer of `model` with the settings of the run."""
     training: Callable[[OptimizerLike, int], Iterator[int]] = _no_training

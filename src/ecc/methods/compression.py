@@ -248,6 +248,7 @@ class Compression(CompressionRunner[CompressedModel]):
             held_out=self._held_out_score,
             train=lambda *args: self._train_candidate(teacher, *args),
             log=self._log_method,
+            loss=self.task.loss,
             make_optimizer=lambda: self._optimizer(model, "prune"),
             log_solver=self._log_solver,
             training=start_training,
