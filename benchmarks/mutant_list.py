@@ -538,9 +538,9 @@ SLIMMING = [
     Mutant(
         "slimming-num-features",
         f"{_GRAPH}/slimming.py",
-        "small.get_submodule(path).num_features = round(size.at(widths))",
-        "small.get_submodule(path).num_features = round(size.at([g.width for g in graph.groups]))",
-        "norms without parameters keep their dense size",
+        "set_sizes_(small, {(path, name): round(size.at(widths)) for path, name, size in graph.features})",
+        "set_sizes_(small, {(path, name): round(size.at([g.width for g in graph.groups])) for path, name, size in graph.features})",
+        "sizes that are attributes of modules stay those of the dense network",
     ),
     Mutant(
         "slimming-memory-format",
@@ -616,8 +616,8 @@ SLIMMING = [
     Mutant(
         "copy-unsaved-buffers",
         f"{_GRAPH}/model_copy.py",
-        "return {**model.state_dict(), **unsaved_tensors(model)}",
-        "return {**model.state_dict()}",
+        "return {**model.state_dict(), **unsaved_tensors(model), **({SIZES: sizes} if sizes else {})}",
+        "return {**model.state_dict(), **({SIZES: sizes} if sizes else {})}",
         "buffers that are not saved are left out of the whole state",
     ),
     # --- labels
@@ -645,8 +645,8 @@ SLIMMING = [
     Mutant(
         "labels-axis-size",
         f"{_GRAPH}/labels.py",
-        "if labels.numel() != size:",
-        "if labels.numel() > size:",
+        "if labels.numel() != size:\n            raise Misaligned(labels, f",
+        "if labels.numel() > size:\n            raise Misaligned(labels, f",
         "wrong comparison: an axis with too many entries is accepted",
     ),
     Mutant(

@@ -90,13 +90,6 @@ def test_text_and_marks_contrast_with_the_background(side: int) -> None:
     assert len({COLOURS[name] for name in SHAPES}) == len(set(SHAPES.values())) == len(SHAPES)
 
 
-def test_ticks_of_a_logarithmic_axis_are_few_and_round() -> None:
-    for low, high in ((0.01, 5.0), (0.2, 0.9), (1.0, 1e6), (3.0, 3.0)):
-        ticks = charts.log_axis([low, high])["axis"].to_dict()["values"]
-        assert all(f"{tick:.1e}"[0] in "123457" for tick in ticks)
-        assert len(ticks) <= 12
-
-
 # ---------------------------------------------------------------- files
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -61,6 +62,11 @@ class CountedCost:
         return self.structure.full_widths
 
     @property
+    def branches(self) -> tuple[str, ...]:
+        """Names of all branches that can be removed."""
+        return tuple(branch.name for branch in self.structure.branches)
+
+    @property
     def dense(self) -> float:
         """Cost of the dense network, as for an energy model."""
         return float(self.to("cpu").value(torch.tensor(self.full_widths, dtype=torch.float64)))
@@ -88,8 +94,10 @@ class CountedCost:
     @cached_property
     def _form(self) -> BilinearForm:
         terms = _terms(self.structure, self.resource)
-        coefficients, lefts, rights = (tuple(column) for column in zip(*terms, strict=True)) if terms else ((), (), ())
-        return BilinearForm(0.0, coefficients, lefts, rights, len(self.groups), self.device)
+        coefficients, lefts, rights, switches = (
+            (tuple(column) for column in zip(*terms, strict=True)) if terms else ((), (), (), ())
+        )
+        return BilinearForm(0.0, coefficients, lefts, rights, len(self.groups), self.device, switches)
 
 
 def counted_cost(graph: ChannelGraph, resource: str) -> CountedCost:
@@ -105,17 +113,24 @@ def counted_cost(graph: ChannelGraph, resource: str) -> CountedCost:
     return CountedCost(graph.structure, resource)
 
 
-def _terms(structure: StructureSpec, resource: str) -> list[tuple[float, AffineSize, AffineSize]]:
-    """(coefficient, left, right) of every product."""
+_CountedTerm: TypeAlias = tuple[float, AffineSize, AffineSize, tuple[int, ...]]
+
+
+def _terms(structure: StructureSpec, resource: str) -> list[_CountedTerm]:
+    """(coefficient, left, right, switch) of every product."""
+    layers = list(zip(structure.layers, structure.layer_switches, strict=True))
     if resource == "macs":
-        return [(float(layer.macs), layer.incoming, layer.outgoing) for layer in structure.layers if layer.macs]
+        return [(float(layer.macs), layer.incoming, layer.outgoing, switch) for layer, switch in layers if layer.macs]
     if resource == "activation_bytes":
-        sizes = [(layer.item_bytes, size) for layer in structure.layers for size in (layer.reads, layer.writes)]
-        return [(float(item), size, ONE) for item, size in sizes]
+        return [
+            (float(layer.item_bytes), size, ONE, switch)
+            for layer, switch in layers
+            for size in (layer.reads, layer.writes)
+        ]
     if resource == "peak_bytes":
-        return [(float(layer.item_bytes), _sum(layer.reads, layer.writes), ONE) for layer in structure.layers]
-    terms = []
-    for tensor in structure.tensors:
+        return [(float(layer.item_bytes), _sum(layer.reads, layer.writes), ONE, switch) for layer, switch in layers]
+    terms: list[_CountedTerm] = []
+    for tensor, switch in zip(structure.tensors, structure.tensor_switches, strict=True):
         if resource == "params" and not tensor.is_parameter:
             continue
         size = 1.0 if resource == "params" else float(tensor.item_bytes)
@@ -125,7 +140,7 @@ def _terms(structure: StructureSpec, resource: str) -> list[tuple[float, AffineS
         if len(varying) > 2:
             raise BadWidths(f"tensor {tensor.name} has {len(varying)} prunable axes; at most two can be counted.")
         left, right = [*varying, ONE, ONE][:2]
-        terms.append((size, left, right))
+        terms.append((size, left, right, switch))
     return terms
 
 
@@ -179,6 +194,11 @@ class NonzeroCost:
             raise BadWidths(f"{len(self.groups)} weight tensors need as many sizes and coefficients.")
         tensor = torch.tensor(self.coefficients, dtype=torch.float64, device=self.device)
         object.__setattr__(self, "_coefficients", tensor)
+
+    @property
+    def branches(self) -> tuple[str, ...]:
+        """Always empty: single weights are pruned, not branches."""
+        return ()
 
     @property
     def resource(self) -> str:

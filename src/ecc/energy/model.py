@@ -38,7 +38,7 @@ from .regression import RESOURCES, Samples, check_sample_count, samples_from_pro
 FORMAT = "ecc energy model, version 2"
 FORMULA = (
     "base + sum of coefficient * left * right + sum of height * clip((size - level) / 8, 0, 1); "
-    "a size is [fixed, [[group, multiple], ...]]"
+    "a size is [fixed, [[group, multiple], ...]]; a term is 0 if all groups of its switch have width 0"
 )
 CURVE_SIZES = (15, 20, 30, 40, 60, 80, 120, 160, 200, 300, 500, 1000, 2000, 5000)
 _MIN_IMPROVEMENT = 0.98  # the physical family must have an error below this share of the bilinear one to be chosen
@@ -75,6 +75,8 @@ class EnergyModel:
     min_widths: tuple[int, ...]
     layers: tuple[str, ...]
     """Paths of the layers."""
+    branches: tuple[str, ...] = ()
+    """Names of the branches that were removed in some samples of the profile. The cost without others is not known."""
     resource: str
     """energy or latency."""
     origin: Origin
@@ -200,7 +202,9 @@ class EnergyModel:
     def _form(self) -> BilinearForm:
         terms = self.fitted.terms
         lefts, rights = tuple(term.left for term in terms), tuple(term.right for term in terms)
-        return BilinearForm(self.fitted.base, self.fitted.coefficients, lefts, rights, len(self.groups), self.device)
+        switches = tuple(term.switch for term in terms)
+        base, coefficients = self.fitted.base, self.fitted.coefficients
+        return BilinearForm(base, coefficients, lefts, rights, len(self.groups), self.device, switches)
 
     @cached_property
     def _steps(self) -> StepTerms:
@@ -268,10 +272,12 @@ class EnergyModelFile:
     quality: FitQuality
     formula: str
     fitted: FittedModel
+    branches: tuple[str, ...] = ()
 
 
 _SHARED = (
-    "resource", "fingerprint", "groups", "full_widths", "min_widths", "layers", "dense_sample", "quality", "fitted",
+    "resource", "fingerprint", "groups", "full_widths", "min_widths", "layers", "branches", "dense_sample", "quality",
+    "fitted",
 )  # fmt: skip
 """Fields that `EnergyModel` and its file have in common."""
 
@@ -292,6 +298,8 @@ def _check_consistency(model: EnergyModel) -> None:
     if len(fitted.unit_coefficients) not in (0, len(AMOUNTS)):
         raise ValueError(f"there are {len(fitted.unit_coefficients)} unit coefficients, not {len(AMOUNTS)}")
     for term in fitted.terms:
+        if any(not 0 <= group < len(groups) for group in term.switch):
+            raise ValueError(f"the switch of term {term.name!r} refers to an unknown group")
         _check_term(term.name, (term.left, term.right), [number for number, _ in term.layers], model)
     for step in fitted.steps:
         _check_term(step.name, (step.size,), step.layers, model)

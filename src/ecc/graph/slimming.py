@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeVar, cast
 from weakref import WeakKeyDictionary, WeakMethod
 
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ecc.errors import BadWidths, EccWarning
-from ecc.graph.channel_graph import ChannelGraph
+from ecc.graph.channel_graph import ChannelGraph, ChannelGroup
 from ecc.graph.forward_pass import refuse_computed_weights
 from ecc.graph.model_copy import named_tensors, rebuild, set_sizes_
 
@@ -101,7 +101,9 @@ def _warn_of_tensor_hooks(model: nn.Module) -> None:
 
 def _kept_units(model: nn.Module, graph: ChannelGraph, width_multiple: int) -> dict[str, Tensor]:
     """The units that `slim` keeps, for the groups that lose some."""
-    kept = zip(graph.groups, kept_masks(graph, _on_cpu(live_masks(model, graph)), width_multiple), strict=True)
+    live = _on_cpu(live_masks(model, graph))
+    masks = kept_masks(graph, live, width_multiple, removed_branches(model, graph))
+    kept = zip(graph.groups, masks, strict=True)
     return {group.name: mask.nonzero().flatten() for group, mask in kept if not bool(mask.all())}
 
 
@@ -128,17 +130,20 @@ def kept_slices(model: nn.Module, graph: ChannelGraph, width_multiple: int = 1) 
     return _slices(graph, _kept_units(model, graph, width_multiple))
 
 
-def kept_masks(graph: ChannelGraph, live: Sequence[Tensor], width_multiple: int = 1) -> list[Tensor]:
+def kept_masks(
+    graph: ChannelGraph, live: Sequence[Tensor], width_multiple: int = 1, removed: Collection[str] = ()
+) -> list[Tensor]:
     """For each group, which units `slim` keeps: the live ones, and masked ones to reach an allowed width.
 
     Args:
         graph: The channel graph.
         live: Masks from `live_masks`.
         width_multiple: As for `slim`.
+        removed: Names of the removed branches (see `removed_branches`), of which nothing is kept.
     """
     if width_multiple < 1:
         raise BadWidths(f"width_multiple={width_multiple} is below 1; 1 allows any width.")
-    widths = graph.structure.padded([int(mask.sum()) for mask in live], width_multiple)
+    widths = graph.structure.padded([int(mask.sum()) for mask in live], width_multiple, removed)
     kept = []
     for group, mask, width in zip(graph.groups, live, widths, strict=True):
         dead = (~mask).nonzero().flatten()
@@ -193,6 +198,58 @@ def mask_channels_(model: nn.Module, graph: ChannelGraph, dead: Mapping[str, Ten
             if one.is_consumer:
                 tensor = tensors[one.tensor]
                 tensor.index_fill_(one.axis, _on_device_of(tensor, one.index[units].flatten()), 0)
+
+
+@torch.no_grad()
+def removed_branches(model: nn.Module, graph: ChannelGraph) -> tuple[str, ...]:
+    """Names of the branches that are masked in the model, which `slim` removes.
+
+    A branch is masked if its exits are zero and no unit of its groups is live.
+    """
+    if not graph.branches:
+        return ()
+    tensors = _tensors_of(model, graph)
+    flags = []
+    for branch in graph.branches:
+        parts = [tensors[name].any() for name in branch.exits]
+        parts += [_any_nonzero(tensors, graph[name]) for name in branch.groups]
+        flags.append(torch.stack([part.to(parts[0].device) for part in parts]).any())
+    live = torch.stack([flag.to(flags[0].device) for flag in flags]).tolist()
+    return tuple(branch.name for branch, is_live in zip(graph.branches, live, strict=True) if not is_live)
+
+
+def _any_nonzero(tensors: Mapping[str, Tensor], group: ChannelGroup) -> Tensor:
+    """Whether a consumer slice of a group is not zero."""
+    found = torch.zeros((), dtype=torch.bool, device="cpu")
+    for one in group.slices:
+        if one.is_consumer:
+            tensor = tensors[one.tensor]
+            whole = one.index.numel() == tensor.shape[one.axis]
+            mine = tensor if whole else tensor.index_select(one.axis, _on_device_of(tensor, one.index.flatten()))
+            found = found.to(tensor.device) | mine.any()
+    return found
+
+
+@torch.no_grad()
+def mask_branches_(model: nn.Module, graph: ChannelGraph, names: Collection[str]) -> None:
+    """Mask branches in one: set their exits, and the consumer slices of all their groups, to zero.
+
+    Args:
+        model: The network that was traced.
+        graph: Its channel graph.
+        names: Names of branches of the graph.
+
+    Raises:
+        BadWidths: If a branch is unknown.
+    """
+    tensors = _tensors_of(model, graph)
+    for name in names:
+        branch = graph.branch(name)
+        for exit_ in branch.exits:
+            tensors[exit_].zero_()
+        for one in (one for group in branch.groups for one in graph[group].slices if one.is_consumer):
+            tensor = tensors[one.tensor]
+            tensor.index_fill_(one.axis, _on_device_of(tensor, one.index.flatten()), 0)
 
 
 def _checked_units(units: Any, width: int, name: str) -> Tensor:
