@@ -28,3 +28,6 @@ PRESETS = ("default", "paper")
 
 MIN_WIDTH_RATIO = 0.1
 """Default of `min_width_ratio`. The paper's minimum of one channel lets whole layers collapse."""
+
+LANGUAGE_DEFAULTS = {"kd_temperature": 1.0, "lr": 1e-4}
+"""Settings of `ecc compress hf:...`, which suit language models; typed options win."""

@@ -26,6 +26,27 @@ SCORES = ("dense", "pruned", "finetuned")
 """Names of the scores in a summary: the dense network, the slim network before finetuning, and after it."""
 
 
+@dataclass(frozen=True)
+class Feasibility:
+    """One budget, and what the network can reach; amounts in the unit of the cost."""
+
+    resource: str
+    unit: str
+    label: str
+    """Of the cost: measured, estimated, counted or declared."""
+    dense: float
+    min_cost: float
+    """Cost with every group at its minimum width."""
+    limit: float
+    uniform_ratio: float | None
+    """Fraction of the channels that uniform pruning would keep; None if the budget is not reachable."""
+
+    @property
+    def is_feasible(self) -> bool:
+        """Whether some widths meet the budget."""
+        return self.min_cost <= self.limit
+
+
 @dataclass(frozen=True, kw_only=True)
 class BudgetResult:
     """One budget and what became of it."""

@@ -6,10 +6,11 @@ line (see `ecc.options`). The module does not import torch, so that the help of 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
-from ecc.constants import MIN_WIDTH_RATIO
+from ecc.constants import MIN_WIDTH_RATIO, PRESETS
 from ecc.errors import BadMeasurement, EccError
 from ecc.options import check_options, option, settings_from
 from ecc.run_records import PHASES
@@ -23,11 +24,7 @@ AUTO_DISTILL_WEIGHT = 0.5
 
 @dataclass(frozen=True, kw_only=True)
 class TrainSettings:
-    """Settings of the training loop. The number of steps and the learning-rate schedule are arguments of `train`.
-
-    Raises:
-        EccError: If a value is out of its range.
-    """
+    """Settings of the training loop. The number of steps and the learning-rate schedule are arguments of `train`."""
 
     precision: str = option(
         "fp32",
@@ -61,11 +58,7 @@ class TrainSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class DistillSettings:
-    """Settings of distillation: the loss is `weight * distance(outputs, teacher) + (1 - weight) * task loss`.
-
-    Raises:
-        EccError: If a value is out of its range.
-    """
+    """Settings of distillation: the loss is `weight * distance(outputs, teacher) + (1 - weight) * task loss`."""
 
     weight: float | None = option(
         None,
@@ -102,11 +95,7 @@ class DistillSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class AdmmSettings:
-    """Constants of Algorithm 1. The defaults are those of the authors' published command.
-
-    Raises:
-        EccError: A value is out of range.
-    """
+    """Constants of Algorithm 1. The defaults are those of the authors' published command."""
 
     width_lr: float = option(3.0, "Step size of the widths (beta).", above=0, flag="admm_width_lr")
     width_penalty: float = option(10.0, "Penalty of the widths (rho_1).", above=0, flag="admm_width_penalty")
@@ -236,6 +225,21 @@ class CompressSettings:
         return Cosine(start_lr=self.lr, hold_steps=hold, steps_before=before, steps_after=after)
 
 
+def make_settings(preset: str, values: Mapping[str, Any]) -> CompressSettings:
+    """Settings of a preset with some of them changed.
+
+    Raises:
+        EccError: If there is no such preset or setting, or a value is out of range.
+    """
+    if preset not in PRESETS:
+        raise EccError(f"preset {preset!r} is unknown; choose one of {', '.join(PRESETS)}.")
+    made = CompressSettings.paper(**values) if preset == "paper" else settings_from(CompressSettings, values)
+    if "log_every" in values:
+        return made
+    log_every = max(1, min(50, made.prune_steps // 50))  # a short run is drawn as finely as a long one
+    return replace(made, train=replace(made.train, log_every=log_every))
+
+
 # --- measurements and profiles ---------------------------------------------------------------------
 
 Mode = Literal["auto", "eager", "graph", "compile"]
@@ -337,11 +341,7 @@ MAX_SAMPLES = 1_000_000
 
 @dataclass(frozen=True, kw_only=True)
 class Design:
-    """Which widths are measured, how often, and in which order.
-
-    Raises:
-        EccError: If a value is out of its range.
-    """
+    """Which widths are measured, how often, and in which order."""
 
     kind: str = option("mixed", "Design: mixed or uniform.", choices=DESIGNS, flag="design")
     samples: int = option(

@@ -104,11 +104,7 @@ class Task:
         if not isinstance(self.name, str) or not self.name.strip():
             raise BadTask(f"name of a task is {self.name!r}; give a non-empty string.")
         where = f"of task {self.name!r}"
-        if isinstance(self.model, type) and issubclass(self.model, nn.Module):
-            name = self.model.__name__
-            raise BadTask(f"model {where} is the class {name}; give an instance: {name}(...).")
-        if not isinstance(self.model, nn.Module):
-            raise BadTask(f"model {where} is {_type_name(self.model)}; give a torch.nn.Module instance.")
+        check_model(self.model, f"model {where}")
         _check_inputs(f"example_input {where}", self.example_input)
         for field in ("loss", "evaluate", "evaluate_held_out"):
             value = getattr(self, field)
@@ -139,6 +135,22 @@ class Task:
         if self.train_batches is None:
             raise BadTask(f"task {self.name!r} has no train_batches.")
         return self.train_batches(epoch) if callable(self.train_batches) else self.train_batches
+
+
+def check_model(model: object, what: str = "model") -> None:
+    """Refuse what looks like a model and is not one, such as `ultralytics.YOLO`, whose `train()` starts a training.
+
+    Raises:
+        BadTask: If it is not an instance of `torch.nn.Module`, or only wraps one.
+    """
+    kind = _type_name(model)
+    if isinstance(model, type):
+        raise BadTask(f"{what} is the class {model.__name__}; give an instance, such as {model.__name__}().")
+    is_module = isinstance(model, nn.Module) and "mode" in inspect.signature(model.train).parameters
+    if not is_module and isinstance(getattr(model, "model", None), nn.Module):
+        raise BadTask(f"{what} is a {kind}, which only wraps a torch.nn.Module; pass `{kind.lower()}.model`.")
+    if not isinstance(model, nn.Module):
+        raise BadTask(f"{what} is {kind}; give a torch.nn.Module instance.")
 
 
 def takes_model(loss: Callable[..., Any] | None) -> bool:

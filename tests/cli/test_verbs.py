@@ -222,7 +222,7 @@ def test_a_report_that_cannot_be_written_is_a_note(folder: Path, monkeypatch: py
     def fail(*args: object) -> None:
         raise ImportError("No module named 'altair'")
 
-    monkeypatch.setattr("ecc.api.write_report", fail)
+    monkeypatch.setattr("ecc.report.page.write_report", fail)
     words = ("compress", "digits", "--energy", "energy.json", "--budget", "60%", "-o", "run", *SHORT)
     assert "note: no report was written: No module named 'altair'" in run_ok(*words).stdout
 

@@ -13,7 +13,7 @@ import pytest
 from ecc.energy.ablation import FitAblation, run_ablation
 from ecc.errors import BadFile
 from ecc.report import charts
-from ecc.report.charts import COLOURS, SHAPES
+from ecc.report.chart_parts import COLOURS, SHAPES
 from ecc.report.figures import check_figure_path, draw_figures, draw_fit, draw_paper, draw_tradeoff
 from ecc.report.load import load_report
 from methods.jobs import digits_profile

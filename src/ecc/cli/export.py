@@ -9,12 +9,10 @@ import click
 
 from ecc.constants import EXPORT_FORMATS
 
-from .options import Command, build_task, console, json_option, option, print_json, quiet_option, recall_task
+from .options import PATH, Command, build_task, console, json_option, option, print_json, quiet_option, recall_task
 
 if TYPE_CHECKING:
     from ecc.task import Task
-
-PATH = click.Path(path_type=Path)
 
 
 @click.command(cls=Command)

@@ -181,12 +181,6 @@ class StepTerms:
     """Sum of height * clip((size - level) / RISE, 0, 1), on one device.
 
     Between two steps the cost is flat: removing channels there saves nothing, as on the device.
-
-    Args:
-        heights: One per step, at least 0.
-        sizes: One per step.
-        levels: One per step: the size at which it starts to rise.
-        num_groups: Length of the width vectors.
     """
 
     heights: tuple[float, ...]

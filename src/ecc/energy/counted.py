@@ -10,19 +10,12 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from ecc.budget import COUNTED_UNITS
 from ecc.errors import BadWidths
 from ecc.graph import AffineSize, ChannelGraph, StructureSpec
 from ecc.measure.meters.platform import Platform
 
 from .cost import ONE, BilinearForm
-
-UNITS = {"macs": "", "params": "", "weight_bytes": "B", "activation_bytes": "B", "peak_bytes": "B"}
-"""Resources that can be counted, and their units.
-
-macs: multiply-accumulates of one inference of the whole batch. params: parameters. weight_bytes: bytes of parameters
-and buffers. activation_bytes: bytes of activations read and written by all layers. peak_bytes: bytes of activations
-read and written by the largest layer, the least memory to run the network in.
-"""
 
 
 @dataclass(frozen=True)
@@ -38,13 +31,13 @@ class CountedCost:
     device: torch.device | str = "cpu"
 
     def __post_init__(self) -> None:
-        if self.resource not in UNITS:
-            raise BadWidths(f"{self.resource!r} cannot be counted; choose one of {', '.join(UNITS)}.")
+        if self.resource not in COUNTED_UNITS:
+            raise BadWidths(f"{self.resource!r} cannot be counted; choose one of {', '.join(COUNTED_UNITS)}.")
 
     @property
     def unit(self) -> str:
         """B for bytes; empty for counts."""
-        return UNITS[self.resource]
+        return COUNTED_UNITS[self.resource]
 
     @property
     def label(self) -> str:

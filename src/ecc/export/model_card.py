@@ -16,13 +16,7 @@ _CONFIG_KEYS = ("task", "method", "budgets", "width_multiple", "settings")
 
 
 def model_card(summary: RunSummary, config: Mapping[str, Any], *, licence: str = "unknown") -> str:
-    """The card as text.
-
-    Args:
-        summary: Summary of the run.
-        config: Configuration of the run, from its config.json.
-        licence: Licence of the network and its data.
-    """
+    """The card as text."""
     verdict = "meets its budget" if summary.met else "does NOT meet its budget"
     weights = "slim.safetensors" if summary.sparse is None else "sparse.safetensors"
     notes = [f"Note: {escape(summary.note)}"] if summary.note else []

@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, TypeVar, cast
+from typing import Any, TypeAlias, TypeVar, cast
 from weakref import WeakKeyDictionary, WeakMethod
 
 import torch
@@ -18,6 +18,8 @@ from ecc.errors import BadWidths, EccWarning
 from ecc.graph.channel_graph import ChannelGraph, ChannelGroup
 from ecc.graph.forward_pass import refuse_computed_weights
 from ecc.graph.model_copy import named_tensors, rebuild, set_sizes_
+from ecc.graph.removal import at_widths, replace_modules_, tensors_inside
+from ecc.graph.structure import Replacement
 
 Net = TypeVar("Net", bound=nn.Module)
 
@@ -119,15 +121,25 @@ def _on_cpu(masks: Sequence[Tensor]) -> list[Tensor]:
     return found
 
 
-def slim_and_slices(model: Net, graph: ChannelGraph) -> tuple[Net, dict[str, dict[int, Tensor]]]:
+Slices: TypeAlias = Mapping[str, Mapping[int, Tensor] | None]
+"""For each tensor and axis that is pruned, the indices that are kept; None for a tensor that is removed."""
+
+
+def slim_and_slices(model: Net, graph: ChannelGraph) -> tuple[Net, Slices]:
     """`build_slim` and `kept_slices` at once."""
     kept = _kept_units(model, graph, 1)
-    return _with_units(model, graph, kept, None), _slices(graph, kept)
+    return _with_units(model, graph, kept, None), _kept_slices(graph, kept)
 
 
-def kept_slices(model: nn.Module, graph: ChannelGraph, width_multiple: int = 1) -> dict[str, dict[int, Tensor]]:
+def kept_slices(model: nn.Module, graph: ChannelGraph, width_multiple: int = 1) -> Slices:
     """For each tensor and axis that `slim` prunes, the indices that it keeps, in ascending order."""
-    return _slices(graph, _kept_units(model, graph, width_multiple))
+    return _kept_slices(graph, _kept_units(model, graph, width_multiple))
+
+
+def _kept_slices(graph: ChannelGraph, kept: Mapping[str, Tensor]) -> Slices:
+    widths = [len(kept[g.name]) if g.name in kept else g.width for g in graph.groups]
+    removed = tensors_inside(graph.full_shapes, [one.path for one in _replacements(graph, widths)])
+    return {**_slices(graph, kept), **dict.fromkeys(removed)}
 
 
 def kept_masks(
@@ -289,14 +301,16 @@ def slim_optimizer(
     """
     optimizer = getattr(optimizer, "inner", optimizer)
     new = dict(small.named_parameters())
-    pairs = {id(old): new[name] for name, old in model.named_parameters()}
     slices = kept_slices(model, graph, width_multiple)
     names = {id(old): name for name, old in model.named_parameters()}
     _check_slimmed_alike(model, new, slices)
+    gone = {id(old) for name, old in model.named_parameters() if slices.get(name, {}) is None}
+    pairs = {id(old): new[name] for name, old in model.named_parameters() if id(old) not in gone}
     settings = []
     for settings_of_group in optimizer.param_groups:
         mine = {key: value for key, value in settings_of_group.items() if key != "params"}
-        settings.append({**mine, "params": [pairs.get(id(p), p) for p in settings_of_group["params"]]})
+        params = [pairs.get(id(p), p) for p in settings_of_group["params"] if id(p) not in gone]
+        settings.append({**mine, "params": params})
     try:
         new_optimizer = cast(Callable[..., torch.optim.Optimizer], type(optimizer))(settings)
     except TypeError as error:
@@ -305,8 +319,10 @@ def slim_optimizer(
         ) from error
     new_optimizer.defaults = dict(optimizer.defaults)
     for old, state in optimizer.state.items():
+        if id(old) in gone:
+            continue
         name = names.get(id(old), "")  # parameters of other modules keep their state
-        axes = slices.get(name, {})
+        axes = slices.get(name) or {}
         unfit = next((key for key, value in state.items() if axes and _cannot_follow(value, old)), None)
         if unfit is not None:
             raise BadWidths(
@@ -319,14 +335,15 @@ def slim_optimizer(
     return new_optimizer
 
 
-def _check_slimmed_alike(
-    model: nn.Module, small: Mapping[str, Tensor], slices: Mapping[str, Mapping[int, Tensor]]
-) -> None:
+def _check_slimmed_alike(model: nn.Module, small: Mapping[str, Tensor], slices: Slices) -> None:
     for name, dense in model.named_parameters():
-        wanted = [len(slices.get(name, {}).get(axis, range(size))) for axis, size in enumerate(dense.shape)]
-        if list(small[name].shape) != wanted:
+        axes = slices.get(name, {})
+        wanted = None if axes is None else [len(axes.get(axis, range(size))) for axis, size in enumerate(dense.shape)]
+        found = list(small[name].shape) if name in small else None
+        if found != wanted:
+            shapes = ["was removed" if shape is None else f"has shape {shape}" for shape in (found, wanted)]
             raise BadWidths(
-                f"{name} of the slim network has shape {list(small[name].shape)}, expected {wanted}. "
+                f"{name} of the slim network {shapes[0]}, expected that it {shapes[1]}. "
                 "Use the same width_multiple as for slim, and call this before channels change."
             )
 
@@ -350,6 +367,10 @@ def _with_units(model: Net, graph: ChannelGraph, keep: Mapping[str, Tensor], dev
     refuse_computed_weights(model)
     tensors = _tensors_of(model, graph)
     widths = [len(keep[g.name]) if g.name in keep else g.width for g in graph.groups]
+    removed = _replacements(graph, widths)
+    # What is left of a removed branch, such as code between its modules, runs at minimum widths.
+    keep = {**keep, **{g.name: _first_units(g) for g, width in zip(graph.groups, widths, strict=True) if not width}}
+    widths = [len(keep[g.name]) if g.name in keep else g.width for g in graph.groups]
     if device is not None and torch.device(device).type == "meta":
         shapes = {t.name: [round(axis.at(widths)) for axis in t.axes] for t in graph.tensors}
         made = {id(t): _empty_like(t, shapes.get(name, list(t.shape))) for name, t in tensors.items()}
@@ -358,7 +379,18 @@ def _with_units(model: Net, graph: ChannelGraph, keep: Mapping[str, Tensor], dev
         made = {id(t): _sliced_like(t, slices.get(name, {}), device) for name, t in tensors.items()}
     small = rebuild(model, made)
     set_sizes_(small, {(path, name): round(size.at(widths)) for path, name, size in graph.features})
+    replace_modules_(small, [at_widths(one, widths) for one in removed])
     return small
+
+
+def _first_units(group: ChannelGroup) -> Tensor:
+    return torch.arange(group.width if group.frozen is not None else group.min_width, device="cpu")
+
+
+def _replacements(graph: ChannelGraph, widths: Sequence[int]) -> list[Replacement]:
+    """The modules that are replaced at these widths."""
+    gone = set(graph.structure.removed(widths))
+    return [one for one in graph.replacements if gone.issuperset(one.branches)]
 
 
 def _slices(graph: ChannelGraph, keep: Mapping[str, Tensor]) -> dict[str, dict[int, Tensor]]:

@@ -28,7 +28,8 @@ from ecc.errors import BadFile, BadTask, one_line
 from ecc.export.model_card import model_card
 from ecc.export.slim_file import slim_from_state
 from ecc.graph import ChannelGraph
-from ecc.graph.model_copy import SIZES, whole_state
+from ecc.graph.model_copy import whole_state
+from ecc.graph.removal import REMOVED, SIZES
 from ecc.io import write_text
 from ecc.measure.tokens import number_caches_
 from ecc.records import read_record, write_record
@@ -105,6 +106,8 @@ class PrunedRecord:
     """Whether `from_pretrained` of transformers loads the folder as well."""
     sizes: dict[str, dict[str, int]] = field(default_factory=dict)
     """Attributes such as `num_heads` that were pruned, by module."""
+    removed: dict[str, Any] = field(default_factory=dict)
+    """Modules of removed branches, and what stands for them."""
 
 
 def save_pruned(
@@ -136,9 +139,8 @@ def save_pruned(
     folder = Path(folder)
     if not isinstance(model, PreTrainedModel):
         raise BadTask(f"model is {type(model).__name__}; give a model of transformers.")
-    number_caches_(model)
     state = whole_state(model)
-    sizes = state.pop(SIZES, {})
+    sizes, removed = state.pop(SIZES, {}), state.pop(REMOVED, {})
     plain = _plain_config(model)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -155,7 +157,11 @@ def save_pruned(
     except OSError as error:
         raise BadFile(f"the model cannot be written to {folder}: {error.strerror or error}.") from None
     record = PrunedRecord(
-        format=_FORMAT, architecture=type(model).__name__, has_plain_config=plain is not None, sizes=sizes
+        format=_FORMAT,
+        architecture=type(model).__name__,
+        has_plain_config=plain is not None,
+        sizes=sizes,
+        removed=removed,
     )
     write_record(folder / SIZES_FILE, record)
     if summary is not None:
@@ -196,8 +202,9 @@ def load_pruned(folder: str | Path) -> nn.Module:
         dense = kind(config).to(dtype)
     except (OSError, ValueError, safetensors.SafetensorError) as error:
         raise BadFile(f"the model in {folder} cannot be loaded: {one_line(error)}") from None
-    state: dict[str, Any] = {**_tied(dense, tensors), SIZES: record.sizes}
+    state: dict[str, Any] = {**_tied(dense, tensors), SIZES: record.sizes, REMOVED: record.removed}
     small = slim_from_state(dense, state, file)
+    number_caches_(small)
     if (folder / "generation_config.json").is_file():
         small.generation_config = GenerationConfig.from_pretrained(folder)  # type: ignore[assignment]  # not a tensor
     return small.eval()

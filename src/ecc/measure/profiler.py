@@ -240,8 +240,10 @@ class _ProfileRun:
                 self._pending.popleft()
                 self._done += 1
                 self._since_reference += 1
-                self._check_early_stop()
+            stop = "" if sample.is_reference else self._check_early_stop()
             self._report(sample=sample)
+            if stop:
+                self._report(message=stop)
 
     def _missing(self) -> deque[tuple[int, int]]:
         """(round, index) of missing samples in the order of measurement: shuffled within each round."""
@@ -257,13 +259,13 @@ class _ProfileRun:
             return self._plan.reference_every
         return next((count for count, sample in enumerate(reversed(samples)) if sample.is_reference), len(samples))
 
-    def _check_early_stop(self) -> None:
-        if not self._early_stop.is_due(self._done):
-            return
-        reason = self._early_stop.reason(self._writer.profile())
-        if reason is not None and self._pending:
-            self._pending.clear()
-            self._report(message=f"stopped early: {reason}.")
+    def _check_early_stop(self) -> str:
+        """Drop the samples that are not needed; a message if there are any."""
+        reason = self._early_stop.reason(self._writer.profile()) if self._early_stop.is_due(self._done) else None
+        if reason is None or not self._pending:
+            return ""
+        self._pending.clear()
+        return f"stopped early: {reason}."
 
     def _warn_about_drift(self) -> None:
         """Warn once, early enough to stop, that a fit would refuse this profile."""

@@ -152,7 +152,14 @@ def number_caches_(model: nn.Module) -> None:
 
     The first one determines the length of the sequence, so it has to exist after attention modules were removed.
     """
-    found = [module for module in model.modules() if isinstance(vars(module).get("layer_idx"), int)]
+    found, removed = [], []
+    for module in model.modules():
+        if hasattr(module, "cache_layer"):  # stands for a removed one
+            removed.append(module)
+        elif isinstance(vars(module).get("layer_idx"), int) and any(True for _ in module.parameters()):
+            found.append(module)
+    for one in removed if found else ():
+        one.cache_layer = None  # type: ignore[assignment]  # there is nothing to keep in the cache
     order = {number: new for new, number in enumerate(sorted({int(vars(one)["layer_idx"]) for one in found}))}
     for module in found:
         old = int(vars(module)["layer_idx"])

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ecc.errors import EccError
-from ecc.graph import ChannelGraph, ChannelGroup, ParamSlice, mask_channels_
+from ecc.graph import ChannelGraph, ChannelGroup, ParamSlice, mask_branches_, mask_channels_
 from ecc.graph.model_copy import named_tensors
 from ecc.task import call_model, split_batch
 from ecc.torch_utils import eval_mode
@@ -211,9 +211,11 @@ def find_blocks(model: nn.Module) -> dict[str, nn.Module]:
 # --- branches ----------------------------------------------------------------------------------------
 
 
-def branch_groups(graph: ChannelGraph) -> dict[str, tuple[str, ...]]:
-    """Groups of each residual branch that can be removed, by the name of the branch."""
-    return {branch.name: tuple(branch.groups) for branch in getattr(graph, "branches", ())}
+def branch_groups(context: PruningContext) -> dict[str, tuple[str, ...]]:
+    """Groups of each residual branch that can be removed at a known cost, by the name of the branch."""
+    known = [set(cost.branches) for cost in context.costs]
+    found = {branch.name: tuple(branch.groups) for branch in context.graph.branches if branch.groups}
+    return {name: groups for name, groups in found.items() if all(name in names for names in known)}
 
 
 def mask_(context: PruningContext, importance: Mapping[str, Tensor], widths: Mapping[str, int]) -> None:
@@ -224,9 +226,8 @@ def mask_(context: PruningContext, importance: Mapping[str, Tensor], widths: Map
         importance: By group.
         widths: By group; groups that are not named are left as they are.
     """
-    removed = [
-        name for name, groups in branch_groups(context.graph).items() if not any(widths.get(g, 1) for g in groups)
-    ]
+    branches = context.graph.branches
+    removed = [one.name for one in branches if one.groups and not any(widths.get(name, 1) for name in one.groups)]
     dead = {}
     for group in context.graph.prunable:
         width = widths.get(group.name, group.width)
@@ -234,17 +235,14 @@ def mask_(context: PruningContext, importance: Mapping[str, Tensor], widths: Map
             order = importance[group.name].argsort(descending=True, stable=True).cpu()
             dead[group.name] = order[width:]
     mask_channels_(context.model, context.graph, dead)
-    if removed:
-        from ecc.graph import mask_branches_  # type: ignore[attr-defined,unused-ignore]
-
-        mask_branches_(context.model, context.graph, removed)
+    mask_branches_(context.model, context.graph, removed)
 
 
 @contextmanager
 def restored_tensors(model: nn.Module, graph: ChannelGraph, groups: Sequence[str]) -> Iterator[None]:
     """A block after which the tensors of some groups, and of their branches, are as before."""
     names = {one.tensor for name in groups for one in graph[name].slices if one.is_consumer}
-    for branch in getattr(graph, "branches", ()):
+    for branch in graph.branches:
         if set(branch.groups) & set(groups):
             names |= set(branch.exits)
     tensors = named_tensors(model)

@@ -10,10 +10,9 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
-from inspect import GEN_CREATED, getgeneratorstate
 from itertools import islice
 from typing import Any
 
@@ -23,15 +22,24 @@ from torch import nn
 from ecc.energy import Budget, Cost, EnergyModel, budgets_of_workloads, dense_cost
 from ecc.errors import BadBudget, BadTask, EccError, wrap_user_errors
 from ecc.formatting import si
-from ecc.graph import ChannelGraph, max_relative_diff, trace_channels, verify_graph, with_widths
+from ecc.graph import ChannelGraph, max_relative_diff, with_widths
 from ecc.graph.model_copy import load_whole_state_, whole_state
 from ecc.graph.slimming import build_slim
 from ecc.measure import EnergySource
 from ecc.measure.tokens import workload_graph, workload_input, workload_model
 from ecc.records import from_builtins, to_builtins, write_record
-from ecc.run_records import BatchCount, BudgetResult, CostCheck, DenseAndResult, MethodLine, RunSummary, SolverLine
+from ecc.run_records import (
+    BatchCount,
+    BudgetResult,
+    CostCheck,
+    DenseAndResult,
+    Feasibility,
+    MethodLine,
+    RunSummary,
+    SolverLine,
+)
 from ecc.settings import CompressSettings
-from ecc.task import Task, TokenWorkload, batch_size_of, split_batch, with_batch_size
+from ecc.task import Task, TokenWorkload, batch_size_of, split_batch
 from ecc.training import (
     BatchStream,
     Cosine,
@@ -39,18 +47,18 @@ from ecc.training import (
     OptimizerLike,
     StopRequests,
     Teacher,
+    Training,
     load_state,
     save_state,
     to_device,
     train,
-    train_steps,
 )
 
-from .base import MaskedAdam, Method, PruningContext, check_needs_held_out, has_schedule
+from .base import MaskedAdam, Method, PruningContext, check_needs_held_out, has_schedule, trace_task
 from .baselines.recalibration import BATCHES, recalibrate_, recalibrated
 from .budget_controller import TOLERANCE_BAND, BudgetController, initial_targets
 from .cost_evaluator import CostEvaluator, MeasuredCost, WorkloadEvaluator, check_meter
-from .feasibility import Feasibility, check_feasibility, refuse_infeasible, resolve_budgets
+from .feasibility import check_feasibility, refuse_infeasible, resolve_budgets
 from .registry import find_method
 from .runner import CompressionRunner, OptimizerFactory
 
@@ -123,13 +131,9 @@ class Compression(CompressionRunner[CompressedModel]):
             raise BadBudget("two models are given for the same resource; give one of each.")
         check_meter(meter, models)
         self.meter = meter if models else None
-        is_resized = bool(models) and not task.workloads
-        self.example_input = (
-            with_batch_size(task.example_input, models[0].origin.batch) if is_resized else task.example_input
-        )
+        batch = models[0].origin.batch if models and not task.workloads else None
+        self.graph, self.example_input = trace_task(task, batch, freeze)
         self.batch = batch_size_of(self.example_input)
-        graph = trace_channels(task.model, self.example_input, freeze=freeze, verify=False)
-        self.graph = verify_graph(task.model, graph, task.example_input)
         self.budgets = budgets_of_workloads(budgets, [one.name for one in task.workloads])
         self.workload_graphs: dict[TokenWorkload, ChannelGraph] = {}
         for model in models:
@@ -229,12 +233,12 @@ class Compression(CompressionRunner[CompressedModel]):
     ) -> PruneResult:
         """Mask channels of the network in place until its measured cost meets the budgets."""
         assert self._dense is not None
-        method, training = self.method, _TrainingSteps()
+        method, started = self.method, list[_TrainingSteps]()
 
         def start_training(optimizer: OptimizerLike, steps: int) -> Iterator[int]:
             options = self._train_options("prune", steps, teacher, self._schedule("prune"))
-            training.steps = train_steps(model, optimizer, **options)
-            return training.steps
+            started.append(_TrainingSteps(Training(model, optimizer, **options)))
+            return started[0]
 
         context = PruningContext(
             model=model,
@@ -272,9 +276,11 @@ class Compression(CompressionRunner[CompressedModel]):
                         saver.after_step(check)
 
                 controller.run(after_step)
-            training.finish()
+            for training in started:
+                training.finish()
         finally:
-            training.close()
+            for training in started:
+                training.close()
         self._controller = None
         used = self.stream.total // self.distributed.size - self.settings.pretrain_steps
         return PruneResult(
@@ -475,23 +481,28 @@ class Compression(CompressionRunner[CompressedModel]):
         return f"step {check.step}: {'; '.join(parts)}"
 
 
-class _TrainingSteps:
-    """The training loop of a method that prunes while it trains, if it has started one."""
+class _TrainingSteps(Iterator[int]):
+    """The training loop of a method that prunes while it trains: each `next` takes one step and gives its number."""
 
-    steps: Generator[int, bool | None, None] | None = None
+    def __init__(self, training: Training) -> None:
+        self._training, self._taken, self._has_begun = training, training.each_step(), False
+
+    def __next__(self) -> int:
+        self._has_begun = True
+        next(self._taken)
+        return self._training.step
 
     def finish(self) -> None:
         """Log and save the last step."""
-        if self.steps is not None:
-            with suppress(StopIteration):
-                if getgeneratorstate(self.steps) == GEN_CREATED:
-                    next(self.steps)  # resumed after the last step: only the weights are loaded
-                self.steps.send(True)
+        with suppress(StopIteration):
+            if not self._has_begun:
+                next(self)  # resumed after the last step: only the weights are loaded
+            self._training.stopped = True
+            next(self)
 
     def close(self) -> None:
         """End the loop, also after an error."""
-        if self.steps is not None:
-            self.steps.close()
+        self._taken.close()
 
 
 class _Saver:

@@ -147,9 +147,6 @@ class CostEvaluator:
     def __call__(self, widths: Mapping[str, int]) -> MeasuredCost:
         """Cost of one network.
 
-        Args:
-            widths: By group; groups that are not named keep their full width.
-
         Raises:
             BadMeasurement: If the measurement must not be trusted.
         """

@@ -93,7 +93,7 @@ class OneShot(OneShotMethod):
         if self.settings.refits:
             paths = sorted({path for paths in self._consumers.values() for path in paths})
             self._dense = record_outputs(context.model, paths, self._inputs)
-        self._branches = branch_groups(context.graph)
+        self._branches = branch_groups(context)
 
     def step(self) -> None:
         """Prune the dense network to the targets."""

@@ -225,7 +225,7 @@ class CompressionRunner(ABC, Generic[Result]):
     def _train_options(
         self, phase: str, steps: int, teacher: Teacher | None, schedule: Cosine | None
     ) -> dict[str, Any]:
-        """Arguments of `train` and `train_steps`."""
+        """Fields of `Training`."""
         schedule = schedule or self.settings.schedule(phase)
         if schedule is not None and self._make_optimizer is not None:
             schedule = replace(schedule, start_lr=None)  # the learning rate is that of the optimizer

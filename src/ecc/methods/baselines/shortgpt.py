@@ -26,7 +26,7 @@ class ShortGpt(OneShotMethod):
         super().start(context)
         inputs = batch_inputs(context, calibration_batches(context))
         influence = block_influence(context.model, inputs)
-        branches = branch_groups(context.graph)
+        branches = branch_groups(context)
         self._blocks = []
         for path in sorted(influence, key=influence.__getitem__):
             mine = [groups for name, groups in branches.items() if f"{name}.".startswith(f"{path}.")]

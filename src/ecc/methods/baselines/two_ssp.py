@@ -45,7 +45,7 @@ class TwoSsp(OneShotMethod):
         super().start(context)
         graph = context.graph
         self._attention = {
-            name: groups for name, groups in branch_groups(graph).items() if "attn" in name or "attention" in name
+            name: groups for name, groups in branch_groups(context).items() if "attn" in name or "attention" in name
         }
         inside = {group for groups in self._attention.values() for group in groups}
         self._hidden = [group.name for group in graph.prunable if group.name not in inside]
