@@ -130,6 +130,10 @@ class RunSummary:
     max_relative_diff: Number | None = None
     """Largest difference between the outputs of the masked and the slim network, relative to the largest output."""
     width_multiple: int = 1
+    tokens: dict[str, Width] = field(default_factory=dict)
+    """Tokens per run, for resources of the workloads of a language model; their amounts are for one run."""
+    metric: str = "score"
+    """What `scores` are: `score`, or `perplexity`, whose scores are the mean log-likelihood of a token."""
     batches: BatchCount | None = None
     sparse: SparseSummary | None = None
     runner: str = ""

@@ -137,7 +137,7 @@ class CompressSettings:
     pretrain_steps: int = option(
         0, "Training steps of the dense network before pruning; 0 if it is trained.", range=(0, None), common=True
     )
-    prune_steps: int = option(2000, "Number of pruning steps.", range=(1, None), common=True)
+    prune_steps: int = option(2000, "Number of pruning steps.", range=(0, None), common=True)
     finetune_steps: int = option(1000, "Number of fine-tuning steps of the slim network.", range=(0, None), common=True)
     lr: float = option(1e-4, "Learning rate of pruning and fine-tuning (Adam).", above=0, range=(None, 1), common=True)
     finetune_lr: float | None = option(

@@ -307,17 +307,21 @@ def _check_consistency(model: EnergyModel) -> None:
         raise ValueError("the numbers of terms and coefficients differ")
     if len(fitted.unit_coefficients) not in (0, len(AMOUNTS)):
         raise ValueError(f"there are {len(fitted.unit_coefficients)} unit coefficients, not {len(AMOUNTS)}")
-    for term in fitted.terms:
-        if any(not 0 <= group < len(groups) for group in term.switch):
-            raise ValueError(f"the switch of term {term.name!r} refers to an unknown group")
-        _check_term(term.name, (term.left, term.right), [number for number, _ in term.layers], model)
-    for step in fitted.steps:
-        _check_term(step.name, (step.size,), step.layers, model)
-        if step.multiple < 0:
-            raise ValueError(f"the multiple {step.multiple} of step {step.name!r} is negative")
+    _check_terms(model)
     for dense in (model.dense, model.dense_profiled):
         if not (math.isfinite(dense) and dense > 0):
             raise ValueError(f"the cost of the dense network is {dense} {model.unit}")
+
+
+def _check_terms(model: EnergyModel) -> None:
+    for term in model.fitted.terms:
+        if any(not 0 <= group < len(model.groups) for group in term.switch):
+            raise ValueError(f"the switch of term {term.name!r} refers to an unknown group")
+        _check_term(term.name, (term.left, term.right), [number for number, _ in term.layers], model)
+    for step in model.fitted.steps:
+        _check_term(step.name, (step.size,), step.layers, model)
+        if step.multiple < 0:
+            raise ValueError(f"the multiple {step.multiple} of step {step.name!r} is negative")
 
 
 def _check_term(name: str, sizes: tuple[AffineSize, ...], layers: Any, model: EnergyModel) -> None:

@@ -17,7 +17,14 @@ from ecc.measure.profile import Profile
 
 from .cost import Array
 
-RESOURCES = {"energy": ("joules", "J"), "latency": ("seconds", "s")}
+RESOURCES = {
+    "energy": ("joules", "J"),
+    "latency": ("seconds", "s"),
+    "decode": ("joules", "J"),
+    "decode_latency": ("seconds", "s"),
+    "prefill": ("joules", "J"),
+    "prefill_latency": ("seconds", "s"),
+}
 """Resources that a profile holds: the field of a sample and the unit."""
 
 MIN_SAMPLES = 12

@@ -62,7 +62,20 @@ def load_slim(model: Net, path: str | Path) -> Net:
     """
     refuse_computed_weights(model)
     file = weights_file(path)
-    state = load_state(file)
+    return slim_from_state(model, load_state(file), file)
+
+
+def slim_from_state(model: Net, state: Any, file: Path) -> Net:
+    """`load_slim` with the state that a file contains.
+
+    Args:
+        model: The dense network.
+        state: Tensors by name, and under `SIZES` the attributes of modules that were pruned.
+        file: For messages.
+
+    Raises:
+        BadFile: If the state belongs to another network.
+    """
     sizes = _sizes(model, state.pop(SIZES, {}), file) if isinstance(state, dict) else {}
     removed = read_removed(model, state.pop(REMOVED, {}), file) if isinstance(state, dict) else []
     if removed:  # a copy with the same tensors, without the removed modules

@@ -17,7 +17,7 @@ from ecc.errors import BadMeasurement
 from ecc.graph import ChannelGraph
 from ecc.measure import Analytic, Clock, DeviceProfiler, EnergySource
 from ecc.settings import deployment
-from ecc.task import Inputs
+from ecc.task import Inputs, TokenWorkload
 from ecc.training import DistributedContext
 
 REPEATS = (3, 8)
@@ -78,6 +78,27 @@ def check_meter(meter: EnergySource | None, energy_models: Iterable[EnergyModel]
                 f"the {model.resource} model comes from an analytic platform, but {info.name} measures a device. "
                 "Use the platform as the meter."
             )
+
+
+class WorkloadEvaluator:
+    """Measures networks on several workloads of a language model.
+
+    Args:
+        evaluators: One for each workload.
+    """
+
+    def __init__(self, evaluators: Mapping[TokenWorkload, CostEvaluator]) -> None:
+        self._evaluators = dict(evaluators)
+
+    def __call__(self, widths: Mapping[str, int]) -> MeasuredCost:
+        """Costs of one network on all workloads; see `CostEvaluator`."""
+        amounts: dict[str, float] = {}
+        found = {workload: evaluate(widths) for workload, evaluate in self._evaluators.items()}
+        for workload, cost in found.items():
+            amounts.update({workload.resources[name]: amount for name, amount in cost.amounts.items()})
+        intervals = [cost.relative_ci for cost in found.values() if cost.relative_ci is not None]
+        label = next(iter(found.values())).label
+        return MeasuredCost(amounts, label, max(intervals, default=None))
 
 
 class CostEvaluator:

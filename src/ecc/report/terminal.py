@@ -21,7 +21,7 @@ from rich.text import Text
 from ecc.constants import MIN_WIDTH_RATIO
 from ecc.energy import Budget, EnergyModel
 from ecc.energy.quality import describe_learning_curve, describe_outlier_widths
-from ecc.formatting import percent, si
+from ecc.formatting import percent, score_text, si
 from ecc.graph import ChannelGraph, ChannelGroup, Role
 from ecc.measure.early_stopping import quick_error
 from ecc.measure.profile import Profile, drift_remedy
@@ -320,9 +320,11 @@ def compress_table(summary: RunSummary, folder: str | Path) -> RenderableType:
     title = f"{summary.task} by {summary.method}{what}" + (f" on {summary.device}" if summary.device else "")
     table = _table("", "dense", "result", "budget", "of budget", "", title=title)
     for resource, row in summary.budgets.items():
-        costs = [si(cost, row.unit) for cost in (row.dense, row.result, row.limit)]
+        tokens = summary.tokens.get(resource)
+        per = "" if tokens is None else " per token"
+        costs = [si(cost / (tokens or 1), row.unit) for cost in (row.dense, row.result, row.limit)]
         verdict = "met" if row.met else "NOT MET"
-        table.add_row(plain(f"{resource} ({row.label})"), *costs, percent(row.result / row.limit), verdict)
+        table.add_row(plain(f"{resource}{per} ({row.label})"), *costs, percent(row.result / row.limit), verdict)
     for name, shown, counts in (("macs", "MACs", summary.macs), ("params", "parameters", summary.parameters)):
         if name not in summary.budgets and counts is not None:
             table.add_row(f"{shown} (counted)", si(counts.dense, ""), si(counts.result, ""), "", "", "")
@@ -332,8 +334,8 @@ def compress_table(summary: RunSummary, folder: str | Path) -> RenderableType:
     scores = summary.scores
     if scores:
         final = scores.get("finetuned", scores.get("pruned"))
-        shown_scores = ["" if score is None else f"{score:.4f}" for score in (scores.get("dense"), final)]
-        table.add_row("score", *shown_scores, "", "", "")
+        shown_scores = ["" if one is None else score_text(one, summary.metric) for one in (scores.get("dense"), final)]
+        table.add_row(summary.metric, *shown_scores, "", "", "")
     full, kept = (summary.full_widths, summary.widths) if sparse is None else (sparse.weights, sparse.nonzeros)
     parts = [f"{name} {count}/{full[name]}" for name, count in kept.items() if count != full.get(name, count)]
     lines = [f"{'Widths' if sparse is None else 'Nonzero weights'}: {_first(parts) or 'unchanged'}."]
