@@ -21,21 +21,21 @@ import torch
 from rich.console import Console
 from torch import nn
 
-from ecc.budget import MEASURED_UNITS, Budget, measured_resources, parse_budgets
+from ecc.budget import MEASURED_UNITS, Budget, budgets_of_workloads, measured_resources, parse_budgets
 from ecc.constants import EXPORT_FORMATS
 from ecc.energy import EnergyModel
 from ecc.errors import BadTask, EccError, EccWarning
-from ecc.formatting import si
+from ecc.formatting import score_text, si
 from ecc.graph import ChannelGraph, trace_channels
 from ecc.measure import EnergySource
 from ecc.methods import Compression, CompressSettings
 from ecc.methods.runner import OptimizerFactory
-from ecc.profiling import open_meter, profile_and_fit
+from ecc.profiling import check_inference, open_meter, profile_and_fit
 from ecc.report.live import CompressProgress
 from ecc.report.terminal import feasibility_table, graph_table
 from ecc.run_records import Feasibility, RunSummary
 from ecc.settings import make_settings
-from ecc.task import Inputs, Task, check_input, check_model
+from ecc.task import WORKLOADS, Inputs, Task, TokenWorkload, batch_size_of, check_input, check_model
 from ecc.torch_utils import device_of
 from ecc.training import DistributedContext, Logger
 from ecc.training.batches import to_device
@@ -75,9 +75,24 @@ class CompressResult:
 
     @property
     def energy(self) -> float | None:
-        """Joules per inference of one batch of the slim network; None if no budget needed a meter."""
-        measured, budget = self.summary.measured.get("energy"), self.summary.budgets.get("energy")
-        return measured.result if measured else budget.result if budget else None
+        """Joules per inference of one batch of the slim network; None if no budget needed a meter.
+
+        For a language model it is the energy of one decode step, or of a prefill if decode was not measured.
+        """
+        for name in ("energy", *WORKLOADS):
+            measured, budget = self.summary.measured.get(name), self.summary.budgets.get(name)
+            if measured or budget:
+                return measured.result if measured else budget.result if budget else None
+        return None
+
+    def energy_per_token(self, workload: str = "decode") -> float | None:
+        """Joules per token of the slim language model; None if the workload was not measured.
+
+        Args:
+            workload: decode or prefill.
+        """
+        measured, tokens = self.summary.measured.get(workload), self.summary.tokens.get(workload)
+        return None if measured is None or tokens is None else measured.result / tokens
 
     @property
     def met(self) -> bool:
@@ -116,11 +131,16 @@ class CompressResult:
         for resource, one in summary.budgets.items():
             source = one.label if one.label == "counted" else f"{one.label}, {summary.device}"
             per = f" per batch of {summary.batch}" if resource in MEASURED_UNITS else ""
-            change = f"{si(one.dense, one.unit)} -> {si(one.result, one.unit)}{per} ({source})"
-            rows.append((resource, f"{change}, budget {si(one.limit, one.unit)}: {'met' if one.met else 'NOT MET'}"))
+            tokens = summary.tokens.get(resource)
+            if tokens is not None:
+                per = " per token"
+            before, after, limit = (si(x / (tokens or 1), one.unit) for x in (one.dense, one.result, one.limit))
+            change = f"{before} -> {after}{per} ({source})"
+            rows.append((resource, f"{change}, budget {limit}: {'met' if one.met else 'NOT MET'}"))
         dense = summary.scores.get("dense")
         if self.score is not None:
-            rows.append(("score", f"{self.score:.4f}" if dense is None else f"{dense:.4f} -> {self.score:.4f}"))
+            shown = [score_text(one, summary.metric) for one in (dense, self.score) if one is not None]
+            rows.append((summary.metric, " -> ".join(shown)))
         for name, budget, count in (("MACs", "macs", summary.macs), ("parameters", "params", summary.parameters)):
             if budget not in summary.budgets and count is not None:
                 rows.append((name, f"{si(count.dense, '')} -> {si(count.result, '')}"))
@@ -152,6 +172,7 @@ def compress(
     device: torch.device | str | None = None,
     evaluate_held_out: Callable[[nn.Module], float] | None = None,
     name: str | None = None,
+    workloads: Sequence[TokenWorkload] | None = None,
     **settings: Any,
 ) -> CompressResult:
     """Prune a network during training until its measured cost meets the budget.
@@ -164,6 +185,7 @@ def compress(
         train_loader: A DataLoader or another iterable of batches that starts again each time, or a function of the
             epoch that returns one. A batch is `(inputs, targets)`; with `loss(model, batch)` it is what you like.
         budget: "50%" of the energy of the dense network, "24 mJ", "latency=12ms", "macs=50%", "params=2M", or a list.
+            Language models: "decode=70%", "prefill=60%", "0.8 mJ/token"; without a name decode is meant.
         loss: `loss(outputs, targets)`, or `loss(model, batch)`: the first parameter has to be named `model`.
         evaluate: Score of a model; higher is better. For the report only.
         epochs: Passes over `train_loader`: half of them for pruning, half for finetuning. `prune_steps=` and
@@ -176,7 +198,8 @@ def compress(
         example_input: One batch of inputs as deployed, which is measured; by default that of the first batch.
         folder: Run folder. The same call again resumes the run in it, or returns its result.
         distill: Weight of the distillation loss from 0 to 1; "auto" is 0.5 where outputs can be compared, else 0.
-        method: "ecc", or a baseline: "uniform", "netadapt", "amc", "eap", "lcp", "greedy".
+        method: "ecc", "one_shot" (without training), or a baseline: "uniform", "netadapt", "amc", "eap", "lcp",
+            "greedy"; for transformers also "wanda_sp", "flap", "llm_pruner", "shortgpt", "2ssp".
         progress: Whether to show progress on stderr.
         energy_model: Fitted models of energy and latency, if you have them; nothing is profiled then.
         samples: Width configurations to measure; by default at most 250, fewer if the fit is good earlier.
@@ -185,6 +208,8 @@ def compress(
         device: Training device; by default that of the model.
         evaluate_held_out: Score on held-out training data, for baselines that search.
         name: Name in tables and files; the class of the model by default.
+        workloads: What a language model is measured on; by default decode with a cache as long as the example input,
+            and prefill of the example input.
         **settings: Other settings of `CompressSettings`, such as `min_width_ratio=0.2` or `precision="bf16"`.
 
     Raises:
@@ -207,6 +232,8 @@ def compress(
         train_batches=train_loader,
         evaluate=evaluate,
         evaluate_held_out=evaluate_held_out,
+        metric="perplexity" if getattr(evaluate, "is_perplexity", False) else "score",
+        workloads=default_workloads(model, example_input) if workloads is None else tuple(workloads),
     )
     given = {**_steps(train_loader, epochs, settings), "lr": lr or LR, **settings}
     if distill != "auto":
@@ -256,6 +283,7 @@ def compress_task(
     train together; `loggers`, which get every number of the history; and `console`, where progress is shown.
     """
     distributed = distributed or DistributedContext(torch.device(device))
+    budgets = budgets_of_workloads(budgets, [one.name for one in task.workloads])
     models, resources = list(energy_models), measured_resources(budgets)
     is_profiled = bool(resources) and not models
     with open_meter(meter if resources else None, distributed.device, models) as source:
@@ -265,7 +293,10 @@ def compress_task(
             models = profile_and_fit(
                 task, resources, source, Path(folder), distributed=distributed, console=console, samples=samples,
                 preset=preset, batch=batch, freeze=freeze, width_multiple=settings.width_multiple,
+                inference=settings.inference,
             )  # fmt: skip
+        else:
+            check_inference(models, settings)
         job = Compression(
             task,
             budgets,
@@ -328,6 +359,8 @@ def _steps(loader: Any, epochs: float, settings: dict[str, Any]) -> dict[str, in
     """Steps of pruning and finetuning: half of the epochs each."""
     if {"prune_steps", "finetune_steps"} <= set(settings):
         return {}
+    if epochs == 0:  # a method that does not train
+        return {"prune_steps": 0, "finetune_steps": 0}
     try:
         length = len(loader)
     except TypeError:
@@ -341,6 +374,24 @@ def _steps(loader: Any, epochs: float, settings: dict[str, Any]) -> dict[str, in
             f"epochs={epochs:g} of {length} batches is {total} steps; pruning and finetuning need 2 or more."
         )
     return {"prune_steps": (total + 1) // 2, "finetune_steps": total // 2}
+
+
+def default_workloads(model: nn.Module, example_input: Inputs) -> tuple[TokenWorkload, ...]:
+    """Decode and prefill with the batch and length of the example input, for a causal language model of transformers.
+
+    Args:
+        model: The network; any other has no workloads.
+        example_input: One batch of tokens.
+    """
+    config = getattr(model, "config", None)
+    can_generate = getattr(model, "can_generate", None)
+    if config is None or not callable(can_generate) or not can_generate() or getattr(config, "is_encoder_decoder", 0):
+        return ()
+    tokens = example_input.get("input_ids") if isinstance(example_input, dict) else example_input
+    if not isinstance(tokens, torch.Tensor) or tokens.dim() != 2:
+        return ()
+    batch, length = batch_size_of(example_input), tokens.shape[1]
+    return tuple(TokenWorkload(name=name, batch=batch, length=length) for name in WORKLOADS)
 
 
 # ---------------------------------------------------------------- optimizer

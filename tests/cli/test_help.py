@@ -79,6 +79,9 @@ PARSED = {
     "torchrun --nproc-per-node 4 -m ecc compress net.py:build --budget 60% -o run": "several processes",
     "ecc compress mobilenet_v1 --data imagenet --budget 60% -o run": "a data set; see test_data.py",
     "ecc compare recipe.toml --data imagenet --energy e.json -o runs": "a data set; see test_recipes.py",
+    "ecc compress hf:./model --text train.txt --budget decode=70% --budget prefill=80% -o run": (
+        "a saved model; see zoo/test_language.py"
+    ),
     "ecc report --live run": "it serves until Ctrl-C; see test_verbs.py",
     "ecc profile alexnet --shard 3/8 -o alexnet-3.profile": "verifying AlexNet is slow; see measure/test_profiler.py",
     "ecc compare net.py:build --energy e.json -o /shared/runs --backend ray": "a cluster; see methods/test_cluster.py",

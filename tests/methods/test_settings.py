@@ -15,7 +15,7 @@ from ecc.training import Cosine
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"prune_steps": 0}, "prune_steps is 0"),
+        ({"prune_steps": -1}, "prune_steps is -1"),
         ({"lr_schedule": "step"}, "lr_schedule is 'step'; choose one of constant, cosine"),
         ({"lr_schedule": "cosine", "finetune_lr": 1e-4}, "lr_schedule 'cosine' has no separate finetune_lr"),
         ({"lr_schedule": "cosine", "solver": "admm"}, "lr_schedule has no effect with solver 'admm'"),

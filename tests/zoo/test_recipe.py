@@ -114,7 +114,7 @@ def test_all_keys_are_read_and_paths_are_relative_to_the_recipe(tmp_path: Path) 
         ("task = 3", "Expected `str`, got `int` - at `$.task`"),
         ('task = "x"\nbudgets = [50]', "Expected `str`, got `int` - at `$.budgets[0]`"),
         ('task = "x"\nsettings = 3', "settings is 3; write a table [settings]"),
-        ('task = "x"\n[settings]\nprune_steps = 0', "prune_steps is 0; give a whole number of at least 1"),
+        ('task = "x"\n[settings]\nprune_steps = -1', "prune_steps is -1; give a whole number of at least 0"),
         ("seeds = " + "[" * 100_000, "is not valid TOML"),
         ('task = "net.py:build"', "task is 'net.py:build', which would be executed"),
         ('task = "x"\nmeter = "command:touch hacked"', "which would be executed; give it with --meter"),

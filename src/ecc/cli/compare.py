@@ -243,6 +243,7 @@ def _with_energy(spec: GridSpec, output: Path, samples: int | None, batch: int |
             samples=samples,
             batch=batch,
             freeze=spec.freeze,
+            inference=spec.settings.inference,
         )
     files = []
     for model in models:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ecc.budget import Budget, parse_budgets
-from ecc.constants import BUNDLED_TASKS, METHOD_NAMES, PRESETS
+from ecc.constants import BUNDLED_TASKS, LANGUAGE_DEFAULTS, METHOD_NAMES, PRESETS
 from ecc.errors import EccError
 from ecc.settings import CompressSettings, make_settings
 
@@ -26,12 +26,14 @@ from .options import (
     remember_task,
     run_options,
     task_argument,
+    text_options,
     usable_device,
 )
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from ecc.api import CompressResult
     from ecc.run_records import RunSummary
     from ecc.task import Task
     from ecc.training import DistributedContext, Logger
@@ -41,10 +43,11 @@ if TYPE_CHECKING:
 @task_argument
 @option(
     "--budget", "budgets", metavar="BUDGET", multiple=True,
-    help="50%, 24mJ, latency=12ms, macs=50%, params=2M. Repeatable.",
+    help="50%, 24mJ, latency=12ms, macs=50%, params=2M, decode=70%. Repeatable.",
 )  # fmt: skip
 @option("-o", "--output", required=True, type=PATH, metavar="FOLDER", help="Run folder; an existing run is resumed.")
 @run_options()
+@text_options
 @option("--method", type=click.Choice(METHOD_NAMES), default="ecc", common=False, help="ECC or a baseline.")
 @option("--preset", type=click.Choice(PRESETS), default=PRESETS[0], common=False, help="paper: as published.")
 @option(
@@ -85,6 +88,7 @@ def compress(
       ecc compress digits --budget 50% --meter platform:jetson-tx2 -o run --pretrain-steps 300
       ecc compress digits --budget macs=40% -o run --pretrain-steps 300
       ecc compress mobilenet_v1 --data imagenet --budget 60% -o run
+      ecc compress hf:./model --text train.txt --budget decode=70% --budget prefill=80% -o run
       ecc compress net.py:build --energy energy.json --budget 24mJ --budget params=2M -o run
       ecc compress digits --unstructured --meter platform:eyeriss --budget 60% -o sparse
       torchrun --nproc-per-node 4 -m ecc compress net.py:build --budget 60% -o run
@@ -92,7 +96,7 @@ def compress(
     if not budgets:
         raise click.UsageError("--budget is missing, such as --budget 50%.")
     parsed = parse_budgets(budgets)
-    made = make_settings(preset, settings)
+    made = make_settings(preset, {**_defaults_of(task, settings), **settings})
 
     from rich.console import Console  # here and not above: mistakes in the command line are answered at once
 
@@ -107,8 +111,11 @@ def compress(
     distributed = find_distributed(place)
     shown = console(is_shown=not quiet and not as_json and distributed.is_main)
     loggers: list[Logger] = []
+    result: CompressResult | None = None
     try:
-        job = build_task(task, **data, device=distributed.device)
+        job = build_task(
+            task, **data, **({"batch": batch} if task.startswith("hf:") else {}), device=distributed.device
+        )
         if tensorboard is not None and distributed.is_main:
             loggers.append(TensorBoardLogger(tensorboard))
         if shown is not None and (note := _untrained_note(task, data["weights"], made)):
@@ -116,7 +123,7 @@ def compress(
         if unstructured:
             summary = _compress_weights(job, parsed, meter, made, output, distributed, loggers, shown)
         else:
-            summary = compress_task(
+            result = compress_task(
                 job,
                 parsed,
                 folder=output,
@@ -131,7 +138,8 @@ def compress(
                 distributed=distributed,
                 loggers=loggers,
                 console=shown,
-            ).summary
+            )
+            summary = result.summary
     except Interrupted as stop:
         click.echo(f"\n{stop}", err=True)
         raise click.exceptions.Exit(128 + stop.signum) from None
@@ -142,6 +150,7 @@ def compress(
     if not distributed.is_main:
         return
     remember_task(output, task, data)
+    _save_language_model(output, task, result)
     report = describe_report(output)
     if as_json:
         print_json(summary)
@@ -172,6 +181,21 @@ def _compress_weights(
     full = dict(zip(job.cost.groups, job.cost.full_widths, strict=True))
     with show_progress(shown, settings, job.feasibility(), full, distributed) as view:
         return job.run(folder, distributed=distributed, history=view, loggers=loggers, progress=view.say).summary
+
+
+def _defaults_of(task: str, settings: dict[str, Any]) -> dict[str, Any]:
+    """Default settings that depend on the task."""
+    if not task.startswith("hf:"):
+        return {}
+    return {**LANGUAGE_DEFAULTS, **({"kd_temperature": None} if settings.get("kd_weight") == 0 else {})}
+
+
+def _save_language_model(folder: Path, task: str, result: CompressResult | None) -> None:
+    """Write a pruned Hugging Face model with its tokenizer and model card into the run folder."""
+    if result is not None and task.startswith("hf:"):
+        from ecc.integrations.huggingface import save_pruned
+
+        save_pruned(result.model, folder / "model", tokenizer=task.removeprefix("hf:"), summary=result.summary)
 
 
 def _refuse_without_effect(

@@ -80,4 +80,5 @@ def export(
 def _task_of(run: Path) -> Task:
     """The task that the run was made with."""
     remembered = recall_task(run)
-    return build_task(remembered.task, remembered.data, remembered.weights, remembered.image_size)
+    text = {"text": remembered.text, "test_text": remembered.test_text, "length": remembered.length}
+    return build_task(remembered.task, remembered.data, remembered.weights, remembered.image_size, **text)

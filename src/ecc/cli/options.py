@@ -240,6 +240,22 @@ task_options = options(
 )  # fmt: skip
 """Data, weights and image size of a bundled network."""
 
+text_options = options(
+    option(
+        "--text", type=PATH, metavar="FILE", multiple=True, common=False,
+        help="Text file to train a Hugging Face model (hf:NAME) on. Repeatable.",
+    ),
+    option(
+        "--test-text", type=PATH, metavar="FILE", multiple=True, common=False,
+        help="Text file for the score of a Hugging Face model; a tenth of --text if not given. Repeatable.",
+    ),
+    option(
+        "--length", type=click.IntRange(2), metavar="N", common=False,
+        help="Tokens per sequence of a Hugging Face model, and in the cache of a decode step; 128 if not given.",
+    ),
+)  # fmt: skip
+"""Text and length of a Hugging Face model."""
+
 freeze_option = option(
     "--freeze", metavar="PATTERN", multiple=True, common=False,
     help="Do not prune the outputs of these modules, such as 'layer1.*'. Repeatable.",
@@ -289,6 +305,7 @@ def build_task(
     image_size: str | None = None,
     batch_size: int | None = None,
     device: Any = "cpu",
+    **text: Any,
 ) -> Task:
     """The task that the options above name. Notes are printed on stderr."""
     from ecc.zoo.registry import find_task
@@ -300,6 +317,7 @@ def build_task(
         image_size=None if image_size is None else parse_image_size(image_size),
         batch_size=batch_size,
         device=device,
+        **text,
         log=lambda line: click.echo(line, err=True),
     )
 
@@ -323,6 +341,9 @@ class RememberedTask:
     data: str | None = None
     weights: str | None = None
     image_size: str | None = None
+    text: tuple[str, ...] = ()
+    test_text: tuple[str, ...] = ()
+    length: int | None = None
 
 
 def remember_task(folder: Path, task: str, data: Mapping[str, Any]) -> None:
@@ -332,8 +353,11 @@ def remember_task(folder: Path, task: str, data: Mapping[str, Any]) -> None:
     file, colon, function = task.rpartition(":")
     if file.endswith(".py"):
         task = f"{Path(file).resolve()}{colon}{function}"
+    if task.startswith("hf:") and Path(task[3:]).is_dir():
+        task = f"hf:{Path(task[3:]).resolve()}"
     paths = {name: str(data[name].resolve()) for name in ("data", "weights") if data.get(name) is not None}
-    found = RememberedTask(task=task, image_size=data.get("image_size"), **paths)
+    texts = {name: tuple(str(file.resolve()) for file in data.get(name) or ()) for name in ("text", "test_text")}
+    found = RememberedTask(task=task, image_size=data.get("image_size"), length=data.get("length"), **texts, **paths)
     with suppress(EccError):  # a run that cannot be written to: `ecc export` needs --task
         write_record(folder / TASK_FILE, found)
 
@@ -347,7 +371,7 @@ def recall_task(folder: Path) -> RememberedTask:
     if not (folder / TASK_FILE).is_file():
         raise BadTask(f"{folder} does not name its task; give it with --task, such as net.py:build.")
     found = read_record(folder / TASK_FILE, RememberedTask)
-    if found.task not in BUNDLED_TASKS and not found.task.startswith(("torchvision:", "timm:")):
+    if found.task not in BUNDLED_TASKS and not found.task.startswith(("torchvision:", "timm:", "hf:")):
         raise BadTask(
             f"the task of {folder} is the file {found.task!r}. A run folder must not choose code to execute, so pass "
             f"the task yourself if you trust it: --task {found.task}"

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from ecc.energy import Cost
 from ecc.errors import BadTask
-from ecc.graph import ChannelGraph, live_masks, mask_channels_, trace_channels, verify_graph
+from ecc.graph import ChannelGraph, live_masks, mask_channels_, removed_branches, trace_channels, verify_graph
 from ecc.run_records import SolverLine
 from ecc.settings import CompressSettings
 from ecc.task import Inputs, Task, with_batch_size
@@ -53,6 +53,8 @@ class PruningContext:
     log: Callable[[Mapping[str, Any]], None]
     """Write values to the history as a `MethodLine`."""
     log_solver: Callable[[SolverLine], None] = lambda _: None
+    loss: Callable[..., Tensor] | None = None
+    """Loss of the task, see `Task.loss`."""
     make_optimizer: Callable[[], torch.optim.Optimizer] | None = None
     """A new optimizer of `model` with the settings of the run."""
     training: Callable[[OptimizerLike, int], Iterator[int]] = _no_training
@@ -63,7 +65,8 @@ class PruningContext:
         masks = live_masks(self.model if model is None else model, self.graph)
         device = next((mask.device for mask in masks if mask.device.type != "cpu"), torch.device("cpu"))
         counts = torch.stack([mask.sum().to(device) for mask in masks]).tolist()  # waits for the device once
-        return self.graph.structure.padded(counts, self.width_multiple)
+        removed = removed_branches(self.model if model is None else model, self.graph)
+        return self.graph.structure.padded(counts, self.width_multiple, removed)
 
     def named_widths(self) -> dict[str, int]:
         """The widths by name of the group."""

@@ -19,13 +19,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from ecc.energy import Budget, EnergyModel, dense_cost
+from ecc.energy import Budget, Cost, EnergyModel, budgets_of_workloads, dense_cost
 from ecc.errors import BadBudget, BadTask, EccError, wrap_user_errors
 from ecc.formatting import si
-from ecc.graph import max_relative_diff, with_widths
+from ecc.graph import ChannelGraph, max_relative_diff, with_widths
 from ecc.graph.model_copy import load_whole_state_, whole_state
 from ecc.graph.slimming import build_slim
 from ecc.measure import EnergySource
+from ecc.measure.tokens import workload_graph, workload_input, workload_model
 from ecc.records import from_builtins, to_builtins, write_record
 from ecc.run_records import (
     BatchCount,
@@ -37,8 +38,8 @@ from ecc.run_records import (
     RunSummary,
     SolverLine,
 )
-from ecc.settings import CompressSettings
-from ecc.task import Task, batch_size_of, split_batch
+from ecc.settings import CompressSettings, deployment
+from ecc.task import Task, TokenWorkload, batch_size_of, split_batch
 from ecc.training import (
     BatchStream,
     Cosine,
@@ -56,7 +57,7 @@ from ecc.training import (
 from .base import MaskedAdam, Method, PruningContext, check_needs_held_out, has_schedule, trace_task
 from .baselines.recalibration import BATCHES, recalibrate_, recalibrated
 from .budget_controller import TOLERANCE_BAND, BudgetController, initial_targets
-from .cost_evaluator import CostEvaluator, MeasuredCost, check_meter
+from .cost_evaluator import CostEvaluator, MeasuredCost, WorkloadEvaluator, check_meter
 from .feasibility import check_feasibility, refuse_infeasible, resolve_budgets
 from .registry import find_method
 from .runner import CompressedModel, CompressionRunner, OptimizerFactory
@@ -118,15 +119,30 @@ class Compression(CompressionRunner):
             raise BadBudget("two models are given for the same resource; give one of each.")
         check_meter(meter, models)
         self.meter = meter if models else None
-        self.graph, self.example_input = trace_task(task, models[0].origin.batch if models else None, freeze)
+        batch = models[0].origin.batch if models and not task.workloads else None
+        self.graph, self.example_input = trace_task(task, batch, freeze)
         self.batch = batch_size_of(self.example_input)
+        self.budgets = budgets_of_workloads(budgets, [one.name for one in task.workloads])
+        self.workload_graphs: dict[TokenWorkload, ChannelGraph] = {}
         for model in models:
-            model.check(self.graph)
-        self.budgets = tuple(budgets)
-        self.costs, self.limits = resolve_budgets(self.graph, budgets, self.energy_models, self.batch)
+            model.check(self._graph_of(model.resource))
+        self.tokens = {name: one.tokens for one in task.workloads for name in one.resources.values()}
+        self.costs, self.limits = self._resolve_budgets()
         self.width_multiple = self.settings.width_multiple or (models[0].origin.width_multiple if models else None) or 1
         if self.settings.solver == "admm" and (self.width_multiple > 1 or len(self.costs) > 1):
             raise EccError("solver 'admm' supports one budget and any width; give one budget and width_multiple=1.")
+
+    def _graph_of(self, resource: str) -> ChannelGraph:
+        """The channel graph with the layers that a resource is spent in."""
+        workload = self.task.workload_of(resource)
+        if workload is None:
+            return self.graph
+        if workload not in self.workload_graphs:
+            self.workload_graphs[workload] = workload_graph(self.task.model, self.graph, workload)
+        return self.workload_graphs[workload]
+
+    def _resolve_budgets(self) -> tuple[list[Cost], list[float]]:
+        return resolve_budgets(self.graph, self.budgets, self.energy_models, self.batch, self.tokens)
 
     def feasibility(self) -> list[Feasibility]:
         """What each budget asks of the network."""
@@ -142,7 +158,12 @@ class Compression(CompressionRunner):
                 "Method ecc supports it."
             )
         check_needs_held_out(self.method, self.task)
-        self.costs, self.limits = resolve_budgets(self.graph, self.budgets, self.energy_models, self.batch)
+        if has_schedule(self.method) and self.settings.prune_steps < 1:
+            raise EccError(
+                f"method {self.method.name!r} prunes while it trains, and prune_steps is 0; give more steps, or the "
+                "method one_shot, which does not train."
+            )
+        self.costs, self.limits = self._resolve_budgets()
         ratio, multiple = self.settings.min_width_ratio, self.width_multiple
         refuse_infeasible(self.graph, self.costs, self.feasibility(), ratio, multiple)
         self._dense: MeasuredCost | None = None
@@ -165,23 +186,39 @@ class Compression(CompressionRunner):
         self._score("finetuned", small)
         return self._finish(small, self._pruned)
 
-    def _measure_dense(self) -> CostEvaluator:
+    def _make_evaluator(self) -> CostEvaluator | WorkloadEvaluator:
+        """Measures the dense network at given widths; the pruned one would not do: zeros take less energy."""
+        model, models = self.task.model, self.energy_models
+        used = [one for one in self.task.workloads if any(name in models for name in one.resources.values())]
+        if not used:
+            return CostEvaluator(
+                model, self.graph, self.example_input, models, self.meter, distributed=self.distributed
+            )
+        found = {}
+        for workload in used:
+            own = {name: models[resource] for name, resource in workload.resources.items() if resource in models}
+            found[workload] = CostEvaluator(
+                workload_model(model, workload),
+                self.workload_graphs[workload],
+                workload_input(model, workload),
+                own,
+                self.meter,
+                distributed=self.distributed,
+            )
+        return WorkloadEvaluator(found)
+
+    def _measure_dense(self) -> CostEvaluator | WorkloadEvaluator:
         """Measure the dense network. Budgets in percent refer to its measured cost."""
-        measure = CostEvaluator(
-            self.task.model,  # not the pruned one: multiplying zeros takes less energy
-            self.graph,
-            self.example_input,
-            self.energy_models,
-            self.meter,
-            distributed=self.distributed,
-        )
+        measure = self._make_evaluator()
         dense = self._dense = self._dense or measure({})
         for number, budget in enumerate(self.budgets):
             if budget.is_relative and budget.resource in dense.amounts:
                 self.limits[number] = budget.amount * dense.amounts[budget.resource]
         return measure
 
-    def _prune(self, model: nn.Module, teacher: Teacher | None, measure: CostEvaluator, resumed_in: str) -> PruneResult:
+    def _prune(
+        self, model: nn.Module, teacher: Teacher | None, measure: CostEvaluator | WorkloadEvaluator, resumed_in: str
+    ) -> PruneResult:
         """Mask channels of the network in place until its measured cost meets the budgets."""
         assert self._dense is not None
         method, started = self.method, list[_TrainingSteps]()
@@ -203,6 +240,7 @@ class Compression(CompressionRunner):
             held_out=self._held_out_score,
             train=lambda *args: self._train_candidate(teacher, *args),
             log=self._log_method,
+            loss=self.task.loss,
             make_optimizer=lambda: self._optimizer(model, "prune"),
             log_solver=self._log_solver,
             training=start_training,
@@ -402,7 +440,11 @@ class Compression(CompressionRunner):
             scores=dict(self.scores),
             max_relative_diff=self._max_relative_diff,
             width_multiple=self.width_multiple,
+            tokens={name: many for name, many in self.tokens.items() if name in last.measured or name in budgets},
+            metric=self.task.metric,
             batches=BatchCount(total=self.stream.total, lineage=self.stream.lineage),
+            runner="" if first is None or first.origin.settings is None else deployment(first.origin.settings),
+            versions={} if first is None else first.origin.environment,
         )
 
     def _budget_results(self, last: CostCheck) -> dict[str, BudgetResult]:

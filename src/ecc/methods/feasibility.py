@@ -20,9 +20,15 @@ from .ecc.constraints import group_min_widths
 
 
 def resolve_budgets(
-    graph: ChannelGraph, budgets: Sequence[Budget], energy_models: Mapping[str, EnergyModel], batch: int
+    graph: ChannelGraph,
+    budgets: Sequence[Budget],
+    energy_models: Mapping[str, EnergyModel],
+    batch: int,
+    tokens: Mapping[str, int] | None = None,
 ) -> tuple[list[Cost], list[float]]:
     """The cost of each budget, and its limit in the unit of the cost.
+
+    Resources of the workloads of a language model are per token, of which `tokens` are processed in one run.
 
     Raises:
         BadBudget: If a budget of energy or latency has no model.
@@ -38,7 +44,8 @@ def resolve_budgets(
                 f"the budget {budget} needs a {budget.resource} model. Fit one: "
                 f"ecc fit PROFILE --resource {budget.resource} -o {budget.resource}.json"
             )
-    return costs, [budget.limit(cost, batch) for budget, cost in zip(budgets, costs, strict=True)]
+    items = [(tokens or {}).get(budget.resource, batch) for budget in budgets]
+    return costs, [budget.limit(cost, many) for budget, cost, many in zip(budgets, costs, items, strict=True)]
 
 
 def check_feasibility(

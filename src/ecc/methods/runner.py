@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from ecc.errors import BadTask, wrap_user_errors
+from ecc.formatting import score_text
 from ecc.graph import ChannelGraph
 from ecc.options import flat_values
 from ecc.records import read_record, to_builtins
@@ -275,7 +276,7 @@ class CompressionRunner(ABC):
             raise BadTask(f"evaluate of task {self.task.name!r} returned {score}; return a finite number.")
         self.scores[name] = score
         self._log(ScoreLine(name=name, score=score, total=self.stream.total))
-        self.report(f"score ({name}): {score:.4f}")
+        self.report(f"{self.task.metric} ({name}): {score_text(score, self.task.metric)}")
 
     def _log(self, line: SolverLine | CostCheck | ScoreLine | MethodLine) -> None:
         """Write a line of the history."""

@@ -91,6 +91,8 @@ class WeightCompression(CompressionRunner):
         for name in ("width_multiple", "uniform_floor", "solver"):
             if getattr(self.settings, name) != getattr(CompressSettings, name):
                 raise EccError(f"{name} has no effect on unstructured pruning; leave it out.")
+        if self.settings.prune_steps < 1:
+            raise EccError("unstructured pruning needs prune_steps of at least 1.")
         self.platform = _check_platform(platform)
         self.graph = trace_channels(task.model, task.example_input, verify=False)  # for its layers only
         self.cost = nonzero_cost(self.graph, self.platform)

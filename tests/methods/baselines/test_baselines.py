@@ -107,7 +107,10 @@ def test_the_seed_decides(name: str) -> None:
         (AmcSettings, {"episodes": 0}),
         (DdpgSettings, {"soft_update": 0.0}),
         (EapSettings, {"prune_ratio": 1.0}),
+        (EapSettings, {"ridge": 0.0}),
         (LcpSettings, {"mutation_ratio": 0.0}),
+        (NetAdaptSettings, {"decay": float("nan")}),
+        (NetAdaptSettings, {"short_steps": 0}),
     ],
 )
 def test_settings_out_of_range_are_refused(kind: Any, wrong: dict[str, Any]) -> None:

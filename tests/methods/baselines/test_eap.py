@@ -142,3 +142,11 @@ def test_modes_statistics_and_hooks_do_not_change_and_calibration_is_counted_onc
 
 
 # ---------------------------------------------------------------- threshold and training
+
+
+def test_training_after_each_pass_keeps_masked_channels_masked() -> None:
+    context = work_of("chain", share=0.3)
+    finish(eap(finetune_steps=2, prune_ratio=0.15), context)
+    passes = max(line["pass"] for line in lines_of(context))
+    assert context.stream.lineage == 2 * (passes - 1) > 0
+    assert context.constraint_violation(context.widths()) <= 0
