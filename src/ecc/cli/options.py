@@ -355,9 +355,10 @@ def remember_task(folder: Path, task: str, data: Mapping[str, Any]) -> None:
         task = f"{Path(file).resolve()}{colon}{function}"
     if task.startswith("hf:") and Path(task[3:]).is_dir():
         task = f"hf:{Path(task[3:]).resolve()}"
-    paths = {name: str(data[name].resolve()) for name in ("data", "weights") if data.get(name) is not None}
-    texts = {name: tuple(str(file.resolve()) for file in data.get(name) or ()) for name in ("text", "test_text")}
-    found = RememberedTask(task=task, image_size=data.get("image_size"), length=data.get("length"), **texts, **paths)
+    values: dict[str, Any] = {name: data.get(name) for name in ("image_size", "length")}
+    values |= {name: str(data[name].resolve()) for name in ("data", "weights") if data.get(name) is not None}
+    values |= {name: tuple(str(file.resolve()) for file in data.get(name) or ()) for name in ("text", "test_text")}
+    found = RememberedTask(task=task, **values)
     with suppress(EccError):  # a run that cannot be written to: `ecc export` needs --task
         write_record(folder / TASK_FILE, found)
 
