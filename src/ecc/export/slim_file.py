@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from ecc.errors import BadFile
 from ecc.graph.forward_pass import refuse_computed_weights
-from ecc.graph.model_copy import SIZES, named_tensors, rebuild, set_sizes_, unsaved_tensors, whole_state
+from ecc.graph.model_copy import named_tensors, rebuild, set_sizes_, unsaved_tensors, whole_state
+from ecc.graph.removal import REMOVED, SIZES, read_removed, replace_modules_
 from ecc.training import load_state, save_state
 
 Net = TypeVar("Net", bound=nn.Module)
@@ -61,8 +62,25 @@ def load_slim(model: Net, path: str | Path) -> Net:
     """
     refuse_computed_weights(model)
     file = weights_file(path)
-    state = load_state(file)
+    return slim_from_state(model, load_state(file), file)
+
+
+def slim_from_state(model: Net, state: Any, file: Path) -> Net:
+    """`load_slim` with the state that a file contains.
+
+    Args:
+        model: The dense network.
+        state: Tensors by name, and under `SIZES` the attributes of modules that were pruned.
+        file: For messages.
+
+    Raises:
+        BadFile: If the state belongs to another network.
+    """
     sizes = _sizes(model, state.pop(SIZES, {}), file) if isinstance(state, dict) else {}
+    removed = read_removed(model, state.pop(REMOVED, {}), file) if isinstance(state, dict) else []
+    if removed:  # a copy with the same tensors, without the removed modules
+        model = rebuild(model, {id(tensor): tensor for tensor in named_tensors(model).values()})
+        replace_modules_(model, removed)
     if not isinstance(state, dict) or not all(isinstance(state[name], Tensor) or _is_extra(name) for name in state):
         raise BadFile(f"{file} holds no weights; give slim.safetensors of a finished run.")
     names = {id(tensor): name for name, tensor in unsaved_tensors(model).items()}

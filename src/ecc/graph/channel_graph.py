@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ecc.errors import BadFile, BadWidths
 from ecc.graph.labels import Role
-from ecc.graph.structure import AffineSize, CostTable, Layer, StructureSpec, TensorShape
+from ecc.graph.structure import AffineSize, Branch, CostTable, Layer, Replacement, StructureSpec, TensorShape
 from ecc.records import read_record, to_json, write_record
 
 FORMAT = "ecc channel graph, version 4"
@@ -115,6 +115,12 @@ class ChannelGraph:
     tensors: tuple[TensorShape, ...]
     features: tuple[tuple[str, str, AffineSize], ...] = ()
     """Attributes of modules that follow the widths (`num_heads`): module path, attribute and size."""
+    branches: tuple[Branch, ...] = ()
+    """Residual branches that can be removed entirely."""
+    replacements: tuple[Replacement, ...] = ()
+    """The modules that are replaced when branches are removed."""
+    kept_branches: tuple[tuple[str, str], ...] = ()
+    """Residual branches that cannot be removed, and why."""
     scales: tuple[WidthScale, ...] = ()
     """Parameters and attributes that are scaled in a smaller network."""
     notes: tuple[str, ...] = ()
@@ -145,12 +151,15 @@ class ChannelGraph:
     def widths(self, widths: Mapping[str, float] | None = None) -> Tensor:
         """All widths in the order of `groups`, float64; groups that are not named keep their full width.
 
+        Width 0 removes a branch and must be given for all its groups.
+
         Raises:
             BadWidths: If a group is unknown, is not prunable, or a width is outside its range.
         """
+        inside = {name for branch in self.branches for name in branch.groups}
         for name, width in (widths or {}).items():
             group = self[name]
-            if group.frozen is not None and width != group.width:
+            if group.frozen is not None and width != group.width and not (width == 0 and name in inside):
                 reason = group.frozen.removeprefix("not prunable: ").rstrip(".")
                 raise BadWidths(f"group {name!r} is not prunable: {reason}.")
         return self.structure.widths(widths)
@@ -199,7 +208,7 @@ class ChannelGraph:
     @cached_property
     def costs(self) -> CostTable:
         """Costs as differentiable functions of the vector of widths."""
-        return CostTable(self.layers, self.tensors)
+        return self.structure.costs
 
     @cached_property
     def structure(self) -> StructureSpec:
@@ -211,7 +220,24 @@ class ChannelGraph:
             min_widths=tuple(group.width if group.frozen is not None else group.min_width for group in self.groups),
             layers=self.layers,
             tensors=self.tensors,
+            branches=self.branches,
+            replacements=self.replacements,
         )
+
+    def without_branches(self) -> ChannelGraph:
+        """The same graph with no branch that can be removed."""
+        return replace(self, branches=(), replacements=())
+
+    def branch(self, name: str) -> Branch:
+        """The branch with this name.
+
+        Raises:
+            BadWidths: If there is none.
+        """
+        found = next((branch for branch in self.branches if branch.name == name), None)
+        if found is None:
+            raise BadWidths(f"no branch is called {name!r}. Branches: {_some([b.name for b in self.branches])}.")
+        return found
 
     def macs(self, widths: Tensor | Mapping[str, float] | None = None) -> Tensor:
         """Multiply-accumulates of one forward pass of the example input."""
@@ -283,6 +309,9 @@ class ChannelGraph:
             layers=self.layers,
             tensors=self.tensors,
             features=self.features,
+            branches=self.branches,
+            replacements=self.replacements,
+            kept_branches=self.kept_branches,
             scales=self.scales,
             notes=self.notes,
             max_relative_diff=self.max_relative_diff,
@@ -308,6 +337,9 @@ class ChannelGraph:
                 layers=record.layers,
                 tensors=record.tensors,
                 features=record.features,
+                branches=record.branches,
+                replacements=record.replacements,
+                kept_branches=record.kept_branches,
                 scales=record.scales,
                 notes=record.notes,
                 max_relative_diff=record.max_relative_diff,
@@ -411,6 +443,9 @@ class ChannelGraphFile:
     scales: tuple[WidthScale, ...]
     notes: tuple[str, ...]
     max_relative_diff: float | None
+    branches: tuple[Branch, ...] = ()
+    replacements: tuple[Replacement, ...] = ()
+    kept_branches: tuple[tuple[str, str], ...] = ()
 
     def check_size(self) -> None:
         """Refuse a small file that would unpack to huge tensors."""

@@ -213,7 +213,7 @@ def build_graph(partition: ChannelPartition, tensors: Mapping[str, Tensor]) -> C
     changing = tuple(
         scale for scale in scales.values() if any(groups[group].frozen is None for group, _ in scale.size.multiples)
     )
-    return ChannelGraph(tuple(groups), (), shapes, following, changing)
+    return ChannelGraph(tuple(groups), (), shapes, following, scales=changing)
 
 
 def build_layers(partition: ChannelPartition, records: Sequence[OpRecord]) -> tuple[Layer, ...]:

@@ -7,17 +7,19 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar, cast
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, TypeAlias, TypeVar, cast
 from weakref import WeakKeyDictionary, WeakMethod
 
 import torch
 from torch import Tensor, nn
 
 from ecc.errors import BadWidths, EccWarning
-from ecc.graph.channel_graph import ChannelGraph, WidthScale
+from ecc.graph.channel_graph import ChannelGraph, ChannelGroup, WidthScale
 from ecc.graph.forward_pass import refuse_computed_weights
 from ecc.graph.model_copy import named_tensors, rebuild, scale_attributes_, set_sizes_
+from ecc.graph.removal import at_widths, replace_modules_, tensors_inside
+from ecc.graph.structure import Replacement
 
 Net = TypeVar("Net", bound=nn.Module)
 
@@ -102,7 +104,9 @@ def _warn_of_tensor_hooks(model: nn.Module) -> None:
 
 def _kept_units(model: nn.Module, graph: ChannelGraph, width_multiple: int) -> dict[str, Tensor]:
     """The units that `slim` keeps, for the groups that lose some."""
-    kept = zip(graph.groups, kept_masks(graph, _on_cpu(live_masks(model, graph)), width_multiple), strict=True)
+    live = _on_cpu(live_masks(model, graph))
+    masks = kept_masks(graph, live, width_multiple, removed_branches(model, graph))
+    kept = zip(graph.groups, masks, strict=True)
     return {group.name: mask.nonzero().flatten() for group, mask in kept if not bool(mask.all())}
 
 
@@ -118,29 +122,42 @@ def _on_cpu(masks: Sequence[Tensor]) -> list[Tensor]:
     return found
 
 
-def slim_and_slices(model: Net, graph: ChannelGraph) -> tuple[Net, dict[str, dict[int, Tensor]], dict[str, float]]:
+Slices: TypeAlias = Mapping[str, Mapping[int, Tensor] | None]
+"""For each tensor and axis that is pruned, the indices that are kept; None for a tensor that is removed."""
+
+
+def slim_and_slices(model: Net, graph: ChannelGraph) -> tuple[Net, Slices, dict[str, float]]:
     """`build_slim`, `kept_slices`, and the factors of the parameters that are scaled."""
     kept = _kept_units(model, graph, 1)
     factors = {scale.target: factor for scale, factor in _scales(graph, kept)}
-    return _with_units(model, graph, kept, None), _slices(graph, kept), factors
+    return _with_units(model, graph, kept, None), _kept_slices(graph, kept), factors
 
 
-def kept_slices(model: nn.Module, graph: ChannelGraph, width_multiple: int = 1) -> dict[str, dict[int, Tensor]]:
+def kept_slices(model: nn.Module, graph: ChannelGraph, width_multiple: int = 1) -> Slices:
     """For each tensor and axis that `slim` prunes, the indices that it keeps, in ascending order."""
-    return _slices(graph, _kept_units(model, graph, width_multiple))
+    return _kept_slices(graph, _kept_units(model, graph, width_multiple))
 
 
-def kept_masks(graph: ChannelGraph, live: Sequence[Tensor], width_multiple: int = 1) -> list[Tensor]:
+def _kept_slices(graph: ChannelGraph, kept: Mapping[str, Tensor]) -> Slices:
+    widths = [len(kept[g.name]) if g.name in kept else g.width for g in graph.groups]
+    removed = tensors_inside(graph.full_shapes, [one.path for one in _replacements(graph, widths)])
+    return {**_slices(graph, kept), **dict.fromkeys(removed)}
+
+
+def kept_masks(
+    graph: ChannelGraph, live: Sequence[Tensor], width_multiple: int = 1, removed: Collection[str] = ()
+) -> list[Tensor]:
     """For each group, which units `slim` keeps: the live ones, and masked ones to reach an allowed width.
 
     Args:
         graph: The channel graph.
         live: Masks from `live_masks`.
         width_multiple: As for `slim`.
+        removed: Names of the removed branches (see `removed_branches`), of which nothing is kept.
     """
     if width_multiple < 1:
         raise BadWidths(f"width_multiple={width_multiple} is below 1; 1 allows any width.")
-    widths = graph.structure.padded([int(mask.sum()) for mask in live], width_multiple)
+    widths = graph.structure.padded([int(mask.sum()) for mask in live], width_multiple, removed)
     kept = []
     for group, mask, width in zip(graph.groups, live, widths, strict=True):
         dead = (~mask).nonzero().flatten()
@@ -197,6 +214,58 @@ def mask_channels_(model: nn.Module, graph: ChannelGraph, dead: Mapping[str, Ten
             tensor.index_fill_(one.axis, _on_device_of(tensor, one.index[units].flatten()), 0)
 
 
+@torch.no_grad()
+def removed_branches(model: nn.Module, graph: ChannelGraph) -> tuple[str, ...]:
+    """Names of the branches that are masked in the model, which `slim` removes.
+
+    A branch is masked if its exits are zero and no unit of its groups is live.
+    """
+    if not graph.branches:
+        return ()
+    tensors = _tensors_of(model, graph)
+    flags = []
+    for branch in graph.branches:
+        parts = [tensors[name].any() for name in branch.exits]
+        parts += [_any_nonzero(tensors, graph[name]) for name in branch.groups]
+        flags.append(torch.stack([part.to(parts[0].device) for part in parts]).any())
+    live = torch.stack([flag.to(flags[0].device) for flag in flags]).tolist()
+    return tuple(branch.name for branch, is_live in zip(graph.branches, live, strict=True) if not is_live)
+
+
+def _any_nonzero(tensors: Mapping[str, Tensor], group: ChannelGroup) -> Tensor:
+    """Whether a consumer slice of a group is not zero."""
+    found = torch.zeros((), dtype=torch.bool, device="cpu")
+    for one in group.slices:
+        if one.is_consumer:
+            tensor = tensors[one.tensor]
+            whole = one.index.numel() == tensor.shape[one.axis]
+            mine = tensor if whole else tensor.index_select(one.axis, _on_device_of(tensor, one.index.flatten()))
+            found = found.to(tensor.device) | mine.any()
+    return found
+
+
+@torch.no_grad()
+def mask_branches_(model: nn.Module, graph: ChannelGraph, names: Collection[str]) -> None:
+    """Mask branches in one: set their exits, and the consumer slices of all their groups, to zero.
+
+    Args:
+        model: The network that was traced.
+        graph: Its channel graph.
+        names: Names of branches of the graph.
+
+    Raises:
+        BadWidths: If a branch is unknown.
+    """
+    tensors = _tensors_of(model, graph)
+    for name in names:
+        branch = graph.branch(name)
+        for exit_ in branch.exits:
+            tensors[exit_].zero_()
+        for one in (one for group in branch.groups for one in graph[group].masked_slices):
+            tensor = tensors[one.tensor]
+            tensor.index_fill_(one.axis, _on_device_of(tensor, one.index.flatten()), 0)
+
+
 def _checked_units(units: Any, width: int, name: str) -> Tensor:
     found: Tensor = torch.as_tensor(units, device="cpu")
     if not found.numel():
@@ -235,16 +304,18 @@ def slim_optimizer(
     """
     optimizer = getattr(optimizer, "inner", optimizer)
     new = dict(small.named_parameters())
-    pairs = {id(old): new[name] for name, old in model.named_parameters()}
     kept = _kept_units(model, graph, width_multiple)
-    slices = _slices(graph, kept)
+    slices = _kept_slices(graph, kept)
     factors = {scale.target: factor for scale, factor in _scales(graph, kept)}
     names = {id(old): name for name, old in model.named_parameters()}
     _check_slimmed_alike(model, new, slices)
+    gone = {id(old) for name, old in model.named_parameters() if slices.get(name, {}) is None}
+    pairs = {id(old): new[name] for name, old in model.named_parameters() if id(old) not in gone}
     settings = []
     for settings_of_group in optimizer.param_groups:
         mine = {key: value for key, value in settings_of_group.items() if key != "params"}
-        settings.append({**mine, "params": [pairs.get(id(p), p) for p in settings_of_group["params"]]})
+        params = [pairs.get(id(p), p) for p in settings_of_group["params"] if id(p) not in gone]
+        settings.append({**mine, "params": params})
     try:
         new_optimizer = cast(Callable[..., torch.optim.Optimizer], type(optimizer))(settings)
     except TypeError as error:
@@ -253,8 +324,10 @@ def slim_optimizer(
         ) from error
     new_optimizer.defaults = dict(optimizer.defaults)
     for old, state in optimizer.state.items():
+        if id(old) in gone:
+            continue
         name = names.get(id(old), "")  # parameters of other modules keep their state
-        axes = slices.get(name, {})
+        axes = slices.get(name) or {}
         unfit = next((key for key, value in state.items() if axes and _cannot_follow(value, old)), None)
         if unfit is not None:
             raise BadWidths(
@@ -270,14 +343,15 @@ def slim_optimizer(
     return new_optimizer
 
 
-def _check_slimmed_alike(
-    model: nn.Module, small: Mapping[str, Tensor], slices: Mapping[str, Mapping[int, Tensor]]
-) -> None:
+def _check_slimmed_alike(model: nn.Module, small: Mapping[str, Tensor], slices: Slices) -> None:
     for name, dense in model.named_parameters():
-        wanted = [len(slices.get(name, {}).get(axis, range(size))) for axis, size in enumerate(dense.shape)]
-        if list(small[name].shape) != wanted:
+        axes = slices.get(name, {})
+        wanted = None if axes is None else [len(axes.get(axis, range(size))) for axis, size in enumerate(dense.shape)]
+        found = list(small[name].shape) if name in small else None
+        if found != wanted:
+            shapes = ["was removed" if shape is None else f"has shape {shape}" for shape in (found, wanted)]
             raise BadWidths(
-                f"{name} of the slim network has shape {list(small[name].shape)}, expected {wanted}. "
+                f"{name} of the slim network {shapes[0]}, expected that it {shapes[1]}. "
                 "Use the same width_multiple as for slim, and call this before channels change."
             )
 
@@ -306,6 +380,10 @@ def _with_units(model: Net, graph: ChannelGraph, keep: Mapping[str, Tensor], dev
     refuse_computed_weights(model)
     tensors = _tensors_of(model, graph)
     widths = [len(keep[g.name]) if g.name in keep else g.width for g in graph.groups]
+    removed = _replacements(graph, widths)
+    # What is left of a removed branch, such as code between its modules, runs at minimum widths.
+    keep = {**keep, **{g.name: _first_units(g) for g, width in zip(graph.groups, widths, strict=True) if not width}}
+    widths = [len(keep[g.name]) if g.name in keep else g.width for g in graph.groups]
     if device is not None and torch.device(device).type == "meta":
         shapes = {t.name: [round(axis.at(widths)) for axis in t.axes] for t in graph.tensors}
         made = {id(t): _empty_like(t, shapes.get(name, list(t.shape))) for name, t in tensors.items()}
@@ -319,6 +397,7 @@ def _with_units(model: Net, graph: ChannelGraph, keep: Mapping[str, Tensor], dev
     small = rebuild(model, made)
     set_sizes_(small, {(path, name): round(size.at(widths)) for path, name, size in graph.features})
     scale_attributes_(small, {scale.target: factor for scale, factor in scales if scale.target not in tensors})
+    replace_modules_(small, [at_widths(one, widths) for one in removed])
     return small
 
 
@@ -328,6 +407,16 @@ def _scales(graph: ChannelGraph, keep: Mapping[str, Tensor]) -> list[tuple[Width
     widths = [len(keep[g.name]) if g.name in keep else g.width for g in graph.groups]
     factors = [(scale, scale.factor(full, widths)) for scale in graph.scales]
     return [(scale, factor) for scale, factor in factors if factor != 1]
+
+
+def _first_units(group: ChannelGroup) -> Tensor:
+    return torch.arange(group.width if group.frozen is not None else group.min_width, device="cpu")
+
+
+def _replacements(graph: ChannelGraph, widths: Sequence[int]) -> list[Replacement]:
+    """The modules that are replaced at these widths."""
+    gone = set(graph.structure.removed(widths))
+    return [one for one in graph.replacements if gone.issuperset(one.branches)]
 
 
 def _slices(graph: ChannelGraph, keep: Mapping[str, Tensor]) -> dict[str, dict[int, Tensor]]:

@@ -83,7 +83,7 @@ class Tracer(TorchDispatchMode):
     """Labels that such a line splits, and why."""
     splits: set[str] = field(default_factory=set)
     """Those lines of `guesses` that split a channel axis."""
-    twins: Mapping[str, str] = field(default_factory=dict)
+    first_equal: Mapping[str, str] = field(default_factory=dict)
     """For each module, the first equal one. Equal modules share `choices` and `stops`."""
     constant: Set[tuple[str, str]] = frozenset()
     """Attributes, by the first equal module and name, that do not follow the number of channels."""
@@ -417,7 +417,7 @@ class Tracer(TorchDispatchMode):
             vector = self.viewed.get((call.path, int(size)))
             if position is not None and vector is not None and list(size.sources.values()) == [size]:
                 path, name = next(iter(size.sources))
-                if (self.twins.get(path, path), name) not in self.constant:
+                if (self.first_equal.get(path, path), name) not in self.constant:
                     self.channel_labels.size_attribute(path, name, vector)
                     shape = [-1 if axis == position else 1 for axis in range(call.out.dim())]
                     call.out._ecc_state = vector.reshape(shape).expand(call.out.shape)  # type: ignore[attr-defined]
@@ -440,7 +440,7 @@ class Tracer(TorchDispatchMode):
 
     def _follow_one(self, source: tuple[str, str], value: int, axes: Sequence[tuple[Labels, int]]) -> None:
         path, name = source
-        if (self.twins.get(path, path), name) in self.constant:
+        if (self.first_equal.get(path, path), name) in self.constant:
             return
         for labels, axis in axes:
             if labels is not None and labels.shape[axis] == value and varies(labels, axis):
@@ -564,7 +564,7 @@ class Tracer(TorchDispatchMode):
 
     def key(self, call: Call) -> str:
         """Operator, line of code and module, for `choices` and `stops`."""
-        module = self.twins.get(self.last_path, self.last_path)
+        module = self.first_equal.get(self.last_path, self.last_path)
         return f"{call.name}@{self.line()}" + (f" in {module}" if module else "")
 
     def line(self) -> str:
