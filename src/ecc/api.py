@@ -31,6 +31,8 @@ from ecc.io import refuse_other_file, write_text
 from ecc.measure import Analytic, EnergySource, Profile, close_meter, find_meter, profile
 from ecc.measure.profiler import default_device
 from ecc.methods import Compression, CompressSettings
+from ecc.methods.base import can_remove_branches
+from ecc.methods.registry import find_method
 from ecc.methods.runner import OptimizerFactory
 from ecc.options import flat_values, settings_from
 from ecc.report.live import CompressProgress, ProfileProgress
@@ -298,6 +300,7 @@ def compress_task(
                 batch=batch,
                 freeze=freeze,
                 width_multiple=settings.width_multiple,
+                depth=can_remove_branches(find_method(method), settings),
                 distributed=distributed,
                 console=console,
             )
@@ -529,6 +532,7 @@ def profile_and_fit(
     batch: int | None = None,
     freeze: Sequence[str] = (),
     width_multiple: int | None = None,
+    depth: bool = True,
     distributed: DistributedContext,
     console: Console | None = None,
 ) -> list[EnergyModel]:
@@ -546,6 +550,7 @@ def profile_and_fit(
         batch: Items per inference; that of the example input by default.
         freeze: Patterns of modules whose outputs are not pruned.
         width_multiple: Widths are multiples of this.
+        depth: Include networks with removed branches.
         distributed: Only the first process measures.
         console: Where progress is shown.
     """
@@ -569,6 +574,7 @@ def profile_and_fit(
                 samples=samples or min(SAMPLES, max(1, possible // 2)),
                 design="uniform" if preset == "paper" else "mixed",
                 width_multiple=width_multiple,
+                depth=depth,
                 device=device,
                 target_error=None if samples or preset == "paper" else TARGET_ERROR,
                 progress=view,

@@ -45,7 +45,14 @@ from ecc.training import (
     train_steps,
 )
 
-from .base import MaskedAdam, Method, PruningContext, check_needs_held_out, has_schedule
+from .base import (
+    MaskedAdam,
+    Method,
+    PruningContext,
+    can_remove_branches,
+    check_needs_held_out,
+    has_schedule,
+)
 from .baselines.recalibration import BATCHES, recalibrate_, recalibrated
 from .budget_controller import TOLERANCE_BAND, BudgetController, initial_targets
 from .cost_evaluator import CostEvaluator, MeasuredCost, check_meter
@@ -127,7 +134,10 @@ class Compression(CompressionRunner[CompressedModel]):
         )
         self.batch = batch_size_of(self.example_input)
         graph = trace_channels(task.model, self.example_input, freeze=freeze, verify=False)
-        self.graph = verify_graph(task.model, graph, task.example_input)
+        removes = can_remove_branches(self.method, self.settings)
+        could = can_remove_branches(self.method, replace(self.settings, depth=True))
+        self._with_branches = graph if could and not removes else None
+        self.graph = verify_graph(task.model, graph if removes else graph.without_branches(), task.example_input)
         for model in models:
             model.check(self.graph)
         self.budgets = tuple(budgets)
@@ -152,7 +162,7 @@ class Compression(CompressionRunner[CompressedModel]):
         check_needs_held_out(self.method, self.task)
         self.costs, self.limits = resolve_budgets(self.graph, self.budgets, self.energy_models, self.batch)
         ratio, multiple = self.settings.min_width_ratio, self.width_multiple
-        refuse_infeasible(self.graph, self.costs, self.feasibility(), ratio, multiple)
+        refuse_infeasible(self.graph, self.costs, self.feasibility(), ratio, multiple, self._with_branches)
         self._dense: MeasuredCost | None = None
         self._pruned: PruneResult | None = None
         self._controller: BudgetController | None = None
@@ -288,7 +298,7 @@ class Compression(CompressionRunner[CompressedModel]):
 
     def _empty_slim(self, model: nn.Module, widths: Mapping[str, int]) -> nn.Module:
         """A network of these widths, whose weights are still to be loaded."""
-        return with_widths(model, self.graph, {group.name: widths[group.name] for group in self.graph.prunable})
+        return with_widths(model, self.graph, {group.name: widths[group.name] for group in self.graph.variable})
 
     # ------------------------------------------------------------ tools of a method
 
