@@ -117,12 +117,17 @@ def _with_removed(structure: StructureSpec, widths: Array) -> StructureSpec:
 def _check_rows(profile: Profile) -> None:
     """Refuse samples made in Python that `Profile.load` would refuse."""
     full, seen = profile.header.full_widths, set()
+    branches = profile.header.structure.branches
+    inside = {name for branch in branches for name in branch.groups}
+    least = [0 if name in inside else 1 for name in profile.header.groups]
     for row in profile.samples:
         name = "the dense reference" if row.index is None else f"sample {row.index}"
         for field, value in (("joules", row.joules), ("seconds", row.seconds)):
             if not (math.isfinite(value) and value > 0):
                 raise BadFile(f"{name} of the profile has {value} {field}; it must be above 0. Remove the sample.")
-        if len(row.widths) != len(full) or any(not 0 <= w <= f for w, f in zip(row.widths, full, strict=True)):
+        if len(row.widths) != len(full) or any(
+            not a <= w <= f for a, w, f in zip(least, row.widths, full, strict=True)
+        ):
             raise BadFile(f"{name} of the profile has widths {list(row.widths)}, outside 1..{list(full)}.")
         if row.index is not None and (row.index, row.round) in seen:
             raise BadFile(f"{name} of the profile occurs twice in round {row.round}. Remove one of the two.")
