@@ -56,8 +56,8 @@ class Block(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Attention and MLP, each added to the input."""
         x = x + self.attend(self.norm1(x))
-        x = x + self.fc2(F.gelu(self.fc1(self.norm2(x))))
-        return x
+        mixed: Tensor = x + self.fc2(F.gelu(self.fc1(self.norm2(x))))
+        return mixed
 
 
 class ViT(nn.Module):

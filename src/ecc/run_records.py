@@ -34,7 +34,7 @@ class Feasibility:
     """Of the cost: measured, estimated, counted or declared."""
     dense: float
     min_cost: float
-    """Cost with every group at its minimum width."""
+    """Cost with every group at its minimum width, and without the branches that can be removed."""
     limit: float
     uniform_ratio: float | None
     """Fraction of the channels that uniform pruning would keep; None if the budget is not reachable."""
