@@ -14,12 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from ecc.budget import COUNTED_UNITS as UNITS
 from ecc.energy import Cost, CountedCost, NonzeroCost, counted_cost, nonzero_cost, parse_budget
 from ecc.energy.cost import RISE, BilinearForm, StepTerms
-from ecc.energy.counted import UNITS
 from ecc.energy.families import candidate_steps
 from ecc.errors import BadWidths
-from ecc.graph import AffineSize, trace_channels, with_widths
+from ecc.graph import AffineSize, trace_channels
 from ecc.graph.structure import TensorShape
 from ecc.measure.meters.platform import PLATFORMS, Platform
 from energy.cases import (
@@ -28,8 +28,6 @@ from energy.cases import (
     autograd,
     finite_differences,
     graph_of,
-    named,
-    network,
     pairs_of,
     random_model,
     random_widths,
@@ -194,16 +192,6 @@ def test_counts_equal_those_of_the_graph(name: str) -> None:
         for resource, method in COUNTS.items():
             assert float(counted_cost(graph, resource).value(vector)) == float(getattr(graph, method)(vector))
         assert float(counted_cost(graph, "peak_bytes").value(vector)) == max(slow_layer_bytes(name, vector))
-
-
-@pytest.mark.parametrize("name", ["chain", "residual", "depthwise", "concat", "grouped"])
-def test_parameters_are_those_of_the_pruned_module(name: str) -> None:
-    model, _, graph = network(name)
-    for widths in random_widths(graph.structure, 3):
-        small, vector = with_widths(model, graph, named(graph.structure, widths)), torch.tensor(widths)
-        assert float(counted_cost(graph, "params").value(vector)) == sum(p.numel() for p in small.parameters())
-        tensors = (*small.parameters(), *small.buffers())
-        assert float(counted_cost(graph, "weight_bytes").value(vector)) == sum(t.nbytes for t in tensors)
 
 
 @given(data=st.data())

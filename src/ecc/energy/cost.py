@@ -22,6 +22,7 @@ from scipy.sparse import csr_array, diags
 from torch import Tensor
 
 from ecc.graph import AffineSize
+from ecc.graph.structure import Switches
 
 Array: TypeAlias = NDArray[np.float64]
 
@@ -69,7 +70,8 @@ def risen(sizes: Array, cap: Array, multiple: Array) -> Array:
 class Cost(Protocol):
     """A nonnegative function of the widths of all channel groups.
 
-    Widths are real numbers, one per group in the order of `ChannelGraph.groups`, frozen groups included.
+    Widths are real numbers, one per group in the order of `ChannelGraph.groups`, frozen groups included. All groups of
+    a removed branch have width 0.
     """
 
     @property
@@ -92,6 +94,10 @@ class Cost(Protocol):
     def full_widths(self) -> tuple[int, ...]:
         """Widths of the dense network."""
 
+    @property
+    def branches(self) -> tuple[str, ...]:
+        """Names of the branches whose removal the cost is known for."""
+
     def value(self, widths: Tensor) -> Tensor:
         """The cost at one vector of widths, or at each row of a matrix; differentiable."""
 
@@ -110,7 +116,8 @@ class BilinearForm:
     """base + sum of coefficient * left * right, on one device.
 
     The sum is a quadratic form in the widths and is computed as one: a gradient takes a single matrix-vector product,
-    whatever the number of terms.
+    whatever the number of terms. Terms that are removed with a branch and do not vanish with its widths are computed
+    one by one.
 
     Args:
         base: Cost that does not depend on the widths.
@@ -118,6 +125,8 @@ class BilinearForm:
         lefts: One per term.
         rights: One per term; `ONE` for a term that is affine.
         num_groups: Length of the width vectors.
+        switches: One per term: positions of groups. The term is 0 if all of them have width 0. An empty one has no
+            effect.
     """
 
     base: float
@@ -126,46 +135,83 @@ class BilinearForm:
     rights: tuple[AffineSize, ...]
     num_groups: int
     device: torch.device | str = "cpu"
+    switches: tuple[tuple[int, ...], ...] = ()
     _form: tuple[Tensor, ...] = field(init=False, repr=False, compare=False)
+    _switched: tuple[Switches, tuple[Tensor, ...]] | None = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         # With left = L s + l and right = R s + r, the sum is s' (L' C R) s + (C l R + C r L) s + l' C r + base.
         # L and R are sparse: a term depends on few groups, and dense matrices would dominate memory at 1,000 groups.
-        left, left_fixed = _matrix(self.lefts, self.num_groups)
-        right, right_fixed = _matrix(self.rights, self.num_groups)
-        coefficients = np.array(self.coefficients, dtype=np.float64)
+        switched = [n for n, switch in enumerate(self.switches) if switch and not self._vanishes(n)]
+        always = sorted({*range(len(self.coefficients))} - {*switched})
+        left, left_fixed = _matrix([self.lefts[n] for n in always], self.num_groups)
+        right, right_fixed = _matrix([self.rights[n] for n in always], self.num_groups)
+        coefficients = np.array(self.coefficients, dtype=np.float64)[always]
         with np.errstate(over="ignore", invalid="ignore"):  # a damaged file may overflow; `EnergyModel.load` checks
             half = (left.T @ (diags(coefficients) @ right)).toarray()
             linear = left.T @ (coefficients * right_fixed) + right.T @ (coefficients * left_fixed)
             constant = np.asarray((coefficients * left_fixed * right_fixed).sum() + self.base)
         form = (half + half.T, linear, constant)
         object.__setattr__(self, "_form", tuple(torch.from_numpy(part).to(self.device) for part in form))
+        found = None
+        if switched:
+            on = Switches([self.switches[n] for n in switched], self.num_groups, self.device)
+            found = (on, self._dense(switched))
+        object.__setattr__(self, "_switched", found)
+
+    def _vanishes(self, number: int) -> bool:
+        """Whether a term is 0 without a switch when the widths of its switch are 0."""
+        switch = set(self.switches[number])
+        return any(
+            not size.fixed and switch.issuperset(group for group, _ in size.multiples)
+            for size in (self.lefts[number], self.rights[number])
+        )
 
     @cached_property
     def parts(self) -> tuple[Tensor, ...]:
         """Coefficients, the matrix and the fixed part of `lefts`, and the same of `rights`, as dense tensors."""
-        left, left_fixed = _matrix(self.lefts, self.num_groups)
-        right, right_fixed = _matrix(self.rights, self.num_groups)
-        coefficients = np.array(self.coefficients, dtype=np.float64)
+        return self._dense(range(len(self.coefficients)))
+
+    def _dense(self, numbers: Sequence[int]) -> tuple[Tensor, ...]:
+        left, left_fixed = _matrix([self.lefts[n] for n in numbers], self.num_groups)
+        right, right_fixed = _matrix([self.rights[n] for n in numbers], self.num_groups)
+        coefficients = np.array([self.coefficients[n] for n in numbers], dtype=np.float64)
         dense = (coefficients, left.toarray(), left_fixed, right.toarray(), right_fixed)
         return tuple(torch.from_numpy(part).to(self.device) for part in dense)
+
+    @cached_property
+    def _all_switches(self) -> Switches:
+        return Switches(self.switches or [()] * len(self.coefficients), self.num_groups, self.device)
 
     def terms(self, widths: Tensor) -> Tensor:
         """coefficient * left * right of every term, along the last axis."""
         coefficients, left, left_fixed, right, right_fixed = self.parts
         widths = widths.to(torch.float64)
-        return coefficients * (widths @ left.T + left_fixed) * (widths @ right.T + right_fixed)
+        found = coefficients * (widths @ left.T + left_fixed) * (widths @ right.T + right_fixed)
+        return found * self._all_switches(widths) if self._all_switches.any else found
 
     def value(self, widths: Tensor) -> Tensor:
         """The sum at one vector of widths, or at each row of a matrix."""
         quadratic, linear, constant = self._form
         widths = widths.to(torch.float64)
-        return (widths * (0.5 * (widths @ quadratic) + linear)).sum(-1) + constant
+        value = (widths * (0.5 * (widths @ quadratic) + linear)).sum(-1) + constant
+        if self._switched is None:
+            return value
+        on, (coefficients, left, left_fixed, right, right_fixed) = self._switched
+        terms = coefficients * (widths @ left.T + left_fixed) * (widths @ right.T + right_fixed)
+        return value + (on(widths) * terms).sum(-1)
 
     def gradient(self, widths: Tensor) -> Tensor:
-        """Derivative at one vector of widths."""
+        """Derivative at one vector of widths. Switches count as constant."""
         quadratic, linear, _ = self._form
-        return torch.addmv(linear, quadratic, widths.to(torch.float64))
+        widths = widths.to(torch.float64)
+        gradient = torch.addmv(linear, quadratic, widths)
+        if self._switched is None:
+            return gradient
+        on, (coefficients, left, left_fixed, right, right_fixed) = self._switched
+        scaled = on(widths) * coefficients
+        gradient = gradient + (scaled * (widths @ right.T + right_fixed)) @ left
+        return gradient + (scaled * (widths @ left.T + left_fixed)) @ right
 
     def form(self, steps: StepTerms | None = None) -> CostForm:
         """The sum as arrays, together with steps."""
@@ -180,13 +226,7 @@ class StepTerms:
     """Sum of height * clip((size - level) / RISE, 0, 1), and of height * [size is not a multiple], on one device.
 
     Between two steps the cost is flat: removing channels there saves nothing, as on the device.
-
-    Args:
-        heights: One per step, at least 0.
-        sizes: One per step.
-        levels: One per step: the size at which it starts to rise.
-        multiples: One per step: 0 for a step that rises at its level, otherwise the multiple.
-        num_groups: Length of the width vectors.
+    Step k has a multiple of 0 if it rises at its level.
     """
 
     heights: tuple[float, ...]

@@ -52,10 +52,13 @@ class Term:
     """Quantity of each of `AMOUNTS` per unit of left * right."""
     layers: tuple[tuple[int, Amounts], ...]
     """The layers that contribute: (position, amounts)."""
+    switch: tuple[int, ...] = ()
+    """Positions of groups. The term is 0 if all of them have width 0: its branch is removed. Empty: no effect."""
 
     def at(self, widths: Array) -> Array:
         """left * right at each row of widths."""
-        return size_at(self.left, widths) * size_at(self.right, widths)
+        product = size_at(self.left, widths) * size_at(self.right, widths)
+        return np.where((widths[:, list(self.switch)] > 0).any(axis=1), product, 0.0) if self.switch else product
 
 
 @dataclass(frozen=True)

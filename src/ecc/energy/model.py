@@ -39,7 +39,7 @@ FORMAT = "ecc energy model, version 2"
 FORMULA = (
     "base + sum of coefficient * left * right + sum of height * clip((size - level) / 8, 0, 1); "
     "a step with a multiple is 1 where the size is not a multiple of it, else 0; "
-    "a size is [fixed, [[group, multiple], ...]]"
+    "a size is [fixed, [[group, multiple], ...]]; a term is 0 if all groups of its switch have width 0"
 )
 CURVE_SIZES = (15, 20, 30, 40, 60, 80, 120, 160, 200, 300, 500, 1000, 2000, 5000)
 _MIN_IMPROVEMENT = 0.98  # the physical family must have an error below this share of the bilinear one to be chosen
@@ -60,6 +60,8 @@ class Origin:
     """Number of width configurations that the model was fitted to."""
     width_multiple: int | None = None
     """The profiled widths were multiples of this; other widths are extrapolated."""
+    environment: dict[str, str] = field(default_factory=dict)
+    """Versions of the software of the profile."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -77,6 +79,8 @@ class EnergyModel:
     min_widths: tuple[int, ...]
     layers: tuple[str, ...]
     """Paths of the layers."""
+    branches: tuple[str, ...] = ()
+    """Names of the branches that were removed in some samples of the profile. The cost without others is not known."""
     resource: str
     """energy or latency."""
     origin: Origin
@@ -207,7 +211,9 @@ class EnergyModel:
     def _form(self) -> BilinearForm:
         terms = self.fitted.terms
         lefts, rights = tuple(term.left for term in terms), tuple(term.right for term in terms)
-        return BilinearForm(self.fitted.base, self.fitted.coefficients, lefts, rights, len(self.groups), self.device)
+        switches = tuple(term.switch for term in terms)
+        base, coefficients = self.fitted.base, self.fitted.coefficients
+        return BilinearForm(base, coefficients, lefts, rights, len(self.groups), self.device, switches)
 
     @cached_property
     def _steps(self) -> StepTerms:
@@ -276,10 +282,12 @@ class EnergyModelFile:
     quality: FitQuality
     formula: str
     fitted: FittedModel
+    branches: tuple[str, ...] = ()
 
 
 _SHARED = (
-    "resource", "fingerprint", "groups", "full_widths", "min_widths", "layers", "dense_sample", "quality", "fitted",
+    "resource", "fingerprint", "groups", "full_widths", "min_widths", "layers", "branches", "dense_sample", "quality",
+    "fitted",
 )  # fmt: skip
 """Fields that `EnergyModel` and its file have in common."""
 
@@ -299,15 +307,21 @@ def _check_consistency(model: EnergyModel) -> None:
         raise ValueError("the numbers of terms and coefficients differ")
     if len(fitted.unit_coefficients) not in (0, len(AMOUNTS)):
         raise ValueError(f"there are {len(fitted.unit_coefficients)} unit coefficients, not {len(AMOUNTS)}")
-    for term in fitted.terms:
-        _check_term(term.name, (term.left, term.right), [number for number, _ in term.layers], model)
-    for step in fitted.steps:
-        _check_term(step.name, (step.size,), step.layers, model)
-        if step.multiple < 0:
-            raise ValueError(f"the multiple {step.multiple} of step {step.name!r} is negative")
+    _check_terms(model)
     for dense in (model.dense, model.dense_profiled):
         if not (math.isfinite(dense) and dense > 0):
             raise ValueError(f"the cost of the dense network is {dense} {model.unit}")
+
+
+def _check_terms(model: EnergyModel) -> None:
+    for term in model.fitted.terms:
+        if any(not 0 <= group < len(model.groups) for group in term.switch):
+            raise ValueError(f"the switch of term {term.name!r} refers to an unknown group")
+        _check_term(term.name, (term.left, term.right), [number for number, _ in term.layers], model)
+    for step in model.fitted.steps:
+        _check_term(step.name, (step.size,), step.layers, model)
+        if step.multiple < 0:
+            raise ValueError(f"the multiple {step.multiple} of step {step.name!r} is negative")
 
 
 def _check_term(name: str, sizes: tuple[AffineSize, ...], layers: Any, model: EnergyModel) -> None:
@@ -390,6 +404,7 @@ def build_model(
             settings=header.settings,
             samples=len(samples),
             width_multiple=header.design.width_multiple,
+            environment=header.environment if header.settings is not None else {},
         ),
         fitted=fitted,
         dense_sample=float(dense.mean()) if len(dense) else None,

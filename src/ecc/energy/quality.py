@@ -102,13 +102,7 @@ def cross_validate(family: Family, samples: Samples, count: int = FOLDS) -> Arra
 
 
 def summarize_errors(errors: Array, samples: Samples, dense_fitted: float | None = None) -> FitErrors:
-    """Statistics of cross-validated errors.
-
-    Args:
-        errors: One per sample.
-        samples: The samples.
-        dense_fitted: Error at the dense network in the final fit.
-    """
+    """Statistics of cross-validated errors."""
     size = np.abs(errors)
     ratios = samples.width_ratios
     mean_ratio = ratios.mean(axis=1)
