@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -75,6 +76,11 @@ def test_value_is_the_sum_of_its_terms_and_layers_add_up(kind: str, data: st.Dat
 def test_a_model_with_steps_adds_up_by_layer_too(digits_model: EnergyModel) -> None:
     assert digits_model.fitted.steps
     assert sum(digits_model.per_layer().values()) == pytest.approx(digits_model.dense, rel=1e-12)
+
+
+def test_repr_is_one_short_line(digits_model: EnergyModel) -> None:
+    pattern = r"^<EnergyModel energy \(physical\), dense [\d.e-]+ J, error 0\.\d%, NVIDIA Jetson TX2>$"
+    assert re.match(pattern, repr(digits_model))
 
 
 def test_the_authors_model_gives_their_energies_of_alexnet() -> None:
