@@ -121,7 +121,9 @@ def _dequantised(data: Tensor, kind: str) -> Tensor:
         return data.view(torch.float32).clone()
     if kind == "Q8_0":
         blocks = data.view(-1, 2 + _BLOCK)
-        return (blocks[:, :2].contiguous().view(torch.float16).float() * blocks[:, 2:].view(torch.int8).float()).flatten()
+        return (
+            blocks[:, :2].contiguous().view(torch.float16).float() * blocks[:, 2:].view(torch.int8).float()
+        ).flatten()
     if kind == "Q4_1":
         blocks = data.view(-1, 4 + _BLOCK // 2)
         scales = blocks[:, :4].contiguous().view(torch.float16).float()
