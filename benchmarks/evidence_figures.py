@@ -13,7 +13,7 @@ from evidence_data import AFTER, BEFORE, OURS, Experiment, experiments, mean_and
 from evidence_page import FIGURES, FOLDER, accuracy_figure, widths_figure
 from plotting import GREY, in_rows, save_figure, scale_of
 
-from ecc.report.chart_parts import COLOURS, OTHER_METHOD, SHAPES, Row, make_chart, x_axis, y_axis
+from ecc.report.chart_parts import COLOURS, OTHER_METHOD, SHAPES, Row, make_chart, stronger_for_ecc, x_axis, y_axis
 
 PAPER = f"{OURS} (paper)"
 COLUMNS = 3
@@ -39,12 +39,10 @@ def encodings(methods: list[str]) -> list[Any]:
     colours = {method: COLOURS[name][0] for method, name in known.items()}
     shapes = {method: SHAPES[name] for method, name in known.items()}
     dashes = {method: [4, 3] if " " in method else [1, 0] for method in methods}
-    widths = {method: 2.6 if method == OURS else 1.3 for method in methods}
     return [
         alt.Color("method", type="nominal", scale=scale_of(colours)),
         alt.Shape("method", type="nominal", scale=scale_of(shapes)),
         alt.StrokeDash("method", type="nominal", scale=scale_of(dashes)),
-        alt.StrokeWidth("method", type="nominal", scale=scale_of(widths), legend=None),
     ]
 
 
@@ -67,16 +65,16 @@ def _accuracy_panel(found: Experiment, when: str) -> Any:
     dense = mean_and_spread(found.dense())
     level = 100 * dense[0] if dense else None
     domain, note = _cut_off(rows, level)
-    scale = alt.Scale(zero=False) if domain is None else alt.Scale(domain=domain, clamp=True)
+    scale = alt.Scale(zero=False) if domain is None else alt.Scale(domain=domain)
     ticks = [100 * share_of(budget) for budget in found.budgets]
     title = f"joules, % of dense ({found.labels})"
     x = x_axis("share", title, scale=alt.Scale(zero=False), axis=alt.Axis(values=ticks))
     y, low = (y_axis(name, f"{found.score_name} [%]", scale=scale) for name in ("score", "low"))
-    colour, shape, dash, width = encodings(methods)
+    colour, shape, dash = encodings(drawn(found))
     chart = make_chart(rows)
     parts = [
-        chart.mark_rule().encode(x, low, alt.Y2("high"), colour),
-        chart.mark_line(clip=True).encode(x, y, colour, dash, width),
+        chart.mark_rule(clip=True).encode(x, low, alt.Y2("high"), colour),
+        chart.mark_line(clip=True).encode(x, y, colour, dash, strokeWidth=stronger_for_ecc(2.6, 1.3)),
         chart.mark_point(filled=True, size=45, opacity=1, clip=True).encode(x, y, colour, shape),
     ]
     if level is not None:
@@ -140,10 +138,10 @@ def widths(found: Experiment) -> Any:
     panels = [make_chart(rows).mark_line().encode(x, y, colour).properties(title=f"{OURS}, all budgets", **size)]
     for name in others:
         chart = make_chart([*rows_of(name, budget), *rows_of(OURS, budget)])
-        method_colour, _, dash, _ = encodings([name, OURS])
+        method_colour, _, dash = encodings([name, OURS])
         line = chart.mark_line(point=alt.OverlayMarkDef(size=12)).encode(x, y, method_colour, dash)
         panels.append(line.properties(title=f"{name} beside {OURS}, {budget}", **size))
-    return in_rows(panels, COLUMNS).resolve_scale(color="independent", strokeDash="independent")
+    return in_rows(panels, COLUMNS)
 
 
 def kept(found: Experiment, method: str, budget: str, full: dict[str, int]) -> list[float]:

@@ -28,9 +28,10 @@ def scale_of(styles: Mapping[str, Any]) -> alt.Scale:
 
 
 def in_rows(panels: Sequence[Any], columns: int) -> Any:
-    """Panels side by side, in several rows."""
-    rows = [alt.hconcat(*panels[start : start + columns]) for start in range(0, len(panels), columns)]
-    return alt.vconcat(*rows)
+    """Panels side by side, in several rows, each with scales and a legend of its own."""
+    own: Any = dict.fromkeys(("color", "shape", "strokeDash"), "independent")
+    rows = [panels[start : start + columns] for start in range(0, len(panels), columns)]
+    return alt.vconcat(*(alt.hconcat(*row).resolve_scale(**own) for row in rows)).resolve_scale(**own)
 
 
 def save_figure(chart: Any, path: Path, title: str = "") -> Path:

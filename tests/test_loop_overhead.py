@@ -27,8 +27,8 @@ def run(monkeypatch: pytest.MonkeyPatch, *words: str) -> None:
     script.main()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["ViT-Tiny", pytest.param("ResNet-18, own file", marks=pytest.mark.thorough)])
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", ["ViT-Tiny", "ResNet-18, own file"])
 def test_both_loops_are_timed_in_both_phases(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "out.json"
     words = ["--only", name, "--ratios", "2", "--steps", "1", "--warm-up", "3", "--out", str(out)]

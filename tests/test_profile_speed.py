@@ -55,7 +55,7 @@ def test_a_network_is_profiled_with_default_options(
     monkeypatch.setattr(speed, "measure_model", lambda *a, **k: measure_model(*a, **k, clock=board.clock))
     monkeypatch.setitem(speed.NETWORKS, "small", lambda: (SmallNet(board), EXAMPLE))
     found = speed.one("small", tmp_path / "a.profile", FakeMeter(board), "cpu", 6, float("inf"))
-    assert (found["mode"], found["samples"], found["references"]) == ("eager", 6, 7)
+    assert (found["runner"], found["samples"], found["references"]) == ("eager", 6, 7)
     assert found["seconds_per_sample"] == pytest.approx(1.0)
     assert found["repeat_noise"] < 0.01
     assert abs(found["bias"]) < 0.01

@@ -30,7 +30,7 @@ from ecc.graph import ChannelGraph, trace_channels
 from ecc.measure import EnergySource
 from ecc.methods import Compression, CompressSettings
 from ecc.methods.runner import OptimizerFactory
-from ecc.profiling import open_meter, profile_and_fit
+from ecc.profiling import check_inference, open_meter, profile_and_fit
 from ecc.report.live import CompressProgress
 from ecc.report.terminal import feasibility_table, graph_table
 from ecc.run_records import Feasibility, RunSummary
@@ -291,9 +291,12 @@ def compress_task(
             assert source is not None  # without an energy model there has to be one
             check_run_folder(Path(folder))
             models = profile_and_fit(
-                task, resources, source, Path(folder), settings.width_multiple, distributed, console,
-                samples=samples, preset=preset, batch=batch, freeze=freeze,
+                task, resources, source, Path(folder), distributed=distributed, console=console, samples=samples,
+                preset=preset, batch=batch, freeze=freeze, width_multiple=settings.width_multiple,
+                inference=settings.inference,
             )  # fmt: skip
+        else:
+            check_inference(models, settings)
         job = Compression(
             task,
             budgets,

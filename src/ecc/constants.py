@@ -29,5 +29,9 @@ PRESETS = ("default", "paper")
 MIN_WIDTH_RATIO = 0.1
 """Default of `min_width_ratio`. The paper's minimum of one channel lets whole layers collapse."""
 
+PHASES = ("pretrain", "prune", "finetune")
+"""Phases of a run, in order. Pretrain trains the dense network, prune removes channels while training continues, and
+finetune trains the slim network."""
+
 LANGUAGE_DEFAULTS = {"kd_temperature": 1.0, "lr": 1e-4}
 """Settings of `ecc compress hf:...`, which suit language models; typed options win."""

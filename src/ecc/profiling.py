@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -15,12 +16,12 @@ from ecc.constants import RUN_PROFILE
 from ecc.energy import EnergyModel, fit
 from ecc.errors import BadMeasurement, EccError, NoMeter, option_hint
 from ecc.measure import Analytic, EnergySource, Profile, close_meter, find_meter, profile
-from ecc.measure.profiler import default_device
+from ecc.measure.profiler import default_device, find_runner, profile_settings
 from ecc.measure.tokens import workload_graph, workload_input, workload_model
 from ecc.methods.base import trace_task
 from ecc.report.live import ProfileProgress
-from ecc.settings import PROFILE_SETTINGS
-from ecc.task import Task
+from ecc.settings import CompressSettings
+from ecc.task import Inputs, Task, split_batch
 from ecc.training import DistributedContext
 
 SAMPLES = 250
@@ -105,37 +106,59 @@ def profile_and_fit(
     resources: Sequence[str],
     source: EnergySource,
     folder: Path,
-    width_multiple: int | None,
-    distributed: DistributedContext,
-    console: Console | None,
     *,
+    distributed: DistributedContext,
+    console: Console | None = None,
+    width_multiple: int | None = None,
     samples: int | None = None,
     preset: str = "default",
     batch: int | None = None,
     freeze: Sequence[str] = (),
+    inference: Mapping[str, Any] | None = None,
 ) -> list[EnergyModel]:
     """Measure a network at many widths, and fit a model of each resource.
 
     The profile is `network.profile` in the folder, or `decode.profile` and `prefill.profile` for the workloads of a
     language model; a profile that was begun there is resumed. Of several processes the
     first one measures. Without `samples`, at most `SAMPLES` are measured, until the error is `TARGET_ERROR`.
+    `inference` has runner, precision and memory format, as `CompressSettings.inference` gives them.
     """
     workloads = {name: task.workload_of(name) for name in dict.fromkeys(resources)}
     paths = {one: folder / (RUN_PROFILE if one is None else f"{one.name}.profile") for one in workloads.values()}
+    if "energy" in resources and not source.describe().has_energy:
+        raise BadMeasurement(
+            f"{source.describe().name} is a clock and measures no energy; give a budget on latency, such as "
+            f"{option_hint('budget', 'latency=50%')}, or an energy meter."
+        )
     if distributed.is_main:
         folder.mkdir(parents=True, exist_ok=True)
         graph, example = trace_task(task, None if task.workloads else batch, freeze)
-        device = None if isinstance(source, Analytic) else default_device(source)
+        wanted = profile_settings(source, **(inference or {}))
+        device = None if isinstance(source, Analytic) else default_device(source, wanted.runner)
         possible = math.prod(max(1, group.width // (width_multiple or 1)) for group in graph.prunable)
         view = ProfileProgress(console)
         view.announce(source.describe(), device)
         with view:
             for workload, path in paths.items():
-                model, layers, inputs = task.model, graph, example
-                if workload is not None:
+                model, layers, inputs, chosen, search = task.model, graph, example, wanted, None
+                if workload is None:
+                    chosen, search = find_runner(
+                        path,
+                        model,
+                        inputs,
+                        source,
+                        wanted,
+                        device=device,
+                        evaluate=task.evaluate,
+                        calibration=calibration_inputs(task),
+                        resource=resources[0],
+                        report=view.say,
+                    )
+                else:
                     model, inputs = workload_model(task.model, workload), workload_input(task.model, workload)
                     layers = workload_graph(task.model, graph, workload)
-                is_half = workload is not None and str(device).startswith("cuda")  # as language models are deployed
+                    if str(device).startswith("cuda") and "precision" not in (inference or {}):
+                        chosen = replace(wanted, precision="bf16")  # as language models are deployed
                 profile(
                     model,
                     layers,
@@ -145,7 +168,8 @@ def profile_and_fit(
                     samples=samples or min(SAMPLES, max(1, possible // 2)),
                     design="uniform" if preset == "paper" else "mixed",
                     width_multiple=width_multiple,
-                    settings=replace(PROFILE_SETTINGS, precision="bf16") if is_half else PROFILE_SETTINGS,
+                    settings=chosen,
+                    runner_search=search,
                     device=device,
                     target_error=None if samples or preset == "paper" else TARGET_ERROR,
                     progress=view,
@@ -157,3 +181,27 @@ def profile_and_fit(
         fit(Profile.load(paths[workload]), family, resource=resource, allow_drift=True)
         for resource, workload in workloads.items()
     ]
+
+
+def check_inference(models: Sequence[EnergyModel], settings: CompressSettings) -> None:
+    """Refuse a runner, precision or format that is not that of the energy models.
+
+    Raises:
+        EccError: If one differs.
+    """
+    for name, value in settings.inference.items():
+        for model in models:
+            found = getattr(model.origin.settings, name, None)
+            if found != value and not str(found).startswith(f"{value}:"):
+                raise EccError(
+                    f"{name} is {value!r}, but the {model.resource} model was measured with {found!r}. Leave it out, "
+                    "or profile and fit again."
+                )
+
+
+def calibration_inputs(task: Task, batches: int = 4) -> list[Inputs]:
+    """Inputs of some training batches, for the calibration of int8; none if the task has no batches."""
+    if task.train_batches is None:
+        return []
+    found = [split_batch(batch)[0] for _, batch in zip(range(batches), task.epoch_batches(0), strict=False)]
+    return [inputs for inputs in found if isinstance(inputs, torch.Tensor | tuple | dict)]

@@ -1,7 +1,7 @@
 """What a run writes: `RunSummary` (summary.json) and the lines of its history (history.jsonl).
 
 These records are written by `ecc.methods` and read by `ecc.report`, `ecc.export` and users. They are plain data and
-import neither torch nor any other package of ECC. Ranges are checked when a file is read.
+import neither torch nor any other package of ECC but its constants. Ranges are checked when a file is read.
 """
 
 from __future__ import annotations
@@ -11,16 +11,14 @@ from typing import Annotated, Any
 
 import msgspec
 
+from ecc.constants import PHASES as PHASES  # re-exported: part of the records
+
 Number = Annotated[float, msgspec.Meta(ge=-1e100, le=1e100)]
 """A number that can be computed with. Files may hold larger ones; `ecc.records` refuses them when it reads."""
 Positive = Annotated[float, msgspec.Meta(ge=1e-100, le=1e100)]
 """A number that can be divided by."""
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 Width = Annotated[int, msgspec.Meta(ge=1, le=2**53)]
-
-PHASES = ("pretrain", "prune", "finetune")
-"""Phases of a run, in order. Pretrain trains the dense network, prune removes channels while training continues, and
-finetune trains the slim network."""
 
 SCORES = ("dense", "pruned", "finetuned")
 """Names of the scores in a summary: the dense network, the slim network before finetuning, and after it."""
@@ -138,6 +136,10 @@ class RunSummary:
     """What `scores` are: `score`, or `perplexity`, whose scores are the mean log-likelihood of a token."""
     batches: BatchCount | None = None
     sparse: SparseSummary | None = None
+    runner: str = ""
+    """Runner, precision and memory format of the measurements; empty if nothing was run."""
+    versions: dict[str, str] = field(default_factory=dict)
+    """Versions of the software of the measurements."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,17 +6,22 @@ line (see `ecc.options`). The module does not import torch, so that the help of 
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
-from ecc.constants import MIN_WIDTH_RATIO, PRESETS
+from ecc.constants import MIN_WIDTH_RATIO, PHASES, PRESETS
 from ecc.errors import BadMeasurement, EccError
 from ecc.options import check_options, option, settings_from
-from ecc.run_records import PHASES
 from ecc.schedules import Cosine
 
 PRECISIONS = ("fp32", "bf16", "fp16")
+
+RUNNERS = ("eager", "cuda-graph", "compile", "onnxruntime", "openvino")
+"""Built-in runners; see `ecc.measure.runners`."""
+COMPILE_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+Precision = Literal["fp32", "tf32", "bf16", "fp16", "int8"]
 
 AUTO_DISTILL_WEIGHT = 0.5
 """Weight of the distillation loss by default, as in the authors' code."""
@@ -159,12 +164,22 @@ class CompressSettings:
         "Solver of ECC: scheduled, or admm as published.",
         choices=SOLVERS,
     )
+    runner: str | None = option(
+        None,
+        "Runner of the measurements: eager, cuda-graph, compile, onnxruntime, openvino, or auto, as in ecc profile.",
+        metavar="RUNNER",
+    )
+    inference_precision: Precision | None = option(
+        None, "Precision of the measurements; fp32 if not given.", choices=get_args(Precision)
+    )
+    inference_channels_last: bool = option(False, "Use the channels-last memory format in the measurements.")
     admm: AdmmSettings = field(default_factory=AdmmSettings)
     train: TrainSettings = field(default_factory=TrainSettings)
     distill: DistillSettings = field(default_factory=DistillSettings)
 
     def __post_init__(self) -> None:
         check_options(self)
+        check_runner(self.runner)
         if self.lr_schedule == "cosine" and self.finetune_lr is not None:
             raise EccError("lr_schedule 'cosine' has no separate finetune_lr; leave one of them out.")
         if self.solver == "admm":
@@ -192,6 +207,13 @@ class CompressSettings:
             "kd_temperature": None,  # compares logits
         }
         return settings_from(cls, published | changes)
+
+    @property
+    def inference(self) -> dict[str, Any]:
+        """Runner, precision and memory format of the measurements, as far as they were chosen."""
+        chosen = {"runner": self.runner, "precision": self.inference_precision}
+        found = {name: value for name, value in chosen.items() if value is not None}
+        return {**found, "channels_last": True} if self.inference_channels_last else found
 
     @property
     def phase_steps(self) -> dict[str, int]:
@@ -242,9 +264,6 @@ def make_settings(preset: str, values: Mapping[str, Any]) -> CompressSettings:
 
 # --- measurements and profiles ---------------------------------------------------------------------
 
-Mode = Literal["auto", "eager", "graph", "compile"]
-Precision = Literal["fp32", "tf32", "fp16", "bf16"]
-MemoryFormat = Literal["contiguous", "channels_last"]
 InputData = Literal["random", "example"]
 
 MAX_WINDOW_SECONDS = 3600.0
@@ -259,21 +278,21 @@ class MeasureSettings:
         EccError: If a value is out of its range.
     """
 
-    mode: Mode = option(
-        "auto",
-        "Execution mode: eager, graph (CUDA graph), compile (torch.compile), or auto (a CUDA graph if the network can "
-        "be captured, because it repeats better; else eager).",
-        choices=get_args(Mode),
+    runner: str | None = option(
+        None,
+        "Runner: eager, cuda-graph, compile[:MODE], onnxruntime[:PROVIDER], openvino[:DEVICE], file.py:MyRunner, or "
+        "auto (the cheapest runner, precision and format that keeps the outputs). Default: cuda-graph on CUDA devices "
+        "if the network can be captured, because it repeats better; else eager.",
+        metavar="RUNNER",
         common=True,
     )
     precision: Precision = option(
-        "fp32", "Numerical precision: fp32 (no TF32), tf32, fp16 or bf16.", choices=get_args(Precision), common=True
+        "fp32",
+        "Numerical precision: fp32 (no TF32), tf32, bf16, fp16, or int8 (onnxruntime and openvino).",
+        choices=get_args(Precision),
+        common=True,
     )
-    memory_format: MemoryFormat = option(
-        "contiguous",
-        "Memory format of weights and inputs: contiguous or channels_last.",
-        choices=get_args(MemoryFormat),
-    )
+    channels_last: bool = option(False, "Use the channels-last memory format for weights and inputs.", common=True)
     cudnn_autotune: bool = option(
         True, "Let cuDNN choose its algorithms by measuring them during the warm-up.", flag="autotune"
     )
@@ -310,6 +329,7 @@ class MeasureSettings:
 
     def __post_init__(self) -> None:
         check_options(self)
+        check_runner(self.runner)
         if self.max_window_seconds < self.window_seconds:
             raise BadMeasurement(
                 f"max_window_seconds is {self.max_window_seconds:g}; it must not be below "
@@ -317,6 +337,35 @@ class MeasureSettings:
             )
         if self.max_repeats < self.min_repeats:
             raise BadMeasurement(f"max_repeats is {self.max_repeats}; give at least min_repeats={self.min_repeats}.")
+
+
+def deployment(settings: MeasureSettings) -> str:
+    """Runner, precision and memory format in words."""
+    last = ", channels last" if settings.channels_last else ""
+    return f"{settings.runner or 'default'}, {settings.precision}{last}"
+
+
+def is_own_runner(spec: str) -> bool:
+    """Whether a spec names a class in a file of the user."""
+    return ".py:" in spec
+
+
+def check_runner(spec: str | None) -> None:
+    """Check the name of a runner.
+
+    Raises:
+        EccError: If there is no such runner.
+    """
+    if spec is None or spec == "auto" or is_own_runner(spec):
+        return
+    name, colon, argument = spec.partition(":")
+    if name not in RUNNERS or (colon and not argument):
+        close = difflib.get_close_matches(name, RUNNERS, n=1)
+        hint = f"did you mean {close[0]!r}?" if close and close[0] != name else ""
+        known = f"choose one of auto, {', '.join(RUNNERS)}, or file.py:MyRunner."
+        raise EccError(f"runner is {spec!r}; {hint or known}")
+    if colon and name in ("eager", "cuda-graph"):
+        raise EccError(f"runner is {spec!r}; {name} has no argument.")
 
 
 PROFILE_SETTINGS = MeasureSettings(

@@ -138,25 +138,32 @@ def steps_of_digits() -> StepTerms:
     steps = candidate_steps(structure_of("digits"))
     heights = np.random.default_rng(0).random(len(steps))
     sizes, levels = tuple(step.size for step in steps), tuple(step.level for step in steps)
-    return StepTerms(tuple(heights.tolist()), sizes, levels, len(structure_of("digits").groups))
+    multiples = tuple(step.multiple for step in steps)
+    return StepTerms(tuple(heights.tolist()), sizes, levels, multiples, len(structure_of("digits").groups))
 
 
 @given(pairs_of(structure_of("digits")))
 def test_steps_only_rise_and_equal_their_definition(pair: tuple[Tensor, Tensor]) -> None:
+    """Except for those of sizes that are not a multiple."""
     made = steps_of_digits()
-    small, large = (float(made.value(widths)) for widths in pair)
-    assert 0 <= small <= large + 1e-12
-    slow = sum(
-        height * min(1.0, max(0.0, (slow_size(size, pair[0].tolist()) - level) / RISE))
-        for height, size, level in zip(made.heights, made.sizes, made.levels, strict=True)
-    )
-    assert small == pytest.approx(slow)
+    parts = list(zip(made.heights, made.sizes, made.levels, made.multiples, strict=True))
+    small, large = (made.terms(widths) for widths in pair)
+    for before, after, (height, size, level, multiple) in zip(small.tolist(), large.tolist(), parts, strict=True):
+        channels = slow_size(size, pair[0].tolist())
+        if multiple:
+            assert before == (height if round(channels) % multiple else 0)
+        else:
+            assert before == pytest.approx(height * min(1.0, max(0.0, (channels - level) / RISE)))
+            assert 0 <= before <= after + 1e-12
+    assert any(made.multiples)
+    assert float(made.value(pair[0])) == pytest.approx(float(small.sum()))
 
 
 @given(widths_of(structure_of("digits")), st.booleans())
 def test_gradient_of_steps_is_the_derivative_towards_smaller_widths(widths: Tensor, at_kinks: bool) -> None:
     widths = (widths / RISE).round() * RISE if at_kinks else widths
     made, step = steps_of_digits(), 1e-4
+    made = replace(made, heights=tuple(h * (m == 0) for h, m in zip(made.heights, made.multiples, strict=True)))
     basis = torch.eye(len(widths)).double()
     towards_smaller = torch.stack([(made.value(widths) - made.value(widths - step * e)) / step for e in basis])
     off = (widths[:, None] - torch.tensor(made.levels, dtype=torch.float64)) / RISE

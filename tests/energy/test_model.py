@@ -211,6 +211,10 @@ def fitted_to_nonsense(family: str, way: str) -> EnergyModel:
 def test_fewer_channels_never_cost_more_whatever_was_measured(family: str, data: st.DataObject) -> None:
     model = fitted_to_nonsense(family, data.draw(st.sampled_from(["decreasing", "noise"])))
     fewer, more = data.draw(pairs_of(structure_of("digits")))
+    kept = [k for k, step in enumerate(model.fitted.steps) if not step.multiple]  # misaligned sizes may cost more
+    steps, heights = (tuple(part[k] for k in kept) for part in (model.fitted.steps, model.fitted.heights))
+    assert float(model.value(fewer)) >= 0
+    model = replace(model, fitted=replace(model.fitted, steps=steps, heights=heights))
     assert 0 <= float(model.value(fewer)) <= float(model.value(more)) * (1 + 1e-12)
 
 
@@ -337,12 +341,13 @@ def test_torn_missing_and_foreign_files_are_refused(tmp_path: Path) -> None:
 
 
 def test_on_an_h200_twelve_channels_of_a_resnet_cost_more_than_sixteen() -> None:
-    found = [file for file in EVIDENCE if file.name in ("e1.profile.gz", "e4.profile.gz")]
-    outliers = {file.name: fit(Profile.load(file), "physical").quality.outlier_widths for file in found}
-    (found,) = outliers.pop("e4.profile.gz")
-    assert (found.group, found.width) == ("conv1", 12)
-    assert found.excess > 0.1
-    assert list(outliers.values()) == [()]
+    """A model without the terms of misaligned sizes has an error of 5.0 %, and 12 channels of conv1 as an outlier."""
+    models = {file.name: fit(Profile.load(file), "physical") for file in EVIDENCE}
+    assert all(model.quality.outlier_widths == () for model in models.values())
+    resnet = models["e4.profile.gz"]
+    assert resnet.errors is not None
+    assert resnet.errors.mean < 0.03
+    assert resnet.at({"conv1": 12}) > 1.05 * resnet.at({"conv1": 16}) > resnet.at({"conv1": 8})
 
 
 @pytest.mark.parametrize(

@@ -152,7 +152,7 @@ def test_outlier_widths_are_described() -> None:
     assert describe_outlier_widths(FitQuality()) == ""
     outliers = tuple(OutlierWidth(f"g{number}", 12, 14, 0.148) for number in range(5))
     text = describe_outlier_widths(FitQuality(outlier_widths=outliers[:1]))
-    assert "14.8% with 12 channels in g0 (14 networks). The model" in text
+    assert "14.8% with 12 channels in g0 (14 networks). Profile with" in text
     text = describe_outlier_widths(FitQuality(outlier_widths=outliers))
     assert "in g2 (14 networks), and 2 more widths." in text
     assert "g3" not in text

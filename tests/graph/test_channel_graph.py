@@ -365,8 +365,8 @@ def test_a_truncated_file_and_another_version_are_refused(tmp_path: Path) -> Non
     for part in (0.1, 0.5, 0.999):
         path.write_text(text[: int(len(text) * part)])
         assert "is not valid JSON" in refusal(path)
-    path.write_text(text.replace("version 3", "version 1"))
-    assert "this version reads 'ecc channel graph, version 3'" in refusal(path)
+    path.write_text(text.replace("version 4", "version 1"))
+    assert "this version reads 'ecc channel graph, version 4'" in refusal(path)
 
 
 def set_at(*keys: Any, value: Any) -> Callable[[dict[str, Any]], None]:

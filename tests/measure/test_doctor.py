@@ -12,7 +12,7 @@ import torch
 from ecc.errors import BadMeasurement, NoMeter
 from ecc.measure import DeviceState, MeterInfo, doctor, registry
 from ecc.measure.doctor import DoctorReport, MeterFinding, diagnose
-from ecc.measure.runner import InferenceRunner
+from ecc.measure.runners import PreparedRunner
 from ecc.records import from_builtins, to_json
 from measure.fakes import FakeBoard, FakeMeter
 
@@ -39,8 +39,9 @@ def works(monkeypatch: pytest.MonkeyPatch) -> Works:
         monkeypatch.setitem(registry.OPENERS, name, lambda argument: meter)
 
         @contextmanager
-        def on_the_board(model: torch.nn.Module, inputs: torch.Tensor) -> Iterator[InferenceRunner]:
-            yield InferenceRunner(lambda: board.work(RUN_SECONDS), torch.device("cpu"), inputs.shape[0], "eager", "")
+        def on_the_board(model: torch.nn.Module, inputs: torch.Tensor) -> Iterator[PreparedRunner]:
+            run, batch = lambda: board.work(RUN_SECONDS), inputs.shape[0]
+            yield PreparedRunner(run, torch.device("cpu"), batch, "eager", "", False, {}, None)
 
         monkeypatch.setattr(doctor, "prepare_runner", on_the_board)
         return meter

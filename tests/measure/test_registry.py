@@ -41,6 +41,7 @@ def test_without_a_meter_the_message_lists_the_choices(nothing_works: None, monk
         Choose a source of joules with --meter:
           platform:jetson-tx2  estimate from published constants (also gtx-1080-ti, eyeriss)
           cputime:15W          CPU time of this process x the power of a busy core, declared by you
+          cputime              latency in CPU time, without energy (wall: in wall-clock time)
           command:PROGRAM      any program that prints joules or watts
           replay:FILE          numbers of a profile that was measured elsewhere
           file.py:MyMeter      your own class with read() and describe()

@@ -31,7 +31,6 @@ from ecc.measure.counter import Tick
 from ecc.measure.meters.cputime import CpuTimeMeter
 from ecc.measure.window import WindowAligner, aliasing_error, check_state
 from ecc.measure.workload import HostWorkload, Workload
-from ecc.settings import Mode
 from measure.fakes import FakeBoard, FakeMeter
 from measure.profile_cases import SmallNet, run_seconds
 
@@ -331,7 +330,7 @@ def test_a_model_is_measured_per_batch_and_per_item() -> None:
     result = measure_model(SmallNet(board), torch.ones(16, 3, 6, 6), FakeMeter(board), clock=board.clock)
     joules = 300 * run_seconds(16, 12)
     assert (result.joules, result.joules_per_item) == pytest.approx((joules, joules / 16), rel=0.005)
-    assert (result.batch, result.device_type, result.settings.mode) == (16, "cpu", "eager")
+    assert (result.batch, result.device_type, result.settings.runner) == (16, "cpu", "eager")
 
 
 # --- real hardware -----------------------------------------------------------------------------------
@@ -353,11 +352,11 @@ def gpu_model() -> nn.Module:
 
 @pytest.mark.gpu
 @pytest.mark.filterwarnings("ignore")  # from torch.compile
-@pytest.mark.parametrize("mode", ["eager", "graph", "compile"])
-def test_a_real_gpu_is_measured(mode: Mode) -> None:
+@pytest.mark.parametrize("runner", ["eager", "cuda-graph", "compile"])
+def test_a_real_gpu_is_measured(runner: str) -> None:
     meter = find_meter()
     try:
-        result = measure_model(gpu_model(), torch.ones(32, 3, 64, 64), meter, MeasureSettings(mode=mode))
+        result = measure_model(gpu_model(), torch.ones(32, 3, 64, 64), meter, MeasureSettings(runner=runner))
     finally:
         close_meter(meter)
     assert result.converged, result

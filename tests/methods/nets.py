@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ecc.energy.cost import BilinearForm
+from ecc.energy.cost import BilinearForm, CostForm
 from ecc.graph import AffineSize, ChannelGraph, ChannelGroup, trace_channels
 from ecc.zoo.digits import DigitsNet
 from graph.layers import conv, named
@@ -27,12 +27,16 @@ class ProductCost:
     resource: str = "energy"
     unit: str = "J"
     label: str = "counted"
+    branches: tuple[str, ...] = ()
 
     def value(self, widths: Tensor) -> Tensor:
         return self.products.value(widths)
 
     def gradient(self, widths: Tensor) -> Tensor:
         return self.products.gradient(widths)
+
+    def form(self, budget: float) -> CostForm:
+        return self.products.form()
 
     def to(self, device: torch.device | str) -> ProductCost:
         return replace(self, products=replace(self.products, device=device))

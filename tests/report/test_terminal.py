@@ -258,11 +258,15 @@ def test_the_summary_of_a_measured_profile_has_noise_and_drift() -> None:
         sample(0, 1.01, round=1),
         reference(2.3),
         device_type="cpu",
-        settings=MeasureSettings(mode="graph"),
-        mode_reason="it can be captured",
+        settings=MeasureSettings(runner="cuda-graph"),
+        runner_reason="it can be captured",
     )
     lines = terminal.profile_text(profile, "a").splitlines()
-    assert {"0.75 s per sample", "std of repeated measurements: 0.70 %", "mode graph: it can be captured"} <= set(lines)
+    assert {
+        "0.75 s per sample",
+        "std of repeated measurements: 0.70 %",
+        "runner cuda-graph, fp32: it can be captured",
+    } <= set(lines)
     assert lines[-1].startswith("warning: the reference drifted too much")
 
 

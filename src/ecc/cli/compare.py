@@ -241,12 +241,13 @@ def _with_energy(spec: GridSpec, output: Path, samples: int | None, batch: int |
             resources,
             source,
             output,
-            spec.settings.width_multiple,
-            DistributedContext(device),
-            shown,
+            distributed=DistributedContext(device),
+            console=shown,
+            width_multiple=spec.settings.width_multiple,
             samples=samples,
             batch=batch,
             freeze=spec.freeze,
+            inference=spec.settings.inference,
         )
     files = []
     for model in models:

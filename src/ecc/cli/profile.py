@@ -61,7 +61,7 @@ def profile(
     \b
     Examples:
       ecc profile digits --meter platform:jetson-tx2 -o digits.profile
-      ecc profile mobilenet_v1 --mode graph --precision tf32 -o mobile.profile
+      ecc profile mobilenet_v1 --runner cuda-graph --precision tf32 -o mobile.profile
       ecc profile net.py:build --rounds 2 --target-error 2% -o net.profile
       ecc profile alexnet --shard 3/8 -o alexnet-3.profile
 
@@ -73,8 +73,9 @@ def profile(
     from ecc.measure import profile as measure_profile
     from ecc.measure.design import parse_shard
     from ecc.measure.early_stopping import parse_share
-    from ecc.measure.profiler import default_device, profile_settings
+    from ecc.measure.profiler import default_device, find_runner, profile_settings
     from ecc.methods.base import trace_task
+    from ecc.profiling import calibration_inputs
     from ecc.records import to_builtins
     from ecc.report.live import ProfileProgress
     from ecc.report.terminal import profile_summary, profile_text
@@ -84,10 +85,21 @@ def profile(
     view = ProfileProgress(console(is_shown=not quiet and not as_json))
     try:
         chosen = profile_settings(source, device=device, **settings)
-        device = None if isinstance(source, Analytic) else device or default_device(source)
+        device = None if isinstance(source, Analytic) else device or default_device(source, chosen.runner)
         view.announce(source.describe(), device)
         graph, example_input = trace_task(job, batch, freeze)
         with view:
+            chosen, search = find_runner(
+                output,
+                job.model,
+                example_input,
+                source,
+                chosen,
+                device=device,
+                evaluate=job.evaluate,
+                calibration=calibration_inputs(job),
+                report=view.say,
+            )
             result = measure_profile(
                 job.model,
                 graph,
@@ -96,6 +108,7 @@ def profile(
                 output,
                 **design,
                 settings=chosen,
+                runner_search=search,
                 device=device,
                 target_error=None if target_error is None else parse_share(target_error),
                 shard=None if shard is None else parse_shard(shard),
@@ -109,6 +122,8 @@ def profile(
     if as_json:
         print_json({"file": str(output), **to_builtins(profile_summary(result, graph))})
     elif not quiet:
+        if search is not None:
+            click.echo(search.table())
         click.echo(profile_text(result, output, graph))
 
 

@@ -7,7 +7,9 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TypeAlias
 
+import numpy as np
 import torch
+from scipy.sparse import csr_array
 from torch import Tensor
 
 from ecc.budget import COUNTED_UNITS
@@ -15,7 +17,7 @@ from ecc.errors import BadWidths
 from ecc.graph import AffineSize, ChannelGraph, StructureSpec
 from ecc.measure.meters.platform import Platform
 
-from .cost import ONE, BilinearForm
+from .cost import ONE, BilinearForm, CostForm
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,16 @@ class CountedCost:
             largest = (terms == terms.amax()).to(torch.float64)
             return (coefficients * largest / largest.sum()) @ left
         return self._form.gradient(widths)
+
+    def form(self, budget: float) -> CostForm:
+        """The cost as arrays. For peak_bytes, the budget plus the excess of each layer over it."""
+        if self.resource != "peak_bytes":
+            return self._form.form()
+        coefficients, left, fixed, *_ = (part.cpu().numpy() for part in self._form.parts)
+        count, groups = left.shape
+        rows, ones = csr_array(coefficients[:, None] * left), np.ones(count)
+        flat = (np.zeros(groups), np.zeros((groups, groups)))
+        return CostForm(budget, *flat, ones, rows, budget - coefficients * fixed, np.inf * ones, 0 * ones)
 
     def to(self, device: torch.device | str) -> CountedCost:
         """The same cost, computed on a device."""
@@ -221,6 +233,13 @@ class NonzeroCost:
         """The coefficients, whatever the counts."""
         del widths
         return self._coefficients
+
+    def form(self, budget: float) -> CostForm:
+        """The cost as arrays."""
+        del budget
+        count, none = len(self.groups), np.zeros(0)
+        linear = np.array(self.coefficients)
+        return CostForm(self.base, linear, np.zeros((count, count)), none, csr_array((0, count)), none, none, none)
 
     def to(self, device: torch.device | str) -> NonzeroCost:
         """The same cost, computed on a device."""

@@ -38,7 +38,7 @@ from ecc.run_records import (
     RunSummary,
     SolverLine,
 )
-from ecc.settings import CompressSettings
+from ecc.settings import CompressSettings, deployment
 from ecc.task import Task, TokenWorkload, batch_size_of, split_batch
 from ecc.training import (
     BatchStream,
@@ -455,6 +455,8 @@ class Compression(CompressionRunner[CompressedModel]):
             tokens={name: many for name, many in self.tokens.items() if name in last.measured or name in budgets},
             metric=self.task.metric,
             batches=BatchCount(total=self.stream.total, lineage=self.stream.lineage),
+            runner="" if first is None or first.origin.settings is None else deployment(first.origin.settings),
+            versions={} if first is None else first.origin.environment,
         )
 
     def _budget_results(self, last: CostCheck) -> dict[str, BudgetResult]:

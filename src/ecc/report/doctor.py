@@ -14,7 +14,7 @@ from rich.text import Text
 
 from ecc.formatting import percent, si
 from ecc.measure.doctor import DoctorReport, MeterFinding, SelfTest
-from ecc.measure.meter import Declared, DeviceState, Estimated
+from ecc.measure.meter import Declared, DeviceState, Estimated, Timed
 from ecc.measure.registry import FALLBACKS
 
 from .terminal import plain
@@ -102,7 +102,7 @@ def _meter_lines(finding: MeterFinding) -> Iterator[tuple[str, str]]:
             parts.append(f"resolution {si(info.resolution_joules, 'J')}")
         parts.append(f"a reading takes {si(counter.read_seconds, 's')}")
         yield "counter", ", ".join(parts)
-        if counter.idle_watts is not None and not isinstance(info.provenance, Declared):
+        if counter.idle_watts is not None and not isinstance(info.provenance, Declared | Timed):
             yield "idle", ", ".join([si(counter.idle_watts, "W"), *_state(counter.idle_state)])
     if test is not None:
         result = test.measurement

@@ -190,6 +190,11 @@ class ProfileProgress:
         place = "networks are not run" if device is None else f"networks run on {device}"
         self._first_line = f"{meter.name}: {meter.device}, {meter.scope}, {meter.reads} ({meter.label}); {place}"
 
+    def say(self, sentence: str) -> None:
+        """Print a line."""
+        if self._console is not None:
+            self._console.print(sentence, markup=False, highlight=False, soft_wrap=True)
+
     def __call__(self, progress: Progress) -> None:
         """Show one step."""
         self._last = progress

@@ -26,6 +26,7 @@ from ecc.graph import ChannelGraph, ChannelGroup, Role
 from ecc.measure.early_stopping import quick_error
 from ecc.measure.profile import Profile, drift_remedy
 from ecc.run_records import Feasibility, RunSummary
+from ecc.settings import deployment
 
 from .load import GridRow, MeanStd
 
@@ -140,8 +141,8 @@ class ProfileSummary:
     meter: str
     device: str
     batch: int
-    mode: str | None
-    mode_reason: str | None
+    runner: str | None
+    runner_reason: str | None
     samples: int
     measurements: int
     references: int
@@ -168,8 +169,8 @@ def profile_summary(profile: Profile, graph: ChannelGraph | None = None) -> Prof
         meter=header.meter.name,
         device=header.meter.device,
         batch=header.batch,
-        mode=None if header.settings is None else header.settings.mode,
-        mode_reason=header.mode_reason,
+        runner=None if header.settings is None else deployment(header.settings),
+        runner_reason=header.runner_reason,
         samples=len(samples),
         measurements=len(profile.design_samples),
         references=len(profile.references),
@@ -190,15 +191,17 @@ def profile_text(profile: Profile, path: str | Path, graph: ChannelGraph | None 
     """A profile in a few lines."""
     found = profile_summary(profile, graph)
     lines = [f"{path}: {found.samples} samples, {found.label}: {found.device}, batch {found.batch}"]
-    if found.mode_reason:
-        lines.append(f"mode {found.mode}: {found.mode_reason}")
+    if found.runner_reason:
+        lines.append(f"runner {found.runner}: {found.runner_reason}")
+    unit = "J" if profile.header.meter.has_energy else "s"
     if found.min_joules is not None and found.max_joules is not None and found.narrowest_share is not None:
-        dense = "" if found.dense_joules is None else f"; dense {si(found.dense_joules, 'J')}"
-        lines.append(f"{si(found.min_joules, 'J')} to {si(found.max_joules, 'J')} per inference{dense}")
+        dense = "" if found.dense_joules is None else f"; dense {si(found.dense_joules, unit)}"
+        lines.append(f"{si(found.min_joules, unit)} to {si(found.max_joules, unit)} per inference{dense}")
         share = found.min_joules / found.dense_joules if found.dense_joules else 0.0
         if found.narrowest_share < NARROW and share > FLOOR_SHARE:
             lines.append(
-                f"the narrowest network still uses {share:.0%} of the dense energy: lower budgets are not reachable"
+                f"the narrowest network still uses {share:.0%} of the dense {'energy' if unit == 'J' else 'latency'}: "
+                "lower budgets are not reachable"
             )
     if found.seconds_per_sample is not None:
         lines.append(f"{found.seconds_per_sample:.2f} s per sample")

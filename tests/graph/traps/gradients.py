@@ -4,20 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
+from graph.layers import WidthInBackward
 from graph.traps.base import traps
-
-
-class WidthInBackward(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        return grad / grad.shape[1]
 
 
 class MeanInBackward(WidthInBackward):

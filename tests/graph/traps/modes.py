@@ -11,20 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from graph.layers import conv
+from graph.layers import conv, wrapped
 from graph.traps.base import Net, images, trap, traps
 
 IS_TRAINING = operator.attrgetter("training")
-
-
-def through(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A decorator that hides the function."""
-
-    @functools.wraps(function)
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
-        return function(*args, **kwargs)
-
-    return wrapper
 
 
 class Helper:
@@ -49,7 +39,7 @@ class Penalty(Net):
     def under_autocast(self) -> bool:
         return self.training
 
-    @through
+    @wrapped
     def under_wrapper(self) -> bool:
         return self.training
 

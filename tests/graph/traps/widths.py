@@ -56,4 +56,4 @@ WIDTH_VALUES: dict[str, Callable[[Any, Tensor], Any]] = {
 
 
 traps("width", WIDTH_VALUES)
-traps("width in train mode", WIDTH_VALUES, train_only=True)
+traps("width in train mode", dict(list(WIDTH_VALUES.items())[::3]), train_only=True)

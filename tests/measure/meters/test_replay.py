@@ -49,7 +49,7 @@ def recorded(*samples: Any, provenance: Provenance | None = None) -> Profile:
         covers=("cuda",),
         notes=("counts all processes",),
     )
-    settings = MeasureSettings(mode="eager")
+    settings = MeasureSettings(runner="eager")
     return Profile(header(meter=info, device_type="cuda", settings=settings, design=Design(samples=2)), samples)
 
 

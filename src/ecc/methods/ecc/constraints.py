@@ -220,7 +220,7 @@ def _required(group: ChannelGroup, min_width_ratio: float) -> int:
 
 
 def _keeps_width(group: ChannelGroup) -> bool:
-    return group.frozen is not None or not any(one.is_consumer for one in group.slices)
+    return group.frozen is not None or not group.masked_slices
 
 
 def _check_ratio(min_width_ratio: float, width_multiple: int) -> None:
