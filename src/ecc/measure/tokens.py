@@ -14,6 +14,7 @@ import copy
 import inspect
 from dataclasses import replace
 from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -134,6 +135,17 @@ def workload_graph(model: nn.Module, graph: ChannelGraph, workload: TokenWorkloa
     Raises:
         BadTask: If its trace has other channel groups.
     """
+    known = _LAYERS.setdefault(model, {})
+    if workload not in known:
+        known[workload] = _traced_layers(model, graph, workload)
+    return replace(graph, layers=known[workload])
+
+
+_LAYERS: WeakKeyDictionary[nn.Module, dict[TokenWorkload, tuple[Layer, ...]]] = WeakKeyDictionary()
+"""Layers of networks that were traced, because the trace of a large model takes a minute."""
+
+
+def _traced_layers(model: nn.Module, graph: ChannelGraph, workload: TokenWorkload) -> tuple[Layer, ...]:
     is_decode = workload.name == "decode"
     tokens = _TRACED_TOKENS if is_decode else max(workload.length, _TRACED_TOKENS)
     traced = model if is_decode else workload_model(model, workload)  # in a decode step all tokens have logits
@@ -143,8 +155,7 @@ def workload_graph(model: nn.Module, graph: ChannelGraph, workload: TokenWorkloa
             f"the channel groups of the {workload.name} workload differ from those of the network with its example "
             "input, so its costs cannot be counted. Give a budget without a workload, such as macs=50%."
         )
-    layers = tuple(_decode_layer(one, workload.length + 1) for one in found.layers) if is_decode else found.layers
-    return replace(graph, layers=layers)
+    return tuple(_decode_layer(one, workload.length + 1) for one in found.layers) if is_decode else found.layers
 
 
 def number_caches_(model: nn.Module) -> None:
