@@ -165,7 +165,7 @@ def compress(task: Task, budget: str, depth: bool, energy: EnergyModel, options:
 def least_energy(task: Task, energy: EnergyModel, batch: int) -> float:
     """Predicted energy with every group at its minimum width and all branches kept."""
     graph, _ = trace_task(task, batch, ())
-    widths = group_min_widths(graph, CompressSettings.min_width_ratio, energy.width_multiple or 1)
+    widths = group_min_widths(graph, CompressSettings.min_width_ratio, energy.origin.width_multiple or 1)
     return float(energy.value(torch.tensor(widths, dtype=torch.float64)))
 
 
