@@ -21,10 +21,10 @@ from ecc.measure import Clock, DeviceProfiler, close_meter, find_meter
 from ecc.records import to_builtins
 from ecc.zoo import find_task
 
-WAYS = {
+WAYS: dict[str, dict[str, object]] = {
     "tf32": {"precision": "tf32"},
-    "tf32, channels last": {"precision": "tf32", "memory_format": "channels_last"},
-    "bf16, channels last": {"precision": "bf16", "memory_format": "channels_last"},
+    "tf32, channels last": {"precision": "tf32", "channels_last": True},
+    "bf16, channels last": {"precision": "bf16", "channels_last": True},
 }
 CUTS = {"dense": (1.0, 8), "3/4 in fours": (0.75, 4), "3/4": (0.75, 8), "1/2": (0.5, 8), "least in eights": (0.0, 8),
         "least in fours": (0.0, 4)}  # fmt: skip

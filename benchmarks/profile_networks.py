@@ -57,7 +57,7 @@ class Enough(Exception):
 
 def settings_of(ticks: int, *, autotune: bool, **deployed: Any) -> MeasureSettings:
     """Settings: a CUDA graph in TF32 by default, in windows of `ticks` ticks of 0.1 s."""
-    how = {"mode": "graph", "precision": "tf32", "cudnn_autotune": autotune, **deployed}
+    how = {"runner": "cuda-graph", "precision": "tf32", "cudnn_autotune": autotune, **deployed}
     return replace(PROFILE_SETTINGS, **how, window_seconds=ticks / 10, min_ticks=ticks)
 
 

@@ -138,8 +138,8 @@ def one(name: str, path: Path, meter: Meter, device: str, rows: int, deadline: f
     long = measure_model(model.to(device), example, meter, careful, counter=made.header.counter)
     return {
         "input_shape": list(example.shape),
-        "mode": settings.mode,
-        "mode_reason": made.header.mode_reason,
+        "runner": settings.runner,
+        "runner_reason": made.header.runner_reason,
         "samples": len(samples),
         "seconds_per_sample": statistics.fmean(samples),
         "slowest_sample_seconds": max(samples),
@@ -186,7 +186,7 @@ def main() -> None:
                 networks[name] = found = one(name, path, meter, options.device, options.samples, deadline)
                 write_record(record_of(networks, options.device), options.out)  # a run that is cut short leaves this
                 print(
-                    f"{name:22} mode {found['mode']}, {found['seconds_per_sample']:.2f} s a sample (slowest "
+                    f"{name:22} runner {found['runner']}, {found['seconds_per_sample']:.2f} s a sample (slowest "
                     f"{found['slowest_sample_seconds']:.2f}) over {found['samples']}, repeat noise "
                     f"{found['repeat_noise']:.2%} over {found['references']}, bias {found['bias']:+.2%}",
                     flush=True,

@@ -31,7 +31,7 @@ def section_of(found: dict[str, Any], source: str) -> str:
             f"Goals: at most {SECONDS_GOAL:g} s per sample ({_verdict(slow)}) and at most {NOISE_GOAL:.0%} repeat noise "
             f"({_verdict(noisy)}).\nThe execution mode was chosen automatically, {'; '.join(reasons)}.",
             table(
-                ["network", "mode", "s per sample", "slowest, s", "samples", "repeat noise", "repeats", "bias"],
+                ["network", "runner", "s per sample", "slowest, s", "samples", "repeat noise", "repeats", "bias"],
                 [_line(name, one) for name, one in networks.items()],
             ),
             source + "\n\n",
@@ -47,7 +47,7 @@ def _line(name: str, one: dict[str, Any]) -> list[str]:
     shape = "x".join(map(str, one["input_shape"]))
     return [
         f"{name}, {shape}",
-        one["mode"],
+        str(one.get("runner", one.get("mode"))),
         f"{one['seconds_per_sample']:.2f}",
         f"{one['slowest_sample_seconds']:.2f}",
         str(one["samples"]),

@@ -94,6 +94,12 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], dict[str, Any]]]] 
         lambda: hf.MixtralForCausalLM(hf.MixtralConfig(**TEXT, num_key_value_heads=4, num_local_experts=2)),
         tokens,
     ),
+    "Mixtral, eager": (
+        lambda: hf.MixtralForCausalLM(
+            hf.MixtralConfig(**TEXT, num_key_value_heads=4, num_local_experts=2, experts_implementation="eager")
+        ),
+        tokens,
+    ),
     "BERT": (lambda: hf.BertForSequenceClassification(hf.BertConfig(**TEXT)), tokens),
     "BERT, eager": (
         lambda: hf.BertForSequenceClassification(hf.BertConfig(**TEXT, attn_implementation="eager")),

@@ -29,7 +29,7 @@ import torch
 from machine import machine, write_record
 
 from ecc.measure import MeasureSettings, Meter, find_meter, measure, probe_counter
-from ecc.measure.runner import prepare_runner
+from ecc.measure.runners import prepare_runner
 from ecc.records import to_builtins
 from ecc.zoo import MobileNetV1
 
@@ -113,12 +113,12 @@ def main() -> None:
     model = MobileNetV1().eval().cuda()
     example = torch.randn(options.batch, 3, 224, 224, device="cuda")
     results: dict[str, dict[str, tuple[list[float], list[float]]]] = {}
-    with prepare_runner(model, example, MeasureSettings(mode="graph", precision="tf32")) as ready:
+    with prepare_runner(model, example, MeasureSettings(runner="cuda-graph", precision="tf32")) as ready:
         counter = probe_counter(meter, None, 2.0)
 
         def ours(seconds: float, repeats: int) -> tuple[list[float], list[float]]:
             settings = MeasureSettings(
-                mode="graph",
+                runner="cuda-graph",
                 precision="tf32",
                 window_seconds=seconds,
                 min_ticks=max(2, int(seconds / 0.1)),

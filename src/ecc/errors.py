@@ -144,13 +144,7 @@ def option_names() -> Iterator[None]:
 
 
 def option_hint(name: str, value: object = None, *, cli: str | None = None) -> str:
-    """A setting as the user writes it: `--allow-drift` on the command line, `allow_drift=True` in Python.
-
-    Args:
-        name: Name of the Python argument.
-        value: Suggested value; None names the setting only.
-        cli: Name of the option of the command line, if it differs.
-    """
+    """A setting as the user writes it: `--allow-drift` on the command line, `allow_drift=True` in Python."""
     if not _on_command_line.get():
         return name if value is None else f"{name}={value!r}"
     flag = f"--{(cli or name).replace('_', '-')}"

@@ -1,7 +1,7 @@
 """What a run writes: `RunSummary` (summary.json) and the lines of its history (history.jsonl).
 
 These records are written by `ecc.methods` and read by `ecc.report`, `ecc.export` and users. They are plain data and
-import neither torch nor any other package of ECC. Ranges are checked when a file is read.
+import neither torch nor any other package of ECC but its constants. Ranges are checked when a file is read.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from typing import Annotated, Any
 
 import msgspec
 
+from ecc.constants import PHASES as PHASES  # re-exported: part of the records
+
 Number = Annotated[float, msgspec.Meta(ge=-1e100, le=1e100)]
 """A number that can be computed with. Files may hold larger ones; `ecc.records` refuses them when it reads."""
 Positive = Annotated[float, msgspec.Meta(ge=1e-100, le=1e100)]
@@ -18,12 +20,29 @@ Positive = Annotated[float, msgspec.Meta(ge=1e-100, le=1e100)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 Width = Annotated[int, msgspec.Meta(ge=1, le=2**53)]
 
-PHASES = ("pretrain", "prune", "finetune")
-"""Phases of a run, in order. Pretrain trains the dense network, prune removes channels while training continues, and
-finetune trains the slim network."""
-
 SCORES = ("dense", "pruned", "finetuned")
 """Names of the scores in a summary: the dense network, the slim network before finetuning, and after it."""
+
+
+@dataclass(frozen=True)
+class Feasibility:
+    """One budget, and what the network can reach; amounts in the unit of the cost."""
+
+    resource: str
+    unit: str
+    label: str
+    """Of the cost: measured, estimated, counted or declared."""
+    dense: float
+    min_cost: float
+    """Cost with every group at its minimum width, and without the branches that can be removed."""
+    limit: float
+    uniform_ratio: float | None
+    """Fraction of the channels that uniform pruning would keep; None if the budget is not reachable by that."""
+
+    @property
+    def is_feasible(self) -> bool:
+        """Whether some widths meet the budget."""
+        return self.min_cost <= self.limit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,8 +130,16 @@ class RunSummary:
     max_relative_diff: Number | None = None
     """Largest difference between the outputs of the masked and the slim network, relative to the largest output."""
     width_multiple: int = 1
+    tokens: dict[str, Width] = field(default_factory=dict)
+    """Tokens per run, for resources of the workloads of a language model; their amounts are for one run."""
+    metric: str = "score"
+    """What `scores` are: `score`, or `perplexity`, whose scores are the mean log-likelihood of a token."""
     batches: BatchCount | None = None
     sparse: SparseSummary | None = None
+    runner: str = ""
+    """Runner, precision and memory format of the measurements; empty if nothing was run."""
+    versions: dict[str, str] = field(default_factory=dict)
+    """Versions of the software of the measurements."""
 
 
 @dataclass(frozen=True, kw_only=True)

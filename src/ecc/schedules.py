@@ -16,22 +16,12 @@ class LRSchedule(Protocol):
     """The learning rate of each step."""
 
     def lr(self, base_lr: float, step: int, steps: int) -> float:
-        """The learning rate of a step.
-
-        Args:
-            base_lr: Learning rate that the optimizer was made with.
-            step: Number of the step, from 0.
-            steps: Number of steps of the training.
-        """
+        """The learning rate of a step."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Constant:
-    """The learning rate of the optimizer, after an optional linear warm-up.
-
-    Raises:
-        EccError: If a value is out of its range.
-    """
+    """The learning rate of the optimizer, after an optional linear warm-up."""
 
     warmup_steps: int = option(0, "Steps in which the learning rate rises from near 0.", range=(0, None))
 
@@ -50,9 +40,6 @@ class Cosine:
 
     `Cosine(start_lr=PAPER_FINETUNE_LR)` is the paper's fine-tuning of MobileNet. A curve that several trainings share
     has `steps_before` and `steps_after`.
-
-    Raises:
-        EccError: If a value is out of its range.
     """
 
     start_lr: float | None = option(None, "Learning rate at the start. Default: that of the optimizer.", above=0)

@@ -6,16 +6,22 @@ line (see `ecc.options`). The module does not import torch, so that the help of 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
-from ecc.constants import MIN_WIDTH_RATIO
+from ecc.constants import MIN_WIDTH_RATIO, PHASES, PRESETS
 from ecc.errors import BadMeasurement, EccError
 from ecc.options import check_options, option, settings_from
-from ecc.run_records import PHASES
 from ecc.schedules import Cosine
 
 PRECISIONS = ("fp32", "bf16", "fp16")
+
+RUNNERS = ("eager", "cuda-graph", "compile", "onnxruntime", "openvino")
+"""Built-in runners; see `ecc.measure.runners`."""
+COMPILE_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+Precision = Literal["fp32", "tf32", "bf16", "fp16", "int8"]
 
 AUTO_DISTILL_WEIGHT = 0.5
 """Weight of the distillation loss by default, as in the authors' code."""
@@ -23,11 +29,7 @@ AUTO_DISTILL_WEIGHT = 0.5
 
 @dataclass(frozen=True, kw_only=True)
 class TrainSettings:
-    """Settings of the training loop. The number of steps and the learning-rate schedule are arguments of `train`.
-
-    Raises:
-        EccError: If a value is out of its range.
-    """
+    """Settings of the training loop. The number of steps and the learning-rate schedule are arguments of `train`."""
 
     precision: str = option(
         "fp32",
@@ -61,11 +63,7 @@ class TrainSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class DistillSettings:
-    """Settings of distillation: the loss is `weight * distance(outputs, teacher) + (1 - weight) * task loss`.
-
-    Raises:
-        EccError: If a value is out of its range.
-    """
+    """Settings of distillation: the loss is `weight * distance(outputs, teacher) + (1 - weight) * task loss`."""
 
     weight: float | None = option(
         None,
@@ -102,11 +100,7 @@ class DistillSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class AdmmSettings:
-    """Constants of Algorithm 1. The defaults are those of the authors' published command.
-
-    Raises:
-        EccError: A value is out of range.
-    """
+    """Constants of Algorithm 1. The defaults are those of the authors' published command."""
 
     width_lr: float = option(3.0, "Step size of the widths (beta).", above=0, flag="admm_width_lr")
     width_penalty: float = option(10.0, "Penalty of the widths (rho_1).", above=0, flag="admm_width_penalty")
@@ -143,7 +137,7 @@ class CompressSettings:
     pretrain_steps: int = option(
         0, "Training steps of the dense network before pruning; 0 if it is trained.", range=(0, None), common=True
     )
-    prune_steps: int = option(2000, "Number of pruning steps.", range=(1, None), common=True)
+    prune_steps: int = option(2000, "Number of pruning steps.", range=(0, None), common=True)
     finetune_steps: int = option(1000, "Number of fine-tuning steps of the slim network.", range=(0, None), common=True)
     lr: float = option(1e-4, "Learning rate of pruning and fine-tuning (Adam).", above=0, range=(None, 1), common=True)
     finetune_lr: float | None = option(
@@ -173,12 +167,22 @@ class CompressSettings:
         "Solver of ECC: scheduled, or admm as published.",
         choices=SOLVERS,
     )
+    runner: str | None = option(
+        None,
+        "Runner of the measurements: eager, cuda-graph, compile, onnxruntime, openvino, or auto, as in ecc profile.",
+        metavar="RUNNER",
+    )
+    inference_precision: Precision | None = option(
+        None, "Precision of the measurements; fp32 if not given.", choices=get_args(Precision)
+    )
+    inference_channels_last: bool = option(False, "Use the channels-last memory format in the measurements.")
     admm: AdmmSettings = field(default_factory=AdmmSettings)
     train: TrainSettings = field(default_factory=TrainSettings)
     distill: DistillSettings = field(default_factory=DistillSettings)
 
     def __post_init__(self) -> None:
         check_options(self)
+        check_runner(self.runner)
         if self.lr_schedule == "cosine" and self.finetune_lr is not None:
             raise EccError("lr_schedule 'cosine' has no separate finetune_lr; leave one of them out.")
         if self.solver == "admm":
@@ -207,6 +211,13 @@ class CompressSettings:
             "kd_temperature": None,  # compares logits
         }
         return settings_from(cls, published | changes)
+
+    @property
+    def inference(self) -> dict[str, Any]:
+        """Runner, precision and memory format of the measurements, as far as they were chosen."""
+        chosen = {"runner": self.runner, "precision": self.inference_precision}
+        found = {name: value for name, value in chosen.items() if value is not None}
+        return {**found, "channels_last": True} if self.inference_channels_last else found
 
     @property
     def phase_steps(self) -> dict[str, int]:
@@ -240,11 +251,23 @@ class CompressSettings:
         return Cosine(start_lr=self.lr, hold_steps=hold, steps_before=before, steps_after=after)
 
 
+def make_settings(preset: str, values: Mapping[str, Any]) -> CompressSettings:
+    """Settings of a preset with some of them changed.
+
+    Raises:
+        EccError: If there is no such preset or setting, or a value is out of range.
+    """
+    if preset not in PRESETS:
+        raise EccError(f"preset {preset!r} is unknown; choose one of {', '.join(PRESETS)}.")
+    made = CompressSettings.paper(**values) if preset == "paper" else settings_from(CompressSettings, values)
+    if "log_every" in values:
+        return made
+    log_every = max(1, min(50, made.prune_steps // 50))  # a short run is drawn as finely as a long one
+    return replace(made, train=replace(made.train, log_every=log_every))
+
+
 # --- measurements and profiles ---------------------------------------------------------------------
 
-Mode = Literal["auto", "eager", "graph", "compile"]
-Precision = Literal["fp32", "tf32", "fp16", "bf16"]
-MemoryFormat = Literal["contiguous", "channels_last"]
 InputData = Literal["random", "example"]
 
 MAX_WINDOW_SECONDS = 3600.0
@@ -259,21 +282,21 @@ class MeasureSettings:
         EccError: If a value is out of its range.
     """
 
-    mode: Mode = option(
-        "auto",
-        "Execution mode: eager, graph (CUDA graph), compile (torch.compile), or auto (a CUDA graph if the network can "
-        "be captured, because it repeats better; else eager).",
-        choices=get_args(Mode),
+    runner: str | None = option(
+        None,
+        "Runner: eager, cuda-graph, compile[:MODE], onnxruntime[:PROVIDER], openvino[:DEVICE], file.py:MyRunner, or "
+        "auto (the cheapest runner, precision and format that keeps the outputs). Default: cuda-graph on CUDA devices "
+        "if the network can be captured, because it repeats better; else eager.",
+        metavar="RUNNER",
         common=True,
     )
     precision: Precision = option(
-        "fp32", "Numerical precision: fp32 (no TF32), tf32, fp16 or bf16.", choices=get_args(Precision), common=True
+        "fp32",
+        "Numerical precision: fp32 (no TF32), tf32, bf16, fp16, or int8 (onnxruntime and openvino).",
+        choices=get_args(Precision),
+        common=True,
     )
-    memory_format: MemoryFormat = option(
-        "contiguous",
-        "Memory format of weights and inputs: contiguous or channels_last.",
-        choices=get_args(MemoryFormat),
-    )
+    channels_last: bool = option(False, "Use the channels-last memory format for weights and inputs.", common=True)
     cudnn_autotune: bool = option(
         True, "Let cuDNN choose its algorithms by measuring them during the warm-up.", flag="autotune"
     )
@@ -310,6 +333,7 @@ class MeasureSettings:
 
     def __post_init__(self) -> None:
         check_options(self)
+        check_runner(self.runner)
         if self.max_window_seconds < self.window_seconds:
             raise BadMeasurement(
                 f"max_window_seconds is {self.max_window_seconds:g}; it must not be below "
@@ -317,6 +341,35 @@ class MeasureSettings:
             )
         if self.max_repeats < self.min_repeats:
             raise BadMeasurement(f"max_repeats is {self.max_repeats}; give at least min_repeats={self.min_repeats}.")
+
+
+def deployment(settings: MeasureSettings) -> str:
+    """Runner, precision and memory format in words."""
+    last = ", channels last" if settings.channels_last else ""
+    return f"{settings.runner or 'default'}, {settings.precision}{last}"
+
+
+def is_own_runner(spec: str) -> bool:
+    """Whether a spec names a class in a file of the user."""
+    return ".py:" in spec
+
+
+def check_runner(spec: str | None) -> None:
+    """Check the name of a runner.
+
+    Raises:
+        EccError: If there is no such runner.
+    """
+    if spec is None or spec == "auto" or is_own_runner(spec):
+        return
+    name, colon, argument = spec.partition(":")
+    if name not in RUNNERS or (colon and not argument):
+        close = difflib.get_close_matches(name, RUNNERS, n=1)
+        hint = f"did you mean {close[0]!r}?" if close and close[0] != name else ""
+        known = f"choose one of auto, {', '.join(RUNNERS)}, or file.py:MyRunner."
+        raise EccError(f"runner is {spec!r}; {hint or known}")
+    if colon and name in ("eager", "cuda-graph"):
+        raise EccError(f"runner is {spec!r}; {name} has no argument.")
 
 
 PROFILE_SETTINGS = MeasureSettings(
@@ -341,11 +394,7 @@ MAX_SAMPLES = 1_000_000
 
 @dataclass(frozen=True, kw_only=True)
 class Design:
-    """Which widths are measured, how often, and in which order.
-
-    Raises:
-        EccError: If a value is out of its range.
-    """
+    """Which widths are measured, how often, and in which order."""
 
     kind: str = option("mixed", "Design: mixed or uniform.", choices=DESIGNS, flag="design")
     samples: int = option(

@@ -32,7 +32,7 @@ def probe() -> np.ndarray:
     return random_widths(structure_of("alexnet"), 100, seed=11)
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_10000_iterations_find_the_authors_coefficients() -> None:
     found = fit_with_adam(alexnet_samples())
     assert found.model is not None

@@ -50,7 +50,7 @@ TABLE: Table = {
     "unknown meter": ("doctor --quick --meter sundial", "sundial"),
     "unknown platform": ("doctor --quick --meter platform:jetson-tx1", "did you mean 'jetson-tx2'?"),
     "program that fails": ("doctor --quick --meter command:false", "exit code 1"),
-    "mode of a platform": (f"{P} --mode graph", "mode"),
+    "runner of a platform": (f"{P} --runner eager", "runner"),
     "meter of another device": (f"{K} --meter platform:eyeriss", "Jetson TX2"),
     # budgets
     "no budget": (C, "--budget"),

@@ -170,13 +170,6 @@ def test_phases_can_be_left_out(tmp_path: Path, settings: dict[str, Any]) -> Non
 # ---------------------------------------------------------------- budgets and refusals
 
 
-def test_budgets_of_joules_per_batch_and_per_item() -> None:
-    dense = sparse_job("40%").cost.dense
-    task = replace(wide_task(), example_input=with_batch_size(wide_task().example_input, 2))
-    assert sparse_job(f"{0.5 * dense:.17g} J", task=task).limit == pytest.approx(0.5 * dense)
-    assert sparse_job(f"{0.25 * dense:.17g} J/image", task=task).limit == pytest.approx(0.5 * dense)
-
-
 def test_an_infeasible_budget_is_refused_before_training(tmp_path: Path) -> None:
     job = sparse_job("40%")
     (found,) = job.feasibility()

@@ -35,22 +35,13 @@ from ecc.training import (
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: TrainSettings(log_every=0), "log_every is 0; give a whole number of at least 1"),
         (lambda: TrainSettings(micro_batch=0), "micro_batch is 0; give a whole number of at least 1 or leave it out"),
-        (lambda: TrainSettings(checkpoint_steps=True), "checkpoint_steps is True"),
-        (lambda: TrainSettings(precision="fp8"), "precision is 'fp8'; choose one of fp32, bf16, fp16"),
         (lambda: TrainSettings(clip_norm=0.0), "clip_norm is 0.0; give a number above 0 or leave it out"),
         (lambda: TrainSettings(checkpoint_seconds=math.nan), "checkpoint_every is nan"),
-        (lambda: TrainSettings(weight_decay=-1.0), "weight_decay is -1.0"),
         (lambda: TrainSettings(precision="fp16", cuda_graph=True), "cuda_graph does not support precision fp16"),
         (lambda: DistillSettings(weight=1.5), "kd_weight is 1.5; give a number from 0 to 1"),
-        (lambda: DistillSettings(weight=math.nan), "kd_weight is nan"),
-        (lambda: DistillSettings(temperature=0.0), "kd_temperature is 0.0"),
         (lambda: Constant(warmup_steps=-1), "warmup_steps is -1"),
-        (lambda: Cosine(steps_before=-1), "steps_before is -1"),
-        (lambda: Cosine(hold_steps=-3), "hold_steps is -3"),
         (lambda: Cosine(start_lr=0), "start_lr is 0"),
-        (lambda: Cosine(final_ratio=1.1), "final_ratio is 1.1"),
     ],
 )
 def test_values_out_of_range_are_refused(make: Callable[[], Any], message: str) -> None:

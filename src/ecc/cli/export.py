@@ -9,12 +9,10 @@ import click
 
 from ecc.constants import EXPORT_FORMATS
 
-from .options import Command, build_task, console, json_option, option, print_json, quiet_option, recall_task
+from .options import PATH, Command, build_task, console, json_option, option, print_json, quiet_option, recall_task
 
 if TYPE_CHECKING:
     from ecc.task import Task
-
-PATH = click.Path(path_type=Path)
 
 
 @click.command(cls=Command)
@@ -82,4 +80,5 @@ def export(
 def _task_of(run: Path) -> Task:
     """The task that the run was made with."""
     remembered = recall_task(run)
-    return build_task(remembered.task, remembered.data, remembered.weights, remembered.image_size)
+    text = {"text": remembered.text, "test_text": remembered.test_text, "length": remembered.length}
+    return build_task(remembered.task, remembered.data, remembered.weights, remembered.image_size, **text)

@@ -67,7 +67,7 @@ def doctor(meter: str, seconds: float, quick: bool, as_json: bool) -> None:
     from rich.console import Console
 
     from ecc.measure.doctor import diagnose
-    from ecc.report.terminal import doctor_table
+    from ecc.report.doctor import doctor_table
 
     with Console(stderr=True).status("looking for meters") as status:
         found = diagnose(meter, seconds=seconds, quick=quick, report=status.update)

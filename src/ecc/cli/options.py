@@ -16,6 +16,7 @@ from click.core import ParameterSource
 from ecc.constants import BUNDLED_TASKS
 from ecc.errors import BadTask, EccError
 from ecc.options import Setting, flat_values, options_of
+from ecc.settings import CompressSettings
 
 from .app import did_you_mean
 
@@ -96,6 +97,17 @@ def option(*names: str, **settings: Any) -> Callable[[F], F]:
     return click.option(*names, cls=Option, **{"show_default": True, **settings})
 
 
+def options(*decorators: Callable[[F], F]) -> Callable[[F], F]:
+    """Several options as one decorator, in the order of the help."""
+
+    def decorate(function: F) -> F:
+        for decorator in reversed(decorators):
+            function = decorator(function)
+        return function
+
+    return decorate
+
+
 # ---------------------------------------------------------------- options from a settings class
 
 
@@ -159,31 +171,10 @@ def _whole(limit: float | None) -> int | None:
 # ---------------------------------------------------------------- a TOML file as defaults
 
 
-def config_option(function: F) -> F:
-    """`--config FILE`: values of a recipe become the defaults of the options."""
-    return option(
-        "--config",
-        type=click.Path(path_type=Path, dir_okay=False),
-        metavar="FILE",
-        is_eager=True,
-        expose_value=False,
-        callback=lambda ctx, _, path: None if path is None else _use_config(ctx, path) and None,
-        help="TOML file with options and settings; typed options win.",
-    )(function)
-
-
-def task_argument(function: F) -> F:
-    """TASK; a recipe may stand in its place."""
-    return click.argument("task", metavar="TASK", callback=_task_or_recipe, is_eager=True)(function)
-
-
 def _task_or_recipe(ctx: click.Context, param: click.Parameter, task: str) -> str:
     del param
-    return _use_config(ctx, Path(task)) if task.endswith(".toml") and _takes_config(ctx) else task
-
-
-def _takes_config(ctx: click.Context) -> bool:
-    return any("--config" in param.opts for param in ctx.command.params)
+    takes_config = any("--config" in param.opts for param in ctx.command.params)
+    return _use_config(ctx, Path(task)) if task.endswith(".toml") and takes_config else task
 
 
 def _use_config(ctx: click.Context, path: Path) -> str:
@@ -201,6 +192,20 @@ def _use_config(ctx: click.Context, path: Path) -> str:
     lists = {param.name for param in ctx.command.params if param.multiple}
     ctx.default_map = {**recipe_options(recipe, lists), **(ctx.default_map or {})}
     return recipe.task
+
+
+config_option = option(
+    "--config",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    is_eager=True,
+    expose_value=False,
+    callback=lambda ctx, _, path: None if path is None else _use_config(ctx, path) and None,
+    help="TOML file with options and settings; typed options win.",
+)
+"""Values of a recipe become the defaults of the options."""
+task_argument = click.argument("task", metavar="TASK", callback=_task_or_recipe, is_eager=True)
+"""TASK; a recipe may stand in its place."""
 
 
 def recipe_options(recipe: Recipe, lists: Container[str | None] = ()) -> dict[str, Any]:
@@ -223,54 +228,77 @@ def recipe_options(recipe: Recipe, lists: Container[str | None] = ()) -> dict[st
 # ---------------------------------------------------------------- the task
 
 
-def task_options(function: F) -> F:
-    """Data, weights and image size of a bundled network."""
-    for decorate in (
-        option("--image-size", metavar="PIXELS", common=False, help="Image size of a bundled network: 128 or 360x480."),
+PATH = click.Path(path_type=Path)
+
+task_options = options(
+    option(
+        "--data", metavar="FOLDER", type=PATH,
+        help="Data set of a bundled network: ImageNet, Cityscapes, CIFAR-10, CamVid.",
+    ),
+    option(
+        "--weights", metavar="FILE", type=PATH, common=False,
+        help="Published weights of a bundled network (safetensors).",
+    ),
+    option("--image-size", metavar="PIXELS", common=False, help="Image size of a bundled network: 128 or 360x480."),
+)  # fmt: skip
+"""Data, weights and image size of a bundled network."""
+
+text_options = options(
+    option(
+        "--text", type=PATH, metavar="FILE", multiple=True, common=False,
+        help="Text file to train a Hugging Face model (hf:NAME) on. Repeatable.",
+    ),
+    option(
+        "--test-text", type=PATH, metavar="FILE", multiple=True, common=False,
+        help="Text file for the score of a Hugging Face model; a tenth of --text if not given. Repeatable.",
+    ),
+    option(
+        "--length", type=click.IntRange(2), metavar="N", common=False,
+        help="Tokens per sequence of a Hugging Face model, and in the cache of a decode step; 128 if not given.",
+    ),
+)  # fmt: skip
+"""Text and length of a Hugging Face model."""
+
+freeze_option = option(
+    "--freeze", metavar="PATTERN", multiple=True, common=False,
+    help="Do not prune the outputs of these modules, such as 'layer1.*'. Repeatable.",
+)  # fmt: skip
+json_option = option("--json", "as_json", is_flag=True, common=False, help="Print JSON for programs.")
+quiet_option = option("-q", "--quiet", is_flag=True, common=False, help="Print errors only.")
+
+
+def run_options(*, common: bool = True) -> Callable[[F], F]:
+    """The options that `compress` and `compare` share.
+
+    Args:
+        common: Whether `--help` shows the settings that are declared as common.
+    """
+    return options(
+        option("--meter", metavar="METER", default="auto", help="auto, nvml, rapl, platform:jetson-tx2, ..., none."),
         option(
-            "--weights", metavar="FILE", type=click.Path(path_type=Path), common=False,
-            help="Published weights of a bundled network (safetensors).",
+            "--energy", type=PATH, metavar="FILE", multiple=True,
+            help="Energy model from `ecc fit`; without it the network is profiled. Repeatable.",
+        ),
+        task_options,
+        config_option,
+        settings_options(CompressSettings, common=common),
+        option(
+            "--batch-size", type=click.IntRange(1), metavar="N", common=False,
+            help="Training batch size of a bundled network; as in the paper if not given.",
         ),
         option(
-            "--data", metavar="FOLDER", type=click.Path(path_type=Path),
-            help="Data set of a bundled network: ImageNet, Cityscapes, CIFAR-10, CamVid.",
+            "--batch", type=click.IntRange(1), metavar="N", common=False,
+            help="Items per inference; as the example input of the task if not given.",
         ),
-    ):  # fmt: skip
-        function = decorate(function)
-    return function
-
-
-def batch_size_option(function: F) -> F:
-    """`--batch-size`."""
-    return option(
-        "--batch-size", type=click.IntRange(1), metavar="N", common=False,
-        help="Training batch size of a bundled network; as in the paper if not given.",
-    )(function)  # fmt: skip
-
-
-def freeze_option(function: F) -> F:
-    """`--freeze`."""
-    return option(
-        "--freeze", metavar="PATTERN", multiple=True, common=False,
-        help="Do not prune the outputs of these modules, such as 'layer1.*'. Repeatable.",
-    )(function)  # fmt: skip
-
-
-def device_option(function: F) -> F:
-    """`--device`."""
-    return option(
-        "--device", metavar="DEVICE", common=False, help="Training device; a GPU if there is one, else the CPU."
-    )(function)
-
-
-def json_option(function: F) -> F:
-    """`--json`."""
-    return option("--json", "as_json", is_flag=True, common=False, help="Print JSON for programs.")(function)
-
-
-def quiet_option(function: F) -> F:
-    """`--quiet`."""
-    return option("-q", "--quiet", is_flag=True, common=False, help="Print errors only.")(function)
+        option(
+            "--samples", type=click.IntRange(1), metavar="N", common=False,
+            help="Width configurations to measure; up to 250 if not given, fewer if the fit is good earlier.",
+        ),
+        freeze_option,
+        option(
+            "--device", metavar="DEVICE", common=False, help="Training device; a GPU if there is one, else the CPU."
+        ),
+    )  # fmt: skip
 
 
 def build_task(
@@ -280,6 +308,7 @@ def build_task(
     image_size: str | None = None,
     batch_size: int | None = None,
     device: Any = "cpu",
+    **text: Any,
 ) -> Task:
     """The task that the options above name. Notes are printed on stderr."""
     from ecc.zoo.registry import find_task
@@ -291,6 +320,7 @@ def build_task(
         image_size=None if image_size is None else parse_image_size(image_size),
         batch_size=batch_size,
         device=device,
+        **text,
         log=lambda line: click.echo(line, err=True),
     )
 
@@ -318,6 +348,9 @@ class RememberedTask:
     data: str | None = None
     weights: str | None = None
     image_size: str | None = None
+    text: tuple[str, ...] = ()
+    test_text: tuple[str, ...] = ()
+    length: int | None = None
 
 
 def remember_task(folder: Path, task: str, data: Mapping[str, Any]) -> None:
@@ -327,8 +360,11 @@ def remember_task(folder: Path, task: str, data: Mapping[str, Any]) -> None:
     file, colon, function = task.rpartition(":")
     if file.endswith(".py"):
         task = f"{Path(file).resolve()}{colon}{function}"
+    if task.startswith("hf:") and Path(task[3:]).is_dir():
+        task = f"hf:{Path(task[3:]).resolve()}"
     paths = {name: str(data[name].resolve()) for name in ("data", "weights") if data.get(name) is not None}
-    found = RememberedTask(task=task, image_size=data.get("image_size"), **paths)
+    texts = {name: tuple(str(file.resolve()) for file in data.get(name) or ()) for name in ("text", "test_text")}
+    found = RememberedTask(task=task, image_size=data.get("image_size"), length=data.get("length"), **texts, **paths)
     with suppress(EccError):  # a run that cannot be written to: `ecc export` needs --task
         write_record(folder / TASK_FILE, found)
 
@@ -347,7 +383,7 @@ def recall_task(folder: Path) -> RememberedTask:
     if not (folder / TASK_FILE).is_file():
         raise BadTask(f"{folder} does not name its task; give it with --task, such as net.py:build.")
     found = read_record(folder / TASK_FILE, RememberedTask)
-    if found.task not in BUNDLED_TASKS and not found.task.startswith(("torchvision:", "timm:")):
+    if found.task not in BUNDLED_TASKS and not found.task.startswith(("torchvision:", "timm:", "hf:")):
         raise BadTask(
             f"the task of {folder} is the file {found.task!r}. A run folder must not choose code to execute, so pass "
             f"the task yourself if you trust it: --task {found.task}"
@@ -380,6 +416,16 @@ def console(*, is_shown: bool) -> Console | None:
     from rich.console import Console
 
     return Console(stderr=True) if is_shown else None
+
+
+def describe_report(folder: Path) -> str:
+    """Write the report of a run or a comparison, and say where it is; a note if its packages are missing."""
+    try:
+        from ecc.report.page import write_report
+
+        return f"report: {write_report(folder)}"
+    except (EccError, ImportError) as error:
+        return f"note: no report was written: {error}"
 
 
 def print_json(value: Any) -> None:

@@ -10,6 +10,7 @@ import click
 from ecc.settings import PROFILE_SETTINGS, Design
 
 from .options import (
+    PATH,
     Command,
     build_task,
     console,
@@ -23,12 +24,10 @@ from .options import (
     task_options,
 )
 
-FILE = click.Path(path_type=Path)
-
 
 @click.command(cls=Command)
 @task_argument
-@option("-o", "--output", required=True, type=FILE, metavar="FILE", help="The profile; an existing one is resumed.")
+@option("-o", "--output", required=True, type=PATH, metavar="FILE", help="The profile; an existing one is resumed.")
 @task_options
 @option("--meter", metavar="METER", default="auto", help="Energy meter: auto, nvml, rapl, platform:jetson-tx2, ...")
 @option("--target-error", metavar="SHARE", help="Stop when the error of a quick fit is below, for example, 2%.")
@@ -62,7 +61,7 @@ def profile(
     \b
     Examples:
       ecc profile digits --meter platform:jetson-tx2 -o digits.profile
-      ecc profile mobilenet_v1 --mode graph --precision tf32 -o mobile.profile
+      ecc profile mobilenet_v1 --runner cuda-graph --precision tf32 -o mobile.profile
       ecc profile net.py:build --rounds 2 --target-error 2% -o net.profile
       ecc profile alexnet --shard 3/8 -o alexnet-3.profile
 
@@ -70,28 +69,37 @@ def profile(
     Open the file with pandas:
       pandas.read_json("digits.profile", lines=True).dropna(subset="index")
     """
-    from ecc.graph import trace_channels, verify_graph
     from ecc.measure import Analytic, close_meter, find_meter
     from ecc.measure import profile as measure_profile
     from ecc.measure.design import parse_shard
     from ecc.measure.early_stopping import parse_share
-    from ecc.measure.profiler import default_device, profile_settings
+    from ecc.measure.profiler import default_device, find_runner, profile_settings
+    from ecc.methods.base import trace_task
+    from ecc.profiling import calibration_inputs
     from ecc.records import to_builtins
     from ecc.report.live import ProfileProgress
     from ecc.report.terminal import profile_summary, profile_text
-    from ecc.task import with_batch_size
 
     job = build_task(task, data, weights, image_size)
     source = find_meter(meter, device_type=device and device.partition(":")[0])
     view = ProfileProgress(console(is_shown=not quiet and not as_json))
     try:
         chosen = profile_settings(source, device=device, **settings)
-        device = None if isinstance(source, Analytic) else device or default_device(source)
+        device = None if isinstance(source, Analytic) else device or default_device(source, chosen.runner)
         view.announce(source.describe(), device)
-        example_input = job.example_input if batch is None else with_batch_size(job.example_input, batch)
-        graph = trace_channels(job.model, example_input, freeze=freeze, verify=False)
-        graph = verify_graph(job.model, graph, job.example_input)
+        graph, example_input = trace_task(job, batch, freeze)
         with view:
+            chosen, search = find_runner(
+                output,
+                job.model,
+                example_input,
+                source,
+                chosen,
+                device=device,
+                evaluate=job.evaluate,
+                calibration=calibration_inputs(job),
+                report=view.say,
+            )
             result = measure_profile(
                 job.model,
                 graph,
@@ -100,6 +108,7 @@ def profile(
                 output,
                 **design,
                 settings=chosen,
+                runner_search=search,
                 device=device,
                 target_error=None if target_error is None else parse_share(target_error),
                 shard=None if shard is None else parse_shard(shard),
@@ -113,12 +122,14 @@ def profile(
     if as_json:
         print_json({"file": str(output), **to_builtins(profile_summary(result, graph))})
     elif not quiet:
+        if search is not None:
+            click.echo(search.table())
         click.echo(profile_text(result, output, graph))
 
 
 @click.command(cls=Command)
-@click.argument("files", nargs=-1, required=True, type=FILE, metavar="FILE...")
-@option("-o", "--output", required=True, type=FILE, metavar="FILE", help="The joined profile.")
+@click.argument("files", nargs=-1, required=True, type=PATH, metavar="FILE...")
+@option("-o", "--output", required=True, type=PATH, metavar="FILE", help="The joined profile.")
 @option("--rescale", is_flag=True, help="Scale devices that differ by their measurements of the dense network.")
 def merge(files: tuple[Path, ...], output: Path, rescale: bool) -> None:
     """Join profiles that equal devices measured in shards, after checking that they agree.

@@ -2,9 +2,10 @@
 
     BilinearForm   base + sum of coefficient * left * right       MACs, bytes, parameters, the paper's energy model
     StepTerms      sum of height * clip((size - level) / 8, 0, 1)  energy that jumps where a library changes kernels
+                   sum of height * [size is not a multiple of m]   energy of sizes that no fast kernel fits
 
 `left`, `right` and `size` are `AffineSize`s: affine in the widths, with multiples of at least 0. Coefficients and
-heights are at least 0 too, so both forms are nonnegative and never grow when a channel is removed.
+heights are at least 0 too, so all forms are nonnegative. Only the last one may grow when a channel is removed.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import torch
@@ -31,9 +32,43 @@ RISE = 8
 """Channels over which a step rises. GPU kernels prefer multiples of 8, and GPU profiles consist of them."""
 
 
+class CostForm(NamedTuple):
+    """A cost as arrays: constant + linear . s + s' quadratic s / 2 + sum of heights * risen(rows s - start)."""
+
+    constant: float
+    linear: Array
+    """(groups,)"""
+    quadratic: Array
+    """(groups, groups), symmetric."""
+    heights: Array
+    """(steps,)"""
+    rows: csr_array
+    """(steps, groups)"""
+    start: Array
+    """(steps,)"""
+    cap: Array
+    """(steps,)"""
+    multiple: Array
+    """(steps,): 0, or m of a step that depends on whether the size is a multiple of m."""
+
+    def value(self, widths: Array) -> float:
+        """The cost at one vector of widths."""
+        steps = risen(self.rows @ widths - self.start, self.cap, self.multiple)
+        square = 0.5 * widths @ self.quadratic @ widths
+        return float(self.constant + self.linear @ widths + square + self.heights @ steps)
+
+
+def risen(sizes: Array, cap: Array, multiple: Array) -> Array:
+    """Height of steps: clip(size, 0, cap), or with a multiple 0 or 1."""
+    clipped = np.clip(sizes, 0, cap)
+    return (
+        np.where(multiple > 0, np.round(sizes) % np.maximum(multiple, 1) != 0, clipped) if multiple.any() else clipped
+    )
+
+
 @runtime_checkable
 class Cost(Protocol):
-    """A nonnegative function of the widths of all channel groups that never decreases when a width grows.
+    """A nonnegative function of the widths of all channel groups.
 
     Widths are real numbers, one per group in the order of `ChannelGraph.groups`, frozen groups included. All groups of
     a removed branch have width 0.
@@ -71,6 +106,9 @@ class Cost(Protocol):
 
     def to(self, device: torch.device | str) -> Cost:
         """The same cost, computed on a device."""
+
+    def form(self, budget: float) -> CostForm:
+        """A form that is at most `budget` where the cost is, and equal to the cost unless the cost is a maximum."""
 
 
 @dataclass(frozen=True)
@@ -175,37 +213,44 @@ class BilinearForm:
         gradient = gradient + (scaled * (widths @ right.T + right_fixed)) @ left
         return gradient + (scaled * (widths @ left.T + left_fixed)) @ right
 
+    def form(self, steps: StepTerms | None = None) -> CostForm:
+        """The sum as arrays, together with steps."""
+        quadratic, linear, constant = (part.cpu().numpy() for part in self._form)
+        none = csr_array((0, self.num_groups))
+        parts = (np.zeros(0), none, *[np.zeros(0)] * 3) if steps is None else steps.arrays()
+        return CostForm(float(constant), linear, quadratic, *parts)
+
 
 @dataclass(frozen=True)
 class StepTerms:
-    """Sum of height * clip((size - level) / RISE, 0, 1), on one device.
+    """Sum of height * clip((size - level) / RISE, 0, 1), and of height * [size is not a multiple], on one device.
 
     Between two steps the cost is flat: removing channels there saves nothing, as on the device.
-
-    Args:
-        heights: One per step, at least 0.
-        sizes: One per step.
-        levels: One per step: the size at which it starts to rise.
-        num_groups: Length of the width vectors.
+    Step k has a multiple of 0 if it rises at its level.
     """
 
     heights: tuple[float, ...]
     sizes: tuple[AffineSize, ...]
     levels: tuple[int, ...]
+    multiples: tuple[int, ...]
     num_groups: int
     device: torch.device | str = "cpu"
     _parts: tuple[Tensor, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         matrix, fixed = _matrix(self.sizes, self.num_groups)
-        start = np.array(self.levels, dtype=np.float64) - fixed
-        parts = (np.array(self.heights, dtype=np.float64), matrix.toarray() / RISE, start / RISE)
+        multiple = np.array(self.multiples, dtype=np.float64)
+        scale = np.where(multiple > 0, 1.0, 1 / RISE)
+        start = np.where(multiple > 0, 0.0, np.array(self.levels, dtype=np.float64)) - fixed
+        parts = (np.array(self.heights, dtype=np.float64), matrix.toarray() * scale[:, None], start * scale, multiple)
         object.__setattr__(self, "_parts", tuple(torch.from_numpy(part).to(self.device) for part in parts))
 
     def terms(self, widths: Tensor) -> Tensor:
         """Cost of each step, along the last axis."""
-        heights, rows, start = self._parts
-        return heights * (widths.to(torch.float64) @ rows.T - start).clamp(0, 1)
+        heights, rows, start, multiple = self._parts
+        sizes = widths.to(torch.float64) @ rows.T - start
+        misaligned = (sizes.round() % multiple.clamp(min=1) != 0).to(torch.float64)
+        return heights * torch.where(multiple > 0, misaligned, sizes.clamp(0, 1))
 
     def value(self, widths: Tensor) -> Tensor:
         """The sum at one vector of widths, or at each row of a matrix."""
@@ -213,9 +258,14 @@ class StepTerms:
 
     def gradient(self, widths: Tensor) -> Tensor:
         """Derivative at one vector of widths; at a kink, the derivative towards smaller widths."""
-        heights, rows, start = self._parts
-        risen = torch.addmv(start, rows, widths.to(torch.float64), beta=-1)
-        return (heights * ((risen > 0) & (risen <= 1))) @ rows
+        heights, rows, start, multiple = self._parts
+        sizes = torch.addmv(start, rows, widths.to(torch.float64), beta=-1)
+        return (heights * ((sizes > 0) & (sizes <= 1) & (multiple == 0))) @ rows
+
+    def arrays(self) -> tuple[Array, csr_array, Array, Array, Array]:
+        """The fields of `CostForm` from `heights` on."""
+        heights, rows, start, multiple = (part.cpu().numpy() for part in self._parts)
+        return heights, csr_array(rows), start, np.ones(len(heights)), multiple
 
 
 def size_at(size: AffineSize, widths: Array) -> Array:

@@ -7,22 +7,17 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TypeAlias
 
+import numpy as np
 import torch
+from scipy.sparse import csr_array
 from torch import Tensor
 
+from ecc.budget import COUNTED_UNITS
 from ecc.errors import BadWidths
 from ecc.graph import AffineSize, ChannelGraph, StructureSpec
 from ecc.measure.meters.platform import Platform
 
-from .cost import ONE, BilinearForm
-
-UNITS = {"macs": "", "params": "", "weight_bytes": "B", "activation_bytes": "B", "peak_bytes": "B"}
-"""Resources that can be counted, and their units.
-
-macs: multiply-accumulates of one inference of the whole batch. params: parameters. weight_bytes: bytes of parameters
-and buffers. activation_bytes: bytes of activations read and written by all layers. peak_bytes: bytes of activations
-read and written by the largest layer, the least memory to run the network in.
-"""
+from .cost import ONE, BilinearForm, CostForm
 
 
 @dataclass(frozen=True)
@@ -38,13 +33,13 @@ class CountedCost:
     device: torch.device | str = "cpu"
 
     def __post_init__(self) -> None:
-        if self.resource not in UNITS:
-            raise BadWidths(f"{self.resource!r} cannot be counted; choose one of {', '.join(UNITS)}.")
+        if self.resource not in COUNTED_UNITS:
+            raise BadWidths(f"{self.resource!r} cannot be counted; choose one of {', '.join(COUNTED_UNITS)}.")
 
     @property
     def unit(self) -> str:
         """B for bytes; empty for counts."""
-        return UNITS[self.resource]
+        return COUNTED_UNITS[self.resource]
 
     @property
     def label(self) -> str:
@@ -85,6 +80,16 @@ class CountedCost:
             largest = (terms == terms.amax()).to(torch.float64)
             return (coefficients * largest / largest.sum()) @ left
         return self._form.gradient(widths)
+
+    def form(self, budget: float) -> CostForm:
+        """The cost as arrays. For peak_bytes, the budget plus the excess of each layer over it."""
+        if self.resource != "peak_bytes":
+            return self._form.form()
+        coefficients, left, fixed, *_ = (part.cpu().numpy() for part in self._form.parts)
+        count, groups = left.shape
+        rows, ones = csr_array(coefficients[:, None] * left), np.ones(count)
+        flat = (np.zeros(groups), np.zeros((groups, groups)))
+        return CostForm(budget, *flat, ones, rows, budget - coefficients * fixed, np.inf * ones, 0 * ones)
 
     def to(self, device: torch.device | str) -> CountedCost:
         """The same cost, computed on a device."""
@@ -228,6 +233,13 @@ class NonzeroCost:
         """The coefficients, whatever the counts."""
         del widths
         return self._coefficients
+
+    def form(self, budget: float) -> CostForm:
+        """The cost as arrays."""
+        del budget
+        count, none = len(self.groups), np.zeros(0)
+        linear = np.array(self.coefficients)
+        return CostForm(self.base, linear, np.zeros((count, count)), none, csr_array((0, count)), none, none, none)
 
     def to(self, device: torch.device | str) -> NonzeroCost:
         """The same cost, computed on a device."""

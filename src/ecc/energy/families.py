@@ -4,7 +4,8 @@ A family is a function from samples to a `FittedModel`, a sum of terms:
 
     bilinear   a constant, and one term per layer with MACs, in * out (the paper's s_j * s_{j+1})
     physical   a constant; one term per group, linear in its width (activations, biases, norms, depthwise convolutions);
-               one term in * out per layer that mixes channels; and steps where a library changes kernels
+               one term in * out per layer that mixes channels; steps where a library changes kernels; and costs of
+               sizes that are not a multiple of 8, 16, 32 or 64
 
 If branches were removed in some samples, each term of a layer that is removed with a branch has a switch: it is 0
 without the branch. Every branch has a constant of its own, for the kernels that are launched for it.
@@ -31,6 +32,9 @@ from .regression import Samples, fit_coefficients, leave_one_out_errors
 AMOUNTS = ("MACs", "grouped MACs", "activation bytes", "weight bytes")
 """Quantities that a term may stand for. Grouped convolutions reuse little of what they load, so their MACs have a
 coefficient of their own."""
+
+ALIGNMENTS = (8, 16, 32, 64)
+"""Multiples that kernels are written for. On an H200, a network with 12 channels may cost more than one with 16."""
 
 MAX_LEVELS = 16
 """Most steps of one size. Their distance is `RISE` times a power of two, as tile sizes are."""
@@ -62,7 +66,7 @@ class Term:
 
 @dataclass(frozen=True)
 class Step:
-    """A rise from 0 to 1 over `RISE` channels of a size."""
+    """A rise from 0 to 1 over `RISE` channels of a size, or 1 where a size is not a multiple."""
 
     name: str
     """The groups that make up the size."""
@@ -71,10 +75,15 @@ class Step:
     """Size at which the step starts to rise."""
     layers: tuple[int, ...]
     """Positions of the layers that produce or consume these channels."""
+    multiple: int = 0
+    """If above 0, the step is 1 where the size is not a multiple of it, and `level` is not used."""
 
     def at(self, widths: Array) -> Array:
         """Its height, from 0 to 1, at each row of widths."""
-        return np.clip((size_at(self.size, widths) - self.level) / RISE, 0.0, 1.0)
+        sizes = size_at(self.size, widths)
+        if self.multiple:
+            return np.asarray(np.round(sizes) % self.multiple != 0, dtype=np.float64)
+        return np.clip((sizes - self.level) / RISE, 0.0, 1.0)
 
 
 @dataclass(frozen=True)
@@ -144,6 +153,8 @@ def physical(samples: Samples) -> FittedModel:
     3. The weight of the prior is the candidate in `STRENGTHS` with the smallest leave-one-out error.
     """
     terms, steps = physical_terms(samples.structure), candidate_steps(samples.structure)
+    # An alignment that all samples have, or none, is a constant.
+    steps = tuple(step for step in steps if not step.multiple or np.ptp(step.at(samples.widths)) > 0)
     columns = [*(term.at(samples.widths) for term in terms), *(step.at(samples.widths) for step in steps)]
     features = np.stack(columns, axis=1)
     common = _common_coefficients(terms, features[:, : len(terms)], samples)
@@ -398,7 +409,7 @@ def _normalised(left: AffineSize, right: AffineSize) -> tuple[AffineSize, Affine
 
 
 def candidate_steps(structure: StructureSpec) -> tuple[Step, ...]:
-    """Every step that a network may have: on each channel count of a layer with dense MACs.
+    """Every step and every alignment that a network may have: on each channel count of a layer with dense MACs.
 
     Multiples of one group's width are one size; a sum of groups, where branches are concatenated, is its own size.
     """
@@ -417,6 +428,7 @@ def candidate_steps(structure: StructureSpec) -> tuple[Step, ...]:
         full = round(size.at(structure.full_widths))
         name = " + ".join(structure.groups[group] for group, _ in size.multiples)
         found += [Step(name, size, level, tuple(layers)) for level in step_levels(full)]
+        found += [Step(name, size, 0, tuple(layers), multiple) for multiple in ALIGNMENTS if multiple <= full]
     return tuple(found)
 
 

@@ -22,7 +22,7 @@ from ecc.measure import MeasureSettings, MeterInfo
 from ecc.measure.profile import HEADER_START, Profile
 from ecc.records import from_json, write_record
 
-from .cost import BilinearForm, StepTerms
+from .cost import BilinearForm, CostForm, StepTerms
 from .families import AMOUNTS, FAMILIES, FittedModel
 from .quality import (
     FitErrors,
@@ -38,6 +38,7 @@ from .regression import RESOURCES, Samples, check_sample_count, samples_from_pro
 FORMAT = "ecc energy model, version 2"
 FORMULA = (
     "base + sum of coefficient * left * right + sum of height * clip((size - level) / 8, 0, 1); "
+    "a step with a multiple is 1 where the size is not a multiple of it, else 0; "
     "a size is [fixed, [[group, multiple], ...]]; a term is 0 if all groups of its switch have width 0"
 )
 CURVE_SIZES = (15, 20, 30, 40, 60, 80, 120, 160, 200, 300, 500, 1000, 2000, 5000)
@@ -59,13 +60,16 @@ class Origin:
     """Number of width configurations that the model was fitted to."""
     width_multiple: int | None = None
     """The profiled widths were multiples of this; other widths are extrapolated."""
+    environment: dict[str, str] = field(default_factory=dict)
+    """Versions of the software of the profile."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class EnergyModel:
     """A `Cost` that was fitted to a profile.
 
-    All coefficients are at least 0, so the prediction is too, and removing a channel never raises it.
+    All coefficients are at least 0, so the prediction is too. Removing a channel raises it only where the profile shows
+    that a size which is not a multiple of 8, 16, 32 or 64 costs more (`Step.multiple`).
     """
 
     fingerprint: str
@@ -123,6 +127,11 @@ class EnergyModel:
         """Derivative at one vector of widths; at a kink, the derivative towards smaller widths."""
         gradient = self._form.gradient(widths)
         return gradient + self._steps.gradient(widths) if self.fitted.steps else gradient
+
+    def form(self, budget: float) -> CostForm:
+        """The cost as arrays."""
+        del budget
+        return self._form.form(self._steps if self.fitted.steps else None)
 
     def to(self, device: torch.device | str) -> EnergyModel:
         """The same model, computed on a device."""
@@ -214,7 +223,8 @@ class EnergyModel:
     def _steps(self) -> StepTerms:
         steps = self.fitted.steps
         sizes, levels = tuple(step.size for step in steps), tuple(step.level for step in steps)
-        return StepTerms(self.fitted.heights, sizes, levels, len(self.groups), self.device)
+        multiples = tuple(step.multiple for step in steps)
+        return StepTerms(self.fitted.heights, sizes, levels, multiples, len(self.groups), self.device)
 
     # ------------------------------------------------------------ files
 
@@ -302,18 +312,24 @@ def _check_consistency(model: EnergyModel) -> None:
         raise ValueError("the numbers of terms and coefficients differ")
     if len(fitted.unit_coefficients) not in (0, len(AMOUNTS)):
         raise ValueError(f"there are {len(fitted.unit_coefficients)} unit coefficients, not {len(AMOUNTS)}")
-    inside = [*model.branch_groups, *(term.switch for term in fitted.terms)]
-    if len(model.branches) != len(model.branch_groups) or any(
-        not 0 <= group < len(groups) for many in inside for group in many
-    ):
-        raise ValueError("a branch or the switch of a term refers to an unknown group")
-    for term in fitted.terms:
-        _check_term(term.name, (term.left, term.right), [number for number, _ in term.layers], model)
-    for step in fitted.steps:
-        _check_term(step.name, (step.size,), step.layers, model)
+    inside = [group for groups_of in model.branch_groups for group in groups_of]
+    if len(model.branches) != len(model.branch_groups) or any(not 0 <= group < len(groups) for group in inside):
+        raise ValueError("a branch refers to an unknown group")
+    _check_terms(model)
     for dense in (model.dense, model.dense_profiled):
         if not (math.isfinite(dense) and dense > 0):
             raise ValueError(f"the cost of the dense network is {dense} {model.unit}")
+
+
+def _check_terms(model: EnergyModel) -> None:
+    for term in model.fitted.terms:
+        if any(not 0 <= group < len(model.groups) for group in term.switch):
+            raise ValueError(f"the switch of term {term.name!r} refers to an unknown group")
+        _check_term(term.name, (term.left, term.right), [number for number, _ in term.layers], model)
+    for step in model.fitted.steps:
+        _check_term(step.name, (step.size,), step.layers, model)
+        if step.multiple < 0:
+            raise ValueError(f"the multiple {step.multiple} of step {step.name!r} is negative")
 
 
 def _check_term(name: str, sizes: tuple[AffineSize, ...], layers: Any, model: EnergyModel) -> None:
@@ -398,6 +414,7 @@ def build_model(
             settings=header.settings,
             samples=len(samples),
             width_multiple=header.design.width_multiple,
+            environment=header.environment if header.settings is not None else {},
         ),
         fitted=fitted,
         dense_sample=float(dense.mean()) if len(dense) else None,

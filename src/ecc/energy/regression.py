@@ -17,7 +17,14 @@ from ecc.measure.profile import Profile
 
 from .cost import Array
 
-RESOURCES = {"energy": ("joules", "J"), "latency": ("seconds", "s")}
+RESOURCES = {
+    "energy": ("joules", "J"),
+    "latency": ("seconds", "s"),
+    "decode": ("joules", "J"),
+    "decode_latency": ("seconds", "s"),
+    "prefill": ("joules", "J"),
+    "prefill_latency": ("seconds", "s"),
+}
 """Resources that a profile holds: the field of a sample and the unit."""
 
 MIN_SAMPLES = 12
@@ -81,6 +88,11 @@ def samples_from_profile(profile: Profile, resource: str = "energy", *, allow_dr
         raise BadFile(f"a profile does not hold {resource!r}; choose {' or '.join(RESOURCES)}.")
     field, _ = RESOURCES[resource]
     header = profile.header
+    if resource == "energy" and not header.meter.has_energy:
+        raise BadMeasurement(
+            f"the profile was measured by the clock {header.meter.name!r}: it has latency and no energy. Fit the "
+            "latency, or measure with an energy meter."
+        )
     _check_rows(profile)
     rounds = Counter(row.index for row in profile.samples)
     found = [

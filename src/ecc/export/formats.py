@@ -213,13 +213,6 @@ def verify_export(
 ) -> ExportVerification:
     """Compare a file with its network at several batch sizes.
 
-    Args:
-        model: The network.
-        run: Runs the file.
-        example_input: One batch.
-        is_exact: Whether the outputs must agree; False for a quantized file.
-        what: Name of the file in messages.
-
     Raises:
         CannotExport: If the outputs differ by more than is allowed, or the file cannot be run.
     """

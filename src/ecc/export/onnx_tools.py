@@ -34,12 +34,6 @@ CALIBRATION_BATCHES = 8
 def quantize(source: Path, target: Path, mode: str, task: Task) -> None:
     """Write an ONNX file with int8 weights.
 
-    Args:
-        source: The float ONNX file.
-        target: The new file.
-        mode: One of `MODES`.
-        task: Provides training batches for `static`.
-
     Raises:
         BadTask: If `static` has no training batches.
         CannotExport: If onnxruntime cannot quantize the network.
@@ -164,11 +158,6 @@ def compare_latency(dense: Path, slim: Path, example_input: Inputs) -> Latency:
     both. Other programs still disturb the wall clock: on a machine with four times as many busy threads as cores,
     ratios of one pair of files varied from 3.1 to 4.3. So a single thread is timed by its own processor time, which
     does not count waiting (3.0 to 3.1). Several threads have no such clock. Trust the ratio more than the seconds.
-
-    Args:
-        dense: File of the dense network.
-        slim: File of the slim network.
-        example_input: One batch.
     """
     sessions = [onnx_session(path) for path in (dense, slim)]
     feeds = [onnx_inputs(session, example_input) for session in sessions]

@@ -112,15 +112,15 @@ class BranchCheck(Check):
         mask_channels_(masked, self.graph, dead)
         mask_branches_(masked, self.graph, names)
         try:
-            small, slices = slim_and_slices(masked, self.graph)
+            small, slices, factors = slim_and_slices(masked, self.graph)
         except torch.OutOfMemoryError as error:
             raise CannotVerify(first_line(error)) from error
         before = plain_state(masked)
         for run in runs:
-            yield self._compare(masked, small, slices, run)
+            yield self._compare(masked, small, slices, run, factors)
         if plain_state(masked) != before:
             for _ in range(2):
-                yield self._compare(masked, small, slices, runs[-1])
+                yield self._compare(masked, small, slices, runs[-1], factors)
 
 
 def _first_check(model: nn.Module, graph: ChannelGraph, example_input: Inputs, seed: int) -> tuple[BranchCheck, Result]:

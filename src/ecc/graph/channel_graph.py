@@ -8,7 +8,7 @@ groups are the paper's s. A plain chain of layers has one group between each two
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate
@@ -22,7 +22,7 @@ from ecc.graph.labels import Role
 from ecc.graph.structure import AffineSize, Branch, CostTable, Layer, Replacement, StructureSpec, TensorShape
 from ecc.records import read_record, to_json, write_record
 
-FORMAT = "ecc channel graph, version 3"
+FORMAT = "ecc channel graph, version 4"
 MAX_SHOWN = 40
 """Groups that `str(graph)` lists."""
 MAX_INDICES = 1 << 24
@@ -59,6 +59,18 @@ class ChannelGroup:
     """Why the group is not prunable; None if it is."""
     min_width: int = 1
     """Smallest allowed width. It is 2 where code squeezes axes of size one."""
+    zeroed: bool = False
+    """Whether masking a unit sets all of its slices to zero, since code sums over the channels (RMSNorm)."""
+
+    @property
+    def masked_slices(self) -> tuple[ParamSlice, ...]:
+        """The slices that are zero if a unit is masked: those of consumers, or all if `zeroed`."""
+        return self.slices if self.zeroed else tuple(one for one in self.slices if one.is_consumer)
+
+    @property
+    def ranked_slices(self) -> tuple[ParamSlice, ...]:
+        """The slices from which the importance of a unit is computed: those of consumers, or all if there are none."""
+        return tuple(one for one in self.slices if one.is_consumer) or self.masked_slices
 
     def layers(self, role: Role) -> tuple[str, ...]:
         """Paths of the modules that have this role for the group, in the order of the forward pass."""
@@ -68,6 +80,26 @@ class ChannelGroup:
     def __repr__(self) -> str:
         state = "prunable" if self.frozen is None else f"frozen: {self.frozen}"
         return f"<ChannelGroup {self.name}: {self.width} units in {len(self.slices)} tensors, {state}>"
+
+
+@dataclass(frozen=True)
+class WidthScale:
+    """A parameter or attribute that changes with the number of channels of a mean, such as weight and eps of RMSNorm.
+
+    In a smaller network it is `(value + offset) * (full size / size) ** power - offset`.
+    """
+
+    target: str
+    """Name of the parameter, or module path and attribute."""
+    size: AffineSize
+    """Number of channels of the mean."""
+    power: float
+    offset: float = 0.0
+
+    def factor(self, full_widths: Sequence[float], widths: Sequence[float]) -> float:
+        """The factor at these widths, one per group of the graph."""
+        size = self.size.at(widths)
+        return (self.size.at(full_widths) / size) ** self.power if size else 1.0
 
 
 @dataclass(frozen=True, repr=False)
@@ -88,6 +120,8 @@ class ChannelGraph:
     """The modules that are replaced when branches are removed."""
     kept_branches: tuple[tuple[str, str], ...] = ()
     """Residual branches that cannot be removed, and why."""
+    scales: tuple[WidthScale, ...] = ()
+    """Parameters and attributes that are scaled in a smaller network."""
     notes: tuple[str, ...] = ()
     """What a user should know about this trace, such as parameters that the example input did not use."""
     max_relative_diff: float | None = None
@@ -271,6 +305,7 @@ class ChannelGraph:
             branches=self.branches,
             replacements=self.replacements,
             kept_branches=self.kept_branches,
+            scales=self.scales,
             notes=self.notes,
             max_relative_diff=self.max_relative_diff,
         )
@@ -298,6 +333,7 @@ class ChannelGraph:
                 branches=record.branches,
                 replacements=record.replacements,
                 kept_branches=record.kept_branches,
+                scales=record.scales,
                 notes=record.notes,
                 max_relative_diff=record.max_relative_diff,
             )
@@ -375,14 +411,16 @@ class _GroupRecord:
     frozen: str | None
     min_width: int
     slices: tuple[_SliceRecord, ...]
+    zeroed: bool = False
 
     @classmethod
     def of(cls, group: ChannelGroup) -> _GroupRecord:
-        return cls(group.name, group.width, group.frozen, group.min_width, tuple(map(_SliceRecord.of, group.slices)))
+        slices = tuple(map(_SliceRecord.of, group.slices))
+        return cls(group.name, group.width, group.frozen, group.min_width, slices, group.zeroed)
 
     def unpack(self) -> ChannelGroup:
         slices = tuple(one.unpack(self.width) for one in self.slices)
-        return ChannelGroup(self.name, self.width, slices, self.frozen, self.min_width)
+        return ChannelGroup(self.name, self.width, slices, self.frozen, self.min_width, self.zeroed)
 
 
 @dataclass(frozen=True)
@@ -395,6 +433,7 @@ class ChannelGraphFile:
     layers: tuple[Layer, ...]
     tensors: tuple[TensorShape, ...]
     features: tuple[tuple[str, str, AffineSize], ...]
+    scales: tuple[WidthScale, ...]
     notes: tuple[str, ...]
     max_relative_diff: float | None
     branches: tuple[Branch, ...] = ()

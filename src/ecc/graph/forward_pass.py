@@ -92,6 +92,8 @@ def one_pass(network: ModelCopy, example_input: Inputs, tracer: Tracer, *, train
     for tensor in outputs_in(result):
         if (labels := tracer.labels(tensor)) is not None:
             channel_labels.freeze(labels, "it is an output of the network")
+        if (power := getattr(tensor, "_ecc_power", None)) is not None:
+            channel_labels.freeze(power.labels, "an output of the network is a mean over it")
     return tracer
 
 

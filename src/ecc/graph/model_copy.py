@@ -66,19 +66,42 @@ def whole_state(model: nn.Module) -> dict[str, Any]:
     removed branches, the state describes them under `REMOVED`.
     """
     modules = {path: module for path, module in model.named_modules() if SIZES in vars(module)}
-    sizes = {path: {name: getattr(module, name) for name in vars(module)[SIZES]} for path, module in modules.items()}
+    sizes = {
+        path: {name: _plain(getattr(module, name)) for name in vars(module)[SIZES]} for path, module in modules.items()
+    }
     removed = removed_modules(model)
     plain = {**({SIZES: sizes} if sizes else {}), **({REMOVED: removed} if removed else {})}
     return {**model.state_dict(), **unsaved_tensors(model), **plain}
 
 
-def set_sizes_(model: nn.Module, sizes: Mapping[tuple[str, str], int]) -> None:
+def set_sizes_(model: nn.Module, sizes: Mapping[tuple[str, str], int | float]) -> None:
     """Set attributes of modules, by module path and attribute, and note which ones were set."""
     for (path, name), size in sizes.items():
         module = model.get_submodule(path)
-        setattr(module, name, size)
+        setattr(module, name, (size,) if name == "normalized_shape" else size)
         if name != "num_features":
             vars(module)[SIZES] = tuple(sorted({*vars(module).get(SIZES, ()), name}))
+
+
+def _plain(value: Any) -> Any:
+    """The size in a `normalized_shape`, or the value itself."""
+    return value[0] if type(value) is tuple else value
+
+
+def scale_attributes_(model: nn.Module, factors: Mapping[str, float]) -> None:
+    """Multiply float attributes of modules, by module path and attribute, and note which ones were set.
+
+    `nn.RMSNorm` has eps None for the machine epsilon of its type.
+    """
+    for target, factor in factors.items():
+        path, _, name = target.rpartition(".")
+        module = model.get_submodule(path)
+        value = getattr(module, name)
+        if value is None:
+            first = next(module.parameters(), None)
+            value = torch.finfo(torch.get_default_dtype() if first is None else first.dtype).eps
+        setattr(module, name, value * factor)
+        vars(module)[SIZES] = tuple(sorted({*vars(module).get(SIZES, ()), name}))
 
 
 @torch.no_grad()
@@ -278,6 +301,8 @@ def _update_sizes(module: nn.Module, state: dict[str, Any]) -> None:
         state["num_parameters"] = weight.numel()
     elif isinstance(module, nn.Embedding):
         state["num_embeddings"], state["embedding_dim"] = weight.shape
+    elif isinstance(module, nn.RMSNorm) and weight is not None:
+        state["normalized_shape"] = tuple(weight.shape)
     elif isinstance(module, nn.GroupNorm) and weight is not None:
         state["num_groups"] = module.num_groups * weight.numel() // module.num_channels
         state["num_channels"] = weight.numel()

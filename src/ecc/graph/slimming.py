@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from ecc.errors import BadWidths, EccWarning
-from ecc.graph.channel_graph import ChannelGraph, ChannelGroup
+from ecc.graph.channel_graph import ChannelGraph, ChannelGroup, WidthScale
 from ecc.graph.forward_pass import refuse_computed_weights
-from ecc.graph.model_copy import named_tensors, rebuild, set_sizes_
+from ecc.graph.model_copy import named_tensors, rebuild, scale_attributes_, set_sizes_
 from ecc.graph.removal import at_widths, replace_modules_, tensors_inside
 from ecc.graph.structure import Replacement
 
@@ -52,8 +52,9 @@ def with_widths(
 def slim(model: Net, graph: ChannelGraph, width_multiple: int = 1) -> Net:
     """A new network without the masked channels of `model`. Its outputs equal those of `model`.
 
-    A channel is masked if every layer that consumes it has a zero slice for it. A group keeps at least its minimum
-    width. Hooks of modules are copied, those of tensors are not, as in `copy.deepcopy`.
+    A channel is masked if every layer that consumes it has a zero slice for it, in a `zeroed` group if all of its
+    slices are zero. A group keeps at least its minimum width. Hooks of modules are copied, those of tensors are not, as
+    in `copy.deepcopy`.
 
     Args:
         model: The network that was traced.
@@ -125,10 +126,11 @@ Slices: TypeAlias = Mapping[str, Mapping[int, Tensor] | None]
 """For each tensor and axis that is pruned, the indices that are kept; None for a tensor that is removed."""
 
 
-def slim_and_slices(model: Net, graph: ChannelGraph) -> tuple[Net, Slices]:
-    """`build_slim` and `kept_slices` at once."""
+def slim_and_slices(model: Net, graph: ChannelGraph) -> tuple[Net, Slices, dict[str, float]]:
+    """`build_slim`, `kept_slices`, and the factors of the parameters that are scaled."""
     kept = _kept_units(model, graph, 1)
-    return _with_units(model, graph, kept, None), _kept_slices(graph, kept)
+    factors = {scale.target: factor for scale, factor in _scales(graph, kept)}
+    return _with_units(model, graph, kept, None), _kept_slices(graph, kept), factors
 
 
 def kept_slices(model: nn.Module, graph: ChannelGraph, width_multiple: int = 1) -> Slices:
@@ -171,14 +173,15 @@ def live_channels(model: nn.Module, graph: ChannelGraph) -> dict[str, int]:
 
 @torch.no_grad()
 def live_masks(model: nn.Module, graph: ChannelGraph) -> list[Tensor]:
-    """For each group, which units are live: a consumer has a nonzero slice for them. Shapes (width,)."""
+    """For each group, which units are live. Shapes (width,).
+
+    A unit is live if a consumer has a nonzero slice for it, in a `zeroed` group if any tensor has.
+    """
     tensors = _tensors_of(model, graph)
     masks = []
     for group in graph.groups:
         live: Tensor | None = None
-        for one in group.slices:
-            if not one.is_consumer:
-                continue
+        for one in group.masked_slices:
             tensor = tensors[one.tensor]
             others = [a for a in range(tensor.dim()) if a != one.axis]
             touched = (tensor != 0).any(others) if others else tensor != 0
@@ -190,7 +193,7 @@ def live_masks(model: nn.Module, graph: ChannelGraph) -> list[Tensor]:
 
 @torch.no_grad()
 def mask_channels_(model: nn.Module, graph: ChannelGraph, dead: Mapping[str, Tensor | Sequence[int]]) -> None:
-    """Mask units in one: set their slices of all consumers to zero.
+    """Mask units: set their slices of all consumers to zero, in a `zeroed` group all of their slices.
 
     Args:
         model: The network that was traced.
@@ -206,10 +209,9 @@ def mask_channels_(model: nn.Module, graph: ChannelGraph, dead: Mapping[str, Ten
         if group.frozen is not None:
             raise BadWidths(f"group {name!r} is not prunable: {group.frozen.rstrip('.')}.")
         units = _checked_units(units, group.width, name)
-        for one in group.slices:
-            if one.is_consumer:
-                tensor = tensors[one.tensor]
-                tensor.index_fill_(one.axis, _on_device_of(tensor, one.index[units].flatten()), 0)
+        for one in group.masked_slices:
+            tensor = tensors[one.tensor]
+            tensor.index_fill_(one.axis, _on_device_of(tensor, one.index[units].flatten()), 0)
 
 
 @torch.no_grad()
@@ -259,7 +261,7 @@ def mask_branches_(model: nn.Module, graph: ChannelGraph, names: Collection[str]
         branch = graph.branch(name)
         for exit_ in branch.exits:
             tensors[exit_].zero_()
-        for one in (one for group in branch.groups for one in graph[group].slices if one.is_consumer):
+        for one in (one for group in branch.groups for one in graph[group].masked_slices):
             tensor = tensors[one.tensor]
             tensor.index_fill_(one.axis, _on_device_of(tensor, one.index.flatten()), 0)
 
@@ -287,7 +289,8 @@ def slim_optimizer(
 ) -> torch.optim.Optimizer:
     """An optimizer for `small` with the state of `optimizer` for the channels that were kept.
 
-    Call it before the masked channels of `model` change, since they determine what was kept.
+    Call it before the masked channels of `model` change, since they determine what was kept. The state of weights that
+    `slim` scales (those of RMSNorm) is scaled as their gradients are.
 
     Args:
         optimizer: A torch optimizer, or a solver that wraps one.
@@ -301,7 +304,9 @@ def slim_optimizer(
     """
     optimizer = getattr(optimizer, "inner", optimizer)
     new = dict(small.named_parameters())
-    slices = kept_slices(model, graph, width_multiple)
+    kept = _kept_units(model, graph, width_multiple)
+    slices = _kept_slices(graph, kept)
+    factors = {scale.target: factor for scale, factor in _scales(graph, kept)}
     names = {id(old): name for name, old in model.named_parameters()}
     _check_slimmed_alike(model, new, slices)
     gone = {id(old) for name, old in model.named_parameters() if slices.get(name, {}) is None}
@@ -330,7 +335,10 @@ def slim_optimizer(
                 "cannot be sliced. Create a new optimizer for the slim network."
             )
         new_optimizer.state[pairs.get(id(old), old)] = {
-            key: _sliced(value, axes) if _is_like(value, old) else copy.deepcopy(value) for key, value in state.items()
+            key: _sliced(value, axes) * factors.get(name, 1.0) ** -_order(key)
+            if _is_like(value, old)
+            else copy.deepcopy(value)
+            for key, value in state.items()
         }
     return new_optimizer
 
@@ -346,6 +354,11 @@ def _check_slimmed_alike(model: nn.Module, small: Mapping[str, Tensor], slices: 
                 f"{name} of the slim network {shapes[0]}, expected that it {shapes[1]}. "
                 "Use the same width_multiple as for slim, and call this before channels change."
             )
+
+
+def _order(key: str) -> int:
+    """Which power of the gradient a state has: 2 for Adam's `exp_avg_sq` and the like, else 1."""
+    return 2 if key in ("exp_avg_sq", "max_exp_avg_sq", "square_avg", "sum", "exp_inf") else 1
 
 
 def _is_like(value: Any, parameter: Tensor) -> bool:
@@ -377,10 +390,23 @@ def _with_units(model: Net, graph: ChannelGraph, keep: Mapping[str, Tensor], dev
     else:
         slices = _slices(graph, keep)
         made = {id(t): _sliced_like(t, slices.get(name, {}), device) for name, t in tensors.items()}
+    scales = _scales(graph, keep)
+    for scale, factor in scales:
+        if scale.target in tensors:
+            made[id(tensors[scale.target])].add_(scale.offset).mul_(factor).sub_(scale.offset)
     small = rebuild(model, made)
     set_sizes_(small, {(path, name): round(size.at(widths)) for path, name, size in graph.features})
+    scale_attributes_(small, {scale.target: factor for scale, factor in scales if scale.target not in tensors})
     replace_modules_(small, [at_widths(one, widths) for one in removed])
     return small
+
+
+def _scales(graph: ChannelGraph, keep: Mapping[str, Tensor]) -> list[tuple[WidthScale, float]]:
+    """The parameters and attributes that change, and their factors."""
+    full = [g.width for g in graph.groups]
+    widths = [len(keep[g.name]) if g.name in keep else g.width for g in graph.groups]
+    factors = [(scale, scale.factor(full, widths)) for scale in graph.scales]
+    return [(scale, factor) for scale, factor in factors if factor != 1]
 
 
 def _first_units(group: ChannelGroup) -> Tensor:

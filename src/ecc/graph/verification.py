@@ -198,17 +198,19 @@ class Check:
         masked = with_widths(self.network, self.graph, {})  # without state of an earlier run
         mask_channels_(masked, self.graph, dead)
         try:
-            small, slices = slim_and_slices(masked, self.graph)
+            small, slices, factors = slim_and_slices(masked, self.graph)
         except torch.OutOfMemoryError as error:
             raise CannotVerify(first_line(error)) from error
         before = plain_state(masked)
         for run in runs:
-            yield self._compare(masked, small, slices, run)
+            yield self._compare(masked, small, slices, run, factors)
         if plain_state(masked) != before:
             for _ in range(MORE_CALLS):
-                yield self._compare(masked, small, slices, runs[-1])
+                yield self._compare(masked, small, slices, runs[-1], factors)
 
-    def _compare(self, masked: nn.Module, small: nn.Module, slices: Slices, run: Run) -> Result:
+    def _compare(
+        self, masked: nn.Module, small: nn.Module, slices: Slices, run: Run, factors: Mapping[str, float]
+    ) -> Result:
         mode = "train mode" if run.training else "eval mode"
         try:
             wanted = run.of(masked, slices)
@@ -217,7 +219,7 @@ class Check:
         if not wanted.has_finite:
             raise CannotVerify(f"the outputs of the masked network are not finite ({mode})")
         try:
-            found = run.of(small)
+            found = run.of(small, factors=factors)
         except torch.OutOfMemoryError as error:
             raise CannotVerify(first_line(error)) from error
         except Exception as error:  # noqa: BLE001 - whatever a network's code raises
@@ -288,7 +290,9 @@ class Run:
         """The same run on inputs with rounding errors."""
         return replace(self, inputs=perturbed(self.inputs))
 
-    def of(self, network: nn.Module, slices: Slices | None = None) -> RunResult:
+    def of(
+        self, network: nn.Module, slices: Slices | None = None, factors: Mapping[str, float] | None = None
+    ) -> RunResult:
         """Outputs and gradients of a network."""
         return run_without_randomness(
             network,
@@ -297,6 +301,7 @@ class Run:
             gradients=self.gradients,
             random_value=self.random_value,
             slices=slices,
+            factors=factors,
         )
 
 

@@ -18,12 +18,13 @@ from .meter import (
     PowerIntegrator,
     Provenance,
     Reading,
+    Timed,
     close_meter,
 )
 from .profile import CorrectedSample, Profile, ProfileHeader, Sample, merge_profiles
 from .profiler import DeviceProfiler, Progress, profile
 from .registry import FALLBACKS, Attempt, find_meter, probe_meters
-from .runner import InferenceRunner, prepare_runner
+from .runners import InferenceRunner, PreparedRunner, prepare_runner
 from .window import measure, measure_model
 
 __all__ = [
@@ -47,12 +48,14 @@ __all__ = [
     "Meter",
     "MeterInfo",
     "PowerIntegrator",
+    "PreparedRunner",
     "Profile",
     "ProfileHeader",
     "Progress",
     "Provenance",
     "Reading",
     "Sample",
+    "Timed",
     "Window",
     "close_meter",
     "find_meter",

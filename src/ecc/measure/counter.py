@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from ecc.errors import BadMeasurement
 
-from .meter import Clock, Declared, DeviceState, HasState, Meter, Reading
+from .meter import Clock, Declared, DeviceState, HasState, Meter, Reading, Timed
 from .workload import HostWorkload, Workload
 
 POLL_SECONDS = 0.0005
@@ -207,7 +207,7 @@ def probe_counter(
         tick_seconds=min(periods, default=None),
         read_seconds=watch.read_seconds / watch.num_reads,
         # A waiting process uses no CPU time: what polling used is not idle power.
-        idle_watts=0.0 if isinstance(info.provenance, Declared) else _mean_watts(idle),
+        idle_watts=0.0 if isinstance(info.provenance, Declared | Timed) else _mean_watts(idle),
         busy_watts=_mean_watts(loaded),
         step_joules=min(steps, default=None),
         idle_state=state,

@@ -24,7 +24,7 @@ from .measurement import Measurement
 from .meter import Clock, Meter, MeterInfo, close_meter
 from .meters.rapl import processor_name
 from .registry import FALLBACKS, attempt_of, find_meter, probe_meters
-from .runner import prepare_runner
+from .runners import prepare_runner
 from .window import has_uuid, measure, visible_device_type
 from .workload import make_workload
 
@@ -155,7 +155,7 @@ def _test(
             started = clock.now()
             for _ in range(_WARMUP_RUNS):
                 runner.run()
-            load, _ = make_workload(runner.run, device.type, clock)
+            load, _ = make_workload(runner.run, device.type, clock, is_asynchronous=runner.is_asynchronous)
             report(f"{finding.spec}: observing the counter, idle and busy")
             counter = probe_counter(meter, load, min(2.0, seconds / 10), clock=clock)
             finding = replace(finding, counter=counter)
@@ -163,7 +163,7 @@ def _test(
                 trouble = f"its counter did not change while a network ran: it does not count work on {device}."
                 return replace(finding, trouble=trouble)
             # As many windows of the usual length as there is time for.
-            settings = MeasureSettings(mode=runner.mode)
+            settings = MeasureSettings(runner=runner.runner)
             window_seconds = max(settings.window_seconds, settings.min_ticks * counter.tick_seconds)
             left = seconds - (clock.now() - started) - settings.warmup_seconds
             repeats = min(max(int(left / window_seconds), _MIN_WINDOWS), _MAX_WINDOWS)

@@ -6,12 +6,11 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-from scipy.special import stdtrit
+from functools import lru_cache
 
 from ecc.settings import MeasureSettings
 
-from .meter import Declared, DeviceState, MeterInfo, Provenance
+from .meter import Declared, DeviceState, MeterInfo, Provenance, Timed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +56,7 @@ class Measurement:
     device_type: str
     """torch device type on which the network ran."""
     combined_by: str
-    """How windows were combined: `median`, or `lower quartile` for CPU time."""
+    """How windows were combined: `median`, or `lower quartile` for clocks."""
     tick_seconds: float
     """Period of the counter."""
     windows: tuple[Window, ...]
@@ -124,6 +123,11 @@ class Measurement:
         """Whether the device ran at its power limit in any window."""
         return any(window.state is not None and window.state.power_capped for window in self.windows)
 
+    @property
+    def throttled(self) -> bool:
+        """Whether the device throttled in any window; only accepted with `allow_throttling`."""
+        return any(window.state is not None and bool(window.state.throttling) for window in self.windows)
+
     def __str__(self) -> str:
         spread = "" if self.relative_ci is None else f" +- {self.relative_ci:.1%}"
         items = "" if self.batch == 1 else f" of {self.batch} items"
@@ -141,10 +145,10 @@ class Measurement:
 def combine_repeats(values: Sequence[float], provenance: Provenance) -> float:
     """Combine repeats of one measurement to one number.
 
-    The median ignores a disturbed window. Disturbances only ever add CPU time, so the lower quartile repeats better
-    where CPU time is metered.
+    The median ignores a disturbed window. Disturbances only ever add time, so the lower quartile repeats better where a
+    clock is read.
     """
-    if not isinstance(provenance, Declared):
+    if not isinstance(provenance, Declared | Timed):
         return statistics.median(values)
     return statistics.quantiles(values, n=4, method="inclusive")[0] if len(values) > 1 else values[0]
 
@@ -153,5 +157,33 @@ def relative_interval(values: Sequence[float]) -> float | None:
     """Half width of the 95 % t-interval of the mean, relative to the mean; None for a single value."""
     if len(values) < 2:
         return None
-    quantile = float(stdtrit(len(values) - 1, 0.975))
+    quantile = t_quantile(len(values) - 1)
     return quantile * statistics.stdev(values) / math.sqrt(len(values)) / statistics.fmean(values)
+
+
+@lru_cache(maxsize=64)
+def t_quantile(freedom: int) -> float:
+    """The 97.5 % quantile of Student's t distribution, without SciPy, so that a board needs none.
+
+    Args:
+        freedom: Degrees of freedom, at least 1.
+    """
+    low, high = 0.0, 20.0  # 12.7 at one degree of freedom
+    while high - low > 1e-12 * high:
+        middle = 0.5 * (low + high)
+        low, high = (middle, high) if _central_probability(middle, freedom) < 0.95 else (low, middle)
+    return high
+
+
+def _central_probability(t: float, freedom: int) -> float:
+    """P(|T| < t) as a finite sum (Abramowitz and Stegun, 26.7.3 and 26.7.4)."""
+    angle = math.atan(t / math.sqrt(freedom))
+    square, is_odd = math.cos(angle) ** 2, freedom % 2 == 1
+    term = math.cos(angle) if is_odd else 1.0
+    total = term if freedom > 1 else 0.0
+    for k in range(2 if not is_odd else 3, freedom - 1, 2):
+        term *= square * (k - 1) / k
+        total += term
+    if is_odd:
+        return 2 / math.pi * (angle + math.sin(angle) * total)
+    return math.sin(angle) * total

@@ -69,7 +69,19 @@ class Declared(msgspec.Struct, frozen=True, tag_field="kind", tag="declared"):
         return f"CPU time x declared {self.watts:g} W"
 
 
-Provenance: TypeAlias = Measured | Estimated | Declared
+class Timed(msgspec.Struct, frozen=True, tag_field="kind", tag="timed"):
+    """Time alone: no energy is known. The counter counts seconds of a clock, which are the latency."""
+
+    clock: str
+    """`CPU time` or `wall clock`."""
+
+    @property
+    def label(self) -> str:
+        """Label shown next to every number."""
+        return f"measured ({self.clock})"
+
+
+Provenance: TypeAlias = Measured | Estimated | Declared | Timed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +89,7 @@ class MeterInfo:
     """Description of a meter: what its joules mean, and whether they may be compared with those of another.
 
     Raises:
-        TypeError: If `provenance` is not one of the three types above.
+        TypeError: If `provenance` is not one of the types above.
         ValueError: If a text contains control characters, as in a damaged file.
     """
 
@@ -86,7 +98,7 @@ class MeterInfo:
     device: str
     """Product name of the metered device, such as `NVIDIA H200`."""
     provenance: Provenance
-    """`Measured`, `Estimated` or `Declared`."""
+    """`Measured`, `Estimated`, `Declared` or `Timed`."""
     scope: str
     """What the joules cover: `board`, `GPU rail`, `package`, ..."""
     device_id: str = ""
@@ -105,10 +117,10 @@ class MeterInfo:
     """Remarks for readers of the numbers."""
 
     def __post_init__(self) -> None:
-        if not isinstance(self.provenance, Measured | Estimated | Declared):
+        if not isinstance(self.provenance, Measured | Estimated | Declared | Timed):
             raise TypeError(
                 f"provenance of meter {self.name!r} is {self.provenance!r}; "
-                "give Measured(), Estimated(source=...) or Declared(watts=...)."
+                "give Measured(), Estimated(source=...), Declared(watts=...) or Timed(clock=...)."
             )
         for text in (self.name, self.device, self.scope, self.device_id, self.reads, self.label, *self.covers):
             if not text.isprintable():
@@ -118,6 +130,11 @@ class MeterInfo:
     def label(self) -> str:
         """Label of the provenance, shown next to every number."""
         return self.provenance.label
+
+    @property
+    def has_energy(self) -> bool:
+        """Whether it counts joules; a clock does not."""
+        return not isinstance(self.provenance, Timed)
 
 
 # --- protocols ---------------------------------------------------------------------------------------

@@ -41,8 +41,9 @@ from .counter import CounterProbe
 from .drift import MAX_CV, Drift, Point, log_drift, reference_drift
 from .measurement import combine_repeats, relative_interval
 from .meter import MeterInfo
+from .runner_search import RunnerSearch
 
-VERSION = 3
+VERSION = 4
 HEADER_START = b'{"header":{"format":"ecc profile"'
 """First bytes of every profile."""
 
@@ -83,7 +84,7 @@ class ProfileHeader:
     """
 
     format: Literal["ecc profile"] = "ecc profile"
-    version: Literal[3] = 3
+    version: Literal[4] = 4
     created: str | None = None
     """UTC time; None for computed profiles, so that equal ones are equal files."""
     groups: tuple[str, ...]
@@ -98,9 +99,11 @@ class ProfileHeader:
     device_type: str | None = None
     """torch device type on which the networks ran; None if nothing was run."""
     settings: MeasureSettings | None = None
-    """How the networks were run and measured; None if nothing was run. Its mode is never `auto`."""
-    mode_reason: str | None = None
-    """Why this execution mode was used."""
+    """How the networks were run and measured; None if nothing was run. Its runner is resolved."""
+    runner_reason: str | None = None
+    """Why this runner was used."""
+    runner_search: RunnerSearch | None = None
+    """What `--runner auto` measured before it chose."""
     design: Design
     counter: CounterProbe | None = None
     """Properties of the meter's counter."""
@@ -155,7 +158,8 @@ _MAY_DIFFER = {
     "environment.ecc",
     "environment.python",
     "meter.notes",
-    "mode_reason",
+    "runner_reason",
+    "runner_search",
 }
 """Fields that do not change the measured energy, and the size of the design, which may grow."""
 
@@ -224,6 +228,8 @@ class Sample:
     clock_mhz: NotNegative | None = None
     power_capped: bool | None = None
     """Whether the device ran at its power limit."""
+    throttled: bool | None = None
+    """Whether the device throttled, which is only accepted with `allow_throttling`."""
     host_bound_share: NotNegative | None = None
     """Near 1 if kernel launches limit the speed."""
     measured_at: Annotated[datetime, Meta(tz=True)] | None = None
@@ -445,7 +451,9 @@ def parse_profile(data: bytes, path: str | Path) -> Profile:
         found = {}
     if found.get("format") != "ecc profile":
         raise BadFile(f"{path} is not a profile; give a file that `ecc profile` wrote.")
-    if found.get("version") != VERSION:
+    if found.get("version") == 3:
+        lines[0] = to_json({"header": _upgrade(found)})
+    elif found.get("version") != VERSION:
         raise BadFile(f"{path} has version {found.get('version')}; this version of ecc reads version {VERSION}.")
     header = from_json(lines[0], _HeaderLine, f"{path}:1").header
     samples: list[Sample] = []
@@ -468,6 +476,15 @@ def parse_profile(data: bytes, path: str | Path) -> Profile:
                 )
         samples.append(sample)
     return Profile(header, tuple(samples))
+
+
+def _upgrade(header: dict[str, Any]) -> dict[str, Any]:
+    """The header of a profile of version 3, which had an execution mode and a memory format in place of a runner."""
+    settings, reason = header.get("settings"), header.get("mode_reason")
+    if isinstance(settings, dict):
+        runner = "cuda-graph" if settings.get("mode") == "graph" else settings.get("mode")
+        settings = {**settings, "runner": runner, "channels_last": settings.get("memory_format") == "channels_last"}
+    return {**header, "version": VERSION, "settings": settings, "runner_reason": reason}
 
 
 def _read(path: str | Path) -> bytes:

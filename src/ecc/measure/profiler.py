@@ -27,7 +27,7 @@ from torch import nn
 from ecc.errors import BadFile, BadMeasurement, EccError, first_line, option_hint
 from ecc.graph import ChannelGraph, with_widths
 from ecc.options import flat_values, settings_from
-from ecc.settings import PROFILE_SETTINGS, Design, MeasureSettings, Mode, Shard
+from ecc.settings import PROFILE_SETTINGS, Design, MeasureSettings, Shard, deployment
 from ecc.task import Inputs, check_input
 from ecc.torch_utils import device_of
 
@@ -39,7 +39,9 @@ from .environment import environment
 from .meter import Analytic, Clock, EnergySource, Meter, Reading
 from .profile import Profile, ProfileHeader, Sample, drift_remedy, header_conflict
 from .profile_writer import ProfileWriter, open_profile
-from .runner import prepare_runner, random_inputs, resolve_mode
+from .runner_search import RunnerSearch, choose_runner
+from .runners import draw_inputs, prepare_runner, resolve_runner, runner_device_type
+from .runners.runtime import SESSIONS, import_runtime
 from .window import check_device, measure_model, visible_device_type
 from .workload import make_workload
 
@@ -90,8 +92,44 @@ def profile_settings(source: EnergySource, *, device: str | None = None, **choic
     return settings_from(MeasureSettings, values)
 
 
-def default_device(source: EnergySource) -> str:
-    """The device to run on by default: an available accelerator that the meter sees, else the CPU."""
+def find_runner(
+    path: str | Path,
+    model: nn.Module,
+    example_input: Inputs,
+    meter: EnergySource,
+    settings: MeasureSettings,
+    *,
+    device: torch.device | str | None = None,
+    **options: Any,
+) -> tuple[MeasureSettings, RunnerSearch | None]:
+    """Resolve `runner="auto"` with `choose_runner`; a profile that is resumed keeps its choice.
+
+    Args:
+        path: The profile.
+        model: The dense network.
+        example_input: One batch.
+        meter: The meter.
+        settings: Settings of the profile; returned unchanged unless its runner is `auto`.
+        device: Where networks run.
+        **options: Of `choose_runner`.
+    """
+    if settings.runner != "auto":
+        return settings, None
+    if Path(path).exists():
+        header = Profile.load(path).header
+        if header.settings is not None and header.runner_search is not None:
+            kept = {name: getattr(header.settings, name) for name in ("runner", "precision", "channels_last")}
+            return replace(settings, **kept), header.runner_search
+    if not isinstance(meter, Meter):
+        raise BadMeasurement(f"runner 'auto' needs a meter; {meter.describe().name} runs nothing here. Leave it out.")
+    return choose_runner(model, example_input, meter, settings, device=device, **options)
+
+
+def default_device(source: EnergySource, runner: str | None = None) -> str:
+    """The device to run on by default: that of the runner, else an accelerator that the meter sees, else the CPU."""
+    kind = runner_device_type(runner)
+    if kind is not None:
+        return kind
     return visible_device_type(source.describe(), ("cuda", "mps")) or "cpu"
 
 
@@ -113,6 +151,7 @@ def profile(
     reference_every: int = 10,
     target_error: float | None = None,
     shard: Shard | None = None,
+    runner_search: RunnerSearch | None = None,
     fit_error: FitError = quick_error,
     progress: Callable[[Progress], None] | None = None,
     clock: Clock | None = None,
@@ -138,6 +177,7 @@ def profile(
         target_error: Stop when the relative error of a quick fit is below this, or no longer improves.
         shard: (3, 8) measures the samples whose index is 3 modulo 8, for the third of eight equal devices; see
             `merge_profiles`.
+        runner_search: What `choose_runner` measured, to be recorded in the profile.
         fit_error: Error that `target_error` refers to.
         progress: Called after each sample.
         clock: Time functions; those of the system by default.
@@ -170,7 +210,7 @@ def profile(
     if isinstance(meter, Analytic):
         profiler = AnalyticProfiler(graph, example_input, meter)
     else:
-        profiler = DeviceProfiler(model, graph, example_input, meter, settings, device, clock)
+        profiler = DeviceProfiler(model, graph, example_input, meter, settings, device, clock, runner_search)
     widths = sample_widths(graph, samples, design, seed, width_multiple)
     early_stop = EarlyStop(graph, target_error, fit_error)
     with open_profile(path) as writer:
@@ -198,7 +238,7 @@ class _ProfileRun:
         self._plan, self._widths, self._profiler = plan, widths, profiler
         self._writer, self._early_stop, self._report_progress = writer, early_stop, report
         if writer.header is not None:
-            profiler.adopt_mode(writer.header)
+            profiler.adopt_runner(writer.header)
         self._header = profiler.header(plan)
         if writer.header is not None:
             _check_header(writer, writer.header, self._header)
@@ -225,8 +265,8 @@ class _ProfileRun:
             self._profiler.prepare(self._writer.header.counter)
         messages = []
         if self._header.settings is not None:
-            reason = f": {self._header.mode_reason}" if self._header.mode_reason else ""
-            messages.append(f"mode {self._header.settings.mode}{reason}.")
+            reason = f": {self._header.runner_reason}" if self._header.runner_reason else ""
+            messages.append(f"runner {deployment(self._header.settings)}{reason}.")
         if self._done:
             messages.append(f"Resuming: {self._done} of {self._total} samples are done.")
         self._report(message=" ".join(messages))
@@ -245,8 +285,10 @@ class _ProfileRun:
                 self._pending.popleft()
                 self._done += 1
                 self._since_reference += 1
-                self._check_early_stop()
+            stop = "" if sample.is_reference else self._check_early_stop()
             self._report(sample=sample)
+            if stop:
+                self._report(message=stop)
 
     def _missing(self) -> deque[tuple[int, int]]:
         """(round, index) of missing samples in the order of measurement: shuffled within each round."""
@@ -262,13 +304,13 @@ class _ProfileRun:
             return self._plan.reference_every
         return next((count for count, sample in enumerate(reversed(samples)) if sample.is_reference), len(samples))
 
-    def _check_early_stop(self) -> None:
-        if not self._early_stop.is_due(self._done):
-            return
-        reason = self._early_stop.reason(self._writer.profile())
-        if reason is not None and self._pending:
-            self._pending.clear()
-            self._report(message=f"stopped early: {reason}.")
+    def _check_early_stop(self) -> str:
+        """Drop the samples that are not needed; a message if there are any."""
+        reason = self._early_stop.reason(self._writer.profile()) if self._early_stop.is_due(self._done) else None
+        if reason is None or not self._pending:
+            return ""
+        self._pending.clear()
+        return f"stopped early: {reason}."
 
     def _warn_about_drift(self) -> None:
         """Warn once, early enough to stop, that a fit would refuse this profile."""
@@ -380,6 +422,7 @@ class DeviceProfiler:
         settings: How networks are run and measured.
         device: Where; by default the device of the model.
         clock: Time functions; those of the system by default.
+        runner_search: What `choose_runner` measured; only recorded.
 
     Raises:
         BadMeasurement: If the meter does not see the device.
@@ -396,13 +439,16 @@ class DeviceProfiler:
         settings: MeasureSettings,
         device: torch.device | str | None = None,
         clock: Clock | None = None,
+        runner_search: RunnerSearch | None = None,
     ) -> None:
         self._model, self._graph, self._example_input = model, graph, example_input
         self._meter, self._settings, self._clock = meter, settings, clock or Clock()
         self._device = device_of(model) if device is None else _checked_device(device)
         self._counter: CounterProbe | None = None
-        self._mode_reason: str | None = None
-        self._set_mode(*resolve_mode(settings.mode, self._device))
+        self._runner_reason: str | None = None
+        self._search = runner_search
+        self._versions: dict[str, str] | None = None
+        self._set_runner(*resolve_runner(settings.runner, self._device.type))
         check_device(meter.describe(), self._device)
 
     def header(self, design: Design) -> ProfileHeader:
@@ -413,19 +459,29 @@ class DeviceProfiler:
             meter=self._meter.describe(),
             device_type=self._device.type,
             settings=self._settings,
-            mode_reason=self._mode_reason,
+            runner_reason=self._runner_reason,
+            runner_search=self._search,
             design=design,
-            environment=environment(self._device.type),
+            environment=self.versions,
             created=_now().isoformat(timespec="milliseconds"),
         )
 
-    def adopt_mode(self, header: ProfileHeader) -> None:
-        """Use the mode of a profile that is resumed, if the user chose none."""
-        if self._settings.mode == "auto" and header.settings is not None:
-            self._set_mode(header.settings.mode, header.mode_reason)
+    @property
+    def versions(self) -> dict[str, str]:
+        """Versions of the software, also before anything runs."""
+        name = (self._settings.runner or "").partition(":")[0]
+        runtime = dict(self._versions or {})
+        if name in SESSIONS:
+            runtime = {name: str(import_runtime(name).__version__).partition("-")[0]}
+        return {**environment(self._device.type), **runtime}
+
+    def adopt_runner(self, header: ProfileHeader) -> None:
+        """Use the runner of a profile that is resumed, if the user chose none."""
+        if self._settings.runner is None and header.settings is not None:
+            self._set_runner(header.settings.runner, header.runner_reason)
 
     def prepare(self, counter: CounterProbe | None = None) -> CounterProbe:
-        """Use known properties of the counter, or probe it under the dense network, which also decides the mode.
+        """Use known properties of the counter, or probe it under the dense network, which also decides the runner.
 
         Raises:
             BadMeasurement: If the dense network cannot be run.
@@ -435,7 +491,7 @@ class DeviceProfiler:
                 counter = self._probe()
             except (RuntimeError, MemoryError) as error:
                 raise BadMeasurement(
-                    f"the dense network cannot be run on {self._device} in mode {self._settings.mode!r}: "
+                    f"the dense network cannot be run on {self._device} ({deployment(self._settings)}): "
                     f"{_reason(error)}"
                 ) from error
             self.clear()
@@ -473,6 +529,7 @@ class DeviceProfiler:
             temperature_celsius=result.temperature_celsius,
             clock_mhz=result.clock_mhz,
             power_capped=result.power_capped,
+            throttled=result.throttled or None,
             host_bound_share=_rounded(result.host_bound_share),
             measured_at=_now(),
         )
@@ -491,21 +548,22 @@ class DeviceProfiler:
     @cached_property
     def _inputs(self) -> Inputs:
         if self._settings.input_data == "random":
-            return random_inputs(self._example_input, self._device)
+            return draw_inputs(self._example_input, self._device)
         return self._example_input
 
-    def _set_mode(self, mode: Mode, reason: str | None) -> None:
-        self._settings, self._mode_reason = replace(self._settings, mode=mode), reason
+    def _set_runner(self, runner: str | None, reason: str | None) -> None:
+        self._settings, self._runner_reason = replace(self._settings, runner=runner), reason
         self._run_settings = replace(self._settings, input_data="example")  # `_inputs` are drawn once
 
     def _probe(self) -> CounterProbe:
         settings = self._run_settings
         with prepare_runner(self._dense, self._inputs, settings) as runner:
-            if settings.mode == "auto":
-                self._set_mode(runner.mode, runner.mode_reason)
+            if settings.runner is None:
+                self._set_runner(runner.runner, runner.reason)
+            self._versions = runner.versions
             for _ in range(settings.warmup_runs):
                 runner.run()
-            load, _ = make_workload(runner.run, self._device.type, self._clock)
+            load, _ = make_workload(runner.run, self._device.type, self._clock, is_asynchronous=runner.is_asynchronous)
             return probe_counter(self._meter, load, settings.probe_seconds, clock=self._clock)
 
 
@@ -533,8 +591,8 @@ class AnalyticProfiler:
             environment=environment(None),
         )
 
-    def adopt_mode(self, header: ProfileHeader) -> None:
-        """Do nothing: nothing runs, so there is no mode."""
+    def adopt_runner(self, header: ProfileHeader) -> None:
+        """Do nothing: nothing runs, so there is no runner."""
 
     def prepare(self, counter: CounterProbe | None) -> None:
         """Do nothing: there is no counter."""

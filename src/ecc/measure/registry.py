@@ -8,7 +8,8 @@ apple           Apple silicon; apple:gpu for the GPU alone
 rapl            Intel or AMD processor; rapl:dram adds the memory
 command:...     any program that prints joules or watts
 cputime:15W     CPU time of this process x a power that you declare
-platform:NAME   estimate from published constants: jetson-tx2, gtx-1080-ti, eyeriss
+cputime, wall   latency in CPU time or wall-clock time; no energy
+platform:NAME   estimate from published constants: jetson-tx2, jetson-orin-nano, raspberry-pi-5, h100, ...
 replay:FILE     numbers of a recorded profile
 file.py:MyMeter your own class with read() and describe(), or cost() and describe() for an estimate
 """
@@ -35,6 +36,7 @@ AUTO = ("nvml", "jetson", "amd", "apple", "rapl")
 FALLBACKS = (
     ("platform:jetson-tx2", "estimate from published constants (also gtx-1080-ti, eyeriss)"),
     ("cputime:15W", "CPU time of this process x the power of a busy core, declared by you"),
+    ("cputime", "latency in CPU time, without energy (wall: in wall-clock time)"),
     ("command:PROGRAM", "any program that prints joules or watts"),
     ("replay:FILE", "numbers of a profile that was measured elsewhere"),
     ("file.py:MyMeter", "your own class with read() and describe()"),
@@ -49,7 +51,7 @@ def _open_module(name: str, argument: str) -> EnergySource:
 
 
 OPENERS: dict[str, Callable[[str], EnergySource]] = {
-    name: partial(_open_module, name) for name in (*AUTO, "command", "cputime", "platform", "replay")
+    name: partial(_open_module, name) for name in (*AUTO, "command", "cputime", "wall", "platform", "replay")
 }
 """Functions that open `NAME:ARGUMENT`. They raise `NoMeter` with the reason if that fails."""
 

@@ -17,23 +17,26 @@ import gc
 import itertools
 import math
 import statistics
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from typing import Any
-
-import torch
-from torch import nn
+from typing import TYPE_CHECKING, Any
 
 from ecc.errors import BadMeasurement, option_hint
 from ecc.settings import MeasureSettings
-from ecc.task import Inputs
 
 from .counter import POLL_SECONDS, CounterProbe, CounterWatch, Tick, check_steps, probe_counter
 from .measurement import Measurement, Window, combine_repeats, relative_interval
-from .meter import Analytic, Clock, Declared, DeviceState, HasState, Meter, MeterInfo
-from .runner import prepare_runner
+from .meter import Analytic, Clock, Declared, DeviceState, HasState, Meter, MeterInfo, Timed
+from .thermal import throttling_reasons
 from .workload import QueuedWorkload, Workload, make_workload
+
+if TYPE_CHECKING:  # this module runs on boards without torch
+    import torch
+    from torch import nn
+
+    from ecc.task import Inputs
 
 MAX_POWER_DISAGREEMENT = 1.5
 """Largest allowed ratio between the counter's mean power and the power reading of the device."""
@@ -68,14 +71,17 @@ def measure_model(
     Raises:
         BadMeasurement: If the measurement cannot be trusted.
     """
+    from .runners import prepare_runner
+
     refuse_analytic(meter)
     with prepare_runner(model, example_input, settings) as runner:
         return measure(
             runner.run,
             meter,
-            replace(settings or MeasureSettings(), mode=runner.mode),
+            replace(settings or MeasureSettings(), runner=runner.runner),
             device=runner.device,
             batch=runner.batch,
+            is_asynchronous=runner.is_asynchronous,
             counter=counter,
             clock=clock,
         )
@@ -89,6 +95,7 @@ def measure(
     device: torch.device | str = "cpu",
     batch: int = 1,
     inferences_per_run: int = 1,
+    is_asynchronous: bool = True,
     counter: CounterProbe | None = None,
     clock: Clock | None = None,
 ) -> Measurement:
@@ -97,10 +104,11 @@ def measure(
     Args:
         run: Computes on `device`. On CUDA it should return before the device is done.
         meter: A meter from `find_meter`, or your own.
-        settings: How long to measure. Mode, precision and similar settings are only recorded.
+        settings: How long to measure. Runner, precision and similar settings are only recorded.
         device: Where `run` computes.
         batch: Items in one inference; only recorded.
         inferences_per_run: Inferences in one call of `run`.
+        is_asynchronous: Whether `run` returns before the device is done; on the CPU it never does.
         counter: Result of `probe_counter`; determined here by default.
         clock: Time functions; those of the system by default.
 
@@ -108,18 +116,22 @@ def measure(
         BadMeasurement: If the measurement cannot be trusted.
     """
     refuse_analytic(meter)
-    settings, clock, device = settings or MeasureSettings(), clock or Clock(), torch.device(device)
+    settings, clock, device = settings or MeasureSettings(), clock or Clock(), str(device)
+    device_type, _, index = device.partition(":")
     info = meter.describe()
     check_device(info, device)
     # CUDA events are recorded on the current device, so it must be the one that computes.
-    current = torch.cuda.device(device) if device.type == "cuda" and device.index is not None else nullcontext()
+    torch: Any = sys.modules.get("torch")
+    current = torch.cuda.device(int(index)) if device_type == "cuda" and index and torch else nullcontext()
     with current, _no_garbage_collection():
         for _ in range(settings.warmup_runs):
             run()
         if counter is None:
             check_state(device_state(meter), info, settings)  # before long work, with our own CUDA context alive
         read_seconds = _time_reading(meter, clock) if counter is None else counter.read_seconds
-        load, chunk_seconds = make_workload(run, device.type, clock, read_seconds=read_seconds)
+        load, chunk_seconds = make_workload(
+            run, device_type, clock, read_seconds=read_seconds, is_asynchronous=is_asynchronous
+        )
         try:
             counter = counter or probe_counter(meter, load, settings.probe_seconds, clock=clock)
             aligner = WindowAligner(load, chunk_seconds, meter, counter, settings, clock, inferences_per_run)
@@ -131,7 +143,7 @@ def measure(
         combine_repeats([getattr(window, name) for window in windows], info.provenance)
         for name in ("joules", "seconds")
     )
-    idle = counter.idle_watts
+    idle = counter.idle_watts if info.has_energy else None
     measurement = Measurement(
         joules=joules,
         seconds=seconds,
@@ -139,8 +151,8 @@ def measure(
         idle_watts=idle,
         relative_ci=relative_interval([window.joules for window in windows]),
         batch=batch,
-        device_type=device.type,
-        combined_by="lower quartile" if isinstance(info.provenance, Declared) else "median",
+        device_type=device_type,
+        combined_by="lower quartile" if isinstance(info.provenance, Declared | Timed) else "median",
         tick_seconds=aligner.tick_seconds,
         windows=windows,
         meter=info,
@@ -314,12 +326,16 @@ class WindowAligner:
         inferences = self._inferences_per_run * (self._runs_at(end.seconds) - self._runs_at(start.seconds))
         state = device_state(self._meter)
         check_state(state, self.info, self._settings)
-        check_steps(self.info.name, ticks, self.tick_seconds, self.info.max_watts)
+        if not isinstance(
+            self.info.provenance, Declared | Timed
+        ):  # a clock does not jump; the process may have to wait
+            check_steps(self.info.name, ticks, self.tick_seconds, self.info.max_watts)
         seconds = end.seconds - start.seconds
+        joules = (end.joules - start.joules) / inferences
         uncertainty = math.hypot(self._uncertainty(start.gap_seconds), self._uncertainty(end.gap_seconds))
         return Window(
-            joules=(end.joules - start.joules) / inferences,
-            seconds=seconds / inferences,
+            joules=joules,
+            seconds=seconds / inferences if self.info.has_energy else joules,  # the counter of a clock counts seconds
             window_seconds=seconds,
             inferences=inferences,
             ticks=len(ticks) - 1 if self._sees_ticks else math.floor(seconds / self.tick_seconds),
@@ -383,8 +399,11 @@ def aliasing_error(ticks: Sequence[Tick], tick_seconds: float) -> float:
 
 
 def device_state(meter: Meter) -> DeviceState | None:
-    """State of the device, if its meter reads it."""
-    return meter.state() if isinstance(meter, HasState) else None
+    """State of the device as its meter reads it, else what the kernel tells of throttling; None if nothing is known."""
+    if isinstance(meter, HasState):
+        return meter.state()
+    reasons = throttling_reasons()
+    return None if reasons is None else DeviceState(throttling=reasons)
 
 
 def check_state(state: DeviceState | None, info: MeterInfo, settings: MeasureSettings) -> None:
@@ -422,18 +441,20 @@ def refuse_analytic(meter: object) -> None:
         )
 
 
-def check_device(info: MeterInfo, device: torch.device) -> None:
+def check_device(info: MeterInfo, device: torch.device | str) -> None:
     """Refuse a meter that does not see the work of a device.
 
     Raises:
         BadMeasurement: If the meter covers another type of device, or another device of that type.
     """
-    if info.covers and device.type not in info.covers:
+    kind = str(device).partition(":")[0]
+    if info.covers and kind not in info.covers:
         raise BadMeasurement(
             f"the network runs on {device}, but meter {info.name} ({info.device}) only sees "
-            f"{' and '.join(info.covers)}. Move the network, or choose a meter for {device.type}."
+            f"{' and '.join(info.covers)}. Move the network, or choose a meter for {kind}."
         )
-    if info.name == "nvml" and device.type == "cuda" and not has_uuid(device, info.device_id):
+    torch: Any = sys.modules.get("torch")  # without it, another runtime computes, and its device is not known here
+    if info.name == "nvml" and kind == "cuda" and torch and not has_uuid(device, info.device_id):
         uuid = torch.cuda.get_device_properties(device).uuid
         raise BadMeasurement(
             f"the network runs on {device}, which is GPU-{uuid}, but the meter reads {info.device_id}. "
@@ -441,14 +462,18 @@ def check_device(info: MeterInfo, device: torch.device) -> None:
         )
 
 
-def has_uuid(device: torch.device, device_id: str) -> bool:
+def has_uuid(device: torch.device | str, device_id: str) -> bool:
     """Whether a GPU has this UUID, as far as torch knows it."""
+    import torch
+
     uuid = getattr(torch.cuda.get_device_properties(device), "uuid", None)
     return uuid is None or str(uuid).removeprefix("GPU-") == device_id.removeprefix("GPU-")
 
 
 def visible_device_type(info: MeterInfo, accelerators: Sequence[str]) -> str | None:
     """The first torch device type that a meter sees and that is available; the CPU comes last."""
+    import torch
+
     for kind in (*accelerators, "cpu"):
         backend: Any = getattr(torch.backends if kind == "mps" else torch, kind, None)
         is_available = kind == "cpu" or (backend is not None and backend.is_available())

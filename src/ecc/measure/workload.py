@@ -9,12 +9,11 @@ Work comes in chunks of a few milliseconds, so that the counter can be read in b
 from __future__ import annotations
 
 import bisect
+import importlib
 import math
 from collections import deque
 from collections.abc import Callable
 from typing import Any, TypeAlias
-
-import torch
 
 from .meter import Clock
 
@@ -157,7 +156,12 @@ class QueuedWorkload(Workload):
 
 
 def make_workload(
-    run: Callable[[], object], device_type: str, clock: Clock, *, read_seconds: float = 0.0
+    run: Callable[[], object],
+    device_type: str,
+    clock: Clock,
+    *,
+    read_seconds: float = 0.0,
+    is_asynchronous: bool = True,
 ) -> tuple[Workload, float]:
     """Create the workload for a device, with chunks of about `CHUNK_SECONDS`.
 
@@ -166,13 +170,15 @@ def make_workload(
         device_type: torch device type: cpu, cuda, mps, ...
         clock: Time functions.
         read_seconds: Duration of one counter reading. The device must not run out of work meanwhile.
+        is_asynchronous: Whether `run` returns before the device is done; on the CPU it never does.
 
     Returns:
         The workload, and the actual length of its chunks.
     """
-    backend: Any = None if device_type == "cpu" else getattr(torch, device_type)
+    is_asynchronous = is_asynchronous and device_type != "cpu"
+    backend: Any = getattr(importlib.import_module("torch"), device_type) if is_asynchronous else None
     synchronize: Callable[[], object] = (lambda: None) if backend is None else backend.synchronize
-    is_queued = device_type == "cuda"
+    is_queued = is_asynchronous and device_type == "cuda"
     chunk_seconds = CHUNK_SECONDS if is_queued else max(CHUNK_SECONDS, _HOST_CHUNK_READS * read_seconds)
     run_seconds = _time_run(run, synchronize, clock, chunk_seconds)
     num_runs = max(1, round(chunk_seconds / run_seconds))
@@ -208,6 +214,7 @@ def _time_run(
 
 
 def _mark_cuda_queue() -> IsDone:
-    event = torch.cuda.Event()
+    event: Any = importlib.import_module("torch").cuda.Event()
     event.record()
-    return event.query
+    is_done: IsDone = event.query
+    return is_done

@@ -1,5 +1,6 @@
 """Pruning methods: ECC and baselines, and the compression that runs them."""
 
+from ecc.run_records import Feasibility
 from ecc.settings import CompressSettings
 
 from .base import Method, PruningContext
@@ -15,7 +16,7 @@ from .compression import CompressedModel, Compression
 from .cost_evaluator import CostEvaluator, MeasuredCost
 from .ecc import AdmmSettings, EccSolver, WeightSolver
 from .ecc.method import Ecc
-from .feasibility import Feasibility, check_feasibility
+from .feasibility import check_feasibility
 from .unstructured import SparseResult, WeightCompression
 
 __all__ = [

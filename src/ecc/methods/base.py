@@ -16,10 +16,18 @@ from torch import Tensor, nn
 
 from ecc.energy import Cost
 from ecc.errors import BadTask
-from ecc.graph import ChannelGraph, live_masks, mask_branches_, mask_channels_, removed_branches
+from ecc.graph import (
+    ChannelGraph,
+    live_masks,
+    mask_branches_,
+    mask_channels_,
+    removed_branches,
+    trace_channels,
+    verify_graph,
+)
 from ecc.run_records import SolverLine
 from ecc.settings import CompressSettings
-from ecc.task import Task
+from ecc.task import Inputs, Task, with_batch_size
 from ecc.torch_utils import device_of
 from ecc.training import BatchStream, OptimizerLike, Teacher, fused_on_gpu
 
@@ -53,6 +61,8 @@ class PruningContext:
     log: Callable[[Mapping[str, Any]], None]
     """Write values to the history as a `MethodLine`."""
     log_solver: Callable[[SolverLine], None] = lambda _: None
+    loss: Callable[..., Tensor] | None = None
+    """Loss of the task, see `Task.loss`."""
     make_optimizer: Callable[[], torch.optim.Optimizer] | None = None
     """A new optimizer of `model` with the settings of the run."""
     training: Callable[[OptimizerLike, int], Iterator[int]] = _no_training
@@ -152,6 +162,19 @@ class Method(Protocol):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a state, after `start`."""
+
+
+def trace_task(task: Task, batch: int | None = None, freeze: Sequence[str] = ()) -> tuple[ChannelGraph, Inputs]:
+    """The channel graph of a task, verified at its own batch size, and the example input as it is measured.
+
+    Args:
+        task: Has the network.
+        batch: Items per inference; that of the example input by default.
+        freeze: Modules whose output channels are not pruned, as for `trace_channels`.
+    """
+    example = task.example_input if batch is None else with_batch_size(task.example_input, batch)
+    graph = trace_channels(task.model, example, freeze=freeze, verify=False)
+    return verify_graph(task.model, graph, task.example_input), example
 
 
 def schedule_progress(method: Method) -> float | None:

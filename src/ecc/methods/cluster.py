@@ -220,13 +220,6 @@ def run_on_cluster(
 ) -> list[GridRun]:
     """`Comparison.run` with one task per run. With one thread on a CPU the results are the same, bit for bit.
 
-    Args:
-        grid: Lists the runs; nothing is computed with it here.
-        make_grid: Builds the same comparison in a worker.
-        root: Folder of the comparison, which all machines share.
-        cluster: Where to run.
-        progress: Gets one line of text per run.
-
     Returns:
         The runs that failed.
 

@@ -16,7 +16,8 @@ from ecc.energy import EnergyModel
 from ecc.errors import BadMeasurement
 from ecc.graph import ChannelGraph
 from ecc.measure import Analytic, Clock, DeviceProfiler, EnergySource
-from ecc.task import Inputs
+from ecc.settings import deployment
+from ecc.task import Inputs, TokenWorkload
 from ecc.training import DistributedContext
 
 REPEATS = (3, 8)
@@ -42,15 +43,29 @@ class MeasuredCost:
             raise ValueError(f"costs must be positive and finite: {self.amounts}")
 
 
+RUNTIMES = ("torch", "onnxruntime", "openvino")
+"""Software whose version must be that of the profile."""
+
+
 def check_meter(meter: EnergySource | None, energy_models: Iterable[EnergyModel]) -> None:
     """Check that the meter measures what the models predict.
 
     Raises:
-        BadMeasurement: If the meter reads another device, or measures where the model was computed.
+        BadMeasurement: If the meter reads another device, or measures where the model was computed, or the models were
+            measured with different runners.
     """
+    energy_models = list(energy_models)
     if meter is None:
         return
     info = meter.describe()
+    ways = {model.resource: (model.origin.settings and deployment(model.origin.settings)) for model in energy_models}
+    if len(set(ways.values())) > 1:
+        said = " and ".join(
+            f"the {resource} model with {way or 'an analytic platform'}" for resource, way in ways.items()
+        )
+        raise BadMeasurement(
+            f"energy models must be measured in one way, but {said} were mixed. Profile both in one way."
+        )
     for model in energy_models:
         origin = model.origin
         if info.device != origin.meter.device:
@@ -63,6 +78,27 @@ def check_meter(meter: EnergySource | None, energy_models: Iterable[EnergyModel]
                 f"the {model.resource} model comes from an analytic platform, but {info.name} measures a device. "
                 "Use the platform as the meter."
             )
+
+
+class WorkloadEvaluator:
+    """Measures networks on several workloads of a language model.
+
+    Args:
+        evaluators: One for each workload.
+    """
+
+    def __init__(self, evaluators: Mapping[TokenWorkload, CostEvaluator]) -> None:
+        self._evaluators = dict(evaluators)
+
+    def __call__(self, widths: Mapping[str, int]) -> MeasuredCost:
+        """Costs of one network on all workloads; see `CostEvaluator`."""
+        amounts: dict[str, float] = {}
+        found = {workload: evaluate(widths) for workload, evaluate in self._evaluators.items()}
+        for workload, cost in found.items():
+            amounts.update({workload.resources[name]: amount for name, amount in cost.amounts.items()})
+        intervals = [cost.relative_ci for cost in found.values() if cost.relative_ci is not None]
+        label = next(iter(found.values())).label
+        return MeasuredCost(amounts, label, max(intervals, default=None))
 
 
 class CostEvaluator:
@@ -110,6 +146,13 @@ class CostEvaluator:
         settings = replace(origin.settings, min_repeats=least, max_repeats=most, target_relative_ci=target_ci)
         place = device or origin.device_type
         self._profiler = DeviceProfiler(model, graph, example_input, meter, settings, place, clock or Clock())
+        now = self._profiler.versions
+        for name in RUNTIMES:
+            if name in origin.environment and name in now and origin.environment[name] != now[name]:
+                raise BadMeasurement(
+                    f"the energy model was measured with {name} {origin.environment[name]}, and this is {name} "
+                    f"{now[name]}. Profile and fit again, or use the other version."
+                )
         self._profiler.prepare()
 
     @property
@@ -125,9 +168,6 @@ class CostEvaluator:
 
     def __call__(self, widths: Mapping[str, int]) -> MeasuredCost:
         """Cost of one network.
-
-        Args:
-            widths: By group; groups that are not named keep their full width.
 
         Raises:
             BadMeasurement: If the measurement must not be trusted.
@@ -150,7 +190,10 @@ class CostEvaluator:
         if self._profiler is not None:
             kept = {group.name: int(widths.get(group.name, group.width)) for group in self._graph.variable}
             sample = self._profiler.sample(None, 0, 0, kept)
-            return MeasuredCost({"energy": sample.joules, "latency": sample.seconds}, self.label, sample.relative_ci)
+            amounts = {"energy": sample.joules, "latency": sample.seconds}
+            if self._meter is not None and not self._meter.describe().has_energy:
+                del amounts["energy"]  # the meter is a clock
+            return MeasuredCost(amounts, self.label, sample.relative_ci)
         if models and isinstance(self._meter, Analytic):
             cost = self._meter.cost(self._graph, {name: int(width) for name, width in widths.items()})
             return MeasuredCost({"energy": cost.joules, "latency": cost.seconds}, self.label)

@@ -21,9 +21,9 @@ from typing import Any
 
 import torch
 
+from ecc.budget import parse_budget
 from ecc.constants import RUN_PROFILE, SCRATCH
 from ecc.energy import EnergyModel
-from ecc.energy.budget import parse_budget
 from ecc.errors import BadFile, EccError
 from ecc.measure import EnergySource
 from ecc.records import read_record, write_record
@@ -141,10 +141,6 @@ class Comparison:
 
     def run(self, root: str | Path, progress: Callable[[str], None] | None = None) -> list[GridRun]:
         """Run what is not finished.
-
-        Args:
-            root: Folder of the comparison.
-            progress: Gets one line of text per run.
 
         Returns:
             The runs that failed.

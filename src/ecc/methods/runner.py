@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from ecc.errors import BadTask, wrap_user_errors
+from ecc.formatting import score_text
 from ecc.options import flat_values
 from ecc.records import read_record, to_builtins
 from ecc.run_records import PHASES, CostCheck, MethodLine, RunSummary, ScoreLine, SolverLine
@@ -224,7 +225,7 @@ class CompressionRunner(ABC, Generic[Result]):
     def _train_options(
         self, phase: str, steps: int, teacher: Teacher | None, schedule: Cosine | None
     ) -> dict[str, Any]:
-        """Arguments of `train` and `train_steps`."""
+        """Fields of `Training`."""
         schedule = schedule or self.settings.schedule(phase)
         if schedule is not None and self._make_optimizer is not None:
             schedule = replace(schedule, start_lr=None)  # the learning rate is that of the optimizer
@@ -259,7 +260,7 @@ class CompressionRunner(ABC, Generic[Result]):
             raise BadTask(f"evaluate of task {self.task.name!r} returned {score}; return a finite number.")
         self.scores[name] = score
         self._log(ScoreLine(name=name, score=score, total=self.stream.total))
-        self.report(f"score ({name}): {score:.4f}")
+        self.report(f"{self.task.metric} ({name}): {score_text(score, self.task.metric)}")
 
     def _log(self, line: SolverLine | CostCheck | ScoreLine | MethodLine) -> None:
         """Write a line of the history."""

@@ -14,21 +14,21 @@ from typing import Any
 import torch
 from torch import nn
 
-from ecc.energy.budget import Budget, dense_cost
+from ecc.budget import Budget, dense_cost
 from ecc.energy.counted import nonzero_cost
 from ecc.errors import BadBudget, BadMeasurement, EccError
 from ecc.graph import ChannelGraph, trace_channels
 from ecc.measure import EnergySource, find_meter
 from ecc.measure.meters.platform import PLATFORMS, Platform
 from ecc.records import to_builtins, write_record
-from ecc.run_records import BatchCount, BudgetResult, RunSummary, SolverLine, SparseSummary
+from ecc.run_records import BatchCount, BudgetResult, Feasibility, RunSummary, SolverLine, SparseSummary
 from ecc.settings import CompressSettings
 from ecc.task import Task, batch_size_of
 from ecc.training import Cosine, StepInfo, Teacher, load_state, save_state
 
 from .ecc.constraints import TOLERANCE
 from .ecc.weight_solver import WeightSolver, count_nonzeros, min_counts
-from .feasibility import Feasibility, feasibility_of, raise_infeasible
+from .feasibility import feasibility_of, raise_infeasible
 from .runner import CompressionRunner
 
 ASSUMES = (
@@ -104,6 +104,8 @@ class WeightCompression(CompressionRunner[SparseResult]):
         for name in ("width_multiple", "uniform_floor", "solver"):
             if getattr(self.settings, name) != getattr(CompressSettings, name):
                 raise EccError(f"{name} has no effect on unstructured pruning; leave it out.")
+        if self.settings.prune_steps < 1:
+            raise EccError("unstructured pruning needs prune_steps of at least 1.")
         self.platform = _check_platform(platform)
         self.graph = trace_channels(task.model, task.example_input, verify=False)  # for its layers only
         self.cost = nonzero_cost(self.graph, self.platform)

@@ -14,7 +14,8 @@ from ecc.energy.ablation import FitAblation
 from ecc.errors import BadFile
 from ecc.io import refuse_other_file, write_bytes, write_text
 
-from .charts import COLOURS, SCHEMA, Row, figures_of, log_axis, make_chart, x_axis, y_axis
+from .chart_parts import COLOURS, SCHEMA, Row, log_axis, make_chart, x_axis, y_axis
+from .charts import figures_of
 from .load import Report
 
 FORMATS = {".svg": "<svg", ".png": "PNG", ".pdf": "%PDF"}
@@ -51,12 +52,6 @@ def draw_tradeoff(report: Report, path: Path) -> Path:
 
 def draw_fit(found: FitAblation, title: str, folder: str | Path, stem: str) -> list[Path]:
     """Draw predicted against measured cost, errors over widths, learning curves, and the paper's figures.
-
-    Args:
-        found: From `ecc.energy.ablation`.
-        title: Network and device.
-        folder: Folder of the files; created if needed.
-        stem: First part of the file names.
 
     Raises:
         BadFile: If the folder cannot be written to.

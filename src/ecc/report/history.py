@@ -190,12 +190,7 @@ class History:
             self._loss.add(LossPoint(float(line.lineage), line.phase, line.step, line.loss))
 
     def curves(self, resource: str, dense: float | None) -> Curves:
-        """What a page draws.
-
-        Args:
-            resource: The cost to follow.
-            dense: Cost of the dense network; None if it is not known.
-        """
+        """What a page draws."""
         checks = [
             CheckPoint(
                 line.step,

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ecc.budget import MEASURED_UNITS
 from ecc.energy import EnergyModel
 from ecc.energy.model import Origin
 from ecc.energy.quality import FitQuality, describe_learning_curve, describe_outlier_widths
@@ -29,7 +30,6 @@ from .history import Curves, Follower, History, thinned
 MAX_HELD_OUT = 2000
 """Samples in the chart of predicted against measured energy."""
 
-UNITS = {"energy": "J", "latency": "s"}
 _SHARE_OF_DENSE = re.compile(r"^(\w+) ([0-9.e+-]+%) of dense$")
 _ENVIRONMENT = ("device", "ecc", "python", "torch", "system", "threads", "cuda", "cudnn", "driver")
 
@@ -298,7 +298,7 @@ def _finished(summary: RunSummary) -> list[Resource]:
     ]
     for name, pair in summary.measured.items():
         if name not in known and pair.dense > 0:
-            rows.append(Resource(name, UNITS.get(name, ""), label, pair.dense, pair.result))
+            rows.append(Resource(name, MEASURED_UNITS.get(name, ""), label, pair.dense, pair.result))
         if name == "latency" and min(pair.dense, pair.result) > 0:
             rows.append(Resource("throughput", "", label, summary.batch / pair.dense, summary.batch / pair.result))
     for name, counts in (("macs", summary.macs), ("params", summary.parameters)):
@@ -309,10 +309,12 @@ def _finished(summary: RunSummary) -> list[Resource]:
 
 def _running(config: _Config, history: History, model: EnergyModel | None) -> list[Resource]:
     """What is known before the end: the budget, and the prediction of the last line."""
+    if model is None or model.dense <= 0:
+        return []
     return [
-        Resource(name, UNITS[name], "predicted", model.dense, history.cost.get(name), limit if limit > 0 else None)
+        Resource(name, model.unit, "predicted", model.dense, history.cost.get(name), limit if limit > 0 else None)
         for name, limit in zip((text.partition(" ")[0] for text in config.budgets), config.limits, strict=True)
-        if model is not None and name == model.resource and model.dense > 0
+        if name == model.resource
     ]
 
 

@@ -60,13 +60,6 @@ class BatchStream:
       it. Otherwise a resumed run draws the batches before its position once more.
     - An epoch with the attribute `is_seeded = True` uses no global generator, and these are not seeded for it.
 
-    Args:
-        task: Supplies the batches.
-        device: Tensors are moved to this device.
-        seed: Random seed of the batches.
-        rank: Index of this process.
-        world_size: Number of processes.
-
     Raises:
         BadTask: If the task has no training batches.
     """

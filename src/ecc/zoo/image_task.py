@@ -156,10 +156,6 @@ class PixelLoss:
     """Cross-entropy of pixels without void ones, with class weights 1 / ln(1.02 + share of the pixels).
 
     The weights are those of the papers of ERFNet and ENet. Pixels are counted at the first call.
-
-    Args:
-        split: The split whose pixels are counted.
-        num_classes: Number of classes.
     """
 
     def __init__(self, split: Split, num_classes: int) -> None:
@@ -253,9 +249,6 @@ def mean_iou(counts: Tensor) -> float:
     """Mean over classes of TP / (TP + FP + FN) (Sec. 4.3 of the paper).
 
     A class that neither occurs nor is predicted has no IoU and is left out of the mean.
-
-    Args:
-        counts: From `confusion`.
     """
     counts = counts.double()
     right = counts.diagonal()

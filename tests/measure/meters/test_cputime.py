@@ -21,7 +21,7 @@ def test_cpu_time_is_multiplied_by_declared_watts(argument: str, watts: float) -
 @pytest.mark.parametrize(
     ("argument", "message"),
     [
-        ("", r"no power is declared; give the power of one busy core, such as cputime:15W"),
+        ("x", r"'x' is not a power; give the power of one busy core, such as cputime:15W"),
         ("lots", "'lots' is not a power"),
         ("-5W", "'-5W' is not a power"),
         ("1.2.3W", "'1.2.3W' is not a power"),

@@ -62,6 +62,7 @@ def convolution(trace: Tracer, call: Call) -> Labels:
     trace.channel_labels.unite(lead, incoming.view(groups, -1), call.here)
     trace.channel_labels.unite(lead, rows.view(groups, -1), call.here)
     _bind_bias(trace, call, outgoing, bias, Role.PER_CHANNEL)
+    call.zero = bias is None or trace.is_zero(bias)
     trace.record(call, "grouped conv", kernel * (x.shape[channel] // groups), [outgoing], [weight, bias])
     return _along(outgoing, channel, call.out.shape)
 
@@ -86,6 +87,33 @@ def addmm(trace: Tracer, call: Call) -> Labels | list[Labels]:
     if trace.weight_name(call["mat2"]) is not None and call["self"].dim() == 1:
         return _dense(trace, call, call["mat1"], call["mat2"], call["self"], in_axis=0)
     return unknown(trace, call)
+
+
+_ALIGNED = 8
+"""Channels in 16 bytes of a half-precision type."""
+
+
+def grouped_mm(trace: Tracer, call: Call) -> Labels | list[Labels]:
+    """`grouped_mm`: one matrix of a three-dimensional parameter for each part of the rows (a mixture of experts).
+
+    Its kernels need rows of a multiple of 16 bytes, so eight neighbouring channels are pruned together.
+    """
+    x, weight = call["self"], call["mat2"]
+    name, order = trace.weight_name(weight), trace.axis_order(weight)
+    if name is None or weight.dim() != 3 or x.dim() != 2 or len(order) != 3 or call.get("bias", None) is not None:
+        return unknown(trace, call)
+    trace.freeze_all([trace.labels(call.get("offs", None))], f"{call.here} uses its values as positions")
+    for axis, role in ((1, Role.CONSUMER), (2, Role.PRODUCER)):
+        vector = trace.channel_labels.axis(name, order[axis], weight.shape[axis], role)
+        if vector.numel() % _ALIGNED:
+            why = f"{call.here} needs multiples of {_ALIGNED} channels. Use another implementation of the experts"
+            trace.channel_labels.freeze(vector, why)
+        else:
+            blocks = vector.view(-1, _ALIGNED)
+            trace.channel_labels.unite(blocks[:, :1], blocks, call.here)
+    rows = x.shape[0]
+    result = _mix(trace, call, trace.labels(x), 1, name, weight, order[1], order[2], None, rows)
+    return result.expand(call.out.shape)
 
 
 def _dense(trace: Tracer, call: Call, x: Tensor, weight: Tensor, bias: Tensor | None, *, in_axis: int) -> Labels:
@@ -134,12 +162,14 @@ def _mix(
         beside = compact(labels).reshape(-1)
         macs = macs_per_pair // beside.numel() * in_size * out_size
         trace.record(call, "linear", macs, [beside], [weight, bias])
+        call.zero = bias is None and trace.is_zero(call.tensors[0])
         return labels.narrow(channel, 0, 1)
     if labels is not None and unfrozen(labels) is None:
         trace.channel_labels.freeze(reads, "its input is not prunable")
     elif labels is not None:  # else it is a constant, such as the initial state of a recurrent layer
         trace.channel_labels.unite(channel_vector(labels, channel, in_size), reads, call.here)
     _bind_bias(trace, call, writes, bias)
+    call.zero = bias is None or trace.is_zero(bias)
     trace.record(call, "conv" if weight.dim() > 2 else "linear", macs_per_pair, [reads, writes], [weight, bias])
     shape = [1] * call.out.dim()
     shape[channel] = out_size
@@ -159,6 +189,7 @@ def embedding(trace: Tracer, call: Call) -> Labels:
     trace.freeze_others(call, call["weight"])
     trace.record(call, "move", 0, [], [call["weight"]])
     writes = trace.channel_labels.axis(name, 1, call["weight"].shape[1], Role.PRODUCER)
+    call.zero = True
     return writes.expand(call.out.shape)
 
 

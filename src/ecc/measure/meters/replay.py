@@ -15,7 +15,7 @@ from pathlib import Path
 from ecc.errors import BadFile, BadWidths, EccError, NoMeter
 from ecc.graph import ChannelGraph
 from ecc.measure.measurement import combine_repeats
-from ecc.measure.meter import Declared, Estimated, Measured, MeterInfo, Provenance, Reading
+from ecc.measure.meter import Declared, Estimated, Measured, MeterInfo, Provenance, Reading, Timed
 from ecc.measure.profile import Profile
 
 _Widths = tuple[int, ...]
@@ -71,7 +71,7 @@ class Replay:
     def describe(self) -> MeterInfo:
         """Description of the recording, marked as a replay."""
         info, header = self._profile.header.meter, self._profile.header
-        ran = "" if header.settings is None else f", {header.settings.mode}, {header.settings.precision}"
+        ran = "" if header.settings is None else f", {header.settings.runner}, {header.settings.precision}"
         where = "" if header.device_type is None else f" on {header.device_type}"
         return dataclasses.replace(
             info,
@@ -115,7 +115,7 @@ def open_meter(argument: str) -> Replay:
 
 def _replayed(provenance: Provenance, name: str) -> Provenance:
     """The same kind as the recording. A replay of a replay only names the first file."""
-    if isinstance(provenance, Estimated | Declared):
+    if isinstance(provenance, Estimated | Declared | Timed):
         return provenance  # not read off a device either; `reads` names the file
     if "replayed from" in provenance.instrument:
         return provenance

@@ -1,7 +1,8 @@
 """Importance of channels: `TaylorImportance` by default, the paper's weight norm a_i = ||w_i||_B^2 with `adam_norm`.
 
 `ConsumerSlices` collects the parameters, and axes of parameters, with which layers consume prunable channels. A channel
-with several consumers has the sum over its slices. All sums have a fixed order (no atomic additions, which a GPU
+with several consumers has the sum over its slices; a channel without any (an inner product of two embedding tables) has
+the sum over all of its slices. All sums have a fixed order (no atomic additions, which a GPU
 performs in any order), so every process of a distributed run takes the same decisions. It also keeps the slices of
 dead channels at zero (`SliceMasks`).
 """
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ecc.graph import ChannelGraph
+from ecc.graph import ChannelGraph, ChannelGroup, ParamSlice
 from ecc.graph.model_copy import named_tensors
 from ecc.training.cuda_graph import CudaGraphFunction
 
@@ -139,28 +140,16 @@ class ConsumerSlices:
     """
 
     def __init__(self, model: nn.Module, graph: ChannelGraph, device: torch.device) -> None:
-        tensors = named_tensors(model)
-        places = [(group, place) for group in graph.prunable for place in group.slices if place.is_consumer]
-        self._axes = list(dict.fromkeys((place.tensor, place.axis) for _, place in places))
-        self.tensors = [tensors[name] for name, _ in self._axes]
+        ranked = [(group, place) for group in graph.prunable for place in group.ranked_slices]
+        masked = [(group, place) for group in graph.prunable for place in group.masked_slices]
+        self._ranked = _SliceTable(model, graph, ranked, device)
+        self._masked = _SliceTable(model, graph, masked, device)
+        self.tensors = self._ranked.tensors
         """One for each consuming axis; a tensor that consumes along two axes appears twice."""
+        self._axes = self._ranked.axes
         self._device = device
-        self._sizes = [tensor.shape[axis] for tensor, (_, axis) in zip(self.tensors, self._axes, strict=True)]
-        starts = dict(zip(self._axes, accumulate(self._sizes, initial=0), strict=False))
-
-        # Concatenate all consuming axes. `channel_of` is the channel of each index; the last channel means none.
-        channels = graph.num_channel_ids - 1
-        channel_of = torch.full((sum(self._sizes),), channels, dtype=torch.long, device="cpu")
-        columns: dict[str, list[Tensor]] = {}  # by group: the indices of each of its channels
-        for group, place in places:
-            flat = starts[place.tensor, place.axis] + place.index
-            channel_of[flat] = graph.channel_ids(group.name)[0] - 1 + torch.arange(group.width, device="cpu")[:, None]
-            columns.setdefault(group.name, []).append(flat)
-        self._channel_of = channel_of.to(device)
-        self._sums, self._order = _sum_indices(graph, columns, device)
-        self._unconsumed = self._order == sum(len(index) for index in self._sums)
         self._always = torch.ones(1, dtype=torch.bool, device=device)
-        self._masks = SliceMasks(self.tensors, [axis for _, axis in self._axes], device)
+        self._masks = SliceMasks(self._masked.tensors, self._masked.axes, device)
         self._elements = sum(tensor.numel() for tensor in self.tensors)
         self._products_graph = CudaGraphFunction(self._sum_products)
         self._masks_graph = CudaGraphFunction(self._write_masks)
@@ -175,7 +164,7 @@ class ConsumerSlices:
         given = [None] * len(self.tensors) if preconditioners is None else preconditioners
         return self._sum_slices(
             _column_sums(squared_norm(tensor, preconditioner), axis)
-            for tensor, (_, axis), preconditioner in zip(self.tensors, self._axes, given, strict=True)
+            for tensor, axis, preconditioner in zip(self.tensors, self._axes, given, strict=True)
         )
 
     @torch.no_grad()
@@ -191,7 +180,7 @@ class ConsumerSlices:
             return sums
         found = self._sum_slices(
             torch.zeros(tensor.shape[axis]) if product is None else _column_sums(product, axis)
-            for tensor, (_, axis), product in zip(self.tensors, self._axes, _products(self.tensors), strict=True)
+            for tensor, axis, product in zip(self.tensors, self._axes, _products(self.tensors), strict=True)
         )
         if all(known) or not any(known):
             return found
@@ -207,17 +196,16 @@ class ConsumerSlices:
 
     @torch.no_grad()
     def live(self) -> Tensor:
-        """(channels,) bool: channels with a consumer whose slice is not zero, and channels without any consumer."""
-        columns = (
-            _column_sums(tensor.detach() != 0, axis) for tensor, (_, axis) in zip(self.tensors, self._axes, strict=True)
-        )
-        return (self._sum_slices(columns) > 0) | self._unconsumed
+        """(channels,) bool: channels with a nonzero slice among those that masking sets to zero, or without any."""
+        pairs = zip(self._masked.tensors, self._masked.axes, strict=True)
+        columns = (_column_sums(tensor.detach() != 0, axis) for tensor, axis in pairs)
+        return (self._masked.sum_slices(columns) > 0) | self._masked.without
 
     def set_mask(self, alive: Tensor) -> None:
         """Prepare the masks that `apply_mask_` multiplies with."""
         if self._masks.allocate():
             self._masks_graph = CudaGraphFunction(self._write_masks)
-        if any(tensor.device != self._device for tensor in self.tensors):
+        if any(tensor.device != self._device for tensor in self._masked.tensors):
             self._write_masks(alive)  # a CUDA graph has one device
         else:
             self._masks_graph(alive)
@@ -228,21 +216,63 @@ class ConsumerSlices:
 
     def _sum_products(self, *products: Tensor) -> tuple[Tensor]:
         """`products` where every tensor has a gradient: many small kernels, on a GPU one CUDA graph."""
-        columns = (_column_sums(product, axis) for product, (_, axis) in zip(products, self._axes, strict=True))
+        columns = (_column_sums(product, axis) for product, axis in zip(products, self._axes, strict=True))
         return (self._sum_slices(columns),)
 
     def _sum_slices(self, columns: Iterable[Tensor]) -> Tensor:
         """Sum values of the consuming axes, one value per index, for each channel."""
+        return self._ranked.sum_slices(columns)
+
+    def _write_masks(self, alive: Tensor) -> tuple[Tensor, ...]:
+        self._masks.write(torch.cat([alive, self._always])[self._masked.channel_of])
+        return ()
+
+
+class _SliceTable:
+    """Axes of tensors that hold channels, concatenated.
+
+    Args:
+        model: The traced network.
+        graph: Its channel graph.
+        places: Slices with their groups.
+        device: Device of the result.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        graph: ChannelGraph,
+        places: Sequence[tuple[ChannelGroup, ParamSlice]],
+        device: torch.device,
+    ) -> None:
+        tensors = named_tensors(model)
+        keys = list(dict.fromkeys((place.tensor, place.axis) for _, place in places))
+        self.tensors = [tensors[name] for name, _ in keys]
+        self.axes = [axis for _, axis in keys]
+        self._device = device
+        sizes = [tensor.shape[axis] for tensor, axis in zip(self.tensors, self.axes, strict=True)]
+        starts = dict(zip(keys, accumulate(sizes, initial=0), strict=False))
+        channels = graph.num_channel_ids - 1
+        channel_of = torch.full((sum(sizes),), channels, dtype=torch.long, device="cpu")
+        columns: dict[str, list[Tensor]] = {}  # by group: the indices of each of its channels
+        for group, place in places:
+            flat = starts[place.tensor, place.axis] + place.index
+            channel_of[flat] = graph.channel_ids(group.name)[0] - 1 + torch.arange(group.width, device="cpu")[:, None]
+            columns.setdefault(group.name, []).append(flat)
+        self.channel_of = channel_of.to(device)
+        """The channel of each index; the last channel means none."""
+        self._sums, self._order = _sum_indices(graph, columns, device)
+        self.without = self._order == sum(len(index) for index in self._sums)
+        """(channels,) bool: channels without a slice."""
+
+    def sum_slices(self, columns: Iterable[Tensor]) -> Tensor:
+        """Sum values of the axes, one value per index, for each channel."""
         found = [column.to(self._device) for column in columns]
         if not found:
             return torch.zeros(len(self._order), device=self._device)
         flat = torch.cat(found)
         parts = [flat[index].sum(1) for index in self._sums]
         return torch.cat([*parts, flat.new_zeros(1)])[self._order]
-
-    def _write_masks(self, alive: Tensor) -> tuple[Tensor, ...]:
-        self._masks.write(torch.cat([alive, self._always])[self._channel_of])
-        return ()
 
 
 def _products(tensors: Sequence[Tensor]) -> Iterator[Tensor | None]:

@@ -16,10 +16,10 @@ iterates move along this order, but not the order; here the schedule determines 
 
 dE/ds is taken at the widths before the update. It is exact in the limit of many small updates, as in Eq. (10).
 
-Where channels are removed in blocks (`width_multiple`), the order alone wastes budget. The last block may save a sixth
-of the network's energy where a hundredth was needed, and channels that were removed before it do not come back. So
-`plan` computes the widths at the end of the schedule from the current importance, and an update does not remove what
-the plan keeps. With blocks of one channel the plan is nearly the order itself.
+The order alone wastes budget where channels are removed in blocks (`width_multiple`), and where costs have steps or
+products: the last block may save a sixth of the network's energy where a hundredth was needed. So `WidthPlanner`
+allocates the widths at the end of the schedule from the current importance (`allocation.py`), an update does not remove
+what the plan keeps, and the last update prunes to the plan.
 """
 
 from __future__ import annotations
@@ -28,9 +28,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from ecc.methods.ecc.allocation import WidthAllocator
 from ecc.methods.ecc.constraints import Fractions, ResourceConstraints
 from ecc.methods.ecc.importance import TAYLOR_INTERVAL
 from ecc.methods.ecc.ranking import ChannelRanking, SortedChannels
@@ -42,7 +44,7 @@ WARM_UP = 0.02
 RAMP = 0.6
 MAX_UPDATES = 400  # keeps updates a small part of the training time
 ENOUGH_UPDATES = 100  # beyond these, updates are as far apart as the samples of the Taylor importance
-PLANS = 8  # plans per schedule; a plan takes as long as two updates
+PLANS = 8  # plans per schedule; a plan waits for the device
 
 
 @dataclass(frozen=True)
@@ -123,7 +125,7 @@ FANOUT = 64  # candidates per level of the search: two levels find one of 4,096 
 FANOUT_ON_GPU = 1024  # on a GPU a level costs its kernel launches, whatever their size
 UNIFORM_CANDIDATES = 128  # uniform width ratios that `uniform_min_widths` compares
 UNIFORM_BUDGET = 0.9  # of the budget: the most that `uniform_min_widths` may use, so that there is a choice left
-SWAPS = 2  # large last blocks that a plan may exchange
+MAX_CANDIDATES = 64  # widths of a group that a plan compares at once
 
 
 class PruneDecision(NamedTuple):
@@ -145,13 +147,6 @@ class _Blocks(NamedTuple):
     """Channels in each block, int64; 0 for blocks that must stay."""
     ratios: Tensor
     """Mean importance per cost."""
-    importance: Tensor
-    """Sum over the channels of each block."""
-
-    def sorted_by(self, key: Tensor) -> _Blocks:
-        """The same blocks in ascending order of a key; ties keep their order."""
-        order = key.sort(stable=True).indices
-        return _Blocks(*(part[order] for part in self))
 
 
 class ScheduledPruner:
@@ -168,7 +163,6 @@ class ScheduledPruner:
         width_multiple: Widths are multiples of this.
         remainders: (groups,) int64, remainder of each width modulo `width_multiple`, see
             `StructureSpec.width_remainders`; None for 0.
-        uniform_floor: Plans keep at least this fraction of the widths under uniform pruning, see `uniform_min_widths`.
     """
 
     def __init__(
@@ -178,10 +172,9 @@ class ScheduledPruner:
         min_widths: Tensor,
         width_multiple: int = 1,
         remainders: Tensor | None = None,
-        uniform_floor: float = 0.0,
     ) -> None:
         self._ranking, self._constraints, self._min_widths = ranking, constraints, min_widths
-        self._multiple, self._uniform_floor = width_multiple, uniform_floor
+        self._multiple = width_multiple
         device = ranking.group.device
         self._remainders = torch.zeros_like(min_widths) if remainders is None else remainders
         blocks = ChannelRanking([width // width_multiple + 1 for width in ranking.full_widths], device)
@@ -229,68 +222,24 @@ class ScheduledPruner:
             torch.where(count > 0, last, before.threshold),
         )
 
-    def plan(self, before: PruneDecision, importance: Tensor, ends: Sequence[float]) -> Tensor:
-        """Widths at the end of the schedule, if importance and dE/ds stay as they are.
-
-        The shortest prefix of the ranked blocks that meets the budget ends with a block that may save far more than is
-        needed. There are two ways to use up the budget:
-
-            remove it   take this group's blocks first; then blocks that were ranked before them can stay
-            keep it     take this group's blocks last; then blocks that were ranked after them are removed
-
-        Both are a change of the order followed by the same prefix search. The plan takes the one that loses less
-        importance, and repeats this for the block that is last then (`SWAPS` times).
+    def prune_to(self, before: PruneDecision, importance: Tensor, widths: Tensor, ends: Fractions) -> PruneDecision:
+        """Remove the least important channels of each group until it has a given width.
 
         Args:
             before: The last update.
             importance: a of each channel.
-            ends: Cost that is allowed in the end, as fractions of the dense cost.
-
-        Returns:
-            (groups,) int64.
+            widths: (groups,) int64. A group that is narrower already stays as it is.
+            ends: Cost that is allowed in the end.
         """
         ranked = self._ranking.sort(importance, before.alive)
-        least = self.uniform_min_widths(ends) if self._uniform_floor else self._min_widths
-        blocks, widths = self._blocks(ranked, ends, least), ranked.widths
-        position = torch.arange(len(blocks.groups), device=widths.device)
-        removed, count = self._search(blocks, widths, ends)
-        for _ in range(SWAPS):
-            last = blocks.groups.index_select(0, (count - 1).clamp(min=0).view(1))
-            of_last = blocks.groups == last
-            first = blocks.sorted_by((~(of_last & (position < count))).long())
-            spared = (of_last & (position >= count - 1)).long()
-            later = blocks.sorted_by(torch.where(blocks.counts > 0, spared, 2))
-            (removed, count), (otherwise, number) = (self._search(one, widths, ends) for one in (first, later))
-            lost, instead = (
-                torch.where(position < upto, one.importance, 0.0).sum()
-                for one, upto in ((first, count), (later, number))
-            )
-            better = lost <= instead
-            blocks = _Blocks(*(torch.where(better, a, b) for a, b in zip(first, later, strict=True)))
-            removed, count = torch.where(better, removed, otherwise), torch.where(better, count, number)
-        return widths - removed
-
-    def uniform_min_widths(self, ends: Sequence[float]) -> Tensor:
-        """Smallest widths of a plan with `uniform_floor`: a fraction of the widths under uniform pruning.
-
-        Channel importance ignores interactions, so the ranking may prune a few groups too aggressively where the budget
-        is mild. The widths under uniform pruning are found by comparing all ratios k / UNIFORM_CANDIDATES at once.
-
-        Returns:
-            (groups,) int64. They use at most `UNIFORM_BUDGET` of the budget, unless the minimum widths use more.
-        """
-        min_widths, step = self._min_widths.to(torch.float64), self._multiple
-        full = self._ranking.widths(torch.ones_like(self._ranking.group, dtype=torch.bool)).to(torch.float64)
-        ratios = torch.arange(UNIFORM_CANDIDATES, device=full.device, dtype=torch.float64) / UNIFORM_CANDIDATES
-        uniform = ratios[:, None] * full
-        # Costs never fall when widths grow, so the ratios that meet the budget come first and can be counted.
-        fitting = (~self._constraints.exceeded(torch.maximum(uniform, min_widths), ends)).sum()
-        remainder = self._remainders.to(torch.float64)
-        rounded = remainder + ((self._uniform_floor * uniform - remainder) / step).ceil() * step
-        bounds = torch.maximum(torch.minimum(rounded, full), min_widths)
-        roomy = (~self._constraints.exceeded(bounds, [UNIFORM_BUDGET * end for end in ends])).sum()
-        chosen = (torch.minimum(fitting, roomy) - 1).clamp(min=0)
-        return bounds.index_select(0, chosen.view(1)).squeeze(0).long()
+        removed = (ranked.widths - widths).clamp(min=0)
+        blocks = self._blocks(ranked, ends, torch.maximum(self._min_widths, widths))
+        ratios = torch.where(blocks.counts > 0, blocks.ratios, before.threshold.to(blocks.ratios))
+        return PruneDecision(
+            self._ranking.remove_least(ranked, removed),
+            self._ranking.next_importance(ranked, removed).to(torch.float64),
+            ratios.amax(),
+        )
 
     def _blocks(self, ranked: SortedChannels, ends: Fractions, least: Tensor) -> _Blocks:
         """All blocks, sorted by mean importance per cost."""
@@ -307,7 +256,8 @@ class ScheduledPruner:
         sums = torch.where(inside, ranked.importance[entries].to(torch.float64), 0.0).sum(1)
         counts = inside.sum(1)
         ratios = torch.where(counts > 0, sums / counts.clamp(min=1) / slope[group], torch.inf)
-        return _Blocks(group, counts, ratios, sums).sorted_by(ratios)
+        order = ratios.sort(stable=True).indices  # ties keep their order
+        return _Blocks(group[order], counts[order], ratios[order])
 
     def _search(self, blocks: _Blocks, widths: Tensor, fractions: Fractions) -> tuple[Tensor, Tensor]:
         """Shortest prefix of the blocks after whose removal every cost is within its fraction.
@@ -340,6 +290,102 @@ class ScheduledPruner:
         return removed, torch.minimum(low, (blocks.counts > 0).sum())
 
 
+# ---------------------------------------------------------------- plans
+
+
+class WidthPlanner:
+    """Allocates the widths at the end of the schedule, if importance stays as it is. Works on the CPU.
+
+    Args:
+        ranking, constraints, min_widths, width_multiple, remainders: As for `ScheduledPruner`.
+        uniform_floor: Keep at least this fraction of the widths under uniform pruning, see `uniform_min_widths`.
+    """
+
+    def __init__(
+        self,
+        ranking: ChannelRanking,
+        constraints: ResourceConstraints,
+        min_widths: Tensor,
+        width_multiple: int = 1,
+        remainders: Tensor | None = None,
+        uniform_floor: float = 0.0,
+    ) -> None:
+        self._ranking, self._constraints, self._multiple = ranking, constraints, width_multiple
+        self._min_widths, self._uniform_floor = min_widths.cpu(), uniform_floor
+        self._remainders = torch.zeros_like(self._min_widths) if remainders is None else remainders.cpu()
+
+    def plan(self, alive: Tensor, importance: Tensor, ends: Sequence[float]) -> Tensor:
+        """Widths that lose the least importance within the costs that are allowed in the end.
+
+        Args:
+            alive: (channels,) bool.
+            importance: a of each channel.
+            ends: Cost that is allowed in the end, as fractions of the dense cost.
+
+        Returns:
+            (groups,) int64.
+        """
+        ranked = self._ranking.sort(importance, alive)
+        ascending = ranked.importance.cpu().to(torch.float64).numpy()
+        removable = np.split(ascending, np.cumsum(self._ranking.full_widths)[:-1])
+        least = (self.uniform_min_widths(ends) if self._uniform_floor else self._min_widths).tolist()
+        allowed = [
+            allowed_widths(live, smallest, self._multiple, rest)
+            for live, smallest, rest in zip(ranked.widths.tolist(), least, self._remainders.tolist(), strict=True)
+        ]
+        lost = [
+            np.concatenate([[0.0], one[: widths[0]].cumsum()]) for one, widths in zip(removable, allowed, strict=True)
+        ]
+        budgets = [end * dense for end, dense in zip(ends, self._constraints.dense, strict=True)]
+        forms = [cost.form(budget) for cost, budget in zip(self._constraints.costs, budgets, strict=True)]
+        # With more widths than can be compared at once: every n-th one, then those around the best.
+        stride = -(-max(len(widths) for widths in allowed) // MAX_CANDIDATES)
+        found = tuple(widths[0] for widths in allowed)
+        near = allowed
+        while True:
+            compared = [[*widths[:-1:stride], widths[-1]] for widths in near]
+            losses = [
+                one[[most[0] - width for width in widths]]
+                for one, most, widths in zip(lost, allowed, compared, strict=True)
+            ]
+            found = WidthAllocator(forms, budgets, compared).solve(losses).widths
+            if stride == 1:
+                return torch.tensor(found, dtype=torch.long, device=alive.device)
+            places = [widths.index(width) for widths, width in zip(allowed, found, strict=True)]
+            near = [widths[max(0, k - stride) : k + stride + 1] for widths, k in zip(allowed, places, strict=True)]
+            stride = -(-max(len(widths) for widths in near) // MAX_CANDIDATES)
+
+    def uniform_min_widths(self, ends: Sequence[float]) -> Tensor:
+        """Smallest widths of a plan with `uniform_floor`: a fraction of the widths under uniform pruning.
+
+        Channel importance ignores interactions, so the ranking may prune a few groups too aggressively where the budget
+        is mild. The widths under uniform pruning are found by comparing all ratios k / UNIFORM_CANDIDATES at once.
+
+        Returns:
+            (groups,) int64. They use at most `UNIFORM_BUDGET` of the budget, unless the minimum widths use more.
+        """
+        min_widths, step = self._min_widths.to(torch.float64), self._multiple
+        full = torch.tensor(self._ranking.full_widths, dtype=torch.float64, device="cpu")
+        ratios = torch.arange(UNIFORM_CANDIDATES, device="cpu", dtype=torch.float64) / UNIFORM_CANDIDATES
+        uniform = ratios[:, None] * full
+        # Costs rarely fall when widths grow, so the ratios that meet the budget come first and can be counted.
+        fitting = self._count_fitting(torch.maximum(uniform, min_widths), ends)
+        remainder = self._remainders.to(torch.float64)
+        rounded = remainder + ((self._uniform_floor * uniform - remainder) / step).ceil() * step
+        bounds = torch.maximum(torch.minimum(rounded, full), min_widths)
+        roomy = self._count_fitting(bounds, [UNIFORM_BUDGET * end for end in ends])
+        return bounds[max(0, min(fitting, roomy) - 1)].long()
+
+    def _count_fitting(self, widths: Tensor, ends: Sequence[float]) -> int:
+        return int((~self._constraints.exceeded(widths.to(self._ranking.first.device), ends)).sum())
+
+
+def allowed_widths(live: int, least: int, width_multiple: int, remainder: int) -> list[int]:
+    """The present width, and every width `remainder + k * width_multiple` from below it down to the minimum."""
+    largest = remainder + (live - 1 - remainder) // width_multiple * width_multiple
+    return [live, *range(largest, min(least, live) - 1, -width_multiple)]
+
+
 # ---------------------------------------------------------------- the solver
 
 MAX_CUDA_GRAPH_SIZE = 2**17
@@ -360,9 +406,10 @@ class ScheduledSolver:
     """Runs `ScheduledPruner` at the update steps of the schedule.
 
     Args:
-        ranking, constraints, min_widths, width_multiple, remainders, uniform_floor: As for `ScheduledPruner`.
+        ranking, constraints, min_widths, width_multiple, remainders: As for `ScheduledPruner`.
         alive: (channels,) bool.
-        plans: Whether the final widths are planned, for channels that are removed in blocks.
+        planner: Plans the final widths. None removes channels in order until the budget is met, which is exact where
+            channels are removed one by one and the cost is linear.
     """
 
     name = "scheduled"
@@ -376,11 +423,10 @@ class ScheduledSolver:
         alive: Tensor,
         remainders: Tensor | None = None,
         *,
-        plans: bool = False,
-        uniform_floor: float = 0.0,
+        planner: WidthPlanner | None = None,
     ) -> None:
-        self._pruner = ScheduledPruner(ranking, constraints, min_widths, width_multiple, remainders, uniform_floor)
-        self._plans = plans
+        self._pruner = ScheduledPruner(ranking, constraints, min_widths, width_multiple, remainders)
+        self._planner = planner
         self._cuda_graph = CudaGraphFunction(self._updated) if len(alive) <= MAX_CUDA_GRAPH_SIZE else None
         self._unit = constraints.dense[0] if len(constraints.costs) == 1 else 1.0
         self.state = _State(*self._pruner.start(alive), min_widths)
@@ -399,8 +445,11 @@ class ScheduledSolver:
         del weight_lr
         *before, planned = self.state
         decision, ends = PruneDecision(*before), schedule.end
-        if self._plans and schedule.plans_at(step):
-            planned = self._pruner.plan(decision, importance, ends)
+        if self._planner is not None and schedule.plans_at(step):
+            planned = self._planner.plan(decision.alive, importance, ends)
+            if step >= schedule.ramp_end:
+                self.state = _State(*self._pruner.prune_to(decision, importance, planned, ends), planned)
+                return
         fractions = schedule.fractions(step)
         if self._cuda_graph is None or not importance.is_cuda:
             self.state = _State(*self._pruner.update(decision, importance, fractions, ends, planned), planned)

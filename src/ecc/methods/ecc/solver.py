@@ -19,7 +19,7 @@ from ecc.methods.ecc.constraints import Limit, ResourceConstraints, initial_chan
 from ecc.methods.ecc.importance import ConsumerSlices
 from ecc.methods.ecc.optimizer_wrapper import Duals, PruningOptimizer, WidthSolver, adam_for, check_optimizer
 from ecc.methods.ecc.ranking import ChannelRanking
-from ecc.methods.ecc.scheduled import RAMP, WARM_UP, Schedule, ScheduledSolver
+from ecc.methods.ecc.scheduled import RAMP, WARM_UP, Schedule, ScheduledSolver, WidthPlanner
 from ecc.settings import SOLVERS, AdmmSettings
 from ecc.torch_utils import device_of
 
@@ -105,15 +105,11 @@ class EccSolver(PruningOptimizer):
         ends = constraints.parse_feasible(budget, min_widths, advice)
         width_solver: WidthSolver
         if solver == "scheduled":
+            remainders = graph.structure.width_remainders(width_multiple)
+            rest = torch.tensor(remainders, dtype=torch.long, device=device)
+            planner = WidthPlanner(ranking, constraints, min_widths, width_multiple, rest, uniform_floor)
             width_solver = ScheduledSolver(
-                ranking,
-                constraints,
-                min_widths,
-                width_multiple,
-                alive,
-                torch.tensor(graph.structure.width_remainders(width_multiple), dtype=torch.long, device=device),
-                plans=True,
-                uniform_floor=uniform_floor,
+                ranking, constraints, min_widths, width_multiple, alive, rest, planner=planner
             )
         else:
             settings = solver if isinstance(solver, AdmmSettings) else AdmmSettings()

@@ -120,12 +120,7 @@ def label_counts(labels: Path, table: bytes) -> NDArray[np.int64]:
 
 
 def label_table(classes: dict[int, int], void: set[int]) -> bytes:
-    """Class of each value in a label map, as 256 bytes.
-
-    Args:
-        classes: Class by value in the file.
-        void: Values without a class.
-    """
+    """Class of each value in a label map, as 256 bytes."""
     table = bytearray([_UNKNOWN] * 256)
     for value, label in [*classes.items(), *((value, VOID) for value in void)]:
         table[value] = label
