@@ -113,9 +113,8 @@ def compress(
     loggers: list[Logger] = []
     result: CompressResult | None = None
     try:
-        job = build_task(
-            task, **data, **({"batch": batch} if task.startswith("hf:") else {}), device=distributed.device
-        )
+        more: dict[str, Any] = {"batch": batch} if task.startswith("hf:") else {}
+        job = build_task(task, **data, **more, device=distributed.device)
         if tensorboard is not None and distributed.is_main:
             loggers.append(TensorBoardLogger(tensorboard))
         if shown is not None and (note := _untrained_note(task, data["weights"], made)):

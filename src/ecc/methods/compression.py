@@ -68,19 +68,7 @@ from .budget_controller import TOLERANCE_BAND, BudgetController, initial_targets
 from .cost_evaluator import CostEvaluator, MeasuredCost, WorkloadEvaluator, check_meter
 from .feasibility import check_feasibility, refuse_infeasible, resolve_budgets
 from .registry import find_method
-from .runner import CompressionRunner, OptimizerFactory
-
-
-@dataclass(frozen=True)
-class CompressedModel:
-    """The result of a compression."""
-
-    model: nn.Module
-    """The slim network."""
-    graph: ChannelGraph
-    """Of the dense network."""
-    widths: dict[str, int]
-    summary: RunSummary
+from .runner import CompressedModel, CompressionRunner, OptimizerFactory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +83,7 @@ class PruneResult:
     """Pruning steps that the method did not use. Finetuning uses them, so that methods compare at equal steps."""
 
 
-class Compression(CompressionRunner[CompressedModel]):
+class Compression(CompressionRunner):
     """Structured compression of one network.
 
     Args:
@@ -425,7 +413,7 @@ class Compression(CompressionRunner[CompressedModel]):
     def _load_result(self, summary: RunSummary) -> CompressedModel:
         small = self._empty_slim(copy.deepcopy(self.task.model).to(self.device), summary.widths)
         load_whole_state_(small, load_state(self.folder.path / "slim.safetensors"))
-        return CompressedModel(small, self.graph, summary.widths, summary)
+        return CompressedModel(small, self.graph, summary)
 
     def _finish(self, small: nn.Module, pruned: PruneResult) -> CompressedModel:
         """Write the result."""
@@ -434,7 +422,7 @@ class Compression(CompressionRunner[CompressedModel]):
             save_state(self.folder.path / "slim.safetensors", whole_state(small))
             write_record(self.folder.path / "widths.json", pruned.widths)
         self.folder.finish(to_builtins(summary))
-        return CompressedModel(small, self.graph, pruned.widths, summary)
+        return CompressedModel(small, self.graph, summary)
 
     def _summary(self, pruned: PruneResult) -> RunSummary:
         assert self._dense is not None
