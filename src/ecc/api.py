@@ -295,7 +295,7 @@ def compress_task(
             models = profile_and_fit(
                 task, resources, source, Path(folder), distributed=distributed, console=console, samples=samples,
                 preset=preset, batch=batch, freeze=freeze, width_multiple=settings.width_multiple,
-                depth=can_remove_branches(find_method(method), settings), inference=settings.inference,
+                inference=settings.inference, depth=can_remove_branches(find_method(method), settings),
             )  # fmt: skip
         else:
             check_inference(models, settings)

@@ -37,7 +37,7 @@ class Feasibility:
     """Cost with every group at its minimum width, and without the branches that can be removed."""
     limit: float
     uniform_ratio: float | None
-    """Fraction of the channels that uniform pruning would keep; None if the budget is not reachable."""
+    """Fraction of the channels that uniform pruning would keep; None if the budget is not reachable by that."""
 
     @property
     def is_feasible(self) -> bool:

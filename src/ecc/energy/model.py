@@ -312,6 +312,9 @@ def _check_consistency(model: EnergyModel) -> None:
         raise ValueError("the numbers of terms and coefficients differ")
     if len(fitted.unit_coefficients) not in (0, len(AMOUNTS)):
         raise ValueError(f"there are {len(fitted.unit_coefficients)} unit coefficients, not {len(AMOUNTS)}")
+    inside = [group for groups_of in model.branch_groups for group in groups_of]
+    if len(model.branches) != len(model.branch_groups) or any(not 0 <= group < len(groups) for group in inside):
+        raise ValueError("a branch refers to an unknown group")
     _check_terms(model)
     for dense in (model.dense, model.dense_profiled):
         if not (math.isfinite(dense) and dense > 0):
@@ -319,12 +322,9 @@ def _check_consistency(model: EnergyModel) -> None:
 
 
 def _check_terms(model: EnergyModel) -> None:
-    inside = [*model.branch_groups, *(term.switch for term in model.fitted.terms)]
-    if len(model.branches) != len(model.branch_groups) or any(
-        not 0 <= group < len(model.groups) for many in inside for group in many
-    ):
-        raise ValueError("a branch or the switch of a term refers to an unknown group")
     for term in model.fitted.terms:
+        if any(not 0 <= group < len(model.groups) for group in term.switch):
+            raise ValueError(f"the switch of term {term.name!r} refers to an unknown group")
         _check_term(term.name, (term.left, term.right), [number for number, _ in term.layers], model)
     for step in model.fitted.steps:
         _check_term(step.name, (step.size,), step.layers, model)

@@ -128,12 +128,13 @@ class Compression(CompressionRunner):
         check_meter(meter, models)
         self.meter = meter if models else None
         batch = models[0].origin.batch if models and not task.workloads else None
+        self.graph, self.example_input = trace_task(task, batch, freeze)
+        self.batch = batch_size_of(self.example_input)
         removes = can_remove_branches(self.method, self.settings)
         could = can_remove_branches(self.method, replace(self.settings, depth=True))
-        graph, self.example_input = trace_task(task, batch, freeze, depth=could)
-        self.graph = graph if removes else graph.without_branches()
-        self._with_branches = graph if could and not removes else None
-        self.batch = batch_size_of(self.example_input)
+        self._with_branches = self.graph if could and not removes else None
+        if not removes:
+            self.graph = self.graph.without_branches()
         self.budgets = budgets_of_workloads(budgets, [one.name for one in task.workloads])
         self.workload_graphs: dict[TokenWorkload, ChannelGraph] = {}
         for model in models:

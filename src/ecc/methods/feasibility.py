@@ -68,7 +68,14 @@ def without_branches(graph: ChannelGraph, cost: Cost, min_widths: Sequence[int])
 def feasibility_of(
     cost: Cost, limit: float, min_widths: Sequence[int], least: Sequence[int] | None = None
 ) -> Feasibility:
-    """What one budget asks of the network; `least` has the widths of the smallest one, if branches can be removed."""
+    """What one budget asks of the network.
+
+    Args:
+        cost: Of the network.
+        limit: In the unit of the cost.
+        min_widths: Minimum width of each group.
+        least: Widths of the smallest network, if branches can be removed.
+    """
     cost = cost.to("cpu")
     full, low = (torch.tensor(widths, dtype=torch.float64) for widths in (cost.full_widths, min_widths))
     ratio = _uniform_ratio(cost, full, low, limit)

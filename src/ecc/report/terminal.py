@@ -61,9 +61,11 @@ def _first(parts: Sequence[str], count: int = MAX_ITEMS) -> str:
 
 
 def graph_summary(graph: ChannelGraph) -> dict[str, Any]:
-    """A channel graph for `ecc inspect --json`. `frozen` says why a group is not prunable; None if it is."""
+    """A channel graph for `ecc inspect --json`. `frozen` says why a group is not prunable; None if it is.
+
+    `branch` is the residual branch that a group is removed with; None if it cannot be removed entirely.
+    """
     inside = {name: branch.name for branch in graph.branches for name in branch.groups}
-    without = {branch.name: dict.fromkeys(branch.groups, 0) for branch in graph.branches}
     return {
         "fingerprint": graph.fingerprint,
         "macs": int(graph.macs()),
@@ -90,11 +92,11 @@ def graph_summary(graph: ChannelGraph) -> dict[str, Any]:
             {
                 "name": branch.name,
                 "groups": branch.groups,
-                "share_of_macs": 1 - float(graph.macs(without[branch.name]) / graph.macs().clamp(min=1)),
-                "share_of_parameters": 1
-                - float(graph.parameters(without[branch.name]) / graph.parameters().clamp(min=1)),
+                "share_of_macs": 1 - float(graph.macs(widths) / graph.macs().clamp(min=1)),
+                "share_of_parameters": 1 - float(graph.parameters(widths) / graph.parameters().clamp(min=1)),
             }
             for branch in graph.branches
+            for widths in [dict.fromkeys(branch.groups, 0)]
         ],
         "kept_branches": dict(graph.kept_branches),
     }
