@@ -22,6 +22,7 @@ class Ecc:
 
     name = "ecc"
     needs_held_out = False
+    removes_branches = True
 
     def config(self) -> dict[str, Any]:
         """No settings besides those of the run."""
