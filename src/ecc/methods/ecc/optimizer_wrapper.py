@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
@@ -21,7 +21,7 @@ from ecc.errors import BadFile, EccError, EccWarning
 from ecc.methods.ecc.constraints import TOLERANCE, Limit, ResourceConstraints
 from ecc.methods.ecc.importance import BranchExits, TaylorImportance, adam_preconditioners, taylor_interval
 from ecc.methods.ecc.ranking import ChannelRanking
-from ecc.methods.ecc.scheduled import Schedule
+from ecc.methods.ecc.scheduled import Schedule, ScheduledSolver
 from ecc.settings import IMPORTANCES
 from ecc.training import fused_on_gpu
 
@@ -164,6 +164,27 @@ class PruningOptimizer(Optimizer):
             if self._exits is not None:
                 self._exits.apply_mask_()
         return loss
+
+    def propose(self, limit: Limit | Sequence[Limit]) -> dict[str, int] | None:
+        """Widths at the end of a ramp to another limit, if importance stays as it is. Synchronises with the device.
+
+        Returns:
+            None if the solver does not plan, or nothing is known about the importance yet.
+
+        Raises:
+            InfeasibleBudget: As for the constructor.
+        """
+        if not isinstance(self._solver, ScheduledSolver) or not self._steps:
+            return None
+        with torch.no_grad():
+            importance = self._norms() if self._taylor is None else self._taylor.values
+            widths = self._solver.propose(importance, self._ends(limit))
+        return None if widths is None else dict(zip(self._names, widths, strict=True))
+
+    def fix_widths(self, widths: Mapping[str, int] | None) -> None:
+        """Prune to these widths until the end of the ramp, for example those of `propose`; None plans again."""
+        if isinstance(self._solver, ScheduledSolver):
+            self._solver.fix_plan(None if widths is None else [widths[name] for name in self._names])
 
     def _norms(self) -> Tensor:
         """a_i = ||w_i||_B^2 of all parts, and of all branches."""
@@ -335,6 +356,7 @@ class PruningOptimizer(Optimizer):
             InfeasibleBudget: As for the constructor.
         """
         ends = self._ends(limit)
+        self.fix_widths(None)
         left = max(1, self._schedule.steps - self._steps)
         start = self._schedule.fractions(self._steps)
         ramp = self._schedule.ramp if ramp is None else ramp

@@ -475,6 +475,8 @@ class _State(NamedTuple):
     threshold: Tensor
     planned: Tensor
     """(groups,) int64; the minimum widths if nothing was planned."""
+    is_fixed: Tensor
+    """0-dimensional bool: whether the plan is final."""
 
 
 class ScheduledSolver:
@@ -504,7 +506,7 @@ class ScheduledSolver:
         self._planner = planner
         self._cuda_graph = CudaGraphFunction(self._updated) if len(alive) <= MAX_CUDA_GRAPH_SIZE else None
         self._unit = constraints.dense[0] if len(constraints.costs) == 1 else 1.0
-        self.state = _State(*self._pruner.start(alive), min_widths)
+        self.state = _State(*self._pruner.start(alive), min_widths, torch.zeros((), dtype=torch.bool))
         self.removed = self._removed()
         """Positions of the branches that are removed, among those of the planner."""
 
@@ -520,13 +522,14 @@ class ScheduledSolver:
     def update(self, importance: Tensor, schedule: Schedule, step: int, weight_lr: float) -> None:
         """Prune to the cost that the schedule allows. The order does not depend on alpha."""
         del weight_lr
-        *before, planned = self.state
+        *before, planned, is_fixed = self.state
         decision, ends = PruneDecision(*before), schedule.end
         channels = importance[: len(decision.alive)]
         if self._planner is not None and schedule.plans_at(step):
-            planned = self._planner.plan(decision.alive, importance, ends)
+            if not is_fixed:
+                planned = self._planner.plan(decision.alive, importance, ends)
             if step >= schedule.ramp_end:
-                self.state = _State(*self._pruner.prune_to(decision, channels, planned, ends), planned)
+                self.state = _State(*self._pruner.prune_to(decision, channels, planned, ends), planned, is_fixed)
                 self.removed = self._removed()
                 return
             if self._planner.branches:
@@ -534,12 +537,13 @@ class ScheduledSolver:
         importance = channels
         fractions = schedule.fractions(step)
         if self._cuda_graph is None or not importance.is_cuda:
-            self.state = _State(*self._pruner.update(decision, importance, fractions, ends, planned), planned)
+            updated = self._pruner.update(decision, importance, fractions, ends, planned)
+            self.state = _State(*updated, planned, is_fixed)
             return
         allowed = torch.tensor([fractions, ends], dtype=torch.float64, device="cpu")
         allowed = allowed.to(importance.device, non_blocking=True)
         alive, next_importance, threshold = self._cuda_graph(*decision, importance, allowed, planned)
-        self.state = _State(alive, next_importance, threshold, planned)
+        self.state = _State(alive, next_importance, threshold, planned, is_fixed)
 
     def _updated(
         self,
@@ -556,6 +560,16 @@ class ScheduledSolver:
             PruneDecision(alive, next_importance, threshold), importance, fractions, ends, planned
         )
 
+    def propose(self, importance: Tensor, ends: Sequence[float]) -> list[int] | None:
+        """Widths that a plan for these costs would have now; None without a planner."""
+        return None if self._planner is None else self._planner.plan(self.alive, importance, ends).tolist()
+
+    def fix_plan(self, widths: Sequence[int] | None) -> None:
+        """Prune to these widths, whatever the importance will be; None plans again."""
+        planned = self.state.planned if widths is None else torch.tensor(widths).to(self.state.planned)
+        is_fixed = torch.tensor(widths is not None)
+        self.state = self.state._replace(planned=planned, is_fixed=is_fixed)
+
     def _remove_branches(
         self, decision: PruneDecision, importance: Tensor, planned: Tensor, done: float
     ) -> PruneDecision:
@@ -569,7 +583,7 @@ class ScheduledSolver:
         masks = decision.alive.split(list(self._pruner._ranking.full_widths))
         alive = torch.cat([torch.zeros_like(mask) if g in gone else mask for g, mask in enumerate(masks)])
         decision = decision._replace(alive=alive)
-        self.state = _State(*decision, planned)
+        self.state = _State(*decision, planned, self.state.is_fixed)
         self.removed = self._removed()
         return decision
 
