@@ -1,11 +1,12 @@
 """Errors and warnings of ECC. Each message says what happened, the value and the limit, and what to do.
 
-This module imports nothing, so that every package can use it.
+This module imports nothing of ECC, so that every package can use it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import difflib
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
@@ -99,6 +100,11 @@ def describe_error(error: BaseException) -> str:
     if len(lines) > 1 and lines[0].startswith("Caught "):  # DataLoader wraps the traceback of a worker process
         return lines[-1].strip().rstrip(".")
     return f"{type(error).__name__}: {one_line(error).rstrip('.')}"
+
+
+def closest(word: str, known: Iterable[str]) -> str:
+    """The known word that is closest to a misspelt one; empty if none is close."""
+    return next(iter(difflib.get_close_matches(word.lower(), list(known), n=1)), "")
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -6,15 +6,39 @@ line (see `ecc.options`). The module does not import torch, so that the help of 
 
 from __future__ import annotations
 
-import difflib
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
 from ecc.constants import MIN_WIDTH_RATIO, PHASES, PRESETS
-from ecc.errors import BadMeasurement, EccError
+from ecc.errors import BadMeasurement, EccError, closest
 from ecc.options import check_options, option, settings_from
-from ecc.schedules import Cosine
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cosine:
+    """Cosine decay of the learning rate to 0, after an optional constant part.
+
+    It is a function of the step, so that a checkpoint need not save it. A curve that several trainings share has
+    `steps_before` and `steps_after`.
+    """
+
+    start_lr: float | None = option(None, "Learning rate at the start. Default: that of the optimizer.", above=0)
+    hold_steps: int = option(0, "Steps in which it stays constant.", range=(0, None))
+    steps_before: int = option(0, "Steps of an earlier training on the same curve.", range=(0, None))
+    steps_after: int = option(0, "Steps of a later training on the same curve.", range=(0, None))
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+    def lr(self, base_lr: float, step: int, steps: int) -> float:
+        """The learning rate of a step, counted from 0, of a training; `base_lr` is that of the optimizer."""
+        start = base_lr if self.start_lr is None else self.start_lr
+        step, steps = self.steps_before + step, self.steps_before + steps + self.steps_after
+        progress = min(max(step - self.hold_steps, 0) / max(steps - self.hold_steps, 1), 1.0)
+        return start * (1 + math.cos(math.pi * progress)) / 2
+
 
 PRECISIONS = ("fp32", "bf16", "fp16")
 
@@ -159,6 +183,9 @@ class CompressSettings:
     uniform_floor: float = option(
         0.0, "Minimum width of a group, as a fraction of its width under uniform pruning.", range=(0, 0.999)
     )
+    depth: bool = option(
+        True, "Allow that residual branches are removed entirely, by methods that can (ecc with solver scheduled)."
+    )
     solver: str = option(
         "scheduled",
         "Solver of ECC: scheduled, or admm as published.",
@@ -200,6 +227,7 @@ class CompressSettings:
             "solver": "admm",
             "importance": "adam_norm",
             "min_width_ratio": 0.0,  # at least one channel
+            "depth": False,
             "width_multiple": 1,
             "lr": 1e-5,
             "finetune_lr": 3e-5,
@@ -360,8 +388,8 @@ def check_runner(spec: str | None) -> None:
         return
     name, colon, argument = spec.partition(":")
     if name not in RUNNERS or (colon and not argument):
-        close = difflib.get_close_matches(name, RUNNERS, n=1)
-        hint = f"did you mean {close[0]!r}?" if close and close[0] != name else ""
+        close = closest(name, RUNNERS)
+        hint = f"did you mean {close!r}?" if close and close != name else ""
         known = f"choose one of auto, {', '.join(RUNNERS)}, or file.py:MyRunner."
         raise EccError(f"runner is {spec!r}; {hint or known}")
     if colon and name in ("eager", "cuda-graph"):
@@ -403,6 +431,7 @@ class Design:
     )
     seed: int = option(0, "Random seed of the design.", range=(0, 2**32 - 1), metavar="N")
     width_multiple: int | None = option(None, "Use widths that are multiples of N.", range=(1, None), metavar="N")
+    depth: bool = option(True, "Include networks with removed residual branches (design mixed).")
     rounds: int = option(
         1, "How often each configuration is measured.", range=(1, None), metavar="N", changes_result=False
     )
@@ -425,6 +454,11 @@ class Design:
                 raise BadMeasurement(f"shard {number}/{count} does not exist; give 1/N to N/N.")
             if not self.indices():
                 raise BadMeasurement(f"shard {number}/{count} of {self.samples} samples is empty; use more samples.")
+
+    @property
+    def removes_branches(self) -> bool:
+        """Whether some configurations have removed branches."""
+        return self.depth and self.kind == "mixed"
 
     def indices(self) -> tuple[int, ...]:
         """Indices of the samples to measure: those of the shard, or all."""

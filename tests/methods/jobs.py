@@ -17,8 +17,7 @@ from ecc.energy import EnergyModel, fit, parse_budgets
 from ecc.energy.families import FittedModel, bilinear_terms
 from ecc.graph import ChannelGraph, trace_channels
 from ecc.measure import EnergySource, MeterInfo, Profile, Reading, find_meter, profile
-from ecc.methods import Compression, CompressSettings
-from ecc.methods.compression import CompressedModel
+from ecc.methods import CompressedModel, Compression, CompressSettings
 from ecc.options import settings_from
 from ecc.task import Task, with_batch_size
 from ecc.zoo import find_task

@@ -193,11 +193,7 @@ class GridSpec:
 
     @contextmanager
     def opened(self) -> Iterator[Comparison]:
-        """The comparison, with an open meter.
-
-        Raises:
-            EccError: If the task cannot be built, a file or the meter cannot be read, or the device cannot be used.
-        """
+        """The comparison, with an open meter."""
         import torch
 
         from ecc.energy import EnergyModel

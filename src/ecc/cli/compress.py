@@ -113,9 +113,8 @@ def compress(
     loggers: list[Logger] = []
     result: CompressResult | None = None
     try:
-        job = build_task(
-            task, **data, **({"batch": batch} if task.startswith("hf:") else {}), device=distributed.device
-        )
+        more: dict[str, Any] = {"batch": batch} if task.startswith("hf:") else {}
+        job = build_task(task, **data, **more, device=distributed.device)
         if tensorboard is not None and distributed.is_main:
             loggers.append(TensorBoardLogger(tensorboard))
         if shown is not None and (note := _untrained_note(task, data["weights"], made)):
@@ -211,7 +210,7 @@ def _refuse_without_effect(
         for name, typed in (("--energy", energy), ("--freeze", freeze), ("--method", method != "ecc")):
             if typed:
                 raise EccError(f"{name} applies to channels; leave it out with --unstructured.")
-    for name in ("importance", "solver", "uniform_floor"):
+    for name in ("importance", "solver", "uniform_floor", "depth"):
         if name in settings and (method != "ecc" or unstructured):
             raise EccError(f"--{name.replace('_', '-')} is a setting of ecc; leave it out with this method.")
     if settings.get("kd_temperature") is not None and settings.get("kd_weight") == 0:

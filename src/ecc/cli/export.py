@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -79,6 +79,6 @@ def export(
 
 def _task_of(run: Path) -> Task:
     """The task that the run was made with."""
-    remembered = recall_task(run)
-    text = {"text": remembered.text, "test_text": remembered.test_text, "length": remembered.length}
-    return build_task(remembered.task, remembered.data, remembered.weights, remembered.image_size, **text)
+    found = recall_task(run)
+    text: dict[str, Any] = {"text": found.text, "test_text": found.test_text, "length": found.length}
+    return build_task(found.task, found.data, found.weights, found.image_size, **text)

@@ -182,9 +182,6 @@ def _use_config(ctx: click.Context, path: Path) -> str:
 
     Returns:
         Its task.
-
-    Raises:
-        BadFile: If the file cannot be read, or has an unknown key or a value out of range.
     """
     from ecc.zoo.recipe import read_recipe
 
@@ -326,11 +323,7 @@ def build_task(
 
 
 def parse_image_size(text: str) -> tuple[int, int]:
-    """(height, width) of "128" or "360x480".
-
-    Raises:
-        EccError: If it is neither.
-    """
+    """(height, width) of "128" or "360x480"."""
     found = re.fullmatch(r"([1-9]\d{0,4})(?:x([1-9]\d{0,4}))?", text.strip())
     if found is None:
         raise EccError(f"image size {text!r} is not a size; write 128, or height x width as in 360x480.")
@@ -362,20 +355,16 @@ def remember_task(folder: Path, task: str, data: Mapping[str, Any]) -> None:
         task = f"{Path(file).resolve()}{colon}{function}"
     if task.startswith("hf:") and Path(task[3:]).is_dir():
         task = f"hf:{Path(task[3:]).resolve()}"
-    paths = {name: str(data[name].resolve()) for name in ("data", "weights") if data.get(name) is not None}
-    texts = {name: tuple(str(file.resolve()) for file in data.get(name) or ()) for name in ("text", "test_text")}
-    found = RememberedTask(task=task, image_size=data.get("image_size"), length=data.get("length"), **texts, **paths)
+    values: dict[str, Any] = {name: data.get(name) for name in ("image_size", "length")}
+    values |= {name: str(data[name].resolve()) for name in ("data", "weights") if data.get(name) is not None}
+    values |= {name: tuple(str(file.resolve()) for file in data.get(name) or ()) for name in ("text", "test_text")}
+    found = RememberedTask(task=task, **values)
     with suppress(EccError):  # a run that cannot be written to: `ecc export` needs --task
         write_record(folder / TASK_FILE, found)
 
 
 def recall_task(folder: Path) -> RememberedTask:
-    """The task of a run, if it is a bundled task or a network of a library.
-
-    Raises:
-        BadFile: If the file in the folder is damaged.
-        BadTask: If the folder does not name a task, or names a file that would be executed.
-    """
+    """The task of a run, if it is a bundled task or a network of a library."""
     from ecc.records import read_record
 
     if not (folder / "config.json").is_file():
@@ -395,11 +384,7 @@ def recall_task(folder: Path) -> RememberedTask:
 
 
 def usable_device(name: str | None) -> str:
-    """The training device: the named one if torch can compute there; else a GPU, or the CPU.
-
-    Raises:
-        EccError: If it cannot be used, with torch's reason.
-    """
+    """The training device: the named one if torch can compute there; else a GPU, or the CPU."""
     import torch
 
     device = name or ("cuda" if torch.cuda.is_available() else "cpu")

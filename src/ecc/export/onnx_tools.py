@@ -32,12 +32,7 @@ CALIBRATION_BATCHES = 8
 
 
 def quantize(source: Path, target: Path, mode: str, task: Task) -> None:
-    """Write an ONNX file with int8 weights.
-
-    Raises:
-        BadTask: If `static` has no training batches.
-        CannotExport: If onnxruntime cannot quantize the network.
-    """
+    """Write an ONNX file with int8 weights."""
     quantization: Any = import_optional("onnxruntime.quantization")
     ready = target.with_name("ready.onnx")
     root = logging.getLogger()
@@ -62,12 +57,7 @@ def quantize(source: Path, target: Path, mode: str, task: Task) -> None:
 
 
 def check_int8(task: Task, mode: str | None) -> None:
-    """Refuse an unknown mode, or static quantization without batches, before the export starts.
-
-    Raises:
-        BadTask: If the task has no training batches.
-        CannotExport: If the mode is unknown.
-    """
+    """Refuse an unknown mode, or static quantization without batches, before the export starts."""
     if mode is not None and mode not in MODES:
         raise CannotExport(f"int8 mode {mode!r} is unknown; choose {' or '.join(MODES)}.")
     if mode == "static" and task.train_batches is None:

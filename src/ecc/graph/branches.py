@@ -246,8 +246,15 @@ class DataFlow(Tracer):
             yield
 
 
-def record_flow(model: nn.Module, example_input: Inputs, *, on_meta: bool) -> DataFlow:
-    """The data flow of one forward pass in eval mode."""
+def record_flow(model: nn.Module, example_input: Inputs) -> DataFlow:
+    """The data flow of one forward pass in eval mode, on meta tensors unless the code reads values."""
+    try:
+        return _record_flow(model, example_input, on_meta=True)
+    except Exception:  # noqa: BLE001 - whatever a network's code raises
+        return _record_flow(model, example_input, on_meta=False)
+
+
+def _record_flow(model: nn.Module, example_input: Inputs, *, on_meta: bool) -> DataFlow:
     network = ModelCopy.of(model, on_meta=on_meta)
     flow = DataFlow(ChannelLabels(), on_meta=on_meta, network=network)
     one_pass(network, example_input, flow, training=False)
@@ -286,7 +293,6 @@ def find_branches(
     example_input: Inputs,
     graph: ChannelGraph,
     *,
-    on_meta: bool = True,
     freeze: Sequence[str] = (),
     with_shapes: Collection[str] = (),
 ) -> ChannelGraph:
@@ -296,12 +302,11 @@ def find_branches(
         model: The traced network.
         example_input: Its example input.
         graph: Its channel graph.
-        on_meta: Run on meta tensors.
         freeze: Patterns of modules that are not pruned.
         with_shapes: Names of branches whose modules return zeros of the right shape, for code that reads it.
     """
     try:
-        flow = record_flow(model, example_input, on_meta=on_meta)
+        flow = record_flow(model, example_input)
     except Exception as error:  # noqa: BLE001 - whatever a network's code raises
         note = f"branches that can be removed were not searched for: {first_line(error)}"
         return replace(graph, notes=(*graph.notes, note))
@@ -413,10 +418,8 @@ class _BranchSearch:
         if op.name in _NORMS and op.name in ("batch_norm", "instance_norm"):
             return None  # without weights, it subtracts a running mean
         if op.name == "mul":
-            if parameters:
-                return parameters[:1]
             found = [exits for one in op.inputs if (exits := self._exits(one, depth + 1)) is not None]
-            return found[0] if found else None
+            return found[0] if found else parameters[:1] or None
         if op.name in ("add", "cat", "stack") and op.inputs:
             parts = [
                 (name,) if name in parameters else self._exits(one, depth + 1)

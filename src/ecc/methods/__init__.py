@@ -12,12 +12,13 @@ from .baselines.netadapt import NetAdapt, NetAdaptSettings
 from .baselines.scratch import Scratch
 from .baselines.uniform import Uniform
 from .budget_controller import BudgetController
-from .compression import CompressedModel, Compression
+from .compression import Compression
 from .cost_evaluator import CostEvaluator, MeasuredCost
 from .ecc import AdmmSettings, EccSolver, WeightSolver
 from .ecc.method import Ecc
 from .feasibility import check_feasibility
-from .unstructured import SparseResult, WeightCompression
+from .runner import CompressedModel
+from .unstructured import WeightCompression
 
 __all__ = [
     "AdmmSettings",
@@ -42,7 +43,6 @@ __all__ = [
     "NetAdaptSettings",
     "PruningContext",
     "Scratch",
-    "SparseResult",
     "Uniform",
     "WeightCompression",
     "WeightSolver",

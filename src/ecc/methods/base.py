@@ -16,7 +16,15 @@ from torch import Tensor, nn
 
 from ecc.energy import Cost
 from ecc.errors import BadTask
-from ecc.graph import ChannelGraph, live_masks, mask_channels_, removed_branches, trace_channels, verify_graph
+from ecc.graph import (
+    ChannelGraph,
+    live_masks,
+    mask_branches_,
+    mask_channels_,
+    removed_branches,
+    trace_channels,
+    verify_graph,
+)
 from ecc.run_records import SolverLine
 from ecc.settings import CompressSettings
 from ecc.task import Inputs, Task, with_batch_size
@@ -231,6 +239,11 @@ def magnitudes(context: PruningContext, model: nn.Module | None = None) -> dict[
     return found
 
 
+def can_remove_branches(method: Method, settings: CompressSettings) -> bool:
+    """Whether a method may remove residual branches entirely. Others only change widths."""
+    return settings.depth and settings.solver != "admm" and bool(getattr(method, "removes_branches", False))
+
+
 class MaskedAdam(torch.optim.Adam):
     """Adam that keeps masked channels masked."""
 
@@ -242,11 +255,14 @@ class MaskedAdam(torch.optim.Adam):
         masks = zip(graph.groups, live_masks(model, graph), strict=True)
         live = [torch.ones_like(mask) if group.frozen is not None else mask for group, mask in masks]
         self._slices.set_mask(torch.cat([mask.to(device) for mask in live]))
+        self._model, self._graph = model, graph
+        self._removed = removed_branches(model, graph)
 
     def step(self, closure: Any = None) -> Any:
-        """One step; masked channels are zero after it."""
+        """One step; masked channels and branches are zero after it."""
         loss = super().step(closure)
         self._slices.apply_mask_()
+        mask_branches_(self._model, self._graph, self._removed)
         return loss
 
 

@@ -54,25 +54,21 @@ from ecc.training import (
     train,
 )
 
-from .base import MaskedAdam, Method, PruningContext, check_needs_held_out, has_schedule, trace_task
+from .base import (
+    MaskedAdam,
+    Method,
+    PruningContext,
+    can_remove_branches,
+    check_needs_held_out,
+    has_schedule,
+    trace_task,
+)
 from .baselines.recalibration import BATCHES, recalibrate_, recalibrated
 from .budget_controller import TOLERANCE_BAND, BudgetController, initial_targets
 from .cost_evaluator import CostEvaluator, MeasuredCost, WorkloadEvaluator, check_meter
 from .feasibility import check_feasibility, refuse_infeasible, resolve_budgets
 from .registry import find_method
-from .runner import CompressionRunner, OptimizerFactory
-
-
-@dataclass(frozen=True)
-class CompressedModel:
-    """The result of a compression."""
-
-    model: nn.Module
-    """The slim network."""
-    graph: ChannelGraph
-    """Of the dense network."""
-    widths: dict[str, int]
-    summary: RunSummary
+from .runner import CompressedModel, CompressionRunner, OptimizerFactory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +83,7 @@ class PruneResult:
     """Pruning steps that the method did not use. Finetuning uses them, so that methods compare at equal steps."""
 
 
-class Compression(CompressionRunner[CompressedModel]):
+class Compression(CompressionRunner):
     """Structured compression of one network.
 
     Args:
@@ -134,6 +130,11 @@ class Compression(CompressionRunner[CompressedModel]):
         batch = models[0].origin.batch if models and not task.workloads else None
         self.graph, self.example_input = trace_task(task, batch, freeze)
         self.batch = batch_size_of(self.example_input)
+        removes = can_remove_branches(self.method, self.settings)
+        could = can_remove_branches(self.method, replace(self.settings, depth=True))
+        self._with_branches = self.graph if could and not removes else None
+        if not removes:
+            self.graph = self.graph.without_branches()
         self.budgets = budgets_of_workloads(budgets, [one.name for one in task.workloads])
         self.workload_graphs: dict[TokenWorkload, ChannelGraph] = {}
         for model in models:
@@ -177,7 +178,7 @@ class Compression(CompressionRunner[CompressedModel]):
             )
         self.costs, self.limits = self._resolve_budgets()
         ratio, multiple = self.settings.min_width_ratio, self.width_multiple
-        refuse_infeasible(self.graph, self.costs, self.feasibility(), ratio, multiple)
+        refuse_infeasible(self.graph, self.costs, self.feasibility(), ratio, multiple, self._with_branches)
         self._dense: MeasuredCost | None = None
         self._pruned: PruneResult | None = None
         self._controller: BudgetController | None = None
@@ -332,7 +333,7 @@ class Compression(CompressionRunner[CompressedModel]):
 
     def _empty_slim(self, model: nn.Module, widths: Mapping[str, int]) -> nn.Module:
         """A network of these widths, whose weights are still to be loaded."""
-        return with_widths(model, self.graph, {group.name: widths[group.name] for group in self.graph.prunable})
+        return with_widths(model, self.graph, {group.name: widths[group.name] for group in self.graph.variable})
 
     # ------------------------------------------------------------ tools of a method
 
@@ -412,7 +413,7 @@ class Compression(CompressionRunner[CompressedModel]):
     def _load_result(self, summary: RunSummary) -> CompressedModel:
         small = self._empty_slim(copy.deepcopy(self.task.model).to(self.device), summary.widths)
         load_whole_state_(small, load_state(self.folder.path / "slim.safetensors"))
-        return CompressedModel(small, self.graph, summary.widths, summary)
+        return CompressedModel(small, self.graph, summary)
 
     def _finish(self, small: nn.Module, pruned: PruneResult) -> CompressedModel:
         """Write the result."""
@@ -421,7 +422,7 @@ class Compression(CompressionRunner[CompressedModel]):
             save_state(self.folder.path / "slim.safetensors", whole_state(small))
             write_record(self.folder.path / "widths.json", pruned.widths)
         self.folder.finish(to_builtins(summary))
-        return CompressedModel(small, self.graph, pruned.widths, summary)
+        return CompressedModel(small, self.graph, summary)
 
     def _summary(self, pruned: PruneResult) -> RunSummary:
         assert self._dense is not None

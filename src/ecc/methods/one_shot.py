@@ -67,6 +67,7 @@ class OneShot(OneShotMethod):
     """
 
     name = "one_shot"
+    removes_branches = True
     needs_held_out = True
 
     def __init__(self, settings: OneShotSettings | None = None, path: list[Move] | None = None) -> None:

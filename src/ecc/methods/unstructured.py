@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,7 +16,7 @@ from torch import nn
 from ecc.budget import Budget, dense_cost
 from ecc.energy.counted import nonzero_cost
 from ecc.errors import BadBudget, BadMeasurement, EccError
-from ecc.graph import ChannelGraph, trace_channels
+from ecc.graph import trace_channels
 from ecc.measure import EnergySource, find_meter
 from ecc.measure.meters.platform import PLATFORMS, Platform
 from ecc.records import to_builtins, write_record
@@ -29,7 +28,7 @@ from ecc.training import Cosine, StepInfo, Teacher, load_state, save_state
 from .ecc.constraints import TOLERANCE
 from .ecc.weight_solver import WeightSolver, count_nonzeros, min_counts
 from .feasibility import feasibility_of, raise_infeasible
-from .runner import CompressionRunner
+from .runner import CompressedModel, CompressionRunner
 
 ASSUMES = (
     "zero weights cost no multiplication and no storage, and their positions are stored for free; no GPU does this"
@@ -58,19 +57,7 @@ def _check_platform(source: EnergySource | str) -> Platform:
     )
 
 
-@dataclass(frozen=True)
-class SparseResult:
-    """The result of unstructured pruning."""
-
-    model: nn.Module
-    """The network with its shapes unchanged, and zeros in place of the pruned weights."""
-    graph: ChannelGraph
-    nonzeros: dict[str, int]
-    """Nonzero weights, by tensor."""
-    summary: RunSummary
-
-
-class WeightCompression(CompressionRunner[SparseResult]):
+class WeightCompression(CompressionRunner):
     """Unstructured compression of one network.
 
     Args:
@@ -127,7 +114,7 @@ class WeightCompression(CompressionRunner[SparseResult]):
             options = {f"min_width_ratio={ratio / 2:g}": self._feasibility(ratio / 2).min_cost}
             raise_infeasible(found, ratio, options, parts="weights")
 
-    def _run_phases(self) -> SparseResult:
+    def _run_phases(self) -> CompressedModel:
         model = copy.deepcopy(self.task.model).to(self.device)
         resumed_in = self._resume()
         teacher = self._pretrain(model, resumed_in)
@@ -184,13 +171,12 @@ class WeightCompression(CompressionRunner[SparseResult]):
             "limits": [self.limit],
         }
 
-    def _load_result(self, summary: RunSummary) -> SparseResult:
+    def _load_result(self, summary: RunSummary) -> CompressedModel:
         model = copy.deepcopy(self.task.model).to(self.device)
         model.load_state_dict(load_state(self.folder.path / "sparse.safetensors"))
-        assert summary.sparse is not None  # written by `_finish`
-        return SparseResult(model, self.graph, summary.sparse.nonzeros, summary)
+        return CompressedModel(model, self.graph, summary)
 
-    def _finish(self, model: nn.Module) -> SparseResult:
+    def _finish(self, model: nn.Module) -> CompressedModel:
         """Write the result."""
         nonzeros = count_nonzeros(model, self.cost)
         if self.distributed.is_main:
@@ -198,7 +184,7 @@ class WeightCompression(CompressionRunner[SparseResult]):
             write_record(self.folder.path / "nonzeros.json", nonzeros)
         summary = self._summary(nonzeros)
         self.folder.finish(to_builtins(summary))
-        return SparseResult(model, self.graph, nonzeros, summary)
+        return CompressedModel(model, self.graph, summary)
 
     def _summary(self, nonzeros: dict[str, int]) -> RunSummary:
         cost = self.cost

@@ -243,11 +243,7 @@ def _blame(path: Path) -> Iterator[None]:
 
 
 def load_run(folder: Path, follower: Follower | None = None) -> tuple[Run, EnergyModel | None]:
-    """A run folder and its energy model, if it has one.
-
-    Raises:
-        BadFile: If the folder holds no run of `ecc compress`, or a file in it is damaged.
-    """
+    """A run folder and its energy model, if it has one."""
     file = folder / "config.json"
     config = read_record(file, _ConfigFile).config
     if config.verb != "compress" or len(config.limits) != len(config.budgets):
@@ -358,11 +354,7 @@ def _model_info(model: EnergyModel) -> ModelInfo:
 
 
 def _check_range(value: Any) -> None:
-    """Refuse numbers that cannot be drawn.
-
-    Raises:
-        ValueError: If a number is not between -1e100 and 1e100.
-    """
+    """Refuse numbers that cannot be drawn."""
     if isinstance(value, float) and not abs(value) < 1e100:
         raise ValueError(f"{value} is out of range")
     for item in value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ():
@@ -373,11 +365,7 @@ def _check_range(value: Any) -> None:
 
 
 def load_grid(root: str | Path) -> list[GridRow]:
-    """The rows of a grid, with methods and budgets in the order of the folders.
-
-    Raises:
-        BadFile: If the folder holds no grid, or a file in it is damaged.
-    """
+    """The rows of a grid, with methods and budgets in the order of the folders."""
     root = Path(root)
     if not (root / "grid.json").is_file():
         raise BadFile(f"{root} holds no grid of runs. Give the folder of `ecc compare`.")
@@ -463,9 +451,6 @@ def load_report(folder: str | Path, follower: Follower | None = None) -> Report:
     Args:
         folder: Of the run, or of the grid.
         follower: Reads histories; one that is kept between calls reads only new lines.
-
-    Raises:
-        BadFile: If the folder is neither, or a file in it is damaged; the file is named.
     """
     folder = Path(folder)
     if not folder.is_dir():

@@ -1,7 +1,6 @@
 """Training: the loop of all methods, counted batches, run folders that can be resumed."""
 
-from ecc.schedules import PAPER_FINETUNE_LR, Constant, Cosine, LRSchedule
-from ecc.settings import DistillSettings, TrainSettings
+from ecc.settings import Cosine, DistillSettings, TrainSettings
 
 from .batches import BatchStream, to_device
 from .checkpoint import load_state, save_state, weights_checksum
@@ -14,9 +13,7 @@ from .run_dir import RunDir, RunInUse, open_run
 from .signals import Interrupted, StopRequests
 
 __all__ = [
-    "PAPER_FINETUNE_LR",
     "BatchStream",
-    "Constant",
     "Cosine",
     "DistillSettings",
     "DistributedContext",
@@ -24,7 +21,6 @@ __all__ = [
     "Histories",
     "History",
     "Interrupted",
-    "LRSchedule",
     "Logger",
     "Loggers",
     "OnStep",

@@ -20,17 +20,17 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from ecc.errors import BadFile, BadTask, EccError, OutOfMemory, describe_error, is_out_of_memory, wrap_user_errors
 from ecc.graph.model_copy import load_whole_state_, whole_state
 from ecc.records import to_builtins
 from ecc.run_records import TrainLine
-from ecc.schedules import LRSchedule
-from ecc.settings import TrainSettings
+from ecc.settings import Cosine, TrainSettings
 from ecc.task import Batch, takes_model
 from ecc.torch_utils import preserve_modes
 
-from .batches import BatchStream, map_tensors, micro_batches
+from .batches import BatchStream, micro_batches
 from .cuda_graph import MIN_STEPS, CudaGraphPass
 from .distill import Teacher, training_loss
 from .distributed import DistributedContext
@@ -119,7 +119,7 @@ class Training:
     loss: Callable[..., Tensor] | None
     """See `Task.loss`."""
     settings: TrainSettings = field(default_factory=TrainSettings)
-    schedule: LRSchedule | None = None
+    schedule: Cosine | None = None
     """Learning rate of every step; None keeps that of the optimizer."""
     teacher: Teacher | None = None
     """Adds distillation."""
@@ -221,9 +221,9 @@ class Training:
     def _forward(self, net: nn.Module, batch: Batch) -> Tensor:
         if self.settings.channels_last:
             if isinstance(batch, tuple | list) and len(batch) == 2 and not takes_model(self.loss):
-                batch = map_tensors(batch[0], _channels_last), batch[1]
+                batch = tree_map_only(Tensor, _channels_last, batch[0]), batch[1]
             else:
-                batch = map_tensors(batch, _channels_last)
+                batch = tree_map_only(Tensor, _channels_last, batch)
         dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.settings.precision)
         with torch.autocast(self.device.type, dtype=dtype, enabled=dtype is not None):
             return training_loss(net, batch, self.loss, self.teacher)

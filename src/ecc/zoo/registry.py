@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import importlib.util
 import inspect
@@ -19,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from ecc.constants import BUNDLED_TASKS
-from ecc.errors import BadTask, one_line
+from ecc.errors import BadTask, closest, one_line
 from ecc.task import Task
 from ecc.zoo.data import find_data
 from ecc.zoo.digits import digits
@@ -63,10 +62,6 @@ def find_task(
         length: Tokens per sequence of a Hugging Face model.
         batch: Sequences at once in prefill and decode.
         log: Called with one-line notes for the user.
-
-    Raises:
-        BadTask: If there is no such task, or it cannot be built.
-        BadFile: If the weights belong to another network.
     """
     if spec.startswith("hf:"):
         _refuse_options(spec, "give text files with --text", data=data, weights=weights, image_size=image_size)
@@ -252,5 +247,5 @@ def _seeded_input(shape: tuple[int, int, int]) -> Tensor:
 
 
 def _did_you_mean(name: str, known: Iterable[str]) -> str:
-    matches = difflib.get_close_matches(name.lower(), list(known), n=1)
-    return f" (did you mean {matches[0]!r}?)" if matches else ""
+    close = closest(name, known)
+    return f" (did you mean {close!r}?)" if close else ""

@@ -98,11 +98,7 @@ class Amc:
         return len(self._episodes) >= self._wanted and context.constraint_violation(context.widths()) <= 0
 
     def step(self) -> None:
-        """Run a few episodes; after the last one, prune the network to the best widths that meet the targets.
-
-        Raises:
-            InfeasibleBudget: The targets are below the cost at the minimum widths.
-        """
+        """Run a few episodes; after the last one, prune the network to the best widths that meet the targets."""
         check_feasible(self._context)
         if len(self._episodes) >= self._wanted:  # the targets were lowered
             more = max(1, round(self.settings.retarget_episodes * self.settings.episodes))

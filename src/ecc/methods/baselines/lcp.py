@@ -178,11 +178,7 @@ class Lcp:
         return {**asdict(self.settings), "found": found}
 
     def start(self, context: PruningContext) -> None:
-        """Keep the dense weights and their norms.
-
-        Raises:
-            BadWidths: `found` belongs to another network.
-        """
+        """Keep the dense weights and their norms."""
         self._context = context
         self._dense = copy.deepcopy(context.model.state_dict())
         self._trial = copy.deepcopy(context.model)  # pruned for each candidate
@@ -263,9 +259,6 @@ def ranked_widths(
 
     Widths are rounded down to allowed widths, but not below the minimum width: a channel that comes up in a group at
     its minimum stays. Costs never fall when widths grow, so a bisection finds the number of channels.
-
-    Raises:
-        InfeasibleBudget: The targets are below the cost at the minimum widths.
     """
     check_feasible(context)
     positions = {group.name: position for position, group in enumerate(context.graph.groups)}

@@ -129,11 +129,7 @@ class NetAdapt:
         return max(0.0, self._violation(widths) - self.settings.reduction(len(self.rounds)) * dense)
 
     def step(self) -> None:
-        """One round.
-
-        Raises:
-            InfeasibleBudget: Every group is at its minimum width, and the targets are not met.
-        """
+        """One round."""
         context = self._context
         before = context.widths()
         target = self.target(before)

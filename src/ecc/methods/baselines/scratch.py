@@ -54,12 +54,7 @@ class Scratch:
         return {"widths": dict(self._widths)}
 
     def start(self, context: PruningContext) -> None:
-        """Check the widths.
-
-        Raises:
-            BadWidths: A group does not exist, or cannot have its width.
-            BadTask: A parameter cannot be reinitialised.
-        """
+        """Check the widths."""
         self._context, self._is_pruned = context, False
         groups = {group.name: group for group in context.graph.groups}
         for name, width in self._widths.items():
@@ -80,9 +75,6 @@ class Scratch:
         """Reinitialise all weights, and prune.
 
         The trained weights decide which channels stay: magnitudes of the new weights would favour large draws.
-
-        Raises:
-            BadTask: The new network has zeros where channels are consumed, so that they would count as dead.
         """
         context = self._context
         widths = [self._widths.get(group.name, group.width) for group in context.graph.groups]

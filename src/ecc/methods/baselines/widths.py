@@ -46,11 +46,7 @@ def allowed_widths(context: PruningContext) -> list[list[int]]:
 
 
 def check_feasible(context: PruningContext) -> None:
-    """Check that the targets can be met.
-
-    Raises:
-        InfeasibleBudget: The predicted cost is above a target with every group at its minimum width.
-    """
+    """Check that the targets can be met."""
     violation = context.constraint_violation(context.min_widths())
     if violation > 0:
         raise InfeasibleBudget(

@@ -19,7 +19,7 @@ from torch.optim import Adam, Optimizer
 
 from ecc.errors import BadFile, EccError, EccWarning
 from ecc.methods.ecc.constraints import TOLERANCE, Limit, ResourceConstraints
-from ecc.methods.ecc.importance import TaylorImportance, adam_preconditioners
+from ecc.methods.ecc.importance import TaylorImportance, adam_preconditioners, taylor_interval
 from ecc.methods.ecc.ranking import ChannelRanking
 from ecc.methods.ecc.scheduled import Schedule
 from ecc.settings import IMPORTANCES
@@ -147,7 +147,7 @@ class PruningOptimizer(Optimizer):
             loss = self.inner.step(closure)
             self._check_gradients()
         self._steps += 1
-        if self._taylor is not None and self._taylor.is_due(self._steps):
+        if self._taylor is not None and (self._steps - 1) % taylor_interval(self._schedule.steps) == 0:
             self._taylor.add(self._parts.products())
         if self._solver.is_due(self._schedule, self._steps):
             with torch.no_grad():

@@ -34,7 +34,6 @@ from torch import Tensor
 
 from ecc.methods.ecc.allocation import WidthAllocator
 from ecc.methods.ecc.constraints import Fractions, ResourceConstraints
-from ecc.methods.ecc.importance import TAYLOR_INTERVAL
 from ecc.methods.ecc.ranking import ChannelRanking, SortedChannels
 from ecc.training.cuda_graph import CudaGraphFunction
 
@@ -43,7 +42,8 @@ from ecc.training.cuda_graph import CudaGraphFunction
 WARM_UP = 0.02
 RAMP = 0.6
 MAX_UPDATES = 400  # keeps updates a small part of the training time
-ENOUGH_UPDATES = 100  # beyond these, updates are as far apart as the samples of the Taylor importance
+ENOUGH_UPDATES = 100  # beyond these, updates are `UPDATE_INTERVAL` steps apart
+UPDATE_INTERVAL = 4
 PLANS = 8  # plans per schedule; a plan waits for the device
 
 
@@ -99,7 +99,7 @@ class Schedule:
     @property
     def every(self) -> int:
         """Steps from one update to the next."""
-        return max(1, self.ramp_steps // MAX_UPDATES, min(TAYLOR_INTERVAL, self.ramp_steps // ENOUGH_UPDATES))
+        return max(1, self.ramp_steps // MAX_UPDATES, min(UPDATE_INTERVAL, self.ramp_steps // ENOUGH_UPDATES))
 
     def updates_at(self, step: int) -> bool:
         """Whether channels are removed at this step. The last step of the ramp always is such a step."""
@@ -299,6 +299,9 @@ class WidthPlanner:
     Args:
         ranking, constraints, min_widths, width_multiple, remainders: As for `ScheduledPruner`.
         uniform_floor: Keep at least this fraction of the widths under uniform pruning, see `uniform_min_widths`.
+        per_remaining_share: Whether the importance lost is divided by the share of the group's channels that remain.
+            Layers behind the group scale up what remains (batch norm does, and so does training), and the error with
+            it. `benchmarks/importance.py` shows that this predicts the increase of the loss better.
     """
 
     def __init__(
@@ -309,8 +312,11 @@ class WidthPlanner:
         width_multiple: int = 1,
         remainders: Tensor | None = None,
         uniform_floor: float = 0.0,
+        *,
+        per_remaining_share: bool = False,
     ) -> None:
         self._ranking, self._constraints, self._multiple = ranking, constraints, width_multiple
+        self._per_remaining_share = per_remaining_share
         self._min_widths, self._uniform_floor = min_widths.cpu(), uniform_floor
         self._remainders = torch.zeros_like(self._min_widths) if remainders is None else remainders.cpu()
 
@@ -336,6 +342,11 @@ class WidthPlanner:
         lost = [
             np.concatenate([[0.0], one[: widths[0]].cumsum()]) for one, widths in zip(removable, allowed, strict=True)
         ]
+        if self._per_remaining_share:
+            lost = [
+                one * widths[0] / np.arange(widths[0], -1, -1).clip(min=1)
+                for one, widths in zip(lost, allowed, strict=True)
+            ]
         budgets = [end * dense for end, dense in zip(ends, self._constraints.dense, strict=True)]
         forms = [cost.form(budget) for cost, budget in zip(self._constraints.costs, budgets, strict=True)]
         # With more widths than can be compared at once: every n-th one, then those around the best.

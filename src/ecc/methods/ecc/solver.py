@@ -107,7 +107,10 @@ class EccSolver(PruningOptimizer):
         if solver == "scheduled":
             remainders = graph.structure.width_remainders(width_multiple)
             rest = torch.tensor(remainders, dtype=torch.long, device=device)
-            planner = WidthPlanner(ranking, constraints, min_widths, width_multiple, rest, uniform_floor)
+            share = importance != "adam_norm"
+            planner = WidthPlanner(
+                ranking, constraints, min_widths, width_multiple, rest, uniform_floor, per_remaining_share=share
+            )
             width_solver = ScheduledSolver(
                 ranking, constraints, min_widths, width_multiple, alive, rest, planner=planner
             )

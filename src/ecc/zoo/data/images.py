@@ -37,11 +37,7 @@ SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm"})
 
 
 def pillow() -> Any:
-    """Pillow's module `Image`.
-
-    Raises:
-        BadTask: If it is not installed.
-    """
+    """Pillow's module `Image`."""
     try:
         from PIL import Image
     except ImportError as error:
