@@ -26,10 +26,10 @@ from machine import machine, write_record
 from smollm2 import load_model, load_tokenizer
 from torch import Tensor, nn
 
-from ecc.errors import EccError
-from ecc.graph import ChannelGraph, trace_channels, with_widths
+from ecc.errors import BadFile, EccError
+from ecc.graph import ChannelGraph, trace_channels
 from ecc.graph.slimming import build_slim
-from ecc.measure import Analytic, Meter, find_meter, measure_model
+from ecc.measure import Analytic, DeviceProfiler, find_meter
 from ecc.measure.tokens import workload_graph, workload_input, workload_model
 from ecc.methods.base import PruningContext
 from ecc.methods.budget_controller import BudgetController
@@ -104,26 +104,36 @@ class Bench:
         is_computed = isinstance(meter, Analytic)  # only formulas need the layers of a workload
         self.graphs = {one.name: workload_graph(model, graph, one) if is_computed else graph for one in workloads}
         self.label = meter.describe().label
-        self.modes: dict[str, str] = {}
+        self.profilers = {} if is_computed else {one.name: self._open(one) for one in workloads}
+
+    def _open(self, workload: TokenWorkload) -> tuple[DeviceProfiler, DeviceProfiler]:
+        """A quick and a careful profiler of a workload; the counter is probed once."""
+        device = device_of(self.model)
+        settings: MeasureSettings = replace(PROFILE_SETTINGS, precision="bf16" if device.type == "cuda" else "fp32")
+        kinds = ((2, 3, 0.01), (3, 8, 0.005))
+        model, inputs = workload_model(self.model, workload), workload_input(self.model, workload)
+        quick, careful = (
+            DeviceProfiler(
+                model,
+                self.graph,
+                inputs,
+                self.meter,
+                replace(settings, min_repeats=least, max_repeats=most, target_relative_ci=interval),
+                device,
+            )
+            for least, most, interval in kinds
+        )
+        careful.prepare(quick.prepare())
+        return quick, careful
 
     def measure(
         self, name: str, widths: Mapping[str, int], *, careful: bool = False
     ) -> tuple[float, float, float | None]:
         """Joules and seconds of one run, and the relative confidence interval."""
-        workload, graph = self.workloads[name], self.graphs[name]
         if isinstance(self.meter, Analytic):
-            cost = self.meter.cost(graph, widths)
+            cost = self.meter.cost(self.graphs[name], widths)
             return cost.joules, cost.seconds, None
-        assert isinstance(self.meter, Meter)
-        device = device_of(self.model)
-        settings: MeasureSettings = replace(PROFILE_SETTINGS, precision="bf16" if device.type == "cuda" else "fp32")
-        settings = replace(settings, min_repeats=2, max_repeats=3, target_relative_ci=0.01)
-        if careful:
-            settings = replace(settings, min_repeats=3, max_repeats=8, target_relative_ci=0.005)
-        small = with_widths(workload_model(self.model, workload), graph, widths, device=device)
-        found = measure_model(small, workload_input(self.model, workload), self.meter, settings)
-        if device.type == "cuda":
-            torch.cuda.empty_cache()
+        found = self.profilers[name][int(careful)].sample(None, 0, 0, {**self.graph.full_widths, **widths})
         return found.joules, found.seconds, found.relative_ci
 
     def fit(self, name: str) -> BlockCost:
@@ -292,9 +302,9 @@ def prepare(options: argparse.Namespace) -> tuple[Setup, dict[str, Any]]:
     kept = max(2, len(valid) // 10)
     learn, held_out = valid[:-kept], valid[-kept:][: options.held_out]
     graph_file = options.graph or folder / "graph.json"
-    if graph_file.is_file():
+    try:
         graph = ChannelGraph.load(graph_file)
-    else:
+    except BadFile:  # missing, or of an earlier version
         graph = trace_channels(model, {"input_ids": torch.randint(1, model.config.vocab_size, (2, 8))}, verify=False)
         graph.save(graph_file)
     # Only what the costs below depend on is pruned, so that no method prunes what saves nothing here.
@@ -362,7 +372,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--meter", default="nvml")
     parser.add_argument("--length", type=int, default=1024, help="Tokens per sequence of the text.")
     parser.add_argument("--sequences", type=int, default=100_000, help="Most sequences of each text.")
-    parser.add_argument("--held-out", type=int, default=16, help="Sequences that choices are made by.")
+    parser.add_argument("--held-out", type=int, default=8, help="Sequences that choices are made by.")
     parser.add_argument("--batch", type=int, default=8, help="Sequences per batch of healing and evaluation.")
     parser.add_argument("--decode-batch", type=int, default=64)
     parser.add_argument("--prefill-batch", type=int, default=8)

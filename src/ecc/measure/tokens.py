@@ -63,11 +63,11 @@ class _Decode:
         if self._ecc_slot.cache is None:
             self._ecc_slot.cache = self._filled_cache(input_ids)
         cache = self._ecc_slot.cache
-        _set_length(cache, self._ecc_length)
         position = torch.full_like(input_ids, self._ecc_length)
         logits: Tensor = base.forward(
             input_ids=input_ids, past_key_values=cache, position_ids=position, use_cache=True
         ).logits
+        _step_back(cache)
         return logits
 
     def _filled_cache(self, input_ids: Tensor) -> Any:
@@ -195,14 +195,13 @@ def _last_logits(model: Any) -> dict[str, int]:
     return {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(model.forward).parameters else {}
 
 
-def _set_length(cache: Any, length: int) -> None:
-    """Let a static cache continue after `length` tokens. Tensors are filled in place, as a CUDA graph needs it."""
-    for layer in cache.layers:
-        counted = getattr(layer, "cumulative_length", None)
-        if isinstance(counted, Tensor):
-            counted.fill_(length)
+def _step_back(cache: Any) -> None:
+    """Let a static cache forget the last token, so that the step can be repeated; in place, for a CUDA graph."""
+    used = [layer for layer in cache.layers if layer.is_initialized]
+    torch._foreach_sub_([layer.cumulative_length for layer in used], 1)  # one kernel for all layers
+    for layer in used:
         if hasattr(layer, "cumulative_length_int"):
-            layer.cumulative_length_int = length
+            layer.cumulative_length_int -= 1
 
 
 def _decode_layer(layer: Layer, keys: int) -> Layer:
