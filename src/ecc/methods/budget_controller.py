@@ -8,8 +8,8 @@ ratio of predicted to measured cost. So the *measured* cost ends within `TOLERAN
                    └──┐  at 50 % and 75 %: the same, several times, until a measured result is within the band
                       └───── at 100 %: the network has exactly the widths that were measured
 
-Any widths can be measured, whether the network has been pruned to them or not. So the final widths are found while there
-are still more channels than needed, and no pruning has to be undone.
+Any widths can be measured, whether the network has been pruned to them or not. So the final widths are found while
+there are still more channels than needed, and no pruning has to be undone.
 
 It serves every method. A method that prunes while it trains (`progress`, see `Method`) is measured at `CHECKPOINTS` of
 its schedule, other methods when they are done.
