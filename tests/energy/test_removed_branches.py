@@ -10,12 +10,12 @@ import torch
 
 from ecc.energy import counted_cost
 from ecc.energy.model import EnergyModel, fit
-from ecc.errors import BadFile
+from ecc.errors import BadFile, InfeasibleBudget
 from ecc.graph import ChannelGraph, trace_channels, with_widths
 from ecc.measure import Profile, profile
 from ecc.measure.design import sample_widths
 from ecc.measure.meters.platform import Platform
-from ecc.methods.feasibility import check_feasibility
+from ecc.methods.feasibility import check_feasibility, refuse_infeasible
 from graph.branch_nets import NETWORKS, built
 
 PLATFORM = Platform("jetson-tx2")
@@ -142,3 +142,8 @@ def test_feasibility_counts_removed_branches(graph: ChannelGraph, model: EnergyM
     assert deep.min_cost == pytest.approx(model.min_cost)
     assert deep.min_cost < 0.5 * wide.min_cost
     assert not wide.is_feasible
+    with pytest.raises(InfeasibleBudget, match=r"Options: .*depth=True \(reaches \d+ %\)"):
+        refuse_infeasible(graph.without_branches(), [model], [wide], 0.0, 1, graph)
+    (never,) = check_feasibility(graph, [model], [1e-9], **options)  # type: ignore[arg-type]
+    with pytest.raises(InfeasibleBudget, match="without the 3 residual branches"):
+        refuse_infeasible(graph, [model], [never], 0.0, 1)
