@@ -820,22 +820,22 @@ ENERGY = [
     Mutant(
         "steps-gradient-side",
         f"{_ENERGY}/cost.py",
-        "((risen > 0) & (risen <= 1))",
-        "((risen >= 0) & (risen < 1))",
+        "((sizes > 0) & (sizes <= 1) & (multiple == 0))",
+        "((sizes >= 0) & (sizes < 1) & (multiple == 0))",
         "wrong comparison: the derivative at a kink is that of growing",
     ),
     Mutant(
         "steps-unbounded",
         f"{_ENERGY}/cost.py",
-        "(widths.to(torch.float64) @ rows.T - start).clamp(0, 1)",
-        "(widths.to(torch.float64) @ rows.T - start).clamp(min=0)",
+        "torch.where(multiple > 0, misaligned, sizes.clamp(0, 1))",
+        "torch.where(multiple > 0, misaligned, sizes.clamp(min=0))",
         "missing clamp: steps rise for ever",
     ),
     Mutant(
         "steps-fixed-part",
         f"{_ENERGY}/cost.py",
-        "start = np.array(self.levels, dtype=np.float64) - fixed",
-        "start = np.array(self.levels, dtype=np.float64) + fixed",
+        "np.array(self.levels, dtype=np.float64)) - fixed",
+        "np.array(self.levels, dtype=np.float64)) + fixed",
         "wrong sign of the fixed part of a size",
     ),
     Mutant(
