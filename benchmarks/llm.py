@@ -278,16 +278,16 @@ def perplexity(model: nn.Module, evaluate: LogLikelihood, device: torch.device) 
 # ---------------------------------------------------------------- the comparison
 
 
-def cells(shares: Sequence[float], seeds: Sequence[int]) -> list[tuple[str, str, float, int]]:
+def cells(main: float, shares: Sequence[float], seeds: Sequence[int]) -> list[tuple[str, str, float, int]]:
     """(method, resource, share, seed), the most important ones first."""
-    first = [("one_shot", "decode", 0.8, 0)]
-    first += [(name, "decode", 0.8, 0) for name in BASELINES]
+    first = [("one_shot", "decode", main, 0)]
+    first += [(name, "decode", main, 0) for name in BASELINES]
     first += [("one_shot", "decode", share, 0) for share in shares]
-    first += [("one_shot", "prefill", share, 0) for share in (0.8, *shares)]
-    first += [(name, "prefill", 0.8, 0) for name in BASELINES]
+    first += [("one_shot", "prefill", share, 0) for share in (main, *shares)]
+    first += [(name, "prefill", main, 0) for name in BASELINES]
     first += [(name, "decode", share, 0) for share in shares for name in BASELINES]
     first += [(name, "prefill", share, 0) for share in shares for name in BASELINES]
-    first += [(name, "decode", 0.8, seed) for seed in seeds if seed for name in ("one_shot", *BASELINES)]
+    first += [(name, "decode", main, seed) for seed in seeds if seed for name in ("one_shot", *BASELINES)]
     return list(dict.fromkeys(first))
 
 
@@ -380,6 +380,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--heal-steps", type=int, default=150)
     parser.add_argument("--heal-lr", type=float, default=3e-4)
     parser.add_argument("--kd-weight", type=float, default=0.5)
+    parser.add_argument("--main", type=float, default=0.8, help="Share of the dense energy that comes first.")
     parser.add_argument("--shares", default="0.9,0.7,0.6,0.5")
     parser.add_argument("--seeds", default="0,1,2")
     parser.add_argument("--methods", default="", help="Only these methods, separated by commas.")
@@ -407,7 +408,7 @@ def main() -> None:
     seeds = [int(one) for one in options.seeds.split(",") if one]
     known = {(one["method"], one["resource"], one["share"], one["seed"]) for one in earlier}
     longest = 0.0
-    for cell in cells(shares, seeds):
+    for cell in cells(options.main, shares, seeds):
         wanted = (not options.methods or cell[0] in options.methods.split(",")) and cell[1] in options.resources
         if cell in known or not wanted:
             continue

@@ -26,6 +26,7 @@ from .calibration import (
     batch_inputs,
     branch_groups,
     calibration_batches,
+    inner_groups,
     mask_,
     restored_tensors,
     taylor_products,
@@ -218,7 +219,7 @@ def _consumers(context: PruningContext) -> dict[str, list[str]]:
     """Linear layers that consume each prunable group, and can be refit."""
     return {
         group.name: linear_consumers(context.model, [one.tensor for one in group.slices if one.is_consumer])
-        for group in context.graph.prunable
+        for group in inner_groups(context.graph)
     }
 
 
