@@ -183,7 +183,7 @@ def run(model: EnergyModel, multiple: int, fraction: float, rng: np.random.Gener
     module.is_reachable = lambda where, targets: (
         model.at(dict(zip(full, where.min_widths(), strict=True))) <= targets[0]
     )
-    controller.run(lambda check: None)
+    controller.run(lambda _: None)
     found["result"] = device.energy(context.named_widths()) / limit
     found["reading"] = controller.checks[-1].measured["energy"] / limit
     found["is_met"] = controller.is_met
