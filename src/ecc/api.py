@@ -28,8 +28,9 @@ from ecc.errors import BadMeasurement, BadTask, EccError, EccWarning, NoMeter, o
 from ecc.formatting import si
 from ecc.graph import ChannelGraph, trace_channels, verify_graph
 from ecc.io import refuse_other_file, write_text
-from ecc.measure import Analytic, EnergySource, Profile, close_meter, find_meter, profile
-from ecc.measure.profiler import default_device, find_runner, profile_settings
+from ecc.measure import PROFILE_SETTINGS, Analytic, EnergySource, MeasureSettings, Profile, close_meter, find_meter
+from ecc.measure.profiler import default_device, find_runner, profile_on_targets, profile_settings
+from ecc.measure.remote.client import RemoteMeter
 from ecc.methods import Compression, CompressSettings
 from ecc.methods.runner import OptimizerFactory
 from ecc.options import flat_values, settings_from
@@ -151,6 +152,7 @@ def compress(
     lr: float | None = None,
     optimizer: Any = None,
     meter: str | EnergySource = "auto",
+    target: str | Sequence[str] = (),
     example_input: Inputs | None = None,
     folder: str | Path = "run",
     distill: str | float = "auto",
@@ -184,6 +186,8 @@ def compress(
         optimizer: None for Adam; a class such as `torch.optim.SGD`; an optimizer, of which the class and the settings
             are used for new ones; or a function from parameters to an optimizer.
         meter: "auto", "nvml", "rapl", "platform:jetson-tx2" and so on (see `find_meter`), or a meter of your own.
+        target: Measure on another machine, which is reached by ssh: "ssh://user@host[:port]", or a list of equal
+            machines. The meter is then a meter of that machine. Networks are sent as ONNX files.
         example_input: One batch of inputs as deployed, which is measured; by default that of the first batch.
         folder: Run folder. The same call again resumes the run in it, or returns its result.
         distill: Weight of the distillation loss from 0 to 1; "auto" is 0.5 where outputs can be compared, else 0.
@@ -227,6 +231,7 @@ def compress(
         budgets,
         folder=folder,
         meter=meter,
+        targets=[target] if isinstance(target, str) else list(target),
         energy_models=[energy_model] if isinstance(energy_model, EnergyModel) else list(energy_model or ()),
         settings=make_settings(preset, given),
         samples=samples,
@@ -248,6 +253,8 @@ def compress_task(
     *,
     folder: str | Path,
     meter: str | EnergySource = "auto",
+    targets: Sequence[str] = (),
+    task_spec: str | None = None,
     energy_models: Sequence[EnergyModel] = (),
     settings: CompressSettings,
     samples: int | None = None,
@@ -268,6 +275,8 @@ def compress_task(
         budgets: From `parse_budgets`.
         folder: Run folder.
         meter: A spec for `find_meter`, a meter, or "none" to rely on the energy models.
+        targets: Machines to measure on, as `ssh://user@host`; the meter is one of theirs.
+        task_spec: Name of the task on the targets, for runners of PyTorch and analytic platforms.
         energy_models: Fitted models; if there are none, and a budget needs one, the network is profiled.
         settings: Of the compression.
         samples: Width configurations to measure.
@@ -284,14 +293,17 @@ def compress_task(
     distributed = distributed or DistributedContext(torch.device(device))
     models, resources = list(energy_models), measured_resources(budgets)
     is_profiled = bool(resources) and not models
-    with open_meter(meter if resources else None, distributed.device, models) as source:
+    with open_meters(
+        meter if resources else None, distributed.device, models, targets, settings, task_spec, batch, freeze
+    ) as sources:
+        source = sources[0]
         if is_profiled:
             assert source is not None  # without an energy model there has to be one
             check_run_folder(Path(folder))
             models = profile_and_fit(
                 task,
                 resources,
-                source,
+                sources,
                 Path(folder),
                 samples=samples,
                 preset=preset,
@@ -476,6 +488,51 @@ def open_meter(
             close_meter(source)
 
 
+@contextmanager
+def open_meters(
+    meter: str | EnergySource | None,
+    device: torch.device,
+    models: Sequence[EnergyModel],
+    targets: Sequence[str],
+    settings: CompressSettings,
+    task_spec: str | None = None,
+    batch: int | None = None,
+    freeze: Sequence[str] = (),
+) -> Iterator[list[EnergySource | None]]:
+    """The meters of a compression: those of the targets, or that of this machine.
+
+    Args:
+        meter: As in `open_meter`; a spec if there are targets.
+        device: Training device.
+        models: The energy models, if there are any.
+        targets: Machines to measure on.
+        settings: Runner, precision and memory format of the measurements.
+        task_spec: Name of the task on the targets.
+        batch: Items per inference.
+        freeze: Patterns of modules whose outputs are not pruned.
+    """
+    if not targets or meter is None or meter == "none":
+        with open_meter(meter, device, models) as source:
+            yield [source]
+        return
+    if not isinstance(meter, str):
+        raise EccError("with a target, meter is the name of a meter of that machine, such as 'jetson'.")
+    from ecc.measure.remote.client import InstalledSpec, open_target
+
+    way = {name: getattr(models[0].origin.settings, name) for name in ("runner", "precision")} if models else {}
+    chosen = settings_from(MeasureSettings, {**flat_values(PROFILE_SETTINGS), **way, **settings.inference})
+    task = None if task_spec is None else InstalledSpec(task=task_spec, batch=batch, freeze=tuple(freeze))
+    opened: list[EnergySource | None] = []
+    try:
+        for target in targets[:1] if models else targets:
+            opened.append(open_target(target, meter, task=task, settings=chosen))  # noqa: PERF401 - closed on failure
+        yield opened
+    finally:
+        for source in opened:
+            if source is not None:
+                close_meter(source)
+
+
 def _meter_of_device(spec: str, device: torch.device) -> EnergySource:
     """A meter for a new profile."""
     if spec == "none":
@@ -524,7 +581,7 @@ def _no_meter() -> str:
 def profile_and_fit(
     task: Task,
     resources: Sequence[str],
-    source: EnergySource,
+    sources: Sequence[EnergySource | None],
     folder: Path,
     *,
     samples: int | None = None,
@@ -543,7 +600,7 @@ def profile_and_fit(
     Args:
         task: The network.
         resources: energy, latency or both.
-        source: The meter or platform.
+        sources: The meter or platform; several share the samples.
         folder: Run folder.
         samples: Width configurations; by default at most `SAMPLES`, until the error is `TARGET_ERROR`.
         preset: One of `PRESETS`.
@@ -554,7 +611,8 @@ def profile_and_fit(
         distributed: Only the first process measures.
         console: Where progress is shown.
     """
-    path = folder / RUN_PROFILE
+    path, meters = folder / RUN_PROFILE, [source for source in sources if source is not None]
+    source = meters[0]
     if "energy" in resources and not source.describe().has_energy:
         raise BadMeasurement(
             f"{source.describe().name} is a clock and measures no energy; give a budget on latency, such as "
@@ -566,7 +624,8 @@ def profile_and_fit(
         graph = trace_channels(task.model, example, freeze=freeze, verify=False)
         graph = verify_graph(task.model, graph, task.example_input)
         chosen = profile_settings(source, **(inference or {}))
-        device = None if isinstance(source, Analytic) else default_device(source, chosen.runner)
+        is_local = not isinstance(source, Analytic | RemoteMeter)
+        device = default_device(source, chosen.runner) if is_local else None
         possible = math.prod(max(1, group.width // (width_multiple or 1)) for group in graph.prunable)
         view = ProfileProgress(console)
         view.announce(source.describe(), device)
@@ -583,11 +642,11 @@ def profile_and_fit(
                 resource=resources[0],
                 report=view.say,
             )
-            profile(
+            profile_on_targets(
                 task.model,
                 graph,
                 example,
-                source,
+                meters,
                 path,
                 samples=samples or min(SAMPLES, max(1, possible // 2)),
                 design="uniform" if preset == "paper" else "mixed",

@@ -26,6 +26,7 @@ from .options import (
     option,
     print_json,
     settings_options,
+    target_option,
     task_argument,
     task_options,
     usable_device,
@@ -66,6 +67,7 @@ def _use_quick(ctx: click.Context, param: click.Parameter, wanted: bool) -> bool
 )  # fmt: skip
 @option("--seeds", metavar="N", type=click.IntRange(1, 1000), default=3, help="Runs of each method and budget.")
 @option("--meter", metavar="METER", default="auto", help="auto, nvml, rapl, platform:jetson-tx2, ..., none.")
+@target_option
 @option(
     "--energy", type=PATH, metavar="FILE", multiple=True,
     help="Energy model from `ecc fit`; without it the network is profiled. Repeatable.",
@@ -97,6 +99,7 @@ def compare(
     methods: str,
     seeds: int,
     meter: str,
+    targets: tuple[str, ...],
     energy: tuple[Path, ...],
     quick: bool,
     settings: dict[str, Any],
@@ -158,6 +161,7 @@ def compare(
         budgets=_words(budgets),
         seeds=seeds,
         meter=meter,
+        targets=targets,
         settings=make_settings("default", settings),
         device=device,
         freeze=freeze,
@@ -212,6 +216,7 @@ class GridSpec:
     batch_size: int | None = None
     settings: CompressSettings = field(default_factory=CompressSettings)
     meter: str = "auto"
+    targets: tuple[str, ...] = ()
     device: str | None = None
     """Training device; None for a GPU, if the process has one."""
     freeze: tuple[str, ...] = ()
@@ -232,20 +237,23 @@ class GridSpec:
         """
         import torch
 
-        from ecc.api import open_meter
+        from ecc.api import open_meters
         from ecc.energy import EnergyModel
         from ecc.methods.grid import Comparison
 
         models = [EnergyModel.load(path) for path in self.energy]
         device = usable_device(self.device)
-        with open_meter(self.meter if models else None, torch.device(device), models[:1]) as source:
+        meter = self.meter if models else None
+        with open_meters(
+            meter, torch.device(device), models[:1], self.targets, self.settings, self.task, None, self.freeze
+        ) as sources:
             yield Comparison(
                 self.build_task(device),
                 models,
                 methods=self.methods,
                 budgets=self.budgets,
                 seeds=self.seeds,
-                meter=source,
+                meter=sources[0],
                 settings=self.settings,
                 device=device,
                 freeze=self.freeze,
@@ -257,7 +265,7 @@ def _with_energy(spec: GridSpec, output: Path, samples: int | None, batch: int |
     """The same comparison with energy models: those of the command, or new ones in the folder of the runs."""
     import torch
 
-    from ecc.api import measured_resources, open_meter, profile_and_fit
+    from ecc.api import measured_resources, open_meters, profile_and_fit
     from ecc.energy import parse_budget
     from ecc.methods.grid import check_grid_folder
     from ecc.training import DistributedContext
@@ -267,12 +275,12 @@ def _with_energy(spec: GridSpec, output: Path, samples: int | None, batch: int |
         return spec
     check_grid_folder(output)
     device = usable_device(spec.device)
-    with open_meter(spec.meter, torch.device(device)) as source:
-        assert source is not None  # without an energy model there has to be one
+    place = torch.device(device)
+    with open_meters(spec.meter, place, [], spec.targets, spec.settings, spec.task, batch, spec.freeze) as sources:
         models = profile_and_fit(
             spec.build_task("cpu"),
             resources,
-            source,
+            sources,
             output,
             samples=samples,
             batch=batch,

@@ -26,6 +26,7 @@ from .options import (
     quiet_option,
     remember_task,
     settings_options,
+    target_option,
     task_argument,
     task_options,
     usable_device,
@@ -50,6 +51,7 @@ PATH = click.Path(path_type=Path)
 )  # fmt: skip
 @option("-o", "--output", required=True, type=PATH, metavar="FOLDER", help="Run folder; an existing run is resumed.")
 @option("--meter", metavar="METER", default="auto", help="auto, nvml, rapl, platform:jetson-tx2, ..., none.")
+@target_option
 @option(
     "--energy", type=PATH, metavar="FILE", multiple=True,
     help="Energy model from `ecc fit`; without it the network is profiled. Repeatable.",
@@ -82,6 +84,7 @@ def compress(
     budgets: tuple[str, ...],
     output: Path,
     meter: str,
+    targets: tuple[str, ...],
     energy: tuple[Path, ...],
     settings: dict[str, Any],
     batch: int | None,
@@ -109,6 +112,7 @@ def compress(
       ecc compress digits --budget macs=40% -o run --pretrain-steps 300
       ecc compress mobilenet_v1 --data imagenet --budget 60% -o run
       ecc compress net.py:build --energy energy.json --budget 24mJ --budget params=2M -o run
+      ecc compress net.py:build --target ssh://me@jetson --meter jetson --budget 60% -o run
       ecc compress digits --unstructured --meter platform:eyeriss --budget 60% -o sparse
       torchrun --nproc-per-node 4 -m ecc compress net.py:build --budget 60% -o run
     """
@@ -143,6 +147,8 @@ def compress(
                 parsed,
                 folder=output,
                 meter=meter,
+                targets=targets,
+                task_spec=task,
                 energy_models=models,
                 settings=made,
                 samples=samples,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import wraps
@@ -22,6 +22,8 @@ from .app import did_you_mean
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from ecc.measure import EnergySource
+    from ecc.settings import MeasureSettings
     from ecc.task import Task
     from ecc.zoo.recipe import Recipe
 
@@ -238,6 +240,41 @@ def task_options(function: F) -> F:
     ):  # fmt: skip
         function = decorate(function)
     return function
+
+
+def target_option(function: F) -> F:
+    """`--target`."""
+    return option(
+        "--target", "targets", metavar="URL", multiple=True,
+        help="Measure on another machine by ssh: ssh://user@host[:port]. Repeat it for shards on equal machines.",
+    )(function)  # fmt: skip
+
+
+def open_targets(
+    targets: Sequence[str], meter: str, task: str, settings: MeasureSettings, **details: Any
+) -> list[EnergySource]:
+    """A meter on each target.
+
+    Args:
+        targets: URLs.
+        meter: Spec of the meter on the targets.
+        task: The task, as it was typed, for runners of PyTorch and analytic platforms.
+        settings: How networks are run.
+        **details: Further fields of `InstalledSpec`.
+    """
+    from ecc.measure import close_meter
+    from ecc.measure.remote.client import InstalledSpec, open_target
+
+    opened: list[EnergySource] = []
+    try:
+        for target in targets:
+            found = open_target(target, meter, task=InstalledSpec(task=task, **details), settings=settings)
+            opened.append(found)
+    except BaseException:
+        for source in opened:
+            close_meter(source)
+        raise
+    return opened
 
 
 def batch_size_option(function: F) -> F:

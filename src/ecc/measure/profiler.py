@@ -12,6 +12,7 @@ from __future__ import annotations
 import gc
 import hashlib
 import math
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -19,7 +20,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -37,8 +38,9 @@ from .drift import MAX_CV, Drift
 from .early_stopping import EarlyStop, FitError, quick_error
 from .environment import environment
 from .meter import Analytic, Clock, EnergySource, Meter, Reading
-from .profile import Profile, ProfileHeader, Sample, drift_remedy, header_conflict
+from .profile import Profile, ProfileHeader, Sample, drift_remedy, header_conflict, merge_profiles
 from .profile_writer import ProfileWriter, open_profile
+from .remote.client import RemoteMeter, RemoteProfiler, SessionRestarted
 from .runner_search import RunnerSearch, choose_runner
 from .runners import draw_inputs, prepare_runner, resolve_runner, runner_device_type
 from .runners.runtime import SESSIONS, import_runtime
@@ -201,11 +203,11 @@ def profile(
         reference_every=reference_every,
         shard=shard,
     )
-    profiler: DeviceProfiler | AnalyticProfiler
+    profiler: Profiler
     if isinstance(meter, Analytic):
         profiler = AnalyticProfiler(graph, example_input, meter)
     else:
-        profiler = DeviceProfiler(model, graph, example_input, meter, settings, device, clock, runner_search)
+        profiler = open_profiler(model, graph, example_input, meter, settings, device, clock, runner_search)
     widths = sample_widths(graph, samples, design, seed, width_multiple)
     early_stop = EarlyStop(graph, target_error, fit_error)
     with open_profile(path) as writer:
@@ -213,6 +215,67 @@ def profile(
         with _fewer_collections() if profiler.drifts else nullcontext():
             run.finish()
         return writer.profile()
+
+
+def profile_on_targets(
+    model: nn.Module,
+    graph: ChannelGraph,
+    example_input: Inputs,
+    meters: Sequence[EnergySource],
+    path: str | Path,
+    *,
+    rescale: bool = False,
+    progress: Callable[[Progress], None] | None = None,
+    **options: Any,
+) -> Profile:
+    """Measure shards of one profile on several equal boards at once, and merge them.
+
+    The shards are in files beside the profile, so that the same call resumes each of them.
+
+    Args:
+        model: The dense network.
+        graph: Its channel graph.
+        example_input: One batch.
+        meters: One meter for each board, from `open_target`.
+        path: The merged profile.
+        rescale: Scale boards that differ; see `merge_profiles`.
+        progress: Called after each sample of any board.
+        **options: Of `profile`.
+
+    Raises:
+        BadFile: If the boards differ by more than `merge_profiles` accepts.
+        EccError: If a board fails; the samples of all boards stay in their files.
+    """
+    path = Path(path)
+    if len(meters) == 1:
+        return profile(model, graph, example_input, meters[0], path, progress=progress, **options)
+    if path.exists():
+        return Profile.load(path, graph)
+    count, lock, failures = len(meters), threading.Lock(), list[BaseException]()
+    paths = [path.with_name(f"{path.name}.shard-{number}-of-{count}") for number in range(1, count + 1)]
+
+    def report(step: Progress) -> None:
+        if progress is not None:
+            with lock:
+                progress(step)
+
+    def measure_shard(number: int) -> None:
+        try:
+            profile(
+                model, graph, example_input, meters[number], paths[number], shard=(number + 1, count), progress=report,
+                **options,
+            )  # fmt: skip
+        except BaseException as error:  # noqa: BLE001 - raised below, when every board has stopped
+            failures.append(error)
+
+    threads = [threading.Thread(target=measure_shard, args=(number,)) for number in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failures:
+        raise failures[0]
+    return merge_profiles(paths, path, rescale=rescale)
 
 
 # --- one call of profile() ---------------------------------------------------------------------------
@@ -225,7 +288,7 @@ class _ProfileRun:
         self,
         plan: Design,
         widths: Sequence[dict[str, int]],
-        profiler: DeviceProfiler | AnalyticProfiler,
+        profiler: Profiler,
         writer: ProfileWriter,
         early_stop: EarlyStop,
         report: Callable[[Progress], None],
@@ -266,22 +329,31 @@ class _ProfileRun:
             messages.append(f"Resuming: {self._done} of {self._total} samples are done.")
         self._report(message=" ".join(messages))
         while self._pending or self._since_reference:
-            if self._since_reference >= self._plan.reference_every or not self._pending:
-                round_ = self._pending[0][0] if self._pending else self._writer.samples[-1].round
-                sample = self._measure(None, round_)
-                self._writer.append(sample)
-                self._since_reference = 0
-                self._drift = self._writer.profile().drift if self._profiler.drifts else None
-                self._warn_about_drift()
-            else:
-                round_, index = self._pending[0]
-                sample = self._measure(index, round_)
-                self._writer.append(sample)
-                self._pending.popleft()
-                self._done += 1
-                self._since_reference += 1
-                self._check_early_stop()
-            self._report(sample=sample)
+            try:
+                self._measure_next()
+            except SessionRestarted as restarted:  # noqa: PERF203 - short beside a measurement
+                self._session += 1  # a board came back: a new session starts with the reference
+                self._since_reference = self._plan.reference_every
+                self._report(message=f"the link was lost and made again ({restarted}).")
+
+    def _measure_next(self) -> None:
+        """Measure the next sample, or the reference if it is due."""
+        if self._since_reference >= self._plan.reference_every or not self._pending:
+            round_ = self._pending[0][0] if self._pending else self._writer.samples[-1].round
+            sample = self._measure(None, round_)
+            self._writer.append(sample)
+            self._since_reference = 0
+            self._drift = self._writer.profile().drift if self._profiler.drifts else None
+            self._warn_about_drift()
+        else:
+            round_, index = self._pending[0]
+            sample = self._measure(index, round_)
+            self._writer.append(sample)
+            self._pending.popleft()
+            self._done += 1
+            self._since_reference += 1
+            self._check_early_stop()
+        self._report(sample=sample)
 
     def _missing(self) -> deque[tuple[int, int]]:
         """(round, index) of missing samples in the order of measurement: shuffled within each round."""
@@ -402,6 +474,44 @@ def _fewer_collections() -> Iterator[None]:
 
 
 # --- where samples come from -------------------------------------------------------------------------
+
+
+class Profiler(Protocol):
+    """Measures or computes samples."""
+
+    drifts: bool
+    """Whether the device changes with time, so that the reference is measured again and again."""
+
+    def header(self, design: Design) -> ProfileHeader:
+        """Header of the samples from here, without the counter."""
+
+    def adopt_runner(self, header: ProfileHeader) -> None:
+        """Use the runner of a profile that is resumed, if the user chose none."""
+
+    def prepare(self, counter: CounterProbe | None = None) -> CounterProbe | None:
+        """Use known properties of the counter, or observe it under the dense network."""
+
+    def sample(self, index: int | None, round_: int, session: int, widths: Mapping[str, int]) -> Sample:
+        """Measure one width configuration."""
+
+    def clear(self) -> None:
+        """Free the memory of the last network."""
+
+
+def open_profiler(
+    model: nn.Module,
+    graph: ChannelGraph,
+    example_input: Inputs,
+    meter: Meter,
+    settings: MeasureSettings,
+    device: torch.device | str | None = None,
+    clock: Clock | None = None,
+    runner_search: RunnerSearch | None = None,
+) -> DeviceProfiler | RemoteProfiler:
+    """The profiler of a meter: of this machine, or of a board. The arguments are those of `DeviceProfiler`."""
+    if isinstance(meter, RemoteMeter):
+        return meter.open_profiler(model, graph, example_input, settings)
+    return DeviceProfiler(model, graph, example_input, meter, settings, device, clock, runner_search)
 
 
 class DeviceProfiler:
@@ -587,7 +697,7 @@ class AnalyticProfiler:
     def adopt_runner(self, header: ProfileHeader) -> None:
         """Do nothing: nothing runs, so there is no runner."""
 
-    def prepare(self, counter: CounterProbe | None) -> None:
+    def prepare(self, counter: CounterProbe | None = None) -> None:
         """Do nothing: there is no counter."""
 
     def sample(self, index: int | None, round_: int, session: int, widths: Mapping[str, int]) -> Sample:
