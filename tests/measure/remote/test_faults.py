@@ -7,6 +7,7 @@ import io
 import os
 import random
 import signal
+import stat
 import struct
 import sys
 import threading
@@ -115,13 +116,7 @@ def test_every_damaged_byte_is_noticed() -> None:
         for bit in (0x01, 0x80):
             bad = bytearray(good)
             bad[position] ^= bit
-            with pytest.raises(LinkLost):
-                for _ in range(3):
-                    message, data = reader.receive()
-                    assert (message, data) in [
-                        ({"op": "sample", "widths": {"a": 3}}, b"network"),
-                        ({"op": "next"}, b""),
-                    ]
+            assert received_until_lost(bytes(bad)) in ([], sent[:1])
 
 
 def test_cut_repeated_and_huge_frames_are_refused() -> None:
@@ -135,7 +130,7 @@ def test_cut_repeated_and_huge_frames_are_refused() -> None:
     huge = struct.pack(">4sIIQI", b"ECC1", 2, MAX_DATA_BYTES + 1, 0, 0)
     with pytest.raises(LinkLost, match="damaged"):
         FrameReader(io.BytesIO(huge + b"{}").read).receive()
-    with pytest.raises(ValueError, match="too large|larger than"):
+    with pytest.raises(ValueError, match=r"too large|larger than"):
         FrameWriter(lambda _: None).send({"x": "y" * (5 << 20)})
 
 
@@ -240,7 +235,7 @@ def inject(
     here = [fault for fault in faults if fault not in FAULTS[:5]]
     board = FaultyBoard(local_board(hang_seconds=1.0), f"{meter}:Counter", None, QUICK)
     board.plan, board.injected = [one for fault in on_board for one in (None, None, fault)], []
-    samples, done_here, started = 3 * len(faults), [], time.monotonic()
+    samples, done_here, started = len(faults) + 6, [], time.monotonic()
     jump = [timedelta()]
 
     class Jumping(datetime):
@@ -251,10 +246,12 @@ def inject(
     real_write = os.write
 
     def full_disk(descriptor: int, data: bytes) -> int:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return real_write(descriptor, data)
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def progress(step: Any) -> None:
-        if step.sample is None or not here or step.done % 3:
+        if step.sample is None or step.sample.is_reference or not here:
             return
         fault = here.pop()
         done_here.append(fault)
@@ -338,7 +335,7 @@ def test_a_board_that_does_not_come_back_is_one_message_and_the_samples_are_kept
             monkeypatch.setattr(type(board.target), "command", lambda *_: ["false"])
             os.kill(board._link.pid, signal.SIGKILL)
 
-    with pytest.raises(BadMeasurement, match="could not be made again"):
+    with pytest.raises(EccError, match="could not be made again"):
         profile(model, graph, example, RemoteMeter(board), tmp_path / "p", samples=8, settings=QUICK, progress=end)
     assert len(Profile.load(tmp_path / "p").design_samples) == 4
 
