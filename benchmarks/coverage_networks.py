@@ -1,7 +1,7 @@
 """The networks of `trace_coverage.py`, and how two of their outputs are compared.
 
-Every classification and segmentation network of torchvision, and the smallest network of each timm family in
-`timm_families.json`. Weights are random and hide nothing: tensors that are constant (a fresh batch norm, a scale
+Every classification, segmentation, detection and video network of torchvision, the smallest network of each timm
+family in `timm_families.json` and a second small one of each family. Weights are random and hide nothing: tensors that are constant (a fresh batch norm, a scale
 that starts at zero) get random values, since a branch multiplied by zero would agree with anything.
 """
 
@@ -20,8 +20,29 @@ from torch.utils._pytree import tree_leaves
 
 CLASSIFICATION = "torchvision classification"
 SEGMENTATION = "torchvision segmentation"
+DETECTION = "torchvision detection"
+VIDEO = "torchvision video"
 TIMM = "timm"
-KINDS = (CLASSIFICATION, SEGMENTATION, TIMM)
+KINDS = (CLASSIFICATION, SEGMENTATION, DETECTION, VIDEO, TIMM)
+SMALL = (
+    "atto",
+    "femto",
+    "pico",
+    "nano",
+    "xxs",
+    "xx_small",
+    "tiny",
+    "_t",
+    "_s",
+    "small",
+    "18",
+    "26",
+    "s0",
+    "b0",
+    "b1",
+    "50",
+)
+"""Parts of the names of small timm networks, smallest first."""
 
 FAMILIES = Path(__file__).with_name("timm_families.json")
 TOLERANCE = 1e-4  # relative to the largest output: what float32 arithmetic in another order explains
@@ -58,15 +79,31 @@ def all_networks() -> tuple[list[Network], list[str]]:
     for family, entry in json.loads(FAMILIES.read_text(encoding="utf-8")).items():
         if timm.is_model(entry["model"]):
             networks.append(Network(TIMM, entry["model"], entry["parameters"], family))
+            networks += [Network(TIMM, name, entry["parameters"], family) for name in _second(family, entry["model"])]
         else:
             missing.append(f"{family}: {entry['model']}")
     return networks, missing
 
 
+def _second(family: str, first: str) -> list[str]:
+    """A second small network of a timm family, judged by its name; none if the family has only one."""
+    import timm
+
+    others = [name for name in timm.list_models(module=family) if name != first]
+    ranks = {name: next((i for i, part in enumerate(SMALL) if part in name), len(SMALL)) for name in others}
+    return sorted(others, key=lambda name: (ranks[name], len(name), name))[:1]
+
+
 def _torchvision_networks() -> Iterator[Network]:
     from torchvision import models
 
-    for kind, module in ((CLASSIFICATION, models), (SEGMENTATION, models.segmentation)):
+    modules = {
+        CLASSIFICATION: models,
+        SEGMENTATION: models.segmentation,
+        DETECTION: models.detection,
+        VIDEO: models.video,
+    }
+    for kind, module in modules.items():
         for name in models.list_models(module=module):
             weights = list(models.get_model_weights(name))
             size = weights[0].meta.get("num_params", 50_000_000) if weights else 50_000_000
@@ -88,12 +125,19 @@ def _build_torchvision(network: Network) -> tuple[nn.Module, Tensor]:
     from torchvision import models
 
     options: dict[str, Any] = {"weights": None}
-    if network.kind == SEGMENTATION:
+    if network.kind in (SEGMENTATION, DETECTION):
         options["weights_backbone"] = None
     if network.name in ("googlenet", "inception_v3"):
         options["init_weights"] = False  # its own initialisation takes half a minute and changes nothing here
-    size = 299 if network.name == "inception_v3" else 224
-    return models.get_model(network.name, **options).eval(), torch.randn(1, 3, size, size)
+    size = {
+        "inception_v3": [299, 299],
+        "r3d_18": [16, 112, 112],
+        "mc3_18": [16, 112, 112],
+        "r2plus1d_18": [16, 112, 112],
+    }
+    usual = {DETECTION: [320, 320], VIDEO: [16, 224, 224]}.get(network.kind, [224, 224])
+    model = models.get_model(network.name, **options).eval()
+    return model, torch.randn(1, 3, *size.get(network.name, usual))
 
 
 def _build_timm(name: str) -> tuple[nn.Module, Tensor]:

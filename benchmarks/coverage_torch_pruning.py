@@ -141,7 +141,7 @@ class Recipe:
         options: dict[str, Any] = {}
         if self.with_heads:
             options["num_heads"] = {linear: attention.num_heads for attention, linear, _ in _attentions(model)}
-            options["width_multiple"] = math.lcm(*_heads(model))
+            options["round_to"] = math.lcm(*_heads(model))
         return base(
             model,
             (self.example,),

@@ -12,7 +12,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from plotting import pyplot, save_figure
+import altair as alt
+from plotting import save_figure, scale_of
+
+from ecc.report.chart_parts import make_chart, x_axis, y_axis
 
 ROOT = Path(__file__).resolve().parent.parent
 RUN, PICTURE = ROOT / "results" / "compress_imagenette.json", ROOT / "results" / "figures" / "readme.svg"
@@ -20,34 +23,39 @@ TEAL, GREY, RED = "#00796b", "#b0b7bd", "#c0392b"
 
 
 def draw(run: dict[str, Any], out: Path) -> Path:
-    plots = pyplot()
     summary, energy = run["summary"], run["summary"]["budgets"]["energy"]
-    figure, (left, right) = plots.subplots(1, 2, figsize=(9.6, 3.4), width_ratios=(1.15, 1), layout="constrained")
-
     solver, checks = run["solver"], run["cost_checks"]
-    steps = [0, *(line["step"] for line in solver)]
-    left.plot(steps, [energy["dense"], *(line["cost"]["energy"] for line in solver)], color=TEAL, label="predicted")
     # The dense network is measured before the first step, the others during pruning.
+    costs = [(0, energy["dense"]), *((line["step"], line["cost"]["energy"]) for line in solver)]
     dots = [(0, energy["dense"]), *((line["step"], line["measured"]["energy"]) for line in checks)]
-    left.plot(*zip(*dots, strict=True), "o", color="black", label=summary["label"], zorder=3)
-    left.axhline(energy["limit"], color=RED, linestyle="--", linewidth=1, label=f"budget, {energy['limit']:.3f} J")
-    left.set(xlabel="training step", ylabel=f"J per batch of {summary['batch']}", ylim=(0, None))
-    left.set_title(f"{energy['dense']:.3f} J → {energy['result']:.3f} J, {summary['label']}", loc="left", fontsize=10)
-    left.legend(frameon=False, loc="upper right")
+    budget = f"budget, {energy['limit']:.3f} J"
+    scale = scale_of({"predicted": TEAL, summary["label"]: "black", budget: RED})
+    x, colour = x_axis("step", "training step"), alt.Color("what", type="nominal", scale=scale)
+    y = y_axis("joules", f"J per batch of {summary['batch']}", scale=alt.Scale(zero=True))
 
-    shares = [100 * summary["widths"][name] / full for name, full in summary["full_widths"].items()]
-    right.bar(range(len(shares)), 100, color=GREY)
-    right.bar(range(len(shares)), shares, color=TEAL)
-    right.set_xticks([0, len(shares) - 1], ["first layer", "outputs"])
-    right.set(ylabel="% of channels kept", ylim=(0, 100))
+    def rows(what: str, points: list[tuple[int, float]]) -> alt.Chart:
+        return make_chart([{"what": what, "step": step, "joules": joules} for step, joules in points])
+
+    title = f"{energy['dense']:.3f} J → {energy['result']:.3f} J, {summary['label']}"
+    left = alt.layer(
+        rows("predicted", costs).mark_line().encode(x, y, colour),
+        rows(summary["label"], dots).mark_point(filled=True, size=50, opacity=1).encode(x, y, colour),
+        rows(budget, [(0, energy["limit"])]).mark_rule(strokeDash=[5, 4]).encode(y, colour),
+    ).properties(title=title, width=380, height=240)
+
+    shares = [summary["widths"][name] / full for name, full in summary["full_widths"].items()]
+    bars = make_chart([{"layer": number, "kept": share, "full": 1} for number, share in enumerate(shares)])
+    layers = alt.X(
+        "layer", type="ordinal", title="layers, from the first one to the outputs", axis=alt.Axis(labels=False)
+    )
+    axis = alt.Axis(format="%")
     scores = summary["scores"]
-    title = f"accuracy {scores['dense']:.1%} → {scores['finetuned']:.1%}"
-    right.set_title(title, loc="left", fontsize=10)
-
+    right = alt.layer(
+        bars.mark_bar(fill=GREY).encode(layers, y_axis("full", "channels kept", axis=axis)),
+        bars.mark_bar(fill=TEAL).encode(layers, y_axis("kept", "channels kept", axis=axis)),
+    ).properties(title=f"accuracy {scores['dense']:.1%} → {scores['finetuned']:.1%}", width=330, height=240)
     when = run["environment"]["date"]
-    figure.suptitle(f"{run['what']}; {summary['device']}, {summary['label']} {when}", x=0.01, ha="left", fontsize=10)
-    figure.set_facecolor("white")  # a page may be dark
-    return save_figure(figure, out, plots)
+    return save_figure(left | right, out, f"{run['what']}; {summary['device']}, {summary['label']} {when}")
 
 
 def main() -> None:

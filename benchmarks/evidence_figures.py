@@ -8,45 +8,42 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import altair as alt
 from evidence_data import AFTER, BEFORE, OURS, Experiment, experiments, mean_and_spread, share_of
 from evidence_page import FIGURES, FOLDER, accuracy_figure, widths_figure
-from plotting import pyplot, save_figure
+from plotting import GREY, in_rows, save_figure, scale_of
 
-from ecc.report.charts import COLOURS, OTHER_METHOD
+from ecc.report.chart_parts import COLOURS, OTHER_METHOD, SHAPES, Row, make_chart, stronger_for_ecc, x_axis, y_axis
 
 PAPER = f"{OURS} (paper)"
-MARKERS = {"ecc": "o", "netadapt": "s", "amc": "^", "eap": "P", "lcp": "D", "uniform": "v", "greedy": ">"}
-MARKERS |= {"scratch": "<"}
-GREY = "#777777"
 COLUMNS = 3
 SCRATCH = "scratch"
 
 
 def draw(found: Experiment, folder: Path) -> list[Path]:
     """Both figures of an experiment."""
-    plots = pyplot()
     folder.mkdir(parents=True, exist_ok=True)
+    seeds = len({cell.seed for cell in found.cells if cell.share is not None})
+    over = f"mean, least and most of {seeds} seeds" if seeds > 1 else "one seed"
+    title = f"{found.title}; {over}; {found.record['device']}"
     return [
-        save_figure(accuracy(found, plots), folder / accuracy_figure(found), plots),
-        save_figure(widths(found, plots), folder / widths_figure(found), plots),
+        save_figure(accuracy(found), folder / accuracy_figure(found), title),
+        save_figure(widths(found), folder / widths_figure(found), f"{found.title}: channels kept, mean over seeds"),
     ]
 
 
-def style(method: str) -> dict[str, Any]:
-    """As on the pages of `ecc report`; a variant of ECC, such as "ecc (paper)", is dashed."""
-    name, _, variant = method.partition(" ")
-    known = name if name in MARKERS else OTHER_METHOD[0]
-    ours = method == OURS
-    return {
-        "color": COLOURS[known][0],
-        "marker": MARKERS[known],
-        "ls": "--" if variant else "-",
-        "mfc": "white" if variant else COLOURS[known][0],
-        "lw": 2.2 if ours else 1.2,
-        "ms": 6 if ours else 4.5,
-        "zorder": 4 if ours else 3,
-        "label": method,
-    }
+def encodings(methods: list[str]) -> list[Any]:
+    """Colour, shape and dashes as on the pages of `ecc report`; a variant of ECC, such as "ecc (paper)", is dashed."""
+    known = {method: method.partition(" ")[0] for method in methods}
+    known = {method: name if name in SHAPES else OTHER_METHOD[0] for method, name in known.items()}
+    colours = {method: COLOURS[name][0] for method, name in known.items()}
+    shapes = {method: SHAPES[name] for method, name in known.items()}
+    dashes = {method: [4, 3] if " " in method else [1, 0] for method in methods}
+    return [
+        alt.Color("method", type="nominal", scale=scale_of(colours)),
+        alt.Shape("method", type="nominal", scale=scale_of(shapes)),
+        alt.StrokeDash("method", type="nominal", scale=scale_of(dashes)),
+    ]
 
 
 def drawn(found: Experiment) -> list[str]:
@@ -54,36 +51,40 @@ def drawn(found: Experiment) -> list[str]:
     return [name for name in found.methods if name in (OURS, PAPER, *found.baselines)]
 
 
-def accuracy(found: Experiment, plots: Any) -> Any:
+def accuracy(found: Experiment) -> Any:
     """Score against measured joules, after and before tuning: a line a method, mean and range over seeds."""
-    figure, axes = plots.subplots(1, 2, figsize=(10.4, 4.0), layout="constrained")
+    return alt.hconcat(*(_accuracy_panel(found, when) for when in (AFTER, BEFORE)))
+
+
+def _accuracy_panel(found: Experiment, when: str) -> Any:
+    methods = [name for name in drawn(found) if name != SCRATCH or when == AFTER]  # before tuning: random weights
+    rows: list[Row] = []
+    for method in methods:
+        points = [point for budget in found.budgets if (point := _point(found, method, budget, when))]
+        rows += [{"method": method, "share": x, "score": y, "low": y - a, "high": y + b} for x, y, a, b in points]
     dense = mean_and_spread(found.dense())
-    for axis, when in zip(axes, (AFTER, BEFORE), strict=True):
-        ends = [100 * dense[0]] if dense else []
-        below: list[float] = []
-        for method in drawn(found):
-            if method == SCRATCH and when == BEFORE:
-                continue  # random weights
-            points = [point for budget in found.budgets if (point := _point(found, method, budget, when))]
-            if points:
-                across, mean, low, high = zip(*points, strict=True)
-                axis.errorbar(across, mean, (low, high), capsize=2, elinewidth=1, **style(method))
-                (below if method == SCRATCH else ends).extend(one[1] - one[2] for one in points)
-                ends.extend(one[1] + one[3] for one in points if method != SCRATCH)
-        if dense:
-            axis.axhline(100 * dense[0], color=GREY, lw=0.8, ls=":", zorder=1)
-            axis.annotate("dense", (0.01, 100 * dense[0]), xycoords=("axes fraction", "data"), va="bottom",
-                          fontsize=8, color=GREY)  # fmt: skip
-        axis.set(title=when, xlabel=f"joules, % of dense ({found.labels})", ylabel=f"{found.score_name} [%]")
-        axis.set_xticks([100 * share_of(budget) for budget in found.budgets])
-        axis.grid(alpha=0.25)
-        _cut_off(axis, ends, below)
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right upper", frameon=False)
-    seeds = len({cell.seed for cell in found.cells if cell.share is not None})
-    over = f"mean, least and most of {seeds} seeds" if seeds > 1 else "one seed"
-    figure.suptitle(f"{found.title}; {over}; {found.record['device']}", x=0.01, ha="left", fontsize=10)
-    figure.set_facecolor("white")  # a page may be dark
-    return figure
+    level = 100 * dense[0] if dense else None
+    domain, note = _cut_off(rows, level)
+    scale = alt.Scale(zero=False) if domain is None else alt.Scale(domain=domain)
+    ticks = [100 * share_of(budget) for budget in found.budgets]
+    title = f"joules, % of dense ({found.labels})"
+    x = x_axis("share", title, scale=alt.Scale(zero=False), axis=alt.Axis(values=ticks))
+    y, low = (y_axis(name, f"{found.score_name} [%]", scale=scale) for name in ("score", "low"))
+    colour, shape, dash = encodings(drawn(found))
+    chart = make_chart(rows)
+    parts = [
+        chart.mark_rule(clip=True).encode(x, low, alt.Y2("high"), colour),
+        chart.mark_line(clip=True).encode(x, y, colour, dash, strokeWidth=stronger_for_ecc(2.6, 1.3)),
+        chart.mark_point(filled=True, size=45, opacity=1, clip=True).encode(x, y, colour, shape),
+    ]
+    if level is not None:
+        line = make_chart([{"score": level, "text": "dense"}])
+        parts.append(line.mark_rule(strokeDash=[2, 3], stroke=GREY).encode(y))
+        parts.append(line.mark_text(align="left", dy=-6, fill=GREY).encode(y, x=alt.value(2), text="text:N"))
+    if note:
+        text = make_chart([{"text": note}]).mark_text(align="right", fill=COLOURS[SCRATCH][0])
+        parts.append(text.encode(x=alt.value(395), y=alt.value(272), text="text:N"))
+    return alt.layer(*parts).properties(title=when, width=400, height=280)
 
 
 def _point(found: Experiment, method: str, budget: str, when: str) -> tuple[float, float, float, float] | None:
@@ -97,15 +98,17 @@ def _point(found: Experiment, method: str, budget: str, when: str) -> tuple[floa
     return 100 * share[0], mean[0], max(mean[0] - min(scores), 0.0), max(max(scores) - mean[0], 0.0)
 
 
-def _cut_off(axis: Any, ends: list[float], below: list[float]) -> None:
-    """Lets a control that is far below the others leave the figure, and says so: the others are to be described apart."""
+def _cut_off(rows: list[Row], dense: float | None) -> tuple[list[float] | None, str]:
+    """Limits of the axis and a note if a control is so far below the others that it leaves the figure."""
+    below = [row["low"] for row in rows if row["method"] == SCRATCH]
+    ends = [row[key] for row in rows if row["method"] != SCRATCH for key in ("low", "high")]
+    ends += [] if dense is None else [dense]
     if not ends or not below:
-        return
+        return None, ""
     room = 0.06 * (max(ends) - min(ends)) or 0.5
-    if min(below) < min(ends) - 4 * room:
-        axis.set_ylim(min(ends) - 4 * room, max(ends) + room)
-        axis.annotate(f"{SCRATCH} goes down to {min(below):.1f}", (0.99, 0.02), xycoords="axes fraction", ha="right",
-                      fontsize=8, color=COLOURS[SCRATCH][0])  # fmt: skip
+    if min(below) >= min(ends) - 4 * room:
+        return None, ""
+    return [min(ends) - 4 * room, max(ends) + room], f"{SCRATCH} goes down to {min(below):.1f}"
 
 
 # ---------------------------------------------------------------- widths
@@ -116,40 +119,29 @@ def middle(found: Experiment) -> str:
     return "50%" if "50%" in found.budgets else found.budgets[len(found.budgets) // 2]
 
 
-def widths(found: Experiment, plots: Any) -> Any:
+def widths(found: Experiment) -> Any:
     """Channels kept in each group: ECC at all budgets, then ECC beside each baseline at one."""
     budget, full = middle(found), found.record.get("full_widths", {})
     # scratch has the widths of ECC.
     others = [name for name in drawn(found) if name not in (OURS, SCRATCH) and kept(found, name, budget, full)]
-    rows = -(-(len(others) + 1) // COLUMNS)
-    size = (4.2 * COLUMNS, 2.5 * rows + 0.5)
-    figure, grid = plots.subplots(rows, COLUMNS, figsize=size, layout="constrained", sharey=True, squeeze=False)
-    axes = list(grid.flat)
-    colours = plots.get_cmap("viridis_r")
-    for number, one in enumerate(found.budgets):
-        if shares := kept(found, OURS, one, full):
-            colour = colours(0.1 + 0.9 * number / max(1, len(found.budgets) - 1))
-            axes[0].plot(shares, "-", color=colour, lw=1.3, label=one)
-    axes[0].set_title(f"{OURS}, all budgets", loc="left", fontsize=9)
-    axes[0].legend(frameon=False, fontsize=7, ncols=3)
-    for axis, name in zip(axes[1:], others, strict=False):
-        for method in (name, OURS):
-            axis.plot(kept(found, method, budget, full), **style(method) | {"ms": 3, "lw": 1.3})
-        axis.set_title(f"{name} beside {OURS}, {budget}", loc="left", fontsize=9)
-        axis.legend(frameon=False, fontsize=7)
-    for axis in axes[1 + len(others) :]:
-        axis.set_axis_off()
-    for axis in axes[: 1 + len(others)]:
-        axis.grid(alpha=0.25)
-        axis.set(xlabel="group of channels, from the input on")
-    for row in grid:
-        row[0].set_ylabel("channels kept [%]" if full else "channels kept")
-    axes[0].set_ylim((0, 135 if full else None))  # room for the legend
-    if full:
-        axes[0].set_yticks(range(0, 101, 25))
-    figure.suptitle(f"{found.title}: channels kept, mean over seeds", x=0.01, ha="left", fontsize=10)
-    figure.set_facecolor("white")
-    return figure
+    title = "channels kept [%]" if full else "channels kept"
+    x = x_axis("group", "group of channels, from the input on")
+    y = y_axis("kept", title, scale=alt.Scale(domain=[0, 100]) if full else alt.Scale(zero=True))
+
+    def rows_of(method: str, budget: str) -> list[Row]:
+        shares = enumerate(kept(found, method, budget, full))
+        return [{"method": method, "budget": budget, "group": group, "kept": share} for group, share in shares]
+
+    rows = [row for one in found.budgets for row in rows_of(OURS, one)]
+    colour = alt.Color("budget", type="ordinal", sort=list(found.budgets), scale=alt.Scale(scheme="viridis"))
+    size: Row = {"width": 260, "height": 150}
+    panels = [make_chart(rows).mark_line().encode(x, y, colour).properties(title=f"{OURS}, all budgets", **size)]
+    for name in others:
+        chart = make_chart([*rows_of(name, budget), *rows_of(OURS, budget)])
+        method_colour, _, dash = encodings([name, OURS])
+        line = chart.mark_line(point=alt.OverlayMarkDef(size=12)).encode(x, y, method_colour, dash)
+        panels.append(line.properties(title=f"{name} beside {OURS}, {budget}", **size))
+    return in_rows(panels, COLUMNS)
 
 
 def kept(found: Experiment, method: str, budget: str, full: dict[str, int]) -> list[float]:

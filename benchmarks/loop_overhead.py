@@ -57,16 +57,16 @@ class Enough(Exception):
 
 def run_watched(compression: Compression, folder: Path, phase: str, begin: Begin) -> None:
     """Run a compression until `begin`'s function, called after each step of `phase`, returns True."""
-    take_steps = loop._Loop.run_steps
+    take_steps = loop.Training.each_step
 
-    def watched_steps(this: loop._Loop) -> Iterator[StepInfo]:
+    def watched_steps(this: loop.Training) -> Iterator[StepInfo]:
         watch = begin(compression, this.model, this.teacher) if this.phase == phase else None
         for info in take_steps(this):
             yield info  # the caller prunes here
             if watch is not None and watch(this.step):
                 raise Enough
 
-    with mock.patch.object(loop._Loop, "run_steps", watched_steps), suppress(Enough):
+    with mock.patch.object(loop.Training, "each_step", watched_steps), suppress(Enough):
         compression.run(folder)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import subprocess
 import sys
 from datetime import datetime, timezone
 from pathlib import Path
@@ -30,6 +31,17 @@ def machine(**more: Any) -> dict[str, Any]:
         "command": " ".join([f"benchmarks/{Path(sys.argv[0]).name}", *words]),
         **more,
     }
+
+
+def commit() -> str:
+    """The commit that ran, with "+" if tracked files differ from it; empty outside a git repository."""
+    words = ("git", "-C", str(Path(__file__).resolve().parent))
+    try:
+        head = subprocess.run([*words, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
+        changed = subprocess.run([*words, "status", "--porcelain", "-uno"], capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+    return head + ("+" if changed.stdout.strip() else "")
 
 
 def cpu_name() -> str:

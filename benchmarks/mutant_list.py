@@ -78,16 +78,16 @@ SOLVER = [
     Mutant(
         "pace-next-importance",
         f"{_ECC}/scheduled.py",
-        "self._ranking.next_importance(ranked, removed).to(torch.float64),",
-        "self._ranking.next_importance(ranked).to(torch.float64),",
+        "self._ranking.next_importance(ranked, removed).to(torch.float64),\n            torch.where(count",
+        "self._ranking.next_importance(ranked).to(torch.float64),\n            torch.where(count",
         "y is read off before the removal",
     ),
     Mutant(
         "pace-plan-worse",
-        f"{_ECC}/scheduled.py",
-        "better = lost <= instead",
-        "better = lost > instead",
-        "the plan takes the worse of its two choices",
+        f"{_ECC}/allocation.py",
+        "(mine == others and self.lost < other.lost)",
+        "(mine == others and self.lost > other.lost)",
+        "of two choices within the budget the plan takes the worse",
     ),
     Mutant(
         "pace-plan-ignored",
@@ -98,10 +98,10 @@ SOLVER = [
     ),
     Mutant(
         "pace-no-swaps",
-        f"{_ECC}/scheduled.py",
-        "SWAPS = 2 ",
-        "SWAPS = 0 ",
-        "plans never exchange a large last block",
+        f"{_ECC}/allocation.py",
+        "or self._pair(point, lost, costs, slacks, movable, multipliers)",
+        "or []",
+        "plans never exchange channels of two groups",
     ),
     Mutant(
         "pace-bound-share",
@@ -524,8 +524,8 @@ SLIMMING = [
     Mutant(
         "slimming-optimizer-state",
         f"{_GRAPH}/slimming.py",
-        "key: _sliced(value, axes) if _is_like(value, old) else copy.deepcopy(value) for key",
-        "key: copy.deepcopy(value) for key",
+        "key: _sliced(value, axes) * factors.get(name, 1.0) ** -_order(key)",
+        "key: copy.deepcopy(value)",
         "the state of the optimizer keeps its dense shape",
     ),
     Mutant(
@@ -538,9 +538,9 @@ SLIMMING = [
     Mutant(
         "slimming-num-features",
         f"{_GRAPH}/slimming.py",
-        "small.get_submodule(path).num_features = round(size.at(widths))",
-        "small.get_submodule(path).num_features = round(size.at([g.width for g in graph.groups]))",
-        "norms without parameters keep their dense size",
+        "set_sizes_(small, {(path, name): round(size.at(widths)) for path, name, size in graph.features})",
+        "set_sizes_(small, {(path, name): round(size.at([g.width for g in graph.groups])) for path, name, size in graph.features})",
+        "sizes that are attributes of modules stay those of the dense network",
     ),
     Mutant(
         "slimming-memory-format",
@@ -616,8 +616,8 @@ SLIMMING = [
     Mutant(
         "copy-unsaved-buffers",
         f"{_GRAPH}/model_copy.py",
-        "return {**model.state_dict(), **unsaved_tensors(model)}",
-        "return {**model.state_dict()}",
+        "return {**model.state_dict(), **unsaved_tensors(model), **plain}",
+        "return {**model.state_dict(), **plain}",
         "buffers that are not saved are left out of the whole state",
     ),
     # --- labels
@@ -645,8 +645,8 @@ SLIMMING = [
     Mutant(
         "labels-axis-size",
         f"{_GRAPH}/labels.py",
-        "if labels.numel() != size:",
-        "if labels.numel() > size:",
+        "if labels.numel() != size:\n            raise Misaligned(labels, f",
+        "if labels.numel() > size:\n            raise Misaligned(labels, f",
         "wrong comparison: an axis with too many entries is accepted",
     ),
     Mutant(
@@ -667,14 +667,14 @@ SLIMMING = [
     Mutant(
         "grouping-unread",
         f"{_GRAPH}/grouping.py",
-        "self._freeze(np.flatnonzero(~self._with(Role.CONSUMER)), ",
-        "self._freeze(np.flatnonzero(~self._with(Role.CONSUMER))[:0], ",
+        "self._freeze(np.flatnonzero(~self._with(Role.CONSUMER) & ~self.zeroed), ",
+        "self._freeze(np.flatnonzero(~self._with(Role.CONSUMER) & ~self.zeroed)[:0], ",
         "channels without a consumer are prunable",
     ),
     Mutant(
         "grouping-mixed-fate",
         f"{_GRAPH}/grouping.py",
-        "np.stack([signature[units], self.reason[units].astype(np.uint64)])",
+        "np.stack([signature[units], state.astype(np.uint64)])",
         "np.stack([signature[units], signature[units]])",
         "frozen and prunable channels are put into one group",
     ),
@@ -820,22 +820,22 @@ ENERGY = [
     Mutant(
         "steps-gradient-side",
         f"{_ENERGY}/cost.py",
-        "((risen > 0) & (risen <= 1))",
-        "((risen >= 0) & (risen < 1))",
+        "((sizes > 0) & (sizes <= 1) & (multiple == 0))",
+        "((sizes >= 0) & (sizes < 1) & (multiple == 0))",
         "wrong comparison: the derivative at a kink is that of growing",
     ),
     Mutant(
         "steps-unbounded",
         f"{_ENERGY}/cost.py",
-        "(widths.to(torch.float64) @ rows.T - start).clamp(0, 1)",
-        "(widths.to(torch.float64) @ rows.T - start).clamp(min=0)",
+        "torch.where(multiple > 0, misaligned, sizes.clamp(0, 1))",
+        "torch.where(multiple > 0, misaligned, sizes.clamp(min=0))",
         "missing clamp: steps rise for ever",
     ),
     Mutant(
         "steps-fixed-part",
         f"{_ENERGY}/cost.py",
-        "start = np.array(self.levels, dtype=np.float64) - fixed",
-        "start = np.array(self.levels, dtype=np.float64) + fixed",
+        "np.array(self.levels, dtype=np.float64)) - fixed",
+        "np.array(self.levels, dtype=np.float64)) + fixed",
         "wrong sign of the fixed part of a size",
     ),
     Mutant(
@@ -927,28 +927,28 @@ ENERGY = [
     # --- budget
     Mutant(
         "budget-per-item",
-        f"{_ENERGY}/budget.py",
+        "src/ecc/budget.py",
         "(batch if self.per_item else 1)",
         "(1 if self.per_item else batch)",
         "swapped: a budget for the batch is multiplied by the batch",
     ),
     Mutant(
         "budget-mebibytes",
-        f"{_ENERGY}/budget.py",
+        "src/ecc/budget.py",
         '"Mi": 2.0**20',
         '"Mi": 1e6',
         "wrong unit: a mebibyte is a megabyte",
     ),
     Mutant(
         "budget-profiled-dense",
-        f"{_ENERGY}/budget.py",
-        "if isinstance(cost, EnergyModel):",
-        "if isinstance(cost, EnergyModel) and False:",
+        "src/ecc/budget.py",
+        "if profiled is not None:",
+        "if profiled is not None and False:",
         "a percentage is of the predicted dense cost",
     ),
     Mutant(
         "budget-milli-parameters",
-        f"{_ENERGY}/budget.py",
+        "src/ecc/budget.py",
         "return None if is_counted and factor is not None and factor < 1 else factor",
         "return factor",
         "missing check: 2m parameters are accepted",

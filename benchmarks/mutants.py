@@ -9,8 +9,8 @@ and a timeout if the tests take longer than `--timeout`. Where the old text does
 not applicable: port it. Before that the tests run once without any edit; those that fail then are left out. Tests
 marked slow run too, as in `make test`. The exit status is 1 if a mutant is not applicable or could not be run.
 
-Two mutants run at once, each with one thread, as forks of a process that has imported torch: importing it takes longer
-than most mutants live. `--out` is written after each mutant, and results of others in it are kept. `--resume` goes on
+Two mutants run at once (more with `--jobs`), each with one thread, as forks of a process that has imported torch:
+importing it takes longer than most mutants live. `--out` is written after each mutant, and results of others in it are kept. `--resume` goes on
 after an interruption: mutants that have a result for the present commit are not run again.
 """
 
@@ -304,11 +304,13 @@ def main() -> int:
     parser.add_argument("--only", default="*", metavar="PATTERN", help="part of an id or package, or a glob")
     parser.add_argument("--out", type=Path, help="JSON file to write")
     parser.add_argument("--timeout", type=float, default=900.0, help="seconds for one mutant (default: 900)")
-    parser.add_argument("--jobs", type=int, choices=range(1, AT_ONCE + 1), default=AT_ONCE, help="mutants at once")
+    parser.add_argument("--jobs", type=int, default=AT_ONCE, help="mutants at once (default: 2)")
     parser.add_argument("--resume", action="store_true", help="keep results in --out that are of this commit")
     parser.add_argument("--list", action="store_true", help="list the mutants and exit")
     given = parser.parse_args()
     todo = chosen(given.only)
+    if given.jobs < 1:
+        parser.error(f"--jobs is {given.jobs}; give at least 1.")
     if not todo:
         parser.error(f"no mutant or package matches {given.only!r}; --list shows them.")
     if given.list:

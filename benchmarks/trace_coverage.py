@@ -2,8 +2,8 @@
 
     PYTHONPATH=src python3 benchmarks/trace_coverage.py --vendor vendor --jobs 14 --out trace_coverage.json
 
-Networks: every classification and segmentation network of torchvision and the smallest network of each timm family
-in `timm_families.json`, with random weights, batch 1, on the CPU. Each runs in a process of its own with one thread,
+Networks: every classification, segmentation, detection and video network of torchvision and two small networks of each
+timm family in `timm_families.json`, with random weights, batch 1, on the CPU. Each runs in a process of its own with one thread,
 a time limit for every stage of each tool, and a limit on memory. Both tools are warmed up on a tiny network first.
 
 ECC: seconds of `trace_channels` without verification (the best of three where the first takes under a second) and of
@@ -56,6 +56,8 @@ from machine import machine, write_record  # noqa: E402 - as above
 
 Row = dict[str, Any]
 TOOLS = ("ecc", "torch_pruning")
+USABLE = ("exact", "differs by nature (norm)", "differs, cause unknown")
+"""Results of pruning with which a user can go on; those that differ need fine-tuning."""
 GRACE_SECONDS = 15  # after its time limit, before a worker that does not stop is killed
 
 
@@ -200,6 +202,7 @@ def totals(rows: list[Row]) -> dict[str, Any]:
         result[kind] = {
             "networks": len(mine),
             **{tool: dict(Counter(row[tool]["status"] for row in mine if tool in row)) for tool in TOOLS},
+            "median_removed_share": {t: _median([_removed(r, t) for r in mine]) for t in TOOLS},
             "median_trace_seconds": {t: _median([_get(r, t, "trace_seconds") for r in mine]) for t in TOOLS},
             "median_trace_ratio": _median([_ratio(r, "trace_seconds", "trace_seconds") for r in mine]),
             "median_cut_ratio": _median([_ratio(r, "step_seconds", "cut_seconds") for r in mine]),
@@ -213,6 +216,15 @@ def _get(row: Row, tool: str, key: str) -> float | None:
     limit: float | None = found.get(f"{key}_at_least")  # what hit the time limit counts with the limit
     seconds: float | None = found.get(key, limit)
     return seconds
+
+
+def _removed(row: Row, tool: str) -> float | None:
+    """Share of the parameters that pruning 40 % of the channels removes; 0 where a tool fails."""
+    found = row.get(tool, {})
+    if found.get("status") == "cannot be built here":
+        return None
+    left = found.get("parameters_left") if found.get("status") in USABLE else None
+    return 0.0 if left is None else 1 - left / row["parameters"]
 
 
 def _ratio(row: Row, theirs: str, ours: str) -> float | None:
@@ -232,6 +244,8 @@ def print_table(rows: list[Row], missing: list[str]) -> None:
     for tool in TOOLS:
         for status in dict.fromkeys(status for kind in found.values() for status in kind[tool]):
             _print_line(f"{tool}: {status}", [kind[tool].get(status, 0) for kind in found.values()])
+    for tool in TOOLS:
+        _print_line(f"{tool}: median removed share", [k["median_removed_share"][tool] for k in found.values()])
     for tool in TOOLS:
         _print_line(f"{tool}: median trace seconds", [k["median_trace_seconds"][tool] for k in found.values()])
     for key, title in (

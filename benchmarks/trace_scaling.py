@@ -12,7 +12,7 @@ three, garbage collection held back as `timeit` does: `trace_channels` without v
 the meta device, `slim` with a random half of the units dead (it copies weights, which grow with the square of the
 width), `ChannelGraph.save` and `load`. Also: the size of the file, and how far resident memory grew at its peak during
 the traces. A straight line through the last decade in log-log gives the exponent of the growth (1 is linear). Beside
-the JSON file goes a plot, if matplotlib is there.
+the JSON file goes a plot.
 """
 
 from __future__ import annotations
@@ -28,11 +28,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import altair as alt
 import torch
 from machine import machine, write_record
+from plotting import in_rows, save_figure
 from torch import Tensor, nn
 
 import ecc
+from ecc.report.chart_parts import make_chart, x_axis, y_axis
 
 REPEATS = 3
 DEPTHS = (10, 20, 50, 100, 200, 500, 1000)
@@ -205,31 +208,22 @@ def _cell(value: float | None, factor: float, digits: int = 1) -> str:
     return "-" if value is None else f"{value * factor:.{digits}f}"
 
 
-def plot(points: list[Point], out: Path) -> Path | None:
+def plot(points: list[Point], out: Path) -> Path:
     """Seconds over depth and over width, one panel each."""
-    try:
-        import matplotlib
-
-        matplotlib.use("Agg")
-        from matplotlib import pyplot
-    except ImportError:
-        return None
-    figure, panels = pyplot.subplots(1, 2, figsize=(11, 4.2), sharey=True, layout="constrained")
-    for panel, (axis, fixed) in zip(panels, (("depth", "width"), ("width", "depth")), strict=True):
-        for family, line in zip(FAMILIES, ("-", "--"), strict=True):
-            sweep = _sweep(points, family, axis, fixed)
-            for number, name in enumerate(("trace_seconds", "with_widths_seconds", "slim_seconds")):
-                known = [(point[axis], point[name]) for point in sweep if point[name]]
-                if known:
-                    label = f"{family}: {name.removesuffix('_seconds')}"
-                    panel.plot(*zip(*known, strict=True), line, marker="o", ms=3, color=f"C{number}", label=label)
-        panel.set(xscale="log", yscale="log", xlabel=axis)
-        panel.grid(alpha=0.3)
-    panels[0].set_ylabel("CPU seconds, one thread")
-    panels[0].legend(frameon=False, fontsize=8)
-    picture = out.with_suffix(".svg")
-    figure.savefig(picture)
-    return picture
+    panels = []
+    for axis, fixed in (("depth", "width"), ("width", "depth")):
+        rows = [
+            {"size": point[axis], "seconds": point[name], "what": name.removesuffix("_seconds"), "family": family}
+            for family in FAMILIES
+            for point in _sweep(points, family, axis, fixed)
+            for name in ("trace_seconds", "with_widths_seconds", "slim_seconds")
+            if point[name]
+        ]
+        log = alt.Scale(type="log")
+        x, y = x_axis("size", axis, scale=log), y_axis("seconds", "CPU seconds, one thread", scale=log)
+        line = make_chart(rows).mark_line(point=True)
+        panels.append(line.encode(x, y, color="what:N", strokeDash="family:N").properties(width=400, height=280))
+    return save_figure(in_rows(panels, 2), out.with_suffix(".svg"))
 
 
 def main() -> None:
@@ -258,8 +252,7 @@ def main() -> None:
     write_record(data, args.out)
     print()
     print_table(points, exponents)
-    picture = plot(points, args.out)
-    print(f"\nwrote {args.out.name}" + (f" and {picture.name}" if picture else "; no plot, matplotlib is not here"))
+    print(f"\nwrote {args.out.name} and {plot(points, args.out).name}")
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-import warnings
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -19,7 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import ecc
 from ecc.api import optimizer_factory
 from ecc.errors import BadTask, EccError, EccWarning, InfeasibleBudget, NoMeter
-from ecc.measure import Profile, find_meter, registry
+from ecc.measure import Profile, registry
 from ecc.zoo import find_task
 from methods.jobs import digits_model
 
@@ -83,7 +82,7 @@ def test_one_call_profiles_prunes_measures_and_prints_five_lines(capsys: pytest.
 
 
 def test_counted_budgets_need_no_meter(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ecc.api.find_meter", None)
+    monkeypatch.setattr("ecc.profiling.find_meter", None)
     result = compress(network(), loader(), ["macs=60%", "params=9k"])
     assert result.met
     assert result.energy is None
@@ -109,14 +108,6 @@ def test_an_interrupted_call_is_resumed_to_the_same_result(monkeypatch: pytest.M
     assert parts.widths == whole.widths
     for name, value in whole.model.state_dict().items():
         assert torch.equal(value, parts.model.state_dict()[name]), name
-
-
-def test_progress_is_plain_lines_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    compress(network(), loader(), "macs=60%", progress=True)
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert "macs" in err
-    assert "\x1b" not in err
 
 
 def test_an_unmet_budget_is_a_warning() -> None:
@@ -303,13 +294,6 @@ def test_without_a_meter_the_error_is_a_short_list_of_choices(monkeypatch: pytes
         assert choice in str(error.value)
 
 
-def test_a_meter_of_the_user_stays_open() -> None:
-    meter = find_meter(TX2)
-    result = compress(network(), loader(), "60%", meter=meter, samples=40)
-    assert result.summary.label == "estimated"
-    assert meter.describe().device == result.summary.device
-
-
 # ---------------------------------------------------------------- optimizers
 
 
@@ -341,12 +325,6 @@ def test_an_optimizer_that_cannot_be_used_is_refused() -> None:
         make(network().parameters())
 
 
-def test_training_uses_the_optimizer_of_the_user() -> None:
-    result = compress(network(), loader(), "macs=60%", optimizer=partial(torch.optim.SGD, lr=0.01, momentum=0.9))
-    assert result.met
-    assert all(bool(torch.isfinite(one).all()) for one in result.model.parameters())
-
-
 # ---------------------------------------------------------------- inspect
 
 
@@ -359,9 +337,3 @@ def test_inspect_prints_the_table_of_the_channel_groups() -> None:
     html = found._repr_html_()
     assert html.startswith("<pre")
     assert "Channel groups of Sequential" in html
-
-
-def test_no_call_warns_when_the_budget_is_met() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", EccWarning)
-        compress(network(), loader(), "macs=60%")

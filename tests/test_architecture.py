@@ -11,9 +11,9 @@ import pytest
 PACKAGE = Path(__file__).resolve().parent.parent / "src" / "ecc"
 
 ORDER = (
-    "constants", "errors", "formatting", "io", "records", "options", "run_records", "schedules", "settings",
+    "constants", "errors", "budget", "formatting", "io", "records", "options", "run_records", "settings",
     "torch_utils", "task", "graph",
-    "measure", "energy", "training", "methods", "zoo", "export", "integrations", "report", "api", "cli",
+    "measure", "energy", "training", "methods", "zoo", "export", "integrations", "report", "profiling", "api", "cli",
 )  # fmt: skip
 """A module or package imports only itself and what stands before it."""
 FORBIDDEN = {"report": {"methods", "training"}}

@@ -1,26 +1,10 @@
 from __future__ import annotations
 
-import inspect
-
 import pytest
 import torch
 
 from ecc import errors
 from ecc.errors import BadFile, BadTask, EccError, OutOfMemory, describe_error, is_out_of_memory, wrap_user_errors
-
-ALL_ERRORS = [value for value in vars(errors).values() if inspect.isclass(value) and issubclass(value, EccError)]
-
-
-@pytest.mark.parametrize("error", ALL_ERRORS)
-def test_every_error_is_an_ecc_error_and_says_when_it_is_raised(error: type[EccError]) -> None:
-    assert error is EccError or (error.__doc__ or "").startswith("Raised when ")
-    with pytest.raises(EccError, match="what to do"):
-        raise error("what to do")
-
-
-def test_a_missing_meter_may_have_a_remedy() -> None:
-    assert errors.NoMeter("only root may read it").remedy == ""
-    assert errors.NoMeter("only root may read it", remedy="sudo chmod a+r counter").remedy == "sudo chmod a+r counter"
 
 
 def test_control_characters_in_messages_are_escaped() -> None:

@@ -38,11 +38,6 @@ def data(benchmarks: None) -> Any:
     return importlib.import_module("evidence_data")
 
 
-@pytest.fixture
-def page(benchmarks: None) -> Any:
-    return importlib.import_module("evidence_page")
-
-
 def row(
     method: str, budget: str, after: float, *, seed: int = 0, before: float = 0.5, of_budget: float | None = 0.99
 ) -> dict[str, Any]:
@@ -188,37 +183,3 @@ def test_scores_at_equal_energy_are_interpolated(data: Any, tmp_path: Path) -> N
     write(tmp_path, "e1", [row("ecc", "35%", 0.6, of_budget=1.0), *theirs])
     (found,) = data.experiments(tmp_path)
     assert data.at_equal_joules(found, "35%") == pytest.approx(-10.0)  # the baseline has no network as small
-
-
-def test_variants_are_compared_by_seed_at_equal_energy(data: Any, page: Any, tmp_path: Path) -> None:
-    other = {"variant": "constant LR"}
-    rows = [ECC_85, row("ecc", "50%", 0.80, seed=1), row("ecc", "35%", 0.7)]
-    rows += [row("ecc", "50%", 0.84) | other, row("ecc", "50%", 0.82, seed=1, of_budget=0.9) | other]
-    write(tmp_path, "e1", rows)
-    (found,) = data.experiments(tmp_path)
-    assert data.gains(found, "ecc (constant LR)") == {"50%": [pytest.approx(1.0)]}
-    assert "it helps on" in page.section(tmp_path)
-
-
-def test_results_above_the_budget_are_marked_and_never_bold(data: Any, page: Any, tmp_path: Path) -> None:
-    unmeasured = {**row("lcp", "50%", 0.88, of_budget=None), "predicted": {"limit": 1.0, "result": 1.2}}
-    write(tmp_path, "e1", [ECC_85, row("amc", "50%", 0.87, of_budget=1.05), unmeasured])
-    (found,) = data.experiments(tmp_path)
-    text = page.scores_table(found, data.AFTER)
-    assert "| ecc | **85.00** |" in text
-    assert "| amc | 87.00 † |" in text
-    assert "| lcp | 88.00 † |" in text
-    assert "† above 103% of the budget" in page.one_experiment(found)
-
-
-def test_pages_have_every_run_and_are_empty_without_records(page: Any, tmp_path: Path) -> None:
-    assert page.section(tmp_path) == page.long_page(tmp_path / "not there") == ""
-    write(
-        tmp_path,
-        "e1",
-        [ECC_85, row("amc", "50%", 0.8), row("amc", "50%", 0.9, seed=1), missing("lcp", "50%", "failed")],
-    )
-    text = page.long_page(tmp_path)
-    assert text.count("| amc | 50% |") == 2
-    assert "- lcp at 50%, seed 0: failed." in text
-    assert "| 50% | level" not in page.section(tmp_path)

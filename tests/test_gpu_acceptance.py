@@ -9,7 +9,6 @@ import sys
 import zipfile
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
 import torch
@@ -124,39 +123,6 @@ def test_only_packages_that_are_missing_are_unpacked(acceptance: ModuleType, tmp
     assert [path.name for path in into.iterdir()] == ["no_such_package"]
 
 
-# ---------------------------------------------------------------- the table
-
-
-def test_no_file_gives_no_section(benchmarks: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import gpu_table
-
-    monkeypatch.setattr(gpu_table, "RESULTS", tmp_path)
-    assert gpu_table.gpu_section() == ""
-
-
-def test_the_section_shows_each_check_and_marks_cells_unlike_the_cpu(benchmarks: None) -> None:
-    import gpu_table
-
-    cells = {"cpu": {"count": "12/13", "same_groups": True}, "defaults": {"count": "0/13", "same_groups": False}}
-    checks: dict[str, Any] = {
-        "tests": {"title": "tests", "passed": True, "seconds": 61.4, "summary": "27 of 27", "numbers": {}},
-        "settings": {
-            "title": "settings",
-            "passed": False,
-            "seconds": 30.0,
-            "summary": "1 cell",
-            "numbers": {"table": {"resnet18": cells}},
-        },
-    }
-    found = {"environment": {"gpu": "H200", "commit": "0123456789abcdef"}, "seconds": 90.6, "checks": checks}
-    text = gpu_table.section_of(found, "the origin")
-    assert "on an H200: 1 of 2 checks passed in 91 s, at commit 0123456789ab." in text
-    assert "| tests | passed | 61 | 27 of 27 |" in text
-    assert "| settings | FAILED | 30 | 1 cell |" in text
-    assert "| resnet18 | 12/13 | **0/13** |" in text
-    assert text.endswith("the origin\n\n")
-
-
 # ---------------------------------------------------------------- checks on the CPU
 
 
@@ -185,65 +151,6 @@ def test_all_columns_of_a_small_network_are_equal(benchmarks: None) -> None:
     assert all(cell["same_groups"] and not cell["changed"] for cell in cells.values())
 
 
-def test_a_setting_left_changed_is_seen(benchmarks: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    from gpu_checks import settings
-
-    import ecc
-
-    def careless(model: nn.Module, example: torch.Tensor) -> Any:
-        torch.backends.cudnn.benchmark = not torch.backends.cudnn.benchmark
-        torch.rand(1)
-        return ecc.graph.trace_channels(model, example)
-
-    monkeypatch.setattr(settings.ecc, "trace_channels", careless)
-    before = torch.backends.cudnn.benchmark
-    try:
-        found = settings._traced(nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 3)).eval(), torch.randn(2, 4))
-    finally:
-        torch.backends.cudnn.benchmark = before
-    assert found["changed"] == ["cuDNN benchmark", "random state on CPU"]
-
-
-def test_groups_that_differ_are_named(benchmarks: None) -> None:
-    from gpu_checks.tracing_worker import compared, groups_of
-
-    import ecc
-
-    net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
-    example = torch.randn(2, 4)
-    row = {"kind": "made up", "name": "net", "seconds": 1.5}
-    whole = row | {"groups": groups_of(ecc.trace_channels(net, example))}
-    frozen = row | {"groups": groups_of(ecc.trace_channels(net, example, freeze="0"))}
-    assert compared(whole, whole) == {
-        "kind": "made up",
-        "name": "net",
-        "cpu_seconds": 1.5,
-        "cuda_seconds": 1.5,
-        "groups": 2,
-        "prunable": 1,
-        "status": "same",
-    }
-    found = compared(whole, frozen)
-    assert (found["status"], found["prunable"], found["prunable_on_cuda"]) == ("different", 1, 0)
-    assert found["detail"].startswith("1 groups differ, such as 0 (")
-    failed = compared(whole, {"kind": "made up", "name": "net", "error": "RuntimeError: no"})
-    assert (failed["status"], failed["detail"]) == ("failed", "CUDA: RuntimeError: no")
-
-
-def test_quick_weights_are_random_and_the_same_each_time(benchmarks: None) -> None:
-    from gpu_checks.tracing_worker import quick_random_weights
-
-    drawn = []
-    for _ in range(2):
-        with quick_random_weights():
-            drawn.append(nn.Conv2d(64, 2000, 3).weight.detach())
-    assert torch.equal(*drawn)
-    rows = drawn[0].flatten(1)
-    assert len(torch.unique(rows, dim=0)) == len(rows)
-    assert float(rows.std()) == pytest.approx(1 / (3 * rows.shape[1]) ** 0.5, rel=0.02)  # as torch initialises it
-    assert not torch.equal(torch.empty(9).normal_(), torch.empty(9).normal_())
-
-
 def test_slower_or_different_networks_fail(benchmarks: None) -> None:
     from coverage_networks import CLASSIFICATION
     from gpu_checks.tracing import judge
@@ -256,15 +163,6 @@ def test_slower_or_different_networks_fail(benchmarks: None) -> None:
     assert one_slow.numbers["classifiers"]["slower_on_cuda"] == ["b"]
     assert not judge([row, row | {"name": "b", "cpu_seconds": 1.0, "cuda_seconds": 2.2}]).passed
     assert not judge([]).passed
-
-
-def test_the_readme_has_what_is_moved_to_the_device(benchmarks: None) -> None:
-    from gpu_checks.loops import readme_on
-
-    net, script = readme_on("cuda")
-    assert "images.to(DEVICE), labels.to(DEVICE)" in net
-    assert script.count("Net().to('cuda')") == 2
-    assert "EccSolver" in script
 
 
 @pytest.mark.slow

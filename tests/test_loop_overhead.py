@@ -27,8 +27,8 @@ def run(monkeypatch: pytest.MonkeyPatch, *words: str) -> None:
     script.main()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["ViT-Tiny", pytest.param("ResNet-18, own file", marks=pytest.mark.thorough)])
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", ["ViT-Tiny", "ResNet-18, own file"])
 def test_both_loops_are_timed_in_both_phases(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "out.json"
     words = ["--only", name, "--ratios", "2", "--steps", "1", "--warm-up", "3", "--out", str(out)]
@@ -50,44 +50,3 @@ def test_both_loops_are_timed_in_both_phases(name: str, tmp_path: Path, monkeypa
     merged = json.loads(out.read_text("utf-8"))["networks"][name]["rows"]
     ways = [(row["cuda_graph"], row["distillation"], row["commit"]) for row in merged]
     assert ways == [(True, False, "of an earlier day"), (False, False, "0123abc"), (False, True, "0123abc")]
-
-
-def test_the_plain_loop_trains_by_the_same_loss() -> None:
-    networks: Any = importlib.import_module("loop_networks")
-    torch.manual_seed(0)
-    device = torch.device("cpu")
-    batches = networks.plain_batches(networks.images_of(64, (32, 32)), 16, device)
-    images, labels = next(batches)
-    assert images.shape == (16, 3, 32, 32)
-    assert labels.shape == (16,)
-    model = networks.ResNet18(4)
-    plain = networks.PlainLoop(
-        model, None, batches, torch.nn.functional.cross_entropy, precision="fp32", cuda_graph=False, log_every=2
-    )
-    before = [parameter.clone() for parameter in model.parameters()]
-    assert plain.run(2) > 0
-    assert all(torch.equal(one, other) for one, other in zip(before, model.parameters(), strict=True)), "a copy"
-    assert not all(torch.equal(one, other) for one, other in zip(before, plain.model.parameters(), strict=True))
-
-
-def test_the_table_of_the_results_says_what_the_record_does(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    tables: Any = importlib.import_module("loop_table")
-    phase = {"plain_ms": 5.0, "ecc_ms": 5.1, "ratio": 1.02}
-    slow = {"plain_ms": 5.0, "ecc_ms": 6.0, "ratio": 1.2}
-    row = {"cuda_graph": True, "distillation": False, "prune": slow, "finetune": phase, "commit": "abc"}
-    record = {
-        "goal": 1.05,
-        "device": "NVIDIA H200",
-        "precision": "bf16",
-        "steps_of_a_block": 10,
-        "log_every": 50,
-        "networks": {"ResNet-18": {"data": "random images", "rows": [row]}},
-    }
-    text = tables.section_of(record, "`results/loop_overhead.json`")
-    assert "1 of 2 ratios\nmeet it; the largest is 1.20." in text
-    assert "| ResNet-18 | yes | no | 5.00 | 6.00 | **1.200** | 5.00 | 5.10 | **1.020** | abc |" in text
-    assert "It is missed 1 times in prune.\n" in text
-    met = {**record, "goal": 1.5}
-    assert "The goal is met." in tables.section_of(met, "")
-    monkeypatch.setattr(tables, "RESULTS", tmp_path)
-    assert tables.loop_section() == "", "the benchmark has not been run there"

@@ -8,7 +8,6 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-import torch
 
 from ecc.measure import Profile
 from measure.fakes import FakeBoard, FakeMeter
@@ -38,11 +37,6 @@ def test_seconds_are_those_from_row_to_row(speed: ModuleType) -> None:
     assert speed.seconds_of(small_profile()) == ([0.75, 1.0], [0.5])
 
 
-def test_the_small_u_net_keeps_the_size_of_its_input(speed: ModuleType) -> None:
-    with torch.no_grad():
-        assert speed.UNet((4, 8, 8, 8)).eval()(torch.randn(1, 3, 16, 16)).shape == (1, 8, 16, 16)
-
-
 def test_a_network_is_profiled_with_default_options(
     speed: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -65,33 +59,3 @@ def test_a_network_is_profiled_with_default_options(
     assert found["seconds_per_sample"] == pytest.approx(1.0)
     assert found["repeat_noise"] < 0.01
     assert abs(found["bias"]) < 0.01
-
-
-def test_the_section_tells_what_missed_its_goal(speed: ModuleType) -> None:
-    import profile_table
-
-    one = {
-        "input_shape": [32, 3, 224, 224],
-        "runner": "cuda-graph",
-        "runner_reason": "it can be captured",
-        "samples": 10,
-        "seconds_per_sample": 0.714,
-        "slowest_sample_seconds": 0.9,
-        "references": 6,
-        "repeat_noise": 0.0123,
-        "bias": -0.002,
-    }
-    found = {"device": "NVIDIA H200", "networks": {"A": one, "B": {**one, "repeat_noise": 0.004}}}
-    text = profile_table.section_of(found, "the origin")
-    assert "1 s per sample (met by all networks)" in text
-    assert "1% repeat noise (missed by A)" in text
-    assert "| A, 32x3x224x224 | graph | 0.71 | 0.90 | 10 | 1.23% | 6 | -0.20% |" in text
-    assert text.count("`graph`: it can be captured") == 1
-    assert text.endswith("the origin\n\n")
-
-
-def test_no_file_gives_no_section(speed: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import profile_table
-
-    monkeypatch.setattr(profile_table, "RESULTS", tmp_path)
-    assert profile_table.profile_section() == ""

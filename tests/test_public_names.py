@@ -36,6 +36,7 @@ def test_torch_is_imported_when_it_is_needed_and_large_libraries_are_not() -> No
     code = (
         "import sys, ecc; assert 'torch' not in sys.modules; ecc.EccError; assert 'torch' not in sys.modules; "
         "assert ecc.graph.slim is ecc.slim; import ecc.api, ecc.export, ecc.zoo; assert 'torch' in sys.modules; "
+        "from ecc.training.distributed import find_distributed; assert find_distributed('cpu').size == 1; "
         f"print([name for name in {large} if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

@@ -43,7 +43,7 @@ def test_a_task_is_frozen_and_equal_to_itself_only() -> None:
     [
         ({"name": ""}, "name of a task is ''; give a non-empty string."),
         ({"name": 3}, "name of a task is 3; give a non-empty string."),
-        ({"model": nn.ReLU}, "model of task 'toy' is the class ReLU; give an instance: ReLU(...)."),
+        ({"model": nn.ReLU}, "model of task 'toy' is the class ReLU; give an instance, such as ReLU()."),
         ({"model": None}, "model of task 'toy' is NoneType; give a torch.nn.Module instance."),
         ({"example_input": [INPUT]}, f"example_input of task 'toy' is list; {EXPECTED}"),
         ({"example_input": ()}, f"example_input of task 'toy' is an empty tuple; {EXPECTED}"),

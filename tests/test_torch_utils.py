@@ -14,7 +14,6 @@ import torch
 from torch import nn
 
 from ecc import torch_utils
-from ecc.errors import first_line
 from ecc.torch_utils import (
     NotCapturable,
     capture_cuda_graph,
@@ -134,20 +133,6 @@ def test_modes_are_left_and_come_back() -> None:
         assert torch.is_deterministic_algorithms_warn_only_enabled()
 
 
-@pytest.mark.parametrize("tf32", [False, True])
-def test_tf32_and_autotuning_are_set_and_put_back(tf32: bool) -> None:
-    def precisions() -> tuple[object, ...]:
-        cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
-        return cudnn.benchmark, matmul.fp32_precision, cudnn.conv.fp32_precision, cudnn.rnn.fp32_precision
-
-    before = precisions()
-    wanted = "tf32" if tf32 else "ieee"
-    with torch_settings(tf32=tf32, cudnn_autotune=True):
-        assert precisions() == (True, wanted, wanted, wanted)
-        assert torch.backends.cudnn.allow_tf32 is tf32  # the older setting agrees
-    assert precisions() == before
-
-
 def test_older_versions_of_torch_have_other_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     class Settings:
         allow_tf32 = True
@@ -191,19 +176,6 @@ def test_tensors_are_found_in_nested_values() -> None:
     found = list(tensors_in([{"a": a}, Boxes(b, [d]), plain, 3, None]))
     assert {int(t) for t in found} == {0, 1, 2, 3}
     assert len([t for t in found if t is a]) == 1
-
-
-@pytest.mark.parametrize(
-    ("error", "line"),
-    [
-        (RuntimeError("one\ntwo"), "RuntimeError: one"),
-        (KeyError("x"), "KeyError: 'x'"),
-        (AssertionError(), "AssertionError"),
-        (ValueError("\n one"), "ValueError: one"),
-    ],
-)
-def test_an_error_in_one_line(error: Exception, line: str) -> None:
-    assert first_line(error) == line
 
 
 # --- CUDA graphs -------------------------------------------------------------------------------------

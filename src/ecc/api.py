@@ -9,54 +9,43 @@ from __future__ import annotations
 
 import inspect as signatures
 import io
-import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from rich.console import Console
 from torch import nn
 
-from ecc.constants import EXPORT_FORMATS, PRESETS, RUN_PROFILE
-from ecc.energy import Budget, EnergyModel, fit, parse_budgets
-from ecc.errors import BadMeasurement, BadTask, EccError, EccWarning, NoMeter, option_hint
-from ecc.formatting import si
-from ecc.graph import ChannelGraph, trace_channels, verify_graph
-from ecc.io import refuse_other_file, write_text
-from ecc.measure import PROFILE_SETTINGS, Analytic, EnergySource, MeasureSettings, Profile, close_meter, find_meter
-from ecc.measure.profiler import default_device, find_runner, profile_on_targets, profile_settings
-from ecc.measure.remote.client import RemoteMeter
+from ecc.budget import MEASURED_UNITS, Budget, budgets_of_workloads, measured_resources, parse_budgets
+from ecc.constants import EXPORT_FORMATS
+from ecc.energy import EnergyModel
+from ecc.errors import BadTask, EccError, EccWarning
+from ecc.formatting import score_text, si
+from ecc.graph import ChannelGraph, trace_channels
+from ecc.measure import EnergySource
+from ecc.measure.remote.client import InstalledSpec
 from ecc.methods import Compression, CompressSettings
+from ecc.methods.base import can_remove_branches
+from ecc.methods.registry import find_method
 from ecc.methods.runner import OptimizerFactory
-from ecc.options import flat_values, settings_from
-from ecc.report.live import CompressProgress, ProfileProgress
+from ecc.profiling import check_inference, open_meter, profile_and_fit
+from ecc.report.live import CompressProgress
 from ecc.report.terminal import feasibility_table, graph_table
-from ecc.run_records import RunSummary
-from ecc.task import Inputs, Task, check_input, split_batch, with_batch_size
+from ecc.run_records import Feasibility, RunSummary
+from ecc.settings import make_settings
+from ecc.task import WORKLOADS, Inputs, Task, TokenWorkload, batch_size_of, check_input, check_model
 from ecc.torch_utils import device_of
 from ecc.training import DistributedContext, Logger
 from ecc.training.batches import to_device
 from ecc.training.run_dir import check_run_folder
 
-if TYPE_CHECKING:
-    from ecc.methods.feasibility import Feasibility
-
-MEASURED = ("energy", "latency")
-"""Resources that need a meter or a platform. The others are counted."""
-
-SAMPLES = 250
-"""Most width configurations that `compress` measures; it stops earlier when the fit is good enough."""
-
 LR = 1e-3
 """Default learning rate of `compress`."""
-
-TARGET_ERROR = 0.02
-"""Relative error of a quick fit at which `compress` stops measuring."""
 
 
 # ---------------------------------------------------------------- one call
@@ -89,9 +78,24 @@ class CompressResult:
 
     @property
     def energy(self) -> float | None:
-        """Joules per inference of one batch of the slim network; None if no budget needed a meter."""
-        measured, budget = self.summary.measured.get("energy"), self.summary.budgets.get("energy")
-        return measured.result if measured else budget.result if budget else None
+        """Joules per inference of one batch of the slim network; None if no budget needed a meter.
+
+        For a language model it is the energy of one decode step, or of a prefill if decode was not measured.
+        """
+        for name in ("energy", *WORKLOADS):
+            measured, budget = self.summary.measured.get(name), self.summary.budgets.get(name)
+            if measured or budget:
+                return measured.result if measured else budget.result if budget else None
+        return None
+
+    def energy_per_token(self, workload: str = "decode") -> float | None:
+        """Joules per token of the slim language model; None if the workload was not measured.
+
+        Args:
+            workload: decode or prefill.
+        """
+        measured, tokens = self.summary.measured.get(workload), self.summary.tokens.get(workload)
+        return None if measured is None or tokens is None else measured.result / tokens
 
     @property
     def met(self) -> bool:
@@ -104,6 +108,8 @@ class CompressResult:
         Args:
             path: The file; `report.html` in the run folder by default.
         """
+        from ecc.report.page import write_report
+
         return write_report(self.folder, path)
 
     def export(self, *formats: str, folder: str | Path | None = None, force: bool = False) -> list[Path]:
@@ -127,12 +133,17 @@ class CompressResult:
         rows = []
         for resource, one in summary.budgets.items():
             source = one.label if one.label == "counted" else f"{one.label}, {summary.device}"
-            per = f" per batch of {summary.batch}" if resource in MEASURED else ""
-            change = f"{si(one.dense, one.unit)} -> {si(one.result, one.unit)}{per} ({source})"
-            rows.append((resource, f"{change}, budget {si(one.limit, one.unit)}: {'met' if one.met else 'NOT MET'}"))
+            per = f" per batch of {summary.batch}" if resource in MEASURED_UNITS else ""
+            tokens = summary.tokens.get(resource)
+            if tokens is not None:
+                per = " per token"
+            before, after, limit = (si(x / (tokens or 1), one.unit) for x in (one.dense, one.result, one.limit))
+            change = f"{before} -> {after}{per} ({source})"
+            rows.append((resource, f"{change}, budget {limit}: {'met' if one.met else 'NOT MET'}"))
         dense = summary.scores.get("dense")
         if self.score is not None:
-            rows.append(("score", f"{self.score:.4f}" if dense is None else f"{dense:.4f} -> {self.score:.4f}"))
+            shown = [score_text(one, summary.metric) for one in (dense, self.score) if one is not None]
+            rows.append((summary.metric, " -> ".join(shown)))
         for name, budget, count in (("MACs", "macs", summary.macs), ("parameters", "params", summary.parameters)):
             if budget not in summary.budgets and count is not None:
                 rows.append((name, f"{si(count.dense, '')} -> {si(count.result, '')}"))
@@ -165,6 +176,7 @@ def compress(
     device: torch.device | str | None = None,
     evaluate_held_out: Callable[[nn.Module], float] | None = None,
     name: str | None = None,
+    workloads: Sequence[TokenWorkload] | None = None,
     **settings: Any,
 ) -> CompressResult:
     """Prune a network during training until its measured cost meets the budget.
@@ -177,6 +189,7 @@ def compress(
         train_loader: A DataLoader or another iterable of batches that starts again each time, or a function of the
             epoch that returns one. A batch is `(inputs, targets)`; with `loss(model, batch)` it is what you like.
         budget: "50%" of the energy of the dense network, "24 mJ", "latency=12ms", "macs=50%", "params=2M", or a list.
+            Language models: "decode=70%", "prefill=60%", "0.8 mJ/token"; without a name decode is meant.
         loss: `loss(outputs, targets)`, or `loss(model, batch)`: the first parameter has to be named `model`.
         evaluate: Score of a model; higher is better. For the report only.
         epochs: Passes over `train_loader`: half of them for pruning, half for finetuning. `prune_steps=` and
@@ -191,7 +204,8 @@ def compress(
         example_input: One batch of inputs as deployed, which is measured; by default that of the first batch.
         folder: Run folder. The same call again resumes the run in it, or returns its result.
         distill: Weight of the distillation loss from 0 to 1; "auto" is 0.5 where outputs can be compared, else 0.
-        method: "ecc", or a baseline: "uniform", "netadapt", "amc", "eap", "lcp", "greedy".
+        method: "ecc", "one_shot" (without training), or a baseline: "uniform", "netadapt", "amc", "eap", "lcp",
+            "greedy"; for transformers also "wanda_sp", "flap", "llm_pruner", "shortgpt", "2ssp".
         progress: Whether to show progress on stderr.
         energy_model: Fitted models of energy and latency, if you have them; nothing is profiled then.
         samples: Width configurations to measure; by default at most 250, fewer if the fit is good earlier.
@@ -200,6 +214,8 @@ def compress(
         device: Training device; by default that of the model.
         evaluate_held_out: Score on held-out training data, for baselines that search.
         name: Name in tables and files; the class of the model by default.
+        workloads: What a language model is measured on; by default decode with a cache as long as the example input,
+            and prefill of the example input.
         **settings: Other settings of `CompressSettings`, such as `min_width_ratio=0.2` or `precision="bf16"`.
 
     Raises:
@@ -210,7 +226,7 @@ def compress(
     Warns:
         EccWarning: If a budget is not met in the end.
     """
-    _check_model(model)
+    check_model(model)
     budgets = parse_budgets(budget)
     if example_input is None:
         example_input = _first_input(train_loader)
@@ -222,6 +238,8 @@ def compress(
         train_batches=train_loader,
         evaluate=evaluate,
         evaluate_held_out=evaluate_held_out,
+        metric="perplexity" if getattr(evaluate, "is_perplexity", False) else "score",
+        workloads=default_workloads(model, example_input) if workloads is None else tuple(workloads),
     )
     given = {**_steps(train_loader, epochs, settings), "lr": lr or LR, **settings}
     if distill != "auto":
@@ -268,54 +286,31 @@ def compress_task(
     loggers: Sequence[Logger] = (),
     console: Console | None = None,
 ) -> CompressResult:
-    """`compress` for a task; see there.
+    """`compress` for a task: without energy models, a network whose budgets need one is profiled first.
 
-    Args:
-        task: With batches and a loss.
-        budgets: From `parse_budgets`.
-        folder: Run folder.
-        meter: A spec for `find_meter`, a meter, or "none" to rely on the energy models.
-        targets: Machines to measure on, as `ssh://user@host`; the meter is one of theirs.
-        task_spec: Name of the task on the targets, for runners of PyTorch and analytic platforms.
-        energy_models: Fitted models; if there are none, and a budget needs one, the network is profiled.
-        settings: Of the compression.
-        samples: Width configurations to measure.
-        preset: One of `PRESETS`, for the profile and the fit.
-        batch: Items per inference; that of the example input by default.
-        freeze: Patterns of modules whose outputs are not pruned.
-        method: Name of the method.
-        optimizer: Function from parameters to an optimizer; None for Adam.
-        device: Training device.
-        distributed: The processes that train together.
-        loggers: Get every number of the history.
-        console: Where progress is shown.
+    The arguments are those of `compress`, and: `batch`, the items per inference; `task_spec`, the name of the task on
+    the targets; `distributed`, the processes that train together; `loggers`, which get every number of the history; and
+    `console`, where progress is shown.
     """
     distributed = distributed or DistributedContext(torch.device(device))
+    budgets = budgets_of_workloads(budgets, [one.name for one in task.workloads])
     models, resources = list(energy_models), measured_resources(budgets)
     is_profiled = bool(resources) and not models
-    with open_meters(
-        meter if resources else None, distributed.device, models, targets, settings, task_spec, batch, freeze
-    ) as sources:
-        source = sources[0]
+    installed = None if task_spec is None else InstalledSpec(task=task_spec, batch=batch, freeze=tuple(freeze))
+    with open_meter(
+        meter if resources else None, distributed.device, models,
+        targets=targets, inference=settings.inference, task=installed,
+    ) as source:  # fmt: skip
         if is_profiled:
             assert source is not None  # without an energy model there has to be one
             check_run_folder(Path(folder))
             models = profile_and_fit(
-                task,
-                resources,
-                sources,
-                Path(folder),
-                samples=samples,
-                preset=preset,
-                batch=batch,
-                freeze=freeze,
-                width_multiple=settings.width_multiple,
-                inference=settings.inference,
-                distributed=distributed,
-                console=console,
-            )
+                task, resources, source, Path(folder), distributed=distributed, console=console, samples=samples,
+                preset=preset, batch=batch, freeze=freeze, width_multiple=settings.width_multiple,
+                inference=settings.inference, depth=can_remove_branches(find_method(method), settings),
+            )  # fmt: skip
         else:
-            _check_inference(models, settings)
+            check_inference(models, settings)
         job = Compression(
             task,
             budgets,
@@ -342,15 +337,7 @@ def show_progress(
     full: Mapping[str, int],
     distributed: DistributedContext,
 ) -> Iterator[CompressProgress]:
-    """Show what the budgets require, and then the progress of a run.
-
-    Args:
-        console: Where; None shows nothing.
-        settings: Of the run.
-        feasibility: Of each budget.
-        full: Channels, or weights, of each group in the dense network.
-        distributed: Only the first process shows something.
-    """
+    """Show what the budgets require, and then the progress of a run, in the first process."""
     view = CompressProgress(console if distributed.is_main else None)
     view.show(feasibility_table(feasibility))
     ends = dict(zip(settings.phase_steps, accumulate(settings.phase_steps.values()), strict=True))
@@ -359,60 +346,7 @@ def show_progress(
         yield view
 
 
-def measured_resources(budgets: Sequence[Budget]) -> list[str]:
-    """Those of the budgets' resources that have to be measured, not counted."""
-    return [resource for resource in MEASURED if any(budget.resource == resource for budget in budgets)]
-
-
-def write_report(folder: str | Path, path: str | Path | None = None) -> Path:
-    """Write the HTML report of a run or of a comparison.
-
-    Args:
-        folder: Of the run or the comparison.
-        path: The file; `report.html` in the folder by default.
-    """
-    from ecc.report.load import load_report
-    from ecc.report.page import render_page
-
-    path = Path(folder) / "report.html" if path is None else Path(path)
-    refuse_other_file(path, "<!doctype html>", "page")
-    write_text(path, render_page(load_report(folder)))
-    return path
-
-
-def make_settings(preset: str, values: dict[str, Any]) -> CompressSettings:
-    """Settings of a preset with some of them changed.
-
-    Args:
-        preset: One of `PRESETS`.
-        values: By option name.
-
-    Raises:
-        EccError: If there is no such preset or setting, or a value is out of range.
-    """
-    if preset not in PRESETS:
-        raise EccError(f"preset {preset!r} is unknown; choose one of {', '.join(PRESETS)}.")
-    base = flat_values(CompressSettings.paper()) if preset == "paper" else {}
-    made = settings_from(CompressSettings, {**base, **values})
-    if "log_every" in values:
-        return made
-    log_every = max(1, min(50, made.prune_steps // 50))  # a short run is drawn as finely as a long one
-    return replace(made, train=replace(made.train, log_every=log_every))
-
-
 # ---------------------------------------------------------------- parts of a call
-
-
-def _check_model(model: object) -> None:
-    """Refuse what looks like a model and is not one, such as `ultralytics.YOLO`, whose `train()` starts a training."""
-    inner, kind = getattr(model, "model", None), type(model).__name__
-    is_module = isinstance(model, nn.Module) and "mode" in signatures.signature(model.train).parameters
-    if not is_module and isinstance(inner, nn.Module):
-        raise BadTask(f"model is a {kind}, which only wraps a torch.nn.Module; pass `{kind.lower()}.model`.")
-    if isinstance(model, type):
-        raise BadTask(f"model is the class {model.__name__}; give an instance, such as {model.__name__}().")
-    if not isinstance(model, nn.Module):
-        raise BadTask(f"model is {kind}; give a torch.nn.Module instance.")
 
 
 LABELS = ("label", "labels", "label_ids", "target", "targets")
@@ -439,6 +373,8 @@ def _steps(loader: Any, epochs: float, settings: dict[str, Any]) -> dict[str, in
     """Steps of pruning and finetuning: half of the epochs each."""
     if {"prune_steps", "finetune_steps"} <= set(settings):
         return {}
+    if epochs == 0:  # a method that does not train
+        return {"prune_steps": 0, "finetune_steps": 0}
     try:
         length = len(loader)
     except TypeError:
@@ -454,238 +390,27 @@ def _steps(loader: Any, epochs: float, settings: dict[str, Any]) -> dict[str, in
     return {"prune_steps": (total + 1) // 2, "finetune_steps": total // 2}
 
 
-# ---------------------------------------------------------------- meter, profile and energy model
-
-
-@contextmanager
-def open_meter(
-    meter: str | EnergySource | None,
-    device: torch.device,
-    models: Sequence[EnergyModel] = (),
-) -> Iterator[EnergySource | None]:
-    """The meter of a compression, closed at the end if it was opened here.
+def default_workloads(model: nn.Module, example_input: Inputs) -> tuple[TokenWorkload, ...]:
+    """Decode and prefill with the batch and length of the example input, for a causal language model of transformers.
 
     Args:
-        meter: A spec for `find_meter`, "none", an open meter, or None if nothing has to be measured.
-        device: Training device: "auto" takes a meter that sees it.
-        models: The energy models, if there are any: "auto" takes the meter or platform of the first one.
-
-    Raises:
-        NoMeter: If no meter works, with a list of choices.
-        BadMeasurement: If the meter of the energy model cannot be read here.
+        model: The network; any other has no workloads.
+        example_input: One batch of tokens.
     """
-    if not isinstance(meter, str):
-        yield meter
-        return
-    if models:
-        source = _meter_of_model(meter, models[0])
-    else:
-        source = _meter_of_device(meter, device)
-    try:
-        yield source
-    finally:
-        if source is not None:
-            close_meter(source)
-
-
-@contextmanager
-def open_meters(
-    meter: str | EnergySource | None,
-    device: torch.device,
-    models: Sequence[EnergyModel],
-    targets: Sequence[str],
-    settings: CompressSettings,
-    task_spec: str | None = None,
-    batch: int | None = None,
-    freeze: Sequence[str] = (),
-) -> Iterator[list[EnergySource | None]]:
-    """The meters of a compression: those of the targets, or that of this machine.
-
-    Args:
-        meter: As in `open_meter`; a spec if there are targets.
-        device: Training device.
-        models: The energy models, if there are any.
-        targets: Machines to measure on.
-        settings: Runner, precision and memory format of the measurements.
-        task_spec: Name of the task on the targets.
-        batch: Items per inference.
-        freeze: Patterns of modules whose outputs are not pruned.
-    """
-    if not targets or meter is None or meter == "none":
-        with open_meter(meter, device, models) as source:
-            yield [source]
-        return
-    if not isinstance(meter, str):
-        raise EccError("with a target, meter is the name of a meter of that machine, such as 'jetson'.")
-    from ecc.measure.remote.client import InstalledSpec, open_target
-
-    way = {name: getattr(models[0].origin.settings, name) for name in ("runner", "precision")} if models else {}
-    chosen = settings_from(MeasureSettings, {**flat_values(PROFILE_SETTINGS), **way, **settings.inference})
-    task = None if task_spec is None else InstalledSpec(task=task_spec, batch=batch, freeze=tuple(freeze))
-    opened: list[EnergySource | None] = []
-    try:
-        for target in targets[:1] if models else targets:
-            opened.append(open_target(target, meter, task=task, settings=chosen))  # noqa: PERF401 - closed on failure
-        yield opened
-    finally:
-        for source in opened:
-            if source is not None:
-                close_meter(source)
-
-
-def _meter_of_device(spec: str, device: torch.device) -> EnergySource:
-    """A meter for a new profile."""
-    if spec == "none":
-        hint = option_hint("energy_model", cli="energy")
-        hint = option_hint("energy_model", cli="energy")
-        raise NoMeter(f"without a meter an energy model is needed; give {hint}.")
-    try:
-        return find_meter(spec, device_type=device.type) if spec == "auto" else find_meter(spec)
-    except NoMeter:
-        if spec != "auto":
-            raise
-        raise NoMeter(_no_meter()) from None
-
-
-def _meter_of_model(spec: str, energy: EnergyModel) -> EnergySource | None:
-    """The meter or platform that an energy model was fitted on."""
-    origin = energy.origin
-    if spec == "none":
-        return None
-    if spec == "auto" and origin.meter.name == "platform":
-        return find_meter(f"platform:{origin.meter.device_id}")
-    try:
-        return find_meter(spec if spec != "auto" else origin.meter.name, device_type=origin.device_type)
-    except EccError as error:
-        if spec != "auto":
-            raise
-        raise BadMeasurement(
-            f"the energy model was measured by {origin.meter.name} on {origin.meter.device}, which cannot be read "
-            f"here: {error} Compress on that device, or rely on predictions with {option_hint('meter', 'none')}."
-        ) from None
-
-
-def _no_meter() -> str:
-    """A short list of what to do where no meter works."""
-    choices = (
-        (option_hint("budget", "macs=50%"), "a budget on MACs, parameters (params=2M) or bytes needs no meter"),
-        (option_hint("meter", "platform:jetson-tx2"), "estimate for another device from published constants"),
-        (option_hint("meter", "cputime:15W"), "CPU time multiplied by a power that you declare"),
-        (option_hint("meter", "command:PROGRAM"), "read an external meter by a program that prints joules or watts"),
-    )
-    width = max(len(text) for text, _ in choices)
-    lines = ["no energy meter works on this machine; `ecc doctor` shows why. Choose one of", ""]
-    return "\n".join([*lines, *(f"  {text:<{width}}  {why}" for text, why in choices)])
-
-
-def profile_and_fit(
-    task: Task,
-    resources: Sequence[str],
-    sources: Sequence[EnergySource | None],
-    folder: Path,
-    *,
-    samples: int | None = None,
-    preset: str = "default",
-    batch: int | None = None,
-    freeze: Sequence[str] = (),
-    width_multiple: int | None = None,
-    inference: Mapping[str, Any] | None = None,
-    distributed: DistributedContext,
-    console: Console | None = None,
-) -> list[EnergyModel]:
-    """Measure a network at many widths, and fit a model of each resource.
-
-    The profile is `network.profile` in the folder; a profile that was begun there is resumed.
-
-    Args:
-        task: The network.
-        resources: energy, latency or both.
-        sources: The meter or platform; several share the samples.
-        folder: Run folder.
-        samples: Width configurations; by default at most `SAMPLES`, until the error is `TARGET_ERROR`.
-        preset: One of `PRESETS`.
-        batch: Items per inference; that of the example input by default.
-        freeze: Patterns of modules whose outputs are not pruned.
-        width_multiple: Widths are multiples of this.
-        inference: Runner, precision and memory format, as `CompressSettings.inference` gives them.
-        distributed: Only the first process measures.
-        console: Where progress is shown.
-    """
-    path, meters = folder / RUN_PROFILE, [source for source in sources if source is not None]
-    source = meters[0]
-    if "energy" in resources and not source.describe().has_energy:
-        raise BadMeasurement(
-            f"{source.describe().name} is a clock and measures no energy; give a budget on latency, such as "
-            f"{option_hint('budget', 'latency=50%')}, or an energy meter."
-        )
-    if distributed.is_main:
-        folder.mkdir(parents=True, exist_ok=True)
-        example = task.example_input if batch is None else with_batch_size(task.example_input, batch)
-        graph = trace_channels(task.model, example, freeze=freeze, verify=False)
-        graph = verify_graph(task.model, graph, task.example_input)
-        chosen = profile_settings(source, **(inference or {}))
-        is_local = not isinstance(source, Analytic | RemoteMeter)
-        device = default_device(source, chosen.runner) if is_local else None
-        possible = math.prod(max(1, group.width // (width_multiple or 1)) for group in graph.prunable)
-        view = ProfileProgress(console)
-        view.announce(source.describe(), device)
-        with view:
-            chosen, search = find_runner(
-                path,
-                task.model,
-                example,
-                source,
-                chosen,
-                device=device,
-                evaluate=task.evaluate,
-                calibration=calibration_inputs(task),
-                resource=resources[0],
-                report=view.say,
-            )
-            profile_on_targets(
-                task.model,
-                graph,
-                example,
-                meters,
-                path,
-                samples=samples or min(SAMPLES, max(1, possible // 2)),
-                design="uniform" if preset == "paper" else "mixed",
-                width_multiple=width_multiple,
-                settings=chosen,
-                runner_search=search,
-                device=device,
-                target_error=None if samples or preset == "paper" else TARGET_ERROR,
-                progress=view,
-            )
-    distributed.gather(torch.zeros(1))  # the others wait for the profile
-    measured = Profile.load(path)
-    family = "bilinear" if preset == "paper" else "auto"
-    # The result is measured in the end, so that a device that drifts is worth a warning and no refusal.
-    return [fit(measured, family, resource=resource, allow_drift=True) for resource in dict.fromkeys(resources)]
-
-
-def _check_inference(models: Sequence[EnergyModel], settings: CompressSettings) -> None:
-    """Refuse a runner, precision or format that is not that of the energy models.
-
-    Raises:
-        EccError: If one differs.
-    """
-    for name, value in settings.inference.items():
-        for model in models:
-            found = getattr(model.origin.settings, name, None)
-            if found != value and not str(found).startswith(f"{value}:"):
-                raise EccError(
-                    f"{name} is {value!r}, but the {model.resource} model was measured with {found!r}. Leave it out, "
-                    "or profile and fit again."
-                )
-
-
-def calibration_inputs(task: Task, batches: int = 4) -> list[Inputs]:
-    """Inputs of some training batches, for the calibration of int8; none if the task has no batches."""
-    if task.train_batches is None:
-        return []
-    found = [split_batch(batch)[0] for _, batch in zip(range(batches), task.epoch_batches(0), strict=False)]
-    return [inputs for inputs in found if isinstance(inputs, torch.Tensor | tuple | dict)]
+    config = getattr(model, "config", None)
+    can_generate = getattr(model, "can_generate", None)
+    if (
+        config is None
+        or not callable(can_generate)
+        or not can_generate()
+        or getattr(config, "is_encoder_decoder", False)
+    ):
+        return ()
+    tokens = example_input.get("input_ids") if isinstance(example_input, dict) else example_input
+    if not isinstance(tokens, torch.Tensor) or tokens.dim() != 2:
+        return ()
+    batch, length = batch_size_of(example_input), tokens.shape[1]
+    return tuple(TokenWorkload(name=name, batch=batch, length=length) for name in WORKLOADS)
 
 
 # ---------------------------------------------------------------- optimizer
@@ -770,6 +495,6 @@ def inspect(
     Returns:
         An object that prints the table; its `graph` is what `trace_channels` returns.
     """
-    _check_model(model)
+    check_model(model)
     graph = trace_channels(model, check_input(example_input), freeze=freeze, verify=verify)
     return Inspection(graph, f"Channel groups of {name or type(model).__name__}")

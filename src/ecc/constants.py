@@ -5,7 +5,10 @@ from __future__ import annotations
 BUNDLED_TASKS = ("digits", "alexnet", "mobilenet_v1", "erfnet", "resnet20", "resnet56")
 """The tasks that need no file and no other package; `ecc.zoo.image_task` has the networks."""
 
-METHOD_NAMES = ("ecc", "netadapt", "amc", "eap", "lcp", "uniform", "greedy")
+METHOD_NAMES = (
+    *("ecc", "netadapt", "amc", "eap", "lcp", "uniform", "greedy"),
+    *("one_shot", "wanda_sp", "flap", "llm_pruner", "shortgpt", "2ssp"),
+)
 """The methods of `ecc compress`; `ecc.methods.registry` has the classes."""
 
 SCRATCH = "scratch"
@@ -17,6 +20,9 @@ EXPORT_FORMATS = ("safetensors", "pt2", "onnx", "torchscript")
 RUN_PROFILE = "network.profile"
 """The profile in a run folder."""
 
+WORKLOAD_PROFILES = ("decode.profile", "prefill.profile")
+"""Profiles of a language model in a run folder."""
+
 PRESETS = ("default", "paper")
 """Presets of `ecc compress`: `paper` is the published algorithm with its energy model, design and settings."""
 
@@ -26,3 +32,6 @@ MIN_WIDTH_RATIO = 0.1
 PHASES = ("pretrain", "prune", "finetune")
 """Phases of a run, in order. Pretrain trains the dense network, prune removes channels while training continues, and
 finetune trains the slim network."""
+
+LANGUAGE_DEFAULTS = {"kd_temperature": 1.0, "lr": 1e-4}
+"""Settings of `ecc compress hf:...`, which suit language models; typed options win."""

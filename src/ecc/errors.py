@@ -1,11 +1,12 @@
 """Errors and warnings of ECC. Each message says what happened, the value and the limit, and what to do.
 
-This module imports nothing, so that every package can use it.
+This module imports nothing of ECC, so that every package can use it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import difflib
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
@@ -101,6 +102,11 @@ def describe_error(error: BaseException) -> str:
     return f"{type(error).__name__}: {one_line(error).rstrip('.')}"
 
 
+def closest(word: str, known: Iterable[str]) -> str:
+    """The known word that is closest to a misspelt one; empty if none is close."""
+    return next(iter(difflib.get_close_matches(word.lower(), list(known), n=1)), "")
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an exception means that memory ran out, on the host or on a GPU."""
     if isinstance(error, OutOfMemory | MemoryError) or type(error).__name__ == "OutOfMemoryError":
@@ -144,13 +150,7 @@ def option_names() -> Iterator[None]:
 
 
 def option_hint(name: str, value: object = None, *, cli: str | None = None) -> str:
-    """A setting as the user writes it: `--allow-drift` on the command line, `allow_drift=True` in Python.
-
-    Args:
-        name: Name of the Python argument.
-        value: Suggested value; None names the setting only.
-        cli: Name of the option of the command line, if it differs.
-    """
+    """A setting as the user writes it: `--allow-drift` on the command line, `allow_drift=True` in Python."""
     if not _on_command_line.get():
         return name if value is None else f"{name}={value!r}"
     flag = f"--{(cli or name).replace('_', '-')}"

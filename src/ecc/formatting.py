@@ -46,6 +46,18 @@ def three_digits(value: float) -> str:
     return f"{rounded:.{max(0, 2 - math.floor(math.log10(abs(rounded))))}f}"
 
 
+def score_text(score: float, metric: str = "score") -> str:
+    """A score, or the perplexity of a mean log-likelihood.
+
+    Args:
+        score: Higher is better.
+        metric: `perplexity` if the score is the mean log-likelihood of a token.
+    """
+    if metric != "perplexity":
+        return f"{score:.4f}"
+    return three_digits(math.exp(min(700.0, -score)))
+
+
 def percent(share: float, digits: int = 1, *, sign: bool = False) -> str:
     """`49.5 %`; with a sign `+1.0 %`, and `±0.0 %` for what rounds to zero."""
     shown = f"{100 * share:+.{digits}f}"

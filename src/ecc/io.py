@@ -55,10 +55,6 @@ def read_lines(path: str | Path, start: int = 0) -> Iterator[bytes]:
 
     A last line without a newline is left out: a process is writing it, or was killed while it did.
 
-    Args:
-        path: The file.
-        start: Offset of the first line in bytes.
-
     Raises:
         BadFile: If the file cannot be read, or a line is longer than `MAX_LINE_BYTES`.
     """
@@ -94,11 +90,6 @@ def open_to_read(path: str | Path) -> Iterator[BinaryIO]:
 
 def refuse_other_file(path: str | Path, mark: str, what: str) -> None:
     """Check that writing to `path` would not replace a file of another kind, such as hours of measurements.
-
-    Args:
-        path: Where a file is to be written; it may be missing or empty.
-        mark: Text that files of this kind have in their first bytes.
-        what: The kind, for the message.
 
     Raises:
         BadFile: If a file without the mark is there.
@@ -189,3 +180,17 @@ def lock_folder(folder: Path) -> Iterator[None]:
     finally:
         if descriptor >= 0:
             os.close(descriptor)
+
+
+def is_locked(folder: Path) -> bool:
+    """Whether a process is in such a block with this folder; True where that cannot be known."""
+    is_free = False
+    if fcntl is not None:
+        with suppress(OSError):  # another process has the lock, or there are no locks
+            descriptor = os.open(folder, os.O_RDONLY)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                is_free = True
+            finally:
+                os.close(descriptor)
+    return not is_free

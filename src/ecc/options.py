@@ -14,14 +14,13 @@ builds the settings from a flat mapping such as a TOML table or the parsed comma
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import NoneType
 from typing import Any, TypeVar, get_args, get_type_hints
 
-from ecc.errors import EccError
+from ecc.errors import EccError, closest
 
 S = TypeVar("S")
 
@@ -100,8 +99,8 @@ def settings_from(kind: type[S], values: Mapping[str, Any], where: str = "") -> 
     nested: dict[str, Any] = {}
     for name, value in values.items():
         if name not in known:
-            close = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {close[0]!r}?" if close else f"known settings: {', '.join(sorted(known))}."
+            close = closest(name, known)
+            hint = f"did you mean {close!r}?" if close else f"known settings: {', '.join(sorted(known))}."
             raise EccError(f"{where}unknown setting {name!r}; {hint}")
         place = nested
         for step in known[name].path[:-1]:

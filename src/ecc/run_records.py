@@ -24,6 +24,27 @@ SCORES = ("dense", "pruned", "finetuned")
 """Names of the scores in a summary: the dense network, the slim network before finetuning, and after it."""
 
 
+@dataclass(frozen=True)
+class Feasibility:
+    """One budget, and what the network can reach; amounts in the unit of the cost."""
+
+    resource: str
+    unit: str
+    label: str
+    """Of the cost: measured, estimated, counted or declared."""
+    dense: float
+    min_cost: float
+    """Cost with every group at its minimum width, and without the branches that can be removed."""
+    limit: float
+    uniform_ratio: float | None
+    """Fraction of the channels that uniform pruning would keep; None if the budget is not reachable by that."""
+
+    @property
+    def is_feasible(self) -> bool:
+        """Whether some widths meet the budget."""
+        return self.min_cost <= self.limit
+
+
 @dataclass(frozen=True, kw_only=True)
 class BudgetResult:
     """One budget and what became of it."""
@@ -109,6 +130,10 @@ class RunSummary:
     max_relative_diff: Number | None = None
     """Largest difference between the outputs of the masked and the slim network, relative to the largest output."""
     width_multiple: int = 1
+    tokens: dict[str, Width] = field(default_factory=dict)
+    """Tokens per run, for resources of the workloads of a language model; their amounts are for one run."""
+    metric: str = "score"
+    """What `scores` are: `score`, or `perplexity`, whose scores are the mean log-likelihood of a token."""
     batches: BatchCount | None = None
     sparse: SparseSummary | None = None
     runner: str = ""

@@ -6,14 +6,39 @@ line (see `ecc.options`). The module does not import torch, so that the help of 
 
 from __future__ import annotations
 
-import difflib
-from dataclasses import dataclass, field
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
-from ecc.constants import MIN_WIDTH_RATIO, PHASES
-from ecc.errors import BadMeasurement, EccError
+from ecc.constants import MIN_WIDTH_RATIO, PHASES, PRESETS
+from ecc.errors import BadMeasurement, EccError, closest
 from ecc.options import check_options, option, settings_from
-from ecc.schedules import Cosine
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cosine:
+    """Cosine decay of the learning rate to 0, after an optional constant part.
+
+    It is a function of the step, so that a checkpoint need not save it. A curve that several trainings share has
+    `steps_before` and `steps_after`.
+    """
+
+    start_lr: float | None = option(None, "Learning rate at the start. Default: that of the optimizer.", above=0)
+    hold_steps: int = option(0, "Steps in which it stays constant.", range=(0, None))
+    steps_before: int = option(0, "Steps of an earlier training on the same curve.", range=(0, None))
+    steps_after: int = option(0, "Steps of a later training on the same curve.", range=(0, None))
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+    def lr(self, base_lr: float, step: int, steps: int) -> float:
+        """The learning rate of a step, counted from 0, of a training; `base_lr` is that of the optimizer."""
+        start = base_lr if self.start_lr is None else self.start_lr
+        step, steps = self.steps_before + step, self.steps_before + steps + self.steps_after
+        progress = min(max(step - self.hold_steps, 0) / max(steps - self.hold_steps, 1), 1.0)
+        return start * (1 + math.cos(math.pi * progress)) / 2
+
 
 PRECISIONS = ("fp32", "bf16", "fp16")
 
@@ -28,11 +53,7 @@ AUTO_DISTILL_WEIGHT = 0.5
 
 @dataclass(frozen=True, kw_only=True)
 class TrainSettings:
-    """Settings of the training loop. The number of steps and the learning-rate schedule are arguments of `train`.
-
-    Raises:
-        EccError: If a value is out of its range.
-    """
+    """Settings of the training loop. The number of steps and the learning-rate schedule are arguments of `train`."""
 
     precision: str = option(
         "fp32",
@@ -66,11 +87,7 @@ class TrainSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class DistillSettings:
-    """Settings of distillation: the loss is `weight * distance(outputs, teacher) + (1 - weight) * task loss`.
-
-    Raises:
-        EccError: If a value is out of its range.
-    """
+    """Settings of distillation: the loss is `weight * distance(outputs, teacher) + (1 - weight) * task loss`."""
 
     weight: float | None = option(
         None,
@@ -107,11 +124,7 @@ class DistillSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class AdmmSettings:
-    """Constants of Algorithm 1. The defaults are those of the authors' published command.
-
-    Raises:
-        EccError: A value is out of range.
-    """
+    """Constants of Algorithm 1. The defaults are those of the authors' published command."""
 
     width_lr: float = option(3.0, "Step size of the widths (beta).", above=0, flag="admm_width_lr")
     width_penalty: float = option(10.0, "Penalty of the widths (rho_1).", above=0, flag="admm_width_penalty")
@@ -148,7 +161,7 @@ class CompressSettings:
     pretrain_steps: int = option(
         0, "Training steps of the dense network before pruning; 0 if it is trained.", range=(0, None), common=True
     )
-    prune_steps: int = option(2000, "Number of pruning steps.", range=(1, None), common=True)
+    prune_steps: int = option(2000, "Number of pruning steps.", range=(0, None), common=True)
     finetune_steps: int = option(1000, "Number of fine-tuning steps of the slim network.", range=(0, None), common=True)
     lr: float = option(1e-4, "Learning rate of pruning and fine-tuning (Adam).", above=0, range=(None, 1), common=True)
     finetune_lr: float | None = option(
@@ -169,6 +182,9 @@ class CompressSettings:
     )
     uniform_floor: float = option(
         0.0, "Minimum width of a group, as a fraction of its width under uniform pruning.", range=(0, 0.999)
+    )
+    depth: bool = option(
+        True, "Allow that residual branches are removed entirely, by methods that can (ecc with solver scheduled)."
     )
     solver: str = option(
         "scheduled",
@@ -211,6 +227,7 @@ class CompressSettings:
             "solver": "admm",
             "importance": "adam_norm",
             "min_width_ratio": 0.0,  # at least one channel
+            "depth": False,
             "width_multiple": 1,
             "lr": 1e-5,
             "finetune_lr": 3e-5,
@@ -256,6 +273,21 @@ class CompressSettings:
         hold = int(reduction**2 * (self.prune_steps + self.finetune_steps))
         before, after = (0, self.finetune_steps) if phase == "prune" else (self.prune_steps, 0)
         return Cosine(start_lr=self.lr, hold_steps=hold, steps_before=before, steps_after=after)
+
+
+def make_settings(preset: str, values: Mapping[str, Any]) -> CompressSettings:
+    """Settings of a preset with some of them changed.
+
+    Raises:
+        EccError: If there is no such preset or setting, or a value is out of range.
+    """
+    if preset not in PRESETS:
+        raise EccError(f"preset {preset!r} is unknown; choose one of {', '.join(PRESETS)}.")
+    made = CompressSettings.paper(**values) if preset == "paper" else settings_from(CompressSettings, values)
+    if "log_every" in values:
+        return made
+    log_every = max(1, min(50, made.prune_steps // 50))  # a short run is drawn as finely as a long one
+    return replace(made, train=replace(made.train, log_every=log_every))
 
 
 # --- measurements and profiles ---------------------------------------------------------------------
@@ -356,8 +388,8 @@ def check_runner(spec: str | None) -> None:
         return
     name, colon, argument = spec.partition(":")
     if name not in RUNNERS or (colon and not argument):
-        close = difflib.get_close_matches(name, RUNNERS, n=1)
-        hint = f"did you mean {close[0]!r}?" if close and close[0] != name else ""
+        close = closest(name, RUNNERS)
+        hint = f"did you mean {close!r}?" if close and close != name else ""
         known = f"choose one of auto, {', '.join(RUNNERS)}, or file.py:MyRunner."
         raise EccError(f"runner is {spec!r}; {hint or known}")
     if colon and name in ("eager", "cuda-graph"):
@@ -386,11 +418,7 @@ MAX_SAMPLES = 1_000_000
 
 @dataclass(frozen=True, kw_only=True)
 class Design:
-    """Which widths are measured, how often, and in which order.
-
-    Raises:
-        EccError: If a value is out of its range.
-    """
+    """Which widths are measured, how often, and in which order."""
 
     kind: str = option("mixed", "Design: mixed or uniform.", choices=DESIGNS, flag="design")
     samples: int = option(
@@ -403,6 +431,7 @@ class Design:
     )
     seed: int = option(0, "Random seed of the design.", range=(0, 2**32 - 1), metavar="N")
     width_multiple: int | None = option(None, "Use widths that are multiples of N.", range=(1, None), metavar="N")
+    depth: bool = option(True, "Include networks with removed residual branches (design mixed).")
     rounds: int = option(
         1, "How often each configuration is measured.", range=(1, None), metavar="N", changes_result=False
     )
@@ -425,6 +454,11 @@ class Design:
                 raise BadMeasurement(f"shard {number}/{count} does not exist; give 1/N to N/N.")
             if not self.indices():
                 raise BadMeasurement(f"shard {number}/{count} of {self.samples} samples is empty; use more samples.")
+
+    @property
+    def removes_branches(self) -> bool:
+        """Whether some configurations have removed branches."""
+        return self.depth and self.kind == "mixed"
 
     def indices(self) -> tuple[int, ...]:
         """Indices of the samples to measure: those of the shard, or all."""

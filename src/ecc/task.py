@@ -22,6 +22,41 @@ form `loss(model, batch)` it may be anything."""
 
 MAX_BATCH_SIZE = 1 << 20
 
+WORKLOADS = ("decode", "prefill")
+"""Workloads of a language model, in the order in which a budget without a name refers to them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenWorkload:
+    """What a language model is measured on: it reads a prompt (prefill), or generates tokens (decode).
+
+    Raises:
+        BadTask: If the name is unknown, or a number is below 1.
+    """
+
+    name: str
+    """One of `WORKLOADS`."""
+    batch: int = 1
+    """Sequences that are processed at once."""
+    length: int = 128
+    """Prefill: tokens of the prompt. Decode: tokens in the KV cache when the next one is generated."""
+
+    def __post_init__(self) -> None:
+        if self.name not in WORKLOADS:
+            raise BadTask(f"workload {self.name!r} is unknown; choose one of {', '.join(WORKLOADS)}.")
+        if not 1 <= self.batch <= MAX_BATCH_SIZE or self.length < 1:
+            raise BadTask(f"workload {self.name!r} has batch {self.batch} and length {self.length}; give 1 or more.")
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that one run processes, by which joules per token are computed."""
+        return self.batch * self.length if self.name == "prefill" else self.batch
+
+    @property
+    def resources(self) -> dict[str, str]:
+        """Names of its energy and of its latency in budgets and results."""
+        return {"energy": self.name, "latency": f"{self.name}_latency"}
+
 
 # eq=False: comparing tensors gives tensors, so two tasks are equal only when they are the same object.
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -59,15 +94,17 @@ class Task:
     evaluate_held_out: Callable[[nn.Module], float] | None = None
     """Score on a held-out part of the training split, higher is better; for every choice a method makes."""
 
+    metric: str = "score"
+    """What the scores are: `score`, or `perplexity` if they are the mean log-likelihood of a token."""
+
+    workloads: tuple[TokenWorkload, ...] = ()
+    """Workloads of a language model, each with its own profile and budgets; empty for other networks."""
+
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name.strip():
             raise BadTask(f"name of a task is {self.name!r}; give a non-empty string.")
         where = f"of task {self.name!r}"
-        if isinstance(self.model, type) and issubclass(self.model, nn.Module):
-            name = self.model.__name__
-            raise BadTask(f"model {where} is the class {name}; give an instance: {name}(...).")
-        if not isinstance(self.model, nn.Module):
-            raise BadTask(f"model {where} is {_type_name(self.model)}; give a torch.nn.Module instance.")
+        check_model(self.model, f"model {where}")
         _check_inputs(f"example_input {where}", self.example_input)
         for field in ("loss", "evaluate", "evaluate_held_out"):
             value = getattr(self, field)
@@ -85,6 +122,10 @@ class Task:
                 "function of the epoch."
             )
 
+    def workload_of(self, resource: str) -> TokenWorkload | None:
+        """The workload that a resource such as `decode_latency` belongs to; None for those of the example input."""
+        return next((one for one in self.workloads if resource in one.resources.values()), None)
+
     def epoch_batches(self, epoch: int) -> Iterable[Batch]:
         """Batches of one epoch, as the user supplies them. `ecc.training.BatchStream` seeds and counts them.
 
@@ -94,6 +135,22 @@ class Task:
         if self.train_batches is None:
             raise BadTask(f"task {self.name!r} has no train_batches.")
         return self.train_batches(epoch) if callable(self.train_batches) else self.train_batches
+
+
+def check_model(model: object, what: str = "model") -> None:
+    """Refuse what looks like a model and is not one, such as `ultralytics.YOLO`, whose `train()` starts a training.
+
+    Raises:
+        BadTask: If it is not an instance of `torch.nn.Module`, or only wraps one.
+    """
+    kind = _type_name(model)
+    if isinstance(model, type):
+        raise BadTask(f"{what} is the class {model.__name__}; give an instance, such as {model.__name__}().")
+    is_module = isinstance(model, nn.Module) and "mode" in inspect.signature(model.train).parameters
+    if not is_module and isinstance(getattr(model, "model", None), nn.Module):
+        raise BadTask(f"{what} is a {kind}, which only wraps a torch.nn.Module; pass `{kind.lower()}.model`.")
+    if not isinstance(model, nn.Module):
+        raise BadTask(f"{what} is {kind}; give a torch.nn.Module instance.")
 
 
 def takes_model(loss: Callable[..., Any] | None) -> bool:

@@ -63,19 +63,32 @@ def tensors_in(value: Any, depth: int = 0) -> Iterator[Tensor]:
 
 
 def outputs_in(value: Any) -> Iterator[Tensor]:
-    """Every tensor in the outputs of a network, without its cache of keys and values.
+    """Every tensor in the outputs of a network, without caches and intermediate values.
 
-    A cache is state for the next call. Its sizes follow the heads of the network that wrote it.
+    A cache of keys and values is state for the next call. Its sizes follow the heads of the network that wrote it.
+    Hugging Face's models return intermediate values beside their result if `output_hidden_states=True`. Their sizes
+    follow the widths of the network.
     """
     if isinstance(value, Mapping):
         for name, item in value.items():
-            if name != "past_key_values":
+            if not is_intermediate(value, name):
                 yield from outputs_in(item)
     elif isinstance(value, (list, tuple)):
         for item in value:
             yield from outputs_in(item)
     elif not type(value).__module__.startswith("transformers.cache_utils"):
         yield from tensors_in(value)
+
+
+def is_intermediate(outputs: Mapping[str, Any], name: str) -> bool:
+    """Whether an entry of a network's outputs is a cache, or an intermediate value of a Hugging Face model."""
+    if name == "past_key_values":
+        return True
+    if not type(outputs).__module__.startswith("transformers."):
+        return False
+    return name.endswith(("hidden_states", "attentions")) or (
+        name == "encoder_last_hidden_state" and not {"logits", "last_hidden_state"}.isdisjoint(outputs)
+    )
 
 
 # --- settings ------------------------------------------------------------------------------------

@@ -16,7 +16,6 @@ from ecc.cli.compare import QUICK
 from ecc.energy import EnergyModel
 from ecc.graph import trace_channels
 from ecc.task import with_batch_size
-from ecc.training import load_state
 from ecc.zoo import AlexNet, find_data, find_task, image_task
 from ecc.zoo.image_task import NETWORKS
 from ecc.zoo.recipe import read_recipe
@@ -40,26 +39,6 @@ def save_model(folder: Path, name: str, tree: Path, size: tuple[int, int]) -> st
 
 
 # ---------------------------------------------------------------- data sets
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "make", "size", "head", "outputs"),
-    [
-        pytest.param("mobilenet_v1", trees.folders, (32, 32), "fc.bias", 3, marks=pytest.mark.thorough),
-        ("erfnet", trees.cityscapes, (16, 32), "decoder.output_conv.bias", 19),
-    ],
-)
-def test_the_networks_of_the_paper_are_compressed_on_their_data(
-    name: str, make: Any, size: tuple[int, int], head: str, outputs: int, tmp_path: Path
-) -> None:
-    tree = make(tmp_path / "tree")
-    words = ("--data", str(tree), "--image-size", f"{size[0]}x{size[1]}")
-    model = ("--energy", save_model(tmp_path, name, tree, size))
-    summary = from_json(ecc("compress", name, *words, *model, *SHORT, "-o", str(tmp_path / "run"), "--json"))
-    assert summary["met"]
-    assert set(summary["scores"]) == {"dense", "pruned", "finetuned"}
-    assert load_state(tmp_path / "run" / "slim.safetensors")[head].shape == (outputs,)
 
 
 def test_every_verb_builds_the_network_for_the_data(tmp_path: Path) -> None:
@@ -113,7 +92,7 @@ def thin_alexnet(classes: int) -> nn.Module:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.thorough] if "paper" in str(name) else []) for name in ALL]
+    "name", [pytest.param(name, marks=[pytest.mark.thorough] * name.startswith(("paper", "alexnet"))) for name in ALL]
 )
 def test_a_bundled_recipe_runs_for_a_few_steps_on_a_tiny_data_set(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -154,20 +133,18 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_typed_options_win_over_quick_and_quick_over_the_recipe(folder: Path) -> None:
-    quick = QUICK["finetune_steps"]
+    typed = ("--quick", "--pretrain-steps", "0", "--prune-steps", "9", "--freeze", "pointwise", "--budgets", "65%")
     cases = [
-        ((), (4, 2, 0.25, 1e-3, 0.2), ["stem.0"]),
-        (("--quick", "--pretrain-steps", "0", "--prune-steps", "9"), (9, quick, 0.25, 1e-3, 0.2), ["stem.0"]),
-        (("--prune-steps", "5", "--freeze", "pointwise"), (5, 2, 0.25, 1e-3, 0.2), ["pointwise"]),
+        ((), (4, 2, 0.25, 1e-3, 0.2), ["stem.0"], "70%"),
+        (typed, (9, QUICK["finetune_steps"], 0.25, 1e-3, 0.2), ["pointwise"], "65%"),
     ]
-    for number, (more, expected, frozen) in enumerate(cases):
+    for number, (more, expected, frozen, budget) in enumerate(cases):
         place = str(number)
         rows = from_json(ecc("compare", "mine.toml", "--energy", "energy.json", "--json", "-o", place, *more))
         grid = json.loads((folder / place / "grid.json").read_text())
         names = ("prune_steps", "finetune_steps", "kd_weight", "lr", "min_width_ratio")
         assert tuple(grid["settings"][name] for name in names) == expected
-        assert grid["freeze"] == frozen
-        assert {row["budget"] for row in rows} == ({"65%", "40%"} if "--quick" in more else {"70%"})
+        assert (grid["freeze"], {row["budget"] for row in rows}) == (frozen, {budget})
 
 
 def test_compress_takes_a_recipe_or_a_config_file(folder: Path) -> None:

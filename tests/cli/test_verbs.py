@@ -8,22 +8,21 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
-from dataclasses import replace
 from pathlib import Path
 from urllib.request import urlopen
 
 import pytest
 
 from cli.command import NET, PLATFORM, SHORT, ecc, from_json, run_ok, summary_of
-from ecc.cli.compare import GridSpec
 from ecc.cli.options import recall_task, remember_task
 from ecc.energy import EnergyModel
 from ecc.errors import NoMeter
-from ecc.graph import ChannelGraph, trace_channels
+from ecc.graph import ChannelGraph
 from ecc.measure import Profile, registry
+from ecc.report.serve import LiveServer
 from ecc.training import load_state
-from ecc.zoo import find_task
 from export.runs import finished_run, small_task
 from methods.jobs import digits_model
 from report.folders import write_run
@@ -182,17 +181,6 @@ def test_compress_profiles_fits_prunes_and_reports_in_one_command(folder: Path) 
     assert "seed" in refused.stderr
 
 
-def test_counted_budgets_need_no_meter_and_no_profile(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ecc.api.find_meter", None)
-    words = ("compress", "digits", "--budget", "macs=60%", "--budget", "params=30k", "-o", "run", *SHORT)
-    rows = from_json(ecc(*words, "--json"))["budgets"]
-    assert {name: (row["label"], row["met"]) for name, row in rows.items()} == {
-        "macs": ("counted", True),
-        "params": ("counted", True),
-    }
-    assert not (folder / "run" / "network.profile").exists()
-
-
 def test_energy_latency_and_parameters_at_once(folder: Path) -> None:
     budgets = ("--budget", "60%", "--budget", "latency=80%", "--budget", "params=30k")
     models = ("--energy", "energy.json", "--energy", "latency.json")
@@ -201,12 +189,6 @@ def test_energy_latency_and_parameters_at_once(folder: Path) -> None:
         "energy": "estimated", "latency": "estimated", "params": "counted",
     }  # fmt: skip
     assert all(row["result"] <= row["limit"] for row in rows.values())
-
-
-def test_without_a_meter_the_label_is_predicted(folder: Path) -> None:
-    words = ("--energy", "energy.json", "--budget", "60%", "-o", "run", "--meter", "none", "--json")
-    summary = from_json(ecc("compress", "digits", *words, *SHORT))
-    assert (summary["label"], summary["budgets"]["energy"]["label"]) == ("predicted", "predicted")
 
 
 def test_a_machine_without_a_meter_gets_a_short_list_of_choices(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -242,7 +224,7 @@ def test_a_report_that_cannot_be_written_is_a_note(folder: Path, monkeypatch: py
     def fail(*args: object) -> None:
         raise ImportError("No module named 'altair'")
 
-    monkeypatch.setattr("ecc.api.write_report", fail)
+    monkeypatch.setattr("ecc.report.page.write_report", fail)
     words = ("compress", "digits", "--energy", "energy.json", "--budget", "60%", "-o", "run", *SHORT)
     assert "note: no report was written: No module named 'altair'" in run_ok(*words).stdout
 
@@ -297,19 +279,9 @@ def test_compare_profiles_once_runs_the_grid_and_reports(folder: Path) -> None:
     assert "every run failed" in failed.stderr
 
 
-def test_a_comparison_is_built_from_plain_values(folder: Path) -> None:
-    spec = GridSpec(task="digits", energy=("energy.json",), methods=("uniform",), budgets=("65%",), seeds=2)
-    with replace(spec, device="cpu").opened() as grid:
-        assert [(cell.method, cell.budget, cell.seed) for cell in grid.runs] == [
-            ("uniform", "65%", 0),
-            ("uniform", "65%", 1),
-        ]
-
-
 def test_without_ray_the_error_says_what_to_install(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    words = ("compare", "digits", "--energy", "energy.json", "--quick", "--backend", "ray", "-o", "runs")
-    result = ecc(*words)
+    result = ecc("compare", "digits", "--energy", "energy.json", "--quick", "--backend", "ray", "-o", "runs")
     assert result.exit_code == 2
     assert "pip install ray" in result.stderr
 
@@ -346,26 +318,19 @@ def test_report_writes_into_the_run_or_where_it_is_told_to(folder: Path) -> None
     assert "figures/widths.svg" in text
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(os.name == "nt", reason="Windows has no SIGINT for one process")
-def test_a_live_report_prints_its_address_and_ends_with_ctrl_c(folder: Path) -> None:
+def test_a_live_report_prints_its_address_and_ends_with_ctrl_c(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[bytes] = []
+
+    def serve_one(server: LiveServer, **options: float) -> None:
+        thread = threading.Thread(target=server.handle_request)
+        thread.start()
+        with urlopen(server.url, timeout=30) as answer:
+            seen.append(answer.read())
+        thread.join()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("ecc.report.page._library", lambda: "0")  # bundling it takes seconds
+    monkeypatch.setattr(LiveServer, "serve_forever", serve_one)
     write_run(folder / "run", finished=False)
-    words = [sys.executable, "-m", "ecc", "report", "--live", "run", "--port", "0"]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        try:
-            url = process.stdout.readline().split()[0]
-            with urlopen(url, timeout=30) as answer:
-                assert b"<!doctype html>" in answer.read()
-            process.send_signal(signal.SIGINT)
-            _, errors = process.communicate(timeout=30)
-        finally:
-            process.kill()
-    assert (process.returncode, errors) == (0, "")
-
-
-def test_profile_fit_and_compress_see_the_same_network(folder: Path) -> None:
-    run_ok("profile", "net.py:build", *PLATFORM, "--samples", "20", "-o", "net.profile", "-q")
-    run_ok("fit", "net.profile", "-o", "net.json")
-    task = find_task("net.py:build")
-    EnergyModel.load("net.json").check(trace_channels(task.model, task.example_input, verify=False))
+    assert run_ok("report", "--live", "run", "--port", "0").stdout.startswith("http://127.0.0.1:")
+    assert b"<!doctype html>" in seen[0]

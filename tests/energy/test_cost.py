@@ -14,12 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from ecc.budget import COUNTED_UNITS as UNITS
 from ecc.energy import Cost, CountedCost, NonzeroCost, counted_cost, nonzero_cost, parse_budget
 from ecc.energy.cost import RISE, BilinearForm, StepTerms
-from ecc.energy.counted import UNITS
 from ecc.energy.families import candidate_steps
 from ecc.errors import BadWidths
-from ecc.graph import AffineSize, trace_channels, with_widths
+from ecc.graph import AffineSize, trace_channels
 from ecc.graph.structure import TensorShape
 from ecc.measure.meters.platform import PLATFORMS, Platform
 from energy.cases import (
@@ -28,8 +28,6 @@ from energy.cases import (
     autograd,
     finite_differences,
     graph_of,
-    named,
-    network,
     pairs_of,
     random_model,
     random_widths,
@@ -140,25 +138,32 @@ def steps_of_digits() -> StepTerms:
     steps = candidate_steps(structure_of("digits"))
     heights = np.random.default_rng(0).random(len(steps))
     sizes, levels = tuple(step.size for step in steps), tuple(step.level for step in steps)
-    return StepTerms(tuple(heights.tolist()), sizes, levels, len(structure_of("digits").groups))
+    multiples = tuple(step.multiple for step in steps)
+    return StepTerms(tuple(heights.tolist()), sizes, levels, multiples, len(structure_of("digits").groups))
 
 
 @given(pairs_of(structure_of("digits")))
 def test_steps_only_rise_and_equal_their_definition(pair: tuple[Tensor, Tensor]) -> None:
+    """Except for those of sizes that are not a multiple."""
     made = steps_of_digits()
-    small, large = (float(made.value(widths)) for widths in pair)
-    assert 0 <= small <= large + 1e-12
-    slow = sum(
-        height * min(1.0, max(0.0, (slow_size(size, pair[0].tolist()) - level) / RISE))
-        for height, size, level in zip(made.heights, made.sizes, made.levels, strict=True)
-    )
-    assert small == pytest.approx(slow)
+    parts = list(zip(made.heights, made.sizes, made.levels, made.multiples, strict=True))
+    small, large = (made.terms(widths) for widths in pair)
+    for before, after, (height, size, level, multiple) in zip(small.tolist(), large.tolist(), parts, strict=True):
+        channels = slow_size(size, pair[0].tolist())
+        if multiple:
+            assert before == (height if round(channels) % multiple else 0)
+        else:
+            assert before == pytest.approx(height * min(1.0, max(0.0, (channels - level) / RISE)))
+            assert 0 <= before <= after + 1e-12
+    assert any(made.multiples)
+    assert float(made.value(pair[0])) == pytest.approx(float(small.sum()))
 
 
 @given(widths_of(structure_of("digits")), st.booleans())
 def test_gradient_of_steps_is_the_derivative_towards_smaller_widths(widths: Tensor, at_kinks: bool) -> None:
     widths = (widths / RISE).round() * RISE if at_kinks else widths
     made, step = steps_of_digits(), 1e-4
+    made = replace(made, heights=tuple(h * (m == 0) for h, m in zip(made.heights, made.multiples, strict=True)))
     basis = torch.eye(len(widths)).double()
     towards_smaller = torch.stack([(made.value(widths) - made.value(widths - step * e)) / step for e in basis])
     off = (widths[:, None] - torch.tensor(made.levels, dtype=torch.float64)) / RISE
@@ -187,16 +192,6 @@ def test_counts_equal_those_of_the_graph(name: str) -> None:
         for resource, method in COUNTS.items():
             assert float(counted_cost(graph, resource).value(vector)) == float(getattr(graph, method)(vector))
         assert float(counted_cost(graph, "peak_bytes").value(vector)) == max(slow_layer_bytes(name, vector))
-
-
-@pytest.mark.parametrize("name", ["chain", "residual", "depthwise", "concat", "grouped"])
-def test_parameters_are_those_of_the_pruned_module(name: str) -> None:
-    model, _, graph = network(name)
-    for widths in random_widths(graph.structure, 3):
-        small, vector = with_widths(model, graph, named(graph.structure, widths)), torch.tensor(widths)
-        assert float(counted_cost(graph, "params").value(vector)) == sum(p.numel() for p in small.parameters())
-        tensors = (*small.parameters(), *small.buffers())
-        assert float(counted_cost(graph, "weight_bytes").value(vector)) == sum(t.nbytes for t in tensors)
 
 
 @given(data=st.data())

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from ecc.energy.cost import ONE, RISE
 from ecc.energy.families import (
-    AMOUNTS,
     FAMILIES,
     MAX_LEVELS,
     FittedModel,
@@ -67,7 +66,8 @@ def test_terms_add_up_to_the_counts_of_the_graph(name: str) -> None:
     assert (constant.name, constant.left, constant.right) == ("constant", ONE, ONE)
     linear = [term for term in others if term.right == ONE]
     assert others[: len(linear)] == linear
-    assert [term.name for term in linear] == [structure.groups[position] for position in structure.prunable]
+    plain = [term.name for term in linear if term.left.multiples and not term.switch]
+    assert plain == [structure.groups[position] for position in structure.prunable]
 
 
 def width(group: int, multiple: int = 1, fixed: int = 0) -> AffineSize:
@@ -193,17 +193,6 @@ def test_fits_are_deterministic_independent_of_units_and_learn_a_constant(kind: 
     structure = structure_of("residual")
     found = FAMILIES[kind](Samples(structure, random_widths(structure, 40), np.full(40, 3.0)))
     assert found.at(random_widths(structure, 10, seed=1)) == pytest.approx(np.full(10, 3.0), rel=5e-3)
-
-
-@pytest.mark.parametrize("platform", ["jetson-tx2", "gtx-1080-ti", "eyeriss"])
-@pytest.mark.parametrize("name", ["digits", "mobilenet_v1"])
-def test_physical_family_predicts_unseen_networks(name: str, platform: str) -> None:
-    samples = samples_from_profile(computed(name, platform))
-    even = np.arange(len(samples)) % 2 == 0
-    found, others = physical(samples.take(even)), samples.take(~even)
-    assert np.abs(found.at(others.widths) / others.values - 1).mean() < 0.005
-    assert len(found.unit_coefficients) == len(AMOUNTS)
-    assert found.strength is not None
 
 
 def test_physical_family_needs_fewer_samples_than_the_bilinear_one() -> None:

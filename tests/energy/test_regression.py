@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-import statistics
 
 import numpy as np
 import pytest
 import scipy.optimize
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.optimize import minimize
 
 from ecc.energy import regression
 from ecc.energy.cost import Array
@@ -66,19 +64,6 @@ def test_no_other_coefficients_fit_better(seed: int, relative: bool, strength: f
     for step in steps:
         other = (found + step * scale).clip(min=0)
         assert objective(other, features, values, relative, prior, prior_scale, strength) >= least - 1e-12
-
-
-def test_a_general_minimiser_finds_the_same() -> None:
-    features, prior, values = problem(3)
-    values = values * np.exp(0.2 * np.random.default_rng(0).standard_normal(len(values)))
-    scale = values.mean() / features.mean(axis=0)
-    features, prior = features * scale, prior / scale  # so that all coefficients are about one
-    prior_scale = np.full(5, 0.5)
-    found = fit_coefficients(features, values, prior=prior, prior_scale=prior_scale, strength=0.01)
-    arguments = (features, values, True, prior, prior_scale, 0.01)
-    assert found == pytest.approx(
-        minimize(objective, np.ones(5), arguments, bounds=[(0, None)] * 5, tol=1e-14).x, abs=1e-5
-    )
 
 
 def test_relative_and_weighted_errors_by_hand() -> None:
@@ -210,12 +195,6 @@ def test_groups_are_found_by_name_and_dense_samples_join_the_reference() -> None
     assert samples.values.tolist() == [2.0]
     assert samples.weights is not None
     assert samples.weights.tolist() == [3]
-
-
-@given(st.lists(st.floats(1.98, 2.02), min_size=1, max_size=9))
-def test_the_reference_is_one_sample_its_median(joules: list[float]) -> None:
-    samples = samples_from_profile(profile_of(sample(0), *map(reference, joules)))
-    assert samples.values.tolist()[1:] == [statistics.median(joules)]
 
 
 def test_rounds_are_combined_and_drift_is_divided_out() -> None:

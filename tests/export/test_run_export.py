@@ -20,6 +20,7 @@ from ecc.export.model_card import escape, model_card
 from ecc.export.run_export import export_model, export_run
 from ecc.export.slim_file import load_slim
 from ecc.graph import max_relative_diff
+from ecc.io import lock_folder
 from ecc.run_records import SparseSummary
 from ecc.training import save_state
 from export.runs import SmallNet, finished_run, small_task, summary_of
@@ -256,3 +257,11 @@ def test_untrusted_text_stays_text() -> None:
     assert all(line.startswith("    ") for line in shown.splitlines())
     assert json.loads(shown)["task"] == evil + "\n```"
     assert escape("a\n\tb|c*d_e") == r"a b\|c\*d\_e"
+
+
+def test_folders_of_killed_exports_are_removed_and_those_of_running_ones_stay(tmp_path: Path) -> None:
+    for name in ("killed", "running"):
+        (tmp_path / f".export.{name}").mkdir()
+    with lock_folder(tmp_path / ".export.running"):
+        export_model(nn.Linear(2, 2), torch.zeros(1, 2), tmp_path / "net.torchscript")
+    assert {path.name for path in tmp_path.iterdir()} == {".export.running", "net.torchscript"}

@@ -15,7 +15,7 @@ from ecc.errors import BadFile
 from ecc.export.slim_file import load_slim, on_cpu, save_slim, weights_file
 from ecc.graph import mask_channels_, max_relative_diff, slim, trace_channels, with_widths
 from ecc.training import save_state
-from ecc.zoo import ERFNet, MobileNetV1, digits, resnet20
+from ecc.zoo import digits, resnet20
 from export.runs import SmallNet, finished_run, small_task
 
 FIELDS = ("in_channels", "out_channels", "groups", "num_features", "in_features", "out_features")
@@ -27,8 +27,6 @@ FIELDS = ("in_channels", "out_channels", "groups", "num_features", "in_features"
         (SmallNet, (3, 8, 8)),
         (lambda: digits().model, (1, 8, 8)),
         (resnet20, (3, 32, 32)),
-        (ERFNet, (3, 32, 64)),
-        (MobileNetV1, (3, 32, 32)),
     ],
 )
 def test_a_slim_network_round_trips_without_tracing(

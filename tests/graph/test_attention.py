@@ -10,7 +10,7 @@ from torch import nn
 
 from ecc.export import load_slim, save_slim
 from ecc.graph import ChannelGraph, mask_channels_, slim, trace_channels, with_widths
-from ecc.graph.trace import twins
+from ecc.graph.trace import first_equal_modules
 
 from .attention_nets import FROZEN, PRUNABLE, Block, Fused, Grouped, LiteralHeads, Sdpa
 
@@ -129,8 +129,8 @@ def test_code_that_stops_in_one_module_stops_no_other() -> None:
     assert not any("blocks.1.query" in name for name in prunable)
 
 
-def test_equal_modules_are_twins() -> None:
-    found = twins(TwoBlocks())
+def test_equal_modules_are_found() -> None:
+    found = first_equal_modules(TwoBlocks())
     assert found["blocks.2"] == found["blocks.0"] == "blocks.0"
     assert found["blocks.1"] == "blocks.1"
     assert found["blocks.2.query"] == "blocks.0.query"

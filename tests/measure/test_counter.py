@@ -10,7 +10,7 @@ import pytest
 from ecc.errors import BadMeasurement
 from ecc.measure import CounterProbe, Declared, DeviceState, Reading, probe_counter
 from ecc.measure.counter import CounterWatch, Tick, check_steps
-from ecc.measure.workload import CHUNK_SECONDS, HostWorkload, make_workload, queue_depth
+from ecc.measure.workload import HostWorkload
 from measure.fakes import FakeBoard, FakeMeter
 
 
@@ -157,14 +157,6 @@ def test_a_queue_is_filled_to_its_depth_and_a_slow_host_is_noticed() -> None:
     assert load.chunks_host_bound >= 15
 
 
-@pytest.mark.parametrize(
-    ("chunk_seconds", "read_seconds", "depth"),
-    [(0.004, 0.0, 6), (0.004, 0.0025, 6), (0.004, 0.005, 11), (0.01, 0.0025, 3), (0.5, 0.0025, 2)],
-)
-def test_the_queue_bridges_a_stall_of_the_host(chunk_seconds: float, read_seconds: float, depth: int) -> None:
-    assert queue_depth(chunk_seconds, read_seconds) == depth
-
-
 def test_work_is_counted_in_whole_chunks_on_a_host_and_interpolated_in_a_queue() -> None:
     board, waited = FakeBoard(), list[int]()
     host = HostWorkload(lambda: board.work(0.001), 4, board.clock, synchronize=lambda: waited.append(1))
@@ -179,15 +171,3 @@ def test_work_is_counted_in_whole_chunks_on_a_host_and_interpolated_in_a_queue()
     assert load.done_at(board.now() + 1) is None  # not known yet
     load.forget_before(start + 0.0137)
     assert load.done_at(start + 0.0137) == pytest.approx(13.7, abs=0.05)
-
-
-@pytest.mark.parametrize(
-    ("run_seconds", "read_seconds", "runs"), [(0.0001, 0, 40), (0.001, 0, 4), (0.5, 0, 1), (0.001, 0.01, 30)]
-)
-def test_chunks_have_some_milliseconds_or_three_readings(run_seconds: float, read_seconds: float, runs: int) -> None:
-    board = FakeBoard()
-    load, seconds = make_workload(lambda: board.work(run_seconds), "cpu", board.clock, read_seconds=read_seconds)
-    assert seconds == pytest.approx(max(run_seconds, CHUNK_SECONDS, 3 * read_seconds), rel=0.01)
-    load.advance()
-    assert load.done_at(board.now()) == runs
-    assert make_workload(lambda: None, "cpu", board.clock)[1] > 0  # a run without duration

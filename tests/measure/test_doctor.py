@@ -100,18 +100,6 @@ def test_a_longer_test_has_more_windows_and_repeatability_follows_the_noise(
     assert test.repeatability == pytest.approx(noise / 50**0.5, rel=0.35, abs=0.006)  # 50 ticks a window
 
 
-def test_quick_observes_the_counter_and_runs_nothing(works: Works, monkeypatch: pytest.MonkeyPatch) -> None:
-    board = FakeBoard()
-    works("rapl", board)
-    monkeypatch.setattr(doctor, "prepare_runner", lambda *_: pytest.fail("it ran"))
-    started = board.now()
-    finding = only(diagnose(quick=True, clock=board.clock))
-    assert finding.counter is not None
-    assert finding.counter.idle_watts == pytest.approx(80, rel=0.02)
-    assert (finding.self_test, finding.trouble) == (None, "")
-    assert board.now() - started < 3
-
-
 def out_of_memory(*_: object) -> None:
     raise RuntimeError("CUDA error: out of memory\nCompile with TORCH_USE_CUDA_DSA")
 
@@ -166,13 +154,6 @@ def test_a_real_self_test_on_the_cpu() -> None:
 
 
 # --- the network and its device ----------------------------------------------------------------------
-
-
-def test_the_network_leaves_random_numbers_alone_and_has_a_large_batch_for_gpus() -> None:
-    state = torch.get_rng_state()
-    batches = [doctor._small_network(torch.device(kind))[1].shape[0] for kind in ("cpu", "meta")]
-    assert batches == [1, 256]
-    assert torch.equal(torch.get_rng_state(), state)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import math
-import random
 
 import pytest
 from hypothesis import given
@@ -44,14 +43,6 @@ def test_variation_of_the_reference_is_described(
     assert (drift.cv, drift.span) == (pytest.approx(cv, abs=0.001), pytest.approx(span))
     assert (drift.is_significant, drift.is_steady) == (is_significant, is_steady)
     assert text in str(drift)
-
-
-def test_noise_is_not_drift() -> None:
-    """The test has a level of 5 %."""
-    rng = random.Random(0)
-    taken = [found([math.exp(rng.gauss(0, 0.01)) for _ in range(26)]) for _ in range(400)]
-    assert 0.02 < sum(drift.is_significant for drift in taken) / 400 < 0.09
-    assert sum(drift.noise for drift in taken) / 400 == pytest.approx(0.01, rel=0.05)
 
 
 def test_drift_is_interpolated_on_a_log_scale_and_constant_outside_the_references() -> None:

@@ -9,23 +9,19 @@ from typing import Any
 
 import pytest
 
-from ecc.errors import BadFile, BadMeasurement, EccError
+from ecc.errors import BadFile, BadMeasurement
 from ecc.measure import (
     Declared,
     DeviceState,
-    Estimated,
     Measured,
     Measurement,
     MeasureSettings,
     MeterInfo,
     PowerIntegrator,
-    Provenance,
     Window,
-    close_meter,
 )
 from ecc.measure.measurement import combine_repeats, relative_interval
 from ecc.records import from_json, to_json
-from measure.fakes import FakeBoard, FakeMeter
 
 
 def window(joules: float = 2.0, seconds: float = 0.01, **changes: Any) -> Window:
@@ -60,35 +56,12 @@ def measurement(*windows: Window, relative_ci: float | None = 0.01) -> Measureme
 # --- meters ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("provenance", "label"),
-    [
-        (Measured(), "measured"),
-        (Measured(instrument="on-chip model"), "measured (on-chip model)"),
-        (Estimated(source="table 3"), "estimated"),
-        (Declared(watts=2.5), "CPU time x declared 2.5 W"),
-    ],
-)
-def test_every_meter_has_a_label_and_survives_json(provenance: Provenance, label: str) -> None:
-    info = MeterInfo(name="x", device="y", provenance=provenance, scope="board", covers=("cuda",), notes=("a", "b"))
-    assert info.label == label
-    assert from_json(to_json(info), MeterInfo, "file") == info
-
-
 def test_a_description_with_a_wrong_provenance_or_control_characters_is_refused() -> None:
     with pytest.raises(TypeError, match=r"provenance of meter 'x' is 'measured'; give Measured\(\)"):
         MeterInfo(name="x", device="y", provenance="measured", scope="board")  # type: ignore[arg-type]
     damaged = b'{"name": "x", "device": "\\u001b[2J", "scope": "s", "provenance": {"kind": "measured"}}'
     with pytest.raises(BadFile, match="control characters"):
         from_json(damaged, MeterInfo, "f")
-
-
-def test_a_meter_is_closed_if_it_can_be() -> None:
-    meter, closed = FakeMeter(FakeBoard()), []
-    close_meter(meter)
-    meter.close = lambda: closed.append(1)  # type: ignore[attr-defined]
-    close_meter(meter)
-    assert closed == [1]
 
 
 # --- power integrator --------------------------------------------------------------------------------
@@ -137,21 +110,6 @@ def test_impossible_power_is_refused(watts: float) -> None:
 
 
 # --- settings and results ----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "message"),
-    [
-        ("runner", "fast", "runner is 'fast'; choose one of auto, eager, cuda-graph, compile"),
-        ("window_seconds", 0, r"window is 0; give a number from 0\.001"),
-        ("max_window_seconds", 0.1, r"max_window_seconds is 0\.1; it must not be below window_seconds=0\.5"),
-        ("target_relative_ci", float("nan"), "target_relative_ci is nan"),
-        ("max_repeats", 2, "max_repeats is 2; give at least min_repeats=3"),
-    ],
-)
-def test_settings_out_of_range_are_refused(name: str, value: object, message: str) -> None:
-    with pytest.raises(EccError, match=message):
-        MeasureSettings(**{name: value})  # type: ignore[arg-type]
 
 
 def test_repeats_are_combined_by_the_median_or_the_lower_quartile() -> None:

@@ -217,18 +217,14 @@ GOOD = sample_line(sample(2))
     ("line", "message"),
     [
         (GOOD.replace(b"1.0", b"NaN"), "not valid JSON"),
-        (GOOD.replace(b"1.0", b"1e999"), "out of range|not valid"),
         (GOOD.replace(b"1.0", b"-1.0"), r"Expected `float` > 0.0 - at `\$.joules`"),
         (GOOD.replace(b'"seconds"', b'"later"'), "missing required field `seconds`"),
         (GOOD.replace(b"[4,3]", b"[4]"), r"widths \[4\] do not fit the full widths \[16, 12\]"),
-        (GOOD.replace(b"[4,3]", b"[4,13]"), r"widths \[4, 13\] do not fit"),
-        (GOOD.replace(b"[4,3]", b"[4,0]"), "`int` >= 1"),
         (GOOD.replace(b"}", b',"measured_at":"2026-01-01T00:00:00"}'), "timezone"),
-        (GOOD[:20] + b"\n", "not valid JSON"),
         (b'{"index":' + b"[" * 100_000 + b"\n", "not a valid|not valid"),
         (sample_line(sample(1)), "sample 1 of round 0 is already in line 3"),
     ],
-    ids=range(11),
+    ids=range(7),
 )
 def test_a_damaged_or_repeated_sample_is_refused_with_its_line(path: Path, line: bytes, message: str) -> None:
     profile_of(*SAMPLES).save(path)
@@ -250,15 +246,11 @@ def changed_header(**changes: Any) -> dict[str, Any]:
         ({"index": 1}, "is not a profile; give a file that `ecc profile` wrote"),
         ({"header": {"format": "other", "version": 3}}, "is not a profile"),
         ({"header": changed_header(version=7)}, "has version 7; this version of ecc reads version 4"),
-        ({"header": {"format": "ecc profile", "version": 3}}, "missing required field"),
         ({"header": changed_header(groups=["first"])}, "do not fit the structure"),
-        ({"header": changed_header(batch=0)}, "`int` >= 1"),
         ({"header": changed_header(settings={"runner": "warp"})}, "runner is 'warp'"),
         ({"header": changed_header(settings={"min_ticks": 0})}, "min_ticks is 0"),
         ({"header": changed_header(design={"samples": 10**18})}, "samples is 1000000000000000000"),
-        ({"header": changed_header(design={"shard": [1]})}, r"at `\$.header.design.shard`"),
         ({"header": changed_header(meter={"device": "\x1b[2J"})}, "control characters"),
-        ({"header": changed_header(meter={"provenance": {"kind": "guessed"}})}, "provenance"),
     ],
 )
 def test_a_damaged_header_is_refused(path: Path, data: dict[str, Any], message: str) -> None:
@@ -473,7 +465,6 @@ def test_equal_devices_are_merged_and_others_refused_or_rescaled(tmp_path: Path)
     [
         ({"batch": 64}, "batch is 2 and 64"),
         ({"meter": replace(header().meter, device="another")}, "meter.device is 'paper' and 'another'"),
-        ({"design": replace(header().design, seed=9)}, "design.seed is 0 and 9"),
     ],
 )
 def test_different_profiles_are_not_merged(tmp_path: Path, changes: dict[str, Any], message: str) -> None:

@@ -86,20 +86,6 @@ def test_every_sample_of_the_design_is_measured_once_in_random_order(path: Path)
     assert made == Profile.load(path, small_graph())
 
 
-def test_artificial_noise_differs_between_rounds(path: Path) -> None:
-    source = find_meter("platform:jetson-tx2,noise=0.03")
-    made = profile(SmallNet(), small_graph(), EXAMPLE, source, path, samples=5, rounds=2)
-    assert made.repeat_noise is not None
-    assert 0.005 < made.repeat_noise < 0.1
-
-
-def test_the_reference_comes_first_last_and_in_between(path: Path) -> None:
-    made = computed(path)
-    assert order_of(made) == "R..........R..........R.....R"
-    assert order_of(computed(path.with_suffix(".2"), samples=20)) == "R..........R..........R"
-    assert all(sample.widths == (16, 12) for sample in made.references)
-
-
 def test_networks_are_measured_on_their_device(path: Path) -> None:
     board = FakeBoard()
     frozen: list[int] = []
@@ -183,19 +169,6 @@ def test_arguments_out_of_range_are_refused(path: Path, options: dict[str, Any],
 
 
 # --- resuming ----------------------------------------------------------------------------------------
-
-
-def test_an_interrupted_profile_ends_as_the_same_file(path: Path) -> None:
-    total = len(computed(path, rounds=2).samples)
-    whole = path.read_bytes()
-    for lines in (1, 11, 12, total // 2, total - 1):
-        part = path.with_suffix(".part")
-        part.unlink(missing_ok=True)
-        with pytest.raises(Stop):
-            computed(part, rounds=2, progress=stop_after(lines))
-        assert len(Profile.load(part).samples) == lines
-        computed(part, rounds=2)
-        assert part.read_bytes() == whole
 
 
 KILLED = """

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ecc.errors import NoMeter, option_names
-from ecc.measure import Analytic, Attempt, Meter, close_meter, find_meter, probe_meters, registry
+from ecc.measure import Analytic, Attempt, Meter, find_meter, probe_meters, registry
 from ecc.measure.meters.cputime import CpuTimeMeter
 from ecc.measure.meters.platform import Platform
 from measure.fakes import FakeBoard, FakeMeter
@@ -26,13 +26,6 @@ def failing(reason: str, remedy: str = "") -> Callable[[str], Meter]:
 def nothing_works(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in registry.AUTO:
         monkeypatch.setitem(registry.OPENERS, name, failing(f"no {name} here"))
-
-
-def test_auto_takes_the_first_real_meter_that_works(nothing_works: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    meter = FakeMeter(FakeBoard())
-    monkeypatch.setitem(registry.OPENERS, "amd", lambda argument: meter)
-    monkeypatch.setitem(registry.OPENERS, "rapl", lambda argument: pytest.fail("tried after one that works"))
-    assert find_meter() is meter
 
 
 def test_without_a_meter_the_message_lists_the_choices(nothing_works: None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,13 +76,6 @@ def test_a_spec_opens_its_meter_with_its_argument(monkeypatch: pytest.MonkeyPatc
     assert given == ["", "GPU-8f3a:x"]
     assert isinstance(find_meter("cputime:15W"), CpuTimeMeter)
     assert isinstance(find_meter("platform:eyeriss,tile=4"), Platform)
-
-
-def test_every_real_meter_works_here_or_says_why_not() -> None:
-    for attempt in probe_meters():
-        assert attempt.reason
-        if attempt.meter is not None:
-            close_meter(attempt.meter)
 
 
 @pytest.mark.parametrize(

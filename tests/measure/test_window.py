@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import itertools
-import random
 import statistics
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -80,18 +79,6 @@ def test_half_a_second_on_a_counter_of_100_ms_repeats_within_half_a_percent() ->
     assert relative_std(joules) == pytest.approx(reported, rel=0.5)
 
 
-def test_the_same_window_without_alignment_errs_by_several_percent() -> None:
-    draw = random.Random(0)
-    joules = []
-    for _ in range(200):
-        board, runs = FakeBoard(tick_seconds=0.1, phase=draw.random()), draw.randint(430, 530)
-        board.work(0.3)
-        before = board.read()
-        board.work(runs * RUN_SECONDS)
-        joules.append((board.read() - before) / runs)
-    assert relative_std(joules) == pytest.approx(0.41 * 0.1 / 0.5, rel=0.15)  # 8 %
-
-
 @pytest.mark.parametrize(
     ("run_seconds", "launch_seconds", "joules", "host_bound"),
     [
@@ -118,28 +105,6 @@ def test_a_continuous_counter_is_read_rarely() -> None:
     assert statistics.fmean(joules) == pytest.approx(300 * RUN_SECONDS, rel=0.002)
     assert windows[0].window_seconds == pytest.approx(0.5, rel=0.1)
     assert windows[0].polling_share < 0.001
-
-
-def test_inferences_longer_than_a_period_get_longer_windows() -> None:
-    board = FakeBoard(tick_seconds=0.1)
-    windows = windows_of(board, repeats(20), load=HostWorkload(lambda: board.work(0.313), 1, board.clock))
-    assert windows[0].window_seconds == pytest.approx(0.41 * 0.1 / 0.005, rel=0.1)
-    assert relative_std([window.joules for window in windows]) < 0.01
-
-
-def test_irregular_ticks_are_tolerated() -> None:
-    latched = {"value": 0.0, "index": -1}
-
-    def uneven(joules: float, now: float) -> float:
-        """Periods of 60 and 140 ms in turn."""
-        cycle, rest = divmod(now - 1000.0, 0.2)
-        index = 2 * int(cycle) + (rest >= 0.06)
-        if index != latched["index"]:
-            latched.update(value=joules, index=index)
-        return latched["value"]
-
-    windows = windows_of(FakeBoard(tick_seconds=0.02, fault=uneven), repeats(20, min_ticks=5))
-    assert statistics.fmean(w.joules for w in windows) == pytest.approx(300 * RUN_SECONDS, rel=0.03)
 
 
 def test_windows_repeat_until_they_agree_and_poll_only_when_a_tick_is_due() -> None:
@@ -181,27 +146,6 @@ def test_the_aliasing_error_is_the_standard_error_of_the_ticks() -> None:
 def test_a_window_is_extended_while_its_ticks_differ(noise: float, low: int, high: int) -> None:
     ticks = [window.ticks for window in windows_of(FakeBoard(noise=noise), repeats(4))]
     assert low <= min(ticks) <= max(ticks) <= high
-
-
-def test_longer_windows_reduce_aliasing() -> None:
-    tick, seen, draw = 0.1, 0.006, random.Random(0)
-
-    def watts(start: float, run: float) -> float:
-        """Mean over the 6 ms that the sensor sees of a load of 700 W in the first third of a run, then 400 W."""
-        steps = [start + seen * (k + 0.5) / 100 for k in range(100)]
-        return statistics.fmean(700 if (t / run) % 1 < 1 / 3 else 400 for t in steps)
-
-    def median_error(most: int) -> float:
-        errors = []
-        for _ in range(150):
-            run, phase = draw.uniform(0.003, 0.006), draw.uniform(0, 1)
-            joules = [watts(phase + k * tick, run) for k in range(5)]
-            while len(joules) < most and aliasing_error(ticks_of(joules), tick) > 0.005:
-                joules.append(watts(phase + len(joules) * tick, run))
-            errors.append(abs(statistics.fmean(joules) / 500 - 1))
-        return statistics.median(errors)
-
-    assert median_error(10) < 0.75 * median_error(5)
 
 
 # --- faults ------------------------------------------------------------------------------------------
@@ -346,13 +290,6 @@ def test_a_gpu_is_measured_through_its_queue(monkeypatch: pytest.MonkeyPatch) ->
     assert result.joules == pytest.approx(1e-4 * 300 + 9e-4 * 80, rel=0.05)
     assert result.host_bound_share > 0.9
     assert result.polling_share < 0.05
-
-
-def test_a_shared_device_is_refused_before_long_work() -> None:
-    board = FakeBoard()
-    with pytest.raises(BadMeasurement, match="also used by process 42"):
-        measured(board, FakeMeter(board, state=DeviceState(other_processes=("process 42",))))
-    assert board.now() < 1000.1
 
 
 @pytest.mark.parametrize(

@@ -5,99 +5,38 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ecc.energy import EnergyModel, fit, parse_budgets
 from ecc.energy.families import FittedModel, bilinear_terms
 from ecc.graph import ChannelGraph, trace_channels
 from ecc.measure import EnergySource, MeterInfo, Profile, Reading, find_meter, profile
-from ecc.methods import Compression, CompressSettings
-from ecc.methods.compression import CompressedModel
+from ecc.methods import CompressedModel, Compression, CompressSettings
 from ecc.options import settings_from
 from ecc.task import Task, with_batch_size
 from ecc.zoo import find_task
 from energy.cases import model_of, origin, slow_size
-from graph.layers import conv, named
+from methods.nets import Concat, Residual, TransformerMlp, chain, depthwise, grouped, transposed
 
 BATCH = 256  # of digits: with one item, starting the kernels is most of what a platform spends
 
 # ---------------------------------------------------------------- networks of which one channel is less than the band
 
 
-def chain() -> nn.Module:
-    return named(conv1=conv(3, 96), bn1=nn.BatchNorm2d(96), relu1=nn.ReLU(), conv2=conv(96, 64), head=conv(64, 4))
-
-
-class Residual(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem, self.conv1, self.conv2 = conv(3, 64), conv(64, 72), conv(72, 64)
-        self.bn1, self.bn2 = nn.BatchNorm2d(72), nn.BatchNorm2d(64)
-        self.head = nn.Linear(64, 5)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = F.relu(self.stem(x))
-        x = F.relu(x + self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x))))))
-        out: Tensor = self.head(x.mean((2, 3)))
-        return out
-
-
-def depthwise() -> nn.Module:
-    return named(
-        conv1=conv(3, 96), relu1=nn.ReLU6(), dw=conv(96, 96, groups=96), pw=conv(96, 80, 1), head=conv(80, 4, 1)
-    )
-
-
-class Concat(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.left, self.right, self.mix, self.head = conv(3, 60), conv(3, 70), conv(130, 64), conv(64, 4, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.head(F.relu(self.mix(torch.cat([self.left(x), F.relu(self.right(x))], dim=1))))
-        return out
-
-
-def grouped() -> nn.Module:
-    return named(conv1=conv(3, 128), relu=nn.ReLU(), conv2=conv(128, 128, groups=64), head=conv(128, 32, 1))
-
-
-def transposed() -> nn.Module:
-    return named(
-        conv1=conv(3, 96),
-        up=nn.ConvTranspose2d(96, 80, 2, stride=2),
-        relu=nn.ReLU(),
-        head=nn.ConvTranspose2d(80, 4, 2, stride=2),
-    )
-
-
-class TransformerMlp(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed, self.norm, self.head = nn.Linear(6, 8), nn.LayerNorm(8), nn.Linear(8, 3)
-        self.fc1, self.fc2 = nn.Linear(8, 320), nn.Linear(320, 8)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.embed(x)
-        out: Tensor = self.head(x + self.fc2(F.gelu(self.fc1(self.norm(x)))))
-        return out
-
-
 WIDE: dict[str, Callable[[], nn.Module]] = {
-    "chain": chain,
-    "residual": Residual,
-    "depthwise": depthwise,
-    "concat": Concat,
-    "grouped": grouped,
-    "transposed": transposed,
-    "transformer MLP": TransformerMlp,
+    "chain": partial(chain, 96, 64),
+    "residual": partial(Residual, 64, 72),
+    "depthwise": partial(depthwise, 96, 80),
+    "concat": partial(Concat, 60, 70, 64),
+    "grouped": partial(grouped, 128, 32),
+    "transposed": partial(transposed, 96, 80),
+    "transformer MLP": partial(TransformerMlp, 320),
 }
 
 

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ecc.energy.cost import BilinearForm
+from ecc.energy.cost import BilinearForm, CostForm
 from ecc.graph import AffineSize, ChannelGraph, ChannelGroup, trace_channels
 from ecc.zoo.digits import DigitsNet
 from graph.layers import conv, named
@@ -27,12 +27,16 @@ class ProductCost:
     resource: str = "energy"
     unit: str = "J"
     label: str = "counted"
+    branches: tuple[str, ...] = ()
 
     def value(self, widths: Tensor) -> Tensor:
         return self.products.value(widths)
 
     def gradient(self, widths: Tensor) -> Tensor:
         return self.products.gradient(widths)
+
+    def form(self, budget: float) -> CostForm:
+        return self.products.form()
 
     def to(self, device: torch.device | str) -> ProductCost:
         return replace(self, products=replace(self.products, device=device))
@@ -86,14 +90,14 @@ def pair_cost(
 # ---------------------------------------------------------------- networks
 
 
-def chain() -> nn.Module:
+def chain(first: int = 16, second: int = 24) -> nn.Module:
     return named(
-        conv1=conv(3, 16),
-        bn1=nn.BatchNorm2d(16),
+        conv1=conv(3, first),
+        bn1=nn.BatchNorm2d(first),
         relu1=nn.ReLU(),
-        conv2=conv(16, 24),
+        conv2=conv(first, second),
         relu2=nn.ReLU(),
-        head=conv(24, 4),
+        head=conv(second, 4),
     )
 
 
@@ -110,11 +114,11 @@ def flattened() -> nn.Module:
 
 
 class Residual(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, stream: int = 16, inner: int = 12) -> None:
         super().__init__()
-        self.stem, self.conv1, self.conv2 = conv(3, 16), conv(16, 12), conv(12, 16)
-        self.bn1, self.bn2 = nn.BatchNorm2d(12), nn.BatchNorm2d(16)
-        self.head = nn.Linear(16, 5)
+        self.stem, self.conv1, self.conv2 = conv(3, stream), conv(stream, inner), conv(inner, stream)
+        self.bn1, self.bn2 = nn.BatchNorm2d(inner), nn.BatchNorm2d(stream)
+        self.head = nn.Linear(stream, 5)
 
     def forward(self, x: Tensor) -> Tensor:
         x = F.relu(self.stem(x))
@@ -122,46 +126,54 @@ class Residual(nn.Module):
         return self.head(x.mean((2, 3)))
 
 
-def depthwise() -> nn.Module:
+def depthwise(first: int = 12, second: int = 20) -> nn.Module:
     return named(
-        conv1=conv(3, 12),
+        conv1=conv(3, first),
         relu1=nn.ReLU6(),
-        dw=conv(12, 12, groups=12),
-        bn=nn.BatchNorm2d(12),
-        pw=conv(12, 20, 1),
+        dw=conv(first, first, groups=first),
+        bn=nn.BatchNorm2d(first),
+        pw=conv(first, second, 1),
         relu2=nn.ReLU6(),
-        head=conv(20, 4, 1),
+        head=conv(second, 4, 1),
     )
 
 
 class Concat(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, left: int = 10, right: int = 14, mix: int = 12) -> None:
         super().__init__()
-        self.left, self.right, self.mix, self.head = conv(3, 10), conv(3, 14), conv(24, 12), conv(12, 4, 1)
+        self.left, self.right = conv(3, left), conv(3, right)
+        self.mix, self.head = conv(left + right, mix), conv(mix, 4, 1)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(F.relu(self.mix(torch.cat([self.left(x), F.relu(self.right(x))], dim=1))))
 
 
-def grouped() -> nn.Module:
-    return named(conv1=conv(3, 32), relu=nn.ReLU(), conv2=conv(32, 32, groups=16), relu2=nn.ReLU(), head=conv(32, 4, 1))
-
-
-def transposed() -> nn.Module:
+def grouped(width: int = 32, outputs: int = 4) -> nn.Module:
+    """Convolution groups of two channels."""
     return named(
-        conv1=conv(3, 16),
-        up=nn.ConvTranspose2d(16, 12, 2, stride=2),
-        bn=nn.BatchNorm2d(12),
+        conv1=conv(3, width),
         relu=nn.ReLU(),
-        head=nn.ConvTranspose2d(12, 4, 2, stride=2),
+        conv2=conv(width, width, groups=width // 2),
+        relu2=nn.ReLU(),
+        head=conv(width, outputs, 1),
+    )
+
+
+def transposed(first: int = 16, second: int = 12) -> nn.Module:
+    return named(
+        conv1=conv(3, first),
+        up=nn.ConvTranspose2d(first, second, 2, stride=2),
+        bn=nn.BatchNorm2d(second),
+        relu=nn.ReLU(),
+        head=nn.ConvTranspose2d(second, 4, 2, stride=2),
     )
 
 
 class TransformerMlp(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, hidden: int = 48) -> None:
         super().__init__()
         self.embed, self.norm, self.head = nn.Linear(6, 8), nn.LayerNorm(8), nn.Linear(8, 3)
-        self.fc1, self.fc2 = nn.Linear(8, 48), nn.Linear(48, 8)
+        self.fc1, self.fc2 = nn.Linear(8, hidden), nn.Linear(hidden, 8)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.embed(x)

@@ -1,4 +1,4 @@
-"""What each of two processes does under torchrun: compresses a toy, is stopped by a signal, and resumes."""
+"""What each of two processes does under torchrun: trains and compresses toys, is stopped by a signal, and resumes."""
 
 from __future__ import annotations
 
@@ -16,9 +16,12 @@ from torch import Tensor
 from ecc.methods import CostEvaluator, Ecc, MeasuredCost
 from ecc.training import Interrupted, find_distributed, save_state
 from methods.jobs import noise_batches, wide_job, wide_task
+from training.toys import Net, fit, toy_task
 
 SETTINGS: dict[str, Any] = {"pretrain_steps": 2, "prune_steps": 16, "finetune_steps": 3, "log_every": 4}
 STOP = 9  # pruning step at which the second process gets a signal
+TRAIN_STEPS = 6
+TRAININGS: dict[str, dict[str, Any]] = {"joint": {}, "micro": {"micro_batch": 2}}
 
 
 def add_noise() -> None:
@@ -60,6 +63,12 @@ def main(folder: Path) -> None:
     distributed = find_distributed("cpu")
     seen: dict[str, Any] = {}
     add_noise()
+
+    for name, options in TRAININGS.items():
+        torch.manual_seed(0)
+        task = toy_task(model=Net(norm=False, dropout=0.0))
+        model, _ = fit(TRAIN_STEPS, task=task, distributed=distributed, **options)
+        save_state(folder / f"{name}-{distributed.rank}.safetensors", model.state_dict())
 
     # Each process has a folder of its own name, so that one that must not write is found out.
     job = wide_job("50%", **SETTINGS)

@@ -9,15 +9,6 @@ from methods.jobs import WIDE
 from methods.works import work_of
 
 
-@pytest.mark.parametrize("name", WIDE)
-def test_a_work_counts_live_channels_and_its_excess(name: str) -> None:
-    work = work_of(name, share=0.5)
-    full = [group.width for group in work.graph.groups]
-    assert work.widths() == full
-    assert work.constraint_violation(full) == pytest.approx(1.0)  # twice the aim
-    assert work.constraint_violation(work.min_widths()) < 1.0
-
-
 def test_widths_are_rounded_down_to_the_lattice_and_not_below_floors() -> None:
     work = work_of("chain", width_multiple=8)
     full = [group.width for group in work.graph.groups]

@@ -59,11 +59,6 @@ def test_without_a_meter_the_models_predict() -> None:
     assert dense.amounts == {"energy": pytest.approx(1.25 * profiled.dense)}
 
 
-def test_without_models_nothing_is_measured() -> None:
-    net, example, graph = wide("residual")
-    assert CostEvaluator(net, graph, example, {}, None)({"stem": 20}) == MeasuredCost({}, "counted")
-
-
 @pytest.mark.parametrize("noise", [0.0, 0.03])
 def test_a_meter_measures_the_network_of_these_widths(noise: float) -> None:
     board = FakeBoard(noise=noise, seed=4)

@@ -10,11 +10,14 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 
-from ecc.training import load_state
+from ecc.training import BatchStream, load_state
 from methods.jobs import history_of
+from methods.processes import TRAIN_STEPS, TRAININGS
 from methods.small import SMALL
 from training.launching import in_two_processes
+from training.toys import Net, toy_task
 
 TESTS = Path(__file__).resolve().parent.parent
 
@@ -57,6 +60,24 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("processes")
     in_two_processes("methods/processes.py", folder)
     return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TRAININGS)
+def test_two_processes_train_as_one_with_the_joint_batch(folder: Path, name: str) -> None:
+    torch.manual_seed(0)
+    model = Net(norm=False, dropout=0.0)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    stream = BatchStream(toy_task(), seed=3)
+    for _ in range(TRAIN_STEPS):
+        (images, labels), (more_images, more_labels) = next(stream), next(stream)
+        optimizer.zero_grad()
+        F.cross_entropy(model(torch.cat([images, more_images])), torch.cat([labels, more_labels])).backward()
+        optimizer.step()
+    first, second = (load_state(folder / f"{name}-{rank}.safetensors") for rank in (0, 1))
+    for key, weight in model.state_dict().items():
+        torch.testing.assert_close(first[key], weight, rtol=1e-3, atol=1e-5)
+        assert torch.equal(first[key], second[key])
 
 
 @pytest.mark.slow

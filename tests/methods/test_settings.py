@@ -8,31 +8,20 @@ import pytest
 
 from ecc.errors import EccError
 from ecc.methods import AdmmSettings, CompressSettings
-from ecc.options import flat_values, options_of, settings_from
+from ecc.options import options_of, settings_from
 from ecc.training import Cosine
 
 
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"prune_steps": 0}, "prune_steps is 0"),
-        ({"pretrain_steps": -1}, "pretrain_steps is -1"),
-        ({"finetune_steps": 2.5}, "finetune_steps is 2.5; give a whole number"),
-        ({"lr": 0.0}, "lr is 0.0"),
-        ({"lr": math.nan}, "lr is nan"),
-        ({"pretrain_lr": 2.0}, "pretrain_lr is 2.0"),
-        ({"finetune_lr": 0.0}, "finetune_lr is 0.0"),
+        ({"prune_steps": -1}, "prune_steps is -1"),
         ({"lr_schedule": "step"}, "lr_schedule is 'step'; choose one of constant, cosine"),
         ({"lr_schedule": "cosine", "finetune_lr": 1e-4}, "lr_schedule 'cosine' has no separate finetune_lr"),
         ({"lr_schedule": "cosine", "solver": "admm"}, "lr_schedule has no effect with solver 'admm'"),
         ({"uniform_floor": 0.5, "solver": "admm"}, "uniform_floor has no effect with solver 'admm'"),
-        ({"uniform_floor": 1.0}, "uniform_floor is 1.0"),
         ({"solver": "magic"}, "solver is 'magic'; choose one of scheduled, admm"),
-        ({"importance": "magic"}, "importance is 'magic'; choose one of taylor, adam_norm"),
-        ({"admm_width_penalty": 0.0}, "admm_width_penalty is 0.0"),
         ({"admm_width_lr": math.inf}, "admm_width_lr is inf"),
-        ({"min_width_ratio": 1.1}, "min_width_ratio is 1.1; give a number from 0 to 1"),
-        ({"width_multiple": 0}, "width_multiple is 0"),
         ({"precision": "fp8"}, "precision is 'fp8'"),  # nested settings are checked too
         ({"kd_weight": 1.5}, "kd_weight is 1.5"),
         ({"prune_step": 5}, "unknown setting 'prune_step'; did you mean 'prune_steps'?"),
@@ -51,14 +40,6 @@ def test_options_have_unique_names_and_few_are_common() -> None:
     assert {"pretrain_steps", "prune_steps", "finetune_steps", "lr"} <= common
     assert len(common) <= 10
     assert all(one.option.help.endswith(".") for one in options)
-
-
-def test_settings_survive_the_way_through_flat_values() -> None:
-    made = settings_from(CompressSettings, {"prune_steps": 7, "seed": 3, "kd_temperature": 4.0, "admm_width_lr": 2.0})
-    assert (made.train.seed, made.distill.temperature, made.admm.width_lr) == (3, 4.0, 2.0)
-    assert settings_from(CompressSettings, flat_values(made)) == made
-    kept = flat_values(made, only_result=True)
-    assert not {"log_every", "checkpoint_every", "micro_batch", "cuda_graph"} & set(kept)
 
 
 def test_pruning_has_a_constant_rate_and_other_phases_a_cosine() -> None:

@@ -1,4 +1,4 @@
-"""A Ray cluster of two nodes on this machine: one comparison undisturbed, and one in which a node is killed.
+"""A Ray cluster of two nodes on this machine, and a comparison during which one of them is killed.
 
 A program of its own, so that no process of Ray and no warning of it reaches the tests. With it a node is one raylet,
 and the workers of a node are the children of its raylet.
@@ -65,7 +65,7 @@ def meet(node):
 def spec_of(energy: Path, task: str) -> GridSpec:
     return GridSpec(
         task=task,
-        energy=(str(energy),),
+        energy=(energy,),
         methods=("scratch", "uniform", "ecc"),
         budgets=("65%",),
         seeds=2,
@@ -116,19 +116,12 @@ def main(folder: Path, energy: Path) -> None:
     cluster.wait_for_nodes()
     head: Any = cluster.head_node  # None by its annotation
     raylets = [node.all_processes["raylet"][0].process.pid for node in (head, second)]
+    (folder / "stalled").write_text(str(raylets[1]))
     try:
         messages: list[str] = []
-        run(spec_of(energy, "net.py:build"), folder / "whole", messages)
-        workers = {pid for run_folder in (folder / "whole").glob("seed-*/*") for pid in sessions(run_folder)}
-        nodes = {parent(pid) for pid in workers}
-
-        killed = folder / "killed"
-        (folder / "stalled").write_text(str(raylets[1]))
-        for node in (folder / "met").iterdir():
-            node.unlink()
-        grid = threading.Thread(target=run, args=(spec_of(energy, "net.py:build"), killed, []))
+        grid = threading.Thread(target=run, args=(spec_of(energy, "net.py:build"), folder / "killed", messages))
         grid.start()
-        victim = None
+        victim, killed = None, folder / "killed"
         while victim is None and grid.is_alive():
             victim = doomed(killed, raylets[1])
             time.sleep(0.02)
@@ -143,7 +136,6 @@ def main(folder: Path, energy: Path) -> None:
         cluster.shutdown()
     outcome = {
         "messages": messages,
-        "nodes": [raylet in nodes for raylet in raylets],
         "victim": str(victim.relative_to(killed)),
         "tries": len(sessions(victim)),
         "finished": finished,

@@ -10,9 +10,8 @@ from torch import nn
 
 from ecc.methods import CompressSettings, PruningContext
 from ecc.methods.base import MaskedAdam
-from ecc.methods.baselines.eap import Eap, EapSettings
 from ecc.options import settings_from
-from ecc.training import BatchStream, OptimizerLike, train, train_steps
+from ecc.training import BatchStream, OptimizerLike, Training, train
 from methods.jobs import squared, true_model, wide, wide_task
 
 
@@ -32,7 +31,8 @@ def work_of(name: str = "chain", share: float = 0.5, *, width_multiple: int = 1,
         train(net, MaskedAdam(net, graph, lr, 1e-4), batches, steps=steps, loss=squared)
 
     def training(optimizer: OptimizerLike, steps: int) -> Iterator[int]:
-        return train_steps(model, optimizer, stream, steps=steps, loss=squared)
+        made = Training(model, optimizer, stream, steps=steps, loss=squared)
+        return (made.step for _ in made.each_step())
 
     context = PruningContext(
         model=model,
@@ -50,8 +50,3 @@ def work_of(name: str = "chain", share: float = 0.5, *, width_multiple: int = 1,
     )
     context.lines = lines  # type: ignore[attr-defined]
     return context
-
-
-def eap(**settings: Any) -> Eap:
-    """The method with few batches and rows to refit on."""
-    return Eap(EapSettings(**{"batches": 2, "rows": 256, **settings}))

@@ -13,7 +13,7 @@ import pytest
 from ecc.energy.ablation import FitAblation, run_ablation
 from ecc.errors import BadFile
 from ecc.report import charts
-from ecc.report.charts import COLOURS, SHAPES
+from ecc.report.chart_parts import COLOURS, SHAPES
 from ecc.report.figures import check_figure_path, draw_figures, draw_fit, draw_paper, draw_tradeoff
 from ecc.report.load import load_report
 from methods.jobs import digits_profile
@@ -88,13 +88,6 @@ def test_text_and_marks_contrast_with_the_background(side: int) -> None:
         contrast = (bright + 0.05) / (dark + 0.05)
         assert contrast >= (4.5 if name in ("ink", "soft", "good", "bad") else 3 if name in SHAPES else 1), name
     assert len({COLOURS[name] for name in SHAPES}) == len(set(SHAPES.values())) == len(SHAPES)
-
-
-def test_ticks_of_a_logarithmic_axis_are_few_and_round() -> None:
-    for low, high in ((0.01, 5.0), (0.2, 0.9), (1.0, 1e6), (3.0, 3.0)):
-        ticks = charts.log_axis([low, high])["axis"].to_dict()["values"]
-        assert all(f"{tick:.1e}"[0] in "123457" for tick in ticks)
-        assert len(ticks) <= 12
 
 
 # ---------------------------------------------------------------- files

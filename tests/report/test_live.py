@@ -97,16 +97,6 @@ def test_a_step_of_several_processes_takes_several_batches() -> None:
     assert view._picture().plain == "pretrain step 200 of 300  loss not finite  10 s left, 5 min left in total"
 
 
-def test_long_lines_are_truncated_and_not_wrapped() -> None:
-    console = terminal(width=30)
-    view = planned(console, Clock())
-    view.log(to_builtins(SOLVER))
-    view.log(train("prune", 50, 350))
-    first, second = ("".join(part.text for part in line) for line in console.render_lines(view._picture()))
-    assert first.startswith("prune step 50 of 2000  loss")
-    assert second == "energy 12.5 mJ (predicted), s…"
-
-
 def test_several_budgets_and_weights() -> None:
     view = planned(terminal(), Clock())
     view.plan(ENDS, [Budgeted(limit=0.0095), Budgeted("params", "", "counted", limit=30_000)], FULL)
@@ -181,16 +171,6 @@ def test_a_line_of_a_profile_comes_every_ten_samples() -> None:
     assert lines[0] == "10 of 50 samples, 24.7 mJ ±0.4 % (measured), fit error 2.3 %, reference ±0.4 %, 3 min left"
     assert lines[3].endswith("40 s left")
     assert lines[4].endswith("reference ±0.4 %")
-
-
-def test_the_time_left_of_a_resumed_profile_counts_from_its_start() -> None:
-    screen = Screen(is_terminal=False)
-    screen.show(30)
-    screen.seconds = 10.0
-    screen.show(40, sample=sample(1))
-    assert screen.text.getvalue().strip().endswith("10 s left")
-    screen.show(47, total=47, sample=sample(1))
-    assert screen.text.getvalue().endswith("47 of 47 samples, 1.00 J (measured)\n")
 
 
 @pytest.mark.parametrize("is_terminal", [True, False])

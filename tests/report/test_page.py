@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import base64
-import copy
 import hashlib
 import json
-import random
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from ecc.errors import EccError
 from ecc.records import to_builtins, write_record
 from ecc.report.load import load_report
 from ecc.report.page import embedded, page_content, render_page, style
@@ -111,39 +107,3 @@ def test_a_grid_in_words(tmp_path: Path) -> None:
         assert part in words
     body = page_content(load_report(tmp_path / "runs"))["body"]
     assert body.count("<b>") == 4  # the best score of two budgets, before and after finetuning
-
-
-FILES = ("summary.json", "config.json", "environment.json", "energy.json", "history.jsonl")
-WRONG = (None, "x", [], {}, 0, -1, 1e308, -1e308, True, float("nan"), "</script>", [1, 2], {"a": 1}, 1e-300)
-
-
-def places(value: Any) -> list[tuple[Any, Any]]:
-    """(container, key) of everything inside a JSON value."""
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    return [place for key, item in items for place in [(value, key), *places(item)]]
-
-
-@pytest.mark.parametrize("finished", [True, False])
-def test_a_damaged_file_gives_a_page_or_one_line(tmp_path: Path, finished: bool) -> None:
-    folder = write_run(tmp_path / "run", finished=finished)
-    dice = random.Random(finished)
-    whole = {name: (folder / name).read_text() for name in FILES if (folder / name).exists()}
-    pages, refused = 0, []
-    for _ in range(40):
-        name = dice.choice(list(whole))
-        lines = [json.loads(line) for line in (whole[name].splitlines() if name.endswith("l") else [whole[name]])]
-        container, key = dice.choice(places(lines))
-        if dice.random() < 0.25 and isinstance(container, dict):
-            del container[key]
-        else:
-            container[key] = copy.deepcopy(dice.choice(WRONG))
-        (folder / name).write_text("".join(json.dumps(line) + "\n" for line in lines))
-        try:
-            embedded(page_content(load_report(folder)))
-            pages += 1
-        except EccError as error:
-            refused.append(str(error))
-        (folder / name).write_text(whole[name])
-    assert pages
-    assert refused
-    assert not any("\n" in line for line in refused)

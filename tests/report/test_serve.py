@@ -12,10 +12,7 @@ from pathlib import Path
 import pytest
 
 from ecc.errors import BadFile, EccError
-from ecc.records import to_json
-from ecc.report.history import History
 from ecc.report.serve import LiveServer, serve
-from ecc.run_records import TrainLine
 from report.folders import HOSTILE, write_run
 
 
@@ -64,24 +61,6 @@ def test_the_page_and_its_content_are_served_on_the_loopback(server: LiveServer)
     assert (status, data) == (304, b"")
 
 
-def test_only_new_lines_are_read_for_an_update(
-    server: LiveServer, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _, before, first = ask(server, "/content.json")
-    read: list[bytes] = []
-    add = History.add
-    monkeypatch.setattr(History, "add", lambda self, line, where: (read.append(line), add(self, line, where)))
-    assert ask(server, "/content.json")[2] == first
-    assert read == []
-    line = to_json(TrainLine(phase="prune", step=41, loss=0.4, lr=1e-4, total=61, lineage=61)) + b"\n"
-    with (folder / "history.jsonl").open("ab") as file:
-        file.write(line)
-    status, after, data = ask(server, "/content.json", If_None_Match=before["ETag"])
-    assert (status, read) == (200, [line])
-    assert after["ETag"] != before["ETag"]
-    assert json.loads(data)["data"]["runs"][0]["now"] == ["prune", 41]
-
-
 def test_a_damaged_file_is_reported_until_it_is_repaired(server: LiveServer, folder: Path) -> None:
     (folder / "summary.json").write_text("{")
     status, _, data = ask(server, "/content.json")
@@ -92,16 +71,11 @@ def test_a_damaged_file_is_reported_until_it_is_repaired(server: LiveServer, fol
     assert ask(server, "/content.json")[0] == 200
 
 
-@pytest.mark.parametrize(
-    "path", ["/config.json", "/../../etc/passwd", "/%2e%2e/x", "/?x", "/content.json/..", "/run/summary.json"]
-)
-def test_other_paths_are_not_served(server: LiveServer, path: str) -> None:
-    assert ask(server, path)[0] == 404
-
-
-@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "HEAD", "OPTIONS", "PATCH"])
-def test_other_methods_are_refused(server: LiveServer, method: str) -> None:
-    assert ask(server, "/", method)[0] == 501
+def test_other_paths_and_methods_are_refused(server: LiveServer) -> None:
+    for path in ("/config.json", "/../../etc/passwd", "/%2e%2e/x", "/?x", "/content.json/..", "/run/summary.json"):
+        assert ask(server, path)[0] == 404, path
+    for method in ("POST", "PUT", "DELETE", "HEAD", "OPTIONS", "PATCH"):
+        assert ask(server, "/", method)[0] == 501, method
 
 
 def test_requests_for_other_hosts_are_refused(server: LiveServer) -> None:

@@ -203,15 +203,6 @@ def test_a_loader_is_shuffled_anew_in_every_epoch_and_for_every_seed() -> None:
     assert torch.equal(shared.get_state(), torch.Generator().manual_seed(4).get_state())  # the user's generator
 
 
-def test_drawing_leaves_the_global_generators_unchanged() -> None:
-    stream = stream_of(loader())
-    torch.manual_seed(4)
-    expected = torch.rand(3)
-    torch.manual_seed(4)
-    next(stream)
-    assert torch.equal(torch.rand(3), expected)
-
-
 @pytest.mark.filterwarnings("error::ecc.EccWarning")
 @pytest.mark.parametrize("persistent", [False, True])
 def test_worker_processes_give_the_same_batches_to_streams_and_forks(persistent: bool) -> None:

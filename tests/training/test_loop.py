@@ -1,10 +1,6 @@
 from __future__ import annotations
 
-import json
-import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
@@ -25,18 +21,15 @@ from ecc.training import (
     Diverged,
     Interrupted,
     Teacher,
+    Training,
     TrainSettings,
     fused_on_gpu,
-    load_state,
     open_run,
     train,
-    train_steps,
 )
 from ecc.training import loop as loop_module
 from ecc.training.loop import _LossSum, all_finite
 from training.toys import KeptLines, Net, batches, data, fit, plain_net, same_weights, toy_task, without_wall
-
-TESTS = Path(__file__).resolve().parent.parent
 
 
 def stop_at(step: int, number: int = signal.SIGTERM) -> Callable[..., None]:
@@ -72,12 +65,6 @@ def test_it_equals_a_loop_written_by_hand() -> None:
         (step, step, schedule.lr(0.01, step - 1, 9)) for step in (3, 6, 9)
     ]
     assert kept.lines[0]["loss"] == pytest.approx(float(torch.stack(losses[:3]).mean()))
-
-
-def test_it_learns() -> None:
-    kept = KeptLines()
-    fit(120, lr=0.03, task=toy_task(model=plain_net()), history=kept, log_every=20)
-    assert kept.lines[-1]["loss"] < 0.8 * kept.lines[0]["loss"]
 
 
 def test_modes_and_random_states_are_restored() -> None:
@@ -200,8 +187,9 @@ def test_the_generator_takes_the_same_steps_and_saves_when_it_continues(tmp_path
         optimizer, stream = torch.optim.Adam(task.model.parameters(), lr=0.01), BatchStream(task, seed=3)
         settings = TrainSettings(log_every=3, checkpoint_steps=1)
         with open_run(tmp_path / "run", {}) as run:
-            steps = train_steps(task.model, optimizer, stream, steps=6, loss=task.loss, settings=settings, run=run)
-            assert list(islice(steps, taken)) == expected
+            made = Training(task.model, optimizer, stream, steps=6, loss=task.loss, settings=settings, run=run)
+            steps = made.each_step()
+            assert [made.step for _ in islice(steps, taken)] == expected
             steps.close()
     assert same_weights(task.model, whole)
 
@@ -411,19 +399,6 @@ def test_checkpoints_by_steps_and_by_time(tmp_path: Path, monkeypatch: pytest.Mo
     assert len(saved(checkpoint_seconds=3.0)) > 3
 
 
-def test_phases_of_one_run_follow_each_other(tmp_path: Path) -> None:
-    with open_run(tmp_path / "run", {}) as run:
-        fit(4, run=run, phase="prune", extra=lambda: {"widths": [1, 2]})
-        state = run.checkpoint()
-        assert state is not None
-        assert (state["phase"], state["step"], state["extra"]) == ("prune", 4, {"widths": [1, 2]})
-        model, result = fit(6, run=run, phase="finetune")
-        assert result.resumed_at == 0
-        expected = [("prune", 3), ("prune", 4), ("finetune", 3), ("finetune", 6)]
-        assert [(line["phase"], line["step"]) for line in run.history()] == expected
-    assert same_weights(model, fit(6, phase="finetune")[0])
-
-
 def test_on_step_can_end_the_training(tmp_path: Path) -> None:
     for resumed_at in (0, 4):
         with open_run(tmp_path / "run", {}) as run:
@@ -458,30 +433,6 @@ def test_buffers_that_state_dict_leaves_out_are_restored(tmp_path: Path) -> None
         fit(3, run=run, task=task(1.0))
         model, _ = fit(5, run=run, task=task(2.0))
     assert torch.equal(model.shift, torch.ones(3))
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs processes that can be forked and killed")
-@pytest.mark.thorough  # methods/test_resume.py kills a whole compression
-@pytest.mark.parametrize("seed", [1, 2])
-def test_kill_9_at_random_moments_changes_nothing(tmp_path: Path, seed: int) -> None:
-    command = [sys.executable, str(TESTS / "training" / "killing.py"), str(tmp_path), str(seed)]
-    paths = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
-    environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr
-    outcome = json.loads(done.stdout)
-    assert outcome["status"] == 0, done.stderr
-    assert len(set(outcome["killed"])) > 3, "it was killed at several places"
-    assert json.loads((tmp_path / "killed" / "summary.json").read_text())["resumed_at"] > 0
-    whole, killed = (load_state(tmp_path / name / "weights.safetensors") for name in ("whole", "killed"))
-    assert all(torch.equal(whole[name], killed[name]) for name in whole)
-    histories = [
-        without_wall([json.loads(line) for line in (tmp_path / name / "history.jsonl").read_text().splitlines()])
-        for name in ("whole", "killed")
-    ]
-    assert len(histories[0]) == 20
-    assert histories[0] == histories[1]
-    assert not [file for file in (tmp_path / "killed").iterdir() if "tmp" in file.name]
 
 
 # ---------------------------------------------------------------- GPU

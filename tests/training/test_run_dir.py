@@ -87,11 +87,8 @@ def test_every_session_notes_its_software_and_command(
         ({"a": 1, "b": 2}, {"b": 2, "a": 1}, None),
         ({"a": 1, "b": {"c": [1, 2]}}, {"a": 1, "b": {"c": [1, 3]}}, ("b.c[1]", "2", "3")),
         ({"a": 1}, {"a": 1, "b": None}, ("b", "(missing)", "null")),
-        ({"a": 1, "b": "x"}, {"a": 1}, ("b", '"x"', "(missing)")),
         ({"a": 1}, {"a": True}, ("a", "1", "true")),
-        ({"a": [1]}, {"a": [1, 2]}, ("a", "[1]", "[1, 2]")),
         ({"a": {"b": 1}}, {"a": 1}, ("a", '{"b": 1}', "1")),
-        ({"a": 1, "b": 2}, {"a": 3, "b": 4}, ("a", "1", "3")),
     ],
 )
 def test_the_first_difference_of_two_configs(before: Any, now: Any, difference: Any) -> None:
@@ -107,13 +104,6 @@ def test_another_config_is_refused_and_nothing_changes(path: Path) -> None:
     with pytest.raises(BadFile, match=message), open_run(path, CONFIG | {"budget": {"joules": 0.6}}):
         pass
     assert contents(path) == before
-
-
-def test_other_initial_weights_are_explained(path: Path) -> None:
-    with open_run(path, CONFIG | {"weights": "01"}):
-        pass
-    with pytest.raises(BadFile, match="other initial weights"), open_run(path, CONFIG | {"weights": "02"}):
-        pass
 
 
 def test_a_config_that_json_cannot_hold_is_refused_before_a_folder_is_made(path: Path) -> None:
@@ -132,7 +122,6 @@ def repr_() -> None: ...
         ("history.jsonl", "precious", "holds 'history.jsonl' and is not a run folder"),
         ("config.json", "{}", "is not the config of a run"),
         ("config.json", "{torn", "is not valid JSON"),
-        ("config.json", "[]", "is not a valid dict"),
         (
             "config.json",
             '{"format": "ecc run", "version": 99, "config": {}}',
@@ -202,26 +191,14 @@ def test_history_is_cut_back_to_the_checkpoint(path: Path) -> None:
     assert steps(path) == [1, 2, 30, 31]
 
 
-@pytest.mark.parametrize("line", [b"{torn", b"[1]", b"\xff", b"", b"{" * 100_000])
-def test_a_damaged_line_is_named_by_its_number(line: bytes, path: Path) -> None:
-    with open_run(path, CONFIG) as run:
-        run.finish({})
-    (path / "history.jsonl").write_bytes(b"{}\n" + line + b"\n{}\n")
-    with pytest.raises(BadFile, match=r"history\.jsonl:2 is not (valid JSON|a valid dict)"), open_run(path, CONFIG):
-        pass
-
-
 @pytest.mark.parametrize(
     ("file", "content", "message"),
     [
         ("history.jsonl", b"", "has 0 lines, but had 1 at the checkpoint"),
         ("checkpoint.safetensors", b"\0" * 8, "checkpoint.safetensors is cut off"),
         ("checkpoint.safetensors", [1], "is not a checkpoint of a run"),
-        ("checkpoint.safetensors", {"state": 5, "history_lines": 0}, "is not a checkpoint of a run"),
         ("checkpoint.safetensors", {"state": {}, "history_lines": -1}, "is not a checkpoint of a run"),
-        ("environment.json", b"5", "is not a valid dict"),
         ("environment.json", b'{"sessions": 5}', "has no list of sessions"),
-        ("environment.json", b"[" * 100_000, "is not (valid JSON|a valid dict)"),
     ],
 )
 def test_a_damaged_file_is_refused_and_kept(path: Path, file: str, content: Any, message: str) -> None:
@@ -237,29 +214,6 @@ def test_a_damaged_file_is_refused_and_kept(path: Path, file: str, content: Any,
         pass
     assert "\n" not in str(caught.value)
     assert contents(path) == before
-
-
-def test_a_full_disk_is_reported(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(descriptor: int, data: bytes) -> int:
-        raise OSError(28, "No space left on device")
-
-    with open_run(path, CONFIG) as run:
-        monkeypatch.setattr(os, "write", full)
-        with pytest.raises(BadFile, match=r"cannot write .*history\.jsonl: No space left"):
-            run.log({"step": 1})
-
-
-@pytest.mark.skipif(os.name != "posix", reason="needs links")
-@pytest.mark.parametrize("name", ["history.jsonl", ".ecc-lock"])
-def test_links_that_lead_out_of_the_folder_are_not_written_through(name: str, path: Path, tmp_path: Path) -> None:
-    with open_run(path, CONFIG):
-        pass
-    (tmp_path / "diary").write_text("mine\n")
-    (path / name).unlink()
-    (path / name).symlink_to(tmp_path / "diary")
-    with pytest.raises(BadFile, match="cannot write"), open_run(path, CONFIG):
-        pass
-    assert (tmp_path / "diary").read_text() == "mine\n"
 
 
 # ---------------------------------------------------------------- several processes

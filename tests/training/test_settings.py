@@ -17,8 +17,6 @@ from hypothesis import strategies as st
 
 from ecc.errors import BadFile, EccError
 from ecc.training import (
-    PAPER_FINETUNE_LR,
-    Constant,
     Cosine,
     DistillSettings,
     Interrupted,
@@ -35,22 +33,12 @@ from ecc.training import (
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: TrainSettings(log_every=0), "log_every is 0; give a whole number of at least 1"),
         (lambda: TrainSettings(micro_batch=0), "micro_batch is 0; give a whole number of at least 1 or leave it out"),
-        (lambda: TrainSettings(checkpoint_steps=True), "checkpoint_steps is True"),
-        (lambda: TrainSettings(precision="fp8"), "precision is 'fp8'; choose one of fp32, bf16, fp16"),
         (lambda: TrainSettings(clip_norm=0.0), "clip_norm is 0.0; give a number above 0 or leave it out"),
         (lambda: TrainSettings(checkpoint_seconds=math.nan), "checkpoint_every is nan"),
-        (lambda: TrainSettings(weight_decay=-1.0), "weight_decay is -1.0"),
         (lambda: TrainSettings(precision="fp16", cuda_graph=True), "cuda_graph does not support precision fp16"),
         (lambda: DistillSettings(weight=1.5), "kd_weight is 1.5; give a number from 0 to 1"),
-        (lambda: DistillSettings(weight=math.nan), "kd_weight is nan"),
-        (lambda: DistillSettings(temperature=0.0), "kd_temperature is 0.0"),
-        (lambda: Constant(warmup_steps=-1), "warmup_steps is -1"),
-        (lambda: Cosine(steps_before=-1), "steps_before is -1"),
-        (lambda: Cosine(hold_steps=-3), "hold_steps is -3"),
         (lambda: Cosine(start_lr=0), "start_lr is 0"),
-        (lambda: Cosine(final_ratio=1.1), "final_ratio is 1.1"),
     ],
 )
 def test_values_out_of_range_are_refused(make: Callable[[], Any], message: str) -> None:
@@ -69,30 +57,24 @@ def test_distillation_is_automatic_unless_a_weight_is_given() -> None:
 
 
 def test_the_learning_rates_of_a_cosine() -> None:
-    schedule = Cosine(start_lr=PAPER_FINETUNE_LR)
+    schedule = Cosine(start_lr=3e-5)
     rates = [schedule.lr(1.0, step, 100) for step in range(100)]
     assert rates[0] == 3e-5
     assert rates[50] == pytest.approx(1.5e-5)
     assert rates[25] == pytest.approx(3e-5 * (1 + math.sqrt(0.5)) / 2)
     assert rates == sorted(rates, reverse=True)
     assert 0 < rates[99] < 1e-8
-    assert [Cosine(final_ratio=0.1).lr(2.0, step, 10) for step in (0, 10, 99)] == pytest.approx([2.0, 0.2, 0.2])
-    assert Cosine(warmup_steps=5).lr(1.0, 0, 0) == pytest.approx(1 / 6)
+    assert [Cosine().lr(2.0, step, 10) for step in (0, 10, 99)] == pytest.approx([2.0, 0.0, 0.0])
+    assert Cosine().lr(1.0, 0, 0) == 1.0
+    held = Cosine(hold_steps=20)
+    assert [held.lr(1.0, step, 120) for step in (0, 10, 20)] == [1.0, 1.0, 1.0]
+    assert held.lr(1.0, 70, 120) == pytest.approx(0.5)
 
 
-def test_warm_up_and_constant_part_come_before_the_decay() -> None:
-    assert [Constant().lr(0.1, step, 10) for step in (0, 5, 9)] == [0.1, 0.1, 0.1]
-    for schedule in (Constant(warmup_steps=3), Cosine(warmup_steps=3)):
-        assert [schedule.lr(4.0, step, 1000) for step in range(4)] == [1.0, 2.0, 3.0, 4.0]
-    schedule = Cosine(warmup_steps=10, hold_steps=20)
-    assert [schedule.lr(1.0, step, 130) for step in (10, 20, 30)] == [1.0, 1.0, 1.0]
-    assert schedule.lr(1.0, 80, 130) == pytest.approx(0.5)
-
-
-@given(st.integers(0, 50), st.integers(1, 50), st.integers(0, 50), st.integers(0, 5), st.integers(0, 60))
-def test_two_trainings_can_share_one_cosine(before: int, steps: int, after: int, warmup: int, hold: int) -> None:
-    part = Cosine(start_lr=0.3, warmup_steps=warmup, hold_steps=hold, steps_before=before, steps_after=after)
-    whole = Cosine(start_lr=0.3, warmup_steps=warmup, hold_steps=hold)
+@given(st.integers(0, 50), st.integers(1, 50), st.integers(0, 50), st.integers(0, 60))
+def test_two_trainings_can_share_one_cosine(before: int, steps: int, after: int, hold: int) -> None:
+    part = Cosine(start_lr=0.3, hold_steps=hold, steps_before=before, steps_after=after)
+    whole = Cosine(start_lr=0.3, hold_steps=hold)
     rates = [part.lr(1.0, step, steps) for step in range(steps)]
     assert rates == [whole.lr(1.0, before + step, before + steps + after) for step in range(steps)]
 

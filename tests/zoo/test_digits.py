@@ -11,15 +11,7 @@ import torch
 from torch import nn
 
 from ecc.errors import BadTask
-from ecc.zoo.digits import BATCH_SIZE, DigitsNet, Split, accuracy, digits, load_digits_splits, shuffled_batches
-
-
-def test_the_network_has_both_kinds_of_shortcut_and_any_widths() -> None:
-    model = DigitsNet(widths=(4, 6, 8), num_classes=3)
-    assert model(torch.randn(2, 1, 8, 8)).shape == (2, 3)
-    assert (model.depthwise.groups, model.pointwise.out_channels, model.head.in_features) == (4, 6, 8)
-    assert isinstance(model.residual.shortcut, nn.Identity)
-    assert isinstance(model.strided.shortcut, nn.Sequential)
+from ecc.zoo.digits import BATCH_SIZE, Split, accuracy, digits, load_digits_splits, shuffled_batches
 
 
 def test_splits_are_disjoint_complete_stratified_and_the_same_everywhere() -> None:

@@ -70,18 +70,6 @@ def test_a_network_and_a_data_folder_make_a_complete_task(case: str, tmp_path: P
     assert torch.equal(next(iter(again(0)))[0], next(iter(task.train_batches(0)))[0])
 
 
-def test_training_improves_top_1_accuracy(tmp_path: Path) -> None:
-    task: Any = image_task("resnet20", find_data(trees.folders(tmp_path, train=11, test=6)), batch_size=15)
-    model = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 3))
-    optimizer = torch.optim.Adam(model.parameters(), 0.1)
-    for epoch in range(8):
-        for inputs, targets in task.train_batches(epoch):
-            optimizer.zero_grad()
-            F.cross_entropy(model(inputs), targets).backward()
-            optimizer.step()
-    assert task.evaluate(model) > 0.8  # the three classes differ in their colour
-
-
 def test_default_sizes_and_batches_and_seeded_weights(tmp_path: Path) -> None:
     for make, name, size, batch in (
         (trees.cityscapes, "erfnet", (512, 1024), 4),
@@ -105,7 +93,6 @@ def test_default_sizes_and_batches_and_seeded_weights(tmp_path: Path) -> None:
         ("erfnet", trees.camvid, {"image_size": (20, 32)}, "20x32 does not fit erfnet: sides must be at least 8 and"),
         ("alexnet", trees.folders, {"image_size": (32, 32)}, "32x32 does not fit alexnet: sides must be at least 63"),
         ("resnet20", trees.cifar10, {"batch_size": 0}, r"batch size 0 is outside 1\.\.1048576"),
-        ("resnet20", trees.cifar10, {"batch_size": 10**30}, r"is outside 1\.\.1048576"),
         ("resnet20", trees.cifar10, {"image_size": (32, 99_999)}, "sides may have at most 8192 pixels"),
     ],
 )
@@ -277,16 +264,9 @@ def entry(**changes: object) -> bytes:
     [
         (None, "cannot read"),
         (b"", "is truncated, too large, or not a safetensors file"),
-        (b"PK\x03\x04 a pickle in a zip file", "not a safetensors file"),
         (struct.pack("<Q", 2**62) + b"{}", "not a safetensors file"),
-        (struct.pack("<Q", 2) + b"[]", "is damaged"),
         (entry()[:-11], "is damaged"),
         (entry(shape=[-1, -4]), "is damaged"),
-        (entry(data_offsets=[-16, 0]), "is damaged"),
-        (entry(dtype="F7"), "is damaged"),
-        (entry(shape="four"), "is damaged"),
-        (header({"a": 3}), "is damaged"),
-        (struct.pack("<Q", 4) + b"\xff\xfe\xfd\xfc", "is damaged"),
     ],
 )
 def test_files_that_are_no_weights_are_refused(data: bytes | None, message: str, tmp_path: Path) -> None:

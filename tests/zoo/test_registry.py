@@ -16,7 +16,6 @@ from torch import nn
 from ecc.constants import BUNDLED_TASKS
 from ecc.errors import BadTask
 from ecc.zoo.registry import find_task
-from zoo.data.trees import cifar10
 
 
 def refusal(spec: str, **options: Any) -> str:
@@ -45,20 +44,11 @@ def test_bundled_tasks_are_built_by_name_and_seeded(name: str) -> None:
         assert torch.equal(task.example_input, other.example_input)
 
 
-def test_a_bundled_network_with_data_can_be_trained(tmp_path: Path) -> None:
-    task: Any = find_task("resnet20", cifar10(tmp_path), batch_size=4)
-    inputs, targets = next(iter(task.train_batches(0)))
-    assert (task.name, inputs.shape, targets.shape) == ("resnet20-cifar10", (4, 3, 32, 32), (4,))
-
-
 @pytest.mark.parametrize(
     ("spec", "suggestion"),
     [
         ("mobilenet", " (did you mean 'mobilenet_v1'?)"),
-        ("AlexNet", " (did you mean 'alexnet'?)"),
         ("transformer", ""),
-        ("", ""),
-        ("keras:resnet50", ""),
         ("torchvison:resnet18", " (did you mean 'torchvision'?)"),
     ],
 )
@@ -196,14 +186,9 @@ def test_the_file_is_executed_each_time_and_may_import_its_neighbours(folder: Pa
         ("def pare(): pass\ndef x(): pass\n", "no function 'pair' (did you mean 'pare'?); the file defines pare, x."),
         ("pair = 3\n", "pair is int; make it a function that returns a Task or a pair (model, example_input)."),
         ("def pair(width): pass\n", "pair is called without arguments, but missing a required argument: 'width'"),
-        ("pair = dict\n", "task 'mine.py:pair' returned dict; return a Task or a pair (model, example_input)."),
         ("def pair(): pass\n", "returned NoneType; return a Task or a pair"),
-        ("def pair(): return [1, 2]\n", "returned list of 2;"),
-        ("def pair(): return 1, 2, 3\n", "returned tuple of 3;"),
         ("def pair(): return 1, 2\n", "model of task 'mine.pair' is int"),
         ("def f():\n    raise ValueError('a\\nb')\ndef pair(): f()\n", "raised ValueError at mine.py, line 2: a b"),
-        ("import torch\ndef pair():\n    torch.ones(2) @ torch.ones(3)\n", "raised RuntimeError at mine.py, line 3"),
-        ("def pair():\n    raise KeyError\n", "raised KeyError at mine.py, line 2: no message"),
         ("x = 1\nimport no_such_module\n", "running the file raised ModuleNotFoundError at mine.py, line 2: No module"),
         ("def pair(:\n", "running the file raised SyntaxError at mine.py, line 1: invalid syntax"),
         ("import sys\nsys.exit('usage')\n", "running the file raised SystemExit at mine.py, line 2: usage"),

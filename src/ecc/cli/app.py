@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import signal
 import sys
 from importlib import import_module
@@ -13,7 +12,7 @@ import click
 
 import ecc
 from ecc.constants import BUNDLED_TASKS
-from ecc.errors import EccError, option_names
+from ecc.errors import EccError, closest, option_names
 
 
 class Verb(NamedTuple):
@@ -124,8 +123,8 @@ class Commands(click.Group):
 
 def did_you_mean(word: str, known: Any) -> str:
     """The end of a sentence: a question that names the closest of the known words, if one is close."""
-    close = difflib.get_close_matches(word.lower(), list(known), n=1)
-    return f"; did you mean {close[0]}?" if close else "."
+    close = closest(word, known)
+    return f"; did you mean {close}?" if close else "."
 
 
 def fail(message: str) -> NoReturn:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -10,32 +10,28 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ecc.budget import measured_resources, parse_budget
 from ecc.constants import METHOD_NAMES, SCRATCH
 from ecc.errors import EccError
-from ecc.settings import CompressSettings
+from ecc.settings import CompressSettings, make_settings
 
 from .options import (
+    PATH,
     Command,
-    batch_size_option,
     build_task,
-    config_option,
     console,
-    device_option,
-    freeze_option,
+    describe_report,
     json_option,
     option,
     print_json,
-    settings_options,
-    target_option,
+    run_options,
     task_argument,
-    task_options,
     usable_device,
 )
 
 if TYPE_CHECKING:
     from ecc.methods.grid import Comparison
 
-PATH = click.Path(path_type=Path)
 BACKENDS = ("local", "ray")
 
 QUICK = {
@@ -66,26 +62,10 @@ def _use_quick(ctx: click.Context, param: click.Parameter, wanted: bool) -> bool
     help=f"Some of {', '.join((*METHOD_NAMES, SCRATCH))}; the default is all but scratch.",
 )  # fmt: skip
 @option("--seeds", metavar="N", type=click.IntRange(1, 1000), default=3, help="Runs of each method and budget.")
-@option("--meter", metavar="METER", default="auto", help="auto, nvml, rapl, platform:jetson-tx2, ..., none.")
-@target_option
-@option(
-    "--energy", type=PATH, metavar="FILE", multiple=True,
-    help="Energy model from `ecc fit`; without it the network is profiled. Repeatable.",
-)  # fmt: skip
 @option(
     "--quick", is_flag=True, is_eager=True, callback=_use_quick, help="Few steps, one seed, two budgets: to try it out."
 )
-@task_options
-@config_option
-@settings_options(CompressSettings, common=False)
-@batch_size_option
-@option(
-    "--batch", type=click.IntRange(1), metavar="N", common=False,
-    help="Items per inference; as the example input of the task if not given.",
-)  # fmt: skip
-@option("--samples", type=click.IntRange(1), metavar="N", common=False, help="Width configurations to measure.")
-@freeze_option
-@device_option
+@run_options(common=False)
 @option("--figure", type=PATH, metavar="FILE", common=False, help="Draw the score over the cost.")
 @option(
     "--backend", type=click.Choice(BACKENDS), default=BACKENDS[0], common=False,
@@ -103,10 +83,6 @@ def compare(
     energy: tuple[Path, ...],
     quick: bool,
     settings: dict[str, Any],
-    data: Path | None,
-    weights: Path | None,
-    image_size: str | None,
-    batch_size: int | None,
     batch: int | None,
     samples: int | None,
     freeze: tuple[str, ...],
@@ -114,6 +90,7 @@ def compare(
     figure: Path | None,
     backend: str,
     as_json: bool,
+    **data: Any,
 ) -> None:
     """Compress a network by several methods at equal budgets and equal training steps.
 
@@ -132,9 +109,25 @@ def compare(
       ecc compare net.py:build --energy e.json --budgets 65%,35% --methods ecc,netadapt -o runs
       ecc compare net.py:build --energy e.json -o /shared/runs --backend ray
     """
-    from rich.console import Console
+    spec = GridSpec(
+        task=task,
+        data=data,
+        energy=energy,
+        methods=_words(methods),
+        budgets=_words(budgets),
+        seeds=seeds,
+        meter=meter,
+        targets=targets,
+        settings=make_settings("default", settings),
+        device=device,
+        freeze=freeze,
+        quick=quick,
+    )
+    for text in spec.budgets:
+        parse_budget(text)
 
-    from ecc.api import make_settings, write_report
+    from rich.console import Console  # here and not above: mistakes in the command line are answered at once
+
     from ecc.methods.cluster import open_cluster, run_on_cluster
     from ecc.report.load import load_grid, load_report
     from ecc.report.terminal import grid_table
@@ -150,23 +143,6 @@ def compare(
         if shown is not None:
             shown.print(line, markup=False, highlight=False)
 
-    spec = GridSpec(
-        task=task,
-        data=None if data is None else str(data),
-        weights=None if weights is None else str(weights),
-        image_size=image_size,
-        batch_size=batch_size,
-        energy=tuple(map(str, energy)),
-        methods=_words(methods),
-        budgets=_words(budgets),
-        seeds=seeds,
-        meter=meter,
-        targets=targets,
-        settings=make_settings("default", settings),
-        device=device,
-        freeze=freeze,
-        quick=quick,
-    )
     try:
         spec = _with_energy(spec, output, samples, batch, shown)
         if backend == "local":
@@ -191,10 +167,7 @@ def compare(
         Console().print(grid_table(rows))
     if len(failed) == len(grid.runs):
         raise EccError("every run failed; the lines above say why.")
-    try:
-        tell(f"report: {write_report(output)}")
-    except (EccError, ImportError) as error:
-        tell(f"note: no report was written: {error}")
+    tell(describe_report(output))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,15 +178,13 @@ class GridSpec:
     """
 
     task: str
-    energy: tuple[str, ...]
+    energy: tuple[Path, ...]
     """Files of energy models; none if every budget is counted."""
     methods: tuple[str, ...]
     budgets: tuple[str, ...]
     seeds: int
-    data: str | None = None
-    weights: str | None = None
-    image_size: str | None = None
-    batch_size: int | None = None
+    data: Mapping[str, Any] = field(default_factory=dict)
+    """Options of the task: data, weights, image_size and batch_size."""
     settings: CompressSettings = field(default_factory=CompressSettings)
     meter: str = "auto"
     targets: tuple[str, ...] = ()
@@ -223,37 +194,32 @@ class GridSpec:
     quick: bool = False
     """Whether methods search for a tenth of their time."""
 
-    def build_task(self, device: str) -> Any:
-        """The task of the options."""
-        data, weights = (None if path is None else Path(path) for path in (self.data, self.weights))
-        return build_task(self.task, data, weights, self.image_size, self.batch_size, device)
+    def installed(self, batch: int | None = None) -> Any:
+        """The task as it is named on the targets."""
+        from ecc.measure.remote.client import InstalledSpec
+
+        return InstalledSpec(task=self.task, batch=batch, freeze=tuple(self.freeze))
 
     @contextmanager
     def opened(self) -> Iterator[Comparison]:
-        """The comparison, with an open meter.
-
-        Raises:
-            EccError: If the task cannot be built, a file or the meter cannot be read, or the device cannot be used.
-        """
+        """The comparison, with an open meter."""
         import torch
 
-        from ecc.api import open_meters
         from ecc.energy import EnergyModel
         from ecc.methods.grid import Comparison
+        from ecc.profiling import open_meter
 
         models = [EnergyModel.load(path) for path in self.energy]
         device = usable_device(self.device)
-        meter = self.meter if models else None
-        with open_meters(
-            meter, torch.device(device), models[:1], self.targets, self.settings, self.task, None, self.freeze
-        ) as sources:
+        way: dict[str, Any] = {"targets": self.targets, "inference": self.settings.inference, "task": self.installed()}
+        with open_meter(self.meter if models else None, torch.device(device), models[:1], **way) as source:
             yield Comparison(
-                self.build_task(device),
+                build_task(self.task, **self.data, device=device),
                 models,
                 methods=self.methods,
                 budgets=self.budgets,
                 seeds=self.seeds,
-                meter=sources[0],
+                meter=source,
                 settings=self.settings,
                 device=device,
                 freeze=self.freeze,
@@ -265,9 +231,8 @@ def _with_energy(spec: GridSpec, output: Path, samples: int | None, batch: int |
     """The same comparison with energy models: those of the command, or new ones in the folder of the runs."""
     import torch
 
-    from ecc.api import measured_resources, open_meters, profile_and_fit
-    from ecc.energy import parse_budget
     from ecc.methods.grid import check_grid_folder
+    from ecc.profiling import open_meter, profile_and_fit
     from ecc.training import DistributedContext
 
     resources = measured_resources([parse_budget(text) for text in spec.budgets])
@@ -275,26 +240,27 @@ def _with_energy(spec: GridSpec, output: Path, samples: int | None, batch: int |
         return spec
     check_grid_folder(output)
     device = usable_device(spec.device)
-    place = torch.device(device)
-    with open_meters(spec.meter, place, [], spec.targets, spec.settings, spec.task, batch, spec.freeze) as sources:
+    way: dict[str, Any] = {"inference": spec.settings.inference, "task": spec.installed(batch)}
+    with open_meter(spec.meter, torch.device(device), targets=spec.targets, **way) as source:
+        assert source is not None  # without an energy model there has to be one
         models = profile_and_fit(
-            spec.build_task("cpu"),
+            build_task(spec.task, **spec.data),
             resources,
-            sources,
+            source,
             output,
+            distributed=DistributedContext(device),
+            console=shown,
+            width_multiple=spec.settings.width_multiple,
             samples=samples,
             batch=batch,
             freeze=spec.freeze,
-            width_multiple=spec.settings.width_multiple,
             inference=spec.settings.inference,
-            distributed=DistributedContext(device),
-            console=shown,
         )
     files = []
     for model in models:
         files.append(output / f"{model.resource}.json")
         model.save(files[-1])
-    return replace(spec, energy=tuple(map(str, files)))
+    return replace(spec, energy=tuple(files))
 
 
 def _words(text: str) -> tuple[str, ...]:

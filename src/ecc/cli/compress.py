@@ -8,74 +8,52 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ecc.constants import BUNDLED_TASKS, METHOD_NAMES, PRESETS
+from ecc.budget import Budget, parse_budgets
+from ecc.constants import BUNDLED_TASKS, LANGUAGE_DEFAULTS, METHOD_NAMES, PRESETS
 from ecc.errors import EccError
-from ecc.settings import CompressSettings
+from ecc.settings import CompressSettings, make_settings
 
 from .options import (
+    PATH,
     Command,
-    batch_size_option,
     build_task,
-    config_option,
     console,
-    device_option,
-    freeze_option,
+    describe_report,
     json_option,
     option,
     print_json,
     quiet_option,
     remember_task,
-    settings_options,
-    target_option,
+    run_options,
     task_argument,
-    task_options,
+    text_options,
     usable_device,
 )
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ecc.energy import Budget
+    from ecc.api import CompressResult
     from ecc.run_records import RunSummary
     from ecc.task import Task
     from ecc.training import DistributedContext, Logger
-
-PATH = click.Path(path_type=Path)
 
 
 @click.command(cls=Command)
 @task_argument
 @option(
     "--budget", "budgets", metavar="BUDGET", multiple=True,
-    help="50%, 24mJ, latency=12ms, macs=50%, params=2M. Repeatable.",
+    help="50%, 24mJ, latency=12ms, macs=50%, params=2M, decode=70%. Repeatable.",
 )  # fmt: skip
 @option("-o", "--output", required=True, type=PATH, metavar="FOLDER", help="Run folder; an existing run is resumed.")
-@option("--meter", metavar="METER", default="auto", help="auto, nvml, rapl, platform:jetson-tx2, ..., none.")
-@target_option
-@option(
-    "--energy", type=PATH, metavar="FILE", multiple=True,
-    help="Energy model from `ecc fit`; without it the network is profiled. Repeatable.",
-)  # fmt: skip
-@task_options
-@config_option
-@settings_options(CompressSettings)
-@batch_size_option
-@option(
-    "--batch", type=click.IntRange(1), metavar="N", common=False,
-    help="Items per inference; as the example input of the task if not given.",
-)  # fmt: skip
-@option(
-    "--samples", type=click.IntRange(1), metavar="N", common=False,
-    help="Width configurations to measure; up to 250 if not given, fewer if the fit is good earlier.",
-)  # fmt: skip
+@run_options()
+@text_options
 @option("--method", type=click.Choice(METHOD_NAMES), default="ecc", common=False, help="ECC or a baseline.")
 @option("--preset", type=click.Choice(PRESETS), default=PRESETS[0], common=False, help="paper: as published.")
 @option(
     "--unstructured", is_flag=True, common=False,
     help="Prune single weights; --meter names the platform of a device that skips zeros.",
 )  # fmt: skip
-@freeze_option
-@device_option
 @option("--tensorboard", type=PATH, metavar="FOLDER", common=False, help="Write the training curves for TensorBoard.")
 @quiet_option
 @json_option
@@ -111,30 +89,34 @@ def compress(
       ecc compress digits --budget 50% --meter platform:jetson-tx2 -o run --pretrain-steps 300
       ecc compress digits --budget macs=40% -o run --pretrain-steps 300
       ecc compress mobilenet_v1 --data imagenet --budget 60% -o run
+      ecc compress hf:./model --text train.txt --budget decode=70% --budget prefill=80% -o run
       ecc compress net.py:build --energy energy.json --budget 24mJ --budget params=2M -o run
       ecc compress net.py:build --target ssh://me@jetson --meter jetson --budget 60% -o run
       ecc compress digits --unstructured --meter platform:eyeriss --budget 60% -o sparse
       torchrun --nproc-per-node 4 -m ecc compress net.py:build --budget 60% -o run
     """
-    from rich.console import Console
-
-    from ecc.api import compress_task, make_settings
-    from ecc.energy import EnergyModel, parse_budgets
-    from ecc.report.terminal import compress_table
-    from ecc.training import Interrupted, TensorBoardLogger, find_distributed
-
     if not budgets:
         raise click.UsageError("--budget is missing, such as --budget 50%.")
     parsed = parse_budgets(budgets)
-    made = make_settings(preset, settings)
+    made = make_settings(preset, {**_defaults_of(task, settings), **settings})
+
+    from rich.console import Console  # here and not above: mistakes in the command line are answered at once
+
+    from ecc.api import compress_task
+    from ecc.energy import EnergyModel
+    from ecc.report.terminal import compress_table
+    from ecc.training import Interrupted, TensorBoardLogger, find_distributed
+
     place = usable_device(device)
     _refuse_without_effect(method, unstructured, energy, freeze, settings, place)
     models = [EnergyModel.load(path) for path in energy]
     distributed = find_distributed(place)
     shown = console(is_shown=not quiet and not as_json and distributed.is_main)
     loggers: list[Logger] = []
+    result: CompressResult | None = None
     try:
-        job = build_task(task, **data, device=distributed.device)
+        more: dict[str, Any] = {"batch": batch} if task.startswith("hf:") else {}
+        job = build_task(task, **data, **more, device=distributed.device)
         if tensorboard is not None and distributed.is_main:
             loggers.append(TensorBoardLogger(tensorboard))
         if shown is not None and (note := _untrained_note(task, data["weights"], made)):
@@ -142,7 +124,7 @@ def compress(
         if unstructured:
             summary = _compress_weights(job, parsed, meter, made, output, distributed, loggers, shown)
         else:
-            summary = compress_task(
+            result = compress_task(
                 job,
                 parsed,
                 folder=output,
@@ -159,7 +141,8 @@ def compress(
                 distributed=distributed,
                 loggers=loggers,
                 console=shown,
-            ).summary
+            )
+            summary = result.summary
     except Interrupted as stop:
         click.echo(f"\n{stop}", err=True)
         raise click.exceptions.Exit(128 + stop.signum) from None
@@ -170,7 +153,8 @@ def compress(
     if not distributed.is_main:
         return
     remember_task(output, task, data)
-    report = _report(output)
+    _save_language_model(output, task, result)
+    report = describe_report(output)
     if as_json:
         print_json(summary)
     elif not quiet:
@@ -202,14 +186,19 @@ def _compress_weights(
         return job.run(folder, distributed=distributed, history=view, loggers=loggers, progress=view.say).summary
 
 
-def _report(folder: Path) -> str:
-    """Write the report of a run; a note if its packages are missing."""
-    from ecc.api import write_report
+def _defaults_of(task: str, settings: dict[str, Any]) -> dict[str, Any]:
+    """Default settings that depend on the task."""
+    if not task.startswith("hf:"):
+        return {}
+    return {**LANGUAGE_DEFAULTS, **({"kd_temperature": None} if settings.get("kd_weight") == 0 else {})}
 
-    try:
-        return f"report: {write_report(folder)}"
-    except (EccError, ImportError) as error:
-        return f"note: no report was written: {error}"
+
+def _save_language_model(folder: Path, task: str, result: CompressResult | None) -> None:
+    """Write a pruned Hugging Face model with its tokenizer and model card into the run folder."""
+    if result is not None and task.startswith("hf:"):
+        from ecc.integrations.huggingface import save_pruned
+
+        save_pruned(result.model, folder / "model", tokenizer=task.removeprefix("hf:"), summary=result.summary)
 
 
 def _refuse_without_effect(
@@ -225,7 +214,7 @@ def _refuse_without_effect(
         for name, typed in (("--energy", energy), ("--freeze", freeze), ("--method", method != "ecc")):
             if typed:
                 raise EccError(f"{name} applies to channels; leave it out with --unstructured.")
-    for name in ("importance", "solver", "uniform_floor"):
+    for name in ("importance", "solver", "uniform_floor", "depth"):
         if name in settings and (method != "ecc" or unstructured):
             raise EccError(f"--{name.replace('_', '-')} is a setting of ecc; leave it out with this method.")
     if settings.get("kd_temperature") is not None and settings.get("kd_weight") == 0:

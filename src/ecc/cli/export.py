@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from ecc.constants import EXPORT_FORMATS
 
-from .options import Command, build_task, console, json_option, option, print_json, quiet_option, recall_task
+from .options import PATH, Command, build_task, console, json_option, option, print_json, quiet_option, recall_task
 
 if TYPE_CHECKING:
     from ecc.task import Task
-
-PATH = click.Path(path_type=Path)
 
 
 @click.command(cls=Command)
@@ -81,5 +79,6 @@ def export(
 
 def _task_of(run: Path) -> Task:
     """The task that the run was made with."""
-    remembered = recall_task(run)
-    return build_task(remembered.task, remembered.data, remembered.weights, remembered.image_size)
+    found = recall_task(run)
+    text: dict[str, Any] = {"text": found.text, "test_text": found.test_text, "length": found.length}
+    return build_task(found.task, found.data, found.weights, found.image_size, **text)

@@ -8,18 +8,16 @@ import click
 
 from ecc.errors import BadBudget, BadFile, EccError
 
-from .options import Command, json_option, option, print_json
-
-FILE = click.Path(path_type=Path)
+from .options import PATH, Command, json_option, option, print_json
 
 
 @click.command(cls=Command)
-@click.argument("file", type=FILE, metavar="PROFILE")
-@option("-o", "--output", type=FILE, metavar="FILE", help="Write the energy model as JSON.")
+@click.argument("file", type=PATH, metavar="PROFILE")
+@option("-o", "--output", type=PATH, metavar="FILE", help="Write the energy model as JSON.")
 @option("--family", metavar="NAME", default="auto", help="auto, physical, or bilinear as in the paper.")
 @option("--resource", metavar="NAME", default="energy", help="energy or latency.")
 @option("--budget", "budgets", metavar="BUDGET", multiple=True, help="Check whether it can be met. Repeatable.")
-@option("--figures", type=FILE, metavar="FOLDER", help="Draw errors and learning curves, and write their data.")
+@option("--figures", type=PATH, metavar="FOLDER", help="Draw errors and learning curves, and write their data.")
 @option(
     "--paper", "iterations", metavar="N", type=int, default=0, common=False,
     help="With --figures: iterations of the fit by Adam as in the paper (10000).",
@@ -53,7 +51,7 @@ def fit(
     from ecc.energy.ablation import run_ablation
     from ecc.io import write_text
     from ecc.measure import Profile
-    from ecc.records import to_builtins, to_json
+    from ecc.records import to_json
     from ecc.report.terminal import check_budget, fit_summary, fit_table
 
     profile = Profile.load(file)
@@ -81,7 +79,7 @@ def fit(
     checks = [check_budget(model, one) for one in parsed]
     if as_json:
         warnings = [line for is_reachable, line in checks if not is_reachable]
-        print_json({**to_builtins(fit_summary(model)), "warnings": warnings})
+        print_json({**fit_summary(model), "warnings": warnings})
         return
     Console().print(fit_table(model, f"{file.name}: {resource} of {model.origin.samples} samples ({model.label})"))
     for _, line in checks:

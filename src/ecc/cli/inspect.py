@@ -69,7 +69,7 @@ def doctor(meter: str, seconds: float, quick: bool, target: str | None, as_json:
     from rich.console import Console
 
     from ecc.measure.doctor import diagnose, diagnose_target
-    from ecc.report.terminal import doctor_table
+    from ecc.report.doctor import doctor_table
 
     with Console(stderr=True).status("looking for meters") as status:
         if target is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import wraps
@@ -16,14 +16,13 @@ from click.core import ParameterSource
 from ecc.constants import BUNDLED_TASKS
 from ecc.errors import BadTask, EccError
 from ecc.options import Setting, flat_values, options_of
+from ecc.settings import CompressSettings
 
 from .app import did_you_mean
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ecc.measure import EnergySource
-    from ecc.settings import MeasureSettings
     from ecc.task import Task
     from ecc.zoo.recipe import Recipe
 
@@ -98,6 +97,17 @@ def option(*names: str, **settings: Any) -> Callable[[F], F]:
     return click.option(*names, cls=Option, **{"show_default": True, **settings})
 
 
+def options(*decorators: Callable[[F], F]) -> Callable[[F], F]:
+    """Several options as one decorator, in the order of the help."""
+
+    def decorate(function: F) -> F:
+        for decorator in reversed(decorators):
+            function = decorator(function)
+        return function
+
+    return decorate
+
+
 # ---------------------------------------------------------------- options from a settings class
 
 
@@ -161,31 +171,10 @@ def _whole(limit: float | None) -> int | None:
 # ---------------------------------------------------------------- a TOML file as defaults
 
 
-def config_option(function: F) -> F:
-    """`--config FILE`: values of a recipe become the defaults of the options."""
-    return option(
-        "--config",
-        type=click.Path(path_type=Path, dir_okay=False),
-        metavar="FILE",
-        is_eager=True,
-        expose_value=False,
-        callback=lambda ctx, _, path: None if path is None else _use_config(ctx, path) and None,
-        help="TOML file with options and settings; typed options win.",
-    )(function)
-
-
-def task_argument(function: F) -> F:
-    """TASK; a recipe may stand in its place."""
-    return click.argument("task", metavar="TASK", callback=_task_or_recipe, is_eager=True)(function)
-
-
 def _task_or_recipe(ctx: click.Context, param: click.Parameter, task: str) -> str:
     del param
-    return _use_config(ctx, Path(task)) if task.endswith(".toml") and _takes_config(ctx) else task
-
-
-def _takes_config(ctx: click.Context) -> bool:
-    return any("--config" in param.opts for param in ctx.command.params)
+    takes_config = any("--config" in param.opts for param in ctx.command.params)
+    return _use_config(ctx, Path(task)) if task.endswith(".toml") and takes_config else task
 
 
 def _use_config(ctx: click.Context, path: Path) -> str:
@@ -193,9 +182,6 @@ def _use_config(ctx: click.Context, path: Path) -> str:
 
     Returns:
         Its task.
-
-    Raises:
-        BadFile: If the file cannot be read, or has an unknown key or a value out of range.
     """
     from ecc.zoo.recipe import read_recipe
 
@@ -203,6 +189,20 @@ def _use_config(ctx: click.Context, path: Path) -> str:
     lists = {param.name for param in ctx.command.params if param.multiple}
     ctx.default_map = {**recipe_options(recipe, lists), **(ctx.default_map or {})}
     return recipe.task
+
+
+config_option = option(
+    "--config",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    is_eager=True,
+    expose_value=False,
+    callback=lambda ctx, _, path: None if path is None else _use_config(ctx, path) and None,
+    help="TOML file with options and settings; typed options win.",
+)
+"""Values of a recipe become the defaults of the options."""
+task_argument = click.argument("task", metavar="TASK", callback=_task_or_recipe, is_eager=True)
+"""TASK; a recipe may stand in its place."""
 
 
 def recipe_options(recipe: Recipe, lists: Container[str | None] = ()) -> dict[str, Any]:
@@ -225,89 +225,82 @@ def recipe_options(recipe: Recipe, lists: Container[str | None] = ()) -> dict[st
 # ---------------------------------------------------------------- the task
 
 
-def task_options(function: F) -> F:
-    """Data, weights and image size of a bundled network."""
-    for decorate in (
-        option("--image-size", metavar="PIXELS", common=False, help="Image size of a bundled network: 128 or 360x480."),
-        option(
-            "--weights", metavar="FILE", type=click.Path(path_type=Path), common=False,
-            help="Published weights of a bundled network (safetensors).",
-        ),
-        option(
-            "--data", metavar="FOLDER", type=click.Path(path_type=Path),
-            help="Data set of a bundled network: ImageNet, Cityscapes, CIFAR-10, CamVid.",
-        ),
-    ):  # fmt: skip
-        function = decorate(function)
-    return function
+PATH = click.Path(path_type=Path)
+
+task_options = options(
+    option(
+        "--data", metavar="FOLDER", type=PATH,
+        help="Data set of a bundled network: ImageNet, Cityscapes, CIFAR-10, CamVid.",
+    ),
+    option(
+        "--weights", metavar="FILE", type=PATH, common=False,
+        help="Published weights of a bundled network (safetensors).",
+    ),
+    option("--image-size", metavar="PIXELS", common=False, help="Image size of a bundled network: 128 or 360x480."),
+)  # fmt: skip
+"""Data, weights and image size of a bundled network."""
+
+text_options = options(
+    option(
+        "--text", type=PATH, metavar="FILE", multiple=True, common=False,
+        help="Text file to train a Hugging Face model (hf:NAME) on. Repeatable.",
+    ),
+    option(
+        "--test-text", type=PATH, metavar="FILE", multiple=True, common=False,
+        help="Text file for the score of a Hugging Face model; a tenth of --text if not given. Repeatable.",
+    ),
+    option(
+        "--length", type=click.IntRange(2), metavar="N", common=False,
+        help="Tokens per sequence of a Hugging Face model, and in the cache of a decode step; 128 if not given.",
+    ),
+)  # fmt: skip
+"""Text and length of a Hugging Face model."""
+
+target_option = option(
+    "--target", "targets", metavar="URL", multiple=True,
+    help="Measure on another machine by ssh: ssh://user@host[:port]. Repeat it for equal machines.",
+)  # fmt: skip
+freeze_option = option(
+    "--freeze", metavar="PATTERN", multiple=True, common=False,
+    help="Do not prune the outputs of these modules, such as 'layer1.*'. Repeatable.",
+)  # fmt: skip
+json_option = option("--json", "as_json", is_flag=True, common=False, help="Print JSON for programs.")
+quiet_option = option("-q", "--quiet", is_flag=True, common=False, help="Print errors only.")
 
 
-def target_option(function: F) -> F:
-    """`--target`."""
-    return option(
-        "--target", "targets", metavar="URL", multiple=True,
-        help="Measure on another machine by ssh: ssh://user@host[:port]. Repeat it for shards on equal machines.",
-    )(function)  # fmt: skip
-
-
-def open_targets(
-    targets: Sequence[str], meter: str, task: str, settings: MeasureSettings, **details: Any
-) -> list[EnergySource]:
-    """A meter on each target.
+def run_options(*, common: bool = True) -> Callable[[F], F]:
+    """The options that `compress` and `compare` share.
 
     Args:
-        targets: URLs.
-        meter: Spec of the meter on the targets.
-        task: The task, as it was typed, for runners of PyTorch and analytic platforms.
-        settings: How networks are run.
-        **details: Further fields of `InstalledSpec`.
+        common: Whether `--help` shows the settings that are declared as common.
     """
-    from ecc.measure import close_meter
-    from ecc.measure.remote.client import InstalledSpec, open_target
-
-    opened: list[EnergySource] = []
-    try:
-        for target in targets:
-            found = open_target(target, meter, task=InstalledSpec(task=task, **details), settings=settings)
-            opened.append(found)
-    except BaseException:
-        for source in opened:
-            close_meter(source)
-        raise
-    return opened
-
-
-def batch_size_option(function: F) -> F:
-    """`--batch-size`."""
-    return option(
-        "--batch-size", type=click.IntRange(1), metavar="N", common=False,
-        help="Training batch size of a bundled network; as in the paper if not given.",
-    )(function)  # fmt: skip
-
-
-def freeze_option(function: F) -> F:
-    """`--freeze`."""
-    return option(
-        "--freeze", metavar="PATTERN", multiple=True, common=False,
-        help="Do not prune the outputs of these modules, such as 'layer1.*'. Repeatable.",
-    )(function)  # fmt: skip
-
-
-def device_option(function: F) -> F:
-    """`--device`."""
-    return option(
-        "--device", metavar="DEVICE", common=False, help="Training device; a GPU if there is one, else the CPU."
-    )(function)
-
-
-def json_option(function: F) -> F:
-    """`--json`."""
-    return option("--json", "as_json", is_flag=True, common=False, help="Print JSON for programs.")(function)
-
-
-def quiet_option(function: F) -> F:
-    """`--quiet`."""
-    return option("-q", "--quiet", is_flag=True, common=False, help="Print errors only.")(function)
+    return options(
+        option("--meter", metavar="METER", default="auto", help="auto, nvml, rapl, platform:jetson-tx2, ..., none."),
+        target_option,
+        option(
+            "--energy", type=PATH, metavar="FILE", multiple=True,
+            help="Energy model from `ecc fit`; without it the network is profiled. Repeatable.",
+        ),
+        task_options,
+        config_option,
+        settings_options(CompressSettings, common=common),
+        option(
+            "--batch-size", type=click.IntRange(1), metavar="N", common=False,
+            help="Training batch size of a bundled network; as in the paper if not given.",
+        ),
+        option(
+            "--batch", type=click.IntRange(1), metavar="N", common=False,
+            help="Items per inference; as the example input of the task if not given.",
+        ),
+        option(
+            "--samples", type=click.IntRange(1), metavar="N", common=False,
+            help="Width configurations to measure; up to 250 if not given, fewer if the fit is good earlier.",
+        ),
+        freeze_option,
+        option(
+            "--device", metavar="DEVICE", common=False, help="Training device; a GPU if there is one, else the CPU."
+        ),
+    )  # fmt: skip
 
 
 def build_task(
@@ -317,6 +310,7 @@ def build_task(
     image_size: str | None = None,
     batch_size: int | None = None,
     device: Any = "cpu",
+    **text: Any,
 ) -> Task:
     """The task that the options above name. Notes are printed on stderr."""
     from ecc.zoo.registry import find_task
@@ -328,16 +322,13 @@ def build_task(
         image_size=None if image_size is None else parse_image_size(image_size),
         batch_size=batch_size,
         device=device,
+        **text,
         log=lambda line: click.echo(line, err=True),
     )
 
 
 def parse_image_size(text: str) -> tuple[int, int]:
-    """(height, width) of "128" or "360x480".
-
-    Raises:
-        EccError: If it is neither.
-    """
+    """(height, width) of "128" or "360x480"."""
     found = re.fullmatch(r"([1-9]\d{0,4})(?:x([1-9]\d{0,4}))?", text.strip())
     if found is None:
         raise EccError(f"image size {text!r} is not a size; write 128, or height x width as in 360x480.")
@@ -355,6 +346,9 @@ class RememberedTask:
     data: str | None = None
     weights: str | None = None
     image_size: str | None = None
+    text: tuple[str, ...] = ()
+    test_text: tuple[str, ...] = ()
+    length: int | None = None
 
 
 def remember_task(folder: Path, task: str, data: Mapping[str, Any]) -> None:
@@ -364,19 +358,18 @@ def remember_task(folder: Path, task: str, data: Mapping[str, Any]) -> None:
     file, colon, function = task.rpartition(":")
     if file.endswith(".py"):
         task = f"{Path(file).resolve()}{colon}{function}"
-    paths = {name: str(data[name].resolve()) for name in ("data", "weights") if data.get(name) is not None}
-    found = RememberedTask(task=task, image_size=data.get("image_size"), **paths)
+    if task.startswith("hf:") and Path(task[3:]).is_dir():
+        task = f"hf:{Path(task[3:]).resolve()}"
+    values: dict[str, Any] = {name: data.get(name) for name in ("image_size", "length")}
+    values |= {name: str(data[name].resolve()) for name in ("data", "weights") if data.get(name) is not None}
+    values |= {name: tuple(str(file.resolve()) for file in data.get(name) or ()) for name in ("text", "test_text")}
+    found = RememberedTask(task=task, **values)
     with suppress(EccError):  # a run that cannot be written to: `ecc export` needs --task
         write_record(folder / TASK_FILE, found)
 
 
 def recall_task(folder: Path) -> RememberedTask:
-    """The task of a run, if it is a bundled task or a network of a library.
-
-    Raises:
-        BadFile: If the file in the folder is damaged.
-        BadTask: If the folder does not name a task, or names a file that would be executed.
-    """
+    """The task of a run, if it is a bundled task or a network of a library."""
     from ecc.records import read_record
 
     if not (folder / "config.json").is_file():
@@ -384,7 +377,7 @@ def recall_task(folder: Path) -> RememberedTask:
     if not (folder / TASK_FILE).is_file():
         raise BadTask(f"{folder} does not name its task; give it with --task, such as net.py:build.")
     found = read_record(folder / TASK_FILE, RememberedTask)
-    if found.task not in BUNDLED_TASKS and not found.task.startswith(("torchvision:", "timm:")):
+    if found.task not in BUNDLED_TASKS and not found.task.startswith(("torchvision:", "timm:", "hf:")):
         raise BadTask(
             f"the task of {folder} is the file {found.task!r}. A run folder must not choose code to execute, so pass "
             f"the task yourself if you trust it: --task {found.task}"
@@ -396,11 +389,7 @@ def recall_task(folder: Path) -> RememberedTask:
 
 
 def usable_device(name: str | None) -> str:
-    """The training device: the named one if torch can compute there; else a GPU, or the CPU.
-
-    Raises:
-        EccError: If it cannot be used, with torch's reason.
-    """
+    """The training device: the named one if torch can compute there; else a GPU, or the CPU."""
     import torch
 
     device = name or ("cuda" if torch.cuda.is_available() else "cpu")
@@ -417,6 +406,16 @@ def console(*, is_shown: bool) -> Console | None:
     from rich.console import Console
 
     return Console(stderr=True) if is_shown else None
+
+
+def describe_report(folder: Path) -> str:
+    """Write the report of a run or a comparison, and say where it is; a note if its packages are missing."""
+    try:
+        from ecc.report.page import write_report
+
+        return f"report: {write_report(folder)}"
+    except (EccError, ImportError) as error:
+        return f"note: no report was written: {error}"
 
 
 def print_json(value: Any) -> None:

@@ -11,12 +11,12 @@ from ecc.errors import EccError
 from ecc.settings import PROFILE_SETTINGS, Design, MeasureSettings
 
 from .options import (
+    PATH,
     Command,
     build_task,
     console,
     freeze_option,
     json_option,
-    open_targets,
     option,
     print_json,
     quiet_option,
@@ -26,12 +26,10 @@ from .options import (
     task_options,
 )
 
-FILE = click.Path(path_type=Path)
-
 
 @click.command(cls=Command)
 @task_argument
-@option("-o", "--output", required=True, type=FILE, metavar="FILE", help="The profile; an existing one is resumed.")
+@option("-o", "--output", required=True, type=PATH, metavar="FILE", help="The profile; an existing one is resumed.")
 @task_options
 @option("--meter", metavar="METER", default="auto", help="Energy meter: auto, nvml, rapl, platform:jetson-tx2, ...")
 @target_option
@@ -77,38 +75,36 @@ def profile(
     Open the file with pandas:
       pandas.read_json("digits.profile", lines=True).dropna(subset="index")
     """
-    from ecc.api import calibration_inputs
-    from ecc.graph import trace_channels, verify_graph
-    from ecc.measure import Analytic, close_meter, find_meter
+    from ecc.measure import Analytic, EnergySource, close_meter, find_meter
+    from ecc.measure import profile as measure_profile
     from ecc.measure.design import parse_shard
     from ecc.measure.early_stopping import parse_share
-    from ecc.measure.profiler import default_device, find_runner, profile_on_targets, profile_settings
+    from ecc.measure.profiler import default_device, find_runner, profile_settings
+    from ecc.measure.remote.client import InstalledSpec, open_targets
+    from ecc.methods.base import trace_task
     from ecc.options import flat_values, settings_from
+    from ecc.profiling import calibration_inputs
     from ecc.records import to_builtins
     from ecc.report.live import ProfileProgress
     from ecc.report.terminal import profile_summary, profile_text
-    from ecc.task import with_batch_size
 
     if shard is not None and len(targets) > 1:
         raise EccError("--shard has no effect with several --target: they share the samples.")
     job = build_task(task, data, weights, image_size)
+    source: EnergySource
     if targets:
         wanted = settings_from(MeasureSettings, {**flat_values(PROFILE_SETTINGS), **settings})
-        details = {"batch": batch, "freeze": freeze, "device": device, "image_size": image_size}
-        sources = open_targets(targets, meter, task, wanted, **details)
+        installed = InstalledSpec(task=task, batch=batch, freeze=freeze, device=device, image_size=image_size)
+        source = open_targets(targets, meter, task=installed, settings=wanted)
     else:
-        sources = [find_meter(meter, device_type=device and device.partition(":")[0])]
-    source = sources[0]
+        source = find_meter(meter, device_type=device and device.partition(":")[0])
     view = ProfileProgress(console(is_shown=not quiet and not as_json))
     try:
         chosen = profile_settings(source, device=device, **settings)
         is_local = not targets and not isinstance(source, Analytic)
         device = (device or default_device(source, chosen.runner)) if is_local else None
         view.announce(source.describe(), ", ".join(targets) or device)
-        extra: dict[str, Any] = {} if shard is None else {"shard": parse_shard(shard)}
-        example_input = job.example_input if batch is None else with_batch_size(job.example_input, batch)
-        graph = trace_channels(job.model, example_input, freeze=freeze, verify=False)
-        graph = verify_graph(job.model, graph, job.example_input)
+        graph, example_input = trace_task(job, batch, freeze)
         with view:
             chosen, search = find_runner(
                 output,
@@ -121,26 +117,25 @@ def profile(
                 calibration=calibration_inputs(job),
                 report=view.say,
             )
-            result = profile_on_targets(
+            result = measure_profile(
                 job.model,
                 graph,
                 example_input,
-                sources,
+                source,
                 output,
                 **design,
                 settings=chosen,
                 runner_search=search,
                 device=device,
                 target_error=None if target_error is None else parse_share(target_error),
-                **extra,
+                shard=None if shard is None else parse_shard(shard),
                 progress=view,
             )
     except KeyboardInterrupt:
         click.echo(f"\nstopped; {view.so_far(output)}", err=True)
         raise click.exceptions.Exit(130) from None
     finally:
-        for one in sources:
-            close_meter(one)
+        close_meter(source)
     if as_json:
         print_json({"file": str(output), **to_builtins(profile_summary(result, graph))})
     elif not quiet:
@@ -150,8 +145,8 @@ def profile(
 
 
 @click.command(cls=Command)
-@click.argument("files", nargs=-1, required=True, type=FILE, metavar="FILE...")
-@option("-o", "--output", required=True, type=FILE, metavar="FILE", help="The joined profile.")
+@click.argument("files", nargs=-1, required=True, type=PATH, metavar="FILE...")
+@option("-o", "--output", required=True, type=PATH, metavar="FILE", help="The joined profile.")
 @option("--rescale", is_flag=True, help="Scale devices that differ by their measurements of the dense network.")
 def merge(files: tuple[Path, ...], output: Path, rescale: bool) -> None:
     """Join profiles that equal devices measured in shards, after checking that they agree.

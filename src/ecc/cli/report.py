@@ -8,16 +8,15 @@ import click
 
 from ecc.errors import EccError
 
-from .options import Command, option
+from .options import PATH, Command, option
 
 PORT = 8123
-FILE = click.Path(path_type=Path)
 
 
 @click.command(cls=Command)
-@click.argument("folder", type=FILE, metavar="RUN")
-@option("-o", "--output", type=FILE, metavar="FILE", help="The page; RUN/report.html if not given.")
-@option("--figures", type=FILE, metavar="FOLDER", help="Also write every figure as SVG and PNG.")
+@click.argument("folder", type=PATH, metavar="RUN")
+@option("-o", "--output", type=PATH, metavar="FILE", help="The page; RUN/report.html if not given.")
+@option("--figures", type=PATH, metavar="FOLDER", help="Also write every figure as SVG and PNG.")
 @option("--live", is_flag=True, help="Serve the page on this machine and follow the run.")
 @option("--port", metavar="N", type=click.IntRange(0, 65535), default=PORT, help="Port of --live; 0 takes a free one.")
 def report(folder: Path, output: Path | None, figures: Path | None, live: bool, port: int) -> None:
@@ -36,8 +35,8 @@ def report(folder: Path, output: Path | None, figures: Path | None, live: bool, 
         raise EccError(f"--port {port} is for --live; give both, or neither.")
     if live and (output or figures):
         raise EccError("--live serves the page and writes no file; leave out -o and --figures, or call it twice.")
-    from ecc.api import write_report
     from ecc.report.load import load_report
+    from ecc.report.page import write_report
     from ecc.report.serve import LiveServer, serve
 
     if live:

@@ -1,6 +1,7 @@
 """Costs of a network at any widths: energy models fitted to profiles, exact counts, and budgets."""
 
-from .budget import Budget, dense_cost, parse_budget, parse_budgets
+from ecc.budget import Budget, budgets_of_workloads, dense_cost, parse_budget, parse_budgets
+
 from .cost import Cost
 from .counted import CountedCost, NonzeroCost, counted_cost, nonzero_cost
 from .model import EnergyModel, fit
@@ -14,6 +15,7 @@ __all__ = [
     "FitErrors",
     "FitQuality",
     "NonzeroCost",
+    "budgets_of_workloads",
     "counted_cost",
     "dense_cost",
     "fit",

@@ -5,23 +5,19 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import TypeAlias
 
+import numpy as np
 import torch
+from scipy.sparse import csr_array
 from torch import Tensor
 
+from ecc.budget import COUNTED_UNITS
 from ecc.errors import BadWidths
 from ecc.graph import AffineSize, ChannelGraph, StructureSpec
 from ecc.measure.meters.platform import Platform
 
-from .cost import ONE, BilinearForm
-
-UNITS = {"macs": "", "params": "", "weight_bytes": "B", "activation_bytes": "B", "peak_bytes": "B"}
-"""Resources that can be counted, and their units.
-
-macs: multiply-accumulates of one inference of the whole batch. params: parameters. weight_bytes: bytes of parameters
-and buffers. activation_bytes: bytes of activations read and written by all layers. peak_bytes: bytes of activations
-read and written by the largest layer, the least memory to run the network in.
-"""
+from .cost import ONE, BilinearForm, CostForm
 
 
 @dataclass(frozen=True)
@@ -37,13 +33,13 @@ class CountedCost:
     device: torch.device | str = "cpu"
 
     def __post_init__(self) -> None:
-        if self.resource not in UNITS:
-            raise BadWidths(f"{self.resource!r} cannot be counted; choose one of {', '.join(UNITS)}.")
+        if self.resource not in COUNTED_UNITS:
+            raise BadWidths(f"{self.resource!r} cannot be counted; choose one of {', '.join(COUNTED_UNITS)}.")
 
     @property
     def unit(self) -> str:
         """B for bytes; empty for counts."""
-        return UNITS[self.resource]
+        return COUNTED_UNITS[self.resource]
 
     @property
     def label(self) -> str:
@@ -59,6 +55,11 @@ class CountedCost:
     def full_widths(self) -> tuple[int, ...]:
         """Widths of the dense network."""
         return self.structure.full_widths
+
+    @property
+    def branches(self) -> tuple[str, ...]:
+        """Names of all branches that can be removed."""
+        return tuple(branch.name for branch in self.structure.branches)
 
     @property
     def dense(self) -> float:
@@ -80,6 +81,16 @@ class CountedCost:
             return (coefficients * largest / largest.sum()) @ left
         return self._form.gradient(widths)
 
+    def form(self, budget: float) -> CostForm:
+        """The cost as arrays. For peak_bytes, the budget plus the excess of each layer over it."""
+        if self.resource != "peak_bytes":
+            return self._form.form()
+        coefficients, left, fixed, *_ = (part.cpu().numpy() for part in self._form.parts)
+        count, groups = left.shape
+        rows, ones = csr_array(coefficients[:, None] * left), np.ones(count)
+        flat = (np.zeros(groups), np.zeros((groups, groups)))
+        return CostForm(budget, *flat, ones, rows, budget - coefficients * fixed, np.inf * ones, 0 * ones)
+
     def to(self, device: torch.device | str) -> CountedCost:
         """The same cost, computed on a device."""
         # The same object keeps its tensors, which take a while to build.
@@ -88,8 +99,10 @@ class CountedCost:
     @cached_property
     def _form(self) -> BilinearForm:
         terms = _terms(self.structure, self.resource)
-        coefficients, lefts, rights = (tuple(column) for column in zip(*terms, strict=True)) if terms else ((), (), ())
-        return BilinearForm(0.0, coefficients, lefts, rights, len(self.groups), self.device)
+        coefficients, lefts, rights, switches = (
+            (tuple(column) for column in zip(*terms, strict=True)) if terms else ((), (), (), ())
+        )
+        return BilinearForm(0.0, coefficients, lefts, rights, len(self.groups), self.device, switches)
 
 
 def counted_cost(graph: ChannelGraph, resource: str) -> CountedCost:
@@ -105,17 +118,24 @@ def counted_cost(graph: ChannelGraph, resource: str) -> CountedCost:
     return CountedCost(graph.structure, resource)
 
 
-def _terms(structure: StructureSpec, resource: str) -> list[tuple[float, AffineSize, AffineSize]]:
-    """(coefficient, left, right) of every product."""
+_CountedTerm: TypeAlias = tuple[float, AffineSize, AffineSize, tuple[int, ...]]
+
+
+def _terms(structure: StructureSpec, resource: str) -> list[_CountedTerm]:
+    """(coefficient, left, right, switch) of every product."""
+    layers = list(zip(structure.layers, structure.layer_switches, strict=True))
     if resource == "macs":
-        return [(float(layer.macs), layer.incoming, layer.outgoing) for layer in structure.layers if layer.macs]
+        return [(float(layer.macs), layer.incoming, layer.outgoing, switch) for layer, switch in layers if layer.macs]
     if resource == "activation_bytes":
-        sizes = [(layer.item_bytes, size) for layer in structure.layers for size in (layer.reads, layer.writes)]
-        return [(float(item), size, ONE) for item, size in sizes]
+        return [
+            (float(layer.item_bytes), size, ONE, switch)
+            for layer, switch in layers
+            for size in (layer.reads, layer.writes)
+        ]
     if resource == "peak_bytes":
-        return [(float(layer.item_bytes), _sum(layer.reads, layer.writes), ONE) for layer in structure.layers]
-    terms = []
-    for tensor in structure.tensors:
+        return [(float(layer.item_bytes), _sum(layer.reads, layer.writes), ONE, switch) for layer, switch in layers]
+    terms: list[_CountedTerm] = []
+    for tensor, switch in zip(structure.tensors, structure.tensor_switches, strict=True):
         if resource == "params" and not tensor.is_parameter:
             continue
         size = 1.0 if resource == "params" else float(tensor.item_bytes)
@@ -125,7 +145,7 @@ def _terms(structure: StructureSpec, resource: str) -> list[tuple[float, AffineS
         if len(varying) > 2:
             raise BadWidths(f"tensor {tensor.name} has {len(varying)} prunable axes; at most two can be counted.")
         left, right = [*varying, ONE, ONE][:2]
-        terms.append((size, left, right))
+        terms.append((size, left, right, switch))
     return terms
 
 
@@ -181,6 +201,11 @@ class NonzeroCost:
         object.__setattr__(self, "_coefficients", tensor)
 
     @property
+    def branches(self) -> tuple[str, ...]:
+        """Always empty: single weights are pruned, not branches."""
+        return ()
+
+    @property
     def resource(self) -> str:
         """Always energy."""
         return "energy"
@@ -208,6 +233,13 @@ class NonzeroCost:
         """The coefficients, whatever the counts."""
         del widths
         return self._coefficients
+
+    def form(self, budget: float) -> CostForm:
+        """The cost as arrays."""
+        del budget
+        count, none = len(self.groups), np.zeros(0)
+        linear = np.array(self.coefficients)
+        return CostForm(self.base, linear, np.zeros((count, count)), none, csr_array((0, count)), none, none, none)
 
     def to(self, device: torch.device | str) -> NonzeroCost:
         """The same cost, computed on a device."""

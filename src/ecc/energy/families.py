@@ -4,7 +4,11 @@ A family is a function from samples to a `FittedModel`, a sum of terms:
 
     bilinear   a constant, and one term per layer with MACs, in * out (the paper's s_j * s_{j+1})
     physical   a constant; one term per group, linear in its width (activations, biases, norms, depthwise convolutions);
-               one term in * out per layer that mixes channels; and steps where a library changes kernels
+               one term in * out per layer that mixes channels; steps where a library changes kernels; and costs of
+               sizes that are not a multiple of 8, 16, 32 or 64
+
+If branches were removed in some samples, each term of a layer that is removed with a branch has a switch: it is 0
+without the branch. Every branch has a constant of its own, for the kernels that are launched for it.
 
 Each term knows how many MACs and bytes it stands for. With joules per MAC and per byte, the physical family therefore
 has a prior for every coefficient.
@@ -29,6 +33,9 @@ AMOUNTS = ("MACs", "grouped MACs", "activation bytes", "weight bytes")
 """Quantities that a term may stand for. Grouped convolutions reuse little of what they load, so their MACs have a
 coefficient of their own."""
 
+ALIGNMENTS = (8, 16, 32, 64)
+"""Multiples that kernels are written for. On an H200, a network with 12 channels may cost more than one with 16."""
+
 MAX_LEVELS = 16
 """Most steps of one size. Their distance is `RISE` times a power of two, as tile sizes are."""
 
@@ -48,15 +55,18 @@ class Term:
     """Quantity of each of `AMOUNTS` per unit of left * right."""
     layers: tuple[tuple[int, Amounts], ...]
     """The layers that contribute: (position, amounts)."""
+    switch: tuple[int, ...] = ()
+    """Positions of groups. The term is 0 if all of them have width 0: its branch is removed. Empty: no effect."""
 
     def at(self, widths: Array) -> Array:
         """left * right at each row of widths."""
-        return size_at(self.left, widths) * size_at(self.right, widths)
+        product = size_at(self.left, widths) * size_at(self.right, widths)
+        return np.where((widths[:, list(self.switch)] > 0).any(axis=1), product, 0.0) if self.switch else product
 
 
 @dataclass(frozen=True)
 class Step:
-    """A rise from 0 to 1 over `RISE` channels of a size."""
+    """A rise from 0 to 1 over `RISE` channels of a size, or 1 where a size is not a multiple."""
 
     name: str
     """The groups that make up the size."""
@@ -65,10 +75,15 @@ class Step:
     """Size at which the step starts to rise."""
     layers: tuple[int, ...]
     """Positions of the layers that produce or consume these channels."""
+    multiple: int = 0
+    """If above 0, the step is 1 where the size is not a multiple of it, and `level` is not used."""
 
     def at(self, widths: Array) -> Array:
         """Its height, from 0 to 1, at each row of widths."""
-        return np.clip((size_at(self.size, widths) - self.level) / RISE, 0.0, 1.0)
+        sizes = size_at(self.size, widths)
+        if self.multiple:
+            return np.asarray(np.round(sizes) % self.multiple != 0, dtype=np.float64)
+        return np.clip((sizes - self.level) / RISE, 0.0, 1.0)
 
 
 @dataclass(frozen=True)
@@ -111,7 +126,7 @@ def bilinear(samples: Samples, *, relative: bool = True) -> FittedModel:
         samples: Samples to fit.
         relative: Whether relative errors are squared; False squares joules, as the paper does.
     """
-    terms = bilinear_terms(samples.structure)
+    terms = (*bilinear_terms(samples.structure), *_switch_constants(samples.structure))
     features = np.stack([np.ones(len(samples)), *(term.at(samples.widths) for term in terms)], axis=1)
     base, *coefficients = fit_coefficients(features, samples.values, relative=relative).tolist()
     return FittedModel("bilinear", base, terms, tuple(coefficients))
@@ -138,11 +153,14 @@ def physical(samples: Samples) -> FittedModel:
     3. The weight of the prior is the candidate in `STRENGTHS` with the smallest leave-one-out error.
     """
     terms, steps = physical_terms(samples.structure), candidate_steps(samples.structure)
+    # An alignment that all samples have, or none, is a constant.
+    steps = tuple(step for step in steps if not step.multiple or np.ptp(step.at(samples.widths)) > 0)
     columns = [*(term.at(samples.widths) for term in terms), *(step.at(samples.widths) for step in steps)]
     features = np.stack(columns, axis=1)
     common = _common_coefficients(terms, features[:, : len(terms)], samples)
     amounts = np.array([term.amounts for term in terms])
-    prior = np.concatenate([amounts @ common[1:], np.zeros(len(steps))])
+    launches = np.array([_launches(term) for term in terms])
+    prior = np.concatenate([amounts @ common[1:-1] + common[-1] * launches, np.zeros(len(steps))])
     prior[0] += common[0]  # idle power and kernel launches belong to the constant term
     best, coefficients, strength = np.inf, prior, STRENGTHS[-1]
     prior_scale = _prior_scales(terms, steps, prior, features, samples)
@@ -164,7 +182,7 @@ def physical(samples: Samples) -> FittedModel:
         base=float(coefficients[0]),
         terms=terms[1:],
         coefficients=tuple(coefficients[1 : len(terms)].tolist()),
-        unit_coefficients=tuple(common[1:].tolist()),
+        unit_coefficients=tuple(common[1:-1].tolist()),
         strength=strength,
         steps=tuple(step for step, _ in kept),
         heights=tuple(height for _, height in kept),
@@ -175,13 +193,23 @@ FAMILIES: dict[str, Family] = {"bilinear": bilinear, "physical": physical}
 
 
 def _common_coefficients(terms: Sequence[Term], features: Array, samples: Samples) -> Array:
-    """Cost of a network without work, and of one unit of each of `AMOUNTS`."""
+    """Cost of a network without work, of one unit of each of `AMOUNTS`, and of one layer that is launched.
+
+    The number of layers differs only between samples with and without removed branches.
+    """
     amounts = np.array([term.amounts for term in terms])
-    pooled = np.column_stack([np.ones(len(samples)), features @ amounts])
+    launched = features @ np.array([_launches(term) for term in terms])
+    pooled = np.column_stack([np.ones(len(samples)), features @ amounts, launched])
     used = pooled.max(axis=0) > 0
-    common = np.zeros(1 + len(AMOUNTS))
+    common = np.zeros(2 + len(AMOUNTS))
     common[used] = fit_coefficients(pooled[:, used], samples.values, weights=samples.weights)
     return common
+
+
+def _launches(term: Term) -> float:
+    """Number of layers that are removed with a constant term; 0 for all other terms."""
+    is_constant = not term.left.multiples and not term.right.multiples
+    return float(len(term.layers)) if term.switch and is_constant else 0.0
 
 
 def _prior_scales(
@@ -205,7 +233,8 @@ def _prior_scales(
                 layer = term.layers[0][0]
                 by_layer[layer] = by_layer.get(layer, 0.0) + float(contribution)
             elif len(groups) == 1:
-                by_group[groups.pop()] = float(contribution)
+                group = groups.pop()
+                by_group[group] = by_group.get(group, 0.0) + float(contribution)
         of_steps = [
             sum(by_group.get(group, 0.0) for group, _ in step.size.multiples)
             + sum(by_layer.get(layer, 0.0) for layer in step.layers)
@@ -227,10 +256,28 @@ def _relative_scales(contributions: Array) -> Array:
 def bilinear_terms(structure: StructureSpec) -> tuple[Term, ...]:
     """One term in * out per layer with MACs."""
     return tuple(
-        Term(layer.path, layer.incoming, layer.outgoing, _macs(layer), ((number, _macs(layer)),))
-        for number, layer in enumerate(structure.layers)
+        Term(layer.path, layer.incoming, layer.outgoing, _macs(layer), ((number, _macs(layer)),), switch)
+        for number, (layer, switch) in enumerate(zip(structure.layers, structure.layer_switches, strict=True))
         if layer.macs
     )
+
+
+def _switch_constants(structure: StructureSpec) -> tuple[Term, ...]:
+    """One constant for each set of branches without which layers are removed."""
+    nothing: Amounts = (0.0, 0.0, 0.0, 0.0)
+    layers: dict[tuple[int, ...], list[int]] = {}
+    for number, switch in enumerate(structure.layer_switches):
+        if switch:
+            layers.setdefault(switch, []).append(number)
+    return tuple(
+        Term(_switch_name(structure, switch), ONE, ONE, nothing, tuple((n, nothing) for n in numbers), switch)
+        for switch, numbers in layers.items()
+    )
+
+
+def _switch_name(structure: StructureSpec, switch: tuple[int, ...]) -> str:
+    groups = zip(structure.branches, structure.branch_groups, strict=True)
+    return " + ".join(branch.name for branch, inside in groups if set(inside) <= set(switch))
 
 
 def physical_terms(structure: StructureSpec) -> tuple[Term, ...]:
@@ -278,9 +325,9 @@ class _AmountSum:
         self.total = self.total + amounts
         self.layers[layer] = self.layers.get(layer, np.zeros(len(AMOUNTS))) + amounts
 
-    def term(self, name: str, left: AffineSize, right: AffineSize) -> Term:
+    def term(self, name: str, left: AffineSize, right: AffineSize, switch: tuple[int, ...] = ()) -> Term:
         layers = tuple((number, _amounts(amounts)) for number, amounts in self.layers.items())
-        return Term(name, left, right, _amounts(self.total), layers)
+        return Term(name, left, right, _amounts(self.total), layers, switch)
 
 
 def _amounts(values: Array) -> Amounts:
@@ -293,8 +340,11 @@ class _TermTable:
 
     def __init__(self, structure: StructureSpec) -> None:
         self._structure = structure
-        self._constant = _AmountSum()
-        self._linear: dict[int, _AmountSum] = {}
+        self._switches = structure.layer_switches
+        self._constants: dict[tuple[int, ...], _AmountSum] = {(): _AmountSum()}
+        for layer, switch in enumerate(self._switches if structure.branches else ()):
+            self._constants.setdefault(switch, _AmountSum()).add(layer, np.zeros(len(AMOUNTS)))
+        self._linear: dict[tuple[int, tuple[int, ...]], _AmountSum] = {}
         self._products: dict[tuple[int, AffineSize, AffineSize], _AmountSum] = {}
 
     def add(self, layer: int, left: AffineSize, right: AffineSize, amounts: Sequence[float]) -> None:
@@ -309,18 +359,24 @@ class _TermTable:
             left, right, scale = _normalised(left, right)
             self._products.setdefault((layer, left, right), _AmountSum()).add(layer, vector * scale)
             return
+        switch = self._switches[layer]
         if left.fixed:
-            self._constant.add(layer, vector * right.fixed * left.fixed)
+            self._constants.setdefault(switch, _AmountSum()).add(layer, vector * right.fixed * left.fixed)
         for group, multiple in left.multiples:
-            self._linear.setdefault(group, _AmountSum()).add(layer, vector * right.fixed * multiple)
+            key = (group, () if group in switch else switch)  # a group of the branch has width 0 without it
+            self._linear.setdefault(key, _AmountSum()).add(layer, vector * right.fixed * multiple)
 
     def terms(self) -> tuple[Term, ...]:
         """The constant first, then groups, then layers."""
         groups, layers = self._structure.groups, self._structure.layers
-        found = [self._constant.term("constant", ONE, ONE)]
-        found += [self._linear[g].term(groups[g], width_of(g), ONE) for g in sorted(self._linear)]
+        found = [self._constants[()].term("constant", ONE, ONE)]
+        for switch, amounts in self._constants.items():
+            if switch:
+                found.append(amounts.term(_switch_name(self._structure, switch), ONE, ONE, switch))
+        for (group, switch), amounts in sorted(self._linear.items(), key=lambda item: item[0]):
+            found.append(amounts.term(groups[group], width_of(group), ONE, switch))
         for (layer, left, right), amounts in self._products.items():
-            found.append(amounts.term(layers[layer].path, left, right))
+            found.append(amounts.term(layers[layer].path, left, right, self._switches[layer]))
         return tuple(found)
 
 
@@ -353,7 +409,7 @@ def _normalised(left: AffineSize, right: AffineSize) -> tuple[AffineSize, Affine
 
 
 def candidate_steps(structure: StructureSpec) -> tuple[Step, ...]:
-    """Every step that a network may have: on each channel count of a layer with dense MACs.
+    """Every step and every alignment that a network may have: on each channel count of a layer with dense MACs.
 
     Multiples of one group's width are one size; a sum of groups, where branches are concatenated, is its own size.
     """
@@ -372,6 +428,7 @@ def candidate_steps(structure: StructureSpec) -> tuple[Step, ...]:
         full = round(size.at(structure.full_widths))
         name = " + ".join(structure.groups[group] for group, _ in size.multiples)
         found += [Step(name, size, level, tuple(layers)) for level in step_levels(full)]
+        found += [Step(name, size, 0, tuple(layers), multiple) for multiple in ALIGNMENTS if multiple <= full]
     return tuple(found)
 
 

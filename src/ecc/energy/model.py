@@ -22,7 +22,7 @@ from ecc.measure import MeasureSettings, MeterInfo
 from ecc.measure.profile import HEADER_START, Profile
 from ecc.records import from_json, write_record
 
-from .cost import BilinearForm, StepTerms
+from .cost import BilinearForm, CostForm, StepTerms
 from .families import AMOUNTS, FAMILIES, FittedModel
 from .quality import (
     FitErrors,
@@ -38,7 +38,8 @@ from .regression import RESOURCES, Samples, check_sample_count, samples_from_pro
 FORMAT = "ecc energy model, version 2"
 FORMULA = (
     "base + sum of coefficient * left * right + sum of height * clip((size - level) / 8, 0, 1); "
-    "a size is [fixed, [[group, multiple], ...]]"
+    "a step with a multiple is 1 where the size is not a multiple of it, else 0; "
+    "a size is [fixed, [[group, multiple], ...]]; a term is 0 if all groups of its switch have width 0"
 )
 CURVE_SIZES = (15, 20, 30, 40, 60, 80, 120, 160, 200, 300, 500, 1000, 2000, 5000)
 _MIN_IMPROVEMENT = 0.98  # the physical family must have an error below this share of the bilinear one to be chosen
@@ -67,7 +68,8 @@ class Origin:
 class EnergyModel:
     """A `Cost` that was fitted to a profile.
 
-    All coefficients are at least 0, so the prediction is too, and removing a channel never raises it.
+    All coefficients are at least 0, so the prediction is too. Removing a channel raises it only where the profile shows
+    that a size which is not a multiple of 8, 16, 32 or 64 costs more (`Step.multiple`).
     """
 
     fingerprint: str
@@ -77,6 +79,10 @@ class EnergyModel:
     min_widths: tuple[int, ...]
     layers: tuple[str, ...]
     """Paths of the layers."""
+    branches: tuple[str, ...] = ()
+    """Names of the branches that were removed in some samples of the profile. The cost without others is not known."""
+    branch_groups: tuple[tuple[int, ...], ...] = ()
+    """For each branch, the positions of its groups."""
     resource: str
     """energy or latency."""
     origin: Origin
@@ -122,6 +128,11 @@ class EnergyModel:
         gradient = self._form.gradient(widths)
         return gradient + self._steps.gradient(widths) if self.fitted.steps else gradient
 
+    def form(self, budget: float) -> CostForm:
+        """The cost as arrays."""
+        del budget
+        return self._form.form(self._steps if self.fitted.steps else None)
+
     def to(self, device: torch.device | str) -> EnergyModel:
         """The same model, computed on a device."""
         # The same object keeps its tensors, which take a while to build.
@@ -156,8 +167,10 @@ class EnergyModel:
 
     @property
     def min_cost(self) -> float:
-        """Predicted cost with every group at its smallest width."""
-        return self.at(dict(zip(self.groups, self.min_widths, strict=True)))
+        """Predicted cost with every group at its smallest width and every branch removed."""
+        removed = {group for groups in self.branch_groups for group in groups}
+        least = [0 if number in removed else width for number, width in enumerate(self.min_widths)]
+        return self.at(dict(zip(self.groups, least, strict=True)))
 
     def per_layer(self, widths: Mapping[str, float] | None = None) -> dict[str, float]:
         """Cost by layer path; the empty name holds costs that belong to no layer.
@@ -202,13 +215,16 @@ class EnergyModel:
     def _form(self) -> BilinearForm:
         terms = self.fitted.terms
         lefts, rights = tuple(term.left for term in terms), tuple(term.right for term in terms)
-        return BilinearForm(self.fitted.base, self.fitted.coefficients, lefts, rights, len(self.groups), self.device)
+        switches = tuple(term.switch for term in terms)
+        base, coefficients = self.fitted.base, self.fitted.coefficients
+        return BilinearForm(base, coefficients, lefts, rights, len(self.groups), self.device, switches)
 
     @cached_property
     def _steps(self) -> StepTerms:
         steps = self.fitted.steps
         sizes, levels = tuple(step.size for step in steps), tuple(step.level for step in steps)
-        return StepTerms(self.fitted.heights, sizes, levels, len(self.groups), self.device)
+        multiples = tuple(step.multiple for step in steps)
+        return StepTerms(self.fitted.heights, sizes, levels, multiples, len(self.groups), self.device)
 
     # ------------------------------------------------------------ files
 
@@ -270,10 +286,13 @@ class EnergyModelFile:
     quality: FitQuality
     formula: str
     fitted: FittedModel
+    branches: tuple[str, ...] = ()
+    branch_groups: tuple[tuple[int, ...], ...] = ()
 
 
 _SHARED = (
-    "resource", "fingerprint", "groups", "full_widths", "min_widths", "layers", "dense_sample", "quality", "fitted",
+    "resource", "fingerprint", "groups", "full_widths", "min_widths", "layers", "branches", "branch_groups",
+    "dense_sample", "quality", "fitted",
 )  # fmt: skip
 """Fields that `EnergyModel` and its file have in common."""
 
@@ -293,13 +312,24 @@ def _check_consistency(model: EnergyModel) -> None:
         raise ValueError("the numbers of terms and coefficients differ")
     if len(fitted.unit_coefficients) not in (0, len(AMOUNTS)):
         raise ValueError(f"there are {len(fitted.unit_coefficients)} unit coefficients, not {len(AMOUNTS)}")
-    for term in fitted.terms:
-        _check_term(term.name, (term.left, term.right), [number for number, _ in term.layers], model)
-    for step in fitted.steps:
-        _check_term(step.name, (step.size,), step.layers, model)
+    inside = [group for groups_of in model.branch_groups for group in groups_of]
+    if len(model.branches) != len(model.branch_groups) or any(not 0 <= group < len(groups) for group in inside):
+        raise ValueError("a branch refers to an unknown group")
+    _check_terms(model)
     for dense in (model.dense, model.dense_profiled):
         if not (math.isfinite(dense) and dense > 0):
             raise ValueError(f"the cost of the dense network is {dense} {model.unit}")
+
+
+def _check_terms(model: EnergyModel) -> None:
+    for term in model.fitted.terms:
+        if any(not 0 <= group < len(model.groups) for group in term.switch):
+            raise ValueError(f"the switch of term {term.name!r} refers to an unknown group")
+        _check_term(term.name, (term.left, term.right), [number for number, _ in term.layers], model)
+    for step in model.fitted.steps:
+        _check_term(step.name, (step.size,), step.layers, model)
+        if step.multiple < 0:
+            raise ValueError(f"the multiple {step.multiple} of step {step.name!r} is negative")
 
 
 def _check_term(name: str, sizes: tuple[AffineSize, ...], layers: Any, model: EnergyModel) -> None:
@@ -373,6 +403,8 @@ def build_model(
         groups=structure.groups,
         full_widths=structure.full_widths,
         min_widths=structure.min_widths,
+        branches=tuple(branch.name for branch in structure.branches),
+        branch_groups=structure.branch_groups,
         layers=tuple(layer.path for layer in structure.layers),
         resource=resource,
         origin=Origin(

@@ -102,13 +102,7 @@ def cross_validate(family: Family, samples: Samples, count: int = FOLDS) -> Arra
 
 
 def summarize_errors(errors: Array, samples: Samples, dense_fitted: float | None = None) -> FitErrors:
-    """Statistics of cross-validated errors.
-
-    Args:
-        errors: One per sample.
-        samples: The samples.
-        dense_fitted: Error at the dense network in the final fit.
-    """
+    """Statistics of cross-validated errors."""
     size = np.abs(errors)
     ratios = samples.width_ratios
     mean_ratio = ratios.mean(axis=1)
@@ -149,9 +143,9 @@ def measurement_noise(profile: Profile, resource: str = "energy") -> float | Non
 def find_outlier_widths(errors: Array, samples: Samples) -> tuple[OutlierWidth, ...]:
     """Widths of single groups at which networks cost clearly more than predicted, the worst first.
 
-    In every model here a wider network costs at least as much. Some devices differ: where the kernels for 16 channels
-    are better than those for 12, the narrower network costs more. Such a width spoils the prediction of all others,
-    and a method that chooses it misses its budget.
+    The models know that sizes which are not a multiple of 8 to 64 may cost more, and that a wider network otherwise
+    costs at least as much. A width that does not fit spoils the prediction of all others, and a method that chooses it
+    misses its budget.
 
     Args:
         errors: Cross-validated errors, one per sample.
@@ -164,6 +158,8 @@ def find_outlier_widths(errors: Array, samples: Samples) -> tuple[OutlierWidth, 
     for position in samples.structure.prunable:
         for width in np.unique(samples.widths[:, position]):
             here = samples.widths[:, position] == width
+            if width == 0:  # a removed branch
+                continue
             if min(here.sum(), (~here).sum()) < OUTLIER_SAMPLES:
                 continue
             mean, median = float(excess[here].mean()), float(np.median(excess[here]))
@@ -230,7 +226,6 @@ def describe_outlier_widths(quality: FitQuality) -> str:
     ]
     more = f", and {len(found) - OUTLIERS_SHOWN} more widths" if len(found) > OUTLIERS_SHOWN else ""
     return (
-        f"Some widths cost more than predicted: {', '.join(shown)}{more}. The model cannot represent a narrower "
-        "network that costs more than a wider one. Profile with a larger --width-multiple, or exclude the group with "
-        "--freeze."
+        f"Some widths cost more than predicted: {', '.join(shown)}{more}. Profile with a larger --width-multiple, or "
+        "exclude the group with --freeze."
     )

@@ -50,11 +50,7 @@ class Format:
 
 
 def import_optional(name: str) -> ModuleType:
-    """Import a package of the extra `export`.
-
-    Raises:
-        EccError: If it cannot be imported.
-    """
+    """Import a package of the extra `export`."""
     try:
         return importlib.import_module(name)
     except ImportError as error:
@@ -65,11 +61,7 @@ def import_optional(name: str) -> ModuleType:
 
 
 def export_program(model: nn.Module, example_input: Inputs) -> torch.export.ExportedProgram:
-    """Export a network with a dynamic batch size.
-
-    Raises:
-        CannotExport: If torch cannot export it, or its code fixes the batch size.
-    """
+    """Export a network with a dynamic batch size."""
     several = with_batch_size(
         example_input, max(2, batch_size_of(example_input))
     )  # a size of 1 would be taken as a constant
@@ -178,11 +170,7 @@ FORMATS: Mapping[str, Format] = {
 
 
 def open_file(name: str, path: Path) -> Runner:
-    """Open a file with the runtime of its format.
-
-    Raises:
-        CannotExport: If the runtime cannot read it, for example because it lacks an operator.
-    """
+    """Open a file with the runtime of its format."""
     with _clear_errors(f"{path.name} cannot be opened by the runtime of {name}"):
         return FORMATS[name].run(path)
 
@@ -211,18 +199,7 @@ def verified_batches(example_input: Inputs) -> tuple[int, ...]:
 def verify_export(
     model: nn.Module, run: Runner, example_input: Inputs, *, is_exact: bool = True, what: str = "the file"
 ) -> ExportVerification:
-    """Compare a file with its network at several batch sizes.
-
-    Args:
-        model: The network.
-        run: Runs the file.
-        example_input: One batch.
-        is_exact: Whether the outputs must agree; False for a quantized file.
-        what: Name of the file in messages.
-
-    Raises:
-        CannotExport: If the outputs differ by more than is allowed, or the file cannot be run.
-    """
+    """Compare a file with its network at several batch sizes."""
     worst, allowed, batches = 0.0, TOLERANCE, verified_batches(example_input)
     for batch in batches:
         inputs = with_batch_size(example_input, batch)

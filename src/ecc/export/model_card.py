@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from ecc.formatting import si
+from ecc.formatting import score_text, si
 from ecc.run_records import RunSummary
 
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|!~&])")
@@ -16,13 +16,7 @@ _CONFIG_KEYS = ("task", "method", "budgets", "width_multiple", "settings")
 
 
 def model_card(summary: RunSummary, config: Mapping[str, Any], *, licence: str = "unknown") -> str:
-    """The card as text.
-
-    Args:
-        summary: Summary of the run.
-        config: Configuration of the run, from its config.json.
-        licence: Licence of the network and its data.
-    """
+    """The card as text."""
     verdict = "meets its budget" if summary.met else "does NOT meet its budget"
     weights = "slim.safetensors" if summary.sparse is None else "sparse.safetensors"
     notes = [f"Note: {escape(summary.note)}"] if summary.note else []
@@ -57,15 +51,17 @@ def escape(text: object) -> str:
 def _results(summary: RunSummary) -> str:
     rows = []
     for resource, row in summary.budgets.items():
-        amounts = [escape(si(value, row.unit)) for value in (row.dense, row.result, row.limit)]
-        rows.append([f"{escape(resource)} ({escape(row.label)})", *amounts, "met" if row.met else "NOT met"])
+        tokens = summary.tokens.get(resource)
+        per = "" if tokens is None else " per token"
+        amounts = [escape(si(value / (tokens or 1), row.unit)) for value in (row.dense, row.result, row.limit)]
+        rows.append([f"{escape(resource)}{per} ({escape(row.label)})", *amounts, "met" if row.met else "NOT met"])
     for name, count in (("MACs", summary.macs), ("parameters", summary.parameters)):
         if count is not None:
             rows.append([f"{name} (counted)", si(count.dense, ""), si(count.result, ""), "", ""])
     if summary.scores:
         final = summary.scores.get("finetuned", summary.scores.get("pruned"))
-        shown = ["" if score is None else f"{score:.4f}" for score in (summary.scores.get("dense"), final)]
-        rows.append(["score", *shown, "", ""])
+        shown = ["" if one is None else score_text(one, summary.metric) for one in (summary.scores.get("dense"), final)]
+        rows.append([escape(summary.metric), *shown, "", ""])
     lines = [["", "before", "after", "budget", ""], ["---", "---:", "---:", "---:", "---"], *rows]
     return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
 

@@ -32,18 +32,7 @@ CALIBRATION_BATCHES = 8
 
 
 def quantize(source: Path, target: Path, mode: str, task: Task) -> None:
-    """Write an ONNX file with int8 weights.
-
-    Args:
-        source: The float ONNX file.
-        target: The new file.
-        mode: One of `MODES`.
-        task: Provides training batches for `static`.
-
-    Raises:
-        BadTask: If `static` has no training batches.
-        CannotExport: If onnxruntime cannot quantize the network.
-    """
+    """Write an ONNX file with int8 weights."""
     quantization: Any = import_optional("onnxruntime.quantization")
     ready = target.with_name("ready.onnx")
     root = logging.getLogger()
@@ -68,12 +57,7 @@ def quantize(source: Path, target: Path, mode: str, task: Task) -> None:
 
 
 def check_int8(task: Task, mode: str | None) -> None:
-    """Refuse an unknown mode, or static quantization without batches, before the export starts.
-
-    Raises:
-        BadTask: If the task has no training batches.
-        CannotExport: If the mode is unknown.
-    """
+    """Refuse an unknown mode, or static quantization without batches, before the export starts."""
     if mode is not None and mode not in MODES:
         raise CannotExport(f"int8 mode {mode!r} is unknown; choose {' or '.join(MODES)}.")
     if mode == "static" and task.train_batches is None:
@@ -164,11 +148,6 @@ def compare_latency(dense: Path, slim: Path, example_input: Inputs) -> Latency:
     both. Other programs still disturb the wall clock: on a machine with four times as many busy threads as cores,
     ratios of one pair of files varied from 3.1 to 4.3. So a single thread is timed by its own processor time, which
     does not count waiting (3.0 to 3.1). Several threads have no such clock. Trust the ratio more than the seconds.
-
-    Args:
-        dense: File of the dense network.
-        slim: File of the slim network.
-        example_input: One batch.
     """
     sessions = [onnx_session(path) for path in (dense, slim)]
     feeds = [onnx_inputs(session, example_input) for session in sessions]

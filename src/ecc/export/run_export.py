@@ -26,7 +26,7 @@ from ecc.graph.forward_pass import as_call
 from ecc.graph.hooks import without_observer_hooks
 from ecc.graph.model_copy import whole_state
 from ecc.graph.numerics import outputs_of
-from ecc.io import lock_folder, sync_folder, write_bytes
+from ecc.io import is_locked, lock_folder, sync_folder, write_bytes
 from ecc.records import read_record, write_record
 from ecc.run_records import RunSummary
 from ecc.task import Inputs, Task, batch_size_of, check_input, with_batch_size
@@ -272,11 +272,15 @@ def _temporary_folder(folder: Path) -> Iterator[Path]:
     try:
         is_new = not folder.exists()
         folder.mkdir(parents=True, exist_ok=True)
+        for stale in folder.glob(".export.*"):
+            if not is_locked(stale):  # of an export that was killed
+                shutil.rmtree(stale, ignore_errors=True)
         temporary = Path(mkdtemp(dir=folder, prefix=".export."))
     except OSError as error:
         raise BadFile(f"cannot write into {folder}: {error.strerror}. Give another folder with -o.") from None
     try:
-        yield temporary
+        with lock_folder(temporary):
+            yield temporary
     except OSError as error:
         raise BadFile(f"cannot write into {folder}: {error.strerror}.") from None
     finally:

@@ -6,6 +6,7 @@ a graph nor an example input, and no code of the file is executed.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,7 +16,8 @@ from torch import Tensor, nn
 
 from ecc.errors import BadFile
 from ecc.graph.forward_pass import refuse_computed_weights
-from ecc.graph.model_copy import SIZES, named_tensors, rebuild, set_sizes_, unsaved_tensors, whole_state
+from ecc.graph.model_copy import named_tensors, rebuild, set_sizes_, unsaved_tensors, whole_state
+from ecc.graph.removal import REMOVED, SIZES, read_removed, replace_modules_
 from ecc.training import load_state, save_state
 
 Net = TypeVar("Net", bound=nn.Module)
@@ -60,8 +62,25 @@ def load_slim(model: Net, path: str | Path) -> Net:
     """
     refuse_computed_weights(model)
     file = weights_file(path)
-    state = load_state(file)
+    return slim_from_state(model, load_state(file), file)
+
+
+def slim_from_state(model: Net, state: Any, file: Path) -> Net:
+    """`load_slim` with the state that a file contains.
+
+    Args:
+        model: The dense network.
+        state: Tensors by name, and under `SIZES` the attributes of modules that were pruned.
+        file: For messages.
+
+    Raises:
+        BadFile: If the state belongs to another network.
+    """
     sizes = _sizes(model, state.pop(SIZES, {}), file) if isinstance(state, dict) else {}
+    removed = read_removed(model, state.pop(REMOVED, {}), file) if isinstance(state, dict) else []
+    if removed:  # a copy with the same tensors, without the removed modules
+        model = rebuild(model, {id(tensor): tensor for tensor in named_tensors(model).values()})
+        replace_modules_(model, removed)
     if not isinstance(state, dict) or not all(isinstance(state[name], Tensor) or _is_extra(name) for name in state):
         raise BadFile(f"{file} holds no weights; give slim.safetensors of a finished run.")
     names = {id(tensor): name for name, tensor in unsaved_tensors(model).items()}
@@ -122,14 +141,22 @@ def _check_fits(model: nn.Module, state: Mapping[str, Any], file: Path) -> None:
             )
 
 
-def _sizes(model: nn.Module, found: Any, file: Path) -> dict[tuple[str, str], int]:
-    """Attributes such as `num_heads` from a file. They may only shrink int attributes that the network has."""
+def _can_be(old: Any, value: Any) -> bool:
+    """Whether `slim` may have set an attribute to this value: sizes shrink, and eps of RMSNorm grows."""
+    if type(value) is int:
+        full = old[0] if type(old) is tuple and len(old) == 1 else old
+        return type(full) is int and 1 <= value <= full
+    return type(value) is float and (old is None or type(old) is float) and 0 < value < math.inf
+
+
+def _sizes(model: nn.Module, found: Any, file: Path) -> dict[tuple[str, str], int | float]:
+    """Attributes such as `num_heads` from a file."""
     modules = dict(model.named_modules())
     sizes = {}
     for path, values in found.items() if isinstance(found, dict) else ():
         for name, value in values.items() if isinstance(values, dict) else ():
             old = vars(modules[path]).get(name) if path in modules else None
-            if type(old) is not int or type(value) is not int or not 1 <= value <= old:
+            if not _can_be(old, value):
                 raise BadFile(
                     f"{file} belongs to another network: {path}.{name} is {value!r} in the file, {old!r} in the "
                     "network. Build the network as for the run."

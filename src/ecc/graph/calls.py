@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, cached_property
 from math import prod
 from typing import Any
@@ -43,6 +43,16 @@ class Call:
     path: str
     """The module that runs it."""
     in_place: bool
+    zero: bool = False
+    """Whether the channels of masked units are zero in its results."""
+    power: Any = None
+    """How much larger its results are in a pruned network (`ops.sums.WidthPower`)."""
+    pending: tuple[Tensor, str] | None = None
+    """Channels to freeze, and why, if its result is used. Averaged attention weights often are not."""
+    summed: tuple[Tensor, ...] = ()
+    """Channels that a single number is the sum of."""
+    absorbed: set[str] = field(default_factory=set)
+    """Parameters that absorb such a factor."""
 
     def __getitem__(self, key: str) -> Any:
         position, default = _parameters(self.func)[key]

@@ -8,8 +8,9 @@ groups are the paper's s. A plain chain of layers has one group between each two
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
@@ -19,10 +20,10 @@ from torch import Tensor
 
 from ecc.errors import BadFile, BadWidths
 from ecc.graph.labels import Role
-from ecc.graph.structure import AffineSize, CostTable, Layer, StructureSpec, TensorShape
+from ecc.graph.structure import AffineSize, Branch, CostTable, Layer, Replacement, StructureSpec, TensorShape
 from ecc.records import read_record, to_json, write_record
 
-FORMAT = "ecc channel graph, version 3"
+FORMAT = "ecc channel graph, version 4"
 MAX_SHOWN = 40
 """Groups that `str(graph)` lists."""
 MAX_INDICES = 1 << 24
@@ -59,6 +60,18 @@ class ChannelGroup:
     """Why the group is not prunable; None if it is."""
     min_width: int = 1
     """Smallest allowed width. It is 2 where code squeezes axes of size one."""
+    zeroed: bool = False
+    """Whether masking a unit sets all of its slices to zero, since code sums over the channels (RMSNorm)."""
+
+    @property
+    def masked_slices(self) -> tuple[ParamSlice, ...]:
+        """The slices that are zero if a unit is masked: those of consumers, or all if `zeroed`."""
+        return self.slices if self.zeroed else tuple(one for one in self.slices if one.is_consumer)
+
+    @property
+    def ranked_slices(self) -> tuple[ParamSlice, ...]:
+        """The slices from which the importance of a unit is computed: those of consumers, or all if there are none."""
+        return tuple(one for one in self.slices if one.is_consumer) or self.masked_slices
 
     def layers(self, role: Role) -> tuple[str, ...]:
         """Paths of the modules that have this role for the group, in the order of the forward pass."""
@@ -68,6 +81,26 @@ class ChannelGroup:
     def __repr__(self) -> str:
         state = "prunable" if self.frozen is None else f"frozen: {self.frozen}"
         return f"<ChannelGroup {self.name}: {self.width} units in {len(self.slices)} tensors, {state}>"
+
+
+@dataclass(frozen=True)
+class WidthScale:
+    """A parameter or attribute that changes with the number of channels of a mean, such as weight and eps of RMSNorm.
+
+    In a smaller network it is `(value + offset) * (full size / size) ** power - offset`.
+    """
+
+    target: str
+    """Name of the parameter, or module path and attribute."""
+    size: AffineSize
+    """Number of channels of the mean."""
+    power: float
+    offset: float = 0.0
+
+    def factor(self, full_widths: Sequence[float], widths: Sequence[float]) -> float:
+        """The factor at these widths, one per group of the graph."""
+        size = self.size.at(widths)
+        return (self.size.at(full_widths) / size) ** self.power if size else 1.0
 
 
 @dataclass(frozen=True, repr=False)
@@ -82,6 +115,14 @@ class ChannelGraph:
     tensors: tuple[TensorShape, ...]
     features: tuple[tuple[str, str, AffineSize], ...] = ()
     """Attributes of modules that follow the widths (`num_heads`): module path, attribute and size."""
+    branches: tuple[Branch, ...] = ()
+    """Residual branches that can be removed entirely."""
+    replacements: tuple[Replacement, ...] = ()
+    """The modules that are replaced when branches are removed."""
+    kept_branches: tuple[tuple[str, str], ...] = ()
+    """Residual branches that cannot be removed, and why."""
+    scales: tuple[WidthScale, ...] = ()
+    """Parameters and attributes that are scaled in a smaller network."""
     notes: tuple[str, ...] = ()
     """What a user should know about this trace, such as parameters that the example input did not use."""
     max_relative_diff: float | None = None
@@ -102,6 +143,12 @@ class ChannelGraph:
         """The groups that can be pruned."""
         return tuple(g for g in self.groups if g.frozen is None)
 
+    @cached_property
+    def variable(self) -> tuple[ChannelGroup, ...]:
+        """The groups whose width can vary: those that can be pruned, and those inside a branch that can be removed."""
+        inside = {name for branch in self.branches for name in branch.groups}
+        return tuple(g for g in self.groups if g.frozen is None or g.name in inside)
+
     @property
     def full_widths(self) -> dict[str, int]:
         """Widths of the dense network, the paper's c."""
@@ -110,12 +157,15 @@ class ChannelGraph:
     def widths(self, widths: Mapping[str, float] | None = None) -> Tensor:
         """All widths in the order of `groups`, float64; groups that are not named keep their full width.
 
+        Width 0 removes a branch and must be given for all its groups.
+
         Raises:
             BadWidths: If a group is unknown, is not prunable, or a width is outside its range.
         """
+        inside = {name for branch in self.branches for name in branch.groups}
         for name, width in (widths or {}).items():
             group = self[name]
-            if group.frozen is not None and width != group.width:
+            if group.frozen is not None and width != group.width and not (width == 0 and name in inside):
                 reason = group.frozen.removeprefix("not prunable: ").rstrip(".")
                 raise BadWidths(f"group {name!r} is not prunable: {reason}.")
         return self.structure.widths(widths)
@@ -164,7 +214,7 @@ class ChannelGraph:
     @cached_property
     def costs(self) -> CostTable:
         """Costs as differentiable functions of the vector of widths."""
-        return CostTable(self.layers, self.tensors)
+        return self.structure.costs
 
     @cached_property
     def structure(self) -> StructureSpec:
@@ -176,7 +226,24 @@ class ChannelGraph:
             min_widths=tuple(group.width if group.frozen is not None else group.min_width for group in self.groups),
             layers=self.layers,
             tensors=self.tensors,
+            branches=self.branches,
+            replacements=self.replacements,
         )
+
+    def without_branches(self) -> ChannelGraph:
+        """The same graph with no branch that can be removed."""
+        return replace(self, branches=(), replacements=())
+
+    def branch(self, name: str) -> Branch:
+        """The branch with this name.
+
+        Raises:
+            BadWidths: If there is none.
+        """
+        found = next((branch for branch in self.branches if branch.name == name), None)
+        if found is None:
+            raise BadWidths(f"no branch is called {name!r}. Branches: {_some([b.name for b in self.branches])}.")
+        return found
 
     def macs(self, widths: Tensor | Mapping[str, float] | None = None) -> Tensor:
         """Multiply-accumulates of one forward pass of the example input."""
@@ -208,6 +275,18 @@ class ChannelGraph:
         touched = torch.tensor([layer.depends_on(position) for layer in self.layers], dtype=torch.bool, device="cpu")
         return float(per_layer[touched].sum() / per_layer.sum().clamp(min=1))
 
+    @property
+    def prunable_share(self) -> float:
+        """Share of the parameters that lie on an axis of a prunable group, so that some width changes their number."""
+        full = [group.width for group in self.groups]
+        fixed = [0 if group.frozen is None else group.width for group in self.groups]
+        total = left = 0.0
+        for tensor in self.tensors:
+            if tensor.is_parameter:
+                total += math.prod(axis.at(full) for axis in tensor.axes)
+                left += math.prod(axis.at(fixed) for axis in tensor.axes)
+        return 1 - left / total if total else 0.0
+
     # --- files -----------------------------------------------------------------------------------
 
     @cached_property
@@ -236,6 +315,10 @@ class ChannelGraph:
             layers=self.layers,
             tensors=self.tensors,
             features=self.features,
+            branches=self.branches,
+            replacements=self.replacements,
+            kept_branches=self.kept_branches,
+            scales=self.scales,
             notes=self.notes,
             max_relative_diff=self.max_relative_diff,
         )
@@ -260,6 +343,10 @@ class ChannelGraph:
                 layers=record.layers,
                 tensors=record.tensors,
                 features=record.features,
+                branches=record.branches,
+                replacements=record.replacements,
+                kept_branches=record.kept_branches,
+                scales=record.scales,
                 notes=record.notes,
                 max_relative_diff=record.max_relative_diff,
             )
@@ -337,14 +424,16 @@ class _GroupRecord:
     frozen: str | None
     min_width: int
     slices: tuple[_SliceRecord, ...]
+    zeroed: bool = False
 
     @classmethod
     def of(cls, group: ChannelGroup) -> _GroupRecord:
-        return cls(group.name, group.width, group.frozen, group.min_width, tuple(map(_SliceRecord.of, group.slices)))
+        slices = tuple(map(_SliceRecord.of, group.slices))
+        return cls(group.name, group.width, group.frozen, group.min_width, slices, group.zeroed)
 
     def unpack(self) -> ChannelGroup:
         slices = tuple(one.unpack(self.width) for one in self.slices)
-        return ChannelGroup(self.name, self.width, slices, self.frozen, self.min_width)
+        return ChannelGroup(self.name, self.width, slices, self.frozen, self.min_width, self.zeroed)
 
 
 @dataclass(frozen=True)
@@ -357,8 +446,12 @@ class ChannelGraphFile:
     layers: tuple[Layer, ...]
     tensors: tuple[TensorShape, ...]
     features: tuple[tuple[str, str, AffineSize], ...]
+    scales: tuple[WidthScale, ...]
     notes: tuple[str, ...]
     max_relative_diff: float | None
+    branches: tuple[Branch, ...] = ()
+    replacements: tuple[Replacement, ...] = ()
+    kept_branches: tuple[tuple[str, str], ...] = ()
 
     def check_size(self) -> None:
         """Refuse a small file that would unpack to huge tensors."""

@@ -13,7 +13,7 @@ from scipy.sparse.csgraph import connected_components
 from torch import Tensor, nn
 
 from ecc.graph.calls import OpRecord
-from ecc.graph.channel_graph import ChannelGraph, ChannelGroup, ParamSlice
+from ecc.graph.channel_graph import ChannelGraph, ChannelGroup, ParamSlice, WidthScale
 from ecc.graph.labels import FROZEN, ChannelLabels, Role
 from ecc.graph.structure import AffineSize, Layer, TensorShape
 
@@ -30,6 +30,9 @@ class ChannelPartition:
         self.reasons: list[str] = []
         self.reason = np.zeros(self.count, dtype=np.int64)  # by unit: 0, or 1 + its position in `reasons`
         self._sizes: dict[tuple[int, int, int], tuple[int, np.ndarray, np.ndarray]] = {}
+        self.zeroed = np.zeros(self.count, dtype=bool)  # by unit: masking sets all slices to zero
+        for labels in channel_labels.zeroed:
+            self.zeroed[self.unit[labels[labels != FROZEN].numpy()]] = True
         for labels, why in channel_labels.freezes():
             self._freeze(self.unit[labels.numpy()], why)
         self._freeze_unmaskable(freeze)
@@ -82,7 +85,7 @@ class ChannelPartition:
             names = _with_parents(key[0])
             if roles and Role.CONSUMER not in roles and any(fnmatch(name, p) for name in names for p in patterns):
                 self._freeze(self.units_on(key), "frozen by the argument `freeze`")
-        self._freeze(np.flatnonzero(~self._with(Role.CONSUMER)), "no layer consumes it")
+        self._freeze(np.flatnonzero(~self._with(Role.CONSUMER) & ~self.zeroed), "no layer consumes it")
 
     def _with(self, role: Role) -> np.ndarray:
         """By unit: whether it is on an axis with this role."""
@@ -112,7 +115,8 @@ class ChannelPartition:
         units, first = np.unique(unit_of[produced[unit_of]], return_index=True)
         first = np.flatnonzero(produced[unit_of])[first]
         units = units[np.argsort(first, kind="stable")]  # in the order of the forward pass
-        keys = np.stack([signature[units], self.reason[units].astype(np.uint64)])
+        state = 2 * self.reason[units] + self.zeroed[units]
+        keys = np.stack([signature[units], state.astype(np.uint64)])
         _, start, group = np.unique(keys, axis=1, return_index=True, return_inverse=True)
         number = np.empty(len(start), dtype=np.int64)
         number[np.argsort(start, kind="stable")] = np.arange(len(start))
@@ -196,12 +200,20 @@ def build_graph(partition: ChannelPartition, tensors: Mapping[str, Tensor]) -> C
         min_width = min(2, len(units)) if partition.needs_two[units].any() else 1
         if reason is None and len(units) == min_width:
             reason = "it already has its minimum width"
-        groups.append(ChannelGroup(name, len(units), slices[number], reason, min_width))
+        zeroed = bool(partition.zeroed[units[0]])
+        groups.append(ChannelGroup(name, len(units), slices[number], reason, min_width, zeroed))
     shapes = tuple(_tensor_shape(partition, name, tensor) for name, tensor in tensors.items())
     attributes = partition.channel_labels.attributes.items()
     sizes = [(path, name, partition.size_of(labels)) for (path, name), labels in attributes]
     following = tuple(one for one in sizes if any(groups[group].frozen is None for group, _ in one[2].multiples))
-    return ChannelGraph(tuple(groups), (), shapes, following)
+    scales = {
+        scale.target: WidthScale(scale.target, partition.size_of(scale.labels), scale.power, scale.offset)
+        for scale in partition.channel_labels.scales
+    }
+    changing = tuple(
+        scale for scale in scales.values() if any(groups[group].frozen is None for group, _ in scale.size.multiples)
+    )
+    return ChannelGraph(tuple(groups), (), shapes, following, scales=changing)
 
 
 def build_layers(partition: ChannelPartition, records: Sequence[OpRecord]) -> tuple[Layer, ...]:

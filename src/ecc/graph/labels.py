@@ -57,6 +57,21 @@ class Axis:
     size: int
 
 
+@dataclass(frozen=True)
+class Scale:
+    """A parameter or a float attribute of a module that changes with a number of channels.
+
+    With d' of the d channels it is `(value + offset) * (d / d') ** power - offset`.
+    """
+
+    target: str
+    """Name of the parameter, or module path and attribute."""
+    labels: Tensor
+    """The d channels."""
+    power: float
+    offset: float
+
+
 class Misaligned(Exception):
     """A pruned network does not run, or its channels do not line up as in the dense network."""
 
@@ -84,6 +99,12 @@ class ChannelLabels:
     """Labels of channels of which two must stay, because code squeezes axes of size one."""
     attributes: dict[tuple[str, str], Tensor] = field(default_factory=dict)
     """Labels of the channels whose number is an attribute of a module, by module path and attribute."""
+    zeroed: list[Tensor] = field(default_factory=list)
+    """Labels of channels that an operator sums over: all slices of a masked unit must be zero."""
+    scales: list[Scale] = field(default_factory=list)
+    """Parameters and attributes that change with a number of channels."""
+    used: set[str] = field(default_factory=set)
+    """Names of parameters that are used in another way than a `Scale` allows for."""
     size: int = _FIRST_FREE
     _vectors: dict[tuple[str, int], Tensor] = field(default_factory=dict)
     _cache: tuple[int, tuple[Tensor, Tensor, Tensor]] | None = None
@@ -138,6 +159,19 @@ class ChannelLabels:
     def freeze(self, labels: Tensor, why: str) -> None:
         """Make the units of these labels not prunable."""
         self.frozen.append((compact(labels).reshape(-1), why))
+
+    def freeze_unscalable(self) -> None:
+        """Freeze channels whose `Scale`s contradict each other or other uses of the same parameter."""
+        first: dict[str, Scale] = {}
+        for scale in self.scales:
+            known = first.setdefault(scale.target, scale)
+            same = (known.power, known.offset) == (scale.power, scale.offset) and torch.equal(
+                known.labels, scale.labels
+            )
+            if not same or scale.target in self.used:
+                why = f"{scale.target} would have to change with its width, but is used in several ways"
+                self.freeze(known.labels, why)
+                self.freeze(scale.labels, why)
 
     def indices(self, labels: Tensor) -> list[Indices]:
         """Labels as indices of axes, which are the same in another trace of the same network."""
@@ -329,6 +363,31 @@ class Deferred:
     index: Tensor | None = None
     """The element of the parameter at each position, after any other movement."""
 
+    def places(self) -> list[tuple[int, Tensor]] | None:
+        """For each axis here, an axis of the parameter and the index along it of each position; None if there is none.
+
+        Covers permutations, `weight[number]` (an expert of a mixture), `weight.chunk(3)`, and the additional and merged
+        axes of einsum. Of merged axes it is the first, such as that of the heads.
+        """
+        here = self.elements()
+        if 0 in here.shape:
+            return None
+        first = here[(0,) * here.dim()]
+        found, wanted = [], first
+        for axis, size in enumerate(here.shape):
+            line = here
+            for other in range(here.dim() - 1, -1, -1):
+                line = line if other == axis else line.select(other, 0)
+            step, place = 1, (-1, torch.zeros(size, dtype=torch.long))
+            for own in range(len(self.shape) - 1, -1, -1):
+                index = line // step % self.shape[own]
+                step *= self.shape[own]
+                if bool((index != index[0]).any()):
+                    place = (own, index)
+            found.append(place)
+            wanted = wanted + (line - first).view([-1 if other == axis else 1 for other in range(here.dim())])
+        return found if torch.equal(wanted.expand(here.shape), here) else None
+
     def elements(self) -> Tensor:
         """The number of the parameter's element at each position."""
         if self.index is not None:
@@ -357,13 +416,17 @@ class Deferred:
                 own = channel_labels.axis(self.name, axis, size, Role.PER_CHANNEL)
                 channel_labels.freeze(own, f"{where} uses all values of {self.name}")
 
-    def bind(self, channel_labels: ChannelLabels, labels: Tensor | None, where: str) -> None:
-        """Combine the parameter with channels elementwise, and find the axis that has these channels."""
+    def bind(self, channel_labels: ChannelLabels, labels: Tensor | None, where: str) -> bool:
+        """Combine the parameter with channels elementwise, and find the axis that has these channels.
+
+        Returns:
+            Whether there is such an axis.
+        """
         if labels is None or not varying_axes(labels):
-            return
+            return False
         elements, labels = torch.broadcast_tensors(self.elements(), labels)
         if not any(elements.stride(axis) for axis in varying_axes(labels)):
-            return  # one value for all channels
+            return False  # one value for all channels
         for axis in range(labels.dim()):
             if labels.stride(axis) == 0 and elements.stride(axis) == 0:
                 elements, labels = elements.narrow(axis, 0, 1), labels.narrow(axis, 0, 1)
@@ -376,6 +439,7 @@ class Deferred:
             first = torch.zeros(size, dtype=torch.long).scatter_(0, position, wanted)
             if size > 1 and bool((first[position] == wanted).all()) and bool((first > 0).all()):
                 channel_labels.unite(channel_labels.axis(self.name, axis, size, Role.PER_CHANNEL), first, where)
-                return
+                return True
         why = f"{where} combines it with {self.name}, of which no single axis matches the channels"
         channel_labels.freeze(labels, why)
+        return False

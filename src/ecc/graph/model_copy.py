@@ -26,6 +26,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from ecc.errors import UntraceableModel
+from ecc.graph.multihead import fit_attention_
+from ecc.graph.removal import REMOVED, SIZES, removed_modules
 
 Net = TypeVar("Net", bound=nn.Module)
 _PLAIN = frozenset({int, float, bool, str, bytes, type(None), type, torch.dtype, torch.device, torch.Size})
@@ -35,8 +37,6 @@ _HOOKS = (
     *("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"),
     *("_state_dict_hooks", "_state_dict_pre_hooks", "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks"),
 )
-SIZES = "_ecc_sizes"
-"""Attribute of a module with the names of the size attributes that `slim` set, and their key in a saved state."""
 _DEPTH = 4  # nested objects and containers that are searched for parts of the network
 
 
@@ -63,27 +63,55 @@ def unsaved_tensors(model: nn.Module) -> dict[str, Tensor]:
 def whole_state(model: nn.Module) -> dict[str, Any]:
     """The state of a network with all buffers, since non-persistent ones may have been pruned too.
 
-    If `slim` set attributes such as `num_heads`, the state has their values under `SIZES`.
+    If `slim` set attributes such as `num_heads`, the state has their values under `SIZES`. If it replaced modules of
+    removed branches, the state describes them under `REMOVED`.
     """
     modules = {path: module for path, module in model.named_modules() if SIZES in vars(module)}
-    sizes = {path: {name: getattr(module, name) for name in vars(module)[SIZES]} for path, module in modules.items()}
-    return {**model.state_dict(), **unsaved_tensors(model), **({SIZES: sizes} if sizes else {})}
+    sizes = {
+        path: {name: _plain(getattr(module, name)) for name in vars(module)[SIZES]} for path, module in modules.items()
+    }
+    removed = removed_modules(model)
+    plain = {**({SIZES: sizes} if sizes else {}), **({REMOVED: removed} if removed else {})}
+    return {**model.state_dict(), **unsaved_tensors(model), **plain}
 
 
-def set_sizes_(model: nn.Module, sizes: Mapping[tuple[str, str], int]) -> None:
+def set_sizes_(model: nn.Module, sizes: Mapping[tuple[str, str], int | float]) -> None:
     """Set attributes of modules, by module path and attribute, and note which ones were set."""
     for (path, name), size in sizes.items():
         module = model.get_submodule(path)
-        setattr(module, name, size)
+        setattr(module, name, (size,) if name == "normalized_shape" else size)
         if name != "num_features":
             vars(module)[SIZES] = tuple(sorted({*vars(module).get(SIZES, ()), name}))
+
+
+def _plain(value: Any) -> Any:
+    """The size in a `normalized_shape`, or the value itself."""
+    return value[0] if type(value) is tuple else value
+
+
+def scale_attributes_(model: nn.Module, factors: Mapping[str, float]) -> None:
+    """Multiply float attributes of modules, by module path and attribute, and note which ones were set.
+
+    `nn.RMSNorm` has eps None for the machine epsilon of its type.
+    """
+    for target, factor in factors.items():
+        path, _, name = target.rpartition(".")
+        module = model.get_submodule(path)
+        value = getattr(module, name)
+        if value is None:
+            first = next(module.parameters(), None)
+            value = torch.finfo(torch.get_default_dtype() if first is None else first.dtype).eps
+        setattr(module, name, value * factor)
+        vars(module)[SIZES] = tuple(sorted({*vars(module).get(SIZES, ()), name}))
 
 
 @torch.no_grad()
 def load_whole_state_(model: nn.Module, state: Mapping[str, Any]) -> None:
     """Load a `whole_state` into a network of the same shapes. Missing non-persistent buffers stay as they are."""
     unsaved = unsaved_tensors(model)
-    model.load_state_dict({name: value for name, value in state.items() if name not in unsaved and name != SIZES})
+    model.load_state_dict(
+        {name: value for name, value in state.items() if name not in unsaved and name not in (SIZES, REMOVED)}
+    )
     for name, buffer in unsaved.items():
         if name in state:
             buffer.copy_(state[name])
@@ -117,6 +145,8 @@ def rebuild(model: Net, made: Mapping[int, Tensor]) -> Net:
             elif type(value) is not tuple or not all(type(v) in _PLAIN for v in value):
                 state[key] = _copied(value, memo, f"{type(module).__name__}.{key}")
         _update_sizes(module, state)
+    for copied in copies.values():
+        fit_attention_(copied)
     rebinding = _Rebinding(memo)
     for state, key in functions:  # last, since they may refer to anything above
         state[key] = rebinding(state[key])
@@ -274,6 +304,8 @@ def _update_sizes(module: nn.Module, state: dict[str, Any]) -> None:
         state["num_parameters"] = weight.numel()
     elif isinstance(module, nn.Embedding):
         state["num_embeddings"], state["embedding_dim"] = weight.shape
+    elif isinstance(module, nn.RMSNorm) and weight is not None:
+        state["normalized_shape"] = tuple(weight.shape)
     elif isinstance(module, nn.GroupNorm) and weight is not None:
         state["num_groups"] = module.num_groups * weight.numel() // module.num_channels
         state["num_channels"] = weight.numel()

@@ -114,7 +114,8 @@ def run_without_randomness(
     gradients: bool = False,
     grad_enabled: bool | None = None,
     random_value: float = 0.25,
-    slices: Mapping[str, Mapping[int, Tensor]] | None = None,
+    slices: Mapping[str, Mapping[int, Tensor] | None] | None = None,
+    factors: Mapping[str, float] | None = None,
 ) -> RunResult:
     """Run a network with a constant in place of random numbers.
 
@@ -126,7 +127,8 @@ def run_without_randomness(
         gradients: Also run backward.
         grad_enabled: Enable gradients, if not as in `training`.
         random_value: The constant, between 0 and 1.
-        slices: Indices to keep of the gradients, by parameter and axis.
+        slices: Indices to keep of the gradients, by parameter and axis; None for a parameter to leave out.
+        factors: Factors of the gradients, by parameter.
     """
     args, kwargs = as_call(inputs)
     args, kwargs = tree_map_only(Tensor, lambda t: t.detach().clone(), (args, {**kwargs, **(more or {})}))
@@ -141,11 +143,16 @@ def run_without_randomness(
         stack.enter_context(torch.set_grad_enabled(training if grad_enabled is None else grad_enabled))
         stack.enter_context(constant_random)
         outputs = list(outputs_in(model(*args, **kwargs)))
-        found = _gradients(model, outputs, slices or {}) if gradients else []
+        found = _gradients(model, outputs, slices or {}, factors or {}) if gradients else []
     return RunResult([output.detach() for output in outputs], found, constant_random.epsilon)
 
 
-def _gradients(model: nn.Module, outputs: Sequence[Tensor], slices: Mapping[str, Mapping[int, Tensor]]) -> list[Tensor]:
+def _gradients(
+    model: nn.Module,
+    outputs: Sequence[Tensor],
+    slices: Mapping[str, Mapping[int, Tensor] | None],
+    factors: Mapping[str, float],
+) -> list[Tensor]:
     """Gradients of a weighted sum of all outputs, with fixed weights."""
     model.zero_grad()
     total: Tensor | None = None
@@ -160,9 +167,12 @@ def _gradients(model: nn.Module, outputs: Sequence[Tensor], slices: Mapping[str,
     found = []
     for name, parameter in model.named_parameters():
         gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-        for axis, index in slices.get(name, {}).items():
+        axes = slices.get(name, {})
+        if axes is None:
+            continue
+        for axis, index in axes.items():
             gradient = gradient.index_select(axis, index.to(gradient.device))
-        found.append(gradient.detach())
+        found.append(gradient.detach() * factors.get(name, 1.0))
     return found
 
 

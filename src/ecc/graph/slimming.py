@@ -7,17 +7,19 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar, cast
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, TypeAlias, TypeVar, cast
 from weakref import WeakKeyDictionary, WeakMethod
 
 import torch
 from torch import Tensor, nn
 
 from ecc.errors import BadWidths, EccWarning
-from ecc.graph.channel_graph import ChannelGraph
+from ecc.graph.channel_graph import ChannelGraph, ChannelGroup, WidthScale
 from ecc.graph.forward_pass import refuse_computed_weights
-from ecc.graph.model_copy import named_tensors, rebuild, set_sizes_
+from ecc.graph.model_copy import named_tensors, rebuild, scale_attributes_, set_sizes_
+from ecc.graph.removal import at_widths, replace_modules_, tensors_inside
+from ecc.graph.structure import Replacement
 
 Net = TypeVar("Net", bound=nn.Module)
 
@@ -50,8 +52,9 @@ def with_widths(
 def slim(model: Net, graph: ChannelGraph, width_multiple: int = 1) -> Net:
     """A new network without the masked channels of `model`. Its outputs equal those of `model`.
 
-    A channel is masked if every layer that consumes it has a zero slice for it. A group keeps at least its minimum
-    width. Hooks of modules are copied, those of tensors are not, as in `copy.deepcopy`.
+    A channel is masked if every layer that consumes it has a zero slice for it, in a `zeroed` group if all of its
+    slices are zero. A group keeps at least its minimum width. Hooks of modules are copied, those of tensors are not, as
+    in `copy.deepcopy`.
 
     Args:
         model: The network that was traced.
@@ -101,7 +104,9 @@ def _warn_of_tensor_hooks(model: nn.Module) -> None:
 
 def _kept_units(model: nn.Module, graph: ChannelGraph, width_multiple: int) -> dict[str, Tensor]:
     """The units that `slim` keeps, for the groups that lose some."""
-    kept = zip(graph.groups, kept_masks(graph, _on_cpu(live_masks(model, graph)), width_multiple), strict=True)
+    live = _on_cpu(live_masks(model, graph))
+    masks = kept_masks(graph, live, width_multiple, removed_branches(model, graph))
+    kept = zip(graph.groups, masks, strict=True)
     return {group.name: mask.nonzero().flatten() for group, mask in kept if not bool(mask.all())}
 
 
@@ -117,28 +122,42 @@ def _on_cpu(masks: Sequence[Tensor]) -> list[Tensor]:
     return found
 
 
-def slim_and_slices(model: Net, graph: ChannelGraph) -> tuple[Net, dict[str, dict[int, Tensor]]]:
-    """`build_slim` and `kept_slices` at once."""
+Slices: TypeAlias = Mapping[str, Mapping[int, Tensor] | None]
+"""For each tensor and axis that is pruned, the indices that are kept; None for a tensor that is removed."""
+
+
+def slim_and_slices(model: Net, graph: ChannelGraph) -> tuple[Net, Slices, dict[str, float]]:
+    """`build_slim`, `kept_slices`, and the factors of the parameters that are scaled."""
     kept = _kept_units(model, graph, 1)
-    return _with_units(model, graph, kept, None), _slices(graph, kept)
+    factors = {scale.target: factor for scale, factor in _scales(graph, kept)}
+    return _with_units(model, graph, kept, None), _kept_slices(graph, kept), factors
 
 
-def kept_slices(model: nn.Module, graph: ChannelGraph, width_multiple: int = 1) -> dict[str, dict[int, Tensor]]:
+def kept_slices(model: nn.Module, graph: ChannelGraph, width_multiple: int = 1) -> Slices:
     """For each tensor and axis that `slim` prunes, the indices that it keeps, in ascending order."""
-    return _slices(graph, _kept_units(model, graph, width_multiple))
+    return _kept_slices(graph, _kept_units(model, graph, width_multiple))
 
 
-def kept_masks(graph: ChannelGraph, live: Sequence[Tensor], width_multiple: int = 1) -> list[Tensor]:
+def _kept_slices(graph: ChannelGraph, kept: Mapping[str, Tensor]) -> Slices:
+    widths = [len(kept[g.name]) if g.name in kept else g.width for g in graph.groups]
+    removed = tensors_inside(graph.full_shapes, [one.path for one in _replacements(graph, widths)])
+    return {**_slices(graph, kept), **dict.fromkeys(removed)}
+
+
+def kept_masks(
+    graph: ChannelGraph, live: Sequence[Tensor], width_multiple: int = 1, removed: Collection[str] = ()
+) -> list[Tensor]:
     """For each group, which units `slim` keeps: the live ones, and masked ones to reach an allowed width.
 
     Args:
         graph: The channel graph.
         live: Masks from `live_masks`.
         width_multiple: As for `slim`.
+        removed: Names of the removed branches (see `removed_branches`), of which nothing is kept.
     """
     if width_multiple < 1:
         raise BadWidths(f"width_multiple={width_multiple} is below 1; 1 allows any width.")
-    widths = graph.structure.padded([int(mask.sum()) for mask in live], width_multiple)
+    widths = graph.structure.padded([int(mask.sum()) for mask in live], width_multiple, removed)
     kept = []
     for group, mask, width in zip(graph.groups, live, widths, strict=True):
         dead = (~mask).nonzero().flatten()
@@ -154,14 +173,15 @@ def live_channels(model: nn.Module, graph: ChannelGraph) -> dict[str, int]:
 
 @torch.no_grad()
 def live_masks(model: nn.Module, graph: ChannelGraph) -> list[Tensor]:
-    """For each group, which units are live: a consumer has a nonzero slice for them. Shapes (width,)."""
+    """For each group, which units are live. Shapes (width,).
+
+    A unit is live if a consumer has a nonzero slice for it, in a `zeroed` group if any tensor has.
+    """
     tensors = _tensors_of(model, graph)
     masks = []
     for group in graph.groups:
         live: Tensor | None = None
-        for one in group.slices:
-            if not one.is_consumer:
-                continue
+        for one in group.masked_slices:
             tensor = tensors[one.tensor]
             others = [a for a in range(tensor.dim()) if a != one.axis]
             touched = (tensor != 0).any(others) if others else tensor != 0
@@ -173,7 +193,7 @@ def live_masks(model: nn.Module, graph: ChannelGraph) -> list[Tensor]:
 
 @torch.no_grad()
 def mask_channels_(model: nn.Module, graph: ChannelGraph, dead: Mapping[str, Tensor | Sequence[int]]) -> None:
-    """Mask units in one: set their slices of all consumers to zero.
+    """Mask units: set their slices of all consumers to zero, in a `zeroed` group all of their slices.
 
     Args:
         model: The network that was traced.
@@ -189,10 +209,61 @@ def mask_channels_(model: nn.Module, graph: ChannelGraph, dead: Mapping[str, Ten
         if group.frozen is not None:
             raise BadWidths(f"group {name!r} is not prunable: {group.frozen.rstrip('.')}.")
         units = _checked_units(units, group.width, name)
-        for one in group.slices:
-            if one.is_consumer:
-                tensor = tensors[one.tensor]
-                tensor.index_fill_(one.axis, _on_device_of(tensor, one.index[units].flatten()), 0)
+        for one in group.masked_slices:
+            tensor = tensors[one.tensor]
+            tensor.index_fill_(one.axis, _on_device_of(tensor, one.index[units].flatten()), 0)
+
+
+@torch.no_grad()
+def removed_branches(model: nn.Module, graph: ChannelGraph) -> tuple[str, ...]:
+    """Names of the branches that are masked in the model, which `slim` removes.
+
+    A branch is masked if its exits are zero and no unit of its groups is live.
+    """
+    if not graph.branches:
+        return ()
+    tensors = _tensors_of(model, graph)
+    flags = []
+    for branch in graph.branches:
+        parts = [tensors[name].any() for name in branch.exits]
+        parts += [_any_nonzero(tensors, graph[name]) for name in branch.groups]
+        flags.append(torch.stack([part.to(parts[0].device) for part in parts]).any())
+    live = torch.stack([flag.to(flags[0].device) for flag in flags]).tolist()
+    return tuple(branch.name for branch, is_live in zip(graph.branches, live, strict=True) if not is_live)
+
+
+def _any_nonzero(tensors: Mapping[str, Tensor], group: ChannelGroup) -> Tensor:
+    """Whether a consumer slice of a group is not zero."""
+    found = torch.zeros((), dtype=torch.bool, device="cpu")
+    for one in group.slices:
+        if one.is_consumer:
+            tensor = tensors[one.tensor]
+            whole = one.index.numel() == tensor.shape[one.axis]
+            mine = tensor if whole else tensor.index_select(one.axis, _on_device_of(tensor, one.index.flatten()))
+            found = found.to(tensor.device) | mine.any()
+    return found
+
+
+@torch.no_grad()
+def mask_branches_(model: nn.Module, graph: ChannelGraph, names: Collection[str]) -> None:
+    """Mask branches in one: set their exits, and the consumer slices of all their groups, to zero.
+
+    Args:
+        model: The network that was traced.
+        graph: Its channel graph.
+        names: Names of branches of the graph.
+
+    Raises:
+        BadWidths: If a branch is unknown.
+    """
+    tensors = _tensors_of(model, graph)
+    for name in names:
+        branch = graph.branch(name)
+        for exit_ in branch.exits:
+            tensors[exit_].zero_()
+        for one in (one for group in branch.groups for one in graph[group].masked_slices):
+            tensor = tensors[one.tensor]
+            tensor.index_fill_(one.axis, _on_device_of(tensor, one.index.flatten()), 0)
 
 
 def _checked_units(units: Any, width: int, name: str) -> Tensor:
@@ -218,7 +289,8 @@ def slim_optimizer(
 ) -> torch.optim.Optimizer:
     """An optimizer for `small` with the state of `optimizer` for the channels that were kept.
 
-    Call it before the masked channels of `model` change, since they determine what was kept.
+    Call it before the masked channels of `model` change, since they determine what was kept. The state of weights that
+    `slim` scales (those of RMSNorm) is scaled as their gradients are.
 
     Args:
         optimizer: A torch optimizer, or a solver that wraps one.
@@ -232,14 +304,18 @@ def slim_optimizer(
     """
     optimizer = getattr(optimizer, "inner", optimizer)
     new = dict(small.named_parameters())
-    pairs = {id(old): new[name] for name, old in model.named_parameters()}
-    slices = kept_slices(model, graph, width_multiple)
+    kept = _kept_units(model, graph, width_multiple)
+    slices = _kept_slices(graph, kept)
+    factors = {scale.target: factor for scale, factor in _scales(graph, kept)}
     names = {id(old): name for name, old in model.named_parameters()}
     _check_slimmed_alike(model, new, slices)
+    gone = {id(old) for name, old in model.named_parameters() if slices.get(name, {}) is None}
+    pairs = {id(old): new[name] for name, old in model.named_parameters() if id(old) not in gone}
     settings = []
     for settings_of_group in optimizer.param_groups:
         mine = {key: value for key, value in settings_of_group.items() if key != "params"}
-        settings.append({**mine, "params": [pairs.get(id(p), p) for p in settings_of_group["params"]]})
+        params = [pairs.get(id(p), p) for p in settings_of_group["params"] if id(p) not in gone]
+        settings.append({**mine, "params": params})
     try:
         new_optimizer = cast(Callable[..., torch.optim.Optimizer], type(optimizer))(settings)
     except TypeError as error:
@@ -248,8 +324,10 @@ def slim_optimizer(
         ) from error
     new_optimizer.defaults = dict(optimizer.defaults)
     for old, state in optimizer.state.items():
+        if id(old) in gone:
+            continue
         name = names.get(id(old), "")  # parameters of other modules keep their state
-        axes = slices.get(name, {})
+        axes = slices.get(name) or {}
         unfit = next((key for key, value in state.items() if axes and _cannot_follow(value, old)), None)
         if unfit is not None:
             raise BadWidths(
@@ -257,21 +335,30 @@ def slim_optimizer(
                 "cannot be sliced. Create a new optimizer for the slim network."
             )
         new_optimizer.state[pairs.get(id(old), old)] = {
-            key: _sliced(value, axes) if _is_like(value, old) else copy.deepcopy(value) for key, value in state.items()
+            key: _sliced(value, axes) * factors.get(name, 1.0) ** -_order(key)
+            if _is_like(value, old)
+            else copy.deepcopy(value)
+            for key, value in state.items()
         }
     return new_optimizer
 
 
-def _check_slimmed_alike(
-    model: nn.Module, small: Mapping[str, Tensor], slices: Mapping[str, Mapping[int, Tensor]]
-) -> None:
+def _check_slimmed_alike(model: nn.Module, small: Mapping[str, Tensor], slices: Slices) -> None:
     for name, dense in model.named_parameters():
-        wanted = [len(slices.get(name, {}).get(axis, range(size))) for axis, size in enumerate(dense.shape)]
-        if list(small[name].shape) != wanted:
+        axes = slices.get(name, {})
+        wanted = None if axes is None else [len(axes.get(axis, range(size))) for axis, size in enumerate(dense.shape)]
+        found = list(small[name].shape) if name in small else None
+        if found != wanted:
+            shapes = ["was removed" if shape is None else f"has shape {shape}" for shape in (found, wanted)]
             raise BadWidths(
-                f"{name} of the slim network has shape {list(small[name].shape)}, expected {wanted}. "
+                f"{name} of the slim network {shapes[0]}, expected that it {shapes[1]}. "
                 "Use the same width_multiple as for slim, and call this before channels change."
             )
+
+
+def _order(key: str) -> int:
+    """Which power of the gradient a state has: 2 for Adam's `exp_avg_sq` and the like, else 1."""
+    return 2 if key in ("exp_avg_sq", "max_exp_avg_sq", "square_avg", "sum", "exp_inf") else 1
 
 
 def _is_like(value: Any, parameter: Tensor) -> bool:
@@ -293,15 +380,43 @@ def _with_units(model: Net, graph: ChannelGraph, keep: Mapping[str, Tensor], dev
     refuse_computed_weights(model)
     tensors = _tensors_of(model, graph)
     widths = [len(keep[g.name]) if g.name in keep else g.width for g in graph.groups]
+    removed = _replacements(graph, widths)
+    # What is left of a removed branch, such as code between its modules, runs at minimum widths.
+    keep = {**keep, **{g.name: _first_units(g) for g, width in zip(graph.groups, widths, strict=True) if not width}}
+    widths = [len(keep[g.name]) if g.name in keep else g.width for g in graph.groups]
     if device is not None and torch.device(device).type == "meta":
         shapes = {t.name: [round(axis.at(widths)) for axis in t.axes] for t in graph.tensors}
         made = {id(t): _empty_like(t, shapes.get(name, list(t.shape))) for name, t in tensors.items()}
     else:
         slices = _slices(graph, keep)
         made = {id(t): _sliced_like(t, slices.get(name, {}), device) for name, t in tensors.items()}
+    scales = _scales(graph, keep)
+    for scale, factor in scales:
+        if scale.target in tensors:
+            made[id(tensors[scale.target])].add_(scale.offset).mul_(factor).sub_(scale.offset)
     small = rebuild(model, made)
     set_sizes_(small, {(path, name): round(size.at(widths)) for path, name, size in graph.features})
+    scale_attributes_(small, {scale.target: factor for scale, factor in scales if scale.target not in tensors})
+    replace_modules_(small, [at_widths(one, widths) for one in removed])
     return small
+
+
+def _scales(graph: ChannelGraph, keep: Mapping[str, Tensor]) -> list[tuple[WidthScale, float]]:
+    """The parameters and attributes that change, and their factors."""
+    full = [g.width for g in graph.groups]
+    widths = [len(keep[g.name]) if g.name in keep else g.width for g in graph.groups]
+    factors = [(scale, scale.factor(full, widths)) for scale in graph.scales]
+    return [(scale, factor) for scale, factor in factors if factor != 1]
+
+
+def _first_units(group: ChannelGroup) -> Tensor:
+    return torch.arange(group.width if group.frozen is not None else group.min_width, device="cpu")
+
+
+def _replacements(graph: ChannelGraph, widths: Sequence[int]) -> list[Replacement]:
+    """The modules that are replaced at these widths."""
+    gone = set(graph.structure.removed(widths))
+    return [one for one in graph.replacements if gone.issuperset(one.branches)]
 
 
 def _slices(graph: ChannelGraph, keep: Mapping[str, Tensor]) -> dict[str, dict[int, Tensor]]:

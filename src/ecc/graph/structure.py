@@ -4,13 +4,16 @@ Every size in a network is an `AffineSize`: a fixed part plus a multiple of the 
 multiply-accumulates (MACs) of a layer are a constant times its input size times its output size, which is the paper's
 s_j * s_{j+1}. Parameters, activations and their bytes are such products too.
 
+A residual branch can be removed entirely (`Branch`). All groups inside it then have width 0, and the layers and tensors
+that are removed with it cost nothing.
+
 `StructureSpec` collects what the costs are computed from. It is a channel graph without the parameter slices, small
 enough to be stored in a profile, so that a profile can be fitted without the network.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -76,6 +79,60 @@ class TensorShape:
 
 
 @dataclass(frozen=True)
+class Branch:
+    """A residual branch that can be removed: a part of the network whose only output is added to another tensor.
+
+    The branch is *masked* if it adds exactly zero: the consumer slices of all its groups are zero, and so are its
+    `exits`. It is *removed* if all its groups have width 0. Groups of a branch that are not prunable have either width
+    0 or their full width.
+    """
+
+    name: str
+    """The module that contains the branch, or the first one of several."""
+    groups: tuple[str, ...]
+    """Names of the groups that lie entirely inside the branch. No group is in two branches."""
+    exits: tuple[str, ...]
+    """Names of the last parameters before the sum. The branch adds exactly zero if they are zero."""
+
+
+@dataclass(frozen=True)
+class SizeRule:
+    """Size of one axis of a zero tensor: that of an axis of the input, or a function of the widths."""
+
+    axis: int | None = None
+    """Axis of the input; None for a size that does not depend on the input."""
+    size: AffineSize | None = None
+    window: tuple[int, int, int] | None = None
+    """(size, padding in total, stride) of a window that slides over the input axis."""
+
+
+@dataclass(frozen=True)
+class OutputValue:
+    """One value that a replaced module returns."""
+
+    kind: str
+    """input: one of its arguments; zero: a tensor of zeros; none: None."""
+    source: str = ""
+    """Position or keyword of the argument that is returned, or from which type, device and shape of zeros are taken."""
+    sizes: tuple[SizeRule, ...] | None = None
+    """Shape of zeros; None for a zero without axes, which broadcasts."""
+
+
+@dataclass(frozen=True)
+class Replacement:
+    """A module that is replaced by one without parameters when some branches are removed."""
+
+    path: str
+    """The module."""
+    branches: tuple[int, ...]
+    """Positions of the branches. It is replaced when all of them are removed."""
+    container: str
+    """What it returns: tensor, tuple or list."""
+    values: tuple[OutputValue, ...]
+    """The value or values that it returns."""
+
+
+@dataclass(frozen=True)
 class StructureSpec:
     """Groups by name and width, layers and tensors of one traced network."""
 
@@ -89,6 +146,10 @@ class StructureSpec:
     """Smallest allowed widths; the full width for a group that is not prunable."""
     layers: tuple[Layer, ...]
     tensors: tuple[TensorShape, ...]
+    branches: tuple[Branch, ...] = ()
+    """The branches that can be removed."""
+    replacements: tuple[Replacement, ...] = ()
+    """The modules that are replaced when branches are removed."""
 
     def __post_init__(self) -> None:
         count = len(self.groups)
@@ -108,11 +169,65 @@ class StructureSpec:
         for layer in self.layers:
             if not names.issuperset(layer.tensors) or layer.macs < 0:
                 raise BadWidths(f"layer {layer.path!r} uses an unknown tensor or has negative MACs.")
+        self._check_branches(names)
+
+    def _check_branches(self, tensors: Collection[str]) -> None:
+        inside = [name for branch in self.branches for name in branch.groups]
+        if len(set(inside)) != len(inside) or not set(self.groups).issuperset(inside):
+            raise BadWidths("a branch has an unknown group, or a group is in two branches.")
+        if len({branch.name for branch in self.branches}) != len(self.branches):
+            raise BadWidths("two branches have the same name.")
+        for branch in self.branches:
+            if not branch.groups or not branch.exits or not set(tensors).issuperset(branch.exits):
+                raise BadWidths(f"branch {branch.name!r} has no groups or no exits, or an unknown one.")
+        for one in self.replacements:
+            if not one.branches or any(not 0 <= number < len(self.branches) for number in one.branches):
+                raise BadWidths(f"the replacement of {one.path!r} refers to an unknown branch.")
 
     @cached_property
     def costs(self) -> CostTable:
         """Costs as differentiable functions of the vector of widths."""
-        return CostTable(self.layers, self.tensors)
+        count = len(self.groups)
+        layers_on, tensors_on = (Switches(one, count) for one in (self.layer_switches, self.tensor_switches))
+        return CostTable(self.layers, self.tensors, layers_on, tensors_on)
+
+    # --- branches --------------------------------------------------------------------------------
+
+    @cached_property
+    def branch_groups(self) -> tuple[tuple[int, ...], ...]:
+        """For each branch, the positions of its groups."""
+        return tuple(tuple(self._positions[name] for name in branch.groups) for branch in self.branches)
+
+    @cached_property
+    def layer_switches(self) -> tuple[tuple[int, ...], ...]:
+        """For each layer, positions of groups. The layer is removed if all of them have width 0; empty: never."""
+        return tuple(self._switch(layer.path) for layer in self.layers)
+
+    @cached_property
+    def tensor_switches(self) -> tuple[tuple[int, ...], ...]:
+        """For each tensor, positions of groups. The tensor is removed if all of them have width 0; empty: never."""
+        return tuple(self._switch(tensor.name.rpartition(".")[0]) for tensor in self.tensors)
+
+    def _switch(self, path: str) -> tuple[int, ...]:
+        """Groups of the smallest set of branches without which a module does not run."""
+        parts = path.split(".")
+        around = [
+            self._replaced[key] for n in range(1, len(parts) + 1) if (key := ".".join(parts[:n])) in self._replaced
+        ]
+        branches = min(around, key=len, default=())
+        return tuple(sorted(group for number in branches for group in self.branch_groups[number]))
+
+    @cached_property
+    def _replaced(self) -> dict[str, tuple[int, ...]]:
+        return {one.path: one.branches for one in self.replacements}
+
+    def removed(self, widths: Sequence[float]) -> tuple[int, ...]:
+        """Positions of the branches that are removed at these widths: all groups of the branch have width 0."""
+        return tuple(
+            number for number, groups in enumerate(self.branch_groups) if all(widths[group] == 0 for group in groups)
+        )
+
+    # --- widths ----------------------------------------------------------------------------------
 
     @cached_property
     def prunable(self) -> tuple[int, ...]:
@@ -123,6 +238,8 @@ class StructureSpec:
     def widths(self, widths: Mapping[str, float] | None = None) -> Tensor:
         """All widths in the order of `groups`, float64. Groups that are not named keep their full width.
 
+        Width 0 removes a branch and must be given for all its groups.
+
         Raises:
             BadWidths: If a group is unknown or a width is outside its range.
         """
@@ -132,10 +249,26 @@ class StructureSpec:
                 raise BadWidths(f"no channel group is called {name!r}.")
             position = self._positions[name]
             least, full = self.min_widths[position], self.full_widths[position]
-            if not least <= width <= full:
+            if not (least <= width <= full or (width == 0 and position in self._branch_of)):
                 raise BadWidths(f"width {width} of group {name!r} is outside {least}..{full}.")
             vector[position] = width
+        self._check_removal(vector)
         return vector
+
+    def _check_removal(self, widths: Tensor) -> None:
+        empty = (widths == 0).nonzero().flatten().tolist()
+        for number in dict.fromkeys(self._branch_of[position] for position in empty):
+            branch = self.branches[number]
+            if any(widths[position] != 0 for position in self.branch_groups[number]):
+                raise BadWidths(
+                    f"width 0 removes branch {branch.name!r}, so all its groups must have width 0: "
+                    f"{', '.join(branch.groups)}."
+                )
+
+    @cached_property
+    def _branch_of(self) -> dict[int, int]:
+        """Position of a group -> number of its branch."""
+        return {group: number for number, groups in enumerate(self.branch_groups) for group in groups}
 
     def width_remainders(self, width_multiple: int) -> tuple[int, ...]:
         """For each group, the remainder of its allowed widths modulo `width_multiple`.
@@ -155,13 +288,22 @@ class StructureSpec:
                     remainders[group] = self.full_widths[group] % width_multiple
         return tuple(remainders)
 
-    def padded(self, widths: Sequence[int], width_multiple: int) -> list[int]:
-        """Widths rounded up to `width_multiple` (see `width_remainders`), between minimum and full width."""
+    def padded(self, widths: Sequence[int], width_multiple: int, removed: Collection[str] | None = None) -> list[int]:
+        """Widths rounded up to `width_multiple` (see `width_remainders`), between minimum and full width.
+
+        Args:
+            widths: One per group.
+            width_multiple: Widths are multiples of this.
+            removed: Names of the removed branches, whose groups have width 0. By default those with widths 0.
+        """
         found = []
+        numbers = [number for number, branch in enumerate(self.branches) if branch.name in (removed or ())]
+        gone = self.removed(widths) if removed is None else numbers
+        without = {group for number in gone for group in self.branch_groups[number]}
         groups = zip(widths, self.min_widths, self.full_widths, self.width_remainders(width_multiple), strict=True)
-        for width, least, full, rest in groups:
+        for position, (width, least, full, rest) in enumerate(groups):
             rounded = rest + max(0, -((rest - width) // width_multiple)) * width_multiple
-            found.append(min(full, max(least, rounded)))
+            found.append(0 if position in without else min(full, max(least, rounded)))
         return found
 
     @cached_property
@@ -183,10 +325,52 @@ class _Sizes:
         return self._fixed.index_add(0, self._row, terms)
 
 
-class CostTable:
-    """Costs of layers and tensors as differentiable functions of the vector of widths."""
+class Switches:
+    """For each of several costs 1, or 0 if the widths of all groups in its switch are 0.
 
-    def __init__(self, layers: Sequence[Layer], tensors: Sequence[TensorShape]) -> None:
+    Args:
+        switches: Positions of groups for each cost; empty for a cost that is always 1.
+        num_groups: Length of the width vectors.
+        device: Where it computes.
+    """
+
+    def __init__(
+        self, switches: Sequence[tuple[int, ...]], num_groups: int, device: torch.device | str = "cpu"
+    ) -> None:
+        distinct = sorted(set(switches) - {()})
+        number = {switch: row for row, switch in enumerate(distinct, 1)}
+        members = torch.zeros(len(distinct), num_groups, dtype=torch.float64, device="cpu")
+        for row, switch in enumerate(distinct):
+            members[row, list(switch)] = 1.0
+        self.any = bool(distinct)
+        """Whether any cost can be switched off."""
+        self._members = members.to(device)
+        self._of_cost = _indices(number.get(switch, 0) for switch in switches).to(device)
+
+    def __call__(self, widths: Tensor) -> Tensor:
+        """0 or 1 for each cost along the last axis, at one vector of widths or at each row of a matrix."""
+        always = torch.ones((*widths.shape[:-1], 1), dtype=torch.float64, device=self._of_cost.device)
+        if not self.any:
+            return always[..., self._of_cost]
+        on = (widths.to(torch.float64) @ self._members.T > 0).to(torch.float64)
+        return torch.cat([always, on], -1)[..., self._of_cost]
+
+
+class CostTable:
+    """Costs of layers and tensors as differentiable functions of the vector of widths.
+
+    Layers and tensors that are removed with a branch cost nothing.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[Layer],
+        tensors: Sequence[TensorShape],
+        layers_on: Switches | None = None,
+        tensors_on: Switches | None = None,
+    ) -> None:
+        self._layer_on = layers_on or Switches([()] * len(layers), 0)
+        self._tensor_on = tensors_on or Switches([()] * len(tensors), 0)
         self._macs = _vector(layer.macs for layer in layers)
         self._incoming = _Sizes([layer.incoming for layer in layers])
         self._outgoing = _Sizes([layer.outgoing for layer in layers])
@@ -203,9 +387,13 @@ class CostTable:
         self._using_layer = _indices(row for row, _ in used)
         self._used_tensor = _indices(tensor for _, tensor in used)
 
+    def layers_on(self, widths: Tensor) -> Tensor:
+        """1 for each layer that runs, 0 for each that is removed with a branch."""
+        return self._layer_on(widths)
+
     def macs_per_layer(self, widths: Tensor) -> Tensor:
         """Multiply-accumulates of each layer."""
-        return self._macs * self._incoming(widths) * self._outgoing(widths)
+        return self._layer_on(widths) * self._macs * self._incoming(widths) * self._outgoing(widths)
 
     def macs(self, widths: Tensor) -> Tensor:
         """Multiply-accumulates of all layers."""
@@ -213,7 +401,7 @@ class CostTable:
 
     def activation_bytes_per_layer(self, widths: Tensor) -> Tensor:
         """Bytes of activations that each layer reads and writes."""
-        return self._item * (self._reads(widths) + self._writes(widths))
+        return self._layer_on(widths) * self._item * (self._reads(widths) + self._writes(widths))
 
     def activation_bytes(self, widths: Tensor) -> Tensor:
         """Bytes of activations that all layers read and write."""
@@ -221,7 +409,7 @@ class CostTable:
 
     def elements_per_tensor(self, widths: Tensor) -> Tensor:
         """Number of elements of each parameter and buffer."""
-        sizes = torch.ones_like(self._tensor_bytes)
+        sizes = self._tensor_on(widths)
         for axis in self._axes:
             sizes = sizes * axis(widths)
         return sizes
@@ -233,7 +421,8 @@ class CostTable:
     def weight_bytes_per_layer(self, widths: Tensor) -> Tensor:
         """Bytes of the parameters and buffers that each layer uses. A shared tensor counts once per layer."""
         bytes_per_tensor = self.elements_per_tensor(widths) * self._tensor_bytes
-        return torch.zeros_like(self._macs).index_add(0, self._using_layer, bytes_per_tensor[self._used_tensor])
+        total = torch.zeros_like(self._macs).index_add(0, self._using_layer, bytes_per_tensor[self._used_tensor])
+        return self._layer_on(widths) * total
 
     def weight_bytes(self, widths: Tensor) -> Tensor:
         """Bytes of parameters and buffers."""

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from ecc.errors import UntraceableModel, first_line
+from ecc.graph.branches import find_branches
 from ecc.graph.channel_graph import ChannelGraph
 from ecc.graph.forward_pass import (
     Inputs,
@@ -93,6 +94,7 @@ def _traced(model: nn.Module, example_input: Inputs, freeze: list[str], verify: 
             graph = search.run()
         except _NeedsValues as again:
             raise UntraceableModel(f"the network cannot run on the example input: {again}") from again.__cause__
+    graph = find_branches(model, example_input, graph, freeze=freeze)
     return verify_graph(model, graph, example_input) if verify else graph
 
 
@@ -121,10 +123,10 @@ class _Search:
     constant: set[tuple[str, str]] = field(default_factory=set)
     """Attributes that do not follow the number of channels, since a pruned network did not run with them."""
     _train_example: Inputs | None = None
-    _twins: dict[str, str] = field(init=False)
+    _first_equal: dict[str, str] = field(init=False)
 
     def __post_init__(self) -> None:
-        self._twins = twins(self.model)
+        self._first_equal = first_equal_modules(self.model)
 
     def run(self) -> ChannelGraph:
         """Trace the dense and the pruned network until they agree."""
@@ -174,6 +176,7 @@ class _Search:
             self.trains = False
         for indices, why in self.frozen:
             channel_labels.freeze_indices(indices, why)
+        channel_labels.freeze_unscalable()
         freeze_unreached(channel_labels, self.model, set().union(*(p.reached for p in passes)))
         return channel_labels, passes
 
@@ -189,7 +192,7 @@ class _Search:
             self.choices,
             self.stops,
             dense,
-            twins=self._twins,
+            first_equal=self._first_equal,
             constant=self.constant,
             no_heads=self.no_heads,
         )
@@ -358,9 +361,11 @@ class _Search:
 
     def _keep_attributes(self, path: str, partition: ChannelPartition) -> bool:
         """Let no attribute of a module follow the number of channels; False if none does."""
-        twin = self._twins.get(path, path)
-        mine = {(twin, name) for at, name in partition.channel_labels.attributes if self._twins.get(at, at) == twin}
-        mine -= {*self.constant, (twin, "num_features")}
+        first = self._first_equal.get(path, path)
+        mine = {
+            (first, name) for at, name in partition.channel_labels.attributes if self._first_equal.get(at, at) == first
+        }
+        mine -= {*self.constant, (first, "num_features")}
         self.constant |= mine
         return bool(mine)
 
@@ -395,7 +400,7 @@ def _prunable_units_near(path: str, partition: ChannelPartition) -> np.ndarray:
         path = path.rpartition(".")[0]
 
 
-def twins(model: nn.Module) -> dict[str, str]:
+def first_equal_modules(model: nn.Module) -> dict[str, str]:
     """For each module path, that of the first equal module: the same place in another block, class and sizes.
 
     Code that fails in one of them fails in all.

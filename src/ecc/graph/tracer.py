@@ -22,6 +22,7 @@ from pathlib import Path
 from types import CodeType
 from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch._ops import OpOverload
@@ -43,6 +44,7 @@ from ecc.graph.labels import (
     varying_axes,
 )
 from ecc.graph.ops import registry
+from ecc.graph.ops.sums import ADDS_EPS, WidthPower, follow_parameter, follow_power, parameter_of
 from ecc.graph.size_attributes import SizeAttribute
 
 _TORCH = str(Path(torch.__file__).parent)
@@ -69,8 +71,8 @@ class Tracer(TorchDispatchMode):
     """(operator, labels) of every selection of channels (slice, split, index), in order."""
     selected_from: list[Tensor] = field(default_factory=list)
     """Labels of the tensors that channels were selected from."""
-    numbers: list[tuple[OpOverload, tuple[str, ...]]] = field(default_factory=list)
-    """Python numbers among the arguments of elementwise operators, in order."""
+    numbers: list[tuple[OpOverload, list[float], WidthPower | None]] = field(default_factory=list)
+    """Python numbers among the arguments of elementwise operators, in order, and the factor of the operand."""
     unusual: list[Tensor] = field(default_factory=list)
     """Labels that were frozen on an axis where channels are unusual, such as a spatial one."""
     wants_heads: list[Tensor] = field(default_factory=list)
@@ -81,7 +83,7 @@ class Tracer(TorchDispatchMode):
     """Labels that such a line splits, and why."""
     splits: set[str] = field(default_factory=set)
     """Those lines of `guesses` that split a channel axis."""
-    twins: Mapping[str, str] = field(default_factory=dict)
+    first_equal: Mapping[str, str] = field(default_factory=dict)
     """For each module, the first equal one. Equal modules share `choices` and `stops`."""
     constant: Set[tuple[str, str]] = frozenset()
     """Attributes, by the first equal module and name, that do not follow the number of channels."""
@@ -103,6 +105,8 @@ class Tracer(TorchDispatchMode):
     """Paths of the modules that are running, innermost last."""
     last_path: str = ""
     """The module that ran the latest operator."""
+    modules: list[nn.Module] = field(default_factory=list)
+    """The modules that are running, innermost last."""
 
     def __post_init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -157,6 +161,18 @@ class Tracer(TorchDispatchMode):
         """Whether a tensor is a parameter whose channel axis is not known yet."""
         return isinstance(getattr(tensor, "_ecc_state", None), Deferred)
 
+    def is_zero(self, tensor: Tensor) -> bool:
+        """Whether the channels of masked units are zero in a tensor, if masking sets all of their slices to zero."""
+        known: bool | None = getattr(tensor, "_ecc_zero", None)
+        if known is None or isinstance(getattr(tensor, "_ecc_state", None), tuple):
+            return isinstance(getattr(tensor, "_ecc_state", None), tuple)  # a parameter with one axis
+        return known
+
+    @property
+    def module(self) -> nn.Module | None:
+        """The module that is running."""
+        return self.modules[-1] if self.modules else None
+
     def is_view(self, tensor: Tensor) -> bool:
         """Whether a tensor is a view of another one."""
         return hasattr(tensor, "_ecc_base")
@@ -175,6 +191,20 @@ class Tracer(TorchDispatchMode):
         state = getattr(weight, "_ecc_state", None)
         return state.order if isinstance(state, Deferred) else tuple(range(weight.dim()))
 
+    def weight_axis(self, weight: Tensor, axis: int, role: Role) -> Tensor | None:
+        """Labels along an axis of a parameter or of a part of one (`Deferred.places`); None for other tensors."""
+        state = getattr(weight, "_ecc_state", None)
+        if not isinstance(state, Deferred):
+            name = self.weight_name(weight)
+            return None if name is None else self.channel_labels.axis(name, axis, weight.shape[axis], role)
+        if state.index is None:
+            return self.channel_labels.axis(state.name, state.order[axis], weight.shape[axis], role)
+        places = state.places()
+        if places is None or places[axis][0] < 0:
+            return None
+        own, index = places[axis]
+        return self.channel_labels.axis(state.name, own, state.shape[own], role)[index]
+
     def freeze(self, labels: Tensor, why: str, *, unusual: bool = False) -> Tensor:
         """Freeze channels, and return frozen labels.
 
@@ -185,6 +215,13 @@ class Tracer(TorchDispatchMode):
         if unusual:
             self.unusual.append(compact(labels).reshape(-1))
         return frozen_labels(labels.shape)
+
+    def freeze_pending(self, value: Any) -> None:
+        """Freeze the channels that a used result of a reduction depends on."""
+        pending = getattr(value, "_ecc_pending", None)
+        if pending is not None:
+            self.freeze(*pending, unusual=True)
+            del value._ecc_pending
 
     def freeze_all(self, many: Sequence[Tensor | None], why: str) -> None:
         """Freeze the channels of several tensors."""
@@ -271,6 +308,9 @@ class Tracer(TorchDispatchMode):
                 return result
             rule = registry.UNKNOWN
         self.last_path = self.path[-1] if self.path else ""
+        for value in (*args, *kwargs.values()):
+            for one in value if isinstance(value, (list, tuple)) else (value,):
+                self.freeze_pending(one)
         call = Call(func, name.rstrip("_"), args, kwargs, None, self.last_path, name.endswith("_"))
         try:
             call.result = self._run(call)
@@ -300,6 +340,8 @@ class Tracer(TorchDispatchMode):
     def _freeze_read_by_python(self, call: Call) -> None:
         """Freeze a value that becomes a Python number (`.item()`): the code may do anything with it."""
         known = [labels for t in call.tensors if (labels := self.labels(t)) is not None]
+        known += [labels for t in call.tensors for labels in getattr(t, "_ecc_summed", ())]
+        known += [power.labels for t in call.tensors if (power := getattr(t, "_ecc_power", None)) is not None]
         self.freeze_all(known, f"Python code reads its value with {call.here}")
 
     def _run(self, call: Call) -> Any:
@@ -326,8 +368,13 @@ class Tracer(TorchDispatchMode):
                 parameter._ecc_state.freeze(self.channel_labels, call.here)  # type: ignore[attr-defined]
         found = self._follow(call, rule)
         many = found if isinstance(found, list) else [found] * len(call.outs)
+        shifted = self._follow_values(call, rule)
         for out, label in zip(call.outs, many, strict=True):
             self._set_state(call, rule, out, label, state)
+            out._ecc_zero, out._ecc_power, out._ecc_shifted = call.zero, call.power, shifted  # type: ignore[attr-defined]
+            if call.pending is not None:
+                out._ecc_pending = call.pending  # type: ignore[attr-defined]
+            out._ecc_summed = call.summed if out.numel() == 1 else ()  # type: ignore[attr-defined]
             if call.in_place:
                 self._written(out)
             elif rule in registry.MOVING:
@@ -338,6 +385,23 @@ class Tracer(TorchDispatchMode):
             self._follow_sizes(state, many)
         elif self.sizes and rule is registry.CONSTANT:
             self._follow_created(call)
+
+    def _follow_values(self, call: Call, rule: registry.Rule) -> tuple[str, float] | None:
+        """Follow zeros, powers of a width, and parameters (see `ops.sums`). Returns the parameter of the result."""
+        moves = registry.keeps_values(rule, call.name)
+        if moves:
+            call.zero = self.is_zero(call.tensors[0])
+        elif call.name in ("zeros", "new_zeros", "zeros_like", "zero"):
+            call.zero = True
+        if call.power is None:
+            follow_power(self, call, moves=moves, consumes=rule in registry.LAYERS)
+        if call.out.numel() == 1:
+            call.summed += tuple(labels for t in call.tensors for labels in getattr(t, "_ecc_summed", ()))
+        shifted = follow_parameter(call, moves=moves)
+        if shifted is None:
+            names = {parameter_of(tensor)[0] for tensor in call.tensors}
+            self.channel_labels.used.update(name for name in names - call.absorbed if name is not None)
+        return shifted
 
     def _set_state(self, call: Call, rule: registry.Rule, out: Tensor, label: Labels, state: Any) -> None:
         """Attach labels to a result, or follow a parameter whose channel axis is not known yet."""
@@ -379,7 +443,7 @@ class Tracer(TorchDispatchMode):
             vector = self.viewed.get((call.path, int(size)))
             if position is not None and vector is not None and list(size.sources.values()) == [size]:
                 path, name = next(iter(size.sources))
-                if (self.twins.get(path, path), name) not in self.constant:
+                if (self.first_equal.get(path, path), name) not in self.constant:
                     self.channel_labels.size_attribute(path, name, vector)
                     shape = [-1 if axis == position else 1 for axis in range(call.out.dim())]
                     call.out._ecc_state = vector.reshape(shape).expand(call.out.shape)  # type: ignore[attr-defined]
@@ -402,7 +466,7 @@ class Tracer(TorchDispatchMode):
 
     def _follow_one(self, source: tuple[str, str], value: int, axes: Sequence[tuple[Labels, int]]) -> None:
         path, name = source
-        if (self.twins.get(path, path), name) in self.constant:
+        if (self.first_equal.get(path, path), name) in self.constant:
             return
         for labels, axis in axes:
             if labels is not None and labels.shape[axis] == value and varies(labels, axis):
@@ -478,14 +542,25 @@ class Tracer(TorchDispatchMode):
         """Check that Python numbers in elementwise arithmetic do not depend on widths (`x / x.shape[1]`)."""
         values = [v for v in (*call.args, *call.kwargs.values()) if isinstance(v, (int, float))]
         fresh = [t for t in call.tensors if t.numel() == 1 and t.device.type != "meta" and self.labels(t) is None]
-        numbers = tuple(repr(float(v)) for v in (*values, *fresh))  # as text, since NaN differs from itself
-        self.numbers.append((call.func, numbers))
+        power = getattr(call.tensors[0], "_ecc_power", None) if call.tensors else None
+        self.compare_numbers(call, [float(v) for v in (*values, *fresh)], power)
+
+    def compare_numbers(self, call: Call, numbers: list[float], power: WidthPower | None) -> None:
+        """Check that the numbers are those of the dense network, or follow the factor of the operand (eps)."""
+        self.numbers.append((call.func, numbers, power))
         if self.dense is None or len(self.numbers) > len(self.dense.numbers):
             return
-        func, before = self.dense.numbers[len(self.numbers) - 1]
-        if func != call.func or before != numbers:
+        func, before, whole = self.dense.numbers[len(self.numbers) - 1]
+        if power is not None and whole is not None and call.name in ADDS_EPS:
+            ratio = (whole.labels.numel() / max(power.labels.numel(), 1)) ** power.power
+            same = np.allclose([number * ratio for number in before], numbers, rtol=1e-9, atol=0.0)
+        else:
+            same = list(map(repr, before)) == list(map(repr, numbers))  # as text, since NaN differs from itself
+        if func != call.func or not same:
             error = ValueError(f"{before} became {numbers}")
-            raise self.stopped(call, error, f"{call.here}{self._at()} uses a number that depends on the channel count")
+            why = f"{call.here}{self._at()} uses a number that depends on the channel count"
+            stop = self.stopped(call, error, why)
+            raise stop if power is None else Misaligned(power.labels, str(stop), line=stop.line)
 
     def check_order(self, call: Call) -> None:
         """Check that a pruned network runs the operators of the dense one, in order and with the same parameters."""
@@ -515,7 +590,7 @@ class Tracer(TorchDispatchMode):
 
     def key(self, call: Call) -> str:
         """Operator, line of code and module, for `choices` and `stops`."""
-        module = self.twins.get(self.last_path, self.last_path)
+        module = self.first_equal.get(self.last_path, self.last_path)
         return f"{call.name}@{self.line()}" + (f" in {module}" if module else "")
 
     def line(self) -> str:
@@ -533,10 +608,12 @@ class Tracer(TorchDispatchMode):
 
         def enter(module: nn.Module, _: Any) -> None:
             self.path.append(names.get(id(module), self.path[-1] if self.path else ""))
+            self.modules.append(module)
 
         def leave(*_: Any) -> None:
             if self.path:
                 self.path.pop()
+                self.modules.pop()
 
         hooks = [
             nn.modules.module.register_module_forward_pre_hook(enter),
@@ -548,6 +625,7 @@ class Tracer(TorchDispatchMode):
             for hook in hooks:
                 hook.remove()
             self.path.clear()
+            self.modules.clear()
 
 
 @cache

@@ -42,7 +42,7 @@ from ecc.graph.numerics import (
     run_without_randomness,
     to_float64,
 )
-from ecc.graph.slimming import mask_channels_, slim_and_slices, with_widths
+from ecc.graph.slimming import Slices, mask_channels_, slim_and_slices, with_widths
 from ecc.torch_utils import exact_arithmetic
 
 MAX_FLOAT64_MACS = 1 << 31
@@ -65,6 +65,8 @@ which amplifies rounding errors in every layer."""
 def verify_graph(model: nn.Module, graph: ChannelGraph, example_input: Inputs, *, seed: int = 0) -> ChannelGraph:
     """Compare the outputs of the masked and the slim network. Groups that fail are frozen with the reason.
 
+    Branches that fail cannot be removed (`branch_verification.py`).
+
     Args:
         model: The traced network.
         graph: Its channel graph.
@@ -78,10 +80,14 @@ def verify_graph(model: nn.Module, graph: ChannelGraph, example_input: Inputs, *
     Raises:
         UntraceableModel: If the network cannot run on the example input.
     """
+    from ecc.graph.branch_verification import verify_branches  # imports this module
+
     if not graph.prunable:
-        return replace(graph, max_relative_diff=0.0)
-    with without_observer_hooks(model, *as_call(example_input)) as followed:
-        return _verified(followed, graph, example_input, seed)
+        graph = replace(graph, max_relative_diff=0.0)
+    else:
+        with without_observer_hooks(model, *as_call(example_input)) as followed:
+            graph = _verified(followed, graph, example_input, seed)
+    return verify_branches(model, graph, example_input, seed=seed)
 
 
 def _verified(model: nn.Module, graph: ChannelGraph, example_input: Inputs, seed: int) -> ChannelGraph:
@@ -165,9 +171,9 @@ class Check:
     def _results(self, groups: Sequence[ChannelGroup]) -> Iterator[Result]:
         some, others, most = self._patterns(groups)
         train = () if self._train_input is None else (self._train_input,)
-        yield from self._compared(some, [_Run(self.example_input)])
-        yield from self._compared(others, [_Run(inputs, training=True, gradients=True) for inputs in train])
-        runs = [_Run(self._eval_input), *(_Run(inputs, training=True, random_value=0.75) for inputs in train)]
+        yield from self._compared(some, [Run(self.example_input)])
+        yield from self._compared(others, [Run(inputs, training=True, gradients=True) for inputs in train])
+        runs = [Run(self._eval_input), *(Run(inputs, training=True, random_value=0.75) for inputs in train)]
         yield from self._compared(most, runs)
 
     def _patterns(self, groups: Sequence[ChannelGroup]) -> tuple[dict[str, Tensor], ...]:
@@ -186,24 +192,24 @@ class Check:
             most[group.name] = order[group.min_width :]
         return some, others, most
 
-    def _compared(self, dead: Mapping[str, Tensor], runs: Sequence[_Run]) -> Iterator[Result]:
+    def _compared(self, dead: Mapping[str, Tensor], runs: Sequence[Run]) -> Iterator[Result]:
         if not runs:
             return
         masked = with_widths(self.network, self.graph, {})  # without state of an earlier run
         mask_channels_(masked, self.graph, dead)
         try:
-            small, slices = slim_and_slices(masked, self.graph)
+            small, slices, factors = slim_and_slices(masked, self.graph)
         except torch.OutOfMemoryError as error:
             raise CannotVerify(first_line(error)) from error
         before = plain_state(masked)
         for run in runs:
-            yield self._compare(masked, small, slices, run)
+            yield self._compare(masked, small, slices, run, factors)
         if plain_state(masked) != before:
             for _ in range(MORE_CALLS):
-                yield self._compare(masked, small, slices, runs[-1])
+                yield self._compare(masked, small, slices, runs[-1], factors)
 
     def _compare(
-        self, masked: nn.Module, small: nn.Module, slices: Mapping[str, Mapping[int, Tensor]], run: _Run
+        self, masked: nn.Module, small: nn.Module, slices: Slices, run: Run, factors: Mapping[str, float]
     ) -> Result:
         mode = "train mode" if run.training else "eval mode"
         try:
@@ -213,7 +219,7 @@ class Check:
         if not wanted.has_finite:
             raise CannotVerify(f"the outputs of the masked network are not finite ({mode})")
         try:
-            found = run.of(small)
+            found = run.of(small, factors=factors)
         except torch.OutOfMemoryError as error:
             raise CannotVerify(first_line(error)) from error
         except Exception as error:  # noqa: BLE001 - whatever a network's code raises
@@ -271,18 +277,23 @@ class Check:
 
 
 @dataclass(frozen=True)
-class _Run:
+class Run:
+    """One run of the masked and the slim network."""
+
     inputs: Inputs
     training: bool = False
     gradients: bool = False
     random_value: float = 0.25
     """Constant in place of random numbers. Two runs have different ones, so that random branches go both ways."""
 
-    def perturbed(self) -> _Run:
+    def perturbed(self) -> Run:
         """The same run on inputs with rounding errors."""
         return replace(self, inputs=perturbed(self.inputs))
 
-    def of(self, network: nn.Module, slices: Mapping[str, Mapping[int, Tensor]] | None = None) -> RunResult:
+    def of(
+        self, network: nn.Module, slices: Slices | None = None, factors: Mapping[str, float] | None = None
+    ) -> RunResult:
+        """Outputs and gradients of a network."""
         return run_without_randomness(
             network,
             self.inputs,
@@ -290,6 +301,7 @@ class _Run:
             gradients=self.gradients,
             random_value=self.random_value,
             slices=slices,
+            factors=factors,
         )
 
 
@@ -402,4 +414,4 @@ def _warn_of_many(failed: Mapping[str, str], graph: ChannelGraph) -> None:
         )
 
 
-__all__ = ["CannotVerify", "Check", "Result", "max_relative_diff", "verify_graph"]
+__all__ = ["CannotVerify", "Check", "Result", "Run", "max_relative_diff", "verify_graph"]

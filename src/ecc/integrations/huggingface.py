@@ -1,4 +1,6 @@
-"""ECC in Hugging Face's Trainer: the solver is the optimizer; a callback logs, checks the budget and slims.
+"""Hugging Face: pruned models as folders (`save_pruned`, `load_pruned`), and ECC in the Trainer (`EccCallback`).
+
+In the Trainer the solver is the optimizer; a callback logs, checks the budget and slims.
 
 model.to(args.device)  # before the solver is created
 solver = EccSolver(model, graph, energy, "60%", args.max_steps)
@@ -9,13 +11,29 @@ callback.slim  # the small network
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from torch import nn
-from transformers import TrainerCallback
+import safetensors
+import safetensors.torch
+import torch
+import transformers
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrainedModel, TrainerCallback
 
+from ecc.errors import BadFile, BadTask, one_line
+from ecc.export.model_card import model_card
+from ecc.export.slim_file import slim_from_state
 from ecc.graph import ChannelGraph
+from ecc.graph.model_copy import whole_state
+from ecc.graph.removal import REMOVED, SIZES
+from ecc.io import write_text
+from ecc.measure.tokens import number_caches_
+from ecc.records import read_record, write_record
+from ecc.run_records import RunSummary
 from ecc.training import Logger
 
 from .monitor import SolverMonitor
@@ -67,3 +85,198 @@ class EccCallback(TrainerCallback):  # type: ignore[misc] # untyped where transf
         self._monitor.end()
         for logger in self._loggers:
             logger.close()
+
+
+# ---------------------------------------------------------------- pruned models as folders
+
+SIZES_FILE = "ecc.json"
+"""In the folder of a pruned model: what its configuration cannot say."""
+WEIGHTS_FILE = "model.safetensors"
+_FORMAT = "ecc pruned model, version 1"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrunedRecord:
+    """The file `ecc.json` of a pruned model."""
+
+    format: str
+    architecture: str
+    """Class of transformers, such as LlamaForCausalLM."""
+    has_plain_config: bool
+    """Whether `from_pretrained` of transformers loads the folder as well."""
+    sizes: dict[str, dict[str, int]] = field(default_factory=dict)
+    """Attributes such as `num_heads` that were pruned, by module."""
+    removed: dict[str, Any] = field(default_factory=dict)
+    """Modules of removed branches, and what stands for them."""
+
+
+def save_pruned(
+    model: nn.Module,
+    folder: str | Path,
+    *,
+    tokenizer: Any = None,
+    summary: RunSummary | None = None,
+) -> Path:
+    """Write a pruned model of transformers as a folder, with safetensors, tokenizer and model card.
+
+    If all layers have equal sizes, the configuration says them, and `from_pretrained` of transformers loads the folder.
+    The configuration of other models keeps the sizes of the dense network, since the networks of transformers read one
+    size for all layers; `load_pruned` loads them.
+
+        save_pruned(result.model, "small", tokenizer=tokenizer, summary=result.summary)
+        model = load_pruned("small")
+
+    Args:
+        model: The slim network, such as `CompressResult.model`.
+        folder: Folder to write to.
+        tokenizer: The tokenizer, or the folder or name that it is loaded from; None leaves it out.
+        summary: Summary of the run, for the model card.
+
+    Raises:
+        BadTask: If the model is no model of transformers.
+        BadFile: If a file cannot be written.
+    """
+    folder = Path(folder)
+    if not isinstance(model, PreTrainedModel):
+        raise BadTask(f"model is {type(model).__name__}; give a model of transformers.")
+    state = whole_state(model)
+    sizes, removed = state.pop(SIZES, {}), state.pop(REMOVED, {})
+    plain = _plain_config(model)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        dense = model.config
+        try:
+            model.config = dense if plain is None else plain
+            model.save_pretrained(folder, max_shard_size="1TB", state_dict=_tensors_to_save(model))
+        finally:
+            model.config = dense
+        if isinstance(tokenizer, str | Path):
+            tokenizer = AutoTokenizer.from_pretrained(str(tokenizer), trust_remote_code=False)
+        if tokenizer is not None:
+            tokenizer.save_pretrained(folder)
+    except OSError as error:
+        raise BadFile(f"the model cannot be written to {folder}: {error.strerror or error}.") from None
+    record = PrunedRecord(
+        format=_FORMAT,
+        architecture=type(model).__name__,
+        has_plain_config=plain is not None,
+        sizes=sizes,
+        removed=removed,
+    )
+    write_record(folder / SIZES_FILE, record)
+    if summary is not None:
+        write_text(folder / "README.md", pruned_card(summary, has_plain_config=plain is not None))
+    return folder
+
+
+def load_pruned(folder: str | Path) -> nn.Module:
+    """Load a model that `save_pruned` or `ecc compress hf:...` wrote; `generate` works as before.
+
+    Only classes of transformers are built, and no code of the folder is executed.
+
+    Args:
+        folder: The folder, or the run folder of `ecc compress hf:...`.
+
+    Raises:
+        BadFile: If a file is missing or damaged, or the parts do not fit together.
+    """
+    folder = Path(folder)
+    if not (folder / SIZES_FILE).is_file() and (folder / "model" / SIZES_FILE).is_file():
+        folder = folder / "model"
+    if not (folder / SIZES_FILE).is_file():
+        raise BadFile(
+            f"{folder} has no {SIZES_FILE}; give a folder of save_pruned, or a finished run of ecc compress hf:."
+        )
+    record = read_record(folder / SIZES_FILE, PrunedRecord)
+    kind = getattr(transformers, record.architecture, None)
+    if record.format != _FORMAT or not isinstance(kind, type) or not issubclass(kind, PreTrainedModel):
+        raise BadFile(
+            f"{folder / SIZES_FILE} has format {record.format!r} and model {record.architecture!r}, which this version "
+            "cannot load."
+        )
+    file = folder / WEIGHTS_FILE
+    try:
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        tensors = safetensors.torch.load_file(file)
+        dtype = next((one.dtype for one in tensors.values() if one.is_floating_point()), torch.float32)
+        dense = kind(config).to(dtype)
+    except (OSError, ValueError, safetensors.SafetensorError) as error:
+        raise BadFile(f"the model in {folder} cannot be loaded: {one_line(error)}") from None
+    state: dict[str, Any] = {**_tied(dense, tensors), SIZES: record.sizes, REMOVED: record.removed}
+    small = slim_from_state(dense, state, file)
+    number_caches_(small)
+    if (folder / "generation_config.json").is_file():
+        small.generation_config = GenerationConfig.from_pretrained(folder)  # type: ignore[assignment]  # not a tensor
+    return small.eval()
+
+
+def pruned_card(summary: RunSummary, *, has_plain_config: bool) -> str:
+    """The model card of a pruned Hugging Face model.
+
+    Args:
+        summary: Summary of the run.
+        has_plain_config: Whether `from_pretrained` loads it.
+    """
+    card = model_card(summary, {}).replace(f"for one inference of a batch of {summary.batch}", "per token")
+    card = card.replace('library_name: "pytorch"', 'library_name: "transformers"')
+    start = card.index("## How to load")
+    plain = (
+        "model = AutoModelForCausalLM.from_pretrained(FOLDER)  # of transformers"
+        if has_plain_config
+        else (
+            "from ecc.integrations.huggingface import load_pruned\n"
+            "    model = load_pruned(FOLDER)  # its layers have different sizes"
+        )
+    )
+    return f"{card[:start]}## How to load\n\n    {plain}\n    model.generate(...)\n"
+
+
+def _tensors_to_save(model: nn.Module) -> dict[str, Tensor]:
+    """The state without the second name of shared tensors."""
+    found: dict[int, tuple[str, Tensor]] = {}
+    for name, tensor in model.state_dict().items():
+        found.setdefault(tensor.data_ptr() if tensor.numel() else id(tensor), (name, tensor.contiguous()))
+    return dict(found.values())
+
+
+def _tied(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors of a file with the names of shared tensors that the file leaves out."""
+    found = dict(tensors)
+    names: dict[int, str] = {}
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        if name in found:
+            names[id(tensor)] = name
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        if name not in found and id(tensor) in names:
+            found[name] = found[names[id(tensor)]]
+    return found
+
+
+def _plain_config(model: Any) -> Any:
+    """A configuration with which transformers builds a network of exactly these shapes; None if there is none."""
+    config = copy.deepcopy(model.config)
+    shapes = {name: tuple(tensor.shape) for name, tensor in model.named_parameters()}
+
+    def sizes(*endings: str) -> set[int]:
+        return {shape[0] for name, shape in shapes.items() if name.endswith(endings) and len(shape) == 2}
+
+    wide = sizes("gate_proj.weight", "up_proj.weight", "intermediate.dense.weight", "fc1.weight")
+    query = sizes("q_proj.weight", "query.weight")
+    key = sizes("k_proj.weight", "key.weight")
+    if any(len(found) > 1 for found in (wide, query, key)):
+        return None
+    head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    try:
+        if wide:
+            config.intermediate_size = wide.pop()
+        if query and hasattr(config, "head_dim"):
+            config.head_dim = head
+            config.num_attention_heads = query.pop() // head
+        if key and getattr(config, "num_key_value_heads", None):
+            config.num_key_value_heads = key.pop() // head
+        with torch.device("meta"):
+            plain = type(model)(config)
+    except (ValueError, RuntimeError, TypeError, AttributeError, ZeroDivisionError):
+        return None
+    same = {name: tuple(tensor.shape) for name, tensor in plain.named_parameters()} == shapes
+    return config if same else None

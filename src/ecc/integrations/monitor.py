@@ -17,12 +17,7 @@ _PATCHED = ("forward", "_original_forward")  # set by accelerate for mixed preci
 
 
 class SolverMonitor:
-    """Follows the solver of a trainer; shared by the callbacks.
-
-    Args:
-        network: The module that was traced.
-        graph: Its channel graph.
-    """
+    """Follows the solver of a trainer; shared by the callbacks."""
 
     def __init__(self, network: nn.Module, graph: ChannelGraph) -> None:
         self.network, self.graph = network, graph
@@ -31,10 +26,6 @@ class SolverMonitor:
 
     def begin(self, optimizers: Iterable[Any], steps: float) -> None:
         """Find the solver, before the first step.
-
-        Args:
-            optimizers: Optimizers of the trainer, possibly wrapped.
-            steps: Total optimizer steps of the trainer.
 
         Raises:
             EccError: If there is not exactly one solver, or its schedule is longer than the training.

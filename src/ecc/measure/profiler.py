@@ -146,6 +146,7 @@ def profile(
     design: str = "mixed",
     seed: int = 0,
     width_multiple: int | None = None,
+    depth: bool = True,
     settings: MeasureSettings = PROFILE_SETTINGS,
     device: torch.device | str | None = None,
     rounds: int = 1,
@@ -163,12 +164,14 @@ def profile(
         model: The dense network; it is not changed.
         graph: Result of `trace_channels(model, example_input)`.
         example_input: One batch.
-        meter: A meter from `find_meter`, or your own. For an `Analytic`, no network is built or run.
+        meter: A meter from `find_meter`, or your own. For an `Analytic`, no network is built or run. Meters of several
+            boards from `open_targets` share the samples.
         path: The file to append to; created if it does not exist.
         samples: Number of width configurations. More than before extends a profile.
         design: `mixed` or `uniform`, see `ecc.measure.design`.
         seed: Random seed of the design and of the order of measurements.
         width_multiple: Widths are multiples of this.
+        depth: Include networks with removed branches, so that the energy without them can be predicted.
         settings: How networks are run and measured.
         device: Where networks run; by default the device of the model.
         rounds: How often each configuration is measured. Two rounds are better than two windows: they are far apart
@@ -199,10 +202,30 @@ def profile(
         samples=samples,
         seed=seed,
         width_multiple=width_multiple,
+        depth=depth,
         rounds=rounds,
         reference_every=reference_every,
         shard=shard,
     )
+    others: tuple[EnergySource, ...] = getattr(meter, "others", ()) if shard is None else ()
+    if others:
+        lock = threading.Lock()
+
+        def report(step: Progress) -> None:
+            with lock:
+                (progress or (lambda _: None))(step)
+
+        def measure_shard(one: EnergySource, at: Path, part: Shard) -> Profile:
+            return profile(
+                model, graph, example_input, one, at, samples=samples, design=design, seed=seed,
+                width_multiple=width_multiple, depth=depth, settings=settings, device=device, rounds=rounds,
+                reference_every=reference_every, target_error=target_error, shard=part, runner_search=runner_search,
+                fit_error=fit_error, progress=report, clock=clock,
+            )  # fmt: skip
+
+        return _profile_shards((meter, *others), Path(path), measure_shard)
+    if not plan.removes_branches:
+        graph = graph.without_branches()
     profiler: Profiler
     if isinstance(meter, Analytic):
         profiler = AnalyticProfiler(graph, example_input, meter)
@@ -217,54 +240,28 @@ def profile(
         return writer.profile()
 
 
-def profile_on_targets(
-    model: nn.Module,
-    graph: ChannelGraph,
-    example_input: Inputs,
-    meters: Sequence[EnergySource],
-    path: str | Path,
-    *,
-    rescale: bool = False,
-    progress: Callable[[Progress], None] | None = None,
-    **options: Any,
-) -> Profile:
+def _profile_shards(meters: Sequence[EnergySource], path: Path, measure: Callable[..., Profile]) -> Profile:
     """Measure shards of one profile on several equal boards at once, and merge them.
 
     The shards are in files beside the profile, so that the same call resumes each of them.
 
     Args:
-        model: The dense network.
-        graph: Its channel graph.
-        example_input: One batch.
-        meters: One meter for each board, from `open_target`.
+        meters: One meter for each board.
         path: The merged profile.
-        rescale: Scale boards that differ; see `merge_profiles`.
-        progress: Called after each sample of any board.
-        **options: Of `profile`.
+        measure: Measures one shard: `measure(meter, path, shard)`.
 
     Raises:
         BadFile: If the boards differ by more than `merge_profiles` accepts.
         EccError: If a board fails; the samples of all boards stay in their files.
     """
-    path = Path(path)
-    if len(meters) == 1:
-        return profile(model, graph, example_input, meters[0], path, progress=progress, **options)
     if path.exists():
-        return Profile.load(path, graph)
-    count, lock, failures = len(meters), threading.Lock(), list[BaseException]()
+        return Profile.load(path)
+    count, failures = len(meters), list[BaseException]()
     paths = [path.with_name(f"{path.name}.shard-{number}-of-{count}") for number in range(1, count + 1)]
-
-    def report(step: Progress) -> None:
-        if progress is not None:
-            with lock:
-                progress(step)
 
     def measure_shard(number: int) -> None:
         try:
-            profile(
-                model, graph, example_input, meters[number], paths[number], shard=(number + 1, count), progress=report,
-                **options,
-            )  # fmt: skip
+            measure(meters[number], paths[number], (number + 1, count))
         except BaseException as error:  # noqa: BLE001 - raised below, when every board has stopped
             failures.append(error)
 
@@ -275,7 +272,7 @@ def profile_on_targets(
         thread.join()
     if failures:
         raise failures[0]
-    return merge_profiles(paths, path, rescale=rescale)
+    return merge_profiles(paths, path)
 
 
 # --- one call of profile() ---------------------------------------------------------------------------
@@ -352,8 +349,10 @@ class _ProfileRun:
             self._pending.popleft()
             self._done += 1
             self._since_reference += 1
-            self._check_early_stop()
+        stop = "" if sample.is_reference else self._check_early_stop()
         self._report(sample=sample)
+        if stop:
+            self._report(message=stop)
 
     def _missing(self) -> deque[tuple[int, int]]:
         """(round, index) of missing samples in the order of measurement: shuffled within each round."""
@@ -369,13 +368,13 @@ class _ProfileRun:
             return self._plan.reference_every
         return next((count for count, sample in enumerate(reversed(samples)) if sample.is_reference), len(samples))
 
-    def _check_early_stop(self) -> None:
-        if not self._early_stop.is_due(self._done):
-            return
-        reason = self._early_stop.reason(self._writer.profile())
-        if reason is not None and self._pending:
-            self._pending.clear()
-            self._report(message=f"stopped early: {reason}.")
+    def _check_early_stop(self) -> str:
+        """Drop the samples that are not needed; a message if there are any."""
+        reason = self._early_stop.reason(self._writer.profile()) if self._early_stop.is_due(self._done) else None
+        if reason is None or not self._pending:
+            return ""
+        self._pending.clear()
+        return f"stopped early: {reason}."
 
     def _warn_about_drift(self) -> None:
         """Warn once, early enough to stop, that a fit would refuse this profile."""
@@ -623,7 +622,7 @@ class DeviceProfiler:
             index=index,
             round=round_,
             session=session,
-            widths=tuple(widths[group.name] for group in self._graph.prunable),
+            widths=tuple(widths[group.name] for group in self._graph.variable),
             joules=result.joules,
             seconds=result.seconds,
             relative_ci=_rounded(result.relative_ci),
@@ -712,7 +711,7 @@ class AnalyticProfiler:
         if not (0 < cost.joules < math.inf and 0 < cost.seconds < math.inf):
             name = self._source.describe().name
             raise BadMeasurement(f"{name} returned {cost.joules} J and {cost.seconds} s; both must be above 0.")
-        kept = tuple(widths[group.name] for group in self._graph.prunable)
+        kept = tuple(widths[group.name] for group in self._graph.variable)
         return Sample(index=index, round=round_, session=session, widths=kept, joules=cost.joules, seconds=cost.seconds)
 
     def clear(self) -> None:

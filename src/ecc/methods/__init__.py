@@ -1,5 +1,6 @@
 """Pruning methods: ECC and baselines, and the compression that runs them."""
 
+from ecc.run_records import Feasibility
 from ecc.settings import CompressSettings
 
 from .base import Method, PruningContext
@@ -11,12 +12,13 @@ from .baselines.netadapt import NetAdapt, NetAdaptSettings
 from .baselines.scratch import Scratch
 from .baselines.uniform import Uniform
 from .budget_controller import BudgetController
-from .compression import CompressedModel, Compression
+from .compression import Compression
 from .cost_evaluator import CostEvaluator, MeasuredCost
 from .ecc import AdmmSettings, EccSolver, WeightSolver
 from .ecc.method import Ecc
-from .feasibility import Feasibility, check_feasibility
-from .unstructured import SparseResult, WeightCompression
+from .feasibility import check_feasibility
+from .runner import CompressedModel
+from .unstructured import WeightCompression
 
 __all__ = [
     "AdmmSettings",
@@ -41,7 +43,6 @@ __all__ = [
     "NetAdaptSettings",
     "PruningContext",
     "Scratch",
-    "SparseResult",
     "Uniform",
     "WeightCompression",
     "WeightSolver",

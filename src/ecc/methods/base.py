@@ -16,10 +16,18 @@ from torch import Tensor, nn
 
 from ecc.energy import Cost
 from ecc.errors import BadTask
-from ecc.graph import ChannelGraph, live_masks, mask_channels_
+from ecc.graph import (
+    ChannelGraph,
+    live_masks,
+    mask_branches_,
+    mask_channels_,
+    removed_branches,
+    trace_channels,
+    verify_graph,
+)
 from ecc.run_records import SolverLine
 from ecc.settings import CompressSettings
-from ecc.task import Task
+from ecc.task import Inputs, Task, with_batch_size
 from ecc.torch_utils import device_of
 from ecc.training import BatchStream, OptimizerLike, Teacher, fused_on_gpu
 
@@ -53,6 +61,8 @@ class PruningContext:
     log: Callable[[Mapping[str, Any]], None]
     """Write values to the history as a `MethodLine`."""
     log_solver: Callable[[SolverLine], None] = lambda _: None
+    loss: Callable[..., Tensor] | None = None
+    """Loss of the task, see `Task.loss`."""
     make_optimizer: Callable[[], torch.optim.Optimizer] | None = None
     """A new optimizer of `model` with the settings of the run."""
     training: Callable[[OptimizerLike, int], Iterator[int]] = _no_training
@@ -63,7 +73,8 @@ class PruningContext:
         masks = live_masks(self.model if model is None else model, self.graph)
         device = next((mask.device for mask in masks if mask.device.type != "cpu"), torch.device("cpu"))
         counts = torch.stack([mask.sum().to(device) for mask in masks]).tolist()  # waits for the device once
-        return self.graph.structure.padded(counts, self.width_multiple)
+        removed = removed_branches(self.model if model is None else model, self.graph)
+        return self.graph.structure.padded(counts, self.width_multiple, removed)
 
     def named_widths(self) -> dict[str, int]:
         """The widths by name of the group."""
@@ -83,6 +94,13 @@ class PruningContext:
     def min_widths(self) -> list[int]:
         """Minimum width of each group."""
         return group_min_widths(self.graph, self.settings.min_width_ratio, self.width_multiple)
+
+    def smallest_widths(self) -> list[int]:
+        """Minimum widths, and 0 for the groups of branches whose removal every cost is known for."""
+        known = [branch for branch in self.graph.branches if all(branch.name in cost.branches for cost in self.costs)]
+        inside = {name for branch in known for name in branch.groups}
+        pairs = zip(self.graph.groups, self.min_widths(), strict=True)
+        return [0 if group.name in inside else width for group, width in pairs]
 
     def round_widths(self, widths: Sequence[float]) -> list[int]:
         """The largest allowed widths that are not above the given ones, and not below the minimum widths."""
@@ -117,10 +135,12 @@ class Method(Protocol):
     Between two steps its state can be saved. After it is done, `BudgetController` may change the targets; the method is
     then no longer done, and continues.
 
-    A method can have two more attributes:
+    A method can have more attributes:
 
     - `progress`: Fraction of the pruning schedule that is done, for a method that prunes while it trains, along a
       schedule of `prune_steps` steps. It is done when its steps are used up, and is measured on the way.
+    - `propose(targets)` and `fix_widths(widths)`: The widths that it would prune to for some targets, and the choice of
+      such widths. They are measured before the network is pruned to them.
     - `prunes_from_dense`: True if each step prunes the dense network from the start, so that a result that is far below
       the budget can still be improved.
     """
@@ -151,6 +171,19 @@ class Method(Protocol):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a state, after `start`."""
+
+
+def trace_task(task: Task, batch: int | None = None, freeze: Sequence[str] = ()) -> tuple[ChannelGraph, Inputs]:
+    """The channel graph of a task, verified at its own batch size, and the example input as it is measured.
+
+    Args:
+        task: Has the network.
+        batch: Items per inference; that of the example input by default.
+        freeze: Modules whose output channels are not pruned, as for `trace_channels`.
+    """
+    example = task.example_input if batch is None else with_batch_size(task.example_input, batch)
+    graph = trace_channels(task.model, example, freeze=freeze, verify=False)
+    return verify_graph(task.model, graph, task.example_input), example
 
 
 def schedule_progress(method: Method) -> float | None:
@@ -215,6 +248,11 @@ def magnitudes(context: PruningContext, model: nn.Module | None = None) -> dict[
     return found
 
 
+def can_remove_branches(method: Method, settings: CompressSettings) -> bool:
+    """Whether a method may remove residual branches entirely. Others only change widths."""
+    return settings.depth and settings.solver != "admm" and bool(getattr(method, "removes_branches", False))
+
+
 class MaskedAdam(torch.optim.Adam):
     """Adam that keeps masked channels masked."""
 
@@ -226,11 +264,14 @@ class MaskedAdam(torch.optim.Adam):
         masks = zip(graph.groups, live_masks(model, graph), strict=True)
         live = [torch.ones_like(mask) if group.frozen is not None else mask for group, mask in masks]
         self._slices.set_mask(torch.cat([mask.to(device) for mask in live]))
+        self._model, self._graph = model, graph
+        self._removed = removed_branches(model, graph)
 
     def step(self, closure: Any = None) -> Any:
-        """One step; masked channels are zero after it."""
+        """One step; masked channels and branches are zero after it."""
         loss = super().step(closure)
         self._slices.apply_mask_()
+        mask_branches_(self._model, self._graph, self._removed)
         return loss
 
 

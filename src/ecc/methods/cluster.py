@@ -58,9 +58,6 @@ class Cluster:
     Args:
         ray: The module.
         device: Where tasks compute; None for one GPU per task if the cluster has any.
-
-    Raises:
-        EccError: If the cluster has no such device, or the device has a number.
     """
 
     def __init__(self, ray: Any, device: str | None) -> None:
@@ -94,12 +91,7 @@ class Cluster:
         return remote.remote(str(Path.cwd()), function, *values)
 
     def outcomes(self, references: list[Any]) -> Iterator[tuple[Any, Outcome]]:
-        """(reference, outcome) in the order of completion. If this ends early, the other tasks are cancelled.
-
-        Raises:
-            EccError: If an outcome is fatal.
-            Interrupted: If this process was asked to stop.
-        """
+        """(reference, outcome) in the order of completion. If this ends early, the other tasks are cancelled."""
         left = list(references)
         try:
             with StopRequests() as stop:
@@ -144,9 +136,6 @@ def open_cluster(device: str | None = None) -> Iterator[Cluster]:
 
     Args:
         device: Where tasks compute; None for one GPU per task if there are any.
-
-    Raises:
-        EccError: If Ray is not installed, or the cluster does not answer.
     """
     try:
         ray = importlib.import_module("ray")
@@ -220,20 +209,8 @@ def run_on_cluster(
 ) -> list[GridRun]:
     """`Comparison.run` with one task per run. With one thread on a CPU the results are the same, bit for bit.
 
-    Args:
-        grid: Lists the runs; nothing is computed with it here.
-        make_grid: Builds the same comparison in a worker.
-        root: Folder of the comparison, which all machines share.
-        cluster: Where to run.
-        progress: Gets one line of text per run.
-
     Returns:
         The runs that failed.
-
-    Raises:
-        BadFile: If the folder holds another comparison.
-        EccError: If a worker cannot build the comparison or does not see the folder.
-        Interrupted: If this process was asked to stop; the same call resumes.
     """
     root = Path(root).resolve()
     grid.open(root)

@@ -10,27 +10,36 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
-from inspect import GEN_CREATED, getgeneratorstate
 from itertools import islice
 from typing import Any
 
 import torch
 from torch import nn
 
-from ecc.energy import Budget, EnergyModel, dense_cost
+from ecc.energy import Budget, Cost, EnergyModel, budgets_of_workloads, dense_cost
 from ecc.errors import BadBudget, BadTask, EccError, wrap_user_errors
 from ecc.formatting import si
-from ecc.graph import ChannelGraph, max_relative_diff, trace_channels, verify_graph, with_widths
+from ecc.graph import ChannelGraph, max_relative_diff, with_widths
 from ecc.graph.model_copy import load_whole_state_, whole_state
 from ecc.graph.slimming import build_slim
 from ecc.measure import EnergySource
+from ecc.measure.tokens import workload_graph, workload_input, workload_model
 from ecc.records import from_builtins, to_builtins, write_record
-from ecc.run_records import BatchCount, BudgetResult, CostCheck, DenseAndResult, MethodLine, RunSummary, SolverLine
+from ecc.run_records import (
+    BatchCount,
+    BudgetResult,
+    CostCheck,
+    DenseAndResult,
+    Feasibility,
+    MethodLine,
+    RunSummary,
+    SolverLine,
+)
 from ecc.settings import CompressSettings, deployment
-from ecc.task import Task, batch_size_of, split_batch, with_batch_size
+from ecc.task import Task, TokenWorkload, batch_size_of, split_batch
 from ecc.training import (
     BatchStream,
     Cosine,
@@ -38,32 +47,28 @@ from ecc.training import (
     OptimizerLike,
     StopRequests,
     Teacher,
+    Training,
     load_state,
     save_state,
     to_device,
     train,
-    train_steps,
 )
 
-from .base import MaskedAdam, Method, PruningContext, check_needs_held_out, has_schedule
+from .base import (
+    MaskedAdam,
+    Method,
+    PruningContext,
+    can_remove_branches,
+    check_needs_held_out,
+    has_schedule,
+    trace_task,
+)
 from .baselines.recalibration import BATCHES, recalibrate_, recalibrated
 from .budget_controller import TOLERANCE_BAND, BudgetController, initial_targets
-from .cost_evaluator import CostEvaluator, MeasuredCost, check_meter
-from .feasibility import Feasibility, check_feasibility, refuse_infeasible, resolve_budgets
+from .cost_evaluator import CostEvaluator, MeasuredCost, WorkloadEvaluator, check_meter
+from .feasibility import check_feasibility, refuse_infeasible, resolve_budgets
 from .registry import find_method
-from .runner import CompressionRunner, OptimizerFactory
-
-
-@dataclass(frozen=True)
-class CompressedModel:
-    """The result of a compression."""
-
-    model: nn.Module
-    """The slim network."""
-    graph: ChannelGraph
-    """Of the dense network."""
-    widths: dict[str, int]
-    summary: RunSummary
+from .runner import CompressedModel, CompressionRunner, OptimizerFactory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +83,7 @@ class PruneResult:
     """Pruning steps that the method did not use. Finetuning uses them, so that methods compare at equal steps."""
 
 
-class Compression(CompressionRunner[CompressedModel]):
+class Compression(CompressionRunner):
     """Structured compression of one network.
 
     Args:
@@ -122,19 +127,35 @@ class Compression(CompressionRunner[CompressedModel]):
             raise BadBudget("two models are given for the same resource; give one of each.")
         check_meter(meter, models)
         self.meter = meter if models else None
-        self.example_input = (
-            with_batch_size(task.example_input, models[0].origin.batch) if models else task.example_input
-        )
+        batch = models[0].origin.batch if models and not task.workloads else None
+        self.graph, self.example_input = trace_task(task, batch, freeze)
         self.batch = batch_size_of(self.example_input)
-        graph = trace_channels(task.model, self.example_input, freeze=freeze, verify=False)
-        self.graph = verify_graph(task.model, graph, task.example_input)
+        removes = can_remove_branches(self.method, self.settings)
+        could = can_remove_branches(self.method, replace(self.settings, depth=True))
+        self._with_branches = self.graph if could and not removes else None
+        if not removes:
+            self.graph = self.graph.without_branches()
+        self.budgets = budgets_of_workloads(budgets, [one.name for one in task.workloads])
+        self.workload_graphs: dict[TokenWorkload, ChannelGraph] = {}
         for model in models:
-            model.check(self.graph)
-        self.budgets = tuple(budgets)
-        self.costs, self.limits = resolve_budgets(self.graph, budgets, self.energy_models, self.batch)
+            model.check(self._graph_of(model.resource))
+        self.tokens = {name: one.tokens for one in task.workloads for name in one.resources.values()}
+        self.costs, self.limits = self._resolve_budgets()
         self.width_multiple = self.settings.width_multiple or (models[0].origin.width_multiple if models else None) or 1
         if self.settings.solver == "admm" and (self.width_multiple > 1 or len(self.costs) > 1):
             raise EccError("solver 'admm' supports one budget and any width; give one budget and width_multiple=1.")
+
+    def _graph_of(self, resource: str) -> ChannelGraph:
+        """The channel graph with the layers that a resource is spent in."""
+        workload = self.task.workload_of(resource)
+        if workload is None:
+            return self.graph
+        if workload not in self.workload_graphs:
+            self.workload_graphs[workload] = workload_graph(self.task.model, self.graph, workload)
+        return self.workload_graphs[workload]
+
+    def _resolve_budgets(self) -> tuple[list[Cost], list[float]]:
+        return resolve_budgets(self.graph, self.budgets, self.energy_models, self.batch, self.tokens)
 
     def feasibility(self) -> list[Feasibility]:
         """What each budget asks of the network."""
@@ -150,9 +171,14 @@ class Compression(CompressionRunner[CompressedModel]):
                 "Method ecc supports it."
             )
         check_needs_held_out(self.method, self.task)
-        self.costs, self.limits = resolve_budgets(self.graph, self.budgets, self.energy_models, self.batch)
+        if has_schedule(self.method) and self.settings.prune_steps < 1:
+            raise EccError(
+                f"method {self.method.name!r} prunes while it trains, and prune_steps is 0; give more steps, or the "
+                "method one_shot, which does not train."
+            )
+        self.costs, self.limits = self._resolve_budgets()
         ratio, multiple = self.settings.min_width_ratio, self.width_multiple
-        refuse_infeasible(self.graph, self.costs, self.feasibility(), ratio, multiple)
+        refuse_infeasible(self.graph, self.costs, self.feasibility(), ratio, multiple, self._with_branches)
         self._dense: MeasuredCost | None = None
         self._pruned: PruneResult | None = None
         self._controller: BudgetController | None = None
@@ -173,31 +199,47 @@ class Compression(CompressionRunner[CompressedModel]):
         self._score("finetuned", small)
         return self._finish(small, self._pruned)
 
-    def _measure_dense(self) -> CostEvaluator:
+    def _make_evaluator(self) -> CostEvaluator | WorkloadEvaluator:
+        """Measures the dense network at given widths; the pruned one would not do: zeros take less energy."""
+        model, models = self.task.model, self.energy_models
+        used = [one for one in self.task.workloads if any(name in models for name in one.resources.values())]
+        if not used:
+            return CostEvaluator(
+                model, self.graph, self.example_input, models, self.meter, distributed=self.distributed
+            )
+        found = {}
+        for workload in used:
+            own = {name: models[resource] for name, resource in workload.resources.items() if resource in models}
+            found[workload] = CostEvaluator(
+                workload_model(model, workload),
+                self.workload_graphs[workload],
+                workload_input(model, workload),
+                own,
+                self.meter,
+                distributed=self.distributed,
+            )
+        return WorkloadEvaluator(found)
+
+    def _measure_dense(self) -> CostEvaluator | WorkloadEvaluator:
         """Measure the dense network. Budgets in percent refer to its measured cost."""
-        measure = CostEvaluator(
-            self.task.model,  # not the pruned one: multiplying zeros takes less energy
-            self.graph,
-            self.example_input,
-            self.energy_models,
-            self.meter,
-            distributed=self.distributed,
-        )
+        measure = self._make_evaluator()
         dense = self._dense = self._dense or measure({})
         for number, budget in enumerate(self.budgets):
             if budget.is_relative and budget.resource in dense.amounts:
                 self.limits[number] = budget.amount * dense.amounts[budget.resource]
         return measure
 
-    def _prune(self, model: nn.Module, teacher: Teacher | None, measure: CostEvaluator, resumed_in: str) -> PruneResult:
+    def _prune(
+        self, model: nn.Module, teacher: Teacher | None, measure: CostEvaluator | WorkloadEvaluator, resumed_in: str
+    ) -> PruneResult:
         """Mask channels of the network in place until its measured cost meets the budgets."""
         assert self._dense is not None
-        method, training = self.method, _TrainingSteps()
+        method, started = self.method, list[_TrainingSteps]()
 
         def start_training(optimizer: OptimizerLike, steps: int) -> Iterator[int]:
             options = self._train_options("prune", steps, teacher, self._schedule("prune"))
-            training.steps = train_steps(model, optimizer, **options)
-            return training.steps
+            started.append(_TrainingSteps(Training(model, optimizer, **options)))
+            return started[0]
 
         context = PruningContext(
             model=model,
@@ -211,6 +253,7 @@ class Compression(CompressionRunner[CompressedModel]):
             held_out=self._held_out_score,
             train=lambda *args: self._train_candidate(teacher, *args),
             log=self._log_method,
+            loss=self.task.loss,
             make_optimizer=lambda: self._optimizer(model, "prune"),
             log_solver=self._log_solver,
             training=start_training,
@@ -234,9 +277,11 @@ class Compression(CompressionRunner[CompressedModel]):
                         saver.after_step(check)
 
                 controller.run(after_step)
-            training.finish()
+            for training in started:
+                training.finish()
         finally:
-            training.close()
+            for training in started:
+                training.close()
         self._controller = None
         used = self.stream.total // self.distributed.size - self.settings.pretrain_steps
         return PruneResult(
@@ -288,7 +333,7 @@ class Compression(CompressionRunner[CompressedModel]):
 
     def _empty_slim(self, model: nn.Module, widths: Mapping[str, int]) -> nn.Module:
         """A network of these widths, whose weights are still to be loaded."""
-        return with_widths(model, self.graph, {group.name: widths[group.name] for group in self.graph.prunable})
+        return with_widths(model, self.graph, {group.name: widths[group.name] for group in self.graph.variable})
 
     # ------------------------------------------------------------ tools of a method
 
@@ -368,7 +413,7 @@ class Compression(CompressionRunner[CompressedModel]):
     def _load_result(self, summary: RunSummary) -> CompressedModel:
         small = self._empty_slim(copy.deepcopy(self.task.model).to(self.device), summary.widths)
         load_whole_state_(small, load_state(self.folder.path / "slim.safetensors"))
-        return CompressedModel(small, self.graph, summary.widths, summary)
+        return CompressedModel(small, self.graph, summary)
 
     def _finish(self, small: nn.Module, pruned: PruneResult) -> CompressedModel:
         """Write the result."""
@@ -377,7 +422,7 @@ class Compression(CompressionRunner[CompressedModel]):
             save_state(self.folder.path / "slim.safetensors", whole_state(small))
             write_record(self.folder.path / "widths.json", pruned.widths)
         self.folder.finish(to_builtins(summary))
-        return CompressedModel(small, self.graph, pruned.widths, summary)
+        return CompressedModel(small, self.graph, summary)
 
     def _summary(self, pruned: PruneResult) -> RunSummary:
         assert self._dense is not None
@@ -408,6 +453,8 @@ class Compression(CompressionRunner[CompressedModel]):
             scores=dict(self.scores),
             max_relative_diff=self._max_relative_diff,
             width_multiple=self.width_multiple,
+            tokens={name: many for name, many in self.tokens.items() if name in last.measured or name in budgets},
+            metric=self.task.metric,
             batches=BatchCount(total=self.stream.total, lineage=self.stream.lineage),
             runner="" if first is None or first.origin.settings is None else deployment(first.origin.settings),
             versions={} if first is None else first.origin.environment,
@@ -437,23 +484,28 @@ class Compression(CompressionRunner[CompressedModel]):
         return f"step {check.step}: {'; '.join(parts)}"
 
 
-class _TrainingSteps:
-    """The training loop of a method that prunes while it trains, if it has started one."""
+class _TrainingSteps(Iterator[int]):
+    """The training loop of a method that prunes while it trains: each `next` takes one step and gives its number."""
 
-    steps: Generator[int, bool | None, None] | None = None
+    def __init__(self, training: Training) -> None:
+        self._training, self._taken, self._has_begun = training, training.each_step(), False
+
+    def __next__(self) -> int:
+        self._has_begun = True
+        next(self._taken)
+        return self._training.step
 
     def finish(self) -> None:
         """Log and save the last step."""
-        if self.steps is not None:
-            with suppress(StopIteration):
-                if getgeneratorstate(self.steps) == GEN_CREATED:
-                    next(self.steps)  # resumed after the last step: only the weights are loaded
-                self.steps.send(True)
+        with suppress(StopIteration):
+            if not self._has_begun:
+                next(self)  # resumed after the last step: only the weights are loaded
+            self._training.stopped = True
+            next(self)
 
     def close(self) -> None:
         """End the loop, also after an error."""
-        if self.steps is not None:
-            self.steps.close()
+        self._taken.close()
 
 
 class _Saver:

@@ -20,7 +20,7 @@ from ecc.measure.profile import Sample
 from ecc.measure.profiler import open_profiler
 from ecc.measure.remote.client import RemoteProfiler, SessionRestarted
 from ecc.settings import deployment
-from ecc.task import Inputs
+from ecc.task import Inputs, TokenWorkload
 from ecc.training import DistributedContext
 
 REPEATS = (3, 8)
@@ -83,6 +83,27 @@ def check_meter(meter: EnergySource | None, energy_models: Iterable[EnergyModel]
                 f"the {model.resource} model comes from an analytic platform, but {info.name} measures a device. "
                 "Use the platform as the meter."
             )
+
+
+class WorkloadEvaluator:
+    """Measures networks on several workloads of a language model.
+
+    Args:
+        evaluators: One for each workload.
+    """
+
+    def __init__(self, evaluators: Mapping[TokenWorkload, CostEvaluator]) -> None:
+        self._evaluators = dict(evaluators)
+
+    def __call__(self, widths: Mapping[str, int]) -> MeasuredCost:
+        """Costs of one network on all workloads; see `CostEvaluator`."""
+        amounts: dict[str, float] = {}
+        found = {workload: evaluate(widths) for workload, evaluate in self._evaluators.items()}
+        for workload, cost in found.items():
+            amounts.update({workload.resources[name]: amount for name, amount in cost.amounts.items()})
+        intervals = [cost.relative_ci for cost in found.values() if cost.relative_ci is not None]
+        label = next(iter(found.values())).label
+        return MeasuredCost(amounts, label, max(intervals, default=None))
 
 
 class CostEvaluator:
@@ -153,9 +174,6 @@ class CostEvaluator:
     def __call__(self, widths: Mapping[str, int]) -> MeasuredCost:
         """Cost of one network.
 
-        Args:
-            widths: By group; groups that are not named keep their full width.
-
         Raises:
             BadMeasurement: If the measurement must not be trusted.
         """
@@ -185,7 +203,7 @@ class CostEvaluator:
     def _evaluate(self, widths: Mapping[str, int]) -> MeasuredCost:
         models = self._energy_models
         if self._profiler is not None:
-            kept = {group.name: int(widths.get(group.name, group.width)) for group in self._graph.prunable}
+            kept = {group.name: int(widths.get(group.name, group.width)) for group in self._graph.variable}
             sample = self._sample(kept)
             amounts = {"energy": sample.joules, "latency": sample.seconds}
             if self._meter is not None and not self._meter.describe().has_energy:
@@ -194,6 +212,6 @@ class CostEvaluator:
         if models and isinstance(self._meter, Analytic):
             cost = self._meter.cost(self._graph, {name: int(width) for name, width in widths.items()})
             return MeasuredCost({"energy": cost.joules, "latency": cost.seconds}, self.label)
-        if all(widths.get(group.name, group.width) == group.width for group in self._graph.prunable):
+        if all(widths.get(group.name, group.width) == group.width for group in self._graph.variable):
             return MeasuredCost({name: model.dense_profiled for name, model in models.items()}, self.label)
         return MeasuredCost({name: model.at(widths) for name, model in models.items()}, self.label)

@@ -4,60 +4,38 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from ecc.energy import Budget, Cost, EnergyModel, counted_cost, dense_cost
+from ecc.budget import MEASURED_UNITS, Budget, dense_cost
+from ecc.energy import Cost, EnergyModel, counted_cost
 from ecc.errors import BadBudget, InfeasibleBudget
 from ecc.formatting import si
 from ecc.graph import ChannelGraph
+from ecc.run_records import Feasibility
 
+from .baselines.widths import largest_ratio
 from .ecc.constraints import group_min_widths
-
-MEASURED_RESOURCES = ("energy", "latency")
-"""Resources that need a fitted model. All others are counted."""
-
-
-@dataclass(frozen=True)
-class Feasibility:
-    """One budget, and what the network can reach; amounts in the unit of the cost."""
-
-    resource: str
-    unit: str
-    label: str
-    """Of the cost: measured, estimated, counted or declared."""
-    dense: float
-    min_cost: float
-    """Cost with every group at its minimum width."""
-    limit: float
-    uniform_ratio: float | None
-    """Fraction of the channels that uniform pruning would keep; None if the budget is not reachable."""
-
-    @property
-    def is_feasible(self) -> bool:
-        """Whether some widths meet the budget."""
-        return self.min_cost <= self.limit
 
 
 def resolve_budgets(
-    graph: ChannelGraph, budgets: Sequence[Budget], energy_models: Mapping[str, EnergyModel], batch: int
+    graph: ChannelGraph,
+    budgets: Sequence[Budget],
+    energy_models: Mapping[str, EnergyModel],
+    batch: int,
+    tokens: Mapping[str, int] | None = None,
 ) -> tuple[list[Cost], list[float]]:
     """The cost of each budget, and its limit in the unit of the cost.
 
-    Args:
-        graph: The network.
-        budgets: From `parse_budgets`.
-        energy_models: By resource.
-        batch: Items per inference.
+    Resources of the workloads of a language model are per token, of which `tokens` are processed in one run.
 
     Raises:
         BadBudget: If a budget of energy or latency has no model.
     """
     costs: list[Cost] = []
     for budget in budgets:
-        if budget.resource not in MEASURED_RESOURCES:
+        if budget.resource not in MEASURED_UNITS:
             costs.append(counted_cost(graph, budget.resource))
         elif budget.resource in energy_models:
             costs.append(energy_models[budget.resource])
@@ -66,37 +44,44 @@ def resolve_budgets(
                 f"the budget {budget} needs a {budget.resource} model. Fit one: "
                 f"ecc fit PROFILE --resource {budget.resource} -o {budget.resource}.json"
             )
-    return costs, [budget.limit(cost, batch) for budget, cost in zip(budgets, costs, strict=True)]
+    items = [(tokens or {}).get(budget.resource, batch) for budget in budgets]
+    return costs, [budget.limit(cost, many) for budget, cost, many in zip(budgets, costs, items, strict=True)]
 
 
 def check_feasibility(
     graph: ChannelGraph, costs: Sequence[Cost], limits: Sequence[float], *, min_width_ratio: float, width_multiple: int
 ) -> list[Feasibility]:
-    """What each budget asks of the network.
-
-    Args:
-        graph: The network.
-        costs: One for each budget.
-        limits: In the units of the costs.
-        min_width_ratio: Minimum fraction of channels kept in each group.
-        width_multiple: Widths are multiples of this.
-    """
+    """What each budget asks of the network."""
     min_widths = group_min_widths(graph, min_width_ratio, width_multiple)
-    return [feasibility_of(cost, limit, min_widths) for cost, limit in zip(costs, limits, strict=True)]
+    return [
+        feasibility_of(cost, limit, min_widths, without_branches(graph, cost, min_widths))
+        for cost, limit in zip(costs, limits, strict=True)
+    ]
 
 
-def feasibility_of(cost: Cost, limit: float, min_widths: Sequence[int]) -> Feasibility:
+def without_branches(graph: ChannelGraph, cost: Cost, min_widths: Sequence[int]) -> list[int]:
+    """Minimum widths, with width 0 for the groups of all branches whose removal the cost is known for."""
+    known = {name for branch in graph.branches if branch.name in cost.branches for name in branch.groups}
+    return [0 if group.name in known else width for group, width in zip(graph.groups, min_widths, strict=True)]
+
+
+def feasibility_of(
+    cost: Cost, limit: float, min_widths: Sequence[int], least: Sequence[int] | None = None
+) -> Feasibility:
     """What one budget asks of the network.
 
     Args:
         cost: Of the network.
         limit: In the unit of the cost.
         min_widths: Minimum width of each group.
+        least: Widths of the smallest network, if branches can be removed.
     """
     cost = cost.to("cpu")
     full, low = (torch.tensor(widths, dtype=torch.float64) for widths in (cost.full_widths, min_widths))
     ratio = _uniform_ratio(cost, full, low, limit)
-    return Feasibility(cost.resource, cost.unit, cost.label, dense_cost(cost), float(cost.value(low)), limit, ratio)
+    smallest = low if least is None else torch.tensor(least, dtype=torch.float64)
+    min_cost = float(cost.value(smallest))
+    return Feasibility(cost.resource, cost.unit, cost.label, dense_cost(cost), min_cost, limit, ratio)
 
 
 def refuse_infeasible(
@@ -105,21 +90,33 @@ def refuse_infeasible(
     found: Sequence[Feasibility],
     min_width_ratio: float,
     width_multiple: int,
+    with_branches: ChannelGraph | None = None,
 ) -> None:
     """Check that every budget is reachable.
+
+    Args:
+        graph: The network.
+        costs: One for each budget.
+        found: From `check_feasibility`.
+        min_width_ratio: In use.
+        width_multiple: In use.
+        with_branches: The network with branches that `depth=True` would allow to remove, if it is off.
 
     Raises:
         InfeasibleBudget: Names the first budget that is not, and what would help, with numbers.
     """
 
-    def reached(cost: Cost, ratio: float, multiple: int) -> float:
-        return float(cost.to("cpu").value(torch.tensor(group_min_widths(graph, ratio, multiple), dtype=torch.float64)))
+    def reached(cost: Cost, ratio: float, multiple: int, network: ChannelGraph = graph) -> float:
+        widths = without_branches(network, cost, group_min_widths(network, ratio, multiple))
+        return float(cost.to("cpu").value(torch.tensor(widths, dtype=torch.float64)))
 
     for cost, one in zip(costs, found, strict=True):
         if not one.is_feasible:
             options = {f"min_width_ratio={min_width_ratio / 2:g}": reached(cost, min_width_ratio / 2, width_multiple)}
             if width_multiple > 1:
                 options["width_multiple=1"] = reached(cost, min_width_ratio, 1)
+            if with_branches is not None:
+                options["depth=True"] = reached(cost, min_width_ratio, width_multiple, with_branches)
             base = float(cost.to("cpu").value(torch.zeros(len(cost.groups), dtype=torch.float64)))
             raise_infeasible(one, min_width_ratio, options, base)
 
@@ -144,7 +141,7 @@ def raise_infeasible(
     for option, cost in options.items():
         if cost < one.min_cost - 0.005 * one.dense:
             ways.append(f"{option} (reaches {math.ceil(100 * cost / one.dense)} %)")
-    if one.resource in MEASURED_RESOURCES and base > 0.5 * one.min_cost:
+    if one.resource in MEASURED_UNITS and base > 0.5 * one.min_cost:
         ways.append(f"a larger batch ({base / one.dense:.0%} of the dense cost does not depend on the widths)")
     kept = f"{100 * min_width_ratio:g} % of the {parts} in every group" if min_width_ratio else "one channel per group"
     raise InfeasibleBudget(
@@ -154,14 +151,8 @@ def raise_infeasible(
 
 
 def _uniform_ratio(cost: Cost, full: Tensor, min_widths: Tensor, limit: float) -> float | None:
-    """By bisection: costs never fall when widths grow."""
     if float(cost.value(min_widths)) > limit:
         return None
     if float(cost.value(full)) <= limit:
         return 1.0
-    low, high = 0.0, 1.0
-    for _ in range(40):
-        middle = 0.5 * (low + high)
-        is_met = float(cost.value(torch.maximum(middle * full, min_widths))) <= limit
-        low, high = (middle, high) if is_met else (low, middle)
-    return low
+    return largest_ratio(lambda ratio: float(cost.value(torch.maximum(ratio * full, min_widths))) <= limit)

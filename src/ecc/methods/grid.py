@@ -21,9 +21,9 @@ from typing import Any
 
 import torch
 
+from ecc.budget import parse_budget
 from ecc.constants import RUN_PROFILE, SCRATCH
 from ecc.energy import EnergyModel
-from ecc.energy.budget import parse_budget
 from ecc.errors import BadFile, EccError
 from ecc.measure import EnergySource
 from ecc.records import read_record, write_record
@@ -92,10 +92,6 @@ class Comparison:
         device: Where to train.
         freeze: Modules whose output channels are not pruned, as for `trace_channels`.
         quick: Methods search for a tenth of their time: for a demonstration, not for a comparison.
-
-    Raises:
-        BadTask: If a method needs held-out data and the task has none.
-        EccError: If a method or a budget is unknown, or there is none.
     """
 
     def __init__(
@@ -142,16 +138,8 @@ class Comparison:
     def run(self, root: str | Path, progress: Callable[[str], None] | None = None) -> list[GridRun]:
         """Run what is not finished.
 
-        Args:
-            root: Folder of the comparison.
-            progress: Gets one line of text per run.
-
         Returns:
             The runs that failed.
-
-        Raises:
-            BadFile: If the folder holds another comparison.
-            Interrupted: If it was asked to stop; the same call resumes.
         """
         root, failed = Path(root), []
         self.open(root)
@@ -166,11 +154,7 @@ class Comparison:
     # ------------------------------------------------------------ single steps, as on several machines
 
     def open(self, root: Path) -> None:
-        """Write the config, or compare it with that of the folder.
-
-        Raises:
-            BadFile: If the folder holds another comparison, or other files.
-        """
+        """Write the config, or compare it with that of the folder."""
         config = _GridConfig(
             task=self.task.name,
             quick=self.quick,
@@ -206,10 +190,6 @@ class Comparison:
 
         Returns:
             The reason if it failed, which is also written to a file; otherwise None.
-
-        Raises:
-            BadFile: If its folder holds another run, or another process uses it.
-            Interrupted: If it was asked to stop; the same call resumes.
         """
         try:
             self._compress(one, root)
@@ -322,11 +302,7 @@ class Comparison:
 
 
 def check_grid_folder(root: Path) -> None:
-    """Check that a folder holds nothing but a comparison, or the profile and energy models of one.
-
-    Raises:
-        BadFile: If it holds other files, or is a file.
-    """
+    """Check that a folder holds nothing but a comparison, or the profile and energy models of one."""
     if not root.exists() or (root / "grid.json").exists():
         return
     own = list(root.glob(".grid.json.*.tmp"))  # of a process that was killed at the start

@@ -9,11 +9,17 @@ from ecc.errors import EccError
 from .base import Method
 from .baselines.amc import Amc, AmcSettings
 from .baselines.eap import Eap
+from .baselines.flap import Flap
 from .baselines.greedy import Greedy
 from .baselines.lcp import Lcp, LcpSettings
+from .baselines.llm_pruner import LlmPruner
 from .baselines.netadapt import NetAdapt
+from .baselines.shortgpt import ShortGpt
+from .baselines.two_ssp import TwoSsp
 from .baselines.uniform import Uniform
+from .baselines.wanda_sp import WandaSp
 from .ecc.method import Ecc
+from .one_shot import OneShot
 
 METHODS: dict[str, Callable[[], Method]] = {
     "ecc": Ecc,
@@ -23,6 +29,12 @@ METHODS: dict[str, Callable[[], Method]] = {
     "lcp": Lcp,
     "uniform": Uniform,
     "greedy": Greedy,
+    "one_shot": OneShot,
+    "wanda_sp": WandaSp,
+    "flap": Flap,
+    "llm_pruner": LlmPruner,
+    "shortgpt": ShortGpt,
+    "2ssp": TwoSsp,
 }
 """With the settings of their papers."""
 

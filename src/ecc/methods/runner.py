@@ -11,14 +11,16 @@ import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import torch
 from torch import nn
 
 from ecc.errors import BadTask, wrap_user_errors
+from ecc.formatting import score_text
+from ecc.graph import ChannelGraph
 from ecc.options import flat_values
 from ecc.records import read_record, to_builtins
 from ecc.run_records import PHASES, CostCheck, MethodLine, RunSummary, ScoreLine, SolverLine
@@ -42,7 +44,6 @@ from ecc.training import (
     weights_checksum,
 )
 
-Result = TypeVar("Result")
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 
 SLOW_DATA = 0.5
@@ -67,7 +68,23 @@ def adam(model: nn.Module, lr: float, weight_decay: float) -> torch.optim.Adam:
     return torch.optim.Adam(trained, lr=lr, weight_decay=weight_decay, fused=fused_on_gpu(trained))
 
 
-class CompressionRunner(ABC, Generic[Result]):
+@dataclass(frozen=True)
+class CompressedModel:
+    """The result of a compression."""
+
+    model: nn.Module
+    """The slim network; with single weights pruned, the network with zeros in their place."""
+    graph: ChannelGraph
+    """Of the dense network."""
+    summary: RunSummary
+
+    @property
+    def widths(self) -> dict[str, int]:
+        """Channels that are left, by group."""
+        return self.summary.widths
+
+
+class CompressionRunner(ABC):
     """Runs the phases of a compression.
 
     Args:
@@ -101,7 +118,7 @@ class CompressionRunner(ABC, Generic[Result]):
         history: History | None = None,
         loggers: Sequence[Logger] = (),
         progress: Callable[[str], None] | None = None,
-    ) -> Result:
+    ) -> CompressedModel:
         """Compress the network, or resume a run.
 
         Args:
@@ -156,11 +173,11 @@ class CompressionRunner(ABC, Generic[Result]):
         """Entries of the config."""
 
     @abstractmethod
-    def _run_phases(self) -> Result:
+    def _run_phases(self) -> CompressedModel:
         """All phases, from where the checkpoint is."""
 
     @abstractmethod
-    def _load_result(self, summary: RunSummary) -> Result:
+    def _load_result(self, summary: RunSummary) -> CompressedModel:
         """The result of a finished run."""
 
     def _state(self) -> dict[str, Any]:
@@ -224,7 +241,7 @@ class CompressionRunner(ABC, Generic[Result]):
     def _train_options(
         self, phase: str, steps: int, teacher: Teacher | None, schedule: Cosine | None
     ) -> dict[str, Any]:
-        """Arguments of `train` and `train_steps`."""
+        """Fields of `Training`."""
         schedule = schedule or self.settings.schedule(phase)
         if schedule is not None and self._make_optimizer is not None:
             schedule = replace(schedule, start_lr=None)  # the learning rate is that of the optimizer
@@ -259,7 +276,7 @@ class CompressionRunner(ABC, Generic[Result]):
             raise BadTask(f"evaluate of task {self.task.name!r} returned {score}; return a finite number.")
         self.scores[name] = score
         self._log(ScoreLine(name=name, score=score, total=self.stream.total))
-        self.report(f"score ({name}): {score:.4f}")
+        self.report(f"{self.task.metric} ({name}): {score_text(score, self.task.metric)}")
 
     def _log(self, line: SolverLine | CostCheck | ScoreLine | MethodLine) -> None:
         """Write a line of the history."""

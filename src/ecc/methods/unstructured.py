@@ -8,28 +8,27 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
-from ecc.energy.budget import Budget, dense_cost
+from ecc.budget import Budget, dense_cost
 from ecc.energy.counted import nonzero_cost
 from ecc.errors import BadBudget, BadMeasurement, EccError
-from ecc.graph import ChannelGraph, trace_channels
+from ecc.graph import trace_channels
 from ecc.measure import EnergySource, find_meter
 from ecc.measure.meters.platform import PLATFORMS, Platform
 from ecc.records import to_builtins, write_record
-from ecc.run_records import BatchCount, BudgetResult, RunSummary, SolverLine, SparseSummary
+from ecc.run_records import BatchCount, BudgetResult, Feasibility, RunSummary, SolverLine, SparseSummary
 from ecc.settings import CompressSettings
 from ecc.task import Task, batch_size_of
 from ecc.training import Cosine, StepInfo, Teacher, load_state, save_state
 
 from .ecc.constraints import TOLERANCE
 from .ecc.weight_solver import WeightSolver, count_nonzeros, min_counts
-from .feasibility import Feasibility, feasibility_of, raise_infeasible
-from .runner import CompressionRunner
+from .feasibility import feasibility_of, raise_infeasible
+from .runner import CompressedModel, CompressionRunner
 
 ASSUMES = (
     "zero weights cost no multiplication and no storage, and their positions are stored for free; no GPU does this"
@@ -58,19 +57,7 @@ def _check_platform(source: EnergySource | str) -> Platform:
     )
 
 
-@dataclass(frozen=True)
-class SparseResult:
-    """The result of unstructured pruning."""
-
-    model: nn.Module
-    """The network with its shapes unchanged, and zeros in place of the pruned weights."""
-    graph: ChannelGraph
-    nonzeros: dict[str, int]
-    """Nonzero weights, by tensor."""
-    summary: RunSummary
-
-
-class WeightCompression(CompressionRunner[SparseResult]):
+class WeightCompression(CompressionRunner):
     """Unstructured compression of one network.
 
     Args:
@@ -104,6 +91,8 @@ class WeightCompression(CompressionRunner[SparseResult]):
         for name in ("width_multiple", "uniform_floor", "solver"):
             if getattr(self.settings, name) != getattr(CompressSettings, name):
                 raise EccError(f"{name} has no effect on unstructured pruning; leave it out.")
+        if self.settings.prune_steps < 1:
+            raise EccError("unstructured pruning needs prune_steps of at least 1.")
         self.platform = _check_platform(platform)
         self.graph = trace_channels(task.model, task.example_input, verify=False)  # for its layers only
         self.cost = nonzero_cost(self.graph, self.platform)
@@ -125,7 +114,7 @@ class WeightCompression(CompressionRunner[SparseResult]):
             options = {f"min_width_ratio={ratio / 2:g}": self._feasibility(ratio / 2).min_cost}
             raise_infeasible(found, ratio, options, parts="weights")
 
-    def _run_phases(self) -> SparseResult:
+    def _run_phases(self) -> CompressedModel:
         model = copy.deepcopy(self.task.model).to(self.device)
         resumed_in = self._resume()
         teacher = self._pretrain(model, resumed_in)
@@ -182,13 +171,12 @@ class WeightCompression(CompressionRunner[SparseResult]):
             "limits": [self.limit],
         }
 
-    def _load_result(self, summary: RunSummary) -> SparseResult:
+    def _load_result(self, summary: RunSummary) -> CompressedModel:
         model = copy.deepcopy(self.task.model).to(self.device)
         model.load_state_dict(load_state(self.folder.path / "sparse.safetensors"))
-        assert summary.sparse is not None  # written by `_finish`
-        return SparseResult(model, self.graph, summary.sparse.nonzeros, summary)
+        return CompressedModel(model, self.graph, summary)
 
-    def _finish(self, model: nn.Module) -> SparseResult:
+    def _finish(self, model: nn.Module) -> CompressedModel:
         """Write the result."""
         nonzeros = count_nonzeros(model, self.cost)
         if self.distributed.is_main:
@@ -196,7 +184,7 @@ class WeightCompression(CompressionRunner[SparseResult]):
             write_record(self.folder.path / "nonzeros.json", nonzeros)
         summary = self._summary(nonzeros)
         self.folder.finish(to_builtins(summary))
-        return SparseResult(model, self.graph, nonzeros, summary)
+        return CompressedModel(model, self.graph, summary)
 
     def _summary(self, nonzeros: dict[str, int]) -> RunSummary:
         cost = self.cost

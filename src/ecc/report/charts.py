@@ -7,11 +7,9 @@ values. Names that come from a run are data: they are never part of a Vega expre
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict
 
 import altair as alt
 from altair.utils import schemapi
@@ -19,66 +17,29 @@ from altair.utils import schemapi
 from ecc.formatting import percent, si_scale
 from ecc.run_records import SCORES
 
-from .load import LayerCost, Report, Resource, Run
-
-COLOURS: dict[str, tuple[str, str]] = {
-    "ink": ("#16202a", "#e8edf2"),
-    "soft": ("#566370", "#a3afbb"),
-    "line": ("#d9dfe5", "#2d3844"),
-    "paper": ("#ffffff", "#10161d"),
-    "accent": ("#0a66c2", "#5fb0ff"),
-    "faint": ("#c5d0db", "#3a4754"),
-    "good": ("#1a7f4b", "#58c48c"),
-    "bad": ("#b3261e", "#ff8a80"),
-    # Methods: ECC has the strongest colour. The others differ in lightness as well as hue, and in their shapes.
-    "ecc": ("#0a66c2", "#5fb0ff"),
-    "netadapt": ("#d55e00", "#ff9a4d"),
-    "amc": ("#8e4585", "#d69ad0"),
-    "eap": ("#7a6a00", "#d8c64a"),
-    "lcp": ("#00795c", "#4fd1ab"),
-    "uniform": ("#6b7680", "#a9b4be"),
-    "greedy": ("#b0306a", "#ff8fbe"),
-    "scratch": ("#5b4636", "#c9a98c"),
-}
-"""Light and dark value of each CSS variable."""
-
-SHAPES = {
-    "ecc": "circle",
-    "netadapt": "square",
-    "amc": "triangle-up",
-    "eap": "cross",
-    "lcp": "diamond",
-    "uniform": "triangle-down",
-    "greedy": "triangle-right",
-    "scratch": "triangle-left",
-}
-OTHER_METHOD = ("scratch", "square")
-"""Colour and shape of a method that has none of its own."""
+from .chart_parts import (
+    AT_BUDGET,
+    IS_SHOWN,
+    ROW_HEIGHT,
+    Figure,
+    Row,
+    css,
+    log_axis,
+    main_resource,
+    make_chart,
+    make_figure,
+    method_colour,
+    method_shape,
+    name_axis,
+    per_item,
+    stronger_for_ecc,
+    tooltips,
+    x_axis,
+    y_axis,
+)  # fmt: skip
+from .load import LayerCost, Report, Run
 
 MAX_LAYERS = 40
-ROW_HEIGHT = 22
-"""Pixels per name in charts with one row per group or layer."""
-
-SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
-_FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, Helvetica, Arial, sans-serif"
-_IS_SHOWN = "indexof(hidden, datum.method) < 0"  # `hidden`, `score` and `budget` are set by the controls of a page
-_AT_BUDGET = "budget === null || datum.budget === budget"
-
-Row = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Figure:
-    """A chart of the page."""
-
-    name: str
-    """For anchors and file names."""
-    title: str
-    caption: str
-    height: float
-    """Pixels of the plot without axes: the page reserves the space, so that nothing jumps."""
-    spec: dict[str, Any]
-    """Vega-Lite."""
 
 
 def figures_of(report: Report, *, validate: bool = False) -> list[Figure]:
@@ -97,126 +58,16 @@ def figures_of(report: Report, *, validate: bool = False) -> list[Figure]:
     return made
 
 
-# ---------------------------------------------------------------- parts of charts
-
-
-def _figure(name: str, title: str, caption: str, height: float, *parts: alt.Chart) -> Figure:
-    chart = alt.layer(*parts).properties(
-        width="container",
-        height=height,
-        description=f"{title}. {caption}",
-        autosize={"type": "fit-x", "contains": "padding"},
-    )
-    spec = chart.to_dict(validate=schemapi.DEBUG_MODE)
-    spec |= {"$schema": SCHEMA, "config": _config(), "padding": {"left": 4, "right": 12, "top": 10, "bottom": 4}}
-    return Figure(name, title, caption, height + 56, spec)
-
-
-def _config() -> Row:
-    text: Row = {"labelColor": _var("soft"), "titleColor": _var("ink"), "labelFontSize": 12, "titleFontSize": 12}
-    axis = {"titleFontWeight": 500, "titlePadding": 8, "gridColor": _var("line"), "labelPadding": 6}
-    few_ticks = {"expr": "max(3, round(width / 110))"}  # as many as the screen has room for
-    return {
-        "background": "transparent",
-        "font": _FONT,
-        "view": {"stroke": None},
-        "axis": {**text, **axis, "grid": True, "gridWidth": 1, "domain": False, "ticks": False},
-        "axisX": {"labelFlush": True, "labelOverlap": "greedy", "labelSeparation": 8, "tickCount": few_ticks},
-        "axisY": {"tickCount": 5, "minExtent": 40},
-        "legend": {**text, "orient": "top", "title": None, "symbolSize": 80, "symbolOpacity": 1},
-        "text": {"fill": _var("soft"), "fontSize": 12},
-        "rule": {"stroke": _var("soft")},
-    }
-
-
-def _var(name: str) -> str:
-    return f"var(--{name})"
-
-
-def make_chart(rows: Sequence[Row], *filters: str) -> alt.Chart:
-    """A chart of some rows, after filters."""
-    chart = alt.Chart(alt.InlineData(values=list(rows)))
-    for test in filters:
-        chart = chart.transform_filter(test)
-    return chart
-
-
-def x_axis(field: str, title: str | None = None, **more: Any) -> alt.X:
-    """A number along the x axis."""
-    return alt.X(field, type="quantitative", title=title, **more)
-
-
-def y_axis(field: str, title: str | None = None, **more: Any) -> alt.Y:
-    """A number along the y axis."""
-    return alt.Y(field, type="quantitative", title=title, **more)
-
-
-def _names(field: str, order: Sequence[str]) -> alt.Y:
-    limit = {"expr": "width < 320 ? 110 : 220"}
-    return alt.Y(field, type="nominal", sort=list(order), title=None, axis=alt.Axis(grid=False, labelLimit=limit))
-
-
-def _colour(methods: Sequence[str]) -> alt.Color:
-    colours = [_var(name if name in SHAPES else OTHER_METHOD[0]) for name in methods]
-    return alt.Color("method", type="nominal", legend=None, scale=alt.Scale(domain=list(methods), range=colours))
-
-
-def _shape(methods: Sequence[str]) -> alt.Shape:
-    """Methods differ in shape too, for readers who do not distinguish the colours."""
-    shapes = [SHAPES.get(name, OTHER_METHOD[1]) for name in methods]
-    return alt.Shape("method", type="nominal", legend=None, scale=alt.Scale(domain=list(methods), range=shapes))
-
-
-def _tips(*fields: tuple[str, ...]) -> list[alt.Tooltip]:
-    """(field, title) for names, (field, title, format) for numbers."""
-    return [
-        alt.Tooltip(field, title=title, type="quantitative", format=form[0])
-        if form
-        else alt.Tooltip(field, title=title, type="nominal")
-        for field, title, *form in fields
-    ]
-
-
-def log_axis(values: Sequence[float], room: float = 0.0) -> Row:
-    """Scale and axis for positive values with ticks at round numbers, and room at the top as a fraction of the axis."""
-    low, high = min(values), max(values)
-    steps = (1,) if high > 100 * low else (1, 2, 5) if high > 5 * low else (1, 1.5, 2, 3, 4, 5, 7)
-    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    ticks = [step * 10.0**decade for decade in decades for step in steps]
-    domain = [0.9 * low, 1.1 * high * (high / low) ** room]
-    return {
-        "scale": alt.Scale(type="log", nice=False, domain=domain),
-        "axis": alt.Axis(values=[tick for tick in ticks if 0.8 * low <= tick <= 1.25 * high], format="~g"),
-    }
-
-
-def _stronger_for_ecc(strong: float, other: float) -> Any:
-    return alt.condition("datum.method === 'ecc'", alt.value(strong), alt.value(other))
-
-
-def _per_item(resource: Resource, report: Report) -> tuple[float, str, str]:
-    """Divisor, unit and axis title for a resource; energy is shown per item, other resources per inference."""
-    batch = report.batch or 1 if resource.resource == "energy" else 1
-    factor, unit = si_scale(resource.dense / batch, resource.unit)
-    per = " per item" if batch > 1 else ""
-    return batch * factor, unit, f"{resource.title}{per} [{unit}]" if unit else resource.title
-
-
-def _main(report: Report) -> Resource | None:
-    known = [run.main for run in (report.finished or report.runs) if run.main is not None]
-    return known[0] if known else None
-
-
 # ---------------------------------------------------------------- results
 
 
 def tradeoff(report: Report) -> Figure | None:
     """Score against cost of all methods and budgets; None for a single run."""
-    main = _main(report)
+    main = main_resource(report)
     runs = [run for run in report.finished if run.scores and run.main]
     if report.kind != "grid" or main is None or not runs:
         return None
-    divisor, unit, title = _per_item(main, report)
+    divisor, unit, title = per_item(main, report)
     single = [
         {
             "method": run.method,
@@ -230,28 +81,28 @@ def tradeoff(report: Report) -> Figure | None:
         if name in run.scores and run.main is not None and run.main.result is not None
     ]
     means = _means_over_seeds(single)
-    methods, tests = report.methods, ("datum.score_name === score", _IS_SHOWN)
+    methods, colour, tests = report.methods, method_colour(report.methods), ("datum.score_name === score", IS_SHOWN)
     x = x_axis("cost", f"{title}, {', '.join(report.labels)}", scale=alt.Scale(zero=False))
     scale = alt.Scale(zero=False, nice=True)
     y = y_axis("score", "test score", scale=scale)
-    tips = _tips(("method", "method"), ("budget", "budget"), ("cost", unit or main.resource, ".4~g"))
-    tips += _tips(("score", "score", ".4f"), ("std", "std over seeds", ".4f"), ("seeds", "seeds"))
+    tips = tooltips(("method", "method"), ("budget", "budget"), ("cost", unit or main.resource, ".4~g"))
+    tips += tooltips(("score", "score", ".4f"), ("std", "std over seeds", ".4f"), ("seeds", "seeds"))
     low = y_axis("low", "test score", scale=scale)
     parts = [
-        make_chart(single, *tests).mark_point(filled=True, size=14, opacity=0.45).encode(x, y, _colour(methods)),
+        make_chart(single, *tests).mark_point(filled=True, size=14, opacity=0.45).encode(x, y, colour),
         make_chart(means, *tests, "datum.std > 0")
         .mark_rule(strokeWidth=1.5, opacity=0.8)
-        .encode(x, low, alt.Y2("high"), _colour(methods)),
-        make_chart(means, *tests).mark_line().encode(x, y, _colour(methods), strokeWidth=_stronger_for_ecc(3.2, 1.6)),
+        .encode(x, low, alt.Y2("high"), colour),
+        make_chart(means, *tests).mark_line().encode(x, y, colour, strokeWidth=stronger_for_ecc(3.2, 1.6)),
         make_chart(means, *tests)
         .mark_point(filled=True, opacity=1)
-        .encode(x, y, _colour(methods), _shape(methods), size=_stronger_for_ecc(130, 75), tooltip=tips),
+        .encode(x, y, colour, method_shape(methods), size=stronger_for_ecc(130, 75), tooltip=tips),
     ]
     if dense := [run.scores["dense"] for run in runs if "dense" in run.scores]:
         row = {"cost": main.dense / divisor, "score": statistics.fmean(dense), "text": "dense network"}
-        tips = _tips(("text", "network"), ("cost", unit or main.resource, ".4~g"), ("score", "score", ".4f"))
-        point: Row = {"stroke": _var("ink"), "fill": _var("paper"), "strokeWidth": 2, "size": 90, "opacity": 1}
-        text: Row = {"align": "right", "baseline": "bottom", "dy": -9, "dx": 6, "fill": _var("ink")}
+        tips = tooltips(("text", "network"), ("cost", unit or main.resource, ".4~g"), ("score", "score", ".4f"))
+        point: Row = {"stroke": css("ink"), "fill": css("paper"), "strokeWidth": 2, "size": 90, "opacity": 1}
+        text: Row = {"align": "right", "baseline": "bottom", "dy": -9, "dx": 6, "fill": css("ink")}
         parts += [
             make_chart([row]).mark_rule(strokeDash=[4, 4], opacity=0.6).encode(y),
             make_chart([row]).mark_point(**point).encode(x, y, tooltip=tips),
@@ -260,7 +111,7 @@ def tradeoff(report: Report) -> Figure | None:
     caption = "One run per point."
     if len(report.seeds) > 1:
         caption = f"Mean over {len(report.seeds)} seeds; vertical lines show ±1 std, small dots the single runs."
-    return _figure("tradeoff", f"Score against {main.title}", caption, 380, *parts)
+    return make_figure("tradeoff", f"Score against {main.title}", caption, 380, *parts)
 
 
 def _means_over_seeds(points: Sequence[Row]) -> list[Row]:
@@ -290,17 +141,17 @@ def widths(report: Report) -> Figure | None:
             {**asdict(row), "text": f"{row.kept:,} of {row.full:,}", "ratio": row.kept / row.full}
             for row in runs[0].widths
         ]
-        tips = _tips(("group", "group"), ("text", things), ("ratio", "kept", ".1%"))
-        parts = _bars(rows, _names("group", order), "kept", "full", things, tips)
-        return _figure(
+        tips = tooltips(("group", "group"), ("text", things), ("ratio", "kept", ".1%"))
+        parts = _bars(rows, name_axis("group", order), "kept", "full", things, tips)
+        return make_figure(
             "widths", title, f"{caption}; the dense network is shown faintly.", ROW_HEIGHT * len(rows), *parts
         )
     found = [{"group": row.group, "ratio": row.kept / row.full, **_keys(run)} for run in runs for row in run.widths]
     rows = _means([row for row in found if row["group"] in order], "group", "ratio", order)
     x = x_axis("ratio", f"{things} kept", scale=alt.Scale(domain=[0, 1]), axis=alt.Axis(format="%"))
-    tips = _tips(("method", "method"), ("budget", "budget"), ("group", "group"), ("ratio", "kept", ".1%"))
-    parts = _dots(report, rows, x, _names("group", order), tips, joined=True)
-    return _figure(
+    tips = tooltips(("method", "method"), ("budget", "budget"), ("group", "group"), ("ratio", "kept", ".1%"))
+    parts = _dots(report, rows, x, name_axis("group", order), tips, joined=True)
+    return make_figure(
         "widths", title, f"{caption}. Mean over seeds, at one budget.", (ROW_HEIGHT + 2) * len(order), *parts
     )
 
@@ -326,9 +177,9 @@ def layers(report: Report) -> Figure | None:
             {"layer": row.layer, "dense": row.dense / divisor, "result": row.result / divisor, "text": _change(row)}
             for row in shown
         ]
-        tips = _tips(("layer", "layer"), *numbers, ("text", "change"))
-        parts = _bars(rows, _names("layer", order), "result", "dense", axis, tips)
-        return _figure("layers", "Energy by layer", caption, ROW_HEIGHT * len(rows), *parts)
+        tips = tooltips(("layer", "layer"), *numbers, ("text", "change"))
+        parts = _bars(rows, name_axis("layer", order), "result", "dense", axis, tips)
+        return make_figure("layers", "Energy by layer", caption, ROW_HEIGHT * len(rows), *parts)
     dense = {row.layer: row.dense / divisor for row in shown}
     found = [
         {"layer": row.layer, "result": row.result / divisor, **_keys(run)}
@@ -337,14 +188,16 @@ def layers(report: Report) -> Figure | None:
         if row.layer in dense
     ]
     rows = [{**row, "dense": dense[row["layer"]]} for row in _means(found, "layer", "result", order)]
-    tips = _tips(("method", "method"), ("budget", "budget"), ("layer", "layer"), *numbers)
+    tips = tooltips(("method", "method"), ("budget", "budget"), ("layer", "layer"), *numbers)
     background = (
         make_chart([{"layer": name, "dense": value} for name, value in dense.items()])
-        .mark_bar(fill=_var("line"), height={"band": 0.62})
-        .encode(x_axis("dense", axis), _names("layer", order))
+        .mark_bar(fill=css("line"), height={"band": 0.62})
+        .encode(x_axis("dense", axis), name_axis("layer", order))
     )
-    parts = [background, *_dots(report, rows, x_axis("result", axis), _names("layer", order), tips)]
-    return _figure("layers", "Energy by layer", f"{caption} Mean over seeds.", (ROW_HEIGHT + 2) * len(order), *parts)
+    parts = [background, *_dots(report, rows, x_axis("result", axis), name_axis("layer", order), tips)]
+    return make_figure(
+        "layers", "Energy by layer", f"{caption} Mean over seeds.", (ROW_HEIGHT + 2) * len(order), *parts
+    )
 
 
 def _keys(run: Run) -> Row:
@@ -374,8 +227,8 @@ def _bars(rows: list[Row], y: alt.Y, front: str, back: str, title: str, tips: li
     bar: Row = {"height": {"band": 0.62}, "cornerRadiusEnd": 2}
     chart, x = make_chart(rows), x_axis(back, title, scale=scale)
     return [
-        chart.mark_bar(fill=_var("faint"), **bar).encode(x, y, tooltip=tips),
-        chart.mark_bar(fill=_var("accent"), **bar).encode(x_axis(front, title, scale=scale), y, tooltip=tips),
+        chart.mark_bar(fill=css("faint"), **bar).encode(x, y, tooltip=tips),
+        chart.mark_bar(fill=css("accent"), **bar).encode(x_axis(front, title, scale=scale), y, tooltip=tips),
         chart.mark_text(align="left", dx=6).encode(x, y, text="text:N"),
     ]
 
@@ -385,12 +238,12 @@ def _dots(
 ) -> list[alt.Chart]:
     """One dot per method and name; `joined` connects the dots of a method."""
     rows = sorted(rows, key=lambda row: row["method"] == "ecc")  # the last is drawn on top
-    chart, colour = make_chart(rows, _IS_SHOWN, _AT_BUDGET), _colour(report.methods)
+    chart, colour = make_chart(rows, IS_SHOWN, AT_BUDGET), method_colour(report.methods)
     line = chart.mark_line(opacity=0.75).encode(
-        x, y, colour, order=alt.Order("order", type="quantitative"), strokeWidth=_stronger_for_ecc(2.6, 1.2)
+        x, y, colour, order=alt.Order("order", type="quantitative"), strokeWidth=stronger_for_ecc(2.6, 1.2)
     )
     points = chart.mark_point(filled=True, opacity=0.95).encode(
-        x, y, colour, _shape(report.methods), size=_stronger_for_ecc(120, 70), tooltip=tips
+        x, y, colour, method_shape(report.methods), size=stronger_for_ecc(120, 70), tooltip=tips
     )
     return [line, points] if joined else [points]
 
@@ -426,7 +279,7 @@ def _phase_marks(report: Report, *, text: bool = True) -> list[alt.Chart]:
         return []
     rows = [asdict(phase) for phase in report.runs[0].curves.phases]
     x = _time(report, "start")
-    marks = [make_chart([row for row in rows if row["start"] > 0]).mark_rule(stroke=_var("faint")).encode(x)]
+    marks = [make_chart([row for row in rows if row["start"] > 0]).mark_rule(stroke=css("faint")).encode(x)]
     name = make_chart(rows).mark_text(align="left", baseline="top", dx=5, fontSize=11)
     marks += [name.encode(x, y=alt.value(0), text="phase:N")] if text else []
     return [mark for mark in marks if mark.data.values]
@@ -434,7 +287,7 @@ def _phase_marks(report: Report, *, text: bool = True) -> list[alt.Chart]:
 
 def _curve(rows: list[Row], x: alt.X, y: alt.Y, report: Report, tips: list[alt.Tooltip]) -> list[alt.Chart]:
     """A line, with invisible points that show the tooltip."""
-    chart, colour = make_chart(rows, _IS_SHOWN, _AT_BUDGET), _colour(report.methods)
+    chart, colour = make_chart(rows, IS_SHOWN, AT_BUDGET), method_colour(report.methods)
     detail: Row = {"detail": "phase:N"} if "phase" in rows[0] else {}
     points = chart.mark_point(filled=True, size=70, opacity=0).encode(x, y, colour, tooltip=tips, **detail)
     return [chart.mark_line(strokeWidth=2).encode(x, y, colour, **detail), points]
@@ -446,12 +299,12 @@ def loss(report: Report) -> Figure | None:
     if len(rows) < 2:
         return None
     y = y_axis("loss", "training loss", **log_axis([row["loss"] for row in rows], room=0.12))
-    tips = _tips(("method", "method"), ("phase", "phase"), ("batches", "batches", "d"), ("loss", "loss", ".4~g"))
+    tips = tooltips(("method", "method"), ("phase", "phase"), ("batches", "batches", "d"), ("loss", "loss", ".4~g"))
     caption = (
         "Mean training loss on a logarithmic axis. From the prune phase on it includes the distillation loss, if any."
     )
     parts = [*_phase_marks(report), *_curve(rows, _time(report), y, report, tips)]
-    return _figure("loss", "Training loss", caption + _seed_note(report), 220, *parts)
+    return make_figure("loss", "Training loss", caption + _seed_note(report), 220, *parts)
 
 
 def score(report: Report) -> Figure | None:
@@ -469,27 +322,27 @@ def score(report: Report) -> Figure | None:
     ]
     if not rows:
         return None
-    x, tips = _time(report), _tips(("name", "network"), ("score", "score", ".4f"))
+    x, tips = _time(report), tooltips(("name", "network"), ("score", "score", ".4f"))
     y = y_axis("score", "test score", scale=alt.Scale(zero=False, padding=24), axis=alt.Axis(tickCount=4))
     align: Row = {"expr": "datum.batches < 1 ? 'left' : 'right'"}
     parts = [
         *_phase_marks(report, text=False),
-        make_chart(rows).mark_line(stroke=_var("faint"), strokeWidth=1.5).encode(x, y),
-        make_chart(rows).mark_point(filled=True, size=80, fill=_var("accent"), opacity=1).encode(x, y, tooltip=tips),
+        make_chart(rows).mark_line(stroke=css("faint"), strokeWidth=1.5).encode(x, y),
+        make_chart(rows).mark_point(filled=True, size=80, fill=css("accent"), opacity=1).encode(x, y, tooltip=tips),
         make_chart(rows)
         .mark_text(align=align, dx=-2, dy=alt.ExprRef("datum.name === 'pruned' ? 16 : -12"))
         .encode(x, y, text="text:N"),
     ]
     caption = "Score on the test data, which no choice depends on."
-    return _figure("score", "Test score", caption, 130, *parts)
+    return make_figure("score", "Test score", caption, 130, *parts)
 
 
 def cost(report: Report) -> Figure | None:
     """Predicted cost during pruning, its schedule, and the measurements; None for methods that do not log it."""
-    rows, main = _points(report, "cost"), _main(report)
+    rows, main = _points(report, "cost"), main_resource(report)
     if len(rows) < 2 or main is None:
         return None
-    divisor, unit, title = _per_item(main, report)
+    divisor, unit, title = per_item(main, report)
     for row in rows:
         row["cost"] /= divisor
         row["target"] = None if row["target"] is None else row["target"] / divisor
@@ -502,30 +355,30 @@ def cost(report: Report) -> Figure | None:
         for row in run.resources
         if row.resource == main.resource and row.limit and run.curves.cost
     ]
-    tests = (_IS_SHOWN, _AT_BUDGET)
+    tests = (IS_SHOWN, AT_BUDGET)
     x, label = _time(report, prune_only=True), ", ".join(sorted({row["label"] for row in checks}))
-    tips = _tips(
+    tips = tooltips(
         ("batches", "batches", "d"), ("cost", f"predicted, {unit}", ".4~g"), ("target", f"schedule, {unit}", ".4~g")
     )
-    check_tips = _tips(
+    check_tips = tooltips(
         ("step", "prune step"), ("measured", f"{label}, {unit}", ".4~g"), ("error", "prediction error", "+.2%")
     )
 
     def cost_axis(field: str) -> alt.Y:
         return y_axis(field, title, scale=alt.Scale(zero=True))
 
-    right: Row = {"align": "right", "baseline": "top", "dy": 5, "fill": _var("good")}
-    diamond: Row = {"filled": True, "size": 90, "fill": _var("ink"), "opacity": 1, "shape": "diamond"}
+    right: Row = {"align": "right", "baseline": "top", "dy": 5, "fill": css("good")}
+    diamond: Row = {"filled": True, "size": 90, "fill": css("ink"), "opacity": 1, "shape": "diamond"}
     parts = [
-        make_chart(limits, *tests).mark_rule(strokeWidth=1.5, stroke=_var("good")).encode(cost_axis("limit")),
+        make_chart(limits, *tests).mark_rule(strokeWidth=1.5, stroke=css("good")).encode(cost_axis("limit")),
         make_chart(limits, *tests)
         .mark_text(**right)
         .encode(cost_axis("limit"), x=alt.value({"expr": "width"}), text="text:N"),
         make_chart(rows, *tests)
         .mark_line(strokeWidth=2.5, interpolate="step-after")
-        .encode(x, cost_axis("cost"), _colour(report.methods)),
+        .encode(x, cost_axis("cost"), method_colour(report.methods)),
         make_chart(rows, *tests, "isValid(datum.target)")
-        .mark_line(stroke=_var("ink"), strokeDash=[2, 4], strokeWidth=1.5)
+        .mark_line(stroke=css("ink"), strokeDash=[2, 4], strokeWidth=1.5)
         .encode(x, cost_axis("target"), detail="method:N"),
         make_chart(rows, *tests).mark_point(filled=True, size=70, opacity=0).encode(x, cost_axis("cost"), tooltip=tips),
         make_chart(checks, *tests).mark_point(**diamond).encode(x, cost_axis("measured"), tooltip=check_tips),
@@ -534,7 +387,7 @@ def cost(report: Report) -> Figure | None:
     caption += f" Diamonds: cost checks ({label})." if checks else ""
     parts = [part for part in parts if part.data.values]  # an empty layer would have no scale
     name = main.title[0].upper() + main.title[1:]
-    return _figure("cost", f"{name} during pruning", caption + _seed_note(report), 260, *parts)
+    return make_figure("cost", f"{name} during pruning", caption + _seed_note(report), 260, *parts)
 
 
 def dual(report: Report) -> Figure | None:
@@ -544,9 +397,9 @@ def dual(report: Report) -> Figure | None:
         return None
     x = _time(report, prune_only=True)
     y = y_axis("dual", "z", axis=alt.Axis(labelExpr="format(datum.value, '~s')", titleFontStyle="italic"))
-    tips = _tips(("method", "method"), ("batches", "batches", "d"), ("dual", "z", ".4~g"))
+    tips = tooltips(("method", "method"), ("batches", "batches", "d"), ("dual", "z", ".4~g"))
     caption = f"z: the decrease of the loss per unit of additional budget.{_seed_note(report)}"
-    return _figure("dual", "Dual variable of the budget", caption, 170, *_curve(rows, x, y, report, tips))
+    return make_figure("dual", "Dual variable of the budget", caption, 170, *_curve(rows, x, y, report, tips))
 
 
 def width_duals(report: Report) -> Figure | None:
@@ -560,16 +413,20 @@ def width_duals(report: Report) -> Figure | None:
     rows = [{**row, "since": since[row["batches"]]} for row in rows]
     groups = list(dict.fromkeys(row["group"] for row in rows))
     opacity = alt.Opacity("dual", type="quantitative", legend=None, scale=alt.Scale(type="log", range=[0.08, 1]))
-    tips = _tips(("group", "group"), ("batches", "batches", "d"), ("dual", "y", ".4~g"))
+    tips = tooltips(("group", "group"), ("batches", "batches", "d"), ("dual", "y", ".4~g"))
     chart = (
         make_chart(rows)
-        .mark_rect(fill=_var("accent"))
+        .mark_rect(fill=css("accent"))
         .encode(
-            _time(report, prune_only=True, grid=False), alt.X2("since"), _names("group", groups), opacity, tooltip=tips
+            _time(report, prune_only=True, grid=False),
+            alt.X2("since"),
+            name_axis("group", groups),
+            opacity,
+            tooltip=tips,
         )
     )
     caption = "y: the decrease of the loss per additional channel of a group. Stronger colours are larger values."
-    return _figure("width-duals", "Dual variables of the widths", caption, ROW_HEIGHT * len(groups), chart)
+    return make_figure("width-duals", "Dual variables of the widths", caption, ROW_HEIGHT * len(groups), chart)
 
 
 # ---------------------------------------------------------------- the energy model
@@ -577,7 +434,7 @@ def width_duals(report: Report) -> Figure | None:
 
 def predictions(report: Report) -> Figure | None:
     """Predicted against measured cost, of the samples of the profile and of the checks during pruning."""
-    main, model = _main(report), report.model
+    main, model = main_resource(report), report.model
     checks = [
         {**_keys(run), "measured": check.measured, "predicted": check.predicted, "error": check.error}
         for run in report.runs
@@ -589,7 +446,7 @@ def predictions(report: Report) -> Figure | None:
     ]
     if main is None or not (samples or checks):
         return None
-    divisor, unit, title = _per_item(main, report)
+    divisor, unit, title = per_item(main, report)
     for row in (*samples, *checks):
         row["measured"], row["predicted"] = row["measured"] / divisor, row["predicted"] / divisor
     values = [row[key] for row in (*samples, *checks) for key in ("measured", "predicted")]
@@ -598,28 +455,28 @@ def predictions(report: Report) -> Figure | None:
     label = ", ".join(labels) or (model.label if model else "")
     more: Row = log_axis(ends) if ends[1] > 8 * ends[0] else {"scale": alt.Scale(zero=False)}
     x, y = x_axis("measured", f"{label} {title}", **more), y_axis("predicted", f"predicted {title}", **more)
-    tips = _tips(
+    tips = tooltips(
         ("measured", f"{label}, {unit}", ".4~g"),
         ("predicted", f"predicted, {unit}", ".4~g"),
         ("error", "error", "+.2%"),
     )
-    dashed: Row = {"stroke": _var("soft"), "strokeWidth": 1, "strokeDash": [4, 4]}
-    hollow: Row = {"stroke": _var("soft"), "size": 26, "strokeWidth": 1, "opacity": 0.75}
+    dashed: Row = {"stroke": css("soft"), "strokeWidth": 1, "strokeDash": [4, 4]}
+    hollow: Row = {"stroke": css("soft"), "size": 26, "strokeWidth": 1, "opacity": 0.75}
     parts = [
         make_chart([{"measured": end, "predicted": end} for end in ends]).mark_line(**dashed).encode(x, y),
         make_chart(samples).mark_point(**hollow).encode(x, y, tooltip=tips),
-        make_chart(checks, _IS_SHOWN)
+        make_chart(checks, IS_SHOWN)
         .mark_point(filled=True, opacity=0.9, size=80)
         .encode(
-            x, y, _colour(report.methods), _shape(report.methods),
-            tooltip=[*_tips(("method", "method"), ("budget", "budget")), *tips],
+            x, y, method_colour(report.methods), method_shape(report.methods),
+            tooltip=[*tooltips(("method", "method"), ("budget", "budget")), *tips],
         ),
     ]  # fmt: skip
     caption = "The dashed line is a perfect prediction."
     caption += " Hollow: samples of the profile (cross-validated)." if samples else ""
     caption += f" Filled: networks during pruning ({label})." if checks else ""
     parts = [part for part in parts if part.data.values]
-    return _figure("predictions", f"Predicted against {label}", caption, 300, *parts)
+    return make_figure("predictions", f"Predicted against {label}", caption, 300, *parts)
 
 
 def learning_curve(report: Report) -> Figure | None:
@@ -630,10 +487,10 @@ def learning_curve(report: Report) -> Figure | None:
     rows = [{"samples": samples, "error": error} for samples, error in model.quality.learning_curve]
     x = x_axis("samples", "samples of the profile", scale=alt.Scale(zero=False))
     y = y_axis("error", "mean cross-validated error", scale=alt.Scale(zero=True), axis=alt.Axis(format=".2~%"))
-    tips = _tips(("samples", "samples", "d"), ("error", "mean error", ".3~%"))
+    tips = tooltips(("samples", "samples", "d"), ("error", "mean error", ".3~%"))
     parts = [
-        make_chart(rows).mark_line(stroke=_var("accent"), strokeWidth=2).encode(x, y, tooltip=tips),
-        make_chart(rows).mark_point(filled=True, fill=_var("accent"), opacity=1, size=60).encode(x, y, tooltip=tips),
+        make_chart(rows).mark_line(stroke=css("accent"), strokeWidth=2).encode(x, y, tooltip=tips),
+        make_chart(rows).mark_point(filled=True, fill=css("accent"), opacity=1, size=60).encode(x, y, tooltip=tips),
     ]
     if model.quality.noise is not None:
         noise = make_chart([{"error": model.quality.noise, "text": "noise of one measurement"}])
@@ -641,4 +498,4 @@ def learning_curve(report: Report) -> Figure | None:
         parts.append(noise.mark_rule(strokeDash=[4, 4]).encode(y))
         parts.append(noise.mark_text(**text).encode(y, x=alt.value({"expr": "width"}), text="text:N"))
     caption = "Mean relative error on held-out samples, by the number of samples in the fit."
-    return _figure("learning-curve", "Learning curve of the energy model", caption, 300, *parts)
+    return make_figure("learning-curve", "Learning curve of the energy model", caption, 300, *parts)

@@ -14,7 +14,8 @@ from ecc.energy.ablation import FitAblation
 from ecc.errors import BadFile
 from ecc.io import refuse_other_file, write_bytes, write_text
 
-from .charts import COLOURS, SCHEMA, Row, figures_of, log_axis, make_chart, x_axis, y_axis
+from .chart_parts import COLOURS, SCHEMA, Row, log_axis, make_chart, x_axis, y_axis
+from .charts import figures_of
 from .load import Report
 
 FORMATS = {".svg": "<svg", ".png": "PNG", ".pdf": "%PDF"}
@@ -24,11 +25,7 @@ _FAMILIES = {"bilinear": "#9a6b00", "physical": "#0b6e99"}
 
 
 def draw_figures(report: Report, folder: str | Path) -> list[Path]:
-    """Write every figure as SVG and PNG.
-
-    Raises:
-        BadFile: If the folder cannot be written to.
-    """
+    """Write every figure as SVG and PNG."""
     folder = _made(folder)
     return [
         save_chart(for_file(figure.spec), folder / f"{figure.name}{suffix}")
@@ -38,11 +35,7 @@ def draw_figures(report: Report, folder: str | Path) -> list[Path]:
 
 
 def draw_tradeoff(report: Report, path: Path) -> Path:
-    """Write the chart of score against cost of a grid.
-
-    Raises:
-        BadFile: If there is no score to draw, or the file cannot be written.
-    """
+    """Write the chart of score against cost of a grid."""
     figure = next((one for one in figures_of(report) if one.name == "tradeoff"), None)
     if figure is None:
         raise BadFile(f"{path} was not drawn: no finished run of the grid has a score.")
@@ -50,17 +43,7 @@ def draw_tradeoff(report: Report, path: Path) -> Path:
 
 
 def draw_fit(found: FitAblation, title: str, folder: str | Path, stem: str) -> list[Path]:
-    """Draw predicted against measured cost, errors over widths, learning curves, and the paper's figures.
-
-    Args:
-        found: From `ecc.energy.ablation`.
-        title: Network and device.
-        folder: Folder of the files; created if needed.
-        stem: First part of the file names.
-
-    Raises:
-        BadFile: If the folder cannot be written to.
-    """
+    """Draw predicted against measured cost, errors over widths, learning curves, and the paper's figures."""
     folder = _made(folder)
     drawn = [save_chart(_fit_chart(found, title), folder / f"{stem}-prediction.svg")]
     if found.paper:
@@ -111,11 +94,7 @@ def _fit_chart(found: FitAblation, title: str) -> Row:
 
 
 def draw_paper(found: Sequence[tuple[str, FitAblation]], path: Path) -> Path:
-    """Draw Figures 2 and 3 of the paper (test error over iterations of Adam) for several profiles side by side.
-
-    Raises:
-        BadFile: If the file cannot be written.
-    """
+    """Draw Figures 2 and 3 of the paper (test error over iterations of Adam) for several profiles side by side."""
     panels = []
     for title, one in found:
         rows = [
@@ -162,11 +141,7 @@ def _light(value: Any) -> Any:
 
 
 def save_chart(spec: Mapping[str, Any], path: Path) -> Path:
-    """Write a Vega-Lite chart as SVG, PNG or PDF, by the ending of the path.
-
-    Raises:
-        BadFile: If the file cannot be written.
-    """
+    """Write a Vega-Lite chart as SVG, PNG or PDF, by the ending of the path."""
     import vl_convert
 
     text, suffix = json.dumps(spec), path.suffix.lower()
@@ -180,12 +155,7 @@ def save_chart(spec: Mapping[str, Any], path: Path) -> Path:
 
 
 def check_figure_path(path: Path) -> None:
-    """Refuse a figure file that cannot be written, before a long computation.
-
-    Raises:
-        BadFile: If the ending is not .svg, .png or .pdf, the folder is missing or cannot be written to, or the file
-            exists and is not a figure.
-    """
+    """Refuse a figure file that cannot be written, before a long computation."""
     if path.suffix.lower() not in FORMATS:
         raise BadFile(f"{path} has no ending of a figure format. End it in .svg, .png or .pdf.")
     folder = path.absolute().parent

@@ -154,11 +154,7 @@ class History:
         self._prune: list[tuple[int, float]] = []  # (step, batches) of the first and the last prune line
 
     def add(self, line: bytes, where: str) -> None:
-        """Add one line of history.jsonl.
-
-        Raises:
-            BadFile: If the line is damaged; `where` names it.
-        """
+        """Add one line of history.jsonl."""
         kind = _LINES.get(from_json(line, _AnyLine, where).phase)
         if kind is None:  # a line of a baseline
             return
@@ -190,12 +186,7 @@ class History:
             self._loss.add(LossPoint(float(line.lineage), line.phase, line.step, line.loss))
 
     def curves(self, resource: str, dense: float | None) -> Curves:
-        """What a page draws.
-
-        Args:
-            resource: The cost to follow.
-            dense: Cost of the dense network; None if it is not known.
-        """
+        """What a page draws."""
         checks = [
             CheckPoint(
                 line.step,
@@ -278,11 +269,7 @@ class Follower:
         self._progress: dict[Path, _Progress] = {}
 
     def read(self, path: Path) -> History:
-        """The history as it is now; empty if there is no file yet.
-
-        Raises:
-            BadFile: If a line is damaged.
-        """
+        """The history as it is now; empty if there is no file yet."""
         found = self._progress.pop(path, None)  # not put back if an error is raised below
         if not path.exists():
             return History()

@@ -19,8 +19,7 @@ from ecc.measure.meter import MeterInfo
 from ecc.measure.profile import Profile
 from ecc.measure.profiler import Progress
 from ecc.records import to_builtins
-
-from .terminal import Feasibility
+from ecc.run_records import Feasibility
 
 BARS = "▁▂▃▄▅▆▇█"
 
@@ -34,12 +33,7 @@ _REFRESHES = 2  # per second
 
 
 class CompressProgress:
-    """Shows the progress of a compression. Pass it as `history`, inside a `with` block.
-
-    Args:
-        console: Where to print; None shows nothing.
-        now: Clock in seconds.
-    """
+    """Shows the progress of a compression. Pass it as `history`, inside a `with` block."""
 
     def __init__(self, console: Console | None, *, now: Callable[[], float] = time.monotonic) -> None:
         self._console, self._now = console, now
@@ -162,12 +156,7 @@ def sparkline(ratios: Iterable[float]) -> str:
 
 
 class ProfileProgress:
-    """Shows the progress of a profile. Pass it as `progress`, inside a `with` block.
-
-    Args:
-        console: Where to print; None shows nothing.
-        now: Clock in seconds.
-    """
+    """Shows the progress of a profile. Pass it as `progress`, inside a `with` block."""
 
     def __init__(self, console: Console | None, *, now: Callable[[], float] = time.monotonic) -> None:
         self._console, self._now = console, now

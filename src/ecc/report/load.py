@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ecc.budget import MEASURED_UNITS
 from ecc.energy import EnergyModel
 from ecc.energy.model import Origin
 from ecc.energy.quality import FitQuality, describe_learning_curve, describe_outlier_widths
@@ -29,7 +30,6 @@ from .history import Curves, Follower, History, thinned
 MAX_HELD_OUT = 2000
 """Samples in the chart of predicted against measured energy."""
 
-UNITS = {"energy": "J", "latency": "s"}
 _SHARE_OF_DENSE = re.compile(r"^(\w+) ([0-9.e+-]+%) of dense$")
 _ENVIRONMENT = ("device", "ecc", "python", "torch", "system", "threads", "cuda", "cudnn", "driver")
 
@@ -243,11 +243,7 @@ def _blame(path: Path) -> Iterator[None]:
 
 
 def load_run(folder: Path, follower: Follower | None = None) -> tuple[Run, EnergyModel | None]:
-    """A run folder and its energy model, if it has one.
-
-    Raises:
-        BadFile: If the folder holds no run of `ecc compress`, or a file in it is damaged.
-    """
+    """A run folder and its energy model, if it has one."""
     file = folder / "config.json"
     config = read_record(file, _ConfigFile).config
     if config.verb != "compress" or len(config.limits) != len(config.budgets):
@@ -298,7 +294,7 @@ def _finished(summary: RunSummary) -> list[Resource]:
     ]
     for name, pair in summary.measured.items():
         if name not in known and pair.dense > 0:
-            rows.append(Resource(name, UNITS.get(name, ""), label, pair.dense, pair.result))
+            rows.append(Resource(name, MEASURED_UNITS.get(name, ""), label, pair.dense, pair.result))
         if name == "latency" and min(pair.dense, pair.result) > 0:
             rows.append(Resource("throughput", "", label, summary.batch / pair.dense, summary.batch / pair.result))
     for name, counts in (("macs", summary.macs), ("params", summary.parameters)):
@@ -309,10 +305,12 @@ def _finished(summary: RunSummary) -> list[Resource]:
 
 def _running(config: _Config, history: History, model: EnergyModel | None) -> list[Resource]:
     """What is known before the end: the budget, and the prediction of the last line."""
+    if model is None or model.dense <= 0:
+        return []
     return [
-        Resource(name, UNITS[name], "predicted", model.dense, history.cost.get(name), limit if limit > 0 else None)
+        Resource(name, model.unit, "predicted", model.dense, history.cost.get(name), limit if limit > 0 else None)
         for name, limit in zip((text.partition(" ")[0] for text in config.budgets), config.limits, strict=True)
-        if model is not None and name == model.resource and model.dense > 0
+        if name == model.resource
     ]
 
 
@@ -356,11 +354,7 @@ def _model_info(model: EnergyModel) -> ModelInfo:
 
 
 def _check_range(value: Any) -> None:
-    """Refuse numbers that cannot be drawn.
-
-    Raises:
-        ValueError: If a number is not between -1e100 and 1e100.
-    """
+    """Refuse numbers that cannot be drawn."""
     if isinstance(value, float) and not abs(value) < 1e100:
         raise ValueError(f"{value} is out of range")
     for item in value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ():
@@ -371,11 +365,7 @@ def _check_range(value: Any) -> None:
 
 
 def load_grid(root: str | Path) -> list[GridRow]:
-    """The rows of a grid, with methods and budgets in the order of the folders.
-
-    Raises:
-        BadFile: If the folder holds no grid, or a file in it is damaged.
-    """
+    """The rows of a grid, with methods and budgets in the order of the folders."""
     root = Path(root)
     if not (root / "grid.json").is_file():
         raise BadFile(f"{root} holds no grid of runs. Give the folder of `ecc compare`.")
@@ -461,9 +451,6 @@ def load_report(folder: str | Path, follower: Follower | None = None) -> Report:
     Args:
         folder: Of the run, or of the grid.
         follower: Reads histories; one that is kept between calls reads only new lines.
-
-    Raises:
-        BadFile: If the folder is neither, or a file in it is damaged; the file is named.
     """
     folder = Path(folder)
     if not folder.is_dir():

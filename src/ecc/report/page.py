@@ -13,16 +13,19 @@ import json
 import re
 from functools import lru_cache
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import jinja2
 from markupsafe import Markup
 
 from ecc import formatting
+from ecc.io import refuse_other_file, write_text
 from ecc.records import to_builtins
 
-from .charts import COLOURS, SHAPES, figures_of
-from .load import Report
+from .chart_parts import COLOURS, SHAPES
+from .charts import figures_of
+from .load import Report, load_report
 
 DASH = "\N{EN DASH}"
 """Shown where there is no number."""
@@ -40,12 +43,7 @@ _GLYPHS = {
 
 
 def render_page(report: Report, *, live: bool = False) -> str:
-    """The whole page.
-
-    Args:
-        report: From `load_report`.
-        live: Whether the page polls the server that it came from.
-    """
+    """The whole page."""
     library, script = _library(), _asset("page.js")
     content = page_content(report)
     policy = [
@@ -70,6 +68,14 @@ def render_page(report: Report, *, live: bool = False) -> str:
             script=Markup(script),
         )
     )
+
+
+def write_report(folder: str | Path, path: str | Path | None = None) -> Path:
+    """Write the page of a run or of a comparison; by default `report.html` in its folder."""
+    path = Path(folder) / "report.html" if path is None else Path(path)
+    refuse_other_file(path, "<!doctype html>", "page")
+    write_text(path, render_page(load_report(folder)))
+    return path
 
 
 def page_content(report: Report) -> dict[str, Any]:

@@ -30,10 +30,6 @@ class LiveServer(ThreadingHTTPServer):
     Args:
         folder: Of a run or a grid of runs. It is read for each request; of histories, only new lines.
         port: 0 selects a free port.
-
-    Raises:
-        BadFile: If the folder holds neither.
-        EccError: If the port is in use.
     """
 
     daemon_threads = True
@@ -49,11 +45,7 @@ class LiveServer(ThreadingHTTPServer):
             raise EccError(f"cannot serve on port {port}: {why}. Give another with --port.") from None
 
     def report(self) -> Report:
-        """The present content of the folder.
-
-        Raises:
-            BadFile: If a file in it is damaged.
-        """
+        """The present content of the folder."""
         with self._lock:  # each request has its own thread
             return load_report(self.folder, self._follower)
 

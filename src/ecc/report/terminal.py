@@ -1,4 +1,4 @@
-"""Tables for the terminal: inspect, doctor, profile, fit, compress, compare and export.
+"""Tables for the terminal: inspect, profile, fit, compress, compare and export.
 
 Names and notes come from files and from other people's code, so they are shown as plain text: no markup, and no control
 characters that a terminal would obey.
@@ -7,30 +7,25 @@ characters that a terminal would obey.
 from __future__ import annotations
 
 import math
-import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from rich import box
 from rich.console import Group, RenderableType
-from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from ecc.constants import MIN_WIDTH_RATIO
-from ecc.energy import Budget, EnergyModel, FitErrors, FitQuality
+from ecc.energy import Budget, EnergyModel
 from ecc.energy.quality import describe_learning_curve, describe_outlier_widths
-from ecc.formatting import percent, si
+from ecc.formatting import percent, score_text, si
 from ecc.graph import ChannelGraph, ChannelGroup, Role
-from ecc.measure.doctor import DoctorReport, MeterFinding, SelfTest
 from ecc.measure.early_stopping import quick_error
-from ecc.measure.meter import Declared, DeviceState, Estimated, Timed
 from ecc.measure.profile import Profile, drift_remedy
-from ecc.measure.registry import FALLBACKS
-from ecc.run_records import RunSummary
+from ecc.run_records import Feasibility, RunSummary
 from ecc.settings import deployment
 
 from .load import GridRow, MeanStd
@@ -65,64 +60,52 @@ def _first(parts: Sequence[str], count: int = MAX_ITEMS) -> str:
 # ---------------------------------------------------------------- ecc inspect
 
 
-@dataclass(frozen=True, kw_only=True)
-class GroupSummary:
-    """A channel group, for `ecc inspect --json`."""
+def graph_summary(graph: ChannelGraph) -> dict[str, Any]:
+    """A channel graph for `ecc inspect --json`. `frozen` says why a group is not prunable; None if it is.
 
-    name: str
-    width: int
-    producers: list[str]
-    per_channel: list[str]
-    consumers: list[str]
-    share_of_macs: float
-    frozen: str | None
-    """Why the group is not prunable; None if it is."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class GraphSummary:
-    """A channel graph, for `ecc inspect --json`."""
-
-    fingerprint: str
-    macs: int
-    parameters: int
-    weight_bytes: int
-    activation_bytes: int
-    prunable_share_of_parameters: float
-    max_relative_diff: float | None
-    notes: list[str]
-    groups: list[GroupSummary]
-
-
-def graph_summary(graph: ChannelGraph) -> GraphSummary:
-    """A channel graph as a record."""
-    return GraphSummary(
-        fingerprint=graph.fingerprint,
-        macs=int(graph.macs()),
-        parameters=int(graph.parameters()),
-        weight_bytes=int(graph.weight_bytes()),
-        activation_bytes=int(graph.activation_bytes()),
-        prunable_share_of_parameters=prunable_share(graph),
-        max_relative_diff=graph.max_relative_diff,
-        notes=list(graph.notes),
-        groups=[
-            GroupSummary(
-                name=group.name,
-                width=group.width,
-                producers=list(group.layers(Role.PRODUCER)),
-                per_channel=list(group.layers(Role.PER_CHANNEL)),
-                consumers=list(group.layers(Role.CONSUMER)),
-                share_of_macs=graph.share_of_macs(group),
-                frozen=group.frozen,
-            )
+    `branch` is the residual branch that a group is removed with; None if it cannot be removed entirely.
+    """
+    inside = {name: branch.name for branch in graph.branches for name in branch.groups}
+    return {
+        "fingerprint": graph.fingerprint,
+        "macs": int(graph.macs()),
+        "parameters": int(graph.parameters()),
+        "weight_bytes": int(graph.weight_bytes()),
+        "activation_bytes": int(graph.activation_bytes()),
+        "prunable_share_of_parameters": prunable_share(graph),
+        "max_relative_diff": graph.max_relative_diff,
+        "notes": graph.notes,
+        "groups": [
+            {
+                "name": group.name,
+                "width": group.width,
+                "producers": group.layers(Role.PRODUCER),
+                "per_channel": group.layers(Role.PER_CHANNEL),
+                "consumers": group.layers(Role.CONSUMER),
+                "share_of_macs": graph.share_of_macs(group),
+                "frozen": group.frozen,
+                "branch": inside.get(group.name),
+            }
             for group in graph.groups
         ],
-    )
+        "branches": [
+            {
+                "name": branch.name,
+                "groups": branch.groups,
+                "share_of_macs": 1 - float(graph.macs(widths) / graph.macs().clamp(min=1)),
+                "share_of_parameters": 1 - float(graph.parameters(widths) / graph.parameters().clamp(min=1)),
+            }
+            for branch in graph.branches
+            for widths in [dict.fromkeys(branch.groups, 0)]
+        ],
+        "kept_branches": dict(graph.kept_branches),
+    }
 
 
 def prunable_share(graph: ChannelGraph) -> float:
-    """Fraction of the parameters that is removed when every group has its minimum width."""
-    smallest = graph.parameters({group.name: group.min_width for group in graph.prunable})
+    """Fraction of the parameters that is removed at minimum widths, without the branches that can be removed."""
+    removed = {name: 0 for branch in graph.branches for name in branch.groups}
+    smallest = graph.parameters({**{group.name: group.min_width for group in graph.prunable}, **removed})
     return float(1 - smallest / graph.parameters().clamp(min=1))
 
 
@@ -131,7 +114,11 @@ def graph_table(graph: ChannelGraph, title: str) -> RenderableType:
     table = Table(title=plain(title), title_justify="left", header_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
     for name in ("group", "width", "other producers", "consumers", "MACs", "prunable"):
         table.add_column(name, justify="right" if name in ("width", "MACs") else "left", overflow="fold")
+    removable = {name for branch in graph.branches for name in branch.groups}
     for group in graph.groups:
+        prunable = "yes" if group.frozen is None else f"no: {group.frozen}"
+        if group.name in removable:
+            prunable = "yes, or removed" if group.frozen is None else f"removed or whole: {group.frozen}"
         channels = _output_channels(group)
         others = [path for path in group.layers(Role.PRODUCER) if path != group.name.partition("#")[0]]
         table.add_row(
@@ -140,8 +127,8 @@ def graph_table(graph: ChannelGraph, title: str) -> RenderableType:
             plain(_first(others, 2)),
             plain(_first(list(group.layers(Role.CONSUMER)), 2)),
             percent(graph.share_of_macs(group)),
-            plain("yes" if group.frozen is None else f"no: {group.frozen}"),
-            style=None if group.frozen is None else "dim",
+            plain(prunable),
+            style=None if group.frozen is None or group.name in removable else "dim",
         )
     verified = "not verified"
     if graph.max_relative_diff is not None:
@@ -150,163 +137,27 @@ def graph_table(graph: ChannelGraph, title: str) -> RenderableType:
         f"{len(graph.prunable)} of {len(graph.groups)} groups are prunable; {si(float(graph.macs()), '')} MACs, "
         f"{si(float(graph.parameters()), '')} parameters, {prunable_share(graph):.0%} of them prunable; {verified}."
     )
-    return Group(table, Text(summary), *(plain(f"note: {note}") for note in graph.notes))
+    lines = [*_branch_lines(graph), *(f"note: {note}" for note in graph.notes)]
+    return Group(table, Text(summary), *map(plain, lines))
+
+
+def _branch_lines(graph: ChannelGraph) -> Iterator[str]:
+    """What removing branches saves, and the branches that cannot be removed."""
+    if graph.branches:
+        widths = {name: 0 for branch in graph.branches for name in branch.groups}
+        left = [float(cost(widths) / cost().clamp(min=1)) for cost in (graph.macs, graph.parameters)]
+        yield (
+            f"{len(graph.branches)} residual branches can be removed entirely: "
+            f"{_first([branch.name for branch in graph.branches])}. Without them {left[0]:.0%} of the MACs and "
+            f"{left[1]:.0%} of the parameters are left."
+        )
+    for name, reason in graph.kept_branches:
+        yield f"branch {name} cannot be removed: {reason}"
 
 
 def _output_channels(group: ChannelGroup) -> int:
     """Output channels of the group's first producer: more than the width where channels are tied."""
     return group.slices[0].index.numel()
-
-
-# ---------------------------------------------------------------- ecc doctor
-
-GOOD, FAIR = 0.01, 0.03
-"""Relative standard deviations of one window up to which a meter is called good, or fair."""
-
-_DIFFERENCE = 1.96 * math.sqrt(2)  # 95 % of pairs of windows of one network differ by less than this many std
-
-_NO_METER = (
-    "No energy meter works on this machine, so ECC cannot measure the energy of a network. That is common in virtual "
-    "machines, containers and laptops. ECC does not invent joules: choose a source, and pass it as --meter:"
-)
-_FALLBACK_HELP = {
-    "platform:jetson-tx2": "Estimates joules from published constants of a device (also jetson-orin-nano, h100). Needs "
-    "no hardware and takes seconds; every number is labelled as estimated. The best way to try ECC.",
-    "cputime:15W": "Multiplies the CPU time of your network by the power of one busy core, which you declare. Ranks "
-    "networks for a CPU.",
-    "command:PROGRAM": "Runs any program that prints joules or watts: a smart plug, a bench meter, a phone over adb, a "
-    "board over ssh.",
-    "replay:FILE": "Uses the numbers of a profile that was measured on another machine.",
-    "file.py:MyMeter": "Your own Python class with two methods, read() and describe().",
-}
-
-
-def doctor_table(report: DoctorReport) -> RenderableType:
-    """The machine, its meters, the findings on each that works, and what to do next."""
-    parts: list[RenderableType] = [plain(line) for line in _machine_lines(report.machine)]
-    parts.append(_meter_table(report) if len(report.meters) > 1 else Text())
-    for finding in report.working:
-        parts += [_meter_details(finding), Text()]
-    if report.working:
-        parts.append(plain(f"Next: ecc profile digits --meter {shlex.quote(report.working[0].spec)} -o digits.profile"))
-    else:
-        parts += _fallbacks(report)
-    return Group(*parts)
-
-
-def _machine_lines(machine: Mapping[str, str]) -> Iterator[str]:
-    cuda = machine["cuda"]
-    if "gpus" in machine:
-        cuda += f" (driver {machine['driver']}, cuDNN {machine['cudnn']})"
-    yield f"ecc {machine['ecc']}, Python {machine['python']}, torch {machine['torch']}, CUDA: {cuda}"
-    cores = "1 core" if machine["cores"] == "1" else f"{machine['cores']} cores"
-    gpus = f"; {machine['gpus']}" if "gpus" in machine else ""
-    yield f"{machine['system']}, {machine['processor']}, {cores}{gpus}"
-
-
-def _meter_table(report: DoctorReport) -> Table:
-    table = Table(header_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("meter", no_wrap=True)
-    table.add_column("works")
-    table.add_column("what it reads, or why it does not work", overflow="fold")
-    for finding in report.meters:
-        works = Text("yes", style="green") if finding.works else Text("no")
-        is_dim = report.working and not finding.works  # where nothing works, the reasons matter most
-        table.add_row(plain(finding.spec), works, plain(finding.reason), style="dim" if is_dim else None)
-    return table
-
-
-def _meter_details(finding: MeterFinding) -> RenderableType:
-    info = finding.info
-    assert info is not None
-    title = Text.assemble((finding.spec, "bold"), f"  {info.device}, {info.scope}: ", (info.label, "bold"))
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(no_wrap=True, style="dim")
-    grid.add_column(overflow="fold")
-    for name, value in _meter_lines(finding):
-        grid.add_row(name, plain(value))
-    return Group(title, Padding(grid, (0, 0, 0, 2)))
-
-
-def _meter_lines(finding: MeterFinding) -> Iterator[tuple[str, str]]:
-    info, counter, test = finding.info, finding.counter, finding.self_test
-    assert info is not None
-    if isinstance(info.provenance, Estimated):
-        yield "joules", f"computed from constants: {info.provenance.source}"
-    elif counter is None and not finding.trouble:
-        yield "joules", info.reads
-    if counter is not None:
-        parts = [info.reads]
-        if counter.tick_seconds is not None:
-            parts.append(f"updated every {si(counter.tick_seconds, 's')}")
-        if info.resolution_joules is not None:
-            parts.append(f"resolution {si(info.resolution_joules, 'J')}")
-        parts.append(f"a reading takes {si(counter.read_seconds, 's')}")
-        yield "counter", ", ".join(parts)
-        if counter.idle_watts is not None and not isinstance(info.provenance, Declared | Timed):
-            yield "idle", ", ".join([si(counter.idle_watts, "W"), *_state(counter.idle_state)])
-    if test is not None:
-        result = test.measurement
-        state = DeviceState(temperature_celsius=result.temperature_celsius, clock_mhz=result.clock_mhz)
-        capped = ["at its power limit"] if result.power_capped else []
-        yield "load", ", ".join([si(result.watts, "W"), *_state(state), *capped])
-        yield "self-test", _self_test(test)
-        yield "repeatability", f"std of one window {percent(test.repeatability, 2)}: {_verdict(test.repeatability)}"
-    if finding.trouble:
-        yield "problem", finding.trouble
-    for note in info.notes:
-        yield "note", note
-
-
-def _self_test(test: SelfTest) -> str:
-    result = test.measurement
-    seconds = sum(window.window_seconds for window in result.windows) / len(result.windows)
-    images = "1 image" if result.batch == 1 else f"{result.batch} images"
-    return (
-        f"{si(result.joules, 'J')} and {si(result.seconds, 's')} for {images} of a small network on {test.device}, "
-        f"{len(result.windows)} windows of {si(seconds, 's')}"
-    )
-
-
-def _verdict(repeatability: float) -> str:
-    differ = f"one window distinguishes networks that differ by {percent(_DIFFERENCE * repeatability)}"
-    if repeatability <= GOOD:
-        return f"good; {differ}"
-    if repeatability <= FAIR:
-        return f"fair; {differ}; repeat measurements for smaller differences"
-    return (
-        "poor; another program uses this device, or its clock changes. Close other programs, let the device warm up, "
-        "and run `ecc doctor` again"
-    )
-
-
-def _state(state: DeviceState | None) -> Iterator[str]:
-    if state is None:
-        return
-    if state.temperature_celsius is not None:
-        yield f"{state.temperature_celsius:.0f} °C"
-    if state.clock_mhz is not None:
-        yield f"{state.clock_mhz:.0f} MHz"
-    yield from (f"throttled: {reason}" for reason in state.throttling)
-    yield from (f"shared with {process}" for process in state.other_processes)
-
-
-def _fallbacks(report: DoctorReport) -> Iterator[RenderableType]:
-    yield Text(_NO_METER)
-    yield Text()
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(no_wrap=True, style="bold")
-    grid.add_column(overflow="fold")
-    known = {spec: what for spec, what in FALLBACKS if spec}
-    for spec in dict.fromkeys((*_FALLBACK_HELP, *known)):
-        grid.add_row(spec, Text(_FALLBACK_HELP.get(spec) or f"{known[spec].capitalize()}."))
-    yield Padding(grid, (0, 0, 0, 2))
-    yield Text()
-    for finding in report.meters:
-        if finding.remedy:
-            yield plain(f"Or give read permission for {finding.spec}, which lasts until the next boot:")
-            yield Padding(Text(finding.remedy, style="bold", overflow="fold"), (0, 0, 1, 2))
-    yield Text("To start: ecc compress digits --budget 50% --meter platform:jetson-tx2 -o run --pretrain-steps 300")
 
 
 # ---------------------------------------------------------------- ecc profile
@@ -406,38 +257,11 @@ def profile_text(profile: Profile, path: str | Path, graph: ChannelGraph | None 
 MAX_FIT_LAYERS = 8
 
 
-@dataclass(frozen=True, kw_only=True)
-class FitSummary:
-    """An energy model, for `ecc fit --json`."""
-
-    resource: str
-    label: str
-    device: str
-    batch: int
-    kind: str
-    samples: int
-    dense: float
-    min_cost: float
-    errors: FitErrors | None
-    quality: FitQuality
-    per_layer: dict[str, float]
-
-
-def fit_summary(model: EnergyModel) -> FitSummary:
-    """An energy model as a record."""
-    return FitSummary(
-        resource=model.resource,
-        label=model.label,
-        device=model.origin.meter.device,
-        batch=model.origin.batch,
-        kind=model.kind,
-        samples=model.origin.samples,
-        dense=model.dense,
-        min_cost=model.min_cost,
-        errors=model.errors,
-        quality=model.quality,
-        per_layer=model.per_layer(),
-    )
+def fit_summary(model: EnergyModel) -> dict[str, Any]:
+    """An energy model for `ecc fit --json`."""
+    origin, own = model.origin, ("resource", "label", "kind", "dense", "min_cost", "errors", "quality")
+    about = {"device": origin.meter.device, "batch": origin.batch, "samples": origin.samples}
+    return {**{name: getattr(model, name) for name in own}, **about, "per_layer": model.per_layer()}
 
 
 def fit_table(model: EnergyModel, title: str) -> RenderableType:
@@ -514,25 +338,6 @@ def check_budget(model: EnergyModel, budget: Budget) -> tuple[bool, str]:
 # ---------------------------------------------------------------- ecc compress
 
 
-class Feasibility(Protocol):
-    """One budget and what is reachable; `ecc.methods.check_feasibility` makes it."""
-
-    @property
-    def resource(self) -> str: ...  # noqa: D102
-    @property
-    def unit(self) -> str: ...  # noqa: D102
-    @property
-    def label(self) -> str: ...  # noqa: D102
-    @property
-    def dense(self) -> float: ...  # noqa: D102
-    @property
-    def min_cost(self) -> float: ...  # noqa: D102
-    @property
-    def limit(self) -> float: ...  # noqa: D102
-    @property
-    def uniform_ratio(self) -> float | None: ...  # noqa: D102
-
-
 def feasibility_table(found: Sequence[Feasibility]) -> Table:
     """Which costs are reachable, before training."""
     columns = ("", "dense", "minimum", "budget", "of dense", "uniform widths")
@@ -551,9 +356,11 @@ def compress_table(summary: RunSummary, folder: str | Path) -> RenderableType:
     title = f"{summary.task} by {summary.method}{what}" + (f" on {summary.device}" if summary.device else "")
     table = _table("", "dense", "result", "budget", "of budget", "", title=title)
     for resource, row in summary.budgets.items():
-        costs = [si(cost, row.unit) for cost in (row.dense, row.result, row.limit)]
+        tokens = summary.tokens.get(resource)
+        per = "" if tokens is None else " per token"
+        costs = [si(cost / (tokens or 1), row.unit) for cost in (row.dense, row.result, row.limit)]
         verdict = "met" if row.met else "NOT MET"
-        table.add_row(plain(f"{resource} ({row.label})"), *costs, percent(row.result / row.limit), verdict)
+        table.add_row(plain(f"{resource}{per} ({row.label})"), *costs, percent(row.result / row.limit), verdict)
     for name, shown, counts in (("macs", "MACs", summary.macs), ("params", "parameters", summary.parameters)):
         if name not in summary.budgets and counts is not None:
             table.add_row(f"{shown} (counted)", si(counts.dense, ""), si(counts.result, ""), "", "", "")
@@ -563,8 +370,8 @@ def compress_table(summary: RunSummary, folder: str | Path) -> RenderableType:
     scores = summary.scores
     if scores:
         final = scores.get("finetuned", scores.get("pruned"))
-        shown_scores = ["" if score is None else f"{score:.4f}" for score in (scores.get("dense"), final)]
-        table.add_row("score", *shown_scores, "", "", "")
+        shown_scores = ["" if one is None else score_text(one, summary.metric) for one in (scores.get("dense"), final)]
+        table.add_row(summary.metric, *shown_scores, "", "", "")
     full, kept = (summary.full_widths, summary.widths) if sparse is None else (sparse.weights, sparse.nonzeros)
     parts = [f"{name} {count}/{full[name]}" for name, count in kept.items() if count != full.get(name, count)]
     lines = [f"{'Widths' if sparse is None else 'Nonzero weights'}: {_first(parts) or 'unchanged'}."]

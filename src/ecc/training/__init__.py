@@ -1,22 +1,19 @@
 """Training: the loop of all methods, counted batches, run folders that can be resumed."""
 
-from ecc.schedules import PAPER_FINETUNE_LR, Constant, Cosine, LRSchedule
-from ecc.settings import DistillSettings, TrainSettings
+from ecc.settings import Cosine, DistillSettings, TrainSettings
 
 from .batches import BatchStream, to_device
 from .checkpoint import load_state, save_state, weights_checksum
 from .distill import Teacher, training_loss
 from .distributed import DistributedContext, find_distributed
 from .history import Histories, History, Logger, Loggers, TensorBoardLogger
-from .loop import Diverged, OnStep, OptimizerLike, StepInfo, TrainResult, fused_on_gpu, train, train_steps
+from .loop import Diverged, OnStep, OptimizerLike, StepInfo, Training, TrainResult, fused_on_gpu, train
 from .rng import derived_seed, fork_rng, rng_state, seed_everything, set_rng_state
 from .run_dir import RunDir, RunInUse, open_run
 from .signals import Interrupted, StopRequests
 
 __all__ = [
-    "PAPER_FINETUNE_LR",
     "BatchStream",
-    "Constant",
     "Cosine",
     "DistillSettings",
     "DistributedContext",
@@ -24,7 +21,6 @@ __all__ = [
     "Histories",
     "History",
     "Interrupted",
-    "LRSchedule",
     "Logger",
     "Loggers",
     "OnStep",
@@ -37,6 +33,7 @@ __all__ = [
     "TensorBoardLogger",
     "TrainResult",
     "TrainSettings",
+    "Training",
     "derived_seed",
     "find_distributed",
     "fork_rng",
@@ -49,7 +46,6 @@ __all__ = [
     "set_rng_state",
     "to_device",
     "train",
-    "train_steps",
     "training_loss",
     "weights_checksum",
 ]

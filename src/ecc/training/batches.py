@@ -12,14 +12,14 @@ from __future__ import annotations
 import copy
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils import data
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
 from ecc.errors import BadFile, BadTask, EccError, EccWarning, wrap_user_errors
 from ecc.task import Batch, Task
@@ -59,13 +59,6 @@ class BatchStream:
       position. Where it has a method `skip(n)`, which returns an iterable without the first n batches, resuming uses
       it. Otherwise a resumed run draws the batches before its position once more.
     - An epoch with the attribute `is_seeded = True` uses no global generator, and these are not seeded for it.
-
-    Args:
-        task: Supplies the batches.
-        device: Tensors are moved to this device.
-        seed: Random seed of the batches.
-        rank: Index of this process.
-        world_size: Number of processes.
 
     Raises:
         BadTask: If the task has no training batches.
@@ -334,11 +327,6 @@ def _as_dict(batch: Any) -> Any:
     return batch
 
 
-def map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """The same nested tuples, lists and dicts with every tensor changed."""
-    return tree_map(lambda leaf: change(leaf) if isinstance(leaf, Tensor) else leaf, value)
-
-
 def tensors_in(value: Any) -> list[Tensor]:
     """All tensors in nested tuples, lists and dicts, in order."""
     return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
@@ -365,4 +353,4 @@ def micro_batches(batch: Batch, size: int | None) -> Iterator[tuple[Batch, float
         def cut(tensor: Tensor, part: slice = part) -> Tensor:
             return tensor[part] if tensor.dim() and len(tensor) == count else tensor
 
-        yield map_tensors(batch, cut), min(size, count - start) / count
+        yield tree_map_only(Tensor, cut, batch), min(size, count - start) / count

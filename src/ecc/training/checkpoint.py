@@ -65,9 +65,29 @@ def load_state(path: str | Path) -> Any:
     Raises:
         BadFile: If it is missing, damaged, or not a file of `save_state`.
     """
+    path = Path(path)
+    before = _version(path)
+    try:
+        return _load(path)
+    except BadFile:
+        if _version(path) == before:
+            raise
+        return _load(path)  # another process replaced the file while it was read
+
+
+def _version(path: Path) -> tuple[int, int] | None:
+    """Changes when the file is replaced."""
+    try:
+        found = path.stat()
+    except (OSError, ValueError):
+        return None
+    return found.st_ino, found.st_mtime_ns
+
+
+def _load(path: Path) -> Any:
     advice = "restore it from a copy or start a new run."
     try:
-        _check_header(Path(path))
+        _check_header(path)
         with safetensors.safe_open(str(path), framework="pt") as file:
             metadata = json.loads((file.metadata() or {}).get("ecc", "{}"))
             if metadata.get("format") != FORMAT:

@@ -13,13 +13,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ecc.errors import EccError
 from ecc.task import Batch
 from ecc.torch_utils import CAPTURE_MODE, NotCapturable, capture_cuda_graph, sync_is_an_error
 
-from .batches import map_tensors, tensors_in
+from .batches import tensors_in
 
 WARMUP_PASSES = 3
 """Passes before the capture, in which libraries choose their kernels; their effect on the network is undone."""
@@ -69,7 +69,7 @@ class CudaGraphPass:
                     f"cuda_graph needs batches of tensors only, and this batch holds a {type(leaf).__name__}; "
                     "leave out cuda_graph (--cuda-graph)."
                 )
-        self._batch = map_tensors(batch, torch.clone)
+        self._batch = tree_map_only(Tensor, torch.clone, batch)
         buffers = [(buffer, buffer.clone()) for buffer in self._model.buffers()]
         device = tensors_in(self._batch)[0].device
         random_state = torch.cuda.get_rng_state(device)

@@ -24,12 +24,7 @@ from ecc.task import Batch, call_model, split_batch, takes_model
 
 
 class Teacher:
-    """The dense network as a teacher: a copy in eval mode without gradients.
-
-    Args:
-        model: Copied with its weights, to the device where they are.
-        settings: Settings of distillation.
-    """
+    """The dense network as a teacher: a copy in eval mode without gradients."""
 
     def __init__(self, model: nn.Module, settings: DistillSettings | None = None) -> None:
         self.settings = settings or DistillSettings()

@@ -1,4 +1,4 @@
-"""`train`: the training loop of every phase and every method.
+"""`Training` and `train`: the training loop of every phase and every method.
 
     batch ─► forward (autocast) ─► loss, distillation ─► backward ─► clip ─► optimizer.step ─► on_step
                                                                                │
@@ -14,22 +14,23 @@ import math
 import time
 from collections.abc import Callable, Generator, Iterable
 from contextlib import closing, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from ecc.errors import BadFile, BadTask, EccError, OutOfMemory, describe_error, is_out_of_memory, wrap_user_errors
 from ecc.graph.model_copy import load_whole_state_, whole_state
 from ecc.records import to_builtins
 from ecc.run_records import TrainLine
-from ecc.schedules import LRSchedule
-from ecc.settings import TrainSettings
+from ecc.settings import Cosine, TrainSettings
 from ecc.task import Batch, takes_model
+from ecc.torch_utils import preserve_modes
 
-from .batches import BatchStream, map_tensors, micro_batches
+from .batches import BatchStream, micro_batches
 from .cuda_graph import MIN_STEPS, CudaGraphPass
 from .distill import Teacher, training_loss
 from .distributed import DistributedContext
@@ -94,41 +95,9 @@ class TrainResult:
     """Mean loss since the last but one line of the history, in this session."""
 
 
-def train(
-    model: nn.Module,
-    optimizer: OptimizerLike,
-    stream: BatchStream,
-    *,
-    steps: int,
-    loss: Callable[..., Tensor] | None,
-    settings: TrainSettings | None = None,
-    schedule: LRSchedule | None = None,
-    teacher: Teacher | None = None,
-    distributed: DistributedContext | None = None,
-    run: RunDir | None = None,
-    history: History | None = None,
-    on_step: OnStep | None = None,
-    extra: Callable[[], Any] | None = None,
-    phase: str = "train",
-) -> TrainResult:
-    """Train a network in place. If the run has a checkpoint of this phase, training resumes from it.
-
-    Args:
-        model: On the device of the stream. It is in train mode during training; its modes are restored afterwards.
-        optimizer: Of the model's parameters.
-        stream: The batches.
-        steps: Number of optimizer steps; each takes one batch of every process.
-        loss: `loss(outputs, targets)` or `loss(model, batch)`, a mean over the items of a batch; None if the model
-            returns its loss. See `Task.loss`.
-        settings: The defaults if None.
-        schedule: Learning rate of every step; None keeps that of the optimizer.
-        teacher: Adds distillation.
-        distributed: Processes that train together; None for a single one.
-        run: Folder for checkpoints and history; None keeps nothing.
-        history: Gets the same lines as the run.
-        on_step: Called after every step, see `OnStep`.
-        extra: Returns the state of a method, which is saved with each checkpoint under `extra`.
-        phase: Name of this training within the run. A checkpoint of another phase is ignored.
+@dataclass(eq=False)
+class Training:
+    """A training of a network in place. If the run has a checkpoint of this phase, it resumes from it.
 
     Raises:
         Diverged: If the loss or a weight is not finite; the message names the last good checkpoint.
@@ -137,72 +106,40 @@ def train(
         Interrupted: If SIGTERM or Ctrl-C came, after the state was saved.
         BadFile: If the checkpoint does not fit.
     """
-    settings, distributed = settings or TrainSettings(), distributed or DistributedContext(stream.device)
-    loop = _Loop(
-        model, optimizer, stream, steps, loss, settings, schedule, teacher, distributed, run, history, extra, phase
-    )
-    with closing(loop.run_steps()) as taken:
-        for info in taken:
-            loop.stopped = on_step is not None and on_step(loop.step, info) is True
-    return TrainResult(steps=loop.step, resumed_at=loop.resumed_at, stopped=loop.stopped, loss=loop.last_loss)
-
-
-def train_steps(
-    model: nn.Module,
-    optimizer: OptimizerLike,
-    stream: BatchStream,
-    *,
-    steps: int,
-    loss: Callable[..., Tensor] | None,
-    settings: TrainSettings | None = None,
-    schedule: LRSchedule | None = None,
-    teacher: Teacher | None = None,
-    distributed: DistributedContext | None = None,
-    run: RunDir | None = None,
-    history: History | None = None,
-    extra: Callable[[], Any] | None = None,
-    phase: str = "train",
-) -> Generator[int, bool | None, None]:
-    """`train` as a generator: each `next` takes one step and yields its number.
-
-    The loss is logged and a checkpoint is written when the generator continues, so the caller can still change the
-    optimizer after a step and have the change saved with it. `send(True)` ends the training after the step.
-    Exhaust the generator, or close it.
-
-    Args and errors: See `train`.
-    """
-    settings, distributed = settings or TrainSettings(), distributed or DistributedContext(stream.device)
-    loop = _Loop(
-        model, optimizer, stream, steps, loss, settings, schedule, teacher, distributed, run, history, extra, phase
-    )
-    with closing(loop.run_steps()) as taken:
-        for _ in taken:
-            loop.stopped = bool((yield loop.step))
-
-
-@dataclass(eq=False)
-class _Loop:
-    """A training in progress; the fields are the arguments of `train`."""
 
     model: nn.Module
+    """On the device of the stream. It is in train mode during training; its modes are restored afterwards."""
     optimizer: OptimizerLike
+    """Of the model's parameters."""
     stream: BatchStream
+    """The batches."""
+    _: KW_ONLY
     steps: int
+    """Number of optimizer steps; each takes one batch of every process."""
     loss: Callable[..., Tensor] | None
-    settings: TrainSettings
-    schedule: LRSchedule | None
-    teacher: Teacher | None
-    distributed: DistributedContext
-    run: RunDir | None
-    history: History | None
-    extra: Callable[[], Any] | None
-    phase: str
+    """See `Task.loss`."""
+    settings: TrainSettings = field(default_factory=TrainSettings)
+    schedule: Cosine | None = None
+    """Learning rate of every step; None keeps that of the optimizer."""
+    teacher: Teacher | None = None
+    """Adds distillation."""
+    distributed: DistributedContext | None = None
+    """Processes that train together; None for a single one."""
+    run: RunDir | None = None
+    """Folder for checkpoints and history; None keeps nothing."""
+    history: History | None = None
+    """Gets the same lines as the run."""
+    extra: Callable[[], Any] | None = None
+    """Returns the state of a method, which is saved with each checkpoint under `extra`."""
+    phase: str = "train"
+    """Name of this training within the run. A checkpoint of another phase is ignored."""
 
     def __post_init__(self) -> None:
         if isinstance(self.steps, bool) or not isinstance(self.steps, int) or self.steps < 0:
             raise EccError(f"steps is {self.steps!r}; give a whole number of at least 0.")
-        _check_devices(self.model, self.stream, self.settings, self.distributed)
         self.device = self.stream.device
+        self.processes = self.distributed or DistributedContext(self.device)
+        _check_devices(self.model, self.stream, self.settings, self.processes)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.settings.precision == "fp16")
         self.base_lrs = [float(group["lr"]) if "lr" in group else None for group in self.optimizer.param_groups]
         self.step = self.resumed_at = 0
@@ -216,24 +153,23 @@ class _Loop:
 
     # ---------------------------------------------------------------- steps
 
-    def run_steps(self) -> Generator[StepInfo, None, None]:
-        """Take one step after another. After each one, the caller may set `stopped`."""
-        modes = [(module, module.training) for module in self.model.modules()]
-        seed = derived_seed(self.settings.seed, f"{self.phase} of process {self.distributed.rank}")
-        try:
-            with fork_rng(seed, self.device), StopRequests() as self.requests:
-                yield from self._run_steps()
-        finally:
-            for module, mode in modes:
-                module.training = mode
+    def each_step(self) -> Generator[StepInfo, None, None]:
+        """Take one step after another. Exhaust the generator, or close it.
 
-    def _run_steps(self) -> Generator[StepInfo, None, None]:
+        The loss is logged and a checkpoint is written when the generator continues, so the caller can still change the
+        optimizer after a step and have the change saved with it. Set `stopped` to end the training after the step.
+        """
+        seed = derived_seed(self.settings.seed, f"{self.phase} of process {self.processes.rank}")
+        with preserve_modes(self.model), fork_rng(seed, self.device), StopRequests() as self.requests:
+            yield from self._each_step()
+
+    def _each_step(self) -> Generator[StepInfo, None, None]:
         if self.settings.channels_last:
             for model in [self.model, *([] if self.teacher is None else [self.teacher.model])]:
                 model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # not in torch's stubs
         self._restore()
         self.model.train()
-        net = self.distributed.wrap_model(self.model)
+        net = self.processes.wrap_model(self.model)
         if self.settings.cuda_graph and self.device.type == "cuda" and self.steps - self.step >= MIN_STEPS:
             self.graph_pass = CudaGraphPass(self.model, partial(self._compute_gradients, net))
         while self.step < self.steps and not self.stopped:
@@ -250,7 +186,7 @@ class _Loop:
             self.losses.append(loss, self.step)
             yield StepInfo(loss, lr, self.stream.total, self.stream.lineage)
             self._after_step(lr)
-        self.distributed.broadcast_buffers_(self.model)
+        self.processes.broadcast_buffers_(self.model)
 
     def _update(self, net: nn.Module) -> tuple[Tensor, float | None]:
         """One optimizer step; returns the loss, still on the device, and the learning rate."""
@@ -276,7 +212,7 @@ class _Loop:
         parts = list(micro_batches(batch, self.settings.micro_batch))
         total = torch.zeros((), device=self.device)
         for number, (part, fraction) in enumerate(parts, start=1):
-            with nullcontext() if number == len(parts) else self.distributed.no_sync(net):
+            with nullcontext() if number == len(parts) else self.processes.no_sync(net):
                 loss = self._forward(net, part)
                 self.scaler.scale(loss * fraction).backward()
             total += loss.detach() * fraction
@@ -285,9 +221,9 @@ class _Loop:
     def _forward(self, net: nn.Module, batch: Batch) -> Tensor:
         if self.settings.channels_last:
             if isinstance(batch, tuple | list) and len(batch) == 2 and not takes_model(self.loss):
-                batch = map_tensors(batch[0], _channels_last), batch[1]
+                batch = tree_map_only(Tensor, _channels_last, batch[0]), batch[1]
             else:
-                batch = map_tensors(batch, _channels_last)
+                batch = tree_map_only(Tensor, _channels_last, batch)
         dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.settings.precision)
         with torch.autocast(self.device.type, dtype=dtype, enabled=dtype is not None):
             return training_loss(net, batch, self.loss, self.teacher)
@@ -317,10 +253,10 @@ class _Loop:
             self._check_divergence()
             self._log(lr)
         signum, is_due = 0, 0
-        if is_logged or self.distributed.size == 1:  # several processes must agree, which takes time
+        if is_logged or self.processes.size == 1:  # several processes must agree, which takes time
             age = time.monotonic() - self.saved_at
             is_old = settings.checkpoint_seconds is not None and age >= settings.checkpoint_seconds
-            signum, is_due = self.distributed.max([self.requests.signum, int(is_old)])
+            signum, is_due = self.processes.max([self.requests.signum, int(is_old)])
         every = settings.checkpoint_steps
         if is_last or signum or is_due or (every is not None and self.step % every == 0):
             self._save()
@@ -340,7 +276,7 @@ class _Loop:
             micro_batch=self.settings.micro_batch,  # it may change within a run, and batch norm depends on it
         )
         for history in (self.run, self.history):
-            if history is not None and self.distributed.is_main:
+            if history is not None and self.processes.is_main:
                 history.log(to_builtins(line))
 
     # ---------------------------------------------------------------- checkpoints
@@ -349,16 +285,16 @@ class _Loop:
         self._check_divergence()
         if self.run is None:
             return
-        self.distributed.broadcast_buffers_(self.model)
-        random_states = self.distributed.gather_object(rng_state(self.device))
+        self.processes.broadcast_buffers_(self.model)
+        random_states = self.processes.gather_object(rng_state(self.device))
         loss_sums = self._loss_sums().cpu()  # every process has seen other batches
-        if self.distributed.is_main:
+        if self.processes.is_main:
             self.run.save(
                 {
                     "phase": self.phase,
                     "step": self.step,
                     "stopped": self.stopped,
-                    "world_size": self.distributed.size,
+                    "world_size": self.processes.size,
                     "model": whole_state(self.model),
                     "optimizer": self.optimizer.state_dict(),
                     "base_lrs": self.base_lrs,
@@ -377,7 +313,7 @@ class _Loop:
 
         After a pass that ran out of memory, batch norm has seen a part of the batch once more than it should.
         """
-        if self.position is not None and self.distributed.size == 1 and self.step > (self.saved_step or 0):
+        if self.position is not None and self.processes.size == 1 and self.step > (self.saved_step or 0):
             self.stream.restore(self.position)  # several processes would have to agree
             self._save()
 
@@ -385,21 +321,21 @@ class _Loop:
         state = None if self.run is None else self.run.checkpoint()
         if self.run is None or state is None or state.get("phase") != self.phase:
             return
-        if state.get("world_size") != self.distributed.size:
+        if state.get("world_size") != self.processes.size:
             raise BadFile(
                 f"{self.run.checkpoint_path} was written by {state.get('world_size')} processes, and now there are "
-                f"{self.distributed.size}; resume with the same number, or start a new run."
+                f"{self.processes.size}; resume with the same number, or start a new run."
             )
         with self.run.restoring():
             load_whole_state_(self.model, state["model"])
             self.optimizer.load_state_dict(state["optimizer"])
             self.scaler.load_state_dict(state["scaler"])
             self.base_lrs = list(state["base_lrs"])
-            self.losses.total = float(state["loss_sums"][self.distributed.rank])
+            self.losses.total = float(state["loss_sums"][self.processes.rank])
             self.losses.count, self.stopped = int(state["loss_count"]), bool(state["stopped"])
             self.step = self.resumed_at = self.saved_step = int(state["step"])
             self.stream.restore(state["stream"])
-            set_rng_state(state["random"][self.distributed.rank], self.device)
+            set_rng_state(state["random"][self.processes.rank], self.device)
 
     def _check_divergence(self) -> None:
         """Wait for the device. Called before every checkpoint, so that the last one is good."""
@@ -407,7 +343,7 @@ class _Loop:
         bad = self.losses.first_bad
         if bad < 0 and not all_finite(self._parameters()):
             bad = self.step
-        (bad,) = self.distributed.max([bad])
+        (bad,) = self.processes.max([bad])
         if bad >= 0:
             raise Diverged(
                 f"the loss or a weight is not finite at step {bad}; {self._last_checkpoint()}. "
@@ -416,8 +352,8 @@ class _Loop:
 
     def _loss_sums(self) -> Tensor:
         """Sums of the losses of all processes."""
-        device = "cpu" if self.distributed.size == 1 else self.device
-        return self.distributed.gather(torch.tensor(self.losses.total, dtype=torch.float64, device=device))
+        device = "cpu" if self.processes.size == 1 else self.device
+        return self.processes.gather(torch.tensor(self.losses.total, dtype=torch.float64, device=device))
 
     def _parameters(self) -> list[Tensor]:
         return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
@@ -445,6 +381,19 @@ class _Loop:
             f"stopped by signal {signum} after step {self.step}, saved in {self.run.checkpoint_path}. Run the same "
             "command again to resume."
         )
+
+
+def train(
+    model: nn.Module, optimizer: OptimizerLike, stream: BatchStream, *, on_step: OnStep | None = None, **options: Any
+) -> TrainResult:
+    """Train a network in place, and call `on_step` after every step."""
+    training = Training(model, optimizer, stream, **options)
+    with closing(training.each_step()) as taken:
+        for info in taken:
+            training.stopped = on_step is not None and on_step(training.step, info) is True
+    return TrainResult(
+        steps=training.step, resumed_at=training.resumed_at, stopped=training.stopped, loss=training.last_loss
+    )
 
 
 class _LossSum:

@@ -35,11 +35,7 @@ def seed_everything(seed: int, device: torch.device | None = None) -> None:
 
 
 def rng_state(device: torch.device | None = None) -> dict[str, Any]:
-    """State of all generators as plain values and tensors, for `save_state`.
-
-    Args:
-        device: Include the generator of this device.
-    """
+    """State of all generators as plain values and tensors, for `save_state`."""
     state: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
     numpy = _numpy_random()
     if numpy is not None:

@@ -23,7 +23,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ecc.constants import RUN_PROFILE
+from ecc.constants import RUN_PROFILE, WORKLOAD_PROFILES
 from ecc.errors import BadFile, describe_error
 from ecc.io import read_lines
 from ecc.measure.environment import environment
@@ -235,7 +235,8 @@ def check_run_folder(path: Path) -> None:
             raise BadFile(f"{path} is a file; a run needs a folder.")
         if not path.exists() or (path / "config.json").exists():
             return
-        own = [path / _LOCK, path / RUN_PROFILE, *path.glob(".config.json.*.tmp")]  # of a run that did not start
+        profiles = [path / name for name in (RUN_PROFILE, *WORKLOAD_PROFILES)]
+        own = [path / _LOCK, *profiles, *path.glob(".config.json.*.tmp")]  # of a run that did not start
         other = sorted(entry.name for entry in path.iterdir() if entry not in own)
     except OSError as error:
         raise BadFile(f"cannot read the folder {path}: {error.strerror}.") from None

@@ -13,12 +13,7 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class Interrupted(EccError):
-    """Raised when training was stopped by a signal, after its state was saved.
-
-    Args:
-        message: Where it stopped, and how to resume.
-        signum: The signal; a command line exits with 128 + signum.
-    """
+    """Raised when training was stopped by a signal, after its state was saved."""
 
     def __init__(self, message: str, signum: int) -> None:
         super().__init__(message)

@@ -115,9 +115,6 @@ def digits() -> Task:
 
     Twelve epochs of Adam at 3e-3 reach 98 to 99 % on the test split, in a few seconds on one core.
     Everything is seeded; the global random state is not changed.
-
-    Raises:
-        BadTask: If scikit-learn, which ships the images, is not installed.
     """
     splits = load_digits_splits()
     with torch.random.fork_rng(devices=[]):

@@ -13,9 +13,6 @@ class ERFNet(nn.Module):
     """Encoder-decoder for segmentation; 2.06 M parameters, 26.6 G MACs at 512x1024 and 20 classes.
 
     Parameters are named as in the authors' release, without its encoder-only head.
-
-    Args:
-        num_classes: Number of outputs per pixel.
     """
 
     def __init__(self, num_classes: int = 20) -> None:

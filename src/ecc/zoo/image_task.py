@@ -96,10 +96,6 @@ def image_task(
         batch_size: Training batch size; by default that of the data or of the network.
         device: Device that holds data which fits into memory.
         log: Called with one-line notes for the user.
-
-    Raises:
-        BadTask: If network and data do not fit together, or the image size is not allowed.
-        BadFile: If the weights belong to another network.
     """
     network = NETWORKS[name]
     if data is not None and data.has_pixels != network.for_pixels:
@@ -156,10 +152,6 @@ class PixelLoss:
     """Cross-entropy of pixels without void ones, with class weights 1 / ln(1.02 + share of the pixels).
 
     The weights are those of the papers of ERFNet and ENet. Pixels are counted at the first call.
-
-    Args:
-        split: The split whose pixels are counted.
-        num_classes: Number of classes.
     """
 
     def __init__(self, split: Split, num_classes: int) -> None:
@@ -227,11 +219,7 @@ def top_k(model: nn.Module, batches: Batches, ks: Sequence[int] = (1, 5)) -> tup
 
 @torch.no_grad()
 def confusion(model: nn.Module, batches: Batches, num_classes: int) -> Tensor:
-    """Confusion matrix of pixels, true class by predicted class; void pixels are left out.
-
-    Raises:
-        BadTask: If a label is neither a class nor void.
-    """
+    """Confusion matrix of pixels, true class by predicted class; void pixels are left out."""
     counts = torch.zeros(num_classes * num_classes + 1, dtype=torch.int64)
     with eval_mode(model):
         for inputs, targets in batches(device_of(model)):
@@ -253,9 +241,6 @@ def mean_iou(counts: Tensor) -> float:
     """Mean over classes of TP / (TP + FP + FN) (Sec. 4.3 of the paper).
 
     A class that neither occurs nor is predicted has no IoU and is left out of the mean.
-
-    Args:
-        counts: From `confusion`.
     """
     counts = counts.double()
     right = counts.diagonal()
@@ -284,9 +269,6 @@ def load_weights_(
         head: Name of the last layer, and the output axis of its weight.
         published: By number of outputs in the file: the outputs that are our classes, in our order.
         log: Called with a one-line note on outputs that do not match.
-
-    Raises:
-        BadFile: If the file cannot be read, or belongs to another network.
     """
     weights = read_weights(path)
     layer, axis = head
@@ -315,11 +297,7 @@ def load_weights_(
 
 
 def read_weights(path: str | Path) -> dict[str, Tensor]:
-    """All tensors of a safetensors file; float16 and bfloat16 become float32.
-
-    Raises:
-        BadFile: If the file is missing, damaged, too large, or has another format.
-    """
+    """All tensors of a safetensors file; float16 and bfloat16 become float32."""
     path = Path(path)
     try:
         with open_to_read(path) as file:

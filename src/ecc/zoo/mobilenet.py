@@ -27,9 +27,6 @@ class MobileNetV1(nn.Module):
 
     Block i holds `conv_dw_i`, `conv_dw_i_bn`, `conv_pw_i` and `conv_pw_i_bn`. Layers of stride 2 pad on the
     right and at the bottom only, as TensorFlow does, so that the published TensorFlow weights give the same outputs.
-
-    Args:
-        num_classes: Number of outputs.
     """
 
     def __init__(self, num_classes: int = 1000) -> None:

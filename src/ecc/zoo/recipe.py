@@ -60,11 +60,7 @@ class Recipe(RecipeFile):
 
 
 def read_recipe(path: str | Path) -> Recipe:
-    """Read a recipe.
-
-    Raises:
-        BadFile: If it cannot be read, a key is unknown, or a value has the wrong type or is out of range.
-    """
+    """Read a recipe."""
     path = Path(path)
     try:
         table = tomllib.loads(read_text(path))

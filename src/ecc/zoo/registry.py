@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import importlib.util
 import inspect
 import sys
 import traceback
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
@@ -19,11 +18,12 @@ import torch
 from torch import Tensor, nn
 
 from ecc.constants import BUNDLED_TASKS
-from ecc.errors import BadTask, one_line
+from ecc.errors import BadTask, closest, one_line
 from ecc.task import Task
 from ecc.zoo.data import find_data
 from ecc.zoo.digits import digits
 from ecc.zoo.image_task import NETWORKS, SEED, image_task, seeded
+from ecc.zoo.language import language_task
 
 
 def find_task(
@@ -34,6 +34,10 @@ def find_task(
     image_size: tuple[int, int] | None = None,
     batch_size: int | None = None,
     device: torch.device | str = "cpu",
+    text: Sequence[str | Path] = (),
+    test_text: Sequence[str | Path] = (),
+    length: int | None = None,
+    batch: int | None = None,
     log: Callable[[str], None] = lambda _: None,
 ) -> Task:
     """Build the task with a name.
@@ -44,6 +48,7 @@ def find_task(
             * a bundled name, see `BUNDLED_TASKS`. `digits` is a complete task; the others are networks with seeded
               random weights and input, enough to trace and measure, and complete tasks with `data`;
             * `torchvision:NAME` or `timm:NAME`: a network of that library with seeded random weights;
+            * `hf:FOLDER` or `hf:NAME`: a causal language model or an encoder of transformers, see `language_task`;
             * `path/to/file.py:function`: a function without arguments that returns a `Task` or a pair
               `(model, example_input)`. **The file is executed**: name only files that you trust. Its folder is on
               `sys.path` while it runs.
@@ -52,23 +57,26 @@ def find_task(
         image_size: (height, width) of the images of a bundled network.
         batch_size: Training batch size.
         device: Device that holds data which fits into memory.
+        text: Text files to train a Hugging Face model on.
+        test_text: Text files for its score.
+        length: Tokens per sequence of a Hugging Face model.
+        batch: Sequences at once in prefill and decode.
         log: Called with one-line notes for the user.
-
-    Raises:
-        BadTask: If there is no such task, or it cannot be built.
-        BadFile: If the weights belong to another network.
     """
+    if spec.startswith("hf:"):
+        _refuse_options(spec, "give text files with --text", data=data, weights=weights, image_size=image_size)
+        many, path = batch or 1, spec.removeprefix("hf:")
+        return language_task(path, text, test_text=test_text, length=length, batch_size=batch_size, batch=many, log=log)
+    if text or test_text or length is not None:
+        raise BadTask(f"task {spec!r} takes no text; only tasks hf:FOLDER and hf:NAME do.")
     if spec in NETWORKS:
         found = None if data is None else find_data(data)
         return image_task(
             spec, found, weights=weights, image_size=image_size, batch_size=batch_size, device=device, log=log
         )
-    for option, value in (("data", data), ("weights", weights), ("image size", image_size), ("batch size", batch_size)):
-        if value is not None and (spec == "digits" or ":" in spec):
-            raise BadTask(
-                f"task {spec!r} takes no {option}; only the bundled networks {', '.join(NETWORKS)} do. "
-                "Your own function sets it itself."
-            )
+    if spec == "digits" or ":" in spec:
+        way = f"only the bundled networks {', '.join(NETWORKS)} do. Your own function sets it itself"
+        _refuse_options(spec, way, data=data, weights=weights, image_size=image_size, batch_size=batch_size)
     if spec == "digits":
         return digits()
     if spec.endswith(".toml"):
@@ -83,11 +91,18 @@ def find_task(
         return _from_torchvision(right)
     if left == "timm":
         return _from_timm(right)
-    suggestion = _did_you_mean(left, ("torchvision", "timm")) if left else _did_you_mean(spec, BUNDLED_TASKS)
+    suggestion = _did_you_mean(left, ("torchvision", "timm", "hf")) if left else _did_you_mean(spec, BUNDLED_TASKS)
     raise BadTask(
         f"unknown task {spec!r}{suggestion}; choose one of {', '.join(BUNDLED_TASKS)}, "
-        "torchvision:NAME, timm:NAME or path/to/file.py:function."
+        "torchvision:NAME, timm:NAME, hf:FOLDER or path/to/file.py:function."
     )
+
+
+def _refuse_options(spec: str, way: str, **options: object) -> None:
+    """Refuse options that a task does not take."""
+    for name, value in options.items():
+        if value is not None:
+            raise BadTask(f"task {spec!r} takes no {name.replace('_', ' ')}; {way}.")
 
 
 # ---------------------------------------------------------------- networks of other libraries
@@ -232,5 +247,5 @@ def _seeded_input(shape: tuple[int, int, int]) -> Tensor:
 
 
 def _did_you_mean(name: str, known: Iterable[str]) -> str:
-    matches = difflib.get_close_matches(name.lower(), list(known), n=1)
-    return f" (did you mean {matches[0]!r}?)" if matches else ""
+    close = closest(name, known)
+    return f" (did you mean {close!r}?)" if close else ""

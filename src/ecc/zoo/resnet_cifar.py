@@ -19,12 +19,7 @@ def resnet56(num_classes: int = 10) -> CifarResNet:
 
 
 class CifarResNet(nn.Module):
-    """A 3x3 stem, three stages of basic blocks, global pooling and a linear layer: 6n + 2 layers.
-
-    Args:
-        blocks_per_stage: n of the paper.
-        num_classes: Number of outputs.
-    """
+    """A 3x3 stem, three stages of basic blocks, global pooling and a linear layer: 6n + 2 layers."""
 
     def __init__(self, blocks_per_stage: int, num_classes: int = 10) -> None:
         super().__init__()
@@ -49,13 +44,7 @@ class CifarResNet(nn.Module):
 
 
 class BasicBlock(nn.Module):
-    """Two 3x3 convolutions and a shortcut without parameters.
-
-    Args:
-        in_channels: Channels of the input.
-        out_channels: Channels of the output, at least as many.
-        stride: Stride of the first convolution and of the shortcut.
-    """
+    """Two 3x3 convolutions and a shortcut without parameters."""
 
     def __init__(self, in_channels: int, out_channels: int, stride: int = 1) -> None:
         super().__init__()

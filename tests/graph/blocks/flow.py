@@ -31,7 +31,7 @@ class BranchOnValue(Block):
     def __init__(self, shape: Shape) -> None:
         super().__init__(shape)
         self.layer = self.conv(self.channels, 4)
-        self.expects.update({"in": "sum", "layer.weight": 4})
+        self.expects.update({"in": "Python", "layer.weight": 4})
 
     def forward(self, x: Tensor) -> Tensor:
         if x.abs().sum() > 0:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -13,16 +12,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from graph.blocks.base import BATCH, LEAKS, LEAVES, NUMERIC, Block, Shape, block, one_of
+from graph.layers import WidthInBackward, wrapped
 
 # --- code that runs only in train mode, behind a hidden condition ------------------------------------------
-
-
-def _wrapped(function: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(function)
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
-        return function(*args, **kwargs)
-
-    return wrapper
 
 
 class Mode:
@@ -51,7 +43,7 @@ class Hidden(Block):
     def under_autocast(self) -> bool:
         return self.training
 
-    @_wrapped
+    @wrapped
     def under_wrapper(self) -> bool:
         return self.training
 
@@ -181,16 +173,6 @@ class SkipWhereShapesAgree(Block):
         return y * x if x.shape == y.shape else y
 
 
-class _WidthInBackward(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        return grad / grad.shape[1]
-
-
 @block(LEAKS, NUMERIC, kind=one_of("function", "hook"))
 class WidthInGradient(Block):
     """Outputs are right, gradients are not."""
@@ -202,7 +184,7 @@ class WidthInGradient(Block):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.kind == "function":
-            return _WidthInBackward.apply(x)
+            return WidthInBackward.apply(x)
         if x.requires_grad:
             x.register_hook(lambda grad: grad / grad.shape[1])
         return x

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -85,3 +86,37 @@ class Net(nn.Module):
 
     def forward(self, x: Tensor) -> Any:
         return self.head(self.end(F.relu(self.body(self.middle(F.relu(self.stem(x)))))))
+
+
+class Between(Net):
+    """Code between the first and the second convolution: always, or in train mode only."""
+
+    def __init__(self, code: Callable[[Any, Tensor], Any], train_only: bool = False) -> None:
+        super().__init__()
+        self.code, self.train_only = code, train_only
+
+    @property
+    def is_learning(self) -> bool:
+        return self.training
+
+    def middle(self, x: Tensor) -> Any:
+        return x if self.train_only and not self.is_learning else self.code(self, x)
+
+
+class AfterBody(Net):
+    """Code that makes the result from the channels of the stem and of the body."""
+
+    def __init__(self, code: Callable[[Any, Tensor, Tensor], Any]) -> None:
+        super().__init__()
+        self.code = code
+
+    def forward(self, x: Tensor) -> Any:
+        x = F.relu(self.stem(x))
+        return self.code(self, x, F.relu(self.body(x)))
+
+
+def traps(kind: str, codes: Mapping[str, Callable[..., Any]], build: Any = Between, **fields: Any) -> None:
+    """A trap for each piece of code; `train_only` is passed on to `Between`."""
+    options = {"train_only": fields.pop("train_only")} if "train_only" in fields else {}
+    for name, code in codes.items():
+        trap(f"{kind}: {name}", **fields)(partial(build, code, **options))

@@ -2,61 +2,58 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from graph.layers import conv
-from graph.traps.base import Net, ordinary, trap
+from graph.traps.base import AfterBody, Net, ordinary, trap, traps
 
 
-@trap()
-class SkipWhereShapesAgree(Net):
-    """8 and 6 channels: the skip runs once both are pruned to the same width."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = F.relu(self.stem(x))
-        y = F.relu(self.body(x))
-        return self.head(y + x if x.shape == y.shape else y)
+def loop(net: Any, x: Tensor) -> Tensor:
+    for _ in range(x.shape[1] // 4):
+        x = torch.tanh(x)
+    return x
 
 
-@trap()
-class SkipWhereWidthsAgree(Net):
-    def forward(self, x: Tensor) -> Tensor:
-        x = F.relu(self.stem(x))
-        y = F.relu(self.body(x))
-        return self.head(y * (x if x.shape[1] == y.shape[1] else 1))
-
-
-@trap()
-class SkipWhereBroadcastingWorks(Net):
+def skip_where_broadcasting_works(net: Any, x: Tensor, y: Tensor) -> Tensor:
     """A single remaining channel is added to all."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = F.relu(self.stem(x))
-        y = F.relu(self.body(x))
-        try:
-            return self.head(x + y)
-        except RuntimeError:
-            return self.head(y)
+    try:
+        return net.head(x + y)
+    except RuntimeError:
+        return net.head(y)
 
 
-@trap()
-class OtherActivationBelowAWidth(Net):
-    def middle(self, x: Tensor) -> Tensor:
-        return torch.tanh(x) if x.shape[1] > 4 else torch.sigmoid(x)
-
-
-@trap()
-class OtherActivationAtOneChannel(Net):
-    def middle(self, x: Tensor) -> Tensor:
-        return torch.tanh(x) if x.shape[1] > 1 else x.neg()
-
-
-@trap()
-class ActivationAtTheFullWidth(Net):
-    def middle(self, x: Tensor) -> Tensor:
-        return torch.tanh(x) if x.shape[1] == 8 else x
+BELOW = {"below a width": lambda net, x: torch.tanh(x) if x.shape[1] > 4 else torch.sigmoid(x)}
+traps("branch in train mode", BELOW, train_only=True)
+traps(
+    "branch",
+    {
+        **BELOW,
+        "at one channel": lambda net, x: torch.tanh(x) if x.shape[1] > 1 else x.neg(),
+        "at the full width": lambda net, x: torch.tanh(x) if x.shape[1] == 8 else x,
+        "by parity": lambda net, x: torch.tanh(x) if x.shape[1] % 2 == 0 else x.neg(),
+        "loop": loop,
+        "width of the module": lambda net, x: torch.tanh(x) if net.stem.out_channels > 5 else x,
+        "number of elements": lambda net, x: torch.tanh(x) if x.numel() > 600 else x,
+        "tensor of the width": lambda net, x: torch.tanh(x) if torch.tensor(x.shape[1]) > 4 else x,
+        "kernel of a pooling": lambda net, x: F.interpolate(F.avg_pool2d(x, min(x.shape[1], 2)), x.shape[2:]),
+    },
+)
+traps(
+    "branch on two widths",
+    {
+        # 8 and 6 channels: they may be pruned to the same width.
+        "skip where shapes agree": lambda net, x, y: net.head(y + x if x.shape == y.shape else y),
+        "skip where widths agree": lambda net, x, y: net.head(y * (x if x.shape[1] == y.shape[1] else 1)),
+        "skip where broadcasting works": skip_where_broadcasting_works,
+        "ratio": lambda net, x, y: net.head(torch.tanh(y) if net.stem.weight.shape[0] > y.shape[1] else y),
+        "width of the other group": lambda net, x, y: net.head(torch.tanh(y) if x.shape[1] > 4 else y),
+    },
+    build=AfterBody,
+)
 
 
 @trap()
@@ -69,74 +66,6 @@ class LayerByParity(Net):
         x = F.relu(self.stem(x))
         y = F.relu(self.body(x))
         return self.even(y) if x.shape[1] % 2 == 0 else self.odd(y)
-
-
-@trap()
-class ActivationByParity(Net):
-    def middle(self, x: Tensor) -> Tensor:
-        return torch.tanh(x) if x.shape[1] % 2 == 0 else x.neg()
-
-
-@trap()
-class LoopOverTheWidth(Net):
-    def middle(self, x: Tensor) -> Tensor:
-        for _ in range(x.shape[1] // 4):
-            x = torch.tanh(x)
-        return x
-
-
-@trap()
-class BranchOnTheModulesWidth(Net):
-    def middle(self, x: Tensor) -> Tensor:
-        return torch.tanh(x) if self.stem.out_channels > 5 else x
-
-
-@trap()
-class BranchOnTheNumberOfElements(Net):
-    def middle(self, x: Tensor) -> Tensor:
-        return torch.tanh(x) if x.numel() > 600 else x
-
-
-@trap()
-class BranchOnATensorOfTheWidth(Net):
-    def middle(self, x: Tensor) -> Tensor:
-        return torch.tanh(x) if torch.tensor(x.shape[1]) > 4 else x
-
-
-@trap()
-class BranchOnWidthInTrainMode(Net):
-    @property
-    def is_learning(self) -> bool:
-        return self.training
-
-    def middle(self, x: Tensor) -> Tensor:
-        return torch.tanh(x) if self.is_learning and x.shape[1] > 4 else x
-
-
-@trap()
-class BranchOnTheRatioOfWidths(Net):
-    def end(self, x: Tensor) -> Tensor:
-        return torch.tanh(x) if self.stem.weight.shape[0] > x.shape[1] else x
-
-
-@trap()
-class AveragePoolingByWidth(Net):
-    """The kernel of a pooling is the number of channels, at most two."""
-
-    def middle(self, x: Tensor) -> Tensor:
-        kernel = min(x.shape[1], 2)
-        return F.interpolate(F.avg_pool2d(x, kernel), x.shape[2:])
-
-
-@trap()
-class ActivationByOtherGroupsWidth(Net):
-    """The width of the stem decides what happens to the channels of the body."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = F.relu(self.stem(x))
-        wide = x.shape[1] > 4
-        y = self.body(x)
-        return self.head(torch.tanh(y) if wide else F.relu(y))
 
 
 @ordinary(2)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from graph.layers import conv
-from graph.traps.base import Net, ordinary, trap
+from graph.traps.base import Net, ordinary, traps
 
 MIDDLES: dict[str, Callable[[Tensor], Tensor]] = {
     "softmax": lambda x: x.softmax(1),
@@ -50,39 +50,20 @@ MIDDLES: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-class Between(Net):
-    def __init__(self, how: str, train_only: bool) -> None:
-        super().__init__()
-        self.how, self.train_only = how, train_only
-
-    @property
-    def is_learning(self) -> bool:
-        return self.training
-
-    def middle(self, x: Tensor) -> Tensor:
-        return x if self.train_only and not self.is_learning else MIDDLES[self.how](x)
+def _code(how: str) -> Callable[[Any, Tensor], Tensor]:
+    return lambda net, x: MIDDLES[how](x)
 
 
-for _how in MIDDLES:
-    trap(f"channels: {_how}")(lambda how=_how: Between(how, train_only=False))
-for _how in ("softmax", "cumsum", "topk", "index of the last", "every second", "roll", "view of literal size"):
-    trap(f"channels in train mode: {_how}")(lambda how=_how: Between(how, train_only=True))
-
-
-@trap()
-class MeanUnderCheckpoint(Net):
-    """Checkpointed in train mode; what is checkpointed mixes channels."""
-
-    def middle(self, x: Tensor) -> Tensor:
-        result: Any = checkpoint(lambda t: t - t.mean(1, keepdim=True), x, use_reentrant=False)
-        return result
-
-
-@trap()
-class WidthUnderCheckpoint(Net):
-    def middle(self, x: Tensor) -> Tensor:
-        result: Any = checkpoint(lambda t: t / t.new_tensor([t.shape[1]]), x, use_reentrant=False)
-        return result
+IN_TRAIN_MODE = ("softmax", "cumsum", "topk", "index of the last", "every second", "roll", "view of literal size")
+traps("channels", {how: _code(how) for how in MIDDLES})
+traps("channels in train mode", {how: _code(how) for how in IN_TRAIN_MODE}, train_only=True)
+traps(
+    "checkpoint",  # in train mode
+    {
+        "mean": lambda net, x: checkpoint(lambda t: t - t.mean(1, keepdim=True), x, use_reentrant=False),
+        "width": lambda net, x: checkpoint(lambda t: t / t.new_tensor([t.shape[1]]), x, use_reentrant=False),
+    },
+)
 
 
 @ordinary(2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -27,29 +28,12 @@ class Residual(Net):
         return x + self.outer(F.relu(self.norm(self.inner(x))))
 
 
-@ordinary(3)
 class AuxiliaryClassifier(Net):
-    """GoogLeNet: a second classifier in train mode, behind a plain branch."""
+    """GoogLeNet: a second classifier in train mode, behind a plain branch or a property."""
 
-    def __init__(self) -> None:
+    def __init__(self, by_property: bool) -> None:
         super().__init__()
-        self.squeeze, self.aux = conv(8, 5, 1), nn.Linear(5 * 16, 4)
-
-    def forward(self, x: Tensor) -> Any:
-        x = F.relu(self.stem(x))
-        y = self.head(F.relu(self.body(x)))
-        if self.training:
-            return y, self.aux(F.adaptive_avg_pool2d(F.relu(self.squeeze(x)), 4).flatten(1))
-        return y
-
-
-@ordinary(3)
-class AuxiliaryClassifierBehindProperty(Net):
-    """The same with a property as condition."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.squeeze, self.aux = conv(8, 5, 1), nn.Linear(5 * 16, 4)
+        self.by_property, self.squeeze, self.aux = by_property, conv(8, 5, 1), nn.Linear(5 * 16, 4)
 
     @property
     def is_learning(self) -> bool:
@@ -58,38 +42,45 @@ class AuxiliaryClassifierBehindProperty(Net):
     def forward(self, x: Tensor) -> Any:
         x = F.relu(self.stem(x))
         y = self.head(F.relu(self.body(x)))
-        if self.is_learning:
+        if self.is_learning if self.by_property else self.training:
             return y, self.aux(F.adaptive_avg_pool2d(F.relu(self.squeeze(x)), 4).flatten(1))
         return y
 
 
 @ordinary(3)
-class StochasticDepth(Net):
-    """A branch that train mode drops, image by image."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner, self.outer = conv(8, 5), conv(5, 8)
-
-    def middle(self, x: Tensor) -> Tensor:
-        y = self.outer(F.relu(self.inner(x)))
-        if self.training:
-            y = y * (torch.rand(len(x), 1, 1, 1, dtype=x.dtype) < 0.7) / 0.7
-        return x + y
+def auxiliary_classifier() -> nn.Module:
+    return AuxiliaryClassifier(by_property=False)
 
 
 @ordinary(3)
-class LayerDrop(Net):
-    """A branch that train mode drops for the whole batch, by a Python branch."""
+def auxiliary_classifier_behind_property() -> nn.Module:
+    return AuxiliaryClassifier(by_property=True)
 
+
+class Dropped(Net):
     def __init__(self) -> None:
         super().__init__()
         self.inner, self.outer = conv(8, 5), conv(5, 8)
 
+    def branch(self, x: Tensor) -> Tensor:
+        return self.outer(F.relu(self.inner(x)))
+
+
+@ordinary(3)
+class StochasticDepth(Dropped):
+    """A branch that train mode drops, image by image."""
+
     def middle(self, x: Tensor) -> Tensor:
-        if self.training and torch.rand(()) < 0.1:
-            return x
-        return x + self.outer(F.relu(self.inner(x)))
+        y = self.branch(x)
+        return x + (y * (torch.rand(len(x), 1, 1, 1, dtype=x.dtype) < 0.7) / 0.7 if self.training else y)
+
+
+@ordinary(3)
+class LayerDrop(Dropped):
+    """A branch that train mode drops for the whole batch, by a Python branch."""
+
+    def middle(self, x: Tensor) -> Tensor:
+        return x if self.training and torch.rand(()) < 0.1 else x + self.branch(x)
 
 
 @ordinary(2)
@@ -151,57 +142,53 @@ def encoder_layer() -> nn.Module:
     return nn.TransformerEncoderLayer(8, 2, 12, dropout=0.0, batch_first=True)
 
 
-@ordinary(3)
-class ObservedByAHook(Net):
-    """A hook that only observes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = conv(8, 8)
-        self.inner.register_forward_hook(observe)
-
-    def middle(self, x: Tensor) -> Tensor:
-        return F.relu(self.inner(x))
-
-
 def observe(module: nn.Module, args: Any, result: Tensor) -> None:
     module.__dict__["seen"] = tuple(result.shape)
-
-
-@trap()
-class ChangedByAHook(Net):
-    """A hook that replaces what a layer returns."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = conv(8, 8)
-        self.inner.register_forward_hook(subtract_mean)
-
-    def middle(self, x: Tensor) -> Tensor:
-        return F.relu(self.inner(x))
 
 
 def subtract_mean(module: nn.Module, args: Any, result: Tensor) -> Tensor:
     return result - result.mean(1, keepdim=True)
 
 
-@trap()
-class ChangedByAPreHookInTrainMode(Net):
-    def __init__(self) -> None:
+class Hooked(Net):
+    """A hook on a layer between the first and the second convolution."""
+
+    def __init__(self, hook: Callable[..., Any]) -> None:
         super().__init__()
-        self.body.register_forward_pre_hook(divide_by_width)
+        self.inner = conv(8, 8)
+        self.inner.register_forward_hook(hook)
+
+    def middle(self, x: Tensor) -> Tensor:
+        return F.relu(self.inner(x))
+
+
+@ordinary(3)
+def observed_by_a_hook() -> nn.Module:
+    return Hooked(observe)
+
+
+@trap()
+def changed_by_a_hook() -> nn.Module:
+    return Hooked(subtract_mean)
 
 
 def divide_by_width(module: nn.Module, args: Any) -> Any:
     return (args[0] / args[0].new_tensor([args[0].shape[1]]),) if module.training else None
 
 
-@trap()
-class HookOnTheBackwardPass(Net):
-    def __init__(self) -> None:
-        super().__init__()
-        self.body.register_full_backward_hook(mean_of_gradients)
-
-
 def mean_of_gradients(module: nn.Module, incoming: Any, outgoing: Any) -> Any:
     return (incoming[0] - incoming[0].mean(1, keepdim=True),) if incoming[0] is not None else None
+
+
+@trap()
+def changed_by_a_pre_hook_in_train_mode() -> nn.Module:
+    net = Net()
+    net.body.register_forward_pre_hook(divide_by_width)
+    return net
+
+
+@trap()
+def hook_on_the_backward_pass() -> nn.Module:
+    net = Net()
+    net.body.register_full_backward_hook(mean_of_gradients)
+    return net

@@ -4,56 +4,36 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from graph.traps.base import Net, trap
+from graph.layers import WidthInBackward
+from graph.traps.base import traps
 
 
-class WidthInBackward(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        return grad / grad.shape[1]
-
-
-class MeanInBackward(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x.clone()
-
+class MeanInBackward(WidthInBackward):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         return grad - grad.mean(1, keepdim=True)
 
 
-@trap()
-class BackwardDividesByTheWidth(Net):
-    def middle(self, x: Tensor) -> Tensor:
-        return WidthInBackward.apply(x)
+def hooked(net: Any, x: Tensor) -> Tensor:
+    if x.requires_grad:
+        x.register_hook(lambda grad: grad - grad.mean(1, keepdim=True))
+    return x
 
 
-@trap()
-class BackwardTakesTheMean(Net):
-    def middle(self, x: Tensor) -> Tensor:
-        return MeanInBackward.apply(x)
+def detached(net: Any, x: Tensor) -> Tensor:
+    """The forward value is x; the gradient is the width."""
+    scaled = x * x.new_tensor([x.shape[1]])
+    return scaled - scaled.detach() + x.detach()
 
 
-@trap()
-class HookOnTheGradient(Net):
-    def middle(self, x: Tensor) -> Tensor:
-        if x.requires_grad:
-            x.register_hook(lambda grad: grad - grad.mean(1, keepdim=True))
-        return x
-
-
-@trap()
-class DetachedScaleByTheWidth(Net):
-    """The forward value is one; the gradient is the width."""
-
-    def middle(self, x: Tensor) -> Tensor:
-        scaled = x * x.new_tensor([x.shape[1]])
-        return scaled - scaled.detach() + x.detach()
+traps(
+    "gradient",
+    {
+        "divided by the width": lambda net, x: WidthInBackward.apply(x),
+        "without its mean": lambda net, x: MeanInBackward.apply(x),
+        "hook": hooked,
+        "detached scale": detached,
+    },
+)

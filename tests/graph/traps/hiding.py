@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -9,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from graph.layers import conv
-from graph.traps.base import EXAMPLE, SECOND, Net, images, ordinary, trap
+from graph.traps.base import EXAMPLE, SECOND, Between, Net, images, ordinary, trap, traps
 
 
 def by_width(x: Tensor) -> Tensor:
@@ -17,45 +19,29 @@ def by_width(x: Tensor) -> Tensor:
     return x / x.new_tensor([x.shape[1]])
 
 
-class WithoutBiases(Net):
-    def __init__(self) -> None:
-        super().__init__()
+def zeros() -> Tensor:
+    return torch.zeros(2, 3, 8, 8)
+
+
+class WithoutBiases(Between):
+    def __init__(self, code: Callable[[Any, Tensor], Any], train_only: bool = False) -> None:
+        super().__init__(code, train_only)
         self.stem, self.body, self.head = conv(3, 8, bias=False), conv(8, 6, bias=False), conv(6, 4, 1, bias=False)
 
-    def middle(self, x: Tensor) -> Tensor:
-        return by_width(x)
+
+for _value in (0.0, 1e-30, 1e25):
+    example = partial(torch.full, (2, 3, 8, 8), _value)
+    traps(f"example of {_value:g}", {"": lambda net, x: by_width(x)}, build=WithoutBiases, example=example)
+traps(
+    "example of zeros in train mode",
+    {"": lambda net, x: torch.tanh(by_width(x))},
+    build=WithoutBiases,
+    example=zeros,
+    train_only=True,
+)
 
 
-@trap(example=lambda: torch.zeros(2, 3, 8, 8))
-def zero_example() -> nn.Module:
-    return WithoutBiases()
-
-
-@trap(example=lambda: torch.full((2, 3, 8, 8), 1e-30))
-def tiny_example() -> nn.Module:
-    return WithoutBiases()
-
-
-@trap(example=lambda: torch.full((2, 3, 8, 8), 1e25))
-def huge_example() -> nn.Module:
-    return WithoutBiases()
-
-
-class ZeroInTrain(WithoutBiases):
-    @property
-    def is_learning(self) -> bool:
-        return self.training
-
-    def middle(self, x: Tensor) -> Tensor:
-        return torch.tanh(by_width(x)) if self.is_learning else x
-
-
-@trap(example=lambda: torch.zeros(2, 3, 8, 8))
-def zero_example_in_train_mode() -> nn.Module:
-    return ZeroInTrain()
-
-
-@trap(example=lambda: torch.zeros(2, 3, 8, 8), second=SECOND)
+@trap(example=zeros, second=SECOND)
 class ZerosHideABranch(Net):
     def middle(self, x: Tensor) -> Tensor:
         return torch.tanh(x) if x.shape[1] > 4 else x
@@ -64,26 +50,26 @@ class ZerosHideABranch(Net):
         self.stem.bias.zero_()  # type: ignore[union-attr]
 
 
-@trap()
-class TinyOutputBesideALargeOne(Net):
-    def __init__(self) -> None:
+class TwoOutputs(Net):
+    """A second output, which is wrong, beside the first."""
+
+    def __init__(self, code: Callable[[Tensor, Tensor], Any]) -> None:
         super().__init__()
-        self.other = conv(8, 4, 1)
+        self.code, self.other = code, conv(8, 4, 1)
 
     def forward(self, x: Tensor) -> Any:
         x = F.relu(self.stem(x))
-        return torch.cat([1e4 * self.head(F.relu(self.body(x))), 1e-2 * self.other(by_width(x))], 1)
+        return self.code(self.head(F.relu(self.body(x))), self.other(by_width(x)))
 
 
-@trap()
-class TinyOutputOfItsOwn(Net):
-    def __init__(self) -> None:
-        super().__init__()
-        self.other = conv(8, 4, 1)
-
-    def forward(self, x: Tensor) -> Any:
-        x = F.relu(self.stem(x))
-        return {"large": 1e6 * self.head(F.relu(self.body(x))), "small": 1e-5 * self.other(by_width(x))}
+traps(
+    "tiny output",
+    {
+        "in the same tensor": lambda large, small: torch.cat([1e4 * large, 1e-2 * small], 1),
+        "of its own": lambda large, small: {"large": 1e6 * large, "small": 1e-5 * small},
+    },
+    build=TwoOutputs,
+)
 
 
 @trap()
@@ -102,13 +88,15 @@ class NanBesideIt(Net):
         return self.head(F.relu(self.body(by_width(x)))), self.other(x)
 
 
-@trap()
-class NanInAllWeights(Net):
-    def set_weights_(self) -> None:
-        self.head.weight.fill_(float("nan"))
-
+class WrongByWidth(Net):
     def middle(self, x: Tensor) -> Tensor:
         return by_width(x)
+
+
+@trap()
+class NanInAllWeights(WrongByWidth):
+    def set_weights_(self) -> None:
+        self.head.weight.fill_(float("nan"))
 
 
 @trap()
@@ -127,57 +115,42 @@ class ZeroInitialisedBranch(Net):
         return x + self.branch(by_width(x))
 
 
-@trap()
-class ZeroScalarGate(Net):
-    """A learned scalar that starts at zero."""
+class ZeroGate(Net):
+    """A value that is zero now and set later: a learned scalar, or a buffer that train mode increases."""
 
-    def __init__(self) -> None:
+    gate: Tensor
+
+    def __init__(self, learned: bool) -> None:
         super().__init__()
-        self.gate = nn.Parameter(torch.zeros(()))
+        if learned:
+            self.gate = nn.Parameter(torch.zeros(()))
+        else:
+            self.register_buffer("gate", torch.zeros(()))
 
     def set_weights_(self) -> None:
         self.gate.zero_()
 
     def middle(self, x: Tensor) -> Tensor:
+        if self.training and not isinstance(self.gate, nn.Parameter):
+            self.gate += 0.5
         return x + self.gate * by_width(x)
 
 
-@trap()
-class ZeroBuffer(Net):
-    """A schedule's value that is zero now and set later."""
-
-    amount: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("amount", torch.zeros(()))
-
-    def set_weights_(self) -> None:
-        self.amount.zero_()
-
-    def middle(self, x: Tensor) -> Tensor:
-        if self.training:
-            self.amount += 0.5
-        return x + self.amount * by_width(x)
+trap("zero gate: learned")(partial(ZeroGate, True))
+trap("zero gate: buffer")(partial(ZeroGate, False))
 
 
 @trap()
-class SmallBesideAConstant(Net):
+class SmallBesideAConstant(WrongByWidth):
     """A sigmoid of small numbers is one half, which hides the error before it."""
-
-    def middle(self, x: Tensor) -> Tensor:
-        return by_width(x)
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.sigmoid(super().forward(x) * 1e-5)
 
 
-@trap(example=EXAMPLE, second=lambda: 40 * SECOND())
-class ClampedUntilTheInputIsLarge(Net):
-    """Wrong only where features are larger than the example's."""
-
-    def middle(self, x: Tensor) -> Tensor:
-        return x.clamp(max=float(5 * x.shape[1]))
+# Wrong only where features are larger than the example's.
+clamped = {"": lambda net, x: x.clamp(max=float(5 * x.shape[1]))}
+traps("clamped until the input is large", clamped, example=EXAMPLE, second=lambda: 40 * SECOND())
 
 
 @trap()
@@ -193,18 +166,15 @@ class IntegerOutput(Net):
 
 
 @trap()
-class NoOutputInEvalMode(Net):
+class NoOutputInEvalMode(WrongByWidth):
     """Detectors return losses in train mode and boxes, here none, in eval mode."""
-
-    def middle(self, x: Tensor) -> Tensor:
-        return by_width(x)
 
     def forward(self, x: Tensor) -> Any:
         result = super().forward(x)
         return {"loss": result.pow(2).mean()} if self.training else []
 
 
-@ordinary(2, example=lambda: torch.zeros(2, 3, 8, 8))
+@ordinary(2, example=zeros)
 def zero_example_of_an_ordinary_network() -> nn.Module:
     return Net()
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from graph.layers import conv
-from graph.traps.base import EXAMPLE, SECOND, Net, images, ordinary, trap
+from graph.traps.base import EXAMPLE, SECOND, Between, Net, images, ordinary, trap, traps
 
 
 def bright() -> Tensor:
@@ -101,29 +104,26 @@ def experts_of_small_probability() -> nn.Module:
     return ByProbability()
 
 
-class Late(Net):
+class Late(Between):
     """A branch that runs when `is_open` says so."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.late = conv(8, 8)
-
-    def is_open(self, x: Tensor) -> bool:
-        raise NotImplementedError
-
-    def middle(self, x: Tensor) -> Tensor:
-        return x + self.late(x) if self.is_open(x) else x
+    def __init__(self, is_open: Callable[[Any, Tensor], bool]) -> None:
+        super().__init__(lambda net, x: x + net.late(x) if is_open(net, x) else x)
+        self.late, self.calls = conv(8, 8), 0
 
 
-@trap(idle=("late",))
-class OpenedByACounter(Late):
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls = 0
+def some_calls(net: Any, x: Tensor) -> bool:
+    net.calls += 1
+    return bool(net.calls > 3)
 
-    def is_open(self, x: Tensor) -> bool:
-        self.calls += 1
-        return self.calls > 3
+
+traps("opened", {"by a counter": some_calls}, build=Late, idle=("late",))
+traps("opened", {"by features": lambda net, x: bool(x.mean() > 0.6)}, build=Late, example=bright, second=dark)
+for _name, _open, _first, _second in (
+    ("by a size", lambda net, x: x.shape[-1] > 8, images(1, size=8), images(2, size=12)),
+    ("by the batch", lambda net, x: len(x) > 2, images(1, batch=1), images(2, batch=3)),
+):
+    traps("opened", {_name: _open}, build=Late, example=_first, second=_second, idle=("late",))
 
 
 @trap(idle=("late",))
@@ -131,10 +131,10 @@ class OpenedByATrainingStep(Late):
     step: Tensor
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(lambda net, x: net.counted())
         self.register_buffer("step", torch.zeros((), dtype=torch.long))
 
-    def is_open(self, x: Tensor) -> bool:
+    def counted(self) -> bool:
         if self.training:
             self.step += 1
         return int(self.step) > 2
@@ -149,8 +149,7 @@ class MixesChannelsAfterSomeCalls(Net):
         self.calls = 0
 
     def middle(self, x: Tensor) -> Tensor:
-        self.calls += 1
-        return x - x.mean(1, keepdim=True) if self.calls > 3 else x
+        return x - x.mean(1, keepdim=True) if some_calls(self, x) else x
 
 
 @trap(example=bright, second=dark, idle=("late",))
@@ -173,26 +172,6 @@ class MixesChannelsOfDarkImages(Net):
         dim = bool(x.sum() < 0)
         x = F.relu(self.stem(x))
         return self.head(F.relu(self.body(x - x.mean(1, keepdim=True) if dim else x)))
-
-
-@trap(example=bright, second=dark)
-class BranchOnTheFeatures(Late):
-    """The value that Python reads is computed from the pruned channels."""
-
-    def is_open(self, x: Tensor) -> bool:
-        return bool(x.mean() > 0.6)
-
-
-@trap(example=images(1, size=8), second=images(2, size=12), idle=("late",))
-class OpenedByASize(Late):
-    def is_open(self, x: Tensor) -> bool:
-        return x.shape[-1] > 8
-
-
-@trap(example=images(1, batch=1), second=images(2, batch=3), idle=("late",))
-class OpenedByTheBatch(Late):
-    def is_open(self, x: Tensor) -> bool:
-        return len(x) > 2
 
 
 @trap(example=lambda: (EXAMPLE(),), second=lambda: (SECOND(), torch.ones(2, 1, 8, 8)), idle=("late",))

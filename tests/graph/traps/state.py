@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from graph.layers import conv
-from graph.traps.base import Net, ordinary, trap
+from graph.traps.base import Net, ordinary, trap, traps
 
 
 @trap()
@@ -103,20 +103,13 @@ class CounterInABuffer(Net):
         return x / (1 + self.calls)
 
 
-@trap()
-class InPlaceOnTheInput(Net):
-    def middle(self, x: Tensor) -> Tensor:
-        x += 0.5
-        x.mul_(0.7)
-        return x
+def on_a_view(net: Any, x: Tensor) -> Tensor:
+    y = x.clone()
+    y[:, : y.shape[1] // 2].mul_(2)
+    return y
 
 
-@trap()
-class InPlaceOnAView(Net):
-    def middle(self, x: Tensor) -> Tensor:
-        y = x.clone()
-        y[:, : y.shape[1] // 2].mul_(2)
-        return y
+traps("in place", {"on the input": lambda net, x: x.add_(0.5).mul_(0.7), "on a view": on_a_view})
 
 
 @trap()

@@ -6,6 +6,7 @@ The example input is a batch of one, so nothing of them is traced.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,30 +14,21 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from graph.layers import conv
-from graph.traps.base import Net, Trap, images
+from graph.traps.base import Between, Net, Trap, images
 
 UNREACHED: dict[str, Trap] = {}
 
 
-def unreached(build: Callable[[], nn.Module]) -> Any:
-    UNREACHED[build.__name__] = Trap(build, images(1, batch=1), images(2, batch=3), idle=("late",))
-    return build
+def unreached(name: str, build: Callable[[], nn.Module]) -> None:
+    UNREACHED[name] = Trap(build, images(1, batch=1), images(2, batch=3), idle=("late",))
 
 
 class Late(Net):
     """`late` consumes the result of `fed` on the channels of stem and body, and is added to the result."""
 
-    make: Callable[[], nn.Module]
-
-    def __init__(self) -> None:
+    def __init__(self, make: Callable[[], nn.Module], fed: Callable[[Tensor, Tensor], Tensor]) -> None:
         super().__init__()
-        self.late = type(self).make()
-
-    def fed(self, stem: Tensor, body: Tensor) -> Tensor:
-        raise NotImplementedError
-
-    def read(self, x: Tensor) -> Tensor:
-        return self.late(x)
+        self.late, self.fed = make(), fed
 
     def forward(self, x: Tensor) -> Tensor:
         stem = F.relu(self.stem(x))
@@ -44,114 +36,40 @@ class Late(Net):
         result = self.head(body)
         if len(x) <= 2:
             return result
-        late = self.read(self.fed(stem, body))
+        late = self.late(self.fed(stem, body))
+        late = late[0] if isinstance(late, tuple) else late
         return result + late.reshape(len(x), -1).mean(1).view(-1, 1, 1, 1)
 
 
-@unreached
-class OfTheSameWidth(Late):
-    make = staticmethod(lambda: conv(8, 4, 1))
-
-    def fed(self, stem: Tensor, body: Tensor) -> Tensor:
-        return stem
+def whole_stem(stem: Tensor, body: Tensor) -> Tensor:
+    return stem
 
 
-@unreached
-class OfTwoConcatenated(Late):
-    make = staticmethod(lambda: conv(14, 4, 1))
-
-    def fed(self, stem: Tensor, body: Tensor) -> Tensor:
-        return torch.cat([stem, body], 1)
-
-
-@unreached
-class OfAPart(Late):
-    make = staticmethod(lambda: conv(4, 4, 1))
-
-    def fed(self, stem: Tensor, body: Tensor) -> Tensor:
-        return stem.chunk(2, 1)[0]
-
-
-@unreached
-class OfShuffledPixels(Late):
-    make = staticmethod(lambda: conv(2, 4, 1))
-
-    def fed(self, stem: Tensor, body: Tensor) -> Tensor:
-        return F.pixel_shuffle(stem, 2)
+LATE: dict[str, tuple[Callable[[], nn.Module], Callable[[Tensor, Tensor], Tensor]]] = {
+    "the same width": (lambda: conv(8, 4, 1), whole_stem),
+    "two concatenated": (lambda: conv(14, 4, 1), lambda stem, body: torch.cat([stem, body], 1)),
+    "a part": (lambda: conv(4, 4, 1), lambda stem, body: stem.chunk(2, 1)[0]),
+    "shuffled pixels": (lambda: conv(2, 4, 1), lambda stem, body: F.pixel_shuffle(stem, 2)),
+    "flattened": (lambda: nn.Linear(8 * 16, 4), lambda stem, body: F.adaptive_avg_pool2d(stem, 4).flatten(1)),
+    "depthwise": (lambda: conv(8, 8, groups=8), whole_stem),
+    "batch norm": (lambda: nn.BatchNorm2d(8), whole_stem),
+    "batch norm without parameters": (lambda: nn.BatchNorm2d(8, affine=False), whole_stem),
+    "layer norm": (lambda: nn.LayerNorm(8), lambda stem, body: stem.movedim(1, -1)),
+    "recurrent": (lambda: nn.GRU(8, 4, batch_first=True), lambda stem, body: stem.flatten(2).mT),
+    "submodule": (lambda: nn.Sequential(nn.Sequential(conv(8, 4, 1)), nn.ReLU()), whole_stem),
+}
+for _name, (_make, _fed) in LATE.items():
+    unreached(_name, partial(Late, _make, _fed))
 
 
-@unreached
-class OfFlattenedFeatures(Late):
-    make = staticmethod(lambda: nn.Linear(8 * 16, 4))
-
-    def fed(self, stem: Tensor, body: Tensor) -> Tensor:
-        return F.adaptive_avg_pool2d(stem, 4).flatten(1)
-
-
-@unreached
-class Depthwise(Late):
-    make = staticmethod(lambda: conv(8, 8, groups=8))
-
-    def fed(self, stem: Tensor, body: Tensor) -> Tensor:
-        return stem
-
-
-@unreached
-class BatchNorm(Late):
-    make = staticmethod(lambda: nn.BatchNorm2d(8))
-
-    def fed(self, stem: Tensor, body: Tensor) -> Tensor:
-        return stem
-
-
-@unreached
-class BatchNormWithoutParameters(Late):
-    make = staticmethod(lambda: nn.BatchNorm2d(8, affine=False))
-
-    def fed(self, stem: Tensor, body: Tensor) -> Tensor:
-        return stem
-
-
-@unreached
-class LayerNorm(Late):
-    make = staticmethod(lambda: nn.LayerNorm(8))
-
-    def fed(self, stem: Tensor, body: Tensor) -> Tensor:
-        return stem.movedim(1, -1)
-
-
-@unreached
-class Recurrent(Late):
-    make = staticmethod(lambda: nn.GRU(8, 4, batch_first=True))
-
-    def fed(self, stem: Tensor, body: Tensor) -> Tensor:
-        return stem.flatten(2).mT
-
-    def read(self, x: Tensor) -> Tensor:
-        return self.late(x)[0]
-
-
-@unreached
-class InASubmodule(Late):
-    make = staticmethod(lambda: nn.Sequential(nn.Sequential(conv(8, 4, 1)), nn.ReLU()))
-
-    def fed(self, stem: Tensor, body: Tensor) -> Tensor:
-        return stem
-
-
-@unreached
-class ScaleInABuffer(Net):
+class ScaleInABuffer(Between):
     late: Tensor
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(lambda net, x: x * net.late if len(x) > 2 else x)
         self.register_buffer("late", torch.ones(8, 1, 1))
 
-    def middle(self, x: Tensor) -> Tensor:
-        return x * self.late if len(x) > 2 else x
 
-
-@unreached
 class BesideAReachedLayerOfTheSameSize(nn.Module):
     """The module that holds the late layer also holds a layer of the same width, which ran."""
 
@@ -160,7 +78,11 @@ class BesideAReachedLayerOfTheSameSize(nn.Module):
         self.stem, self.head, self.mix = conv(3, 8), conv(8, 4, 1), conv(8, 4, 1)
         self.side = nn.ModuleDict({"used": conv(3, 8), "late": conv(8, 4, 1)})
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         stem, used = F.relu(self.stem(x)), F.relu(self.side["used"](x))
         result = self.head(stem) + self.mix(used)
         return result + self.side["late"](stem) if len(x) > 2 else result
+
+
+unreached("scale in a buffer", ScaleInABuffer)
+unreached("beside a reached layer of the same size", BesideAReachedLayerOfTheSameSize)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,110 +10,73 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from graph.layers import conv
-from graph.traps.base import Net, trap
+from graph.traps.base import AfterBody, Net, trap, traps
 
 
-@trap()
-class DividedByTheNormOfTheWeight(Net):
-    def middle(self, x: Tensor) -> Tensor:
-        return x / self.stem.weight.norm()
+class ComputedWeight(Net):
+    """The second convolution runs with a weight computed from its own."""
 
-
-@trap()
-class WeightPenaltyInTrainMode(Net):
-    """A loss term of the weights, if a property is true."""
-
-    @property
-    def is_learning(self) -> bool:
-        return self.training
-
-    def forward(self, x: Tensor) -> Any:
-        result = super().forward(x)
-        return (result, self.body.weight.abs().mean()) if self.is_learning else result
-
-
-@trap()
-class WeightPenaltyInAHelper(Net):
-    """A loss term of all weights, with gradients enabled."""
-
-    def forward(self, x: Tensor) -> Any:
-        result = super().forward(x)
-        return (result, sum(p.pow(2).mean() for p in self.parameters())) if torch.is_grad_enabled() else result
-
-
-@trap()
-class WeightOfAnotherLayer(Net):
-    """The weights of the body convolve once more."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = F.relu(self.stem(x))
-        y = F.relu(F.conv2d(x, self.body.weight, padding=1) + self.body(x.flip(1)))
-        return self.head(y)
-
-
-@trap()
-class TransposedWeightOfAnotherLayer(Net):
-    """An autoencoder with one weight: the transpose of the body's weight consumes its output."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = F.relu(self.stem(x))
-        hidden = F.relu(self.body(x))
-        back = F.conv_transpose2d(hidden, self.body.weight, padding=1)
-        return torch.cat([self.head(hidden), (x - back).pow(2).mean(1, keepdim=True)], 1)
-
-
-@trap()
-class StandardisedWeight(Net):
-    def forward(self, x: Tensor) -> Tensor:
-        x = F.relu(self.stem(x))
-        weight = self.body.weight
-        weight = (weight - weight.mean((1, 2, 3), keepdim=True)) / (weight.std((1, 2, 3), keepdim=True) + 1e-5)
-        return self.head(F.relu(F.conv2d(x, weight, self.body.bias, padding=1)))
-
-
-@trap()
-class StandardisedInTrainMode(Net):
-    def weight(self, weight: Tensor) -> Tensor:
-        return weight - weight.mean((1, 2, 3), keepdim=True)
+    def __init__(self, code: Callable[[Any, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.code = code
 
     @property
     def is_learning(self) -> bool:
         return self.training
 
     def forward(self, x: Tensor) -> Tensor:
-        x = F.relu(self.stem(x))
-        weight = self.weight(self.body.weight) if self.is_learning else self.body.weight
-        return self.head(F.relu(F.conv2d(x, weight, self.body.bias, padding=1)))
+        weight = self.code(self, self.body.weight)
+        return self.head(F.relu(F.conv2d(F.relu(self.stem(x)), weight, self.body.bias, padding=1)))
 
 
-@trap()
-class FanInScaling(Net):
-    """Equalized learning rates divide a weight by its number of inputs."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = F.relu(self.stem(x))
-        weight = self.body.weight / self.body.weight[0].numel() ** 0.5
-        return self.head(F.relu(F.conv2d(x, weight, self.body.bias, padding=1)))
+def standardised(net: Any, weight: Tensor) -> Tensor:
+    return (weight - weight.mean((1, 2, 3), keepdim=True)) / (weight.std((1, 2, 3), keepdim=True) + 1e-5)
 
 
-@trap()
-class QuantisedWeight(Net):
+def quantised(net: Any, weight: Tensor) -> Tensor:
     """The scale of a quantized weight is its largest value, pruned ones included."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = F.relu(self.stem(x))
-        weight = self.body.weight
-        scale = weight.abs().max() / 7
-        weight = (weight / scale).round() * scale
-        return self.head(F.relu(F.conv2d(x, weight, self.body.bias, padding=1)))
+    scale = weight.abs().max() / 7
+    return (weight / scale).round() * scale
 
 
-@trap()
-class BinaryWeight(Net):
-    def forward(self, x: Tensor) -> Tensor:
-        x = F.relu(self.stem(x))
-        weight = self.body.weight.sign() * self.body.weight.abs().mean((1, 2, 3), keepdim=True)
-        return self.head(F.relu(F.conv2d(x, weight, self.body.bias, padding=1)))
+traps(
+    "computed weight",
+    {
+        "standardised": standardised,
+        "standardised in train mode": lambda net, weight: standardised(net, weight) if net.is_learning else weight,
+        "divided by its number of inputs": lambda net, weight: weight / weight[0].numel() ** 0.5,
+        "quantised": quantised,
+        "binary": lambda net, weight: weight.sign() * weight.abs().mean((1, 2, 3), keepdim=True),
+    },
+    build=ComputedWeight,
+)
+
+
+def autoencoder(net: Any, x: Tensor, hidden: Tensor) -> Tensor:
+    """The transpose of the body's weight consumes its output."""
+    back = F.conv_transpose2d(hidden, net.body.weight, padding=1)
+    return torch.cat([net.head(hidden), (x - back).pow(2).mean(1, keepdim=True)], 1)
+
+
+def penalty(net: Any, x: Tensor, y: Tensor) -> Any:
+    """A loss term of all weights, with gradients enabled."""
+    result = net.head(y)
+    return (result, sum(p.pow(2).mean() for p in net.parameters())) if torch.is_grad_enabled() else result
+
+
+traps("weight", {"norm of the weight": lambda net, x: x / net.stem.weight.norm()})
+traps(
+    "weight",
+    {
+        "penalty in train mode": lambda net, x, y: (
+            (net.head(y), net.body.weight.abs().mean()) if net.training else net.head(y)
+        ),
+        "penalty with gradients": penalty,
+        "used once more": lambda net, x, y: net.head(F.conv2d(x.flip(1), net.body.weight, padding=1) + y),
+        "transposed": autoencoder,
+    },
+    build=AfterBody,
+)
 
 
 @trap()
@@ -159,23 +122,19 @@ class WeightsByFunctionalCall(Net):
 
 @trap()
 class MomentumTeacher(Net):
-    """A teacher's weights follow the student's by name, in train mode."""
+    """A teacher's weights follow the student's in train mode."""
 
     def __init__(self) -> None:
         super().__init__()
         self.teacher = conv(8, 6).requires_grad_(False)
 
-    @functools.cached_property
-    def pairs(self) -> list[tuple[str, str]]:
-        return [("teacher.weight", "body.weight")]
-
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         if self.training and torch.is_grad_enabled():
             with torch.no_grad():
                 self.teacher.weight.mul_(0.9).add_(self.body.weight, alpha=0.1)
         x = F.relu(self.stem(x))
         y = F.relu(self.body(x))
-        return self.head(y), (self.teacher(x) - y).pow(2).mean((1, 2, 3))  # type: ignore[return-value]
+        return self.head(y), (self.teacher(x) - y).pow(2).mean((1, 2, 3))
 
 
 @trap()

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from graph.traps.base import Net, trap
+from graph.traps.base import traps
 
 
 def over_channels(vector: Tensor) -> Tensor:
@@ -55,23 +55,5 @@ WIDTH_VALUES: dict[str, Callable[[Any, Tensor], Any]] = {
 }
 
 
-class WidthAsValue(Net):
-    """Its middle uses the width by one of the functions above."""
-
-    def __init__(self, how: str, train_only: bool) -> None:
-        super().__init__()
-        self.how, self.train_only = how, train_only
-
-    @property
-    def is_learning(self) -> bool:
-        return self.training
-
-    def middle(self, x: Tensor) -> Tensor:
-        if self.train_only and not self.is_learning:
-            return x
-        return WIDTH_VALUES[self.how](self, x)
-
-
-for _how in WIDTH_VALUES:
-    trap(f"width: {_how}")(lambda how=_how: WidthAsValue(how, train_only=False))
-    trap(f"width in train mode: {_how}")(lambda how=_how: WidthAsValue(how, train_only=True))
+traps("width", WIDTH_VALUES)
+traps("width in train mode", dict(list(WIDTH_VALUES.items())[::3]), train_only=True)

@@ -1,8 +1,6 @@
 from __future__ import annotations
 
-import math
 import re
-import statistics
 from collections.abc import Callable
 
 import pytest
@@ -11,7 +9,6 @@ from torch import nn
 
 from ecc.errors import BadWidths, NoMeter
 from ecc.graph import ChannelGraph, trace_channels
-from ecc.measure import Analytic, Estimated, Meter
 from ecc.measure.meters.platform import PLATFORMS, Platform, open_meter
 from ecc.zoo import AlexNet, ERFNet, MobileNetV1
 
@@ -68,26 +65,6 @@ def test_the_authors_fit_for_alexnet_is_reproduced(graphs: Graphs) -> None:
     assert all(31.8 <= value <= 34.9 for value in per_mac)
     assert all(107 <= value <= 119.5 for value in per_byte)
     assert 1e-3 <= per_kernel * len(graph.layers) <= 2.5e-3  # theirs, with all small kernels: 2.48 mJ
-
-
-@pytest.mark.parametrize(
-    ("name", "watts"), [("jetson-tx2", (3, 8)), ("gtx-1080-ti", (80, 250)), ("eyeriss", (0.1, 0.5))]
-)
-def test_power_is_plausible_and_a_thinner_network_costs_less(
-    graphs: Graphs, name: str, watts: tuple[float, float]
-) -> None:
-    platform = Platform(name)
-    for graph in graphs.values():
-        reading = platform.cost(graph, {})
-        assert watts[0] <= reading.joules / reading.seconds <= watts[1]
-    graph, joules = graphs["mobilenet"], []
-    for share in (0.0, 0.25, 0.5, 0.75, 1.0):
-        widths = {group.name: max(1, round(share * group.width)) for group in graph.prunable}
-        layers, total = platform.per_layer(graph, widths), platform.truth(graph, widths)
-        assert total.joules == math.fsum(layer.joules for layer in layers)
-        assert total.seconds == math.fsum(layer.seconds for layer in layers)
-        joules.append(platform.cost(graph, widths).joules)
-    assert joules == sorted(set(joules))
 
 
 def test_eyeriss_follows_from_the_publications(graphs: Graphs) -> None:
@@ -178,32 +155,7 @@ def test_noise_depends_on_seed_widths_and_repeat_alone(small: ChannelGraph) -> N
     assert len({first, *others}) == 4
 
 
-def test_noise_has_the_given_standard_deviation(small: ChannelGraph) -> None:
-    platform = Platform("gtx-1080-ti", noise=0.03, seed=5)
-    truth = platform.truth(small, {})
-    assert truth == Platform("gtx-1080-ti").cost(small, {})
-    readings = [platform.cost(small, {}, repeat=k) for k in range(600)]
-    joules = [math.log(reading.joules / truth.joules) for reading in readings]
-    seconds = [math.log(reading.seconds / truth.seconds) for reading in readings]
-    for values in (joules, seconds):
-        assert statistics.fmean(values) == pytest.approx(0, abs=0.004)
-        assert statistics.stdev(values) == pytest.approx(0.03, rel=0.1)
-    assert abs(statistics.correlation(joules, seconds)) < 0.1
-
-
 # --- description -------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", PLATFORMS)
-def test_a_platform_is_an_estimate_and_not_a_meter(name: str) -> None:
-    platform = Platform(name)
-    assert isinstance(platform, Analytic)
-    assert not isinstance(platform, Meter)
-    info = platform.describe()
-    assert isinstance(info.provenance, Estimated)
-    assert (info.label, info.device_id) == ("estimated", name)
-    assert "20" in info.provenance.source  # a year: it cites something
-    assert platform.constants.skips_zeros == (name == "eyeriss")
 
 
 def test_options_are_part_of_the_description() -> None:
@@ -219,16 +171,12 @@ def test_options_are_part_of_the_description() -> None:
     [
         ("", "no name given; give one of platform:jetson-tx2, platform:gtx-1080-ti, platform:eyeriss"),
         ("jetson-tx1", "'jetson-tx1' is unknown (did you mean 'jetson-tx2'?); known are jetson-tx2, gtx-1080-ti, eye"),
-        ("1080", "did you mean 'gtx-1080-ti'?"),
-        ("GTX_1080_Ti", "did you mean 'gtx-1080-ti'?"),
         ("abacus", "'abacus' is unknown; known are jetson-tx2"),
         ("jetson-tx2,tiles=8", "option 'tiles=8' is unknown; options are noise=0.03, seed=1 and tile=8"),
         ("jetson-tx2,tile", "give option tile once, as tile=NUMBER"),
-        ("jetson-tx2,tile=4,tile=8", "give option tile once"),
         ("jetson-tx2,tile=many", "'tile=many' is not valid"),
         ("jetson-tx2,tile=0", "tile=0 is below 1"),
         ("jetson-tx2,noise=-1", "noise=-1 is outside 0..1"),
-        ("jetson-tx2,noise=nan", "noise=nan is outside 0..1"),
     ],
 )
 def test_wrong_specs_are_refused(argument: str, message: str) -> None:

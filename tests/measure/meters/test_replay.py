@@ -23,7 +23,6 @@ from ecc.measure import (
     Profile,
     Provenance,
     Reading,
-    find_meter,
 )
 from ecc.measure.meters.replay import Replay, open_meter
 from measure.profile_cases import header, reference, sample, small_graph
@@ -129,15 +128,6 @@ def test_the_provenance_is_kept_and_marked_as_replay(provenance: Provenance, lab
     assert info.notes == ("recorded by nvml (energy counter) on cuda, batch 2, eager, fp32", "counts all processes")
     computed = replace(made, header=replace(made.header, device_type=None, settings=None))
     assert Replay(computed, "x").describe().notes[0] == "recorded by nvml (energy counter), batch 2"
-
-
-@pytest.mark.parametrize("name", ["h200.profile", "h200.profile.gz"])
-def test_a_file_is_opened_by_name(tmp_path: Path, name: str) -> None:
-    recorded(*RECORDING).save(tmp_path / name)
-    replay = find_meter(f"replay:{tmp_path / name}")
-    assert isinstance(replay, Replay)
-    assert replay.cost(GRAPH, {}) == Reading(10.1, 1.0)
-    assert replay.describe().label == f"measured (replayed from {name})"  # the name alone: folders are private
 
 
 @pytest.mark.parametrize(

@@ -39,10 +39,9 @@ BASELINES: dict[str, Callable[[], Method]] = {
     "uniform": Uniform,
     "greedy": Greedy,
     "netadapt": netadapt,
-    "netadapt per joule": lambda: netadapt(selection="score per joule"),
     "amc": amc,
     "eap": eap,
-    "eap in passes": lambda: eap(prune_ratio=0.25, finetune_steps=1, max_drop=1e4),
+    "eap in passes": lambda: eap(prune_ratio=0.25, finetune_steps=1),
     "lcp": lcp,
     "legr": lambda: lcp(scale=True, short_steps=1),
 }

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from ecc.errors import BadTask, EccError, InfeasibleBudget
-from ecc.methods.base import Method
+from ecc.errors import EccError, InfeasibleBudget
 from ecc.methods.baselines.amc import AmcSettings
 from ecc.methods.baselines.ddpg import DdpgSettings
 from ecc.methods.baselines.eap import EapSettings
@@ -18,17 +16,17 @@ from ecc.methods.baselines.lcp import LcpSettings
 from ecc.methods.baselines.netadapt import NetAdaptSettings
 from ecc.methods.baselines.widths import allowed_widths
 from ecc.training import load_state, save_state
-from methods.baselines.cases import BASELINES, amc, eap, finish, lcp, lines_of, magnitude_score, netadapt
-from methods.jobs import WIDE, history_of, same_result, wide_job, wide_task
+from methods.baselines.cases import BASELINES, amc, finish, lcp, lines_of, magnitude_score, netadapt
+from methods.jobs import WIDE
 from methods.works import work_of
 
 every_method = pytest.mark.parametrize("name", BASELINES)
 
 
-@pytest.mark.parametrize("width_multiple", [1, 8])
 @pytest.mark.parametrize(
-    ("name", "net"),
-    [(name, net) for name in BASELINES for net in ("residual", "concat")] + [("uniform", n) for n in WIDE],
+    ("name", "net", "width_multiple"),
+    [(name, *case) for name in BASELINES for case in (("residual", 1), ("concat", 8))]
+    + [("uniform", n, 1) for n in WIDE],
 )
 def test_the_targets_are_met_with_allowed_widths(name: str, net: str, width_multiple: int) -> None:
     context = work_of(net, share=0.45, width_multiple=width_multiple)
@@ -100,48 +98,6 @@ def test_the_seed_decides(name: str) -> None:
 # ---------------------------------------------------------------- whole runs
 
 
-def job_of(method: Method, **fields: Any) -> Any:
-    task = wide_task("residual", evaluate_held_out=magnitude_score)
-    job = wide_job("60%", name="residual", factor=0.8, task=task, **fields)
-    job.method = method
-    return job
-
-
-@pytest.mark.parametrize("make", [BASELINES["uniform"], BASELINES["greedy"], netadapt, amc, eap, lcp])
-def test_a_run_meets_its_measured_budget_and_an_interrupted_one_ends_equally(make: Any, tmp_path: Path) -> None:
-    """The energy model predicts too little, so the targets are corrected by measurements."""
-    whole = job_of(make()).run(tmp_path / "whole")
-    row = whole.summary.budgets["energy"]
-    assert whole.summary.met
-    assert row.result <= row.limit
-    assert whole.summary.method == make().name
-    interrupted = make()
-    real, left = interrupted.step, [2]
-
-    def step() -> None:
-        if not left[0]:
-            raise KeyboardInterrupt
-        left[0] -= 1
-        real()
-
-    interrupted.step = step
-    with contextlib.suppress(KeyboardInterrupt):
-        job_of(interrupted).run(tmp_path / "parts")
-    again = job_of(make()).run(tmp_path / "parts")
-    assert same_result(whole, again)
-    assert again.summary == whole.summary
-    assert history_of(tmp_path / "parts") == history_of(tmp_path / "whole")
-
-
-@pytest.mark.parametrize("make", [netadapt, amc, lcp, lambda: eap(max_drop=0.1)])
-def test_a_task_without_held_out_data_is_refused(make: Any, tmp_path: Path) -> None:
-    job = wide_job("70%")
-    job.method = make()
-    with pytest.raises(BadTask, match="evaluate_held_out"):
-        job.run(tmp_path / "run")
-    assert not (tmp_path / "run").exists()
-
-
 # ---------------------------------------------------------------- settings
 
 
@@ -149,17 +105,12 @@ def test_a_task_without_held_out_data_is_refused(make: Any, tmp_path: Path) -> N
     ("kind", "wrong"),
     [
         (AmcSettings, {"episodes": 0}),
-        (AmcSettings, {"warm_up": 1.5}),
         (DdpgSettings, {"soft_update": 0.0}),
-        (DdpgSettings, {"discount": 1.1}),
         (EapSettings, {"prune_ratio": 1.0}),
         (EapSettings, {"ridge": 0.0}),
-        (EapSettings, {"max_drop": float("nan")}),
         (LcpSettings, {"mutation_ratio": 0.0}),
-        (LcpSettings, {"search_cost": 1.1}),
         (NetAdaptSettings, {"decay": float("nan")}),
         (NetAdaptSettings, {"short_steps": 0}),
-        (NetAdaptSettings, {"selection": "best"}),
     ],
 )
 def test_settings_out_of_range_are_refused(kind: Any, wrong: dict[str, Any]) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ecc.graph import Role, live_masks
 from ecc.methods import PruningContext
@@ -142,33 +142,6 @@ def test_modes_statistics_and_hooks_do_not_change_and_calibration_is_counted_onc
 
 
 # ---------------------------------------------------------------- threshold and training
-
-
-def test_a_group_whose_pruning_loses_too_much_is_restored() -> None:
-    context = work_of("chain", share=0.7)
-    important = started(context).order()[0]
-    dense = {name: value.clone() for name, value in context.model.state_dict().items()}
-    number = list(context.graph.full_widths).index(important)
-
-    def held_out(net: nn.Module) -> float:
-        assert not net.training
-        return 1.0 if context.widths(net)[number] == context.graph[important].width else 0.5
-
-    context.held_out = held_out
-    method = started(context, max_drop=0.1)
-    method.step()
-    assert pruned(context)[0]["restored_group"]
-    assert all(torch.equal(value, dense[name]) for name, value in context.model.state_dict().items())
-    finish(method, context)
-    assert context.widths()[number] == context.graph[important].width
-    assert not lines_of(context, "note")
-
-
-def test_the_budget_has_priority_over_the_threshold() -> None:
-    context = work_of("chain", share=0.5)
-    context.held_out = lambda net: 0.0 if net is context.model else 1.0
-    finish(eap(max_drop=0.1), context)
-    assert [line["note"] for line in lines_of(context, "note")] == ["the budget cannot be met within max_drop=0.1"]
 
 
 def test_training_after_each_pass_keeps_masked_channels_masked() -> None:

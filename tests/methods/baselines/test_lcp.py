@@ -2,14 +2,13 @@ from __future__ import annotations
 
 import copy
 import random
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from ecc.errors import BadWidths, InfeasibleBudget
+from ecc.errors import BadWidths
 from ecc.graph import live_masks
 from ecc.methods import PruningContext
 from ecc.methods.base import magnitudes
@@ -78,26 +77,15 @@ def test_lower_targets_need_no_new_search_and_prune_the_dense_weights(scale: boo
 
 
 def test_a_compensation_serves_another_run() -> None:
-    method = finish(lcp(search_cost=0.4), work_of("residual", share=0.7))
+    method = finish(lcp(), work_of("residual", share=0.7))
     context = work_of("residual", share=0.5)
     norms = magnitudes(context)
-    again = finish(Lcp(LcpSettings(search_cost=0.4), found=method.compensation), context, most=1)
+    again = finish(Lcp(found=method.compensation), context, most=1)
     assert context.widths() == slow_widths(context, norms, method.compensation)
     assert not again.needs_held_out
     assert again.config()["found"] is not None
     with pytest.raises(BadWidths, match="lacks"):
         Lcp(found={}).start(work_of())
-
-
-def test_candidates_have_the_cost_of_the_search() -> None:
-    context = work_of("residual", share=0.9)
-    finish(lcp(search_cost=0.4), context)
-    tight = replace(context, targets=[0.4 / 0.9 * target for target in context.targets])
-    seen = [line["widths"] for line in lines_of(context, "candidate")]
-    assert all(-0.15 < tight.constraint_violation(widths) <= 1e-12 for widths in seen)
-    assert context.widths() != seen[-1]
-    with pytest.raises(InfeasibleBudget, match="minimum width"):
-        lcp(search_cost=0.001).start(work_of())
 
 
 def test_candidates_are_trained_on_forks_from_the_same_position() -> None:
@@ -112,8 +100,8 @@ def test_candidates_are_trained_on_forks_from_the_same_position() -> None:
             next(fork)
 
     context.train = train
-    finish(lcp(candidates=3, short_steps=2, short_lr=0.25), context)
-    assert calls == [(2, 0.25, 0)] * 3
+    finish(lcp(candidates=3, short_steps=2), context)
+    assert calls == [(2, context.settings.lr, 0)] * 3
     assert (context.stream.total, context.stream.lineage) == (6, 0)
 
 

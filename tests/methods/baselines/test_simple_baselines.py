@@ -17,16 +17,10 @@ from ecc.methods import Greedy, PruningContext, Scratch, Uniform
 from ecc.methods.base import magnitudes
 from ecc.methods.baselines.recalibration import recalibrate_, recalibrated
 from ecc.methods.baselines.scratch import reinitialise_
-from ecc.methods.baselines.widths import largest_ratio
 from methods.baselines.cases import finish, lines_of
 from methods.jobs import wide_job
-from methods.nets import NETS, traced
+from methods.nets import traced
 from methods.works import work_of
-
-
-def test_the_largest_ratio_is_found() -> None:
-    assert largest_ratio(lambda ratio: ratio <= 0.3) == pytest.approx(0.3)
-    assert largest_ratio(lambda ratio: False) == 0.0
 
 
 @pytest.mark.parametrize("width_multiple", [1, 8])
@@ -100,39 +94,28 @@ def test_scratch_masks_the_given_widths_and_reinitialises_all_weights(name: str)
     resumed.start(context)
     resumed.load_state_dict(method.state_dict())
     assert resumed.is_done
-    assert resumed.config() == {"widths": given, "builds": False}
+    assert resumed.config() == {"widths": given}
 
 
-def test_scratch_depends_on_the_seed_and_on_build() -> None:
+def test_scratch_depends_on_the_seed_and_resets_statistics() -> None:
     one, same, other = (scratched(seed=seed).model for seed in (0, 0, 1))
     assert is_equal(one, same)
     assert not is_equal(one, other)
-    build, _ = NETS["digits"]
     twins = [traced("digits")[0] for _ in range(2)]
     for twin in twins:
         for key, buffer in twin.named_buffers():
             if key.endswith("running_mean"):
                 buffer.fill_(7)
-        reinitialise_(twin, 3, build)
+        reinitialise_(twin, 3)
         assert not any(buffer.any() for key, buffer in twin.named_buffers() if key.endswith("running_mean"))
     assert is_equal(*twins)
     assert not is_equal(twins[0], traced("digits")[0])
-    assert scratched("digits", build=build).widths() == scratched("digits").widths()
 
 
 def test_scratch_refuses_what_it_cannot_do() -> None:
     context = context_of("tied")
     with pytest.raises(BadTask, match="weight cannot be reinitialised"):
         Scratch(halves(context)).start(context)
-    scratched("tied", build=NETS["tied"][0])
-
-    def zero_head() -> nn.Module:
-        net = NETS["chain"][0]()
-        nn.init.zeros_(net.get_submodule("head").weight)  # type: ignore[arg-type]
-        return net
-
-    with pytest.raises(BadTask, match="zero weights"):
-        scratched(build=zero_head)
     context = context_of("chain")
     group = context.graph.prunable[0]
     frozen = next(group for group in context.graph.groups if group.frozen is not None)

@@ -23,6 +23,7 @@ from ecc.methods.ecc.scheduled import (
     Schedule,
     ScheduledPruner,
     ScheduledSolver,
+    WidthPlanner,
 )
 from methods.nets import ProductCost, bare_graph, pair_cost
 
@@ -91,9 +92,12 @@ class Problem:
     @property
     def pruner(self) -> ScheduledPruner:
         least = torch.tensor(self.min_widths)
-        return ScheduledPruner(
-            self.ranking, self.constraints, least, self.width_multiple, uniform_floor=self.uniform_floor
-        )
+        return ScheduledPruner(self.ranking, self.constraints, least, self.width_multiple)
+
+    @property
+    def planner(self) -> WidthPlanner:
+        least = torch.tensor(self.min_widths)
+        return WidthPlanner(self.ranking, self.constraints, least, self.width_multiple, None, self.uniform_floor)
 
     def start(self) -> PruneDecision:
         return self.pruner.start(torch.ones(sum(self.full), dtype=torch.bool))
@@ -102,7 +106,7 @@ class Problem:
         return self.pruner.update(self.start(), self.importance, fractions, ends, planned)
 
     def plan(self, ends: list[float]) -> list[int]:
-        return self.pruner.plan(self.start(), self.importance, ends).tolist()
+        return self.planner.plan(self.start().alive, self.importance, ends).tolist()
 
     def widths(self, decision: PruneDecision) -> list[int]:
         return self.ranking.widths(decision.alive).tolist()
@@ -273,7 +277,7 @@ def test_a_block_that_saves_too_much_is_exchanged(large: float, planned: list[in
     assert problem.fraction(planned) == pytest.approx(0.6)
     decision, pruner = problem.start(), problem.pruner
     for allowed in torch.linspace(1.0, 0.6, 41).tolist():
-        kept = pruner.plan(decision, importance, [0.6])
+        kept = problem.planner.plan(decision.alive, importance, [0.6])
         decision = pruner.update(decision, importance, [allowed], [0.6], kept)
     assert problem.widths(decision) == planned
 
@@ -290,7 +294,7 @@ def test_an_update_removes_nothing_that_the_plan_keeps(problem: Problem, end: fl
 @given(problems(costs=2), st.floats(0.05, 0.99), st.floats(0.05, 0.99), st.sampled_from([0.5, 0.8, 0.95]))
 def test_a_uniform_floor_bounds_the_plan(problem: Problem, first: float, second: float, floor: float) -> None:
     problem.uniform_floor, ends = floor, [first, second]
-    bound = problem.pruner.uniform_min_widths(ends).tolist()
+    bound = problem.planner.uniform_min_widths(ends).tolist()
     for width, full, least in zip(bound, problem.full, problem.min_widths, strict=True):
         assert least <= width <= full
         assert width % problem.width_multiple == 0 or width in (full, least)
@@ -328,7 +332,9 @@ def solver_on(
 ) -> ScheduledSolver:
     constraints = ResourceConstraints([COST], bare_graph(FULL), device)
     least = torch.tensor([1, 1], device=device)
-    return kind(ChannelRanking(FULL, device), constraints, least, 1, ALIVE.to(device), plans=plans)
+    ranking = ChannelRanking(FULL, device)
+    planner = WidthPlanner(ranking, constraints, least) if plans else None
+    return kind(ranking, constraints, least, 1, ALIVE.to(device), planner=planner)
 
 
 def test_it_updates_on_schedule_and_a_fixed_mask_never() -> None:

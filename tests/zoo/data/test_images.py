@@ -23,7 +23,6 @@ from ecc.zoo.data.images import (
     load_random_crop,
     load_random_scene,
     load_scene,
-    photo_size,
     random_box,
 )
 from zoo.data.trees import noise, save
@@ -200,10 +199,6 @@ def test_a_decompression_bomb_is_refused(tmp_path: Path, monkeypatch: pytest.Mon
     assert "bomb.png cannot be decoded (Image size (4096 pixels) exceeds limit" in refusal(
         load_center_crop, path, (8, 8)
     )
-
-
-def test_the_size_of_a_photo_is_width_and_height(tmp_path: Path) -> None:
-    assert photo_size(save(tmp_path / "a.png", noise(3, 5, 3))) == (5, 3)
 
 
 def test_a_missing_pillow_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from ecc.graph.labels import FROZEN, Labels, channel_vector, compact, frozen_labels, varying_axes
+from ecc.graph.ops.reduce import positions
+from ecc.graph.ops.sums import keeps_zero
 
 if TYPE_CHECKING:
     from ecc.graph.calls import Call
@@ -30,6 +32,7 @@ def channel_norm(trace: Tracer, call: Call) -> Labels | list[Labels]:
         # the module has no tensor from which its size could be set
         trace.channel_labels.attributes[trace.last_path, "num_features"] = vector
     trace.record(call, "norm", 0, [], tensors)
+    call.zero = trace.is_zero(x)
     return labels
 
 
@@ -70,22 +73,37 @@ def prelu(trace: Tracer, call: Call) -> Labels:
     if slope is not None and call["weight"].numel() > 1:
         trace.channel_labels.unite(channel_vector(labels, 1, call["self"].shape[1]), slope.reshape(-1), call.here)
     trace.record(call, "elementwise", 0, [], [call["weight"]])
+    call.zero = trace.is_zero(call["self"])
     return labels
 
 
-def pointwise(trace: Tracer, call: Call) -> Labels:
+def pointwise(trace: Tracer, call: Call) -> Labels | list[Labels]:
     """Elementwise operators: channels that they combine are pruned together."""
     tensors = call.tensors
-    labels = [trace.labels(t, defer=True) for t in tensors]
+    if call.name == "where" and len(tensors) == 1:
+        return positions(trace, call)
+    labels = [_before_expand(t, trace.labels(t, defer=True)) for t in tensors]
     bare = {number for number, t in enumerate(tensors) if hasattr(t, "_ecc_name")}
     result = unite_operands(trace, call, labels, call.out.shape, bare)
-    for tensor in tensors:
-        if trace.is_deferred(tensor):
-            tensor._ecc_state.bind(trace.channel_labels, result, call.here)  # type: ignore[attr-defined]
+    for tensor in filter(trace.is_deferred, tensors):
+        bound = tensor._ecc_state.bind(trace.channel_labels, result, call.here)  # type: ignore[attr-defined]
+        tensor._ecc_zero = bound  # type: ignore[attr-defined]
+    call.zero = keeps_zero(trace, call, result)
     if call.in_place and trace.labels(tensors[0]) is None and result is not None and trace.is_view(tensors[0]):
         result = trace.freeze(result, f"{call.here} writes it into part of another tensor")
     trace.record(call, "elementwise", 0, [], [])
     return result
+
+
+def _before_expand(tensor: Tensor, labels: Labels) -> Labels:
+    """Labels of a value before `expand` repeated it along an axis, on which it belongs to no position."""
+    shape = getattr(tensor, "_ecc_repeats", None)
+    if labels is None or shape is None:
+        return labels
+    for axis, size in enumerate([*[1] * (labels.dim() - len(shape)), *shape]):
+        if size == 1:
+            labels = labels.narrow(axis, 0, 1)
+    return labels
 
 
 def copy_into(trace: Tracer, call: Call) -> Labels:

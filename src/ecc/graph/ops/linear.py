@@ -43,9 +43,7 @@ def convolution(trace: Tracer, call: Call) -> Labels:
     if labels is not None and any(varies(labels, a) for a in range(channel + 1, x.dim())):
         labels = trace.freeze(labels, f"{call.here} convolves along the channel axis", unusual=True)
     if groups == 1 and not trace.channel_labels.is_grouped(name):
-        order = trace.axis_order(weight)
-        in_axis, out_axis = (order[0], order[1]) if transposed else (order[1], order[0])
-        result = _mix(trace, call, labels, channel, name, weight, in_axis, out_axis, bias, kernel)
+        result = _mix(trace, call, labels, channel, weight, (0, 1) if transposed else (1, 0), bias, kernel)
         return result.expand(call.out.shape)
     if trace.axis_order(weight)[0] != 0:
         return _computed(trace, call, x, weight, kernel * weight.shape[0] * weight.shape[1])
@@ -62,6 +60,7 @@ def convolution(trace: Tracer, call: Call) -> Labels:
     trace.channel_labels.unite(lead, incoming.view(groups, -1), call.here)
     trace.channel_labels.unite(lead, rows.view(groups, -1), call.here)
     _bind_bias(trace, call, outgoing, bias, Role.PER_CHANNEL)
+    call.zero = bias is None or trace.is_zero(bias)
     trace.record(call, "grouped conv", kernel * (x.shape[channel] // groups), [outgoing], [weight, bias])
     return _along(outgoing, channel, call.out.shape)
 
@@ -74,11 +73,34 @@ def linear(trace: Tracer, call: Call) -> Labels:
 def matmul(trace: Tracer, call: Call) -> Labels | list[Labels]:
     """A product with a parameter is a linear layer. A product of two activations sums over an axis of both."""
     left, right = (call["self"], call["other"]) if call.name == "matmul" else (call["self"], call["mat2"])
-    if trace.weight_name(right) is not None and right.dim() == 2:
-        return _dense(trace, call, left, right, None, in_axis=0)
     if left.dim() < 2 or right.dim() < 2:
+        if trace.is_deferred(right) and right.dim() == 2:
+            return _dense(trace, call, left, right, None, in_axis=0)
         return unknown(trace, call)
+    for weight, x, axes in ((right, left, (-2, -1)), (left, right, (-1, -2))):
+        is_matrix = all(size == 1 for size in weight.shape[:-2])
+        if is_matrix and trace.is_deferred(weight) and not trace.is_deferred(x):
+            return _matrix_product(trace, call, x, weight, axes)
     return product(trace, call, left, right)
+
+
+def _matrix_product(trace: Tracer, call: Call, x: Tensor, weight: Tensor, axes: tuple[int, int]) -> Tensor:
+    """x @ weight or weight @ x for one matrix, which may have axes of size one before it (einsum).
+
+    Args:
+        trace: The trace.
+        call: The product.
+        x: The activation.
+        weight: The parameter.
+        axes: The axis of the weight that is summed over, and the other one.
+    """
+    channel = x.dim() - 1 if axes == (-2, -1) else x.dim() - 2
+    inside = (axes[0] + weight.dim(), axes[1] + weight.dim())
+    positions = call.out.numel() // weight.shape[axes[1]]
+    labels = trace.labels(x)
+    if any(trace.weight_axis(weight, axis, role) is None for axis, role in zip(inside, _IN_OUT, strict=True)):
+        return _computed(trace, call, x, weight, positions * weight.numel())
+    return _mix(trace, call, labels, channel, weight, inside, None, positions).expand(call.out.shape)
 
 
 def addmm(trace: Tracer, call: Call) -> Labels | list[Labels]:
@@ -88,16 +110,45 @@ def addmm(trace: Tracer, call: Call) -> Labels | list[Labels]:
     return unknown(trace, call)
 
 
+_IN_OUT = (Role.CONSUMER, Role.PRODUCER)
+_ALIGNED = 8
+"""Channels in 16 bytes of a half-precision type."""
+
+
+def grouped_mm(trace: Tracer, call: Call) -> Labels | list[Labels]:
+    """`grouped_mm`: one matrix of a three-dimensional parameter for each part of the rows (a mixture of experts).
+
+    Its kernels need rows of a multiple of 16 bytes, so eight neighbouring channels are pruned together.
+    """
+    x, weight = call["self"], call["mat2"]
+    name, order = trace.weight_name(weight), trace.axis_order(weight)
+    if name is None or weight.dim() != 3 or x.dim() != 2 or len(order) != 3 or call.get("bias", None) is not None:
+        return unknown(trace, call)
+    trace.freeze_all([trace.labels(call.get("offs", None))], f"{call.here} uses its values as positions")
+    for axis, role in ((1, Role.CONSUMER), (2, Role.PRODUCER)):
+        vector = trace.channel_labels.axis(name, order[axis], weight.shape[axis], role)
+        if vector.numel() % _ALIGNED:
+            why = f"{call.here} needs multiples of {_ALIGNED} channels. Use another implementation of the experts"
+            trace.channel_labels.freeze(vector, why)
+        else:
+            blocks = vector.view(-1, _ALIGNED)
+            trace.channel_labels.unite(blocks[:, :1], blocks, call.here)
+    rows = x.shape[0]
+    result = _mix(trace, call, trace.labels(x), 1, weight, (1, 2), None, rows)
+    return result.expand(call.out.shape)
+
+
 def _dense(trace: Tracer, call: Call, x: Tensor, weight: Tensor, bias: Tensor | None, *, in_axis: int) -> Labels:
     """A linear layer on the last axis of x. `in_axis` is the axis of the weight that is summed over."""
     labels = trace.labels(x)
-    name = trace.weight_name(weight)
-    if name is None or weight.dim() != 2:
+    axes = (in_axis, 1 - in_axis)
+    known = weight.dim() == 2 and all(
+        trace.weight_axis(weight, axis, role) is not None for axis, role in zip(axes, _IN_OUT, strict=True)
+    )
+    if not known:
         return _computed(trace, call, x, weight, call.out.numel() * x.shape[-1])
-    order = trace.axis_order(weight)
     positions = call.out.numel() // weight.shape[1 - in_axis]
-    result = _mix(trace, call, labels, x.dim() - 1, name, weight, order[in_axis], order[1 - in_axis], bias, positions)
-    return result.expand(call.out.shape)
+    return _mix(trace, call, labels, x.dim() - 1, weight, axes, bias, positions).expand(call.out.shape)
 
 
 def _computed(trace: Tracer, call: Call, x: Tensor, weight: Tensor, macs: int) -> Tensor:
@@ -112,18 +163,19 @@ def _mix(
     call: Call,
     labels: Labels,
     channel: int,
-    name: str,
     weight: Tensor,
-    in_axis: int,
-    out_axis: int,
+    axes: tuple[int, int],
     bias: Tensor | None,
     macs_per_pair: int,
 ) -> Tensor:
-    """Every dense layer: consume the channels of x, produce those of the weight's output axis."""
-    order = trace.axis_order(weight)
-    in_size, out_size = weight.shape[order.index(in_axis)], weight.shape[order.index(out_axis)]
-    reads = trace.channel_labels.axis(name, in_axis, in_size, Role.CONSUMER)
-    writes = trace.channel_labels.axis(name, out_axis, out_size, Role.PRODUCER)
+    """Every dense layer: consume the channels of x, produce those of the weight's output axis.
+
+    `axes` are the axes of `weight` that are summed over and produced.
+    """
+    in_size, out_size = (weight.shape[axis] for axis in axes)
+    reads, writes = (trace.weight_axis(weight, axis, role) for axis, role in zip(axes, _IN_OUT, strict=True))
+    assert reads is not None, "called for a parameter"
+    assert writes is not None, "called for a parameter"
     elsewhere = [a for a in varying_axes(labels) if a != channel] if labels is not None else []
     if labels is not None and elsewhere and varies(labels, channel):
         labels, elsewhere = trace.freeze(labels, f"{call.here} has channels on two axes of its input"), []
@@ -134,12 +186,14 @@ def _mix(
         beside = compact(labels).reshape(-1)
         macs = macs_per_pair // beside.numel() * in_size * out_size
         trace.record(call, "linear", macs, [beside], [weight, bias])
+        call.zero = bias is None and trace.is_zero(call.tensors[0])
         return labels.narrow(channel, 0, 1)
     if labels is not None and unfrozen(labels) is None:
         trace.channel_labels.freeze(reads, "its input is not prunable")
     elif labels is not None:  # else it is a constant, such as the initial state of a recurrent layer
         trace.channel_labels.unite(channel_vector(labels, channel, in_size), reads, call.here)
     _bind_bias(trace, call, writes, bias)
+    call.zero = bias is None or trace.is_zero(bias)
     trace.record(call, "conv" if weight.dim() > 2 else "linear", macs_per_pair, [reads, writes], [weight, bias])
     shape = [1] * call.out.dim()
     shape[channel] = out_size
@@ -159,6 +213,7 @@ def embedding(trace: Tracer, call: Call) -> Labels:
     trace.freeze_others(call, call["weight"])
     trace.record(call, "move", 0, [], [call["weight"]])
     writes = trace.channel_labels.axis(name, 1, call["weight"].shape[1], Role.PRODUCER)
+    call.zero = True
     return writes.expand(call.out.shape)
 
 

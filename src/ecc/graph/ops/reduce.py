@@ -6,6 +6,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from ecc.graph.labels import Labels, frozen_labels, varies, varying_axes
+from ecc.graph.ops.sums import channel_sum
 
 if TYPE_CHECKING:
     from ecc.graph.calls import Call
@@ -21,7 +22,11 @@ def reduction(trace: Tracer, call: Call) -> Labels | list[Labels]:
         return None
     axes = _axes(call.get("dim", None), x.dim())
     if any(varies(labels, a) for a in axes):
-        labels = trace.freeze(labels, f"{call.here} reduces over the channel axis", unusual=True)
+        if channel_sum(trace, call, x, labels, axes):
+            return [frozen_labels(out.shape) for out in call.outs]
+        call.pending = (labels, f"{call.here} reduces over the channel axis")
+        return [frozen_labels(out.shape) for out in call.outs]
+    call.zero = call.name not in ("logsumexp", "any", "all") and trace.is_zero(x)
     for axis in sorted(axes, reverse=True):
         labels = labels.narrow(axis, 0, 1) if call.get("keepdim", False) else labels.select(axis, 0)
     return [labels.expand(out.shape) for out in call.outs]
@@ -54,6 +59,7 @@ def spatial(trace: Tracer, call: Call) -> Labels | list[Labels]:
     first = x.dim() - (int(digit.group(1)) if digit else 2)
     if any(a >= first for a in varying_axes(labels)):
         labels = trace.freeze(labels, f"{call.here} pools along the channel axis", unusual=True)
+    call.zero = trace.is_zero(x)
     for axis in range(first, x.dim()):
         labels = labels.narrow(axis, 0, 1)
     return [labels.expand(out.shape) for out in call.outs]
@@ -80,7 +86,7 @@ def constant(_: Tracer, call: Call) -> Labels | list[Labels]:
 
 
 def positions(trace: Tracer, call: Call) -> Labels | list[Labels]:
-    """A grid of positions: its arguments are frozen."""
+    """A grid of positions, or those of nonzero values: its arguments are frozen."""
     trace.freeze_all([trace.labels(t) for t in call.tensors], f"{call.here} uses its values as positions")
     trace.record(call, "other", 0, [], [])
     return [frozen_labels(out.shape) for out in call.outs]

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from ecc.graph.labels import PERMUTES, Labels
-from ecc.graph.ops import attention, elementwise, linear, recurrent, reduce, shape
+from ecc.graph.ops import attention, elementwise, linear, recurrent, reduce, shape, sums
 
 if TYPE_CHECKING:
     from ecc.graph.calls import Call
@@ -38,6 +38,7 @@ _FAMILIES: dict[Rule, Iterable[str]] = {
     linear.linear: ["linear"],
     linear.matmul: ["matmul", "mm", "bmm"],
     linear.addmm: ["addmm"],
+    linear.grouped_mm: ["_grouped_mm"],
     attention.baddbmm: ["baddbmm"],
     attention.attention: ["scaled_dot_product_attention"],
     linear.embedding: ["embedding"],
@@ -49,7 +50,8 @@ _FAMILIES: dict[Rule, Iterable[str]] = {
         "batch_norm instance_norm native_batch_norm _native_batch_norm_legit "
         "_native_batch_norm_legit_no_training cudnn_batch_norm".split()
     ),
-    elementwise.layer_norm: ["layer_norm", "native_layer_norm", "rms_norm"],
+    elementwise.layer_norm: ["layer_norm", "native_layer_norm"],
+    sums.rms_norm: ["rms_norm"],
     elementwise.group_norm: ["group_norm", "native_group_norm"],
     elementwise.prelu: ["prelu", "_prelu_kernel"],
     elementwise.copy_into: ["copy"],
@@ -115,11 +117,25 @@ FOLLOWING = MOVING | {reduce.same, shape.index}
 """Rules that keep the elements of a parameter, so that each can be followed."""
 
 
+LAYERS = frozenset({linear.convolution, linear.linear, linear.matmul, linear.addmm, linear.grouped_mm})
+"""Rules of layers with a weight."""
+
+_CREATING = frozenset(
+    "zero fill bernoulli normal uniform zeros_like ones_like full_like empty_like rand_like randn_like".split()
+)
+
+
+def keeps_values(rule: Rule, name: str) -> bool:
+    """Whether an operator moves or copies the values of its argument."""
+    return rule in FOLLOWING and name not in _CREATING
+
+
 USES_WEIGHTS = FOLLOWING | {
     linear.convolution,
     linear.linear,
     linear.matmul,
     linear.addmm,
+    linear.grouped_mm,
     linear.embedding,
     linear.bilinear,
     recurrent.layers,
@@ -128,6 +144,7 @@ USES_WEIGHTS = FOLLOWING | {
     elementwise.pointwise,
     elementwise.layer_norm,
     elementwise.group_norm,
+    sums.rms_norm,
 }
 """Rules that handle parameters with several axes."""
 

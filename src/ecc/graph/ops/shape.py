@@ -35,6 +35,8 @@ def move(trace: Tracer, call: Call) -> Labels | list[Labels]:
     out = call.rerun(labels)
     outs = list(out) if isinstance(out, (tuple, list)) else [collapse(out)]
     found = [part.expand(real.shape) for part, real in zip(outs, call.outs, strict=True)]
+    if call.name in ("expand", "expand_as", "broadcast_to"):
+        call.out._ecc_repeats = call.tensors[0].shape  # type: ignore[attr-defined]
     if call.name in _SELECTING and not trace.is_deferred(call.tensors[0]) and varying_axes(labels):
         trace.check_selection(call, labels, found)
     return found
@@ -290,6 +292,7 @@ def add_at(trace: Tracer, call: Call) -> Labels:
     if any(labels is not None and labels.shape != shape for labels in many):
         trace.freeze_all(many, f"{call.here} writes it into part of another tensor")
         return frozen_labels(call.out.shape)
+    call.zero = trace.is_zero(x) and trace.is_zero(source)
     result = unite_operands(trace, call, many, shape)
     return None if result is None else result.expand(call.out.shape)
 
@@ -310,7 +313,9 @@ def cat(trace: Tracer, call: Call) -> Labels:
         for piece, label in zip(pieces, labels, strict=True)
     ]
     if any(varies(label, axis) for label in full) or not any(varying_axes(label) for label in full):
+        call.zero = all(trace.is_zero(piece) for piece in pieces)
         return collapse(_joined(full, axis)).expand(call.out.shape)
+    call.zero = all(trace.is_zero(piece) for piece in pieces)
     return _tied(trace, call, [label.narrow(axis, 0, 1) for label in labels if label is not None], axis)
 
 
@@ -345,6 +350,7 @@ def stack(trace: Tracer, call: Call) -> Labels:
     axis = call.get("dim", 0) % call.out.dim()
     trace.record(call, "move", 0, [], [])
     labels = [trace.labels(t) for t in call.tensors]
+    call.zero = all(trace.is_zero(tensor) for tensor in call.tensors)
     return _tied(trace, call, [label.unsqueeze(axis) for label in labels if label is not None], axis)
 
 
@@ -359,6 +365,7 @@ def pad(trace: Tracer, call: Call) -> Labels:
     if labels is None:
         return frozen_labels(call.out.shape)
     amounts = list(call["pad"])
+    call.zero = trace.is_zero(call.tensors[0]) and not call.get("value", 0)
     dims = labels.dim()
     for axis in range(dims):
         k = 2 * (dims - 1 - axis)
@@ -416,6 +423,7 @@ def gather(trace: Tracer, call: Call) -> Labels | list[Labels]:
     if labels is None:
         return None
     trace.freeze_others(call, x)
+    call.zero = trace.is_zero(x)
     axis = call["dim"] % x.dim()
     if call.name == "index_select" and call["index"].device.type != "meta":
         found = collapse(call.rerun(labels.contiguous()))

@@ -519,6 +519,26 @@ def open_target(
     return RemotePlatform(board) if is_analytic else RemoteMeter(board)
 
 
+def open_targets(
+    targets: Sequence[str], meter: str, *, task: InstalledSpec | None = None, settings: MeasureSettings | None = None
+) -> RemoteMeter | RemotePlatform:
+    """Open a meter on each of several equal boards, which share the samples of a profile; see `open_target`.
+
+    Returns:
+        The meter of the first board, with the `others`.
+    """
+    opened: list[RemoteMeter | RemotePlatform] = []
+    try:
+        for target in targets:
+            opened.append(open_target(target, meter, task=task, settings=settings))  # noqa: PERF401 - closed below
+    except BaseException:
+        for one in opened:
+            one.close()
+        raise
+    opened[0].others = tuple(opened[1:])
+    return opened[0]
+
+
 def _default(name: str) -> str:
     return "openvino:CPU" if name == "openvino" else "onnxruntime:CPUExecutionProvider"
 
@@ -528,6 +548,7 @@ class RemotePlatform:
 
     def __init__(self, board: Board) -> None:
         self.board = board
+        self.others: tuple[RemoteMeter | RemotePlatform, ...] = ()
         self.noise = 0.0 if "noise=" not in board.meter_spec else 1.0  # rounds differ
 
     def describe(self) -> MeterInfo:
@@ -546,8 +567,9 @@ class RemotePlatform:
         return Reading(joules=float(found["joules"]), seconds=float(found["seconds"]))
 
     def close(self) -> None:
-        """End the agent."""
-        self.board.close()
+        """End the agent, and those of the other boards."""
+        for one in (self, *self.others):
+            one.board.close()
 
 
 def check_fingerprint(board: Board, graph: ChannelGraph) -> None:
@@ -569,6 +591,7 @@ class RemoteMeter:
 
     def __init__(self, board: Board) -> None:
         self.board = board
+        self.others: tuple[RemoteMeter | RemotePlatform, ...] = ()
 
     def describe(self) -> MeterInfo:
         """Description of the meter on the board."""
@@ -579,8 +602,9 @@ class RemoteMeter:
         return float(self.board.call_again("read")["joules"])
 
     def close(self) -> None:
-        """End the agent."""
-        self.board.close()
+        """End the agent, and those of the other boards."""
+        for one in (self, *self.others):
+            one.board.close()
 
     def open_profiler(
         self, model: nn.Module, graph: ChannelGraph, example_input: Inputs, settings: MeasureSettings
@@ -656,7 +680,7 @@ class RemoteProfiler:
         for attempt in range(MAX_RESTARTS + 1):
             if counter is not None:
                 break
-            full = {group.name: group.width for group in self.graph.prunable}
+            full = {group.name: group.width for group in self.graph.variable}
             try:
                 found = self.meter.board.call("prepare", limit_seconds=self._limit, **self._request(full))
             except LinkLost as lost:
@@ -695,7 +719,7 @@ class RemoteProfiler:
             board.reconnect(str(lost))
             raise SessionRestarted(str(lost)) from None
         self._failures = 0
-        kept = tuple(int(widths[group.name]) for group in self.graph.prunable)
+        kept = tuple(int(widths[group.name]) for group in self.graph.variable)
         fields = {name: value for name, value in found["sample"].items() if value is not None}
         fields |= {"index": index, "round": round_, "session": session, "widths": kept}
         fields["measured_at"] = datetime.now(timezone.utc).isoformat()
@@ -720,7 +744,7 @@ class RemoteProfiler:
         settings = to_builtins(self.settings)
         if self.meter.board.task is not None:
             return {"widths": {name: int(width) for name, width in widths.items()}, "settings": settings}
-        is_dense = all(widths[group.name] == group.width for group in self.graph.prunable)
+        is_dense = all(widths[group.name] == group.width for group in self.graph.variable)
         if is_dense and self._dense_request is not None:
             return {**self._dense_request, "settings": settings}  # the reference is measured again and again
         from ecc.graph import with_widths

@@ -47,11 +47,7 @@ FEATURES = 11
 
 @dataclass(frozen=True, kw_only=True)
 class AmcSettings:
-    """Settings of the search.
-
-    Raises:
-        EccError: A value is out of range.
-    """
+    """Settings of the search."""
 
     episodes: int = option(400, "Number of episodes.", range=(1, None))
     warm_up: float = option(0.25, "Fraction of the episodes that act at random.", range=(0, 1))
@@ -70,11 +66,7 @@ class AmcSettings:
 
 
 class Amc:
-    """Searches widths by reinforcement learning.
-
-    Args:
-        settings: Settings.
-    """
+    """Searches widths by reinforcement learning."""
 
     name = "amc"
     needs_held_out = True
@@ -106,11 +98,7 @@ class Amc:
         return len(self._episodes) >= self._wanted and context.constraint_violation(context.widths()) <= 0
 
     def step(self) -> None:
-        """Run a few episodes; after the last one, prune the network to the best widths that meet the targets.
-
-        Raises:
-            InfeasibleBudget: The targets are below the cost at the minimum widths.
-        """
+        """Run a few episodes; after the last one, prune the network to the best widths that meet the targets."""
         check_feasible(self._context)
         if len(self._episodes) >= self._wanted:  # the targets were lowered
             more = max(1, round(self.settings.retarget_episodes * self.settings.episodes))
@@ -181,11 +169,7 @@ class Amc:
 
 
 class LayerEnv:
-    """The environment of the agent: one step per prunable group, its state, and the actions that are allowed.
-
-    Args:
-        context: Every rollout meets its targets, if the minimum widths do.
-    """
+    """The environment of the agent: one step per prunable group, its state, and the actions that are allowed."""
 
     def __init__(self, context: PruningContext) -> None:
         self._context = context

@@ -29,11 +29,7 @@ _LAST_BOUND = 3e-3  # of the last layer: first actions are near 0.5, first value
 
 @dataclass(frozen=True, kw_only=True)
 class DdpgSettings:
-    """Settings of the agent.
-
-    Raises:
-        EccError: A value is out of range.
-    """
+    """Settings of the agent."""
 
     hidden: int = option(300, "Width of both hidden layers, of actor and critic.", range=(1, None))
     actor_lr: float = option(1e-4, "Learning rate of the actor.", above=0, range=(None, 1))
@@ -48,14 +44,7 @@ class DdpgSettings:
 
 
 class Ddpg:
-    """The agent. It runs on the CPU, with a random generator of its own.
-
-    Args:
-        features: Numbers in a state.
-        capacity: Transitions in the replay buffer.
-        seed: Random seed.
-        settings: Settings.
-    """
+    """The agent. It runs on the CPU, with a random generator of its own."""
 
     def __init__(self, features: int, capacity: int, seed: int, settings: DdpgSettings | None = None) -> None:
         self.settings = settings or DdpgSettings()
@@ -96,14 +85,7 @@ class Ddpg:
 
     @torch.no_grad()
     def act(self, state: Tensor, low: float, high: float, noise: float) -> float:
-        """The actor's action, with truncated normal noise.
-
-        Args:
-            state: One state.
-            low: Smallest action.
-            high: Largest action.
-            noise: Standard deviation before truncation; 0 for none.
-        """
+        """The actor's action, with truncated normal noise."""
         return truncated_normal(float(self.actor(state)), noise, low, high, self._random)
 
     # ------------------------------------------------------------ learning

@@ -16,8 +16,7 @@ pruned by magnitude alone.
 Changed for energy: the order comes from the fitted energy model of the device at the widths of each pass, not from a
 model of one chip; for costs without layers, from the derivative times the width. The paper stops when the accuracy
 falls too far; here a budget has to be met. So a pass stops where the targets are met, and the last group is pruned no
-further than needed. `max_drop` restores the paper's threshold: a group whose pruning loses too much is restored and
-skipped. If the budget cannot be met this way, the history says so, and the threshold is dropped.
+further than needed.
 
 If a measurement lowers the targets, pruning continues from the present network, as further passes would.
 """
@@ -38,7 +37,6 @@ from ecc.errors import InfeasibleBudget
 from ecc.graph import ChannelGroup, Role, live_masks, mask_channels_
 from ecc.methods.base import PruningContext, magnitudes
 from ecc.options import check_options, option
-from ecc.torch_utils import eval_mode
 
 from .refit import ConsumerView, Samples, collect_samples, columns_of, refit_, refittable_modules, restore_best
 from .widths import largest_ratio
@@ -46,11 +44,7 @@ from .widths import largest_ratio
 
 @dataclass(frozen=True, kw_only=True)
 class EapSettings:
-    """Settings of energy-aware pruning.
-
-    Raises:
-        EccError: A value is out of range.
-    """
+    """Settings of energy-aware pruning."""
 
     prune_ratio: float | None = option(
         None,
@@ -65,9 +59,6 @@ class EapSettings:
     rows: int = option(4096, "Output positions of each layer in the least squares problem.", range=(1, None))
     ridge: float = option(1e-3, "Regularisation of the refit towards the present weights.", range=(1e-12, None))
     refit: bool = option(True, "Refit the kept weights.")
-    max_drop: float | None = option(
-        None, "Largest drop of the held-out score below that of the dense network.", range=(0, None)
-    )
     finetune_steps: int = option(0, "Training steps after each pass that did not meet the targets.", range=(0, None))
 
     def __post_init__(self) -> None:
@@ -75,21 +66,13 @@ class EapSettings:
 
 
 class Eap:
-    """Prunes one group after the other, those with the most expensive consumers first.
-
-    Args:
-        settings: Settings.
-    """
+    """Prunes one group after the other, those with the most expensive consumers first."""
 
     name = "eap"
+    needs_held_out = False
 
     def __init__(self, settings: EapSettings | None = None) -> None:
         self.settings = settings or EapSettings()
-
-    @property
-    def needs_held_out(self) -> bool:
-        """Whether there is a threshold."""
-        return self.settings.max_drop is not None
 
     def config(self) -> dict[str, Any]:
         """All settings."""
@@ -104,9 +87,6 @@ class Eap:
         self._passes = 0
         self._keep_ratio = 1.0  # fraction of its channels that a group keeps in this pass
         self._queue: list[str] = []
-        self._skipped: list[str] = []  # groups whose pruning would lose too much
-        self._dense_score: float | None = None
-        self._has_threshold = self.settings.max_drop is not None
 
     @property
     def is_done(self) -> bool:
@@ -118,33 +98,19 @@ class Eap:
         context = self._context
         live = context.named_widths()
         least = dict(zip(live, context.min_widths(), strict=True))
-        self._queue = [name for name in self._queue if live[name] > least[name] and name not in self._skipped]
+        self._queue = [name for name in self._queue if live[name] > least[name]]
         if not self._queue:
             self._start_pass(live, least)
         name = self._queue.pop(0)
         width = self._target_width(list(live.values()), list(live).index(name))
-        before = copy.deepcopy(context.model.state_dict()) if self._has_threshold else None
         line = {"phase": self.name, "pass": self._passes, "group": name, "width": width}
-        line |= self._prune(context.graph[name], width)
-        if before is not None:
-            line["score"] = score = self._score(context.model)
-            if self._is_too_low(score):
-                context.model.load_state_dict(before)
-                self._skipped.append(name)
-                line["restored_group"] = True
-        context.log(line)
+        context.log(line | self._prune(context.graph[name], width))
 
     # ------------------------------------------------------------ which group, and how far
 
     def _start_pass(self, live: Mapping[str, int], least: Mapping[str, int]) -> None:
         context, settings = self._context, self.settings
-        prunable = [name for name, width in live.items() if width > least[name] and name not in self._skipped]
-        if not prunable and self._skipped:
-            note = f"the budget cannot be met within max_drop={settings.max_drop}"
-            context.log({"phase": self.name, "note": note})
-            self._has_threshold, self._skipped = False, []
-            self._start_pass(live, least)
-            return
+        prunable = [name for name, width in live.items() if width > least[name]]
         if not prunable:
             raise InfeasibleBudget(
                 "every group is at its minimum width, and the targets are not met. Raise the budget, or lower "
@@ -271,18 +237,6 @@ class Eap:
                 stream.restore(counted)
         return self._batches
 
-    # ------------------------------------------------------------ threshold
-
-    def _score(self, model: torch.nn.Module) -> float:
-        with eval_mode(model):
-            return float(self._context.held_out(model))
-
-    def _is_too_low(self, score: float) -> bool:
-        if self._dense_score is None:
-            self._dense_score = self._score(self._dense)
-        assert self.settings.max_drop is not None  # there is a threshold
-        return not score >= self._dense_score - self.settings.max_drop  # NaN is too low
-
     # ------------------------------------------------------------ state
 
     def state_dict(self) -> dict[str, Any]:
@@ -292,9 +246,6 @@ class Eap:
             "passes": self._passes,
             "keep_ratio": self._keep_ratio,
             "queue": list(self._queue),
-            "skipped": list(self._skipped),
-            "dense_score": self._dense_score,
-            "has_threshold": self._has_threshold,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -303,6 +254,4 @@ class Eap:
         first = state["first_batch"]
         self._first_batch = None if first is None else {name: int(value) for name, value in first.items()}
         self._passes, self._keep_ratio = int(state["passes"]), float(state["keep_ratio"])
-        self._queue, self._skipped = [str(name) for name in state["queue"]], [str(name) for name in state["skipped"]]
-        self._dense_score = None if state["dense_score"] is None else float(state["dense_score"])
-        self._has_threshold = bool(state["has_threshold"])
+        self._queue = [str(name) for name in state["queue"]]

@@ -31,7 +31,7 @@ import copy
 import math
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -51,11 +51,7 @@ LAST_STEP = 0.2
 
 @dataclass(frozen=True, kw_only=True)
 class LcpSettings:
-    """Settings of the search. The defaults are those of LeGR's code.
-
-    Raises:
-        EccError: A value is out of range.
-    """
+    """Settings of the search. The defaults are those of LeGR's code."""
 
     scale: bool = option(False, "Scale and shift the norms (LeGR), or only shift them (LcP).")
     candidates: int = option(400, "Number of candidates; 1 uses the plain norms.", range=(1, None))
@@ -65,12 +61,6 @@ class LcpSettings:
     sigma: float = option(1.0, "Standard deviation of the logarithm of scales.", range=(0, None))
     spread: float = option(1.0, "Standard deviation of shifts, in that of the group's norms.", range=(0, None))
     short_steps: int = option(0, "Training steps of each candidate.", range=(0, None))
-    short_lr: float | None = option(
-        None, "Learning rate of these; that of the run by default.", above=0, range=(None, 1)
-    )
-    search_cost: float | None = option(
-        None, "Cost of candidates as a fraction of the dense cost; by default the targets.", above=0, range=(None, 1)
-    )
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -90,13 +80,7 @@ class Compensation:
 
 
 class Evolution:
-    """Regularised evolution: the best of a tournament has a child, and the oldest of the population is removed.
-
-    Args:
-        spreads: Standard deviation of the norms of each group.
-        settings: Settings.
-        seed: Random seed.
-    """
+    """Regularised evolution: the best of a tournament has a child, and the oldest of the population is removed."""
 
     def __init__(self, spreads: Sequence[float], settings: LcpSettings, seed: int) -> None:
         self._spreads = torch.tensor(spreads, dtype=torch.float64) * settings.spread
@@ -194,13 +178,8 @@ class Lcp:
         return {**asdict(self.settings), "found": found}
 
     def start(self, context: PruningContext) -> None:
-        """Keep the dense weights and their norms.
-
-        Raises:
-            BadWidths: `found` belongs to another network.
-            InfeasibleBudget: No candidate can meet `search_cost`.
-        """
-        self._context = self._search_context = context
+        """Keep the dense weights and their norms."""
+        self._context = context
         self._dense = copy.deepcopy(context.model.state_dict())
         self._trial = copy.deepcopy(context.model)  # pruned for each candidate
         pairs = zip(context.graph.groups, context.min_widths(), strict=True)
@@ -209,11 +188,6 @@ class Lcp:
         names = {group.name for group in self._groups}
         if self._found is not None and not names <= set(self._found):
             raise BadWidths(f"the compensation lacks {sorted(names - set(self._found))}; it must be of this network.")
-        if self._found is None and self.settings.search_cost is not None:
-            full = context.graph.widths()
-            targets = [self.settings.search_cost * float(cost.to("cpu").value(full)) for cost in context.costs]
-            self._search_context = replace(context, targets=targets)
-            check_feasible(self._search_context)
 
     def _start_search(self, norms: dict[str, Tensor]) -> None:
         self._norms = norms
@@ -249,12 +223,11 @@ class Lcp:
     def _score_candidate(self) -> None:
         context, evolution = self._context, self._evolution
         candidate = evolution.propose()
-        widths = ranked_widths(self._search_context, self._groups, self._norms, candidate)
+        widths = ranked_widths(context, self._groups, self._norms, candidate)
         self._trial.load_state_dict(self._dense)
         context.keep_channels_(self._trial, self._norms, widths)
         if self.settings.short_steps:
-            lr = self.settings.short_lr or context.settings.lr
-            context.train(self._trial, self.settings.short_steps, lr, context.stream.fork())
+            context.train(self._trial, self.settings.short_steps, context.settings.lr, context.stream.fork())
         fitness = float(context.held_out(self._trial))
         evolution.add(candidate, fitness)
         line = {"candidate": evolution.scored, "fitness": fitness, "best": evolution.best[0], "widths": widths}
@@ -286,15 +259,6 @@ def ranked_widths(
 
     Widths are rounded down to allowed widths, but not below the minimum width: a channel that comes up in a group at
     its minimum stays. Costs never fall when widths grow, so a bisection finds the number of channels.
-
-    Args:
-        context: Has the targets.
-        groups: Groups that can be pruned.
-        norms: Norm of each channel of these groups.
-        compensation: Compensation of these groups.
-
-    Raises:
-        InfeasibleBudget: The targets are below the cost at the minimum widths.
     """
     check_feasible(context)
     positions = {group.name: position for position, group in enumerate(context.graph.groups)}

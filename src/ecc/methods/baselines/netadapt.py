@@ -17,7 +17,7 @@ Changed for energy:
 - If no group can meet the target alone, near the minimum widths, each goes to its minimum and others follow; the paper
   would stop. Different groups then often propose the same network, which is trained once.
 - Proposals are compared on held-out data; the authors' code uses training images. It also divides the loss of accuracy
-  by the saved resource, which the paper does not; `selection` has both.
+  by the saved resource, which the paper does not, and neither does this.
 - Batch norms are recalibrated before a candidate is scored (`recalibration.py`), as for all methods here.
 - Short trainings use Adam and the teacher, as everything here does, and all of a round see the same batches.
 """
@@ -40,17 +40,10 @@ from ecc.training import BatchStream
 
 from .widths import allowed_widths
 
-SELECTIONS = ("score", "score per joule")
-_MIN_LOSS, _MIN_SAVING = 1e-6, 1e-5  # of score and resource, against division by zero; the authors' numbers
-
 
 @dataclass(frozen=True, kw_only=True)
 class NetAdaptSettings:
-    """Settings of NetAdapt. With the defaults half of the energy takes 15 rounds, a quarter 24.
-
-    Raises:
-        EccError: A value is out of range.
-    """
+    """Settings of NetAdapt. With the defaults half of the energy takes 15 rounds, a quarter 24."""
 
     initial_reduction: float = option(
         0.04, "Reduction of the first round, as a fraction of the dense cost.", above=0, range=(None, 1)
@@ -62,12 +55,6 @@ class NetAdaptSettings:
         "Training steps of each candidate. None divides the pruning steps among the expected rounds, and those of a "
         "round among its candidates, so that NetAdapt sees about as many batches as ECC.",
         range=(1, None),
-    )
-    selection: str = option(
-        "score",
-        "What selects a candidate: the highest score, as in the paper, or the smallest loss of score per saved joule, "
-        "as in the authors' code.",
-        choices=SELECTIONS,
     )
 
     def __post_init__(self) -> None:
@@ -107,11 +94,7 @@ class _Candidate:
 
 
 class NetAdapt:
-    """Prunes one group per round, the one after which the network recovers best.
-
-    Args:
-        settings: Settings.
-    """
+    """Prunes one group per round, the one after which the network recovers best."""
 
     name = "netadapt"
     needs_held_out = True
@@ -130,7 +113,6 @@ class NetAdapt:
         self._context = context
         self._full = [group.width for group in context.graph.groups]
         self._allowed = allowed_widths(context)
-        self._score: float | None = None  # of the present network
         self._first_batch = context.stream.total
         self.rounds = []
 
@@ -147,14 +129,8 @@ class NetAdapt:
         return max(0.0, self._violation(widths) - self.settings.reduction(len(self.rounds)) * dense)
 
     def step(self) -> None:
-        """One round.
-
-        Raises:
-            InfeasibleBudget: Every group is at its minimum width, and the targets are not met.
-        """
+        """One round."""
         context = self._context
-        if self._score is None:
-            self._score = float(context.held_out(context.model))
         before = context.widths()
         target = self.target(before)
         proposals = self.proposals(before, target)
@@ -181,12 +157,7 @@ class NetAdapt:
     # ------------------------------------------------------------ proposals
 
     def proposals(self, widths: Sequence[int], target: float) -> list[Proposal]:
-        """Proposal of each group, without duplicates; empty if no group can be pruned any further.
-
-        Args:
-            widths: Present widths.
-            target: Constraint violation that the round may leave.
-        """
+        """Proposal of each group, without duplicates; empty if no group can be pruned any further."""
         found: dict[tuple[int, ...], tuple[str, ...]] = {}
         prunable = [group for group, width in enumerate(widths) if self._below(group, width)]
         alone = {group: self._alone(widths, group, target) for group in prunable}
@@ -251,18 +222,12 @@ class NetAdapt:
     def _rank(self, score: float, before: Sequence[int], after: Sequence[int]) -> tuple[float, float]:
         """The highest rank wins; ties go to the one that saves most, then to the first in the graph."""
         saved = (self._violation(before) - self._violation(after)) / (1 + self._violation(self._full))
-        if math.isnan(score):
-            return -math.inf, saved
-        if self.settings.selection == "score":
-            return score, saved
-        assert self._score is not None  # scored at the start of the round
-        return -(self._score - score + _MIN_LOSS) / (saved + _MIN_SAVING), saved
+        return -math.inf if math.isnan(score) else score, saved
 
     def _take(self, winner: _Candidate) -> None:
         """Copy the winner's weights and its position in the stream."""
         self._context.model.load_state_dict(winner.model.state_dict())
         self._context.stream.restore(winner.stream.state())  # read now, its total counts the batches of all candidates
-        self._score = winner.score
 
     def _log(self, winner: _Candidate, target: float, scores: Mapping[str, float]) -> None:
         context, widths = self._context, winner.proposal.widths
@@ -285,16 +250,11 @@ class NetAdapt:
     # ------------------------------------------------------------ state
 
     def state_dict(self) -> dict[str, Any]:
-        """The rounds so far, and the score of the present network."""
-        return {
-            "score": self._score,
-            "first_batch": self._first_batch,
-            "rounds": [dict(line) for line in self.rounds],
-        }
+        """The rounds so far."""
+        return {"first_batch": self._first_batch, "rounds": [dict(line) for line in self.rounds]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a state."""
-        self._score = None if state["score"] is None else float(state["score"])
         self._first_batch = int(state["first_batch"])
         self.rounds = [dict(line) for line in state["rounds"]]
 

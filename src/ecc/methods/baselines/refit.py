@@ -65,13 +65,6 @@ def collect_samples(
 
     Two networks of the same shapes are sampled at the same positions. Random state and modes do not change.
 
-    Args:
-        model: The network.
-        paths: Layers from `refittable_modules`.
-        batches: Inputs of the network.
-        rows: Approximate maximum number of positions of each layer.
-        seed: Seed of the choice of positions.
-
     Returns:
         Samples by path. Layers that were not called are missing.
     """
@@ -226,11 +219,6 @@ def restore_best(views: Sequence[ConsumerView], removed: Sequence[int], count: i
     """Channels to restore: greedily, the one that lowers the error of the outputs most.
 
     Errors are squared, relative to the dense outputs of each layer, and summed over the layers.
-
-    Args:
-        views: Consumers of the group, before the channels are removed.
-        removed: Channels that are removed; the earlier one wins a tie.
-        count: How many to restore.
 
     Returns:
         Channels in the order in which they are restored.

@@ -40,28 +40,21 @@ class Scratch:
 
     Args:
         widths: Width of each group by name, as in the widths.json of another run; missing groups keep their width.
-        build: Creates the network with random weights. By default each module resets itself, as torch's modules can.
     """
 
     name = "scratch"
     needs_held_out = False
 
-    def __init__(self, widths: Mapping[str, int], build: Callable[[], nn.Module] | None = None) -> None:
+    def __init__(self, widths: Mapping[str, int]) -> None:
         self._widths = {name: int(width) for name, width in widths.items()}
-        self._build = build
         self._is_pruned = False
 
     def config(self) -> dict[str, Any]:
-        """The widths, and whether `build` is given."""
-        return {"widths": dict(self._widths), "builds": self._build is not None}
+        """The widths."""
+        return {"widths": dict(self._widths)}
 
     def start(self, context: PruningContext) -> None:
-        """Check the widths.
-
-        Raises:
-            BadWidths: A group does not exist, or cannot have its width.
-            BadTask: A parameter cannot be reinitialised.
-        """
+        """Check the widths."""
         self._context, self._is_pruned = context, False
         groups = {group.name: group for group in context.graph.groups}
         for name, width in self._widths.items():
@@ -71,8 +64,7 @@ class Scratch:
             least = group.width if group.frozen is not None else 1
             if not least <= width <= group.width:
                 raise BadWidths(f"group {name!r} cannot have width {width}; allowed are {least} to {group.width}.")
-        if self._build is None:
-            _check_resets(context.model)
+        _check_resets(context.model)
 
     @property
     def is_done(self) -> bool:
@@ -83,17 +75,14 @@ class Scratch:
         """Reinitialise all weights, and prune.
 
         The trained weights decide which channels stay: magnitudes of the new weights would favour large draws.
-
-        Raises:
-            BadTask: The new network has zeros where channels are consumed, so that they would count as dead.
         """
         context = self._context
         widths = [self._widths.get(group.name, group.width) for group in context.graph.groups]
         importance = magnitudes(context)
-        reinitialise_(context.model, context.settings.train.seed, self._build)
+        reinitialise_(context.model, context.settings.train.seed)
         context.keep_channels_(context.model, importance, widths)
         if context.widths() != widths:
-            raise BadTask("the new network has zero weights, so channels count as dead; pass a `build` without them.")
+            raise BadTask("the new network has zero weights, so channels count as dead.")
         self._is_pruned = True
         context.log({"phase": self.name, "widths": widths})
 
@@ -106,18 +95,9 @@ class Scratch:
         self._is_pruned = bool(state["is_pruned"])
 
 
-def reinitialise_(model: nn.Module, seed: int, build: Callable[[], nn.Module] | None = None) -> None:
-    """Give a network new random weights, without changing the global random state.
-
-    Args:
-        model: Changed in place, statistics of normalisation included.
-        seed: The same seed gives the same weights.
-        build: Creates such a network; by default each module resets itself.
-    """
+def reinitialise_(model: nn.Module, seed: int) -> None:
+    """Give a network new random weights, without changing the global random state."""
     with fork_rng(derived_seed(seed, "scratch"), device_of(model)), torch.no_grad():
-        if build is not None:
-            model.load_state_dict(build().state_dict())
-            return
         for module in model.modules():
             reset = _reset_of(module)
             if reset is not None:
@@ -137,6 +117,5 @@ def _check_resets(model: nn.Module) -> None:
     ]
     if missing:
         raise BadTask(
-            f"{', '.join(missing[:3])} cannot be reinitialised: the module has no reset_parameters. Add it, or pass "
-            "`build` to Scratch."
+            f"{', '.join(missing[:3])} cannot be reinitialised: the module has no reset_parameters. Add this method."
         )

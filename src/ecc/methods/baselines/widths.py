@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from ecc.errors import InfeasibleBudget
 from ecc.methods.base import PruningContext
@@ -22,6 +22,17 @@ def largest_ratio(fits: Callable[[float], bool]) -> float:
     return low
 
 
+def uniform_widths(context: PruningContext, names: Sequence[str]) -> dict[str, int]:
+    """Widths by group where some groups keep the same fraction, the largest that meets the targets; others are full."""
+    full = context.graph.full_widths
+
+    def widths(ratio: float) -> dict[str, int]:
+        wanted = [ratio * width if name in names else width for name, width in full.items()]
+        return dict(zip(full, context.round_widths(wanted), strict=True))
+
+    return widths(largest_ratio(lambda ratio: context.constraint_violation(list(widths(ratio).values())) <= 0))
+
+
 def allowed_widths(context: PruningContext) -> list[list[int]]:
     """Widths that `PruningContext.round_widths` gives to each group, ascending from its minimum to its full width."""
     widths = [group.width for group in context.graph.groups]
@@ -35,11 +46,7 @@ def allowed_widths(context: PruningContext) -> list[list[int]]:
 
 
 def check_feasible(context: PruningContext) -> None:
-    """Check that the targets can be met.
-
-    Raises:
-        InfeasibleBudget: The predicted cost is above a target with every group at its minimum width.
-    """
+    """Check that the targets can be met."""
     violation = context.constraint_violation(context.min_widths())
     if violation > 0:
         raise InfeasibleBudget(

@@ -13,7 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from ecc.energy.budget import parse_budget
+from ecc.budget import parse_budget
 from ecc.energy.cost import Cost
 from ecc.energy.model import EnergyModel
 from ecc.errors import BadBudget, BadWidths, InfeasibleBudget
@@ -88,14 +88,18 @@ class ResourceConstraints:
             InfeasibleBudget: States the smallest cost that can be reached.
         """
         fractions = self.parse(budgets)
+        is_number = isinstance(budgets, int | float) and budgets < 1  # a method passes a sequence of limits
+        hint = f' For a share of the dense cost write "{100 * budgets:g}%".' if is_number else ""  # type: ignore[operator]
         for cost, fraction, dense in zip(self.costs, fractions, self.dense, strict=True):
             least = float(cost.value(min_widths.to(torch.float64)))
+            unit = f" {cost.unit}" if cost.unit else f" {cost.resource}"
+            if is_number and fraction > 1:
+                raise BadBudget(f"budget {budgets:g}{unit} is above the dense cost of {dense:.4g}{unit}.{hint}")
             if least > fraction * dense * (1 + TOLERANCE):
-                unit = f" {cost.unit}" if cost.unit else f" {cost.resource}"
                 raise InfeasibleBudget(
                     f"budget {fraction * dense:.4g}{unit} is not reachable: with every group at its minimum width the "
                     f"network still uses {least:.4g}{unit} ({least / dense:.0%} of dense). "
-                    f"Raise the budget, or lower {advice}."
+                    f"Raise the budget, or lower {advice}.{hint}"
                 )
         return fractions
 
@@ -216,7 +220,7 @@ def _required(group: ChannelGroup, min_width_ratio: float) -> int:
 
 
 def _keeps_width(group: ChannelGroup) -> bool:
-    return group.frozen is not None or not any(one.is_consumer for one in group.slices)
+    return group.frozen is not None or not group.masked_slices
 
 
 def _check_ratio(min_width_ratio: float, width_multiple: int) -> None:

@@ -1,7 +1,8 @@
 """Importance of channels: `TaylorImportance` by default, the paper's weight norm a_i = ||w_i||_B^2 with `adam_norm`.
 
 `ConsumerSlices` collects the parameters, and axes of parameters, with which layers consume prunable channels. A channel
-with several consumers has the sum over its slices. All sums have a fixed order (no atomic additions, which a GPU
+with several consumers has the sum over its slices; a channel without any (an inner product of two embedding tables) has
+the sum over all of its slices. All sums have a fixed order (no atomic additions, which a GPU
 performs in any order), so every process of a distributed run takes the same decisions. It also keeps the slices of
 dead channels at zero (`SliceMasks`).
 """
@@ -16,25 +17,38 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ecc.graph import ChannelGraph
+from ecc.graph import ChannelGraph, ChannelGroup, ParamSlice
 from ecc.graph.model_copy import named_tensors
+from ecc.graph.structure import Branch
 from ecc.training.cuda_graph import CudaGraphFunction
 
 # ---------------------------------------------------------------- the Taylor criterion
 
-TAYLOR_INTERVAL = 4
-"""Steps from one sample of the gradients to the next, so that training is hardly slower."""
+TAYLOR_SAMPLES = 1000
+"""Samples of the gradients in a run: every step of a short one, every n-th step of a long one."""
+MAX_TAYLOR_INTERVAL = 16
 TAYLOR_DECAY = 0.98
-"""Decay of the running mean from sample to sample: it averages about 50 of them."""
+"""Decay of the running means from sample to sample: they average about 50 of them."""
+
+
+def taylor_interval(steps: int) -> int:
+    """Steps from one sample of the gradients to the next, so that training is hardly slower."""
+    return min(MAX_TAYLOR_INTERVAL, max(1, steps // TAYLOR_SAMPLES))
 
 
 class TaylorImportance:
-    """Running mean of (sum of w g)^2 for each channel.
+    """Running variance of the sum of w g for each channel.
 
     To first order, scaling a channel by 1 - t changes the loss by -t times the sum of w g over the weights that consume
-    it. The mean square of that sum over batches is the curvature of the loss along this scaling (Fisher information),
-    and estimates the increase of the loss when the channel is removed (Molchanov et al., Importance Estimation for
-    Neural Network Pruning, CVPR 2019). It does not depend on the scale of weights before a batch norm.
+    it. The variance of that sum over batches is the Fisher information along this scaling, which estimates the
+    curvature of the loss, and so the increase of the loss when the channel is removed (compare Molchanov et al.,
+    Importance Estimation for Neural Network Pruning, CVPR 2019, who use the mean square). The square of the mean is
+    left out: it is not curvature, and differs between layers by how far each is from its optimum. In
+    `benchmarks/importance.py` the variance predicts the increase better than the mean square.
+
+    It does not depend on the scale of weights before a batch norm. Behind a batch norm, the products of a group sum to
+    zero, because scaling all channels at once changes nothing. So the sum over removed channels says too little where
+    few channels remain; `WidthPlanner` divides by the share that remains.
 
     The state is replaced and never changed in place.
 
@@ -44,23 +58,19 @@ class TaylorImportance:
     """
 
     def __init__(self, count: int, device: torch.device) -> None:
-        self._mean = torch.zeros(count, device=device)
+        self._square, self._mean = torch.zeros(count, device=device), torch.zeros(count, device=device)
         self._samples = 0
 
     @property
-    def state(self) -> tuple[Tensor, int]:
-        """Running mean, which starts at zero, and the number of samples."""
-        return self._mean, self._samples
+    def state(self) -> tuple[Tensor, Tensor, int]:
+        """Running mean square and running mean, which start at zero, and the number of samples."""
+        return self._square, self._mean, self._samples
 
     def load(self, state: Sequence[Tensor | int]) -> None:
         """Restore a state."""
-        mean, samples = state
-        self._mean = torch.as_tensor(mean).to(self._mean, copy=True)
+        square, mean, samples = state
+        self._square, self._mean = (torch.as_tensor(one).to(self._mean, copy=True) for one in (square, mean))
         self._samples = int(samples)
-
-    def is_due(self, step: int) -> bool:
-        """Whether to sample at this step, counted from 1. The first step is such a step."""
-        return step % TAYLOR_INTERVAL == 1
 
     @torch.no_grad()
     def add(self, products: Tensor) -> None:
@@ -71,12 +81,19 @@ class TaylorImportance:
         """
         self._samples += 1
         finite = torch.nan_to_num(products, nan=0.0, posinf=0.0, neginf=0.0)
-        self._mean = self._mean.lerp(finite.square(), 1 - TAYLOR_DECAY)
+        self._square = self._square.lerp(finite.square(), 1 - TAYLOR_DECAY)
+        self._mean = self._mean.lerp(finite, 1 - TAYLOR_DECAY)
 
     @property
     def values(self) -> Tensor:
-        """a of each channel: the running mean with bias correction."""
-        return self._mean / (1 - TAYLOR_DECAY**self._samples) if self._samples else self._mean
+        """a of each channel: the running variance with bias correction. After one sample, its square."""
+        if not self._samples:
+            return self._square
+        decayed = TAYLOR_DECAY**self._samples
+        square, mean = self._square / (1 - decayed), self._mean / (1 - decayed)
+        # The sum of squared weights of the running mean: 1 after one sample, then falling to 0.01.
+        weights = (1 - TAYLOR_DECAY) / (1 + TAYLOR_DECAY) * (1 + decayed) / (1 - decayed)
+        return (square - (1 - weights) * mean.square()).clamp(min=0)
 
 
 # ---------------------------------------------------------------- the paper's criterion
@@ -139,29 +156,18 @@ class ConsumerSlices:
     """
 
     def __init__(self, model: nn.Module, graph: ChannelGraph, device: torch.device) -> None:
-        tensors = named_tensors(model)
-        places = [(group, place) for group in graph.prunable for place in group.slices if place.is_consumer]
-        self._axes = list(dict.fromkeys((place.tensor, place.axis) for _, place in places))
-        self.tensors = [tensors[name] for name, _ in self._axes]
+        ranked = [(group, place) for group in graph.prunable for place in group.ranked_slices]
+        masked = [(group, place) for group in graph.variable for place in group.masked_slices]
+        self._ranked = _SliceTable(model, graph, ranked, device)
+        self._masked = _SliceTable(model, graph, masked, device)
+        self.tensors = self._ranked.tensors
         """One for each consuming axis; a tensor that consumes along two axes appears twice."""
+        self._axes = self._ranked.axes
         self._device = device
-        self._sizes = [tensor.shape[axis] for tensor, (_, axis) in zip(self.tensors, self._axes, strict=True)]
-        starts = dict(zip(self._axes, accumulate(self._sizes, initial=0), strict=False))
-
-        # Concatenate all consuming axes. `channel_of` is the channel of each index; the last channel means none.
-        channels = graph.num_channel_ids - 1
-        channel_of = torch.full((sum(self._sizes),), channels, dtype=torch.long, device="cpu")
-        columns: dict[str, list[Tensor]] = {}  # by group: the indices of each of its channels
-        for group, place in places:
-            flat = starts[place.tensor, place.axis] + place.index
-            channel_of[flat] = graph.channel_ids(group.name)[0] - 1 + torch.arange(group.width, device="cpu")[:, None]
-            columns.setdefault(group.name, []).append(flat)
-        self._channel_of = channel_of.to(device)
-        self._sums, self._order = _sum_indices(graph, columns, device)
-        self._unconsumed = self._order == sum(len(index) for index in self._sums)
         self._always = torch.ones(1, dtype=torch.bool, device=device)
-        self._masks = SliceMasks(self.tensors, [axis for _, axis in self._axes], device)
+        self._masks = SliceMasks(self._masked.tensors, self._masked.axes, device)
         self._elements = sum(tensor.numel() for tensor in self.tensors)
+        self._sign = -1.0
         self._products_graph = CudaGraphFunction(self._sum_products)
         self._masks_graph = CudaGraphFunction(self._write_masks)
 
@@ -175,7 +181,7 @@ class ConsumerSlices:
         given = [None] * len(self.tensors) if preconditioners is None else preconditioners
         return self._sum_slices(
             _column_sums(squared_norm(tensor, preconditioner), axis)
-            for tensor, (_, axis), preconditioner in zip(self.tensors, self._axes, given, strict=True)
+            for tensor, axis, preconditioner in zip(self.tensors, self._axes, given, strict=True)
         )
 
     @torch.no_grad()
@@ -183,7 +189,8 @@ class ConsumerSlices:
         """Sum of w g of all channels, float32: minus the derivative of the loss when a channel is scaled down.
 
         A tensor without a gradient (frozen, or a buffer) has no product. Its slices count as much as those of the other
-        tensors with the same norm do on average, so that its channels are neither always kept nor always pruned.
+        tensors with the same norm do on average, so that its channels are neither always kept nor always pruned. The
+        sign of such products alternates, since their variance over batches is what counts.
         """
         known = [tensor.grad is not None for tensor in self.tensors]
         if all(known) and self._elements <= _MAX_PRODUCTS and self.tensors:
@@ -191,7 +198,7 @@ class ConsumerSlices:
             return sums
         found = self._sum_slices(
             torch.zeros(tensor.shape[axis]) if product is None else _column_sums(product, axis)
-            for tensor, (_, axis), product in zip(self.tensors, self._axes, _products(self.tensors), strict=True)
+            for tensor, axis, product in zip(self.tensors, self._axes, _products(self.tensors), strict=True)
         )
         if all(known) or not any(known):
             return found
@@ -203,21 +210,21 @@ class ConsumerSlices:
             for wanted in (True, False)
         )
         rate = found.square().sum() / with_gradient.sum().clamp(min=torch.finfo(torch.float32).tiny)
-        return (found.square() + rate * without).sqrt()
+        self._sign = -self._sign
+        return torch.where(without > 0, self._sign * (found.square() + rate * without).sqrt(), found)
 
     @torch.no_grad()
     def live(self) -> Tensor:
-        """(channels,) bool: channels with a consumer whose slice is not zero, and channels without any consumer."""
-        columns = (
-            _column_sums(tensor.detach() != 0, axis) for tensor, (_, axis) in zip(self.tensors, self._axes, strict=True)
-        )
-        return (self._sum_slices(columns) > 0) | self._unconsumed
+        """(channels,) bool: channels with a nonzero slice among those that masking sets to zero, or without any."""
+        pairs = zip(self._masked.tensors, self._masked.axes, strict=True)
+        columns = (_column_sums(tensor.detach() != 0, axis) for tensor, axis in pairs)
+        return (self._masked.sum_slices(columns) > 0) | self._masked.without
 
     def set_mask(self, alive: Tensor) -> None:
         """Prepare the masks that `apply_mask_` multiplies with."""
         if self._masks.allocate():
             self._masks_graph = CudaGraphFunction(self._write_masks)
-        if any(tensor.device != self._device for tensor in self.tensors):
+        if any(tensor.device != self._device for tensor in self._masked.tensors):
             self._write_masks(alive)  # a CUDA graph has one device
         else:
             self._masks_graph(alive)
@@ -228,21 +235,110 @@ class ConsumerSlices:
 
     def _sum_products(self, *products: Tensor) -> tuple[Tensor]:
         """`products` where every tensor has a gradient: many small kernels, on a GPU one CUDA graph."""
-        columns = (_column_sums(product, axis) for product, (_, axis) in zip(products, self._axes, strict=True))
+        columns = (_column_sums(product, axis) for product, axis in zip(products, self._axes, strict=True))
         return (self._sum_slices(columns),)
 
     def _sum_slices(self, columns: Iterable[Tensor]) -> Tensor:
         """Sum values of the consuming axes, one value per index, for each channel."""
+        return self._ranked.sum_slices(columns)
+
+    def _write_masks(self, alive: Tensor) -> tuple[Tensor, ...]:
+        self._masks.write(torch.cat([alive, self._always])[self._masked.channel_of])
+        return ()
+
+
+class BranchExits:
+    """The last parameters of residual branches: a branch adds nothing if they are zero.
+
+    Scaling them by 1 - t scales the branch, so the importance of a branch is that of a channel with these slices.
+
+    Args:
+        model: The traced network.
+        branches: The branches that may be removed; their exits must be trained.
+        device: Device of the importance.
+    """
+
+    def __init__(self, model: nn.Module, branches: Sequence[Branch], device: torch.device) -> None:
+        tensors = named_tensors(model)
+        self._exits = [[tensors[name] for name in branch.exits] for branch in branches]
+        self.tensors = [tensor for exits in self._exits for tensor in exits]
+        self.count = len(branches)
+        self._device = device
+        self._zeroed: list[Tensor] = []
+
+    @torch.no_grad()
+    def products(self) -> Tensor:
+        """Sum of w g of each branch, float32."""
+        return self._sum(
+            torch.zeros(()) if tensor.grad is None else (tensor.detach().float() * tensor.grad.float()).sum()
+            for tensor in self.tensors
+        )
+
+    @torch.no_grad()
+    def norms(self, preconditioners: Iterable[Tensor | None]) -> Tensor:
+        """||w||_B^2 of each branch, float32, given B for each of `tensors`."""
+        return self._sum(squared_norm(*pair).sum() for pair in zip(self.tensors, preconditioners, strict=True))
+
+    def _sum(self, values: Iterable[Tensor]) -> Tensor:
+        found = iter([value.to(self._device) for value in values])
+        sums = [torch.stack([next(found) for _ in exits]).sum() for exits in self._exits]
+        return torch.stack(sums) if sums else torch.zeros(0, device=self._device)
+
+    def remove(self, numbers: Sequence[int]) -> None:
+        """Set which branches `apply_mask_` zeroes."""
+        self._zeroed = [tensor.detach() for number in numbers for tensor in self._exits[number]]
+
+    def apply_mask_(self) -> None:
+        """Zero the exits of removed branches, which the optimizer's step has changed."""
+        if self._zeroed:
+            torch._foreach_zero_(self._zeroed)
+
+
+class _SliceTable:
+    """Axes of tensors that hold channels, concatenated.
+
+    Args:
+        model: The traced network.
+        graph: Its channel graph.
+        places: Slices with their groups.
+        device: Device of the result.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        graph: ChannelGraph,
+        places: Sequence[tuple[ChannelGroup, ParamSlice]],
+        device: torch.device,
+    ) -> None:
+        tensors = named_tensors(model)
+        keys = list(dict.fromkeys((place.tensor, place.axis) for _, place in places))
+        self.tensors = [tensors[name] for name, _ in keys]
+        self.axes = [axis for _, axis in keys]
+        self._device = device
+        sizes = [tensor.shape[axis] for tensor, axis in zip(self.tensors, self.axes, strict=True)]
+        starts = dict(zip(keys, accumulate(sizes, initial=0), strict=False))
+        channels = graph.num_channel_ids - 1
+        channel_of = torch.full((sum(sizes),), channels, dtype=torch.long, device="cpu")
+        columns: dict[str, list[Tensor]] = {}  # by group: the indices of each of its channels
+        for group, place in places:
+            flat = starts[place.tensor, place.axis] + place.index
+            channel_of[flat] = graph.channel_ids(group.name)[0] - 1 + torch.arange(group.width, device="cpu")[:, None]
+            columns.setdefault(group.name, []).append(flat)
+        self.channel_of = channel_of.to(device)
+        """The channel of each index; the last channel means none."""
+        self._sums, self._order = _sum_indices(graph, columns, device)
+        self.without = self._order == sum(len(index) for index in self._sums)
+        """(channels,) bool: channels without a slice."""
+
+    def sum_slices(self, columns: Iterable[Tensor]) -> Tensor:
+        """Sum values of the axes, one value per index, for each channel."""
         found = [column.to(self._device) for column in columns]
         if not found:
             return torch.zeros(len(self._order), device=self._device)
         flat = torch.cat(found)
         parts = [flat[index].sum(1) for index in self._sums]
         return torch.cat([*parts, flat.new_zeros(1)])[self._order]
-
-    def _write_masks(self, alive: Tensor) -> tuple[Tensor, ...]:
-        self._masks.write(torch.cat([alive, self._always])[self._channel_of])
-        return ()
 
 
 def _products(tensors: Sequence[Tensor]) -> Iterator[Tensor | None]:

@@ -37,11 +37,7 @@ SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm"})
 
 
 def pillow() -> Any:
-    """Pillow's module `Image`.
-
-    Raises:
-        BadTask: If it is not installed.
-    """
+    """Pillow's module `Image`."""
     try:
         from PIL import Image
     except ImportError as error:
@@ -120,12 +116,7 @@ def label_counts(labels: Path, table: bytes) -> NDArray[np.int64]:
 
 
 def label_table(classes: dict[int, int], void: set[int]) -> bytes:
-    """Class of each value in a label map, as 256 bytes.
-
-    Args:
-        classes: Class by value in the file.
-        void: Values without a class.
-    """
+    """Class of each value in a label map, as 256 bytes."""
     table = bytearray([_UNKNOWN] * 256)
     for value, label in [*classes.items(), *((value, VOID) for value in void)]:
         table[value] = label

@@ -21,11 +21,7 @@ from ecc.zoo.data.sets import CachedScenes, ImageData, Packed, Photos, Scenes, e
 
 
 def find_data(root: str | Path) -> ImageData:
-    """The data set in a folder.
-
-    Raises:
-        BadTask: If the layout is unknown or incomplete.
-    """
+    """The data set in a folder."""
     root = Path(root)
     if not root.is_dir():
         raise BadTask(f"there is no data folder {str(root)!r}; check the path.")

@@ -82,11 +82,7 @@ class Packed:
 
 
 class CachedScenes:
-    """Scenes of one size that are decoded when first needed, and kept in memory.
-
-    Raises:
-        BadTask: If their sizes differ.
-    """
+    """Scenes of one size that are decoded when first needed, and kept in memory."""
 
     def __init__(self, scenes: Scenes, size: Size) -> None:
         self.scenes, self.size = scenes, size
@@ -130,11 +126,7 @@ Split = Photos | Scenes | Packed | CachedScenes
 
 @dataclass(frozen=True, eq=False)
 class ImageData:
-    """A data set.
-
-    Raises:
-        BadTask: If a split is empty.
-    """
+    """A data set."""
 
     name: str
     """Short name for tables and file names."""

@@ -1,25 +1,38 @@
-"""`Budget`: a limit on one resource, and the only parser of budgets.
+"""`Budget`: a limit on one resource, and the only parser of budgets. It does not import torch.
 
 50%   24 mJ   0.4 mJ/image   latency=12ms   macs=50%   macs=300M   params=2M   weight_bytes=4MiB
+decode=70%   0.8 mJ/token   prefill=60%   decode_latency=2ms/token         (language models)
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
-
-import torch
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 from ecc.errors import BadBudget
 
-from .cost import Cost
-from .counted import UNITS as COUNTED_UNITS
-from .model import EnergyModel
-from .regression import RESOURCES
+MEASURED_UNITS = {
+    "energy": "J",
+    "latency": "s",
+    "decode": "J",
+    "decode_latency": "s",
+    "prefill": "J",
+    "prefill_latency": "s",
+}
+"""Resources that need a meter or a platform, and a fitted model: of the forward pass, or of a workload of a language
+model."""
+COUNTED_UNITS = {"macs": "", "params": "", "weight_bytes": "B", "activation_bytes": "B", "peak_bytes": "B"}
+"""Resources that are counted, and their units.
 
-_UNITS = {**{name: unit for name, (_, unit) in RESOURCES.items()}, **COUNTED_UNITS}
+macs: multiply-accumulates of one inference of the whole batch. params: parameters. weight_bytes: bytes of parameters
+and buffers. activation_bytes: bytes of activations read and written by all layers. peak_bytes: bytes of activations
+read and written by the largest layer, the least memory to run the network in.
+"""
+
+_UNITS = MEASURED_UNITS | COUNTED_UNITS
 _PREFIXES = {"n": 1e-9, "u": 1e-6, "µ": 1e-6, "m": 1e-3, "": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 _BINARY = {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30}
 _NUMBER = re.compile(r"^\s*([+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?)\s*(.*?)\s*$")
@@ -37,9 +50,11 @@ class Budget:
     """Whether the amount is a fraction of the dense network."""
     per_item: bool = False
     """Whether the amount is for one item of the batch; otherwise it is for the whole batch."""
+    item: str = "item"
+    """What an item is: `token` for language models, otherwise `item`."""
 
-    def limit(self, cost: Cost, batch: int = 1) -> float:
-        """The limit for one inference of the whole batch, in the unit of the cost."""
+    def limit(self, cost: Any, batch: int = 1) -> float:
+        """The limit for one inference of the whole batch, in the unit of a `Cost`."""
         if self.is_relative:
             return self.amount * dense_cost(cost)
         return self.amount * (batch if self.per_item else 1)
@@ -48,17 +63,20 @@ class Budget:
         if self.is_relative:
             return f"{self.resource} {100 * self.amount:.4g}% of dense"
         amount = f"{self.resource} {self.amount:.4g} {_UNITS[self.resource]}".rstrip()
-        return f"{amount} per item" if self.per_item else amount
+        return f"{amount} per {self.item}" if self.per_item else amount
 
 
-def dense_cost(cost: Cost) -> float:
+def dense_cost(cost: Any) -> float:
     """Cost of the dense network: as profiled, or as computed by a cost without a profile.
 
     The prediction at full widths is not used. An optimised kernel may serve the dense shapes alone, and then no smooth
     model fits them and all others.
     """
-    if isinstance(cost, EnergyModel):
-        return cost.dense_profiled
+    profiled = getattr(cost, "dense_profiled", None)
+    if profiled is not None:
+        return float(profiled)
+    import torch
+
     return float(cost.to("cpu").value(torch.tensor(cost.full_widths, dtype=torch.float64)))
 
 
@@ -90,8 +108,11 @@ def parse_budget(text: str | Budget) -> Budget:
             raise BadBudget(f"budget {text!r} is above 100%, the cost of the dense network; give at most 100%.")
         return Budget(resource, number / 100, is_relative=True)
     stem, slash, item = (part.strip() for part in unit.partition("/"))
-    if slash and item not in ("image", "item", "sample"):
-        raise BadBudget(f"budget {text!r} is per {item!r}; write /image, or leave it out for the whole batch.")
+    if slash and item not in ("image", "item", "sample", "token"):
+        raise BadBudget(
+            f"budget {text!r} is per {item!r}; write /image, or /token for a language model, or leave it out for the "
+            "whole batch."
+        )
     if slash and resource in _BATCH_INDEPENDENT:
         raise BadBudget(f"budget {text!r}: {resource} does not depend on the batch; leave out /{item}.")
     if not stem and _UNITS[resource]:
@@ -105,7 +126,14 @@ def parse_budget(text: str | Budget) -> Budget:
         wanted = _UNITS[resource] or "a plain number or one with k, M or G"
         several = " For several budgets, give a list or repeat --budget." if "=" in unit else ""
         raise BadBudget(f"budget {text!r} has the unit {unit!r}; {resource} takes {wanted}, or % of dense.{several}")
-    return Budget(resource, number * factor, is_relative=False, per_item=bool(slash))
+    return Budget(
+        resource, number * factor, is_relative=False, per_item=bool(slash), item="token" if item == "token" else "item"
+    )
+
+
+def measured_resources(budgets: Iterable[Budget]) -> list[str]:
+    """Those of the budgets' resources that have to be measured, not counted."""
+    return [resource for resource in MEASURED_UNITS if any(budget.resource == resource for budget in budgets)]
 
 
 def parse_budgets(budgets: str | Budget | Iterable[str | Budget]) -> tuple[Budget, ...]:
@@ -123,6 +151,37 @@ def parse_budgets(budgets: str | Budget | Iterable[str | Budget]) -> tuple[Budge
         if resources.count(resource) > 1:
             raise BadBudget(f"there are {resources.count(resource)} budgets for {resource}; give the smallest one.")
     return found
+
+
+def budgets_of_workloads(budgets: Iterable[Budget], workloads: Sequence[str]) -> tuple[Budget, ...]:
+    """Budgets as they apply to a network with these workloads.
+
+    A budget on energy or latency is one of the first workload, so that `70%` of a language model means `decode=70%`.
+
+    Args:
+        budgets: From `parse_budgets`.
+        workloads: Names of the workloads of a language model, the most important one first; none for other networks.
+
+    Raises:
+        BadBudget: If a budget names a workload that the network does not have, or is per token where there are no
+            tokens, or per image where there are.
+    """
+    found = []
+    for budget in budgets:
+        workload = budget.resource.partition("_")[0]
+        if workload in ("decode", "prefill") and workload not in workloads:
+            has = f"its workloads are {' and '.join(workloads)}" if workloads else "this network is no language model"
+            raise BadBudget(f"the budget {budget} is for {workload}, but {has}; write for example 70%.")
+        if budget.per_item and (budget.item == "token") != bool(workloads):
+            unit = "/token" if workloads else "/image"
+            raise BadBudget(
+                f"the budget {budget} does not fit this network, whose costs are per {unit[1:]}; use {unit}."
+            )
+        if workloads and budget.resource in ("energy", "latency"):
+            name = workloads[0] if budget.resource == "energy" else f"{workloads[0]}_latency"
+            budget = replace(budget, resource=name)
+        found.append(budget)
+    return parse_budgets(found)
 
 
 def _factor(text: str, unit: str) -> float | None:

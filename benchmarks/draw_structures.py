@@ -1,0 +1,198 @@
+"""The diagrams of docs/prunable.md: what can be pruned in a CNN, a transformer and a recurrent network.
+
+    PYTHONPATH=src python3 benchmarks/draw_structures.py [--out results/figures]
+
+Boxes are layers, arrows are tensors. A colour is one kind of unit; everything of one colour and label is pruned together.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass, field
+from html import escape
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+GREY, TEXT = "#5f6b73", "#1f2a30"
+KINDS = {
+    "width": ("#00796b", "channels or hidden units"),
+    "head": ("#5e35b1", "attention heads"),
+    "residual": ("#c77700", "residual width"),
+    "branch": ("#c0392b", "branch that can be removed"),
+}
+
+
+@dataclass
+class Drawing:
+    """An SVG picture that grows by boxes and arrows."""
+
+    width: int
+    height: int
+    title: str
+    parts: list[str] = field(default_factory=list)
+
+    def text(
+        self, x: float, y: float, words: str, *, size: int = 13, colour: str = TEXT, anchor: str = "middle"
+    ) -> None:
+        """One line of text whose baseline is at y."""
+        self.parts.append(
+            f'<text x="{x}" y="{y}" font-size="{size}" fill="{colour}" text-anchor="{anchor}">{escape(words)}</text>'
+        )
+
+    def box(
+        self, x: float, y: float, words: str, *, width: float = 150, colour: str = GREY, height: float = 30
+    ) -> None:
+        """A layer, centred at x, with its upper edge at y."""
+        self.parts.append(
+            f'<rect x="{x - width / 2}" y="{y}" width="{width}" height="{height}" rx="5" fill="white" stroke="{colour}" '
+            f'stroke-width="1.5"/>'
+        )
+        self.text(x, y + height / 2 + 4.5, words)
+
+    def line(self, *points: tuple[float, float], arrow: bool = True, colour: str = GREY) -> None:
+        """A polyline, with an arrow head at its end."""
+        path = " ".join(f"{x},{y}" for x, y in points)
+        head = ' marker-end="url(#head)"' if arrow else ""
+        self.parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.5"{head}/>')
+
+    def unit(self, x: float, y: float, kind: str, words: str, *, height: float = 14) -> None:
+        """A tensor whose units can be pruned: a coloured bar on an arrow, with a label to its right."""
+        colour = KINDS[kind][0]
+        for number in range(6):
+            self.parts.append(
+                f'<rect x="{x - 24 + 8 * number}" y="{y}" width="6" height="{height}" fill="{colour}" '
+                f'opacity="{0.25 if number in (2, 5) else 1}"/>'
+            )
+        self.text(x + 32, y + 11, words, size=12, colour=colour, anchor="start")
+
+    def branch(self, x: float, y: float, width: float, height: float, words: str) -> None:
+        """A dashed frame around what is removed together."""
+        colour = KINDS["branch"][0]
+        self.parts.append(
+            f'<rect x="{x}" y="{y}" width="{width}" height="{height}" rx="9" fill="{colour}" fill-opacity="0.05" '
+            f'stroke="{colour}" stroke-dasharray="5 4" stroke-width="1.3"/>'
+        )
+        self.text(x + width - 10, y + 18, words, size=12, colour=colour, anchor="end")
+
+    def plus(self, x: float, y: float) -> None:
+        """A residual addition."""
+        self.parts.append(f'<circle cx="{x}" cy="{y}" r="10" fill="white" stroke="{GREY}" stroke-width="1.5"/>')
+        self.text(x, y + 5, "+", size=16)
+
+    def legend(self, kinds: list[str]) -> None:
+        """The colours, below the picture."""
+        x, y = 16.0, self.height - 14.0
+        for kind in kinds:
+            colour, words = KINDS[kind]
+            self.parts.append(f'<rect x="{x}" y="{y - 10}" width="12" height="12" fill="{colour}"/>')
+            self.text(x + 18, y, words, size=12, anchor="start")
+            x += 36 + 6.6 * len(words)
+
+    def svg(self) -> str:
+        """The file."""
+        head = (
+            '<defs><marker id="head" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
+            f'<path d="M0,0 L8,4 L0,8 z" fill="{GREY}"/></marker></defs>'
+        )
+        return (
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {self.width} {self.height}" width="{self.width}" '
+            f'height="{self.height}" font-family="system-ui, sans-serif" role="img" aria-label="{escape(self.title)}">\n'
+            f'<rect width="100%" height="100%" fill="white"/>{head}\n' + "\n".join(self.parts) + "\n</svg>\n"
+        )
+
+
+def cnn() -> Drawing:
+    """A residual block of a CNN."""
+    d = Drawing(640, 430, "Prunable units of a residual block of a CNN")
+    d.text(320, 24, "Residual block of a CNN", size=15)
+    d.unit(250, 40, "width", "trunk: all layers that add to it lose the same channels")
+    d.line((250, 54), (250, 92))
+    d.branch(120, 96, 500, 222, "removable branch")
+    d.box(250, 104, "conv1 + batch norm")
+    d.line((250, 134), (250, 148))
+    d.unit(250, 150, "width", "inner width: any number of channels")
+    d.line((250, 166), (250, 180))
+    d.box(250, 182, "depthwise conv (if any)", width=180)
+    d.line((250, 212), (250, 240))
+    d.box(250, 242, "conv2 + batch norm")
+    d.line((250, 272), (250, 340))
+    d.line((250, 72), (60, 72), (60, 352), (238, 352))
+    d.text(70, 210, "identity", size=12, colour=GREY, anchor="start")
+    d.plus(250, 352)
+    d.line((250, 362), (250, 392))
+    d.text(264, 385, "at inner width 0 the whole block becomes the identity", size=12, colour=GREY, anchor="start")
+    d.legend(["width", "branch"])
+    return d
+
+
+def transformer() -> Drawing:
+    """A block of a transformer."""
+    d = Drawing(720, 660, "Prunable units of a transformer block")
+    d.text(360, 24, "Transformer block", size=15)
+    x = 290
+    d.unit(x, 40, "residual", "residual width (under RMSNorm): embedding, every block, output head")
+    d.line((x, 54), (x, 92))
+    d.branch(110, 96, 590, 222, "removable attention branch")
+    d.box(x, 104, "norm")
+    d.line((x, 134), (x, 146))
+    for shift, name in ((-105, "q"), (0, "k"), (105, "v")):
+        d.box(x + shift, 148, name, width=70)
+        d.line((x + shift, 178), (x + shift, 194))
+        d.unit(x + shift, 196, "head", "" if shift < 105 else "heads; with GQA a KV head and its query heads")
+        d.line((x + shift, 212), (x + shift, 226))
+    d.box(x, 228, "attention", width=290)
+    d.line((x, 258), (x, 270))
+    d.box(x, 272, "output projection", width=170)
+    d.line((x, 302), (x, 340))
+    d.line((x, 74), (60, 74), (60, 350), (x - 12, 350))
+    d.plus(x, 350)
+    d.line((x, 360), (x, 398))
+    d.branch(110, 402, 590, 182, "removable MLP branch")
+    d.box(x, 410, "norm")
+    d.line((x, 440), (x, 452))
+    d.box(x, 454, "up (and gate) projection", width=190)
+    d.line((x, 484), (x, 496))
+    d.unit(x, 498, "width", "hidden width")
+    d.line((x, 514), (x, 526))
+    d.box(x, 528, "down projection", width=170)
+    d.line((x, 558), (x, 600))
+    d.line((x, 380), (60, 380), (60, 610), (x - 12, 610))
+    d.plus(x, 610)
+    d.legend(["width", "head", "residual", "branch"])
+    return d
+
+
+def recurrent() -> Drawing:
+    """An LSTM between an embedding and a classifier."""
+    d = Drawing(640, 330, "Prunable units of a recurrent network")
+    d.text(320, 24, "Recurrent network", size=15)
+    d.box(230, 40, "embedding")
+    d.line((230, 70), (230, 84))
+    d.unit(230, 86, "width", "embedding width")
+    d.line((230, 102), (230, 120))
+    d.box(230, 122, "LSTM or GRU", width=200, height=44)
+    d.line((330, 132), (420, 132), (420, 158), (332, 158))
+    d.text(430, 142, "recurrence: a unit loses its rows of all gates", size=12, colour=GREY, anchor="start")
+    d.text(430, 158, "and its column of the recurrent weight", size=12, colour=GREY, anchor="start")
+    d.line((230, 166), (230, 184))
+    d.unit(230, 186, "width", "hidden units; each direction and each layer has its own")
+    d.line((230, 202), (230, 224))
+    d.box(230, 226, "linear")
+    d.line((230, 256), (230, 280))
+    d.legend(["width"])
+    d.width = 700
+    return d
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=ROOT / "results" / "figures")
+    options = parser.parse_args()
+    for name, drawing in {"cnn": cnn(), "transformer": transformer(), "recurrent": recurrent()}.items():
+        path = options.out / f"prunable-{name}.svg"
+        path.write_text(drawing.svg(), encoding="utf-8")
+        print(path)
+
+
+if __name__ == "__main__":
+    main()

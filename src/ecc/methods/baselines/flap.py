@@ -1,0 +1,65 @@
+"""FLAP: prune what fluctuates least, with one threshold for all layers, and compensate what is removed.
+
+An et al., Fluctuation-based Adaptive Structured Pruning for Large Language Models, AAAI 2024. A channel has the
+variance of its activation times the squared norm of the weights that consume it. Scores are standardised within each
+layer and compared over all layers, so that layers lose different numbers of channels. The paper adds the mean of what
+is removed to the bias of the next layer. Changed here: layers without a bias cannot have one added, so the consumer
+is refit by least squares to its dense outputs, which includes that correction. Changed for energy: the threshold is
+the smallest one whose widths meet the targets.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ecc.methods.base import OneShotMethod, PruningContext
+from ecc.methods.calibration import activation_statistics, batch_inputs, calibration_batches, mask_
+from ecc.methods.reconstruction import DenseOutputs, linear_consumers, reconstruct_, record_outputs
+
+from .widths import largest_ratio
+
+
+class Flap(OneShotMethod):
+    """Prunes by the fluctuation of activations, globally."""
+
+    name = "flap"
+
+    def start(self, context: PruningContext) -> None:
+        """Compute scores, and record the outputs of the dense layers."""
+        super().start(context)
+        self._inputs = batch_inputs(context, calibration_batches(context))
+        statistics = activation_statistics(context.model, context.graph, self._inputs)
+        self._scores: dict[str, Tensor] = {}
+        for name, parts in statistics.items():
+            raw = torch.stack([(one.variances * one.weight_norms).mean(1) for one in parts]).sum(0)
+            self._scores[name] = (raw - raw.mean()) / raw.std().clamp(min=1e-12) if len(raw) > 1 else raw * 0
+        consumed = [
+            one.tensor
+            for group in context.graph.prunable
+            if group.name in self._scores
+            for one in group.slices
+            if one.is_consumer
+        ]
+        self._paths = linear_consumers(context.model, consumed)
+        self._dense: DenseOutputs = record_outputs(context.model, self._paths, self._inputs)
+        self._dense.residuals = {}  # each layer compensates for itself
+
+    def step(self) -> None:
+        """Find the threshold, and prune."""
+        context = self.context
+        ordered = torch.cat([score.flatten() for score in self._scores.values()]).sort().values.cpu()
+
+        def widths(ratio: float) -> dict[str, int]:
+            threshold = float(ordered[min(len(ordered) - 1, int((1 - ratio) * len(ordered)))])
+            kept = dict(context.graph.full_widths)
+            counts = {name: int((score >= threshold).sum()) for name, score in self._scores.items()}
+            rounded = context.round_widths([counts.get(group.name, group.width) for group in context.graph.groups])
+            kept.update({group.name: width for group, width in zip(context.graph.groups, rounded, strict=True)})
+            return kept
+
+        ratio = largest_ratio(lambda ratio: context.constraint_violation(list(widths(ratio).values())) <= 0)
+        context.model.load_state_dict(self.dense_state)
+        mask_(context, self._scores, widths(ratio))
+        reconstruct_(context.model, self._dense, self._paths, self._inputs)
+        context.log({"phase": self.name, "ratio": ratio, "widths": widths(ratio)})

@@ -1,0 +1,202 @@
+"""Layer-wise reconstruction: after pruning, weights with which layers give the outputs of the dense network again.
+
+One forward pass of the pruned network on calibration inputs visits its layers in order. When it reaches a linear layer
+that consumes pruned channels, the layer is refit by least squares (`baselines/refit.py`) to the outputs of the dense
+network, with the inputs that the pruned network really gives it. So later layers correct errors of earlier ones.
+
+Where a layer adds to a residual stream that is normalized before each block (as in Llama, GPT-2 and ViT), it is refit
+to the stream of the dense network rather than to its own output. It then also makes up for attention or MLP blocks
+that were removed before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ecc.task import call_model
+from ecc.torch_utils import device_of, eval_mode
+
+from .baselines.refit import refit_, refittable_modules
+
+RIDGE = 1e-3
+"""Regularisation towards the present weights, see `least_squares`."""
+
+
+@dataclass
+class DenseOutputs:
+    """What the dense network computes on calibration inputs."""
+
+    outputs: dict[str, list[Tensor]] = field(default_factory=dict)
+    """Outputs of linear layers by path, one for each batch."""
+    residuals: dict[str, list[Tensor]] = field(default_factory=dict)
+    """The residual stream that a layer adds to, for layers of which that was verified."""
+
+
+@torch.no_grad()
+def record_outputs(model: nn.Module, paths: Sequence[str], batches: Sequence[Any]) -> DenseOutputs:
+    """Run the dense network, and record outputs of linear layers and the residual streams that they add to.
+
+    Args:
+        model: The dense network.
+        paths: Linear layers.
+        batches: Inputs of the network.
+    """
+    found, sums = DenseOutputs(), _Sums()
+    modules = dict(model.named_modules())
+
+    def record(path: str) -> Any:
+        def hook(module: nn.Module, args: Any, output: Tensor) -> None:
+            del module, args
+            found.outputs.setdefault(path, []).append(output.detach())
+            sums.added(path, output)
+
+        return hook
+
+    with _hooked(model, sums), _forward_hooks({modules[path]: record(path) for path in paths}), eval_mode(model):
+        for batch in batches:
+            sums.start()
+            call_model(model, batch)
+    found.residuals = {path: streams for path, streams in sums.streams.items() if path not in sums.refuted}
+    found.residuals = {path: all_ for path, all_ in found.residuals.items() if path in sums.verified}
+    return found
+
+
+@torch.no_grad()
+def reconstruct_(
+    model: nn.Module, dense: DenseOutputs, paths: Sequence[str], batches: Sequence[Any], *, ridge: float = RIDGE
+) -> None:
+    """Refit layers of a pruned network in place, in the order of its forward pass.
+
+    Args:
+        model: The pruned network with masked channels; only their linear consumers change.
+        dense: From `record_outputs`, of the same batches.
+        paths: Layers to refit, some of those of `dense`. Others are left as they are.
+        batches: The same inputs, in one batch or in several of which all are kept in memory.
+        ridge: Regularisation towards the present weights.
+    """
+    modules = refittable_modules(model)
+    sums = _Sums()
+    whole = _joined(batches)
+
+    def refit(path: str) -> Any:
+        def hook(module: nn.Module, args: tuple[Any, ...]) -> None:
+            assert isinstance(module, nn.Linear)
+            targets = torch.cat(dense.outputs[path]).to(args[0].dtype)
+            if path in dense.residuals and sums.stream is not None and sums.stream.shape == targets.shape:
+                targets = targets + torch.cat(dense.residuals[path]) - sums.stream
+            if bool((module.weight != 0).any()):
+                refit_(module, args[0].flatten(0, -2), targets.flatten(0, -2), ridge)
+
+        return hook
+
+    chosen = {modules[path]: refit(path) for path in paths if path in dense.outputs and _is_linear(modules.get(path))}
+    with _hooked(model, sums), _forward_hooks(chosen, before=True), eval_mode(model):
+        call_model(model, whole)
+
+
+def linear_consumers(model: nn.Module, tensors: Sequence[str]) -> list[str]:
+    """Paths of the linear layers, among tensors that consume pruned channels, that can be refit."""
+    modules = refittable_modules(model)
+    paths = dict.fromkeys(name.rpartition(".")[0] for name in tensors if name.endswith(".weight"))
+    return [path for path in paths if _is_linear(modules.get(path))]
+
+
+# --- the residual stream -----------------------------------------------------------------------------
+
+
+class _Sums:
+    """Finds which stream a layer adds to: the input of the last norm before it, if the next norm takes their sum."""
+
+    def __init__(self) -> None:
+        self.stream: Tensor | None = None
+        self.streams: dict[str, list[Tensor]] = {}
+        self.verified: set[str] = set()
+        self.refuted: set[str] = set()
+        self._pending: tuple[str, Tensor] | None = None
+
+    def start(self) -> None:
+        """A new forward pass."""
+        self.stream, self._pending = None, None
+
+    def normalized(self, inputs: Tensor) -> None:
+        """A norm takes these inputs."""
+        if self._pending is not None and self._pending[1].shape == inputs.shape:
+            path, expected = self._pending
+            is_sum = torch.allclose(inputs.float(), expected.float(), rtol=1e-3, atol=1e-3)
+            (self.verified if is_sum else self.refuted).add(path)
+            self._pending = None
+        if inputs.dim() >= 3:
+            self.stream = inputs if self.stream is None or inputs.shape == self.stream.shape else self.stream
+
+    def added(self, path: str, output: Tensor) -> None:
+        """A layer gives this output."""
+        if self.stream is None or self.stream.shape != output.shape:
+            self.refuted.add(path)
+            return
+        self.streams.setdefault(path, []).append(self.stream.detach())
+        self._pending = (path, self.stream + output)
+
+
+def _is_norm(module: nn.Module) -> bool:
+    name = type(module).__name__.lower()
+    return name.endswith("norm") and not any(True for _ in module.children())
+
+
+@contextmanager
+def _hooked(model: nn.Module, sums: _Sums) -> Iterator[None]:
+    """Note the inputs of norms."""
+
+    def hook(module: nn.Module, args: tuple[Any, ...]) -> None:
+        del module
+        if args and isinstance(args[0], Tensor):
+            sums.normalized(args[0])
+
+    with _forward_hooks({module: hook for module in model.modules() if _is_norm(module)}, before=True):
+        yield
+
+
+@contextmanager
+def _forward_hooks(hooks: dict[nn.Module, Any], *, before: bool = False) -> Iterator[None]:
+    handles = [
+        module.register_forward_pre_hook(hook) if before else module.register_forward_hook(hook)
+        for module, hook in hooks.items()
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _is_linear(module: nn.Module | None) -> bool:
+    return isinstance(module, nn.Linear)
+
+
+def _joined(batches: Sequence[Any]) -> Any:
+    """All batches as one."""
+    first = batches[0]
+    if isinstance(first, Tensor):
+        return torch.cat(list(batches))
+    if isinstance(first, dict):
+        return {
+            key: torch.cat([one[key] for one in batches]) if isinstance(value, Tensor) else value
+            for key, value in first.items()
+        }
+    return tuple(torch.cat(parts) for parts in zip(*batches, strict=True))
+
+
+def model_inputs(model: nn.Module, inputs: Any) -> Any:
+    """Inputs without labels, on the device of a model; a language model computes one row of logits only."""
+    if not isinstance(inputs, dict):
+        return inputs
+    from inspect import signature
+
+    kept = {key: value.to(device_of(model)) for key, value in inputs.items() if key != "labels"}
+    takes = signature(model.forward).parameters
+    return {**kept, **({"logits_to_keep": 1} if "logits_to_keep" in takes else {})}

@@ -1,0 +1,243 @@
+"""The meter of a compression, and its energy model: measure a network at many widths, and fit."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from ecc.constants import RUN_PROFILE
+from ecc.energy import EnergyModel, fit
+from ecc.errors import BadMeasurement, EccError, NoMeter, option_hint
+from ecc.measure import (
+    PROFILE_SETTINGS,
+    Analytic,
+    EnergySource,
+    MeasureSettings,
+    Profile,
+    close_meter,
+    find_meter,
+    profile,
+)
+from ecc.measure.profiler import default_device, find_runner, profile_settings
+from ecc.measure.remote.client import InstalledSpec, RemoteMeter, open_targets
+from ecc.measure.tokens import workload_graph, workload_input, workload_model
+from ecc.methods.base import trace_task
+from ecc.options import flat_values, settings_from
+from ecc.report.live import ProfileProgress
+from ecc.settings import CompressSettings
+from ecc.task import Inputs, Task, split_batch
+from ecc.training import DistributedContext
+
+SAMPLES = 250
+"""Most width configurations that `compress` measures; it stops earlier when the fit is good enough."""
+
+TARGET_ERROR = 0.02
+"""Relative error of a quick fit at which `compress` stops measuring."""
+
+
+@contextmanager
+def open_meter(
+    meter: str | EnergySource | None,
+    device: torch.device,
+    models: Sequence[EnergyModel] = (),
+    *,
+    targets: Sequence[str] = (),
+    inference: Mapping[str, Any] | None = None,
+    task: InstalledSpec | None = None,
+) -> Iterator[EnergySource | None]:
+    """The meter of a compression, closed at the end if it was opened here.
+
+    Args:
+        meter: A spec for `find_meter`, "none", an open meter, or None if nothing has to be measured.
+        device: Training device: "auto" takes a meter that sees it.
+        models: The energy models, if there are any: "auto" takes the meter or platform of the first one.
+        targets: Machines to measure on, such as `ssh://user@host`; the meter is then one of theirs.
+        inference: Runner, precision and memory format on the targets, as `CompressSettings.inference` gives them.
+        task: The task, as it is named on the targets, for runners of PyTorch and analytic platforms.
+
+    Raises:
+        NoMeter: If no meter works, with a list of choices.
+        BadMeasurement: If the meter of the energy model cannot be read here.
+    """
+    if targets and meter not in (None, "none"):
+        if not isinstance(meter, str):
+            raise EccError("with a target, meter is the name of a meter of that machine, such as 'jetson'.")
+        origin = models[0].origin.settings if models else None
+        way = {} if origin is None else {name: getattr(origin, name) for name in ("runner", "precision")}
+        chosen = settings_from(MeasureSettings, {**flat_values(PROFILE_SETTINGS), **way, **(inference or {})})
+        remote = open_targets(targets[:1] if models else targets, meter, task=task, settings=chosen)
+        try:
+            yield remote
+        finally:
+            remote.close()
+        return
+    if not isinstance(meter, str):
+        yield meter
+        return
+    source = _meter_of_model(meter, models[0]) if models else _meter_of_device(meter, device)
+    try:
+        yield source
+    finally:
+        if source is not None:
+            close_meter(source)
+
+
+def _meter_of_device(spec: str, device: torch.device) -> EnergySource:
+    """A meter for a new profile."""
+    if spec == "none":
+        hint = option_hint("energy_model", cli="energy")
+        raise NoMeter(f"without a meter an energy model is needed; give {hint}.")
+    try:
+        return find_meter(spec, device_type=device.type) if spec == "auto" else find_meter(spec)
+    except NoMeter:
+        if spec != "auto":
+            raise
+        raise NoMeter(_no_meter()) from None
+
+
+def _meter_of_model(spec: str, energy: EnergyModel) -> EnergySource | None:
+    """The meter or platform that an energy model was fitted on."""
+    origin = energy.origin
+    if spec == "none":
+        return None
+    if spec == "auto" and origin.meter.name == "platform":
+        return find_meter(f"platform:{origin.meter.device_id}")
+    try:
+        return find_meter(spec if spec != "auto" else origin.meter.name, device_type=origin.device_type)
+    except EccError as error:
+        if spec != "auto":
+            raise
+        raise BadMeasurement(
+            f"the energy model was measured by {origin.meter.name} on {origin.meter.device}, which cannot be read "
+            f"here: {error} Compress on that device, or rely on predictions with {option_hint('meter', 'none')}."
+        ) from None
+
+
+def _no_meter() -> str:
+    """A short list of what to do where no meter works."""
+    choices = (
+        (option_hint("budget", "macs=50%"), "a budget on MACs, parameters (params=2M) or bytes needs no meter"),
+        (option_hint("meter", "platform:jetson-tx2"), "estimate for another device from published constants"),
+        (option_hint("meter", "cputime:15W"), "CPU time multiplied by a power that you declare"),
+        (option_hint("meter", "command:PROGRAM"), "read an external meter by a program that prints joules or watts"),
+    )
+    width = max(len(text) for text, _ in choices)
+    lines = ["no energy meter works on this machine; `ecc doctor` shows why. Choose one of", ""]
+    return "\n".join([*lines, *(f"  {text:<{width}}  {why}" for text, why in choices)])
+
+
+def profile_and_fit(
+    task: Task,
+    resources: Sequence[str],
+    source: EnergySource,
+    folder: Path,
+    *,
+    distributed: DistributedContext,
+    console: Console | None = None,
+    width_multiple: int | None = None,
+    samples: int | None = None,
+    preset: str = "default",
+    batch: int | None = None,
+    freeze: Sequence[str] = (),
+    inference: Mapping[str, Any] | None = None,
+    depth: bool = True,
+) -> list[EnergyModel]:
+    """Measure a network at many widths, and fit a model of each resource.
+
+    The profile is `network.profile` in the folder, or `decode.profile` and `prefill.profile` for the workloads of a
+    language model; a profile that was begun there is resumed. Of several processes the
+    first one measures. Without `samples`, at most `SAMPLES` are measured, until the error is `TARGET_ERROR`.
+    `inference` has runner, precision and memory format, as `CompressSettings.inference` gives them. With `depth`, some
+    of the networks lack residual branches.
+    """
+    workloads = {name: task.workload_of(name) for name in dict.fromkeys(resources)}
+    paths = {one: folder / (RUN_PROFILE if one is None else f"{one.name}.profile") for one in workloads.values()}
+    if "energy" in resources and not source.describe().has_energy:
+        raise BadMeasurement(
+            f"{source.describe().name} is a clock and measures no energy; give a budget on latency, such as "
+            f"{option_hint('budget', 'latency=50%')}, or an energy meter."
+        )
+    if distributed.is_main:
+        folder.mkdir(parents=True, exist_ok=True)
+        graph, example = trace_task(task, None if task.workloads else batch, freeze)
+        wanted = profile_settings(source, **(inference or {}))
+        is_local = not isinstance(source, Analytic | RemoteMeter)
+        device = default_device(source, wanted.runner) if is_local else None
+        possible = math.prod(max(1, group.width // (width_multiple or 1)) for group in graph.prunable)
+        view = ProfileProgress(console)
+        view.announce(source.describe(), device)
+        with view:
+            for workload, path in paths.items():
+                model, layers, inputs, chosen, search = task.model, graph, example, wanted, None
+                if workload is None:
+                    chosen, search = find_runner(
+                        path,
+                        model,
+                        inputs,
+                        source,
+                        wanted,
+                        device=device,
+                        evaluate=task.evaluate,
+                        calibration=calibration_inputs(task),
+                        resource=resources[0],
+                        report=view.say,
+                    )
+                else:
+                    model, inputs = workload_model(task.model, workload), workload_input(task.model, workload)
+                    layers = workload_graph(task.model, graph, workload)
+                    if str(device).startswith("cuda") and "precision" not in (inference or {}):
+                        chosen = replace(wanted, precision="bf16")  # as language models are deployed
+                profile(
+                    model,
+                    layers,
+                    inputs,
+                    source,
+                    path,
+                    samples=samples or min(SAMPLES, max(1, possible // 2)),
+                    design="uniform" if preset == "paper" else "mixed",
+                    width_multiple=width_multiple,
+                    depth=depth,
+                    settings=chosen,
+                    runner_search=search,
+                    device=device,
+                    target_error=None if samples or preset == "paper" else TARGET_ERROR,
+                    progress=view,
+                )
+    distributed.gather(torch.zeros(1))  # the others wait for the profile
+    family = "bilinear" if preset == "paper" else "auto"
+    # The result is measured in the end, so that a device that drifts is worth a warning and no refusal.
+    return [
+        fit(Profile.load(paths[workload]), family, resource=resource, allow_drift=True)
+        for resource, workload in workloads.items()
+    ]
+
+
+def check_inference(models: Sequence[EnergyModel], settings: CompressSettings) -> None:
+    """Refuse a runner, precision or format that is not that of the energy models.
+
+    Raises:
+        EccError: If one differs.
+    """
+    for name, value in settings.inference.items():
+        for model in models:
+            found = getattr(model.origin.settings, name, None)
+            if found != value and not str(found).startswith(f"{value}:"):
+                raise EccError(
+                    f"{name} is {value!r}, but the {model.resource} model was measured with {found!r}. Leave it out, "
+                    "or profile and fit again."
+                )
+
+
+def calibration_inputs(task: Task, batches: int = 4) -> list[Inputs]:
+    """Inputs of some training batches, for the calibration of int8; none if the task has no batches."""
+    if task.train_batches is None:
+        return []
+    found = [split_batch(batch)[0] for _, batch in zip(range(batches), task.epoch_batches(0), strict=False)]
+    return [inputs for inputs in found if isinstance(inputs, torch.Tensor | tuple | dict)]

@@ -1,0 +1,376 @@
+"""Tasks of Hugging Face models on text: `hf:FOLDER` or `hf:NAME` on the command line.
+
+A causal language model is trained and evaluated on text from files; its score is the perplexity, and its costs are
+those of decode and prefill. An encoder learns to reproduce the embeddings of the dense encoder; its score is the mean
+cosine similarity to them. Code from a model repository is never executed (`trust_remote_code=False`).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ecc.errors import BadTask, first_line
+from ecc.io import read_text
+from ecc.task import MAX_BATCH_SIZE, WORKLOADS, Task, TokenWorkload
+from ecc.torch_utils import device_of, eval_mode
+
+LENGTH = 128
+"""Tokens of a sequence by default: in training, of a prompt, and in the cache of a decode step."""
+BATCH_SIZE = 8
+"""Training batch size by default, in sequences."""
+MAX_TEXT_BYTES = 1 << 30
+_HELD_OUT = 0.1  # share of the text that no training step sees
+_EXAMPLE = (2, 16)  # of the example input, on which the network is traced and verified
+_EVALUATED = 64  # sequences that a held-out score is computed on
+
+
+class TokenBatches:
+    """Batches `{"input_ids", "labels"}` of equal sequences of tokens, in another order in each epoch.
+
+    It is a function of the epoch, as `Task.train_batches` expects, and its length is the number of batches.
+
+    Args:
+        sequences: (sequences, length) tokens.
+        batch_size: Sequences per batch; the last batch of an epoch is left out if it is smaller.
+    """
+
+    def __init__(self, sequences: Tensor, batch_size: int = BATCH_SIZE) -> None:
+        if len(sequences) < batch_size:
+            count, length = sequences.shape
+            raise BadTask(
+                f"the text is too short: it has {count} sequences of {length} tokens, and a batch takes {batch_size}. "
+                "Give more text, a smaller batch size or shorter sequences."
+            )
+        self.sequences, self.batch_size = sequences, batch_size
+
+    def __len__(self) -> int:
+        return len(self.sequences) // self.batch_size
+
+    def __call__(self, epoch: int) -> Sequence[dict[str, Tensor]]:
+        """Batches of an epoch; always the same for one epoch."""
+        return _Epoch(self, epoch)
+
+
+class _Epoch(Sequence[dict[str, Tensor]]):
+    """Batches of one epoch, made when they are used."""
+
+    is_seeded = True
+
+    def __init__(self, source: TokenBatches, epoch: int) -> None:
+        generator = torch.Generator().manual_seed(epoch)
+        self._source = source
+        self._order = torch.randperm(len(source.sequences), generator=generator)
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def __getitem__(self, number: int) -> dict[str, Tensor]:  # type: ignore[override]  # slices are not used
+        if not 0 <= number < len(self):
+            raise IndexError(number)
+        size = self._source.batch_size
+        tokens = self._source.sequences[self._order[number * size : (number + 1) * size]]
+        return {"input_ids": tokens, "labels": tokens}
+
+
+class LogLikelihood:
+    """Score of a causal language model: the mean log-likelihood of a token. The perplexity is exp(-score).
+
+    Args:
+        sequences: (sequences, length) tokens. The first token of each has no prediction and does not count.
+        batch_size: Sequences at once.
+    """
+
+    is_perplexity = True
+
+    def __init__(self, sequences: Tensor, batch_size: int = BATCH_SIZE) -> None:
+        self.sequences, self.batch_size = sequences, batch_size
+
+    @torch.no_grad()
+    def __call__(self, model: nn.Module) -> float:
+        """The score of a model; higher is better."""
+        device, total, count = device_of(model), 0.0, 0
+        with eval_mode(model):
+            for tokens in self.sequences.split(self.batch_size):
+                tokens = tokens.to(device)
+                logits = model(input_ids=tokens).logits[:, :-1].float()
+                total += float(F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten(), reduction="sum"))
+                count += tokens[:, 1:].numel()
+        return -total / count
+
+
+class EmbeddingSimilarity:
+    """Score of an encoder: mean cosine similarity of its sentence embeddings to those of the dense encoder.
+
+    A sentence embedding is the mean of the last hidden state over the tokens.
+
+    Args:
+        dense: The dense encoder; a copy is kept.
+        sequences: (sequences, length) tokens.
+        batch_size: Sequences at once.
+    """
+
+    def __init__(self, dense: nn.Module, sequences: Tensor, batch_size: int = BATCH_SIZE) -> None:
+        self.dense = copy.deepcopy(dense).eval().requires_grad_(False)
+        self.sequences, self.batch_size = sequences, batch_size
+
+    @torch.no_grad()
+    def __call__(self, model: nn.Module) -> float:
+        """The score of a model; higher is better."""
+        with eval_mode(model):
+            batches = self.sequences.split(self.batch_size)
+            found = [self.similarities(model, {"input_ids": tokens.to(device_of(model))}) for tokens in batches]
+        return float(torch.cat(found).mean())
+
+    def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        """1 - the mean similarity on a batch."""
+        return 1 - self.similarities(model, {"input_ids": batch["input_ids"]}).mean()
+
+    def similarities(self, model: nn.Module, inputs: dict[str, Tensor]) -> Tensor:
+        """Similarity of each sequence."""
+        self.dense.to(device_of(model))
+        with torch.no_grad():
+            wanted = self.dense(**inputs).last_hidden_state.mean(1)
+        return F.cosine_similarity(model(**inputs).last_hidden_state.mean(1).float(), wanted.float())
+
+
+# ---------------------------------------------------------------- the task
+
+
+def language_task(
+    source: str | Path,
+    text: Sequence[str | Path] = (),
+    *,
+    test_text: Sequence[str | Path] = (),
+    length: int | None = None,
+    batch_size: int | None = None,
+    batch: int = 1,
+    gradient_checkpointing: bool = False,
+    log: Callable[[str], None] = lambda _: None,
+) -> Task:
+    """A task of a Hugging Face model.
+
+    Args:
+        source: Folder with a saved model and tokenizer, or a name on the Hugging Face hub.
+        text: Text files to train and calibrate on. Without text the task can be traced and measured only.
+        test_text: Text files for the score in the report; by default the last tenth of `text`, which is then not
+            trained on.
+        length: Tokens per sequence in training, of a prompt (prefill) and in the cache (decode); 128 by default.
+        batch_size: Training batch size in sequences; 8 by default.
+        batch: Sequences at once in prefill and decode.
+        gradient_checkpointing: Compute activations again in the backward pass, which needs less memory.
+        log: Called with one-line notes for the user.
+
+    Raises:
+        BadTask: If the model or tokenizer cannot be loaded or do not fit, or the text is too short.
+    """
+    model, name = load_model(source)
+    config: Any = model.config
+    length = _checked_length(config, length)
+    if gradient_checkpointing:
+        model.gradient_checkpointing_enable()  # type: ignore[operator]  # of transformers
+    vocabulary = int(config.get_text_config().vocab_size)
+    generator = torch.Generator().manual_seed(0)
+    example = {"input_ids": torch.randint(1, vocabulary, _EXAMPLE, generator=generator)}
+    is_causal = _is_causal(config)
+    workloads = tuple(TokenWorkload(name=one, batch=batch, length=length) for one in WORKLOADS) if is_causal else ()
+    if not text:
+        return Task(name=name, model=model, example_input=example, workloads=workloads)
+    tokenizer = load_tokenizer(source, vocabulary)
+    sequences = token_sequences(tokenizer, text, length)
+    many = batch_size or BATCH_SIZE
+    kept = max(1, round(_HELD_OUT * len(sequences)))
+    held_out, sequences = sequences[-kept:], sequences[:-kept]
+    if test_text:
+        test = token_sequences(tokenizer, test_text, length)
+    else:
+        test = held_out
+        log(f"note: the score is computed on the last {kept} sequences of the text, which are not trained on.")
+    batches = TokenBatches(sequences, many)
+    log(f"text: {len(sequences):,} sequences of {length} tokens, {len(batches):,} batches of {many} per epoch.")
+    if is_causal:
+        return Task(
+            name=name,
+            model=model,
+            example_input=example,
+            train_batches=batches,
+            evaluate=LogLikelihood(test, many),
+            evaluate_held_out=LogLikelihood(held_out[:_EVALUATED], many),
+            metric="perplexity",
+            workloads=workloads,
+        )
+    similarity = EmbeddingSimilarity(model, test, many)
+    return Task(
+        name=name,
+        model=model,
+        example_input=example,
+        loss=similarity.loss,
+        train_batches=batches,
+        evaluate=similarity,
+        evaluate_held_out=EmbeddingSimilarity(model, held_out[:_EVALUATED], many),
+    )
+
+
+# ---------------------------------------------------------------- model, tokenizer and text
+
+
+def load_model(source: str | Path) -> tuple[nn.Module, str]:
+    """A model of transformers in float32, and its short name.
+
+    Args:
+        source: Folder with a saved model, or a name on the Hugging Face hub.
+
+    Raises:
+        BadTask: If it cannot be loaded.
+    """
+    hf, where = _transformers(), str(source)
+    _check_folder(where)
+    config = _loaded(where, "model", lambda: hf.AutoConfig.from_pretrained(where, trust_remote_code=False))
+    kind = hf.AutoModelForCausalLM if _is_causal(config) else hf.AutoModel
+    model: nn.Module = _loaded(
+        where, "model", lambda: kind.from_pretrained(where, dtype=torch.float32, trust_remote_code=False)
+    )
+    if not _is_causal(config) and getattr(config, "is_encoder_decoder", False):
+        raise BadTask(
+            f"model {where!r} has an encoder and a decoder; hf: takes causal language models and encoders. Use "
+            "ecc.compress with batches and a loss of your own."
+        )
+    if not hasattr(config.get_text_config(), "vocab_size"):
+        raise BadTask(
+            f"model {where!r} ({type(model).__name__}) takes no tokens; use ecc.compress with batches and a loss of "
+            "your own."
+        )
+    return model, Path(where).name
+
+
+def load_tokenizer(source: str | Path, vocabulary: int) -> Any:
+    """The tokenizer of a model.
+
+    Args:
+        source: Folder with a saved tokenizer, or a name on the Hugging Face hub.
+        vocabulary: Tokens that the model knows.
+
+    Raises:
+        BadTask: If it cannot be loaded, or has tokens that the model does not know.
+    """
+    hf, where = _transformers(), str(source)
+    tokenizer = _loaded(where, "tokenizer", lambda: hf.AutoTokenizer.from_pretrained(where, trust_remote_code=False))
+    if len(tokenizer) > vocabulary:
+        raise BadTask(
+            f"the tokenizer of {where!r} has {len(tokenizer):,} tokens and the model embeds {vocabulary:,}; save the "
+            "tokenizer that belongs to the model into its folder."
+        )
+    return tokenizer
+
+
+def token_sequences(tokenizer: Any, files: Sequence[str | Path], length: int) -> Tensor:
+    """Text files as sequences of equal length; what is left at the end is dropped.
+
+    Args:
+        tokenizer: Of transformers.
+        files: UTF-8 text files, which are joined.
+        length: Tokens per sequence.
+
+    Returns:
+        (sequences, length) tokens.
+
+    Raises:
+        BadTask: If a file cannot be read, or the text has fewer than two sequences.
+    """
+    tokens: list[int] = []
+    for file in files:
+        for part in _parts(_read_text(Path(file))):
+            tokens += tokenizer(part, add_special_tokens=False, verbose=False)["input_ids"]
+    count = len(tokens) // length
+    if count < 2:
+        raise BadTask(
+            f"the text is too short: {' and '.join(str(file) for file in files)} has {len(tokens):,} tokens, and two "
+            f"sequences of {length} tokens are the least. Give more text, or a smaller length."
+        )
+    return torch.tensor(tokens[: count * length]).view(count, length)
+
+
+def _parts(text: str, size: int = 1 << 20) -> Iterator[str]:
+    """Text in parts that end at a line break; tokenizers are slow on long texts."""
+    start = 0
+    while start < len(text):
+        end = text.find("\n", start + size)
+        stop = len(text) if end < 0 else end + 1
+        yield text[start:stop]
+        start = stop
+
+
+def _read_text(path: Path) -> str:
+    if not path.is_file():
+        raise BadTask(f"there is no text file {str(path)!r}.")
+    try:
+        return read_text(path, MAX_TEXT_BYTES)
+    except UnicodeDecodeError as error:
+        raise BadTask(f"text file {str(path)!r} is not UTF-8 (byte {error.start}); convert it first.") from None
+
+
+def _checked_length(config: Any, length: int | None) -> int:
+    most: int = getattr(config.get_text_config(), "max_position_embeddings", None) or MAX_BATCH_SIZE
+    if length is None:
+        return min(LENGTH, most)
+    if not 2 <= length <= most:
+        raise BadTask(f"length {length} is outside 2..{most}, the positions that the model knows.")
+    return length
+
+
+def _is_causal(config: Any) -> bool:
+    """Whether a configuration belongs to a causal language model."""
+    names = getattr(config, "architectures", None) or ()
+    return any(name.endswith(("ForCausalLM", "LMHeadModel")) for name in names)
+
+
+def _check_folder(where: str) -> None:
+    folder = Path(where)
+    if folder.is_dir() and not (folder / "config.json").is_file():
+        raise BadTask(f"folder {where!r} has no config.json; give a folder that save_pretrained wrote.")
+    if not folder.exists() and (where.startswith((".", "/", "~")) or where.count("/") > 1):
+        raise BadTask(
+            f"there is no folder {where!r}; give a folder that save_pretrained wrote, or a name such as org/model."
+        )
+
+
+def _loaded(where: str, what: str, load: Callable[[], Any]) -> Any:
+    """Load a part of a model; whatever fails becomes one line."""
+    try:
+        return load()
+    except Exception as error:  # noqa: BLE001 - whatever a damaged folder makes transformers raise
+        text = f"{type(error).__name__} {error}".lower()
+        if "gated" in text or "401" in text or "403" in text:
+            reason = "access to it is restricted (gated or private); log in with `hf auth login` and accept its terms"
+        elif "remote code" in text or "trust_remote_code" in text:
+            reason = "it needs code from its repository, which ECC never executes; use a model that transformers has"
+        elif not Path(where).exists():
+            reason = (
+                "it is neither a folder nor available on the Hugging Face hub from here; check the name and the "
+                "network, or give a folder that save_pretrained wrote"
+            )
+        else:
+            reason = first_line(error).rstrip(".")
+        raise BadTask(f"the {what} {where!r} cannot be loaded: {reason}.") from None
+
+
+def _transformers() -> Any:
+    try:
+        import transformers
+    except ImportError as error:
+        raise BadTask(
+            f"tasks hf:... need transformers, which cannot be imported ({first_line(error)}); pip install "
+            "'ecc-compress[transformers]'."
+        ) from error
+    if int(transformers.__version__.split(".")[0]) < 5:
+        raise BadTask(
+            f"tasks hf:... need transformers 5 or later, and {transformers.__version__} is installed; pip install -U "
+            "transformers."
+        )
+    return transformers

@@ -1,0 +1,382 @@
+"""Hugging Face models from files: the whole path with a tiny Llama and a tiny BERT, and wrong input."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import ecc
+from ecc.errors import BadBudget, BadTask
+from ecc.zoo.language import LogLikelihood, TokenBatches, language_task
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # of its dependencies at import
+    transformers = pytest.importorskip("transformers", minversion="5", reason="tasks hf: need transformers 5")
+
+sys.path.insert(0, str(Path(__file__).parent))
+try:
+    import tiny_models as tiny
+finally:
+    sys.path.pop(0)
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning"),
+]
+
+PLATFORM = ("--meter", "platform:eyeriss", "--samples", "40", "--length", "16", "-q")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model `llama`, an encoder `bert`, and text `train.txt` and `test.txt`."""
+    path = tmp_path_factory.mktemp("models")
+    tiny.write_model(path / "llama", tiny.tiny_llama())
+    tiny.write_model(path / "bert", tiny.tiny_bert())
+    tiny.write_text(path / "train.txt", 4000)
+    tiny.write_text(path / "test.txt", 800, seed=1)
+    return path
+
+
+def run_cli(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
+    from ecc.cli import main
+
+    monkeypatch.setattr(sys, "argv", ["ecc", *map(str, arguments)])
+    try:
+        main()
+    except SystemExit as stop:
+        return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+    return 0
+
+
+def test_a_language_model_goes_through_the_whole_path(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    command = ["compress", f"hf:{folder / 'llama'}", "--text", folder / "train.txt", "--test-text", folder / "test.txt"]
+    command += ["--budget", "decode=70%", "--budget", "prefill=90%", "-o", run, *PLATFORM]
+    command += ["--prune-steps", 12, "--finetune-steps", 4]
+    assert run_cli(monkeypatch, *command) == 0
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["metric"] == "perplexity"
+    assert summary["tokens"] == {"decode": 1, "decode_latency": 1, "prefill": 16, "prefill_latency": 16}
+    assert set(summary["budgets"]) == {"decode", "prefill"}
+    assert summary["met"]
+    assert summary["measured"]["decode"]["result"] <= 0.7 * summary["measured"]["decode"]["dense"]
+    assert summary["label"] == "estimated"
+    card = (run / "model" / "README.md").read_text(encoding="utf-8")
+    assert "decode per token (estimated)" in card
+    assert "load_pruned" in card
+
+    from ecc.integrations.huggingface import load_pruned
+
+    model = load_pruned(run)
+    assert sum(p.numel() for p in model.parameters()) == summary["parameters"]["result"]
+    prompt = torch.randint(1, 32, (2, 5))
+    made = model.generate(prompt, max_new_tokens=6, do_sample=False)
+    assert made.shape == (2, 11)
+    slim = ecc.load_slim(tiny.tiny_llama(), run)
+    with torch.no_grad():
+        assert torch.equal(model(prompt).logits, slim(prompt).logits)
+    static = model.generate(prompt, max_new_tokens=6, do_sample=False, cache_implementation="static")
+    assert torch.equal(static, made)
+    # The score in the summary is that of the saved model on the test text.
+    task = language_task(folder / "llama", [folder / "train.txt"], test_text=[folder / "test.txt"], length=16)
+    assert task.evaluate is not None
+    assert task.evaluate(model) == pytest.approx(summary["scores"]["finetuned"], rel=1e-5)
+
+
+@pytest.mark.parametrize("method", ["one_shot", "wanda_sp", "flap", "llm_pruner", "uniform"])
+def test_methods_without_training_meet_the_budget(folder: Path, tmp_path: Path, method: str) -> None:
+    from ecc.api import compress_task, make_settings
+    from ecc.energy import parse_budgets
+
+    task = language_task(folder / "llama", [folder / "train.txt"], length=16)
+    result = compress_task(
+        task,
+        parse_budgets("decode=70%"),
+        folder=tmp_path / "run",
+        meter="platform:eyeriss",
+        samples=30,
+        settings=make_settings("default", {"prune_steps": 0, "finetune_steps": 0}),
+        method=method,
+    )
+    assert result.met
+    row = result.summary.budgets["decode"]
+    assert 0.9 * row.limit <= row.result <= row.limit
+    assert result.energy_per_token() == pytest.approx(row.result)
+    assert result.summary.batches is not None
+    assert result.summary.batches.lineage == 0  # nothing was trained
+
+
+@pytest.mark.parametrize("method", ["one_shot", "shortgpt", "2ssp"])
+def test_blocks_are_removed_and_the_model_loads_again(folder: Path, tmp_path: Path, method: str) -> None:
+    from ecc.api import compress_task, make_settings
+    from ecc.energy import parse_budgets
+    from ecc.integrations.huggingface import load_pruned, save_pruned
+
+    tiny.write_model(tmp_path / "deep", tiny.tiny_llama(num_hidden_layers=4))
+    task = language_task(tmp_path / "deep", [folder / "train.txt"], length=16)
+    result = compress_task(
+        task,
+        parse_budgets("macs=60%"),
+        folder=tmp_path / "run",
+        settings=make_settings("default", {"prune_steps": 0, "finetune_steps": 0}),
+        method=method,
+    )
+    assert result.met
+    if method != "one_shot":  # which may find widths that are better
+        assert 0 in result.widths.values()
+    save_pruned(result.model, tmp_path / "small")
+    model, prompt = load_pruned(tmp_path / "small"), torch.randint(1, 32, (2, 5))
+    with torch.no_grad():
+        assert torch.equal(model(prompt).logits, result.model(prompt).logits)
+    made = model.generate(prompt, max_new_tokens=4, do_sample=False)
+    without = model.generate(prompt, max_new_tokens=4, do_sample=False, use_cache=False)
+    assert torch.equal(made, without)
+
+
+def test_a_run_that_was_interrupted_gives_the_same_model(folder: Path, tmp_path: Path) -> None:
+    from ecc.api import compress_task, make_settings
+    from ecc.energy import parse_budgets
+    from ecc.training import Interrupted
+
+    def compress(path: Path, stop_at: int | None = None) -> Any:
+        task = language_task(folder / "llama", [folder / "train.txt"], length=16)
+        if stop_at is not None:
+            task = _interrupted(task, stop_at)
+        return compress_task(
+            task,
+            parse_budgets(["decode=75%"]),
+            folder=path,
+            meter="platform:eyeriss",
+            samples=20,
+            settings=make_settings(
+                "default", {"prune_steps": 6, "finetune_steps": 6, "checkpoint_steps": 1, "kd_temperature": 1.0}
+            ),
+        )
+
+    whole = compress(tmp_path / "whole")
+    with pytest.raises(Interrupted):
+        compress(tmp_path / "parts", stop_at=8)
+    parts = compress(tmp_path / "parts")
+    assert parts.widths == whole.widths
+    for name, tensor in whole.model.state_dict().items():
+        assert torch.equal(tensor, parts.model.state_dict()[name]), name
+
+
+def _interrupted(task: Any, at: int) -> Any:
+    """The task, with a signal in the middle of training."""
+    import signal
+    from dataclasses import replace
+
+    drawn = [0]
+
+    def loss(model: Any, batch: Any) -> Any:
+        drawn[0] += 1
+        if drawn[0] == at:
+            signal.raise_signal(signal.SIGTERM)
+        return model(**batch).loss
+
+    return replace(task, loss=loss)
+
+
+def test_an_encoder_keeps_its_embeddings(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = tmp_path / "run"
+    command = ["compress", f"hf:{folder / 'bert'}", "--text", folder / "train.txt", "--budget", "70%", "-o", run]
+    assert run_cli(monkeypatch, *command, *PLATFORM, "--prune-steps", 12, "--finetune-steps", 4) == 0
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["met"]
+    assert summary["scores"]["dense"] == pytest.approx(1, abs=1e-5)
+    assert summary["scores"]["finetuned"] > 0.9
+
+    from ecc.integrations.huggingface import load_pruned
+
+    model = load_pruned(run / "model")
+    assert model(torch.randint(1, 32, (2, 5))).last_hidden_state.shape == (2, 5, 32)
+
+
+def test_compress_takes_a_vision_transformer(tmp_path: Path) -> None:
+    config = transformers.ViTConfig(
+        hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, image_size=16, patch_size=4
+    )
+    torch.manual_seed(0)
+    model = transformers.ViTForImageClassification(config)
+    batches = [{"pixel_values": torch.randn(4, 3, 16, 16), "labels": torch.tensor([0, 1, 0, 1])} for _ in range(4)]
+    result = ecc.compress(
+        model,
+        batches,
+        "70%",
+        loss=lambda model, batch: model(**batch).loss,
+        meter="platform:eyeriss",
+        folder=tmp_path / "run",
+        prune_steps=8,
+        finetune_steps=2,
+        samples=20,
+        progress=False,
+    )
+    assert result.met
+    assert not result.summary.tokens
+
+
+def test_compress_takes_a_language_model(tmp_path: Path) -> None:
+    sequences = torch.randint(1, 32, (24, 12), generator=torch.Generator().manual_seed(0))
+    result = ecc.compress(
+        tiny.tiny_llama(),
+        TokenBatches(sequences, 4),
+        ["70%", "decode_latency=100%"],
+        loss=lambda model, batch: model(**batch).loss,
+        evaluate=LogLikelihood(sequences[:4]),
+        meter="platform:eyeriss",
+        folder=tmp_path / "run",
+        epochs=2,
+        samples=20,
+        progress=False,
+    )
+    assert list(result.summary.budgets) == ["decode", "decode_latency"]
+    assert result.summary.tokens["decode"] == 4
+    assert "per token" in str(result)
+    assert f"-> {math.exp(-(result.score or 0)):.1f}" in str(result)
+
+
+def test_the_score_is_the_log_likelihood() -> None:
+    model, tokens = tiny.tiny_llama(), torch.randint(1, 32, (5, 9))
+    with torch.no_grad():
+        expected = -float(model(tokens, labels=tokens).loss)
+    assert LogLikelihood(tokens, 2)(model) == pytest.approx(expected, rel=1e-5)
+
+
+def test_batches_are_a_permutation_that_depends_on_the_epoch() -> None:
+    batches = TokenBatches(torch.arange(20).view(10, 2), 3)
+    assert len(batches) == len(batches(0)) == 3
+    epochs = [torch.cat([batch["input_ids"][:, 0] for batch in batches(epoch)]).tolist() for epoch in (0, 0, 1)]
+    assert epochs[0] == epochs[1] != epochs[2]
+    assert len(set(epochs[0])) == 9
+
+
+def test_equal_layers_load_with_from_pretrained(tmp_path: Path) -> None:
+    from ecc.graph import trace_channels, with_widths
+    from ecc.integrations.huggingface import load_pruned, save_pruned
+
+    model = tiny.tiny_llama()
+    graph = trace_channels(model, {"input_ids": torch.randint(1, 32, (2, 8))}, verify=False)
+    half = {group.name: group.width // 2 for group in graph.prunable}
+    small = with_widths(model, graph, half)
+    save_pruned(small, tmp_path / "small", tokenizer=tiny.make_tokenizer())
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "small")
+    assert again.config.num_attention_heads == 4
+    prompt = torch.randint(1, 32, (2, 5))
+    with torch.no_grad():
+        expected = small(prompt).logits
+        assert torch.equal(again(prompt).logits, expected)
+        assert torch.equal(load_pruned(tmp_path / "small")(prompt).logits, expected)
+    assert transformers.AutoTokenizer.from_pretrained(tmp_path / "small")("the cat")["input_ids"] == [5, 7]
+
+
+def test_attention_that_is_not_understood_leaves_the_other_parts_prunable(tmp_path: Path) -> None:
+    class Sorting(transformers.models.llama.modeling_llama.LlamaAttention):
+        def forward(self, hidden_states: torch.Tensor, **kwargs: Any) -> tuple[torch.Tensor, None]:
+            mixed, _ = super().forward(hidden_states, **kwargs)
+            return mixed.sort(dim=-1).values, None
+
+    model = tiny.tiny_llama()
+    for layer in model.model.layers:
+        layer.self_attn.__class__ = Sorting
+    seen = ecc.inspect(model, {"input_ids": torch.randint(1, 32, (2, 8))})
+    hidden = [group for group in seen.graph.groups if "mlp" in group.name]
+    assert len(hidden) == 2
+    assert all(group.frozen is None for group in hidden)
+
+
+# ---------------------------------------------------------------- wrong input
+
+
+WRONG = [
+    (("hf:nowhere/at/all",), "there is no folder 'nowhere/at/all'"),
+    (("hf:.",), "has no config.json"),
+    (("hf:llama", "--text", "no.txt"), "there is no text file 'no.txt'"),
+    (("hf:llama", "--text", "short.txt"), "the text is too short: short.txt has 2 tokens"),
+    (("hf:llama", "--text", "few.txt"), "a batch takes 8"),
+    (("hf:llama", "--text", "bytes.txt"), "is not UTF-8"),
+    (("hf:llama", "--text", "train.txt", "--length", "100"), "length 100 is outside 2..64"),
+    (("hf:other", "--text", "train.txt"), "the tokenizer of 'other' has 65 tokens and the model embeds 32"),
+    (("hf:bare", "--text", "train.txt"), "the tokenizer 'bare' cannot be loaded"),
+    (("hf:damaged", "--text", "train.txt"), "the model 'damaged' cannot be loaded"),
+    (("hf:llama", "--text", "train.txt", "--data", "."), "takes no data"),
+    (("digits", "--text", "train.txt"), "takes no text"),
+    (("hf:llama", "--text", "train.txt", "--budget", "5 mJ/image"), "whose costs are per token; use /token"),
+    (("hf:llama", "--text", "train.txt", "--budget", "5 mW/token"), "energy takes J"),
+    (("hf:bert", "--text", "train.txt", "--budget", "decode=70%"), "this network is no language model"),
+    (("hf:llama", "--text", "train.txt", "--prune-steps", "0"), "prunes while it trains, and prune_steps is 0"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), WRONG, ids=[message[:30] for _, message in WRONG])
+def test_wrong_input_gets_one_line(
+    arguments: tuple[str, ...],
+    message: str,
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for name in ("llama", "bert", "train.txt"):
+        (tmp_path / name).symlink_to(folder / name)
+    (tmp_path / "short.txt").write_text("the cat")
+    tiny.write_text(tmp_path / "few.txt", 100)
+    (tmp_path / "bytes.txt").write_bytes(b"\xff\xfe\xff")
+    tiny.write_model(tmp_path / "other", tiny.tiny_llama(), tiny.make_tokenizer(special=40))
+    tiny.tiny_llama().save_pretrained(tmp_path / "bare")
+    tiny.write_model(tmp_path / "damaged", tiny.tiny_llama())
+    (tmp_path / "damaged" / "model.safetensors").write_bytes(b"no tensors")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    budget = () if "--budget" in arguments else ("--budget", "70%")
+    length = () if "--length" in arguments or arguments[0] == "digits" else ("--length", "16")
+    options = (*budget, *length, "--meter", "platform:eyeriss", "-o", "run")
+    assert run_cli(monkeypatch, "compress", *arguments, *options) == 2
+    errors = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error:")]
+    assert len(errors) == 1
+    assert message in errors[0]
+
+
+def test_a_gated_model_is_named_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: Any, **options: Any) -> None:
+        assert options["trust_remote_code"] is False
+        raise OSError("You are trying to access a gated repo. 401 Client Error.")
+
+    monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", refuse)
+    with pytest.raises(BadTask, match="access to it is restricted"):
+        language_task("org/gated")
+
+
+def test_code_of_a_repository_is_never_executed(folder: Path, tmp_path: Path) -> None:
+    tiny.write_model(tmp_path / "remote", tiny.tiny_llama())
+    path = tmp_path / "remote" / "config.json"
+    config = json.loads(path.read_text())
+    config["auto_map"] = {"AutoConfig": "code.Config", "AutoModelForCausalLM": "code.Model"}
+    config["model_type"] = "private"
+    path.write_text(json.dumps(config))
+    (tmp_path / "remote" / "code.py").write_text("raise SystemExit('executed')")
+    with pytest.raises(BadTask, match="cannot be loaded"):
+        language_task(tmp_path / "remote")
+
+
+def test_a_budget_per_token_needs_tokens() -> None:
+    from ecc.energy import budgets_of_workloads, parse_budgets
+
+    with pytest.raises(BadBudget, match="use /image"):
+        budgets_of_workloads(parse_budgets("5 mJ/token"), ())
+    (budget,) = budgets_of_workloads(parse_budgets("5 mJ/token"), ("decode", "prefill"))
+    assert (budget.resource, budget.item) == ("decode", "token")
+    (budget,) = budgets_of_workloads(parse_budgets("latency=2ms/token"), ("decode", "prefill"))
+    assert budget.resource == "decode_latency"
+    with pytest.raises(BadBudget, match="2 budgets for decode"):
+        budgets_of_workloads(parse_budgets(["70%", "decode=60%"]), ("decode", "prefill"))
