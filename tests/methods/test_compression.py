@@ -227,7 +227,7 @@ def test_widths_are_multiples_as_in_the_profile(tmp_path: Path) -> None:
     assert all(summary.widths[group.name] % 8 == 0 for group in job.graph.prunable)
 
 
-@pytest.mark.parametrize(("width_lr", "is_met"), [(300.0, True), (1.0, False)])
+@pytest.mark.parametrize(("width_lr", "is_met"), [(500.0, True), (1.0, False)])
 def test_the_admm_solver_is_measured_and_says_if_it_did_not_converge(
     tmp_path: Path, width_lr: float, is_met: bool
 ) -> None:
