@@ -29,6 +29,8 @@ from ecc.formatting import score_text, si
 from ecc.graph import ChannelGraph, trace_channels
 from ecc.measure import EnergySource
 from ecc.methods import Compression, CompressSettings
+from ecc.methods.base import can_remove_branches
+from ecc.methods.registry import find_method
 from ecc.methods.runner import OptimizerFactory
 from ecc.profiling import check_inference, open_meter, profile_and_fit
 from ecc.report.live import CompressProgress
@@ -293,7 +295,7 @@ def compress_task(
             models = profile_and_fit(
                 task, resources, source, Path(folder), distributed=distributed, console=console, samples=samples,
                 preset=preset, batch=batch, freeze=freeze, width_multiple=settings.width_multiple,
-                inference=settings.inference,
+                inference=settings.inference, depth=can_remove_branches(find_method(method), settings),
             )  # fmt: skip
         else:
             check_inference(models, settings)
@@ -385,7 +387,12 @@ def default_workloads(model: nn.Module, example_input: Inputs) -> tuple[TokenWor
     """
     config = getattr(model, "config", None)
     can_generate = getattr(model, "can_generate", None)
-    if config is None or not callable(can_generate) or not can_generate() or getattr(config, "is_encoder_decoder", False):
+    if (
+        config is None
+        or not callable(can_generate)
+        or not can_generate()
+        or getattr(config, "is_encoder_decoder", False)
+    ):
         return ()
     tokens = example_input.get("input_ids") if isinstance(example_input, dict) else example_input
     if not isinstance(tokens, torch.Tensor) or tokens.dim() != 2:

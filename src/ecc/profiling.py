@@ -115,13 +115,15 @@ def profile_and_fit(
     batch: int | None = None,
     freeze: Sequence[str] = (),
     inference: Mapping[str, Any] | None = None,
+    depth: bool = True,
 ) -> list[EnergyModel]:
     """Measure a network at many widths, and fit a model of each resource.
 
     The profile is `network.profile` in the folder, or `decode.profile` and `prefill.profile` for the workloads of a
     language model; a profile that was begun there is resumed. Of several processes the
     first one measures. Without `samples`, at most `SAMPLES` are measured, until the error is `TARGET_ERROR`.
-    `inference` has runner, precision and memory format, as `CompressSettings.inference` gives them.
+    `inference` has runner, precision and memory format, as `CompressSettings.inference` gives them. With `depth`, some
+    of the networks lack residual branches.
     """
     workloads = {name: task.workload_of(name) for name in dict.fromkeys(resources)}
     paths = {one: folder / (RUN_PROFILE if one is None else f"{one.name}.profile") for one in workloads.values()}
@@ -168,6 +170,7 @@ def profile_and_fit(
                     samples=samples or min(SAMPLES, max(1, possible // 2)),
                     design="uniform" if preset == "paper" else "mixed",
                     width_multiple=width_multiple,
+                    depth=depth,
                     settings=chosen,
                     runner_search=search,
                     device=device,

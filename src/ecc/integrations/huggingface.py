@@ -104,8 +104,8 @@ class PrunedRecord:
     """Class of transformers, such as LlamaForCausalLM."""
     has_plain_config: bool
     """Whether `from_pretrained` of transformers loads the folder as well."""
-    sizes: dict[str, dict[str, int]] = field(default_factory=dict)
-    """Attributes such as `num_heads` that were pruned, by module."""
+    sizes: dict[str, dict[str, int | float]] = field(default_factory=dict)
+    """Attributes such as `num_heads` or the epsilon of a norm that changed, by module."""
     removed: dict[str, Any] = field(default_factory=dict)
     """Modules of removed branches, and what stands for them."""
 

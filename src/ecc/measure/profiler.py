@@ -144,6 +144,7 @@ def profile(
     design: str = "mixed",
     seed: int = 0,
     width_multiple: int | None = None,
+    depth: bool = True,
     settings: MeasureSettings = PROFILE_SETTINGS,
     device: torch.device | str | None = None,
     rounds: int = 1,
@@ -167,6 +168,7 @@ def profile(
         design: `mixed` or `uniform`, see `ecc.measure.design`.
         seed: Random seed of the design and of the order of measurements.
         width_multiple: Widths are multiples of this.
+        depth: Include networks with removed branches, so that the energy without them can be predicted.
         settings: How networks are run and measured.
         device: Where networks run; by default the device of the model.
         rounds: How often each configuration is measured. Two rounds are better than two windows: they are far apart
@@ -197,10 +199,13 @@ def profile(
         samples=samples,
         seed=seed,
         width_multiple=width_multiple,
+        depth=depth,
         rounds=rounds,
         reference_every=reference_every,
         shard=shard,
     )
+    if not plan.removes_branches:
+        graph = graph.without_branches()
     profiler: DeviceProfiler | AnalyticProfiler
     if isinstance(meter, Analytic):
         profiler = AnalyticProfiler(graph, example_input, meter)
@@ -515,7 +520,7 @@ class DeviceProfiler:
             index=index,
             round=round_,
             session=session,
-            widths=tuple(widths[group.name] for group in self._graph.prunable),
+            widths=tuple(widths[group.name] for group in self._graph.variable),
             joules=result.joules,
             seconds=result.seconds,
             relative_ci=_rounded(result.relative_ci),
@@ -604,7 +609,7 @@ class AnalyticProfiler:
         if not (0 < cost.joules < math.inf and 0 < cost.seconds < math.inf):
             name = self._source.describe().name
             raise BadMeasurement(f"{name} returned {cost.joules} J and {cost.seconds} s; both must be above 0.")
-        kept = tuple(widths[group.name] for group in self._graph.prunable)
+        kept = tuple(widths[group.name] for group in self._graph.variable)
         return Sample(index=index, round=round_, session=session, widths=kept, joules=cost.joules, seconds=cost.seconds)
 
     def clear(self) -> None:

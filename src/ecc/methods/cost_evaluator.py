@@ -188,7 +188,7 @@ class CostEvaluator:
     def _evaluate(self, widths: Mapping[str, int]) -> MeasuredCost:
         models = self._energy_models
         if self._profiler is not None:
-            kept = {group.name: int(widths.get(group.name, group.width)) for group in self._graph.prunable}
+            kept = {group.name: int(widths.get(group.name, group.width)) for group in self._graph.variable}
             sample = self._profiler.sample(None, 0, 0, kept)
             amounts = {"energy": sample.joules, "latency": sample.seconds}
             if self._meter is not None and not self._meter.describe().has_energy:
@@ -197,6 +197,6 @@ class CostEvaluator:
         if models and isinstance(self._meter, Analytic):
             cost = self._meter.cost(self._graph, {name: int(width) for name, width in widths.items()})
             return MeasuredCost({"energy": cost.joules, "latency": cost.seconds}, self.label)
-        if all(widths.get(group.name, group.width) == group.width for group in self._graph.prunable):
+        if all(widths.get(group.name, group.width) == group.width for group in self._graph.variable):
             return MeasuredCost({name: model.dense_profiled for name, model in models.items()}, self.label)
         return MeasuredCost({name: model.at(widths) for name, model in models.items()}, self.label)

@@ -245,10 +245,12 @@ class Platform:
         seconds = torch.maximum(compute, memory).clamp(min=c.launch_seconds)
         moved = c.joules_per_weight_byte * weights + c.joules_per_activation_byte * activations
         joules = c.joules_per_mac * macs + moved + c.joules_per_kernel + c.static_watts * seconds
+        runs = costs.layers_on(widths)
         if c.folded:
-            runs = torch.tensor([float(layer.kind not in c.folded) for layer in graph.layers], dtype=torch.float64)
-            joules, seconds = runs * joules, runs * seconds
-        return joules, seconds
+            runs = runs * torch.tensor(
+                [float(layer.kind not in c.folded) for layer in graph.layers], dtype=torch.float64
+            )
+        return runs * joules, runs * seconds
 
     def _deviations(self, widths: Tensor, repeat: int) -> tuple[float, float]:
         """Two standard normal numbers as a function of seed, widths and repeat."""

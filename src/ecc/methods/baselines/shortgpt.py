@@ -16,6 +16,7 @@ class ShortGpt(OneShotMethod):
     """Removes whole blocks."""
 
     name = "shortgpt"
+    removes_branches = True
 
     def start(self, context: PruningContext) -> None:
         """Compute the influence of each block on calibration batches.
