@@ -227,7 +227,7 @@ def test_widths_are_multiples_as_in_the_profile(tmp_path: Path) -> None:
     assert all(summary.widths[group.name] % 8 == 0 for group in job.graph.prunable)
 
 
-@pytest.mark.parametrize(("width_lr", "is_met"), [(500.0, True), (1.0, False)])
+@pytest.mark.parametrize(("width_lr", "is_met"), [(300.0, True), (1.0, False)])
 def test_the_admm_solver_is_measured_and_says_if_it_did_not_converge(
     tmp_path: Path, width_lr: float, is_met: bool
 ) -> None:
@@ -262,9 +262,9 @@ def test_another_optimizer_trains_every_phase_with_its_own_rate(tmp_path: Path) 
 
 
 def test_methods_have_names_and_the_matrix_has_all_of_them() -> None:
-    assert (
-        {name: find_method(name).name for name in METHODS} == {name: name for name in METHODS} == {n: n for n in SMALL}
-    )
+    assert {name: find_method(name).name for name in METHODS} == {name: name for name in METHODS}
+    of_transformers = {"one_shot", "wanda_sp", "flap", "llm_pruner", "shortgpt", "2ssp"}
+    assert set(METHODS) == {*SMALL, *of_transformers}
     for name in METHODS:
         is_same = find_method(name).config() == find_method(name, quick=True).config()
         assert is_same == (name not in ("amc", "lcp"))  # a quick run is another run
