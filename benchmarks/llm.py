@@ -21,7 +21,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from ecc.schedules import Cosine
 from machine import machine, write_record
 from smollm2 import load_model, load_tokenizer
 from torch import Tensor, nn
@@ -36,7 +35,7 @@ from ecc.methods.budget_controller import BudgetController
 from ecc.methods.cost_evaluator import MeasuredCost
 from ecc.methods.one_shot import Move, OneShot, OneShotSettings
 from ecc.methods.registry import find_method
-from ecc.settings import PROFILE_SETTINGS, CompressSettings, DistillSettings, MeasureSettings, TrainSettings
+from ecc.settings import PROFILE_SETTINGS, CompressSettings, Cosine, DistillSettings, MeasureSettings, TrainSettings
 from ecc.task import Task, TokenWorkload
 from ecc.torch_utils import device_of
 from ecc.training import BatchStream, Teacher, train

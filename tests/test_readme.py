@@ -101,7 +101,10 @@ def marks(name: str) -> list[pytest.MarkDecorator]:
     if name == SAME_AS_README:
         return [pytest.mark.thorough]
     found = [pytest.mark.slow] if name.startswith("docs/") else []
-    if name in ("docs/own-model.md", "docs/hugging-face.md"):  # runs trainers of other libraries, which warn about this machine
+    if name in (
+        "docs/own-model.md",
+        "docs/hugging-face.md",
+    ):  # runs trainers of other libraries, which warn about this machine
         found += [pytest.mark.filterwarnings(f"ignore::{kind}Warning") for kind in ("User", "Future", "Deprecation")]
     return found
 

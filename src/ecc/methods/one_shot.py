@@ -103,6 +103,7 @@ class OneShot(OneShotMethod):
         """Prune the dense network to the targets."""
         widths = self._find_widths()
         self._apply(widths)
+        self.pruned_for = list(self.context.targets)
         self.context.log({"phase": self.name, "moves": len(self.path), "widths": widths})
 
     # ------------------------------------------------------------ search
