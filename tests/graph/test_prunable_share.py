@@ -210,7 +210,7 @@ class SplitByNumber(nn.Module):
 ROWS: dict[str, tuple[Callable[[], nn.Module], Tensor, float]] = {
     "ConvNeXt V2 with response norm": (ConvNeXtV2, IMAGES, 0.99),
     "Res2Net, split by an attribute": (Res2, IMAGES, 0.99),
-    "ShuffleNet, shuffled by hand": (Shuffled, IMAGES, 0.99),
+    "ShuffleNet with two groups, shuffled by hand": (Shuffled, IMAGES, 0.0),
     "temporal convolutions with chomp": (Chomp, torch.randn(2, 6, 9), 0.99),
     "einsum with a parameter": (Einsum, TOKENS, 0.99),
     "attention in einsum": (HeadwiseEinsum, TOKENS, 0.99),
@@ -220,7 +220,7 @@ ROWS: dict[str, tuple[Callable[[], nn.Module], Tensor, float]] = {
     "MultiheadAttention, batch first": (lambda: Attends(batch_first=True, separate=False), TOKENS, 0.99),
     "MultiheadAttention, sequence first": (lambda: Attends(batch_first=False, separate=False), TOKENS, 0.99),
     "MultiheadAttention, separate": (lambda: Attends(batch_first=True, separate=True), TOKENS, 0.99),
-    "MLP-Mixer": (Mixer, TOKENS, 0.8),
+    "MLP-Mixer, whose tokens have biases": (Mixer, TOKENS, 0.59),
     "halves split by a number": (SplitByNumber, TOKENS, 0.0),
     "LSTM": (lambda: Recurrent(nn.LSTM), TOKENS, 0.9),
     "GRU, bidirectional, two layers": (lambda: Recurrent(nn.GRU, num_layers=2, bidirectional=True), TOKENS, 0.9),

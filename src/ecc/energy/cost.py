@@ -10,7 +10,7 @@ heights are at least 0 too, so all forms are nonnegative. Only the last one may 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
@@ -80,6 +80,18 @@ class CostForm(NamedTuple):
         square = 0.5 * widths @ self.quadratic @ widths
         off = sum(one.value(widths) for one in self.switched if not widths[list(one.groups)].any())
         return float(self.constant + self.linear @ widths + square + self.heights @ steps - off)
+
+    def without(self, zero: Collection[int]) -> CostForm:
+        """The form while these groups have width 0 and no others, without switched terms."""
+        constant, linear, quadratic = self.constant, self.linear.copy(), self.quadratic.copy()
+        for one in self.switched:
+            if set(one.groups) <= set(zero):
+                half = one.left.T @ (diags(one.coefficients) @ one.right)
+                quadratic -= (half + half.T).toarray()
+                linear -= one.left.T @ (one.coefficients * one.right_fixed)
+                linear -= one.right.T @ (one.coefficients * one.left_fixed)
+                constant -= float((one.coefficients * one.left_fixed * one.right_fixed).sum())
+        return self._replace(constant=constant, linear=linear, quadratic=quadratic, switched=())
 
 
 def risen(sizes: Array, cap: Array, multiple: Array) -> Array:

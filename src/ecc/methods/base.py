@@ -95,6 +95,13 @@ class PruningContext:
         """Minimum width of each group."""
         return group_min_widths(self.graph, self.settings.min_width_ratio, self.width_multiple)
 
+    def smallest_widths(self) -> list[int]:
+        """Minimum widths, and 0 for the groups of branches whose removal every cost is known for."""
+        known = [branch for branch in self.graph.branches if all(branch.name in cost.branches for cost in self.costs)]
+        inside = {name for branch in known for name in branch.groups}
+        pairs = zip(self.graph.groups, self.min_widths(), strict=True)
+        return [0 if group.name in inside else width for group, width in pairs]
+
     def round_widths(self, widths: Sequence[float]) -> list[int]:
         """The largest allowed widths that are not above the given ones, and not below the minimum widths."""
         remainders = self.graph.structure.width_remainders(self.width_multiple)
@@ -128,10 +135,12 @@ class Method(Protocol):
     Between two steps its state can be saved. After it is done, `BudgetController` may change the targets; the method is
     then no longer done, and continues.
 
-    A method can have two more attributes:
+    A method can have more attributes:
 
     - `progress`: Fraction of the pruning schedule that is done, for a method that prunes while it trains, along a
       schedule of `prune_steps` steps. It is done when its steps are used up, and is measured on the way.
+    - `propose(targets)` and `fix_widths(widths)`: The widths that it would prune to for some targets, and the choice of
+      such widths. They are measured before the network is pruned to them.
     - `prunes_from_dense`: True if each step prunes the dense network from the start, so that a result that is far below
       the budget can still be improved.
     """

@@ -1,12 +1,15 @@
 """Closed-loop budget control.
 
-The energy model is only a prediction. `BudgetController` measures the pruned network and rescales the target of
-the method by the ratio of predicted to measured cost. So the *measured* cost ends within `TOLERANCE_BAND`:
+The energy model is only a prediction. `BudgetController` measures networks and rescales the target of the method by the
+ratio of predicted to measured cost. So the *measured* cost ends within `TOLERANCE_BAND`:
 
     target  1.0 ─┐
-                 └─┐  measure at 25 %: the model is off by r here, so target = budget / r
-                   └──┐  measure at 50 % and 75 %, closer to the result: better targets
-                      └───── measure at 100 %: within the band? If above the budget, prune a little more
+                 └─┐  at 25 %: measure what the method would prune to; the model is off by r there, target = budget / r
+                   └──┐  at 50 % and 75 %: the same, several times, until a measured result is within the band
+                      └───── at 100 %: the network has exactly the widths that were measured
+
+Any widths can be measured, whether the network has been pruned to them or not. So the final widths are found while
+there are still more channels than needed, and no pruning has to be undone.
 
 It serves every method. A method that prunes while it trains (`progress`, see `Method`) is measured at `CHECKPOINTS` of
 its schedule, other methods when they are done.
@@ -33,7 +36,10 @@ Pruned channels do not come back, so the first check has to be early: with the c
 done at a quarter of the steps.
 """
 
-TOLERANCE_BAND = (0.97, 1.0)
+PROPOSALS = (1, 3, 8)
+"""Most measurements of proposed widths at each checkpoint before the last."""
+
+TOLERANCE_BAND = (0.98, 1.0)
 """Measured cost of a good result, as a fraction of the budget."""
 
 MAX_CORRECTIONS = 6
@@ -85,6 +91,7 @@ class BudgetController:
         self._below: _Bracket | None = None  # the last result below the band
         self._above: _Bracket | None = None  # the last result above the budget since then
         self._prune_again = False  # step although the method is done, because the targets were raised
+        self._chosen: _Bracket | None = None  # widths that were measured and are being pruned to
 
     def run(self, after_step: Callable[[CostCheck | None], None]) -> None:
         """Step the method until the measured cost meets the budget, or cannot meet it.
@@ -126,6 +133,13 @@ class BudgetController:
                 return None
             self.is_met, self.note = False, ""
         is_final = progress is None or progress >= 1.0 or is_last
+        if not is_final and progress is not None and hasattr(self._method, "propose"):
+            return self._measure_proposals(progress)
+        if is_final and self._chosen is not None and widths == self._chosen.check.widths:
+            check = replace(self._chosen.check, step=self.steps, progress=1.0)  # measured before it was pruned
+            self.checks.append(check)
+            self._chosen = None
+            return self._decide(check) or check
         if is_final and any(widths == check.widths for check in self.checks if check.progress >= 1.0):
             # Measured often enough, a network above its budget would pass by chance.
             return self._stop_at_best()
@@ -138,6 +152,61 @@ class BudgetController:
             return self._decide(check) or check
         self._context.targets = list(check.targets.values())
         return check
+
+    def _measure_proposals(self, progress: float) -> CostCheck | None:
+        """Find targets whose widths are within the band when measured. The last time, choose these widths."""
+        tries = PROPOSALS[self._next_checkpoint]
+        while self._next_checkpoint < len(CHECKPOINTS) - 1 and progress >= CHECKPOINTS[self._next_checkpoint]:
+            tries = max(tries, PROPOSALS[self._next_checkpoint])  # a short schedule passes several at once
+            self._next_checkpoint += 1
+        is_last = self._next_checkpoint == len(CHECKPOINTS) - 1
+        context, method = self._context, self._method
+        low, high = self._band
+        below: _Bracket | None = None
+        above: _Bracket | None = None
+        known: dict[tuple[int, ...], CostCheck] = {}
+        for _ in range(3 * tries):
+            if not is_reachable(context, context.targets):
+                break
+            widths = method.propose(context.targets)  # type: ignore[attr-defined]  # checked by the caller
+            if widths is None:
+                return None
+            key = tuple(widths.values())
+            if key not in known:
+                if len(known) == tries:
+                    break
+                known[key] = self._check(widths, progress)
+                self.checks.append(known[key])
+            check = known[key]
+            ratio = max(budget_ratios(check.measured, check.predicted, context.costs, self._limits).values())
+            bracket = _Bracket(list(context.targets), ratio, check)
+            margin = _margin(check.relative_ci)
+            if low <= ratio <= high - margin:
+                below = bracket
+                break
+            if ratio < low:
+                below = bracket if below is None or ratio >= below.ratio else below
+            else:
+                above = bracket
+            if self._is_dense(widths) and ratio <= high:
+                break
+            context.targets = self._next_targets(check, below, above)
+        if below is not None:
+            context.targets = list(below.targets)
+        if is_last and below is not None and not self._is_dense(below.check.widths):
+            self._chosen = below
+            method.fix_widths(below.check.widths)  # type: ignore[attr-defined]
+        return self.checks[-1]
+
+    def _next_targets(self, check: CostCheck, below: _Bracket | None, above: _Bracket | None) -> list[float]:
+        """Corrected targets; between a network that is too small and one that is too large, interpolated ones."""
+        top = self._band[1] - _margin(check.relative_ci)
+        aim = statistics.fmean((self._band[0], top))
+        if below is None or above is None:
+            scale = {name: aim / top if name in check.measured else 1.0 for name in check.targets}
+            return [scale[name] * target for name, target in check.targets.items()]
+        part = min(max((aim - below.ratio) / max(above.ratio - below.ratio, 1e-9), 0.1), 0.9)
+        return [one + part * (two - one) for one, two in zip(below.targets, above.targets, strict=True)]
 
     def _check(self, widths: dict[str, int], progress: float) -> CostCheck:
         """Measure the network and compute corrected targets."""
@@ -201,12 +270,7 @@ class BudgetController:
         if not can_grow or self._corrections >= MAX_CORRECTIONS:
             return self._stop_at_best()
         self._corrections, self._prune_again = self._corrections + 1, True
-        if self._above is None:
-            context.targets = list(check.targets.values())
-        else:
-            low, high = self._below, self._above
-            part = (statistics.fmean(self._band) - low.ratio) / (high.ratio - low.ratio)
-            context.targets = [one + part * (two - one) for one, two in zip(low.targets, high.targets, strict=True)]
+        context.targets = self._next_targets(check, self._below, self._above)
         return None
 
     def _stop_at_best(self) -> CostCheck | None:
@@ -244,7 +308,7 @@ class BudgetController:
             "is_met": self.is_met,
             "note": self.note,
             "checks": to_builtins(self.checks),
-            "brackets": to_builtins([self._below, self._above]),
+            "brackets": to_builtins([self._below, self._above, self._chosen]),
             "method": self._method.state_dict(),
         }
 
@@ -255,7 +319,9 @@ class BudgetController:
         self._next_checkpoint, self._prune_again = int(state["next_checkpoint"]), bool(state["prune_again"])
         self.is_met, self.note = bool(state["is_met"]), str(state["note"])
         self.checks = from_builtins(state["checks"], list[CostCheck], "the checkpoint")
-        self._below, self._above = from_builtins(state["brackets"], list[_Bracket | None], "the checkpoint")
+        self._below, self._above, self._chosen = from_builtins(
+            state["brackets"], list[_Bracket | None], "the checkpoint"
+        )
         self._method.load_state_dict(state["method"])
 
 
@@ -279,8 +345,7 @@ def corrected_targets(
     The safety margin is the confidence interval of the measurement, between 0.2 % and 1.5 %. A cost that is not
     measured is exact, and its target is the budget.
     """
-    smallest, largest = _SAFETY_MARGIN
-    margin = min(largest, max(smallest, measured.relative_ci or 0.0))
+    margin = _margin(measured.relative_ci)
     targets = {}
     for cost, limit in zip(costs, limits, strict=True):
         name = cost.resource
@@ -289,9 +354,14 @@ def corrected_targets(
     return targets
 
 
+def _margin(relative_ci: float | None) -> float:
+    smallest, largest = _SAFETY_MARGIN
+    return min(largest, max(smallest, relative_ci or 0.0))
+
+
 def is_reachable(context: PruningContext, targets: Sequence[float]) -> bool:
-    """Whether the targets can be met at the minimum widths."""
-    return replace(context, targets=list(targets)).constraint_violation(context.min_widths()) <= 0
+    """Whether the smallest network that is allowed meets the targets."""
+    return replace(context, targets=list(targets)).constraint_violation(context.smallest_widths()) <= 0
 
 
 def initial_targets(costs: Sequence[Cost], limits: Sequence[float], dense: MeasuredCost) -> list[float]:

@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 
 from ecc.graph import ChannelGraph, ChannelGroup, ParamSlice
 from ecc.graph.model_copy import named_tensors
+from ecc.graph.structure import Branch
 from ecc.training.cuda_graph import CudaGraphFunction
 
 # ---------------------------------------------------------------- the Taylor criterion
@@ -156,7 +157,7 @@ class ConsumerSlices:
 
     def __init__(self, model: nn.Module, graph: ChannelGraph, device: torch.device) -> None:
         ranked = [(group, place) for group in graph.prunable for place in group.ranked_slices]
-        masked = [(group, place) for group in graph.prunable for place in group.masked_slices]
+        masked = [(group, place) for group in graph.variable for place in group.masked_slices]
         self._ranked = _SliceTable(model, graph, ranked, device)
         self._masked = _SliceTable(model, graph, masked, device)
         self.tensors = self._ranked.tensors
@@ -244,6 +245,53 @@ class ConsumerSlices:
     def _write_masks(self, alive: Tensor) -> tuple[Tensor, ...]:
         self._masks.write(torch.cat([alive, self._always])[self._masked.channel_of])
         return ()
+
+
+class BranchExits:
+    """The last parameters of residual branches: a branch adds nothing if they are zero.
+
+    Scaling them by 1 - t scales the branch, so the importance of a branch is that of a channel with these slices.
+
+    Args:
+        model: The traced network.
+        branches: The branches that may be removed; their exits must be trained.
+        device: Device of the importance.
+    """
+
+    def __init__(self, model: nn.Module, branches: Sequence[Branch], device: torch.device) -> None:
+        tensors = named_tensors(model)
+        self._exits = [[tensors[name] for name in branch.exits] for branch in branches]
+        self.tensors = [tensor for exits in self._exits for tensor in exits]
+        self.count = len(branches)
+        self._device = device
+        self._zeroed: list[Tensor] = []
+
+    @torch.no_grad()
+    def products(self) -> Tensor:
+        """Sum of w g of each branch, float32."""
+        return self._sum(
+            torch.zeros(()) if tensor.grad is None else (tensor.detach().float() * tensor.grad.float()).sum()
+            for tensor in self.tensors
+        )
+
+    @torch.no_grad()
+    def norms(self, preconditioners: Iterable[Tensor | None]) -> Tensor:
+        """||w||_B^2 of each branch, float32, given B for each of `tensors`."""
+        return self._sum(squared_norm(*pair).sum() for pair in zip(self.tensors, preconditioners, strict=True))
+
+    def _sum(self, values: Iterable[Tensor]) -> Tensor:
+        found = iter([value.to(self._device) for value in values])
+        sums = [torch.stack([next(found) for _ in exits]).sum() for exits in self._exits]
+        return torch.stack(sums) if sums else torch.zeros(0, device=self._device)
+
+    def remove(self, numbers: Sequence[int]) -> None:
+        """Set which branches `apply_mask_` zeroes."""
+        self._zeroed = [tensor.detach() for number in numbers for tensor in self._exits[number]]
+
+    def apply_mask_(self) -> None:
+        """Zero the exits of removed branches, which the optimizer's step has changed."""
+        if self._zeroed:
+            torch._foreach_zero_(self._zeroed)
 
 
 class _SliceTable:
