@@ -83,6 +83,10 @@ class BlockCost:
         """Not needed by methods that do not train."""
         raise NotImplementedError
 
+    def form(self, budget: float) -> Any:
+        """Not needed by methods that do not train."""
+        raise NotImplementedError
+
     def to(self, device: torch.device | str) -> BlockCost:
         """Itself: it computes on the CPU."""
         del device
@@ -153,8 +157,8 @@ class Bench:
             ordered = sorted(points)
             saved = np.maximum.accumulate([points[one] for one in ordered][::-1])[::-1]  # less width never costs more
             savings[kind] = (tuple(map(float, ordered)), tuple(map(float, saved)))
-        names = tuple(branch.name for branch in self.graph.branches)
-        return BlockCost(name, self.label, tuple(full), tuple(full.values()), names, dense, savings)
+        branches = tuple(branch.name for branch in self.graph.branches)
+        return BlockCost(name, self.label, tuple(full), tuple(full.values()), branches, dense, savings)
 
 
 # ---------------------------------------------------------------- a cell
@@ -294,7 +298,7 @@ def prepare(options: argparse.Namespace) -> tuple[Setup, dict[str, Any]]:
     """Model, text, graph and costs; and the results of the dense model."""
     device = torch.device(options.device)
     folder, length = options.weights, options.length
-    model = load_model(folder) if (folder / "packed.json").is_file() else load_folder(folder)[0]
+    model: Any = load_model(folder) if (folder / "packed.json").is_file() else load_folder(folder)[0]
     tokenizer = load_tokenizer(folder)
     valid = token_sequences(tokenizer, [options.text / "valid.txt"], length)[: options.sequences]
     test = token_sequences(tokenizer, [options.text / "test.txt"], length)[: options.sequences]

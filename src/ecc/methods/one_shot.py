@@ -141,7 +141,7 @@ class OneShot(OneShotMethod):
         self._apply(widths)
         now = -context.held_out(context.model)
         cost = self._relative_cost(widths)
-        rated = []
+        rated: list[tuple[float, int, dict[str, int], float]] = []
         for change in self._candidates(widths):
             saved = cost - self._relative_cost({**widths, **change})
             if saved <= 0:
