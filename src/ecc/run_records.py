@@ -34,10 +34,10 @@ class Feasibility:
     """Of the cost: measured, estimated, counted or declared."""
     dense: float
     min_cost: float
-    """Cost with every group at its minimum width."""
+    """Cost with every group at its minimum width, and without the branches that can be removed."""
     limit: float
     uniform_ratio: float | None
-    """Fraction of the channels that uniform pruning would keep; None if the budget is not reachable."""
+    """Fraction of the channels that uniform pruning would keep; None if the budget is not reachable by that."""
 
     @property
     def is_feasible(self) -> bool:

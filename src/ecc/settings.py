@@ -183,6 +183,9 @@ class CompressSettings:
     uniform_floor: float = option(
         0.0, "Minimum width of a group, as a fraction of its width under uniform pruning.", range=(0, 0.999)
     )
+    depth: bool = option(
+        True, "Allow that residual branches are removed entirely, by methods that can (ecc with solver scheduled)."
+    )
     solver: str = option(
         "scheduled",
         "Solver of ECC: scheduled, or admm as published.",
@@ -224,6 +227,7 @@ class CompressSettings:
             "solver": "admm",
             "importance": "adam_norm",
             "min_width_ratio": 0.0,  # at least one channel
+            "depth": False,
             "width_multiple": 1,
             "lr": 1e-5,
             "finetune_lr": 3e-5,
@@ -427,6 +431,7 @@ class Design:
     )
     seed: int = option(0, "Random seed of the design.", range=(0, 2**32 - 1), metavar="N")
     width_multiple: int | None = option(None, "Use widths that are multiples of N.", range=(1, None), metavar="N")
+    depth: bool = option(True, "Include networks with removed residual branches (design mixed).")
     rounds: int = option(
         1, "How often each configuration is measured.", range=(1, None), metavar="N", changes_result=False
     )
@@ -449,6 +454,11 @@ class Design:
                 raise BadMeasurement(f"shard {number}/{count} does not exist; give 1/N to N/N.")
             if not self.indices():
                 raise BadMeasurement(f"shard {number}/{count} of {self.samples} samples is empty; use more samples.")
+
+    @property
+    def removes_branches(self) -> bool:
+        """Whether some configurations have removed branches."""
+        return self.depth and self.kind == "mixed"
 
     def indices(self) -> tuple[int, ...]:
         """Indices of the samples to measure: those of the shard, or all."""

@@ -62,6 +62,7 @@ def compress(
     budgets: tuple[str, ...],
     output: Path,
     meter: str,
+    targets: tuple[str, ...],
     energy: tuple[Path, ...],
     settings: dict[str, Any],
     batch: int | None,
@@ -90,6 +91,7 @@ def compress(
       ecc compress mobilenet_v1 --data imagenet --budget 60% -o run
       ecc compress hf:./model --text train.txt --budget decode=70% --budget prefill=80% -o run
       ecc compress net.py:build --energy energy.json --budget 24mJ --budget params=2M -o run
+      ecc compress net.py:build --target ssh://me@jetson --meter jetson --budget 60% -o run
       ecc compress digits --unstructured --meter platform:eyeriss --budget 60% -o sparse
       torchrun --nproc-per-node 4 -m ecc compress net.py:build --budget 60% -o run
     """
@@ -127,6 +129,8 @@ def compress(
                 parsed,
                 folder=output,
                 meter=meter,
+                targets=targets,
+                task_spec=task,
                 energy_models=models,
                 settings=made,
                 samples=samples,
@@ -210,7 +214,7 @@ def _refuse_without_effect(
         for name, typed in (("--energy", energy), ("--freeze", freeze), ("--method", method != "ecc")):
             if typed:
                 raise EccError(f"{name} applies to channels; leave it out with --unstructured.")
-    for name in ("importance", "solver", "uniform_floor"):
+    for name in ("importance", "solver", "uniform_floor", "depth"):
         if name in settings and (method != "ecc" or unstructured):
             raise EccError(f"--{name.replace('_', '-')} is a setting of ecc; leave it out with this method.")
     if settings.get("kd_temperature") is not None and settings.get("kd_weight") == 0:

@@ -10,8 +10,8 @@ heights are at least 0 too, so all forms are nonnegative. Only the last one may 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
@@ -32,8 +32,29 @@ RISE = 8
 """Channels over which a step rises. GPU kernels prefer multiples of 8, and GPU profiles consist of them."""
 
 
+class SwitchedTerms(NamedTuple):
+    """Terms coefficient * left * right that are 0 if all widths of some groups are 0."""
+
+    groups: tuple[int, ...]
+    """Positions of these groups."""
+    coefficients: Array
+    left: csr_array
+    left_fixed: Array
+    right: csr_array
+    right_fixed: Array
+
+    def value(self, widths: Array) -> float:
+        """The sum of the terms, whether they are switched off or not."""
+        left, right = self.left @ widths + self.left_fixed, self.right @ widths + self.right_fixed
+        return float((self.coefficients * left * right).sum())
+
+
 class CostForm(NamedTuple):
-    """A cost as arrays: constant + linear . s + s' quadratic s / 2 + sum of heights * risen(rows s - start)."""
+    """A cost as arrays: constant + linear . s + s' quadratic s / 2 + sum of heights * risen(rows s - start).
+
+    The sum is right as long as no branch is removed. Without a branch, the `switched` terms whose groups all have width
+    0 are subtracted.
+    """
 
     constant: float
     linear: Array
@@ -50,12 +71,27 @@ class CostForm(NamedTuple):
     """(steps,)"""
     multiple: Array
     """(steps,): 0, or m of a step that depends on whether the size is a multiple of m."""
+    switched: tuple[SwitchedTerms, ...] = ()
+    """Parts of the sum that are 0 without some branches."""
 
     def value(self, widths: Array) -> float:
         """The cost at one vector of widths."""
         steps = risen(self.rows @ widths - self.start, self.cap, self.multiple)
         square = 0.5 * widths @ self.quadratic @ widths
-        return float(self.constant + self.linear @ widths + square + self.heights @ steps)
+        off = sum(one.value(widths) for one in self.switched if not widths[list(one.groups)].any())
+        return float(self.constant + self.linear @ widths + square + self.heights @ steps - off)
+
+    def without(self, zero: Collection[int]) -> CostForm:
+        """The form while these groups have width 0 and no others, without switched terms."""
+        constant, linear, quadratic = self.constant, self.linear.copy(), self.quadratic.copy()
+        for one in self.switched:
+            if set(one.groups) <= set(zero):
+                half = one.left.T @ (diags(one.coefficients) @ one.right)
+                quadratic -= (half + half.T).toarray()
+                linear -= one.left.T @ (one.coefficients * one.right_fixed)
+                linear -= one.right.T @ (one.coefficients * one.left_fixed)
+                constant -= float((one.coefficients * one.left_fixed * one.right_fixed).sum())
+        return self._replace(constant=constant, linear=linear, quadratic=quadratic, switched=())
 
 
 def risen(sizes: Array, cap: Array, multiple: Array) -> Array:
@@ -215,10 +251,26 @@ class BilinearForm:
 
     def form(self, steps: StepTerms | None = None) -> CostForm:
         """The sum as arrays, together with steps."""
-        quadratic, linear, constant = (part.cpu().numpy() for part in self._form)
+        whole = replace(self, switches=()) if self._switched is not None else self
+        quadratic, linear, constant = (part.cpu().numpy() for part in whole._form)
         none = csr_array((0, self.num_groups))
         parts = (np.zeros(0), none, *[np.zeros(0)] * 3) if steps is None else steps.arrays()
-        return CostForm(float(constant), linear, quadratic, *parts)
+        return CostForm(float(constant), linear, quadratic, *parts, self._switched_terms())
+
+    def _switched_terms(self) -> tuple[SwitchedTerms, ...]:
+        found: dict[tuple[int, ...], list[int]] = {}
+        for number, switch in enumerate(self.switches):
+            if switch and not self._vanishes(number):
+                found.setdefault(switch, []).append(number)
+        return tuple(
+            SwitchedTerms(
+                switch,
+                np.array([self.coefficients[n] for n in numbers], dtype=np.float64),
+                *_matrix([self.lefts[n] for n in numbers], self.num_groups),
+                *_matrix([self.rights[n] for n in numbers], self.num_groups),
+            )
+            for switch, numbers in found.items()
+        )
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,9 @@ A family is a function from samples to a `FittedModel`, a sum of terms:
                one term in * out per layer that mixes channels; steps where a library changes kernels; and costs of
                sizes that are not a multiple of 8, 16, 32 or 64
 
+If branches were removed in some samples, each term of a layer that is removed with a branch has a switch: it is 0
+without the branch. Every branch has a constant of its own, for the kernels that are launched for it.
+
 Each term knows how many MACs and bytes it stands for. With joules per MAC and per byte, the physical family therefore
 has a prior for every coefficient.
 """
@@ -123,7 +126,7 @@ def bilinear(samples: Samples, *, relative: bool = True) -> FittedModel:
         samples: Samples to fit.
         relative: Whether relative errors are squared; False squares joules, as the paper does.
     """
-    terms = bilinear_terms(samples.structure)
+    terms = (*bilinear_terms(samples.structure), *_switch_constants(samples.structure))
     features = np.stack([np.ones(len(samples)), *(term.at(samples.widths) for term in terms)], axis=1)
     base, *coefficients = fit_coefficients(features, samples.values, relative=relative).tolist()
     return FittedModel("bilinear", base, terms, tuple(coefficients))
@@ -156,7 +159,8 @@ def physical(samples: Samples) -> FittedModel:
     features = np.stack(columns, axis=1)
     common = _common_coefficients(terms, features[:, : len(terms)], samples)
     amounts = np.array([term.amounts for term in terms])
-    prior = np.concatenate([amounts @ common[1:], np.zeros(len(steps))])
+    launches = np.array([_launches(term) for term in terms])
+    prior = np.concatenate([amounts @ common[1:-1] + common[-1] * launches, np.zeros(len(steps))])
     prior[0] += common[0]  # idle power and kernel launches belong to the constant term
     best, coefficients, strength = np.inf, prior, STRENGTHS[-1]
     prior_scale = _prior_scales(terms, steps, prior, features, samples)
@@ -178,7 +182,7 @@ def physical(samples: Samples) -> FittedModel:
         base=float(coefficients[0]),
         terms=terms[1:],
         coefficients=tuple(coefficients[1 : len(terms)].tolist()),
-        unit_coefficients=tuple(common[1:].tolist()),
+        unit_coefficients=tuple(common[1:-1].tolist()),
         strength=strength,
         steps=tuple(step for step, _ in kept),
         heights=tuple(height for _, height in kept),
@@ -189,13 +193,23 @@ FAMILIES: dict[str, Family] = {"bilinear": bilinear, "physical": physical}
 
 
 def _common_coefficients(terms: Sequence[Term], features: Array, samples: Samples) -> Array:
-    """Cost of a network without work, and of one unit of each of `AMOUNTS`."""
+    """Cost of a network without work, of one unit of each of `AMOUNTS`, and of one layer that is launched.
+
+    The number of layers differs only between samples with and without removed branches.
+    """
     amounts = np.array([term.amounts for term in terms])
-    pooled = np.column_stack([np.ones(len(samples)), features @ amounts])
+    launched = features @ np.array([_launches(term) for term in terms])
+    pooled = np.column_stack([np.ones(len(samples)), features @ amounts, launched])
     used = pooled.max(axis=0) > 0
-    common = np.zeros(1 + len(AMOUNTS))
+    common = np.zeros(2 + len(AMOUNTS))
     common[used] = fit_coefficients(pooled[:, used], samples.values, weights=samples.weights)
     return common
+
+
+def _launches(term: Term) -> float:
+    """Number of layers that are removed with a constant term; 0 for all other terms."""
+    is_constant = not term.left.multiples and not term.right.multiples
+    return float(len(term.layers)) if term.switch and is_constant else 0.0
 
 
 def _prior_scales(
@@ -219,7 +233,8 @@ def _prior_scales(
                 layer = term.layers[0][0]
                 by_layer[layer] = by_layer.get(layer, 0.0) + float(contribution)
             elif len(groups) == 1:
-                by_group[groups.pop()] = float(contribution)
+                group = groups.pop()
+                by_group[group] = by_group.get(group, 0.0) + float(contribution)
         of_steps = [
             sum(by_group.get(group, 0.0) for group, _ in step.size.multiples)
             + sum(by_layer.get(layer, 0.0) for layer in step.layers)
@@ -241,10 +256,28 @@ def _relative_scales(contributions: Array) -> Array:
 def bilinear_terms(structure: StructureSpec) -> tuple[Term, ...]:
     """One term in * out per layer with MACs."""
     return tuple(
-        Term(layer.path, layer.incoming, layer.outgoing, _macs(layer), ((number, _macs(layer)),))
-        for number, layer in enumerate(structure.layers)
+        Term(layer.path, layer.incoming, layer.outgoing, _macs(layer), ((number, _macs(layer)),), switch)
+        for number, (layer, switch) in enumerate(zip(structure.layers, structure.layer_switches, strict=True))
         if layer.macs
     )
+
+
+def _switch_constants(structure: StructureSpec) -> tuple[Term, ...]:
+    """One constant for each set of branches without which layers are removed."""
+    nothing: Amounts = (0.0, 0.0, 0.0, 0.0)
+    layers: dict[tuple[int, ...], list[int]] = {}
+    for number, switch in enumerate(structure.layer_switches):
+        if switch:
+            layers.setdefault(switch, []).append(number)
+    return tuple(
+        Term(_switch_name(structure, switch), ONE, ONE, nothing, tuple((n, nothing) for n in numbers), switch)
+        for switch, numbers in layers.items()
+    )
+
+
+def _switch_name(structure: StructureSpec, switch: tuple[int, ...]) -> str:
+    groups = zip(structure.branches, structure.branch_groups, strict=True)
+    return " + ".join(branch.name for branch, inside in groups if set(inside) <= set(switch))
 
 
 def physical_terms(structure: StructureSpec) -> tuple[Term, ...]:
@@ -292,9 +325,9 @@ class _AmountSum:
         self.total = self.total + amounts
         self.layers[layer] = self.layers.get(layer, np.zeros(len(AMOUNTS))) + amounts
 
-    def term(self, name: str, left: AffineSize, right: AffineSize) -> Term:
+    def term(self, name: str, left: AffineSize, right: AffineSize, switch: tuple[int, ...] = ()) -> Term:
         layers = tuple((number, _amounts(amounts)) for number, amounts in self.layers.items())
-        return Term(name, left, right, _amounts(self.total), layers)
+        return Term(name, left, right, _amounts(self.total), layers, switch)
 
 
 def _amounts(values: Array) -> Amounts:
@@ -307,8 +340,11 @@ class _TermTable:
 
     def __init__(self, structure: StructureSpec) -> None:
         self._structure = structure
-        self._constant = _AmountSum()
-        self._linear: dict[int, _AmountSum] = {}
+        self._switches = structure.layer_switches
+        self._constants: dict[tuple[int, ...], _AmountSum] = {(): _AmountSum()}
+        for layer, switch in enumerate(self._switches if structure.branches else ()):
+            self._constants.setdefault(switch, _AmountSum()).add(layer, np.zeros(len(AMOUNTS)))
+        self._linear: dict[tuple[int, tuple[int, ...]], _AmountSum] = {}
         self._products: dict[tuple[int, AffineSize, AffineSize], _AmountSum] = {}
 
     def add(self, layer: int, left: AffineSize, right: AffineSize, amounts: Sequence[float]) -> None:
@@ -323,18 +359,24 @@ class _TermTable:
             left, right, scale = _normalised(left, right)
             self._products.setdefault((layer, left, right), _AmountSum()).add(layer, vector * scale)
             return
+        switch = self._switches[layer]
         if left.fixed:
-            self._constant.add(layer, vector * right.fixed * left.fixed)
+            self._constants.setdefault(switch, _AmountSum()).add(layer, vector * right.fixed * left.fixed)
         for group, multiple in left.multiples:
-            self._linear.setdefault(group, _AmountSum()).add(layer, vector * right.fixed * multiple)
+            key = (group, () if group in switch else switch)  # a group of the branch has width 0 without it
+            self._linear.setdefault(key, _AmountSum()).add(layer, vector * right.fixed * multiple)
 
     def terms(self) -> tuple[Term, ...]:
         """The constant first, then groups, then layers."""
         groups, layers = self._structure.groups, self._structure.layers
-        found = [self._constant.term("constant", ONE, ONE)]
-        found += [self._linear[g].term(groups[g], width_of(g), ONE) for g in sorted(self._linear)]
+        found = [self._constants[()].term("constant", ONE, ONE)]
+        for switch, amounts in self._constants.items():
+            if switch:
+                found.append(amounts.term(_switch_name(self._structure, switch), ONE, ONE, switch))
+        for (group, switch), amounts in sorted(self._linear.items(), key=lambda item: item[0]):
+            found.append(amounts.term(groups[group], width_of(group), ONE, switch))
         for (layer, left, right), amounts in self._products.items():
-            found.append(amounts.term(layers[layer].path, left, right))
+            found.append(amounts.term(layers[layer].path, left, right, self._switches[layer]))
         return tuple(found)
 
 

@@ -81,6 +81,8 @@ class EnergyModel:
     """Paths of the layers."""
     branches: tuple[str, ...] = ()
     """Names of the branches that were removed in some samples of the profile. The cost without others is not known."""
+    branch_groups: tuple[tuple[int, ...], ...] = ()
+    """For each branch, the positions of its groups."""
     resource: str
     """energy or latency."""
     origin: Origin
@@ -165,8 +167,10 @@ class EnergyModel:
 
     @property
     def min_cost(self) -> float:
-        """Predicted cost with every group at its smallest width."""
-        return self.at(dict(zip(self.groups, self.min_widths, strict=True)))
+        """Predicted cost with every group at its smallest width and every branch removed."""
+        removed = {group for groups in self.branch_groups for group in groups}
+        least = [0 if number in removed else width for number, width in enumerate(self.min_widths)]
+        return self.at(dict(zip(self.groups, least, strict=True)))
 
     def per_layer(self, widths: Mapping[str, float] | None = None) -> dict[str, float]:
         """Cost by layer path; the empty name holds costs that belong to no layer.
@@ -283,11 +287,12 @@ class EnergyModelFile:
     formula: str
     fitted: FittedModel
     branches: tuple[str, ...] = ()
+    branch_groups: tuple[tuple[int, ...], ...] = ()
 
 
 _SHARED = (
-    "resource", "fingerprint", "groups", "full_widths", "min_widths", "layers", "branches", "dense_sample", "quality",
-    "fitted",
+    "resource", "fingerprint", "groups", "full_widths", "min_widths", "layers", "branches", "branch_groups",
+    "dense_sample", "quality", "fitted",
 )  # fmt: skip
 """Fields that `EnergyModel` and its file have in common."""
 
@@ -307,6 +312,9 @@ def _check_consistency(model: EnergyModel) -> None:
         raise ValueError("the numbers of terms and coefficients differ")
     if len(fitted.unit_coefficients) not in (0, len(AMOUNTS)):
         raise ValueError(f"there are {len(fitted.unit_coefficients)} unit coefficients, not {len(AMOUNTS)}")
+    inside = [group for groups_of in model.branch_groups for group in groups_of]
+    if len(model.branches) != len(model.branch_groups) or any(not 0 <= group < len(groups) for group in inside):
+        raise ValueError("a branch refers to an unknown group")
     _check_terms(model)
     for dense in (model.dense, model.dense_profiled):
         if not (math.isfinite(dense) and dense > 0):
@@ -395,6 +403,8 @@ def build_model(
         groups=structure.groups,
         full_widths=structure.full_widths,
         min_widths=structure.min_widths,
+        branches=tuple(branch.name for branch in structure.branches),
+        branch_groups=structure.branch_groups,
         layers=tuple(layer.path for layer in structure.layers),
         resource=resource,
         origin=Origin(

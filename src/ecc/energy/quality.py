@@ -158,6 +158,8 @@ def find_outlier_widths(errors: Array, samples: Samples) -> tuple[OutlierWidth, 
     for position in samples.structure.prunable:
         for width in np.unique(samples.widths[:, position]):
             here = samples.widths[:, position] == width
+            if width == 0:  # a removed branch
+                continue
             if min(here.sum(), (~here).sum()) < OUTLIER_SAMPLES:
                 continue
             mean, median = float(excess[here].mean()), float(np.median(excess[here]))

@@ -30,6 +30,9 @@ RESOURCES = {
 MIN_SAMPLES = 12
 """Fewer samples cannot be cross-validated."""
 
+MIN_REMOVED = 3
+"""Samples without a branch that are needed to predict the cost without it."""
+
 
 # ---------------------------------------------------------------- samples
 
@@ -107,18 +110,36 @@ def samples_from_profile(profile: Profile, resource: str = "energy", *, allow_dr
     for number, (kept, _, _) in enumerate(found):
         widths[number, positions] = kept
     values, weights = (np.array([row[k] for row in found], dtype=np.float64) for k in (1, 2))
-    return Samples(header.structure, widths, values, weights)
+    return Samples(_with_removed(header.structure, widths), widths, values, weights)
+
+
+def _with_removed(structure: StructureSpec, widths: Array) -> StructureSpec:
+    """The structure with the branches that were removed in at least `MIN_REMOVED` samples."""
+    counts = [int((widths[:, list(groups)] == 0).all(axis=1).sum()) for groups in structure.branch_groups]
+    kept = [number for number, count in enumerate(counts) if count >= MIN_REMOVED]
+    position = {number: new for new, number in enumerate(kept)}
+    replacements = tuple(
+        replace(one, branches=tuple(position[number] for number in one.branches))
+        for one in structure.replacements
+        if all(number in position for number in one.branches)
+    )
+    return replace(structure, branches=tuple(structure.branches[n] for n in kept), replacements=replacements)
 
 
 def _check_rows(profile: Profile) -> None:
     """Refuse samples made in Python that `Profile.load` would refuse."""
     full, seen = profile.header.full_widths, set()
+    branches = profile.header.structure.branches
+    inside = {name for branch in branches for name in branch.groups}
+    least = [0 if name in inside else 1 for name in profile.header.groups]
     for row in profile.samples:
         name = "the dense reference" if row.index is None else f"sample {row.index}"
         for field, value in (("joules", row.joules), ("seconds", row.seconds)):
             if not (math.isfinite(value) and value > 0):
                 raise BadFile(f"{name} of the profile has {value} {field}; it must be above 0. Remove the sample.")
-        if len(row.widths) != len(full) or any(not 1 <= w <= f for w, f in zip(row.widths, full, strict=True)):
+        if len(row.widths) != len(full) or any(
+            not a <= w <= f for a, w, f in zip(least, row.widths, full, strict=True)
+        ):
             raise BadFile(f"{name} of the profile has widths {list(row.widths)}, outside 1..{list(full)}.")
         if row.index is not None and (row.index, row.round) in seen:
             raise BadFile(f"{name} of the profile occurs twice in round {row.round}. Remove one of the two.")

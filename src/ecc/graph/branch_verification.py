@@ -14,12 +14,13 @@ A branch that fails is not offered. If branches fail only together, none of them
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
 from ecc.errors import first_line
-from ecc.graph.branches import keep_branches
+from ecc.graph.branches import find_branches, keep_branches
 from ecc.graph.channel_graph import ChannelGraph
 from ecc.graph.forward_pass import Inputs, as_call
 from ecc.graph.hooks import without_observer_hooks
@@ -42,6 +43,21 @@ def verify_branches(model: nn.Module, graph: ChannelGraph, example_input: Inputs
     Returns:
         The graph with the branches that passed, and the reasons of the others in `kept_branches`.
     """
+    verified = _verified(model, graph, example_input, seed)
+    names = {branch.name for branch in graph.branches}
+    failed = names - {branch.name for branch in verified.branches}
+    if not failed:
+        return verified
+    # The code may read the shape of a branch, which no operator shows. Try again with zeros of the right shape.
+    again = find_branches(model, example_input, graph, with_shapes=failed)
+    again = keep_branches(again, {b.name: "" for b in again.branches if b.name not in names})
+    reasons = dict(verified.kept_branches)
+    again = _verified(model, replace(again, kept_branches=graph.kept_branches), example_input, seed)
+    kept = tuple((name, reasons.get(name, why)) for name, why in again.kept_branches)
+    return replace(again, kept_branches=kept)
+
+
+def _verified(model: nn.Module, graph: ChannelGraph, example_input: Inputs, seed: int) -> ChannelGraph:
     if not graph.branches:
         return graph
     with without_observer_hooks(model, *as_call(example_input)) as followed:

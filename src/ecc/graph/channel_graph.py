@@ -143,6 +143,12 @@ class ChannelGraph:
         """The groups that can be pruned."""
         return tuple(g for g in self.groups if g.frozen is None)
 
+    @cached_property
+    def variable(self) -> tuple[ChannelGroup, ...]:
+        """The groups whose width can vary: those that can be pruned, and those inside a branch that can be removed."""
+        inside = {name for branch in self.branches for name in branch.groups}
+        return tuple(g for g in self.groups if g.frozen is None or g.name in inside)
+
     @property
     def full_widths(self) -> dict[str, int]:
         """Widths of the dense network, the paper's c."""

@@ -387,6 +387,10 @@ class CostTable:
         self._using_layer = _indices(row for row, _ in used)
         self._used_tensor = _indices(tensor for _, tensor in used)
 
+    def layers_on(self, widths: Tensor) -> Tensor:
+        """1 for each layer that runs, 0 for each that is removed with a branch."""
+        return self._layer_on(widths)
+
     def macs_per_layer(self, widths: Tensor) -> Tensor:
         """Multiply-accumulates of each layer."""
         return self._layer_on(widths) * self._macs * self._incoming(widths) * self._outgoing(widths)

@@ -22,7 +22,6 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from ecc.errors import UntraceableModel, first_line
-from ecc.graph.branch_verification import verify_branches
 from ecc.graph.branches import find_branches
 from ecc.graph.channel_graph import ChannelGraph
 from ecc.graph.forward_pass import (
@@ -95,17 +94,8 @@ def _traced(model: nn.Module, example_input: Inputs, freeze: list[str], verify: 
             graph = search.run()
         except _NeedsValues as again:
             raise UntraceableModel(f"the network cannot run on the example input: {again}") from again.__cause__
-    if verify:
-        graph = verify_graph(model, graph, example_input)
-    found = find_branches(model, example_input, graph, on_meta=search.on_meta, freeze=freeze)
-    if not verify:
-        return found
-    verified = verify_branches(model, found, example_input)
-    failed = {branch.name for branch in found.branches} - {branch.name for branch in verified.branches}
-    if failed:  # code may read the shape of a branch, which no operator shows
-        again = find_branches(model, example_input, graph, on_meta=search.on_meta, freeze=freeze, with_shapes=failed)
-        verified = verify_branches(model, again, example_input)
-    return verified
+    graph = find_branches(model, example_input, graph, freeze=freeze)
+    return verify_graph(model, graph, example_input) if verify else graph
 
 
 class _NeedsValues(Exception):

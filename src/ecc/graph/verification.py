@@ -65,6 +65,8 @@ which amplifies rounding errors in every layer."""
 def verify_graph(model: nn.Module, graph: ChannelGraph, example_input: Inputs, *, seed: int = 0) -> ChannelGraph:
     """Compare the outputs of the masked and the slim network. Groups that fail are frozen with the reason.
 
+    Branches that fail cannot be removed (`branch_verification.py`).
+
     Args:
         model: The traced network.
         graph: Its channel graph.
@@ -78,10 +80,14 @@ def verify_graph(model: nn.Module, graph: ChannelGraph, example_input: Inputs, *
     Raises:
         UntraceableModel: If the network cannot run on the example input.
     """
+    from ecc.graph.branch_verification import verify_branches  # imports this module
+
     if not graph.prunable:
-        return replace(graph, max_relative_diff=0.0)
-    with without_observer_hooks(model, *as_call(example_input)) as followed:
-        return _verified(followed, graph, example_input, seed)
+        graph = replace(graph, max_relative_diff=0.0)
+    else:
+        with without_observer_hooks(model, *as_call(example_input)) as followed:
+            graph = _verified(followed, graph, example_input, seed)
+    return verify_branches(model, graph, example_input, seed=seed)
 
 
 def _verified(model: nn.Module, graph: ChannelGraph, example_input: Inputs, seed: int) -> ChannelGraph:

@@ -7,6 +7,9 @@ A scaled configuration multiplies the full widths by one common ratio and by a r
 solver finds look like this. A design of extreme widths alone misleads on hardware with launch overhead and tiles: its
 fit errs by 7 to 9 % on realistic networks, that of `mixed` by 1 to 3 %.
 
+If branches of the network can be removed, `mixed` also has the dense and the minimum network without any of them, and
+half of its other configurations lack a random part of them.
+
 Designs are seeded, and a longer design begins with the shorter one, so a profile can be extended.
 """
 
@@ -24,6 +27,7 @@ from ecc.settings import Design, Shard
 _UNIFORM_SHARE = 1 / 3  # of `mixed`, after its first three
 _SCALE_RANGE = (0.1, 1.0)  # common ratio of scaled configurations
 _SCALE_SPREAD = 0.35  # standard deviation of the logarithm of the factor per group
+_REMOVED_SHARE = 0.5  # of `mixed`, after its first ones
 _MAX_REDRAWS = 1_000
 
 
@@ -42,7 +46,7 @@ def parse_shard(text: str) -> Shard:
 def sample_widths(
     graph: ChannelGraph, samples: int, kind: str = "mixed", seed: int = 0, width_multiple: int | None = None
 ) -> tuple[dict[str, int], ...]:
-    """Draw distinct width configurations, each with the width of every prunable group.
+    """Draw distinct width configurations, each with the width of every group that can vary.
 
     Args:
         graph: Groups and their full widths.
@@ -57,18 +61,19 @@ def sample_widths(
         BadWidths: If there are fewer distinct configurations.
     """
     Design(kind=kind, samples=samples, seed=seed, width_multiple=width_multiple)
-    groups = graph.prunable
+    groups = graph.variable
     if not groups:
         raise BadWidths("this network has no prunable group, so there are no widths to vary. See `ecc inspect`.")
     left = dict(zip(graph.structure.groups, graph.structure.width_remainders(width_multiple or 1), strict=True))
     available = math.prod(_count_widths(group, width_multiple, left[group.name]) for group in groups)
-    if samples > available:
+    branches = [set(branch.groups) for branch in graph.branches] if kind == "mixed" else []
+    if samples > available * 2 ** len(branches):
         raise BadWidths(_too_many(samples, f"only {available}", width_multiple))
     drawn: dict[tuple[int, ...], None] = {}  # an ordered set
     redraws = 0
-    for values in _draw(groups, kind, seed):
+    for values, removed in zip(_draw(groups, kind, seed, bool(branches)), _remove(branches, seed), strict=False):
         widths = tuple(
-            _round_width(value, group, width_multiple or 1, left[group.name])
+            0 if group.name in removed else _round_width(value, group, width_multiple or 1, left[group.name])
             for value, group in zip(values, groups, strict=True)
         )
         redraws = redraws + 1 if widths in drawn else 0
@@ -81,12 +86,12 @@ def sample_widths(
     return tuple(dict(zip(names, widths, strict=True)) for widths in drawn)
 
 
-def _draw(groups: Sequence[ChannelGroup], kind: str, seed: int) -> Iterator[list[float]]:
+def _draw(groups: Sequence[ChannelGroup], kind: str, seed: int, with_branches: bool = False) -> Iterator[list[float]]:
     """Endless widths before rounding."""
     random = np.random.RandomState(seed)  # numpy guarantees its stream; newer generators may change
     full = np.array([group.width for group in groups])
     if kind == "mixed":
-        for ratio in (1.0, 0.0, 0.5):
+        for ratio in (1.0, 0.0, 0.5, *((1.0, 0.0) if with_branches else ())):
             yield (ratio * full).tolist()
     while True:
         if kind == "uniform" or random.random_sample() < _UNIFORM_SHARE:
@@ -97,14 +102,31 @@ def _draw(groups: Sequence[ChannelGroup], kind: str, seed: int) -> Iterator[list
             yield (scale * full * np.exp(_SCALE_SPREAD * random.standard_normal(len(full)))).tolist()
 
 
+def _remove(branches: Sequence[set[str]], seed: int) -> Iterator[set[str]]:
+    """Endless sets of groups with width 0: those of no branch, of all, or of a random part."""
+    random = np.random.RandomState([seed, 1])
+    everything: set[str] = set().union(*branches)
+    if branches:
+        yield from (set(), set(), set(), everything, everything)  # as in `_draw`
+    while True:
+        if not branches or random.random_sample() >= _REMOVED_SHARE:
+            yield set()
+            continue
+        order = random.permutation(len(branches))
+        count = 1 + int(len(branches) * random.random_sample())
+        yield set().union(*(branches[number] for number in order[:count]))
+
+
 def _round_width(value: float, group: ChannelGroup, multiple: int, left: int) -> int:
-    if value >= group.width:
+    if value >= group.width or group.frozen is not None:
         return group.width
     nearest = left + multiple * math.floor((value - left) / multiple + 0.5)
     return min(max(nearest, left or multiple), group.width)
 
 
 def _count_widths(group: ChannelGroup, width_multiple: int | None, left: int) -> int:
+    if group.frozen is not None:
+        return 1
     if width_multiple is None:
         return group.width
     return len({*range(left or width_multiple, group.width + 1, width_multiple), group.width})

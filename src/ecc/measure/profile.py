@@ -88,7 +88,7 @@ class ProfileHeader:
     created: str | None = None
     """UTC time; None for computed profiles, so that equal ones are equal files."""
     groups: tuple[str, ...]
-    """Prunable groups, in the order of the widths of each sample."""
+    """Groups whose widths vary, in the order of the widths of each sample."""
     full_widths: tuple[int, ...]
     """Full widths of those groups."""
     input_shapes: dict[str, tuple[int, ...]]
@@ -131,8 +131,8 @@ class ProfileHeader:
             named = {str(position): tensor for position, tensor in enumerate(tensors)}
         return cls(
             structure=graph.structure,
-            groups=tuple(group.name for group in graph.prunable),
-            full_widths=tuple(group.width for group in graph.prunable),
+            groups=tuple(group.name for group in graph.variable),
+            full_widths=tuple(group.width for group in graph.variable),
             input_shapes={name: tuple(tensor.shape) for name, tensor in named.items()},
             batch=batch_size_of(example_input),
             **fields,
@@ -154,6 +154,7 @@ _MAY_DIFFER = {
     "counter",
     "design.samples",
     "design.rounds",
+    "design.depth",
     "environment.ecc",
     "environment.python",
     "meter.notes",
@@ -191,6 +192,7 @@ def _flatten(record: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str,
     for name, value in record.items():
         if name == "structure":
             yield "fingerprint", value["fingerprint"]
+            yield "removable branches", ", ".join(branch["name"] for branch in value["branches"])
         elif isinstance(value, dict):
             yield from _flatten(value, f"{prefix}{name}.")
         else:
@@ -210,8 +212,8 @@ class Sample:
     """Repeat number. Rounds are far apart in time."""
     session: Count = 0
     """Samples of one session were measured without a break."""
-    widths: tuple[Annotated[int, Meta(ge=1)], ...]
-    """Widths of the prunable groups, in the order of the header."""
+    widths: tuple[Annotated[int, Meta(ge=0)], ...]
+    """Widths of the groups, in the order of the header. All groups of a removed branch have width 0."""
     joules: Positive
     """Gross energy of one inference of the whole batch."""
     seconds: Positive
@@ -245,7 +247,7 @@ class CorrectedSample:
     index: int
     """Index in the design."""
     widths: tuple[int, ...]
-    """Widths of the prunable groups, in the order of the header."""
+    """Widths of the groups, in the order of the header."""
     joules: float
     """Gross energy of one inference of the whole batch."""
     seconds: float
@@ -455,11 +457,15 @@ def parse_profile(data: bytes, path: str | Path) -> Profile:
         raise BadFile(f"{path} has version {found.get('version')}; this version of ecc reads version {VERSION}.")
     header = from_json(lines[0], _HeaderLine, f"{path}:1").header
     samples: list[Sample] = []
+    inside = {name for branch in header.structure.branches for name in branch.groups}
     seen: dict[tuple[int, int], int] = {}
     for number, line in enumerate(lines[1:], start=2):
         sample = from_json(line, Sample, f"{path}:{number}")
         full = header.full_widths
-        if len(sample.widths) != len(full) or any(w > f for w, f in zip(sample.widths, full, strict=True)):
+        if len(sample.widths) != len(full) or any(
+            w > f or (w == 0 and name not in inside)
+            for w, f, name in zip(sample.widths, full, header.groups, strict=True)
+        ):
             raise BadFile(f"{path}:{number}: widths {list(sample.widths)} do not fit the full widths {list(full)}.")
         if sample.index is not None:
             first = seen.setdefault((sample.index, sample.round), number)

@@ -16,7 +16,15 @@ from torch import Tensor, nn
 
 from ecc.energy import Cost
 from ecc.errors import BadTask
-from ecc.graph import ChannelGraph, live_masks, mask_channels_, removed_branches, trace_channels, verify_graph
+from ecc.graph import (
+    ChannelGraph,
+    live_masks,
+    mask_branches_,
+    mask_channels_,
+    removed_branches,
+    trace_channels,
+    verify_graph,
+)
 from ecc.run_records import SolverLine
 from ecc.settings import CompressSettings
 from ecc.task import Inputs, Task, with_batch_size
@@ -87,6 +95,13 @@ class PruningContext:
         """Minimum width of each group."""
         return group_min_widths(self.graph, self.settings.min_width_ratio, self.width_multiple)
 
+    def smallest_widths(self) -> list[int]:
+        """Minimum widths, and 0 for the groups of branches whose removal every cost is known for."""
+        known = [branch for branch in self.graph.branches if all(branch.name in cost.branches for cost in self.costs)]
+        inside = {name for branch in known for name in branch.groups}
+        pairs = zip(self.graph.groups, self.min_widths(), strict=True)
+        return [0 if group.name in inside else width for group, width in pairs]
+
     def round_widths(self, widths: Sequence[float]) -> list[int]:
         """The largest allowed widths that are not above the given ones, and not below the minimum widths."""
         remainders = self.graph.structure.width_remainders(self.width_multiple)
@@ -120,10 +135,12 @@ class Method(Protocol):
     Between two steps its state can be saved. After it is done, `BudgetController` may change the targets; the method is
     then no longer done, and continues.
 
-    A method can have two more attributes:
+    A method can have more attributes:
 
     - `progress`: Fraction of the pruning schedule that is done, for a method that prunes while it trains, along a
       schedule of `prune_steps` steps. It is done when its steps are used up, and is measured on the way.
+    - `propose(targets)` and `fix_widths(widths)`: The widths that it would prune to for some targets, and the choice of
+      such widths. They are measured before the network is pruned to them.
     - `prunes_from_dense`: True if each step prunes the dense network from the start, so that a result that is far below
       the budget can still be improved.
     """
@@ -206,10 +223,13 @@ class OneShotMethod:
         """Keep a copy of the dense weights."""
         self.context = context
         self.dense_state = copy.deepcopy(context.model.state_dict())
+        self.pruned_for: list[float] | None = None
 
     @property
     def is_done(self) -> bool:
-        """Whether the targets are met."""
+        """Whether the targets are met, or a step has shown that the method cannot meet them."""
+        if self.pruned_for == list(self.context.targets):
+            return True
         return self.context.constraint_violation(self.context.widths()) <= 0
 
     def state_dict(self) -> dict[str, Any]:
@@ -231,6 +251,11 @@ def magnitudes(context: PruningContext, model: nn.Module | None = None) -> dict[
     return found
 
 
+def can_remove_branches(method: Method, settings: CompressSettings) -> bool:
+    """Whether a method may remove residual branches entirely. Others only change widths."""
+    return settings.depth and settings.solver != "admm" and bool(getattr(method, "removes_branches", False))
+
+
 class MaskedAdam(torch.optim.Adam):
     """Adam that keeps masked channels masked."""
 
@@ -242,11 +267,14 @@ class MaskedAdam(torch.optim.Adam):
         masks = zip(graph.groups, live_masks(model, graph), strict=True)
         live = [torch.ones_like(mask) if group.frozen is not None else mask for group, mask in masks]
         self._slices.set_mask(torch.cat([mask.to(device) for mask in live]))
+        self._model, self._graph = model, graph
+        self._removed = removed_branches(model, graph)
 
     def step(self, closure: Any = None) -> Any:
-        """One step; masked channels are zero after it."""
+        """One step; masked channels and branches are zero after it."""
         loss = super().step(closure)
         self._slices.apply_mask_()
+        mask_branches_(self._model, self._graph, self._removed)
         return loss
 
 

@@ -1,12 +1,15 @@
 """Closed-loop budget control.
 
-The energy model is only a prediction. `BudgetController` measures the pruned network and rescales the target of
-the method by the ratio of predicted to measured cost. So the *measured* cost ends within `TOLERANCE_BAND`:
+The energy model is only a prediction. `BudgetController` measures networks and rescales the target of the method by the
+ratio of predicted to measured cost. So the *measured* cost ends within `TOLERANCE_BAND`:
 
     target  1.0 ─┐
-                 └─┐  measure at 25 %: the model is off by r here, so target = budget / r
-                   └──┐  measure at 50 % and 75 %, closer to the result: better targets
-                      └───── measure at 100 %: within the band? If above the budget, prune a little more
+                 └─┐  at 25 %: measure what the method would prune to; the model is off by r there, target = budget / r
+                   └──┐  at 50 % and 75 %: the same, several times, until a measured result is within the band
+                      └───── at 100 %: the network has exactly the widths that were measured
+
+Any widths can be measured, whether the network has been pruned to them or not. So the final widths are found while
+there are still more channels than needed, and no pruning has to be undone.
 
 It serves every method. A method that prunes while it trains (`progress`, see `Method`) is measured at `CHECKPOINTS` of
 its schedule, other methods when they are done.
@@ -18,6 +21,8 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
+
+import numpy as np
 
 from ecc.energy import Cost, dense_cost
 from ecc.records import from_builtins, to_builtins
@@ -33,12 +38,19 @@ Pruned channels do not come back, so the first check has to be early: with the c
 done at a quarter of the steps.
 """
 
-TOLERANCE_BAND = (0.97, 1.0)
+PROPOSALS = (1, 3, 12)
+"""Most measurements of proposed widths at each checkpoint before the last."""
+
+TOLERANCE_BAND = (0.98, 1.0)
 """Measured cost of a good result, as a fraction of the budget."""
 
 MAX_CORRECTIONS = 6
 """Corrections after the end of the schedule."""
 
+CANDIDATES = (0.0, 0.003, 0.006, 0.012, 0.02, 0.035, 0.06, 0.1)
+"""Relative distances from the present targets, on both sides, for which the method is asked for proposals."""
+
+_COMMON_ERROR, _WIDTH_ERROR = 0.1, 0.06  # standard deviations of the model's error
 _SAFETY_MARGIN = (0.002, 0.015)  # smallest and largest, as a fraction of the budget
 
 
@@ -85,6 +97,7 @@ class BudgetController:
         self._below: _Bracket | None = None  # the last result below the band
         self._above: _Bracket | None = None  # the last result above the budget since then
         self._prune_again = False  # step although the method is done, because the targets were raised
+        self._chosen: _Bracket | None = None  # widths that were measured and are being pruned to
 
     def run(self, after_step: Callable[[CostCheck | None], None]) -> None:
         """Step the method until the measured cost meets the budget, or cannot meet it.
@@ -126,6 +139,15 @@ class BudgetController:
                 return None
             self.is_met, self.note = False, ""
         is_final = progress is None or progress >= 1.0 or is_last
+        if not is_final and progress is not None and hasattr(self._method, "propose"):
+            proposed = self._measure_proposals(progress)
+            if proposed is not None:
+                return proposed
+        if is_final and self._chosen is not None and widths == self._chosen.check.widths:
+            check = replace(self._chosen.check, step=self.steps, progress=1.0)  # measured before it was pruned
+            self.checks.append(check)
+            self._chosen = None
+            return self._decide(check) or check
         if is_final and any(widths == check.widths for check in self.checks if check.progress >= 1.0):
             # Measured often enough, a network above its budget would pass by chance.
             return self._stop_at_best()
@@ -138,6 +160,84 @@ class BudgetController:
             return self._decide(check) or check
         self._context.targets = list(check.targets.values())
         return check
+
+    def _measure_proposals(self, progress: float) -> CostCheck | None:
+        """Measure widths that the method would prune to, until some are within the band. The last time, choose them.
+
+        The candidates are the method's proposals for many targets. After each measurement, `estimate_error` says where
+        the others are on the device, and the one that seems to be closest to the middle of the band is measured next.
+        """
+        tries = PROPOSALS[self._next_checkpoint]
+        while self._next_checkpoint < len(CHECKPOINTS) - 1 and progress >= CHECKPOINTS[self._next_checkpoint]:
+            tries = max(tries, PROPOSALS[self._next_checkpoint])  # a short schedule passes several at once
+            self._next_checkpoint += 1
+        is_last = self._next_checkpoint == len(CHECKPOINTS) - 1
+        candidates = self._candidates()
+        found: list[_Bracket] = []
+        while candidates and len(found) < tries:
+            top, aim = self._aim()
+            ratios = {number: self._estimated_ratio(widths) for number, (widths, _) in enumerate(candidates)}
+            number = min(ratios, key=lambda one: (ratios[one] > top, abs(ratios[one] - aim)))
+            widths, targets = candidates.pop(number)
+            check = self._check(widths, progress)
+            self.checks.append(check)
+            ratio = max(budget_ratios(check.measured, check.predicted, self._context.costs, self._limits).values())
+            found.append(_Bracket(targets, ratio, check))
+            if self._band[0] <= ratio <= self._aim()[0]:
+                break
+        if not found:
+            return None
+        top, aim = self._aim()
+        fitting = [one for one in found if one.ratio <= top]
+        if not any(one.ratio >= self._band[0] for one in fitting):  # rather half of the margin than a smaller network
+            fitting += [one for one in found if top < one.ratio <= (top + self._band[1]) / 2]
+        best = max(fitting, key=lambda one: one.ratio) if fitting else min(found, key=lambda one: one.ratio)
+        self._context.targets = list(best.targets)
+        if best not in fitting or best.ratio < self._band[0]:  # the other candidates may be better
+            rest = [(abs(self._estimated_ratio(widths) - aim), targets) for widths, targets in candidates]
+            nearest = min(rest, default=(abs(best.ratio - aim), best.targets), key=lambda one: one[0])
+            self._context.targets = list(nearest[1])
+        if is_last and fitting and not self._is_dense(best.check.widths):
+            self._chosen, self._context.targets = best, list(best.targets)
+            self._method.fix_widths(best.check.widths)  # type: ignore[attr-defined]
+        return self.checks[-1]
+
+    def _aim(self) -> tuple[float, float]:
+        """Largest ratio that is accepted, and the ratio to aim at: the middle of the band where readings have noise."""
+        last = next((check for check in reversed(self.checks)), None)
+        relative_ci = None if last is None else last.relative_ci
+        top = self._band[1] - _margin(relative_ci)
+        return top, top - (0.5 if relative_ci else 0.1) * (top - self._band[0])
+
+    def _candidates(self) -> list[tuple[dict[str, int], list[float]]]:
+        """Different proposals of the method, for targets around the present ones."""
+        context, found = self._context, {}
+        for factor in dict.fromkeys(1 + sign * distance for distance in CANDIDATES for sign in (1, -1)):
+            targets = [factor * target for target in context.targets]
+            if not is_reachable(context, targets):
+                continue
+            widths = self._method.propose(targets)  # type: ignore[attr-defined]  # checked by the caller
+            if widths is not None:
+                found[tuple(widths.values())] = (widths, targets)
+        return list(found.values())
+
+    def _estimated_ratio(self, widths: Mapping[str, int]) -> float:
+        """What the cost of these widths would be on the device, as a fraction of the budget."""
+        predicted, ratios = self._context.predicted(widths), []
+        for cost, limit in zip(self._context.costs, self._limits, strict=True):
+            error = estimate_error(self.checks, cost.resource, widths)
+            ratios.append(predicted[cost.resource] * error / limit)
+        return max(ratios)
+
+    def _next_targets(self, check: CostCheck, below: _Bracket | None, above: _Bracket | None) -> list[float]:
+        """Corrected targets; between a network that is too small and one that is too large, interpolated ones."""
+        top = self._band[1] - _margin(check.relative_ci)
+        aim = statistics.fmean((self._band[0], top))
+        if below is None or above is None:
+            scale = {name: aim / top if name in check.measured else 1.0 for name in check.targets}
+            return [scale[name] * target for name, target in check.targets.items()]
+        part = min(max((aim - below.ratio) / max(above.ratio - below.ratio, 1e-9), 0.1), 0.9)
+        return [one + part * (two - one) for one, two in zip(below.targets, above.targets, strict=True)]
 
     def _check(self, widths: dict[str, int], progress: float) -> CostCheck:
         """Measure the network and compute corrected targets."""
@@ -201,12 +301,7 @@ class BudgetController:
         if not can_grow or self._corrections >= MAX_CORRECTIONS:
             return self._stop_at_best()
         self._corrections, self._prune_again = self._corrections + 1, True
-        if self._above is None:
-            context.targets = list(check.targets.values())
-        else:
-            low, high = self._below, self._above
-            part = (statistics.fmean(self._band) - low.ratio) / (high.ratio - low.ratio)
-            context.targets = [one + part * (two - one) for one, two in zip(low.targets, high.targets, strict=True)]
+        context.targets = self._next_targets(check, self._below, self._above)
         return None
 
     def _stop_at_best(self) -> CostCheck | None:
@@ -244,7 +339,7 @@ class BudgetController:
             "is_met": self.is_met,
             "note": self.note,
             "checks": to_builtins(self.checks),
-            "brackets": to_builtins([self._below, self._above]),
+            "brackets": to_builtins([self._below, self._above, self._chosen]),
             "method": self._method.state_dict(),
         }
 
@@ -255,7 +350,9 @@ class BudgetController:
         self._next_checkpoint, self._prune_again = int(state["next_checkpoint"]), bool(state["prune_again"])
         self.is_met, self.note = bool(state["is_met"]), str(state["note"])
         self.checks = from_builtins(state["checks"], list[CostCheck], "the checkpoint")
-        self._below, self._above = from_builtins(state["brackets"], list[_Bracket | None], "the checkpoint")
+        self._below, self._above, self._chosen = from_builtins(
+            state["brackets"], list[_Bracket | None], "the checkpoint"
+        )
         self._method.load_state_dict(state["method"])
 
 
@@ -279,8 +376,7 @@ def corrected_targets(
     The safety margin is the confidence interval of the measurement, between 0.2 % and 1.5 %. A cost that is not
     measured is exact, and its target is the budget.
     """
-    smallest, largest = _SAFETY_MARGIN
-    margin = min(largest, max(smallest, measured.relative_ci or 0.0))
+    margin = _margin(measured.relative_ci)
     targets = {}
     for cost, limit in zip(costs, limits, strict=True):
         name = cost.resource
@@ -289,9 +385,42 @@ def corrected_targets(
     return targets
 
 
+def estimate_error(checks: Sequence[CostCheck], resource: str, widths: Mapping[str, int]) -> float:
+    """Measured / predicted cost of widths that were not measured, from those that were.
+
+    The logarithm of the error is a constant plus an error of each width of each group, all of them independent. So
+    networks have similar errors if they share widths. The estimate is the mean of this Gaussian process given the
+    measurements.
+
+    Args:
+        checks: The measurements.
+        resource: Which cost.
+        widths: By name of the group.
+    """
+    known = [check for check in checks if resource in check.measured]
+    if not known:
+        return 1.0
+    names = list(widths)
+    here = np.array([widths[name] for name in names])
+    there = np.array([[check.widths[name] for name in names] for check in known])
+    errors = np.log([check.measured[resource] / check.predicted[resource] for check in known])
+    noise = np.array([_margin(check.relative_ci) / 2 for check in known])
+
+    def covariance(one: Any, other: Any) -> Any:
+        return _COMMON_ERROR**2 + _WIDTH_ERROR**2 * (one == other).mean(-1)
+
+    between = covariance(there[:, None], there[None]) + np.diag(noise**2)
+    return float(np.exp(covariance(there, here) @ np.linalg.solve(between, errors)))
+
+
+def _margin(relative_ci: float | None) -> float:
+    smallest, largest = _SAFETY_MARGIN
+    return min(largest, max(smallest, relative_ci or 0.0))
+
+
 def is_reachable(context: PruningContext, targets: Sequence[float]) -> bool:
-    """Whether the targets can be met at the minimum widths."""
-    return replace(context, targets=list(targets)).constraint_violation(context.min_widths()) <= 0
+    """Whether the smallest network that is allowed meets the targets."""
+    return replace(context, targets=list(targets)).constraint_violation(context.smallest_widths()) <= 0
 
 
 def initial_targets(costs: Sequence[Cost], limits: Sequence[float], dense: MeasuredCost) -> list[float]:

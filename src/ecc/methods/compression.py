@@ -54,7 +54,15 @@ from ecc.training import (
     train,
 )
 
-from .base import MaskedAdam, Method, PruningContext, check_needs_held_out, has_schedule, trace_task
+from .base import (
+    MaskedAdam,
+    Method,
+    PruningContext,
+    can_remove_branches,
+    check_needs_held_out,
+    has_schedule,
+    trace_task,
+)
 from .baselines.recalibration import BATCHES, recalibrate_, recalibrated
 from .budget_controller import TOLERANCE_BAND, BudgetController, initial_targets
 from .cost_evaluator import CostEvaluator, MeasuredCost, WorkloadEvaluator, check_meter
@@ -122,6 +130,11 @@ class Compression(CompressionRunner):
         batch = models[0].origin.batch if models and not task.workloads else None
         self.graph, self.example_input = trace_task(task, batch, freeze)
         self.batch = batch_size_of(self.example_input)
+        removes = can_remove_branches(self.method, self.settings)
+        could = can_remove_branches(self.method, replace(self.settings, depth=True))
+        self._with_branches = self.graph if could and not removes else None
+        if not removes:
+            self.graph = self.graph.without_branches()
         self.budgets = budgets_of_workloads(budgets, [one.name for one in task.workloads])
         self.workload_graphs: dict[TokenWorkload, ChannelGraph] = {}
         for model in models:
@@ -165,7 +178,7 @@ class Compression(CompressionRunner):
             )
         self.costs, self.limits = self._resolve_budgets()
         ratio, multiple = self.settings.min_width_ratio, self.width_multiple
-        refuse_infeasible(self.graph, self.costs, self.feasibility(), ratio, multiple)
+        refuse_infeasible(self.graph, self.costs, self.feasibility(), ratio, multiple, self._with_branches)
         self._dense: MeasuredCost | None = None
         self._pruned: PruneResult | None = None
         self._controller: BudgetController | None = None
@@ -320,7 +333,7 @@ class Compression(CompressionRunner):
 
     def _empty_slim(self, model: nn.Module, widths: Mapping[str, int]) -> nn.Module:
         """A network of these widths, whose weights are still to be loaded."""
-        return with_widths(model, self.graph, {group.name: widths[group.name] for group in self.graph.prunable})
+        return with_widths(model, self.graph, {group.name: widths[group.name] for group in self.graph.variable})
 
     # ------------------------------------------------------------ tools of a method
 

@@ -53,15 +53,35 @@ def check_feasibility(
 ) -> list[Feasibility]:
     """What each budget asks of the network."""
     min_widths = group_min_widths(graph, min_width_ratio, width_multiple)
-    return [feasibility_of(cost, limit, min_widths) for cost, limit in zip(costs, limits, strict=True)]
+    return [
+        feasibility_of(cost, limit, min_widths, without_branches(graph, cost, min_widths))
+        for cost, limit in zip(costs, limits, strict=True)
+    ]
 
 
-def feasibility_of(cost: Cost, limit: float, min_widths: Sequence[int]) -> Feasibility:
-    """What one budget asks of the network."""
+def without_branches(graph: ChannelGraph, cost: Cost, min_widths: Sequence[int]) -> list[int]:
+    """Minimum widths, with width 0 for the groups of all branches whose removal the cost is known for."""
+    known = {name for branch in graph.branches if branch.name in cost.branches for name in branch.groups}
+    return [0 if group.name in known else width for group, width in zip(graph.groups, min_widths, strict=True)]
+
+
+def feasibility_of(
+    cost: Cost, limit: float, min_widths: Sequence[int], least: Sequence[int] | None = None
+) -> Feasibility:
+    """What one budget asks of the network.
+
+    Args:
+        cost: Of the network.
+        limit: In the unit of the cost.
+        min_widths: Minimum width of each group.
+        least: Widths of the smallest network, if branches can be removed.
+    """
     cost = cost.to("cpu")
     full, low = (torch.tensor(widths, dtype=torch.float64) for widths in (cost.full_widths, min_widths))
     ratio = _uniform_ratio(cost, full, low, limit)
-    return Feasibility(cost.resource, cost.unit, cost.label, dense_cost(cost), float(cost.value(low)), limit, ratio)
+    smallest = low if least is None else torch.tensor(least, dtype=torch.float64)
+    min_cost = float(cost.value(smallest))
+    return Feasibility(cost.resource, cost.unit, cost.label, dense_cost(cost), min_cost, limit, ratio)
 
 
 def refuse_infeasible(
@@ -70,27 +90,46 @@ def refuse_infeasible(
     found: Sequence[Feasibility],
     min_width_ratio: float,
     width_multiple: int,
+    with_branches: ChannelGraph | None = None,
 ) -> None:
     """Check that every budget is reachable.
+
+    Args:
+        graph: The network.
+        costs: One for each budget.
+        found: From `check_feasibility`.
+        min_width_ratio: In use.
+        width_multiple: In use.
+        with_branches: The network with branches that `depth=True` would allow to remove, if it is off.
 
     Raises:
         InfeasibleBudget: Names the first budget that is not, and what would help, with numbers.
     """
 
-    def reached(cost: Cost, ratio: float, multiple: int) -> float:
-        return float(cost.to("cpu").value(torch.tensor(group_min_widths(graph, ratio, multiple), dtype=torch.float64)))
+    def reached(cost: Cost, ratio: float, multiple: int, network: ChannelGraph = graph) -> float:
+        widths = without_branches(network, cost, group_min_widths(network, ratio, multiple))
+        return float(cost.to("cpu").value(torch.tensor(widths, dtype=torch.float64)))
 
     for cost, one in zip(costs, found, strict=True):
         if not one.is_feasible:
             options = {f"min_width_ratio={min_width_ratio / 2:g}": reached(cost, min_width_ratio / 2, width_multiple)}
             if width_multiple > 1:
                 options["width_multiple=1"] = reached(cost, min_width_ratio, 1)
-            base = float(cost.to("cpu").value(torch.zeros(len(cost.groups), dtype=torch.float64)))
-            raise_infeasible(one, min_width_ratio, options, base)
+            if with_branches is not None:
+                options["depth=True"] = reached(cost, min_width_ratio, width_multiple, with_branches)
+            tiny = 0.0 if graph.branches else 1e-9  # width 0 means that a branch is removed
+            base = float(cost.to("cpu").value(torch.full((len(cost.groups),), tiny, dtype=torch.float64)))
+            removed = sum(branch.name in cost.branches for branch in graph.branches)
+            raise_infeasible(one, min_width_ratio, options, base, removed=removed)
 
 
 def raise_infeasible(
-    one: Feasibility, min_width_ratio: float, options: Mapping[str, float], base: float = 0.0, parts: str = "channels"
+    one: Feasibility,
+    min_width_ratio: float,
+    options: Mapping[str, float],
+    base: float = 0.0,
+    parts: str = "channels",
+    removed: int = 0,
 ) -> None:
     """Raise the error for a budget that is not reachable.
 
@@ -100,6 +139,7 @@ def raise_infeasible(
         options: What the user can change, and the cost that it would reach.
         base: Cost that does not depend on the widths, and little on the batch size.
         parts: What is pruned.
+        removed: Number of branches that the smallest network lacks.
 
     Raises:
         InfeasibleBudget: Always.
@@ -112,6 +152,7 @@ def raise_infeasible(
     if one.resource in MEASURED_UNITS and base > 0.5 * one.min_cost:
         ways.append(f"a larger batch ({base / one.dense:.0%} of the dense cost does not depend on the widths)")
     kept = f"{100 * min_width_ratio:g} % of the {parts} in every group" if min_width_ratio else "one channel per group"
+    kept += f" and without the {removed} residual branches that can be removed" if removed else ""
     raise InfeasibleBudget(
         f"{one.resource} budget {si(one.limit, one.unit)} is not reachable: with {kept} this network still uses "
         f"{si(one.min_cost, one.unit)} ({lowest} % of dense). Options: {'; '.join(ways)}."

@@ -7,7 +7,7 @@ characters that a terminal would obey.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -61,7 +61,11 @@ def _first(parts: Sequence[str], count: int = MAX_ITEMS) -> str:
 
 
 def graph_summary(graph: ChannelGraph) -> dict[str, Any]:
-    """A channel graph for `ecc inspect --json`. `frozen` says why a group is not prunable; None if it is."""
+    """A channel graph for `ecc inspect --json`. `frozen` says why a group is not prunable; None if it is.
+
+    `branch` is the residual branch that a group is removed with; None if it cannot be removed entirely.
+    """
+    inside = {name: branch.name for branch in graph.branches for name in branch.groups}
     return {
         "fingerprint": graph.fingerprint,
         "macs": int(graph.macs()),
@@ -80,15 +84,28 @@ def graph_summary(graph: ChannelGraph) -> dict[str, Any]:
                 "consumers": group.layers(Role.CONSUMER),
                 "share_of_macs": graph.share_of_macs(group),
                 "frozen": group.frozen,
+                "branch": inside.get(group.name),
             }
             for group in graph.groups
         ],
+        "branches": [
+            {
+                "name": branch.name,
+                "groups": branch.groups,
+                "share_of_macs": 1 - float(graph.macs(widths) / graph.macs().clamp(min=1)),
+                "share_of_parameters": 1 - float(graph.parameters(widths) / graph.parameters().clamp(min=1)),
+            }
+            for branch in graph.branches
+            for widths in [dict.fromkeys(branch.groups, 0)]
+        ],
+        "kept_branches": dict(graph.kept_branches),
     }
 
 
 def prunable_share(graph: ChannelGraph) -> float:
-    """Fraction of the parameters that is removed when every group has its minimum width."""
-    smallest = graph.parameters({group.name: group.min_width for group in graph.prunable})
+    """Fraction of the parameters that is removed at minimum widths, without the branches that can be removed."""
+    removed = {name: 0 for branch in graph.branches for name in branch.groups}
+    smallest = graph.parameters({**{group.name: group.min_width for group in graph.prunable}, **removed})
     return float(1 - smallest / graph.parameters().clamp(min=1))
 
 
@@ -97,7 +114,11 @@ def graph_table(graph: ChannelGraph, title: str) -> RenderableType:
     table = Table(title=plain(title), title_justify="left", header_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
     for name in ("group", "width", "other producers", "consumers", "MACs", "prunable"):
         table.add_column(name, justify="right" if name in ("width", "MACs") else "left", overflow="fold")
+    removable = {name for branch in graph.branches for name in branch.groups}
     for group in graph.groups:
+        prunable = "yes" if group.frozen is None else f"no: {group.frozen}"
+        if group.name in removable:
+            prunable = "yes, or removed" if group.frozen is None else f"removed or whole: {group.frozen}"
         channels = _output_channels(group)
         others = [path for path in group.layers(Role.PRODUCER) if path != group.name.partition("#")[0]]
         table.add_row(
@@ -106,8 +127,8 @@ def graph_table(graph: ChannelGraph, title: str) -> RenderableType:
             plain(_first(others, 2)),
             plain(_first(list(group.layers(Role.CONSUMER)), 2)),
             percent(graph.share_of_macs(group)),
-            plain("yes" if group.frozen is None else f"no: {group.frozen}"),
-            style=None if group.frozen is None else "dim",
+            plain(prunable),
+            style=None if group.frozen is None or group.name in removable else "dim",
         )
     verified = "not verified"
     if graph.max_relative_diff is not None:
@@ -116,7 +137,22 @@ def graph_table(graph: ChannelGraph, title: str) -> RenderableType:
         f"{len(graph.prunable)} of {len(graph.groups)} groups are prunable; {si(float(graph.macs()), '')} MACs, "
         f"{si(float(graph.parameters()), '')} parameters, {prunable_share(graph):.0%} of them prunable; {verified}."
     )
-    return Group(table, Text(summary), *(plain(f"note: {note}") for note in graph.notes))
+    lines = [*_branch_lines(graph), *(f"note: {note}" for note in graph.notes)]
+    return Group(table, Text(summary), *map(plain, lines))
+
+
+def _branch_lines(graph: ChannelGraph) -> Iterator[str]:
+    """What removing branches saves, and the branches that cannot be removed."""
+    if graph.branches:
+        widths = {name: 0 for branch in graph.branches for name in branch.groups}
+        left = [float(cost(widths) / cost().clamp(min=1)) for cost in (graph.macs, graph.parameters)]
+        yield (
+            f"{len(graph.branches)} residual branches can be removed entirely: "
+            f"{_first([branch.name for branch in graph.branches])}. Without them {left[0]:.0%} of the MACs and "
+            f"{left[1]:.0%} of the parameters are left."
+        )
+    for name, reason in graph.kept_branches:
+        yield f"branch {name} cannot be removed: {reason}"
 
 
 def _output_channels(group: ChannelGroup) -> int:

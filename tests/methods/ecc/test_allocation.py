@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -12,11 +14,15 @@ from hypothesis import strategies as st
 from scipy.sparse import csr_array
 
 from ecc.energy import counted_cost
-from ecc.energy.cost import CostForm
-from ecc.graph import trace_channels
-from ecc.methods.ecc.allocation import Allocation, WidthAllocator
-from ecc.methods.ecc.scheduled import allowed_widths
+from ecc.energy.cost import CostForm, SwitchedTerms
+from ecc.graph import removed_branches, slim, trace_channels
+from ecc.methods import EccSolver
+from ecc.methods.ecc.allocation import WidthAllocator
+from ecc.methods.ecc.constraints import ResourceConstraints
+from ecc.methods.ecc.ranking import ChannelRanking
+from ecc.methods.ecc.scheduled import WidthPlanner, allowed_widths
 from ecc.zoo import ERFNet
+from methods.nets import bare_graph, traced, train
 
 
 def value(form: CostForm, widths: tuple[int, ...]) -> float:
@@ -88,7 +94,7 @@ def test_a_width_that_costs_more_than_a_wider_one_is_not_chosen() -> None:
     assert [value(form, (width, 4)) - 5 for width in table] == list(table.values())
     losses = [np.array([0.0, 1.0, 3.0, 9.0]), np.array([0.0, 1.5, 3.5, 9.5])]
     allocator = WidthAllocator([form], [19.0], [list(table)] * 2)
-    assert allocator.solve(losses) == Allocation((8, 16), 3.0, True)
+    assert allocator.solve(losses)[:3] == ((8, 16), 3.0, True)
     for budget in np.linspace(10.5, 21, 30):
         assert 12 not in WidthAllocator([form], [budget], [list(table)] * 2).solve(losses).widths
 
@@ -96,8 +102,8 @@ def test_a_width_that_costs_more_than_a_wider_one_is_not_chosen() -> None:
 def test_without_feasible_widths_it_returns_the_cheapest() -> None:
     form = linear_form(1.0, [1.0, 2.0])
     losses = [np.array([0.0, 1.0]), np.array([0.0, 1.0])]
-    assert WidthAllocator([form], [5.0], [[8, 4], [8, 4]]).solve(losses) == Allocation((4, 4), 2.0, False)
-    assert WidthAllocator([form], [25.0], [[8, 4], [8, 4]]).solve(losses) == Allocation((8, 8), 0.0, True)
+    assert WidthAllocator([form], [5.0], [[8, 4], [8, 4]]).solve(losses)[:3] == ((4, 4), 2.0, False)
+    assert WidthAllocator([form], [25.0], [[8, 4], [8, 4]]).solve(losses)[:3] == ((8, 8), 0.0, True)
 
 
 def test_one_channel_worth_more_than_all_others_does_not_blind_it() -> None:
@@ -135,3 +141,77 @@ def test_forms_are_the_costs(resource: str) -> None:
 )
 def test_allowed_widths(live: int, least: int, multiple: int, remainder: int, expected: list[int]) -> None:
     assert allowed_widths(live, least, multiple, remainder) == expected
+
+
+# ---------------------------------------------------------------- branches
+
+
+def test_a_plan_removes_a_branch_where_that_loses_less() -> None:
+    """Two groups; the second is a branch with a fixed cost of 40 that only its removal saves."""
+    switched = SwitchedTerms((1,), np.array([40.0]), csr_array((1, 2)), np.ones(1), csr_array((1, 2)), np.ones(1))
+    form = linear_form(40.0, [1.0, 1.0])._replace(switched=(switched,))
+    assert (value(form, (16, 16)), value(form, (16, 0))) == (72.0, 16.0)
+    assert form.without({1}).value(np.array([16.0, 0.0])) == 16.0
+    graph, ranking = bare_graph([16, 16]), ChannelRanking([16, 16])
+    constraints = ResourceConstraints([FormCost(form, tuple(graph.full_widths), (16, 16))], graph, "cpu")
+    planner = WidthPlanner(ranking, constraints, torch.tensor([4, 4]), 4, branches=[[1]])
+    alive = torch.ones(32, dtype=torch.bool)
+    for worth, planned in ((3.0, [16, 0]), (1e6, [8, 4])):
+        importance = torch.cat([torch.ones(16), torch.full((16,), 0.1), torch.tensor([worth])])
+        assert planner.plan(alive, importance, [52 / 72]).tolist() == planned
+    # A branch that is removed stays removed.
+    alive[16:] = False
+    assert planner.plan(alive, torch.cat([torch.ones(32), torch.tensor([1e6])]), [0.9]).tolist() == [16, 0]
+
+
+@dataclass(frozen=True)
+class FormCost:
+    """A cost from its form."""
+
+    arrays: CostForm
+    groups: tuple[str, ...]
+    full_widths: tuple[int, ...]
+    branches: tuple[str, ...] = ("b",)
+    resource: str = "energy"
+    unit: str = "J"
+    label: str = "counted"
+
+    def value(self, widths: torch.Tensor) -> torch.Tensor:
+        rows = widths.reshape(-1, len(self.groups)).double().numpy()
+        return torch.tensor([self.arrays.value(row) for row in rows]).reshape(widths.shape[:-1])
+
+    def gradient(self, widths: torch.Tensor) -> torch.Tensor:
+        return torch.from_numpy(self.arrays.linear)
+
+    def to(self, device: torch.device | str) -> FormCost:
+        return self
+
+    def form(self, budget: float) -> CostForm:
+        return self.arrays
+
+
+@pytest.mark.parametrize(("budget", "removed"), [("60%", 0), ("8%", 1)])
+def test_a_solver_removes_branches_and_the_slim_network_is_exact(budget: str, removed: int) -> None:
+    net, example, graph = traced("digits")
+    assert len(graph.branches) == 2
+    cost = counted_cost(graph, "macs")
+    solver = EccSolver(net, graph, cost, budget, 30, optimizer=torch.optim.Adam(net.parameters(), lr=1e-3))
+    train(net, solver, example, range(20))
+    state = solver.state_dict()
+    train(net, solver, example, range(20, 30))
+    assert solver.is_met
+    gone = removed_branches(net, graph)
+    assert len(gone) >= removed
+    for branch in graph.branches:
+        assert all((solver.widths[name] == 0) == (branch.name in gone) for name in branch.groups)
+    small = slim(net, graph)
+    torch.testing.assert_close(small.eval()(example), net.eval()(example), rtol=1e-4, atol=1e-5)
+    copied = copy.deepcopy(traced("digits")[0])
+    solver.mask_(copied)
+    assert removed_branches(copied, graph) == gone
+    other, _, _ = traced("digits")
+    again = EccSolver(other, graph, cost, budget, 30, optimizer=torch.optim.Adam(other.parameters(), lr=1e-3))
+    again.load_state_dict(state)
+    assert float(again.energy) == pytest.approx(float(cost.value(again._counts().double())), rel=0.2)
+    without = EccSolver(traced("digits")[0], graph, cost, "60%", 30, depth=False)
+    assert without._exits is None

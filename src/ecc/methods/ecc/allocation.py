@@ -39,7 +39,7 @@ SWEEPS = 6  # of coordinate descent; three are usually enough
 PAIRED_MOVES = 96  # moves of each direction that are paired
 MAX_EXCHANGES = 400
 RESTART_WORK = 20_000  # allowed widths times restarts
-MAX_RESTARTS = 60
+MAX_RESTARTS = 24
 _TOLERANCE = 1e-12
 
 
@@ -51,6 +51,8 @@ class Allocation(NamedTuple):
     """Sum of the losses at these widths."""
     is_feasible: bool
     """Whether all budgets are met; if not, no allowed widths were found that meet them."""
+    multipliers: tuple[float, ...] = ()
+    """Loss for one more budget of each cost; 0 where the widest widths meet all budgets."""
 
 
 class _BudgetedCost:
@@ -178,6 +180,7 @@ class WidthAllocator:
         self._lost = lost / scale
         self._random = np.random.default_rng(0)
         best = self._point(self._first.copy())
+        multipliers = np.zeros(len(self._costs))
         if best.violation > 0:
             best, multipliers = self._relax(best)
             if best.lost > 0:  # one channel may be worth more than all others together
@@ -191,7 +194,8 @@ class WidthAllocator:
                 if found.is_better(best):
                     best = found
         widths = tuple(int(width) for width in self._widths[best.chosen])
-        return Allocation(widths, best.lost * scale, best.violation <= _TOLERANCE)
+        prices = tuple((scale * multipliers).tolist())
+        return Allocation(widths, best.lost * scale, best.violation <= _TOLERANCE, prices)
 
     # ------------------------------------------------------------ evaluation
 

@@ -19,23 +19,36 @@ from torch.optim import Optimizer
 
 from ecc.graph import ChannelGraph, ChannelGroup, ParamSlice
 from ecc.graph.model_copy import named_tensors
+from ecc.graph.structure import Branch
 from ecc.training.cuda_graph import CudaGraphFunction
 
 # ---------------------------------------------------------------- the Taylor criterion
 
-TAYLOR_INTERVAL = 4
-"""Steps from one sample of the gradients to the next, so that training is hardly slower."""
+TAYLOR_SAMPLES = 1000
+"""Samples of the gradients in a run: every step of a short one, every n-th step of a long one."""
+MAX_TAYLOR_INTERVAL = 16
 TAYLOR_DECAY = 0.98
-"""Decay of the running mean from sample to sample: it averages about 50 of them."""
+"""Decay of the running means from sample to sample: they average about 50 of them."""
+
+
+def taylor_interval(steps: int) -> int:
+    """Steps from one sample of the gradients to the next, so that training is hardly slower."""
+    return min(MAX_TAYLOR_INTERVAL, max(1, steps // TAYLOR_SAMPLES))
 
 
 class TaylorImportance:
-    """Running mean of (sum of w g)^2 for each channel.
+    """Running variance of the sum of w g for each channel.
 
     To first order, scaling a channel by 1 - t changes the loss by -t times the sum of w g over the weights that consume
-    it. The mean square of that sum over batches is the curvature of the loss along this scaling (Fisher information),
-    and estimates the increase of the loss when the channel is removed (Molchanov et al., Importance Estimation for
-    Neural Network Pruning, CVPR 2019). It does not depend on the scale of weights before a batch norm.
+    it. The variance of that sum over batches is the Fisher information along this scaling, which estimates the
+    curvature of the loss, and so the increase of the loss when the channel is removed (compare Molchanov et al.,
+    Importance Estimation for Neural Network Pruning, CVPR 2019, who use the mean square). The square of the mean is
+    left out: it is not curvature, and differs between layers by how far each is from its optimum. In
+    `benchmarks/importance.py` the variance predicts the increase better than the mean square.
+
+    It does not depend on the scale of weights before a batch norm. Behind a batch norm, the products of a group sum to
+    zero, because scaling all channels at once changes nothing. So the sum over removed channels says too little where
+    few channels remain; `WidthPlanner` divides by the share that remains.
 
     The state is replaced and never changed in place.
 
@@ -45,23 +58,19 @@ class TaylorImportance:
     """
 
     def __init__(self, count: int, device: torch.device) -> None:
-        self._mean = torch.zeros(count, device=device)
+        self._square, self._mean = torch.zeros(count, device=device), torch.zeros(count, device=device)
         self._samples = 0
 
     @property
-    def state(self) -> tuple[Tensor, int]:
-        """Running mean, which starts at zero, and the number of samples."""
-        return self._mean, self._samples
+    def state(self) -> tuple[Tensor, Tensor, int]:
+        """Running mean square and running mean, which start at zero, and the number of samples."""
+        return self._square, self._mean, self._samples
 
     def load(self, state: Sequence[Tensor | int]) -> None:
         """Restore a state."""
-        mean, samples = state
-        self._mean = torch.as_tensor(mean).to(self._mean, copy=True)
+        square, mean, samples = state
+        self._square, self._mean = (torch.as_tensor(one).to(self._mean, copy=True) for one in (square, mean))
         self._samples = int(samples)
-
-    def is_due(self, step: int) -> bool:
-        """Whether to sample at this step, counted from 1. The first step is such a step."""
-        return step % TAYLOR_INTERVAL == 1
 
     @torch.no_grad()
     def add(self, products: Tensor) -> None:
@@ -72,12 +81,19 @@ class TaylorImportance:
         """
         self._samples += 1
         finite = torch.nan_to_num(products, nan=0.0, posinf=0.0, neginf=0.0)
-        self._mean = self._mean.lerp(finite.square(), 1 - TAYLOR_DECAY)
+        self._square = self._square.lerp(finite.square(), 1 - TAYLOR_DECAY)
+        self._mean = self._mean.lerp(finite, 1 - TAYLOR_DECAY)
 
     @property
     def values(self) -> Tensor:
-        """a of each channel: the running mean with bias correction."""
-        return self._mean / (1 - TAYLOR_DECAY**self._samples) if self._samples else self._mean
+        """a of each channel: the running variance with bias correction. After one sample, its square."""
+        if not self._samples:
+            return self._square
+        decayed = TAYLOR_DECAY**self._samples
+        square, mean = self._square / (1 - decayed), self._mean / (1 - decayed)
+        # The sum of squared weights of the running mean: 1 after one sample, then falling to 0.01.
+        weights = (1 - TAYLOR_DECAY) / (1 + TAYLOR_DECAY) * (1 + decayed) / (1 - decayed)
+        return (square - (1 - weights) * mean.square()).clamp(min=0)
 
 
 # ---------------------------------------------------------------- the paper's criterion
@@ -141,7 +157,7 @@ class ConsumerSlices:
 
     def __init__(self, model: nn.Module, graph: ChannelGraph, device: torch.device) -> None:
         ranked = [(group, place) for group in graph.prunable for place in group.ranked_slices]
-        masked = [(group, place) for group in graph.prunable for place in group.masked_slices]
+        masked = [(group, place) for group in graph.variable for place in group.masked_slices]
         self._ranked = _SliceTable(model, graph, ranked, device)
         self._masked = _SliceTable(model, graph, masked, device)
         self.tensors = self._ranked.tensors
@@ -151,6 +167,7 @@ class ConsumerSlices:
         self._always = torch.ones(1, dtype=torch.bool, device=device)
         self._masks = SliceMasks(self._masked.tensors, self._masked.axes, device)
         self._elements = sum(tensor.numel() for tensor in self.tensors)
+        self._sign = -1.0
         self._products_graph = CudaGraphFunction(self._sum_products)
         self._masks_graph = CudaGraphFunction(self._write_masks)
 
@@ -172,7 +189,8 @@ class ConsumerSlices:
         """Sum of w g of all channels, float32: minus the derivative of the loss when a channel is scaled down.
 
         A tensor without a gradient (frozen, or a buffer) has no product. Its slices count as much as those of the other
-        tensors with the same norm do on average, so that its channels are neither always kept nor always pruned.
+        tensors with the same norm do on average, so that its channels are neither always kept nor always pruned. The
+        sign of such products alternates, since their variance over batches is what counts.
         """
         known = [tensor.grad is not None for tensor in self.tensors]
         if all(known) and self._elements <= _MAX_PRODUCTS and self.tensors:
@@ -192,7 +210,8 @@ class ConsumerSlices:
             for wanted in (True, False)
         )
         rate = found.square().sum() / with_gradient.sum().clamp(min=torch.finfo(torch.float32).tiny)
-        return (found.square() + rate * without).sqrt()
+        self._sign = -self._sign
+        return torch.where(without > 0, self._sign * (found.square() + rate * without).sqrt(), found)
 
     @torch.no_grad()
     def live(self) -> Tensor:
@@ -226,6 +245,53 @@ class ConsumerSlices:
     def _write_masks(self, alive: Tensor) -> tuple[Tensor, ...]:
         self._masks.write(torch.cat([alive, self._always])[self._masked.channel_of])
         return ()
+
+
+class BranchExits:
+    """The last parameters of residual branches: a branch adds nothing if they are zero.
+
+    Scaling them by 1 - t scales the branch, so the importance of a branch is that of a channel with these slices.
+
+    Args:
+        model: The traced network.
+        branches: The branches that may be removed; their exits must be trained.
+        device: Device of the importance.
+    """
+
+    def __init__(self, model: nn.Module, branches: Sequence[Branch], device: torch.device) -> None:
+        tensors = named_tensors(model)
+        self._exits = [[tensors[name] for name in branch.exits] for branch in branches]
+        self.tensors = [tensor for exits in self._exits for tensor in exits]
+        self.count = len(branches)
+        self._device = device
+        self._zeroed: list[Tensor] = []
+
+    @torch.no_grad()
+    def products(self) -> Tensor:
+        """Sum of w g of each branch, float32."""
+        return self._sum(
+            torch.zeros(()) if tensor.grad is None else (tensor.detach().float() * tensor.grad.float()).sum()
+            for tensor in self.tensors
+        )
+
+    @torch.no_grad()
+    def norms(self, preconditioners: Iterable[Tensor | None]) -> Tensor:
+        """||w||_B^2 of each branch, float32, given B for each of `tensors`."""
+        return self._sum(squared_norm(*pair).sum() for pair in zip(self.tensors, preconditioners, strict=True))
+
+    def _sum(self, values: Iterable[Tensor]) -> Tensor:
+        found = iter([value.to(self._device) for value in values])
+        sums = [torch.stack([next(found) for _ in exits]).sum() for exits in self._exits]
+        return torch.stack(sums) if sums else torch.zeros(0, device=self._device)
+
+    def remove(self, numbers: Sequence[int]) -> None:
+        """Set which branches `apply_mask_` zeroes."""
+        self._zeroed = [tensor.detach() for number in numbers for tensor in self._exits[number]]
+
+    def apply_mask_(self) -> None:
+        """Zero the exits of removed branches, which the optimizer's step has changed."""
+        if self._zeroed:
+            torch._foreach_zero_(self._zeroed)
 
 
 class _SliceTable:

@@ -6,7 +6,7 @@ training step.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ecc.methods.base import PruningContext
@@ -22,6 +22,7 @@ class Ecc:
 
     name = "ecc"
     needs_held_out = False
+    removes_branches = True
 
     def config(self) -> dict[str, Any]:
         """No settings besides those of the run."""
@@ -65,6 +66,14 @@ class Ecc:
         self._step = next(self._training)
         if self._step % self._context.settings.train.log_every == 0:
             self._context.log_solver(self._line())
+
+    def propose(self, targets: Sequence[float]) -> dict[str, int] | None:
+        """Widths that the present schedule would end with for other targets, without pruning to them."""
+        return self.solver.propose(list(targets)) if self.solver.descent < 1 else None
+
+    def fix_widths(self, widths: Mapping[str, int]) -> None:
+        """Prune to these widths until the end of the schedule."""
+        self.solver.fix_widths(widths)
 
     def _apply_targets(self) -> None:
         """Pass changed targets on to the solver. After the end of its schedule they start a new, short one."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
@@ -19,9 +19,9 @@ from torch.optim import Adam, Optimizer
 
 from ecc.errors import BadFile, EccError, EccWarning
 from ecc.methods.ecc.constraints import TOLERANCE, Limit, ResourceConstraints
-from ecc.methods.ecc.importance import TaylorImportance, adam_preconditioners
+from ecc.methods.ecc.importance import BranchExits, TaylorImportance, adam_preconditioners, taylor_interval
 from ecc.methods.ecc.ranking import ChannelRanking
-from ecc.methods.ecc.scheduled import Schedule
+from ecc.methods.ecc.scheduled import Schedule, ScheduledSolver
 from ecc.settings import IMPORTANCES
 from ecc.training import fused_on_gpu
 
@@ -95,6 +95,7 @@ class PruningOptimizer(Optimizer):
         network: Identifies the network; a state of another one is refused.
         importance: One of `IMPORTANCES`.
         advice: Settings that lower the minimum widths.
+        exits: Of the branches that can be removed.
 
     Raises:
         ValueError: The importance is unknown.
@@ -114,6 +115,7 @@ class PruningOptimizer(Optimizer):
         network: str,
         importance: str,
         advice: str = "min_width_ratio",
+        exits: BranchExits | None = None,
     ) -> None:
         if importance not in IMPORTANCES:
             raise ValueError(f"importance={importance!r} is unknown; choose one of {', '.join(IMPORTANCES)}.")
@@ -122,10 +124,11 @@ class PruningOptimizer(Optimizer):
         super().__init__(inner.param_groups, inner.defaults)
         self._share_state()
         self._parts, self._ranking, self._constraints, self._min_widths = parts, ranking, constraints, min_widths
-        self._solver, self._schedule = solver, schedule
+        self._solver, self._schedule, self._exits = solver, schedule, exits
         self._names, self._network, self._importance, self._advice = tuple(names), network, importance, advice
         alive = solver.alive
-        self._taylor = TaylorImportance(len(alive), alive.device) if importance == "taylor" else None
+        count = len(alive) + (exits.count if exits is not None else 0)
+        self._taylor = TaylorImportance(count, alive.device) if importance == "taylor" else None
         # The budget of the constructor; `retarget` and `set_limit` change the schedule only.
         self._budget = None if solver.name == "fixed" else schedule.end
         self._has_warned = False  # about steps without gradients
@@ -147,21 +150,46 @@ class PruningOptimizer(Optimizer):
             loss = self.inner.step(closure)
             self._check_gradients()
         self._steps += 1
-        if self._taylor is not None and self._taylor.is_due(self._steps):
-            self._taylor.add(self._parts.products())
+        if self._taylor is not None and (self._steps - 1) % taylor_interval(self._schedule.steps) == 0:
+            products = self._parts.products()
+            self._taylor.add(products if self._exits is None else torch.cat([products, self._exits.products()]))
         if self._solver.is_due(self._schedule, self._steps):
             with torch.no_grad():
-                importance = (
-                    self._parts.norms(adam_preconditioners(self.inner, self._parts.tensors))
-                    if self._taylor is None
-                    else self._taylor.values
-                )
+                importance = self._norms() if self._taylor is None else self._taylor.values
                 rate = max(group["lr"] for group in self.inner.param_groups)  # a group may be frozen by a rate of 0
                 self._solver.update(importance, self._schedule, self._steps, rate)
             self._set_masks(masked=True)
         if self._is_masked:
             self._parts.apply_mask_()
+            if self._exits is not None:
+                self._exits.apply_mask_()
         return loss
+
+    def propose(self, limit: Limit | Sequence[Limit]) -> dict[str, int] | None:
+        """Widths at the end of a ramp to another limit, if importance stays as it is. Synchronises with the device.
+
+        Returns:
+            None if the solver does not plan, or nothing is known about the importance yet.
+
+        Raises:
+            InfeasibleBudget: As for the constructor.
+        """
+        if not isinstance(self._solver, ScheduledSolver) or not self._steps:
+            return None
+        with torch.no_grad():
+            importance = self._norms() if self._taylor is None else self._taylor.values
+            widths = self._solver.propose(importance, self._ends(limit))
+        return None if widths is None else dict(zip(self._names, widths, strict=True))
+
+    def fix_widths(self, widths: Mapping[str, int] | None) -> None:
+        """Prune to these widths until the end of the ramp, for example those of `propose`; None plans again."""
+        if isinstance(self._solver, ScheduledSolver):
+            self._solver.fix_plan(None if widths is None else [widths[name] for name in self._names])
+
+    def _norms(self) -> Tensor:
+        """a_i = ||w_i||_B^2 of all parts, and of all branches."""
+        parts = [one for one in (self._parts, self._exits) if one is not None]
+        return torch.cat([one.norms(adam_preconditioners(self.inner, one.tensors)) for one in parts])
 
     def _check_gradients(self) -> None:
         parameters = [parameter for group in self.inner.param_groups for parameter in group["params"]]
@@ -328,6 +356,7 @@ class PruningOptimizer(Optimizer):
             InfeasibleBudget: As for the constructor.
         """
         ends = self._ends(limit)
+        self.fix_widths(None)
         left = max(1, self._schedule.steps - self._steps)
         start = self._schedule.fractions(self._steps)
         ramp = self._schedule.ramp if ramp is None else ramp
@@ -361,6 +390,8 @@ class PruningOptimizer(Optimizer):
     def _set_masks(self, *, masked: bool) -> None:
         self._is_masked = masked  # False while nothing is dead: a multiplication by one is skipped
         self._parts.set_mask(self._solver.alive)
+        if self._exits is not None:
+            self._exits.remove(getattr(self._solver, "removed", ()))
 
 
 # --- helpers of the constructors -------------------------------------------------------------------

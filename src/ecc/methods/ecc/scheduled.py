@@ -30,11 +30,12 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from ecc.methods.ecc.allocation import WidthAllocator
+from ecc.energy.cost import CostForm
+from ecc.methods.ecc.allocation import Allocation, WidthAllocator
 from ecc.methods.ecc.constraints import Fractions, ResourceConstraints
-from ecc.methods.ecc.importance import TAYLOR_INTERVAL
 from ecc.methods.ecc.ranking import ChannelRanking, SortedChannels
 from ecc.training.cuda_graph import CudaGraphFunction
 
@@ -43,7 +44,8 @@ from ecc.training.cuda_graph import CudaGraphFunction
 WARM_UP = 0.02
 RAMP = 0.6
 MAX_UPDATES = 400  # keeps updates a small part of the training time
-ENOUGH_UPDATES = 100  # beyond these, updates are as far apart as the samples of the Taylor importance
+ENOUGH_UPDATES = 100  # beyond these, updates are `UPDATE_INTERVAL` steps apart
+UPDATE_INTERVAL = 4
 PLANS = 8  # plans per schedule; a plan waits for the device
 
 
@@ -99,7 +101,7 @@ class Schedule:
     @property
     def every(self) -> int:
         """Steps from one update to the next."""
-        return max(1, self.ramp_steps // MAX_UPDATES, min(TAYLOR_INTERVAL, self.ramp_steps // ENOUGH_UPDATES))
+        return max(1, self.ramp_steps // MAX_UPDATES, min(UPDATE_INTERVAL, self.ramp_steps // ENOUGH_UPDATES))
 
     def updates_at(self, step: int) -> bool:
         """Whether channels are removed at this step. The last step of the ramp always is such a step."""
@@ -113,10 +115,14 @@ class Schedule:
         apart = max(1, self.ramp_steps // self.every // PLANS)
         return update == 1 or update % apart == 0 or done == self.ramp_steps
 
+    def done(self, step: int) -> float:
+        """Share of the reduction that is done at a step."""
+        return 1 - (1 - min(max(step - self.ramp_start, 0), self.ramp_steps) / self.ramp_steps) ** 3
+
     def fractions(self, step: int) -> tuple[float, ...]:
         """Allowed cost at a step, as fractions of the dense cost."""
-        left = 1 - min(max(step - self.ramp_start, 0), self.ramp_steps) / self.ramp_steps
-        return tuple(end + max(start - end, 0) * left**3 for start, end in zip(self.start, self.end, strict=True))
+        left = 1 - self.done(step)
+        return tuple(end + max(start - end, 0) * left for start, end in zip(self.start, self.end, strict=True))
 
 
 # ---------------------------------------------------------------- one update
@@ -126,6 +132,7 @@ FANOUT_ON_GPU = 1024  # on a GPU a level costs its kernel launches, whatever the
 UNIFORM_CANDIDATES = 128  # uniform width ratios that `uniform_min_widths` compares
 UNIFORM_BUDGET = 0.9  # of the budget: the most that `uniform_min_widths` may use, so that there is a choice left
 MAX_CANDIDATES = 64  # widths of a group that a plan compares at once
+BRANCH_FAILURES = 3  # branches that are tried in vain before a plan is final
 
 
 class PruneDecision(NamedTuple):
@@ -299,6 +306,10 @@ class WidthPlanner:
     Args:
         ranking, constraints, min_widths, width_multiple, remainders: As for `ScheduledPruner`.
         uniform_floor: Keep at least this fraction of the widths under uniform pruning, see `uniform_min_widths`.
+        per_remaining_share: Whether the importance lost is divided by the share of the group's channels that remain.
+            Layers behind the group scale up what remains (batch norm does, and so does training), and the error with
+            it. `benchmarks/importance.py` shows that this predicts the increase of the loss better.
+        branches: For each branch that may be removed, the positions of its groups.
     """
 
     def __init__(
@@ -309,51 +320,69 @@ class WidthPlanner:
         width_multiple: int = 1,
         remainders: Tensor | None = None,
         uniform_floor: float = 0.0,
+        *,
+        per_remaining_share: bool = False,
+        branches: Sequence[Sequence[int]] = (),
     ) -> None:
         self._ranking, self._constraints, self._multiple = ranking, constraints, width_multiple
+        self._per_remaining_share = per_remaining_share
+        self.branches = [list(groups) for groups in branches]
         self._min_widths, self._uniform_floor = min_widths.cpu(), uniform_floor
         self._remainders = torch.zeros_like(self._min_widths) if remainders is None else remainders.cpu()
 
     def plan(self, alive: Tensor, importance: Tensor, ends: Sequence[float]) -> Tensor:
         """Widths that lose the least importance within the costs that are allowed in the end.
 
+        Branches are removed while that loses less. The multipliers of an allocation say what a reduction of the cost
+        is worth, so the branches whose removal seems to pay are tried first, and an allocation without them decides.
+
         Args:
-            alive: (channels,) bool.
-            importance: a of each channel.
+            alive: (channels,) bool. A branch without live channels is removed.
+            importance: a of each channel, then that of each branch.
             ends: Cost that is allowed in the end, as fractions of the dense cost.
 
         Returns:
-            (groups,) int64.
+            (groups,) int64; 0 for the groups of removed branches.
         """
-        ranked = self._ranking.sort(importance, alive)
+        problem = self._problem(alive, importance, ends)
+        removed = frozenset(b for b, groups in enumerate(self.branches) if not any(problem.live[g] for g in groups))
+        best = problem.solve(removed)
+        failures = 0
+        while failures < BRANCH_FAILURES:
+            gains = {b: problem.gain(best, b) for b in range(len(self.branches)) if b not in removed}
+            promising = sorted((b for b, gain in gains.items() if gain > 0), key=lambda b: -gains[b])[failures:]
+            if not promising:
+                break
+            # Several at once as long as many pay, then one by one.
+            some = frozenset(promising[: 1 if failures else -(-len(promising) // 4)])
+            found = problem.solve(removed | some)
+            if (not found.is_feasible, found.lost) < (not best.is_feasible, best.lost) or not best.is_feasible:
+                best, removed, failures = found, removed | some, 0
+            else:
+                failures += 1
+        return torch.tensor(best.widths, dtype=torch.long, device=alive.device)
+
+    def _problem(self, alive: Tensor, importance: Tensor, ends: Sequence[float]) -> _PlanProblem:
+        channels = len(alive)
+        ranked = self._ranking.sort(importance[:channels], alive)
         ascending = ranked.importance.cpu().to(torch.float64).numpy()
-        removable = np.split(ascending, np.cumsum(self._ranking.full_widths)[:-1])
+        live = ranked.widths.tolist()
         least = (self.uniform_min_widths(ends) if self._uniform_floor else self._min_widths).tolist()
-        allowed = [
-            allowed_widths(live, smallest, self._multiple, rest)
-            for live, smallest, rest in zip(ranked.widths.tolist(), least, self._remainders.tolist(), strict=True)
-        ]
-        lost = [
-            np.concatenate([[0.0], one[: widths[0]].cumsum()]) for one, widths in zip(removable, allowed, strict=True)
-        ]
+        parts = zip(live, least, self._remainders.tolist(), strict=True)
+        allowed = [allowed_widths(width, smallest, self._multiple, rest) for width, smallest, rest in parts]
+        lost = []
+        for one, width in zip(np.split(ascending, np.cumsum(self._ranking.full_widths)[:-1]), live, strict=True):
+            removed = np.concatenate([[0.0], one[:width].cumsum()])
+            remaining = np.arange(width, -1, -1).clip(min=1)
+            lost.append(removed * (width / remaining) if self._per_remaining_share else removed)
         budgets = [end * dense for end, dense in zip(ends, self._constraints.dense, strict=True)]
         forms = [cost.form(budget) for cost, budget in zip(self._constraints.costs, budgets, strict=True)]
-        # With more widths than can be compared at once: every n-th one, then those around the best.
-        stride = -(-max(len(widths) for widths in allowed) // MAX_CANDIDATES)
-        found = tuple(widths[0] for widths in allowed)
-        near = allowed
-        while True:
-            compared = [[*widths[:-1:stride], widths[-1]] for widths in near]
-            losses = [
-                one[[most[0] - width for width in widths]]
-                for one, most, widths in zip(lost, allowed, compared, strict=True)
-            ]
-            found = WidthAllocator(forms, budgets, compared).solve(losses).widths
-            if stride == 1:
-                return torch.tensor(found, dtype=torch.long, device=alive.device)
-            places = [widths.index(width) for widths, width in zip(allowed, found, strict=True)]
-            near = [widths[max(0, k - stride) : k + stride + 1] for widths, k in zip(allowed, places, strict=True)]
-            stride = -(-max(len(widths) for widths in near) // MAX_CANDIDATES)
+        of_branches = []
+        for groups, own in zip(self.branches, importance[channels:].tolist(), strict=True):
+            # Removing all of a branch loses at least as much as pruning it to its minimum widths.
+            parts_lost = [lost[group][live[group] - allowed[group][-1]] for group in groups]
+            of_branches.append(max([own, *parts_lost]))
+        return _PlanProblem(forms, budgets, live, allowed, lost, self.branches, of_branches)
 
     def uniform_min_widths(self, ends: Sequence[float]) -> Tensor:
         """Smallest widths of a plan with `uniform_floor`: a fraction of the widths under uniform pruning.
@@ -380,10 +409,56 @@ class WidthPlanner:
         return int((~self._constraints.exceeded(widths.to(self._ranking.first.device), ends)).sum())
 
 
+@dataclass
+class _PlanProblem:
+    """What a plan chooses from."""
+
+    forms: list[CostForm]
+    budgets: list[float]
+    live: list[int]
+    """Present widths."""
+    allowed: list[list[int]]
+    lost: list[NDArray[np.float64]]
+    """For each group, the importance lost if 0, 1, 2, ... channels are removed."""
+    branches: list[list[int]]
+    branch_lost: list[float]
+
+    def solve(self, removed: frozenset[int]) -> Allocation:
+        """Allocation without some branches."""
+        zero = {group for b in removed for group in self.branches[b]}
+        forms = [form.without(zero) if form.switched else form for form in self.forms]
+        extra = {self.branches[b][0]: self.branch_lost[b] for b in removed}
+        allowed = [[0] if group in zero else widths for group, widths in enumerate(self.allowed)]
+        near = allowed
+        while True:
+            # With more widths than can be compared at once: every n-th one, then those around the best.
+            stride = -(-max(len(widths) for widths in near) // MAX_CANDIDATES)
+            compared = [[*widths[:-1:stride], widths[-1]] for widths in near]
+            losses = [
+                np.array([extra.get(group, 0.0)]) if group in zero else lost[[live - width for width in widths]]
+                for group, (lost, live, widths) in enumerate(zip(self.lost, self.live, compared, strict=True))
+            ]
+            found = WidthAllocator(forms, self.budgets, compared).solve(losses)
+            if stride == 1:
+                return found
+            places = [widths.index(width) for widths, width in zip(allowed, found.widths, strict=True)]
+            near = [widths[max(0, k - stride) : k + stride + 1] for widths, k in zip(allowed, places, strict=True)]
+
+    def gain(self, found: Allocation, branch: int) -> float:
+        """What the removal of a branch seems to gain: the value of the cost that it saves, less what it loses."""
+        widths = np.array(found.widths, dtype=np.float64)
+        after = widths.copy()
+        after[self.branches[branch]] = 0
+        saved = [(form.value(widths) - form.value(after)) / b for form, b in zip(self.forms, self.budgets, strict=True)]
+        kept = sum(float(self.lost[g][self.live[g] - found.widths[g]]) for g in self.branches[branch])
+        worth = sum(price * one for price, one in zip(found.multipliers, saved, strict=True))
+        return worth - (self.branch_lost[branch] - kept)
+
+
 def allowed_widths(live: int, least: int, width_multiple: int, remainder: int) -> list[int]:
     """The present width, and every width `remainder + k * width_multiple` from below it down to the minimum."""
     largest = remainder + (live - 1 - remainder) // width_multiple * width_multiple
-    return [live, *range(largest, min(least, live) - 1, -width_multiple)]
+    return [live, *range(largest, min(least, live) - 1, -width_multiple)] if live else [0]
 
 
 # ---------------------------------------------------------------- the solver
@@ -400,6 +475,8 @@ class _State(NamedTuple):
     threshold: Tensor
     planned: Tensor
     """(groups,) int64; the minimum widths if nothing was planned."""
+    is_fixed: Tensor
+    """0-dimensional bool: whether the plan is final."""
 
 
 class ScheduledSolver:
@@ -429,7 +506,9 @@ class ScheduledSolver:
         self._planner = planner
         self._cuda_graph = CudaGraphFunction(self._updated) if len(alive) <= MAX_CUDA_GRAPH_SIZE else None
         self._unit = constraints.dense[0] if len(constraints.costs) == 1 else 1.0
-        self.state = _State(*self._pruner.start(alive), min_widths)
+        self.state = _State(*self._pruner.start(alive), min_widths, torch.zeros((), dtype=torch.bool))
+        self.removed = self._removed()
+        """Positions of the branches that are removed, among those of the planner."""
 
     @property
     def alive(self) -> Tensor:
@@ -443,21 +522,28 @@ class ScheduledSolver:
     def update(self, importance: Tensor, schedule: Schedule, step: int, weight_lr: float) -> None:
         """Prune to the cost that the schedule allows. The order does not depend on alpha."""
         del weight_lr
-        *before, planned = self.state
+        *before, planned, is_fixed = self.state
         decision, ends = PruneDecision(*before), schedule.end
+        channels = importance[: len(decision.alive)]
         if self._planner is not None and schedule.plans_at(step):
-            planned = self._planner.plan(decision.alive, importance, ends)
+            if not is_fixed:
+                planned = self._planner.plan(decision.alive, importance, ends)
             if step >= schedule.ramp_end:
-                self.state = _State(*self._pruner.prune_to(decision, importance, planned, ends), planned)
+                self.state = _State(*self._pruner.prune_to(decision, channels, planned, ends), planned, is_fixed)
+                self.removed = self._removed()
                 return
+            if self._planner.branches:
+                decision = self._remove_branches(decision, importance, planned, schedule.done(step))
+        importance = channels
         fractions = schedule.fractions(step)
         if self._cuda_graph is None or not importance.is_cuda:
-            self.state = _State(*self._pruner.update(decision, importance, fractions, ends, planned), planned)
+            updated = self._pruner.update(decision, importance, fractions, ends, planned)
+            self.state = _State(*updated, planned, is_fixed)
             return
         allowed = torch.tensor([fractions, ends], dtype=torch.float64, device="cpu")
         allowed = allowed.to(importance.device, non_blocking=True)
         alive, next_importance, threshold = self._cuda_graph(*decision, importance, allowed, planned)
-        self.state = _State(alive, next_importance, threshold, planned)
+        self.state = _State(alive, next_importance, threshold, planned, is_fixed)
 
     def _updated(
         self,
@@ -474,6 +560,40 @@ class ScheduledSolver:
             PruneDecision(alive, next_importance, threshold), importance, fractions, ends, planned
         )
 
+    def propose(self, importance: Tensor, ends: Sequence[float]) -> list[int] | None:
+        """Widths that a plan for these costs would have now; None without a planner."""
+        return None if self._planner is None else self._planner.plan(self.alive, importance, ends).tolist()
+
+    def fix_plan(self, widths: Sequence[int] | None) -> None:
+        """Prune to these widths, whatever the importance will be; None plans again."""
+        planned = self.state.planned if widths is None else torch.tensor(widths).to(self.state.planned)
+        is_fixed = torch.tensor(widths is not None)
+        self.state = self.state._replace(planned=planned, is_fixed=is_fixed)
+
+    def _remove_branches(
+        self, decision: PruneDecision, importance: Tensor, planned: Tensor, done: float
+    ) -> PruneDecision:
+        """Remove the least important of the branches that the plan removes, as far as the schedule has come."""
+        assert self._planner is not None
+        widths = planned.tolist()
+        chosen = [b for b, groups in enumerate(self._planner.branches) if not any(widths[g] for g in groups)]
+        worth = importance[len(decision.alive) :].tolist()
+        chosen.sort(key=lambda b: (b not in self.removed, worth[b]))
+        gone = {group for b in chosen[: int(done * len(chosen))] for group in self._planner.branches[b]}
+        masks = decision.alive.split(list(self._pruner._ranking.full_widths))
+        alive = torch.cat([torch.zeros_like(mask) if g in gone else mask for g, mask in enumerate(masks)])
+        decision = decision._replace(alive=alive)
+        self.state = _State(*decision, planned, self.state.is_fixed)
+        self.removed = self._removed()
+        return decision
+
+    def _removed(self) -> tuple[int, ...]:
+        """Branches without live channels. Synchronises with the device."""
+        if self._planner is None or not self._planner.branches:
+            return ()
+        widths = self._pruner._ranking.widths(self.state.alive).tolist()
+        return tuple(b for b, groups in enumerate(self._planner.branches) if not any(widths[g] for g in groups))
+
     def duals(self, weight_lr: float) -> tuple[Tensor, Tensor]:
         """y of each group and z, read off the last update."""
         return self.state.next_importance / (2 * weight_lr), self.state.threshold / (2 * weight_lr * self._unit)
@@ -481,6 +601,7 @@ class ScheduledSolver:
     def load(self, tensors: Sequence[Tensor]) -> None:
         """Restore a state."""
         self.state = _State(*load_like(tensors, self.state))
+        self.removed = self._removed()
 
 
 class FixedMask(ScheduledSolver):

@@ -12,11 +12,12 @@ from torch.optim import Optimizer
 from ecc.constants import MIN_WIDTH_RATIO
 from ecc.energy.cost import Cost
 from ecc.errors import EccWarning
-from ecc.graph import ChannelGraph, mask_channels_
+from ecc.graph import ChannelGraph, mask_branches_, mask_channels_
 from ecc.graph.slimming import check_before_slim
+from ecc.graph.structure import Branch
 from ecc.methods.ecc.admm import AdmmSolver
 from ecc.methods.ecc.constraints import Limit, ResourceConstraints, initial_channels
-from ecc.methods.ecc.importance import ConsumerSlices
+from ecc.methods.ecc.importance import BranchExits, ConsumerSlices
 from ecc.methods.ecc.optimizer_wrapper import Duals, PruningOptimizer, WidthSolver, adam_for, check_optimizer
 from ecc.methods.ecc.ranking import ChannelRanking
 from ecc.methods.ecc.scheduled import RAMP, WARM_UP, Schedule, ScheduledSolver, WidthPlanner
@@ -63,6 +64,8 @@ class EccSolver(PruningOptimizer):
             within `steps`; pass `AdmmSettings` to set its constants.
         uniform_floor: Minimum width of each group as a fraction of its width under uniform pruning to the same budget;
             0 turns it off. Only for `solver="scheduled"`.
+        depth: Whether residual branches may be removed entirely (`ChannelGraph.branches`), where every cost is known
+            without them. Only for `solver="scheduled"`.
 
     Raises:
         InfeasibleBudget: The network is above the budget with every group at its minimum width.
@@ -87,6 +90,7 @@ class EccSolver(PruningOptimizer):
         importance: str | None = None,
         solver: str | AdmmSettings = "scheduled",
         uniform_floor: float = 0.0,
+        depth: bool = True,
     ) -> None:
         if isinstance(solver, str) and solver not in SOLVERS:
             raise ValueError(f"solver={solver!r} is unknown; choose one of {', '.join(SOLVERS)}, or pass AdmmSettings.")
@@ -102,12 +106,27 @@ class EccSolver(PruningOptimizer):
         constraints = ResourceConstraints([costs] if isinstance(costs, Cost) else list(costs), graph, device)
         alive, min_widths = initial_channels(model, graph, min_width_ratio, width_multiple, device)
         advice = "min_width_ratio" if width_multiple == 1 else "min_width_ratio or width_multiple"
-        ends = constraints.parse_feasible(budget, min_widths, advice)
+        branches = _removable_branches(model, graph, constraints.costs) if depth and solver == "scheduled" else []
+        positions = {group.name: number for number, group in enumerate(graph.groups)}
+        inside = [[positions[name] for name in branch.groups] for branch in branches]
+        smallest = min_widths.clone()
+        smallest[[group for groups in inside for group in groups]] = 0
+        ends = constraints.parse_feasible(budget, smallest, advice)
         width_solver: WidthSolver
         if solver == "scheduled":
             remainders = graph.structure.width_remainders(width_multiple)
             rest = torch.tensor(remainders, dtype=torch.long, device=device)
-            planner = WidthPlanner(ranking, constraints, min_widths, width_multiple, rest, uniform_floor)
+            share = importance != "adam_norm"
+            planner = WidthPlanner(
+                ranking,
+                constraints,
+                min_widths,
+                width_multiple,
+                rest,
+                uniform_floor,
+                per_remaining_share=share,
+                branches=inside,
+            )
             width_solver = ScheduledSolver(
                 ranking, constraints, min_widths, width_multiple, alive, rest, planner=planner
             )
@@ -120,15 +139,16 @@ class EccSolver(PruningOptimizer):
             self._slices,
             ranking,
             constraints,
-            min_widths,
+            smallest,
             width_solver,
             Schedule(constraints.fractions(ranking.widths(alive)), ends, steps, warm_up, ramp),
             names=tuple(graph.full_widths),
             network=graph.fingerprint,
             importance=importance or ("taylor" if solver == "scheduled" else "adam_norm"),
             advice=advice,
+            exits=BranchExits(model, branches, device) if branches else None,
         )
-        self._model, self._graph, self.width_multiple = model, graph, width_multiple
+        self._model, self._graph, self.width_multiple, self._branches = model, graph, width_multiple, branches
         check_before_slim(model, self.warn_if_unmet)
 
     @property
@@ -167,3 +187,15 @@ class EccSolver(PruningOptimizer):
         masks = self._solver.alive.split(list(self._ranking.full_widths))
         named = zip(self._graph.groups, masks, strict=True)
         mask_channels_(model, self._graph, {group.name: ~mask for group, mask in named if group.frozen is None})
+        removed = getattr(self._solver, "removed", ())
+        mask_branches_(model, self._graph, [self._branches[number].name for number in removed])
+
+
+def _removable_branches(model: nn.Module, graph: ChannelGraph, costs: Sequence[Cost]) -> list[Branch]:
+    """Branches whose removal every cost is known for, and whose last parameters are trained."""
+    trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    return [
+        branch
+        for branch in graph.branches
+        if all(branch.name in cost.branches for cost in costs) and trained.issuperset(branch.exits)
+    ]

@@ -1,0 +1,255 @@
+"""How well the measured loop uses up a budget, on simulated devices.
+
+    PYTHONPATH=src python3 benchmarks/budget_loop.py --out results/budget_loop.json
+
+A run is a device, a network and a budget. The network is that of a recorded profile. The energy model is fitted to the
+profile; the device differs from it: each width of each group costs up to some per cent more or less (staircases that the
+model does not know), all costs are off by a common factor (drift), and every reading has noise. Channels have random
+importance that changes while the network is pruned. `BudgetController` and the scheduled solver are those of the package;
+only the training is simulated.
+
+Reported: the energy of the result on the device, without noise, as a fraction of the budget. `prediction only` is the same
+without measuring.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from machine import commit, machine, write_record
+
+from ecc.energy import EnergyModel, fit
+from ecc.measure import Profile
+from ecc.methods import BudgetController, MeasuredCost
+from ecc.methods.ecc.constraints import ResourceConstraints
+from ecc.methods.ecc.ranking import ChannelRanking
+from ecc.methods.ecc.scheduled import Schedule, ScheduledSolver, WidthPlanner
+
+ROOT = Path(__file__).resolve().parent.parent
+STEPS = 60
+MIN_WIDTH_RATIO = 0.1
+
+
+class Device:
+    """A simulated device: the model, times errors of single widths, times a drift; readings have noise."""
+
+    def __init__(self, model: EnergyModel, rng: np.random.Generator, error: float, noise: float) -> None:
+        self._model, self._rng, self._noise = model, rng, noise
+        prunable = sum(a < b for a, b in zip(model.min_widths, model.full_widths, strict=True))
+        # Errors of many groups average out, so each is scaled for the total to have this standard deviation.
+        scale = error / np.sqrt(max(prunable, 1)) * 2
+        self._errors = {
+            name: rng.normal(0, scale, full + 1) for name, full in zip(model.groups, model.full_widths, strict=True)
+        }
+        self._drift = 1 + rng.normal(0, error)
+        self.readings = 0
+
+    def energy(self, widths: Mapping[str, int]) -> float:
+        """Energy without noise."""
+        off = sum(float(self._errors[name][width]) for name, width in widths.items())
+        return self._model.at(widths) * self._drift * float(np.exp(off))
+
+    def measure(self, widths: Mapping[str, int]) -> MeasuredCost:
+        """One reading."""
+        self.readings += 1
+        value = self.energy(widths) * (1 + self._rng.normal(0, self._noise))
+        return MeasuredCost({"energy": value}, "measured", relative_ci=2 * self._noise)
+
+
+class Grouped:
+    """The groups of a model, in place of a graph."""
+
+    def __init__(self, model: EnergyModel) -> None:
+        self.full_widths = dict(zip(model.groups, model.full_widths, strict=True))
+        self.branches = ()
+
+
+class SimulatedMethod:
+    """The scheduled solver without a network: importance is a random walk."""
+
+    name = "ecc"
+
+    def __init__(self, context: Context, rng: np.random.Generator) -> None:
+        self._context, self._rng, self._step = context, rng, 0
+        full = list(context.graph.full_widths.values())
+        ranking = ChannelRanking(full)
+        constraints = ResourceConstraints([context.model], context.graph, "cpu")
+        least = torch.tensor(context.min_widths())
+        multiple = context.width_multiple
+        planner = WidthPlanner(ranking, constraints, least, multiple, per_remaining_share=True)
+        alive = torch.ones(sum(full), dtype=torch.bool)
+        self.ranking, self._dense = ranking, constraints.dense[0]
+        self.solver = ScheduledSolver(ranking, constraints, least, multiple, alive, planner=planner)
+        scale = np.repeat(rng.normal(0, 1, len(full)), full)
+        self._log = rng.normal(0, 1, sum(full)) + scale
+        self._targets = list(context.targets)
+        self._schedule = Schedule((1.0,), self._ends(context.targets), STEPS)
+
+    def _ends(self, targets: Sequence[float]) -> tuple[float, ...]:
+        return tuple(target / self._dense for target in targets)
+
+    @property
+    def importance(self) -> torch.Tensor:
+        """Present importance."""
+        return torch.from_numpy(np.exp(self._log)).float()
+
+    @property
+    def progress(self) -> float:
+        """Share of the ramp that is done."""
+        return min(max(self._step - self._schedule.ramp_start, 0) / self._schedule.ramp_steps, 1.0)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all steps were taken."""
+        return self._step >= self._schedule.steps
+
+    def step(self) -> None:
+        """One step."""
+        if self._context.targets != self._targets:
+            self._targets = list(self._context.targets)
+            ends = self._ends(self._targets)
+            if self.progress < 1:
+                self._schedule = Schedule((1.0,), ends, STEPS)
+            else:  # a short ramp to the corrected target
+                start = self._schedule.fractions(self._step)
+                self._schedule, self._step = Schedule(start, ends, STEPS - self._step, 0.0, 0.2), 0
+                self.solver.fix_plan(None)
+        self._step += 1
+        self._log += self._rng.normal(0, 0.05, len(self._log))
+        if self.solver.is_due(self._schedule, self._step):
+            self.solver.update(self.importance, self._schedule, self._step, 1e-3)
+
+    def propose(self, targets: Sequence[float]) -> dict[str, int] | None:
+        """As `Ecc`."""
+        widths = self.solver.propose(self.importance, self._ends(targets))
+        return None if widths is None else dict(zip(self._context.graph.full_widths, widths, strict=True))
+
+    def fix_widths(self, widths: Mapping[str, int]) -> None:
+        """As `Ecc`."""
+        self.solver.fix_plan([widths[name] for name in self._context.graph.full_widths])
+
+
+class Context:
+    """What the controller needs of a `PruningContext`."""
+
+    def __init__(self, model: EnergyModel, targets: list[float], width_multiple: int) -> None:
+        self.model, self.graph, self.costs = model, Grouped(model), (model,)
+        self.targets, self.width_multiple = targets, width_multiple
+        self.method: SimulatedMethod | None = None
+
+    def min_widths(self) -> list[int]:
+        """Minimum width of each group."""
+        found = []
+        for full, least in zip(self.model.full_widths, self.model.min_widths, strict=True):
+            smallest = -(-max(least, int(MIN_WIDTH_RATIO * full)) // self.width_multiple) * self.width_multiple
+            found.append(full if least == full else min(full, smallest))
+        return found
+
+    smallest_widths = min_widths
+
+    def named_widths(self) -> dict[str, int]:
+        """Present widths."""
+        assert self.method is not None
+        widths = self.method.ranking.widths(self.method.solver.alive).tolist()
+        return dict(zip(self.graph.full_widths, widths, strict=True))
+
+    def predicted(self, widths: Mapping[str, int]) -> dict[str, float]:
+        """By the model."""
+        return {"energy": self.model.at(widths)}
+
+
+def run(model: EnergyModel, multiple: int, fraction: float, rng: np.random.Generator, options: Any) -> dict[str, Any]:
+    """One run: the energy of the result as a fraction of the budget, with and without measuring."""
+    device = Device(model, rng, options.error, options.noise)
+    full = dict(zip(model.groups, model.full_widths, strict=True))
+    limit = fraction * device.energy(full)
+    # The drift is known from the measured dense network, as in a real run.
+    start = limit * model.dense / device.measure(full).amounts["energy"]
+    found: dict[str, Any] = {"budget": fraction}
+    context = Context(model, [start], multiple)
+    if context.model.at(dict(zip(full, context.min_widths(), strict=True))) > 0.98 * start:
+        return {}
+    context.method = SimulatedMethod(context, rng)
+    found["prediction_only"] = device.energy(context.method.propose([start]) or full) / limit
+    controller: Any = BudgetController(context.method, context, [limit], device.measure)  # type: ignore[arg-type]
+    import ecc.methods.budget_controller as module
+
+    module.is_reachable = lambda where, targets: (
+        model.at(dict(zip(full, where.min_widths(), strict=True))) <= targets[0]
+    )
+    controller.run(lambda _: None)
+    found["result"] = device.energy(context.named_widths()) / limit
+    found["reading"] = controller.checks[-1].measured["energy"] / limit
+    found["is_met"] = controller.is_met
+    found["note"] = controller.note
+    found["readings"] = device.readings
+    return found
+
+
+def summary(values: list[float]) -> dict[str, float]:
+    """How many results are where."""
+    found = np.array(values)
+    return {
+        "runs": len(values),
+        "within_98_to_100": float(((found >= 0.98) & (found <= 1.0)).mean()),
+        "above_100": float((found > 1.0).mean()),
+        "below_98": float((found < 0.98).mean()),
+        "median": float(np.median(found)),
+        "smallest": float(found.min()),
+        "largest": float(found.max()),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--runs", type=int, default=25, help="Runs for each profile and budget.")
+    parser.add_argument("--budgets", type=float, nargs="*", default=[0.8, 0.65, 0.5])
+    parser.add_argument("--profiles", nargs="*", default=["e1", "e2", "e3", "e4"])
+    parser.add_argument("--error", type=float, default=0.03, help="Standard deviation of the model's error.")
+    parser.add_argument("--noise", type=float, default=0.003, help="Standard deviation of one reading.")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    results: dict[str, Any] = {}
+    for name in options.profiles:
+        profile = Profile.load(ROOT / "results" / "evidence" / f"{name}.profile.gz")
+        model = fit(profile, "physical", allow_drift=True)
+        for fraction in options.budgets:
+            begin = time.perf_counter()
+            rng = np.random.default_rng(0)
+            rows = [
+                run(model, profile.header.design.width_multiple or 1, fraction, rng, options)
+                for _ in range(options.runs)
+            ]
+            rows = [row for row in rows if row]
+            if not rows:
+                continue
+            results[f"{name} {fraction:.0%}"] = rows
+            print(
+                f"{name} {fraction:.0%}", {k: round(v, 4) for k, v in summary([r["result"] for r in rows]).items()},
+                "readings", np.mean([row["readings"] for row in rows]), f"{time.perf_counter() - begin:.0f} s", flush=True,
+            )  # fmt: skip
+    every = [row for rows in results.values() for row in rows]
+    record = {
+        "what": "energy of the result on a simulated device as a fraction of the budget",
+        "environment": machine(commit=commit()),
+        "error": options.error,
+        "noise": options.noise,
+        "result": summary([row["result"] for row in every]),
+        "reading": summary([row["reading"] for row in every]),
+        "prediction_only": summary([row["prediction_only"] for row in every]),
+        "mean_readings": float(np.mean([row["readings"] for row in every])),
+        "runs": results,
+    }
+    print({key: record[key] for key in ("result", "reading", "prediction_only", "mean_readings")})
+    write_record(record, options.out)
+
+
+if __name__ == "__main__":
+    main()
