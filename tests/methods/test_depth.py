@@ -28,8 +28,8 @@ def test_a_budget_that_needs_fewer_branches_is_met(tmp_path: Path) -> None:
     }
     with pytest.raises(InfeasibleBudget, match=r"depth=True \(reaches \d+ %\)"):
         ecc.compress(net, data, "macs=20%", folder=tmp_path / "wide", depth=False, **options)
-    done = ecc.compress(net, data, "macs=20%", folder=tmp_path / "deep", **options)
-    assert done.summary.budgets[0].is_met
+    done = ecc.compress(net, data, "macs=15%", folder=tmp_path / "deep", **options)
+    assert done.met
     removed = [path for path, module in done.model.named_modules() if isinstance(module, RemovedModule)]
     assert removed
     again = ecc.load_slim(built(*NETWORKS["basic"][:2])[0], tmp_path / "deep").eval()
