@@ -289,7 +289,7 @@ class HeadsOfConfig(Attention):
 
 
 class Multihead(nn.Module):
-    """torch's own layer, which computes the head width from the width of the stream."""
+    """torch's own layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -339,6 +339,7 @@ PRUNABLE: dict[str, tuple[Callable[[], nn.Module], int]] = {
     "position bias as mask": (lambda: PositionBias(as_mask=True), 4),
     "cross": (Cross, 4),
     "talking heads": (TalkingHeads, 4),
+    "nn.MultiheadAttention": (Multihead, 4),
     "two heads": (lambda: Sdpa(heads=2), 2),
     "as many heads as width": (lambda: Sdpa(heads=5, head_dim=5), 5),
     "as many heads as tokens": (lambda: SdpaInner(heads=7, head_dim=2), 7),
@@ -350,6 +351,5 @@ FROZEN: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "literal heads": (LiteralHeads, "hard-coded channel count"),
     "constant slopes": (Slopes, "not prunable"),
     "heads of a config": (HeadsOfConfig, "hard-coded channel count"),
-    "nn.MultiheadAttention": (Multihead, ""),
 }
 """Name -> (module, part of the reason why its heads are not prunable)."""

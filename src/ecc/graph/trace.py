@@ -232,11 +232,11 @@ class _Search:
         """Try another interpretation if one put channels on an unusual axis; False if none is left."""
         if self._split_into_heads(partition, passes):
             return True
-        unusual = [labels for p in passes for labels in p.unusual]
+        unusual = [labels for p in passes for labels, _ in p.unusual]
         if not unusual:
             return False
         units = np.unique(partition.unit[torch.cat(unusual).numpy()])
-        return self._try_another(units, passes, partition)
+        return self._try_another(units, passes, partition, why=next(why for p in passes for _, why in p.unusual))
 
     def _split_into_heads(self, partition: ChannelPartition, passes: list[Tracer]) -> bool:
         """Try another interpretation of every view whose channels attention rejected; False if none is left."""
@@ -257,10 +257,15 @@ class _Search:
         return bool(again)
 
     def _try_another(
-        self, units: np.ndarray, passes: list[Tracer], partition: ChannelPartition, failure: Misaligned | None = None
+        self,
+        units: np.ndarray,
+        passes: list[Tracer],
+        partition: ChannelPartition,
+        failure: Misaligned | None = None,
+        why: str | None = None,
     ) -> bool:
         """Choose the next interpretation of the last line of code that has one left and involves these units."""
-        line, why = (None, None) if failure is None else (failure.line, str(failure))
+        line, why = (None, why) if failure is None else (failure.line, str(failure))
         guesses = list(reversed([guess for p in passes for guess in p.guesses]))
         splits = set().union(*(p.splits for p in passes))
         for own in (True, False):  # first the line that failed

@@ -73,8 +73,8 @@ class Tracer(TorchDispatchMode):
     """Labels of the tensors that channels were selected from."""
     numbers: list[tuple[OpOverload, list[float], WidthPower | None]] = field(default_factory=list)
     """Python numbers among the arguments of elementwise operators, in order, and the factor of the operand."""
-    unusual: list[Tensor] = field(default_factory=list)
-    """Labels that were frozen on an axis where channels are unusual, such as a spatial one."""
+    unusual: list[tuple[Tensor, str]] = field(default_factory=list)
+    """Labels that were frozen on an axis where channels are unusual, such as a spatial one, and why."""
     wants_heads: list[Tensor] = field(default_factory=list)
     """Labels along an axis that attention sums over: an earlier view should split them into heads."""
     no_heads: Mapping[str, str] = field(default_factory=dict)
@@ -213,7 +213,7 @@ class Tracer(TorchDispatchMode):
         """
         self.channel_labels.freeze(labels, why)
         if unusual:
-            self.unusual.append(compact(labels).reshape(-1))
+            self.unusual.append((compact(labels).reshape(-1), why))
         return frozen_labels(labels.shape)
 
     def freeze_pending(self, value: Any) -> None:

@@ -54,10 +54,10 @@ def _inner_product(trace: Tracer, call: Call, left: Tensor, right: Tensor) -> La
         return None
     if not (trace.is_zero(left) and trace.is_zero(right)):
         return None
-    vectors = [channel_vector(labels, axis, left.shape[1]) for labels, axis in ((sides[0], 1), (sides[1], 0))]
-    trace.channel_labels.unite(*vectors, call.here)
-    trace.channel_labels.zeroed += vectors
-    return vectors[0]
+    first, second = channel_vector(sides[0], 1, left.shape[1]), channel_vector(sides[1], 0, left.shape[1])
+    trace.channel_labels.unite(first, second, call.here)
+    trace.channel_labels.zeroed += [first, second]
+    return first
 
 
 def baddbmm(trace: Tracer, call: Call) -> Labels:
