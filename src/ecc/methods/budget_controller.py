@@ -38,7 +38,7 @@ Pruned channels do not come back, so the first check has to be early: with the c
 done at a quarter of the steps.
 """
 
-PROPOSALS = (1, 3, 12)
+PROPOSALS = (1, 8, 12)
 """Most measurements of proposed widths at each checkpoint before the last."""
 
 TOLERANCE_BAND = (0.98, 1.0)
@@ -139,15 +139,9 @@ class BudgetController:
                 return None
             self.is_met, self.note = False, ""
         is_final = progress is None or progress >= 1.0 or is_last
-        if not is_final and progress is not None and hasattr(self._method, "propose"):
-            proposed = self._measure_proposals(progress)
-            if proposed is not None:
-                return proposed
-        if is_final and self._chosen is not None and widths == self._chosen.check.widths:
-            check = replace(self._chosen.check, step=self.steps, progress=1.0)  # measured before it was pruned
-            self.checks.append(check)
-            self._chosen = None
-            return self._decide(check) or check
+        known = self._accept_chosen(widths) if is_final else self._measure_proposals(progress or 0.0)
+        if known is not None:
+            return known
         if is_final and any(widths == check.widths for check in self.checks if check.progress >= 1.0):
             # Measured often enough, a network above its budget would pass by chance.
             return self._stop_at_best()
@@ -161,12 +155,23 @@ class BudgetController:
         self._context.targets = list(check.targets.values())
         return check
 
+    def _accept_chosen(self, widths: Mapping[str, int]) -> CostCheck | None:
+        """If the network has the chosen widths, they need not be measured again."""
+        if self._chosen is None or widths != self._chosen.check.widths:
+            return None
+        check = replace(self._chosen.check, step=self.steps, progress=1.0)
+        self.checks.append(check)
+        self._chosen = None
+        return self._decide(check) or check
+
     def _measure_proposals(self, progress: float) -> CostCheck | None:
         """Measure widths that the method would prune to, until some are within the band. The last time, choose them.
 
         The candidates are the method's proposals for many targets. After each measurement, `estimate_error` says where
         the others are on the device, and the one that seems to be closest to the middle of the band is measured next.
         """
+        if not hasattr(self._method, "propose"):
+            return None
         tries = PROPOSALS[self._next_checkpoint]
         while self._next_checkpoint < len(CHECKPOINTS) - 1 and progress >= CHECKPOINTS[self._next_checkpoint]:
             tries = max(tries, PROPOSALS[self._next_checkpoint])  # a short schedule passes several at once
@@ -185,6 +190,8 @@ class BudgetController:
             found.append(_Bracket(targets, ratio, check))
             if self._band[0] <= ratio <= self._aim()[0]:
                 break
+            if is_last and 2 * len(found) >= tries:
+                candidates += self._neighbours(found)
         if not found:
             return None
         top, aim = self._aim()
@@ -220,6 +227,28 @@ class BudgetController:
             if widths is not None:
                 found[tuple(widths.values())] = (widths, targets)
         return list(found.values())
+
+    def _neighbours(self, found: Sequence[_Bracket]) -> list[tuple[dict[str, int], list[float]]]:
+        """Widths that differ in one group from the best ones: one step wider if they cost too little, else narrower.
+
+        Where costs have large steps, no proposal may be within the band. All other widths are those of a measured
+        network, so the estimate is good.
+        """
+        context, step = self._context, self._context.width_multiple
+        present, least = context.named_widths(), dict(zip(context.graph.full_widths, context.min_widths(), strict=True))
+        measured = {tuple(check.widths.values()) for check in self.checks}
+        below = [one for one in found if one.ratio <= self._band[0]]
+        above = [one for one in found if one.ratio > self._band[0]]
+        bases = [(max(below, key=lambda one: one.ratio), step)] if below else []
+        bases += [(min(above, key=lambda one: one.ratio), -step)] if above else []
+        neighbours = {}
+        for base, change in bases:
+            for name, width in base.check.widths.items():
+                new = min(present[name], width + change)
+                if width > 0 and new != width and new >= least[name]:
+                    widths = {**base.check.widths, name: new}
+                    neighbours[tuple(widths.values())] = (widths, base.targets)
+        return [one for key, one in neighbours.items() if key not in measured]
 
     def _estimated_ratio(self, widths: Mapping[str, int]) -> float:
         """What the cost of these widths would be on the device, as a fraction of the budget."""
