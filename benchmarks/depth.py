@@ -56,8 +56,8 @@ class Block(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Attention and MLP, each added to the input."""
         x = x + self.attend(self.norm1(x))
-        x = x + self.fc2(F.gelu(self.fc1(self.norm2(x))))
-        return x
+        mixed: Tensor = x + self.fc2(F.gelu(self.fc1(self.norm2(x))))
+        return mixed
 
 
 class ViT(nn.Module):
@@ -165,7 +165,7 @@ def compress(task: Task, budget: str, depth: bool, energy: EnergyModel, options:
 def least_energy(task: Task, energy: EnergyModel, batch: int) -> float:
     """Predicted energy with every group at its minimum width and all branches kept."""
     graph, _ = trace_task(task, batch, ())
-    widths = group_min_widths(graph, CompressSettings.min_width_ratio, energy.width_multiple or 1)
+    widths = group_min_widths(graph, CompressSettings.min_width_ratio, energy.origin.width_multiple or 1)
     return float(energy.value(torch.tensor(widths, dtype=torch.float64)))
 
 
@@ -185,12 +185,11 @@ def main() -> None:
     parser.add_argument("--limit", type=int, help="images of each split; all by default")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--folder", type=Path, default=Path("out/depth"))
-    parser.add_argument("--commit", default="unknown")
     options = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     record: dict[str, Any] = {
         "what": "compression with and without removed branches, CIFAR-10 (a lossy copy)",
-        "environment": machine(commit=options.commit),
+        "environment": machine(),
         "fits": {},
         "runs": [],
     }

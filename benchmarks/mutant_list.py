@@ -242,7 +242,7 @@ SOLVER = [
     Mutant(
         "scores-frozen-is-free",
         f"{_ECC}/importance.py",
-        "return (found.square() + rate * without).sqrt()",
+        "return torch.where(without > 0, self._sign * (found.square() + rate * without).sqrt(), found)",
         "return found",
         "channels of layers without gradients have no importance",
     ),
@@ -250,9 +250,9 @@ SOLVER = [
     Mutant(
         "taylor-no-bias-correction",
         f"{_ECC}/importance.py",
-        "return self._mean / (1 - TAYLOR_DECAY**self._samples) if self._samples else self._mean",
-        "return self._mean",
-        "forgotten bias correction of the running mean",
+        "square, mean = self._square / (1 - decayed), self._mean / (1 - decayed)",
+        "square, mean = self._square, self._mean",
+        "forgotten bias correction of the running means",
     ),
     Mutant(
         "taylor-wrong-decay",
@@ -436,8 +436,8 @@ SOLVER = [
     Mutant(
         "schedule-square",
         f"{_ECC}/scheduled.py",
-        "max(start - end, 0) * left**3",
-        "max(start - end, 0) * left**2",
+        "/ self.ramp_steps) ** 3",
+        "/ self.ramp_steps) ** 2",
         "the ramp falls with the square in place of the cube",
     ),
     Mutant(
@@ -820,22 +820,22 @@ ENERGY = [
     Mutant(
         "steps-gradient-side",
         f"{_ENERGY}/cost.py",
-        "((risen > 0) & (risen <= 1))",
-        "((risen >= 0) & (risen < 1))",
+        "((sizes > 0) & (sizes <= 1) & (multiple == 0))",
+        "((sizes >= 0) & (sizes < 1) & (multiple == 0))",
         "wrong comparison: the derivative at a kink is that of growing",
     ),
     Mutant(
         "steps-unbounded",
         f"{_ENERGY}/cost.py",
-        "(widths.to(torch.float64) @ rows.T - start).clamp(0, 1)",
-        "(widths.to(torch.float64) @ rows.T - start).clamp(min=0)",
+        "torch.where(multiple > 0, misaligned, sizes.clamp(0, 1))",
+        "torch.where(multiple > 0, misaligned, sizes.clamp(min=0))",
         "missing clamp: steps rise for ever",
     ),
     Mutant(
         "steps-fixed-part",
         f"{_ENERGY}/cost.py",
-        "start = np.array(self.levels, dtype=np.float64) - fixed",
-        "start = np.array(self.levels, dtype=np.float64) + fixed",
+        "np.array(self.levels, dtype=np.float64)) - fixed",
+        "np.array(self.levels, dtype=np.float64)) + fixed",
         "wrong sign of the fixed part of a size",
     ),
     Mutant(

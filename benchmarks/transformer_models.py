@@ -74,6 +74,29 @@ def _clip() -> nn.Module:
     return model
 
 
+def _detr() -> nn.Module:
+    backbone = hf.ResNetConfig(
+        embedding_size=8, hidden_sizes=[8, 16, 24, 32], depths=[1, 1, 1, 1], out_features=["stage4"]
+    )
+    config = hf.DetrConfig(
+        use_timm_backbone=False,
+        use_pretrained_backbone=False,
+        backbone=None,
+        backbone_config=backbone,
+        d_model=64,
+        encoder_layers=2,
+        decoder_layers=2,
+        encoder_attention_heads=8,
+        decoder_attention_heads=8,
+        encoder_ffn_dim=160,
+        decoder_ffn_dim=160,
+        num_queries=5,
+        num_labels=4,
+    )
+    model: nn.Module = hf.DetrForObjectDetection(config)
+    return model
+
+
 MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], dict[str, Any]]]] = {
     "Llama": (lambda: hf.LlamaForCausalLM(hf.LlamaConfig(**TEXT, num_key_value_heads=4)), tokens),
     "Llama, eager": (
@@ -137,5 +160,6 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], dict[str, Any]]]] 
         ),
         lambda: pixels(64),
     ),
+    "DETR": (_detr, lambda: pixels(64)),
 }
 """Name -> (makes the model, makes an example input)."""

@@ -78,7 +78,7 @@ def test_help_and_typing_mistakes_are_answered_without_torch(words: list[str]) -
 PARSED = {
     "torchrun --nproc-per-node 4 -m ecc compress net.py:build --budget 60% -o run": "several processes",
     "ecc compress mobilenet_v1 --data imagenet --budget 60% -o run": "a data set; see test_data.py",
-    "ecc compare recipe.toml --data imagenet --energy e.json -o runs": "a data set; see test_recipes.py",
+    "ecc compare recipe.toml --data imagenet --energy e.json -o runs": "a data set; see test_data.py",
     "ecc compress hf:./model --text train.txt --budget decode=70% --budget prefill=80% -o run": (
         "a saved model; see zoo/test_language.py"
     ),

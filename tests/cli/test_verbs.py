@@ -279,6 +279,13 @@ def test_compare_profiles_once_runs_the_grid_and_reports(folder: Path) -> None:
     assert "every run failed" in failed.stderr
 
 
+def test_without_ray_the_error_says_what_to_install(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    result = ecc("compare", "digits", "--energy", "energy.json", "--quick", "--backend", "ray", "-o", "runs")
+    assert result.exit_code == 2
+    assert "pip install ray" in result.stderr
+
+
 # ---------------------------------------------------------------- export and report
 
 

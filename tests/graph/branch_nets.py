@@ -160,6 +160,23 @@ class Transformer(nn.Module):
         return (x, mask) if self.returns == "tuple" else x
 
 
+class InBlock(nn.Module):
+    """A transformer block that computes attention itself, between its layers."""
+
+    def __init__(self, c: int, heads: int = 4) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm1, self.norm2 = nn.LayerNorm(c), nn.LayerNorm(c)
+        self.qkv, self.proj = nn.Linear(c, 3 * c), nn.Linear(c, c)
+        self.fc1, self.fc2 = nn.Linear(c, 2 * c), nn.Linear(2 * c, c)
+
+    def forward(self, x: Tensor) -> Tensor:
+        b, n, _ = x.shape
+        q, k, v = self.qkv(self.norm1(x)).view(b, n, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        x = x + self.proj(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(b, n, -1))
+        return x + self.fc2(F.gelu(self.fc1(self.norm2(x))))
+
+
 class Parallel(nn.Module):
     """Attention and MLP of the same norm, added to each other first."""
 
@@ -231,6 +248,7 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], int, int]] =
     "tuples": (
         lambda: token_net(Tuples(Transformer(16, returns="tuple"), Transformer(16, returns="tuple"))), TOKENS, 4, 2,
     ),
+    "in block": (lambda: token_net(InBlock(16), InBlock(16)), TOKENS, 4, 2),
     "parallel": (lambda: token_net(Parallel(16), Parallel(16)), TOKENS, 4, 2),
     "post norm": (lambda: token_net(PostNorm(16), PostNorm(16)), TOKENS, 4, 0),
     "wrappers": (
@@ -388,6 +406,6 @@ def built(build: Callable[[], nn.Module], shape: tuple[int, ...]) -> tuple[nn.Mo
     net(x)  # lazy layers
     for module in net.modules():
         if isinstance(module, nn.BatchNorm2d):
-            module.running_mean.normal_(0, 0.2)  # type: ignore[union-attr, operator]
+            module.running_mean.normal_(0, 0.2)  # type: ignore[union-attr]
             module.bias.data.normal_(0, 0.2)
     return net.eval(), x

@@ -271,7 +271,7 @@ def test_code_that_follows_the_widths_is_prunable(code: Callable[[Tensor], Tenso
 
 def test_channels_that_decide_which_code_runs_are_frozen() -> None:
     graph = trace_channels(BranchesOnChannels(), torch.randn(2, 3, 8, 8))
-    assert "`sum` reduces over the channel axis" in str(graph["stem"].frozen)
+    assert "Python code reads its value" in str(graph["stem"].frozen)
     assert "real tensors" in graph.notes[0]
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import sys
+import time
 import warnings
 from pathlib import Path
 
@@ -10,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from ecc.graph import mask_channels_, max_relative_diff, slim, trace_channels, with_widths
+from ecc.graph import mask_branches_, mask_channels_, max_relative_diff, slim, trace_channels, with_widths
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # of its dependencies at import
@@ -26,20 +28,11 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning"),
 ]
 
-SHARES = {
-    "Llama": 0.84,
-    "Llama, eager": 0.84,
-    "Qwen2": 0.84,
-    "Mistral": 0.84,
-    "GPT-2": 0.87,
-    "BERT": 0.84,
-    "T5": 0.9,
-    "Whisper": 0.85,
-    "ViT": 0.87,
-    "Swin": 0.75,
-    "Segformer": 0.5,
-}
-"""The share of parameters that can be removed; the residual width is frozen by its norms."""
+RESIDUAL = ("Llama", "Llama, eager", "Qwen2", "Qwen3", "Mistral", "Gemma", "Mixtral", "Mixtral, eager", "T5")
+"""Models with RMSNorm, whose residual width can be pruned."""
+LOWER = {"Segformer": 0.54}
+"""Models below the goal, because most of their parameters lie between layers whose outputs a LayerNorm mixes."""
+MAX_TRACE_SECONDS = 2.0
 
 
 def built(name: str) -> tuple[nn.Module, dict[str, torch.Tensor]]:
@@ -48,20 +41,38 @@ def built(name: str) -> tuple[nn.Module, dict[str, torch.Tensor]]:
     return build().eval(), make_inputs()
 
 
-@pytest.mark.parametrize("name", SHARES)
+@pytest.mark.parametrize("name", MODELS)
 def test_the_share_of_parameters_and_a_random_cut(name: str) -> None:
+    """At least 90 % of the parameters with the residual width, 80 % without; exact; traced in two CPU seconds."""
     net, inputs = built(name)
+    started = time.process_time()
     graph = trace_channels(net, inputs)
-    least = graph.parameters({group.name: group.min_width for group in graph.prunable})
-    assert 1 - float(least / graph.parameters()) >= SHARES[name], [(g.name, g.frozen) for g in graph.groups]
-    dense = with_widths(net, graph, {}).double()
-    masked = with_widths(net, graph, {}).double()
-    inputs = {key: t.double() if t.is_floating_point() else t for key, t in inputs.items()}
+    seconds = time.process_time() - started
+    frozen = [(g.name, g.frozen) for g in graph.groups]
+    wanted = LOWER.get(name, 0.9 if name in RESIDUAL else 0.8)
+    assert graph.prunable_share >= wanted, frozen
+    assert any(group.zeroed for group in graph.prunable) == (name in RESIDUAL), frozen
+    assert seconds < MAX_TRACE_SECONDS * torch.get_num_threads()
+    dtype = torch.float32 if name == "Mixtral" else torch.float64  # its products of experts do not run in float64
+    inputs = {key: t.to(dtype) if t.is_floating_point() else t for key, t in inputs.items()}
+    dense, masked = (with_widths(net, graph, {}).to(dtype) for _ in range(2))
     for group in graph.prunable:
         gone = torch.randperm(group.width)[: int(0.4 * group.width)]
         mask_channels_(masked, graph, {group.name: gone})
-    assert max_relative_diff(masked, slim(masked, graph), inputs) < 1e-9
-    assert max_relative_diff(masked, dense, inputs) > 1e-6
+    allowed = 1e-5 if name in RESIDUAL else 1e-9  # Hugging Face's RMSNorm computes in float32
+    assert max_relative_diff(masked, slim(masked, graph), inputs) < allowed
+    assert max_relative_diff(masked, dense, inputs) > 1e-3
+
+
+@pytest.mark.parametrize("name", ["Llama", "T5", "BERT", "ViT"])
+def test_intermediate_outputs_and_caches_do_not_matter(name: str) -> None:
+    net, inputs = built(name)
+    plain = trace_channels(net, inputs, verify=False)
+    options = {"output_hidden_states": True, "output_attentions": name != "ViT"}
+    if name in ("Llama", "T5"):
+        options["use_cache"] = True
+    graph = trace_channels(net, {**inputs, **options}, verify=False)
+    assert [(g.name, g.width) for g in graph.prunable] == [(g.name, g.width) for g in plain.prunable]
 
 
 def test_generation_with_a_cache_works_after_pruning() -> None:
@@ -72,3 +83,31 @@ def test_generation_with_a_cache_works_after_pruning() -> None:
     small = slim(net, graph)
     options = {"max_new_tokens": 5, "do_sample": False}
     assert torch.equal(net.generate(**inputs, **options), small.generate(**inputs, **options))
+
+
+@pytest.mark.parametrize("name", ["Llama", "GPT-2", "BERT", "ViT"])
+def test_attention_and_mlp_branches_are_removed_exactly(name: str) -> None:
+    net, inputs = built(name)
+    graph = trace_channels(net, inputs)
+    names = [branch.name for branch in graph.branches]
+    assert len(names) == 4, graph.kept_branches
+    inputs = {key: t.double() if t.is_floating_point() else t for key, t in inputs.items()}
+    for some in (names[:1], names[1:2], names[::2], names[1:], names):
+        masked = with_widths(net, graph, {}).double()
+        mask_branches_(masked, graph, some)
+        assert max_relative_diff(masked, slim(masked, graph), inputs) < 1e-12
+
+
+@pytest.mark.parametrize("name", ["Llama", "GPT-2"])
+def test_generation_with_a_cache_works_without_branches(name: str) -> None:
+    """The cache counts tokens by its first layer, which may be removed."""
+    net, inputs = built(name)
+    graph = trace_channels(net, inputs)
+    names = [branch.name for branch in graph.branches]
+    options = {"max_new_tokens": 5, "do_sample": False, "return_dict_in_generate": True, "output_logits": True}
+    for some in (names[:1], names[:2], names[::2], names):
+        masked = copy.deepcopy(net)
+        mask_branches_(masked, graph, some)
+        wanted, found = (one.generate(**inputs, **options) for one in (masked, slim(masked, graph)))
+        assert torch.equal(wanted.sequences, found.sequences)
+        assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(wanted.logits, found.logits, strict=True))

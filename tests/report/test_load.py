@@ -90,6 +90,19 @@ def test_a_damaged_file_is_named_in_one_line(tmp_path: Path, name: str, data: st
     assert "\n" not in str(error.value)
 
 
+def test_numbers_that_cannot_be_drawn_and_missing_environments(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run")
+    (folder / "environment.json").unlink()
+    assert load_report(folder).environments == []
+    file = folder / "energy.json"
+    model = json.loads(file.read_text())
+    for value, message in ((-1.0, "a held-out cost is not positive"), (1e200, "out of range")):
+        model["quality"]["held_out"][0][0] = value
+        file.write_text(json.dumps(model))
+        with pytest.raises(BadFile, match=rf"energy\.json is damaged .*{message}"):
+            load_report(folder)
+
+
 def test_other_folders_are_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     (tmp_path / "empty").mkdir()

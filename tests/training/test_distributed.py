@@ -39,7 +39,7 @@ def test_a_missing_accelerate_is_reported(monkeypatch: pytest.MonkeyPatch) -> No
 def test_only_a_restart_on_one_machine_creates_its_own_group(
     monkeypatch: pytest.MonkeyPatch, changes: dict[str, str]
 ) -> None:
-    """methods/test_restarting.py tests a real restart."""
+    """methods/test_resume.py tests a real restart."""
     alike = {"TORCHELASTIC_RESTART_COUNT": "1", "TORCHELASTIC_USE_AGENT_STORE": "True"}
     for name, value in {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", **alike, **changes}.items():
         monkeypatch.setenv(name, value)

@@ -264,7 +264,7 @@ def bilinear_terms(structure: StructureSpec) -> tuple[Term, ...]:
 
 def _switch_constants(structure: StructureSpec) -> tuple[Term, ...]:
     """One constant for each set of branches without which layers are removed."""
-    nothing = (0.0,) * len(AMOUNTS)
+    nothing: Amounts = (0.0, 0.0, 0.0, 0.0)
     layers: dict[tuple[int, ...], list[int]] = {}
     for number, switch in enumerate(structure.layer_switches):
         if switch:

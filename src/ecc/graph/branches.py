@@ -22,7 +22,7 @@ from __future__ import annotations
 import heapq
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatch
 from typing import Any
@@ -225,9 +225,10 @@ class DataFlow(Tracer):
             call = stack.pop()
             self.path.pop()
             call.end = len(self.ops)
-            call.container = {tuple: "tuple", list: "list"}.get(type(result))
             if isinstance(result, Tensor):
                 call.container = "tensor"
+            elif type(result) in (tuple, list):
+                call.container = type(result).__name__
             many = result if call.container in ("tuple", "list") else [result]
             if all(one is None or isinstance(one, Tensor) for one in many):
                 call.leaves = tuple(None if one is None else self.value(one) for one in many)
@@ -324,7 +325,7 @@ class _BranchSearch:
         freeze: Sequence[str],
         with_shapes: Collection[str],
     ) -> None:
-        self._with_shapes = with_shapes
+        self._with_shapes = set(with_shapes)
         self._model = model
         self._graph = graph
         self._flow = flow
@@ -360,14 +361,29 @@ class _BranchSearch:
                 found.append(one)
                 inside.update(one.groups)
         found.sort(key=lambda one: one.root)
+        blocks = self._blocks(found)
+        self._keep_image_sizes(found, blocks)
         branches = tuple(Branch(one.name, one.groups, one.exits) for one in found)
         replacements = [
             replace(part, branches=(number,)) for number, one in enumerate(found) for part in one.replacements
         ]
-        blocks = self._blocks(found)
         names = {branch.name for branch in branches}
         reasons = tuple((name, why) for name, why in kept.items() if name not in names)
         return replace(self._graph, branches=branches, replacements=(*replacements, *blocks), kept_branches=reasons)
+
+    def _keep_image_sizes(self, found: Sequence[_Candidate], blocks: Sequence[Replacement]) -> None:
+        """Use zeros of the right shape in convolutional blocks that stay, such as those that reduce the image.
+
+        There are few of them, and their shortcuts often read the shape of the branch.
+        """
+        whole = {block.branches for block in blocks}
+        for number, one in enumerate(found):
+            modules = [m for path in one.modules for m in self._model.get_submodule(path).modules()]
+            if (number,) in whole or not any(isinstance(m, nn.modules.conv._ConvNd) for m in modules):
+                continue
+            self._with_shapes.add(one.name)
+            with suppress(_NotRemovable):
+                one.replacements = self._replacements(one)
 
     # --- candidates ------------------------------------------------------------------------------
 
@@ -545,7 +561,41 @@ class _BranchSearch:
             if not children and next(self._model.get_submodule(path).parameters(), None) is not None:
                 return None
             pending = children + pending
-        return tuple(found) if found and self._runs_on_zeros(one, found, shape) else None
+        if not found or not self._runs_on_zeros(one, found, shape):
+            return None
+        return self._without_needless_shapes(one, found) if shape == "full" else tuple(found)
+
+    def _without_needless_shapes(self, one: _Candidate, found: Sequence[Replacement]) -> tuple[Replacement, ...]:
+        """Return the input instead of zeros that only other replaced modules see, and a scalar before the sum."""
+        calls = [call for part in found for call in self._calls[part.path]]
+        replaced = {number for call in calls for number in range(call.start, call.end)}
+        parts = []
+        for part in found:
+            call = self._calls[part.path][0]
+            values = []
+            for value, leaf in zip(part.values, call.leaves, strict=True):
+                if value.kind == "zero" and leaf is not None:
+                    source = self._flow.tensors[call.arguments[value.source]]
+                    is_unseen = self._flow.value_users[leaf] <= replaced
+                    if is_unseen and source.shape == self._flow.tensors[leaf].shape:
+                        value = OutputValue("input", value.source)
+                    elif one.name not in self._with_shapes and self._only_reaches_sum(one, leaf, replaced):
+                        value = OutputValue("zero", value.source)
+                values.append(value)
+            parts.append(replace(part, values=tuple(values)))
+        return tuple(parts)
+
+    def _only_reaches_sum(self, one: _Candidate, value: int, replaced: Collection[int]) -> bool:
+        """Whether a value reaches only the sum of its branch, through code that accepts a zero without axes."""
+        for user in self._flow.value_users[value]:
+            op = self._flow.ops[user]
+            is_sum = user == one.root and not (op.call.in_place and op.inputs[0] == value)
+            is_between = user in one.dead and user not in replaced and op.name in _SCALAR_OPS and not op.call.in_place
+            if not is_sum and not (
+                is_between and all(self._only_reaches_sum(one, out, replaced) for out in op.outputs)
+            ):
+                return False
+        return True
 
     def _replacement(self, path: str, shape: str) -> Replacement | None:
         calls = self._calls[path]

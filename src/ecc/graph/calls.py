@@ -47,6 +47,8 @@ class Call:
     """Whether the channels of masked units are zero in its results."""
     power: Any = None
     """How much larger its results are in a pruned network (`ops.sums.WidthPower`)."""
+    pending: tuple[Tensor, str] | None = None
+    """Channels to freeze, and why, if its result is used. Averaged attention weights often are not."""
     summed: tuple[Tensor, ...] = ()
     """Channels that a single number is the sum of."""
     absorbed: set[str] = field(default_factory=set)

@@ -8,6 +8,7 @@ groups are the paper's s. A plain chain of layers has one group between each two
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -273,6 +274,18 @@ class ChannelGraph:
         per_layer = self.costs.macs_per_layer(self.widths())
         touched = torch.tensor([layer.depends_on(position) for layer in self.layers], dtype=torch.bool, device="cpu")
         return float(per_layer[touched].sum() / per_layer.sum().clamp(min=1))
+
+    @property
+    def prunable_share(self) -> float:
+        """Share of the parameters that lie on an axis of a prunable group, so that some width changes their number."""
+        full = [group.width for group in self.groups]
+        fixed = [0 if group.frozen is None else group.width for group in self.groups]
+        total = left = 0.0
+        for tensor in self.tensors:
+            if tensor.is_parameter:
+                total += math.prod(axis.at(full) for axis in tensor.axes)
+                left += math.prod(axis.at(fixed) for axis in tensor.axes)
+        return 1 - left / total if total else 0.0
 
     # --- files -----------------------------------------------------------------------------------
 

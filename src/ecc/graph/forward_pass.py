@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_map_only
 from ecc.errors import BadWidths, UntraceableModel, first_line
 from ecc.graph.labels import Misaligned, PrunedLabels, frozen_labels
 from ecc.graph.model_copy import named_tensors, rebuild
+from ecc.graph.multihead import use_head_attention_
 from ecc.graph.size_attributes import SizeReader, track_sizes
 from ecc.graph.tracer import Tracer
 from ecc.torch_utils import outputs_in, tensors_in
@@ -51,12 +52,14 @@ class ModelCopy:
         stand_ins = {name: _stand_in(tensor, on_meta) for name, tensor in tensors.items()}
         made = {id(tensor): stand_ins[name] for name, tensor in tensors.items()}
         copy = rebuild(model, made)
+        use_head_attention_(copy)
         track_sizes(copy)
         return cls._named(copy, stand_ins)
 
     @classmethod
     def wrap(cls, model: nn.Module) -> ModelCopy:
         """A network that was built for tracing, without a further copy."""
+        use_head_attention_(model)
         return cls._named(model, named_tensors(model))
 
     @classmethod
@@ -92,6 +95,7 @@ def one_pass(network: ModelCopy, example_input: Inputs, tracer: Tracer, *, train
     for tensor in outputs_in(result):
         if (labels := tracer.labels(tensor)) is not None:
             channel_labels.freeze(labels, "it is an output of the network")
+        tracer.freeze_pending(tensor)
         if (power := getattr(tensor, "_ecc_power", None)) is not None:
             channel_labels.freeze(power.labels, "an output of the network is a mean over it")
     return tracer

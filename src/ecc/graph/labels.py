@@ -363,32 +363,30 @@ class Deferred:
     index: Tensor | None = None
     """The element of the parameter at each position, after any other movement."""
 
-    @property
-    def axes(self) -> tuple[int, ...]:
-        """The parameter's axes in their order here, if it was only permuted, or a single index of an axis selected.
+    def places(self) -> list[tuple[int, Tensor]] | None:
+        """For each axis here, an axis of the parameter and the index along it of each position; None if there is none.
 
-        An expert of a mixture uses `weight[number]`. Empty after any other movement.
+        Covers permutations, `weight[number]` (an expert of a mixture), `weight.chunk(3)`, and the additional and merged
+        axes of einsum. Of merged axes it is the first, such as that of the heads.
         """
-        if self.index is None:
-            return self.order
-        if self.index.dim() >= len(self.shape) or 0 in self.index.shape:
-            return ()
-        steps = [math.prod(self.shape[axis + 1 :]) for axis in range(len(self.shape))]
-        found = []
-        for size, step in zip(self.index.shape, self.index.stride(), strict=True):
-            matching = [axis for axis, n in enumerate(self.shape) if size == n > 1 and steps[axis] == step]
-            found.extend(matching[:1])
-        whole = len(found) == self.index.dim() and len(set(found)) == len(found)
-        return tuple(found) if whole and self._is_regular(found, steps) else ()
-
-    def _is_regular(self, axes: list[int], steps: list[int]) -> bool:
-        """Whether the elements here are those along these axes from the first one on."""
-        assert self.index is not None, "called after a movement"
-        wanted = self.index.reshape(-1)[:1].reshape([1] * self.index.dim())
-        for place, axis in enumerate(axes):
-            shape = [-1 if a == place else 1 for a in range(self.index.dim())]
-            wanted = wanted + (steps[axis] * torch.arange(self.shape[axis])).view(shape)
-        return torch.equal(wanted, self.index)
+        here = self.elements()
+        if 0 in here.shape:
+            return None
+        first = here[(0,) * here.dim()]
+        found, wanted = [], first
+        for axis, size in enumerate(here.shape):
+            line = here
+            for other in range(here.dim() - 1, -1, -1):
+                line = line if other == axis else line.select(other, 0)
+            step, place = 1, (-1, torch.zeros(size, dtype=torch.long))
+            for own in range(len(self.shape) - 1, -1, -1):
+                index = line // step % self.shape[own]
+                step *= self.shape[own]
+                if bool((index != index[0]).any()):
+                    place = (own, index)
+            found.append(place)
+            wanted = wanted + (line - first).view([-1 if other == axis else 1 for other in range(here.dim())])
+        return found if torch.equal(wanted.expand(here.shape), here) else None
 
     def elements(self) -> Tensor:
         """The number of the parameter's element at each position."""

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from ecc.errors import UntraceableModel
+from ecc.graph.multihead import fit_attention_
 from ecc.graph.removal import REMOVED, SIZES, removed_modules
 
 Net = TypeVar("Net", bound=nn.Module)
@@ -144,6 +145,8 @@ def rebuild(model: Net, made: Mapping[int, Tensor]) -> Net:
             elif type(value) is not tuple or not all(type(v) in _PLAIN for v in value):
                 state[key] = _copied(value, memo, f"{type(module).__name__}.{key}")
         _update_sizes(module, state)
+    for copied in copies.values():
+        fit_attention_(copied)
     rebinding = _Rebinding(memo)
     for state, key in functions:  # last, since they may refer to anything above
         state[key] = rebinding(state[key])

@@ -67,8 +67,8 @@ class Tracer(TorchDispatchMode):
     records: list[OpRecord] = field(default_factory=list)
     guesses: list[tuple[str, int, Tensor]] = field(default_factory=list)
     """(line, number of interpretations, labels) of every choice made in this pass."""
-    selections: list[tuple[str, Tensor]] = field(default_factory=list)
-    """(operator, labels) of every selection of channels (slice, split, index), in order."""
+    selections: list[tuple[str, Tensor, list[int]]] = field(default_factory=list)
+    """(operator, labels, sizes of the parts) of every selection of channels (slice, split, index), in order."""
     selected_from: list[Tensor] = field(default_factory=list)
     """Labels of the tensors that channels were selected from."""
     numbers: list[tuple[OpOverload, list[float], WidthPower | None]] = field(default_factory=list)
@@ -178,9 +178,9 @@ class Tracer(TorchDispatchMode):
         return hasattr(tensor, "_ecc_base")
 
     def weight_name(self, tensor: Tensor) -> str | None:
-        """The name of a parameter that is passed unchanged, permuted or as `weight[number]`; None for other tensors."""
+        """The name of a parameter that is passed unchanged or permuted, None for a computed tensor."""
         state = getattr(tensor, "_ecc_state", None)
-        if isinstance(state, Deferred) and state.axes:
+        if isinstance(state, Deferred) and state.index is None:
             return state.name
         if state is None or isinstance(state, tuple):
             return getattr(tensor, "_ecc_name", None)
@@ -189,7 +189,21 @@ class Tracer(TorchDispatchMode):
     def axis_order(self, weight: Tensor) -> tuple[int, ...]:
         """The parameter's axes in their order in `weight`."""
         state = getattr(weight, "_ecc_state", None)
-        return state.axes if isinstance(state, Deferred) else tuple(range(weight.dim()))
+        return state.order if isinstance(state, Deferred) else tuple(range(weight.dim()))
+
+    def weight_axis(self, weight: Tensor, axis: int, role: Role) -> Tensor | None:
+        """Labels along an axis of a parameter or of a part of one (`Deferred.places`); None for other tensors."""
+        state = getattr(weight, "_ecc_state", None)
+        if not isinstance(state, Deferred):
+            name = self.weight_name(weight)
+            return None if name is None else self.channel_labels.axis(name, axis, weight.shape[axis], role)
+        if state.index is None:
+            return self.channel_labels.axis(state.name, state.order[axis], weight.shape[axis], role)
+        places = state.places()
+        if places is None or places[axis][0] < 0:
+            return None
+        own, index = places[axis]
+        return self.channel_labels.axis(state.name, own, state.shape[own], role)[index]
 
     def freeze(self, labels: Tensor, why: str, *, unusual: bool = False) -> Tensor:
         """Freeze channels, and return frozen labels.
@@ -201,6 +215,13 @@ class Tracer(TorchDispatchMode):
         if unusual:
             self.unusual.append(compact(labels).reshape(-1))
         return frozen_labels(labels.shape)
+
+    def freeze_pending(self, value: Any) -> None:
+        """Freeze the channels that a used result of a reduction depends on."""
+        pending = getattr(value, "_ecc_pending", None)
+        if pending is not None:
+            self.freeze(*pending, unusual=True)
+            del value._ecc_pending
 
     def freeze_all(self, many: Sequence[Tensor | None], why: str) -> None:
         """Freeze the channels of several tensors."""
@@ -287,6 +308,9 @@ class Tracer(TorchDispatchMode):
                 return result
             rule = registry.UNKNOWN
         self.last_path = self.path[-1] if self.path else ""
+        for value in (*args, *kwargs.values()):
+            for one in value if isinstance(value, (list, tuple)) else (value,):
+                self.freeze_pending(one)
         call = Call(func, name.rstrip("_"), args, kwargs, None, self.last_path, name.endswith("_"))
         try:
             call.result = self._run(call)
@@ -348,6 +372,8 @@ class Tracer(TorchDispatchMode):
         for out, label in zip(call.outs, many, strict=True):
             self._set_state(call, rule, out, label, state)
             out._ecc_zero, out._ecc_power, out._ecc_shifted = call.zero, call.power, shifted  # type: ignore[attr-defined]
+            if call.pending is not None:
+                out._ecc_pending = call.pending  # type: ignore[attr-defined]
             out._ecc_summed = call.summed if out.numel() == 1 else ()  # type: ignore[attr-defined]
             if call.in_place:
                 self._written(out)
@@ -500,14 +526,16 @@ class Tracer(TorchDispatchMode):
         """Record which channels a slice, split or index selects. A pruned network must select the remaining ones."""
         vectors = [compact(labels).reshape(-1) for labels in found if labels is not None]
         vector = torch.cat(vectors) if vectors else torch.empty(0, dtype=torch.long)
-        self.selections.append((call.name, vector))
+        self.selections.append((call.name, vector, [len(part) for part in vectors]))
         self.selected_from.append(compact(source).reshape(-1))
         if self.dense is None or not isinstance(self.channel_labels, PrunedLabels):
             return
         position = len(self.selections) - 1
-        name, whole = self.dense.selections[position] if position < len(self.dense.selections) else ("", vector)
-        wanted = whole[self.channel_labels.alive[whole]]
-        if name != call.name or not torch.equal(vector, wanted):
+        known = self.dense.selections[position] if position < len(self.dense.selections) else ("", vector, [])
+        name, whole, sizes = known
+        alive = self.channel_labels.alive[whole]
+        parts = [int(part.sum()) for part in alive.split(sizes)] if sizes else []
+        if name != call.name or not torch.equal(vector, whole[alive]) or parts != [len(part) for part in vectors]:
             line = self.key(call)
             why = f"{call.described}{self._at()} selects channels by number.{call.fix}"
             raise Misaligned(torch.cat([vector, whole]), why.rstrip("."), line=line)

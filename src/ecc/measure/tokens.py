@@ -14,6 +14,7 @@ import copy
 import inspect
 from dataclasses import replace
 from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -62,11 +63,11 @@ class _Decode:
         if self._ecc_slot.cache is None:
             self._ecc_slot.cache = self._filled_cache(input_ids)
         cache = self._ecc_slot.cache
-        _set_length(cache, self._ecc_length)
         position = torch.full_like(input_ids, self._ecc_length)
         logits: Tensor = base.forward(
             input_ids=input_ids, past_key_values=cache, position_ids=position, use_cache=True
         ).logits
+        _step_back(cache)
         return logits
 
     def _filled_cache(self, input_ids: Tensor) -> Any:
@@ -134,6 +135,17 @@ def workload_graph(model: nn.Module, graph: ChannelGraph, workload: TokenWorkloa
     Raises:
         BadTask: If its trace has other channel groups.
     """
+    known = _LAYERS.setdefault(model, {})
+    if workload not in known:
+        known[workload] = _traced_layers(model, graph, workload)
+    return replace(graph, layers=known[workload])
+
+
+_LAYERS: WeakKeyDictionary[nn.Module, dict[TokenWorkload, tuple[Layer, ...]]] = WeakKeyDictionary()
+"""Layers of networks that were traced, because the trace of a large model takes a minute."""
+
+
+def _traced_layers(model: nn.Module, graph: ChannelGraph, workload: TokenWorkload) -> tuple[Layer, ...]:
     is_decode = workload.name == "decode"
     tokens = _TRACED_TOKENS if is_decode else max(workload.length, _TRACED_TOKENS)
     traced = model if is_decode else workload_model(model, workload)  # in a decode step all tokens have logits
@@ -143,8 +155,7 @@ def workload_graph(model: nn.Module, graph: ChannelGraph, workload: TokenWorkloa
             f"the channel groups of the {workload.name} workload differ from those of the network with its example "
             "input, so its costs cannot be counted. Give a budget without a workload, such as macs=50%."
         )
-    layers = tuple(_decode_layer(one, workload.length + 1) for one in found.layers) if is_decode else found.layers
-    return replace(graph, layers=layers)
+    return tuple(_decode_layer(one, workload.length + 1) for one in found.layers) if is_decode else found.layers
 
 
 def number_caches_(model: nn.Module) -> None:
@@ -184,14 +195,13 @@ def _last_logits(model: Any) -> dict[str, int]:
     return {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(model.forward).parameters else {}
 
 
-def _set_length(cache: Any, length: int) -> None:
-    """Let a static cache continue after `length` tokens. Tensors are filled in place, as a CUDA graph needs it."""
-    for layer in cache.layers:
-        counted = getattr(layer, "cumulative_length", None)
-        if isinstance(counted, Tensor):
-            counted.fill_(length)
+def _step_back(cache: Any) -> None:
+    """Let a static cache forget the last token, so that the step can be repeated; in place, for a CUDA graph."""
+    used = [layer for layer in cache.layers if layer.is_initialized]
+    torch._foreach_sub_([layer.cumulative_length for layer in used], 1)  # one kernel for all layers
+    for layer in used:
         if hasattr(layer, "cumulative_length_int"):
-            layer.cumulative_length_int = length
+            layer.cumulative_length_int -= 1
 
 
 def _decode_layer(layer: Layer, keys: int) -> Layer:

@@ -14,7 +14,7 @@ corrected target only moves along the path. The final network is the dense one w
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -26,6 +26,7 @@ from .calibration import (
     batch_inputs,
     branch_groups,
     calibration_batches,
+    inner_groups,
     mask_,
     restored_tensors,
     taylor_products,
@@ -74,6 +75,8 @@ class OneShot(OneShotMethod):
         self.settings = settings or OneShotSettings()
         self.path: list[Move] = [] if path is None else path
         """Moves in the order in which they are made."""
+        self.spare: list[Move] = []
+        """All moves that the last round rated."""
 
     def config(self) -> dict[str, Any]:
         """The settings."""
@@ -100,6 +103,7 @@ class OneShot(OneShotMethod):
         """Prune the dense network to the targets."""
         widths = self._find_widths()
         self._apply(widths)
+        self.pruned_for = list(self.context.targets)
         self.context.log({"phase": self.name, "moves": len(self.path), "widths": widths})
 
     # ------------------------------------------------------------ search
@@ -107,16 +111,29 @@ class OneShot(OneShotMethod):
     def _find_widths(self) -> dict[str, int]:
         """Widths that meet the targets: a beginning of the path, extended if it is too short."""
         widths = dict(self.context.graph.full_widths)
-        made = 0
+        made, before = 0, widths
         while self._violation(widths) > 0:
             if made == len(self.path):
                 found = self._round(widths)
                 if not found:
                     break
                 self.path += found
-            widths.update(self.path[made].widths)
+            before = widths
+            widths = {**widths, **self.path[made].widths}
             made += 1
-        return self._fill_up(widths, self.path[:made])
+        if made:
+            widths = self._smaller_last_move(before, widths, self.path[made - 1])
+        return self._fill_up(widths)
+
+    def _smaller_last_move(self, before: Mapping[str, int], widths: dict[str, int], last: Move) -> dict[str, int]:
+        """The last move, or another one that also meets the targets and is rated better by its loss."""
+        best, least = widths, last.loss
+        for move in [*self.path, *self.spare]:
+            after = {**before, **move.widths}
+            is_new = all(before[name] > width for name, width in move.widths.items())
+            if is_new and move.loss < least and self._violation(after) <= 0:
+                best, least = after, move.loss
+        return best
 
     def _round(self, widths: Mapping[str, int]) -> list[Move]:
         """The moves of the next round."""
@@ -124,7 +141,7 @@ class OneShot(OneShotMethod):
         self._apply(widths)
         now = -context.held_out(context.model)
         cost = self._relative_cost(widths)
-        rated = []
+        rated: list[tuple[float, int, dict[str, int], float]] = []
         for change in self._candidates(widths):
             saved = cost - self._relative_cost({**widths, **change})
             if saved <= 0:
@@ -136,6 +153,7 @@ class OneShot(OneShotMethod):
             # Moves that lower the loss are ordered by the loss, the others by loss per cost.
             rated.append((increase * saved if increase < 0 else increase / saved, len(rated), change, loss))
         found: list[Move] = []
+        self.spare = [Move(dict(change), loss) for _, _, change, loss in rated]
         reached, end = dict(widths), cost - self.settings.round_share
         for _, _, change, loss in sorted(rated, key=lambda one: one[:2]):
             if any(reached[name] != widths[name] for name in change):
@@ -156,19 +174,17 @@ class OneShot(OneShotMethod):
         present = (groups for groups in self._branches.values() if any(widths[name] for name in groups))
         return [*found, *(dict.fromkeys(groups, 0) for groups in present)]
 
-    def _fill_up(self, widths: dict[str, int], made: Sequence[Move]) -> dict[str, int]:
-        """Give channels back, from the last move on, as far as the targets allow."""
+    def _fill_up(self, widths: dict[str, int]) -> dict[str, int]:
+        """Give channels back, those of the last moves first, as far as the targets allow."""
         full = self.context.graph.full_widths
-        for move in reversed(made[-8:]):
-            for name, width in move.widths.items():
-                if width == 0 or widths[name] != width:
-                    continue
-                grain = min(8, _grain(full[name]))
-                while widths[name] + grain <= full[name]:
-                    more = {**widths, name: widths[name] + grain}
-                    if self._violation(more) > 0:
-                        break
-                    widths = more
+        order = dict.fromkeys(name for move in reversed(self.path) for name in move.widths)
+        for name in order:
+            grain = min(8, _grain(full[name]))
+            while widths[name] > 0 and widths[name] + grain <= full[name]:
+                more = {**widths, name: widths[name] + grain}
+                if self._violation(more) > 0:
+                    break
+                widths = more
         return widths
 
     def _apply(self, widths: Mapping[str, int]) -> None:
@@ -204,7 +220,7 @@ def _consumers(context: PruningContext) -> dict[str, list[str]]:
     """Linear layers that consume each prunable group, and can be refit."""
     return {
         group.name: linear_consumers(context.model, [one.tensor for one in group.slices if one.is_consumer])
-        for group in context.graph.prunable
+        for group in inner_groups(context.graph)
     }
 
 

@@ -344,7 +344,7 @@ def _loaded(where: str, what: str, load: Callable[[], Any]) -> Any:
     """Load a part of a model; whatever fails becomes one line."""
     try:
         return load()
-    except Exception as error:  # whatever a damaged folder makes transformers raise
+    except Exception as error:  # noqa: BLE001 - whatever a damaged folder makes transformers raise
         text = f"{type(error).__name__} {error}".lower()
         if "gated" in text or "401" in text or "403" in text:
             reason = "access to it is restricted (gated or private); log in with `hf auth login` and accept its terms"

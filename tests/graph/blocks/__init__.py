@@ -15,6 +15,7 @@ for kind in (
     "mixing",
     "flow",
     "transformers",
+    "residual",
     "leaks",
     "by_number",
     "hidden",

@@ -86,6 +86,9 @@ def assert_slim_is_masked(
     without_dropout(slim)
     masked, slim = masked.double(), slim.double()
     kept = kept_indices(graph, dead)
+    full = [group.width for group in graph.groups]
+    widths = [group.width - len(dead.get(group.name, ())) for group in graph.groups]
+    factors = {scale.target: scale.factor(full, widths) for scale in graph.scales}
     for seed, (number, training, context) in enumerate(calls):
         what = f"{'train' if training else 'eval'} mode, {context}, input {number}, without {dict(dead)}"
         wanted = called(masked, inputs[number], training, context, seed)
@@ -95,7 +98,9 @@ def assert_slim_is_masked(
         assert not isinstance(found, Exception), f"{what}: the slim network raises {found!r}, the masked one does not"
         assert_close(wanted, found, f"outputs in {what}")
         if training and context == "grad":
-            assert_close(gradients(masked, kept), gradients(slim, {}), f"gradients in {what}")
+            found = gradients(slim, {})
+            found |= {name: found[name] * factor for name, factor in factors.items() if name in found}
+            assert_close(gradients(masked, kept), found, f"gradients in {what}")
 
 
 def called(net: nn.Module, inputs: Any, training: bool, context: str, seed: int) -> dict[str, Tensor] | Exception:

@@ -15,7 +15,17 @@ import torch
 from torch import Tensor
 
 from ecc.graph.calls import amount
-from ecc.graph.labels import Deferred, Labels, collapse, compact, frozen_labels, unfrozen, varies, varying_axes
+from ecc.graph.labels import (
+    Deferred,
+    Labels,
+    channel_vector,
+    collapse,
+    compact,
+    frozen_labels,
+    unfrozen,
+    varies,
+    varying_axes,
+)
 from ecc.graph.ops.elementwise import unite_operands
 
 if TYPE_CHECKING:
@@ -25,10 +35,29 @@ if TYPE_CHECKING:
 
 def product(trace: Tracer, call: Call, left: Tensor, right: Tensor) -> Labels:
     """(..., m, k) @ (..., k, n) of two activations."""
+    inner = _inner_product(trace, call, left, right)
+    if inner is not None:
+        trace.record(call, "matmul", call.out.numel(), [inner], [])
+        return frozen_labels(call.out.shape)
     result = _contract(trace, call, trace.labels(left), trace.labels(right), call.out.shape)
     elements, repeats = amount(call.out, result)
     trace.record(call, "matmul", left.shape[-1] * repeats, [elements], [])
     return result
+
+
+def _inner_product(trace: Tracer, call: Call, left: Tensor, right: Tensor) -> Labels:
+    """The channels that a product of two matrices sums over, if masked ones are zero (scores of two towers)."""
+    sides = trace.labels(left), trace.labels(right)
+    if left.dim() != 2 or right.dim() != 2 or sides[0] is None or sides[1] is None:
+        return None
+    if varying_axes(sides[0]) != [1] or varying_axes(sides[1]) != [0]:
+        return None
+    if not (trace.is_zero(left) and trace.is_zero(right)):
+        return None
+    vectors = [channel_vector(labels, axis, left.shape[1]) for labels, axis in ((sides[0], 1), (sides[1], 0))]
+    trace.channel_labels.unite(*vectors, call.here)
+    trace.channel_labels.zeroed += vectors
+    return vectors[0]
 
 
 def baddbmm(trace: Tracer, call: Call) -> Labels:

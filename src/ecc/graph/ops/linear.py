@@ -43,9 +43,7 @@ def convolution(trace: Tracer, call: Call) -> Labels:
     if labels is not None and any(varies(labels, a) for a in range(channel + 1, x.dim())):
         labels = trace.freeze(labels, f"{call.here} convolves along the channel axis", unusual=True)
     if groups == 1 and not trace.channel_labels.is_grouped(name):
-        order = trace.axis_order(weight)
-        in_axis, out_axis = (order[0], order[1]) if transposed else (order[1], order[0])
-        result = _mix(trace, call, labels, channel, name, weight, in_axis, out_axis, bias, kernel)
+        result = _mix(trace, call, labels, channel, weight, (0, 1) if transposed else (1, 0), bias, kernel)
         return result.expand(call.out.shape)
     if trace.axis_order(weight)[0] != 0:
         return _computed(trace, call, x, weight, kernel * weight.shape[0] * weight.shape[1])
@@ -75,11 +73,34 @@ def linear(trace: Tracer, call: Call) -> Labels:
 def matmul(trace: Tracer, call: Call) -> Labels | list[Labels]:
     """A product with a parameter is a linear layer. A product of two activations sums over an axis of both."""
     left, right = (call["self"], call["other"]) if call.name == "matmul" else (call["self"], call["mat2"])
-    if trace.weight_name(right) is not None and right.dim() == 2:
-        return _dense(trace, call, left, right, None, in_axis=0)
     if left.dim() < 2 or right.dim() < 2:
+        if trace.is_deferred(right) and right.dim() == 2:
+            return _dense(trace, call, left, right, None, in_axis=0)
         return unknown(trace, call)
+    for weight, x, axes in ((right, left, (-2, -1)), (left, right, (-1, -2))):
+        is_matrix = all(size == 1 for size in weight.shape[:-2])
+        if is_matrix and trace.is_deferred(weight) and not trace.is_deferred(x):
+            return _matrix_product(trace, call, x, weight, axes)
     return product(trace, call, left, right)
+
+
+def _matrix_product(trace: Tracer, call: Call, x: Tensor, weight: Tensor, axes: tuple[int, int]) -> Tensor:
+    """x @ weight or weight @ x for one matrix, which may have axes of size one before it (einsum).
+
+    Args:
+        trace: The trace.
+        call: The product.
+        x: The activation.
+        weight: The parameter.
+        axes: The axis of the weight that is summed over, and the other one.
+    """
+    channel = x.dim() - 1 if axes == (-2, -1) else x.dim() - 2
+    inside = (axes[0] + weight.dim(), axes[1] + weight.dim())
+    positions = call.out.numel() // weight.shape[axes[1]]
+    labels = trace.labels(x)
+    if any(trace.weight_axis(weight, axis, role) is None for axis, role in zip(inside, _IN_OUT, strict=True)):
+        return _computed(trace, call, x, weight, positions * weight.numel())
+    return _mix(trace, call, labels, channel, weight, inside, None, positions).expand(call.out.shape)
 
 
 def addmm(trace: Tracer, call: Call) -> Labels | list[Labels]:
@@ -89,6 +110,7 @@ def addmm(trace: Tracer, call: Call) -> Labels | list[Labels]:
     return unknown(trace, call)
 
 
+_IN_OUT = (Role.CONSUMER, Role.PRODUCER)
 _ALIGNED = 8
 """Channels in 16 bytes of a half-precision type."""
 
@@ -112,20 +134,21 @@ def grouped_mm(trace: Tracer, call: Call) -> Labels | list[Labels]:
             blocks = vector.view(-1, _ALIGNED)
             trace.channel_labels.unite(blocks[:, :1], blocks, call.here)
     rows = x.shape[0]
-    result = _mix(trace, call, trace.labels(x), 1, name, weight, order[1], order[2], None, rows)
+    result = _mix(trace, call, trace.labels(x), 1, weight, (1, 2), None, rows)
     return result.expand(call.out.shape)
 
 
 def _dense(trace: Tracer, call: Call, x: Tensor, weight: Tensor, bias: Tensor | None, *, in_axis: int) -> Labels:
     """A linear layer on the last axis of x. `in_axis` is the axis of the weight that is summed over."""
     labels = trace.labels(x)
-    name = trace.weight_name(weight)
-    if name is None or weight.dim() != 2:
+    axes = (in_axis, 1 - in_axis)
+    known = weight.dim() == 2 and all(
+        trace.weight_axis(weight, axis, role) is not None for axis, role in zip(axes, _IN_OUT, strict=True)
+    )
+    if not known:
         return _computed(trace, call, x, weight, call.out.numel() * x.shape[-1])
-    order = trace.axis_order(weight)
     positions = call.out.numel() // weight.shape[1 - in_axis]
-    result = _mix(trace, call, labels, x.dim() - 1, name, weight, order[in_axis], order[1 - in_axis], bias, positions)
-    return result.expand(call.out.shape)
+    return _mix(trace, call, labels, x.dim() - 1, weight, axes, bias, positions).expand(call.out.shape)
 
 
 def _computed(trace: Tracer, call: Call, x: Tensor, weight: Tensor, macs: int) -> Tensor:
@@ -140,18 +163,19 @@ def _mix(
     call: Call,
     labels: Labels,
     channel: int,
-    name: str,
     weight: Tensor,
-    in_axis: int,
-    out_axis: int,
+    axes: tuple[int, int],
     bias: Tensor | None,
     macs_per_pair: int,
 ) -> Tensor:
-    """Every dense layer: consume the channels of x, produce those of the weight's output axis."""
-    order = trace.axis_order(weight)
-    in_size, out_size = weight.shape[order.index(in_axis)], weight.shape[order.index(out_axis)]
-    reads = trace.channel_labels.axis(name, in_axis, in_size, Role.CONSUMER)
-    writes = trace.channel_labels.axis(name, out_axis, out_size, Role.PRODUCER)
+    """Every dense layer: consume the channels of x, produce those of the weight's output axis.
+
+    `axes` are the axes of `weight` that are summed over and produced.
+    """
+    in_size, out_size = (weight.shape[axis] for axis in axes)
+    reads, writes = (trace.weight_axis(weight, axis, role) for axis, role in zip(axes, _IN_OUT, strict=True))
+    assert reads is not None, "called for a parameter"
+    assert writes is not None, "called for a parameter"
     elsewhere = [a for a in varying_axes(labels) if a != channel] if labels is not None else []
     if labels is not None and elsewhere and varies(labels, channel):
         labels, elsewhere = trace.freeze(labels, f"{call.here} has channels on two axes of its input"), []

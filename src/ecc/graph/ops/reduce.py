@@ -24,7 +24,8 @@ def reduction(trace: Tracer, call: Call) -> Labels | list[Labels]:
     if any(varies(labels, a) for a in axes):
         if channel_sum(trace, call, x, labels, axes):
             return [frozen_labels(out.shape) for out in call.outs]
-        labels = trace.freeze(labels, f"{call.here} reduces over the channel axis", unusual=True)
+        call.pending = (labels, f"{call.here} reduces over the channel axis")
+        return [frozen_labels(out.shape) for out in call.outs]
     call.zero = call.name not in ("logsumexp", "any", "all") and trace.is_zero(x)
     for axis in sorted(axes, reverse=True):
         labels = labels.narrow(axis, 0, 1) if call.get("keepdim", False) else labels.select(axis, 0)

@@ -1,0 +1,438 @@
+"""Evidence for language models: perplexity of SmolLM2-135M against measured joules per token.
+
+    python3 benchmarks/llm.py --weights vendor/smollm2 --text wikitext2 --out llm.json --minutes 6
+
+Calibrates and heals on WikiText-2 valid, chooses on its last tenth, and reports perplexity on test. Every method gets the
+same calibration batches, the same budget on the same meter (closed loop, 98 to 100 %), and the same batches for healing.
+The result is written after every cell; cells of an earlier `--out` file are kept, so the same command continues.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from machine import machine, write_record
+from smollm2 import load_model, load_tokenizer
+from torch import Tensor, nn
+
+from ecc.errors import BadFile, EccError
+from ecc.graph import ChannelGraph, trace_channels
+from ecc.graph.slimming import build_slim
+from ecc.measure import Analytic, DeviceProfiler, find_meter
+from ecc.measure.tokens import workload_graph, workload_input, workload_model
+from ecc.methods.base import PruningContext
+from ecc.methods.budget_controller import BudgetController
+from ecc.methods.cost_evaluator import MeasuredCost
+from ecc.methods.one_shot import Move, OneShot, OneShotSettings
+from ecc.methods.registry import find_method
+from ecc.settings import PROFILE_SETTINGS, CompressSettings, Cosine, DistillSettings, MeasureSettings, TrainSettings
+from ecc.task import Task, TokenWorkload
+from ecc.torch_utils import device_of
+from ecc.training import BatchStream, Teacher, train
+from ecc.zoo.language import LogLikelihood, TokenBatches, token_sequences
+from ecc.zoo.language import load_model as load_folder
+
+BAND = (0.98, 1.0)
+"""Measured cost of a good result, as a fraction of the budget."""
+MLP_SHARES = (1.0, 0.75, 0.5, 0.25)
+"""Widths of all MLPs at which the cost is measured, as fractions."""
+BASELINES = ("flap", "wanda_sp", "llm_pruner", "2ssp", "shortgpt", "uniform")
+
+
+# ---------------------------------------------------------------- cost
+
+
+@dataclass(frozen=True)
+class BlockCost:
+    """Cost of a network whose blocks have equal shapes: that of the dense one minus what each block saves.
+
+    A few networks are measured in which all blocks are changed alike. Since blocks of equal shapes cost the same, a
+    block saves an equal part of the difference.
+    """
+
+    resource: str
+    label: str
+    groups: tuple[str, ...]
+    full_widths: tuple[int, ...]
+    branches: tuple[str, ...]
+    dense_profiled: float
+    savings: Mapping[str, tuple[tuple[float, ...], tuple[float, ...]]]
+    """For attention and mlp: widths in ascending order, and what one block saves at each."""
+    unit: str = "J"
+
+    def value(self, widths: Tensor) -> Tensor:
+        """The cost at one vector of widths."""
+        saved = 0.0
+        for name, width in zip(self.groups, widths.tolist(), strict=True):
+            kind = kind_of(name)
+            if kind:
+                saved += float(np.interp(width, *self.savings[kind]))
+        return torch.tensor(self.dense_profiled - saved, dtype=torch.float64)
+
+    def gradient(self, widths: Tensor) -> Tensor:
+        """Not needed by methods that do not train."""
+        raise NotImplementedError
+
+    def form(self, budget: float) -> Any:
+        """Not needed by methods that do not train."""
+        raise NotImplementedError
+
+    def to(self, device: torch.device | str) -> BlockCost:
+        """Itself: it computes on the CPU."""
+        del device
+        return self
+
+
+def kind_of(name: str) -> str:
+    """Whether a group is of attention, of an MLP or of neither."""
+    return "attention" if "attn" in name else "mlp" if "mlp" in name else ""
+
+
+class Bench:
+    """Measures workloads of the dense network at given widths."""
+
+    def __init__(self, model: nn.Module, graph: ChannelGraph, meter: Any, workloads: Sequence[TokenWorkload]) -> None:
+        self.model, self.graph, self.meter = model, graph, meter
+        self.workloads = {one.name: one for one in workloads}
+        is_computed = isinstance(meter, Analytic)  # only formulas need the layers of a workload
+        self.graphs = {one.name: workload_graph(model, graph, one) if is_computed else graph for one in workloads}
+        self.label = meter.describe().label
+        self.profilers = {} if is_computed else {one.name: self._open(one) for one in workloads}
+
+    def _open(self, workload: TokenWorkload) -> tuple[DeviceProfiler, DeviceProfiler]:
+        """A quick and a careful profiler of a workload; the counter is probed once."""
+        device = device_of(self.model)
+        settings: MeasureSettings = replace(PROFILE_SETTINGS, precision="bf16" if device.type == "cuda" else "fp32")
+        kinds = ((2, 3, 0.01), (3, 8, 0.005))
+        model, inputs = workload_model(self.model, workload), workload_input(self.model, workload)
+        quick, careful = (
+            DeviceProfiler(
+                model,
+                self.graph,
+                inputs,
+                self.meter,
+                replace(settings, min_repeats=least, max_repeats=most, target_relative_ci=interval),
+                device,
+            )
+            for least, most, interval in kinds
+        )
+        careful.prepare(quick.prepare())
+        return quick, careful
+
+    def measure(
+        self, name: str, widths: Mapping[str, int], *, careful: bool = False
+    ) -> tuple[float, float, float | None]:
+        """Joules and seconds of one run, and the relative confidence interval."""
+        if isinstance(self.meter, Analytic):
+            cost = self.meter.cost(self.graphs[name], widths)
+            return cost.joules, cost.seconds, None
+        found = self.profilers[name][int(careful)].sample(None, 0, 0, {**self.graph.full_widths, **widths})
+        return found.joules, found.seconds, found.relative_ci
+
+    def fit(self, name: str) -> BlockCost:
+        """The cost of a workload, from networks in which all blocks are changed alike."""
+        full = self.graph.full_widths
+        by_kind = {kind: [one for one in full if kind_of(one) == kind] for kind in ("attention", "mlp")}
+        dense = self.measure(name, {}, careful=True)[0]
+        savings = {}
+        for kind, names in by_kind.items():
+            width = full[names[0]]
+            points = {width: 0.0}
+            wanted = range(1, width) if kind == "attention" else [round(width * one) for one in MLP_SHARES[1:]]
+            for less in wanted:
+                points[less] = max(0.0, dense - self.measure(name, dict.fromkeys(names, less))[0]) / len(names)
+            some = names[1 : max(2, len(names) // 2)]  # without any block nothing would be left to run
+            removed = self.measure(name, dict.fromkeys(some, 0))[0]
+            points[0] = max(*points.values(), (dense - removed) / len(some))
+            ordered = sorted(points)
+            saved = np.maximum.accumulate([points[one] for one in ordered][::-1])[::-1]  # less width never costs more
+            savings[kind] = (tuple(map(float, ordered)), tuple(map(float, saved)))
+        branches = tuple(branch.name for branch in self.graph.branches)
+        return BlockCost(name, self.label, tuple(full), tuple(full.values()), branches, dense, savings)
+
+
+# ---------------------------------------------------------------- a cell
+
+
+@dataclass
+class Setup:
+    """Everything that cells share."""
+
+    model: nn.Module
+    graph: ChannelGraph
+    bench: Bench
+    costs: dict[str, BlockCost]
+    task: Task
+    heal_task: Task
+    held_out: LogLikelihood
+    test: LogLikelihood
+    teacher: Teacher
+    heal_steps: int
+    heal_lr: float
+    device: torch.device
+    paths: dict[str, list[Move]]
+
+
+def run_cell(setup: Setup, method_name: str, resource: str, share: float, seed: int) -> dict[str, Any]:
+    """Prune with one method to one budget, measure and evaluate; then heal and evaluate again."""
+    started = time.monotonic()
+    model = copy.deepcopy(setup.model)
+    cost = setup.costs[resource]
+    limit = share * cost.dense_profiled
+    is_shared = method_name == "one_shot" and seed == 0
+    method = OneShot(OneShotSettings(), setup.paths.setdefault(resource, [])) if is_shared else find_method(method_name)
+    context = PruningContext(
+        model=model,
+        graph=setup.graph,
+        costs=(cost,),
+        targets=[limit],
+        settings=CompressSettings(prune_steps=0, finetune_steps=0, min_width_ratio=0.0),
+        width_multiple=1,
+        stream=BatchStream(setup.task, device=setup.device, seed=seed),
+        teacher=None,
+        held_out=lambda model: score(model, setup.held_out, setup.device),
+        train=_no_training,
+        log=lambda _: None,
+        loss=None,
+    )
+
+    def measure(widths: Mapping[str, int]) -> MeasuredCost:
+        joules, _, interval = setup.bench.measure(resource, widths, careful=True)
+        return MeasuredCost({resource: joules}, setup.bench.label, interval)
+
+    method.start(context)
+    controller = BudgetController(method, context, [limit], measure, band=BAND)
+    controller.run(lambda _: None)
+    last = controller.checks[-1]
+    small = build_slim(model, setup.graph)
+    found: dict[str, Any] = {
+        "method": method_name,
+        "resource": resource,
+        "share": share,
+        "seed": seed,
+        "met": controller.is_met,
+        "note": controller.note,
+        "of_budget": last.measured[resource] / limit,
+        "cost_checks": len(controller.checks),
+        "relative_ci": last.relative_ci,
+        "perplexity": perplexity(small, setup.test, setup.device),
+        "parameters": sum(one.numel() for one in small.parameters()),
+        "removed": {
+            kind: sum(width == 0 for name, width in last.widths.items() if kind_of(name) == kind)
+            for kind in ("attention", "mlp")
+        },
+        "widths": {name: width for name, width in last.widths.items() if width != setup.graph.full_widths[name]},
+    }
+    for name, workload in setup.bench.workloads.items():
+        joules = last.measured[resource] if name == resource else setup.bench.measure(name, last.widths)[0]
+        found[f"{name}_joules_per_token"] = joules / workload.tokens
+        found[f"{name}_of_dense"] = joules / setup.costs[name].dense_profiled
+    found["seconds_pruning"] = time.monotonic() - started
+    if setup.heal_steps:
+        heal(small, setup, seed)
+        found["healed_perplexity"] = perplexity(small, setup.test, setup.device)
+        found["heal_steps"] = setup.heal_steps
+    found["seconds"] = time.monotonic() - started
+    return found
+
+
+def heal(model: nn.Module, setup: Setup, seed: int) -> None:
+    """Distillation against the dense model; the same batches for every method."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=setup.heal_lr, betas=(0.9, 0.95), weight_decay=0.01)
+    half = setup.device.type == "cuda"
+    train(
+        model,
+        optimizer,
+        BatchStream(setup.heal_task, device=setup.device, seed=seed),
+        steps=setup.heal_steps,
+        loss=None,
+        settings=TrainSettings(precision="bf16" if half else "fp32", clip_norm=1.0, log_every=1000, seed=seed),
+        schedule=Cosine(start_lr=setup.heal_lr),
+        teacher=setup.teacher,
+    )
+
+
+def _no_training(*_: Any) -> None:
+    raise EccError("methods of this comparison do not train while they prune.")
+
+
+def score(model: nn.Module, evaluate: LogLikelihood, device: torch.device) -> float:
+    """Mean log-likelihood of a token, in half precision on a GPU."""
+    with torch.autocast(device.type, dtype=torch.bfloat16, enabled=device.type == "cuda"):
+        return evaluate(model)
+
+
+def perplexity(model: nn.Module, evaluate: LogLikelihood, device: torch.device) -> float:
+    """Perplexity with the weights and activations in half precision on a GPU, as deployed."""
+    used = copy.deepcopy(model).to(torch.bfloat16) if device.type == "cuda" else model
+    return math.exp(min(50.0, -evaluate(used)))
+
+
+# ---------------------------------------------------------------- the comparison
+
+
+def cells(main: float, shares: Sequence[float], seeds: Sequence[int]) -> list[tuple[str, str, float, int]]:
+    """(method, resource, share, seed), the most important ones first."""
+    first = [("one_shot", "decode", main, 0)]
+    first += [(name, "decode", main, 0) for name in BASELINES]
+    first += [("one_shot", "decode", share, 0) for share in shares]
+    first += [("one_shot", "prefill", share, 0) for share in (main, *shares)]
+    first += [(name, "prefill", main, 0) for name in BASELINES]
+    first += [(name, "decode", share, 0) for share in shares for name in BASELINES]
+    first += [(name, "prefill", share, 0) for share in shares for name in BASELINES]
+    first += [(name, "decode", main, seed) for seed in seeds if seed for name in ("one_shot", *BASELINES)]
+    return list(dict.fromkeys(first))
+
+
+def prepare(options: argparse.Namespace) -> tuple[Setup, dict[str, Any]]:
+    """Model, text, graph and costs; and the results of the dense model."""
+    device = torch.device(options.device)
+    folder, length = options.weights, options.length
+    model: Any = load_model(folder) if (folder / "packed.json").is_file() else load_folder(folder)[0]
+    tokenizer = load_tokenizer(folder)
+    valid = token_sequences(tokenizer, [options.text / "valid.txt"], length)[: options.sequences]
+    test = token_sequences(tokenizer, [options.text / "test.txt"], length)[: options.sequences]
+    kept = max(2, len(valid) // 10)
+    learn, held_out = valid[:-kept], valid[-kept:][: options.held_out]
+    graph_file = options.graph or folder / "graph.json"
+    try:
+        graph = ChannelGraph.load(graph_file)
+    except BadFile:  # missing, or of an earlier version
+        graph = trace_channels(model, {"input_ids": torch.randint(1, model.config.vocab_size, (2, 8))}, verify=False)
+        graph.save(graph_file)
+    # Only what the costs below depend on is pruned, so that no method prunes what saves nothing here.
+    graph = replace(
+        graph,
+        groups=tuple(
+            one if kind_of(one.name) or one.frozen is not None else replace(one, frozen="not compared here")
+            for one in graph.groups
+        ),
+    )
+    model = model.to(device)
+    workloads = [
+        TokenWorkload(name="decode", batch=options.decode_batch, length=options.cache),
+        TokenWorkload(name="prefill", batch=options.prefill_batch, length=options.cache),
+    ]
+    bench = Bench(model, graph, find_meter(options.meter), workloads)
+    evaluate = LogLikelihood(test, options.batch)
+    example = {"input_ids": valid[:1]}
+    dense = {
+        "perplexity": perplexity(model, evaluate, device),
+        "parameters": sum(p.numel() for p in model.parameters()),
+    }
+    costs = {name: bench.fit(name) for name in bench.workloads}
+    for name, cost in costs.items():
+        seconds = bench.measure(name, {})[1]
+        tokens = bench.workloads[name].tokens
+        dense[name] = {
+            "joules_per_token": cost.dense_profiled / tokens,
+            "seconds_per_run": seconds,
+            "batch": bench.workloads[name].batch,
+            "length": bench.workloads[name].length,
+            "savings": {kind: list(zip(*points, strict=True)) for kind, points in cost.savings.items()},
+        }
+    setup = Setup(
+        model=model,
+        graph=graph,
+        bench=bench,
+        costs=costs,
+        task=Task(name="smollm2", model=model, example_input=example, train_batches=TokenBatches(learn, 2)),
+        heal_task=Task(
+            name="smollm2", model=model, example_input=example, train_batches=TokenBatches(learn, options.batch)
+        ),
+        held_out=LogLikelihood(held_out, options.batch),
+        test=evaluate,
+        teacher=Teacher(model, DistillSettings(weight=options.kd_weight, temperature=1.0)),
+        heal_steps=options.heal_steps,
+        heal_lr=options.heal_lr,
+        device=device,
+        paths={},
+    )
+    return setup, dense
+
+
+def parse() -> argparse.Namespace:
+    """The options."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument(
+        "--weights", type=Path, required=True, help="Folder of benchmarks/smollm2.py, or of save_pretrained."
+    )
+    parser.add_argument("--text", type=Path, required=True, help="Folder with valid.txt and test.txt.")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--graph", type=Path, help="Channel graph; traced and saved with the weights if missing.")
+    parser.add_argument("--minutes", type=float, default=6.0, help="No cell starts that would not fit.")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--meter", default="nvml")
+    parser.add_argument("--length", type=int, default=1024, help="Tokens per sequence of the text.")
+    parser.add_argument("--sequences", type=int, default=100_000, help="Most sequences of each text.")
+    parser.add_argument("--held-out", type=int, default=8, help="Sequences that choices are made by.")
+    parser.add_argument("--batch", type=int, default=8, help="Sequences per batch of healing and evaluation.")
+    parser.add_argument("--decode-batch", type=int, default=64)
+    parser.add_argument("--prefill-batch", type=int, default=8)
+    parser.add_argument("--cache", type=int, default=1024, help="Tokens in the cache, and of a prompt.")
+    parser.add_argument("--heal-steps", type=int, default=150)
+    parser.add_argument("--heal-lr", type=float, default=3e-4)
+    parser.add_argument("--kd-weight", type=float, default=0.5)
+    parser.add_argument("--main", type=float, default=0.8, help="Share of the dense energy that comes first.")
+    parser.add_argument("--shares", default="0.9,0.7,0.6,0.5")
+    parser.add_argument("--seeds", default="0,1,2")
+    parser.add_argument("--methods", default="", help="Only these methods, separated by commas.")
+    parser.add_argument("--resources", default="decode,prefill")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Run cells until the time is over."""
+    options, started = parse(), time.monotonic()
+    torch.manual_seed(0)
+    earlier = json.loads(options.out.read_text())["cells"] if options.out.is_file() else []
+    setup, dense = prepare(options)
+    settings = {key: value for key, value in vars(options).items() if key not in ("weights", "text", "out", "graph")}
+    info = setup.bench.meter.describe()
+    record: dict[str, Any] = {
+        **machine(device=info.device, meter=info.name, label=info.label, settings=settings),
+        "dense": dense,
+        "seconds_setup": time.monotonic() - started,
+        "cells": earlier,
+    }
+    write_record(record, options.out)
+    print(f"setup {record['seconds_setup']:.0f} s, dense perplexity {dense['perplexity']:.2f}", flush=True)
+    shares = [float(one) for one in options.shares.split(",") if one]
+    seeds = [int(one) for one in options.seeds.split(",") if one]
+    known = {(one["method"], one["resource"], one["share"], one["seed"]) for one in earlier}
+    longest = 0.0
+    for cell in cells(options.main, shares, seeds):
+        wanted = (not options.methods or cell[0] in options.methods.split(",")) and cell[1] in options.resources
+        if cell in known or not wanted:
+            continue
+        if time.monotonic() - started + longest > 60 * options.minutes:
+            print("out of time", flush=True)
+            break
+        begun = time.monotonic()
+        try:
+            found = run_cell(setup, *cell)
+        except (EccError, RuntimeError) as error:
+            method, resource, share, seed = cell
+            found = {"method": method, "resource": resource, "share": share, "seed": seed, "error": str(error)[:500]}
+        longest = max(0.8 * longest, time.monotonic() - begun)
+        record["cells"].append(found)
+        write_record(record, options.out)
+        shown = ("perplexity", "healed_perplexity", "of_budget", "decode_of_dense", "prefill_of_dense", "error")
+        values = {
+            key: round(found[key], 3) if isinstance(found[key], float) else found[key] for key in shown if key in found
+        }
+        print(f"{time.monotonic() - started:5.0f} s", *cell, values, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,167 @@
+"""One-shot pruning and layer-wise reconstruction."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from ecc.energy import counted_cost
+from ecc.graph import live_channels, mask_branches_, mask_channels_, removed_branches, trace_channels
+from ecc.methods.base import PruningContext
+from ecc.methods.one_shot import OneShot, OneShotSettings, _less
+from ecc.methods.reconstruction import linear_consumers, reconstruct_, record_outputs
+from ecc.settings import CompressSettings
+from ecc.task import Task
+from ecc.training import BatchStream
+
+
+class Block(nn.Module):
+    """A residual MLP that is normalized before, as in a transformer."""
+
+    def __init__(self, size: int, hidden: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(size)
+        self.up, self.down = nn.Linear(size, hidden), nn.Linear(hidden, size)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(torch.relu(self.up(self.norm(x))))
+
+
+class Blocks(nn.Module):
+    """Some of them, and a linear head."""
+
+    def __init__(self, count: int = 4, size: int = 12, hidden: int = 24) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block(size, hidden) for _ in range(count))
+        self.norm, self.head = nn.LayerNorm(size), nn.Linear(size, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x))  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+def net() -> Blocks:
+    torch.manual_seed(0)
+    return Blocks()
+
+
+def data(count: int = 8) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randn(4, 6, 12, generator=generator) for _ in range(count)]
+
+
+def error_of(model: nn.Module, dense: nn.Module, inputs: list[Tensor]) -> float:
+    with torch.no_grad():
+        return float(torch.stack([(model(x) - dense(x)).square().mean() for x in inputs]).mean())
+
+
+def test_reconstruction_lowers_the_error_of_pruned_and_of_removed_blocks(net: Blocks) -> None:
+    graph = trace_channels(net, data(1)[0], verify=False)
+    consumers = [one.tensor for group in graph.prunable for one in group.slices if one.is_consumer]
+    paths = linear_consumers(net, consumers)
+    assert paths == [f"blocks.{number}.down" for number in range(4)]
+    dense = record_outputs(net, paths, data())
+    assert set(dense.residuals) == set(paths)  # verified: each adds to the stream that the norm before it takes
+    removed = copy.deepcopy(net)
+    mask_branches_(removed, graph, [graph.branches[0].name])
+    pruned = copy.deepcopy(net)
+    mask_channels_(pruned, graph, {group.name: torch.arange(8) for group in graph.prunable})
+    for small in (removed, pruned):
+        before = error_of(small, net, data(12)[8:])
+        live = live_channels(small, graph)
+        reconstruct_(small, dense, paths, data())
+        assert error_of(small, net, data(12)[8:]) < 0.8 * before
+        assert live_channels(small, graph) == live  # masked channels stay masked
+
+
+def test_a_network_that_is_not_pruned_does_not_change(net: Blocks) -> None:
+    paths = [f"blocks.{number}.down" for number in range(4)]
+    dense = record_outputs(net, paths, data())
+    same = copy.deepcopy(net)
+    reconstruct_(same, dense, paths, data())
+    assert error_of(same, net, data()) < 1e-10
+
+
+def test_norms_after_the_sum_are_not_taken_for_norms_before_it() -> None:
+    class After(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up, self.down, self.norm = nn.Linear(12, 8), nn.Linear(8, 12), nn.LayerNorm(12)
+            self.up2, self.down2, self.norm2 = nn.Linear(12, 8), nn.Linear(8, 12), nn.LayerNorm(12)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.norm(x + self.down(torch.relu(self.up(x))))
+            return self.norm2(x + self.down2(torch.relu(self.up2(x))))  # type: ignore[no-any-return]
+
+    assert not record_outputs(After(), ["down", "down2"], data(2)).residuals
+
+
+def context_of(net: nn.Module, share: float) -> PruningContext:
+    graph = trace_channels(net, data(1)[0], verify=False)
+    cost = counted_cost(graph, "macs")
+    inputs, dense = data(), copy.deepcopy(net)
+    batches = [(x, dense(x).detach()) for x in inputs]
+
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        return (outputs - targets).square().mean() + outputs.square().mean()
+
+    task = Task(name="blocks", model=net, example_input=inputs[0], loss=loss, train_batches=batches)
+    return PruningContext(
+        model=net,
+        graph=graph,
+        costs=(cost,),
+        targets=[share * cost.dense],
+        settings=CompressSettings(prune_steps=0, finetune_steps=0),
+        width_multiple=1,
+        stream=BatchStream(task),
+        teacher=None,
+        held_out=lambda model: -error_of(model, dense, inputs[:4]),
+        train=lambda *_: None,
+        log=lambda _: None,
+        loss=loss,
+    )
+
+
+def test_it_meets_its_target_and_follows_a_changed_one(net: Blocks) -> None:
+    context = context_of(net, 0.7)
+    method = OneShot(OneShotSettings(batches=4))
+    method.start(context)
+    assert not method.is_done
+    method.step()
+    assert method.is_done
+    first = context.widths()
+    violation = context.constraint_violation(first)
+    assert -0.05 < violation <= 0
+    path = list(method.path)
+    context.targets = [0.8 * target / 0.7 for target in context.targets]
+    method.step()  # from the dense network, along the same path
+    assert method.path[: len(path)] == path
+    assert context.constraint_violation(context.widths()) <= 0
+    assert sum(context.widths()) > sum(first)
+
+
+def test_a_branch_that_does_nothing_is_removed_first(net: Blocks) -> None:
+    with torch.no_grad():
+        net.blocks[2].down.weight.mul_(1e-4)  # type: ignore[union-attr]
+        net.blocks[2].down.bias.zero_()  # type: ignore[union-attr]
+    context = context_of(net, 0.75)
+    method = OneShot(OneShotSettings(batches=4, refits=False))
+    method.start(context)
+    method.step()
+    assert removed_branches(context.model, context.graph) == ("blocks.2",)
+
+
+@pytest.mark.parametrize(
+    ("width", "full", "expected"), [(3, 3, 2), (1536, 1536, 1344), (64, 64, 56), (1, 64, 0), (128, 1536, 64)]
+)
+def test_widths_of_moves_are_multiples_that_kernels_like(width: int, full: int, expected: int) -> None:
+    assert _less(width, full, 0.125) == expected
+
+
+def test_settings_belong_to_the_run() -> None:
+    assert OneShot(OneShotSettings(batches=3)).config()["batches"] == 3
