@@ -38,7 +38,7 @@ Pruned channels do not come back, so the first check has to be early: with the c
 done at a quarter of the steps.
 """
 
-PROPOSALS = (1, 8, 12)
+PROPOSALS = (1, 12, 4)
 """Most measurements of proposed widths at each checkpoint before the last."""
 
 TOLERANCE_BAND = (0.98, 1.0)
@@ -165,7 +165,10 @@ class BudgetController:
         return self._decide(check) or check
 
     def _measure_proposals(self, progress: float) -> CostCheck | None:
-        """Measure widths that the method would prune to, until some are within the band. The last time, choose them.
+        """Measure widths that the method would prune to, until some are within the band, and choose these.
+
+        The choice at the second checkpoint leaves room for more channels. It is replaced at the third one, where the
+        importance is known better, if widths within the band are found again.
 
         The candidates are the method's proposals for many targets. After each measurement, `estimate_error` says where
         the others are on the device, and the one that seems to be closest to the middle of the band is measured next.
@@ -176,7 +179,7 @@ class BudgetController:
         while self._next_checkpoint < len(CHECKPOINTS) - 1 and progress >= CHECKPOINTS[self._next_checkpoint]:
             tries = max(tries, PROPOSALS[self._next_checkpoint])  # a short schedule passes several at once
             self._next_checkpoint += 1
-        is_last = self._next_checkpoint == len(CHECKPOINTS) - 1
+        chooses = self._next_checkpoint > 1  # from the second checkpoint on
         candidates = self._candidates()
         found: list[_Bracket] = []
         while candidates and len(found) < tries:
@@ -190,7 +193,7 @@ class BudgetController:
             found.append(_Bracket(targets, ratio, check))
             if self._band[0] <= ratio <= self._aim()[0]:
                 break
-            if is_last and 2 * len(found) >= tries:
+            if chooses and 2 * len(found) >= tries:
                 candidates += self._neighbours(found)
         if not found:
             return None
@@ -204,9 +207,12 @@ class BudgetController:
             rest = [(abs(self._estimated_ratio(widths) - aim), targets) for widths, targets in candidates]
             nearest = min(rest, default=(abs(best.ratio - aim), best.targets), key=lambda one: one[0])
             self._context.targets = list(nearest[1])
-        if is_last and fitting and not self._is_dense(best.check.widths):
-            self._chosen, self._context.targets = best, list(best.targets)
+        is_better = best in fitting and (self._chosen is None or best.ratio >= self._band[0])
+        if chooses and is_better and not self._is_dense(best.check.widths):
+            self._chosen = best
             self._method.fix_widths(best.check.widths)  # type: ignore[attr-defined]
+        if self._chosen is not None:
+            self._context.targets = list(self._chosen.targets)
         return self.checks[-1]
 
     def _aim(self) -> tuple[float, float]:
@@ -217,16 +223,30 @@ class BudgetController:
         return top, top - (0.5 if relative_ci else 0.1) * (top - self._band[0])
 
     def _candidates(self) -> list[tuple[dict[str, int], list[float]]]:
-        """Different proposals of the method, for targets around the present ones."""
+        """Different proposals of the method, for targets around the present ones, or around corrected ones."""
         context, found = self._context, {}
-        for factor in dict.fromkeys(1 + sign * distance for distance in CANDIDATES for sign in (1, -1)):
-            targets = [factor * target for target in context.targets]
-            if not is_reachable(context, targets):
-                continue
-            widths = self._method.propose(targets)  # type: ignore[attr-defined]  # checked by the caller
+        first = self._propose(context.targets)
+        if first is None:
+            return []
+        centre, scaled = list(context.targets), [1.0] * len(context.costs)
+        if self.checks:  # an exact cost has its budget as target
+            _, aim = self._aim()
+            scaled = [float(cost.resource in self.checks[-1].measured) for cost in context.costs]
+            errors = [estimate_error(self.checks, cost.resource, first) for cost in context.costs]
+            parts = zip(self._limits, errors, scaled, strict=True)
+            centre = [aim * limit / error if is_measured else limit for limit, error, is_measured in parts]
+        for distance in dict.fromkeys(sign * distance for distance in CANDIDATES for sign in (1, -1)):
+            targets = [one * (1 + distance * part) for one, part in zip(centre, scaled, strict=True)]
+            widths = self._propose(targets)
             if widths is not None:
                 found[tuple(widths.values())] = (widths, targets)
         return list(found.values())
+
+    def _propose(self, targets: Sequence[float]) -> dict[str, int] | None:
+        if not is_reachable(self._context, targets):
+            return None
+        widths: dict[str, int] | None = self._method.propose(targets)  # type: ignore[attr-defined]
+        return widths
 
     def _neighbours(self, found: Sequence[_Bracket]) -> list[tuple[dict[str, int], list[float]]]:
         """Widths that differ in one group from the best ones: one step wider if they cost too little, else narrower.
@@ -247,7 +267,9 @@ class BudgetController:
                 new = min(present[name], width + change)
                 if width > 0 and new != width and new >= least[name]:
                     widths = {**base.check.widths, name: new}
-                    neighbours[tuple(widths.values())] = (widths, base.targets)
+                    predicted = context.predicted(widths).values()
+                    targets = [max(*pair) for pair in zip(base.targets, predicted, strict=True)]
+                    neighbours[tuple(widths.values())] = (widths, targets)
         return [one for key, one in neighbours.items() if key not in measured]
 
     def _estimated_ratio(self, widths: Mapping[str, int]) -> float:
