@@ -4,7 +4,7 @@ The energy model is only a prediction. `BudgetController` measures networks and 
 ratio of predicted to measured cost. So the *measured* cost ends within `TOLERANCE_BAND`:
 
     target  1.0 ─┐
-                 └─┐  at 25 %: measure what the method would prune to; the model is off by r there, target = budget / r
+                 └─┐  at 15 %: measure what the method would prune to; the model is off by r there, target = budget / r
                    └──┐  at 50 % and 75 %: the same, several times, until a measured result is within the band
                       └───── at 100 %: the network has exactly the widths that were measured
 
@@ -31,14 +31,14 @@ from ecc.run_records import CostCheck
 from .base import Method, PruningContext, schedule_progress
 from .cost_evaluator import MeasuredCost
 
-CHECKPOINTS = (0.25, 0.5, 0.75, 1.0)
+CHECKPOINTS = (0.15, 0.5, 0.75, 1.0)
 """Fractions of the pruning schedule at which the network is measured.
 
-Pruned channels do not come back, so the first check has to be early: with the cubic schedule, 58 % of the reduction is
-done at a quarter of the steps.
+Pruned channels do not come back, so the first check has to be early: with the cubic schedule, 39 % of the reduction is
+done at 15 % of the steps.
 """
 
-PROPOSALS = (1, 12, 4)
+PROPOSALS = (4, 12, 4)
 """Most measurements of proposed widths at each checkpoint before the last."""
 
 TOLERANCE_BAND = (0.98, 1.0)
