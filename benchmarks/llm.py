@@ -21,7 +21,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from ecc.schedules import Cosine
 from machine import machine, write_record
 from smollm2 import load_model, load_tokenizer
 from torch import Tensor, nn
@@ -36,7 +35,7 @@ from ecc.methods.budget_controller import BudgetController
 from ecc.methods.cost_evaluator import MeasuredCost
 from ecc.methods.one_shot import Move, OneShot, OneShotSettings
 from ecc.methods.registry import find_method
-from ecc.settings import PROFILE_SETTINGS, CompressSettings, DistillSettings, MeasureSettings, TrainSettings
+from ecc.settings import PROFILE_SETTINGS, CompressSettings, Cosine, DistillSettings, MeasureSettings, TrainSettings
 from ecc.task import Task, TokenWorkload
 from ecc.torch_utils import device_of
 from ecc.training import BatchStream, Teacher, train
@@ -81,6 +80,10 @@ class BlockCost:
         return torch.tensor(self.dense_profiled - saved, dtype=torch.float64)
 
     def gradient(self, widths: Tensor) -> Tensor:
+        """Not needed by methods that do not train."""
+        raise NotImplementedError
+
+    def form(self, budget: float) -> Any:
         """Not needed by methods that do not train."""
         raise NotImplementedError
 
@@ -154,8 +157,8 @@ class Bench:
             ordered = sorted(points)
             saved = np.maximum.accumulate([points[one] for one in ordered][::-1])[::-1]  # less width never costs more
             savings[kind] = (tuple(map(float, ordered)), tuple(map(float, saved)))
-        names = tuple(branch.name for branch in self.graph.branches)
-        return BlockCost(name, self.label, tuple(full), tuple(full.values()), names, dense, savings)
+        branches = tuple(branch.name for branch in self.graph.branches)
+        return BlockCost(name, self.label, tuple(full), tuple(full.values()), branches, dense, savings)
 
 
 # ---------------------------------------------------------------- a cell
@@ -278,16 +281,16 @@ def perplexity(model: nn.Module, evaluate: LogLikelihood, device: torch.device) 
 # ---------------------------------------------------------------- the comparison
 
 
-def cells(shares: Sequence[float], seeds: Sequence[int]) -> list[tuple[str, str, float, int]]:
+def cells(main: float, shares: Sequence[float], seeds: Sequence[int]) -> list[tuple[str, str, float, int]]:
     """(method, resource, share, seed), the most important ones first."""
-    first = [("one_shot", "decode", 0.8, 0)]
-    first += [(name, "decode", 0.8, 0) for name in BASELINES]
+    first = [("one_shot", "decode", main, 0)]
+    first += [(name, "decode", main, 0) for name in BASELINES]
     first += [("one_shot", "decode", share, 0) for share in shares]
-    first += [("one_shot", "prefill", share, 0) for share in (0.8, *shares)]
-    first += [(name, "prefill", 0.8, 0) for name in BASELINES]
+    first += [("one_shot", "prefill", share, 0) for share in (main, *shares)]
+    first += [(name, "prefill", main, 0) for name in BASELINES]
     first += [(name, "decode", share, 0) for share in shares for name in BASELINES]
     first += [(name, "prefill", share, 0) for share in shares for name in BASELINES]
-    first += [(name, "decode", 0.8, seed) for seed in seeds if seed for name in ("one_shot", *BASELINES)]
+    first += [(name, "decode", main, seed) for seed in seeds if seed for name in ("one_shot", *BASELINES)]
     return list(dict.fromkeys(first))
 
 
@@ -295,7 +298,7 @@ def prepare(options: argparse.Namespace) -> tuple[Setup, dict[str, Any]]:
     """Model, text, graph and costs; and the results of the dense model."""
     device = torch.device(options.device)
     folder, length = options.weights, options.length
-    model = load_model(folder) if (folder / "packed.json").is_file() else load_folder(folder)[0]
+    model: Any = load_model(folder) if (folder / "packed.json").is_file() else load_folder(folder)[0]
     tokenizer = load_tokenizer(folder)
     valid = token_sequences(tokenizer, [options.text / "valid.txt"], length)[: options.sequences]
     test = token_sequences(tokenizer, [options.text / "test.txt"], length)[: options.sequences]
@@ -380,6 +383,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--heal-steps", type=int, default=150)
     parser.add_argument("--heal-lr", type=float, default=3e-4)
     parser.add_argument("--kd-weight", type=float, default=0.5)
+    parser.add_argument("--main", type=float, default=0.8, help="Share of the dense energy that comes first.")
     parser.add_argument("--shares", default="0.9,0.7,0.6,0.5")
     parser.add_argument("--seeds", default="0,1,2")
     parser.add_argument("--methods", default="", help="Only these methods, separated by commas.")
@@ -407,7 +411,7 @@ def main() -> None:
     seeds = [int(one) for one in options.seeds.split(",") if one]
     known = {(one["method"], one["resource"], one["share"], one["seed"]) for one in earlier}
     longest = 0.0
-    for cell in cells(shares, seeds):
+    for cell in cells(options.main, shares, seeds):
         wanted = (not options.methods or cell[0] in options.methods.split(",")) and cell[1] in options.resources
         if cell in known or not wanted:
             continue

@@ -242,7 +242,7 @@ SOLVER = [
     Mutant(
         "scores-frozen-is-free",
         f"{_ECC}/importance.py",
-        "return (found.square() + rate * without).sqrt()",
+        "return torch.where(without > 0, self._sign * (found.square() + rate * without).sqrt(), found)",
         "return found",
         "channels of layers without gradients have no importance",
     ),
@@ -250,9 +250,9 @@ SOLVER = [
     Mutant(
         "taylor-no-bias-correction",
         f"{_ECC}/importance.py",
-        "return self._mean / (1 - TAYLOR_DECAY**self._samples) if self._samples else self._mean",
-        "return self._mean",
-        "forgotten bias correction of the running mean",
+        "square, mean = self._square / (1 - decayed), self._mean / (1 - decayed)",
+        "square, mean = self._square, self._mean",
+        "forgotten bias correction of the running means",
     ),
     Mutant(
         "taylor-wrong-decay",
@@ -436,8 +436,8 @@ SOLVER = [
     Mutant(
         "schedule-square",
         f"{_ECC}/scheduled.py",
-        "max(start - end, 0) * left**3",
-        "max(start - end, 0) * left**2",
+        "/ self.ramp_steps) ** 3",
+        "/ self.ramp_steps) ** 2",
         "the ramp falls with the square in place of the cube",
     ),
     Mutant(

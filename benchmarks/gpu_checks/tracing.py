@@ -1,7 +1,7 @@
 """Channel groups of public networks: on CUDA with default settings they must be those found on the CPU.
 
-Networks: every classification, segmentation and detection network of torchvision, and the smallest network of each of
-60 timm families (those with the fewest parameters), with random weights. Each is traced and verified on the CPU with
+Networks: the classification and segmentation networks of torchvision with at most 100 M parameters, and 20 timm networks
+of the fewest parameters, with random weights; `trace_coverage.py` has more of them, on the CPU. Each is traced and verified on the CPU with
 one thread, and then on CUDA, by several processes at the same time. Classification networks are also timed: those
 slower on CUDA are timed again on both devices by fewer processes, and the least of two times counts.
 """
@@ -19,12 +19,13 @@ from fnmatch import fnmatch
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from coverage_networks import CLASSIFICATION, TIMM, Network, all_networks
+from coverage_networks import CLASSIFICATION, SEGMENTATION, TIMM, Network, all_networks
 
 from gpu_checks.common import ROOT, Context, Outcome
-from gpu_checks.tracing_worker import DETECTION, READY, Row, compared, serve
+from gpu_checks.tracing_worker import READY, Row, compared, serve
 
-FAMILIES = 60
+FAMILIES = 20
+MAX_PARAMETERS = 100_000_000
 CPU_PROCESSES, CUDA_PROCESSES = 12, 13
 NETWORK_LIMIT = 120.0  # seconds for one network on one device
 CPU_LIMIT, CUDA_LIMIT = 150.0, 120.0  # seconds for all networks; what is not finished by then is a failure
@@ -70,12 +71,10 @@ def trace_networks(context: Context) -> Outcome:
 
 def chosen_networks(context: Context) -> list[Network]:
     """The networks of this check, the largest first."""
-    from torchvision import models
-
     known, _ = all_networks()
     families = sorted((one for one in known if one.kind == TIMM), key=lambda one: one.parameters)[:FAMILIES]
-    found = [one for one in known if one.kind != TIMM] + families
-    found += [Network(DETECTION, name, 40_000_000) for name in models.list_models(module=models.detection)]
+    known = [one for one in known if one.kind in (CLASSIFICATION, SEGMENTATION) and one.parameters <= MAX_PARAMETERS]
+    found = known + families
     if context.small:
         found = [one for one in found if any(fnmatch(one.name, p) or fnmatch(one.key, p) for p in TINY)]
     return sorted(found, key=lambda network: network.parameters, reverse=True)

@@ -14,9 +14,11 @@ from torch import Tensor, nn
 from ecc.errors import BadTask, CannotExport, EccError
 from ecc.export import TOLERANCE, export_model
 from ecc.export.formats import FORMATS, import_optional, verified_batches, verify_export
+from ecc.graph import trace_channels, with_widths
 from ecc.task import Inputs, with_batch_size
 from ecc.torch_utils import tensors_in
 from export.runs import SmallNet
+from graph.branch_nets import NETWORKS, built
 
 
 def need(name: str) -> None:
@@ -59,6 +61,25 @@ def test_a_file_computes_the_same_at_any_batch_size(name: str, case: str, tmp_pa
             wanted = model(**inputs) if isinstance(inputs, dict) else model(*([inputs] if case == "one" else inputs))
         for left, right in zip(tensors_in(wanted), run(inputs), strict=True):
             torch.testing.assert_close(left, right)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["pt2", "onnx"])
+@pytest.mark.parametrize("network", ["basic", "in block", "convnext", "tuples"])
+def test_networks_without_some_branches_are_exported(name: str, network: str, tmp_path: Path) -> None:
+    """Modules that stand for removed ones, which return their input, a zero, or zeros of some shape."""
+    need(name)
+    net, x = built(*NETWORKS[network][:2])
+    graph = trace_channels(net, x)
+    for some in (graph.branches[:1], graph.branches[1:]):
+        small = with_widths(net, graph, {group: 0 for branch in some for group in branch.groups}).eval()
+        form = FORMATS[name]
+        form.write(small, x, tmp_path / form.file)
+        run = form.run(tmp_path / form.file)
+        for batch in (1, 3):
+            inputs = with_batch_size(x, batch)
+            (found,) = run(inputs)
+            torch.testing.assert_close(small(inputs).detach(), found, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["pt2", "onnx"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 import time
 import warnings
@@ -11,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from ecc.graph import mask_channels_, max_relative_diff, slim, trace_channels, with_widths
+from ecc.graph import mask_branches_, mask_channels_, max_relative_diff, slim, trace_channels, with_widths
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # of its dependencies at import
@@ -82,3 +83,31 @@ def test_generation_with_a_cache_works_after_pruning() -> None:
     small = slim(net, graph)
     options = {"max_new_tokens": 5, "do_sample": False}
     assert torch.equal(net.generate(**inputs, **options), small.generate(**inputs, **options))
+
+
+@pytest.mark.parametrize("name", ["Llama", "GPT-2", "BERT", "ViT"])
+def test_attention_and_mlp_branches_are_removed_exactly(name: str) -> None:
+    net, inputs = built(name)
+    graph = trace_channels(net, inputs)
+    names = [branch.name for branch in graph.branches]
+    assert len(names) == 4, graph.kept_branches
+    inputs = {key: t.double() if t.is_floating_point() else t for key, t in inputs.items()}
+    for some in (names[:1], names[1:2], names[::2], names[1:], names):
+        masked = with_widths(net, graph, {}).double()
+        mask_branches_(masked, graph, some)
+        assert max_relative_diff(masked, slim(masked, graph), inputs) < 1e-12
+
+
+@pytest.mark.parametrize("name", ["Llama", "GPT-2"])
+def test_generation_with_a_cache_works_without_branches(name: str) -> None:
+    """The cache counts tokens by its first layer, which may be removed."""
+    net, inputs = built(name)
+    graph = trace_channels(net, inputs)
+    names = [branch.name for branch in graph.branches]
+    options = {"max_new_tokens": 5, "do_sample": False, "return_dict_in_generate": True, "output_logits": True}
+    for some in (names[:1], names[:2], names[::2], names):
+        masked = copy.deepcopy(net)
+        mask_branches_(masked, graph, some)
+        wanted, found = (one.generate(**inputs, **options) for one in (masked, slim(masked, graph)))
+        assert torch.equal(wanted.sequences, found.sequences)
+        assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(wanted.logits, found.logits, strict=True))

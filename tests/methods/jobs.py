@@ -30,7 +30,7 @@ BATCH = 256  # of digits: with one item, starting the kernels is most of what a 
 
 
 WIDE: dict[str, Callable[[], nn.Module]] = {
-    "chain": partial(chain, 96, 64),
+    "chain": partial(chain, 96, 64, relu=False),
     "residual": partial(Residual, 64, 72),
     "depthwise": partial(depthwise, 96, 80),
     "concat": partial(Concat, 60, 70, 64),

@@ -90,13 +90,13 @@ def pair_cost(
 # ---------------------------------------------------------------- networks
 
 
-def chain(first: int = 16, second: int = 24) -> nn.Module:
+def chain(first: int = 16, second: int = 24, *, relu: bool = True) -> nn.Module:
     return named(
         conv1=conv(3, first),
         bn1=nn.BatchNorm2d(first),
         relu1=nn.ReLU(),
         conv2=conv(first, second),
-        relu2=nn.ReLU(),
+        relu2=nn.ReLU() if relu else nn.Identity(),
         head=conv(second, 4),
     )
 

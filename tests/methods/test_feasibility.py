@@ -14,7 +14,7 @@ from methods.jobs import WIDE, true_model, wide
 
 
 def test_each_budget_gets_its_cost_and_its_limit_in_that_unit() -> None:
-    graph = wide("residual")[2]
+    graph = wide("residual")[2].without_branches()
     models = {name: true_model(graph, name) for name in ("energy", "latency")}
     texts = ["60%", "latency=2 us/image", "params=2k", "macs=50%"]
     costs, limits = resolve_budgets(graph, parse_budgets(texts), models, 4)
@@ -30,7 +30,7 @@ def test_each_budget_gets_its_cost_and_its_limit_in_that_unit() -> None:
 def test_the_numbers_are_those_of_the_networks_themselves(
     name: str, min_width_ratio: float, width_multiple: int
 ) -> None:
-    graph = wide(name)[2]
+    graph = wide(name)[2].without_branches()
     energy, params = true_model(graph), counted_cost(graph, "params")
     limits = [0.5 * energy.dense, 0.7 * float(graph.parameters())]
     found = check_feasibility(
@@ -47,7 +47,7 @@ def test_the_numbers_are_those_of_the_networks_themselves(
 
 @pytest.mark.parametrize("name", WIDE)
 def test_the_uniform_ratio_is_the_largest_that_meets_the_budget(name: str) -> None:
-    graph = wide(name)[2]
+    graph = wide(name)[2].without_branches()
     energy = true_model(graph)
     full, least = graph.widths(), torch.tensor(group_min_widths(graph, 0.1, 1), dtype=torch.float64)
 
@@ -69,7 +69,7 @@ def test_the_uniform_ratio_is_the_largest_that_meets_the_budget(name: str) -> No
 
 
 def test_an_infeasible_budget_lists_what_would_help_with_numbers() -> None:
-    graph = wide("residual")[2]
+    graph = wide("residual")[2].without_branches()
     energy, params = true_model(graph), counted_cost(graph, "params")
 
     def check(limits: list[float], ratio: float, multiple: int) -> None:

@@ -71,10 +71,12 @@ def cells(text: str, name: str) -> list[str]:
 def test_the_graph_table_has_every_group_and_reason(name: str) -> None:
     _, _, graph = traced(name)
     text = shown(terminal.graph_table(graph, "Channel groups"), width=400)
+    removable = {group for branch in graph.branches for group in branch.groups}
     for group in graph.groups:
         row = cells(text, group.name)
         assert row[1].split()[0] == str(group.width)
-        assert row[-1] == ("yes" if group.frozen is None else f"no: {group.frozen}")
+        prunable = "yes" if group.frozen is None else f"no: {group.frozen}"
+        assert row[-1] == ("yes, or removed" if group.name in removable else prunable)
         assert percent(graph.share_of_macs(group)) in row
     for note in graph.notes:
         assert f"note: {note}" in text

@@ -104,8 +104,8 @@ class PrunedRecord:
     """Class of transformers, such as LlamaForCausalLM."""
     has_plain_config: bool
     """Whether `from_pretrained` of transformers loads the folder as well."""
-    sizes: dict[str, dict[str, int]] = field(default_factory=dict)
-    """Attributes such as `num_heads` that were pruned, by module."""
+    sizes: dict[str, dict[str, int | float]] = field(default_factory=dict)
+    """Attributes such as `num_heads` or the epsilon of a norm that changed, by module."""
     removed: dict[str, Any] = field(default_factory=dict)
     """Modules of removed branches, and what stands for them."""
 
@@ -206,8 +206,9 @@ def load_pruned(folder: str | Path) -> nn.Module:
     small = slim_from_state(dense, state, file)
     number_caches_(small)
     if (folder / "generation_config.json").is_file():
-        small.generation_config = GenerationConfig.from_pretrained(folder)  # type: ignore[assignment]  # not a tensor
-    return small.eval()
+        small.generation_config = GenerationConfig.from_pretrained(folder)
+    small.eval()
+    return small  # type: ignore[no-any-return]  # a model of transformers, which has no types
 
 
 def pruned_card(summary: RunSummary, *, has_plain_config: bool) -> str:

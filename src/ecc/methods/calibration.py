@@ -46,6 +46,11 @@ def batch_inputs(context: PruningContext, batches: Sequence[Any]) -> list[Any]:
     return [model_inputs(context.model, split_batch(batch)[0]) for batch in batches]
 
 
+def inner_groups(graph: ChannelGraph) -> list[ChannelGroup]:
+    """Prunable groups inside blocks: heads and hidden units, not the width of the residual stream."""
+    return [group for group in graph.prunable if not group.zeroed]
+
+
 @dataclass(frozen=True)
 class ActivationStatistics:
     """Statistics of the channels of a group at one consumer, each of shape (units, indices per unit)."""
@@ -63,7 +68,7 @@ class ActivationStatistics:
 def activation_statistics(
     model: nn.Module, graph: ChannelGraph, inputs: Sequence[Any]
 ) -> dict[str, list[ActivationStatistics]]:
-    """Statistics of the inputs of the linear layers that consume prunable channels, by group.
+    """Statistics of the inputs of the linear layers that consume heads and hidden units, by group.
 
     Args:
         model: The dense network.
@@ -73,7 +78,7 @@ def activation_statistics(
     modules = dict(model.named_modules())
     consumers = {
         (group.name, one.tensor): (modules[path], one)
-        for group in graph.prunable
+        for group in inner_groups(graph)
         for one in group.slices
         if one.is_consumer and _reads_last_axis(modules.get(path := one.tensor.rpartition(".")[0]), one)
     }
@@ -99,7 +104,7 @@ def activation_statistics(
         count, total, squares = sums[module]
         if not count:
             continue
-        weight: Tensor = module.weight if one.axis == 1 else module.weight.T  # type: ignore[assignment,union-attr,operator]
+        weight: Tensor = module.weight if one.axis == 1 else module.weight.T
         index, mean = one.index.to(weight.device), total / count
         found.setdefault(name, []).append(
             ActivationStatistics(
@@ -241,7 +246,7 @@ def mask_(context: PruningContext, importance: Mapping[str, Tensor], widths: Map
 @contextmanager
 def restored_tensors(model: nn.Module, graph: ChannelGraph, groups: Sequence[str]) -> Iterator[None]:
     """A block after which the tensors of some groups, and of their branches, are as before."""
-    names = {one.tensor for name in groups for one in graph[name].slices if one.is_consumer}
+    names = {one.tensor for name in groups for one in graph[name].masked_slices}
     for branch in graph.branches:
         if set(branch.groups) & set(groups):
             names |= set(branch.exits)

@@ -117,12 +117,19 @@ def refuse_infeasible(
                 options["width_multiple=1"] = reached(cost, min_width_ratio, 1)
             if with_branches is not None:
                 options["depth=True"] = reached(cost, min_width_ratio, width_multiple, with_branches)
-            base = float(cost.to("cpu").value(torch.zeros(len(cost.groups), dtype=torch.float64)))
-            raise_infeasible(one, min_width_ratio, options, base)
+            tiny = 0.0 if graph.branches else 1e-9  # width 0 means that a branch is removed
+            base = float(cost.to("cpu").value(torch.full((len(cost.groups),), tiny, dtype=torch.float64)))
+            removed = sum(branch.name in cost.branches for branch in graph.branches)
+            raise_infeasible(one, min_width_ratio, options, base, removed=removed)
 
 
 def raise_infeasible(
-    one: Feasibility, min_width_ratio: float, options: Mapping[str, float], base: float = 0.0, parts: str = "channels"
+    one: Feasibility,
+    min_width_ratio: float,
+    options: Mapping[str, float],
+    base: float = 0.0,
+    parts: str = "channels",
+    removed: int = 0,
 ) -> None:
     """Raise the error for a budget that is not reachable.
 
@@ -132,6 +139,7 @@ def raise_infeasible(
         options: What the user can change, and the cost that it would reach.
         base: Cost that does not depend on the widths, and little on the batch size.
         parts: What is pruned.
+        removed: Number of branches that the smallest network lacks.
 
     Raises:
         InfeasibleBudget: Always.
@@ -144,6 +152,7 @@ def raise_infeasible(
     if one.resource in MEASURED_UNITS and base > 0.5 * one.min_cost:
         ways.append(f"a larger batch ({base / one.dense:.0%} of the dense cost does not depend on the widths)")
     kept = f"{100 * min_width_ratio:g} % of the {parts} in every group" if min_width_ratio else "one channel per group"
+    kept += f" and without the {removed} residual branches that can be removed" if removed else ""
     raise InfeasibleBudget(
         f"{one.resource} budget {si(one.limit, one.unit)} is not reachable: with {kept} this network still uses "
         f"{si(one.min_cost, one.unit)} ({lowest} % of dense). Options: {'; '.join(ways)}."

@@ -26,6 +26,7 @@ from .calibration import (
     batch_inputs,
     branch_groups,
     calibration_batches,
+    inner_groups,
     mask_,
     restored_tensors,
     taylor_products,
@@ -102,6 +103,7 @@ class OneShot(OneShotMethod):
         """Prune the dense network to the targets."""
         widths = self._find_widths()
         self._apply(widths)
+        self.pruned_for = list(self.context.targets)
         self.context.log({"phase": self.name, "moves": len(self.path), "widths": widths})
 
     # ------------------------------------------------------------ search
@@ -139,7 +141,7 @@ class OneShot(OneShotMethod):
         self._apply(widths)
         now = -context.held_out(context.model)
         cost = self._relative_cost(widths)
-        rated = []
+        rated: list[tuple[float, int, dict[str, int], float]] = []
         for change in self._candidates(widths):
             saved = cost - self._relative_cost({**widths, **change})
             if saved <= 0:
@@ -218,7 +220,7 @@ def _consumers(context: PruningContext) -> dict[str, list[str]]:
     """Linear layers that consume each prunable group, and can be refit."""
     return {
         group.name: linear_consumers(context.model, [one.tensor for one in group.slices if one.is_consumer])
-        for group in context.graph.prunable
+        for group in inner_groups(context.graph)
     }
 
 

@@ -91,11 +91,15 @@ def reconstruct_(
             if path in dense.residuals and sums.stream is not None and sums.stream.shape == targets.shape:
                 targets = targets + torch.cat(dense.residuals[path]) - sums.stream
             if bool((module.weight != 0).any()):
+                masked = (module.weight == 0).all(1)
                 refit_(module, args[0].flatten(0, -2), targets.flatten(0, -2), ridge)
+                module.weight[masked] = 0  # channels of the residual stream that are pruned
 
         return hook
 
-    chosen = {modules[path]: refit(path) for path in paths if path in dense.outputs and _is_linear(modules.get(path))}
+    chosen: dict[nn.Module, Any] = {
+        modules[path]: refit(path) for path in paths if path in dense.outputs and _is_linear(modules.get(path))
+    }
     with _hooked(model, sums), _forward_hooks(chosen, before=True), eval_mode(model):
         call_model(model, whole)
 

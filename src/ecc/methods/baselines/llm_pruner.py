@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ecc.methods.base import OneShotMethod, PruningContext
-from ecc.methods.calibration import calibration_batches, find_blocks, mask_, taylor_products
+from ecc.methods.calibration import calibration_batches, find_blocks, inner_groups, mask_, taylor_products
 
 from .widths import uniform_widths
 
@@ -35,7 +35,7 @@ class LlmPruner(OneShotMethod):
         products = taylor_products(context, calibration_batches(context))
         self._importance: dict[str, Tensor] = {
             group.name: torch.stack([one[group.name] for one in products]).mean(0).abs()
-            for group in context.graph.prunable
+            for group in inner_groups(context.graph)
         }
         blocks = list(find_blocks(context.model))
         ends = blocks[: math.ceil(FIRST * len(blocks))] + blocks[len(blocks) - math.ceil(LAST * len(blocks)) :]
@@ -51,4 +51,5 @@ class LlmPruner(OneShotMethod):
             widths = uniform_widths(context, list(self._importance))
         context.model.load_state_dict(self.dense_state)
         mask_(context, self._importance, widths)
+        self.pruned_for = list(self.context.targets)
         context.log({"phase": self.name, "widths": widths})

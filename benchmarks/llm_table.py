@@ -1,0 +1,89 @@
+"""The section of RESULTS.md about language models, from results/llm.json."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from result_tables import RESULTS, load, origin, table
+
+FILE = "llm.json"
+TRAINING_FREE_GOAL, HEALED_GOAL = 24.0, 21.0  # perplexity at 80 % of the decode energy
+BAND = (0.98, 1.0)
+
+
+def llm_section() -> str:
+    """The section; empty if it has not been measured."""
+    return section_of(load(FILE), origin(FILE)) if (RESULTS / FILE).exists() else ""
+
+
+def section_of(found: dict[str, Any], source: str) -> str:
+    """Text and tables of a record."""
+    dense = found["dense"]
+    decode, prefill = dense["decode"], dense["prefill"]
+    parts = [
+        "## Language models",
+        f"SmolLM2-135M on an {found['device']} in bfloat16; energy is {found['label']}. Decode: one token for each of "
+        f"{decode['batch']} sequences with {decode['length']}\ntokens in the cache, {_energy(decode)} per token. Prefill: "
+        f"{prefill['batch']} prompts of {prefill['length']} tokens, {_energy(prefill)} per token. The dense model\nhas a "
+        f"perplexity of {dense['perplexity']:.2f} on WikiText-2 test. Methods are calibrated and healed on WikiText-2 valid "
+        "with the same batches, under\nthe same measured budget.",
+        _goals(found["cells"]),
+    ]
+    for resource in ("decode", "prefill"):
+        rows = [_line(one) for one in _ordered(found["cells"], resource)]
+        if rows:
+            heads = ["budget", "method", "of budget", "perplexity", "healed", "blocks removed", "decode", "prefill"]
+            parts += [
+                f"Budgets on {resource}; the last two columns are fractions of the dense energy:",
+                table(heads, rows),
+            ]
+    return "\n\n".join([*parts, source + "\n\n"])
+
+
+def _energy(workload: dict[str, Any]) -> str:
+    return f"{1e3 * workload['joules_per_token']:.3g} mJ"
+
+
+def _ordered(cells: list[dict[str, Any]], resource: str) -> list[dict[str, Any]]:
+    mine = [one for one in cells if one["resource"] == resource and one["seed"] == 0]
+    return sorted(mine, key=lambda one: (-one["share"], one["method"] != "one_shot", one.get("perplexity", 1e9)))
+
+
+def _line(one: dict[str, Any]) -> list[str]:
+    start = [f"{one['share']:.0%}", one["method"]]
+    if "error" in one:
+        return [*start, "failed", "", "", "", "", ""]
+    removed = one["removed"]
+    return [
+        *start,
+        f"{one['of_budget']:.1%}" + ("" if one["met"] else " (not met)"),
+        f"{one['perplexity']:.2f}",
+        f"{one['healed_perplexity']:.2f}" if "healed_perplexity" in one else "",
+        f"{removed['attention']} attention, {removed['mlp']} MLP",
+        f"{one['decode_of_dense']:.1%}",
+        f"{one['prefill_of_dense']:.1%}",
+    ]
+
+
+def _goals(cells: list[dict[str, Any]]) -> str:
+    """Each goal as met, missed or open."""
+    mine = [one for one in cells if one["resource"] == "decode" and one["share"] == 0.8 and one["seed"] == 0]
+    ours = next((one for one in mine if one["method"] == "one_shot" and "error" not in one), None)
+    others = [one for one in mine if one["method"] != "one_shot" and "error" not in one]
+    done = [one for one in cells if "error" not in one and one["method"] == "one_shot"]
+    checks = {
+        f"perplexity at most {TRAINING_FREE_GOAL:g} without training at 80 % of the decode energy": None
+        if ours is None
+        else ours["perplexity"] <= TRAINING_FREE_GOAL,
+        f"at most {HEALED_GOAL:g} healed": None
+        if ours is None or "healed_perplexity" not in ours
+        else ours["healed_perplexity"] <= HEALED_GOAL,
+        "below every baseline there": None
+        if ours is None or len(others) < 6
+        else all(ours["perplexity"] < one["perplexity"] for one in others),
+        "every budget met at 98 to 100 %": None
+        if not done
+        else all(BAND[0] <= one["of_budget"] <= BAND[1] for one in done),
+    }
+    verdicts = {True: "met", False: "missed", None: "open"}
+    return "Goals: " + ";\n".join(f"{goal} ({verdicts[state]})" for goal, state in checks.items()) + "."
